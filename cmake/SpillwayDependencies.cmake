@@ -1,0 +1,12 @@
+# Third-party packages as imported targets. Each has one home module (see docs/architecture.md).
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(TBB REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+find_package(oneDNN REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
+pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)

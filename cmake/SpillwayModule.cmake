@@ -1,0 +1,30 @@
+# spillway_module(NAME SOURCES ... [PUBLIC targets ...] [PRIVATE targets ...])
+# One static library per module: target spillway_NAME, alias spillway::NAME, include paths from the
+# repository root. Flags stay private to the build; the exported package carries none of them.
+include(GNUInstallDirs)
+
+add_library(spillway_flags INTERFACE)
+target_compile_features(spillway_flags INTERFACE cxx_std_20)
+target_compile_options(spillway_flags INTERFACE
+  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wnon-virtual-dtor -Werror
+  # Exactness: the compiler must not fuse a multiply and an add that the source keeps apart.
+  -ffp-contract=off -fno-math-errno)
+if(SPILLWAY_SANITIZE)
+  target_compile_options(spillway_flags INTERFACE
+    -fsanitize=${SPILLWAY_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(spillway_flags INTERFACE -fsanitize=${SPILLWAY_SANITIZE})
+endif()
+
+function(spillway_module name)
+  cmake_parse_arguments(arg "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(spillway_${name} STATIC ${arg_SOURCES})
+  add_library(spillway::${name} ALIAS spillway_${name})
+  set_target_properties(spillway_${name} PROPERTIES EXPORT_NAME ${name}
+                                                    POSITION_INDEPENDENT_CODE ON)
+  target_compile_features(spillway_${name} PUBLIC cxx_std_20)
+  target_include_directories(spillway_${name} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/spillway>)
+  target_link_libraries(spillway_${name} PUBLIC ${arg_PUBLIC}
+    PRIVATE ${arg_PRIVATE} $<BUILD_INTERFACE:spillway_flags>)
+  set_property(GLOBAL APPEND PROPERTY SPILLWAY_MODULES spillway_${name})
+endfunction()

@@ -1,0 +1,70 @@
+// DeviceBackend: the contract between Spillway and a device, in four nouns: device memory, pinned
+// host memory, stream, event. Backends: `offload/host` (a heap "device") and `offload/cuda`.
+// One contract suite, tests/offload/device_backend_contract.hpp, runs over every backend.
+//
+// Threads: all calls come from the control thread. Work submitted to a stream runs in stream order,
+// concurrently with other streams and with the control thread.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "offload/device_span.hpp"
+#include "runtime/base/inline_task.hpp"
+#include "runtime/base/units.hpp"
+
+namespace spillway::offload {
+
+enum class MemoryKind { device, pinned };
+
+/// What a backend has used of one kind of memory.
+struct MemoryUsage {
+  Bytes current;
+  Bytes high_water;
+  Bytes capacity;
+};
+
+/// A point in a stream's order that others can wait for. Reusable: recording again replaces it.
+class Event {
+ public:
+  virtual ~Event() = default;
+  /// True once everything before the last `record` is done; true if never recorded. Does not block.
+  /// Throws what that work failed with.
+  [[nodiscard]] virtual bool done() = 0;
+};
+
+/// A serial queue of copies and tasks.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  /// Copies in stream order. `target` and `source` stay valid until then; the host side is pinned.
+  virtual void upload(DeviceSpan<std::byte> target, std::span<const std::byte> source) = 0;
+  virtual void download(std::span<std::byte> target, DeviceSpan<const std::byte> source) = 0;
+  /// Runs `task` in stream order. On the host backend it runs on the stream's worker; on CUDA it
+  /// runs at once on the caller and the kernels that it launches are what is ordered.
+  virtual void submit(InlineTask task) = 0;
+  virtual void record(Event& event) = 0;
+  /// Later work of this stream starts after `event`'s last recording is done.
+  virtual void wait(Event& event) = 0;
+  /// Blocks until the stream is empty; throws the first failure of its work. Not on the step path.
+  virtual void synchronize() = 0;
+};
+
+class DeviceBackend {
+ public:
+  virtual ~DeviceBackend() = default;
+
+  [[nodiscard]] virtual std::string_view name() const = 0;
+  /// `size` bytes aligned to `kPageBytes`, never rounded up in the accounting. Throws
+  /// `Error{out_of_memory}` naming the limit, what was asked for and the remedy.
+  [[nodiscard]] virtual std::byte* allocate(MemoryKind kind, Bytes size) = 0;
+  virtual void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept = 0;
+  [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
+  [[nodiscard]] virtual std::unique_ptr<Event> make_event() = 0;
+  [[nodiscard]] virtual MemoryUsage usage(MemoryKind kind) const = 0;
+};
+
+}  // namespace spillway::offload

@@ -1,0 +1,65 @@
+#include "runtime/base/units.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway {
+namespace {
+
+struct Unit {
+  std::string_view name;
+  double bytes;
+};
+
+constexpr std::array<Unit, 14> kUnits{{{"", 1},
+                                       {"B", 1},
+                                       {"KiB", 0x1p10},
+                                       {"MiB", 0x1p20},
+                                       {"GiB", 0x1p30},
+                                       {"TiB", 0x1p40},
+                                       {"KB", 1e3},
+                                       {"MB", 1e6},
+                                       {"GB", 1e9},
+                                       {"TB", 1e12},
+                                       {"K", 0x1p10},
+                                       {"M", 0x1p20},
+                                       {"G", 0x1p30},
+                                       {"T", 0x1p40}}};
+
+}  // namespace
+
+Bytes parse_bytes(std::string_view text) {
+  double number = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
+  std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
+  for (const Unit& known : kUnits) {
+    const double bytes = number * known.bytes;
+    const bool in_range = bytes >= 0 && bytes < 0x1p63;
+    if (status == std::errc{} && unit == known.name && in_range) {
+      return Bytes{static_cast<std::uint64_t>(std::floor(bytes))};
+    }
+  }
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("\"{}\" is not a size; write 512MiB, 24GB or a number of bytes", text));
+}
+
+std::string format_bytes(Bytes bytes) {
+  constexpr std::array<std::string_view, 5> kNames{"B", "KiB", "MiB", "GiB", "TiB"};
+  auto amount = static_cast<double>(bytes.value());
+  std::size_t unit = 0;
+  while (amount >= 1024 && unit + 1 < kNames.size()) {
+    amount /= 1024;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{} B", bytes.value());
+  const int decimals = amount >= 100 ? 0 : amount >= 10 ? 1 : 2;
+  return fmt::format("{:.{}f} {}", amount, decimals, kNames[unit]);
+}
+
+}  // namespace spillway

@@ -1,0 +1,62 @@
+// The architecture of a decoder-only transformer, one struct for all families.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace spillway::model {
+
+enum class Family : std::uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
+enum class Activation : std::uint8_t { gelu_tanh, gelu_erf, silu };
+
+/// Llama-3 frequency scaling (config.json `rope_type: llama3`).
+struct Llama3RopeScaling {
+  double factor = 1;
+  double low_frequency_factor = 1;
+  double high_frequency_factor = 4;
+  double original_context = 8192;
+};
+
+struct ModelConfig {
+  Family family = Family::gpt2;
+  std::uint32_t vocab_size = 0;
+  std::uint32_t max_context = 0;   ///< n_positions / max_position_embeddings
+  std::uint32_t layers = 0;
+  std::uint32_t width = 0;         ///< hidden size
+  std::uint32_t heads = 0;
+  std::uint32_t kv_heads = 0;      ///< grouped-query attention when below `heads`
+  std::uint32_t head_dim = 0;
+  std::uint32_t ffn_width = 0;
+  Activation activation = Activation::gelu_tanh;  ///< silu: gated (SwiGLU)
+  double norm_eps = 1e-5;
+  bool tied_head = true;
+  bool qkv_bias = false;           ///< qwen2; gpt2 always has biases everywhere
+  bool attention_output_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;            ///< qwen3: RMSNorm over head_dim of q and k before RoPE
+  double rope_theta = 10000;
+  std::optional<double> rope_linear_factor;
+  std::optional<Llama3RopeScaling> rope_llama3;
+  double init_std = 0.02;
+  std::optional<std::uint32_t> sliding_window;  ///< accepted only when it is not below the context
+  double dropout = 0;              ///< as found in config.json; trained as 0, noted in one line
+  std::string source_json;         ///< the config.json this came from, for a faithful export
+
+  /// RMSNorm, RoPE, gated MLP and no biases by default; gpt2 has LayerNorm, learned positions, GELU.
+  [[nodiscard]] bool is_gpt2() const { return family == Family::gpt2; }
+  bool operator==(const ModelConfig&) const = default;
+};
+
+std::string_view name_of(Family family);
+
+/// Parses the text of an HF config.json (layouts of transformers 4 and 5). Every field that changes
+/// the mathematics is read or refused by name with `Error{invalid_argument | not_supported}`.
+[[nodiscard]] ModelConfig parse_model_config(std::string_view json_text, std::string_view origin);
+[[nodiscard]] ModelConfig load_model_config(const std::filesystem::path& config_json);
+/// A config.json that transformers loads: the source's fields, changed ones replaced.
+[[nodiscard]] std::string to_config_json(const ModelConfig& config, std::string_view torch_dtype);
+
+}  // namespace spillway::model

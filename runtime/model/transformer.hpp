@@ -1,0 +1,99 @@
+// The transformer as the engine sees it: blocks that run forward and backward on device memory.
+// Written once over `Ops`; host and CUDA differ only in the Ops that they bring.
+//
+// Threads: calls run inside the compute stream's order (Stream::submit), one at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "offload/device_span.hpp"
+#include "runtime/base/dtype.hpp"
+#include "runtime/base/units.hpp"
+#include "runtime/model/model_config.hpp"
+#include "runtime/model/parameter_layout.hpp"
+
+namespace spillway::model {
+
+class Ops;
+
+struct BatchShape {
+  std::uint32_t batch = 0;     ///< windows in a micro-batch
+  std::uint32_t sequence = 0;  ///< tokens in a window
+};
+
+/// One block, one micro-batch. T = batch * sequence tokens, W = width, C = compute dtype.
+struct ForwardArguments {
+  std::uint32_t block = 0;
+  offload::DeviceSpan<const std::byte> parameters;  ///< [padded] C
+  offload::DeviceSpan<const std::int32_t> tokens;   ///< [batch, sequence]; embedding only
+  offload::DeviceSpan<const std::byte> input;       ///< [T, W] C; empty for the embedding
+  offload::DeviceSpan<std::byte> output;            ///< [T, W] C
+  offload::DeviceSpan<std::byte> saved;             ///< saved_bytes(block), or empty: keep nothing
+  offload::DeviceSpan<std::byte> workspace;
+};
+
+struct BackwardArguments {
+  std::uint32_t block = 0;
+  offload::DeviceSpan<const std::byte> parameters;  ///< empty for the embedding
+  offload::DeviceSpan<const std::int32_t> tokens;
+  offload::DeviceSpan<const std::byte> input;
+  offload::DeviceSpan<const std::byte> saved;       ///< as forward filled it
+  offload::DeviceSpan<std::byte> boundary_gradient; ///< [T, W] C: of the output in, of the input out
+  offload::DeviceSpan<float> gradients;             ///< [padded] fp32
+  bool first = false;                               ///< true: overwrite `gradients`; false: add
+  offload::DeviceSpan<std::byte> workspace;
+};
+
+struct LossArguments {
+  offload::DeviceSpan<const std::byte> parameters;       ///< the head block's
+  offload::DeviceSpan<const std::byte> tied_parameters;  ///< block 0's, for a tied head
+  offload::DeviceSpan<const std::int32_t> targets;       ///< [batch, sequence]
+  offload::DeviceSpan<const std::byte> input;            ///< [T, W] C
+  offload::DeviceSpan<double> loss_sum;                  ///< [1], sum over targets, overwritten
+  /// d(objective)/d(loss of one target): loss scale / targets in the step.
+  float gradient_scale = 0;
+  offload::DeviceSpan<std::byte> boundary_gradient;      ///< [T, W] C out; empty: loss only
+  offload::DeviceSpan<float> gradients;                  ///< head block [padded] fp32
+  offload::DeviceSpan<float> tied_gradients;             ///< [vocab * W] fp32, for a tied head
+  bool first = false;
+  offload::DeviceSpan<std::byte> workspace;
+};
+
+class Transformer {
+ public:
+  /// `ops` must outlive this and have been made for `compute`.
+  Transformer(const ModelConfig& config, BatchShape shape, DType compute, Ops& ops);
+  ~Transformer();
+
+  [[nodiscard]] const ModelLayout& layout() const;
+  [[nodiscard]] Bytes boundary_bytes() const;
+  /// Internal activations of one micro-batch that backward needs; the same from recomputation.
+  [[nodiscard]] Bytes saved_bytes(std::uint32_t block) const;
+  /// Temporaries of the largest call on any block.
+  [[nodiscard]] Bytes workspace_bytes() const;
+  /// Of one micro-batch; backward is without recomputation. The head's forward is that of the loss.
+  [[nodiscard]] double forward_flops(std::uint32_t block) const;
+  [[nodiscard]] double backward_flops(std::uint32_t block) const;
+
+  void forward(const ForwardArguments& arguments);
+  void backward(const BackwardArguments& arguments);
+  void loss(const LossArguments& arguments);
+  /// Logits of the last position of each window, for generation and tests: [rows, vocab] fp32.
+  /// `all_positions`: of every position.
+  struct LogitsArguments {
+    offload::DeviceSpan<const std::byte> parameters;
+    offload::DeviceSpan<const std::byte> tied_parameters;
+    offload::DeviceSpan<const std::byte> input;
+    offload::DeviceSpan<float> logits;
+    bool all_positions = false;
+    offload::DeviceSpan<std::byte> workspace;
+  };
+  void logits(const LogitsArguments& arguments);
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace spillway::model

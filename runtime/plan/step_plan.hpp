@@ -1,0 +1,82 @@
+// The step is data: every move and computation of a training step, as ops with dependencies.
+//
+// One list, three consumers: the engine runs it, the simulator predicts it, the trace names it.
+// Ops of one lane start in list order. An op starts when its dependencies, all of which stand
+// before it in the list, are complete. Buffers are slots: a slot is reused only by an op that
+// depends on the last user of the slot, so "double buffering" is a number and not a class.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/base/units.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+enum class OpKind : std::uint8_t {
+  read_state,       ///< tile state, disk to staging slot
+  write_state,      ///< tile state, staging slot (or host home) to the tile's spare slot on disk
+  upload_params,    ///< block parameters, host to device slot (or resident home)
+  download_grads,   ///< block gradients, device to host
+  forward,          ///< one block, one micro-batch
+  backward,         ///< one block, one micro-batch, recomputation included
+  loss,             ///< the head: forward, loss and (when training) backward of one micro-batch
+  accumulate,       ///< finish a round's gradient of a block: round to its dtype, add to earlier rounds
+  grad_norm,        ///< sum of squares of a tile's gradients
+  update,           ///< Adam of one tile, and its 16-bit parameters
+  save_activation,  ///< boundary activation, device to host
+  load_activation,  ///< boundary activation, host to device
+  commit,           ///< make the step true on disk
+};
+
+enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, nvme_read, nvme_write };
+inline constexpr std::size_t kLaneCount = 6;
+
+std::string_view name_of(OpKind kind);
+std::string_view name_of(Lane lane);
+std::string_view name_of(Tier tier);
+std::string_view name_of(StateFormat format);
+
+using OpIndex = std::uint32_t;
+inline constexpr std::uint32_t kNoSlot = ~0U;
+
+struct Op {
+  OpKind kind{};
+  Lane lane{};
+  std::uint32_t block = 0;
+  std::uint32_t tile = 0;         ///< of the model, for tile ops
+  std::uint32_t round = 0;
+  std::uint32_t micro_batch = 0;  ///< within the round
+  std::uint32_t slot = kNoSlot;   ///< in the pool of the op's kind; kNoSlot: the resident home
+  Bytes bytes;                    ///< moved by the op on its lane
+  double flops = 0;
+  std::uint32_t first_dependency = 0;  ///< into StepPlan::dependencies
+  std::uint32_t dependency_count = 0;
+};
+
+/// A tile: a slice of a block, a multiple of leaves but for nothing: blocks are padded.
+struct Tile {
+  std::uint32_t block = 0;
+  ElementCount first;  ///< parameter index in the block
+  ElementCount count;  ///< a multiple of kLeafParameters
+};
+
+struct StepPlan {
+  std::vector<Op> ops;
+  std::vector<OpIndex> dependencies;
+
+  [[nodiscard]] std::span<const OpIndex> dependencies_of(const Op& op) const {
+    return {dependencies.data() + op.first_dependency, op.dependency_count};
+  }
+};
+
+/// Bytes that the ops of `kind` move in one run of the plan.
+[[nodiscard]] Bytes bytes_moved(const StepPlan& plan, OpKind kind);
+/// One line an op, for golden files and for people.
+[[nodiscard]] std::string to_text(const StepPlan& plan);
+
+}  // namespace spillway::plan
