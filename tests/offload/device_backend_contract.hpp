@@ -7,10 +7,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -42,11 +44,14 @@ class DeviceBackendContract : public ::testing::TestWithParam<BackendUnderTest> 
   }
 
   static void fill(std::span<std::byte> target, std::uint64_t seed) {
-    std::minstd_rand numbers(static_cast<std::uint32_t>(seed * 2654435761U + 1));
-    for (std::byte& byte : target) byte = static_cast<std::byte>(numbers() >> 8);
+    std::mt19937_64 numbers(seed);
+    for (std::size_t i = 0; i < target.size(); i += sizeof(std::uint64_t)) {
+      const std::uint64_t number = numbers();
+      std::memcpy(&target[i], &number, std::min(sizeof number, target.size() - i));
+    }
   }
   [[nodiscard]] static bool equal(std::span<const std::byte> a, std::span<const std::byte> b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
   }
   [[nodiscard]] static bool page_aligned(const std::byte* address) {
     return reinterpret_cast<std::uintptr_t>(address) % kPageBytes == 0;
