@@ -1,3 +1,5 @@
+#include "runtime/data/detail/files.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -10,7 +12,6 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
-#include "runtime/data/detail/files.hpp"
 
 namespace spillway::data::detail {
 
@@ -86,8 +87,8 @@ PartialFile::PartialFile(std::filesystem::path path)
       partial_(path_.parent_path() / fmt::format(".{}.partial", path_.filename().string())) {
   // A leftover of a killed process has no owner: the directory is locked, or the caller's alone.
   ::unlink(partial_.c_str());
-  file_ = FileDescriptor{::open(partial_.c_str(),
-                                O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666)};
+  file_ = FileDescriptor{
+      ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666)};
   if (file_.get() < 0) throw_errno(errno, fmt::format("create {}", partial_.string()));
 }
 

@@ -76,23 +76,21 @@ void check_consistent(const Meta& meta, std::string_view origin) {
                                meta.vocab_size));
   }
   if (meta.tokenizer == kBytesTokenizer && meta.vocab_size < 256) {
-    refuse(origin, fmt::format("`vocab_size` is {}, but tokenizer bytes has 256 tokens",
-                               meta.vocab_size));
+    refuse(origin,
+           fmt::format("`vocab_size` is {}, but tokenizer bytes has 256 tokens", meta.vocab_size));
   }
   const bool chars = meta.tokenizer == kCharsTokenizer;
   if (!meta.characters.empty() && (!chars || meta.characters.size() != meta.vocab_size)) {
-    refuse(origin, fmt::format("`characters` holds {} characters, but `vocab_size` is {} and "
-                               "`tokenizer` is {}",
-                               meta.characters.size(), meta.vocab_size,
-                               meta.tokenizer.value_or("absent")));
+    refuse(origin,
+           fmt::format("`characters` holds {} characters, but `vocab_size` is {} and "
+                       "`tokenizer` is {}",
+                       meta.characters.size(), meta.vocab_size, meta.tokenizer.value_or("absent")));
   }
 }
 
 }  // namespace
 
-std::string_view name_of(TokenType type) {
-  return type == TokenType::uint16 ? "uint16" : "uint32";
-}
+std::string_view name_of(TokenType type) { return type == TokenType::uint16 ? "uint16" : "uint32"; }
 
 Meta parse_meta(std::string_view json_text, std::string_view origin) {
   json fields;

@@ -40,8 +40,8 @@ class TokenFile::Implementation {
   void read(std::uint64_t first, std::span<std::int32_t> target, std::uint32_t vocab_size) const {
     if (target.size() > size() || first > size() - target.size()) {
       throw Error(ErrorCode::invalid_argument,
-                  fmt::format("{}: tokens {} to {} were asked for, the file has {}",
-                              path_.string(), first, first + target.size(), size()));
+                  fmt::format("{}: tokens {} to {} were asked for, the file has {}", path_.string(),
+                              first, first + target.size(), size()));
     }
     // Touching a mapped page behind the end of a file that has shrunk would kill the process.
     const std::uint64_t bytes_now = detail::size_of_file(file_, path_);
@@ -64,15 +64,16 @@ class TokenFile::Implementation {
   void copy(const Token* data, std::uint64_t first, std::span<std::int32_t> target,
             std::uint32_t limit) const {
     const Token* const source = data + first;
-    Token largest = 0;  // one pass that vectorizes; the culprit is looked for only when there is one
+    Token largest =
+        0;  // one pass that vectorizes; the culprit is looked for only when there is one
     for (std::size_t i = 0; i < target.size(); ++i) {
       const Token token = source[i];
       largest = std::max(largest, token);
       target[i] = static_cast<std::int32_t>(token);
     }
     if (target.empty() || largest < limit) return;
-    const Token* const culprit = std::find_if(source, source + target.size(),
-                                              [&](Token token) { return token >= limit; });
+    const Token* const culprit =
+        std::find_if(source, source + target.size(), [&](Token token) { return token >= limit; });
     // The file may have been rewritten in between; then the position is lost, the fact is not.
     const auto offset = static_cast<std::uint64_t>(culprit - source);
     throw Error(ErrorCode::corrupt_data,

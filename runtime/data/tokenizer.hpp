@@ -24,8 +24,8 @@ class Tokenizer {
   /// Throws `Error{invalid_argument}` naming the first character that the vocabulary lacks, or the
   /// byte at which `text` is not UTF-8 (chars).
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const;
-  /// Throws `Error{invalid_argument}` naming a token that stands for no text. With `bytes` the result
-  /// is whatever bytes the tokens are, not necessarily UTF-8.
+  /// Throws `Error{invalid_argument}` naming a token that stands for no text. With `bytes` the
+  /// result is whatever bytes the tokens are, not necessarily UTF-8.
   [[nodiscard]] std::string decode(std::span<const std::int32_t> tokens) const;
 
  private:
