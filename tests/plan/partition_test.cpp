@@ -126,6 +126,7 @@ TEST(Partition, RefusesGraphsThatItCannotCut) {
   DataflowGraph island = standard_graph();
   island.nodes.push_back({"island", Work::none, Bytes{1}, {"island"}});
   EXPECT_THROW((void)minimum_cuts(island), Error);
+  EXPECT_THROW((void)minimum_cuts(unfused_graph()), Error);  // activations: edges of no bytes
   DataflowGraph many;
   for (int i = 0; i < 22; ++i) many.nodes.push_back({"n", Work::none, Bytes{1}, {"n"}});
   EXPECT_THROW((void)all_cuts(many), Error);
