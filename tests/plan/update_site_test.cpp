@@ -40,6 +40,13 @@ TEST(UpdateSite, KeepsTheUpdateOnTheCpuWhereTheLinkIsTheNarrowPlace) {
   EXPECT_LT(decision.seconds.cpu, decision.seconds.gpu);
 }
 
+TEST(UpdateSite, SavesDeviceMemoryBetweenCutsOfEqualTimeAndTraffic) {
+  UpdateQuestion question = question_with_tokens(8192);
+  question.free_device = Bytes{4 * kParameters};  // room for the gradient, which may as well leave
+  const UpdateDecision decision = decide_update_site(pcie_machine(), question);
+  EXPECT_EQ(decision.cut.gpu_bytes.value(), 2 * kParameters);
+}
+
 TEST(UpdateSite, StreamsParametersWhenTheDeviceHasNoRoomForThem) {
   const UpdateDecision decision = decide_update_site(pcie_machine(), question_with_tokens(8192));
   EXPECT_EQ(decision.site, UpdateSite::cpu);
