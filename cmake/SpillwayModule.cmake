@@ -7,7 +7,7 @@ include(GNUInstallDirs)
 # things, which must not stop somebody who only wants to use the program.
 set(known_compiler OFF)
 if((CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION MATCHES "^12\\.") OR
-   (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION MATCHES "^14\\."))
+   (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION MATCHES "^16\\."))
   set(known_compiler ON)
 endif()
 option(SPILLWAY_WERROR "Treat warnings as errors" ${known_compiler})
