@@ -132,7 +132,7 @@ struct NormBackwardArguments {
   HeadRows<Tensor> input_gradient;              ///< may be one of the gradients read
   Gradient weight_gradient;
   Gradient bias_gradient;  ///< empty: no bias
-  Tensor workspace;        ///< reduction_workspace(rows, 2 * width)
+  Tensor workspace;        ///< reduction_workspace(tokens, 2 * width)
 };
 
 // --- rotary position embedding, HF's rotate_half convention
@@ -188,7 +188,7 @@ struct CrossEntropyArguments {
   offload::DeviceSpan<double> loss_sum;        ///< [1], overwritten by the first chunk, else added to
   bool first = false;
   float gradient_scale = 0;
-  Tensor logits_gradient;  ///< [rows, vocabulary] C; may start where `logits` does; empty: none
+  Tensor logits_gradient;  ///< [rows, vocabulary] C; empty: none. May be `logits` where C is fp32
   Tensor workspace;        ///< reduction_workspace(rows, 2)
 };
 
