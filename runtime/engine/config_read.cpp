@@ -1,9 +1,11 @@
 #include "runtime/engine/detail/config_read.hpp"
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
+#include <tuple>
 
 #include "runtime/engine/schedule.hpp"
 #include "runtime/engine/train_options.hpp"

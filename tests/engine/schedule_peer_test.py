@@ -52,8 +52,9 @@ def test_equals_transformers(name, warmup):
         peer = theirs(transformers.optimization.get_cosine_with_min_lr_schedule_with_warmup,
                       num_warmup_steps=warmup, num_training_steps=STEPS, min_lr_rate=0.1)
     else:
-        scheduler = {"type": "WSD",
-                     "params": {**params, "decay_num_steps": 50, "min_ratio": 0.2}}
+        # Theirs warms up from the minimum, too.
+        scheduler = {"type": "WSD", "params": {**params, "decay_num_steps": 50, "min_ratio": 0.2,
+                                               "warmup_min_lr": 0.2 * LR}}
         peer = theirs(transformers.get_wsd_schedule, num_warmup_steps=warmup, num_decay_steps=50,
                       num_training_steps=STEPS, decay_type="linear", min_lr_ratio=0.2)
     # Both sum a handful of fp64 roundings; 1e-14 of the peak is 50 of them.
