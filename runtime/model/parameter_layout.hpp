@@ -13,19 +13,19 @@ namespace spillway::model {
 enum class Initial : std::uint8_t { normal, scaled_normal /* residual projections */, zeros, ones };
 
 struct ParameterTensor {
-  std::string name;                   ///< Hugging Face's, e.g. "model.layers.0.mlp.up_proj.weight"
-  std::vector<std::uint64_t> shape;   ///< as in safetensors, row-major
-  ElementCount first;                 ///< in the block
+  std::string name;                  ///< Hugging Face's, e.g. "model.layers.0.mlp.up_proj.weight"
+  std::vector<std::uint64_t> shape;  ///< as in safetensors, row-major
+  ElementCount first;                ///< in the block
   ElementCount count;
   Initial initial = Initial::normal;
-  bool is_vector = false;             ///< biases, norm weights: not decayed by `decay: matrices`
+  bool is_vector = false;  ///< biases, norm weights: not decayed by `decay: matrices`
 };
 
 struct BlockLayout {
-  std::string name;                   ///< "embedding", "layer.0", ..., "head"
+  std::string name;                      ///< "embedding", "layer.0", ..., "head"
   std::vector<ParameterTensor> tensors;  ///< matrices first, then vectors; contiguous, no gaps
   ElementCount parameters;
-  ElementCount padded_parameters;     ///< next multiple of kLeafParameters
+  ElementCount padded_parameters;  ///< next multiple of kLeafParameters
 };
 
 /// Blocks in forward order: embedding, one a layer, head (final norm and, when untied, lm_head).

@@ -1,0 +1,70 @@
+#include "offload/host/detail/page_memory.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+
+#include "runtime/base/log.hpp"
+#include "runtime/base/units.hpp"
+
+namespace spillway::offload::host {
+namespace {
+
+constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+
+/// Large buffers start on a huge page, so that the kernel can back all of them with huge pages.
+std::size_t alignment_for(std::size_t size) {
+  return size >= 2 * kHugePageBytes ? kHugePageBytes : kPageBytes;
+}
+
+/// Advice only: a kernel without huge pages is slower and still right.
+void advise_huge_pages(std::byte* address, std::size_t size) {
+  const std::size_t whole_pages = size / kPageBytes * kPageBytes;
+  if (size >= 2 * kHugePageBytes) ::madvise(address, whole_pages, MADV_HUGEPAGE);
+}
+
+std::size_t mapped_size(std::size_t size) {
+  return round_up(std::max<std::size_t>(size, 1), kPageBytes);
+}
+
+void unmap(std::byte* address, std::size_t size) {
+  if (size != 0 && ::munmap(address, size) != 0) log_error("munmap of {} bytes failed", size);
+}
+
+}  // namespace
+
+std::byte* allocate_heap(std::size_t size) noexcept {
+  const std::align_val_t alignment{alignment_for(size)};
+  auto* address = static_cast<std::byte*>(::operator new(size, alignment, std::nothrow));
+  if (address != nullptr) advise_huge_pages(address, size);
+  return address;
+}
+
+void free_heap(std::byte* address, std::size_t size) noexcept {
+  ::operator delete (address, std::align_val_t{alignment_for(size)});
+}
+
+std::byte* map_pages(std::size_t size) noexcept {
+  const std::size_t alignment = alignment_for(size);
+  const std::size_t wanted = mapped_size(size);
+  // The kernel aligns to its own page only: map more address space and give back what sticks out.
+  const std::size_t slack = alignment - kPageBytes;
+  void* mapping =
+      ::mmap(nullptr, wanted + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  auto* start = static_cast<std::byte*>(mapping);
+  const std::size_t misalignment = reinterpret_cast<std::uintptr_t>(start) % alignment;
+  const std::size_t head = misalignment == 0 ? 0 : alignment - misalignment;
+  unmap(start, head);
+  unmap(start + head + wanted, slack - head);
+  advise_huge_pages(start + head, wanted);
+  return start + head;
+}
+
+void unmap_pages(std::byte* address, std::size_t size) noexcept {
+  unmap(address, mapped_size(size));
+}
+
+}  // namespace spillway::offload::host

@@ -1,0 +1,51 @@
+// StreamProgress: how far one stream has come. An event is a position in it, so that recording an
+// event again never disturbs those who wait for its earlier recording.
+//
+// Threads: one worker advances; any thread asks and waits.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <mutex>
+
+namespace spillway::offload::host {
+
+/// Entries of a stream are numbered from 1 in the order of submission; position p is reached once
+/// entries 1..p are complete. Outlives its stream, because events may still ask about it.
+class StreamProgress {
+ public:
+  /// Throws what the stream failed with at or before `position`.
+  [[nodiscard]] bool reached(std::uint64_t position) const;
+  /// Blocks until `position` is reached; throws as `reached` does.
+  void wait_until(std::uint64_t position) const;
+  /// Blocks until `position` is reached, well or badly.
+  void wait_regardless(std::uint64_t position) const noexcept;
+
+  /// By the worker: one more entry is complete, with what it failed with if it did.
+  void advance(std::exception_ptr failure) noexcept;
+  [[nodiscard]] std::uint64_t completed() const {
+    return completed_.load(std::memory_order_acquire);
+  }
+  /// The first failure if nobody has been told of it, else null. For the log of a dying stream.
+  [[nodiscard]] std::exception_ptr unreported_failure() const;
+
+ private:
+  static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+
+  void throw_if_failed(std::uint64_t position) const;
+
+  std::atomic<std::uint64_t> completed_{0};
+  mutable std::atomic<bool> reported_{false};
+  // Written once, before the `completed_` that makes them visible.
+  std::uint64_t failed_at_ = kNever;
+  std::exception_ptr failure_;
+  // Sleepers only; `mutex_` orders their check of `completed_` before the notification.
+  mutable std::mutex mutex_;
+  mutable std::condition_variable advanced_;
+  mutable std::atomic<int> sleepers_{0};
+};
+
+}  // namespace spillway::offload::host

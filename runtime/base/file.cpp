@@ -1,0 +1,159 @@
+#include "runtime/base/file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/log.hpp"
+
+namespace spillway {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail(int error_number, std::string_view operation, const fs::path& path) {
+  throw_errno(error_number, fmt::format("{} {}", operation, path.string()));
+}
+
+fs::path directory_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+void synchronize(const FileDescriptor& file, const fs::path& path) {
+  if (::fsync(file.get()) != 0) fail(errno, "fsync", path);
+}
+
+void write_all(const FileDescriptor& file, std::span<const std::byte> content,
+               const fs::path& path) {
+  while (!content.empty()) {
+    const ssize_t written = ::write(file.get(), content.data(), content.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail(errno, "write", path);
+    content = content.subspan(static_cast<std::size_t>(written));
+  }
+}
+
+/// A new file beside its target. Removes itself unless it took the target's place.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const fs::path& target) {
+    // A crashed process may have left a file, and its number may have come round again.
+    for (int attempt = 0; !file_.is_open(); ++attempt) {
+      path_ = directory_of(target) /
+              fmt::format(".{}.{}.{}.tmp", target.filename().string(), ::getpid(), attempt);
+      const int descriptor =
+          ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+      if (descriptor < 0 && (errno != EEXIST || attempt == 1000)) fail(errno, "create", path_);
+      file_ = FileDescriptor(descriptor);
+    }
+  }
+  ~TemporaryFile() {
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  void fill(std::span<const std::byte> content) {
+    write_all(file_, content, path_);
+    synchronize(file_, path_);
+  }
+
+  void replace(const fs::path& target) {
+    if (std::rename(path_.c_str(), target.c_str()) != 0) fail(errno, "rename to", target);
+    path_.clear();
+  }
+
+ private:
+  fs::path path_;
+  FileDescriptor file_;
+};
+
+}  // namespace
+
+void FileDescriptor::close() noexcept {
+  if (descriptor_ < 0) return;
+  if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) {
+    log_error("close: {}", std::strerror(errno));
+  }
+}
+
+FileDescriptor open_file(const fs::path& path, int flags, unsigned mode) {
+  FileDescriptor file(::open(path.c_str(), flags | O_CLOEXEC, mode));
+  if (!file.is_open()) fail(errno, "open", path);
+  return file;
+}
+
+std::string read_text_file(const fs::path& path, Bytes limit) {
+  const FileDescriptor file = open_file(path, O_RDONLY);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail(errno, "stat", path);
+  const auto refuse = [&](std::uint64_t size) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} has at least {} bytes; at most {} are expected here", path.string(),
+                            size, limit.value()));
+  };
+  const auto stated = static_cast<std::uint64_t>(status.st_size);
+  if (S_ISREG(status.st_mode) && stated > limit.value()) refuse(stated);
+  std::string text;
+  std::size_t filled = 0;
+  for (;;) {
+    // One byte more than stated, so that the end is found without growing.
+    if (filled == text.size()) {
+      text.resize(std::max({static_cast<std::size_t>(stated) + 1, 2 * filled, std::size_t{4096}}));
+    }
+    const ssize_t got = ::read(file.get(), text.data() + filled, text.size() - filled);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(errno, "read", path);
+    filled += static_cast<std::size_t>(got);
+    if (filled > limit.value()) refuse(filled);
+    if (got == 0) break;
+  }
+  text.resize(filled);
+  return text;
+}
+
+void synchronize_directory(const fs::path& directory) {
+  synchronize(open_file(directory, O_RDONLY | O_DIRECTORY), directory);
+}
+
+void write_file_atomically(const fs::path& path, std::span<const std::byte> content) {
+  TemporaryFile temporary(path);
+  temporary.fill(content);
+  temporary.replace(path);
+  synchronize_directory(directory_of(path));
+}
+
+void write_file_atomically(const fs::path& path, std::string_view content) {
+  write_file_atomically(path, std::as_bytes(std::span(content.data(), content.size())));
+}
+
+MappedFile::MappedFile(const fs::path& path) {
+  const FileDescriptor file = open_file(path, O_RDONLY);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail(errno, "stat", path);
+  check(S_ISREG(status.st_mode), ErrorCode::invalid_argument,
+        fmt::format("{} is not a regular file", path.string()));
+  if (status.st_size == 0) return;  // mmap refuses an empty length
+  const auto size = static_cast<std::size_t>(status.st_size);
+  void* const address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (address == MAP_FAILED) fail(errno, "mmap", path);
+  bytes_ = {static_cast<const std::byte*>(address), size};
+}
+
+void MappedFile::unmap() noexcept {
+  if (bytes_.empty()) return;
+  if (::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()) != 0) {
+    log_error("munmap: {}", std::strerror(errno));
+  }
+  bytes_ = {};
+}
+
+}  // namespace spillway

@@ -1,0 +1,89 @@
+// Small files and read-only mappings, for configuration, manifests, checkpoints and token files.
+// The swap files of nvme_swap have their own engines.
+//
+// Errors are Error{io_error} with errno, the path and the operation.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "runtime/base/units.hpp"
+
+namespace spillway {
+
+/// Owns an open file descriptor. Move-only; closes itself.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int descriptor) : descriptor_(descriptor) {}
+  FileDescriptor(FileDescriptor&& other) noexcept
+      : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    if (this != &other) {
+      close();
+      descriptor_ = std::exchange(other.descriptor_, -1);
+    }
+    return *this;
+  }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  ~FileDescriptor() { close(); }
+
+  [[nodiscard]] bool is_open() const { return descriptor_ >= 0; }
+  [[nodiscard]] int get() const { return descriptor_; }
+  /// Closes now. A failure is logged: what had to be durable was synchronised before.
+  void close() noexcept;
+
+ private:
+  int descriptor_ = -1;
+};
+
+/// open(2) with O_CLOEXEC; `mode` is for files that it creates.
+[[nodiscard]] FileDescriptor open_file(const std::filesystem::path& path, int flags,
+                                       unsigned mode = 0666);
+
+/// The whole file. Throws `Error{invalid_argument}` naming both sizes if it is longer than `limit`.
+/// Works for files of /proc and /sys, whose size reads as 0.
+[[nodiscard]] std::string read_text_file(const std::filesystem::path& path, Bytes limit);
+
+/// Replaces or creates `path` in one step that survives a crash at any instant: readers see the old
+/// file or the new one, whole, and once this returns the new one is durable. On failure the old one
+/// is untouched and nothing is left beside it.
+void write_file_atomically(const std::filesystem::path& path, std::span<const std::byte> content);
+void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+
+/// Makes the names in `directory` durable.
+void synchronize_directory(const std::filesystem::path& directory);
+
+/// A whole file as read-only memory. Move-only. Whoever shortens the file meanwhile breaks the
+/// reader (SIGBUS), so map only files that are replaced, never rewritten.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  explicit MappedFile(const std::filesystem::path& path);
+  MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+  MappedFile& operator=(MappedFile&& other) noexcept {
+    if (this != &other) {
+      unmap();
+      bytes_ = std::exchange(other.bytes_, {});
+    }
+    return *this;
+  }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile() { unmap(); }
+
+  /// Page-aligned; empty for an empty file.
+  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  void unmap() noexcept;
+
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace spillway

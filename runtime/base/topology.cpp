@@ -1,0 +1,179 @@
+#include "runtime/base/topology.hpp"
+
+#include <fmt/format.h>
+#include <hwloc.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <memory>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
+
+namespace spillway {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct FreeTopology {
+  void operator()(hwloc_topology* topology) const { hwloc_topology_destroy(topology); }
+};
+using TopologyHandle = std::unique_ptr<hwloc_topology, FreeTopology>;
+
+struct FreeBitmap {
+  void operator()(hwloc_bitmap_s* bitmap) const { hwloc_bitmap_free(bitmap); }
+};
+using Bitmap = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
+
+[[noreturn]] void fail(std::string_view what) {
+  throw Error(ErrorCode::internal, fmt::format("hwloc cannot {}", what), errno);
+}
+
+TopologyHandle load(const TopologySource& source) {
+  hwloc_topology_t raw = nullptr;
+  if (hwloc_topology_init(&raw) != 0) fail("start");
+  TopologyHandle topology(raw);
+  if (source.synthetic.has_value() &&
+      hwloc_topology_set_synthetic(raw, source.synthetic->c_str()) != 0) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("\"{}\" is not a machine; write for example \"node:2 core:4 pu:2\"",
+                            *source.synthetic));
+  }
+  if (hwloc_topology_load(raw) != 0) fail("read the machine's topology");
+  return topology;
+}
+
+/// What the cpuset cgroup and this thread's affinity leave to us.
+Bitmap usable_set(hwloc_topology_t topology) {
+  Bitmap usable(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology)));
+  const Bitmap bound(hwloc_bitmap_alloc());
+  if (usable == nullptr || bound == nullptr) fail("allocate a processor set");
+  // A synthetic machine has no threads to bind; a system that cannot tell has no binding.
+  if (hwloc_topology_is_thissystem(topology) != 0 &&
+      hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_THREAD) == 0) {
+    hwloc_bitmap_and(usable.get(), usable.get(), bound.get());
+  }
+  check(hwloc_bitmap_iszero(usable.get()) == 0, ErrorCode::internal,
+        "no processor is left by affinity and cpuset");
+  return usable;
+}
+
+std::vector<ProcessorIndex> processors_in(hwloc_const_cpuset_t set, hwloc_const_cpuset_t usable) {
+  std::vector<ProcessorIndex> found;
+  for (int index = hwloc_bitmap_next(set, -1); index >= 0; index = hwloc_bitmap_next(set, index)) {
+    if (hwloc_bitmap_isset(usable, static_cast<unsigned>(index)) != 0) {
+      found.emplace_back(static_cast<std::uint32_t>(index));
+    }
+  }
+  return found;
+}
+
+std::vector<NumaNode> read_nodes(hwloc_topology_t topology, hwloc_const_cpuset_t usable) {
+  std::vector<NumaNode> nodes;
+  hwloc_obj_t node = nullptr;
+  while ((node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != nullptr) {
+    nodes.push_back({.index = NodeIndex{node->os_index},
+                     .memory = Bytes{node->attr->numanode.local_memory},
+                     .processors = processors_in(node->cpuset, usable)});
+  }
+  return nodes;
+}
+
+std::vector<Core> read_cores(hwloc_topology_t topology, hwloc_const_cpuset_t usable,
+                             const std::vector<NumaNode>& nodes) {
+  const auto node_of = [&](ProcessorIndex processor) {
+    for (const NumaNode& node : nodes) {
+      if (std::ranges::find(node.processors, processor) != node.processors.end()) return node.index;
+    }
+    return nodes.front().index;
+  };
+  std::vector<Core> cores;
+  const auto add = [&](hwloc_obj_t object) {
+    std::vector<ProcessorIndex> processors = processors_in(object->cpuset, usable);
+    if (processors.empty()) return;
+    const NodeIndex node = node_of(processors.front());
+    cores.push_back({.node = node, .processors = std::move(processors)});
+  };
+  // Some virtual machines describe processors and no cores: each is then a core of its own.
+  const bool has_cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE) > 0;
+  const hwloc_obj_type_t type = has_cores ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
+  hwloc_obj_t object = nullptr;
+  while ((object = hwloc_get_next_obj_by_type(topology, type, object)) != nullptr) add(object);
+  return cores;
+}
+
+struct Caches {
+  Bytes bytes;
+  std::uint32_t count = 0;
+};
+
+/// Of a heterogeneous machine the smallest, which is what a blocking factor must fit.
+Caches read_caches(hwloc_topology_t topology, hwloc_obj_type_t type, hwloc_const_cpuset_t usable) {
+  Caches caches;
+  hwloc_obj_t cache = nullptr;
+  while ((cache = hwloc_get_next_obj_by_type(topology, type, cache)) != nullptr) {
+    if (hwloc_bitmap_intersects(cache->cpuset, usable) == 0) continue;
+    const Bytes size{cache->attr->cache.size};
+    caches.bytes = caches.count == 0 ? size : std::min(caches.bytes, size);
+    ++caches.count;
+  }
+  return caches;
+}
+
+std::string read_cpu_model(hwloc_topology_t topology) {
+  for (const hwloc_obj_type_t type : {HWLOC_OBJ_PACKAGE, HWLOC_OBJ_MACHINE}) {
+    hwloc_obj_t object = nullptr;
+    while ((object = hwloc_get_next_obj_by_type(topology, type, object)) != nullptr) {
+      const char* const model = hwloc_obj_get_info_by_name(object, "CPUModel");
+      if (model != nullptr) return model;
+    }
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+std::size_t Topology::usable_processors() const {
+  std::size_t count = 0;
+  for (const Core& core : cores) count += core.processors.size();
+  return count;
+}
+
+Topology read_topology(const TopologySource& source) {
+  const TopologyHandle handle = load(source);
+  hwloc_topology_t topology = handle.get();
+  const Bitmap usable = usable_set(topology);
+  Topology machine;
+  machine.cpu_model = read_cpu_model(topology);
+  machine.nodes = read_nodes(topology, usable.get());
+  check(!machine.nodes.empty(), ErrorCode::internal, "hwloc found no memory node");
+  machine.cores = read_cores(topology, usable.get(), machine.nodes);
+  machine.l2_bytes = read_caches(topology, HWLOC_OBJ_L2CACHE, usable.get()).bytes;
+  const Caches l3 = read_caches(topology, HWLOC_OBJ_L3CACHE, usable.get());
+  machine.l3_bytes = l3.bytes;
+  machine.l3_caches = l3.count;
+  return machine;
+}
+
+std::optional<NodeIndex> node_of_pci_device(std::string_view bus_id, const fs::path& root) {
+  std::string name(bus_id);
+  std::ranges::transform(name, name.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const bool plain = name.find_first_not_of("0123456789abcdef:.") == name.npos;
+  // CUDA's management library prints an eight-digit domain, the kernel four.
+  if (name.size() == 16 && name.starts_with("0000")) name.erase(0, 4);
+  const fs::path device = root / "sys/bus/pci/devices" / name;
+  check(plain && !name.empty() && fs::exists(device), ErrorCode::invalid_argument,
+        fmt::format("there is no PCI device \"{}\" in {}", bus_id, device.parent_path().string()));
+  const fs::path file = device / "numa_node";
+  if (!fs::exists(file)) return std::nullopt;  // a kernel without NUMA
+  const std::string text = read_text_file(file, 4_KiB);
+  int node = -1;
+  std::from_chars(text.data(), text.data() + text.size(), node);
+  if (node < 0) return std::nullopt;
+  return NodeIndex{static_cast<std::uint32_t>(node)};
+}
+
+}  // namespace spillway
