@@ -35,8 +35,7 @@ class Transformer::Implementation {
   [[nodiscard]] const Head& head() const { return head_; }
 
   [[nodiscard]] std::uint64_t boundary_bytes() const {
-    return std::uint64_t{batch_.batch} * batch_.sequence * config_.width *
-           size_of(ops_->compute());
+    return std::uint64_t{batch_.batch} * batch_.sequence * config_.width * size_of(ops_->compute());
   }
   [[nodiscard]] bool is_embedding(std::uint32_t block) const { return block == 0; }
   [[nodiscard]] bool is_head(std::uint32_t block) const {
@@ -45,9 +44,9 @@ class Transformer::Implementation {
 
   void embed(const ForwardArguments& a) {
     const DType compute = ops_->compute();
-    ops_->embedding_forward(embedding_, a.tokens, table_.in(a.parameters, compute),
-                            config_.is_gpt2() ? positions_.in(a.parameters, compute) : ConstTensor{},
-                            a.output);
+    ops_->embedding_forward(
+        embedding_, a.tokens, table_.in(a.parameters, compute),
+        config_.is_gpt2() ? positions_.in(a.parameters, compute) : ConstTensor{}, a.output);
   }
   void embed_backward(const BackwardArguments& a) {
     ops_->embedding_backward(embedding_, a.tokens, a.boundary_gradient,

@@ -69,11 +69,13 @@ enum class Activations { kept, recomputed };
 class ModelHarness {
  public:
   ModelHarness(const ModelConfig& config, BatchShape batch, const host::HostOpsOptions& options)
+      : ModelHarness(config, batch, host::make_ops(options)) {}
+  ModelHarness(const ModelConfig& config, BatchShape batch, std::unique_ptr<Ops> ops)
       : config_(config),
         batch_(batch),
-        compute_(options.compute),
-        ops_(host::make_ops(options)),
-        transformer_(config, batch, options.compute, *ops_),
+        compute_(ops->compute()),
+        ops_(std::move(ops)),
+        transformer_(config, batch, compute_, *ops_),
         workspace_(transformer_.workspace_bytes().value()),
         boundary_gradient_(transformer_.boundary_bytes().value()),
         saved_scratch_(blocks() > 2 ? transformer_.saved_bytes(1).value() : 0),
@@ -85,8 +87,7 @@ class ModelHarness {
       boundary_.emplace_back(transformer_.boundary_bytes().value());
       saved_.emplace_back(transformer_.saved_bytes(block).value());
     }
-    tied_gradients_ =
-        TestMemory(std::size_t{config.vocab_size} * config.width * sizeof(float));
+    tied_gradients_ = TestMemory(std::size_t{config.vocab_size} * config.width * sizeof(float));
   }
 
   [[nodiscard]] const ModelLayout& layout() const { return transformer_.layout(); }
@@ -95,8 +96,11 @@ class ModelHarness {
   }
   [[nodiscard]] Transformer& transformer() { return transformer_; }
   void set_parameters(std::uint32_t block, std::span<const float> values) {
-    const TestMemory encoded = encode(values, compute_);
+    const TestMemory encoded = encode(values, compute_);  // the padding stays as it is: NaN
     std::memcpy(parameters_[block].data(), encoded.data(), encoded.size());
+  }
+  [[nodiscard]] std::vector<float> parameters(std::uint32_t block) const {
+    return decode(parameters_[block], compute_);
   }
   /// fp32 gradients of a block as the last step left them, without the tied head's part.
   [[nodiscard]] std::span<float> gradients(std::uint32_t block) {
@@ -109,8 +113,8 @@ class ModelHarness {
 
   void forward(std::span<const std::int32_t> tokens, Activations activations) {
     for (std::uint32_t block = 0; block + 1 < blocks(); ++block) {
-      run_forward(block, tokens, activations == Activations::kept ? saved_[block].device()
-                                                                  : Tensor{});
+      run_forward(block, tokens,
+                  activations == Activations::kept ? saved_[block].device() : Tensor{});
     }
   }
 

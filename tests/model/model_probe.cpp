@@ -1,8 +1,8 @@
-// model_probe MODEL_DIR TOKENS OUT DTYPE BATCH SEQUENCE THREADS kept|recomputed MICRO_BATCHES KERNELS
-// Loads a Hugging Face checkpoint, runs it forward and backward on MICRO_BATCHES micro-batches and
-// writes loss, logits of the last one and every gradient by name, for a peer to compare with.
-// TOKENS: int32, for each micro-batch inputs [batch, sequence] then targets.
-// OUT: OUT.json {"loss", "tensors": {name: [first, count]}} over the fp32 values of OUT.bin.
+// model_probe MODEL_DIR TOKENS OUT DTYPE BATCH SEQUENCE THREADS kept|recomputed MICRO_BATCHES
+// KERNELS Loads a Hugging Face checkpoint, runs it forward and backward on MICRO_BATCHES
+// micro-batches and writes loss, logits of the last one and every gradient by name, for a peer to
+// compare with. TOKENS: int32, for each micro-batch inputs [batch, sequence] then targets. OUT:
+// OUT.json {"loss", "tensors": {name: [first, count]}} over the fp32 values of OUT.bin.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -48,13 +48,15 @@ std::vector<std::int32_t> read_tokens(const std::string& path, std::size_t count
   return tokens;
 }
 
-void add_gradients(ModelHarness& model, const ModelConfig& config, Output& output) {
+void add_gradients(ModelHarness& model, const ModelConfig& config, float loss_scale,
+                   Output& output) {
   if (config.tied_head) {
     const std::span<float> tied = model.tied_gradients();
     for (std::size_t i = 0; i < tied.size(); ++i) model.gradients(0)[i] += tied[i];
   }
   for (std::uint32_t block = 0; block < model.blocks(); ++block) {
     const BlockLayout& layout = model.layout().blocks[block];
+    for (float& value : model.gradients(block)) value /= loss_scale;
     for (const ParameterTensor& tensor : layout.tensors) {
       output.add(tensor.name,
                  model.gradients(block).subspan(tensor.first.value(), tensor.count.value()));
@@ -70,8 +72,8 @@ int run(std::span<char*> arguments) {
   const std::string directory = arguments[1];
   const BatchShape batch{.batch = static_cast<std::uint32_t>(std::stoul(arguments[5])),
                          .sequence = static_cast<std::uint32_t>(std::stoul(arguments[6]))};
-  const auto activations = std::string(arguments[8]) == "kept" ? Activations::kept
-                                                               : Activations::recomputed;
+  const auto activations =
+      std::string(arguments[8]) == "kept" ? Activations::kept : Activations::recomputed;
   const std::size_t micro_batches = std::stoul(arguments[9]);
   const ModelConfig config = load_model_config(directory + "/config.json");
   ModelHarness model(config, batch,
@@ -86,7 +88,9 @@ int run(std::span<char*> arguments) {
   }
   const std::size_t count = std::size_t{batch.batch} * batch.sequence;
   const std::vector<std::int32_t> all = read_tokens(arguments[2], 2 * count * micro_batches);
-  const float scale = 1.0F / static_cast<float>(count * micro_batches);
+  // fp16 gradients need a loss scale, as in training; a power of two changes nothing else.
+  const float loss_scale = parse_dtype(arguments[4]) == DType::fp16 ? 4096.0F : 1.0F;
+  const float scale = loss_scale / static_cast<float>(count * micro_batches);
   double loss = 0;
   for (std::size_t i = 0; i < micro_batches; ++i) {
     const std::span<const std::int32_t> tokens(all.data() + 2 * i * count, count);
@@ -96,7 +100,7 @@ int run(std::span<char*> arguments) {
   Output output(arguments[3]);
   output.add("logits", model.logits(true));
   output.add("last_logits", model.logits(false));
-  add_gradients(model, config, output);
+  add_gradients(model, config, loss_scale, output);
   output.finish(loss / static_cast<double>(count * micro_batches));
   return 0;
 }

@@ -184,10 +184,9 @@ void HostOps<T>::widened_matmul(Multiplication& multiplication, const MatmulArgu
   if (!narrows) return;
   const auto* source = reinterpret_cast<const float*>(wide.out.address());
   auto* target = reinterpret_cast<T*>(arguments.out.address());
-  parallel_for(threads_, s.rows * s.columns, kUnit,
-               [&](std::size_t first, std::size_t last, int) {
-                 table_.narrow(source + first, target + first, last - first);
-               });
+  parallel_for(threads_, s.rows * s.columns, kUnit, [&](std::size_t first, std::size_t last, int) {
+    table_.narrow(source + first, target + first, last - first);
+  });
 }
 
 // --- attention and rope
@@ -211,8 +210,7 @@ void HostOps<T>::attention_tasks(void (*kernel)(const AttentionCall<T>&, std::si
                                  Tensor workspace) {
   const std::size_t tasks = std::size_t{call.shape.batch} * call.shape.kv_heads;
   const std::size_t stride = align(floats * sizeof(float));
-  SPILLWAY_ASSERT(workspace.size() >=
-                  stride * std::min(tasks, static_cast<std::size_t>(threads_)));
+  SPILLWAY_ASSERT(workspace.size() >= stride * std::min(tasks, static_cast<std::size_t>(threads_)));
   parallel_for(threads_, tasks, 1, [&](std::size_t first, std::size_t last, int part) {
     std::byte* scratch = workspace.address() + stride * static_cast<std::size_t>(part);
     for (std::size_t task = first; task < last; ++task) {
@@ -230,8 +228,8 @@ void HostOps<T>::attention_forward(AttentionPlan plan, const AttentionForwardArg
   call.v = heads<T>(a.v);
   call.out = heads<T>(a.out);
   call.log_sum = a.log_sum.address();
-  attention_tasks(table_.attention_forward, call,
-                  AttentionScratch(call.shape).forward_floats(), a.workspace);
+  attention_tasks(table_.attention_forward, call, AttentionScratch(call.shape).forward_floats(),
+                  a.workspace);
 }
 
 template <class T>
@@ -247,8 +245,8 @@ void HostOps<T>::attention_backward(AttentionPlan plan, const AttentionBackwardA
   call.k_gradient = heads<T>(a.k_gradient);
   call.v_gradient = heads<T>(a.v_gradient);
   call.log_sum = const_cast<float*>(a.log_sum.address());  // the backward kernel only reads it
-  attention_tasks(table_.attention_backward, call,
-                  AttentionScratch(call.shape).backward_floats(), a.workspace);
+  attention_tasks(table_.attention_backward, call, AttentionScratch(call.shape).backward_floats(),
+                  a.workspace);
 }
 
 template <class T>
@@ -330,8 +328,7 @@ void HostOps<T>::norm_backward(const NormShape& shape, const NormBackwardArgumen
       NormCall<T> part = call;
       part.weight_partial = partial + i * shape.width;
       part.bias_partial = has_bias ? bias_partial + i * shape.width : nullptr;
-      table_.norm_backward(part, i * chunk,
-                           std::min<std::size_t>(shape.tokens, (i + 1) * chunk));
+      table_.norm_backward(part, i * chunk, std::min<std::size_t>(shape.tokens, (i + 1) * chunk));
     }
   });
   sum_partials(partial, chunks, a.weight_gradient);
@@ -400,8 +397,8 @@ void HostOps<T>::activation_backward(const ActivationShape& shape,
   if (shape.kind == Activation::silu) {
     const std::size_t columns = shape.columns;
     parallel_for(threads_, shape.rows, 1, [&](std::size_t first, std::size_t last, int) {
-      table_.gated_backward(x + first * 2 * columns, dy + first * columns,
-                            dx + first * 2 * columns, y + first * columns, last - first, columns);
+      table_.gated_backward(x + first * 2 * columns, dy + first * columns, dx + first * 2 * columns,
+                            y + first * columns, last - first, columns);
     });
     return;
   }
@@ -503,9 +500,12 @@ std::unique_ptr<Ops> make_ops(const HostOpsOptions& options) {
         fmt::format("compute threads: {} given, at least 1 needed", options.compute_threads));
   const Kernels& kernels = choose_kernels(options.kernels);
   switch (options.compute) {
-    case DType::fp32: return std::make_unique<HostOps<float>>(options, kernels, kernels.fp32);
-    case DType::bf16: return std::make_unique<HostOps<Bf16>>(options, kernels, kernels.bf16);
-    case DType::fp16: return std::make_unique<HostOps<Fp16>>(options, kernels, kernels.fp16);
+    case DType::fp32:
+      return std::make_unique<HostOps<float>>(options, kernels, kernels.fp32);
+    case DType::bf16:
+      return std::make_unique<HostOps<Bf16>>(options, kernels, kernels.bf16);
+    case DType::fp16:
+      return std::make_unique<HostOps<Fp16>>(options, kernels, kernels.fp16);
   }
   throw Error(ErrorCode::invalid_argument, "unknown compute dtype");
 }

@@ -333,8 +333,8 @@ void cross_entropy(const CrossEntropyCall<T>& call, std::size_t first, std::size
       total += static_cast<double>(sum(part));
     }
     const auto target = static_cast<std::size_t>(call.targets[row]);
-    call.losses[row] = __builtin_log(total) + static_cast<double>(maximum) -
-                       static_cast<double>(x[target]);
+    call.losses[row] =
+        __builtin_log(total) + static_cast<double>(maximum) - static_cast<double>(x[target]);
     if (call.gradient == nullptr) continue;
     const float p_target = x[target] - maximum;
     T* d = call.gradient + row * n;
