@@ -75,14 +75,10 @@ SineCosine sine_cosine_of_turn(double u) {
   double cosine = polynomial(kCosine, angle * angle);
   if (mirrored) std::swap(sine, cosine);
   switch (quadrant) {
-    case 0:
-      return {sine, cosine};
-    case 1:
-      return {cosine, -sine};
-    case 2:
-      return {-sine, -cosine};
-    default:
-      return {-cosine, sine};
+    case 0: return {sine, cosine};
+    case 1: return {cosine, -sine};
+    case 2: return {-sine, -cosine};
+    default: return {-cosine, sine};
   }
 }
 
