@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 
@@ -138,6 +139,11 @@ void RandomInitializer::fill(const ParameterTensor& tensor, std::uint64_t tensor
     }
     target[i] = static_cast<float>(std * pair[element % 2]);
   }
+}
+
+void initialize(const ModelConfig& config, const ModelLayout& layout, BlockIndex block,
+                std::uint64_t seed, std::span<float> target) {
+  RandomInitializer(config, layout, seed).read(block, ElementCount{0}, target);
 }
 
 }  // namespace spillway::model
