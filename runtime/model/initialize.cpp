@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 
@@ -75,14 +76,10 @@ SineCosine sine_cosine_of_turn(double u) {
   double cosine = polynomial(kCosine, angle * angle);
   if (mirrored) std::swap(sine, cosine);
   switch (quadrant) {
-    case 0:
-      return {sine, cosine};
-    case 1:
-      return {cosine, -sine};
-    case 2:
-      return {-sine, -cosine};
-    default:
-      return {-cosine, sine};
+    case 0: return {sine, cosine};
+    case 1: return {cosine, -sine};
+    case 2: return {-sine, -cosine};
+    default: return {-cosine, sine};
   }
 }
 
@@ -142,6 +139,11 @@ void RandomInitializer::fill(const ParameterTensor& tensor, std::uint64_t tensor
     }
     target[i] = static_cast<float>(std * pair[element % 2]);
   }
+}
+
+void initialize(const ModelConfig& config, const ModelLayout& layout, BlockIndex block,
+                std::uint64_t seed, std::span<float> target) {
+  RandomInitializer(config, layout, seed).read(block, ElementCount{0}, target);
 }
 
 }  // namespace spillway::model

@@ -37,4 +37,8 @@ class RandomInitializer final : public ParameterSource {
   std::vector<std::uint64_t> tensors_before_;  ///< [block] tensors in earlier blocks
 };
 
+/// One whole block of `RandomInitializer`: [padded_parameters] or, without padding, [parameters].
+void initialize(const ModelConfig& config, const ModelLayout& layout, BlockIndex block,
+                std::uint64_t seed, std::span<float> target);
+
 }  // namespace spillway::model

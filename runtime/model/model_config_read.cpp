@@ -29,16 +29,11 @@ Family read_family(FieldReader& fields, std::string_view origin) {
 /// The class names under which transformers saves the family's causal model and its bare body.
 std::array<std::string_view, 2> classes_of(Family family) {
   switch (family) {
-    case Family::gpt2:
-      return {"GPT2LMHeadModel", "GPT2Model"};
-    case Family::llama:
-      return {"LlamaForCausalLM", "LlamaModel"};
-    case Family::mistral:
-      return {"MistralForCausalLM", "MistralModel"};
-    case Family::qwen2:
-      return {"Qwen2ForCausalLM", "Qwen2Model"};
-    case Family::qwen3:
-      return {"Qwen3ForCausalLM", "Qwen3Model"};
+    case Family::gpt2: return {"GPT2LMHeadModel", "GPT2Model"};
+    case Family::llama: return {"LlamaForCausalLM", "LlamaModel"};
+    case Family::mistral: return {"MistralForCausalLM", "MistralModel"};
+    case Family::qwen2: return {"Qwen2ForCausalLM", "Qwen2Model"};
+    case Family::qwen3: return {"Qwen3ForCausalLM", "Qwen3Model"};
   }
   return {};
 }
@@ -199,8 +194,7 @@ void read_sliding_window(FieldReader& fields, ModelConfig& config) {
   const bool absent = !fields.mentions("sliding_window");
   const auto window = fields.count("sliding_window");
   switch (config.family) {
-    case Family::gpt2:
-      return;
+    case Family::gpt2: return;
     case Family::llama:
       if (window) fields.refuse("sliding_window", *window, "a llama model has none");
       if (sliding_layers.value_or(false)) {
@@ -211,8 +205,7 @@ void read_sliding_window(FieldReader& fields, ModelConfig& config) {
       config.sliding_window = absent ? std::optional<std::uint32_t>(4096) : window;
       return;
     case Family::qwen2:
-    case Family::qwen3:
-      break;
+    case Family::qwen3: break;
   }
   const bool used = fields.boolean("use_sliding_window", false);
   const std::uint32_t full_layers =
@@ -257,8 +250,7 @@ void read_attention(FieldReader& fields, ModelConfig& config) {
       fields.only("attention_bias", true, "qwen2 always has biases of q, k and v");
       break;
     case Family::gpt2:
-    case Family::mistral:
-      break;
+    case Family::mistral: break;
   }
   config.qk_norm = config.family == Family::qwen3;
 }

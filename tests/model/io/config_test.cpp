@@ -179,6 +179,14 @@ TEST(ModelConfig, RefusesAContextThatAWindowWouldCut) {
   EXPECT_THROW(check_context(parse(kGpt2), 0), Error);
 }
 
+TEST(ModelConfig, AcceptsTheHarmlessExtrasOfRealCheckpoints) {
+  EXPECT_NO_THROW(static_cast<void>(parse(with(kGpt2, R"({"n_special": 0, "pruned_heads": {},
+      "predict_special_tokens": true, "_num_labels": 1, "top_p": 0.9, "use_bfloat16": false})"))));
+  EXPECT_NO_THROW(static_cast<void>(parse(with(kLlama, R"({"is_llama_config": true,
+      "rope_interleaved": false, "partial_rotary_factor": 1.0, "clip_qkv": null,
+      "transformers.js_config": {"dtype": "q4"}, "_attn_implementation_autoset": true})"))));
+}
+
 struct Refusal {
   const ordered_json* base;
   const char* patch;

@@ -115,7 +115,10 @@ TEST(RandomInitializer, GivesTheseBitsOnEveryMachine) {
   const RandomInitializer initializer(config, layout, 1234);
   std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a
   for (std::uint32_t block = 0; block < layout.blocks.size(); ++block) {
-    for (const float value : read_block(initializer, layout, block)) {
+    std::vector<float> whole(layout.blocks[block].padded_parameters.value());
+    initialize(config, layout, BlockIndex{block}, 1234, whole);
+    EXPECT_EQ(whole, read_block(initializer, layout, block));
+    for (const float value : whole) {
       hash = (hash ^ std::bit_cast<std::uint32_t>(value)) * 0x100000001b3ULL;
     }
   }
