@@ -73,10 +73,8 @@ std::uint64_t decay_length(const ScheduleOptions& options) {
 double height(const ScheduleOptions& options, std::uint64_t t) {
   const std::uint64_t total = options.total_steps;
   switch (options.kind) {
-    case ScheduleKind::constant:
-      return 1;
-    case ScheduleKind::linear:
-      return 1 - progress_between(options.warmup_steps, total, t);
+    case ScheduleKind::constant: return 1;
+    case ScheduleKind::linear: return 1 - progress_between(options.warmup_steps, total, t);
     case ScheduleKind::cosine:
       return (1 + cos_pi(progress_between(options.warmup_steps, total, t))) / 2;
     case ScheduleKind::wsd: {
