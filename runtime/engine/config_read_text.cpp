@@ -64,17 +64,10 @@ class DuplicateGuard {
                   fmt::format("{}: nested deeper than {} levels", origin_, kMaxDepth));
     }
     switch (event) {
-      case json::parse_event_t::object_start:
-        open_.emplace_back();
-        break;
-      case json::parse_event_t::object_end:
-        open_.pop_back();
-        break;
-      case json::parse_event_t::key:
-        enter(parsed.get_ref<const std::string&>());
-        break;
-      default:
-        break;
+      case json::parse_event_t::object_start: open_.emplace_back(); break;
+      case json::parse_event_t::object_end: open_.pop_back(); break;
+      case json::parse_event_t::key: enter(parsed.get_ref<const std::string&>()); break;
+      default: break;
     }
     return true;
   }

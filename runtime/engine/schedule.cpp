@@ -64,18 +64,21 @@ double progress_between(std::uint64_t start, std::uint64_t end, std::uint64_t t)
   return static_cast<double>(t - start) / static_cast<double>(end - start);
 }
 
+std::uint64_t decay_length(const ScheduleOptions& options) {
+  if (options.decay_steps > 0) return options.decay_steps;
+  return std::max<std::uint64_t>(1, options.total_steps / 10);
+}
+
 /// Part of peak - minimum that is left after the warm-up.
 double height(const ScheduleOptions& options, std::uint64_t t) {
   const std::uint64_t total = options.total_steps;
   switch (options.kind) {
-    case ScheduleKind::constant:
-      return 1;
-    case ScheduleKind::linear:
-      return 1 - progress_between(options.warmup_steps, total, t);
+    case ScheduleKind::constant: return 1;
+    case ScheduleKind::linear: return 1 - progress_between(options.warmup_steps, total, t);
     case ScheduleKind::cosine:
       return (1 + cos_pi(progress_between(options.warmup_steps, total, t))) / 2;
     case ScheduleKind::wsd: {
-      const std::uint64_t stable_end = total - std::min(options.decay_steps, total);
+      const std::uint64_t stable_end = total - std::min(decay_length(options), total);
       return 1 - progress_between(std::max(options.warmup_steps, stable_end), total, t);
     }
   }
@@ -87,15 +90,12 @@ double height(const ScheduleOptions& options, std::uint64_t t) {
 ScheduleOptions resolve_schedule(const ScheduleOptions& options, std::uint64_t run_steps) {
   ScheduleOptions resolved = options;
   if (resolved.total_steps == 0) resolved.total_steps = run_steps;
-  if (resolved.kind == ScheduleKind::wsd && resolved.decay_steps == 0) {
-    resolved.decay_steps = std::max<std::uint64_t>(1, resolved.total_steps / 10);
-  }
+  if (resolved.kind == ScheduleKind::wsd) resolved.decay_steps = decay_length(resolved);
   return resolved;
 }
 
 double learning_rate(const ScheduleOptions& options, std::uint64_t t) {
   SPILLWAY_ASSERT(options.kind == ScheduleKind::constant || options.total_steps > 0);
-  SPILLWAY_ASSERT(options.kind != ScheduleKind::wsd || options.decay_steps > 0);
   if (t < options.warmup_steps) {
     return options.warmup_from +
            (options.peak_lr - options.warmup_from) * warmup_progress(options, t);

@@ -10,8 +10,9 @@ namespace spillway::engine {
 /// `options` with the lengths that depend on the run filled in: total_steps, decay_steps.
 [[nodiscard]] ScheduleOptions resolve_schedule(const ScheduleOptions& options,
                                                std::uint64_t run_steps);
-/// Learning rate of update `t` (from 1). `options` must be resolved. The same bits on every
-/// machine: nothing but basic arithmetic is asked of the floating-point unit and the C library.
+/// Learning rate of update `t` (from 1). total_steps must be known where the rate decays. The same
+/// bits on every machine: nothing but basic arithmetic is asked of the floating-point unit and the
+/// C library.
 [[nodiscard]] double learning_rate(const ScheduleOptions& options, std::uint64_t t);
 
 /// The scale that gradients of fp16 carry, saved by every commit. DeepSpeed's rules: an overflow

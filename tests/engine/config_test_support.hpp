@@ -15,7 +15,8 @@
 namespace spillway::engine::test {
 
 inline std::string example(const std::string& name) {
-  const std::string path = std::string(SPILLWAY_SOURCE_DIR) + "/tests/engine/configs/" + name;
+  const std::string path =
+      std::string(SPILLWAY_SOURCE_DIR) + "/tests/engine/config_fuzz_corpus/" + name;
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
   EXPECT_FALSE(text.str().empty()) << path;

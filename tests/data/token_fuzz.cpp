@@ -1,5 +1,5 @@
-// Any meta.json and any token file are read or refused by an Error, and what is read can be written.
-// Input: 2 bytes, the length of the meta.json, its text, then the token file.
+// Any meta.json and any token file are read or refused by an Error, and what is read can be
+// written. Input: 2 bytes, the length of the meta.json, its text, then the token file.
 #include <sys/mman.h>
 #include <unistd.h>
 
