@@ -128,7 +128,8 @@ TEST(Bf16, EveryTieGoesToEvenForGradientsAndAwayFromZeroForParameters) {
 TEST(Bf16, AMasterIsItsParameterPlusASignedRemainder) {
   for (std::uint32_t upper = 0; upper < 0x10000; upper += 97) {
     if ((upper & 0x7fffU) >= 0x7f80U) continue;
-    for (std::uint32_t lower = 0; lower < 0x10000; lower += upper % 5 == 0 ? 1 : 511) {
+    const std::uint32_t stride = upper % 5 == 0 ? 1 : 511;
+    for (std::uint32_t lower = 0; lower < 0x10000; lower += stride) {
       const std::uint32_t master = upper << 16 | lower;
       const std::uint16_t parameter = parameter_to_bf16(float_of(master));
       const std::int64_t remainder =
