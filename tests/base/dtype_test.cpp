@@ -84,7 +84,8 @@ __attribute__((target("f16c"))) std::uint32_t processor_from_fp16(std::uint16_t 
 }
 
 TEST(Fp16, AgreesWithTheProcessorToTheBit) {
-  if (!__builtin_cpu_supports("f16c")) GTEST_SKIP() << "this processor has no F16C";
+  // Every processor with AVX2 has F16C, and clang 14 cannot ask for F16C itself.
+  if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "this processor has no AVX2";
   // A stride coprime to 2^32 visits every exponent and a spread of mantissas, NaNs included.
   constexpr std::uint32_t kStride = 1021;
   for (std::uint64_t i = 0; i < (1ULL << 32); i += kStride) {
