@@ -9,7 +9,7 @@ namespace spillway {
 namespace {
 
 TEST(Error, CarriesCodeNativeCodeMessageAndCallSite) {
-  const auto line = std::source_location::current().line() + 1;
+  const auto line = SourceLocation::current().line() + 1;
   const Error error(ErrorCode::device_error, "the device broke", 77);
   EXPECT_EQ(error.code(), ErrorCode::device_error);
   EXPECT_EQ(error.native(), 77);
@@ -29,7 +29,7 @@ TEST(Error, EveryCodeHasANameOfItsOwn) {
 
 TEST(Check, ThrowsOnlyWhenTheConditionFailsAndNamesItsCaller) {
   EXPECT_NO_THROW(check(true, ErrorCode::busy, "fine"));
-  const auto line = std::source_location::current().line() + 2;
+  const auto line = SourceLocation::current().line() + 2;
   try {
     check(false, ErrorCode::busy, "held by another");
     ADD_FAILURE() << "nothing was thrown";

@@ -138,9 +138,9 @@ TEST_P(DeviceBackendContract, RecordingAgainNeitherFreesNorHoldsAnEarlierWait) {
   const auto second = backend->make_stream("second");
   const auto waiter = backend->make_stream("waiter");
   const auto event = backend->make_event();
-  const PinnedMemory source(*backend, 8_MiB);
-  const PinnedMemory target(*backend, 8_MiB);
-  const DeviceMemory device(*backend, 8_MiB);
+  const PinnedMemory source(*backend, 2_MiB);
+  const PinnedMemory target(*backend, 2_MiB);
+  const DeviceMemory device(*backend, 2_MiB);
   for (std::uint64_t round = 0; round < 20; ++round) {
     fill(source.host(), round);
     fill(target.host(), round + 1000);
