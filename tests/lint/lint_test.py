@@ -172,6 +172,12 @@ class Rules(LintTest):
         self.write("offload/a.cpp", "")
         self.assert_finds("rules", "offload/a.cpp:1", "no CMakeLists.txt")
 
+    def test_accepts_sources_that_an_included_cmake_file_lists(self):
+        self.write("offload/CMakeLists.txt", "include(io.cmake)")
+        self.write("offload/io.cmake", "set(sources\n  a.cpp)")
+        self.write("offload/a.cpp", "")
+        self.assert_clean("rules")
+
     def test_finds_tests_that_nothing_runs(self):
         for name in ("tests/offload/pool_test.cpp", "tests/offload/peer_test.py"):
             with self.subTest(name):

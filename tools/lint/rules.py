@@ -16,11 +16,11 @@ class Rule(NamedTuple):
 RULES = (
     Rule(r".", r"^docs/third_party/", r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b",
          "unfinished work is an issue, not a comment"),
-    Rule(r"\.(cpp|hpp|cu|cuh)$", r"^(tools|tests)/", r"\bgetenv\s*\(",
+    Rule(r"\.(cpp|hpp|inl|cu|cuh)$", r"^(tools|tests)/", r"\bgetenv\s*\(",
          "environment variables are read in tools/ only"),
-    Rule(r"\.(cpp|hpp|cu|cuh)$", "", r"\busing\s+namespace\s+(?!.*literals\b)",
+    Rule(r"\.(cpp|hpp|inl|cu|cuh)$", "", r"\busing\s+namespace\s+(?!.*literals\b)",
          "no using-directives, except for literals"),
-    Rule(r"\.(cpp|hpp|cu|cuh)$", "", r"#\s*include\s*<(format|bits/[^>]*)>",
+    Rule(r"\.(cpp|hpp|inl|cu|cuh)$", "", r"#\s*include\s*<(format|bits/[^>]*)>",
          "use fmt; GCC 12 has no <format>, and bits/ is private to the library"),
     Rule(r"(CMakeLists\.txt|\.cmake|CMakePresets\.json)$", "",
          r"-(ffast-math|funsafe-math-optimizations|Ofast|march=|mtune=|mavx|mfma|msse)",
@@ -29,15 +29,13 @@ RULES = (
 
 
 def registered(tree: SourceTree, name: str) -> bool:
-    """Whether a CMakeLists.txt above the file names it by the path from there."""
+    """Whether CMake's files in a folder above name the source by the path from there."""
     path = pathlib.PurePosixPath(name)
+    before = r'(^|[\s("]|\$\{CMAKE_CURRENT_(FUNCTION_LIST|LIST|SOURCE)_DIR\}/)'
     for folder in path.parents:
-        listing = (folder / "CMakeLists.txt").as_posix()
-        relative = path.relative_to(folder).as_posix()
-        if tree.exists(listing):
-            text = re.sub(r"#[^\n]*", "", tree.text(listing))
-            before = r'(^|[\s("]|\$\{CMAKE_CURRENT_(FUNCTION_LIST|SOURCE)_DIR\}/)'
-            if re.search(before + re.escape(relative) + r'(?![\w/.-])', text):
+        relative = re.escape(path.relative_to(folder).as_posix())
+        for text in tree.cmake_texts(folder.as_posix()):
+            if re.search(before + relative + r'(?![\w/.-])', text):
                 return True
     return False
 
@@ -62,7 +60,7 @@ def check_header(tree: SourceTree, name: str) -> Iterator[Finding]:
 def check(tree: SourceTree) -> Iterator[Finding]:
     for name in tree.files():
         if must_be_registered(name) and not registered(tree, name):
-            yield Finding(name, 1, "no CMakeLists.txt lists this file")
+            yield Finding(name, 1, "no CMakeLists.txt or .cmake file lists this source")
         if pathlib.PurePath(name).suffix in (".hpp", ".cuh"):
             yield from check_header(tree, name)
         rules = [rule for rule in RULES if re.search(rule.files, name)

@@ -1,9 +1,11 @@
 """The files that the checks read, and what a finding looks like."""
+import functools
 import pathlib
+import re
 import subprocess
 from typing import Iterator, NamedTuple
 
-CXX = {".cpp", ".hpp", ".cu", ".cuh"}
+CXX = {".cpp", ".hpp", ".inl", ".cu", ".cuh"}
 MODULE_ROOTS = ("runtime", "offload", "cpu_adam", "nvme_swap", "comm", "tools", "tests")
 
 
@@ -47,6 +49,12 @@ class SourceTree:
 
     def lines(self, name: str) -> list[str]:
         return self.text(name).splitlines()
+
+    @functools.lru_cache(maxsize=None)
+    def cmake_texts(self, folder: str) -> list[str]:
+        """What CMakeLists.txt and the .cmake files right in `folder` say, without comments."""
+        names = [*(self.root / folder).glob("CMakeLists.txt"), *(self.root / folder).glob("*.cmake")]
+        return [re.sub(r"#[^\n]*", "", name.read_text(encoding="utf-8")) for name in names]
 
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()
