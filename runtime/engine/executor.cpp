@@ -59,7 +59,7 @@ double Executor::now() const {
 void Executor::reset() {
   begin_ = std::chrono::steady_clock::now();
   std::fill(states_.begin(), states_.end(), OpState::waiting);
-  std::fill(timings_.begin(), timings_.end(), OpTiming{});
+  std::fill(timings_.begin(), timings_.end(), plan::OpTiming{});
   for (LaneQueue& lane : lanes_) {
     lane.next = 0;
     lane.in_flight.clear();
@@ -159,7 +159,7 @@ bool Executor::collect(Lane name) {
 void Executor::complete(LaneQueue& lane, OpIndex op) {
   states_[op] = OpState::complete;
   ++completed_;
-  OpTiming& timing = timings_[op];
+  plan::OpTiming& timing = timings_[op];
   timing.end = now();
   // An op that was issued ahead of time started when its lane and its dependencies were done.
   timing.start = std::max(timing.start, lane.last_end);
@@ -168,6 +168,26 @@ void Executor::complete(LaneQueue& lane, OpIndex op) {
   }
   timing.start = std::min(timing.start, timing.end);
   lane.last_end = timing.end;
+}
+
+Exposed Executor::exposed() const {
+  const std::vector<OpIndex>& gpu = lanes_[static_cast<std::size_t>(Lane::gpu)].ops;
+  Exposed exposed{};
+  for (std::size_t name = 0; name < plan::kLaneCount; ++name) {
+    if (static_cast<Lane>(name) == Lane::gpu) continue;
+    std::size_t first = 0;  // the first gpu op that may still overlap
+    for (const OpIndex op : lanes_[name].ops) {
+      const auto [start, end] = timings_[op];
+      double hidden = 0;
+      while (first < gpu.size() && timings_[gpu[first]].end <= start) ++first;
+      for (std::size_t g = first; g < gpu.size() && timings_[gpu[g]].start < end; ++g) {
+        hidden += std::max(0.0, std::min(end, timings_[gpu[g]].end) -
+                                    std::max(start, timings_[gpu[g]].start));
+      }
+      exposed[name] += end - start - hidden;
+    }
+  }
+  return exposed;
 }
 
 void Executor::drain() noexcept {

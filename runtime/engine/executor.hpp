@@ -12,6 +12,7 @@
 #include "offload/device_backend.hpp"
 #include "runtime/base/ticket.hpp"
 #include "runtime/base/wake_signal.hpp"
+#include "runtime/plan/simulator.hpp"
 #include "runtime/plan/step_plan.hpp"
 
 namespace spillway::engine {
@@ -28,11 +29,9 @@ class OpPerformer {
   [[nodiscard]] virtual Ticket start(const plan::Op& op) = 0;
 };
 
-/// Seconds from the start of the run; both 0 for a skipped op.
-struct OpTiming {
-  double start = 0;
-  double end = 0;
-};
+/// Seconds of a run during which a lane worked and the gpu lane did not, as the simulator's
+/// `LaneUse::exposed`.
+using Exposed = std::array<double, plan::kLaneCount>;
 
 /// The streams of a device, shared by all plans of a run.
 struct Streams {
@@ -54,8 +53,9 @@ class Executor {
   void run(OpPerformer& performer);
 
   [[nodiscard]] const plan::StepPlan& plan() const { return plan_; }
-  /// Of the last run, by op.
-  [[nodiscard]] std::span<const OpTiming> timings() const { return timings_; }
+  /// Of the last run, by op; both ends 0 for a skipped op. Ops of one lane do not overlap.
+  [[nodiscard]] std::span<const plan::OpTiming> timings() const { return timings_; }
+  [[nodiscard]] Exposed exposed() const;
   [[nodiscard]] double seconds() const { return seconds_; }
 
  private:
@@ -83,7 +83,7 @@ class Executor {
   std::vector<std::unique_ptr<offload::Event>> events_;  // by op; empty for ticket lanes
   std::vector<Ticket> tickets_;                          // by op
   std::vector<OpState> states_;
-  std::vector<OpTiming> timings_;
+  std::vector<plan::OpTiming> timings_;
   std::size_t completed_ = 0;
   std::chrono::steady_clock::time_point begin_;
   double seconds_ = 0;

@@ -1,7 +1,6 @@
 // metrics.jsonl: one line a step, floats in shortest round-trip form, so that runs can be compared.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -10,9 +9,6 @@
 #include "runtime/engine/trainer.hpp"
 
 namespace spillway::engine {
-
-/// Seconds of a step during which a lane worked and the gpu lane did not.
-using Exposed = std::array<double, plan::kLaneCount>;
 
 class MetricsLog {
  public:

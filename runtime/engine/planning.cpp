@@ -83,7 +83,7 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
         fmt::format("sliding_window {} is shorter than the context of {}; sliding-window attention "
                     "is not supported: train with a shorter context",
                     config.sliding_window.value_or(0), options.context));
-  const auto cores = static_cast<std::uint32_t>(Topology::discover().usable_cores());
+  const auto cores = static_cast<std::uint32_t>(read_topology().cores.size());
   if (options.threads == 0) options.threads = cores;
   if (options.compute_threads == 0) options.compute_threads = cores;
   validate(options);
@@ -92,7 +92,7 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
 ModelRuntime make_model_runtime(const model::ModelConfig& config, const TrainOptions& options) {
   ModelRuntime runtime;
   runtime.ops = model::host::make_ops(
-      {.compute = options.compute, .threads = options.compute_threads});
+      {.compute_threads = static_cast<int>(options.compute_threads), .compute = options.compute});
   const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
   runtime.transformer =
       std::make_unique<model::Transformer>(config, shape, options.compute, *runtime.ops);
@@ -105,7 +105,7 @@ std::vector<std::filesystem::path> state_directories(const TrainOptions& options
 }
 
 plan::Budgets make_budgets(const TrainOptions& options, const std::filesystem::path& run) {
-  const MemoryBudget memory = MemoryBudget::read();
+  const MemoryBudget memory = read_memory_budget();
   const auto free = static_cast<double>(memory.available().value()) * kShareOfFreeMemory;
   plan::Budgets budgets;
   // The host backend's device memory and host memory come from the same DRAM.

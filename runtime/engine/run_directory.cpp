@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kLargestFile = 16u << 20;
+constexpr Bytes kLargestFile = 16_MiB;
 
 json parse_file(const std::filesystem::path& path) {
   json document = json::parse(read_text_file(path, kLargestFile), nullptr, false);
@@ -23,8 +23,7 @@ json parse_file(const std::filesystem::path& path) {
 }
 
 void write_document(const std::filesystem::path& path, const json& document) {
-  const std::string text = document.dump(2) + "\n";
-  write_file_atomically(path, std::as_bytes(std::span(text)));
+  write_file_atomically(path, document.dump(2) + "\n");
 }
 
 /// The options that are part of the mathematics, as JSON.

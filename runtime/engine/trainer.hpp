@@ -56,7 +56,8 @@ class Trainer {
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
   [[nodiscard]] const plan::StepPlan& step_plan() const { return step_plan_; }
-  [[nodiscard]] std::span<const OpTiming> timings() const { return step_executor_->timings(); }
+  /// Timings of the last step.
+  [[nodiscard]] const Executor& step_executor() const { return *step_executor_; }
   [[nodiscard]] const OpActions& actions() const { return *actions_; }
   [[nodiscard]] const offload::DeviceBackend& backend() const { return *backend_; }
   [[nodiscard]] const nvme_swap::TileStore& store() const { return *store_; }
