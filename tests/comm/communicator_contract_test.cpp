@@ -177,7 +177,7 @@ TEST_P(CommunicatorContract, ReduceBringsTheSumToTheRoot) {
     run([&](Communicator& self) {
       std::vector<float> data = values_of(self.rank().value(), count);
       self.reduce(bytes_of(data), DType::fp32, Rank{root});
-      if (self.rank() == Rank{root}) EXPECT_TRUE(same_bits(data, sum));
+      EXPECT_TRUE(self.rank() != Rank{root} || same_bits(data, sum));
     });
   }
 }
@@ -200,7 +200,7 @@ TEST_P(CommunicatorContract, ScatterUndoesGather) {
       std::vector<float> shard = values_of(self.rank().value(), kCount);
       std::vector<float> all(at_root ? kCount * ranks() : 0);
       self.gather(bytes_of(shard), bytes_of(all), Rank{root});
-      if (at_root) EXPECT_TRUE(same_bits(all, concatenated(ranks(), kCount)));
+      EXPECT_TRUE(!at_root || same_bits(all, concatenated(ranks(), kCount)));
       std::vector<float> back(kCount);
       self.scatter(bytes_of(all), bytes_of(back), Rank{root});
       EXPECT_TRUE(same_bits(back, shard));

@@ -85,7 +85,8 @@ class Layers(LintTest):
                 ("cpu_adam/link.hpp", "<cuda_runtime.h>"), ("offload/simd.hpp", "<immintrin.h>"),
                 ("runtime/engine/gemm.hpp", "<oneapi/dnnl/dnnl.hpp>"),
                 ("runtime/model/cpu.hpp", "<omp.h>"), ("runtime/model/cuda/x.hpp", "<nccl.h>"),
-                ("comm/numa.hpp", "<hwloc.h>"), ("runtime/base/ranks.hpp", "<mpi.h>")):
+                ("comm/numa.hpp", "<hwloc.h>"), ("runtime/base/ranks.hpp", "<mpi.h>"),
+                ("runtime/engine/flags.hpp", "<CLI/CLI.hpp>"), ("comm/a.hpp", "<gtest/gtest.h>")):
             with self.subTest(include):
                 self.assert_refused(path, include, "belongs in")
                 (self.tree / path).unlink()
@@ -95,7 +96,7 @@ class Layers(LintTest):
                 ("nvme_swap/uring.hpp", "<liburing.h>"), ("cpu_adam/pool.hpp", "<tbb/task.h>"),
                 ("offload/cuda/link.hpp", "<cuda_runtime.h>"), ("offload/a.hpp", "<fmt/format.h>"),
                 ("runtime/model/host/gemm.hpp", "<oneapi/dnnl/dnnl.hpp>"),
-                ("runtime/base/numa.hpp", "<hwloc.h>")):
+                ("runtime/base/numa.hpp", "<hwloc.h>"), ("tests/base/a.hpp", "<immintrin.h>")):
             with self.subTest(include):
                 self.assert_accepted(path, include)
 

@@ -18,8 +18,6 @@ RULES = (
          "unfinished work is an issue, not a comment"),
     Rule(r"\.(cpp|hpp|inl|cu|cuh)$", r"^(tools|tests)/", r"\bgetenv\s*\(",
          "environment variables are read in tools/ only"),
-    Rule(r"\.(cpp|hpp|inl|cu|cuh)$", "", r"\busing\s+namespace\s+(?!.*literals\b)",
-         "no using-directives, except for literals"),
     Rule(r"\.(cpp|hpp|inl|cu|cuh)$", "", r"#\s*include\s*<(format|bits/[^>]*)>",
          "use fmt; GCC 12 has no <format>, and bits/ is private to the library"),
     Rule(r"(CMakeLists\.txt|\.cmake|CMakePresets\.json)$", "",

@@ -53,7 +53,8 @@ class SourceTree:
     @functools.lru_cache(maxsize=None)
     def cmake_texts(self, folder: str) -> list[str]:
         """What CMakeLists.txt and the .cmake files right in `folder` say, without comments."""
-        names = [*(self.root / folder).glob("CMakeLists.txt"), *(self.root / folder).glob("*.cmake")]
+        path = self.root / folder
+        names = [*path.glob("CMakeLists.txt"), *path.glob("*.cmake")]
         return [re.sub(r"#[^\n]*", "", name.read_text(encoding="utf-8")) for name in names]
 
     def exists(self, name: str) -> bool:
