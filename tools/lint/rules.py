@@ -27,12 +27,13 @@ RULES = (
 
 
 def registered(tree: SourceTree, name: str) -> bool:
-    """Whether CMake's files in a folder above name the source by the path from there."""
+    """Whether one of CMake's files in a folder above names the source by the path from there."""
     path = pathlib.PurePosixPath(name)
     before = r'(^|[\s("]|\$\{CMAKE_CURRENT_(FUNCTION_LIST|LIST|SOURCE)_DIR\}/)'
-    for folder in path.parents:
-        relative = re.escape(path.relative_to(folder).as_posix())
-        for text in tree.cmake_texts(folder.as_posix()):
+    for listing, text in tree.listings.items():
+        folder = pathlib.PurePosixPath(listing).parent
+        if path.is_relative_to(folder):
+            relative = re.escape(path.relative_to(folder).as_posix())
             if re.search(before + relative + r'(?![\w/.-])', text):
                 return True
     return False
@@ -40,8 +41,8 @@ def registered(tree: SourceTree, name: str) -> bool:
 
 def must_be_registered(name: str) -> bool:
     path = pathlib.PurePath(name)
-    if path.parts[0] not in MODULE_ROOTS:
-        return False
+    if path.parts[0] not in MODULE_ROOTS or name.startswith("tests/consumer/"):
+        return False  # the consumer is a project of its own
     if path.suffix in (".cpp", ".cu"):
         return True
     return path.parts[0] == "tests" and path.name.endswith("_test.py")
@@ -58,7 +59,7 @@ def check_header(tree: SourceTree, name: str) -> Iterator[Finding]:
 def check(tree: SourceTree) -> Iterator[Finding]:
     for name in tree.files():
         if must_be_registered(name) and not registered(tree, name):
-            yield Finding(name, 1, "no CMakeLists.txt or .cmake file lists this source")
+            yield Finding(name, 1, "nothing that CMake reads lists this source")
         if pathlib.PurePath(name).suffix in (".hpp", ".cuh"):
             yield from check_header(tree, name)
         rules = [rule for rule in RULES if re.search(rule.files, name)

@@ -50,12 +50,21 @@ class SourceTree:
     def lines(self, name: str) -> list[str]:
         return self.text(name).splitlines()
 
-    @functools.lru_cache(maxsize=None)
-    def cmake_texts(self, folder: str) -> list[str]:
-        """What CMakeLists.txt and the .cmake files right in `folder` say, without comments."""
-        path = self.root / folder
-        names = [*path.glob("CMakeLists.txt"), *path.glob("*.cmake")]
-        return [re.sub(r"#[^\n]*", "", name.read_text(encoding="utf-8")) for name in names]
+    @functools.cached_property
+    def listings(self) -> dict[str, str]:
+        """CMake's files that the root CMakeLists.txt reaches, by path, without their comments."""
+        found: dict[str, str] = {}
+        waiting = ["CMakeLists.txt"]
+        while waiting:
+            name = waiting.pop()
+            if name in found or not self.exists(name):
+                continue
+            found[name] = text = re.sub(r"#[^\n]*", "", self.text(name))
+            folder = pathlib.PurePosixPath(name).parent
+            for command, argument in re.findall(r"\b(add_subdirectory|include)\((\S+?)\)", text):
+                suffix = "/CMakeLists.txt" if command == "add_subdirectory" else ""
+                waiting.append((folder / (argument + suffix)).as_posix())
+        return found
 
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()
