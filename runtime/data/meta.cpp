@@ -25,13 +25,19 @@ constexpr std::array kTokenTypes{TokenType::uint16, TokenType::uint32};
   throw Error(ErrorCode::corrupt_data, fmt::format("{}: {}", origin, what));
 }
 
+/// A value as it may stand in a message.
+std::string shown(const json& value) {
+  if (value.is_structured()) return value.is_object() ? "an object" : "an array";
+  return value.dump().substr(0, 64);
+}
+
 TokenType parse_token_type(const json& fields, std::string_view origin) {
   const auto found = fields.find("dtype");
   if (found == fields.end()) refuse(origin, "`dtype` is missing; write \"uint16\" or \"uint32\"");
   for (const TokenType type : kTokenTypes) {
     if (*found == name_of(type)) return type;
   }
-  refuse(origin, fmt::format("`dtype` is {}; write \"uint16\" or \"uint32\"", found->dump()));
+  refuse(origin, fmt::format("`dtype` is {}; write \"uint16\" or \"uint32\"", shown(*found)));
 }
 
 std::uint32_t parse_vocab_size(const json& fields, std::string_view origin) {
@@ -43,7 +49,7 @@ std::uint32_t parse_vocab_size(const json& fields, std::string_view origin) {
                         found->get<std::uint64_t>() <= kMaxVocabulary;
   if (!in_range) {
     refuse(origin, fmt::format("`vocab_size` is {}; write a whole number from 1 to {}",
-                               found->dump(), kMaxVocabulary));
+                               shown(*found), kMaxVocabulary));
   }
   return found->get<std::uint32_t>();
 }

@@ -92,7 +92,7 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
 ModelRuntime make_model_runtime(const model::ModelConfig& config, const TrainOptions& options) {
   ModelRuntime runtime;
   runtime.ops = model::host::make_ops(
-      {.compute = options.compute, .threads = options.compute_threads});
+      {.compute_threads = static_cast<int>(options.compute_threads), .compute = options.compute});
   const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
   runtime.transformer =
       std::make_unique<model::Transformer>(config, shape, options.compute, *runtime.ops);

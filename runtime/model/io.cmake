@@ -6,6 +6,7 @@ set(spillway_model_io_sources
   detail/posix_file.cpp
   detail/staging_directory.cpp
   detail/strict_json.cpp
+  initialize.cpp
   model_config.cpp
   model_config_read.cpp
   model_config_write.cpp

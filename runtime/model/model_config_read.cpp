@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
 #include "runtime/model/detail/config_fields.hpp"
 #include "runtime/model/model_config.hpp"
 
@@ -313,18 +311,8 @@ ModelConfig parse_model_config(std::string_view json_text, std::string_view orig
 
 ModelConfig load_model_config(const std::filesystem::path& config_json) {
   // Far above any configuration; a wrong file (weights, say) is refused before it is read.
-  constexpr std::uintmax_t kLargest = 1U << 20;
-  std::error_code failed;
-  const std::uintmax_t size = std::filesystem::file_size(config_json, failed);
-  if (failed) throw_errno(failed.value(), fmt::format("read {}", config_json.string()));
-  check(size <= kLargest, ErrorCode::invalid_argument,
-        fmt::format("{} has {} bytes; a config.json has at most {}", config_json.string(), size,
-                    kLargest));
-  std::ifstream file(config_json, std::ios::binary);
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  if (!file.is_open() || file.bad()) {
-    throw_errno(errno != 0 ? errno : EIO, fmt::format("read {}", config_json.string()));
-  }
+  constexpr Bytes kLargest = 1_MiB;
+  const std::string text = read_text_file(config_json, kLargest);
   return parse_model_config(text, config_json.string());
 }
 

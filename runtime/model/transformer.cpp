@@ -80,9 +80,7 @@ void check_shape(const ModelConfig& config, BatchShape shape, DType compute, con
   check(shape.batch > 0 && shape.sequence > 0, ErrorCode::invalid_argument,
         fmt::format("a micro-batch of {} windows of {} tokens is empty", shape.batch,
                     shape.sequence));
-  check(shape.sequence <= config.max_context, ErrorCode::invalid_argument,
-        fmt::format("windows of {} tokens exceed the model's context of {}; shorten `context`",
-                    shape.sequence, config.max_context));
+  check_context(config, shape.sequence);
   check(compute == ops.compute(), ErrorCode::invalid_argument,
         fmt::format("the operations were made for {}, the model computes in {}",
                     name_of(ops.compute()), name_of(compute)));

@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <time.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
