@@ -1,8 +1,8 @@
 """Compares 100 optimizer steps with torch.optim, elementwise.
 
 usage: adam_torch_test.py ADAM_PEER
-The reference is torch in fp64. The bound adds up theory's bound of one step: an error of at most
-4 * 2^-23 * (|p| + step * |m| scale / denominator) each, and |update| <= lr * 10 with these gradients.
+The reference is torch in fp64. The bound adds up that of one step: an error of at most
+4 * 2^-23 * (|p| + step size * moment scale / denominator) each, where |update| <= 10 lr here.
 The bound is loose, as roundings seldom agree; so we also ask for at most three times the error that
 torch makes in fp32, where it rounds in other places.
 """
@@ -35,7 +35,8 @@ def torch_steps(decay, l2, start, gradients, dtype):
         largest = torch.maximum(largest, parameter.detach().abs())
     state = optimizer.state[parameter]
     tensors = (parameter.detach(), state["exp_avg"], state["exp_avg_sq"])
-    return numpy.stack([tensor.numpy().astype(numpy.float64) for tensor in tensors]), largest.numpy()
+    arrays = [tensor.numpy().astype(numpy.float64) for tensor in tensors]
+    return numpy.stack(arrays), largest.numpy()
 
 
 def compare(program, name, decay, l2):
