@@ -95,6 +95,7 @@ class HostOps final : public Ops {
   void attention_tasks(void (*kernel)(const AttentionCall<T>&, std::size_t, float*),
                        const AttentionCall<T>& call, std::size_t floats, Tensor workspace);
   void check_tokens(Tokens tokens, std::uint64_t vocabulary, const char* what) const;
+  void check_targets(Tokens targets, std::uint64_t vocabulary) const;
   void widen_all(const void* input, float* out, std::size_t count);
   static const T* cast(ConstTensor tensor) { return reinterpret_cast<const T*>(tensor.address()); }
   static T* cast(Tensor tensor) { return reinterpret_cast<T*>(tensor.address()); }
@@ -417,10 +418,18 @@ void HostOps<T>::check_tokens(Tokens tokens, std::uint64_t vocabulary, const cha
     const std::int32_t token = tokens.address()[i];
     if (token < 0 || static_cast<std::uint64_t>(token) >= vocabulary) {
       throw Error(ErrorCode::invalid_argument,
-                  fmt::format("{} {} at position {} of the micro-batch is not below the model's "
+                  fmt::format("{} {} at position {} is not below the model's "
                               "vocabulary of {}; prepare the data with this model's tokenizer",
                               what, token, i, vocabulary));
     }
+  }
+}
+
+/// Targets may be negative: such a one is ignored.
+template <class T>
+void HostOps<T>::check_targets(Tokens targets, std::uint64_t vocabulary) const {
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (targets.address()[i] >= 0) check_tokens({targets.address() + i, 1}, vocabulary, "target");
   }
 }
 
@@ -469,7 +478,7 @@ void HostOps<T>::embedding_backward(const EmbeddingShape& shape, Tokens tokens,
 
 template <class T>
 void HostOps<T>::cross_entropy(const CrossEntropyArguments& a) {
-  check_tokens(a.targets, a.vocabulary, "target");
+  check_targets(a.targets, a.vocabulary);
   SPILLWAY_ASSERT(a.workspace.size() >= a.rows * sizeof(double));
   CrossEntropyCall<T> call;
   call.logits = a.logits.address();
