@@ -33,14 +33,11 @@ std::array<bool, kAllIsas.size()> probe_cpu() {
 
 const detail::KernelSet& set_of(Isa isa) {
   switch (isa) {
-    case Isa::scalar:
-      return detail::kScalarKernels;
-    case Isa::avx2:
-      return detail::kAvx2Kernels;
-    case Isa::avx512:
-      return detail::kAvx512Kernels;
+    case Isa::scalar: return detail::kScalarKernels;
+    case Isa::avx2: return detail::kAvx2Kernels;
+    case Isa::avx512: return detail::kAvx512Kernels;
   }
-  SPILLWAY_ASSERT(!"an Isa outside its enumeration");
+  SPILLWAY_ASSERT(false && "an Isa outside its enumeration");
 }
 
 Kernel row(std::string_view name, Isa isa, DType gradient, DType parameter) {
@@ -134,12 +131,9 @@ Isa best_isa() {
 
 std::string_view name_of(Isa isa) {
   switch (isa) {
-    case Isa::scalar:
-      return "scalar";
-    case Isa::avx2:
-      return "avx2";
-    case Isa::avx512:
-      return "avx512";
+    case Isa::scalar: return "scalar";
+    case Isa::avx2: return "avx2";
+    case Isa::avx512: return "avx512";
   }
   return "unknown";
 }
@@ -160,7 +154,7 @@ const Kernel& find_kernel(Isa isa, DType gradient, DType parameter) {
       return kernel;
     }
   }
-  SPILLWAY_ASSERT(!"the kernel table lacks a combination of types");
+  SPILLWAY_ASSERT(false && "the kernel table lacks a combination of types");
 }
 
 void cast_parameters(Isa isa, DType dtype, const float* master, void* target, std::size_t count) {

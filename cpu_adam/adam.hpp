@@ -37,13 +37,13 @@ struct AdamOptions {
 
 /// The fp32 constants of one update, derived in fp64 once a step.
 struct UpdateScalars {
-  float gradient_scale;      ///< inverse loss scale times clip factor
+  float gradient_scale;  ///< inverse loss scale times clip factor
   float beta1, one_minus_beta1;
   float beta2, one_minus_beta2;
-  float sqrt_correction2;    ///< sqrt(1 - beta2^t)
-  float step_size;           ///< lr / (1 - beta1^t)
-  float decay_factor;        ///< 1 - lr * weight_decay (decoupled)
-  float l2;                  ///< weight_decay (l2 mode), else 0
+  float sqrt_correction2;  ///< sqrt(1 - beta2^t)
+  float step_size;         ///< lr / (1 - beta1^t)
+  float decay_factor;      ///< 1 - lr * weight_decay (decoupled)
+  float l2;                ///< weight_decay (l2 mode), else 0
   float eps;
   DecayMode mode;
 };
@@ -56,14 +56,14 @@ struct UpdateScalars {
 /// One contiguous range. Inputs and outputs are the same pointers (in place) or do not overlap.
 /// No alignment is required, not even that of float.
 struct UpdateRange {
-  const void* gradient = nullptr;   ///< [count] of gradient_dtype
-  const float* master_in = nullptr; ///< [count] fp32
+  const void* gradient = nullptr;    ///< [count] of gradient_dtype
+  const float* master_in = nullptr;  ///< [count] fp32
   const float* m_in = nullptr;
   const float* v_in = nullptr;
   float* master_out = nullptr;
   float* m_out = nullptr;
   float* v_out = nullptr;
-  void* parameters_out = nullptr;   ///< [count] of parameter_dtype; nullptr: none are written
+  void* parameters_out = nullptr;  ///< [count] of parameter_dtype; nullptr: none are written
   std::size_t count = 0;
   /// Software prefetch this many parameters ahead; 0: none. Never changes a bit. What is best
   /// depends on the processor: 512 gains on Sapphire Rapids and loses on Zen.

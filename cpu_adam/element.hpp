@@ -27,16 +27,16 @@ struct ElementState {
 };
 
 /// One step of one element. `gradient` is the landed gradient widened to fp32, not yet unscaled.
-template <DecayMode mode>
+template <DecayMode Mode>
 SPILLWAY_HOST_DEVICE inline ElementState update_element(const UpdateScalars& scalars,
                                                         ElementState old, float gradient) {
   float g = gradient * scalars.gradient_scale;
-  if constexpr (mode == DecayMode::l2) g = std::fma(scalars.l2, old.master, g);
+  if constexpr (Mode == DecayMode::l2) g = std::fma(scalars.l2, old.master, g);
   const float m = std::fma(scalars.beta1, old.m, scalars.one_minus_beta1 * g);
   const float v = std::fma(scalars.beta2, old.v, (scalars.one_minus_beta2 * g) * g);
   const float denominator = std::sqrt(v) / scalars.sqrt_correction2 + scalars.eps;
   float kept = old.master;
-  if constexpr (mode == DecayMode::decoupled) kept = old.master * scalars.decay_factor;
+  if constexpr (Mode == DecayMode::decoupled) kept = old.master * scalars.decay_factor;
   return {.master = std::fma(-scalars.step_size, m / denominator, kept), .m = m, .v = v};
 }
 

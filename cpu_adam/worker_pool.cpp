@@ -1,7 +1,6 @@
 #include "cpu_adam/worker_pool.hpp"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,30 +15,20 @@
 #include "cpu_adam/detail/arena.hpp"
 #include "cpu_adam/detail/flush_denormals.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/topology.hpp"
 
 namespace spillway::cpu_adam {
 namespace {
 
 constexpr std::size_t kMaxThreads = 4096;
 
-/// CPUs that this process may run on, by its affinity mask.
-std::size_t available_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  // Fails only where the machine has more CPUs than the set holds (1024).
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) {
-    return static_cast<std::size_t>(std::max(1, CPU_COUNT(&set)));
-  }
-  return std::max(1U, std::thread::hardware_concurrency());
-}
-
 std::size_t resolve_threads(std::size_t requested) {
   if (requested > kMaxThreads) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} update threads were asked for; {} is the most, 0 takes every CPU",
+                fmt::format("{} update threads were asked for; {} is the most, 0 takes one a core",
                             requested, kMaxThreads));
   }
-  return requested == 0 ? available_cpus() : requested;
+  return requested == 0 ? read_topology().cores.size() : requested;
 }
 
 }  // namespace

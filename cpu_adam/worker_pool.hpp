@@ -14,16 +14,16 @@
 namespace spillway::cpu_adam {
 
 struct WorkerPoolOptions {
-  std::size_t threads = 0;      ///< 0: one for each CPU that this process may run on
-  std::size_t queue_depth = 64; ///< tasks submitted and not yet finished
-  WakeSignal* wake = nullptr;   ///< notified whenever a task ends
+  std::size_t threads = 0;       ///< 0: one a physical core that this process may use
+  std::size_t queue_depth = 64;  ///< tasks submitted and not yet finished
+  WakeSignal* wake = nullptr;    ///< notified whenever a task ends
 };
 
 /// Tasks run one after another in submission order (the cpu lane is serial); each may spread over
 /// the workers with `parallel_for`. Workers flush denormals to zero (FTZ and DAZ).
 /// `submit` is for the control thread; `parallel_for` for the task that is running.
-/// A task that throws fails alone: its ticket rethrows, the next task runs. Tickets must not outlive
-/// the pool; its destructor runs what is queued.
+/// A task that throws fails alone: its ticket rethrows, the next task runs. Tickets must not
+/// outlive the pool; its destructor runs what is queued.
 class WorkerPool final : public TicketSource {
  public:
   explicit WorkerPool(const WorkerPoolOptions& options);
@@ -42,11 +42,12 @@ class WorkerPool final : public TicketSource {
   /// grain and threads() alone.
   template <class Body>
   void parallel_for(std::size_t count, std::size_t grain, const Body& body) {
-    run_partitioned(count, grain,
-                    [](const void* context, std::size_t first, std::size_t last) {
-                      (*static_cast<const Body*>(context))(first, last);
-                    },
-                    &body);
+    run_partitioned(
+        count, grain,
+        [](const void* context, std::size_t first, std::size_t last) {
+          (*static_cast<const Body*>(context))(first, last);
+        },
+        &body);
   }
 
   [[nodiscard]] bool ready(std::uint32_t slot) override;

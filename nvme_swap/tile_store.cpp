@@ -4,6 +4,7 @@
 
 #include "nvme_swap/detail/store_files.hpp"
 #include "nvme_swap/detail/store_implementation.hpp"
+#include "runtime/base/log.hpp"
 
 namespace spillway::nvme_swap {
 namespace {
@@ -33,6 +34,7 @@ std::unique_ptr<TileStore> TileStore::open(const StoreOptions& options) {
   detail::check_options(options);
   detail::StoreFiles store = detail::open_files(options);
   const detail::Recovered recovered = detail::recover(store.map, store.files.front());
+  if (!recovered.warning.empty()) log_line(LogLevel::warning, recovered.warning);
   prepare(store.files, options);
   auto implementation = std::make_unique<Implementation>(options, std::move(store));
   implementation->recover(recovered);

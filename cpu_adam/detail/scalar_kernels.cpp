@@ -23,100 +23,100 @@ void store(void* base, std::size_t index, T value) {
   std::memcpy(static_cast<std::byte*>(base) + index * sizeof(T), &value, sizeof(T));
 }
 
-template <DType dtype>
+template <DType Type>
 float widen(const void* base, std::size_t index) {
-  if constexpr (dtype == DType::fp32) return load<float>(base, index);
-  if constexpr (dtype == DType::bf16) return from_bf16(load<std::uint16_t>(base, index));
-  if constexpr (dtype == DType::fp16) return from_fp16(load<std::uint16_t>(base, index));
+  if constexpr (Type == DType::fp32) return load<float>(base, index);
+  if constexpr (Type == DType::bf16) return from_bf16(load<std::uint16_t>(base, index));
+  if constexpr (Type == DType::fp16) return from_fp16(load<std::uint16_t>(base, index));
 }
 
-template <DType dtype>
+template <DType Type>
 void store_parameter(void* base, std::size_t index, float value) {
-  if constexpr (dtype == DType::fp32) store(base, index, value);
-  if constexpr (dtype == DType::bf16) store(base, index, parameter_to_bf16(value));
-  if constexpr (dtype == DType::fp16) store(base, index, to_fp16(value));
+  if constexpr (Type == DType::fp32) store(base, index, value);
+  if constexpr (Type == DType::bf16) store(base, index, parameter_to_bf16(value));
+  if constexpr (Type == DType::fp16) store(base, index, to_fp16(value));
 }
 
-template <DType dtype>
+template <DType Type>
 void store_gradient(void* base, std::size_t index, float value) {
-  if constexpr (dtype == DType::fp32) store(base, index, value);
-  if constexpr (dtype == DType::bf16) store(base, index, to_bf16(value));
-  if constexpr (dtype == DType::fp16) store(base, index, to_fp16(value));
+  if constexpr (Type == DType::fp32) store(base, index, value);
+  if constexpr (Type == DType::bf16) store(base, index, to_bf16(value));
+  if constexpr (Type == DType::fp16) store(base, index, to_fp16(value));
 }
 
-template <DType gradient, DType parameter, DecayMode mode>
+template <DType Gradient, DType Parameter, DecayMode Mode>
 [[gnu::noinline]] void update_range(const UpdateScalars& scalars, const UpdateRange& range) {
   for (std::size_t i = 0; i < range.count; ++i) {
     const ElementState old{.master = load<float>(range.master_in, i),
                            .m = load<float>(range.m_in, i),
                            .v = load<float>(range.v_in, i)};
     const ElementState next =
-        update_element<mode>(scalars, old, widen<gradient>(range.gradient, i));
+        update_element<Mode>(scalars, old, widen<Gradient>(range.gradient, i));
     store(range.master_out, i, next.master);
     store(range.m_out, i, next.m);
     store(range.v_out, i, next.v);
     if (range.parameters_out != nullptr) {
-      store_parameter<parameter>(range.parameters_out, i, next.master);
+      store_parameter<Parameter>(range.parameters_out, i, next.master);
     }
   }
 }
 
-template <DType dtype>
+template <DType Type>
 [[gnu::noinline]] double leaf_sum(const void* gradient, std::size_t first, std::size_t count) {
   double sums[kPartialSums] = {};
   for (std::size_t i = 0; i < count; ++i) {
-    const double x = widen<dtype>(gradient, first + i);
+    const double x = widen<Type>(gradient, first + i);
     sums[i % kPartialSums] += x * x;
   }
   return combine_partial_sums(sums);
 }
 
-template <DType dtype>
+template <DType Type>
 [[gnu::noinline]] void accumulate_range(const void* source, float* target, std::size_t count,
                                         bool first) {
   for (std::size_t i = 0; i < count; ++i) {
     const float before = first ? 0.0F : load<float>(target, i);
-    store(target, i, before + widen<dtype>(source, i));
+    store(target, i, before + widen<Type>(source, i));
   }
 }
 
 struct Entries {
-  template <DType gradient, DType parameter>
+  template <DType Gradient, DType Parameter>
   static void update(const UpdateScalars& scalars, const UpdateRange& range) {
     const FlushDenormals guard;
     if (scalars.mode == DecayMode::decoupled) {
-      update_range<gradient, parameter, DecayMode::decoupled>(scalars, range);
+      update_range<Gradient, Parameter, DecayMode::decoupled>(scalars, range);
     } else {
-      update_range<gradient, parameter, DecayMode::l2>(scalars, range);
+      update_range<Gradient, Parameter, DecayMode::l2>(scalars, range);
     }
   }
 
-  template <DType dtype>
+  template <DType Type>
   static void sum_squares(const void* gradient, std::size_t count, double* leaves) {
     const FlushDenormals guard;
     for (std::size_t first = 0; first < count; first += kLeafParameters) {
-      *leaves++ = leaf_sum<dtype>(gradient, first, std::min(kLeafParameters, count - first));
+      *leaves++ = leaf_sum<Type>(gradient, first, std::min(kLeafParameters, count - first));
     }
   }
 
-  template <DType dtype>
+  template <DType Type>
   static void accumulate(const void* source, float* target, std::size_t count, bool first) {
     const FlushDenormals guard;
-    accumulate_range<dtype>(source, target, count, first);
+    accumulate_range<Type>(source, target, count, first);
   }
 
   // The casts are integer arithmetic, so they need no guard.
-  template <DType dtype>
+  template <DType Type>
   static void cast_parameters(const float* master, void* target, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
-      store_parameter<dtype>(target, i, load<float>(master, i));
+      store_parameter<Type>(target, i, load<float>(master, i));
     }
   }
 
-  template <DType dtype>
+  template <DType Type>
   static void round_gradient(const float* source, void* target, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
-      store_gradient<dtype>(target, i, load<float>(source, i));
+      store_gradient<Type>(target, i, load<float>(source, i));
     }
   }
 };

@@ -35,15 +35,15 @@ SPILLWAY_TARGET inline LaneScalars spread(const UpdateScalars& s) {
           .eps = Lanes::set(s.eps)};
 }
 
-template <DType dtype>
+template <DType Type>
 SPILLWAY_TARGET inline void write_parameters(void* base, std::size_t i, Lanes::Float value,
                                              bool stream) {
-  std::byte* const target = static_cast<std::byte*>(base) + i * size_of(dtype);
-  if constexpr (dtype == DType::fp32) {
+  std::byte* const target = static_cast<std::byte*>(base) + i * size_of(Type);
+  if constexpr (Type == DType::fp32) {
     Lanes::store(reinterpret_cast<float*>(target), value);
   } else {
     const Lanes::Half half =
-        dtype == DType::bf16 ? Lanes::parameter_to_bf16(value) : Lanes::to_fp16(value);
+        Type == DType::bf16 ? Lanes::parameter_to_bf16(value) : Lanes::to_fp16(value);
     if (stream) {
       Lanes::stream_half(target, half);
     } else {
@@ -52,12 +52,12 @@ SPILLWAY_TARGET inline void write_parameters(void* base, std::size_t i, Lanes::F
   }
 }
 
-template <DType gradient, DType parameter, DecayMode mode, Output output>
+template <DType Gradient, DType Parameter, DecayMode Mode, Output Out>
 SPILLWAY_TARGET inline void update_vector(const LaneScalars& s, const UpdateRange& range,
                                           std::size_t i) {
-  Lanes::Float g = Lanes::mul(widen<gradient>(range.gradient, i), s.gradient_scale);
+  Lanes::Float g = Lanes::mul(widen<Gradient>(range.gradient, i), s.gradient_scale);
   const Lanes::Float master = Lanes::load(range.master_in + i);
-  if constexpr (mode == DecayMode::l2) g = Lanes::fma(s.l2, master, g);
+  if constexpr (Mode == DecayMode::l2) g = Lanes::fma(s.l2, master, g);
   const Lanes::Float m =
       Lanes::fma(s.beta1, Lanes::load(range.m_in + i), Lanes::mul(s.one_minus_beta1, g));
   const Lanes::Float v = Lanes::fma(s.beta2, Lanes::load(range.v_in + i),
@@ -65,27 +65,27 @@ SPILLWAY_TARGET inline void update_vector(const LaneScalars& s, const UpdateRang
   const Lanes::Float denominator =
       Lanes::add(Lanes::div(Lanes::sqrt(v), s.sqrt_correction2), s.eps);
   Lanes::Float kept = master;
-  if constexpr (mode == DecayMode::decoupled) kept = Lanes::mul(master, s.decay_factor);
+  if constexpr (Mode == DecayMode::decoupled) kept = Lanes::mul(master, s.decay_factor);
   const Lanes::Float next = Lanes::fnma(s.step_size, Lanes::div(m, denominator), kept);
   Lanes::store(range.master_out + i, next);
   Lanes::store(range.m_out + i, m);
   Lanes::store(range.v_out + i, v);
-  if constexpr (output != Output::none) {
-    write_parameters<parameter>(range.parameters_out, i, next, output == Output::stream);
+  if constexpr (Out != Output::none) {
+    write_parameters<Parameter>(range.parameters_out, i, next, Out == Output::stream);
   }
 }
 
-template <DType gradient, DType parameter, DecayMode mode, Output output>
+template <DType Gradient, DType Parameter, DecayMode Mode, Output Out>
 SPILLWAY_TARGET inline void update_visit(const LaneScalars& s, const UpdateRange& range,
                                          std::size_t first) {
   SPILLWAY_UNROLL
   for (std::size_t k = 0; k < kVisit; k += Lanes::kWidth) {
-    update_vector<gradient, parameter, mode, output>(s, range, first + k);
+    update_vector<Gradient, Parameter, Mode, Out>(s, range, first + k);
   }
 }
 
 /// Fewer than kVisit elements: through zero-padded copies, so that the arithmetic is the same.
-template <DType gradient, DType parameter, DecayMode mode, Output output>
+template <DType Gradient, DType Parameter, DecayMode Mode, Output Out>
 SPILLWAY_TARGET void update_partial(const LaneScalars& s, const UpdateRange& range,
                                     std::size_t first, std::size_t count) {
   if (count == 0) return;
@@ -94,7 +94,7 @@ SPILLWAY_TARGET void update_partial(const LaneScalars& s, const UpdateRange& ran
   alignas(kCacheLine) float master[kVisit] = {};
   alignas(kCacheLine) float m[kVisit] = {};
   alignas(kCacheLine) float v[kVisit] = {};
-  copy_elements<gradient>(g, 0, range.gradient, first, count);
+  copy_elements<Gradient>(g, 0, range.gradient, first, count);
   copy_elements<DType::fp32>(master, 0, range.master_in, first, count);
   copy_elements<DType::fp32>(m, 0, range.m_in, first, count);
   copy_elements<DType::fp32>(v, 0, range.v_in, first, count);
@@ -107,13 +107,13 @@ SPILLWAY_TARGET void update_partial(const LaneScalars& s, const UpdateRange& ran
                            .v_out = v,
                            .parameters_out = parameters,
                            .count = kVisit};
-  constexpr Output kept = output == Output::none ? Output::none : Output::store;
-  update_visit<gradient, parameter, mode, kept>(s, padded, 0);
+  constexpr Output kPaddedOut = Out == Output::none ? Output::none : Output::store;
+  update_visit<Gradient, Parameter, Mode, kPaddedOut>(s, padded, 0);
   copy_elements<DType::fp32>(range.master_out, first, master, 0, count);
   copy_elements<DType::fp32>(range.m_out, first, m, 0, count);
   copy_elements<DType::fp32>(range.v_out, first, v, 0, count);
-  if constexpr (output != Output::none) {
-    copy_elements<parameter>(range.parameters_out, first, parameters, 0, count);
+  if constexpr (Out != Output::none) {
+    copy_elements<Parameter>(range.parameters_out, first, parameters, 0, count);
   }
 }
 
@@ -124,10 +124,10 @@ SPILLWAY_TARGET inline void prefetch_line(const void* base, std::size_t offset) 
   _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0);
 }
 
-template <DType gradient>
+template <DType Gradient>
 SPILLWAY_TARGET inline void prefetch_visit(const UpdateRange& range, std::size_t first) {
-  for (std::size_t k = 0; k < kVisit * size_of(gradient); k += kCacheLine) {
-    prefetch_line(range.gradient, first * size_of(gradient) + k);
+  for (std::size_t k = 0; k < kVisit * size_of(Gradient); k += kCacheLine) {
+    prefetch_line(range.gradient, first * size_of(Gradient) + k);
   }
   for (std::size_t k = 0; k < kVisit * sizeof(float); k += kCacheLine) {
     prefetch_line(range.master_in, first * sizeof(float) + k);
@@ -136,46 +136,46 @@ SPILLWAY_TARGET inline void prefetch_visit(const UpdateRange& range, std::size_t
   }
 }
 
-template <DType gradient, DType parameter, DecayMode mode, Output output>
-SPILLWAY_TARGET [[gnu::noinline]] void update_range(const UpdateScalars& scalars,
+template <DType Gradient, DType Parameter, DecayMode Mode, Output Out>
+[[gnu::noinline]] SPILLWAY_TARGET void update_range(const UpdateScalars& scalars,
                                                     const UpdateRange& given) {
   const LaneScalars s = spread(scalars);
   const UpdateRange range = given;  // a copy, which no store through a pointer can change
   std::size_t i = 0;
-  if constexpr (output == Output::stream) {
+  if constexpr (Out == Output::stream) {
     const auto address = reinterpret_cast<std::uintptr_t>(range.parameters_out);
     const std::size_t to_line = (kCacheLine - address % kCacheLine) % kCacheLine;
-    i = std::min(to_line / size_of(parameter), range.count);
-    update_partial<gradient, parameter, mode, output>(s, range, 0, i);
+    i = std::min(to_line / size_of(Parameter), range.count);
+    update_partial<Gradient, Parameter, Mode, Out>(s, range, 0, i);
   }
   if (range.prefetch_distance == 0) {
     for (; i + kVisit <= range.count; i += kVisit) {
-      update_visit<gradient, parameter, mode, output>(s, range, i);
+      update_visit<Gradient, Parameter, Mode, Out>(s, range, i);
     }
   } else {
     for (; i + kVisit <= range.count; i += kVisit) {
-      prefetch_visit<gradient>(range, i + range.prefetch_distance);
-      update_visit<gradient, parameter, mode, output>(s, range, i);
+      prefetch_visit<Gradient>(range, i + range.prefetch_distance);
+      update_visit<Gradient, Parameter, Mode, Out>(s, range, i);
     }
   }
-  update_partial<gradient, parameter, mode, output>(s, range, i, range.count - i);
+  update_partial<Gradient, Parameter, Mode, Out>(s, range, i, range.count - i);
   // Non-temporal stores are not ordered with the release store that publishes a finished task.
-  if constexpr (output == Output::stream) _mm_sfence();
+  if constexpr (Out == Output::stream) _mm_sfence();
 }
 
-template <DType gradient, DType parameter, DecayMode mode>
+template <DType Gradient, DType Parameter, DecayMode Mode>
 void update_with(const UpdateScalars& scalars, const UpdateRange& range) {
   if (range.parameters_out == nullptr) {
-    update_range<gradient, parameter, mode, Output::none>(scalars, range);
+    update_range<Gradient, Parameter, Mode, Output::none>(scalars, range);
     return;
   }
-  if constexpr (parameter != DType::fp32) {
-    if (reinterpret_cast<std::uintptr_t>(range.parameters_out) % size_of(parameter) == 0) {
-      update_range<gradient, parameter, mode, Output::stream>(scalars, range);
+  if constexpr (Parameter != DType::fp32) {
+    if (reinterpret_cast<std::uintptr_t>(range.parameters_out) % size_of(Parameter) == 0) {
+      update_range<Gradient, Parameter, Mode, Output::stream>(scalars, range);
       return;
     }
   }
-  update_range<gradient, parameter, mode, Output::store>(scalars, range);
+  update_range<Gradient, Parameter, Mode, Output::store>(scalars, range);
 }
 
 }  // namespace

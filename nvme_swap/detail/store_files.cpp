@@ -9,7 +9,6 @@
 
 #include "nvme_swap/detail/aligned_buffer.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/base/log.hpp"
 
 namespace spillway::nvme_swap::detail {
 namespace {
@@ -161,9 +160,9 @@ Recovered recover(const StoreMap& map, const SwapFile& first_file) {
   result.area = second ? 1 : 0;
   const RecordContent& record = *records[result.area];
   if (!records[1 - result.area]) {
-    log_warning(
-        "{}: commit record {} cannot be used ({}), as after a crash during a commit; "
-        "continuing from step {}",
+    result.warning = fmt::format(
+        "{}: commit record {} cannot be used ({}), as after a crash during a commit; continuing "
+        "from step {}",
         where, 1 - result.area, reasons[1 - result.area], record.step.value());
   }
   const auto table = record_table(map, std::as_const(areas[result.area]).bytes());

@@ -16,7 +16,8 @@ struct Recovered {
   std::vector<TileRecord> tiles{};
   std::optional<CommitHeader> commit{};  ///< empty if nothing was ever committed
   std::uint64_t generation = 0;
-  std::size_t area = 0;  ///< that holds it
+  std::size_t area = 0;   ///< that holds it
+  std::string warning{};  ///< why the other area could not be used, if so
 };
 
 /// The locked files of one store and where everything in them is.

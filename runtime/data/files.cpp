@@ -1,5 +1,3 @@
-#include "runtime/data/detail/files.hpp"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -12,32 +10,13 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
+#include "runtime/data/detail/files.hpp"
 
 namespace spillway::data::detail {
 
-FileDescriptor::~FileDescriptor() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)) {}
-
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  std::swap(descriptor_, other.descriptor_);
-  return *this;
-}
-
-void FileDescriptor::close(const std::filesystem::path& path) {
-  const int descriptor = std::exchange(descriptor_, -1);
-  if (descriptor >= 0 && ::close(descriptor) != 0) {
-    throw_errno(errno, fmt::format("close {}", path.string()));
-  }
-}
-
 FileDescriptor open_regular(const std::filesystem::path& path) {
   // O_NONBLOCK: opening a pipe must report what it is, not wait for a writer.
-  FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (file.get() < 0) throw_errno(errno, fmt::format("open {}", path.string()));
+  FileDescriptor file = open_file(path, O_RDONLY | O_NONBLOCK);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) throw_errno(errno, fmt::format("stat {}", path.string()));
   if (!S_ISREG(status.st_mode)) {
@@ -62,34 +41,11 @@ std::size_t read_some(const FileDescriptor& file, std::span<std::byte> target,
   }
 }
 
-std::string read_text(const std::filesystem::path& path, std::uint64_t limit) {
-  const FileDescriptor file = open_regular(path);
-  const std::uint64_t size = size_of_file(file, path);
-  if (size > limit) {
-    throw Error(ErrorCode::corrupt_data,
-                fmt::format("{}: {} bytes, more than the {} that such a file may have",
-                            path.string(), size, limit));
-  }
-  std::string text(size, '\0');
-  std::size_t done = 0;
-  while (done < text.size()) {
-    const auto rest = std::as_writable_bytes(std::span{text}).subspan(done);
-    const std::size_t count = read_some(file, rest, path);
-    if (count == 0) break;
-    done += count;
-  }
-  text.resize(done);
-  return text;
-}
-
 PartialFile::PartialFile(std::filesystem::path path)
     : path_(std::move(path)),
       partial_(path_.parent_path() / fmt::format(".{}.partial", path_.filename().string())) {
-  // A leftover of a killed process has no owner: the directory is locked, or the caller's alone.
-  ::unlink(partial_.c_str());
-  file_ = FileDescriptor{
-      ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666)};
-  if (file_.get() < 0) throw_errno(errno, fmt::format("create {}", partial_.string()));
+  ::unlink(partial_.c_str());  // a leftover of a killed process: the lock says that it has no owner
+  file_ = open_file(partial_, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
 }
 
 PartialFile::~PartialFile() {
@@ -109,7 +65,7 @@ void PartialFile::write(std::span<const std::byte> data) {
 
 void PartialFile::finish() {
   if (::fsync(file_.get()) != 0) throw_errno(errno, fmt::format("fsync {}", partial_.string()));
-  file_.close(partial_);
+  file_.close();
 }
 
 void PartialFile::publish() {
@@ -120,23 +76,14 @@ void PartialFile::publish() {
 }
 
 DirectoryLock::DirectoryLock(const std::filesystem::path& directory)
-    : directory_(directory),
-      descriptor_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-  if (descriptor_.get() < 0) throw_errno(errno, fmt::format("open {}", directory.string()));
-  if (::flock(descriptor_.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) throw_errno(errno, fmt::format("lock {}", directory.string()));
-    throw Error(ErrorCode::busy,
-                fmt::format("{} is being written by another process; wait for it or choose "
-                            "another output directory",
-                            directory.string()),
-                EWOULDBLOCK);
-  }
-}
-
-void DirectoryLock::sync() {
-  if (::fsync(descriptor_.get()) != 0) {
-    throw_errno(errno, fmt::format("fsync {}", directory_.string()));
-  }
+    : descriptor_(open_file(directory, O_RDONLY | O_DIRECTORY)) {
+  if (::flock(descriptor_.get(), LOCK_EX | LOCK_NB) == 0) return;
+  if (errno != EWOULDBLOCK) throw_errno(errno, fmt::format("lock {}", directory.string()));
+  throw Error(ErrorCode::busy,
+              fmt::format("{} is being written by another process; wait for it or choose another "
+                          "output directory",
+                          directory.string()),
+              EWOULDBLOCK);
 }
 
 }  // namespace spillway::data::detail

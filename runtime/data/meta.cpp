@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <nlohmann/json.hpp>
-#include <span>
 
 #include "runtime/base/error.hpp"
-#include "runtime/data/detail/files.hpp"
+#include "runtime/base/file.hpp"
 #include "runtime/data/detail/utf8.hpp"
 #include "runtime/data/tokenizer.hpp"
 
@@ -18,11 +18,17 @@ namespace {
 using nlohmann::json;
 
 /// Every Unicode character with its JSON escape is far below this.
-constexpr std::uint64_t kMaxMetaBytes = 64 << 20;
+constexpr Bytes kMaxMetaBytes = 64_MiB;
 constexpr std::array kTokenTypes{TokenType::uint16, TokenType::uint32};
 
 [[noreturn]] void refuse(std::string_view origin, std::string_view what) {
   throw Error(ErrorCode::corrupt_data, fmt::format("{}: {}", origin, what));
+}
+
+/// A value as it may stand in a message.
+std::string shown(const json& value) {
+  if (value.is_structured()) return value.is_object() ? "an object" : "an array";
+  return value.dump().substr(0, 64);
 }
 
 TokenType parse_token_type(const json& fields, std::string_view origin) {
@@ -31,7 +37,7 @@ TokenType parse_token_type(const json& fields, std::string_view origin) {
   for (const TokenType type : kTokenTypes) {
     if (*found == name_of(type)) return type;
   }
-  refuse(origin, fmt::format("`dtype` is {}; write \"uint16\" or \"uint32\"", found->dump()));
+  refuse(origin, fmt::format("`dtype` is {}; write \"uint16\" or \"uint32\"", shown(*found)));
 }
 
 std::uint32_t parse_vocab_size(const json& fields, std::string_view origin) {
@@ -43,7 +49,7 @@ std::uint32_t parse_vocab_size(const json& fields, std::string_view origin) {
                         found->get<std::uint64_t>() <= kMaxVocabulary;
   if (!in_range) {
     refuse(origin, fmt::format("`vocab_size` is {}; write a whole number from 1 to {}",
-                               found->dump(), kMaxVocabulary));
+                               shown(*found), kMaxVocabulary));
   }
   return found->get<std::uint32_t>();
 }
@@ -122,7 +128,7 @@ Meta load_meta(const std::filesystem::path& meta_json) {
                             meta_json.string()),
                 ENOENT);
   }
-  return parse_meta(detail::read_text(meta_json, kMaxMetaBytes), meta_json.string());
+  return parse_meta(read_text_file(meta_json, kMaxMetaBytes), meta_json.string());
 }
 
 std::string to_meta_json(const Meta& meta) {
@@ -144,11 +150,7 @@ std::string to_meta_json(const Meta& meta) {
 }
 
 void save_meta(const Meta& meta, const std::filesystem::path& meta_json) {
-  const std::string text = to_meta_json(meta);
-  detail::PartialFile file(meta_json);
-  file.write(std::as_bytes(std::span{text}));
-  file.finish();
-  file.publish();
+  write_file_atomically(meta_json, std::string_view(to_meta_json(meta)));
 }
 
 }  // namespace spillway::data

@@ -30,7 +30,7 @@ template <class Visit>
 void for_each_unit(const PrepareOptions& options, Visit&& visit) {
   std::vector<std::byte> chunk(kChunkBytes);
   for (const fs::path& path : options.texts) {
-    const detail::FileDescriptor file = detail::open_regular(path);
+    const FileDescriptor file = detail::open_regular(path);
     detail::Utf8Decoder decoder;
     std::uint64_t position = 0;
     const auto refuse = [&] {
@@ -184,6 +184,7 @@ void publish(const PrepareOptions& options, const PreparedData& report, TokenWri
   } else {
     remove_if_there(options.output / "val.bin");
   }
+  synchronize_directory(options.output);
   save_meta(report.meta, options.output / "meta.json");
 }
 
@@ -194,7 +195,7 @@ PreparedData prepare_tokens(const PrepareOptions& options) {
   std::error_code code;
   fs::create_directories(options.output, code);
   if (code) throw_errno(code.value(), fmt::format("create {}", options.output.string()));
-  detail::DirectoryLock lock(options.output);
+  const detail::DirectoryLock lock(options.output);
   check_output(options);
 
   const Survey found = survey(options);
@@ -220,7 +221,6 @@ PreparedData prepare_tokens(const PrepareOptions& options) {
   train.finish();
   if (validation) validation->finish();
   publish(options, report, train, validation_writer);
-  lock.sync();
   return report;
 }
 

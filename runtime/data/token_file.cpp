@@ -90,7 +90,7 @@ class TokenFile::Implementation {
 
   std::filesystem::path path_;
   TokenType type_;
-  detail::FileDescriptor file_;
+  FileDescriptor file_;
   std::uint64_t bytes_ = 0;
   void* data_ = nullptr;
 };

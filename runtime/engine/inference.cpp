@@ -20,7 +20,7 @@ std::span<std::int32_t> as_tokens(std::span<std::byte> bytes) {
 }  // namespace
 
 Inference::Inference(const model::ModelConfig& config, const InferenceOptions& options,
-                     const MasterSource& source)
+                     const model::ParameterSource& source)
     : config_(config), options_(options) {
   TrainOptions train;
   train.compute = options_.compute;
@@ -55,12 +55,12 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
 
 Inference::~Inference() = default;
 
-void Inference::load(const MasterSource& source) {
+void Inference::load(const model::ParameterSource& source) {
   std::vector<float> masters;
   const auto& blocks = model_.transformer->layout().blocks;
   for (std::uint32_t block = 0; block < blocks.size(); ++block) {
-    masters.assign(blocks[block].padded_parameters.value(), 0.0F);
-    source(block, std::span(masters).first(blocks[block].parameters.value()));
+    masters.resize(blocks[block].padded_parameters.value());
+    source.read(BlockIndex{block}, ElementCount{}, masters);
     const Bytes bytes{masters.size() * size_of(options_.compute)};
     offload::PinnedMemory rounded(*backend_, bytes);
     cpu_adam::cast_parameters(cpu_adam::best_isa(), options_.compute, masters.data(),

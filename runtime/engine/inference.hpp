@@ -10,7 +10,7 @@
 #include "offload/memory.hpp"
 #include "runtime/data/token_file.hpp"
 #include "runtime/engine/planning.hpp"
-#include "runtime/engine/state_io.hpp"
+#include "runtime/model/parameter_source.hpp"
 #include "runtime/engine/trainer.hpp"
 
 namespace spillway::engine {
@@ -26,7 +26,7 @@ class Inference {
  public:
   /// Parameters are the masters of `source`, rounded to the compute dtype as training rounds them.
   Inference(const model::ModelConfig& config, const InferenceOptions& options,
-            const MasterSource& source);
+            const model::ParameterSource& source);
   ~Inference();
 
   /// Mean loss over all whole windows of `tokens`, in file order.
@@ -35,7 +35,7 @@ class Inference {
   [[nodiscard]] std::span<const float> next_logits(std::span<const std::int32_t> tokens);
 
  private:
-  void load(const MasterSource& source);
+  void load(const model::ParameterSource& source);
   void forward();
   [[nodiscard]] offload::DeviceSpan<std::byte> parameters(std::uint32_t block) const;
 

@@ -86,13 +86,18 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
   const auto cores = static_cast<std::uint32_t>(read_topology().cores.size());
   if (options.threads == 0) options.threads = cores;
   if (options.compute_threads == 0) options.compute_threads = cores;
+  check(options.update != UpdateMode::immediate, ErrorCode::not_supported,
+        "spillway.update immediate: this version updates in deferred mode only, which gives the "
+        "same bits; use \"auto\"");
   validate(options);
 }
 
 ModelRuntime make_model_runtime(const model::ModelConfig& config, const TrainOptions& options) {
   ModelRuntime runtime;
-  runtime.ops = model::host::make_ops(
-      {.compute = options.compute, .threads = options.compute_threads});
+  model::host::HostOpsOptions host;
+  host.compute_threads = static_cast<int>(options.compute_threads);
+  host.compute = options.compute;
+  runtime.ops = model::host::make_ops(host);
   const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
   runtime.transformer =
       std::make_unique<model::Transformer>(config, shape, options.compute, *runtime.ops);

@@ -16,9 +16,9 @@ RunReader::RunReader(const std::filesystem::path& run) {
   layout_ = model::make_layout(config_.model);
   plan::Workload workload;
   for (const model::BlockLayout& block : layout_.blocks) {
-    workload.blocks.push_back({.name = block.name,
-                               .parameters = block.parameters,
-                               .padded_parameters = block.padded_parameters});
+    plan::BlockShape& shape = workload.blocks.emplace_back();
+    shape.parameters = block.parameters;
+    shape.padded_parameters = block.padded_parameters;
   }
   tiles_ = plan::make_tiles(workload, ElementCount{config_.options.tile_parameters});
 
@@ -37,18 +37,19 @@ RunReader::RunReader(const std::filesystem::path& run) {
   staging_ = {*backend_, largest};
 }
 
-void RunReader::read_masters(std::uint32_t block, std::span<float> masters) {
+void RunReader::read(BlockIndex block, ElementCount first, std::span<float> target) const {
+  const ElementCount last = first + ElementCount{target.size()};
   for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
     const plan::Tile& t = tiles_[tile];
-    if (t.block != block || t.first.value() >= masters.size()) continue;
-    const auto bytes =
-        staging_.host().subspan(0, store_->layout().tiles[tile].value());
+    const ElementCount begin = std::max(first, t.first);
+    const ElementCount end = std::min(last, t.first + t.count);
+    if (t.block != block.value() || begin >= end) continue;
+    const auto bytes = staging_.host().subspan(0, store_->layout().tiles[tile].value());
     store_->read(TileIndex{tile}, bytes).wait();
     store_->verify(TileIndex{tile}, bytes);
-    const std::size_t count =
-        std::min<std::size_t>(t.count.value(), masters.size() - t.first.value());
-    std::copy_n(reinterpret_cast<const float*>(bytes.data()), count,
-                masters.data() + t.first.value());
+    const auto* masters = reinterpret_cast<const float*>(bytes.data());
+    std::copy(masters + (begin - t.first).value(), masters + (end - t.first).value(),
+              target.begin() + static_cast<std::ptrdiff_t>((begin - first).value()));
   }
 }
 

@@ -11,11 +11,12 @@
 #include "runtime/engine/run_directory.hpp"
 #include "runtime/engine/training_state.hpp"
 #include "runtime/model/parameter_layout.hpp"
+#include "runtime/model/parameter_source.hpp"
 #include "runtime/plan/step_plan.hpp"
 
 namespace spillway::engine {
 
-class RunReader {
+class RunReader final : public model::ParameterSource {
  public:
   /// Throws `Error{invalid_argument}` if there is no run or no committed step, `Error{busy}` while a
   /// process trains it, `Error{corrupt_data}` if its state is not what was written.
@@ -24,8 +25,8 @@ class RunReader {
   [[nodiscard]] const RunConfig& config() const { return config_; }
   [[nodiscard]] const model::ModelLayout& layout() const { return layout_; }
   [[nodiscard]] const TrainingState& state() const { return state_; }
-  /// Masters of one block without padding, every checksum verified.
-  void read_masters(std::uint32_t block, std::span<float> masters);
+  /// Masters of the last committed step, every checksum verified. One call at a time.
+  void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
 
  private:
   RunConfig config_;

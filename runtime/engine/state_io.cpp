@@ -11,20 +11,14 @@ namespace spillway::engine {
 using plan::kNoSlot;
 using plan::Tier;
 
-void StateIo::initialize(const MasterSource& source) {
-  std::vector<float> masters;
-  for (std::uint32_t block = 0; block < workload_.blocks.size(); ++block) {
-    const plan::BlockShape& shape = workload_.blocks[block];
-    masters.assign(shape.padded_parameters.value(), 0.0F);
-    source(block, std::span(masters).first(shape.parameters.value()));
-    for (const std::uint32_t tile : homes_.tiles_of(block)) {
-      const plan::Tile& t = homes_.tiles()[tile];
-      const std::span<std::byte> bytes = homes_.staging(tile, 0);
-      std::fill(bytes.begin(), bytes.end(), std::byte{});
-      std::copy_n(masters.data() + t.first.value(), t.count.value(),
-                  homes_.split(tile, bytes.data()).master);
-      bring_home(tile, false);
-    }
+void StateIo::initialize(const model::ParameterSource& source) {
+  for (std::uint32_t tile = 0; tile < homes_.tiles().size(); ++tile) {
+    const plan::Tile& t = homes_.tiles()[tile];
+    const std::span<std::byte> bytes = homes_.staging(tile, 0);
+    std::fill(bytes.begin(), bytes.end(), std::byte{});
+    source.read(BlockIndex{t.block}, t.first,
+                {homes_.split(tile, bytes.data()).master, t.count.value()});
+    bring_home(tile, false);
   }
   upload_residents();
 }

@@ -2,18 +2,15 @@
 // resume and for export. Not on the step path; every call blocks.
 #pragma once
 
-#include <functional>
 #include <span>
 
 #include "cpu_adam/adam.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/executor.hpp"
 #include "runtime/engine/homes.hpp"
+#include "runtime/model/parameter_source.hpp"
 
 namespace spillway::engine {
-
-/// Fills [0, block parameters) of a block with fp32 masters; the padding is zeroed by the caller.
-using MasterSource = std::function<void(std::uint32_t block, std::span<float> masters)>;
 
 class StateIo {
  public:
@@ -27,7 +24,7 @@ class StateIo {
         isa_(isa) {}
 
   /// Masters from `source`, zero moments, parameters rounded from the masters.
-  void initialize(const MasterSource& source);
+  void initialize(const model::ParameterSource& source);
   /// All tiles from the store's committed version, every checksum verified.
   void restore();
   /// The masters of one block, [padded], from wherever they live. No update may be pending.

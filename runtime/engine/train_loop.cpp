@@ -140,17 +140,14 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-MasterSource masters_of(const TrainRequest& request, const model::ModelConfig& config,
-                        const model::ModelLayout& layout, std::uint64_t seed) {
+std::unique_ptr<model::ParameterSource> initial_parameters(const TrainRequest& request,
+                                                           const model::ModelConfig& config,
+                                                           const model::ModelLayout& layout,
+                                                           std::uint64_t seed) {
   if (request.from) {
-    auto reader = std::make_shared<model::CheckpointReader>(*request.from, config, layout);
-    return [reader](std::uint32_t block, std::span<float> masters) {
-      reader->read(BlockIndex{block}, ElementCount{}, masters);
-    };
+    return std::make_unique<model::CheckpointReader>(*request.from, config, layout);
   }
-  return [&config, &layout, seed](std::uint32_t block, std::span<float> masters) {
-    model::initialize(config, layout, BlockIndex{block}, seed, masters);
-  };
+  return std::make_unique<model::RandomInitializer>(config, layout, seed);
 }
 
 /// One run of `train`: the pieces that its phases share.
@@ -198,7 +195,7 @@ void Loop::open() {
   config_ = model_of(request_, run_);
   options_ = request_.options;
   resolve(options_, config_);
-  data_ = TrainingData::open(request_.data, config_);
+  data_.emplace(TrainingData::open(request_.data, config_));
   sampler_.emplace(data_->train.size(), options_.context, options_.order, options_.seed);
   steps_ = steps_of(options_, *sampler_);
 
@@ -222,14 +219,13 @@ void Loop::open() {
   if (resumes_) {
     const RunConfig recorded = run_.read_config();
     // A schedule that was to end with the run keeps the end that it started with.
-    if (options_.schedule.total_steps == 0) {
-      options_.schedule.total_steps = recorded.options.schedule.total_steps;
-    }
+    options_.schedule = resolve_schedule(
+        options_.schedule, recorded.options.schedule.total_steps);
     now.options = options_;
     check_same_mathematics(recorded, now);
     return;
   }
-  if (options_.schedule.total_steps == 0) options_.schedule.total_steps = steps_;
+  options_.schedule = resolve_schedule(options_.schedule, steps_);
   now.options = options_;
   std::filesystem::create_directories(request_.run);
   for (const auto& directory : store_options_.directories) {
@@ -261,7 +257,8 @@ void Loop::create_trainer() {
   trainer_ = std::make_unique<Trainer>(config_, options_, placement_, budgets_, std::move(model_),
                                        workload_, store_options_, resumes_);
   if (!resumes_) {
-    trainer_->initialize(masters_of(request_, config_, trainer_->layout(), options_.seed));
+    trainer_->initialize(
+        *initial_parameters(request_, config_, trainer_->layout(), options_.seed));
   }
   metrics_.emplace(run_.metrics(), trainer_->state().step);
   trace_.emplace(trainer_->step_plan().ops.size());

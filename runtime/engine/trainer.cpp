@@ -95,7 +95,7 @@ bool Trainer::commits_in_step() const {
   return !placement_.any_state(plan::Tier::device) && !placement_.any_state(plan::Tier::host);
 }
 
-void Trainer::initialize(const MasterSource& source) { state_io_->initialize(source); }
+void Trainer::initialize(const model::ParameterSource& source) { state_io_->initialize(source); }
 
 void Trainer::read_masters(std::uint32_t block, std::span<float> masters) {
   flush(false);

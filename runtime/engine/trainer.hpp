@@ -44,7 +44,7 @@ class Trainer {
   ~Trainer();
 
   /// Step 0: masters from `source`.
-  void initialize(const MasterSource& source);
+  void initialize(const model::ParameterSource& source);
 
   StepResult step(const data::TokenFile& tokens, const data::Sampler& sampler);
   /// Mean loss over all whole windows of `tokens`, in file order.

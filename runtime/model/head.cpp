@@ -52,15 +52,15 @@ Head::ChunkPlans Head::plan_chunk(std::uint64_t rows) {
                                     .inner = config_.width,
                                     .transpose_b = true,
                                     .output = MatmulOutput::fp32});
-  plans.input_gradient = ops_->plan_matmul(
-      {.rows = rows, .columns = config_.width, .inner = config_.vocab_size});
+  plans.input_gradient =
+      ops_->plan_matmul({.rows = rows, .columns = config_.width, .inner = config_.vocab_size});
   plans.weight_gradient = ops_->plan_matmul({.rows = config_.vocab_size,
                                              .columns = config_.width,
                                              .inner = rows,
                                              .transpose_a = true,
                                              .output = MatmulOutput::gradient});
-  ops_workspace_ = std::max({ops_workspace_, plans.logits.workspace,
-                             plans.input_gradient.workspace, plans.weight_gradient.workspace});
+  ops_workspace_ = std::max({ops_workspace_, plans.logits.workspace, plans.input_gradient.workspace,
+                             plans.weight_gradient.workspace});
   return plans;
 }
 
@@ -134,9 +134,8 @@ void Head::backward_chunk(const LossArguments& a, const Space& space, std::uint6
   const ChunkPlans& plans = rows == chunk_ ? full_ : tail_;
   const std::size_t row_bytes = config_.width * size_of(ops_->compute());
   const std::uint64_t count = std::uint64_t{config_.vocab_size} * config_.width;
-  const Gradient gradient =
-      projection_ ? projection_->in(a.gradients, a.first)
-                  : Gradient{a.tied_gradients.subspan(0, count), a.first};
+  const Gradient gradient = projection_ ? projection_->in(a.gradients, a.first)
+                                        : Gradient{a.tied_gradients.subspan(0, count), a.first};
   ops_->matmul(plans.input_gradient,
                {.a = space.logits_gradient,
                 .b = weight(a.parameters, a.tied_parameters),

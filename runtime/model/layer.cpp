@@ -92,16 +92,15 @@ void Layer::backward_norm(const Norm& norm, const BackwardArguments& a, ConstTen
   const ConstTensor residual = a.boundary_gradient;
   const ConstTensor out_gradient = space.normal_gradient;
   ops_->norm_backward(
-      norm.shape,
-      {.input = {input, width},
-       .weight = norm.weight.in(a.parameters, ops_->compute()),
-       .out_gradient = {out_gradient, width},
-       .statistics = space.common.statistics,
-       .residual_gradient = {residual, width},
-       .input_gradient = {a.boundary_gradient, width},
-       .weight_gradient = norm.weight.in(a.gradients, a.first),
-       .bias_gradient = norm.bias ? norm.bias->in(a.gradients, a.first) : Gradient{},
-       .workspace = space.common.ops});
+      norm.shape, {.input = {input, width},
+                   .weight = norm.weight.in(a.parameters, ops_->compute()),
+                   .out_gradient = {out_gradient, width},
+                   .statistics = space.common.statistics,
+                   .residual_gradient = {residual, width},
+                   .input_gradient = {a.boundary_gradient, width},
+                   .weight_gradient = norm.weight.in(a.gradients, a.first),
+                   .bias_gradient = norm.bias ? norm.bias->in(a.gradients, a.first) : Gradient{},
+                   .workspace = space.common.ops});
 }
 
 void Layer::backward_mlp(const BackwardArguments& a, const SavedOut& saved,
@@ -156,16 +155,15 @@ void Layer::backward_heads(const BackwardArguments& a, const SavedOut& saved,
                             offload::DeviceSpan<const float> statistics) {
     const ConstTensor qkv = saved.qkv;
     const ConstTensor out_gradient = gradient;
-    ops_->norm_backward(norm.shape,
-                        {.input = columns(qkv, all, first),
-                         .weight = norm.weight.in(a.parameters, ops_->compute()),
-                         .out_gradient = columns(out_gradient, all, first),
-                         .statistics = statistics,
-                         .residual_gradient = {},
-                         .input_gradient = columns(gradient, all, first),
-                         .weight_gradient = norm.weight.in(a.gradients, a.first),
-                         .bias_gradient = {},
-                         .workspace = space.common.ops});
+    ops_->norm_backward(norm.shape, {.input = columns(qkv, all, first),
+                                     .weight = norm.weight.in(a.parameters, ops_->compute()),
+                                     .out_gradient = columns(out_gradient, all, first),
+                                     .statistics = statistics,
+                                     .residual_gradient = {},
+                                     .input_gradient = columns(gradient, all, first),
+                                     .weight_gradient = norm.weight.in(a.gradients, a.first),
+                                     .bias_gradient = {},
+                                     .workspace = space.common.ops});
   };
   backward(*q_norm_, 0, space.common.statistics);
   backward(*k_norm_, k, space.common.k_statistics);

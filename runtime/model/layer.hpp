@@ -32,11 +32,11 @@ class Layer {
   /// What backward needs of the forward pass. `View` is Tensor or ConstTensor.
   template <class View, class Floats>
   struct Saved {
-    View qkv;           ///< [T, q | k | v]: rotated, or as projected where heads are normalized
-    View attention;     ///< [T, heads * head_dim]
-    Floats log_sum;     ///< [batch, heads, sequence]
-    View middle;        ///< [T, W] input plus attention
-    View ffn;           ///< [T, F] before gelu, or [T, gate | up]
+    View qkv;        ///< [T, q | k | v]: rotated, or as projected where heads are normalized
+    View attention;  ///< [T, heads * head_dim]
+    Floats log_sum;  ///< [batch, heads, sequence]
+    View middle;     ///< [T, W] input plus attention
+    View ffn;        ///< [T, F] before gelu, or [T, gate | up]
   };
   using SavedOut = Saved<Tensor, offload::DeviceSpan<float>>;
   struct Common {
@@ -73,8 +73,7 @@ class Layer {
   Common carve_common(Carver& carver) const;
   BackwardSpace carve_backward(Carver& carver) const;
 
-  void apply_norm(const Norm& norm, ConstTensor parameters, ConstTensor input,
-                  const Common& space);
+  void apply_norm(const Norm& norm, ConstTensor parameters, ConstTensor input, const Common& space);
   /// Normalizes heads where the family does, rotates them, and says where q, k and v now are.
   Heads3 prepare_heads(ConstTensor parameters, ConstTensor qkv, const Common& space);
   void rotate(Tensor rows, std::uint64_t stride, RopeDirection direction);

@@ -12,8 +12,8 @@ Linear::Linear(const LinearShape& s, Ops& ops) : shape_(s), ops_(&ops) {
                               .transpose_b = out_in,
                               .bias = s.bias.has_value(),
                               .residual = s.residual});
-  input_ = ops.plan_matmul(
-      {.rows = s.rows, .columns = s.in, .inner = s.out, .transpose_b = !out_in});
+  input_ =
+      ops.plan_matmul({.rows = s.rows, .columns = s.in, .inner = s.out, .transpose_b = !out_in});
   weight_ = ops.plan_matmul({.rows = out_in ? s.out : s.in,
                              .columns = out_in ? s.in : s.out,
                              .inner = s.rows,
@@ -31,17 +31,18 @@ double Linear::flops() const {
 void Linear::forward(ConstTensor parameters, ConstTensor input, ConstTensor residual, Tensor out,
                      Tensor workspace) {
   const DType compute = ops_->compute();
-  ops_->matmul(forward_, {.a = input,
-                          .b = shape_.weight.in(parameters, compute),
-                          .bias = shape_.bias ? shape_.bias->in(parameters, compute) : ConstTensor{},
-                          .residual = residual,
-                          .out = out,
-                          .first = true,
-                          .workspace = workspace});
+  ops_->matmul(forward_,
+               {.a = input,
+                .b = shape_.weight.in(parameters, compute),
+                .bias = shape_.bias ? shape_.bias->in(parameters, compute) : ConstTensor{},
+                .residual = residual,
+                .out = out,
+                .first = true,
+                .workspace = workspace});
 }
 
-void Linear::backward_input(ConstTensor parameters, ConstTensor out_gradient,
-                            Tensor input_gradient, Tensor workspace) {
+void Linear::backward_input(ConstTensor parameters, ConstTensor out_gradient, Tensor input_gradient,
+                            Tensor workspace) {
   ops_->matmul(input_, {.a = out_gradient,
                         .b = shape_.weight.in(parameters, ops_->compute()),
                         .bias = {},

@@ -29,7 +29,8 @@ struct Gradient {
   bool first = false;
 };
 
-// --- matmul: out [rows, columns] = op(a) [rows, inner] x op(b) [inner, columns] (+ bias) (+ residual)
+// --- matmul: out [rows, columns] = op(a) [rows, inner] x op(b) [inner, columns] (+ bias) (+
+// residual)
 
 enum class MatmulOutput : std::uint8_t {
   compute,   ///< C
@@ -183,9 +184,9 @@ struct EmbeddingShape {
 struct CrossEntropyArguments {
   std::uint64_t rows = 0;
   std::uint64_t vocabulary = 0;
-  offload::DeviceSpan<const float> logits;     ///< [rows, vocabulary]
-  Tokens targets;                              ///< [rows]
-  offload::DeviceSpan<double> loss_sum;        ///< [1], overwritten by the first chunk, else added to
+  offload::DeviceSpan<const float> logits;  ///< [rows, vocabulary]
+  Tokens targets;                           ///< [rows]; a negative one is ignored
+  offload::DeviceSpan<double> loss_sum;     ///< [1], overwritten by the first chunk, else added to
   bool first = false;
   float gradient_scale = 0;
   Tensor logits_gradient;  ///< [rows, vocabulary] C; empty: none. May be `logits` where C is fp32
@@ -219,8 +220,7 @@ class Ops {
   virtual void embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
                                  ConstTensor positions, Tensor out) = 0;
   virtual void embedding_backward(const EmbeddingShape& shape, Tokens tokens,
-                                  ConstTensor out_gradient, Gradient table,
-                                  Gradient positions) = 0;
+                                  ConstTensor out_gradient, Gradient table, Gradient positions) = 0;
   virtual void cross_entropy(const CrossEntropyArguments& arguments) = 0;
   /// gradient[c] (+)= sum over rows of out_gradient[rows, columns]; columns = gradient's size.
   virtual void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,

@@ -24,7 +24,8 @@ std::vector<float> rope_inverse_frequencies(const ModelConfig& config) {
   std::vector<float> result;
   for (std::uint32_t i = 0; i < config.head_dim; i += 2) {
     const float exponent = static_cast<float>(i) / static_cast<float>(config.head_dim);
-    const auto power = static_cast<float>(std::pow(config.rope_theta, static_cast<double>(exponent)));
+    const auto power =
+        static_cast<float>(std::pow(config.rope_theta, static_cast<double>(exponent)));
     double frequency = static_cast<double>(1.0F / power);
     if (config.rope_linear_factor) frequency /= *config.rope_linear_factor;
     if (config.rope_llama3) frequency = scale_llama3(frequency, *config.rope_llama3);

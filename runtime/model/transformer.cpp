@@ -35,8 +35,7 @@ class Transformer::Implementation {
   [[nodiscard]] const Head& head() const { return head_; }
 
   [[nodiscard]] std::uint64_t boundary_bytes() const {
-    return std::uint64_t{batch_.batch} * batch_.sequence * config_.width *
-           size_of(ops_->compute());
+    return std::uint64_t{batch_.batch} * batch_.sequence * config_.width * size_of(ops_->compute());
   }
   [[nodiscard]] bool is_embedding(std::uint32_t block) const { return block == 0; }
   [[nodiscard]] bool is_head(std::uint32_t block) const {
@@ -45,9 +44,9 @@ class Transformer::Implementation {
 
   void embed(const ForwardArguments& a) {
     const DType compute = ops_->compute();
-    ops_->embedding_forward(embedding_, a.tokens, table_.in(a.parameters, compute),
-                            config_.is_gpt2() ? positions_.in(a.parameters, compute) : ConstTensor{},
-                            a.output);
+    ops_->embedding_forward(
+        embedding_, a.tokens, table_.in(a.parameters, compute),
+        config_.is_gpt2() ? positions_.in(a.parameters, compute) : ConstTensor{}, a.output);
   }
   void embed_backward(const BackwardArguments& a) {
     ops_->embedding_backward(embedding_, a.tokens, a.boundary_gradient,
@@ -80,9 +79,7 @@ void check_shape(const ModelConfig& config, BatchShape shape, DType compute, con
   check(shape.batch > 0 && shape.sequence > 0, ErrorCode::invalid_argument,
         fmt::format("a micro-batch of {} windows of {} tokens is empty", shape.batch,
                     shape.sequence));
-  check(shape.sequence <= config.max_context, ErrorCode::invalid_argument,
-        fmt::format("windows of {} tokens exceed the model's context of {}; shorten `context`",
-                    shape.sequence, config.max_context));
+  check_context(config, shape.sequence);
   check(compute == ops.compute(), ErrorCode::invalid_argument,
         fmt::format("the operations were made for {}, the model computes in {}",
                     name_of(ops.compute()), name_of(compute)));

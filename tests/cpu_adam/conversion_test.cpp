@@ -90,8 +90,8 @@ TEST_P(Conversion, BreaksTiesAwayForParametersAndToEvenForGradients) {
 
 TEST_P(Conversion, DoesNotDependOnLengthNorAlignment) {
   Random random = seeded_random();
-  std::vector<float> values;
-  for (int i = 0; i < 64; ++i) values.push_back(random_float(random, 100, 30));
+  std::vector<float> values(64);
+  for (float& value : values) value = random_float(random, 100, 30);
   for (const Convert function : {Convert{cast_parameters}, Convert{round_gradient}}) {
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
       const auto whole = convert(function, Isa::scalar, dtype, values);

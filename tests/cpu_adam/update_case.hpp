@@ -2,6 +2,7 @@
 // bits.
 #pragma once
 
+#include <fenv.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -200,6 +201,13 @@ inline ::testing::AssertionResult same_bits(const Outcome& a, const Outcome& b, 
     if (!same(x, y)) return differ("parameters", i, x, y);
   }
   return ::testing::AssertionSuccess();
+}
+
+/// MXCSR of the calling thread.
+inline unsigned floating_point_control() {
+  fenv_t environment;
+  fegetenv(&environment);
+  return environment.__mxcsr;
 }
 
 /// Kernels that this CPU can run.

@@ -193,7 +193,9 @@ TEST(PrepareTokens, AWriteThatFailsIsReportedAndCleanedUp) {
                                .output = scratch / "out"};
   struct ::rlimit before {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-  const struct ::rlimit limit { 3 << 20, before.rlim_max };
+  const struct ::rlimit limit {
+    3 << 20, before.rlim_max
+  };
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
   const Error error = error_of([&] { prepare_tokens(options); });

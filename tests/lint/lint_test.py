@@ -6,6 +6,14 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/lint"))
+
+import layers  # noqa: E402  (the path comes first)
+import rules  # noqa: E402
+import sizes  # noqa: E402
+from source_tree import SourceTree  # noqa: E402
+
+CHECKS = {"layers": layers, "rules": rules, "sizes": sizes}
 HEADER = "// What it is.\n#pragma once\n"
 
 
@@ -24,13 +32,7 @@ class LintTest(unittest.TestCase):
         path.write_text(text)
 
     def lint(self, check):
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "tools/lint/run"), "--root", str(self.tree), check],
-            capture_output=True, text=True, check=False)
-        self.assertEqual(done.stderr, "")
-        findings = done.stdout.splitlines()[:-1]
-        self.assertEqual(done.returncode, 1 if findings else 0)
-        return findings
+        return [str(finding) for finding in CHECKS[check].check(SourceTree(self.tree))]
 
     def assert_clean(self, check):
         self.assertEqual(self.lint(check), [])
@@ -85,7 +87,8 @@ class Layers(LintTest):
                 ("cpu_adam/link.hpp", "<cuda_runtime.h>"), ("offload/simd.hpp", "<immintrin.h>"),
                 ("runtime/engine/gemm.hpp", "<oneapi/dnnl/dnnl.hpp>"),
                 ("runtime/model/cpu.hpp", "<omp.h>"), ("runtime/model/cuda/x.hpp", "<nccl.h>"),
-                ("comm/numa.hpp", "<hwloc.h>"), ("runtime/base/ranks.hpp", "<mpi.h>")):
+                ("comm/numa.hpp", "<hwloc.h>"), ("runtime/base/ranks.hpp", "<mpi.h>"),
+                ("runtime/engine/flags.hpp", "<CLI/CLI.hpp>"), ("comm/a.hpp", "<gtest/gtest.h>")):
             with self.subTest(include):
                 self.assert_refused(path, include, "belongs in")
                 (self.tree / path).unlink()
@@ -95,7 +98,7 @@ class Layers(LintTest):
                 ("nvme_swap/uring.hpp", "<liburing.h>"), ("cpu_adam/pool.hpp", "<tbb/task.h>"),
                 ("offload/cuda/link.hpp", "<cuda_runtime.h>"), ("offload/a.hpp", "<fmt/format.h>"),
                 ("runtime/model/host/gemm.hpp", "<oneapi/dnnl/dnnl.hpp>"),
-                ("runtime/base/numa.hpp", "<hwloc.h>")):
+                ("runtime/base/numa.hpp", "<hwloc.h>"), ("tests/base/a.hpp", "<immintrin.h>")):
             with self.subTest(include):
                 self.assert_accepted(path, include)
 
@@ -165,19 +168,37 @@ class Sizes(LintTest):
 
 
 class Rules(LintTest):
+    def setUp(self):
+        super().setUp()
+        self.write("CMakeLists.txt", "add_subdirectory(offload)\nadd_subdirectory(tests/offload)\n"
+                                     "add_subdirectory(tools)\n")
+
     def test_finds_sources_that_nothing_builds(self):
         self.write("offload/CMakeLists.txt", "spillway_module(offload SOURCES pool.cpp)  # a.cpp\n")
         self.write("offload/pool.cpp", "")
         self.assert_clean("rules")
         self.write("offload/a.cpp", "")
-        self.assert_finds("rules", "offload/a.cpp:1", "no CMakeLists.txt")
+        self.assert_finds("rules", "offload/a.cpp:1", "nothing that CMake reads")
+
+    def test_accepts_sources_that_an_included_cmake_file_lists(self):
+        self.write("offload/CMakeLists.txt", "include(io.cmake)")
+        self.write("offload/io.cmake", "set(sources\n  a.cpp)")
+        self.write("offload/a.cpp", "")
+        self.assert_clean("rules")
+        self.write("offload/CMakeLists.txt", "")
+        self.assert_finds("rules", "offload/a.cpp:1", "nothing that CMake reads")
+
+    def test_does_not_count_a_folder_that_nothing_adds(self):
+        self.write("offload/host/CMakeLists.txt", "spillway_module(host SOURCES a.cpp)")
+        self.write("offload/host/a.cpp", "")
+        self.assert_finds("rules", "offload/host/a.cpp:1", "nothing that CMake reads")
 
     def test_finds_tests_that_nothing_runs(self):
         for name in ("tests/offload/pool_test.cpp", "tests/offload/peer_test.py"):
             with self.subTest(name):
                 self.write("tests/offload/CMakeLists.txt", "")
                 self.write(name, "")
-                self.assert_finds("rules", f"{name}:1", "no CMakeLists.txt")
+                self.assert_finds("rules", f"{name}:1", "nothing that CMake reads")
                 self.write("tests/offload/CMakeLists.txt", pathlib.Path(name).name)
                 self.assert_clean("rules")
                 (self.tree / name).unlink()
@@ -186,7 +207,7 @@ class Rules(LintTest):
         self.write("offload/CMakeLists.txt", "spillway_module(offload SOURCES host/pool.cpp)")
         self.write("offload/host/pool.cpp", "")
         self.write("offload/pool.cpp", "")
-        self.assert_finds("rules", "offload/pool.cpp:1", "no CMakeLists.txt")
+        self.assert_finds("rules", "offload/pool.cpp:1", "nothing that CMake reads")
 
     def test_finds_unfinished_work(self):
         for word in ("TO" "DO", "FIX" "ME", "XX" "X"):
@@ -212,6 +233,21 @@ class Rules(LintTest):
         self.assert_finds("rules", "offload/a.hpp:1", "comment")
         self.write("offload/a.hpp", "// What it is.\n")
         self.assert_finds("rules", "offload/a.hpp:1", "pragma once")
+
+
+class Command(LintTest):
+    def run_all(self):
+        return subprocess.run(
+            [sys.executable, "-B", str(ROOT / "tools/lint/run"), "--root", str(self.tree),
+             "layers", "sizes", "rules"], capture_output=True, text=True, check=False)
+
+    def test_exits_with_the_verdict_and_prints_the_findings(self):
+        done = self.run_all()
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.write("offload/a.hpp", HEADER + "#include <nccl.h>\n")
+        done = self.run_all()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("offload/a.hpp:3: <nccl.h> belongs in comm/nccl only\n", done.stdout)
 
 
 if __name__ == "__main__":

@@ -17,17 +17,22 @@
 #include "nvme_swap/failing_engine.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/log.hpp"
 
 namespace spillway::nvme_swap {
+
+/// Where a scratch directory lies: on a real disk, or in memory where flushes cost nothing, for
+/// tests of logic that make many small stores.
+enum class Medium { disk, memory };
 
 /// A directory of its own that goes with the object. `SPILLWAY_TEST_DIR` chooses the filesystem.
 class ScratchDirectory {
  public:
-  ScratchDirectory() {
-    const char* base = std::getenv("SPILLWAY_TEST_DIR");
-    std::string pattern =
-        (base != nullptr ? std::filesystem::path(base) : std::filesystem::temp_directory_path()) /
-        "spillway-nvme-XXXXXX";
+  explicit ScratchDirectory(Medium medium = Medium::disk) {
+    std::filesystem::path base = std::filesystem::temp_directory_path();
+    if (medium == Medium::memory && ::access("/dev/shm", W_OK) == 0) base = "/dev/shm";
+    if (const char* chosen = std::getenv("SPILLWAY_TEST_DIR")) base = chosen;
+    std::string pattern = base / "spillway-nvme-XXXXXX";
     if (::mkdtemp(pattern.data()) == nullptr) throw_errno(errno, "mkdtemp " + pattern);
     path_ = pattern;
   }
@@ -83,7 +88,7 @@ inline bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> 
 template <class Call>
 ErrorCode code_of(Call&& call) {
   try {
-    call();
+    static_cast<void>(call());
   } catch (const Error& error) {
     return error.code();
   }
@@ -95,7 +100,7 @@ ErrorCode code_of(Call&& call) {
 template <class Call>
 std::string message_of(Call&& call) {
   try {
-    call();
+    static_cast<void>(call());
   } catch (const Error& error) {
     return error.what();
   }
@@ -109,6 +114,15 @@ inline std::uint64_t test_seed() {
   std::printf("SPILLWAY_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
   return seed;
 }
+
+/// No log lines while a test provokes what they report.
+class QuietLog {
+ public:
+  QuietLog() { set_log_level(LogLevel::off); }
+  ~QuietLog() { set_log_level(LogLevel::warning); }
+  QuietLog(const QuietLog&) = delete;
+  QuietLog& operator=(const QuietLog&) = delete;
+};
 
 /// Options of a small store over `count` directories below `root`.
 inline StoreOptions small_options(const std::filesystem::path& root, std::size_t count = 1) {

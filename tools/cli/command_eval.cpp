@@ -37,7 +37,7 @@ nlohmann::ordered_json run(const EvalFlags& flags, bool json) {
                                .batch = flags.batch,
                                .context = context,
                                .compute_threads = flags.compute_threads},
-                              source.masters());
+                              source.parameters());
   const engine::Evaluation result = inference.evaluate(tokens);
   const double perplexity = std::exp(result.loss);
   if (!json) {

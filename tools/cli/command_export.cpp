@@ -31,7 +31,7 @@ nlohmann::ordered_json run(const ExportFlags& flags, bool json) {
   const auto& blocks = reader.layout().blocks;
   for (std::uint32_t block = 0; block < blocks.size(); ++block) {
     masters.resize(blocks[block].parameters.value());
-    reader.read_masters(block, masters);
+    reader.read(BlockIndex{block}, ElementCount{}, masters);
     writer.append(BlockIndex{block}, std::as_bytes(std::span(masters)), DType::fp32);
   }
   writer.finish();

@@ -66,11 +66,12 @@ nlohmann::ordered_json run(const GenerateFlags& flags, bool json) {
                                .batch = 1,
                                .context = wanted,
                                .compute_threads = flags.compute_threads},
-                              source.masters());
+                              source.parameters());
   const std::size_t prompt_length = tokens.size();
   if (!json && tokenizer) fmt::print("{}", tokenizer->decode(tokens));
   for (std::uint32_t i = 0; i < flags.tokens; ++i) {
-    const double uniform = random_uniform(flags.seed, i);
+    const double uniform =
+        uniform_from(as_u64(random_block(flags.seed, {.stream = 0, .index = i}))[0]);
     tokens.push_back(sample(inference.next_logits(tokens), flags.temperature, uniform));
     if (json || !tokenizer) continue;
     fmt::print("{}", tokenizer->decode(std::span(tokens).last(1)));

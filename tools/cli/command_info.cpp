@@ -66,9 +66,9 @@ ordered_json data_info(const fs::path& directory) {
 
 ordered_json safetensors_info(const fs::path& path) {
   const model::SafetensorsFile file(path);
-  ordered_json document{{"kind", "safetensors"}, {"tensors", file.tensors().size()}};
-  for (const auto& tensor : file.tensors()) {
-    document["list"].push_back({{"name", tensor.name}, {"shape", tensor.shape}});
+  ordered_json document{{"kind", "safetensors"}};
+  for (const auto& [name, tensor] : file.header().tensors) {
+    document["tensors"][name] = {{"type", tensor.type}, {"shape", tensor.shape}};
   }
   return document;
 }

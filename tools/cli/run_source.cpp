@@ -26,14 +26,9 @@ ModelSource::ModelSource(const SourceFlags& flags) {
   if (!flags.compute.empty()) compute_ = parse_dtype(flags.compute);
 }
 
-engine::MasterSource ModelSource::masters() {
-  return [this](std::uint32_t block, std::span<float> masters) {
-    if (run_) {
-      run_->read_masters(block, masters);
-    } else {
-      checkpoint_->read(BlockIndex{block}, ElementCount{}, masters);
-    }
-  };
+const model::ParameterSource& ModelSource::parameters() const {
+  if (run_) return *run_;
+  return *checkpoint_;
 }
 
 }  // namespace spillway::cli

@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "runtime/engine/run_reader.hpp"
-#include "runtime/engine/state_io.hpp"
 #include "runtime/model/checkpoint.hpp"
 
 namespace spillway::cli {
@@ -19,14 +18,14 @@ struct SourceFlags {
   void add_to(CLI::App& command);
 };
 
-/// An opened source. Move-only; `masters` refers to it.
+/// An opened source.
 class ModelSource {
  public:
   explicit ModelSource(const SourceFlags& flags);
 
   [[nodiscard]] const model::ModelConfig& config() const { return config_; }
   [[nodiscard]] DType compute() const { return compute_; }
-  [[nodiscard]] engine::MasterSource masters();
+  [[nodiscard]] const model::ParameterSource& parameters() const;
   /// The run, if that is what the model comes from.
   [[nodiscard]] engine::RunReader* run() { return run_.get(); }
 

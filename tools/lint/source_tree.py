@@ -1,9 +1,11 @@
 """The files that the checks read, and what a finding looks like."""
+import functools
 import pathlib
+import re
 import subprocess
 from typing import Iterator, NamedTuple
 
-CXX = {".cpp", ".hpp", ".cu", ".cuh"}
+CXX = {".cpp", ".hpp", ".inl", ".cu", ".cuh"}
 MODULE_ROOTS = ("runtime", "offload", "cpu_adam", "nvme_swap", "comm", "tools", "tests")
 
 
@@ -47,6 +49,22 @@ class SourceTree:
 
     def lines(self, name: str) -> list[str]:
         return self.text(name).splitlines()
+
+    @functools.cached_property
+    def listings(self) -> dict[str, str]:
+        """CMake's files that the root CMakeLists.txt reaches, by path, without their comments."""
+        found: dict[str, str] = {}
+        waiting = ["CMakeLists.txt"]
+        while waiting:
+            name = waiting.pop()
+            if name in found or not self.exists(name):
+                continue
+            found[name] = text = re.sub(r"#[^\n]*", "", self.text(name))
+            folder = pathlib.PurePosixPath(name).parent
+            for command, argument in re.findall(r"\b(add_subdirectory|include)\((\S+?)\)", text):
+                suffix = "/CMakeLists.txt" if command == "add_subdirectory" else ""
+                waiting.append((folder / (argument + suffix)).as_posix())
+        return found
 
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()

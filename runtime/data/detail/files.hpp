@@ -1,32 +1,15 @@
-// The file operations of runtime/data: owned descriptors, and files that appear complete or not at
-// all. Every error names the path and errno.
+// What runtime/data needs of files beyond runtime/base/file.hpp: large files that appear complete
+// or not at all, and the sole use of a directory. Every error names the path and errno.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
-#include <string>
-#include <string_view>
+
+#include "runtime/base/file.hpp"
 
 namespace spillway::data::detail {
-
-/// Owns one descriptor. Move-only.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int descriptor) : descriptor_(descriptor) {}
-  ~FileDescriptor();
-  FileDescriptor(FileDescriptor&& other) noexcept;
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-
-  [[nodiscard]] int get() const { return descriptor_; }
-  /// Closes now; throws when the file system reports a late write error.
-  void close(const std::filesystem::path& path);
-
- private:
-  int descriptor_ = -1;
-};
 
 /// Opens a regular file for reading. Throws `Error{io_error}`, or `Error{invalid_argument}` for a
 /// directory, pipe or device.
@@ -36,11 +19,10 @@ class FileDescriptor {
 /// Fills a prefix of `target`; 0 at the end of the file.
 [[nodiscard]] std::size_t read_some(const FileDescriptor& file, std::span<std::byte> target,
                                     const std::filesystem::path& path);
-/// The whole file; `Error{corrupt_data}` when it is longer than `limit` bytes.
-[[nodiscard]] std::string read_text(const std::filesystem::path& path, std::uint64_t limit);
 
-/// A new file beside `path`, named `.NAME.partial` until `publish` renames it. Removed when dropped
-/// before that. One writer a directory: see DirectoryLock.
+/// A new file beside `path`, named `.NAME.partial` until `publish` renames it: written piece by
+/// piece, where write_file_atomically takes a whole. Removed when dropped before that. The
+/// directory must be locked: see DirectoryLock.
 class PartialFile {
  public:
   explicit PartialFile(std::filesystem::path path);
@@ -50,7 +32,7 @@ class PartialFile {
   void write(std::span<const std::byte> data);
   /// fsync and close; the name does not change yet.
   void finish();
-  /// Renames to `path`. Call after `finish`; `sync_directory` makes it durable.
+  /// Renames to `path`. Call after `finish`; synchronize_directory makes it durable.
   void publish();
 
  private:
@@ -64,11 +46,8 @@ class PartialFile {
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::filesystem::path& directory);
-  /// Makes renames in the directory durable.
-  void sync();
 
  private:
-  std::filesystem::path directory_;
   FileDescriptor descriptor_;
 };
 

@@ -95,6 +95,7 @@ class HostOps final : public Ops {
   void attention_tasks(void (*kernel)(const AttentionCall<T>&, std::size_t, float*),
                        const AttentionCall<T>& call, std::size_t floats, Tensor workspace);
   void check_tokens(Tokens tokens, std::uint64_t vocabulary, const char* what) const;
+  void check_targets(Tokens targets, std::uint64_t vocabulary) const;
   void widen_all(const void* input, float* out, std::size_t count);
   static const T* cast(ConstTensor tensor) { return reinterpret_cast<const T*>(tensor.address()); }
   static T* cast(Tensor tensor) { return reinterpret_cast<T*>(tensor.address()); }
@@ -184,10 +185,9 @@ void HostOps<T>::widened_matmul(Multiplication& multiplication, const MatmulArgu
   if (!narrows) return;
   const auto* source = reinterpret_cast<const float*>(wide.out.address());
   auto* target = reinterpret_cast<T*>(arguments.out.address());
-  parallel_for(threads_, s.rows * s.columns, kUnit,
-               [&](std::size_t first, std::size_t last, int) {
-                 table_.narrow(source + first, target + first, last - first);
-               });
+  parallel_for(threads_, s.rows * s.columns, kUnit, [&](std::size_t first, std::size_t last, int) {
+    table_.narrow(source + first, target + first, last - first);
+  });
 }
 
 // --- attention and rope
@@ -211,8 +211,7 @@ void HostOps<T>::attention_tasks(void (*kernel)(const AttentionCall<T>&, std::si
                                  Tensor workspace) {
   const std::size_t tasks = std::size_t{call.shape.batch} * call.shape.kv_heads;
   const std::size_t stride = align(floats * sizeof(float));
-  SPILLWAY_ASSERT(workspace.size() >=
-                  stride * std::min(tasks, static_cast<std::size_t>(threads_)));
+  SPILLWAY_ASSERT(workspace.size() >= stride * std::min(tasks, static_cast<std::size_t>(threads_)));
   parallel_for(threads_, tasks, 1, [&](std::size_t first, std::size_t last, int part) {
     std::byte* scratch = workspace.address() + stride * static_cast<std::size_t>(part);
     for (std::size_t task = first; task < last; ++task) {
@@ -230,8 +229,8 @@ void HostOps<T>::attention_forward(AttentionPlan plan, const AttentionForwardArg
   call.v = heads<T>(a.v);
   call.out = heads<T>(a.out);
   call.log_sum = a.log_sum.address();
-  attention_tasks(table_.attention_forward, call,
-                  AttentionScratch(call.shape).forward_floats(), a.workspace);
+  attention_tasks(table_.attention_forward, call, AttentionScratch(call.shape).forward_floats(),
+                  a.workspace);
 }
 
 template <class T>
@@ -247,8 +246,8 @@ void HostOps<T>::attention_backward(AttentionPlan plan, const AttentionBackwardA
   call.k_gradient = heads<T>(a.k_gradient);
   call.v_gradient = heads<T>(a.v_gradient);
   call.log_sum = const_cast<float*>(a.log_sum.address());  // the backward kernel only reads it
-  attention_tasks(table_.attention_backward, call,
-                  AttentionScratch(call.shape).backward_floats(), a.workspace);
+  attention_tasks(table_.attention_backward, call, AttentionScratch(call.shape).backward_floats(),
+                  a.workspace);
 }
 
 template <class T>
@@ -330,8 +329,7 @@ void HostOps<T>::norm_backward(const NormShape& shape, const NormBackwardArgumen
       NormCall<T> part = call;
       part.weight_partial = partial + i * shape.width;
       part.bias_partial = has_bias ? bias_partial + i * shape.width : nullptr;
-      table_.norm_backward(part, i * chunk,
-                           std::min<std::size_t>(shape.tokens, (i + 1) * chunk));
+      table_.norm_backward(part, i * chunk, std::min<std::size_t>(shape.tokens, (i + 1) * chunk));
     }
   });
   sum_partials(partial, chunks, a.weight_gradient);
@@ -400,8 +398,8 @@ void HostOps<T>::activation_backward(const ActivationShape& shape,
   if (shape.kind == Activation::silu) {
     const std::size_t columns = shape.columns;
     parallel_for(threads_, shape.rows, 1, [&](std::size_t first, std::size_t last, int) {
-      table_.gated_backward(x + first * 2 * columns, dy + first * columns,
-                            dx + first * 2 * columns, y + first * columns, last - first, columns);
+      table_.gated_backward(x + first * 2 * columns, dy + first * columns, dx + first * 2 * columns,
+                            y + first * columns, last - first, columns);
     });
     return;
   }
@@ -420,10 +418,18 @@ void HostOps<T>::check_tokens(Tokens tokens, std::uint64_t vocabulary, const cha
     const std::int32_t token = tokens.address()[i];
     if (token < 0 || static_cast<std::uint64_t>(token) >= vocabulary) {
       throw Error(ErrorCode::invalid_argument,
-                  fmt::format("{} {} at position {} of the micro-batch is not below the model's "
+                  fmt::format("{} {} at position {} is not below the model's "
                               "vocabulary of {}; prepare the data with this model's tokenizer",
                               what, token, i, vocabulary));
     }
+  }
+}
+
+/// Targets may be negative: such a one is ignored.
+template <class T>
+void HostOps<T>::check_targets(Tokens targets, std::uint64_t vocabulary) const {
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (targets.address()[i] >= 0) check_tokens({targets.address() + i, 1}, vocabulary, "target");
   }
 }
 
@@ -472,7 +478,7 @@ void HostOps<T>::embedding_backward(const EmbeddingShape& shape, Tokens tokens,
 
 template <class T>
 void HostOps<T>::cross_entropy(const CrossEntropyArguments& a) {
-  check_tokens(a.targets, a.vocabulary, "target");
+  check_targets(a.targets, a.vocabulary);
   SPILLWAY_ASSERT(a.workspace.size() >= a.rows * sizeof(double));
   CrossEntropyCall<T> call;
   call.logits = a.logits.address();
@@ -503,9 +509,12 @@ std::unique_ptr<Ops> make_ops(const HostOpsOptions& options) {
         fmt::format("compute threads: {} given, at least 1 needed", options.compute_threads));
   const Kernels& kernels = choose_kernels(options.kernels);
   switch (options.compute) {
-    case DType::fp32: return std::make_unique<HostOps<float>>(options, kernels, kernels.fp32);
-    case DType::bf16: return std::make_unique<HostOps<Bf16>>(options, kernels, kernels.bf16);
-    case DType::fp16: return std::make_unique<HostOps<Fp16>>(options, kernels, kernels.fp16);
+    case DType::fp32:
+      return std::make_unique<HostOps<float>>(options, kernels, kernels.fp32);
+    case DType::bf16:
+      return std::make_unique<HostOps<Bf16>>(options, kernels, kernels.bf16);
+    case DType::fp16:
+      return std::make_unique<HostOps<Fp16>>(options, kernels, kernels.fp16);
   }
   throw Error(ErrorCode::invalid_argument, "unknown compute dtype");
 }

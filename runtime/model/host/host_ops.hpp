@@ -11,14 +11,16 @@ namespace spillway::model::host {
 struct HostOpsOptions {
   int compute_threads = 1;  ///< part of the mathematics: matmul sums depend on it
   DType compute = DType::fp32;
-  std::string_view kernels;  ///< "avx512", "avx2", "portable"; empty: the best of this processor
+  std::string_view kernels =
+      {};  ///< "avx512", "avx2", "portable"; empty: the best of this processor
   /// Widen bf16 to fp32 for matmul even where oneDNN has it natively, as on a processor without.
   bool widen_matmul = false;
 };
 
 /// The spans that the calls take are host memory. Calls run on the calling thread and
-/// `compute_threads - 1` OpenMP workers. A call makes no heap allocation outside oneDNN. Bits depend
-/// on shapes, compute dtype, `compute_threads`, the processor model and the oneDNN version only.
+/// `compute_threads - 1` OpenMP workers. A call makes no heap allocation outside oneDNN. Bits
+/// depend on shapes, compute dtype, `compute_threads`, the processor model and the oneDNN version
+/// only.
 [[nodiscard]] std::unique_ptr<Ops> make_ops(const HostOpsOptions& options);
 
 }  // namespace spillway::model::host

@@ -182,8 +182,8 @@ void attention_forward(const AttentionCall<T>& c, std::size_t task, float* scrat
         inverse[r] = 1.0F / p.total;
         if (r < rows) log_sum[first + r] = p.largest * s.scale + __builtin_logf(p.total);
       }
-      multiply({kQueryRows, s.width, columns, scores, s.stride, 1, v, s.width, out, s.width,
-                false});
+      multiply(
+          {kQueryRows, s.width, columns, scores, s.stride, 1, v, s.width, out, s.width, false});
       for (std::size_t r = 0; r < rows; ++r) {
         T* target = c.out.data + (s.first_token + first + r) * c.out.stride + head * s.dim;
         write_row(out + r * s.width, inverse[r], target, s.dim);
@@ -265,8 +265,8 @@ void backward_block(const AttentionCall<T>& c, const TaskShape& s, const Backwar
             b.d_out);
   multiply({kQueryRows, columns, s.width, b.q, s.width, 1, b.k_transposed, s.stride, b.scores,
             s.stride, false});
-  multiply({kQueryRows, columns, s.width, b.d_out, s.width, 1, b.v_transposed, s.stride,
-            b.d_scores, s.stride, false});
+  multiply({kQueryRows, columns, s.width, b.d_out, s.width, 1, b.v_transposed, s.stride, b.d_scores,
+            s.stride, false});
   for (std::size_t r = 0; r < kQueryRows; ++r) {
     const bool live = r < rows;
     const T* out = c.out_read.data + (s.first_token + first + r) * c.out_read.stride + offset;
@@ -274,12 +274,12 @@ void backward_block(const AttentionCall<T>& c, const TaskShape& s, const Backwar
                          live ? first + r + 1 : 0, columns, s.scale, live ? log_sum[r] : 0,
                          live ? row_product(out, b.d_out + r * s.width, s.dim) : 0);
   }
-  multiply({columns, s.width, kQueryRows, b.scores, 1, s.stride, b.d_out, s.width, b.dv, s.width,
-            true});
-  multiply({columns, s.width, kQueryRows, b.d_scores, 1, s.stride, b.q, s.width, b.dk, s.width,
-            true});
-  multiply({kQueryRows, s.width, columns, b.d_scores, s.stride, 1, b.k, s.width, b.dq, s.width,
-            false});
+  multiply(
+      {columns, s.width, kQueryRows, b.scores, 1, s.stride, b.d_out, s.width, b.dv, s.width, true});
+  multiply(
+      {columns, s.width, kQueryRows, b.d_scores, 1, s.stride, b.q, s.width, b.dk, s.width, true});
+  multiply(
+      {kQueryRows, s.width, columns, b.d_scores, s.stride, 1, b.k, s.width, b.dq, s.width, false});
   for (std::size_t r = 0; r < rows; ++r) {
     T* target = c.q_gradient.data + (s.first_token + first + r) * c.q_gradient.stride + offset;
     write_row(b.dq + r * s.width, 1.0F, target, s.dim);

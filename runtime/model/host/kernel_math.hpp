@@ -24,7 +24,8 @@ struct Value {
   F value, slope;
 };
 
-/// x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3), which is HF's tanh form without cancellation.
+/// x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3), which is HF's tanh form without
+/// cancellation.
 inline Value gelu_tanh(F x) {
   const F square = x * x;
   const F two_u = x * fma(square, set(0.0713548163F), set(1.59576912F));

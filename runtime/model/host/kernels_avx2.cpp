@@ -18,13 +18,11 @@ SPILLWAY_TARGET_END
 
 namespace spillway::model::host {
 namespace {
-bool supported() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
+bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 }  // namespace
 
 const Kernels kAvx2Kernels = {"avx2", supported, avx2::make_table<float>(),
-                               avx2::make_table<Bf16>(), avx2::make_table<Fp16>()};
+                              avx2::make_table<Bf16>(), avx2::make_table<Fp16>()};
 
 }  // namespace spillway::model::host
 #endif

@@ -32,7 +32,7 @@ bool supported() {
 }  // namespace
 
 const Kernels kAvx512Kernels = {"avx512", supported, avx512::make_table<float>(),
-                               avx512::make_table<Bf16>(), avx512::make_table<Fp16>()};
+                                avx512::make_table<Bf16>(), avx512::make_table<Fp16>()};
 
 }  // namespace spillway::model::host
 #endif

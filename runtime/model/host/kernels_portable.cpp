@@ -6,11 +6,11 @@
 #include "runtime/base/error.hpp"
 #include "runtime/model/host/kernels.hpp"
 // clang-format off: the order matters, each uses the one before
-#include "runtime/model/host/simd_portable.hpp"
+#include "runtime/model/host/kernel_attention.hpp"
 #include "runtime/model/host/kernel_math.hpp"
 #include "runtime/model/host/kernel_rows.hpp"
-#include "runtime/model/host/kernel_attention.hpp"
 #include "runtime/model/host/kernel_table.hpp"
+#include "runtime/model/host/simd_portable.hpp"
 // clang-format on
 
 namespace spillway::model::host {

@@ -26,8 +26,8 @@ memory::desc matrix(std::uint64_t rows, std::uint64_t columns, bool transposed,
 
 void check_status(dnnl_status_t status, const char* what) {
   if (status != dnnl_success) {
-    throw Error(ErrorCode::internal, fmt::format("oneDNN {} failed with status {}", what,
-                                                 static_cast<int>(status)),
+    throw Error(ErrorCode::internal,
+                fmt::format("oneDNN {} failed with status {}", what, static_cast<int>(status)),
                 static_cast<int>(status));
   }
 }
@@ -130,8 +130,7 @@ void PreparedMatmul::run(const MatmulArguments& arguments) {
   bind(DNNL_ARG_SRC, s.a, arguments.a.address());
   bind(DNNL_ARG_WEIGHTS, s.b, arguments.b.address());
   bind(DNNL_ARG_DST, s.out, arguments.out.address());
-  bind(DNNL_ARG_SCRATCHPAD, adds ? s.add_scratchpad : s.scratchpad,
-       arguments.workspace.address());
+  bind(DNNL_ARG_SCRATCHPAD, adds ? s.add_scratchpad : s.scratchpad, arguments.workspace.address());
   if (s.shape.bias) bind(DNNL_ARG_BIAS, s.bias, arguments.bias.address());
   if (s.shape.residual) {
     bind(DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, s.residual,

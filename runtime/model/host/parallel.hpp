@@ -48,7 +48,8 @@ void parallel_for(int threads, std::size_t count, std::size_t unit, Body&& body)
   };
   const std::size_t units = (count + unit - 1) / unit;
   if (units == 0) return;
-  const int parts = static_cast<int>(std::min<std::size_t>(units, static_cast<std::size_t>(threads)));
+  const int parts =
+      static_cast<int>(std::min<std::size_t>(units, static_cast<std::size_t>(threads)));
   Context context{&body, count, unit, parts};
   run_parts(
       parts,

@@ -27,12 +27,8 @@ inline __m128i to_bf16_bits(__m256 a) {
 inline __m256 from_bf16_bits(__m128i bits) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
-inline __m128i load_bits(const void* p) {
-  return _mm_loadu_si128(static_cast<const __m128i*>(p));
-}
-inline void store_bits(void* p, __m128i bits) {
-  _mm_storeu_si128(static_cast<__m128i*>(p), bits);
-}
+inline __m128i load_bits(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline void store_bits(void* p, __m128i bits) { _mm_storeu_si128(static_cast<__m128i*>(p), bits); }
 
 inline F set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -85,12 +81,8 @@ inline F operator/(F a, F b) {
 inline F fma(F a, F b, F c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
-inline F max(F a, F b) {
-  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
-}
-inline F min(F a, F b) {
-  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
-}
+inline F max(F a, F b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+inline F min(F a, F b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
 inline F abs(F a) {
   const __m256 sign = _mm256_set1_ps(-0.0F);
   return {_mm256_andnot_ps(sign, a.low), _mm256_andnot_ps(sign, a.high)};

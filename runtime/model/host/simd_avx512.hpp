@@ -20,8 +20,7 @@ inline __m256i to_bf16_bits(F a) {
   const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
   const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-  return _mm512_cvtepi32_epi16(
-      _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
 }
 inline F from_bf16_bits(__m256i bits) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));

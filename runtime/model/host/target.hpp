@@ -5,7 +5,7 @@
 #define SPILLWAY_PRAGMA(text) _Pragma(#text)
 
 #ifdef __clang__
-#define SPILLWAY_TARGET_BEGIN(features)                                                     \
+#define SPILLWAY_TARGET_BEGIN(features) \
   SPILLWAY_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define SPILLWAY_TARGET_END SPILLWAY_PRAGMA(clang attribute pop)
 #else

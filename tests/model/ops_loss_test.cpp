@@ -1,0 +1,158 @@
+// Embedding and cross-entropy against fp64, and their refusals.
+#include <limits>
+
+#include "runtime/base/error.hpp"
+#include "tests/model/ops_support.hpp"
+
+namespace spillway::model {
+namespace {
+
+class LossOps : public OpsTest {
+ protected:
+  std::vector<std::int32_t> tokens(std::size_t count, std::uint32_t vocabulary) {
+    std::vector<std::int32_t> result(count);
+    for (std::int32_t& token : result) token = random_.below(vocabulary);
+    return result;
+  }
+  static Tokens device(const std::vector<std::int32_t>& values) {
+    return {values.data(), values.size()};
+  }
+
+  void check_embedding(const EmbeddingShape& s) {
+    const std::size_t count = std::size_t{s.batch} * s.sequence;
+    const auto ids = tokens(count, static_cast<std::uint32_t>(s.vocabulary));
+    const Operand table = random(s.vocabulary * s.width);
+    const Operand places = random(std::max<std::size_t>(1, s.positions * s.width));
+    const Operand dy = random(count * s.width);
+    std::vector<double> out(count * s.width);
+    std::vector<double> d_table(s.vocabulary * s.width);
+    std::vector<double> d_places(s.positions * s.width);
+    for (std::size_t t = 0; t < count; ++t) {
+      for (std::size_t i = 0; i < s.width; ++i) {
+        const std::size_t word = static_cast<std::size_t>(ids[t]) * s.width + i;
+        const std::size_t place = t % s.sequence * s.width + i;
+        out[t * s.width + i] = table.exact[word] + (s.positions > 0 ? places.exact[place] : 0);
+        d_table[word] += dy.exact[t * s.width + i];
+        if (s.positions > 0) d_places[place] += dy.exact[t * s.width + i];
+      }
+    }
+    const TestMemory actual = elements(out.size());
+    ops_->embedding_forward(s, device(ids), table.device(), places.device(), actual.device());
+    expect_stored(actual, out, 1e-7, "out");
+    const TestMemory words_gradient = floats(d_table.size());
+    const TestMemory places_gradient = floats(d_places.size());
+    for (const bool first : {true, false}) {
+      ops_->embedding_backward(s, device(ids), dy.device(),
+                               {words_gradient.device().as<float>(), first},
+                               {places_gradient.device().as<float>(), first});
+    }
+    for (double& value : d_table) value *= 2;
+    for (double& value : d_places) value *= 2;
+    expect_floats(words_gradient, d_table, 1e-6, "table gradient, twice");
+    if (s.positions > 0) expect_floats(places_gradient, d_places, 1e-6, "positions, twice");
+  }
+
+  void check_loss(std::size_t rows, std::size_t vocabulary, float spread) {
+    SCOPED_TRACE(testing::Message() << rows << " rows of " << vocabulary);
+    constexpr float kScale = 0.25F;
+    std::vector<float> logits(rows * vocabulary);
+    for (float& value : logits) value = random_.normal(spread);
+    const auto targets = tokens(rows, static_cast<std::uint32_t>(vocabulary));
+    std::vector<double> gradient(logits.size());
+    double loss = 0;
+    for (std::size_t r = 0; r < rows; ++r) {
+      const float* x = logits.data() + r * vocabulary;
+      const double top = static_cast<double>(*std::max_element(x, x + vocabulary));
+      double total = 0;
+      for (std::size_t i = 0; i < vocabulary; ++i) {
+        total += std::exp(static_cast<double>(x[i]) - top);
+      }
+      const auto target = static_cast<std::size_t>(targets[r]);
+      loss += std::log(total) + top - static_cast<double>(x[target]);
+      for (std::size_t i = 0; i < vocabulary; ++i) {
+        const double p = std::exp(static_cast<double>(x[i]) - top) / total;
+        gradient[r * vocabulary + i] = static_cast<double>(kScale) * (p - (i == target ? 1 : 0));
+      }
+    }
+    const TestMemory device_logits{std::span<const float>(logits)};
+    const TestMemory out = elements(logits.size());
+    const TestMemory space = workspace(ops_->reduction_workspace(rows, 2));
+    double sum = -7;
+    CrossEntropyArguments arguments{.rows = rows,
+                                    .vocabulary = vocabulary,
+                                    .logits = device_logits.device().as<const float>(),
+                                    .targets = device(targets),
+                                    .loss_sum = {&sum, 1},
+                                    .first = true,
+                                    .gradient_scale = kScale,
+                                    .logits_gradient = out.device(),
+                                    .workspace = space.device()};
+    ops_->cross_entropy(arguments);
+    EXPECT_NEAR(sum, loss, 1e-6 * loss + 1e-9);
+    expect_stored(out, gradient, 1e-6, "gradient");
+    arguments.first = false;
+    arguments.logits_gradient = {};
+    ops_->cross_entropy(arguments);
+    EXPECT_NEAR(sum, 2 * loss, 2e-6 * loss + 1e-9) << "the second chunk adds";
+    if (dtype_ != DType::fp32) return;
+    arguments.logits_gradient = device_logits.device();
+    ops_->cross_entropy(arguments);
+    expect_stored(device_logits, gradient, 1e-6, "gradient over the logits");
+  }
+};
+
+TEST_P(LossOps, EmbeddingAgreesWithFp64) {
+  check_embedding({.batch = 3, .sequence = 11, .width = 37, .vocabulary = 9, .positions = 16});
+  check_embedding({.batch = 2, .sequence = 8, .width = 130, .vocabulary = 50, .positions = 0});
+  check_embedding({.batch = 1, .sequence = 1, .width = 1, .vocabulary = 1, .positions = 1});
+}
+
+TEST_P(LossOps, CrossEntropyAgreesWithFp64) {
+  check_loss(5, 2, 1);
+  check_loss(33, 131, 3);
+  check_loss(3, 2500, 1);
+  check_loss(2, 50, 60);
+  check_loss(1, 1, 1);
+}
+
+TEST_P(LossOps, NonFiniteLogitsGiveANonFiniteLoss) {
+  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    std::vector<float> logits(40);
+    logits[17] = bad;
+    const std::vector<std::int32_t> targets = {3};
+    const TestMemory space = workspace(ops_->reduction_workspace(1, 2));
+    double sum = 0;
+    ops_->cross_entropy({.rows = 1,
+                         .vocabulary = 40,
+                         .logits = {logits.data(), 40},
+                         .targets = device(targets),
+                         .loss_sum = {&sum, 1},
+                         .first = true,
+                         .gradient_scale = 1,
+                         .logits_gradient = {},
+                         .workspace = space.device()});
+    EXPECT_FALSE(std::isfinite(sum));
+  }
+}
+
+TEST_P(LossOps, RefusesTokensOutsideTheVocabularyByPosition) {
+  const EmbeddingShape s{.batch = 1, .sequence = 3, .width = 4, .vocabulary = 10, .positions = 0};
+  const Operand table = random(40);
+  const TestMemory out = elements(12);
+  for (const std::int32_t bad : {10, -1}) {
+    const std::vector<std::int32_t> ids = {1, bad, 2};
+    try {
+      ops_->embedding_forward(s, device(ids), table.device(), {}, out.device());
+      FAIL() << "accepted token " << bad;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.what(), testing::HasSubstr("position 1"));
+      EXPECT_THAT(error.what(), testing::HasSubstr(std::to_string(bad)));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, LossOps, testing::ValuesIn(all_cases()), name_of_case);
+
+}  // namespace
+}  // namespace spillway::model

@@ -1,0 +1,120 @@
+// Ops::matmul against an fp64 product: every transposition, output and epilogue, odd shapes.
+#include "tests/model/ops_support.hpp"
+
+namespace spillway::model {
+namespace {
+
+class Matmul : public OpsTest {
+ protected:
+  /// Runs `shape` (twice for gradients: overwrite, then add) and compares.
+  void check(MatmulShape shape) {
+    SCOPED_TRACE(testing::Message() << shape.rows << "x" << shape.columns << "x" << shape.inner
+                                    << " transposes " << shape.transpose_a << shape.transpose_b);
+    const Operand a = random(shape.rows * shape.inner);
+    const Operand b = random(shape.inner * shape.columns);
+    const Operand bias = random(shape.columns);
+    const Operand residual = random(shape.rows * shape.columns);
+    std::vector<double> expected(shape.rows * shape.columns);
+    for (std::size_t i = 0; i < shape.rows; ++i) {
+      for (std::size_t j = 0; j < shape.columns; ++j) {
+        double sum = 0;
+        for (std::size_t p = 0; p < shape.inner; ++p) {
+          sum += a.exact[shape.transpose_a ? p * shape.rows + i : i * shape.inner + p] *
+                 b.exact[shape.transpose_b ? j * shape.inner + p : p * shape.columns + j];
+        }
+        const std::size_t at = i * shape.columns + j;
+        expected[at] =
+            sum + (shape.bias ? bias.exact[j] : 0) + (shape.residual ? residual.exact[at] : 0);
+      }
+    }
+    const MatmulPlan plan = ops_->plan_matmul(shape);
+    const TestMemory space = workspace(plan.workspace);
+    const bool stored = shape.output == MatmulOutput::compute;
+    TestMemory out = stored ? elements(expected.size()) : floats(expected.size());
+    MatmulArguments arguments{.a = a.device(),
+                              .b = b.device(),
+                              .bias = shape.bias ? bias.device() : Tensor{},
+                              .residual = shape.residual ? residual.device() : Tensor{},
+                              .out = out.device(),
+                              .first = true,
+                              .workspace = space.device()};
+    ops_->matmul(plan, arguments);
+    // fp32 sums of up to 300 products: 300 * 2^-24 at worst, relative to sums that cancel.
+    constexpr double kTolerance = 2e-6;
+    if (stored) {
+      expect_stored(out, expected, kTolerance, "product");
+      return;
+    }
+    expect_floats(out, expected, kTolerance, "product");
+    if (shape.output != MatmulOutput::gradient) return;
+    arguments.first = false;
+    ops_->matmul(plan, arguments);
+    for (double& value : expected) value *= 2;
+    expect_floats(out, expected, kTolerance, "sum of two products");
+  }
+};
+
+TEST_P(Matmul, AgreesWithFp64ForEveryTransposition) {
+  for (const bool transpose_a : {false, true}) {
+    for (const bool transpose_b : {false, true}) {
+      check({.rows = 64,
+             .columns = 48,
+             .inner = 96,
+             .transpose_a = transpose_a,
+             .transpose_b = transpose_b});
+      check({.rows = 37,
+             .columns = 53,
+             .inner = 101,
+             .transpose_a = transpose_a,
+             .transpose_b = transpose_b});
+      check({.rows = 7,
+             .columns = 300,
+             .inner = 19,
+             .transpose_a = transpose_a,
+             .transpose_b = transpose_b,
+             .output = MatmulOutput::gradient});
+      check({.rows = 129,
+             .columns = 65,
+             .inner = 300,
+             .transpose_a = transpose_a,
+             .transpose_b = transpose_b,
+             .output = MatmulOutput::fp32});
+    }
+  }
+}
+
+TEST_P(Matmul, AddsBiasAndResidual) {
+  for (const bool transpose_b : {false, true}) {
+    check({.rows = 33, .columns = 47, .inner = 29, .transpose_b = transpose_b, .bias = true});
+    check({.rows = 64, .columns = 64, .inner = 64, .transpose_b = transpose_b, .residual = true});
+    check({.rows = 130,
+           .columns = 41,
+           .inner = 77,
+           .transpose_b = transpose_b,
+           .bias = true,
+           .residual = true});
+  }
+}
+
+TEST_P(Matmul, HandlesSizesOfOne) {
+  check({.rows = 1, .columns = 1, .inner = 1});
+  check({.rows = 1, .columns = 17, .inner = 5, .transpose_b = true, .bias = true});
+  check({.rows = 17,
+         .columns = 1,
+         .inner = 3,
+         .transpose_a = true,
+         .output = MatmulOutput::gradient});
+}
+
+TEST_P(Matmul, PlansEqualShapesOnce) {
+  const MatmulShape shape{.rows = 8, .columns = 8, .inner = 8};
+  const MatmulPlan first = ops_->plan_matmul(shape);
+  const MatmulPlan again = ops_->plan_matmul(shape);
+  EXPECT_EQ(first.index, again.index);
+  EXPECT_EQ(first.workspace, again.workspace);
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, Matmul, testing::ValuesIn(all_cases()), name_of_case);
+
+}  // namespace
+}  // namespace spillway::model
