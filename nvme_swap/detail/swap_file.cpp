@@ -19,6 +19,7 @@ namespace spillway::nvme_swap::detail {
 namespace {
 
 constexpr std::chrono::milliseconds kLockRetry{10};
+constexpr int kOpenFlags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
 
 struct stat status_of(int descriptor, const std::filesystem::path& path) {
   struct stat status {};
@@ -53,23 +54,29 @@ SwapFile::~SwapFile() {
 
 SwapFile SwapFile::create_or_adopt(const std::filesystem::path& path,
                                    std::chrono::milliseconds patience) {
-  constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
-  int descriptor = ::open(path.c_str(), kFlags | O_CREAT | O_EXCL, 0600);
-  const bool exists = descriptor < 0 && errno == EEXIST;
-  if (exists) descriptor = ::open(path.c_str(), kFlags);
-  SwapFile file(path, descriptor, exists);
-  file.lock(patience);
-  file.check_ownership();
-  file.set_remove_on_close(!exists);
-  return file;
+  for (;;) {
+    int descriptor = ::open(path.c_str(), kOpenFlags | O_CREAT | O_EXCL, 0600);
+    const bool exists = descriptor < 0 && errno == EEXIST;
+    if (exists) descriptor = ::open(path.c_str(), kOpenFlags);
+    if (exists && descriptor < 0 && errno == ENOENT) continue;
+    SwapFile file(path, descriptor, exists);
+    file.lock(patience);
+    if (file.is_unlinked()) continue;
+    file.check_ownership();
+    file.set_remove_on_close(!exists);
+    return file;
+  }
 }
 
 SwapFile SwapFile::open_existing(const std::filesystem::path& path,
                                  std::chrono::milliseconds patience) {
-  SwapFile file(path, ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC), true);
-  file.lock(patience);
-  file.check_ownership();
-  return file;
+  for (;;) {
+    SwapFile file(path, ::open(path.c_str(), kOpenFlags), true);
+    file.lock(patience);
+    if (file.is_unlinked()) continue;
+    file.check_ownership();
+    return file;
+  }
 }
 
 SwapFile SwapFile::open_unlocked(const std::filesystem::path& path) {
@@ -91,6 +98,8 @@ void SwapFile::lock(std::chrono::milliseconds patience) {
     std::this_thread::sleep_for(kLockRetry);
   }
 }
+
+bool SwapFile::is_unlinked() const { return status_of(descriptor_, path_).st_nlink == 0; }
 
 /// A file that others can reach may be changed under our feet.
 void SwapFile::check_ownership() const {

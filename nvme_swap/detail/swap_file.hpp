@@ -54,6 +54,8 @@ class SwapFile {
  private:
   SwapFile(std::filesystem::path path, int descriptor, bool adopted);
   void lock(std::chrono::milliseconds patience);
+  /// Its last user removed it while this one waited for the lock.
+  [[nodiscard]] bool is_unlinked() const;
   void check_ownership() const;
 
   std::filesystem::path path_;

@@ -1,3 +1,5 @@
+#include "runtime/data/detail/files.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -10,7 +12,6 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
-#include "runtime/data/detail/files.hpp"
 
 namespace spillway::data::detail {
 

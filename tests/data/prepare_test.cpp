@@ -133,6 +133,19 @@ TEST(PrepareTokens, AFailureLeavesTheOldFilesAndNoNewOnes) {
   EXPECT_EQ(text_of(scratch / "out", "train.bin"), "first tex");
 }
 
+TEST(PrepareTokens, AReplacementCutShortLeavesNoMetaThatCouldLie) {
+  const Scratch scratch;
+  PrepareOptions options{.texts = {scratch.write("t", "first text")}, .output = scratch / "out"};
+  prepare_tokens(options);
+  // A directory in the place of val.bin stops it after train.bin was replaced.
+  std::filesystem::remove(scratch / "out/val.bin");
+  std::filesystem::create_directory(scratch / "out/val.bin");
+  options.existing = ExistingOutput::replace;
+  options.texts = {scratch.write("u", "other")};
+  EXPECT_EQ(error_of([&] { prepare_tokens(options); }).code(), ErrorCode::io_error);
+  EXPECT_FALSE(std::filesystem::exists(scratch / "out/meta.json"));
+}
+
 TEST(PrepareTokens, RefusesACharacterCutOffByTheEndOfAFile) {
   const Scratch scratch;
   const PrepareOptions options{

@@ -177,6 +177,12 @@ TEST(LossScale, WithHysteresisOneEveryOverflowHalves) {
   EXPECT_THAT(scales(options, "x+x"), testing::ElementsAre(8, 8, 4));
 }
 
+TEST(LossScale, LongerHysteresisTakesAsManyOverflows) {
+  LossScaleOptions options = kSmall;
+  options.hysteresis = 4;
+  EXPECT_THAT(scales(options, "xxxxx"), testing::ElementsAre(16, 16, 16, 8, 4));
+}
+
 TEST(LossScale, IsConstantWhenStaticOrNotFp16) {
   LossScaleOptions fixed = kSmall;
   fixed.dynamic = false;

@@ -160,6 +160,20 @@ TEST_F(StoreFilesTest, AreRemovedOnCloseIfAsked) {
   EXPECT_FALSE(std::filesystem::exists(file(1)));
 }
 
+TEST_F(StoreFilesTest, AreMadeAnewWhenTheirLastUserRemovesThem) {
+  options_.remove_on_close = true;
+  auto store = TileStore::create(options_, layout_);
+  options_.remove_on_close = false;
+  options_.lock_patience = milliseconds{10'000};
+  std::thread last_user([&store] {
+    std::this_thread::sleep_for(milliseconds{50});
+    store.reset();
+  });
+  create(true);
+  last_user.join();
+  expect_step(*TileStore::open(options_), 1);
+}
+
 TEST_F(StoreFilesTest, AreRemovedIfTheirHeadersCannotBeWritten) {
   options_.adapt = [](std::unique_ptr<IoEngine> inner, const EngineOptions& engine_options) {
     auto engine = std::make_unique<FailingEngine>(std::move(inner), engine_options);

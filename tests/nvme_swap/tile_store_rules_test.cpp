@@ -232,6 +232,7 @@ TEST_F(StoreRules, VerifiesOnAnyThread) {
     if (tile > 0) continue;
     const PageBuffer next = tile_content(8_KiB, 7, 1);
     write(*store, 7, next.bytes()).wait();
+    commit_step(*store, 1);
   }
   for (std::thread& thread : threads) thread.join();
 }

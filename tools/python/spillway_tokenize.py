@@ -6,9 +6,9 @@
   spillway_tokenize.py HF_DIR --decode     token ids on stdin, text on stdout
 
 Writes the files that `spillway data` writes: train.bin and val.bin (little-endian uint16, or uint32
-for vocabularies above 65,536) and meta.json. Needs the `tokenizers` package and nothing else. A text
-is encoded as a whole, because a tokenizer may look across any border: memory is that of the largest
-text and 4 bytes a token.
+for vocabularies above 65,536) and meta.json. Needs the `tokenizers` package and nothing else. A
+text is encoded as a whole, because a tokenizer may look across any border: memory is that of the
+largest text and 4 bytes a token.
 """
 
 import argparse

@@ -2,6 +2,8 @@
 // row of scores for each. See kernel_math.hpp for how this file is compiled.
 #pragma once
 
+#include "runtime/model/host/kernel_math.hpp"
+
 namespace spillway::model::host::SPILLWAY_SIMD {
 
 inline constexpr std::size_t kTileRows = 4;

@@ -1,6 +1,10 @@
-// Elementary functions on sixteen lanes. Part of kernels.inc's family: included once by each
-// kernels_<isa>.cpp, in the namespace SPILLWAY_SIMD and compiled for its instruction set.
+// Elementary functions on sixteen lanes. The kernel_*.hpp files are written once and compiled for
+// each instruction set: kernels_<isa>.cpp defines SPILLWAY_SIMD, a namespace, and
+// SPILLWAY_SIMD_HEADER, which provides the lanes, and includes them for its target. No other file
+// includes them.
 #pragma once
+
+#include SPILLWAY_SIMD_HEADER
 
 namespace spillway::model::host::SPILLWAY_SIMD {
 

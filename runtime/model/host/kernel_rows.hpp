@@ -2,6 +2,8 @@
 // this file is compiled.
 #pragma once
 
+#include "runtime/model/host/kernel_math.hpp"
+
 namespace spillway::model::host::SPILLWAY_SIMD {
 
 /// Calls whole(i) for each full vector of [0, count) and part(i, rest) for the tail.

@@ -1,5 +1,9 @@
-// The table of this instruction set's kernels. Last of the files that kernels_<isa>.cpp includes.
+// The table of this instruction set's kernels: what kernels_<isa>.cpp includes. See
+// kernel_math.hpp.
 #pragma once
+
+#include "runtime/model/host/kernel_attention.hpp"
+#include "runtime/model/host/kernel_rows.hpp"
 
 namespace spillway::model::host::SPILLWAY_SIMD {
 

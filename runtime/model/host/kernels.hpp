@@ -56,7 +56,7 @@ struct CrossEntropyCall {
 };
 
 /// Rows of queries that attention handles at a time; one row of scores spans all keys.
-inline constexpr std::size_t kQueryRows = 64;
+inline constexpr std::size_t kQueryRows = 32;
 /// Columns of padded score rows beyond the keys: keeps rows from sharing cache sets.
 inline constexpr std::size_t kScorePadding = 16;
 

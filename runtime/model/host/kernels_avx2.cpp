@@ -5,15 +5,10 @@
 #include "runtime/model/host/kernels.hpp"
 #include "runtime/model/host/target.hpp"
 
+#define SPILLWAY_SIMD avx2
+#define SPILLWAY_SIMD_HEADER "runtime/model/host/simd_avx2.hpp"
 SPILLWAY_TARGET_BEGIN("avx2,fma,f16c")
-#include "runtime/model/host/simd_avx2.hpp"
-// The order matters: each uses the one before.
-#include "runtime/model/host/kernel_math.hpp"
-#include "runtime/model/host/kernel_rows.hpp"
-// clang-format off
-#include "runtime/model/host/kernel_attention.hpp"
 #include "runtime/model/host/kernel_table.hpp"
-// clang-format on
 SPILLWAY_TARGET_END
 
 namespace spillway::model::host {

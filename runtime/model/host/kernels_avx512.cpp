@@ -11,15 +11,10 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
+#define SPILLWAY_SIMD avx512
+#define SPILLWAY_SIMD_HEADER "runtime/model/host/simd_avx512.hpp"
 SPILLWAY_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
-#include "runtime/model/host/simd_avx512.hpp"
-// The order matters: each uses the one before.
-#include "runtime/model/host/kernel_math.hpp"
-#include "runtime/model/host/kernel_rows.hpp"
-// clang-format off
-#include "runtime/model/host/kernel_attention.hpp"
 #include "runtime/model/host/kernel_table.hpp"
-// clang-format on
 SPILLWAY_TARGET_END
 
 namespace spillway::model::host {

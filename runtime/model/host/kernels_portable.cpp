@@ -5,13 +5,10 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/model/host/kernels.hpp"
-// clang-format off: the order matters, each uses the one before
-#include "runtime/model/host/kernel_attention.hpp"
-#include "runtime/model/host/kernel_math.hpp"
-#include "runtime/model/host/kernel_rows.hpp"
+
+#define SPILLWAY_SIMD portable
+#define SPILLWAY_SIMD_HEADER "runtime/model/host/simd_portable.hpp"
 #include "runtime/model/host/kernel_table.hpp"
-#include "runtime/model/host/simd_portable.hpp"
-// clang-format on
 
 namespace spillway::model::host {
 

@@ -2,8 +2,6 @@
 // kernels_avx512.cpp only. See simd_portable.hpp for what each function means.
 #pragma once
 
-#define SPILLWAY_SIMD avx512
-
 namespace spillway::model::host::SPILLWAY_SIMD {
 
 inline constexpr std::size_t kLanes = 16;

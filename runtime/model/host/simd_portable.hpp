@@ -10,8 +10,6 @@
 #include "runtime/base/dtype.hpp"
 #include "runtime/model/host/element.hpp"
 
-#define SPILLWAY_SIMD portable
-
 namespace spillway::model::host::SPILLWAY_SIMD {
 
 inline constexpr std::size_t kLanes = 16;

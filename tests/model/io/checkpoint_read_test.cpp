@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "runtime/base/error.hpp"
 #include "runtime/model/checkpoint.hpp"
@@ -73,6 +75,22 @@ TEST(Checkpoint, ReadsAnyPartOfABlock) {
       ASSERT_TRUE(std::ranges::equal(part, std::span(blocks[b]).subspan(first, part.size())));
     }
   }
+}
+
+TEST(Checkpoint, GivesTheSameToManyThreadsAtOnce) {
+  const Scratch scratch;
+  const ModelConfig config = small_gpt2();
+  const ModelLayout layout = make_layout(config);
+  const Blocks blocks = random_blocks(config, layout);
+  save(scratch.path() / "out", config, blocks, {.max_shard = Bytes{20000}});
+  const CheckpointReader reader(scratch.path() / "out", config, layout);
+  std::array<Blocks, 4> read;
+  std::vector<std::thread> threads;
+  for (Blocks& mine : read) {
+    threads.emplace_back([&] { mine = read_all(reader, layout); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Blocks& mine : read) EXPECT_EQ(mine, blocks);
 }
 
 TEST(Checkpoint, AcceptsNamesWithoutThePrefixAndKnownBuffers) {

@@ -1,0 +1,165 @@
+// Memory and traffic of a run: as planned, to the byte, and constant from step to step.
+#include <gtest/gtest.h>
+
+#include "runtime/base/error.hpp"
+#include "tests/engine/training_harness.hpp"
+#include "tests/support/allocation_counter.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using plan::OpKind;
+using plan::Tier;
+
+TrainOptions streamed_options() {
+  TrainOptions options = tiny_options();
+  options.state_home = StateHome::nvme;
+  options.residency = Residency::none;
+  options.checkpointing = Checkpointing::recompute;
+  return options;
+}
+
+std::uint64_t padded_parameters(const plan::Workload& workload) {
+  std::uint64_t sum = 0;
+  for (const auto& block : workload.blocks) sum += block.padded_parameters.value();
+  return sum;
+}
+
+TEST(Memory, BackendHoldsExactlyWhatThePlanLists) {
+  TrainingHarness harness(tiny_gpt2());
+  for (const StateHome home : {StateHome::device, StateHome::host, StateHome::nvme}) {
+    TrainOptions options = tiny_options();
+    options.compute = DType::bf16;
+    options.state_home = home;
+    const auto trainer = harness.make(options, harness.new_run());
+    const auto items = plan::memory_items(trainer->workload(), trainer->placement());
+    EXPECT_EQ(trainer->backend().usage(offload::MemoryKind::device).current,
+              plan::total(items, Tier::device));
+    EXPECT_EQ(trainer->backend().usage(offload::MemoryKind::pinned).current,
+              plan::total(items, Tier::host));
+  }
+}
+
+TEST(Memory, AModelWithEightTimesTheBudgetInStateTrainsInsideIt) {
+  // State: 16 bytes a parameter (fp32 parameter, master, m, v).
+  TrainingHarness harness(tiny_llama(48));
+  TrainOptions options = streamed_options();
+  options.prefetch = 1;
+  ModelRuntime model = make_model_runtime(harness.config(), options);
+  const std::uint64_t state =
+      16 * padded_parameters(make_workload(harness.config(), *model.transformer, options));
+  options.device_memory = Bytes{state / 8};
+  const auto trainer = harness.make(options, harness.new_run());
+  Outcome outcome;
+  harness.steps(*trainer, options, 3, outcome);
+  const auto usage = trainer->backend().usage(offload::MemoryKind::device);
+  EXPECT_LE(usage.high_water, Bytes{state / 8});
+  EXPECT_LT(outcome.losses[2], 5.0);
+}
+
+TEST(Memory, RefusalNamesTheTierTheBytesAndARemedy) {
+  TrainingHarness harness(tiny_gpt2());
+  TrainOptions options = streamed_options();
+  options.micro_batch = 16;
+  options.device_memory = 700_KiB;
+  try {
+    (void)harness.make(options, harness.new_run());
+    FAIL() << "it fits";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::does_not_fit);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("device memory needs at least"), std::string::npos) << text;
+    EXPECT_NE(text.find("--device-memory of at least"), std::string::npos) << text;
+    EXPECT_NE(text.find("train_micro_batch_size_per_gpu"), std::string::npos) << text;
+  }
+}
+
+TEST(Memory, TemporaryDeviceBuffersDoNotGrowWithTheNumberOfLayers) {
+  const auto temporaries = [](std::uint32_t layers) {
+    TrainingHarness harness(tiny_llama(layers));
+    const auto trainer = harness.make(streamed_options(), harness.new_run());
+    Bytes sum;
+    for (const auto& item : plan::memory_items(trainer->workload(), trainer->placement())) {
+      if (item.tier == Tier::device && item.what != "boundary activations") sum += item.bytes;
+    }
+    return sum;
+  };
+  EXPECT_EQ(temporaries(2), temporaries(8));
+}
+
+TEST(Traffic, CountersEqualTheFormulas) {
+  TrainingHarness harness(tiny_gpt2());
+  TrainOptions options = streamed_options();
+  const auto trainer = harness.make(options, harness.new_run());
+  Outcome outcome;
+  constexpr std::uint64_t kSteps = 4;
+  harness.steps(*trainer, options, kSteps, outcome);
+  const plan::Workload& w = trainer->workload();
+  const std::uint64_t all = padded_parameters(w);
+  const std::uint64_t embedding = w.blocks.front().padded_parameters.value();
+  const std::uint64_t head = w.blocks.back().padded_parameters.value();
+  // Layers are visited forward and backward, the tied embedding forward and at the head, the head
+  // once; 4 bytes an element, twice for the two rounds.
+  const std::uint64_t visits = 2 * (all - embedding - head) + 2 * embedding + head;
+  EXPECT_EQ(trainer->actions().moved(OpKind::upload_params).value(), kSteps * 2 * 4 * visits);
+  EXPECT_EQ(trainer->actions().moved(OpKind::download_grads).value(), kSteps * 2 * 4 * all);
+  // The update of step n runs in step n + 1: fp32 state is 12 bytes each way.
+  EXPECT_EQ(trainer->actions().moved(OpKind::read_state).value(), (kSteps - 1) * 12 * all);
+  EXPECT_EQ(trainer->actions().moved(OpKind::write_state).value(), (kSteps - 1) * 12 * all);
+  for (const OpKind kind : {OpKind::upload_params, OpKind::download_grads}) {
+    EXPECT_EQ(trainer->actions().moved(kind),
+              plan::bytes_moved(trainer->step_plan(), kind) * kSteps);
+  }
+}
+
+TEST(Traffic, ResidentParametersMoveUpOncePerUpdate) {
+  TrainingHarness harness(tiny_gpt2());
+  TrainOptions options = tiny_options();
+  options.state_home = StateHome::host;
+  options.residency = Residency::all;
+  const auto trainer = harness.make(options, harness.new_run());
+  Outcome outcome;
+  harness.steps(*trainer, options, 4, outcome);
+  EXPECT_EQ(trainer->actions().moved(OpKind::upload_params).value(),
+            4 * 4 * padded_parameters(trainer->workload()));  // each commit flushes its update
+}
+
+TEST(SteadyState, AllocatesNothingAndOpensNothing) {
+  if (!testing::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
+  TrainingHarness harness(tiny_gpt2());
+  for (const auto engine : {nvme_swap::EngineKind::uring, nvme_swap::EngineKind::posix}) {
+    TrainOptions options = streamed_options();
+    options.io_engine = engine;
+    const auto trainer = harness.make(options, harness.new_run());
+    const data::Sampler sampler = harness.sampler(options);
+    for (int i = 0; i < 3; ++i) trainer->step(harness.tokens(), sampler);
+    const testing::AllocationCounter counter;
+    for (int i = 0; i < 5; ++i) trainer->step(harness.tokens(), sampler);
+    EXPECT_EQ(counter.allocations(), 0);
+    EXPECT_EQ(counter.opens(), 0);
+  }
+}
+
+TEST(Skipping, ANonFiniteGradientLeavesAllStateBitUnchangedAndIsCounted) {
+  TrainingHarness harness(tiny_gpt2());
+  TrainOptions options = streamed_options();
+  options.compute = DType::fp16;
+  // A scale this large overflows fp16 gradients at once.
+  options.loss_scale.initial = 0x1p40;
+  const auto trainer = harness.make(options, harness.new_run());
+  const data::Sampler sampler = harness.sampler(options);
+  std::vector<float> before(trainer->layout().blocks[1].padded_parameters.value());
+  std::vector<float> after = before;
+  trainer->read_masters(1, before);
+  const StepResult result = trainer->step(harness.tokens(), sampler);
+  EXPECT_TRUE(result.skipped);
+  trainer->commit();
+  trainer->read_masters(1, after);
+  EXPECT_EQ(std::memcmp(before.data(), after.data(), before.size() * sizeof(float)), 0);
+  EXPECT_EQ(trainer->state().skipped, 1U);
+  EXPECT_EQ(trainer->state().updates, 0U);
+  EXPECT_EQ(trainer->state().step, 1U);
+}
+
+}  // namespace
+}  // namespace spillway::engine

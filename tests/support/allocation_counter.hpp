@@ -1,0 +1,22 @@
+// Counts what a test program, and every library but oneDNN, asks of operator new. Linking
+// `spillway_test_support` replaces operator new and delete of the program.
+#pragma once
+
+namespace spillway::testing {
+
+/// One at a time. Counts from construction to destruction, on all threads.
+class AllocationCounter {
+ public:
+  AllocationCounter();
+  ~AllocationCounter();
+  AllocationCounter(const AllocationCounter&) = delete;
+  AllocationCounter& operator=(const AllocationCounter&) = delete;
+
+  /// False under a sanitizer, which replaces operator new itself.
+  [[nodiscard]] static bool works();
+  [[nodiscard]] int allocations() const;
+  /// Calls of open and openat from this program and the libraries that it links.
+  [[nodiscard]] int opens() const;
+};
+
+}  // namespace spillway::testing

@@ -1,0 +1,228 @@
+// The program from outside: exit codes, documents on stdout, and a run's life with its accidents.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tests/tools/program.hpp"
+
+namespace spillway::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kModel = R"({
+  "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 256,
+  "n_positions": 16, "n_embd": 48, "n_layer": 2, "n_head": 2, "activation_function": "gelu_new",
+  "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+  "tie_word_embeddings": true})";
+
+constexpr const char* kConfig = R"({
+  "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0,
+  "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.99]}},
+  "spillway": {"context": 16, "seed": 3, "tile_parameters": 8192, "eval_every": 10}})";
+
+// A public ds_config.json's shape: comments, strings and offload sections as people have them.
+constexpr const char* kDeepSpeed = R"({
+  // ZeRO-2 with everything off the device
+  "train_micro_batch_size_per_gpu": 4,  # per GPU
+  "gradient_accumulation_steps": 2,
+  "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12},
+  "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8}},
+  "zero_optimization": {
+    "stage": 2, "overlap_comm": true, /* streams */
+    "offload_optimizer": {"device": "cpu", "pin_memory": true},
+    "offload_param": {"device": "cpu", "pin_memory": true}
+  }
+})";
+
+class Cli : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::path(::testing::TempDir()) / ("spillway_cli_" + std::to_string(::getpid()));
+    fs::remove_all(directory_);
+    fs::create_directories(directory_);
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += "Blessed are they that mourn, for line " +
+                                          std::to_string(i * i % 97) + ".\n";
+    write_all(path("text.txt"), text);
+    write_all(path("model.json"), kModel);
+    write_all(path("train.json"), kConfig);
+    write_all(path("deepspeed.json"), kDeepSpeed);
+    const Answer answer = run({"data", path("text.txt"), "--out", path("data"), "--tokenizer",
+                               "bytes", "--json"});
+    ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  [[nodiscard]] std::string path(const std::string& name) const { return directory_ / name; }
+  [[nodiscard]] Answer run(std::vector<std::string> arguments) const {
+    return Program(directory_, std::move(arguments)).wait();
+  }
+  [[nodiscard]] std::vector<std::string> train(const std::string& run, int steps,
+                                               std::vector<std::string> more = {}) const {
+    std::vector<std::string> arguments{"train",  path("train.json"), "--model", path("model.json"),
+                                       "--data", path("data"),       "--run",   path(run),
+                                       "--steps", std::to_string(steps), "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  /// Lines of metrics.jsonl without what may differ between runs.
+  [[nodiscard]] std::vector<json> metrics(const std::string& run) const {
+    std::ifstream file(directory_ / run / "metrics.jsonl");
+    std::vector<json> lines;
+    for (std::string line; std::getline(file, line);) {
+      json entry = json::parse(line);
+      entry.erase("seconds");
+      entry.erase("exposed");
+      lines.push_back(entry);
+    }
+    return lines;
+  }
+
+  fs::path directory_;
+};
+
+TEST_F(Cli, EveryCommandExplainsItself) {
+  for (const char* command : {"data", "plan", "train", "eval", "generate", "export", "info"}) {
+    const Answer answer = run({command, "--help"});
+    EXPECT_EQ(answer.exit_code, 0) << command;
+    EXPECT_NE(answer.out.find("--json"), std::string::npos) << command;
+  }
+}
+
+TEST_F(Cli, WrongUsageIsExitCodeTwoAndNamesTheCause) {
+  EXPECT_EQ(run({"train"}).exit_code, 2);
+  EXPECT_EQ(run({"nonsense"}).exit_code, 2);
+  EXPECT_EQ(run({"info", path("absent")}).exit_code, 2);
+  write_all(path("train.json"), R"({"gradient_cliping": 1.0})");
+  const Answer answer = run(train("run", 1));
+  EXPECT_EQ(answer.exit_code, 2);
+  EXPECT_NE(answer.err.find("gradient_clipping"), std::string::npos) << answer.err;
+  EXPECT_EQ(answer.json()["error"]["exit"], 2);
+}
+
+TEST_F(Cli, WhatDoesNotFitIsExitCodeThree) {
+  const Answer answer = run(train("run", 1, {"--device-memory", "64KiB"}));
+  EXPECT_EQ(answer.exit_code, 3) << answer.err;
+  EXPECT_NE(answer.err.find("What would make it fit"), std::string::npos) << answer.err;
+}
+
+TEST_F(Cli, PlanSaysWhatTrainingThenDoes) {
+  const Answer plan = run({"plan", path("train.json"), "--model", path("model.json"),
+                           "--device-memory", "2MiB", "--run", path("run"), "--json"});
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  const Answer trained = run(train("run", 5, {"--device-memory", "2MiB"}));
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_EQ(trained.json()["device_high_water"], plan.json()["memory"]["device"]["bytes"]);
+  EXPECT_EQ(trained.json()["plan"]["blocks"], plan.json()["blocks"]);
+}
+
+TEST_F(Cli, TrainsEvaluatesGeneratesAndExports) {
+  const Answer trained = run(train("run", 60, {"--nvme", path("disk")}));
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const json report = trained.json();
+  EXPECT_LT(report["loss"], 3.0);
+  EXPECT_GT(report["state_bytes_written"], 0);
+  EXPECT_EQ(metrics("run").size(), 60U);
+
+  const Answer of_run =
+      run({"eval", "--run", path("run"), "--data", path("data"), "--json"});
+  ASSERT_EQ(of_run.exit_code, 0) << of_run.err;
+  EXPECT_EQ(of_run.json()["loss"], report["val_loss"]);
+
+  ASSERT_EQ(run({"export", path("run"), path("hf")}).exit_code, 0);
+  const Answer of_checkpoint = run({"eval", "--model", path("hf"), "--data", path("data"),
+                                    "--json"});
+  ASSERT_EQ(of_checkpoint.exit_code, 0) << of_checkpoint.err;
+  EXPECT_EQ(of_checkpoint.json()["loss"], report["val_loss"]);
+
+  const std::vector<std::string> generate{"generate", "--run",  path("run"), "--prompt", "Bles",
+                                          "--tokens", "20", "--seed", "5", "--json"};
+  const Answer first = run(generate);
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(first.json()["tokens"].size(), 24U);
+  EXPECT_EQ(first.out, run(generate).out);
+
+  EXPECT_EQ(run({"info", path("run"), "--json"}).json()["step"], 60);
+  EXPECT_EQ(run({"info", path("hf"), "--json"}).json()["kind"], "hf_checkpoint");
+  EXPECT_EQ(run({"info", path("data"), "--json"}).json()["vocab_size"], 256);
+}
+
+TEST_F(Cli, AConfigurationWrittenForDeepSpeedTrainsAsItIs) {
+  auto arguments = train("run", 4);
+  arguments[1] = path("deepspeed.json");
+  const Answer answer = run(arguments);
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const auto lines = metrics("run");
+  ASSERT_EQ(lines.size(), 4U);
+  EXPECT_EQ(lines[0]["scale"], 4096);
+  EXPECT_LT(lines[3]["loss"], 6.0);
+}
+
+TEST_F(Cli, ACommittedRunIsNotOverwritten) {
+  ASSERT_EQ(run(train("run", 2)).exit_code, 0);
+  const std::string before = read_all(directory_ / "run/metrics.jsonl");
+  const Answer answer = run(train("run", 2));
+  EXPECT_EQ(answer.exit_code, 2);
+  EXPECT_NE(answer.err.find("--resume"), std::string::npos) << answer.err;
+  EXPECT_EQ(read_all(directory_ / "run/metrics.jsonl"), before);
+}
+
+TEST_F(Cli, ResumeUnderAnotherMathematicsIsRefusedByName) {
+  ASSERT_EQ(run(train("run", 2)).exit_code, 0);
+  const Answer answer = run(train("run", 4, {"--resume", "--seed", "99"}));
+  EXPECT_EQ(answer.exit_code, 2);
+  EXPECT_NE(answer.err.find("seed"), std::string::npos) << answer.err;
+}
+
+TEST_F(Cli, KilledRunsResumeAsIfNothingHadHappened) {
+  constexpr int kSteps = 40;
+  ASSERT_EQ(run(train("whole", kSteps, {"--nvme", path("disk_a")})).exit_code, 0);
+  std::vector<std::string> arguments =
+      train("killed", kSteps, {"--nvme", path("disk_b"), "--resume"});
+  for (const std::size_t lines : {3U, 11U, 19U, 30U}) {
+    const Program program(directory_, arguments);
+    ASSERT_TRUE(wait_for_lines(directory_ / "killed/metrics.jsonl", lines))
+        << read_all(program.err());
+    program.signal(SIGKILL);
+    ASSERT_EQ(program.wait().exit_code, -1);
+  }
+  const Answer last = run(arguments);
+  ASSERT_EQ(last.exit_code, 0) << last.err;
+  EXPECT_EQ(metrics("killed"), metrics("whole"));
+  ASSERT_EQ(run({"export", path("whole"), path("a")}).exit_code, 0);
+  ASSERT_EQ(run({"export", path("killed"), path("b")}).exit_code, 0);
+  EXPECT_EQ(read_all(directory_ / "a/model.safetensors"),
+            read_all(directory_ / "b/model.safetensors"));
+}
+
+TEST_F(Cli, AnInterruptFinishesTheStepSavesAndExitsZero) {
+  const Program program(directory_, train("run", 100000));
+  ASSERT_TRUE(wait_for_lines(directory_ / "run/metrics.jsonl", 3)) << read_all(program.err());
+  program.signal(SIGINT);
+  const Answer answer = program.wait();
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  EXPECT_TRUE(answer.json()["interrupted"]);
+  EXPECT_EQ(run({"info", path("run"), "--json"}).json()["step"], answer.json()["last_step"]);
+}
+
+TEST_F(Cli, ADamagedStateIsRefusedAndNotTrainedOn) {
+  ASSERT_EQ(run(train("run", 3)).exit_code, 0);
+  const fs::path swap = directory_ / "run/state/tiles-0.swap";
+  ASSERT_TRUE(fs::exists(swap));
+  std::string bytes = read_all(swap);
+  // Flip one bit in every page: whatever slot is committed, its payload is hit.
+  for (std::size_t at = 100; at < bytes.size(); at += 4096) bytes[at] ^= 1;
+  write_all(swap, bytes);
+  const Answer answer = run(train("run", 6, {"--resume"}));
+  EXPECT_NE(answer.exit_code, 0);
+  EXPECT_EQ(answer.json()["error"]["code"], "corrupt_data") << answer.err;
+
+  fs::resize_file(swap, bytes.size() / 2);
+  EXPECT_NE(run(train("run", 6, {"--resume"})).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace spillway::testing
