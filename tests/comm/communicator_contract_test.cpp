@@ -4,10 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <functional>
 #include <mutex>
 #include <numeric>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -31,6 +32,10 @@ struct Group {
     body(*make_communicator(backend));
   }
 };
+
+void PrintTo(const Group& group, std::ostream* stream) {
+  *stream << group.ranks << " ranks of " << group.backend;
+}
 
 std::vector<Group> groups() {
   return {{"single", 1}, {"threads", 1}, {"threads", 2}, {"threads", 3}, {"threads", 5}};
@@ -75,7 +80,8 @@ std::vector<float> concatenated(std::uint32_t ranks, std::size_t count) {
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  const auto bits = [](float value) { return std::bit_cast<std::uint32_t>(value); };
+  return std::ranges::equal(a, b, {}, bits, bits);
 }
 
 class CommunicatorContract : public testing::TestWithParam<Group> {
