@@ -5,7 +5,8 @@ install(TARGETS ${modules} EXPORT spillwayTargets ARCHIVE DESTINATION ${CMAKE_IN
 install(DIRECTORY runtime offload cpu_adam nvme_swap comm
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/spillway
         FILES_MATCHING PATTERN "*.hpp" PATTERN "detail" EXCLUDE)
-install(EXPORT spillwayTargets NAMESPACE spillway:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/spillway)
+install(EXPORT spillwayTargets NAMESPACE spillway::
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/spillway)
 configure_package_config_file(cmake/spillwayConfig.cmake.in spillwayConfig.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/spillway)
 write_basic_package_version_file(spillwayConfigVersion.cmake COMPATIBILITY SameMinorVersion)

@@ -3,12 +3,25 @@
 # repository root. Flags stay private to the build; the exported package carries none of them.
 include(GNUInstallDirs)
 
+# Warnings are errors with the compilers that tools/test builds with. Another one warns about other
+# things, which must not stop somebody who only wants to use the program.
+set(known_compiler OFF)
+if((CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION MATCHES "^12\\.") OR
+   (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION MATCHES "^16\\."))
+  set(known_compiler ON)
+endif()
+option(SPILLWAY_WERROR "Treat warnings as errors" ${known_compiler})
+
 add_library(spillway_flags INTERFACE)
 target_compile_features(spillway_flags INTERFACE cxx_std_20)
 target_compile_options(spillway_flags INTERFACE
-  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wnon-virtual-dtor -Werror
+  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wnon-virtual-dtor
+  $<$<BOOL:${SPILLWAY_WERROR}>:-Werror>
   # Exactness: the compiler must not fuse a multiply and an add that the source keeps apart.
   -ffp-contract=off -fno-math-errno)
+if(SPILLWAY_BUILD_FUZZERS)
+  target_compile_options(spillway_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 if(SPILLWAY_SANITIZE)
   target_compile_options(spillway_flags INTERFACE
     -fsanitize=${SPILLWAY_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
@@ -23,7 +36,8 @@ function(spillway_module name)
                                                     POSITION_INDEPENDENT_CODE ON)
   target_compile_features(spillway_${name} PUBLIC cxx_std_20)
   target_include_directories(spillway_${name} PUBLIC
-    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/spillway>)
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/spillway>)
   target_link_libraries(spillway_${name} PUBLIC ${arg_PUBLIC}
     PRIVATE ${arg_PRIVATE} $<BUILD_INTERFACE:spillway_flags>)
   set_property(GLOBAL APPEND PROPERTY SPILLWAY_MODULES spillway_${name})

@@ -1,5 +1,11 @@
 // Sum of squares of landed gradients, in a fixed fp64 tree: the same bits whatever the tiles,
 // threads, ranks and instruction set.
+//
+// The tree inside a leaf: element i adds its square to partial sum i mod 32, in order of i; then
+// sums j and j + 16 are added, then j and j + 8, and so on to one. The square of an fp32 number is
+// exact in fp64, so it does not matter whether a kernel fuses the multiplication and the addition.
+// A last, shorter leaf has the bits that it would have if padded by zeros.
+// As in the update, fp32 and bf16 values below the normal range count as zero.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +26,7 @@ void sum_squares(Isa isa, DType dtype, const void* gradient, std::size_t count,
 [[nodiscard]] double sum_leaves(std::span<const double> leaves);
 
 /// target[i] = (first ? 0 : target[i]) + source[i]: rounds of gradients added in fp32, in order.
+/// source: [target.size()] of `dtype`. With `first` the target is not read.
 void accumulate(Isa isa, DType dtype, const void* source, std::span<float> target, bool first);
 
 }  // namespace spillway::cpu_adam

@@ -1,4 +1,5 @@
-// The CPU workers: a oneTBB arena. Everything that runs on the cpu lane runs here.
+// The CPU workers: a oneTBB arena and one thread that runs the queue of tasks inside it. Everything
+// that runs on the cpu lane runs here.
 #pragma once
 
 #include <cstddef>
@@ -13,32 +14,40 @@
 namespace spillway::cpu_adam {
 
 struct WorkerPoolOptions {
-  std::size_t threads = 0;      ///< 0: one a physical core
-  std::size_t queue_depth = 64; ///< tasks submitted and not yet finished
-  WakeSignal* wake = nullptr;   ///< notified whenever a task ends
+  std::size_t threads = 0;       ///< 0: one a physical core that this process may use
+  std::size_t queue_depth = 64;  ///< tasks submitted and not yet finished
+  WakeSignal* wake = nullptr;    ///< notified whenever a task ends
 };
 
 /// Tasks run one after another in submission order (the cpu lane is serial); each may spread over
 /// the workers with `parallel_for`. Workers flush denormals to zero (FTZ and DAZ).
 /// `submit` is for the control thread; `parallel_for` for the task that is running.
+/// A task that throws fails alone: its ticket rethrows, the next task runs. Tickets must not
+/// outlive the pool; its destructor runs what is queued.
 class WorkerPool final : public TicketSource {
  public:
   explicit WorkerPool(const WorkerPoolOptions& options);
   ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
 
-  /// Waits for a free queue entry if all are taken. Allocates nothing.
+  /// Waits for a free queue entry if all are taken. Allocates nothing. A finished task gives its
+  /// entry back at once, unless it failed: then its ticket must be waited for first, and submit
+  /// throws that task's error once the queue has come round to the entry.
   Ticket submit(InlineTask task);
   [[nodiscard]] std::size_t threads() const;
 
   /// Calls body(first, last) over a static partition of [0, count) whose cuts are multiples of
-  /// `grain`; returns when all are done. Rethrows the first failure.
+  /// `grain`; returns when all are done. Rethrows the first failure. The cuts depend on count,
+  /// grain and threads() alone.
   template <class Body>
   void parallel_for(std::size_t count, std::size_t grain, const Body& body) {
-    run_partitioned(count, grain,
-                    [](const void* context, std::size_t first, std::size_t last) {
-                      (*static_cast<const Body*>(context))(first, last);
-                    },
-                    &body);
+    run_partitioned(
+        count, grain,
+        [](const void* context, std::size_t first, std::size_t last) {
+          (*static_cast<const Body*>(context))(first, last);
+        },
+        &body);
   }
 
   [[nodiscard]] bool ready(std::uint32_t slot) override;

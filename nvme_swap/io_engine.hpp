@@ -16,14 +16,17 @@ namespace spillway::nvme_swap {
 enum class EngineKind : std::uint8_t { automatic, uring, posix };
 enum class IoOperation : std::uint8_t { read, write, flush };
 
-/// One transfer or flush. Offset, length and address are multiples of `kPageBytes` for O_DIRECT files.
+[[nodiscard]] std::string_view name_of(IoOperation operation);
+
+/// One transfer or flush. Offset, length and address are multiples of `kPageBytes` for O_DIRECT
+/// files.
 struct IoRequest {
   IoOperation operation = IoOperation::read;
-  int file = -1;                 ///< a descriptor given to `IoEngine` at construction
-  FileOffset offset;
-  std::byte* data = nullptr;     ///< read into, or written from; unused by flush
+  int file = -1;  ///< a descriptor given to `IoEngine` at construction
+  FileOffset offset{};
+  std::byte* data = nullptr;  ///< read into, or written from; unused by flush
   std::size_t length = 0;
-  std::uint64_t tag = 0;         ///< returned with the result
+  std::uint64_t tag = 0;  ///< returned with the result
 };
 
 /// `result` is the number of bytes moved (may be short; 0 for a flush) or -errno.
@@ -33,13 +36,15 @@ struct IoResult {
 };
 
 struct EngineOptions {
-  std::span<const int> files;    ///< registered where the engine can; outlive the engine
-  std::size_t queue_depth = 32;  ///< requests in flight
-  WakeSignal* wake = nullptr;    ///< notified on completions
+  std::span<const int> files{};  ///< registered where the engine can; outlive the engine
+  std::size_t queue_depth = 32;  ///< requests in flight, counted until their result is polled
+  WakeSignal* wake = nullptr;    ///< notified on completions; outlives the engine
 };
 
-/// Raw transfers: short results are reported, not continued; `TileStore` continues them.
-/// Control thread only.
+/// Raw transfers: short results are reported, not continued, and EINTR and EAGAIN are results like
+/// any other; `TileStore` continues and retries them. A flush covers the writes whose results were
+/// polled before it was submitted. Destroying an engine waits for the requests in flight, so that
+/// no buffer is touched afterwards. Control thread only.
 class IoEngine {
  public:
   virtual ~IoEngine() = default;
@@ -48,13 +53,15 @@ class IoEngine {
   [[nodiscard]] virtual std::size_t submit(std::span<const IoRequest> requests) = 0;
   /// Collects finished requests without blocking; returns how many were written to `results`.
   [[nodiscard]] virtual std::size_t poll(std::span<IoResult> results) = 0;
-  /// Blocks until at least one request in flight has finished. Not on the step path.
+  /// Blocks until at least one request in flight has finished, or at once if none is in flight.
+  /// Not on the step path.
   virtual void wait() = 0;
 };
 
 /// `automatic` prefers uring and logs why when it falls back. Throws `Error{not_supported}` when a
 /// named engine cannot run here.
 [[nodiscard]] std::unique_ptr<IoEngine> make_engine(EngineKind kind, const EngineOptions& options);
+/// "auto", "uring" or "posix"; throws `Error{invalid_argument}` otherwise.
 [[nodiscard]] EngineKind parse_engine(std::string_view name);
 
 }  // namespace spillway::nvme_swap

@@ -3,17 +3,29 @@
 // A tile has two or more slots. A write goes to a slot that holds neither the committed nor the
 // newest version, so nothing that recovery may need is ever overwritten. A commit record, in one of
 // two alternating checksummed areas, makes a set of slots true. Recovery takes the newest valid
-// record. Control thread only.
+// record. The files are described in nvme_swap/format.hpp. Control thread only.
+//
+// Which slot a write takes, exactly: one that is not newest, not committed and not part of a commit
+// in progress. If there is none and the newest version is neither committed nor being committed
+// (a second write since the last commit, with two slots), that version is overwritten: from then
+// until the write has finished well the tile has no newest version and cannot be read. Otherwise
+// the operation starts by itself when the commit has ended. A slot is never written while a read
+// of it is pending.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include "nvme_swap/format.hpp"
 #include "nvme_swap/io_engine.hpp"
 #include "runtime/base/ticket.hpp"
 #include "runtime/base/units.hpp"
@@ -21,15 +33,29 @@
 
 namespace spillway::nvme_swap {
 
+enum class CacheUse : std::uint8_t {
+  bypass,  ///< O_DIRECT, or buffered with a note where the filesystem has none
+  always,  ///< buffered
+};
+
 struct StoreOptions {
-  std::vector<std::filesystem::path> directories;  ///< one swap file in each; tiles striped over them
+  std::vector<std::filesystem::path>
+      directories;             ///< one swap file in each; tiles striped over them
+  std::string name = "tiles";  ///< of the files; differs between stores that share a directory
   EngineKind engine = EngineKind::automatic;
   std::size_t queue_depth = 32;
   Bytes transfer_bytes{1 << 20};  ///< a tile moves in pieces of this size
-  std::uint32_t slots = 2;        ///< per tile; 3 when a commit may be older than the newest write
+  std::uint32_t slots = 2;        ///< per tile; 3 when a commit may be older than the newest write.
+                                  ///< An existing store keeps the number it was created with.
   std::size_t tickets = 256;      ///< tile operations pending at once
   WakeSignal* wake = nullptr;
   std::optional<double> disk_gigabytes_per_second;  ///< throttle, for tests and simulation
+  CacheUse cache = CacheUse::bypass;
+  bool remove_on_close = false;  ///< the files go with the store: no resume is wanted
+  /// A killed process may hold its lock until its writes in flight are over.
+  std::chrono::milliseconds lock_patience{10'000};
+  /// Puts an adaptor around the engine; for tests.
+  std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>, const EngineOptions&)> adapt;
 };
 
 /// Payload bytes of each tile, multiples of `kPageBytes`, fixed when the store is created.
@@ -39,12 +65,12 @@ struct StoreLayout {
 
 /// What a commit records beside the slots and checksums of all tiles.
 struct CommitHeader {
-  StepIndex step;
+  StepIndex step{};
   /// The engine's own words (counters, loss scale, data cursor), at most `kMaxCommitPayload` bytes.
-  std::vector<std::byte> payload;
+  std::vector<std::byte> payload{};
 };
-inline constexpr std::size_t kMaxCommitPayload = 2048;
 
+/// Tile payload of operations that finished well. Records and headers are not counted.
 struct StoreCounters {
   Bytes read;
   Bytes written;
@@ -53,18 +79,23 @@ struct StoreCounters {
 
 class TileStore final : public TicketSource {
  public:
-  /// Creates the swap files (0600, O_EXCL|O_NOFOLLOW, preallocated, locked). Throws `Error{busy}` if
-  /// another process holds them, `Error{does_not_fit}` if the disk lacks the space.
+  /// Creates the swap files (0600, O_EXCL|O_NOFOLLOW, preallocated, locked). Files that a run left
+  /// before its first commit are replaced; a store with a committed step is refused with
+  /// `Error{invalid_argument}`. Throws `Error{busy}` if another process holds them,
+  /// `Error{does_not_fit}` if the disk lacks the space.
   [[nodiscard]] static std::unique_ptr<TileStore> create(const StoreOptions& options,
                                                          const StoreLayout& layout);
   /// Opens an existing store and recovers its newest valid commit. Throws `Error{corrupt_data}`
-  /// when a record or the layout is not what was written.
+  /// when the layout or both records are not what was written.
   [[nodiscard]] static std::unique_ptr<TileStore> open(const StoreOptions& options);
-  /// True if `directories[0]` holds a store that has a committed step.
+  /// True if `directories[0]` holds a store that has a committed step. Takes no lock, so that it
+  /// also answers for a store in use. Throws `Error{corrupt_data}` if the store cannot tell.
   [[nodiscard]] static bool has_commit(const StoreOptions& options);
+  /// No ticket of the store may outlive it.
   ~TileStore();
 
   [[nodiscard]] const StoreLayout& layout() const;
+  [[nodiscard]] std::string_view engine_name() const;
   /// The last durable commit; empty before the first.
   [[nodiscard]] const std::optional<CommitHeader>& committed() const;
 
@@ -74,11 +105,18 @@ class TileStore final : public TicketSource {
   /// Throws `Error{corrupt_data}` naming file, tile and both checksums unless `data` is the newest
   /// version of `tile`.
   void verify(TileIndex tile, std::span<const std::byte> data) const;
-  /// Writes a new version. `checksum` is `checksum_of(source)`; the version is the newest, for reads
-  /// and the next commit, once the ticket is finished.
+  /// Writes a new version. `checksum` is `checksum_of(source)`; the version is the newest, for
+  /// reads and the next commit, once the ticket is finished. One write of a tile may be pending.
+  /// After a failed write the tile keeps its newest version, if that was not being overwritten.
   [[nodiscard]] Ticket write(TileIndex tile, std::span<const std::byte> source,
                              std::uint64_t checksum);
-  /// Makes all finished writes durable, then the record that names them. No write may be pending.
+  /// Forgets the versions of `tile` that are not committed: its newest version is the committed one
+  /// again. Costs no I/O. Nothing of the tile, and no commit, may be pending.
+  void discard(TileIndex tile);
+  /// Makes all finished writes durable, then the record that names them. No write may be pending,
+  /// no tile may be left by a failed write, and one commit may be pending. Writes may start while
+  /// it is. If a commit fails, the disk may hold either step: the store then refuses writes and
+  /// commits, and opening it again recovers one of the two.
   [[nodiscard]] Ticket commit(const CommitHeader& header);
 
   [[nodiscard]] StoreCounters counters() const;
@@ -91,8 +129,5 @@ class TileStore final : public TicketSource {
   explicit TileStore(std::unique_ptr<Implementation> implementation);
   std::unique_ptr<Implementation> implementation_;
 };
-
-/// XXH3-64 of a tile's payload.
-[[nodiscard]] std::uint64_t checksum_of(std::span<const std::byte> data);
 
 }  // namespace spillway::nvme_swap

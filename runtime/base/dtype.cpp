@@ -8,9 +8,12 @@ namespace spillway {
 
 std::string_view name_of(DType dtype) {
   switch (dtype) {
-    case DType::fp32: return "fp32";
-    case DType::bf16: return "bf16";
-    case DType::fp16: return "fp16";
+    case DType::fp32:
+      return "fp32";
+    case DType::bf16:
+      return "bf16";
+    case DType::fp16:
+      return "fp16";
   }
   return "unknown";
 }
@@ -52,7 +55,8 @@ float from_fp16(std::uint16_t bits) {
     const std::uint32_t quiet = mantissa != 0 ? 0x400000U : 0;
     return std::bit_cast<float>(sign | 0x7f800000U | quiet | (mantissa << 13));
   }
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;  // exact, subnormal or zero
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
 }

@@ -22,11 +22,16 @@ spdlog::logger& logger() {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::debug: return spdlog::level::debug;
-    case LogLevel::info: return spdlog::level::info;
-    case LogLevel::warning: return spdlog::level::warn;
-    case LogLevel::error: return spdlog::level::err;
-    case LogLevel::off: return spdlog::level::off;
+    case LogLevel::debug:
+      return spdlog::level::debug;
+    case LogLevel::info:
+      return spdlog::level::info;
+    case LogLevel::warning:
+      return spdlog::level::warn;
+    case LogLevel::error:
+      return spdlog::level::err;
+    case LogLevel::off:
+      return spdlog::level::off;
   }
   return spdlog::level::off;
 }
@@ -34,6 +39,17 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 }  // namespace
 
 void set_log_level(LogLevel level) { logger().set_level(to_spdlog(level)); }
+
+bool log_enabled(LogLevel level) noexcept { return logger().should_log(to_spdlog(level)); }
+
+void log_formatted(LogLevel level, fmt::string_view format, fmt::format_args arguments) noexcept {
+  if (!log_enabled(level)) return;
+  try {
+    log_line(level, fmt::vformat(format, arguments));
+  } catch (...) {
+    log_line(level, "a message could not be formatted for want of memory");
+  }
+}
 
 void log_line(LogLevel level, std::string_view text) noexcept {
   logger().log(to_spdlog(level), spdlog::string_view_t(text.data(), text.size()));

@@ -20,8 +20,8 @@ class TicketSource {
   ~TicketSource() = default;
 };
 
-/// Owns one slot of a source. Whoever holds the ticket keeps alive, beside it, every buffer that the
-/// operation uses. Destroying a pending ticket waits; an error nobody asked for is logged.
+/// Owns one slot of a source. Whoever holds the ticket keeps alive, beside it, every buffer that
+/// the operation uses. Destroying a pending ticket waits; an error nobody asked for is logged.
 class [[nodiscard]] Ticket {
  public:
   Ticket() = default;

@@ -161,11 +161,13 @@ std::optional<NodeIndex> node_of_pci_device(std::string_view bus_id, const fs::p
   std::string name(bus_id);
   std::ranges::transform(name, name.begin(),
                          [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  const bool plain = name.find_first_not_of("0123456789abcdef:.") == name.npos;
+  // Nothing that could lead out of the directory.
+  const bool plain =
+      name.find_first_not_of("0123456789abcdef:.") == name.npos && name.find(':') != name.npos;
   // CUDA's management library prints an eight-digit domain, the kernel four.
   if (name.size() == 16 && name.starts_with("0000")) name.erase(0, 4);
   const fs::path device = root / "sys/bus/pci/devices" / name;
-  check(plain && !name.empty() && fs::exists(device), ErrorCode::invalid_argument,
+  check(plain && fs::exists(device), ErrorCode::invalid_argument,
         fmt::format("there is no PCI device \"{}\" in {}", bus_id, device.parent_path().string()));
   const fs::path file = device / "numa_node";
   if (!fs::exists(file)) return std::nullopt;  // a kernel without NUMA

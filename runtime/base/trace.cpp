@@ -44,6 +44,12 @@ std::string arguments_json(const TraceArguments& arguments) {
   return "{" + out + "}";
 }
 
+std::string metadata_json(std::size_t track, std::string_view name, std::string_view key,
+                          std::string_view value) {
+  return fmt::format(R"({{"ph":"M","pid":1,"tid":{},"name":"{}","args":{{"{}":{}}}}})", track, name,
+                     key, value);
+}
+
 /// The tracks of one lane: the format cannot show ranges of one track that overlap.
 class Tracks {
  public:
@@ -122,14 +128,8 @@ void Trace::write_json(std::ostream& out) const {
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     for (std::size_t track = 0; track < std::max<std::size_t>(1, tracks[lane].count()); ++track) {
       const std::size_t id = track_id(lane, track);
-      out << separator
-          << fmt::format(
-                 R"({{"ph":"M","pid":1,"tid":{},"name":"thread_name","args":{{"name":{}}}}})", id,
-                 quoted(lanes_[lane]))
-          << ",\n"
-          << fmt::format(
-                 R"({{"ph":"M","pid":1,"tid":{},"name":"thread_sort_index","args":{{"sort_index":{}}}}})",
-                 id, id);
+      out << separator << metadata_json(id, "thread_name", "name", quoted(lanes_[lane])) << ",\n"
+          << metadata_json(id, "thread_sort_index", "sort_index", std::to_string(id));
       separator = ",\n";
     }
   }

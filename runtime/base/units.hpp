@@ -18,7 +18,8 @@ using BlockIndex = Strong<struct BlockIndexTag, std::uint32_t>;
 using TileIndex = Strong<struct TileIndexTag, std::uint32_t>;
 using Rank = Strong<struct RankTag, std::uint32_t>;
 
-/// Parameters in one leaf: the unit of padding, of tile and shard starts and of the gradient-norm tree.
+/// Parameters in one leaf: the unit of padding, of tile and shard starts, and of the tree that sums
+/// the gradient norm.
 inline constexpr std::uint64_t kLeafParameters = 4096;
 
 /// Alignment of every buffer that a device, a disk or a vector register may touch, in bytes.

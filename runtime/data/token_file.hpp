@@ -1,25 +1,15 @@
 // Token files: plain little-endian uint16 or uint32 arrays, as nanoGPT writes them, memory-mapped.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
+
+#include "runtime/data/meta.hpp"
 
 namespace spillway::data {
-
-enum class TokenType : std::uint8_t { uint16, uint32 };
-
-/// `meta.json` beside the token files.
-struct Meta {
-  TokenType dtype = TokenType::uint16;
-  std::uint32_t vocab_size = 0;
-  std::optional<std::string> tokenizer;  ///< "bytes", "chars" or a path; see tokenizer.hpp
-};
-
-[[nodiscard]] Meta load_meta(const std::filesystem::path& meta_json);
 
 /// Read-only view of one token file. Any thread.
 class TokenFile {
@@ -31,7 +21,8 @@ class TokenFile {
 
   [[nodiscard]] std::uint64_t size() const;  ///< tokens
   /// Copies tokens [first, first + target.size()). Throws `Error{corrupt_data}` naming file,
-  /// position and value of a token that is not below `vocab_size`.
+  /// position and value of a token that is not below `vocab_size`, or when the file has changed its
+  /// size since it was mapped. Allocates nothing, opens nothing.
   void read(std::uint64_t first, std::span<std::int32_t> target, std::uint32_t vocab_size) const;
 
  private:

@@ -20,23 +20,25 @@ namespace spillway::engine {
 /// theory.md, "Dynamic loss scale". Used with fp16 compute only.
 struct LossScaleOptions {
   bool dynamic = true;
-  double initial = 65536;        ///< static scale when not dynamic
-  std::uint32_t window = 1000;   ///< good steps before the scale doubles
-  std::uint32_t hysteresis = 2;
+  double initial = 65536;               ///< static scale when not dynamic
+  std::uint32_t window = 1000;          ///< good steps before the scale doubles
+  std::uint32_t hysteresis = 2;         ///< overflows before it halves; restored when it doubles
+  bool consecutive_hysteresis = false;  ///< ... and by every good step
   double minimum = 1;
 };
 
 enum class ScheduleKind : std::uint8_t { constant, linear, cosine, wsd };
 
-/// Learning rate as a function of the applied-update count. Steps count from 1.
+/// Learning rate as a function of the applied-update count t, from 1. The warm-up ends and the peak
+/// is reached at t = warmup_steps, the minimum at t = total_steps, whatever the kind.
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::constant;
   double peak_lr = 1e-3;
-  double warmup_from = 0;        ///< lr before the first warm-up step
+  double warmup_from = 0;  ///< lr before the first warm-up step
   std::uint64_t warmup_steps = 0;
   bool warmup_logarithmic = false;  ///< DeepSpeed's warmup_type "log"
-  std::uint64_t total_steps = 0; ///< end of decay; 0: the run's steps
-  std::uint64_t decay_steps = 0; ///< wsd: length of the final decay
+  std::uint64_t total_steps = 0;    ///< end of decay; 0: the run's steps
+  std::uint64_t decay_steps = 0;    ///< wsd: length of the final decay; 0: a tenth of total_steps
   double minimum_lr = 0;
 };
 
@@ -56,14 +58,14 @@ struct TrainOptions {
   double gradient_clipping = 1.0;                 ///< global norm; 0 switches it off
   DType compute = DType::fp32;
   LossScaleOptions loss_scale;
-  cpu_adam::AdamOptions adam;                     ///< lr is the schedule's
+  cpu_adam::AdamOptions adam;  ///< lr is the schedule's peak
   ScheduleOptions schedule;
   DecayScope decay = DecayScope::matrices;
   plan::StateFormat state_format = plan::StateFormat::fp32;
   data::Order order = data::Order::shuffled;
   std::uint64_t seed = 1234;
-  std::uint64_t steps = 0;                        ///< 0: one epoch
-  std::uint64_t tile_parameters = 2u << 20;       ///< a multiple of kLeafParameters
+  std::uint64_t steps = 0;                   ///< 0: one epoch
+  std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters
 
   // Placement and effort: free to change at every start; never changes a bit.
   UpdateMode update = UpdateMode::automatic;
@@ -71,37 +73,42 @@ struct TrainOptions {
   Checkpointing checkpointing = Checkpointing::automatic;
   Residency residency = Residency::automatic;
   StateHome state_home = StateHome::automatic;
-  std::uint32_t prefetch = 1;                     ///< blocks uploaded ahead of use
-  std::optional<Bytes> device_memory;             ///< absent: what the device has
-  std::optional<Bytes> host_memory;               ///< absent: what cgroup and system leave
-  std::vector<std::filesystem::path> nvme;        ///< empty: RUN/state
+  std::uint32_t prefetch = 1;               ///< blocks uploaded ahead of use
+  std::optional<Bytes> device_memory;       ///< absent: what the device has
+  std::optional<Bytes> host_memory;         ///< absent: what cgroup and system leave
+  std::vector<std::filesystem::path> nvme;  ///< empty: RUN/state
   nvme_swap::EngineKind io_engine = nvme_swap::EngineKind::automatic;
-  std::uint32_t threads = 0;                      ///< of the update; 0: physical cores
-  std::uint32_t compute_threads = 0;              ///< of FWD-BWD; 0: physical cores
+  std::uint32_t threads = 0;          ///< of the update; 0: physical cores
+  std::uint32_t compute_threads = 0;  ///< of FWD-BWD; 0: physical cores
   std::optional<cpu_adam::Isa> isa;
   std::optional<double> host_link_gbps;
   std::optional<double> disk_gbps;
 
   // What is written when.
-  std::uint64_t commit_every = 0;                 ///< 0: planned
-  std::uint64_t save_every = 0;                   ///< kept checkpoints; 0: none
+  std::uint64_t commit_every = 0;  ///< 0: planned
+  std::uint64_t save_every = 0;    ///< kept checkpoints; 0: none
   std::uint32_t keep = 2;
-  std::uint64_t eval_every = 0;                   ///< 0: at the end only
+  std::uint64_t eval_every = 0;  ///< 0: at the end only
   std::uint32_t zero_stage = 0;
 };
 
 struct ParsedConfig {
   TrainOptions options;
-  std::vector<std::string> notes;  ///< one line each: keys accepted and not needed
+  std::vector<std::string> notes;  ///< one line each: what was ignored, or chosen by default
 };
 
-/// Reads a DeepSpeed-style configuration; `origin` names it in errors. Comments (`//`, `#`, `/* */`)
-/// are accepted; an unknown key is refused with the nearest known one, a duplicate key too. Throws
-/// `Error{invalid_argument}` naming the key, its value and what is allowed.
-[[nodiscard]] ParsedConfig parse_train_config(std::string_view text, std::string_view origin);
+/// Reads a DeepSpeed-style configuration; `origin` names it in errors. Comments (`//`, `#`, `/*
+/// */`) are accepted; an unknown key is refused with the nearest known one, a duplicate key too.
+/// `ranks` relates train_batch_size to the micro-batch. Throws `Error{invalid_argument}`, or
+/// `Error{not_supported}` for what DeepSpeed has and Spillway has not, naming the key, its value
+/// and what is allowed. Does not `validate`: flags may still override.
+[[nodiscard]] ParsedConfig parse_train_config(std::string_view text, std::string_view origin,
+                                              std::uint32_t ranks = 1);
 /// The resolved options as the `config.json` of a run; `parse_train_config` reads it back equal.
+/// `options` must be valid.
 [[nodiscard]] std::string to_config_json(const TrainOptions& options);
-/// Checks that hold between options. Throws `Error{invalid_argument}`.
+/// Checks every value and what holds between them. Throws `Error{invalid_argument}`, or
+/// `Error{not_supported}` for a value that this version does not implement, naming the key.
 void validate(const TrainOptions& options);
 
 }  // namespace spillway::engine

@@ -16,6 +16,7 @@
 #include "runtime/base/units.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/model/parameter_layout.hpp"
+#include "runtime/model/parameter_source.hpp"
 #include "runtime/model/safetensors.hpp"
 
 namespace spillway::model {
@@ -27,7 +28,7 @@ class StagingDirectory;
 /// The weights of a directory, checked against a layout. Reads `model.safetensors` or the shards of
 /// `model.safetensors.index.json`; names with and without the model's prefix ("transformer.",
 /// "model."). Buffers that old checkpoints carry (attention masks, rotary frequencies) are skipped.
-class CheckpointReader {
+class CheckpointReader final : public ParameterSource {
  public:
   /// Opens every file and matches every tensor. Throws `Error{invalid_argument | corrupt_data |
   /// not_supported}` naming the tensor that is missing, extra, misshapen, stored twice or of a type
@@ -36,8 +37,7 @@ class CheckpointReader {
   CheckpointReader(const std::filesystem::path& directory, const ModelConfig& config,
                    const ModelLayout& layout);
 
-  /// Elements [first, first + target.size()) of a block, padding included (zero), as fp32.
-  void read(BlockIndex block, ElementCount first, std::span<float> target) const;
+  void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
   /// The type that the embedding is stored in.
   [[nodiscard]] DType dtype() const;
 

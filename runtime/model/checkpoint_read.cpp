@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
 #include "runtime/model/checkpoint.hpp"
 #include "runtime/model/detail/strict_json.hpp"
 
@@ -64,8 +65,8 @@ void check_shard_name(const std::string& name, const std::string& origin) {
 /// Tensor name to file name.
 std::map<std::string, std::string> read_index(const std::filesystem::path& path) {
   const std::string origin = path.string();
-  const auto index = detail::parse_strict_json(detail::read_text(path, kMaxIndex), origin,
-                                               ErrorCode::corrupt_data);
+  const auto index =
+      detail::parse_strict_json(read_text_file(path, kMaxIndex), origin, ErrorCode::corrupt_data);
   const auto found = index.is_object() ? index.find("weight_map") : index.end();
   check(found != index.end() && found->is_object() && !found->empty(), ErrorCode::corrupt_data,
         fmt::format("{}: \"weight_map\" is missing; it says which file holds a tensor", origin));

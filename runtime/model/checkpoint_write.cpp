@@ -18,12 +18,9 @@ constexpr std::size_t kChunkElements = 8192;
 
 std::string_view torch_name(DType dtype) {
   switch (dtype) {
-    case DType::fp32:
-      return "float32";
-    case DType::bf16:
-      return "bfloat16";
-    case DType::fp16:
-      return "float16";
+    case DType::fp32: return "float32";
+    case DType::bf16: return "bfloat16";
+    case DType::fp16: return "float16";
   }
   return "";
 }

@@ -91,16 +91,11 @@ void check_parameter_count(const ModelConfig& config) {
 
 std::string_view name_of(Family family) {
   switch (family) {
-    case Family::gpt2:
-      return "gpt2";
-    case Family::llama:
-      return "llama";
-    case Family::mistral:
-      return "mistral";
-    case Family::qwen2:
-      return "qwen2";
-    case Family::qwen3:
-      return "qwen3";
+    case Family::gpt2: return "gpt2";
+    case Family::llama: return "llama";
+    case Family::mistral: return "mistral";
+    case Family::qwen2: return "qwen2";
+    case Family::qwen3: return "qwen3";
   }
   return "unknown";
 }

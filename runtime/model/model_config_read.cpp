@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
 #include "runtime/model/detail/config_fields.hpp"
 #include "runtime/model/model_config.hpp"
 
@@ -31,16 +29,11 @@ Family read_family(FieldReader& fields, std::string_view origin) {
 /// The class names under which transformers saves the family's causal model and its bare body.
 std::array<std::string_view, 2> classes_of(Family family) {
   switch (family) {
-    case Family::gpt2:
-      return {"GPT2LMHeadModel", "GPT2Model"};
-    case Family::llama:
-      return {"LlamaForCausalLM", "LlamaModel"};
-    case Family::mistral:
-      return {"MistralForCausalLM", "MistralModel"};
-    case Family::qwen2:
-      return {"Qwen2ForCausalLM", "Qwen2Model"};
-    case Family::qwen3:
-      return {"Qwen3ForCausalLM", "Qwen3Model"};
+    case Family::gpt2: return {"GPT2LMHeadModel", "GPT2Model"};
+    case Family::llama: return {"LlamaForCausalLM", "LlamaModel"};
+    case Family::mistral: return {"MistralForCausalLM", "MistralModel"};
+    case Family::qwen2: return {"Qwen2ForCausalLM", "Qwen2Model"};
+    case Family::qwen3: return {"Qwen3ForCausalLM", "Qwen3Model"};
   }
   return {};
 }
@@ -201,8 +194,7 @@ void read_sliding_window(FieldReader& fields, ModelConfig& config) {
   const bool absent = !fields.mentions("sliding_window");
   const auto window = fields.count("sliding_window");
   switch (config.family) {
-    case Family::gpt2:
-      return;
+    case Family::gpt2: return;
     case Family::llama:
       if (window) fields.refuse("sliding_window", *window, "a llama model has none");
       if (sliding_layers.value_or(false)) {
@@ -213,8 +205,7 @@ void read_sliding_window(FieldReader& fields, ModelConfig& config) {
       config.sliding_window = absent ? std::optional<std::uint32_t>(4096) : window;
       return;
     case Family::qwen2:
-    case Family::qwen3:
-      break;
+    case Family::qwen3: break;
   }
   const bool used = fields.boolean("use_sliding_window", false);
   const std::uint32_t full_layers =
@@ -259,8 +250,7 @@ void read_attention(FieldReader& fields, ModelConfig& config) {
       fields.only("attention_bias", true, "qwen2 always has biases of q, k and v");
       break;
     case Family::gpt2:
-    case Family::mistral:
-      break;
+    case Family::mistral: break;
   }
   config.qk_norm = config.family == Family::qwen3;
 }
@@ -313,18 +303,8 @@ ModelConfig parse_model_config(std::string_view json_text, std::string_view orig
 
 ModelConfig load_model_config(const std::filesystem::path& config_json) {
   // Far above any configuration; a wrong file (weights, say) is refused before it is read.
-  constexpr std::uintmax_t kLargest = 1U << 20;
-  std::error_code failed;
-  const std::uintmax_t size = std::filesystem::file_size(config_json, failed);
-  if (failed) throw_errno(failed.value(), fmt::format("read {}", config_json.string()));
-  check(size <= kLargest, ErrorCode::invalid_argument,
-        fmt::format("{} has {} bytes; a config.json has at most {}", config_json.string(), size,
-                    kLargest));
-  std::ifstream file(config_json, std::ios::binary);
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  if (!file.is_open() || file.bad()) {
-    throw_errno(errno != 0 ? errno : EIO, fmt::format("read {}", config_json.string()));
-  }
+  constexpr Bytes kLargest = 1_MiB;
+  const std::string text = read_text_file(config_json, kLargest);
   return parse_model_config(text, config_json.string());
 }
 

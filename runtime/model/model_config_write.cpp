@@ -13,16 +13,11 @@ using detail::OrderedJson;
 
 std::string_view class_of(Family family) {
   switch (family) {
-    case Family::gpt2:
-      return "GPT2LMHeadModel";
-    case Family::llama:
-      return "LlamaForCausalLM";
-    case Family::mistral:
-      return "MistralForCausalLM";
-    case Family::qwen2:
-      return "Qwen2ForCausalLM";
-    case Family::qwen3:
-      return "Qwen3ForCausalLM";
+    case Family::gpt2: return "GPT2LMHeadModel";
+    case Family::llama: return "LlamaForCausalLM";
+    case Family::mistral: return "MistralForCausalLM";
+    case Family::qwen2: return "Qwen2ForCausalLM";
+    case Family::qwen3: return "Qwen3ForCausalLM";
   }
   return "";
 }

@@ -185,7 +185,7 @@ struct CrossEntropyArguments {
   std::uint64_t rows = 0;
   std::uint64_t vocabulary = 0;
   offload::DeviceSpan<const float> logits;  ///< [rows, vocabulary]
-  Tokens targets;                           ///< [rows]
+  Tokens targets;                           ///< [rows]; a negative one is ignored
   offload::DeviceSpan<double> loss_sum;     ///< [1], overwritten by the first chunk, else added to
   bool first = false;
   float gradient_scale = 0;

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/error.hpp"
+#include "runtime/model/detail/posix_file.hpp"
 
 namespace spillway::model {
 namespace {
@@ -30,12 +31,9 @@ SafetensorsHeader read_header(const detail::ReadableFile& file) {
 
 std::string_view stored_name(DType dtype) {
   switch (dtype) {
-    case DType::fp32:
-      return "F32";
-    case DType::bf16:
-      return "BF16";
-    case DType::fp16:
-      return "F16";
+    case DType::fp32: return "F32";
+    case DType::bf16: return "BF16";
+    case DType::fp16: return "F16";
   }
   return "";
 }
@@ -66,25 +64,29 @@ std::string make_header(std::span<const TensorToStore> tensors, DType dtype, Byt
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
-    : file_(path), header_(read_header(file_)) {}
+    : file_(std::make_unique<detail::ReadableFile>(path)), header_(read_header(*file_)) {}
+
+SafetensorsFile::~SafetensorsFile() = default;
+
+const std::string& SafetensorsFile::path() const { return file_->path(); }
 
 void SafetensorsFile::read(const StoredTensor& tensor, ElementCount first,
                            std::span<float> target) const {
   const std::optional<DType> dtype = tensor.dtype();
   check(dtype.has_value(), ErrorCode::not_supported,
         fmt::format("{}: a tensor of dtype {} cannot be read; save it as F32, BF16 or F16",
-                    file_.path(), tensor.type));
+                    file_->path(), tensor.type));
   SPILLWAY_ASSERT(first + ElementCount{target.size()} <= tensor.count());
   const std::size_t width = size_of(*dtype);
   FileOffset offset = tensor.offset + FileOffset{first.value() * width};
   if (*dtype == DType::fp32) {
-    file_.read_at(offset, std::as_writable_bytes(target));
+    file_->read_at(offset, std::as_writable_bytes(target));
     return;
   }
   std::array<std::uint16_t, kChunkElements> chunk;
   while (!target.empty()) {
     const auto stored = std::span(chunk).first(std::min(target.size(), chunk.size()));
-    file_.read_at(offset, std::as_writable_bytes(stored));
+    file_->read_at(offset, std::as_writable_bytes(stored));
     if (*dtype == DType::bf16) {
       std::ranges::transform(stored, target.begin(), from_bf16);
     } else {
@@ -97,7 +99,7 @@ void SafetensorsFile::read(const StoredTensor& tensor, ElementCount first,
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
                                      std::span<const TensorToStore> tensors, DType dtype)
-    : file_(path), path_(path.string()) {
+    : file_(std::make_unique<detail::WritableFile>(path)), path_(path.string()) {
   const std::string header = make_header(tensors, dtype, expected_);
   check(header.size() <= kMaxSafetensorsHeader, ErrorCode::invalid_argument,
         fmt::format("{}: a header of {} bytes is more than the format allows; use smaller shards",
@@ -105,16 +107,20 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   std::array<std::byte, 8> size{};
   const std::uint64_t header_size = header.size();
   std::memcpy(size.data(), &header_size, size.size());
-  file_.append(size);
-  file_.append(std::as_bytes(std::span(header)));
-  expected_ += file_.written();
+  file_->append(size);
+  file_->append(std::as_bytes(std::span(header)));
+  expected_ += file_->written();
 }
 
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+void SafetensorsWriter::append(std::span<const std::byte> elements) { file_->append(elements); }
+
 void SafetensorsWriter::finish() {
-  check(file_.written() == expected_, ErrorCode::internal,
+  check(file_->written() == expected_, ErrorCode::internal,
         fmt::format("{}: {} bytes were written where {} were declared", path_,
-                    file_.written().value(), expected_.value()));
-  file_.finish();
+                    file_->written().value(), expected_.value()));
+  file_->finish();
 }
 
 }  // namespace spillway::model

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,9 +16,13 @@
 
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/units.hpp"
-#include "runtime/model/detail/posix_file.hpp"
 
 namespace spillway::model {
+
+namespace detail {
+class ReadableFile;
+class WritableFile;
+}  // namespace detail
 
 /// One tensor of a file as its header declares it.
 struct StoredTensor {
@@ -53,15 +58,16 @@ inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
+  ~SafetensorsFile();
 
   [[nodiscard]] const SafetensorsHeader& header() const { return header_; }
-  [[nodiscard]] const std::string& path() const { return file_.path(); }
+  [[nodiscard]] const std::string& path() const;
   /// Elements [first, first + target.size()) of a tensor of this file, widened to fp32. Throws
   /// `Error{not_supported}` unless the tensor has a `dtype()`.
   void read(const StoredTensor& tensor, ElementCount first, std::span<float> target) const;
 
  private:
-  detail::ReadableFile file_;
+  std::unique_ptr<const detail::ReadableFile> file_;
   SafetensorsHeader header_;
 };
 
@@ -77,14 +83,15 @@ class SafetensorsWriter {
   /// Creates `path` and writes the header. Throws `Error{io_error}` if the file exists.
   SafetensorsWriter(const std::filesystem::path& path, std::span<const TensorToStore> tensors,
                     DType dtype);
+  ~SafetensorsWriter();
 
   /// The next elements of the concatenated tensors, in the file's dtype.
-  void append(std::span<const std::byte> elements) { file_.append(elements); }
+  void append(std::span<const std::byte> elements);
   /// Makes the file durable. Throws `Error{internal}` if elements are missing or in excess.
   void finish();
 
  private:
-  detail::WritableFile file_;
+  std::unique_ptr<detail::WritableFile> file_;
   std::string path_;
   Bytes expected_;
 };

@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <time.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -161,7 +163,8 @@ TEST(HostBackend, SubmittingBeyondTheDepthWaitsForASlot) {
       ++submitted;
     }
   });
-  std::this_thread::sleep_for(milliseconds(50));
+  while (submitted < 3) std::this_thread::yield();
+  std::this_thread::sleep_for(milliseconds(20));
   EXPECT_EQ(submitted, 3);  // the held task and three more fill the ring
   gate.open = true;
   control.join();

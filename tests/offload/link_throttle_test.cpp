@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
+#include <algorithm>
+#include <thread>
+#include <utility>
 
 #include "offload/host/host_backend.hpp"
 #include "offload/memory.hpp"
@@ -42,7 +44,7 @@ TEST(LinkThrottle, LosesNoTimeToRoundingHoweverSmallTheCopies) {
   EXPECT_NEAR(static_cast<double>(last.time_since_epoch().count()), 1e6, 1.0);
 }
 
-/// Seconds that `work` on `backend` takes until its streams are empty.
+/// Seconds that `work` takes.
 template <class Work>
 double seconds_of(Work&& work) {
   const auto start = LinkThrottle::Clock::now();
@@ -50,8 +52,20 @@ double seconds_of(Work&& work) {
   return std::chrono::duration<double>(LinkThrottle::Clock::now() - start).count();
 }
 
-// The lower bound is strict: a link never delivers early. The upper bound allows for a machine that
-// is busy with other tests, and would still notice a copy charged twice.
+/// A link never delivers early. That it delivers in time shows in the best of a few trials, on a
+/// machine that is busy with other tests; the bound would still notice copies charged twice.
+template <class Work>
+void expect_transfer_time(double ideal, Work&& work) {
+  double best = seconds_of(work);
+  for (int trial = 0; trial < 9 && best > ideal * 1.3; ++trial) {
+    const double seconds = seconds_of(work);
+    EXPECT_GE(seconds, ideal * 0.999);
+    best = std::min(best, seconds);
+  }
+  EXPECT_GE(best, ideal * 0.999);
+  EXPECT_LE(best, ideal * 1.3);
+}
+
 TEST(HostBackendLink, KeepsTheConfiguredRateInEachDirectionAndOverlapsBoth) {
   constexpr double kRate = 0.2;
   const auto backend = make_host_backend(
@@ -74,36 +88,54 @@ TEST(HostBackendLink, KeepsTheConfiguredRateInEachDirectionAndOverlapsBoth) {
       stream.upload(target, source);
     }
   };
-  constexpr std::size_t kPieces = 640;  // 42 MB
+  constexpr std::size_t kPieces = 320;  // 21 MB
   constexpr double kIdeal = kPieces * kPiece / (kRate * 1e9);
 
-  const double one = seconds_of([&] {
-    upload(*up, 0, kPieces);
-    up->synchronize();
-  });
-  EXPECT_GE(one, kIdeal * 0.999);
-  EXPECT_LE(one, kIdeal * 1.5);
+  {
+    SCOPED_TRACE("one stream");
+    expect_transfer_time(kIdeal, [&] {
+      upload(*up, 0, kPieces);
+      up->synchronize();
+    });
+  }
+  {
+    SCOPED_TRACE("two streams share one direction");
+    expect_transfer_time(kIdeal, [&] {
+      upload(*up, 0, kPieces / 2);
+      upload(*up_too, 16, kPieces / 2);
+      up->synchronize();
+      up_too->synchronize();
+    });
+  }
+  {
+    SCOPED_TRACE("both directions at once");
+    expect_transfer_time(kIdeal, [&] {
+      upload(*up, 0, kPieces);
+      for (std::size_t i = 0; i < kPieces; ++i) {
+        const auto [source, target] = piece(32 + i % 16);
+        down->download(target, source);
+      }
+      up->synchronize();
+      down->synchronize();
+    });
+  }
+}
 
-  const double two_share = seconds_of([&] {
-    upload(*up, 0, kPieces / 2);
-    upload(*up_too, 16, kPieces / 2);
-    up->synchronize();
-    up_too->synchronize();
+// A piece takes 5 us, about what waking from a sleep takes: a worker that did not catch up on what
+// it overslept would need twice the time.
+TEST(HostBackendLink, KeepsTheConfiguredRateForPiecesShorterThanASleep) {
+  const auto backend = make_host_backend({.device_capacity = 1_MiB,
+                                          .pinned_capacity = 1_MiB,
+                                          .link_gigabytes_per_second = 0.05,
+                                          .stream_depth = 4096});
+  const auto stream = backend->make_stream("up");
+  const DeviceMemory device(*backend, 1000_B);
+  const PinnedMemory host(*backend, 1000_B);
+  constexpr int kPieces = 4'000;
+  expect_transfer_time(kPieces * 1000 / 0.05e9, [&] {
+    for (int i = 0; i < kPieces; ++i) stream->upload(device.device(), host.host());
+    stream->synchronize();
   });
-  EXPECT_GE(two_share, kIdeal * 0.999);
-  EXPECT_LE(two_share, kIdeal * 1.5);
-
-  const double both_ways = seconds_of([&] {
-    upload(*up, 0, kPieces);
-    for (std::size_t i = 0; i < kPieces; ++i) {
-      const auto [source, target] = piece(32 + i % 16);
-      down->download(target, source);
-    }
-    up->synchronize();
-    down->synchronize();
-  });
-  EXPECT_GE(both_ways, kIdeal * 0.999);
-  EXPECT_LE(both_ways, kIdeal * 1.5);
 }
 
 TEST(HostBackendLink, AnIdleLinkSavesNothingUpForLater) {

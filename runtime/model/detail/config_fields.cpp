@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "runtime/base/error.hpp"
@@ -14,104 +15,108 @@ namespace {
 
 /// Names, ids, caches, dtypes, label maps and output switches: present in real checkpoints, without
 /// effect on the logits of a causal model.
-constexpr auto kHarmless = std::to_array<std::string_view>({
-    "architectures",
-    "attn_implementation",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "classifier_dropout",
-    "decoder_start_token_id",
-    "dtype",
-    "eos_token_id",
-    "finetuning_task",
-    "gradient_checkpointing",
-    "id2label",
-    "is_decoder",
-    "keys_to_ignore_at_inference",
-    "label2id",
-    "max_sequence_length",
-    "model_max_length",
-    "model_type",
-    "n_ctx",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "prefix",
-    "problem_type",
-    "return_dict",
-    "sep_token_id",
-    "task_specific_params",
-    "tie_last_hidden_states",
-    "tokenizer_class",
-    "torch_dtype",
-    "torchscript",
-    "transformers_version",
-    "unk_token_id",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_bfloat16",
-    "use_cache",
-});
+constexpr std::string_view kHarmless[] = {"architectures",
+                                          "attn_implementation",
+                                          "bos_token_id",
+                                          "chunk_size_feed_forward",
+                                          "classifier_dropout",
+                                          "decoder_start_token_id",
+                                          "dtype",
+                                          "eos_token_id",
+                                          "finetuning_task",
+                                          "gradient_checkpointing",
+                                          "id2label",
+                                          "is_decoder",
+                                          "is_llama_config",
+                                          "keys_to_ignore_at_inference",
+                                          "label2id",
+                                          "max_sequence_length",
+                                          "model_max_length",
+                                          "model_type",
+                                          "n_ctx",
+                                          "n_special",
+                                          "name_or_path",
+                                          "num_labels",
+                                          "output_attentions",
+                                          "output_hidden_states",
+                                          "pad_token_id",
+                                          "predict_special_tokens",
+                                          "prefix",
+                                          "problem_type",
+                                          "return_dict",
+                                          "sep_token_id",
+                                          "task_specific_params",
+                                          "tie_last_hidden_states",
+                                          "tokenizer_class",
+                                          "torch_dtype",
+                                          "torchscript",
+                                          "transformers.js_config",
+                                          "transformers_version",
+                                          "unk_token_id",
+                                          "unsloth_fixed",
+                                          "unsloth_version",
+                                          "use_bfloat16",
+                                          "use_cache"};
 
 /// Settings of generation, which older versions of transformers kept in config.json.
-constexpr auto kGeneration = std::to_array<std::string_view>({
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "diversity_penalty",
-    "do_sample",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "exponential_decay_length_penalty",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "length_penalty",
-    "max_length",
-    "max_new_tokens",
-    "min_length",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_return_sequences",
-    "output_scores",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "return_dict_in_generate",
-    "suppress_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
-});
+constexpr std::string_view kGeneration[] = {"assistant_confidence_threshold",
+                                            "assistant_lookbehind",
+                                            "bad_words_ids",
+                                            "begin_suppress_tokens",
+                                            "diversity_penalty",
+                                            "do_sample",
+                                            "early_stopping",
+                                            "encoder_no_repeat_ngram_size",
+                                            "encoder_repetition_penalty",
+                                            "epsilon_cutoff",
+                                            "eta_cutoff",
+                                            "exponential_decay_length_penalty",
+                                            "forced_bos_token_id",
+                                            "forced_eos_token_id",
+                                            "length_penalty",
+                                            "max_length",
+                                            "max_new_tokens",
+                                            "min_length",
+                                            "no_repeat_ngram_size",
+                                            "num_assistant_tokens",
+                                            "num_assistant_tokens_schedule",
+                                            "num_beam_groups",
+                                            "num_beams",
+                                            "num_return_sequences",
+                                            "output_scores",
+                                            "remove_invalid_values",
+                                            "repetition_penalty",
+                                            "return_dict_in_generate",
+                                            "suppress_tokens",
+                                            "target_lookbehind",
+                                            "temperature",
+                                            "top_k",
+                                            "top_p",
+                                            "typical_p"};
 
 /// Fields of other architectures: accepted at the one value that switches them off.
 struct Neutral {
   std::string_view name;
   std::string_view value;  // JSON
 };
-constexpr auto kNeutral = std::to_array<Neutral>({
-    {"add_cross_attention", "false"},
-    {"alibi", "false"},
-    {"attention_bias", "false"},
-    {"attention_multiplier", "1"},
-    {"embedding_multiplier", "1"},
-    {"is_encoder_decoder", "false"},
-    {"logit_scale", "1"},
-    {"logits_scaling", "1"},
-    {"mlp_bias", "false"},
-    {"partial_rotary_factor", "1"},
-    {"pretraining_tp", "1"},
-    {"pruned_heads", "{}"},
-    {"residual_multiplier", "1"},
-    {"rope_interleaved", "false"},
-    {"tie_encoder_decoder", "false"},
-    {"use_mrope", "false"},
-    {"use_qk_norm", "false"},
-    {"use_sliding_window", "false"},
-});
+constexpr auto kNeutral = std::to_array<Neutral>({{"add_cross_attention", "false"},
+                                                  {"alibi", "false"},
+                                                  {"attention_bias", "false"},
+                                                  {"attention_multiplier", "1"},
+                                                  {"embedding_multiplier", "1"},
+                                                  {"is_encoder_decoder", "false"},
+                                                  {"logit_scale", "1"},
+                                                  {"logits_scaling", "1"},
+                                                  {"mlp_bias", "false"},
+                                                  {"partial_rotary_factor", "1"},
+                                                  {"pretraining_tp", "1"},
+                                                  {"pruned_heads", "{}"},
+                                                  {"residual_multiplier", "1"},
+                                                  {"rope_interleaved", "false"},
+                                                  {"tie_encoder_decoder", "false"},
+                                                  {"use_mrope", "false"},
+                                                  {"use_qk_norm", "false"},
+                                                  {"use_sliding_window", "false"}});
 
 std::string_view remedy_for(std::string_view name) {
   if (name == "quantization_config") {
@@ -130,8 +135,8 @@ std::string_view remedy_for(std::string_view name) {
 bool is_harmless_field(std::string_view name) {
   // GPT-2's summary_* belong to a classification head; a leading underscore marks bookkeeping.
   return name.starts_with('_') || name.starts_with("summary_") ||
-         std::ranges::find(kHarmless, name) != kHarmless.end() ||
-         std::ranges::find(kGeneration, name) != kGeneration.end();
+         std::ranges::find(kHarmless, name) != std::end(kHarmless) ||
+         std::ranges::find(kGeneration, name) != std::end(kGeneration);
 }
 
 FieldReader::FieldReader(const OrderedJson& object, std::string_view origin, std::string path)

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <utility>
 
 #include "runtime/base/error.hpp"
 
@@ -21,22 +20,10 @@ constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 
 }  // namespace
 
-Descriptor::Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  std::swap(value_, other.value_);
-  return *this;
-}
-
-Descriptor::~Descriptor() {
-  if (value_ >= 0) ::close(value_);
-}
-
 ReadableFile::ReadableFile(const std::filesystem::path& path)
-    : path_(path.string()), descriptor_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  if (!descriptor_.valid()) throw_errno(errno, fmt::format("open {}", path_));
+    : path_(path.string()), descriptor_(open_file(path, O_RDONLY | O_NONBLOCK)) {
   struct stat status {};
-  if (::fstat(descriptor_.value(), &status) != 0) throw_errno(errno, fmt::format("stat {}", path_));
+  if (::fstat(descriptor_.get(), &status) != 0) throw_errno(errno, fmt::format("stat {}", path_));
   check(S_ISREG(status.st_mode), ErrorCode::invalid_argument,
         fmt::format("{} is not a regular file", path_));
   size_ = Bytes{static_cast<std::uint64_t>(status.st_size)};
@@ -47,7 +34,7 @@ void ReadableFile::read_at(FileOffset offset, std::span<std::byte> target) const
   while (!target.empty()) {
     const std::size_t wanted = std::min(target.size(), kLargestTransfer);
     const ssize_t got =
-        ::pread(descriptor_.value(), target.data(), wanted, static_cast<off_t>(position));
+        ::pread(descriptor_.get(), target.data(), wanted, static_cast<off_t>(position));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw_errno(errno, fmt::format("read {} at byte {}", path_, position));
     check(got != 0, ErrorCode::corrupt_data,
@@ -59,9 +46,7 @@ void ReadableFile::read_at(FileOffset offset, std::span<std::byte> target) const
 }
 
 WritableFile::WritableFile(const std::filesystem::path& path)
-    : path_(path.string()),
-      descriptor_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
-  if (!descriptor_.valid()) throw_errno(errno, fmt::format("create {}", path_));
+    : path_(path.string()), descriptor_(open_file(path, O_WRONLY | O_CREAT | O_EXCL)) {
   buffer_.reserve(kWriteBuffer);
 }
 
@@ -78,7 +63,7 @@ void WritableFile::append(std::span<const std::byte> data) {
 void WritableFile::flush() {
   std::span<const std::byte> rest = buffer_;
   while (!rest.empty()) {
-    const ssize_t put = ::write(descriptor_.value(), rest.data(), rest.size());
+    const ssize_t put = ::write(descriptor_.get(), rest.data(), rest.size());
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) throw_errno(errno, fmt::format("write {}", path_));
     rest = rest.subspan(static_cast<std::size_t>(put));
@@ -88,24 +73,8 @@ void WritableFile::flush() {
 
 void WritableFile::finish() {
   flush();
-  if (::fsync(descriptor_.value()) != 0) throw_errno(errno, fmt::format("fsync {}", path_));
-  descriptor_ = Descriptor{};
-}
-
-std::string read_text(const std::filesystem::path& path, Bytes limit) {
-  const ReadableFile file(path);
-  check(file.size() <= limit, ErrorCode::invalid_argument,
-        fmt::format("{} has {} bytes; at most {} are expected", file.path(), file.size().value(),
-                    limit.value()));
-  std::string text(file.size().value(), '\0');
-  file.read_at(FileOffset{0}, std::as_writable_bytes(std::span(text)));
-  return text;
-}
-
-void sync_directory(const std::filesystem::path& directory) {
-  const Descriptor opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!opened.valid()) throw_errno(errno, fmt::format("open {}", directory.string()));
-  if (::fsync(opened.value()) != 0) throw_errno(errno, fmt::format("fsync {}", directory.string()));
+  if (::fsync(descriptor_.get()) != 0) throw_errno(errno, fmt::format("fsync {}", path_));
+  descriptor_.close();
 }
 
 }  // namespace spillway::model::detail

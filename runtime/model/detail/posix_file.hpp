@@ -1,4 +1,4 @@
-// Files of a checkpoint: one descriptor, one owner, every transfer complete or an error with errno.
+// Large files, read and written piece by piece: every transfer is complete or an error.
 #pragma once
 
 #include <cstddef>
@@ -7,27 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/file.hpp"
 #include "runtime/base/units.hpp"
 
 namespace spillway::model::detail {
-
-/// A descriptor that is closed with its owner; -1 is none.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int value) : value_(value) {}
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor();
-
-  [[nodiscard]] int value() const { return value_; }
-  [[nodiscard]] bool valid() const { return value_ >= 0; }
-
- private:
-  int value_ = -1;
-};
 
 /// A regular file opened for reading. Reads are positioned, so several threads may read at once.
 /// Not a mapping: a file that shrinks or a disk that fails is an error here, not a SIGBUS.
@@ -42,7 +25,7 @@ class ReadableFile {
 
  private:
   std::string path_;
-  Descriptor descriptor_;
+  FileDescriptor descriptor_;
   Bytes size_;
 };
 
@@ -61,14 +44,9 @@ class WritableFile {
   void flush();
 
   std::string path_;
-  Descriptor descriptor_;
+  FileDescriptor descriptor_;
   std::vector<std::byte> buffer_;
   Bytes written_;
 };
-
-/// Whole text of a small file. Throws `Error{invalid_argument}` if it has more than `limit` bytes.
-[[nodiscard]] std::string read_text(const std::filesystem::path& path, Bytes limit);
-/// Makes the entries of a directory durable.
-void sync_directory(const std::filesystem::path& directory);
 
 }  // namespace spillway::model::detail

@@ -12,6 +12,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
+#include "runtime/model/detail/posix_file.hpp"
 
 namespace spillway::model::detail {
 namespace {
@@ -60,7 +61,7 @@ StagingDirectory::StagingDirectory(const fs::path& target, TargetPolicy policy) 
 }
 
 StagingDirectory::~StagingDirectory() {
-  if (!lock_.valid()) return;
+  if (!lock_.is_open()) return;
   std::error_code failed;
   fs::remove_all(staging_, failed);
   if (failed) log_warning("remove {}: {}", staging_.string(), failed.message());
@@ -79,13 +80,12 @@ void StagingDirectory::take_lock() {
   if (::mkdir(staging_.c_str(), 0777) != 0 && errno != EEXIST) {
     throw_errno(errno, fmt::format("create {}", staging_.string()));
   }
-  Descriptor opened(::open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!opened.valid()) throw_errno(errno, fmt::format("open {}", staging_.string()));
+  FileDescriptor opened = open_file(staging_, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   struct stat held {};
   struct stat named {};
   // Between open and lock another writer may have published this very directory, or removed it.
-  const bool ours = ::flock(opened.value(), LOCK_EX | LOCK_NB) == 0 &&
-                    ::fstat(opened.value(), &held) == 0 && ::lstat(staging_.c_str(), &named) == 0 &&
+  const bool ours = ::flock(opened.get(), LOCK_EX | LOCK_NB) == 0 &&
+                    ::fstat(opened.get(), &held) == 0 && ::lstat(staging_.c_str(), &named) == 0 &&
                     held.st_ino == named.st_ino && held.st_dev == named.st_dev;
   check(ours, ErrorCode::busy,
         fmt::format("{} is being written by another process; wait for it or choose another name",
@@ -116,7 +116,7 @@ void StagingDirectory::publish() try {
   check_target();
   const bool replaces = fs::exists(target_) && !fs::is_empty(target_);
   if (replaces) keep_foreign_files();
-  sync_directory(staging_);
+  synchronize_directory(staging_);
   // Exchanged, the old directory bears the hidden name and goes the way of a cancelled export.
   if (!rename_directory(staging_, target_, replaces ? RENAME_EXCHANGE : 0U)) {
     // A file system that cannot exchange (NFS): the target has no name for a moment.
@@ -127,11 +127,11 @@ void StagingDirectory::publish() try {
     fs::rename(staging_, target_);
     fs::rename(aside, staging_);
   }
-  sync_directory(target_.parent_path());
+  synchronize_directory(target_.parent_path());
   std::error_code failed;
   if (replaces) fs::remove_all(staging_, failed);
   if (failed) log_warning("remove {}: {}", staging_.string(), failed.message());
-  lock_ = Descriptor{};
+  lock_.close();
 } catch (const fs::filesystem_error& error) {
   throw Error(ErrorCode::io_error, error.what(), error.code().value());
 }

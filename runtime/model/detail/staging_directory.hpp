@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/model/detail/posix_file.hpp"
+#include "runtime/base/file.hpp"
 
 namespace spillway::model::detail {
 
@@ -38,7 +38,7 @@ class StagingDirectory {
   std::filesystem::path target_;
   std::filesystem::path staging_;
   TargetPolicy policy_;
-  Descriptor lock_;
+  FileDescriptor lock_;
 };
 
 }  // namespace spillway::model::detail

@@ -307,6 +307,16 @@ void cross_entropy(const CrossEntropyCall<T>& call, std::size_t first, std::size
   const std::size_t n = call.vocabulary;
   for (std::size_t row = first; row < last; ++row) {
     const float* x = call.logits + row * n;
+    if (call.targets[row] < 0) {  // ignored: no loss, no gradient
+      call.losses[row] = 0;
+      if (call.gradient != nullptr) {
+        T* d = call.gradient + row * n;
+        for_vectors(
+            n, [&](std::size_t i) { store(d + i, set(0)); },
+            [&](std::size_t i, std::size_t rest) { store_part(d + i, set(0), rest); });
+      }
+      continue;
+    }
     F top = set(-__builtin_huge_valf());
     for (std::size_t i = 0; i < n; i += kLanes) {
       top = max(top, n - i >= kLanes ? load(x + i) : load_part(x + i, n - i, x[0]));

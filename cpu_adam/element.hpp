@@ -1,0 +1,43 @@
+// The arithmetic of one parameter's Adam(W) update, written once. The scalar kernel runs exactly
+// this; the vector kernels (detail/update_pass.inl) and a GPU kernel do the same operations in the
+// same order, so that they give the same bits.
+//
+// Every operation is rounded once, to nearest even: fused multiply-adds are spelled out, nothing
+// else may be fused (-ffp-contract=off; nvcc --fmad=false), and sqrt and division are the correctly
+// rounded ones (nvcc --prec-sqrt=true --prec-div=true). Callers run it with FTZ and DAZ
+// (detail/flush_denormals.hpp; nvcc --ftz=true).
+#pragma once
+
+#include <cmath>
+
+#include "cpu_adam/adam.hpp"
+
+#ifdef __CUDACC__
+#define SPILLWAY_HOST_DEVICE __host__ __device__
+#else
+#define SPILLWAY_HOST_DEVICE
+#endif
+
+namespace spillway::cpu_adam {
+
+struct ElementState {
+  float master;
+  float m;
+  float v;
+};
+
+/// One step of one element. `gradient` is the landed gradient widened to fp32, not yet unscaled.
+template <DecayMode Mode>
+SPILLWAY_HOST_DEVICE inline ElementState update_element(const UpdateScalars& scalars,
+                                                        ElementState old, float gradient) {
+  float g = gradient * scalars.gradient_scale;
+  if constexpr (Mode == DecayMode::l2) g = std::fma(scalars.l2, old.master, g);
+  const float m = std::fma(scalars.beta1, old.m, scalars.one_minus_beta1 * g);
+  const float v = std::fma(scalars.beta2, old.v, (scalars.one_minus_beta2 * g) * g);
+  const float denominator = std::sqrt(v) / scalars.sqrt_correction2 + scalars.eps;
+  float kept = old.master;
+  if constexpr (Mode == DecayMode::decoupled) kept = old.master * scalars.decay_factor;
+  return {.master = std::fma(-scalars.step_size, m / denominator, kept), .m = m, .v = v};
+}
+
+}  // namespace spillway::cpu_adam

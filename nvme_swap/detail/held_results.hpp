@@ -1,0 +1,55 @@
+// HeldResults: results that an adaptor delivers later, and the thread that wakes the control thread
+// when one is due. Control thread only; the thread starts with the first result held back.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "nvme_swap/io_engine.hpp"
+#include "runtime/base/wake_signal.hpp"
+
+namespace spillway::nvme_swap::detail {
+
+class HeldResults {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  HeldResults(std::size_t capacity, WakeSignal* wake);
+  HeldResults(const HeldResults&) = delete;
+  HeldResults& operator=(const HeldResults&) = delete;
+  ~HeldResults();
+
+  [[nodiscard]] bool empty() const { return held_.empty(); }
+  [[nodiscard]] std::size_t size() const { return held_.size(); }
+  void hold(const IoResult& result, Clock::time_point due);
+  [[nodiscard]] std::size_t take_due(std::span<IoResult> results);
+  /// Sleeps until the first result is due. Not when empty.
+  void wait_for_first() const;
+
+ private:
+  struct Held {
+    IoResult result;
+    Clock::time_point due;
+  };
+
+  void schedule();
+  void run();
+
+  // Control thread.
+  WakeSignal* const wake_;
+  std::vector<Held> held_;  // the first due is last
+  std::thread timer_;
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Clock::time_point> next_;
+  bool stopping_ = false;
+};
+
+}  // namespace spillway::nvme_swap::detail

@@ -1,0 +1,185 @@
+#include "nvme_swap/detail/store_files.hpp"
+
+#include <fmt/format.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "nvme_swap/detail/aligned_buffer.hpp"
+#include "runtime/base/error.hpp"
+
+namespace spillway::nvme_swap::detail {
+namespace {
+
+StoreId random_id() {
+  StoreId id{};
+  const ssize_t got = ::getrandom(id.data(), sizeof id, 0);
+  if (got != static_cast<ssize_t>(sizeof id)) throw_errno(got < 0 ? errno : EIO, "getrandom");
+  return id;
+}
+
+/// An empty file, or one whose first page was never written: a creation that was cut off.
+bool is_blank(const SwapFile& file) {
+  AlignedBuffer page(kPageBytes);
+  static_cast<void>(file.read_at(0, page.bytes()));
+  return std::all_of(page.bytes().begin(), page.bytes().end(),
+                     [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+struct FileHead {
+  FileHeader header;
+  std::vector<TileEntry> tiles;
+};
+
+FileHead read_head(const SwapFile& file) {
+  const std::string where = file.path().string();
+  AlignedBuffer page(kPageBytes);
+  static_cast<void>(file.read_at(0, page.bytes()));
+  FileHead head{.header = decode_header(page.bytes(), file.size(), where), .tiles = {}};
+  check(head.header.table_bytes <= head.header.file_bytes, ErrorCode::corrupt_data,
+        where + ": the tile table is larger than the file");
+  AlignedBuffer table(head.header.table_bytes);
+  static_cast<void>(file.read_at(kPageBytes, table.bytes()));
+  head.tiles = decode_table(head.header, table.bytes(), where);
+  return head;
+}
+
+StoreMap map_of(FileHead&& head) {
+  return {.store_id = head.header.store_id,
+          .slots = head.header.slots,
+          .tiles = std::move(head.tiles),
+          .file_bytes = {head.header.file_bytes},
+          .header_bytes = kPageBytes + head.header.table_bytes,
+          .record_offset = head.header.record_offset,
+          .record_bytes = head.header.record_bytes};
+}
+
+/// Files in the way of a new store may be replaced if they are what a run left that never
+/// committed. Anything else may be somebody's state and is refused.
+void check_replaceable(const std::vector<SwapFile>& files) {
+  const SwapFile& first = files.front();
+  const Content content = content_of(first);
+  if (content == Content::committed) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("{} holds a committed step; resume that run or choose another directory",
+                    first.path().string()));
+  }
+  for (std::size_t i = 1; i < files.size(); ++i) {
+    if (!files[i].adopted() || is_blank(files[i])) continue;
+    const bool cut_off = first.adopted() && content == Content::unfinished;
+    const bool same_store = content == Content::uncommitted &&
+                            read_head(files[i]).header.store_id == read_head(first).header.store_id;
+    check(cut_off || same_store, ErrorCode::invalid_argument,
+          fmt::format("{} belongs to a store whose first file is not {}; name the directories as "
+                      "that run did, or remove the file",
+                      files[i].path().string(), first.path().string()));
+  }
+}
+
+}  // namespace
+
+void check_options(const StoreOptions& options) {
+  check(!options.directories.empty(), ErrorCode::invalid_argument,
+        "a tile store needs at least one directory");
+  check(options.transfer_bytes.value() > 0 && options.transfer_bytes.value() % kPageBytes == 0,
+        ErrorCode::invalid_argument,
+        fmt::format("transfers of {} bytes are not a positive multiple of {}",
+                    options.transfer_bytes.value(), kPageBytes));
+  check(options.tickets > 0, ErrorCode::invalid_argument, "a tile store needs at least one ticket");
+  check(!options.name.empty() && options.name.find('/') == std::string::npos,
+        ErrorCode::invalid_argument,
+        fmt::format("'{}' cannot be the name of a tile store's files", options.name));
+}
+
+StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout) {
+  StoreFiles store{
+      .map = plan_store(layout.tiles, options.slots, options.directories.size(), random_id()),
+      .files = {}};
+  store.files.reserve(options.directories.size());
+  for (std::size_t i = 0; i < options.directories.size(); ++i) {
+    std::filesystem::create_directories(options.directories[i]);
+    store.files.push_back(SwapFile::create_or_adopt(
+        swap_file_path(options.directories[i], options.name, i), options.lock_patience));
+  }
+  check_replaceable(store.files);
+  // The first file goes first: from there on the old store counts as unfinished.
+  for (SwapFile& file : store.files) file.truncate();
+  check_free_space(store.files, store.map.file_bytes);
+  for (std::size_t i = 0; i < store.files.size(); ++i) {
+    store.files[i].preallocate(store.map.file_bytes[i]);
+  }
+  return store;
+}
+
+StoreFiles open_files(const StoreOptions& options) {
+  StoreFiles store;
+  store.files.reserve(options.directories.size());
+  for (std::size_t i = 0; i < options.directories.size(); ++i) {
+    store.files.push_back(SwapFile::open_existing(
+        swap_file_path(options.directories[i], options.name, i), options.lock_patience));
+    const SwapFile& file = store.files.back();
+    FileHead head = read_head(file);
+    const FileHeader header = head.header;
+    check(header.file_index == i && header.file_count == options.directories.size(),
+          ErrorCode::corrupt_data,
+          fmt::format("{} is file {} of a store of {}, not file {} of {}; name the same "
+                      "directories in the same order as when it was created",
+                      file.path().string(), header.file_index, header.file_count, i,
+                      options.directories.size()));
+    if (i == 0) {
+      store.map = map_of(std::move(head));
+      continue;
+    }
+    store.map.file_bytes.push_back(header.file_bytes);
+    check(header.store_id == store.map.store_id, ErrorCode::corrupt_data,
+          fmt::format("{} and {} belong to different stores", store.files[0].path().string(),
+                      file.path().string()));
+  }
+  return store;
+}
+
+Recovered recover(const StoreMap& map, const SwapFile& first_file) {
+  const std::string where = first_file.path().string();
+  std::array<AlignedBuffer, 2> areas{AlignedBuffer(map.record_bytes),
+                                     AlignedBuffer(map.record_bytes)};
+  std::array<std::optional<RecordContent>, 2> records;
+  std::array<std::string, 2> reasons;
+  for (std::size_t i = 0; i < 2; ++i) {
+    static_cast<void>(first_file.read_at(map.record_offset[i], areas[i].bytes()));
+    records[i] = open_record(map, areas[i].bytes(), reasons[i]);
+  }
+  check(records[0] || records[1], ErrorCode::corrupt_data,
+        fmt::format("{}: neither commit record can be used (first: {}; second: {})", where,
+                    reasons[0], reasons[1]));
+  Recovered result;
+  const bool second =
+      !records[0] || (records[1] && records[1]->generation > records[0]->generation);
+  result.area = second ? 1 : 0;
+  const RecordContent& record = *records[result.area];
+  if (!records[1 - result.area]) {
+    result.warning = fmt::format(
+        "{}: commit record {} cannot be used ({}), as after a crash during a commit; continuing "
+        "from step {}",
+        where, 1 - result.area, reasons[1 - result.area], record.step.value());
+  }
+  const auto table = record_table(map, std::as_const(areas[result.area]).bytes());
+  result.tiles.assign(table.begin(), table.end());
+  result.generation = record.generation;
+  if (record.committed) {
+    result.commit = CommitHeader{.step = record.step,
+                                 .payload = {record.payload.begin(), record.payload.end()}};
+  }
+  return result;
+}
+
+Content content_of(const SwapFile& first_file) {
+  if (!first_file.adopted()) return Content::nothing;
+  if (is_blank(first_file)) return Content::unfinished;
+  const StoreMap map = map_of(read_head(first_file));
+  return recover(map, first_file).commit ? Content::committed : Content::uncommitted;
+}
+
+}  // namespace spillway::nvme_swap::detail

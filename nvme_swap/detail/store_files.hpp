@@ -1,0 +1,43 @@
+// Making, opening and reading back the files of a tile store, before any engine runs on them.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nvme_swap/detail/swap_file.hpp"
+#include "nvme_swap/format.hpp"
+#include "nvme_swap/tile_store.hpp"
+
+namespace spillway::nvme_swap::detail {
+
+/// The newest commit that the record areas hold.
+struct Recovered {
+  std::vector<TileRecord> tiles{};
+  std::optional<CommitHeader> commit{};  ///< empty if nothing was ever committed
+  std::uint64_t generation = 0;
+  std::size_t area = 0;   ///< that holds it
+  std::string warning{};  ///< why the other area could not be used, if so
+};
+
+/// The locked files of one store and where everything in them is.
+struct StoreFiles {
+  StoreMap map{};
+  std::vector<SwapFile> files{};
+};
+
+void check_options(const StoreOptions& options);
+
+/// Creates and preallocates the files of a new store; the headers are still to be written. The
+/// files vanish with their owners until `SwapFile::set_remove_on_close(false)`.
+[[nodiscard]] StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout);
+/// Opens and locks the files and checks their headers.
+[[nodiscard]] StoreFiles open_files(const StoreOptions& options);
+/// Reads both record areas. Throws `Error{corrupt_data}` if neither is valid.
+[[nodiscard]] Recovered recover(const StoreMap& map, const SwapFile& first_file);
+
+/// What a file of that name holds; for a file 0 that may be missing, unfinished or in use.
+enum class Content { nothing, unfinished, uncommitted, committed };
+[[nodiscard]] Content content_of(const SwapFile& first_file);
+
+}  // namespace spillway::nvme_swap::detail

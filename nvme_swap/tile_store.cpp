@@ -1,0 +1,75 @@
+#include "nvme_swap/tile_store.hpp"
+
+#include <utility>
+
+#include "nvme_swap/detail/store_files.hpp"
+#include "nvme_swap/detail/store_implementation.hpp"
+#include "runtime/base/log.hpp"
+
+namespace spillway::nvme_swap {
+namespace {
+
+void prepare(std::vector<detail::SwapFile>& files, const StoreOptions& options) {
+  if (options.cache == CacheUse::always) return;
+  for (detail::SwapFile& file : files) file.use_direct_io();
+}
+
+}  // namespace
+
+TileStore::TileStore(std::unique_ptr<Implementation> implementation)
+    : implementation_(std::move(implementation)) {}
+TileStore::~TileStore() = default;
+
+std::unique_ptr<TileStore> TileStore::create(const StoreOptions& options,
+                                             const StoreLayout& layout) {
+  detail::check_options(options);
+  detail::StoreFiles store = detail::create_files(options, layout);
+  prepare(store.files, options);
+  auto implementation = std::make_unique<Implementation>(options, std::move(store));
+  implementation->format(options);
+  return std::unique_ptr<TileStore>(new TileStore(std::move(implementation)));
+}
+
+std::unique_ptr<TileStore> TileStore::open(const StoreOptions& options) {
+  detail::check_options(options);
+  detail::StoreFiles store = detail::open_files(options);
+  const detail::Recovered recovered = detail::recover(store.map, store.files.front());
+  if (!recovered.warning.empty()) log_line(LogLevel::warning, recovered.warning);
+  prepare(store.files, options);
+  auto implementation = std::make_unique<Implementation>(options, std::move(store));
+  implementation->recover(recovered);
+  implementation->keep_files(!options.remove_on_close);
+  return std::unique_ptr<TileStore>(new TileStore(std::move(implementation)));
+}
+
+bool TileStore::has_commit(const StoreOptions& options) {
+  detail::check_options(options);
+  const auto path = swap_file_path(options.directories.front(), options.name, 0);
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path))) return false;
+  return detail::content_of(detail::SwapFile::open_unlocked(path)) == detail::Content::committed;
+}
+
+const StoreLayout& TileStore::layout() const { return implementation_->layout(); }
+std::string_view TileStore::engine_name() const { return implementation_->engine_name(); }
+const std::optional<CommitHeader>& TileStore::committed() const {
+  return implementation_->committed();
+}
+StoreCounters TileStore::counters() const { return implementation_->counters(); }
+
+Ticket TileStore::read(TileIndex tile, std::span<std::byte> target) {
+  return {*this, implementation_->read(tile, target)};
+}
+void TileStore::verify(TileIndex tile, std::span<const std::byte> data) const {
+  implementation_->verify(tile, data);
+}
+Ticket TileStore::write(TileIndex tile, std::span<const std::byte> source, std::uint64_t checksum) {
+  return {*this, implementation_->write(tile, source, checksum)};
+}
+void TileStore::discard(TileIndex tile) { implementation_->discard(tile); }
+Ticket TileStore::commit(const CommitHeader& header) {
+  return {*this, implementation_->commit(header)};
+}
+bool TileStore::ready(std::uint32_t slot) { return implementation_->ready(slot); }
+void TileStore::finish(std::uint32_t slot) { implementation_->finish(slot); }
+
+}  // namespace spillway::nvme_swap

@@ -1,0 +1,77 @@
+// The words of a configuration: names of enumerators, and what becomes of DeepSpeed's keys that
+// Spillway has no use for. Constant tables; any thread.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "runtime/engine/train_options.hpp"
+
+namespace spillway::engine {
+
+/// One enumerator as configuration and command line spell it.
+template <class Enum>
+struct Named {
+  std::string_view name;
+  Enum value;
+};
+
+/// Every enumerator of `Enum`, in the order in which messages list them.
+template <class Enum>
+[[nodiscard]] std::span<const Named<Enum>> names_of();
+
+template <>
+std::span<const Named<DType>> names_of<DType>();
+template <>
+std::span<const Named<plan::StateFormat>> names_of<plan::StateFormat>();
+template <>
+std::span<const Named<data::Order>> names_of<data::Order>();
+template <>
+std::span<const Named<cpu_adam::Isa>> names_of<cpu_adam::Isa>();
+template <>
+std::span<const Named<nvme_swap::EngineKind>> names_of<nvme_swap::EngineKind>();
+template <>
+std::span<const Named<ScheduleKind>> names_of<ScheduleKind>();
+template <>
+std::span<const Named<UpdateMode>> names_of<UpdateMode>();
+template <>
+std::span<const Named<WorkOrder>> names_of<WorkOrder>();
+template <>
+std::span<const Named<DecayScope>> names_of<DecayScope>();
+template <>
+std::span<const Named<Checkpointing>> names_of<Checkpointing>();
+template <>
+std::span<const Named<Residency>> names_of<Residency>();
+template <>
+std::span<const Named<StateHome>> names_of<StateHome>();
+
+template <class Enum>
+[[nodiscard]] std::string_view config_name(Enum value) {
+  for (const Named<Enum>& each : names_of<Enum>()) {
+    if (each.value == value) return each.name;
+  }
+  return "?";
+}
+
+/// A DeepSpeed key that is accepted and has no effect. `section` is its path, "" at the top.
+struct UnneededKey {
+  std::string_view section;
+  std::string_view key;
+  std::string_view reason;
+};
+[[nodiscard]] std::span<const UnneededKey> unneeded_keys();
+
+/// A DeepSpeed key that would change the mathematics in a way that Spillway does not implement:
+/// accepted while it is off (`false`, absent, or an object whose `enabled` is not true).
+struct OffOnlyKey {
+  std::string_view section;
+  std::string_view key;
+};
+[[nodiscard]] std::span<const OffOnlyKey> off_only_keys();
+
+/// Edits (insert, delete, replace, swap of neighbours) that make `a` of `b`.
+[[nodiscard]] std::size_t edit_distance(std::string_view a, std::string_view b);
+
+}  // namespace spillway::engine

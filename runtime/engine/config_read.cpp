@@ -1,0 +1,268 @@
+#include "runtime/engine/detail/config_read.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "runtime/engine/schedule.hpp"
+#include "runtime/engine/train_options.hpp"
+
+namespace spillway::engine {
+namespace detail {
+namespace {
+
+/// DeepSpeed's identity: train_batch_size = micro-batch x accumulation x ranks. Any two of the
+/// three give the third; what cannot be derived is 1.
+void read_batch(Section& root, std::uint32_t ranks, TrainOptions& options) {
+  constexpr std::string_view kTrain = "train_batch_size";
+  constexpr std::string_view kMicro = "train_micro_batch_size_per_gpu";
+  constexpr std::string_view kAccumulation = "gradient_accumulation_steps";
+  const auto train = root.integer32(kTrain, 1, {"micro-batch x accumulation x ranks"});
+  const auto accumulation =
+      root.integer32(kAccumulation, 1, {train ? "what train_batch_size leaves" : "1"});
+  // Without a train_batch_size there is nothing that an "auto" micro-batch follows from.
+  const auto micro = root.integer32(kMicro, 1, {train ? "what train_batch_size leaves" : ""});
+  options.micro_batch = micro.value_or(1);
+  options.gradient_accumulation_steps = accumulation.value_or(1);
+  if (!train) return;
+  const auto refuse = [&](std::string_view what) {
+    root.refuse(ErrorCode::invalid_argument, kTrain, what);
+  };
+  if (*train % ranks != 0) refuse(fmt::format("{} is not a multiple of {} ranks", *train, ranks));
+  const std::uint32_t of_rank = *train / ranks;
+  if (!micro && !accumulation) {
+    options.micro_batch = of_rank;
+  } else if (!micro) {
+    if (of_rank % *accumulation != 0) {
+      refuse(fmt::format("{} over {} rank(s) is not a multiple of {} {}", *train, ranks,
+                         kAccumulation, *accumulation));
+    }
+    options.micro_batch = of_rank / *accumulation;
+  } else if (!accumulation) {
+    if (of_rank % *micro != 0) {
+      refuse(fmt::format("{} over {} rank(s) is not a multiple of {} {}", *train, ranks, kMicro,
+                         *micro));
+    }
+    options.gradient_accumulation_steps = of_rank / *micro;
+  }
+  const std::uint64_t product =
+      std::uint64_t{options.micro_batch} * options.gradient_accumulation_steps;
+  if (product != of_rank) {
+    refuse(fmt::format("{} is not {} {} x {} {} x {} rank(s); remove it, or change {}", *train,
+                       kMicro, options.micro_batch, kAccumulation,
+                       options.gradient_accumulation_steps, ranks, kAccumulation));
+  }
+}
+
+void read_loss_scale(Section& fp16, LossScaleOptions& options) {
+  const double scale = fp16.non_negative("loss_scale", {"0 (dynamic)"}).value_or(0);
+  const auto power = fp16.integer("initial_scale_power", 0, 100, {"16"});
+  assign(options.window, fp16.integer32("loss_scale_window", 1, {"1000"}));
+  assign(options.hysteresis, fp16.integer32("hysteresis", 1, {"2"}));
+  assign(options.consecutive_hysteresis, fp16.flag("consecutive_hysteresis", {"false"}));
+  assign(options.minimum, fp16.non_negative("min_loss_scale", {"1"}));
+  options.dynamic = scale == 0;
+  if (!options.dynamic) {
+    options.initial = scale;
+  } else if (power) {
+    options.initial = std::ldexp(1.0, static_cast<int>(*power));
+  }
+}
+
+bool equals_ignoring_case(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) {
+    return std::tolower(static_cast<unsigned char>(x)) ==
+           std::tolower(static_cast<unsigned char>(y));
+  });
+}
+
+/// "Adam" means AdamW unless adam_w_mode is false; "AdamW" always does.
+cpu_adam::DecayMode read_decay_mode(Section& optimizer, Section& params) {
+  const std::string type = optimizer.text("type").value_or("AdamW");
+  const bool adam = equals_ignoring_case(type, "Adam");
+  const bool adamw = equals_ignoring_case(type, "AdamW");
+  const auto w_mode = params.flag("adam_w_mode", {"true"});
+  if (!adam && !adamw) {
+    optimizer.refuse(ErrorCode::not_supported, "type",
+                     fmt::format("is \"{}\"; Spillway has Adam and AdamW", type.substr(0, 64)));
+  }
+  if (adamw && w_mode == false) {
+    params.note("adam_w_mode",
+                "ignored: optimizer.type AdamW decouples the decay, as in DeepSpeed");
+  }
+  return adam && w_mode == false ? cpu_adam::DecayMode::l2 : cpu_adam::DecayMode::decoupled;
+}
+
+}  // namespace
+
+void read_precision(Section& root, Section& spillway, TrainOptions& options) {
+  constexpr AutoMeans kOff{"false; spillway.compute chooses the type"};
+  Section fp16 = root.section("fp16");
+  const bool fp16_on = fp16.flag("enabled", kOff).value_or(false);
+  read_loss_scale(fp16, options.loss_scale);
+  const bool old_name = root.has("bfloat16");
+  Section bf16 = root.section(old_name ? "bfloat16" : "bf16");
+  if (old_name && root.has("bf16")) {
+    root.refuse(ErrorCode::invalid_argument, "bfloat16", "is the old name of bf16; remove one");
+  }
+  const bool bf16_on = bf16.flag("enabled", kOff).value_or(false);
+  if (fp16_on && bf16_on) {
+    root.refuse(ErrorCode::invalid_argument, "fp16.enabled",
+                "and bf16.enabled are both true; enable one of them");
+  }
+  const auto compute = spillway.choice<DType>("compute");
+  if (fp16_on || bf16_on) {
+    options.compute = fp16_on ? DType::fp16 : DType::bf16;
+    if (compute && *compute != options.compute) {
+      spillway.refuse_value("compute",
+                            fmt::format("nothing: {} is enabled", config_name(options.compute)));
+    }
+  } else {
+    assign(options.compute, std::optional(compute));
+  }
+}
+
+void read_optimizer(Section& root, TrainOptions& options) {
+  cpu_adam::AdamOptions& adam = options.adam;
+  Section optimizer = root.section("optimizer");
+  Section params = optimizer.section("params");
+  adam.decay_mode = read_decay_mode(optimizer, params);
+  assign(adam.lr, params.non_negative("lr"));
+  if (const auto betas = params.pair("betas", {"[0.9, 0.999]"})) {
+    std::tie(adam.beta1, adam.beta2) = *betas;
+  }
+  assign(adam.eps, params.non_negative("eps", {"1e-08"}));
+  assign(adam.weight_decay, params.non_negative("weight_decay", {"0"}));
+  assign(adam.bias_correction, params.flag("bias_correction", {"true"}));
+  if (params.has("max_grad_norm")) {
+    params.refuse(ErrorCode::invalid_argument, "max_grad_norm",
+                  "is not a parameter of the optimizer; write gradient_clipping at the top level");
+  }
+  if (params.flag("fp32_optimizer_states") == false) {
+    params.refuse(ErrorCode::not_supported, "fp32_optimizer_states",
+                  "is false; the state's format is spillway.state_format");
+  }
+  options.schedule.peak_lr = adam.lr;
+}
+
+void read_zero(Section& root, TrainOptions& options) {
+  Section zero = root.section("zero_optimization");
+  options.zero_stage = static_cast<std::uint32_t>(zero.integer("stage", 0, 3).value_or(0));
+
+  if (zero.flag("cpu_offload") == true) {
+    zero.note("cpu_offload", "old name of offload_optimizer.device cpu");
+    options.state_home = StateHome::host;
+  }
+  Section optimizer = zero.section("offload_optimizer");
+  const auto nvme_path = optimizer.text("nvme_path");
+  if (optimizer.has("device")) {
+    const std::string device = *optimizer.text("device");
+    if (device == "none") {
+      options.state_home = StateHome::device;
+    } else if (device == "cpu") {
+      options.state_home = StateHome::host;
+    } else if (device == "nvme") {
+      options.state_home = StateHome::nvme;
+    } else {
+      optimizer.refuse_value("device", "one of none, cpu, nvme");
+    }
+  }
+  if (nvme_path && options.state_home == StateHome::nvme) {
+    options.nvme = {*nvme_path};
+  } else if (nvme_path) {
+    optimizer.note("nvme_path", "ignored: offload_optimizer.device is not nvme");
+  }
+
+  Section param = zero.section("offload_param");
+  const auto device = param.text("device");
+  if (device && *device != "none" && *device != "cpu" && *device != "nvme") {
+    param.refuse_value("device", "one of none, cpu, nvme");
+  }
+  const bool param_path = param.text("nvme_path").has_value();
+  const bool old_param = zero.flag("cpu_offload_param") == true;
+  if (options.zero_stage < 3) {
+    if (param.present()) zero.note("offload_param", "ignored below stage 3, as in DeepSpeed");
+    if (old_param) zero.note("cpu_offload_param", "ignored below stage 3, as in DeepSpeed");
+    return;
+  }
+  if (old_param || device == "cpu" || device == "nvme") options.residency = Residency::none;
+  if (device == "nvme" || param_path) {
+    param.note(param_path ? "nvme_path" : "device",
+               "16-bit parameters stream from host memory; what moves to disk is optimizer state");
+  }
+}
+
+void read_spillway(Section& spillway, TrainOptions& options) {
+  constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
+  const auto update = spillway.text("update");
+  if (update == "speculative" || update == "delayed") {
+    spillway.refuse(ErrorCode::not_supported, "update",
+                    fmt::format("is \"{}\", which this version does not implement; write auto, "
+                                "deferred or immediate",
+                                *update));
+  }
+  assign(options.update, spillway.choice<UpdateMode>("update"));
+  assign(options.rounds, spillway.integer32("rounds", 1, {"1"}));
+  assign(options.context, spillway.integer32("context", 0, {"the model's"}));
+  assign(options.decay, spillway.choice<DecayScope>("decay"));
+  assign(options.state_format, spillway.choice<plan::StateFormat>("state_format"));
+  assign(options.order, spillway.choice<data::Order>("order"));
+  assign(options.seed, spillway.integer("seed", 0, kAny));
+  assign(options.steps, spillway.integer("steps", 0, kAny, {"one epoch"}));
+  assign(options.tile_parameters, spillway.integer("tile_parameters", kLeafParameters, 1ULL << 40));
+
+  assign(options.work_order, spillway.choice<WorkOrder>("work_order"));
+  assign(options.checkpointing, spillway.choice<Checkpointing>("checkpointing"));
+  assign(options.residency, spillway.choice<Residency>("residency"));
+  assign(options.prefetch, spillway.integer32("prefetch", 0, {"1"}));
+  assign(options.device_memory, spillway.size("device_memory"));
+  assign(options.host_memory, spillway.size("host_memory"));
+  if (const auto paths = spillway.texts("nvme")) {
+    options.nvme.assign(paths->begin(), paths->end());
+    if (!paths->empty()) options.state_home = StateHome::nvme;
+  }
+  assign(options.state_home, spillway.choice<StateHome>("state_home"));
+  assign(options.io_engine, spillway.choice<nvme_swap::EngineKind>("io_engine"));
+  assign(options.threads, spillway.integer32("threads", 0, {"every physical core"}));
+  assign(options.compute_threads,
+         spillway.integer32("compute_threads", 0, {"every physical core"}));
+  if (spillway.text("isa") != "auto") assign(options.isa, spillway.choice<cpu_adam::Isa>("isa"));
+  assign(options.host_link_gbps, spillway.non_negative("host_link_gbps"));
+  assign(options.disk_gbps, spillway.non_negative("disk_gbps"));
+
+  assign(options.commit_every, spillway.integer("commit_every", 0, kAny, {"planned"}));
+  assign(options.save_every, spillway.integer("save_every", 0, kAny));
+  assign(options.keep, spillway.integer32("keep", 0));
+  assign(options.eval_every, spillway.integer("eval_every", 0, kAny));
+}
+
+}  // namespace detail
+
+ParsedConfig parse_train_config(std::string_view text, std::string_view origin,
+                                std::uint32_t ranks) {
+  SPILLWAY_ASSERT(ranks > 0);
+  const nlohmann::json file = detail::parse_commented_json(text, origin);
+  ParsedConfig parsed;
+  TrainOptions& options = parsed.options;
+  detail::ConfigContext context(origin, parsed.notes);
+  detail::Section root(context, &file, "");
+  detail::Section spillway = root.section("spillway");
+  detail::read_batch(root, ranks, options);
+  if (const auto clip = root.non_negative("gradient_clipping", {"1"})) {
+    options.gradient_clipping = *clip;
+  }
+  detail::read_precision(root, spillway, options);
+  detail::read_optimizer(root, options);
+  detail::read_scheduler(root, options);
+  detail::read_zero(root, options);
+  detail::Section activations = root.section("activation_checkpointing");
+  static_cast<void>(activations.present());  // all of its keys are known and none is needed
+  detail::read_spillway(spillway, options);
+  context.refuse_unknown_keys();
+  return parsed;
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,110 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/config_keys.hpp"
+#include "runtime/engine/train_options.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json loss_scale_json(const TrainOptions& options) {
+  const LossScaleOptions& scale = options.loss_scale;
+  Json json;
+  json["enabled"] = options.compute == DType::fp16;
+  json["loss_scale"] = scale.dynamic ? 0 : scale.initial;
+  if (scale.dynamic) json["initial_scale_power"] = std::ilogb(scale.initial);
+  json["loss_scale_window"] = scale.window;
+  json["hysteresis"] = scale.hysteresis;
+  json["consecutive_hysteresis"] = scale.consecutive_hysteresis;
+  json["min_loss_scale"] = scale.minimum;
+  return json;
+}
+
+Json optimizer_json(const TrainOptions& options) {
+  const cpu_adam::AdamOptions& adam = options.adam;
+  const bool decoupled = adam.decay_mode == cpu_adam::DecayMode::decoupled;
+  Json params;
+  params["lr"] = options.schedule.peak_lr;
+  params["betas"] = {adam.beta1, adam.beta2};
+  params["eps"] = adam.eps;
+  params["weight_decay"] = adam.weight_decay;
+  params["bias_correction"] = adam.bias_correction;
+  if (!decoupled) params["adam_w_mode"] = false;
+  return {{"type", decoupled ? "AdamW" : "Adam"}, {"params", params}};
+}
+
+Json scheduler_json(const ScheduleOptions& schedule) {
+  Json params;
+  params["warmup_num_steps"] = schedule.warmup_steps;
+  params["warmup_type"] = schedule.warmup_logarithmic ? "log" : "linear";
+  params["warmup_min_lr"] = schedule.warmup_from;
+  params["total_num_steps"] = schedule.total_steps;
+  params["min_lr"] = schedule.minimum_lr;
+  if (schedule.kind == ScheduleKind::wsd) params["decay_num_steps"] = schedule.decay_steps;
+  return {{"type", config_name(schedule.kind)}, {"params", params}};
+}
+
+Json spillway_json(const TrainOptions& options) {
+  Json json;
+  json["compute"] = config_name(options.compute);
+  json["context"] = options.context;
+  json["rounds"] = options.rounds;
+  json["decay"] = config_name(options.decay);
+  json["state_format"] = config_name(options.state_format);
+  json["order"] = config_name(options.order);
+  json["seed"] = options.seed;
+  json["steps"] = options.steps;
+  json["tile_parameters"] = options.tile_parameters;
+
+  json["update"] = config_name(options.update);
+  json["work_order"] = config_name(options.work_order);
+  json["checkpointing"] = config_name(options.checkpointing);
+  json["residency"] = config_name(options.residency);
+  json["prefetch"] = options.prefetch;
+  if (options.device_memory) json["device_memory"] = options.device_memory->value();
+  if (options.host_memory) json["host_memory"] = options.host_memory->value();
+  if (!options.nvme.empty()) {
+    json["nvme"] = Json::array();
+    for (const std::filesystem::path& path : options.nvme) json["nvme"].push_back(path.string());
+  }
+  json["state_home"] = config_name(options.state_home);
+  json["io_engine"] = config_name(options.io_engine);
+  json["threads"] = options.threads;
+  json["compute_threads"] = options.compute_threads;
+  if (options.isa) json["isa"] = config_name(*options.isa);
+  if (options.host_link_gbps) json["host_link_gbps"] = *options.host_link_gbps;
+  if (options.disk_gbps) json["disk_gbps"] = *options.disk_gbps;
+
+  json["commit_every"] = options.commit_every;
+  json["save_every"] = options.save_every;
+  json["keep"] = options.keep;
+  json["eval_every"] = options.eval_every;
+  return json;
+}
+
+}  // namespace
+
+std::string to_config_json(const TrainOptions& options) {
+  Json json;
+  json["train_micro_batch_size_per_gpu"] = options.micro_batch;
+  json["gradient_accumulation_steps"] = options.gradient_accumulation_steps;
+  json["gradient_clipping"] = options.gradient_clipping;
+  json["fp16"] = loss_scale_json(options);
+  json["bf16"] = {{"enabled", options.compute == DType::bf16}};
+  json["optimizer"] = optimizer_json(options);
+  json["scheduler"] = scheduler_json(options.schedule);
+  json["zero_optimization"] = {{"stage", options.zero_stage}};
+  json["spillway"] = spillway_json(options);
+  try {
+    return json.dump(2) + "\n";
+  } catch (const Json::exception&) {  // JSON text is UTF-8; a path need not be
+    throw Error(ErrorCode::invalid_argument,
+                "spillway.nvme: a path is not UTF-8 and cannot be written to config.json; rename "
+                "the directory");
+  }
+}
+
+}  // namespace spillway::engine

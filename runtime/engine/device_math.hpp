@@ -1,0 +1,41 @@
+// The optimizer's arithmetic on memory that the device owns: rounding of accumulated gradients,
+// their norm, and the update of state that lives on the device. Runs in a stream's order.
+#pragma once
+
+#include <memory>
+
+#include "cpu_adam/adam.hpp"
+#include "offload/device_span.hpp"
+#include "offload/device_backend.hpp"
+#include "runtime/base/dtype.hpp"
+
+namespace spillway::engine {
+
+/// A block's gradient of one round: fp32 sums in, the waiting gradient out.
+struct RoundGradient {
+  offload::DeviceSpan<float> sums;              ///< [padded]; the padding is cleared
+  std::size_t parameters = 0;                   ///< without padding
+  offload::DeviceSpan<const float> tied;        ///< second use of the first elements, or empty
+  offload::DeviceSpan<std::byte> rounded;       ///< [padded] of dtype; may be `sums` itself
+  DType dtype = DType::fp32;
+  offload::DeviceSpan<std::byte> home;          ///< device home, or empty
+  DType home_dtype = DType::fp32;
+  bool first_round = true;
+};
+
+/// One method per op; each runs inside `Stream::submit`.
+class DeviceMath {
+ public:
+  virtual ~DeviceMath() = default;
+  virtual void round(const RoundGradient& gradient) = 0;
+  virtual void sum_squares(offload::DeviceSpan<const std::byte> gradient, DType dtype,
+                           offload::DeviceSpan<double> leaves) = 0;
+  /// Pointers of `range` are device addresses.
+  virtual void update(const cpu_adam::UpdateScalars& scalars, const cpu_adam::UpdateRange& range,
+                      DType gradient, DType parameter) = 0;
+};
+
+/// For the host backend, whose device memory the CPU can reach.
+[[nodiscard]] std::unique_ptr<DeviceMath> make_host_device_math(cpu_adam::Isa isa);
+
+}  // namespace spillway::engine

@@ -1,0 +1,93 @@
+// Homes: all memory of a run, allocated once, one allocation for each line of the plan's memory
+// table. Every other part of the engine asks here where a thing lives. Control thread only; the
+// views may be used by any thread while this object lives.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "offload/memory.hpp"
+#include "runtime/plan/placement.hpp"
+
+namespace spillway::engine {
+
+/// Master, m and v of a tile: [count] fp32 each, one after another.
+struct TileState {
+  float* master;
+  float* m;
+  float* v;
+};
+
+class Homes {
+ public:
+  /// Throws `Error{out_of_memory}` if the backend's budget is below `plan::memory_items`.
+  Homes(const plan::Workload& workload, const plan::Placement& placement,
+        offload::DeviceBackend& backend);
+
+  [[nodiscard]] std::span<const plan::Tile> tiles() const { return tiles_; }
+  [[nodiscard]] std::span<const std::uint32_t> tiles_of(std::uint32_t block) const;
+
+  // Device. `slot` is an op's; kNoSlot means the resident home.
+  [[nodiscard]] offload::DeviceSpan<std::byte> parameters(std::uint32_t block, std::uint32_t slot);
+  [[nodiscard]] offload::DeviceSpan<float> accumulator(std::uint32_t block, std::uint32_t slot);
+  /// The round's gradient in the compute dtype: the accumulator itself when that is fp32.
+  [[nodiscard]] offload::DeviceSpan<std::byte> rounded(std::uint32_t block, std::uint32_t slot);
+  [[nodiscard]] offload::DeviceSpan<float> tied_accumulator() {
+    return tied_accumulator_.device().as<float>();
+  }
+  [[nodiscard]] offload::DeviceSpan<std::byte> device_gradient(std::uint32_t block);
+  [[nodiscard]] offload::DeviceSpan<std::byte> device_state(std::uint32_t tile);
+  [[nodiscard]] offload::DeviceSpan<double> device_leaves(std::uint32_t tile);
+  [[nodiscard]] offload::DeviceSpan<std::byte> boundary(std::uint32_t block, std::uint32_t m);
+  [[nodiscard]] offload::DeviceSpan<std::byte> boundary_gradient(std::uint32_t m);
+  /// Kept activations of a block, or the shared scratch for recomputation.
+  [[nodiscard]] offload::DeviceSpan<std::byte> saved(std::uint32_t block, std::uint32_t m);
+  [[nodiscard]] offload::DeviceSpan<std::byte> workspace() { return workspace_.device(); }
+  [[nodiscard]] offload::DeviceSpan<std::int32_t> tokens(std::uint32_t m);
+  [[nodiscard]] offload::DeviceSpan<double> loss_sum(std::uint32_t round, std::uint32_t m);
+  [[nodiscard]] offload::DeviceSpan<double> all_loss_sums() {
+    return loss_sums_.device().as<double>();
+  }
+
+  // Host.
+  [[nodiscard]] std::span<std::byte> host_parameters(std::uint32_t block);
+  [[nodiscard]] std::span<std::byte> host_gradient(std::uint32_t block);
+  [[nodiscard]] std::span<std::byte> landing(std::uint32_t block, std::uint32_t slot);
+  [[nodiscard]] std::span<std::byte> host_state(std::uint32_t tile);
+  [[nodiscard]] std::span<std::byte> staging(std::uint32_t tile, std::uint32_t slot);
+  /// Inputs then targets of one micro-batch.
+  [[nodiscard]] std::span<std::int32_t> host_tokens(std::uint32_t round, std::uint32_t m);
+  [[nodiscard]] std::span<double> leaves_of_block(std::uint32_t block);
+  [[nodiscard]] std::span<double> leaves_of_tile(std::uint32_t tile);
+  [[nodiscard]] std::span<double> host_loss_sums();
+
+  /// The typed parts of a tile's state bytes.
+  [[nodiscard]] TileState split(std::uint32_t tile, std::byte* state) const;
+
+ private:
+  [[nodiscard]] std::uint64_t padded(std::uint32_t block) const {
+    return workload_.blocks[block].padded_parameters.value();
+  }
+  [[nodiscard]] std::size_t compute_size() const { return size_of(workload_.compute); }
+  [[nodiscard]] std::uint64_t state_size(std::uint32_t tile) const;
+  void allocate_device(offload::DeviceBackend& backend);
+  void allocate_host(offload::DeviceBackend& backend);
+
+  const plan::Workload& workload_;
+  const plan::Placement& placement_;
+  std::vector<plan::Tile> tiles_;
+  std::vector<std::vector<std::uint32_t>> tiles_of_block_;
+
+  // Byte offsets of a block or tile in the allocation named alike.
+  std::vector<std::uint64_t> resident_at_, device_gradient_at_, device_state_at_, device_leaves_at_,
+      kept_at_, host_parameters_at_, host_gradient_at_, host_state_at_, leaves_at_;
+
+  offload::DeviceMemory resident_, parameter_slots_, device_state_, accumulators_, rounded_,
+      tied_accumulator_, device_gradient_, device_leaves_, boundary_, boundary_gradient_, kept_,
+      scratch_, workspace_, tokens_, loss_sums_;
+  offload::PinnedMemory host_parameters_, host_gradient_, landing_, host_state_, staging_,
+      host_tokens_, sums_;
+};
+
+}  // namespace spillway::engine

@@ -1,0 +1,164 @@
+#include "runtime/engine/inference.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "offload/host/host_backend.hpp"
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+namespace {
+
+constexpr std::int32_t kIgnoredTarget = -1;
+
+std::span<std::int32_t> as_tokens(std::span<std::byte> bytes) {
+  return {reinterpret_cast<std::int32_t*>(bytes.data()), bytes.size() / sizeof(std::int32_t)};
+}
+
+}  // namespace
+
+Inference::Inference(const model::ModelConfig& config, const InferenceOptions& options,
+                     const model::ParameterSource& source)
+    : config_(config), options_(options) {
+  TrainOptions train;
+  train.compute = options_.compute;
+  train.micro_batch = options_.batch;
+  train.context = options_.context;
+  train.compute_threads = options_.compute_threads;
+  resolve(train, config_);
+  options_.context = train.context;
+  model_ = make_model_runtime(config_, train);
+  // The whole model is resident and every allocation below is its exact size: no budget to keep.
+  const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
+  backend_ = offload::make_host_backend(
+      {.device_capacity = unlimited, .pinned_capacity = unlimited});
+  stream_ = backend_->make_stream("compute");
+  const model::Transformer& transformer = *model_.transformer;
+  const std::uint64_t rows = std::uint64_t{options_.batch} * options_.context;
+  const Bytes token_bytes{2 * rows * sizeof(std::int32_t)};
+  // Only a single window's logits are ever looked at; evaluation needs the loss alone.
+  const Bytes logits_bytes{std::uint64_t{config_.vocab_size} * rows * sizeof(float)};
+  for (auto& boundary : boundary_) boundary = {*backend_, transformer.boundary_bytes()};
+  workspace_ = {*backend_, transformer.workspace_bytes()};
+  tokens_ = {*backend_, token_bytes};
+  loss_ = {*backend_, Bytes{sizeof(double)}};
+  host_tokens_ = {*backend_, token_bytes};
+  host_loss_ = {*backend_, Bytes{sizeof(double)}};
+  if (options_.batch == 1) {
+    logits_ = {*backend_, logits_bytes};
+    host_logits_ = {*backend_, Bytes{std::uint64_t{config_.vocab_size} * sizeof(float)}};
+  }
+  load(source);
+}
+
+Inference::~Inference() = default;
+
+void Inference::load(const model::ParameterSource& source) {
+  std::vector<float> masters;
+  const auto& blocks = model_.transformer->layout().blocks;
+  for (std::uint32_t block = 0; block < blocks.size(); ++block) {
+    masters.resize(blocks[block].padded_parameters.value());
+    source.read(BlockIndex{block}, ElementCount{}, masters);
+    const Bytes bytes{masters.size() * size_of(options_.compute)};
+    offload::PinnedMemory rounded(*backend_, bytes);
+    cpu_adam::cast_parameters(cpu_adam::best_isa(), options_.compute, masters.data(),
+                              rounded.host().data(), masters.size());
+    parameters_.emplace_back(*backend_, bytes);
+    stream_->upload(parameters_.back().device(), rounded.host());
+    stream_->synchronize();
+  }
+}
+
+offload::DeviceSpan<std::byte> Inference::parameters(std::uint32_t block) const {
+  return parameters_[block].device();
+}
+
+/// Uploads the tokens and runs all blocks but the head; the result is in the boundary of the last.
+void Inference::forward() {
+  stream_->upload(tokens_.device(), host_tokens_.host());
+  const auto head = static_cast<std::uint32_t>(parameters_.size() - 1);
+  const auto tokens = tokens_.device().as<std::int32_t>();
+  for (std::uint32_t block = 0; block < head; ++block) {
+    stream_->submit([this, block, tokens] {
+      model::ForwardArguments arguments;
+      arguments.block = block;
+      arguments.parameters = parameters(block);
+      arguments.tokens = tokens.subspan(0, tokens.size() / 2);
+      if (block > 0) arguments.input = boundary_[(block + 1) % 2].device();
+      arguments.output = boundary_[block % 2].device();
+      arguments.workspace = workspace_.device();
+      model_.transformer->forward(arguments);
+    });
+  }
+}
+
+Evaluation Inference::evaluate(const data::TokenFile& tokens) {
+  const std::uint64_t context = options_.context;
+  check(tokens.size() > context, ErrorCode::invalid_argument,
+        fmt::format("the file holds {} tokens, fewer than one window of {} and its targets",
+                    tokens.size(), context));
+  const std::uint64_t windows = (tokens.size() - 1) / context;
+  const auto head = static_cast<std::uint32_t>(parameters_.size() - 1);
+  const std::span<std::int32_t> both = as_tokens(host_tokens_.host());
+  double sum = 0;
+  for (std::uint64_t first = 0; first < windows; first += options_.batch) {
+    for (std::uint64_t row = 0; row < options_.batch; ++row) {
+      const auto inputs = both.subspan(row * context, context);
+      const auto targets = both.subspan(both.size() / 2 + row * context, context);
+      if (first + row < windows) {
+        tokens.read((first + row) * context, inputs, config_.vocab_size);
+        tokens.read((first + row) * context + 1, targets, config_.vocab_size);
+      } else {
+        std::fill(inputs.begin(), inputs.end(), 0);
+        std::fill(targets.begin(), targets.end(), kIgnoredTarget);
+      }
+    }
+    forward();
+    stream_->submit([this, head] {
+      const auto ids = tokens_.device().as<std::int32_t>();
+      model::LossArguments arguments;
+      arguments.parameters = parameters(head);
+      if (config_.tied_head) arguments.tied_parameters = parameters(0);
+      arguments.targets = ids.subspan(ids.size() / 2, ids.size() / 2);
+      arguments.input = boundary_[(head + 1) % 2].device();
+      arguments.loss_sum = loss_.device().as<double>();
+      arguments.workspace = workspace_.device();
+      model_.transformer->loss(arguments);
+    });
+    stream_->download(host_loss_.host(), loss_.device());
+    stream_->synchronize();
+    sum += *reinterpret_cast<const double*>(host_loss_.host().data());
+  }
+  const std::uint64_t targets = windows * context;
+  return {.loss = sum / static_cast<double>(targets), .tokens = targets};
+}
+
+std::span<const float> Inference::next_logits(std::span<const std::int32_t> tokens) {
+  check(options_.batch == 1 && !tokens.empty(), ErrorCode::invalid_argument,
+        "generation needs a prompt and works on one window at a time");
+  const std::size_t used = std::min<std::size_t>(tokens.size(), options_.context);
+  const std::span<std::int32_t> window = as_tokens(host_tokens_.host());
+  std::fill(window.begin(), window.end(), 0);
+  // Attention is causal: what stands after the last token does not reach it.
+  std::copy(tokens.end() - static_cast<std::ptrdiff_t>(used), tokens.end(), window.begin());
+  forward();
+  const auto head = static_cast<std::uint32_t>(parameters_.size() - 1);
+  stream_->submit([this, head] {
+    model::Transformer::LogitsArguments arguments;
+    arguments.parameters = parameters(head);
+    if (config_.tied_head) arguments.tied_parameters = parameters(0);
+    arguments.input = boundary_[(head + 1) % 2].device();
+    arguments.logits = logits_.device().as<float>();
+    arguments.all_positions = true;
+    arguments.workspace = workspace_.device();
+    model_.transformer->logits(arguments);
+  });
+  const std::size_t row = std::size_t{config_.vocab_size} * sizeof(float);
+  stream_->download(host_logits_.host(), logits_.device().subspan((used - 1) * row, row));
+  stream_->synchronize();
+  return {reinterpret_cast<const float*>(host_logits_.host().data()), config_.vocab_size};
+}
+
+}  // namespace spillway::engine

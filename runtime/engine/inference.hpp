@@ -1,0 +1,53 @@
+// Inference: a trained model on one device, forward only, everything resident. For `spillway eval`
+// and `spillway generate`. Control thread only; every call blocks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "offload/memory.hpp"
+#include "runtime/data/token_file.hpp"
+#include "runtime/engine/planning.hpp"
+#include "runtime/model/parameter_source.hpp"
+#include "runtime/engine/trainer.hpp"
+
+namespace spillway::engine {
+
+struct InferenceOptions {
+  DType compute = DType::fp32;
+  std::uint32_t batch = 1;    ///< windows at once
+  std::uint32_t context = 0;  ///< tokens a window
+  std::uint32_t compute_threads = 0;
+};
+
+class Inference {
+ public:
+  /// Parameters are the masters of `source`, rounded to the compute dtype as training rounds them.
+  Inference(const model::ModelConfig& config, const InferenceOptions& options,
+            const model::ParameterSource& source);
+  ~Inference();
+
+  /// Mean loss over all whole windows of `tokens`, in file order.
+  [[nodiscard]] Evaluation evaluate(const data::TokenFile& tokens);
+  /// fp32 logits [vocab] of the token after `tokens`, of which the last `context` count.
+  [[nodiscard]] std::span<const float> next_logits(std::span<const std::int32_t> tokens);
+
+ private:
+  void load(const model::ParameterSource& source);
+  void forward();
+  [[nodiscard]] offload::DeviceSpan<std::byte> parameters(std::uint32_t block) const;
+
+  model::ModelConfig config_;
+  InferenceOptions options_;
+  ModelRuntime model_;
+  std::unique_ptr<offload::DeviceBackend> backend_;
+  std::unique_ptr<offload::Stream> stream_;
+  std::vector<offload::DeviceMemory> parameters_;
+  offload::DeviceMemory boundary_[2];
+  offload::DeviceMemory workspace_, tokens_, loss_, logits_;
+  offload::PinnedMemory host_tokens_, host_loss_, host_logits_;
+};
+
+}  // namespace spillway::engine

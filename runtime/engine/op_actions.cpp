@@ -1,0 +1,308 @@
+#include "runtime/engine/op_actions.hpp"
+
+#include <algorithm>
+
+#include "cpu_adam/gradient_norm.hpp"
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+
+using plan::kNoSlot;
+using plan::Lane;
+using plan::Op;
+using plan::OpKind;
+using plan::Tier;
+
+namespace {
+
+/// A range that starts `offset` elements further, `count` long.
+cpu_adam::UpdateRange slice(const cpu_adam::UpdateRange& whole, std::size_t offset,
+                            std::size_t count, DType gradient, DType parameter) {
+  cpu_adam::UpdateRange part = whole;
+  part.gradient = static_cast<const std::byte*>(whole.gradient) + offset * size_of(gradient);
+  part.master_in += offset;
+  part.m_in += offset;
+  part.v_in += offset;
+  part.master_out += offset;
+  part.m_out += offset;
+  part.v_out += offset;
+  part.parameters_out =
+      static_cast<std::byte*>(whole.parameters_out) + offset * size_of(parameter);
+  part.count = count;
+  return part;
+}
+
+}  // namespace
+
+OpActions::OpActions(OpResources resources)
+    : resources_(std::move(resources)),
+      kernel_(cpu_adam::find_kernel(resources_.isa,
+                                    plan::waiting_gradient_dtype(resources_.workload),
+                                    resources_.workload.compute)),
+      gradient_dtype_(plan::waiting_gradient_dtype(resources_.workload)),
+      checksums_(resources_.homes.tiles().size()) {
+  step_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
+}
+
+void OpActions::count(OpKind kind, std::size_t bytes) {
+  moved_[static_cast<std::size_t>(kind)] += Bytes{bytes};
+}
+
+bool OpActions::skips(const Op& op) const {
+  if (op.kind == OpKind::commit) return !step_.commit_due;
+  return op.if_pending && !step_.update.pending;
+}
+
+void OpActions::enqueue(const Op& op, offload::Stream& stream) {
+  Homes& homes = resources_.homes;
+  switch (op.kind) {
+    case OpKind::upload_params: {
+      const auto source = homes.host_parameters(op.block);
+      stream.upload(homes.parameters(op.block, op.slot), source);
+      return count(op.kind, source.size());
+    }
+    case OpKind::download_grads: {
+      const auto target = resources_.workload.rounds > 1
+                              ? homes.landing(op.block, op.gradient_slot)
+                              : homes.host_gradient(op.block);
+      stream.download(target, homes.rounded(op.block, op.gradient_slot));
+      return count(op.kind, target.size());
+    }
+    case OpKind::read_state: {
+      const auto target = homes.staging(op.tile, op.slot);
+      stream.download(target, homes.device_state(op.tile));
+      return count(op.kind, target.size());
+    }
+    case OpKind::forward:
+      if (op.block == 0) {
+        // Token ids are far below one block's parameters; they ride in the compute stream's order.
+        stream.upload(homes.tokens(op.micro_batch).as<std::byte>(),
+                      std::as_bytes(homes.host_tokens(op.round, op.micro_batch)));
+      }
+      return stream.submit([this, &op] { forward(op); });
+    case OpKind::backward: return stream.submit([this, &op] { backward(op); });
+    case OpKind::loss: return stream.submit([this, &op] { loss(op); });
+    case OpKind::accumulate: return stream.submit([this, &op] { round_gradient(op); });
+    case OpKind::grad_norm: return stream.submit([this, &op] { device_norm(op); });
+    case OpKind::update: return stream.submit([this, &op] { device_update(op); });
+    case OpKind::write_state:
+    case OpKind::commit: break;
+  }
+  SPILLWAY_ASSERT(false && "no stream runs this kind of op");
+}
+
+Ticket OpActions::start(const Op& op) {
+  nvme_swap::TileStore& store = resources_.store;
+  cpu_adam::WorkerPool& workers = resources_.workers;
+  switch (op.kind) {
+    case OpKind::read_state: {
+      const auto target = resources_.homes.staging(op.tile, op.slot);
+      count(op.kind, target.size());
+      return store.read(TileIndex{op.tile}, target);
+    }
+    case OpKind::write_state: {
+      const auto source = state_of(op);
+      // An update left the checksum of what it wrote; a snapshot's write is its own first reader.
+      if (!op.if_pending) checksums_[op.tile] = nvme_swap::checksum_of(source);
+      count(op.kind, source.size());
+      return store.write(TileIndex{op.tile}, source, checksums_[op.tile]);
+    }
+    case OpKind::commit: return store.commit(step_.commit);
+    case OpKind::accumulate: return workers.submit([this, &op] { host_accumulate(op); });
+    case OpKind::grad_norm: return workers.submit([this, &op] { host_norm(op); });
+    case OpKind::update: return workers.submit([this, &op] { host_update(op); });
+    case OpKind::upload_params:
+    case OpKind::download_grads:
+    case OpKind::forward:
+    case OpKind::backward:
+    case OpKind::loss: break;
+  }
+  SPILLWAY_ASSERT(false && "no worker runs this kind of op");
+  return {};
+}
+
+std::span<std::byte> OpActions::state_of(const Op& op) {
+  return op.slot == kNoSlot ? resources_.homes.host_state(op.tile)
+                            : resources_.homes.staging(op.tile, op.slot);
+}
+
+offload::DeviceSpan<const std::byte> OpActions::input_of(const Op& op) {
+  if (op.block == 0) return {};
+  return resources_.homes.boundary(op.block - 1, op.micro_batch);
+}
+
+model::ForwardArguments OpActions::forward_arguments(const Op& op, bool save) {
+  Homes& homes = resources_.homes;
+  const auto tokens = homes.tokens(op.micro_batch);
+  model::ForwardArguments arguments;
+  arguments.block = op.block;
+  if (op.kind == OpKind::forward || op.block != 0) {
+    arguments.parameters = homes.parameters(op.block, op.slot);
+  }
+  arguments.tokens = tokens.subspan(0, tokens.size() / 2);
+  arguments.input = input_of(op);
+  arguments.output = homes.boundary(op.block, op.micro_batch);
+  if (save) arguments.saved = homes.saved(op.block, op.micro_batch);
+  arguments.workspace = homes.workspace();
+  return arguments;
+}
+
+void OpActions::forward(const Op& op) {
+  const bool keep = resources_.placement.blocks[op.block].keep && step_.training;
+  resources_.transformer.forward(forward_arguments(op, keep));
+}
+
+void OpActions::backward(const Op& op) {
+  Homes& homes = resources_.homes;
+  const bool recompute = op.block != 0 && !resources_.placement.blocks[op.block].keep;
+  // Recomputation rewrites the block's output with the same bits.
+  const model::ForwardArguments again = forward_arguments(op, true);
+  if (recompute) resources_.transformer.forward(again);
+  model::BackwardArguments arguments;
+  arguments.block = op.block;
+  arguments.parameters = again.parameters;
+  arguments.tokens = again.tokens;
+  arguments.input = again.input;
+  arguments.saved = again.saved;
+  arguments.boundary_gradient = homes.boundary_gradient(op.micro_batch);
+  arguments.gradients = homes.accumulator(op.block, op.gradient_slot);
+  arguments.first = op.micro_batch == 0;
+  arguments.workspace = again.workspace;
+  resources_.transformer.backward(arguments);
+}
+
+void OpActions::loss(const Op& op) {
+  Homes& homes = resources_.homes;
+  const auto tokens = homes.tokens(op.micro_batch);
+  const bool train = op.gradient_slot != kNoSlot;
+  model::LossArguments arguments;
+  arguments.parameters = homes.parameters(op.block, op.slot);
+  if (resources_.workload.tied_head) arguments.tied_parameters = homes.parameters(0, op.tied_slot);
+  arguments.targets = tokens.subspan(tokens.size() / 2, tokens.size() / 2);
+  arguments.input = input_of(op);
+  arguments.loss_sum = homes.loss_sum(op.round, op.micro_batch);
+  arguments.workspace = homes.workspace();
+  if (train) {
+    arguments.gradient_scale = step_.loss_gradient_scale;
+    arguments.boundary_gradient = homes.boundary_gradient(op.micro_batch);
+    arguments.gradients = homes.accumulator(op.block, op.gradient_slot);
+    if (resources_.workload.tied_head) arguments.tied_gradients = homes.tied_accumulator();
+    arguments.first = op.micro_batch == 0;
+  }
+  resources_.transformer.loss(arguments);
+}
+
+void OpActions::round_gradient(const Op& op) {
+  Homes& homes = resources_.homes;
+  RoundGradient gradient;
+  gradient.sums = homes.accumulator(op.block, op.gradient_slot);
+  gradient.parameters = resources_.workload.blocks[op.block].parameters.value();
+  if (op.block == 0 && resources_.workload.tied_head) gradient.tied = homes.tied_accumulator();
+  gradient.rounded = homes.rounded(op.block, op.gradient_slot);
+  gradient.dtype = resources_.workload.compute;
+  if (resources_.placement.blocks[op.block].state == Tier::device) {
+    gradient.home = homes.device_gradient(op.block);
+  }
+  gradient.home_dtype = gradient_dtype_;
+  gradient.first_round = op.round == 0;
+  resources_.device_math.round(gradient);
+}
+
+void OpActions::device_norm(const Op& op) {
+  const plan::Tile& tile = resources_.homes.tiles()[op.tile];
+  const std::size_t size = size_of(gradient_dtype_);
+  const auto gradient = resources_.homes.device_gradient(tile.block)
+                            .subspan(tile.first.value() * size, tile.count.value() * size);
+  resources_.device_math.sum_squares(gradient, gradient_dtype_,
+                                     resources_.homes.device_leaves(op.tile));
+}
+
+void OpActions::host_accumulate(const Op& op) {
+  const auto source = resources_.homes.landing(op.block, op.gradient_slot);
+  const auto bytes = resources_.homes.host_gradient(op.block);
+  auto* target = reinterpret_cast<float*>(bytes.data());
+  const DType dtype = resources_.workload.compute;
+  resources_.workers.parallel_for(
+      bytes.size() / sizeof(float), kLeafParameters, [&](std::size_t first, std::size_t last) {
+        cpu_adam::accumulate(resources_.isa, dtype, source.data() + first * size_of(dtype),
+                             {target + first, last - first}, op.round == 0);
+      });
+}
+
+void OpActions::host_norm(const Op& op) {
+  const plan::Tile& tile = resources_.homes.tiles()[op.tile];
+  const std::size_t size = size_of(gradient_dtype_);
+  const std::byte* gradient =
+      resources_.homes.host_gradient(tile.block).data() + tile.first.value() * size;
+  const auto leaves = resources_.homes.leaves_of_tile(op.tile);
+  resources_.workers.parallel_for(leaves.size(), 1, [&](std::size_t first, std::size_t last) {
+    cpu_adam::sum_squares(resources_.isa, gradient_dtype_,
+                          gradient + first * kLeafParameters * size,
+                          (last - first) * kLeafParameters, leaves.subspan(first, last - first));
+  });
+}
+
+cpu_adam::UpdateRange OpActions::tile_range(const plan::Tile& tile, const TileState& state,
+                                            const std::byte* block_gradient,
+                                            std::byte* block_parameters) const {
+  const std::uint64_t first = tile.first.value();
+  return {.gradient = block_gradient + first * size_of(gradient_dtype_),
+          .master_in = state.master,
+          .m_in = state.m,
+          .v_in = state.v,
+          .master_out = state.master,
+          .m_out = state.m,
+          .v_out = state.v,
+          .parameters_out = block_parameters + first * size_of(resources_.workload.compute),
+          .count = tile.count.value()};
+}
+
+template <class Update>
+void OpActions::by_group(const plan::Tile& tile, const cpu_adam::UpdateRange& whole,
+                         std::size_t first, std::size_t last, const Update& update) const {
+  const std::uint64_t end = resources_.decayed[tile.block];
+  const std::uint64_t boundary = end > tile.first.value() ? end - tile.first.value() : 0;
+  const std::size_t middle = std::clamp<std::size_t>(boundary, first, last);
+  const DType compute = resources_.workload.compute;
+  if (first < middle) {
+    update(step_.update.decayed, slice(whole, first, middle - first, gradient_dtype_, compute));
+  }
+  if (middle < last) {
+    update(step_.update.plain, slice(whole, middle, last - middle, gradient_dtype_, compute));
+  }
+}
+
+void OpActions::device_update(const Op& op) {
+  Homes& homes = resources_.homes;
+  const plan::Tile& tile = homes.tiles()[op.tile];
+  const TileState state = homes.split(op.tile, homes.device_state(op.tile).address());
+  const cpu_adam::UpdateRange whole =
+      tile_range(tile, state, homes.device_gradient(tile.block).address(),
+                 homes.parameters(tile.block, kNoSlot).address());
+  by_group(tile, whole, 0, whole.count,
+           [&](const cpu_adam::UpdateScalars& scalars, const cpu_adam::UpdateRange& range) {
+             resources_.device_math.update(scalars, range, gradient_dtype_,
+                                           resources_.workload.compute);
+           });
+}
+
+void OpActions::host_update(const Op& op) {
+  Homes& homes = resources_.homes;
+  const plan::Tile& tile = homes.tiles()[op.tile];
+  const std::span<std::byte> bytes = state_of(op);
+  const bool staged = op.slot != kNoSlot;
+  if (staged) resources_.store.verify(TileIndex{op.tile}, bytes);
+  const cpu_adam::UpdateRange whole =
+      tile_range(tile, homes.split(op.tile, bytes.data()), homes.host_gradient(tile.block).data(),
+                 homes.host_parameters(tile.block).data());
+  resources_.workers.parallel_for(
+      whole.count, kLeafParameters, [&](std::size_t first, std::size_t last) {
+        by_group(tile, whole, first, last,
+                 [&](const cpu_adam::UpdateScalars& scalars, const cpu_adam::UpdateRange& range) {
+                   kernel_.update(scalars, range);
+                 });
+      });
+  if (staged) checksums_[op.tile] = nvme_swap::checksum_of(bytes);
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,157 @@
+#include "runtime/engine/planning.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "nvme_swap/tile_store.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/base/memory_budget.hpp"
+#include "runtime/base/topology.hpp"
+#include "runtime/model/host/host_ops.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using plan::Tier;
+
+/// Share of free memory that a run takes when nothing limits it: the rest is for the page cache,
+/// the process itself and everybody else.
+constexpr double kShareOfFreeMemory = 0.9;
+
+struct Remedy {
+  std::string what;
+  TrainOptions options;
+};
+
+/// Changes that make the tier's need smaller, each alone.
+std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
+  std::vector<Remedy> list;
+  const auto add = [&](std::string what, auto change) {
+    TrainOptions changed = options;
+    change(changed);
+    list.push_back({std::move(what), std::move(changed)});
+  };
+  if (tier == Tier::device) {
+    for (std::uint32_t micro = options.micro_batch / 2; micro >= 1; micro /= 2) {
+      const std::uint32_t factor = options.micro_batch / micro;
+      if (micro * factor != options.micro_batch) continue;
+      add(fmt::format("train_micro_batch_size_per_gpu {} with gradient_accumulation_steps {}",
+                      micro, options.gradient_accumulation_steps * factor),
+          [&](TrainOptions& o) {
+            o.micro_batch = micro;
+            o.gradient_accumulation_steps *= factor;
+          });
+    }
+    for (std::uint32_t rounds = 2; rounds <= options.gradient_accumulation_steps; ++rounds) {
+      if (options.gradient_accumulation_steps % rounds != 0 || rounds <= options.rounds) continue;
+      add(fmt::format("spillway.rounds {}", rounds), [&](TrainOptions& o) { o.rounds = rounds; });
+    }
+    if (options.state_home == StateHome::device) {
+      add("state on the host", [](TrainOptions& o) { o.state_home = StateHome::host; });
+    }
+    if (options.checkpointing == Checkpointing::keep) {
+      add("activation recomputation",
+          [](TrainOptions& o) { o.checkpointing = Checkpointing::recompute; });
+    }
+    if (options.residency == Residency::all) {
+      add("streamed parameters", [](TrainOptions& o) { o.residency = Residency::none; });
+    }
+  }
+  if (tier == Tier::host && options.state_home == StateHome::host) {
+    add("state on disk (--nvme DIR)", [](TrainOptions& o) { o.state_home = StateHome::nvme; });
+  }
+  return list;
+}
+
+std::string flag_of(Tier tier) {
+  return tier == Tier::device ? "--device-memory"
+         : tier == Tier::host ? "--host-memory"
+                              : "--nvme (another directory, or more free space)";
+}
+
+}  // namespace
+
+void resolve(TrainOptions& options, const model::ModelConfig& config) {
+  if (options.context == 0) options.context = config.max_context;
+  check(options.context <= config.max_context, ErrorCode::invalid_argument,
+        fmt::format("a context of {} tokens, and the model's positions end at {}",
+                    options.context, config.max_context));
+  check(!config.sliding_window || *config.sliding_window >= options.context,
+        ErrorCode::not_supported,
+        fmt::format("sliding_window {} is shorter than the context of {}; sliding-window attention "
+                    "is not supported: train with a shorter context",
+                    config.sliding_window.value_or(0), options.context));
+  const auto cores = static_cast<std::uint32_t>(read_topology().cores.size());
+  if (options.threads == 0) options.threads = cores;
+  if (options.compute_threads == 0) options.compute_threads = cores;
+  check(options.update != UpdateMode::immediate, ErrorCode::not_supported,
+        "spillway.update immediate: this version updates in deferred mode only, which gives the "
+        "same bits; use \"auto\"");
+  validate(options);
+}
+
+ModelRuntime make_model_runtime(const model::ModelConfig& config, const TrainOptions& options) {
+  ModelRuntime runtime;
+  model::host::HostOpsOptions host;
+  host.compute_threads = static_cast<int>(options.compute_threads);
+  host.compute = options.compute;
+  runtime.ops = model::host::make_ops(host);
+  const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
+  runtime.transformer =
+      std::make_unique<model::Transformer>(config, shape, options.compute, *runtime.ops);
+  return runtime;
+}
+
+std::vector<std::filesystem::path> state_directories(const TrainOptions& options,
+                                                     const std::filesystem::path& run) {
+  return options.nvme.empty() ? std::vector{run / "state"} : options.nvme;
+}
+
+plan::Budgets make_budgets(const TrainOptions& options, const std::filesystem::path& run) {
+  const MemoryBudget memory = read_memory_budget();
+  const auto free = static_cast<double>(memory.available().value()) * kShareOfFreeMemory;
+  plan::Budgets budgets;
+  // The host backend's device memory and host memory come from the same DRAM.
+  const double device = options.device_memory ? static_cast<double>(options.device_memory->value())
+                                              : free / 2;
+  budgets.device = Bytes{static_cast<std::uint64_t>(device)};
+  budgets.host = options.host_memory.value_or(
+      Bytes{static_cast<std::uint64_t>(std::max(free - device, 0.0))});
+  for (std::filesystem::path directory : state_directories(options, run)) {
+    directory = std::filesystem::absolute(directory);
+    while (!std::filesystem::exists(directory) && directory.has_relative_path()) {
+      directory = directory.parent_path();
+    }
+    budgets.nvme += Bytes{std::filesystem::space(directory).available};
+  }
+  return budgets;
+}
+
+plan::Placement place(const model::ModelConfig& config, const TrainOptions& options,
+                      const plan::Workload& workload, const plan::Budgets& budgets) {
+  auto choice = plan::choose_placement(workload, budgets, placement_request(options));
+  if (auto* placement = std::get_if<plan::Placement>(&choice)) return std::move(*placement);
+  const plan::Shortage shortage = std::get<plan::Shortage>(choice);
+
+  std::vector<std::string> advice{fmt::format("{} of at least {}", flag_of(shortage.tier),
+                                              format_bytes(shortage.needed))};
+  for (const Remedy& remedy : remedies(options, shortage.tier)) {
+    const ModelRuntime runtime = make_model_runtime(config, remedy.options);
+    const plan::Workload changed = make_workload(config, *runtime.transformer, remedy.options);
+    const auto retried =
+        plan::choose_placement(changed, budgets, placement_request(remedy.options));
+    if (std::holds_alternative<plan::Placement>(retried)) {
+      advice.push_back(remedy.what);
+      break;
+    }
+  }
+  throw Error(ErrorCode::does_not_fit,
+              fmt::format("does not fit: {} memory needs at least {} and the budget is {}. What "
+                          "would make it fit: {}",
+                          plan::name_of(shortage.tier), format_bytes(shortage.needed),
+                          format_bytes(shortage.budget), fmt::join(advice, "; or ")));
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,44 @@
+// Everything that is known before a byte of the run is allocated: the model's operators, the
+// workload, the budgets and the placement. `spillway plan` stops here; `spillway train` goes on.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/train_options.hpp"
+#include "runtime/engine/workload.hpp"
+#include "runtime/model/ops.hpp"
+#include "runtime/model/transformer.hpp"
+#include "runtime/plan/machine_profile.hpp"
+
+namespace spillway::engine {
+
+/// The model with the operators of a device, ready to run and to be planned.
+struct ModelRuntime {
+  std::unique_ptr<model::Ops> ops;
+  std::unique_ptr<model::Transformer> transformer;
+};
+
+/// Fills what a configuration may leave open: context, threads. Throws `Error{invalid_argument}`
+/// when the model cannot take the context. Call before everything else.
+void resolve(TrainOptions& options, const model::ModelConfig& config);
+
+[[nodiscard]] ModelRuntime make_model_runtime(const model::ModelConfig& config,
+                                              const TrainOptions& options);
+
+/// Where the run keeps its swap files: `options.nvme`, or RUN/state.
+[[nodiscard]] std::vector<std::filesystem::path> state_directories(
+    const TrainOptions& options, const std::filesystem::path& run);
+
+/// What the options allow; else what the system, cgroup and disks have left.
+[[nodiscard]] plan::Budgets make_budgets(const TrainOptions& options,
+                                         const std::filesystem::path& run);
+
+/// A placement within the budgets. Throws `Error{does_not_fit}` that names the tier, the bytes and
+/// what would make it fit.
+[[nodiscard]] plan::Placement place(const model::ModelConfig& config, const TrainOptions& options,
+                                    const plan::Workload& workload, const plan::Budgets& budgets);
+
+}  // namespace spillway::engine

@@ -1,0 +1,136 @@
+#include "runtime/engine/run_directory.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using nlohmann::json;
+
+constexpr Bytes kLargestFile = 16_MiB;
+
+json parse_file(const std::filesystem::path& path) {
+  json document = json::parse(read_text_file(path, kLargestFile), nullptr, false);
+  check(document.is_object(), ErrorCode::corrupt_data,
+        fmt::format("{} is not a JSON object", path.string()));
+  return document;
+}
+
+void write_document(const std::filesystem::path& path, const json& document) {
+  write_file_atomically(path, document.dump(2) + "\n");
+}
+
+/// The options that are part of the mathematics, as JSON.
+json mathematics(const TrainOptions& options) {
+  TrainOptions plain;
+  TrainOptions math = options;
+  math.update = plain.update;
+  math.work_order = plain.work_order;
+  math.checkpointing = plain.checkpointing;
+  math.residency = plain.residency;
+  math.state_home = plain.state_home;
+  math.prefetch = plain.prefetch;
+  math.device_memory = plain.device_memory;
+  math.host_memory = plain.host_memory;
+  math.nvme = plain.nvme;
+  math.io_engine = plain.io_engine;
+  math.threads = plain.threads;
+  math.isa = plain.isa;
+  math.host_link_gbps = plain.host_link_gbps;
+  math.disk_gbps = plain.disk_gbps;
+  math.commit_every = plain.commit_every;
+  math.save_every = plain.save_every;
+  math.keep = plain.keep;
+  math.eval_every = plain.eval_every;
+  math.steps = plain.steps;  // a run may be trained further; its schedule is recorded apart
+  return json::parse(to_config_json(math));
+}
+
+}  // namespace
+
+void RunDirectory::write_config(const RunConfig& config) const {
+  json document;
+  document["format"] = 1;
+  document["model"] = json::parse(model::to_config_json(config.model, name_of(config.options.compute)));
+  document["train"] = json::parse(to_config_json(config.options));
+  document["data"] = config.data;
+  document["data_fingerprint"] = fmt::format("{:016x}", config.data_fingerprint);
+  write_document(this->config(), document);
+}
+
+RunConfig RunDirectory::read_config() const {
+  check(std::filesystem::exists(config()), ErrorCode::invalid_argument,
+        fmt::format("{} is not a run: it has no config.json", root_.string()));
+  const json document = parse_file(config());
+  for (const char* key : {"model", "train", "data", "data_fingerprint"}) {
+    check(document.contains(key), ErrorCode::corrupt_data,
+          fmt::format("{} has no \"{}\"", config().string(), key));
+  }
+  RunConfig result;
+  const std::string origin = config().string();
+  result.model = model::parse_model_config(document["model"].dump(), origin);
+  result.options = parse_train_config(document["train"].dump(), origin).options;
+  result.data = document["data"].get<std::string>();
+  result.data_fingerprint =
+      std::stoull(document["data_fingerprint"].get<std::string>(), nullptr, 16);
+  return result;
+}
+
+void RunDirectory::write_manifest(
+    const std::vector<std::filesystem::path>& state_directories) const {
+  json document;
+  document["format"] = 1;
+  document["state"] = json::array();
+  for (const auto& directory : state_directories) {
+    document["state"].push_back(std::filesystem::absolute(directory).string());
+  }
+  write_document(manifest(), document);
+}
+
+std::vector<std::filesystem::path> RunDirectory::read_manifest() const {
+  const json document = parse_file(manifest());
+  check(document.contains("state") && document["state"].is_array(), ErrorCode::corrupt_data,
+        fmt::format("{} names no state directories", manifest().string()));
+  std::vector<std::filesystem::path> directories;
+  for (const json& entry : document["state"]) {
+    check(entry.is_string(), ErrorCode::corrupt_data,
+          fmt::format("{}: a state directory is not a string", manifest().string()));
+    directories.emplace_back(entry.get<std::string>());
+  }
+  return directories;
+}
+
+bool RunDirectory::exists() const { return std::filesystem::exists(manifest()); }
+
+void check_same_mathematics(const RunConfig& recorded, const RunConfig& now) {
+  std::vector<std::string> differences;
+  const json before = mathematics(recorded.options);
+  const json after = mathematics(now.options);
+  for (const json& change : json::diff(before, after)) {
+    const std::string path = change["path"].get<std::string>();
+    const json::json_pointer pointer(path);
+    const auto value = [&](const json& document) {
+      return document.contains(pointer) ? document[pointer].dump() : std::string("absent");
+    };
+    differences.push_back(fmt::format("{}: {} in the run, {} now", path.substr(1), value(before),
+                                      value(after)));
+  }
+  model::ModelConfig model_before = recorded.model;
+  model::ModelConfig model_after = now.model;
+  model_before.source_json.clear();  // its spelling is free
+  model_after.source_json.clear();
+  if (!(model_before == model_after)) differences.emplace_back("the model's config.json differs");
+  if (recorded.data_fingerprint != now.data_fingerprint) {
+    differences.emplace_back("the training tokens differ");
+  }
+  check(differences.empty(), ErrorCode::invalid_argument,
+        fmt::format("cannot resume under another mathematics: {}", fmt::join(differences, "; ")));
+}
+
+}  // namespace spillway::engine

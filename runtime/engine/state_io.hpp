@@ -1,0 +1,47 @@
+// Moves whole tiles of optimizer state between their homes, staging and the store: at start, at
+// resume and for export. Not on the step path; every call blocks.
+#pragma once
+
+#include <span>
+
+#include "cpu_adam/adam.hpp"
+#include "nvme_swap/tile_store.hpp"
+#include "runtime/engine/executor.hpp"
+#include "runtime/engine/homes.hpp"
+#include "runtime/model/parameter_source.hpp"
+
+namespace spillway::engine {
+
+class StateIo {
+ public:
+  StateIo(const plan::Workload& workload, const plan::Placement& placement, Homes& homes,
+          Streams& streams, nvme_swap::TileStore& store, cpu_adam::Isa isa)
+      : workload_(workload),
+        placement_(placement),
+        homes_(homes),
+        streams_(streams),
+        store_(store),
+        isa_(isa) {}
+
+  /// Masters from `source`, zero moments, parameters rounded from the masters.
+  void initialize(const model::ParameterSource& source);
+  /// All tiles from the store's committed version, every checksum verified.
+  void restore();
+  /// The masters of one block, [padded], from wherever they live. No update may be pending.
+  void read_masters(std::uint32_t block, std::span<float> masters);
+
+ private:
+  /// The state of `tile` lies in staging slot 0: bring it home and derive its parameters.
+  void bring_home(std::uint32_t tile, bool already_on_disk);
+  void upload_residents();
+  void load(std::uint32_t tile);
+
+  const plan::Workload& workload_;
+  const plan::Placement& placement_;
+  Homes& homes_;
+  Streams& streams_;
+  nvme_swap::TileStore& store_;
+  cpu_adam::Isa isa_;
+};
+
+}  // namespace spillway::engine

@@ -1,0 +1,343 @@
+#include "runtime/engine/train_loop.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
+#include "runtime/base/trace.hpp"
+#include "runtime/engine/calibrate.hpp"
+#include "runtime/model/checkpoint.hpp"
+#include "runtime/model/initialize.hpp"
+#include "runtime/plan/theory.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// A commit of state that lives in memory may cost this share of the steps between two of them.
+constexpr double kCommitShare = 0.05;
+/// Steps whose ops are written to RUN/trace.json: enough to see the steady state.
+constexpr std::uint64_t kTracedSteps = 20;
+
+/// The training data of a run, opened and checked against the model.
+struct TrainingData {
+  data::Meta meta;
+  data::TokenFile train;
+  std::optional<data::TokenFile> validation;
+
+  static TrainingData open(const std::filesystem::path& directory,
+                           const model::ModelConfig& config) {
+    const data::Meta meta = data::load_meta(directory / "meta.json");
+    check(meta.vocab_size <= config.vocab_size, ErrorCode::invalid_argument,
+          fmt::format("{} holds tokens of a vocabulary of {}, and the model's is {}",
+                      directory.string(), meta.vocab_size, config.vocab_size));
+    TrainingData data{meta, data::TokenFile(directory / "train.bin", meta.dtype), std::nullopt};
+    if (std::filesystem::exists(directory / "val.bin")) {
+      data.validation.emplace(directory / "val.bin", meta.dtype);
+    }
+    return data;
+  }
+
+  /// XXH3 over the length and the first and last tokens: tells data sets apart, reads 512 KiB.
+  [[nodiscard]] std::uint64_t fingerprint(std::uint32_t vocab_size) const {
+    const std::uint64_t part = std::min<std::uint64_t>(train.size(), 65536);
+    std::vector<std::int32_t> tokens(2 * part + 2);
+    train.read(0, std::span(tokens).first(part), vocab_size);
+    train.read(train.size() - part, std::span(tokens).subspan(part, part), vocab_size);
+    tokens[2 * part] = static_cast<std::int32_t>(train.size() & 0x7fffffffU);
+    tokens[2 * part + 1] = static_cast<std::int32_t>(train.size() >> 31);
+    return nvme_swap::checksum_of(std::as_bytes(std::span(tokens)));
+  }
+};
+
+/// What `resume` takes over from the run and what the request brings, checked against each other.
+struct Resolved {
+  model::ModelConfig model;
+  TrainOptions options;
+  std::uint64_t steps = 0;
+};
+
+model::ModelConfig model_of(const TrainRequest& request, const RunDirectory& run) {
+  if (request.model) return *request.model;
+  if (request.from) return model::load_model_config(*request.from / "config.json");
+  check(request.resume && run.exists(), ErrorCode::invalid_argument,
+        "no model: give --model CONFIG_JSON for a new one or --from HF_DIR for a trained one");
+  return run.read_config().model;
+}
+
+std::uint64_t steps_of(const TrainOptions& options, const data::Sampler& sampler) {
+  if (options.steps > 0) return options.steps;
+  const std::uint64_t windows =
+      std::uint64_t{options.micro_batch} * options.gradient_accumulation_steps;
+  return std::max<std::uint64_t>(sampler.windows() / windows, 1);
+}
+
+/// Steps between commits so that writing all state costs `kCommitShare` of them.
+std::uint64_t planned_commit_every(const plan::Workload& workload,
+                                   const plan::Placement& placement,
+                                   const plan::MachineProfile& profile, double step_seconds) {
+  double bytes = 0;
+  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
+    if (placement.blocks[b].state == plan::Tier::nvme) continue;
+    const Bytes state =
+        plan::state_bytes(placement.format, workload.blocks[b].padded_parameters);
+    bytes += static_cast<double>(state.value());
+  }
+  if (bytes == 0) return 1;
+  const double commit_seconds = bytes / profile.nvme_write;
+  return static_cast<std::uint64_t>(
+      std::ceil(std::max(1.0, commit_seconds / (kCommitShare * step_seconds))));
+}
+
+class TraceOfSteps {
+ public:
+  explicit TraceOfSteps(std::size_t ops) : trace_(ops * kTracedSteps) {
+    for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+      lanes_[lane] = trace_.add_lane(plan::name_of(static_cast<plan::Lane>(lane)));
+    }
+  }
+
+  void record(const Executor& executor) {
+    if (++steps_ > kTracedSteps) return;
+    const auto nanoseconds = [](double seconds) {
+      return std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
+    };
+    const auto begin = trace_.now() - nanoseconds(executor.seconds());
+    const auto& ops = executor.plan().ops;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const plan::OpTiming& timing = executor.timings()[i];
+      if (timing.end <= 0) continue;
+      trace_.record({.lane = lanes_[static_cast<std::size_t>(ops[i].lane)],
+                     .name = plan::name_of(ops[i].kind),
+                     .category = plan::name_of(ops[i].lane),
+                     .start = begin + nanoseconds(timing.start),
+                     .duration = nanoseconds(timing.end - timing.start),
+                     .arguments = {.block = BlockIndex{ops[i].block},
+                                   .tile = TileIndex{ops[i].tile},
+                                   .bytes = ops[i].bytes}});
+    }
+  }
+
+  void write(const std::filesystem::path& path) const {
+    std::ofstream file(path);
+    trace_.write_json(file);
+  }
+
+ private:
+  Trace trace_;
+  std::array<LaneIndex, plan::kLaneCount> lanes_{};
+  std::uint64_t steps_ = 0;
+};
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+std::unique_ptr<model::ParameterSource> initial_parameters(const TrainRequest& request,
+                                                           const model::ModelConfig& config,
+                                                           const model::ModelLayout& layout,
+                                                           std::uint64_t seed) {
+  if (request.from) {
+    return std::make_unique<model::CheckpointReader>(*request.from, config, layout);
+  }
+  return std::make_unique<model::RandomInitializer>(config, layout, seed);
+}
+
+/// One run of `train`: the pieces that its phases share.
+class Loop {
+ public:
+  Loop(const TrainRequest& request, TrainObserver& observer, const std::atomic<int>& interrupt)
+      : request_(request), observer_(observer), interrupt_(interrupt), run_(request.run) {}
+
+  TrainReport run();
+
+ private:
+  void open();
+  void plan();
+  void create_trainer();
+  void train_steps();
+  void finish();
+  [[nodiscard]] bool evaluation_due(std::uint64_t step) const;
+
+  const TrainRequest& request_;
+  TrainObserver& observer_;
+  const std::atomic<int>& interrupt_;
+  RunDirectory run_;
+
+  model::ModelConfig config_;
+  TrainOptions options_;
+  std::optional<TrainingData> data_;
+  std::optional<data::Sampler> sampler_;
+  std::uint64_t steps_ = 0;
+  nvme_swap::StoreOptions store_options_;
+  bool resumes_ = false;
+  ModelRuntime model_;
+  plan::Workload workload_;
+  plan::Budgets budgets_;
+  plan::Placement placement_;
+  plan::MachineProfile profile_;
+  plan::Prediction prediction_;
+  std::unique_ptr<Trainer> trainer_;
+  std::optional<MetricsLog> metrics_;
+  std::optional<TraceOfSteps> trace_;
+  std::vector<double> step_seconds_;
+  TrainReport report_;
+};
+
+void Loop::open() {
+  config_ = model_of(request_, run_);
+  options_ = request_.options;
+  resolve(options_, config_);
+  data_.emplace(TrainingData::open(request_.data, config_));
+  sampler_.emplace(data_->train.size(), options_.context, options_.order, options_.seed);
+  steps_ = steps_of(options_, *sampler_);
+
+  store_options_.directories = state_directories(options_, request_.run);
+  store_options_.engine = options_.io_engine;
+  store_options_.disk_gigabytes_per_second = options_.disk_gbps;
+  if (run_.exists()) {
+    const auto recorded = run_.read_manifest();
+    nvme_swap::StoreOptions where = store_options_;
+    where.directories = recorded;
+    const bool committed = nvme_swap::TileStore::has_commit(where);
+    check(!committed || request_.resume, ErrorCode::invalid_argument,
+          fmt::format("{} holds a run with a committed step; continue it with --resume or choose "
+                      "another --run",
+                      request_.run.string()));
+    resumes_ = committed;
+    if (committed) store_options_.directories = recorded;
+  }
+  RunConfig now{config_, options_, std::filesystem::absolute(request_.data).string(),
+                data_->fingerprint(config_.vocab_size)};
+  if (resumes_) {
+    const RunConfig recorded = run_.read_config();
+    // A schedule that was to end with the run keeps the end that it started with.
+    options_.schedule = resolve_schedule(
+        options_.schedule, recorded.options.schedule.total_steps);
+    now.options = options_;
+    check_same_mathematics(recorded, now);
+    return;
+  }
+  options_.schedule = resolve_schedule(options_.schedule, steps_);
+  now.options = options_;
+  std::filesystem::create_directories(request_.run);
+  for (const auto& directory : store_options_.directories) {
+    std::filesystem::create_directories(directory);
+  }
+  run_.write_config(now);
+  run_.write_manifest(store_options_.directories);
+}
+
+void Loop::plan() {
+  model_ = make_model_runtime(config_, options_);
+  workload_ = make_workload(config_, *model_.transformer, options_);
+  budgets_ = make_budgets(options_, request_.run);
+  if (resumes_) budgets_.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already
+  placement_ = place(config_, options_, workload_, budgets_);
+  profile_ = calibrate({.config = config_,
+                        .options = options_,
+                        .transformer = *model_.transformer,
+                        .workload = workload_,
+                        .state_directories = store_options_.directories});
+  prediction_ = plan::simulate(plan::build_training_step(workload_, placement_), profile_);
+  if (options_.commit_every == 0) {
+    options_.commit_every =
+        planned_commit_every(workload_, placement_, profile_, prediction_.step_seconds);
+  }
+}
+
+void Loop::create_trainer() {
+  trainer_ = std::make_unique<Trainer>(config_, options_, placement_, budgets_, std::move(model_),
+                                       workload_, store_options_, resumes_);
+  if (!resumes_) {
+    trainer_->initialize(
+        *initial_parameters(request_, config_, trainer_->layout(), options_.seed));
+  }
+  metrics_.emplace(run_.metrics(), trainer_->state().step);
+  trace_.emplace(trainer_->step_plan().ops.size());
+  step_seconds_.reserve(steps_);
+  observer_.planned({.workload = workload_,
+                     .placement = placement_,
+                     .budgets = budgets_,
+                     .profile = profile_,
+                     .prediction = prediction_,
+                     .memory = plan::memory_items(workload_, placement_),
+                     .steps = steps_,
+                     .first_step = trainer_->state().step + 1,
+                     .commit_every = options_.commit_every});
+}
+
+bool Loop::evaluation_due(std::uint64_t step) const {
+  if (!data_->validation) return false;
+  const bool last = step == steps_;
+  return last || (options_.eval_every > 0 && step % options_.eval_every == 0);
+}
+
+void Loop::train_steps() {
+  while (trainer_->state().step < steps_ && interrupt_.load(std::memory_order_relaxed) == 0) {
+    const StepResult result = trainer_->step(data_->train, *sampler_);
+    const Exposed exposed = trainer_->step_executor().exposed();
+    trace_->record(trainer_->step_executor());
+    step_seconds_.push_back(result.seconds);
+    report_.last_loss = result.loss;
+    std::optional<double> val_loss;
+    observer_.stepped(result, exposed, *trainer_);
+    if (evaluation_due(result.step)) {
+      const Evaluation evaluation = trainer_->evaluate(*data_->validation);
+      val_loss = report_.val_loss = evaluation.loss;
+      observer_.evaluated(result.step, evaluation);
+    }
+    metrics_->append(result, exposed, val_loss);
+    if (!trainer_->commits_in_step() && result.step % options_.commit_every == 0) {
+      trainer_->commit();
+    }
+  }
+}
+
+void Loop::finish() {
+  trainer_->commit();
+  trace_->write(run_.trace());
+  const Trainer& trainer = *trainer_;
+  report_.steps = step_seconds_.size();
+  report_.last_step = trainer.state().step;
+  report_.skipped = trainer.state().skipped;
+  report_.interrupted = trainer.state().step < steps_;
+  report_.predicted_step_seconds = prediction_.step_seconds;
+  report_.measured_step_seconds = median(step_seconds_);
+  if (report_.measured_step_seconds > 0) {
+    report_.tokens_per_second = static_cast<double>(workload_.tokens * workload_.micro_batches *
+                                                    workload_.rounds) /
+                                report_.measured_step_seconds;
+  }
+  const auto device = trainer.backend().usage(offload::MemoryKind::device);
+  report_.device_high_water = device.high_water;
+  report_.device_capacity = device.capacity;
+  report_.host_high_water = trainer.backend().usage(offload::MemoryKind::pinned).high_water;
+  report_.state_read = trainer.store().counters().read;
+  report_.state_written = trainer.store().counters().written;
+}
+
+TrainReport Loop::run() {
+  open();
+  plan();
+  create_trainer();
+  train_steps();
+  finish();
+  return report_;
+}
+
+}  // namespace
+
+TrainReport train(const TrainRequest& request, TrainObserver& observer,
+                  const std::atomic<int>& interrupt) {
+  return Loop(request, observer, interrupt).run();
+}
+
+}  // namespace spillway::engine

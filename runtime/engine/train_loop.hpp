@@ -1,0 +1,70 @@
+// The training loop around a Trainer: data, configuration, metrics, evaluation, commits, resume.
+// `spillway train` is this function and a face.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/metrics_log.hpp"
+#include "runtime/engine/run_directory.hpp"
+#include "runtime/engine/trainer.hpp"
+#include "runtime/plan/simulator.hpp"
+
+namespace spillway::engine {
+
+struct TrainRequest {
+  std::optional<model::ModelConfig> model;      ///< absent: from `from`, or the run when resuming
+  TrainOptions options;
+  std::filesystem::path data;                   ///< train.bin, val.bin, meta.json
+  std::filesystem::path run;
+  std::optional<std::filesystem::path> from;    ///< HF checkpoint; absent: random initialisation
+  bool resume = false;
+};
+
+/// What is known before the first step.
+struct TrainPlan {
+  const plan::Workload& workload;
+  const plan::Placement& placement;
+  const plan::Budgets& budgets;
+  const plan::MachineProfile& profile;
+  const plan::Prediction& prediction;
+  std::vector<plan::MemoryItem> memory;
+  std::uint64_t steps = 0;
+  std::uint64_t first_step = 1;
+  std::uint64_t commit_every = 1;
+};
+
+/// Told of everything that happens, on the control thread, between steps.
+class TrainObserver {
+ public:
+  virtual ~TrainObserver() = default;
+  virtual void planned(const TrainPlan& plan) = 0;
+  virtual void stepped(const StepResult& result, const Exposed& exposed, const Trainer& trainer) = 0;
+  virtual void evaluated(std::uint64_t step, const Evaluation& evaluation) = 0;
+};
+
+/// The run in numbers, also written to RUN/report.json.
+struct TrainReport {
+  std::uint64_t steps = 0;           ///< done by this process
+  std::uint64_t last_step = 0;
+  double last_loss = 0;
+  std::optional<double> val_loss;    ///< after the last step, with all updates applied
+  double predicted_step_seconds = 0;
+  double measured_step_seconds = 0;  ///< median
+  double tokens_per_second = 0;
+  std::uint64_t skipped = 0;
+  Bytes device_high_water, device_capacity, host_high_water;
+  Bytes state_read, state_written;
+  bool interrupted = false;
+};
+
+/// Trains until the last step or until `*interrupt` becomes non-zero, then commits. Throws
+/// `spillway::Error`; the run then holds its last commit.
+[[nodiscard]] TrainReport train(const TrainRequest& request, TrainObserver& observer,
+                                const std::atomic<int>& interrupt);
+
+}  // namespace spillway::engine

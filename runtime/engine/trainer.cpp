@@ -1,0 +1,278 @@
+#include "runtime/engine/trainer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "cpu_adam/gradient_norm.hpp"
+#include "offload/host/host_backend.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/engine/schedule.hpp"
+
+namespace spillway::engine {
+
+namespace {
+
+/// Steps in a row with non-finite gradients after which training has failed, not stumbled.
+constexpr std::uint32_t kMostSkipsInARow = 10;
+
+/// A target that the loss ignores: pads the last micro-batch of an evaluation.
+constexpr std::int32_t kIgnoredTarget = -1;
+
+}  // namespace
+
+Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
+                 const plan::Placement& placement, const plan::Budgets& budgets,
+                 ModelRuntime model, plan::Workload workload,
+                 const nvme_swap::StoreOptions& store_options, bool resume)
+    : config_(config),
+      options_(options),
+      workload_(std::move(workload)),
+      placement_(placement),
+      model_(std::move(model)) {
+  const cpu_adam::Isa isa = options_.isa.value_or(cpu_adam::best_isa());
+  backend_ = offload::make_host_backend({.device_capacity = budgets.device,
+                                         .pinned_capacity = budgets.host,
+                                         .link_gigabytes_per_second = options_.host_link_gbps,
+                                         .wake = &wake_});
+  device_math_ = make_host_device_math(isa);
+  homes_ = std::make_unique<Homes>(workload_, placement_, *backend_);
+
+  nvme_swap::StoreOptions opened = store_options;
+  opened.wake = &wake_;
+  nvme_swap::StoreLayout layout;
+  for (const plan::Tile& tile : homes_->tiles()) {
+    layout.tiles.push_back(plan::state_bytes(placement_.format, tile.count));
+  }
+  store_ = resume ? nvme_swap::TileStore::open(opened)
+                  : nvme_swap::TileStore::create(opened, layout);
+  check(store_->layout().tiles == layout.tiles, ErrorCode::corrupt_data,
+        "the run's state was written with another model, tile size or state format");
+
+  workers_ = std::make_unique<cpu_adam::WorkerPool>(
+      cpu_adam::WorkerPoolOptions{.threads = options_.threads, .wake = &wake_});
+  streams_ = std::make_unique<Streams>(*backend_);
+  actions_ = std::make_unique<OpActions>(OpResources{
+      .workload = workload_,
+      .placement = placement_,
+      .homes = *homes_,
+      .transformer = *model_.transformer,
+      .device_math = *device_math_,
+      .workers = *workers_,
+      .store = *store_,
+      .isa = isa,
+      .decayed = decayed_parameters(model_.transformer->layout(), options_.decay)});
+  state_io_ =
+      std::make_unique<StateIo>(workload_, placement_, *homes_, *streams_, *store_, isa);
+
+  step_plan_ = plan::build_training_step(workload_, placement_);
+  flush_plan_ = plan::build_flush(workload_, placement_);
+  evaluation_plan_ = plan::build_evaluation(workload_, placement_);
+  snapshot_plan_ = plan::build_snapshot(workload_, placement_);
+  const auto prepare = [&](const plan::StepPlan& plan) {
+    return std::make_unique<Executor>(plan, *backend_, *streams_, wake_);
+  };
+  step_executor_ = prepare(step_plan_);
+  flush_executor_ = prepare(flush_plan_);
+  evaluation_executor_ = prepare(evaluation_plan_);
+  snapshot_executor_ = prepare(snapshot_plan_);
+
+  state_.loss_scale = initial_loss_scale(options_.loss_scale, options_.compute == DType::fp16);
+  if (resume) {
+    check(store_->committed().has_value(), ErrorCode::invalid_argument,
+          "the run has no committed step to resume from");
+    state_ = decode(store_->committed()->payload);
+    committed_step_ = state_.step;
+    state_io_->restore();
+  }
+}
+
+Trainer::~Trainer() = default;
+
+bool Trainer::commits_in_step() const {
+  return !placement_.any_state(plan::Tier::device) && !placement_.any_state(plan::Tier::host);
+}
+
+void Trainer::initialize(const model::ParameterSource& source) { state_io_->initialize(source); }
+
+void Trainer::read_masters(std::uint32_t block, std::span<float> masters) {
+  flush(false);
+  state_io_->read_masters(block, masters);
+}
+
+void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler) {
+  const std::uint64_t context = options_.context;
+  std::uint64_t cursor = state_.cursor;
+  for (std::uint32_t round = 0; round < workload_.rounds; ++round) {
+    for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
+      const std::span<std::int32_t> both = homes_->host_tokens(round, m);
+      for (std::uint32_t row = 0; row < options_.micro_batch; ++row) {
+        const std::uint64_t first = sampler.first_token(cursor++);
+        tokens.read(first, both.subspan(row * context, context), config_.vocab_size);
+        tokens.read(first + 1, both.subspan(both.size() / 2 + row * context, context),
+                    config_.vocab_size);
+      }
+    }
+  }
+}
+
+void Trainer::prepare_commit(bool due) {
+  OpActions::Step& step = actions_->step();
+  step.commit_due = due && committed_step_ != state_.step;
+  step.commit.step = StepIndex{state_.step};
+  encode(state_, step.commit.payload);
+}
+
+StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sampler) {
+  const auto begin = std::chrono::steady_clock::now();
+  fetch(tokens, sampler);
+  StepResult result;
+  result.tokens = workload_.tokens * workload_.micro_batches * workload_.rounds;
+  result.scale = state_.loss_scale.scale;
+
+  OpActions::Step& step = actions_->step();
+  step.training = true;
+  step.update = pending_;
+  step.loss_gradient_scale =
+      static_cast<float>(result.scale / static_cast<double>(result.tokens));
+  // Inside this plan the previous step's update lands, and with it that step becomes committable.
+  const bool due = state_.step > 0 && state_.step % std::max<std::uint64_t>(
+                                                        options_.commit_every, 1) == 0;
+  prepare_commit(due && commits_in_step());
+  step_executor_->run(*actions_);
+  if (step.commit_due) committed_step_ = state_.step;
+  pending_.pending = false;
+
+  result.loss = reduce_loss() / static_cast<double>(result.tokens);
+  result.grad_norm = reduce_norm() / result.scale;
+  state_.cursor += std::uint64_t{options_.micro_batch} * options_.gradient_accumulation_steps;
+  result.step = ++state_.step;
+  decide(result);
+  result.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
+}
+
+double Trainer::reduce_loss() {
+  const std::span<double> sums = homes_->host_loss_sums();
+  streams_->compute->download(std::as_writable_bytes(sums),
+                              homes_->all_loss_sums().as<const std::byte>());
+  streams_->compute->synchronize();
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  return total;
+}
+
+double Trainer::reduce_norm() {
+  double total = 0;
+  for (std::uint32_t block = 0; block < workload_.blocks.size(); ++block) {
+    if (placement_.blocks[block].state == plan::Tier::device) {
+      for (const std::uint32_t tile : homes_->tiles_of(block)) {
+        streams_->compute->download(std::as_writable_bytes(homes_->leaves_of_tile(tile)),
+                                    homes_->device_leaves(tile).as<const std::byte>());
+      }
+      streams_->compute->synchronize();
+    }
+    total += cpu_adam::sum_leaves(homes_->leaves_of_block(block));
+  }
+  return std::sqrt(total);
+}
+
+/// With the norm known: apply, clip or skip. The update itself runs at the head of the next plan.
+void Trainer::decide(StepResult& result) {
+  const bool finite = std::isfinite(result.grad_norm);
+  const std::uint64_t t = state_.updates + 1;
+  result.lr = learning_rate(options_.schedule, t);
+  result.skipped = !finite;
+  const double scale_before = state_.loss_scale.scale;
+  if (options_.compute == DType::fp16) {
+    state_.loss_scale = next_loss_scale(options_.loss_scale, state_.loss_scale, finite);
+  }
+  if (!finite) {
+    ++state_.skipped;
+    ++state_.skipped_in_a_row;
+    const bool can_scale_down = state_.loss_scale.scale < scale_before;
+    check(state_.skipped_in_a_row < kMostSkipsInARow || can_scale_down, ErrorCode::diverged,
+          fmt::format("step {}: {} steps in a row had non-finite gradients (loss {}, loss scale "
+                      "{}); lower the learning rate, or resume from an earlier checkpoint",
+                      result.step, state_.skipped_in_a_row, result.loss, scale_before));
+    return;
+  }
+  state_.skipped_in_a_row = 0;
+  state_.updates = t;
+  // As torch.nn.utils.clip_grad_norm_: the factor is clip / (norm + 1e-6), never above 1.
+  const double clip = options_.gradient_clipping > 0
+                          ? std::min(1.0, options_.gradient_clipping / (result.grad_norm + 1e-6))
+                          : 1.0;
+  cpu_adam::AdamOptions adam = options_.adam;
+  adam.lr = result.lr;
+  pending_.decayed = cpu_adam::make_scalars(adam, t, clip / scale_before);
+  adam.weight_decay = 0;
+  pending_.plain = cpu_adam::make_scalars(adam, t, clip / scale_before);
+  pending_.pending = true;
+}
+
+void Trainer::flush(bool commit) {
+  OpActions::Step& step = actions_->step();
+  step.update = pending_;
+  prepare_commit(commit && commits_in_step());
+  flush_executor_->run(*actions_);
+  if (step.commit_due) committed_step_ = state_.step;
+  pending_.pending = false;
+}
+
+void Trainer::commit() {
+  flush(true);
+  if (commits_in_step()) return;
+  prepare_commit(true);
+  if (!actions_->step().commit_due) return;
+  snapshot_executor_->run(*actions_);
+  committed_step_ = state_.step;
+}
+
+void Trainer::fill_evaluation(const data::TokenFile& tokens, std::uint64_t first_window) {
+  const std::uint64_t context = options_.context;
+  const std::uint64_t windows = (tokens.size() - 1) / context;
+  std::uint64_t window = first_window;
+  for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
+    const std::span<std::int32_t> both = homes_->host_tokens(0, m);
+    for (std::uint32_t row = 0; row < options_.micro_batch; ++row, ++window) {
+      const auto inputs = both.subspan(row * context, context);
+      const auto targets = both.subspan(both.size() / 2 + row * context, context);
+      if (window < windows) {
+        tokens.read(window * context, inputs, config_.vocab_size);
+        tokens.read(window * context + 1, targets, config_.vocab_size);
+      } else {
+        std::fill(inputs.begin(), inputs.end(), 0);
+        std::fill(targets.begin(), targets.end(), kIgnoredTarget);
+      }
+    }
+  }
+}
+
+Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
+  check(tokens.size() > options_.context, ErrorCode::invalid_argument,
+        fmt::format("the evaluation file holds {} tokens, fewer than one window of {} and its "
+                    "targets",
+                    tokens.size(), options_.context));
+  flush(false);
+  actions_->step().training = false;
+  const std::uint64_t windows = (tokens.size() - 1) / options_.context;
+  const std::uint64_t at_once = std::uint64_t{options_.micro_batch} * workload_.micro_batches;
+  Evaluation evaluation;
+  double sum = 0;
+  const std::span<double> sums = homes_->host_loss_sums().first(workload_.micro_batches);
+  for (std::uint64_t first = 0; first < windows; first += at_once) {
+    fill_evaluation(tokens, first);
+    evaluation_executor_->run(*actions_);
+    reduce_loss();
+    for (const double loss : sums) sum += loss;
+  }
+  evaluation.tokens = windows * options_.context;
+  evaluation.loss = sum / static_cast<double>(evaluation.tokens);
+  return evaluation;
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,105 @@
+// Trainer: one training run in memory. Takes batches, runs the step plan, decides the update, and
+// commits. It knows nothing of files other than the tile store; the loop around it does.
+// Control thread only.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "runtime/data/sampler.hpp"
+#include "runtime/data/token_file.hpp"
+#include "runtime/engine/op_actions.hpp"
+#include "runtime/engine/planning.hpp"
+#include "runtime/engine/state_io.hpp"
+#include "runtime/engine/training_state.hpp"
+#include "runtime/plan/step_builder.hpp"
+
+namespace spillway::engine {
+
+/// What one step did. `loss` is the mean over the step's targets before the update.
+struct StepResult {
+  std::uint64_t step = 0;   ///< from 1
+  double loss = 0;
+  double grad_norm = 0;     ///< unscaled, before clipping
+  double lr = 0;            ///< of this step's update; it is applied unless `skipped`
+  double scale = 1;         ///< loss scale of this step
+  std::uint64_t tokens = 0; ///< targets
+  double seconds = 0;
+  bool skipped = false;     ///< a gradient was not finite: state unchanged
+};
+
+struct Evaluation {
+  double loss = 0;  ///< mean over targets
+  std::uint64_t tokens = 0;
+};
+
+class Trainer {
+ public:
+  /// Allocates everything that the placement names. `options` are resolved.
+  Trainer(const model::ModelConfig& config, const TrainOptions& options,
+          const plan::Placement& placement, const plan::Budgets& budgets, ModelRuntime model,
+          plan::Workload workload, const nvme_swap::StoreOptions& store_options, bool resume);
+  ~Trainer();
+
+  /// Step 0: masters from `source`.
+  void initialize(const model::ParameterSource& source);
+
+  StepResult step(const data::TokenFile& tokens, const data::Sampler& sampler);
+  /// Mean loss over all whole windows of `tokens`, in file order.
+  Evaluation evaluate(const data::TokenFile& tokens);
+  /// Applies the pending update and makes the current step true on disk.
+  void commit();
+  /// The masters of one block after all updates; [padded] fp32.
+  void read_masters(std::uint32_t block, std::span<float> masters);
+
+  [[nodiscard]] const TrainingState& state() const { return state_; }
+  [[nodiscard]] const plan::StepPlan& step_plan() const { return step_plan_; }
+  /// Timings of the last step.
+  [[nodiscard]] const Executor& step_executor() const { return *step_executor_; }
+  [[nodiscard]] const OpActions& actions() const { return *actions_; }
+  [[nodiscard]] const offload::DeviceBackend& backend() const { return *backend_; }
+  [[nodiscard]] const nvme_swap::TileStore& store() const { return *store_; }
+  [[nodiscard]] const plan::Workload& workload() const { return workload_; }
+  [[nodiscard]] const plan::Placement& placement() const { return placement_; }
+  [[nodiscard]] const model::ModelLayout& layout() const { return model_.transformer->layout(); }
+  /// Commits happen inside the step plan: all state is on disk.
+  [[nodiscard]] bool commits_in_step() const;
+
+ private:
+  void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
+  void fill_evaluation(const data::TokenFile& tokens, std::uint64_t first_window);
+  void flush(bool commit);
+  void prepare_commit(bool due);
+  double reduce_loss();
+  double reduce_norm();
+  void decide(StepResult& result);
+
+  model::ModelConfig config_;
+  TrainOptions options_;
+  plan::Workload workload_;
+  plan::Placement placement_;
+  ModelRuntime model_;
+
+  // Destroyed last: everything below may notify it.
+  WakeSignal wake_;
+  std::unique_ptr<offload::DeviceBackend> backend_;
+  std::unique_ptr<DeviceMath> device_math_;
+  std::unique_ptr<Homes> homes_;
+  std::unique_ptr<nvme_swap::TileStore> store_;
+  std::unique_ptr<cpu_adam::WorkerPool> workers_;
+  std::unique_ptr<Streams> streams_;
+  std::unique_ptr<OpActions> actions_;
+  std::unique_ptr<StateIo> state_io_;
+
+  plan::StepPlan step_plan_, flush_plan_, evaluation_plan_, snapshot_plan_;
+  std::unique_ptr<Executor> step_executor_, flush_executor_, evaluation_executor_,
+      snapshot_executor_;
+
+  TrainingState state_;
+  PendingUpdate pending_;
+  std::optional<std::uint64_t> committed_step_;
+};
+
+}  // namespace spillway::engine

@@ -1,0 +1,28 @@
+// TrainingState: the few numbers that a commit records beside the tiles, and their bytes on disk.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/engine/schedule.hpp"
+
+namespace spillway::engine {
+
+/// Everything that the next step depends on and that is not a tile, data or configuration.
+struct TrainingState {
+  std::uint64_t step = 0;     ///< steps done, skipped ones included
+  std::uint64_t updates = 0;  ///< updates applied: Adam's t
+  std::uint64_t cursor = 0;   ///< windows of training data drawn
+  LossScaleState loss_scale;
+  std::uint32_t skipped_in_a_row = 0;
+  std::uint64_t skipped = 0;
+};
+
+/// Fixed-size little-endian record with a version. Allocates nothing if `bytes` has the capacity.
+void encode(const TrainingState& state, std::vector<std::byte>& bytes);
+/// Throws `Error{corrupt_data}` for another version or length.
+[[nodiscard]] TrainingState decode(std::span<const std::byte> bytes);
+
+}  // namespace spillway::engine

@@ -1,0 +1,71 @@
+#include "runtime/engine/workload.hpp"
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+
+plan::Workload make_workload(const model::ModelConfig& config,
+                             const model::Transformer& transformer, const TrainOptions& options) {
+  plan::Workload workload;
+  const auto& blocks = transformer.layout().blocks;
+  for (std::uint32_t b = 0; b < blocks.size(); ++b) {
+    workload.blocks.push_back({.name = blocks[b].name,
+                               .parameters = blocks[b].parameters,
+                               .padded_parameters = blocks[b].padded_parameters,
+                               .forward_flops = transformer.forward_flops(b),
+                               .backward_flops = transformer.backward_flops(b),
+                               .saved_bytes = transformer.saved_bytes(b)});
+  }
+  workload.tied_head = config.tied_head;
+  if (config.tied_head) {
+    workload.tied_elements = ElementCount{std::uint64_t{config.vocab_size} * config.width};
+  }
+  workload.compute = options.compute;
+  workload.boundary_bytes = transformer.boundary_bytes();
+  workload.workspace_bytes = transformer.workspace_bytes();
+  workload.tokens = std::uint64_t{options.micro_batch} * options.context;
+  workload.token_bytes = Bytes{2 * workload.tokens * sizeof(std::int32_t)};
+  workload.rounds = options.rounds;
+  workload.micro_batches = options.gradient_accumulation_steps / options.rounds;
+  return workload;
+}
+
+std::vector<std::uint64_t> decayed_parameters(const model::ModelLayout& layout, DecayScope scope) {
+  std::vector<std::uint64_t> ends;
+  for (const model::BlockLayout& block : layout.blocks) {
+    std::uint64_t end = 0;
+    bool vectors = false;
+    for (const model::ParameterTensor& tensor : block.tensors) {
+      // The layout promises matrices first; a decayed range is then one prefix of the block.
+      SPILLWAY_ASSERT(!vectors || tensor.is_vector);
+      vectors = tensor.is_vector;
+      if (!vectors) end = tensor.first.value() + tensor.count.value();
+    }
+    ends.push_back(scope == DecayScope::all ? block.padded_parameters.value() : end);
+  }
+  return ends;
+}
+
+plan::PlacementRequest placement_request(const TrainOptions& options) {
+  plan::PlacementRequest request;
+  switch (options.state_home) {
+    case StateHome::automatic: break;
+    case StateHome::device: request.state = plan::Tier::device; break;
+    case StateHome::host: request.state = plan::Tier::host; break;
+    case StateHome::nvme: request.state = plan::Tier::nvme; break;
+  }
+  if (options.residency != Residency::automatic) {
+    request.resident = options.residency == Residency::all;
+  }
+  if (options.checkpointing != Checkpointing::automatic) {
+    request.keep = options.checkpointing == Checkpointing::keep;
+  }
+  request.order = options.work_order == WorkOrder::layer_major ? plan::WorkOrder::layer_major
+                                                               : plan::WorkOrder::micro_batch_major;
+  request.format = options.state_format;
+  request.tile_parameters = ElementCount{options.tile_parameters};
+  request.prefetch = options.prefetch;
+  return request;
+}
+
+}  // namespace spillway::engine

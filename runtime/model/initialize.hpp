@@ -1,0 +1,44 @@
+// Random initial parameters: a pure function of seed, tensor and element, the same on every
+// machine.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/base/random.hpp"
+#include "runtime/model/model_config.hpp"
+#include "runtime/model/parameter_layout.hpp"
+#include "runtime/model/parameter_source.hpp"
+
+namespace spillway::model {
+
+/// Two independent standard normal numbers. Unlike `normal_pair` it calls no C library, whose last
+/// digits differ between versions and processors: only IEEE operations that round correctly.
+[[nodiscard]] std::array<double, 2> portable_normal_pair(const RandomBlock& block);
+
+/// What transformers does: weights normal(0, init_std), residual projections of gpt2 divided by
+/// sqrt(2 * layers), biases 0, norms 1.
+class RandomInitializer final : public ParameterSource {
+ public:
+  /// `layout` must outlive this.
+  RandomInitializer(const ModelConfig& config, const ModelLayout& layout, std::uint64_t seed);
+
+  void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
+
+ private:
+  void fill(const ParameterTensor& tensor, std::uint64_t tensor_index, std::uint64_t first,
+            std::span<float> target) const;
+
+  const ModelLayout* layout_;
+  std::uint64_t seed_;
+  double normal_std_;
+  double scaled_std_;
+  std::vector<std::uint64_t> tensors_before_;  ///< [block] tensors in earlier blocks
+};
+
+/// One whole block of `RandomInitializer`: [padded_parameters] or, without padding, [parameters].
+void initialize(const ModelConfig& config, const ModelLayout& layout, BlockIndex block,
+                std::uint64_t seed, std::span<float> target);
+
+}  // namespace spillway::model

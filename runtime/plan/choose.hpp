@@ -1,0 +1,41 @@
+// Chooses a placement: which blocks stay on the device, what is kept, where state lives. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <variant>
+
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/placement.hpp"
+
+namespace spillway::plan {
+
+/// What the user asked for; an empty option is the planner's choice.
+struct PlacementRequest {
+  std::optional<Tier> state;          ///< home of all optimizer state
+  std::optional<bool> resident;       ///< all parameters on the device, or none
+  std::optional<bool> keep;           ///< all activations kept, or all recomputed
+  WorkOrder order = WorkOrder::layer_major;
+  StateFormat format = StateFormat::fp32;
+  ElementCount tile_parameters{2u << 20};
+  std::uint32_t prefetch = 1;         ///< blocks uploaded ahead; slots = prefetch + 1
+};
+
+/// The least that the request needs of one tier, and what the budget gives.
+struct Shortage {
+  Tier tier = Tier::device;
+  Bytes needed;
+  Bytes budget;
+};
+
+/// The fastest placement found that fits, or the first tier that cannot hold its least.
+///
+/// Order of preference: everything on the device; else state off the device, activations kept for
+/// as many blocks as fit (recomputation costs FLOPs that nothing hides), then parameters resident
+/// for as many blocks as fit (streaming is hidden behind compute while there are enough tokens).
+/// State goes to the host, and to nvme for the blocks that do not fit there.
+[[nodiscard]] std::variant<Placement, Shortage> choose_placement(const Workload& workload,
+                                                                 const Budgets& budgets,
+                                                                 const PlacementRequest& request);
+
+}  // namespace spillway::plan

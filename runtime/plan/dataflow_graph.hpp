@@ -1,0 +1,102 @@
+// The dataflow graph of one mixed-precision Adam step, unfused, and the rules that fuse it.
+//
+// Nodes are computations (forward, backward, update, float2half) and data (parameters, gradients,
+// optimizer state, activations); an edge carries the bytes that a step moves along it when its two
+// ends live on different devices. A partition into GPU and CPU is a set of nodes; its price is the
+// edges between the sides (ZeRO-Offload, section 3). Pure values: no I/O, any thread.
+//
+// Three rules shrink the graph before it is cut. None of them can lose the best partition:
+//   1. Work that grows with model times batch runs on the GPU: a CPU is hundreds of times too slow.
+//      All such nodes are on one side, so they are one node (FWD-BWD), with the data that only they
+//      touch (activations).
+//   2. Data with the same readers and writers, moving the same bytes, has the same best side
+//      (momentum and variance).
+//   3. Two nodes that no cheapest cut can separate are one node. In a strongly connected graph a
+//   cut
+//      severs an edge of each direction, so an edge that, with the lightest edge there is, costs
+//      more than a cut already known cannot be severed. This finds the Update super node (update,
+//      float2half and every fp32 state) and ties p16 to FWD-BWD.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/base/dtype.hpp"
+#include "runtime/base/units.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+/// How the work of a node grows. M is the model size, B the batch size.
+enum class Work : std::uint8_t {
+  none,               ///< data
+  model,              ///< O(M): a CPU can do it
+  model_times_batch,  ///< O(M*B): stays on the GPU
+};
+
+struct DataflowNode {
+  std::string name{};
+  Work work = Work::none;  ///< of a fused node: the largest of its members
+  Bytes bytes{};           ///< memory that the data in this node holds
+  /// Names of the unfused nodes inside, in graph order; `{name}` for an unfused node.
+  std::vector<std::string> members{};
+};
+
+struct DataflowEdge {
+  std::uint32_t source = 0;
+  std::uint32_t target = 0;
+  Bytes bytes{};  ///< moved in one step
+};
+
+/// At most one edge from a node to another; no edge from a node to itself.
+struct DataflowGraph {
+  std::vector<DataflowNode> nodes{};
+  std::vector<DataflowEdge> edges{};
+
+  /// Index of the node called `name`, if there is one.
+  [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name) const;
+};
+
+/// The sums below are over `parameters`, so 1 gives bytes per parameter (int8 scales round up).
+struct DataflowOptions {
+  ElementCount parameters{1};
+  /// Decides the width of momentum and variance. The master is 4 bytes in every format: where it is
+  /// kept as 16-bit parameter and remainder, those are its two halves.
+  StateFormat format = StateFormat::fp32;
+  DType compute = DType::bf16;  ///< width of the nodes p16 and g16
+  std::uint32_t rounds = 1;     ///< each reads the parameters twice and yields the gradient once
+  Bytes activation_bytes{};     ///< from forward to backward; 0 for the graph per parameter
+};
+
+/// p16 fwd activations bwd g16 update momentum variance p32 float2half.
+[[nodiscard]] DataflowGraph unfused_graph(const DataflowOptions& options = {});
+
+/// The graph with `members` made one node, which takes the place of the first. Edges inside vanish,
+/// parallel edges add up. The name joins the computations inside with "_", or the data where there
+/// is no computation.
+[[nodiscard]] DataflowGraph merge_nodes(const DataflowGraph& graph,
+                                        std::span<const std::uint32_t> members);
+
+/// Rule 1.
+[[nodiscard]] DataflowGraph fuse_batch_work(const DataflowGraph& graph);
+/// Rule 2.
+[[nodiscard]] DataflowGraph fuse_twin_data(const DataflowGraph& graph);
+/// Rule 3. `known_cut` is the price of any cut of this graph; the lower, the more is fused.
+[[nodiscard]] DataflowGraph fuse_inseparable(const DataflowGraph& graph, Bytes known_cut);
+
+/// Rules 1 and 2 on the unfused graph: the seven nodes of ZeRO-Offload's figure.
+[[nodiscard]] DataflowGraph standard_graph(const DataflowOptions& options = {});
+
+/// The standard graph as the fused kernel sees it: update and float2half are one pass over the
+/// state, and the pass rounds the master that it still holds in registers, so p32 is not read a
+/// second time.
+[[nodiscard]] DataflowGraph fused_pass_graph(const DataflowOptions& options = {});
+
+/// Nodes, then edges, one a line, in graph order.
+[[nodiscard]] std::string to_text(const DataflowGraph& graph);
+
+}  // namespace spillway::plan

@@ -1,0 +1,186 @@
+#include "runtime/plan/placement.hpp"
+
+#include <algorithm>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::plan {
+namespace {
+
+Bytes elements(ElementCount count, DType dtype) { return Bytes{count.value() * size_of(dtype)}; }
+
+class Items {
+ public:
+  void add(Tier tier, std::string what, Bytes bytes) {
+    if (bytes > Bytes{}) items_.push_back({tier, std::move(what), bytes});
+  }
+  std::vector<MemoryItem> take() { return std::move(items_); }
+
+ private:
+  std::vector<MemoryItem> items_;
+};
+
+Bytes tier_state(const Workload& workload, const Placement& placement, Tier tier) {
+  Bytes sum;
+  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
+    if (placement.blocks[b].state == tier) {
+      sum += state_bytes(placement.format, workload.blocks[b].padded_parameters);
+    }
+  }
+  return sum;
+}
+
+/// Parameters of the blocks for which `select` holds.
+template <class Select>
+ElementCount count_if(const Workload& workload, const Placement& placement, Select select) {
+  ElementCount sum;
+  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
+    if (select(placement.blocks[b])) sum += workload.blocks[b].padded_parameters;
+  }
+  return sum;
+}
+
+ElementCount padded_total(const Workload& workload) {
+  ElementCount sum;
+  for (const BlockShape& block : workload.blocks) sum += block.padded_parameters;
+  return sum;
+}
+
+void add_activations(const Workload& w, const Placement& p, Items& items) {
+  const std::uint64_t micro_batches = w.micro_batches;
+  Bytes kept;
+  Bytes scratch;
+  for (std::size_t b = 0; b + 1 < w.blocks.size(); ++b) {
+    if (p.blocks[b].keep) {
+      kept += w.blocks[b].saved_bytes * micro_batches;
+    } else {
+      scratch = std::max(scratch, w.blocks[b].saved_bytes);
+    }
+  }
+  items.add(Tier::device, "boundary activations",
+            w.boundary_bytes * (micro_batches * (w.blocks.size() - 1)));
+  items.add(Tier::device, "boundary gradients", w.boundary_bytes * micro_batches);
+  items.add(Tier::device, "kept activations", kept);
+  items.add(Tier::device, "recomputation scratch", scratch);
+  items.add(Tier::device, "operator workspace", w.workspace_bytes);
+  items.add(Tier::device, "token ids", w.token_bytes * micro_batches);
+  items.add(Tier::device, "loss sums", Bytes{sizeof(double) * micro_batches * w.rounds});
+}
+
+void add_gradients(const Workload& w, const Placement& p, Items& items) {
+  const ElementCount slot = gradient_slot_elements(w);
+  items.add(Tier::device, "gradient accumulators",
+            elements(slot, DType::fp32) * std::uint64_t{p.gradient_slots});
+  if (w.compute != DType::fp32) {
+    items.add(Tier::device, "rounded gradients",
+              elements(slot, w.compute) * std::uint64_t{p.gradient_slots});
+  }
+  if (w.tied_head) {
+    items.add(Tier::device, "tied accumulator", elements(w.tied_elements, DType::fp32));
+  }
+  const DType waiting = waiting_gradient_dtype(w);
+  const auto on_device = [](const BlockPlacement& b) { return b.state == Tier::device; };
+  const auto on_host = [](const BlockPlacement& b) { return b.state != Tier::device; };
+  const ElementCount device = count_if(w, p, on_device);
+  items.add(Tier::device, "waiting gradients", elements(device, waiting));
+  items.add(Tier::device, "gradient norm leaves",
+            Bytes{device.value() / kLeafParameters * sizeof(double)});
+  const ElementCount host = count_if(w, p, on_host);
+  items.add(Tier::host, "waiting gradients", elements(host, waiting));
+  if (w.rounds > 1 && host > ElementCount{}) {
+    items.add(Tier::host, "landing gradients",
+              elements(slot, w.compute) * std::uint64_t{p.gradient_slots});
+  }
+}
+
+}  // namespace
+
+bool Placement::any_state(Tier tier) const {
+  return std::any_of(blocks.begin(), blocks.end(),
+                     [tier](const BlockPlacement& b) { return b.state == tier; });
+}
+
+bool Placement::any_streamed() const {
+  return std::any_of(blocks.begin(), blocks.end(),
+                     [](const BlockPlacement& b) { return !b.resident; });
+}
+
+Bytes state_bytes(StateFormat format, ElementCount parameters) {
+  const std::uint64_t n = parameters.value();
+  switch (format) {
+    case StateFormat::fp32: return Bytes{n * 12};                   // master, m, v
+    case StateFormat::split: return Bytes{n * 12};                  // p16, remainder, m, v
+    case StateFormat::bf16: return Bytes{n * 8};                    // p16, remainder, m, v
+    case StateFormat::int8: return Bytes{n * 6 + n / 256 * 2 * 4};  // and two fp32 scales per 256
+  }
+  return Bytes{};
+}
+
+ElementCount parameter_slot_elements(const Workload& workload, const Placement& placement) {
+  ElementCount largest;
+  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
+    if (!placement.blocks[b].resident) {
+      largest = std::max(largest, workload.blocks[b].padded_parameters);
+    }
+  }
+  return largest;
+}
+
+ElementCount gradient_slot_elements(const Workload& workload) {
+  ElementCount largest;
+  for (const BlockShape& block : workload.blocks) {
+    largest = std::max(largest, block.padded_parameters);
+  }
+  return largest;
+}
+
+DType waiting_gradient_dtype(const Workload& workload) {
+  return workload.rounds > 1 ? DType::fp32 : workload.compute;
+}
+
+std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {
+  SPILLWAY_ASSERT(p.blocks.size() == w.blocks.size() && w.blocks.size() >= 2);
+  Items items;
+  const auto resident = [](const BlockPlacement& b) { return b.resident; };
+  const auto off_device = [](const BlockPlacement& b) { return b.state != Tier::device; };
+  items.add(Tier::device, "resident parameters", elements(count_if(w, p, resident), w.compute));
+  items.add(Tier::device, "parameter slots",
+            elements(parameter_slot_elements(w, p), w.compute) * std::uint64_t{p.parameter_slots});
+  items.add(Tier::device, "optimizer state", tier_state(w, p, Tier::device));
+  add_gradients(w, p, items);
+  add_activations(w, p, items);
+  items.add(Tier::host, "parameters", elements(count_if(w, p, off_device), w.compute));
+  items.add(Tier::host, "optimizer state", tier_state(w, p, Tier::host));
+  // The staging buffers also carry state to and from disk at commits and at start.
+  items.add(Tier::host, "state staging",
+            state_bytes(p.format, p.tile_parameters) * std::uint64_t{p.state_slots});
+  items.add(Tier::host, "token ids", w.token_bytes * (std::uint64_t{w.micro_batches} * w.rounds));
+  items.add(Tier::host, "norm leaves and loss sums",
+            Bytes{sizeof(double) * (padded_total(w).value() / kLeafParameters +
+                                    std::uint64_t{w.micro_batches} * w.rounds)});
+  // Every tile has two slots on disk, whatever its tier: commits need them.
+  items.add(Tier::nvme, "state, two slots", state_bytes(p.format, padded_total(w)) * 2u);
+  return items.take();
+}
+
+Bytes total(const std::vector<MemoryItem>& items, Tier tier) {
+  Bytes sum;
+  for (const MemoryItem& item : items) {
+    if (item.tier == tier) sum += item.bytes;
+  }
+  return sum;
+}
+
+std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters) {
+  SPILLWAY_ASSERT(tile_parameters.value() > 0 && tile_parameters.value() % kLeafParameters == 0);
+  std::vector<Tile> tiles;
+  for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
+    const ElementCount padded = workload.blocks[b].padded_parameters;
+    for (ElementCount first; first < padded; first += tile_parameters) {
+      tiles.push_back({b, first, std::min(tile_parameters, padded - first)});
+    }
+  }
+  return tiles;
+}
+
+}  // namespace spillway::plan

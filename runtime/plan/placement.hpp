@@ -1,0 +1,62 @@
+// Where every byte lives, and how many slots each pool has. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/base/units.hpp"
+#include "runtime/plan/step_plan.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
+
+struct BlockPlacement {
+  bool resident = false;    ///< parameters stay in device memory; otherwise they are streamed
+  Tier state = Tier::host;  ///< home of master, m and v
+  bool keep = false;        ///< internal activations wait for backward; otherwise recomputed
+};
+
+struct Placement {
+  std::vector<BlockPlacement> blocks;  ///< as Workload::blocks
+  WorkOrder order = WorkOrder::layer_major;
+  StateFormat format = StateFormat::fp32;
+  ElementCount tile_parameters{2u << 20};
+  std::uint32_t parameter_slots = 2;   ///< device homes shared by the streamed blocks
+  std::uint32_t gradient_slots = 2;    ///< device fp32 accumulators
+  std::uint32_t state_slots = 4;       ///< host staging buffers for tiles on nvme
+
+  [[nodiscard]] bool any_state(Tier tier) const;
+  [[nodiscard]] bool any_streamed() const;
+};
+
+/// One line of a memory table.
+struct MemoryItem {
+  Tier tier;
+  std::string what;
+  Bytes bytes;
+};
+
+/// Every byte that a run of this placement allocates, item by item, exactly.
+[[nodiscard]] std::vector<MemoryItem> memory_items(const Workload& workload,
+                                                   const Placement& placement);
+[[nodiscard]] Bytes total(const std::vector<MemoryItem>& items, Tier tier);
+
+/// Bytes of a tile's state (master, m, v) per parameter in one slot; design.md, "Two-slot commit".
+[[nodiscard]] Bytes state_bytes(StateFormat format, ElementCount parameters);
+
+/// Tiles of all blocks in block order; each starts on a leaf of its block.
+[[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters);
+
+/// The largest streamed block, the size of a parameter slot; 0 when all are resident.
+[[nodiscard]] ElementCount parameter_slot_elements(const Workload& workload,
+                                                   const Placement& placement);
+/// The size of a gradient slot: the largest block.
+[[nodiscard]] ElementCount gradient_slot_elements(const Workload& workload);
+/// Element size of a gradient while it waits for its update: the compute dtype's, or fp32 where
+/// rounds are summed.
+[[nodiscard]] DType waiting_gradient_dtype(const Workload& workload);
+
+}  // namespace spillway::plan

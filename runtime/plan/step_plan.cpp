@@ -1,0 +1,94 @@
+#include "runtime/plan/step_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <iterator>
+
+namespace spillway::plan {
+
+std::string_view name_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::read_state: return "read_state";
+    case OpKind::write_state: return "write_state";
+    case OpKind::upload_params: return "upload_params";
+    case OpKind::download_grads: return "download_grads";
+    case OpKind::forward: return "forward";
+    case OpKind::backward: return "backward";
+    case OpKind::loss: return "loss";
+    case OpKind::accumulate: return "accumulate";
+    case OpKind::grad_norm: return "grad_norm";
+    case OpKind::update: return "update";
+    case OpKind::commit: return "commit";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(Lane lane) {
+  switch (lane) {
+    case Lane::gpu: return "gpu";
+    case Lane::h2d: return "h2d";
+    case Lane::d2h: return "d2h";
+    case Lane::cpu: return "cpu";
+    case Lane::nvme_read: return "nvme_read";
+    case Lane::nvme_write: return "nvme_write";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(Tier tier) {
+  switch (tier) {
+    case Tier::device: return "device";
+    case Tier::host: return "host";
+    case Tier::nvme: return "nvme";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(StateFormat format) {
+  switch (format) {
+    case StateFormat::fp32: return "fp32";
+    case StateFormat::split: return "split";
+    case StateFormat::bf16: return "bf16";
+    case StateFormat::int8: return "int8";
+  }
+  return "unknown";
+}
+
+Bytes bytes_moved(const StepPlan& plan, OpKind kind) {
+  Bytes sum;
+  for (const Op& op : plan.ops) {
+    if (op.kind == kind) sum += op.bytes;
+  }
+  return sum;
+}
+
+std::string to_text(const StepPlan& plan) {
+  const auto slot_text = [](std::string_view what, std::uint32_t slot) {
+    return slot == kNoSlot ? std::string() : fmt::format(" {}={}", what, slot);
+  };
+  std::string text;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    const bool of_tile = op.kind == OpKind::read_state || op.kind == OpKind::write_state ||
+                         op.kind == OpKind::update || op.kind == OpKind::grad_norm;
+    fmt::format_to(std::back_inserter(text), "{:4} {:<10} {:<14} block={}", i, name_of(op.lane),
+                   name_of(op.kind), op.block);
+    if (of_tile) fmt::format_to(std::back_inserter(text), " tile={}", op.tile);
+    if (op.kind == OpKind::forward || op.kind == OpKind::backward || op.kind == OpKind::loss) {
+      fmt::format_to(std::back_inserter(text), " round={} micro_batch={}", op.round,
+                     op.micro_batch);
+    }
+    text += slot_text("slot", op.slot) + slot_text("tied_slot", op.tied_slot) +
+            slot_text("gradient_slot", op.gradient_slot);
+    if (op.bytes > Bytes{}) fmt::format_to(std::back_inserter(text), " bytes={}", op.bytes.value());
+    if (op.if_pending) text += " if_pending";
+    if (op.dependency_count > 0) {
+      fmt::format_to(std::back_inserter(text), " after {}",
+                     fmt::join(plan.dependencies_of(op), ","));
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace spillway::plan

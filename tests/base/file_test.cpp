@@ -1,0 +1,190 @@
+#include "runtime/base/file.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <thread>
+
+#include "runtime/base/error.hpp"
+#include "tests/base/temporary_directory.hpp"
+
+namespace spillway {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::TemporaryDirectory;
+
+std::size_t entries_in(const fs::path& directory) {
+  return static_cast<std::size_t>(
+      std::distance(fs::directory_iterator(directory), fs::directory_iterator()));
+}
+
+TEST(FileDescriptor, ClosesOnceAndMoves) {
+  FileDescriptor first = open_file("/dev/null", O_RDONLY);
+  const int number = first.get();
+  EXPECT_NE(::fcntl(number, F_GETFD) & FD_CLOEXEC, 0);
+  FileDescriptor second(std::move(first));
+  EXPECT_FALSE(first.is_open());  // NOLINT(bugprone-use-after-move): the moved-from state
+  EXPECT_EQ(second.get(), number);
+  second = open_file("/dev/null", O_RDONLY);
+  EXPECT_EQ(::fcntl(number, F_GETFD), -1);
+  second.close();
+  EXPECT_FALSE(second.is_open());
+  second.close();
+}
+
+TEST(OpenFile, NamesThePathAndTheReason) {
+  try {
+    (void)open_file("/nonexistent/file", O_RDONLY);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::io_error);
+    EXPECT_EQ(error.native(), ENOENT);
+    EXPECT_NE(std::string(error.what()).find("/nonexistent/file"), std::string::npos);
+  }
+}
+
+TEST(ReadTextFile, ReadsExactlyTheFile) {
+  const TemporaryDirectory directory;
+  for (const std::size_t size : {0U, 1U, 4095U, 4096U, 4097U, 100'000U}) {
+    std::string text(size, 'x');
+    if (size > 0) text.back() = '\0';
+    directory.write("file", text);
+    EXPECT_EQ(read_text_file(directory.path() / "file", Bytes{size}), text);
+  }
+}
+
+TEST(ReadTextFile, ReadsFilesWhoseSizeTheSystemDoesNotTell) {
+  const std::string status = read_text_file("/proc/self/status", 1_MiB);
+  EXPECT_EQ(status.rfind("Name:", 0), 0U);
+  EXPECT_EQ(status.back(), '\n');
+}
+
+TEST(ReadTextFile, RefusesMoreThanTheLimitByName) {
+  const TemporaryDirectory directory;
+  directory.write("file", "12345");
+  try {
+    (void)read_text_file(directory.path() / "file", 4_B);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("5 bytes; at most 4"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_THROW((void)read_text_file("/dev/zero", 10_KiB), Error);  // and never reads for ever
+  EXPECT_THROW((void)read_text_file(directory.path(), 10_KiB), Error);
+}
+
+TEST(WriteFileAtomically, CreatesAndReplacesAndLeavesNothingBeside) {
+  const TemporaryDirectory directory;
+  const fs::path file = directory.path() / "file";
+  write_file_atomically(file, "first");
+  EXPECT_EQ(read_text_file(file, 1_KiB), "first");
+  write_file_atomically(file, std::string(100'000, 'y'));
+  EXPECT_EQ(read_text_file(file, 1_MiB), std::string(100'000, 'y'));
+  write_file_atomically(file, "");
+  EXPECT_EQ(read_text_file(file, 1_MiB), "");
+  EXPECT_EQ(entries_in(directory.path()), 1U);
+}
+
+TEST(WriteFileAtomically, LeavesTheOldFileAloneWhenItFails) {
+  const TemporaryDirectory directory;
+  const fs::path file = directory.path() / "file";
+  write_file_atomically(file, "old");
+  // The disk is full: a limit on file size is the portable way to make write fail.
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{.rlim_cur = 4096, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  int native = 0;
+  try {
+    write_file_atomically(file, std::string(10'000, 'n'));
+  } catch (const Error& error) {
+    native = error.native();
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(native, EFBIG);
+  EXPECT_EQ(read_text_file(file, 1_KiB), "old");
+  EXPECT_EQ(entries_in(directory.path()), 1U);
+}
+
+TEST(WriteFileAtomically, CannotReplaceADirectoryAndSaysSo) {
+  const TemporaryDirectory directory;
+  fs::create_directories(directory.path() / "taken" / "inner");
+  EXPECT_THROW(write_file_atomically(directory.path() / "taken", "text"), Error);
+  EXPECT_THROW(write_file_atomically(directory.path() / "absent" / "file", "text"), Error);
+  EXPECT_EQ(entries_in(directory.path()), 1U);
+}
+
+TEST(WriteFileAtomically, PassesTheLeftoversOfACrashedProcess) {
+  const TemporaryDirectory directory;
+  directory.write(".file." + std::to_string(::getpid()) + ".0.tmp", "half of a fi");
+  write_file_atomically(directory.path() / "file", "whole");
+  EXPECT_EQ(read_text_file(directory.path() / "file", 1_KiB), "whole");
+}
+
+TEST(WriteFileAtomically, ReadersSeeOneVersionOrTheOtherWhole) {
+  const TemporaryDirectory directory;
+  const fs::path file = directory.path() / "file";
+  const std::string a(50'000, 'a');
+  const std::string b(70'000, 'b');
+  write_file_atomically(file, a);
+  std::thread writer([&] {
+    for (int i = 0; i < 50; ++i) write_file_atomically(file, i % 2 == 0 ? b : a);
+  });
+  for (int i = 0; i < 500; ++i) {
+    const std::string seen = read_text_file(file, 1_MiB);
+    EXPECT_TRUE(seen == a || seen == b);
+  }
+  writer.join();
+}
+
+TEST(WriteFileAtomically, WritesBesideAPathWithoutADirectory) {
+  const TemporaryDirectory directory;
+  const fs::path before = fs::current_path();
+  fs::current_path(directory.path());
+  write_file_atomically("plain", "text");
+  fs::current_path(before);
+  EXPECT_EQ(read_text_file(directory.path() / "plain", 1_KiB), "text");
+}
+
+TEST(MappedFile, ShowsTheBytesOfTheFile) {
+  const TemporaryDirectory directory;
+  const std::string text(10'001, 'z');
+  directory.write("file", text);
+  MappedFile first(directory.path() / "file");
+  ASSERT_EQ(first.bytes().size(), text.size());
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first.bytes().data()) % kPageBytes, 0U);
+  EXPECT_EQ(std::memcmp(first.bytes().data(), text.data(), text.size()), 0);
+  const std::byte* const address = first.bytes().data();
+  MappedFile second(std::move(first));
+  EXPECT_TRUE(first.bytes().empty());  // NOLINT(bugprone-use-after-move): the moved-from state
+  MappedFile third;
+  third = std::move(second);
+  EXPECT_EQ(third.bytes().data(), address);
+}
+
+TEST(MappedFile, SurvivesTheReplacementOfItsFile) {
+  const TemporaryDirectory directory;
+  write_file_atomically(directory.path() / "file", "old text");
+  const MappedFile mapped(directory.path() / "file");
+  write_file_atomically(directory.path() / "file", "new");
+  EXPECT_EQ(std::memcmp(mapped.bytes().data(), "old text", 8), 0);
+}
+
+TEST(MappedFile, TakesAnEmptyFileAndRefusesWhatIsNone) {
+  const TemporaryDirectory directory;
+  directory.write("empty", "");
+  EXPECT_TRUE(MappedFile(directory.path() / "empty").bytes().empty());
+  EXPECT_THROW(MappedFile(directory.path()), Error);
+  EXPECT_THROW(MappedFile(directory.path() / "absent"), Error);
+}
+
+}  // namespace
+}  // namespace spillway

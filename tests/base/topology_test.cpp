@@ -1,0 +1,100 @@
+#include "runtime/base/topology.hpp"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <set>
+
+#include "runtime/base/error.hpp"
+#include "tests/base/temporary_directory.hpp"
+
+namespace spillway {
+namespace {
+
+using testing::TemporaryDirectory;
+
+TEST(Topology, DescribesAMachineOfTwoNodes) {
+  const Topology machine = read_topology(
+      {.synthetic =
+           "package:2 [numa(memory=8GB)] l3:2(size=33554432) l2:4(size=1048576) core:1 pu:2"});
+  ASSERT_EQ(machine.nodes.size(), 2U);
+  EXPECT_EQ(machine.nodes[0].index, NodeIndex{0});
+  EXPECT_EQ(machine.nodes[1].index, NodeIndex{1});
+  EXPECT_GE(machine.nodes[0].memory, Bytes{7'000'000'000});
+  EXPECT_EQ(machine.nodes[0].processors.size(), 16U);
+  ASSERT_EQ(machine.cores.size(), 16U);
+  EXPECT_EQ(machine.usable_processors(), 32U);
+  EXPECT_EQ(machine.l2_bytes, 1_MiB);
+  EXPECT_EQ(machine.l3_bytes, 32_MiB);
+  EXPECT_EQ(machine.l3_caches, 4U);
+  std::set<std::uint32_t> seen;
+  for (std::size_t i = 0; i < machine.cores.size(); ++i) {
+    EXPECT_EQ(machine.cores[i].node, NodeIndex{i < 8 ? 0U : 1U});
+    ASSERT_EQ(machine.cores[i].processors.size(), 2U);
+    for (const ProcessorIndex processor : machine.cores[i].processors) {
+      EXPECT_TRUE(seen.insert(processor.value()).second);
+    }
+  }
+}
+
+TEST(Topology, AMachineWithoutCachesOrCoresStillHasProcessors) {
+  const Topology machine = read_topology({.synthetic = "pu:3"});
+  EXPECT_EQ(machine.usable_processors(), 3U);
+  EXPECT_EQ(machine.cores.size(), 3U);
+  EXPECT_EQ(machine.nodes.size(), 1U);
+  EXPECT_EQ(machine.l3_bytes, 0_B);
+  EXPECT_EQ(machine.l3_caches, 0U);
+}
+
+TEST(Topology, RefusesADescriptionThatIsNone) {
+  EXPECT_THROW((void)read_topology({.synthetic = "two big boxes"}), Error);
+}
+
+TEST(Topology, ReadsThisMachineAndItsAffinity) {
+  cpu_set_t before;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  const Topology whole = read_topology();
+  EXPECT_EQ(whole.usable_processors(), static_cast<std::size_t>(CPU_COUNT(&before)));
+  EXPECT_FALSE(whole.cpu_model.empty());
+  EXPECT_GE(whole.nodes.size(), 1U);
+  EXPECT_GE(whole.cores.size(), 1U);
+  for (const Core& core : whole.cores) {
+    for (const ProcessorIndex processor : core.processors) {
+      EXPECT_TRUE(CPU_ISSET(processor.value(), &before));
+    }
+  }
+  // Bound to one processor, this process has one.
+  const ProcessorIndex last = whole.cores.back().processors.back();
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(last.value(), &one);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  const Topology bound = read_topology();
+  ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
+  ASSERT_EQ(bound.cores.size(), 1U);
+  EXPECT_EQ(bound.cores[0].processors, std::vector<ProcessorIndex>{last});
+  EXPECT_EQ(bound.cores[0].node, whole.cores.back().node);
+}
+
+TEST(NodeOfPciDevice, ReadsWhatTheFirmwareSays) {
+  const TemporaryDirectory root;
+  root.write("sys/bus/pci/devices/0000:3b:00.0/numa_node", "1\n");
+  root.write("sys/bus/pci/devices/0000:5e:00.0/numa_node", "-1\n");
+  root.write("sys/bus/pci/devices/0000:6f:00.0/vendor", "0x10de\n");
+  EXPECT_EQ(node_of_pci_device("0000:3b:00.0", root.path()), NodeIndex{1});
+  EXPECT_EQ(node_of_pci_device("0000:3B:00.0", root.path()), NodeIndex{1});
+  EXPECT_EQ(node_of_pci_device("00000000:3B:00.0", root.path()), NodeIndex{1});
+  EXPECT_FALSE(node_of_pci_device("0000:5e:00.0", root.path()).has_value());
+  EXPECT_FALSE(node_of_pci_device("0000:6f:00.0", root.path()).has_value());
+}
+
+TEST(NodeOfPciDevice, RefusesADeviceThatIsNotThere) {
+  const TemporaryDirectory root;
+  root.write("sys/bus/pci/devices/0000:3b:00.0/numa_node", "1\n");
+  for (const std::string_view id : {"", "0000:3b:00.1", "..", "../devices/0000:3b:00.0", "gpu0"}) {
+    EXPECT_THROW((void)node_of_pci_device(id, root.path()), Error) << id;
+  }
+}
+
+}  // namespace
+}  // namespace spillway

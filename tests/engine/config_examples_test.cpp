@@ -1,0 +1,119 @@
+// Configurations as people have them for DeepSpeed and the Hugging Face Trainer.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/engine/config_test_support.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using test::example;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::Not;
+
+ParsedConfig parse_example(const std::string& name) {
+  ParsedConfig parsed = parse_train_config(example(name), name);
+  validate(parsed.options);
+  return parsed;
+}
+
+TEST(ConfigExamples, ZeroOffloadWithCommentsIsReadAsItIs) {
+  const auto [options, notes] = parse_example("zero2_offload_fp16.json");
+  EXPECT_EQ(options.micro_batch, 4U);
+  EXPECT_EQ(options.gradient_accumulation_steps, 8U);
+  EXPECT_EQ(options.zero_stage, 2U);
+  EXPECT_EQ(options.state_home, StateHome::host);
+  EXPECT_EQ(options.residency, Residency::automatic);
+  EXPECT_EQ(options.compute, DType::fp16);
+  EXPECT_TRUE(options.loss_scale.dynamic);
+  EXPECT_EQ(options.loss_scale.initial, 65536);
+  EXPECT_EQ(options.gradient_clipping, 1.0);
+  EXPECT_EQ(options.adam.decay_mode, cpu_adam::DecayMode::decoupled);
+  EXPECT_EQ(options.adam.beta2, 0.95);
+  EXPECT_EQ(options.adam.weight_decay, 0.1);
+  EXPECT_EQ(options.schedule.kind, ScheduleKind::constant);
+  EXPECT_EQ(options.schedule.peak_lr, 3e-4);
+  EXPECT_EQ(options.schedule.warmup_steps, 0U);
+  EXPECT_THAT(notes, Contains(HasSubstr("zero_optimization.offload_param: ignored below stage 3")));
+  EXPECT_THAT(notes, Contains(HasSubstr("zero_optimization.overlap_comm: not needed")));
+  EXPECT_THAT(notes, Contains(HasSubstr("offload_optimizer.pin_memory: not needed")));
+  EXPECT_THAT(notes, Contains(HasSubstr("steps_per_print: not needed")));
+  for (const std::string& note : notes) EXPECT_THAT(note, Not(HasSubstr("\n")));
+}
+
+TEST(ConfigExamples, TrainerTemplateIsRefusedForWhatNobodyCanKnow) {
+  const std::string text = example("trainer_zero3_auto.json");
+  const Error micro_batch = test::parse_error(text);
+  EXPECT_EQ(micro_batch.code(), ErrorCode::invalid_argument);
+  EXPECT_THAT(micro_batch.what(), HasSubstr("train_micro_batch_size_per_gpu is \"auto\""));
+
+  std::string with_batch = text;
+  const std::string key = "\"train_micro_batch_size_per_gpu\": ";
+  with_batch.replace(with_batch.find(key) + key.size(), 6, "4");
+  EXPECT_THAT(test::parse_error(with_batch).what(), HasSubstr("optimizer.params.lr is \"auto\""));
+}
+
+TEST(ConfigExamples, TrainerFileWithNumbersResolvesTheOtherAutos) {
+  const auto [options, notes] = parse_example("trainer_zero3_numbers.json");
+  EXPECT_EQ(options.micro_batch, 16U);
+  EXPECT_EQ(options.gradient_accumulation_steps, 4U);  // from train_batch_size
+  EXPECT_EQ(options.compute, DType::bf16);
+  EXPECT_EQ(options.state_home, StateHome::host);
+  EXPECT_EQ(options.residency, Residency::none);
+  EXPECT_EQ(options.adam.beta1, 0.9);
+  EXPECT_EQ(options.adam.beta2, 0.999);
+  EXPECT_EQ(options.adam.eps, 1e-8);
+  EXPECT_EQ(options.schedule.kind, ScheduleKind::linear);
+  EXPECT_EQ(options.schedule.peak_lr, 5e-5);
+  EXPECT_EQ(options.schedule.warmup_steps, 100U);
+  EXPECT_TRUE(options.schedule.warmup_logarithmic);
+  EXPECT_EQ(options.schedule.total_steps, 0U);  // the run's
+  EXPECT_THAT(notes,
+              Contains("fp16.enabled: \"auto\" is false; spillway.compute chooses the type"));
+  EXPECT_THAT(notes, Contains("optimizer.params.eps: \"auto\" is 1e-08"));
+  EXPECT_THAT(notes, Contains("gradient_clipping: \"auto\" is 1"));
+}
+
+TEST(ConfigExamples, ZeroInfinityGoesToDisk) {
+  const auto [options, notes] = parse_example("infinity_nvme.json");
+  EXPECT_EQ(options.micro_batch, 8U);
+  EXPECT_EQ(options.gradient_accumulation_steps, 4U);
+  EXPECT_EQ(options.zero_stage, 3U);
+  EXPECT_EQ(options.state_home, StateHome::nvme);
+  EXPECT_EQ(options.nvme, std::vector<std::filesystem::path>{"/local_nvme"});
+  EXPECT_EQ(options.residency, Residency::none);
+  EXPECT_EQ(options.loss_scale.initial, 4096);
+  EXPECT_EQ(options.adam.decay_mode, cpu_adam::DecayMode::l2);
+  EXPECT_EQ(options.checkpointing, Checkpointing::automatic);
+  EXPECT_THAT(notes, Contains(HasSubstr("activation_checkpointing.cpu_checkpointing: not needed")));
+  EXPECT_THAT(notes, Contains(HasSubstr("aio: not needed")));
+  EXPECT_THAT(notes, Contains(HasSubstr("offload_param.nvme_path: 16-bit parameters stream")));
+}
+
+TEST(ConfigExamples, TutorialOfStageZero) {
+  const auto [options, notes] = parse_example("tutorial_stage0.json");
+  EXPECT_EQ(options.micro_batch, 16U);
+  EXPECT_EQ(options.gradient_accumulation_steps, 1U);
+  EXPECT_EQ(options.loss_scale.initial, 32768);
+  EXPECT_EQ(options.loss_scale.window, 500U);
+  EXPECT_EQ(options.state_home, StateHome::automatic);
+  EXPECT_EQ(options.schedule.kind, ScheduleKind::constant);
+  EXPECT_EQ(options.schedule.warmup_steps, 1000U);
+  EXPECT_TRUE(options.schedule.warmup_logarithmic);
+}
+
+TEST(ConfigExamples, MonitorsAndSwitchedOffFeaturesDoNotMatter) {
+  const auto [options, notes] = parse_example("chat_bf16_monitors.json");
+  EXPECT_EQ(options.compute, DType::bf16);
+  EXPECT_EQ(options.state_home, StateHome::device);
+  EXPECT_EQ(options.schedule.kind, ScheduleKind::cosine);
+  EXPECT_FALSE(options.schedule.warmup_logarithmic);
+  EXPECT_DOUBLE_EQ(options.schedule.warmup_from, 9.65e-7);
+  EXPECT_DOUBLE_EQ(options.schedule.minimum_lr, 4.825e-7);
+  EXPECT_EQ(options.schedule.total_steps, 5000U);
+  EXPECT_THAT(notes, Contains(HasSubstr("wandb: not needed")));
+}
+
+}  // namespace
+}  // namespace spillway::engine

@@ -1,0 +1,243 @@
+// to_config_json and parse_train_config are inverse, and validate guards what they agree on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <random>
+
+#include "runtime/engine/config_keys.hpp"
+#include "tests/engine/config_test_support.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using test::validate_error;
+using testing::HasSubstr;
+
+/// Every member, by structured bindings: a new one does not compile until it is compared here.
+void expect_equal(const TrainOptions& a, const TrainOptions& b) {
+  const auto members = [](const TrainOptions& options) {
+    const auto& [micro_batch, accumulation, rounds, context, clipping, compute, loss_scale, adam,
+                 schedule, decay, format, order, seed, steps, tile, update, work_order,
+                 checkpointing, residency, home, prefetch, device_memory, host_memory, nvme, engine,
+                 threads, compute_threads, isa, link, disk, commit, save, keep, eval, stage] =
+        options;
+    const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
+    const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction] = adam;
+    const auto& [kind, peak, from, warmup, logarithmic, total, decay_steps, min_lr] = schedule;
+    return std::tuple(
+        std::tuple(micro_batch, accumulation, rounds, context, clipping, compute, decay, format,
+                   order, seed, steps, tile, update, work_order, checkpointing, residency, home),
+        std::tuple(prefetch, device_memory, host_memory, nvme, engine, threads, compute_threads,
+                   isa, link, disk, commit, save, keep, eval, stage),
+        std::tuple(dynamic, initial, window, hysteresis, consecutive, minimum),
+        std::tuple(lr, beta1, beta2, eps, weight_decay, mode, correction),
+        std::tuple(kind, peak, from, warmup, logarithmic, total, decay_steps, min_lr));
+  };
+  const auto left = members(a);
+  const auto right = members(b);
+  EXPECT_TRUE(std::get<0>(left) == std::get<0>(right)) << to_config_json(a) << to_config_json(b);
+  EXPECT_TRUE(std::get<1>(left) == std::get<1>(right)) << to_config_json(a) << to_config_json(b);
+  EXPECT_TRUE(std::get<2>(left) == std::get<2>(right)) << to_config_json(a) << to_config_json(b);
+  EXPECT_TRUE(std::get<3>(left) == std::get<3>(right)) << to_config_json(a) << to_config_json(b);
+  EXPECT_TRUE(std::get<4>(left) == std::get<4>(right)) << to_config_json(a) << to_config_json(b);
+}
+
+/// Draws options, each member over all that the file can say.
+class OptionsSource {
+ public:
+  explicit OptionsSource(std::uint64_t seed) : random_(seed) {}
+
+  TrainOptions draw() {
+    TrainOptions options;
+    draw_mathematics(options);
+    draw_placement(options);
+    return options;
+  }
+
+ private:
+  std::uint64_t below(std::uint64_t limit) { return random_() % limit; }
+  std::uint32_t count(std::uint32_t low) { return low + static_cast<std::uint32_t>(below(1000)); }
+  bool coin() { return below(2) == 1; }
+  /// A double with a random mantissa: its decimal form must come back to the bit.
+  double real(double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random_);
+  }
+  template <class Enum>
+  Enum any() {
+    return names_of<Enum>()[below(names_of<Enum>().size())].value;
+  }
+
+  void draw_mathematics(TrainOptions& options) {
+    options.rounds = count(1);
+    options.micro_batch = count(1);
+    options.gradient_accumulation_steps = options.rounds * count(1);
+    options.context = count(0);
+    options.gradient_clipping = coin() ? 0 : real(0, 10);
+    options.compute = any<DType>();
+    options.loss_scale = {.dynamic = coin(),
+                          .initial = std::ldexp(1.0, static_cast<int>(below(40) + 10)),
+                          .window = count(1),
+                          .hysteresis = count(1),
+                          .consecutive_hysteresis = coin(),
+                          .minimum = real(0.1, 1000)};
+    if (!options.loss_scale.dynamic) options.loss_scale.initial = real(0.1, 1e6);
+    options.schedule = {.kind = any<ScheduleKind>(),
+                        .peak_lr = real(1e-6, 1),
+                        .warmup_from = real(0, 1e-6),
+                        .warmup_steps = random_(),
+                        .warmup_logarithmic = coin(),
+                        .total_steps = random_(),
+                        .decay_steps = 0,
+                        .minimum_lr = real(0, 1e-6)};
+    if (options.schedule.kind == ScheduleKind::wsd) options.schedule.decay_steps = random_();
+    options.adam = {.lr = options.schedule.peak_lr,
+                    .beta1 = real(0, 1),
+                    .beta2 = real(0, 1),
+                    .eps = real(1e-12, 1e-3),
+                    .weight_decay = real(0, 1),
+                    .decay_mode = coin() ? cpu_adam::DecayMode::l2 : cpu_adam::DecayMode::decoupled,
+                    .bias_correction = coin()};
+    options.decay = any<DecayScope>();
+    options.order = any<data::Order>();
+    options.seed = random_();
+    options.steps = random_();
+    options.tile_parameters = kLeafParameters * (1 + below(10000));
+  }
+
+  void draw_placement(TrainOptions& options) {
+    const bool immediate = options.gradient_clipping == 0 && options.compute != DType::fp16;
+    options.update = immediate ? any<UpdateMode>() : UpdateMode::deferred;
+    options.work_order = any<WorkOrder>();
+    options.checkpointing = any<Checkpointing>();
+    options.residency = any<Residency>();
+    options.state_home = any<StateHome>();
+    options.prefetch = count(0);
+    if (coin()) options.device_memory = Bytes{random_()};
+    if (coin()) options.host_memory = Bytes{random_()};
+    for (std::uint64_t i = below(3); i > 0; --i)
+      options.nvme.emplace_back("/n \"\u00e9\\" + std::to_string(i));
+    options.io_engine = any<nvme_swap::EngineKind>();
+    options.threads = count(0);
+    options.compute_threads = count(0);
+    if (coin()) options.isa = any<cpu_adam::Isa>();
+    if (coin()) options.host_link_gbps = real(0.1, 100);
+    if (coin()) options.disk_gbps = real(0.1, 100);
+    options.commit_every = random_();
+    options.save_every = random_();
+    options.keep = count(1);
+    options.eval_every = random_();
+    options.zero_stage = static_cast<std::uint32_t>(below(4));
+  }
+
+  std::mt19937_64 random_;
+};
+
+TEST(ConfigRoundTrip, AnyValidOptionsComeBackEqual) {
+  const char* const given = std::getenv("SPILLWAY_TEST_SEED");
+  const std::uint64_t seed = given != nullptr ? std::stoull(given) : std::random_device{}();
+  std::cout << "SPILLWAY_TEST_SEED=" << seed << '\n';
+  OptionsSource source(seed);
+  for (int i = 0; i < 500 && !testing::Test::HasFailure(); ++i) {
+    const TrainOptions options = source.draw();
+    ASSERT_NO_THROW(validate(options));
+    const ParsedConfig parsed = parse_train_config(to_config_json(options), "config.json");
+    EXPECT_THAT(parsed.notes, testing::IsEmpty());
+    expect_equal(options, parsed.options);
+  }
+}
+
+TEST(ConfigRoundTrip, ExamplesAndDefaultsComeBackEqual) {
+  expect_equal(TrainOptions{}, test::options_of(to_config_json(TrainOptions{})));
+  for (const char* const name :
+       {"zero2_offload_fp16.json", "trainer_zero3_numbers.json", "infinity_nvme.json",
+        "tutorial_stage0.json", "chat_bf16_monitors.json"}) {
+    const TrainOptions options = test::options_of(test::example(name));
+    expect_equal(options, test::options_of(to_config_json(options)));
+  }
+}
+
+TEST(ConfigRoundTrip, RefusesAPathThatJsonCannotHold) {
+  TrainOptions options;
+  options.nvme = {"/\xff"};
+  EXPECT_THROW(static_cast<void>(to_config_json(options)), Error);
+}
+
+TEST(ConfigValidate, NamesTheKeyAndTheRemedy) {
+  const struct {
+    void (*spoil)(TrainOptions&);
+    const char* expected;
+  } cases[] = {
+      {[](TrainOptions& o) { o.micro_batch = 0; }, "train_micro_batch_size_per_gpu is 0"},
+      {[](TrainOptions& o) { o.gradient_accumulation_steps = 0; },
+       "gradient_accumulation_steps is 0"},
+      {[](TrainOptions& o) { o.rounds = 3; }, "spillway.rounds 3 does not divide"},
+      {[](TrainOptions& o) { o.rounds = 0; }, "spillway.rounds is 0"},
+      {[](TrainOptions& o) { o.gradient_clipping = -1; }, "gradient_clipping is -1"},
+      {[](TrainOptions& o) { o.gradient_clipping = std::nan(""); }, "gradient_clipping is nan"},
+      {[](TrainOptions& o) { o.adam.beta1 = 1; }, "betas holds 1"},
+      {[](TrainOptions& o) { o.adam.beta2 = -0.1; }, "betas holds -0.1"},
+      {[](TrainOptions& o) { o.adam.eps = 0; }, "eps is 0"},
+      {[](TrainOptions& o) { o.adam.eps = 1e-40; }, "eps is 1e-40"},
+      {[](TrainOptions& o) { o.adam.weight_decay = HUGE_VAL; }, "weight_decay is inf"},
+      {[](TrainOptions& o) { o.schedule.peak_lr = -1; }, "optimizer.params.lr is -1"},
+      {[](TrainOptions& o) {
+         o.schedule.kind = ScheduleKind::cosine;
+         o.schedule.minimum_lr = 1;
+       },
+       "min_lr 1 is above the peak"},
+      {[](TrainOptions& o) { o.loss_scale.window = 0; }, "fp16.loss_scale_window is 0"},
+      {[](TrainOptions& o) { o.loss_scale.hysteresis = 0; }, "fp16.hysteresis is 0"},
+      {[](TrainOptions& o) { o.loss_scale.initial = 1000; }, "must be a power of two"},
+      {[](TrainOptions& o) { o.loss_scale.minimum = 0; }, "fp16.min_loss_scale is 0"},
+      {[](TrainOptions& o) { o.loss_scale.minimum = 131072; }, "not above the initial scale 65536"},
+      {[](TrainOptions& o) { o.loss_scale = {.dynamic = false, .initial = 0}; }, "loss_scale is 0"},
+      {[](TrainOptions& o) { o.tile_parameters = 5000; }, "spillway.tile_parameters is 5000"},
+      {[](TrainOptions& o) { o.tile_parameters = 0; }, "spillway.tile_parameters is 0"},
+      {[](TrainOptions& o) { o.zero_stage = 4; }, "zero_optimization.stage is 4"},
+      {[](TrainOptions& o) { o.host_link_gbps = 0; }, "spillway.host_link_gbps is 0"},
+      {[](TrainOptions& o) { o.disk_gbps = HUGE_VAL; }, "spillway.disk_gbps is inf"},
+      {[](TrainOptions& o) { o.nvme = {""}; }, "spillway.nvme holds an empty path"},
+      {[](TrainOptions& o) {
+         o.save_every = 1;
+         o.keep = 0;
+       },
+       "spillway.keep is 0"},
+      {[](TrainOptions& o) { o.update = UpdateMode::immediate; }, "immediate excludes clipping"},
+      {[](TrainOptions& o) {
+         o.update = UpdateMode::immediate;
+         o.gradient_clipping = 0;
+         o.compute = DType::fp16;
+       },
+       "immediate excludes fp16"},
+  };
+  for (const auto& each : cases) {
+    TrainOptions options;
+    each.spoil(options);
+    const Error error = validate_error(options);
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << each.expected;
+    EXPECT_THAT(error.what(), HasSubstr(each.expected));
+  }
+}
+
+TEST(ConfigValidate, StateFormatsToComeAreRefusedByName) {
+  for (const char* const format : {"split", "bf16", "int8"}) {
+    const TrainOptions options =
+        test::options_of(std::string(R"({"spillway": {"state_format": ")") + format + "\"}}");
+    const Error error = validate_error(options);
+    EXPECT_EQ(error.code(), ErrorCode::not_supported);
+    EXPECT_THAT(error.what(), HasSubstr(std::string("spillway.state_format ") + format));
+  }
+}
+
+TEST(EditDistance, CountsInsertionsDeletionsReplacementsAndSwaps) {
+  EXPECT_EQ(edit_distance("", ""), 0U);
+  EXPECT_EQ(edit_distance("abc", ""), 3U);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3U);
+  EXPECT_EQ(edit_distance("paht", "path"), 1U);
+  EXPECT_EQ(edit_distance("abcd", "badc"), 2U);
+}
+
+}  // namespace
+}  // namespace spillway::engine

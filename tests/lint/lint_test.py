@@ -1,0 +1,254 @@
+"""Every check must find the violation it exists for, in a small tree made for the purpose."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/lint"))
+
+import layers  # noqa: E402  (the path comes first)
+import rules  # noqa: E402
+import sizes  # noqa: E402
+from source_tree import SourceTree  # noqa: E402
+
+CHECKS = {"layers": layers, "rules": rules, "sizes": sizes}
+HEADER = "// What it is.\n#pragma once\n"
+
+
+class LintTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.tree = pathlib.Path(folder.name)
+        self.write("runtime/base/error.hpp", HEADER)
+        self.write("offload/memory.hpp", HEADER)
+        self.write("offload/detail/list.hpp", HEADER)
+
+    def write(self, name, text):
+        path = self.tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def lint(self, check):
+        return [str(finding) for finding in CHECKS[check].check(SourceTree(self.tree))]
+
+    def assert_clean(self, check):
+        self.assertEqual(self.lint(check), [])
+
+    def assert_finds(self, check, place, words):
+        findings = self.lint(check)
+        self.assertEqual(len(findings), 1, findings)
+        self.assertTrue(findings[0].startswith(place + ": "), findings[0])
+        self.assertIn(words, findings[0])
+
+
+class Layers(LintTest):
+    def assert_refused(self, path, include, words):
+        self.write(path, HEADER + f"\n#include {include}\n")
+        self.assert_finds("layers", f"{path}:4", words)
+
+    def assert_accepted(self, path, include):
+        self.write(path, HEADER + f"\n#include {include}\n")
+        self.assert_clean("layers")
+
+    def test_accepts_base_from_a_leaf(self):
+        self.assert_accepted("nvme_swap/store.hpp", '"runtime/base/error.hpp"')
+
+    def test_accepts_offload_from_model(self):
+        self.assert_accepted("runtime/model/ops.hpp", '"offload/memory.hpp"')
+
+    def test_accepts_everything_from_tests(self):
+        self.assert_accepted("tests/offload/list.hpp", '"offload/detail/list.hpp"')
+
+    def test_refuses_a_leaf_from_a_leaf(self):
+        self.assert_refused("cpu_adam/adam.hpp", '"offload/memory.hpp"', "must not include offload")
+
+    def test_refuses_a_leaf_from_base(self):
+        self.assert_refused("runtime/base/log.hpp", '"offload/memory.hpp"', "must not include")
+
+    def test_refuses_a_leaf_from_plan(self):
+        self.assert_refused("runtime/plan/plan.hpp", '"offload/memory.hpp"', "must not include")
+
+    def test_refuses_tools_from_the_engine(self):
+        self.write("tools/cli/flags.hpp", HEADER)
+        self.assert_refused("runtime/engine/run.hpp", '"tools/cli/flags.hpp"', "must not include")
+
+    def test_refuses_private_headers_of_another_module(self):
+        self.assert_refused("runtime/engine/run.hpp", '"offload/detail/list.hpp"', "private")
+
+    def test_refuses_a_path_that_does_not_start_at_the_root(self):
+        self.assert_refused("offload/pool.hpp", '"memory.hpp"', "no path from the repository root")
+
+    def test_refuses_third_party_headers_away_from_home(self):
+        for path, include in (
+                ("offload/ring.hpp", "<liburing.h>"), ("nvme_swap/pool.hpp", "<tbb/task_arena.h>"),
+                ("cpu_adam/link.hpp", "<cuda_runtime.h>"), ("offload/simd.hpp", "<immintrin.h>"),
+                ("runtime/engine/gemm.hpp", "<oneapi/dnnl/dnnl.hpp>"),
+                ("runtime/model/cpu.hpp", "<omp.h>"), ("runtime/model/cuda/x.hpp", "<nccl.h>"),
+                ("comm/numa.hpp", "<hwloc.h>"), ("runtime/base/ranks.hpp", "<mpi.h>"),
+                ("runtime/engine/flags.hpp", "<CLI/CLI.hpp>"), ("comm/a.hpp", "<gtest/gtest.h>")):
+            with self.subTest(include):
+                self.assert_refused(path, include, "belongs in")
+                (self.tree / path).unlink()
+
+    def test_accepts_third_party_headers_at_home(self):
+        for path, include in (
+                ("nvme_swap/uring.hpp", "<liburing.h>"), ("cpu_adam/pool.hpp", "<tbb/task.h>"),
+                ("offload/cuda/link.hpp", "<cuda_runtime.h>"), ("offload/a.hpp", "<fmt/format.h>"),
+                ("runtime/model/host/gemm.hpp", "<oneapi/dnnl/dnnl.hpp>"),
+                ("runtime/base/numa.hpp", "<hwloc.h>"), ("tests/base/a.hpp", "<immintrin.h>")):
+            with self.subTest(include):
+                self.assert_accepted(path, include)
+
+    def test_refuses_third_party_headers_that_nobody_knows(self):
+        self.assert_refused("offload/a.hpp", "<boost/any.hpp>", "unknown")
+
+    def test_refuses_a_second_home_of_the_ring(self):
+        self.write("nvme_swap/a.hpp", HEADER + "#include <liburing.h>\n")
+        self.assert_refused("nvme_swap/b.hpp", "<liburing.h>", "one home")
+
+    def test_refuses_files_and_threads_in_the_plan(self):
+        for include in ("<thread>", "<fstream>", "<sys/mman.h>", "<mutex>"):
+            with self.subTest(include):
+                self.assert_refused("runtime/plan/plan.hpp", include, "pure")
+
+    def test_refuses_openmp_outside_the_host_model(self):
+        self.write("cpu_adam/a.cpp", "#pragma omp parallel\n")
+        self.assert_finds("layers", "cpu_adam/a.cpp:1", "OpenMP")
+
+
+class Sizes(LintTest):
+    def function(self, lines, head="void long_one()"):
+        return f"{head} {{\n" + "  work();\n" * (lines - 2) + "}\n"
+
+    def test_accepts_the_limits_themselves(self):
+        self.write("offload/a.cpp", self.function(70) + "//" + " " * 98 + "\n" + "\n" * 329)
+        self.assert_clean("sizes")
+
+    def test_finds_a_long_file(self):
+        self.write("offload/a.cpp", "\n" * 401)
+        self.assert_finds("sizes", "offload/a.cpp:401", "401 lines")
+
+    def test_finds_a_long_line_in_sources_and_scripts(self):
+        for name in ("offload/a.cpp", "offload/CMakeLists.txt", "tools/a.py"):
+            with self.subTest(name):
+                self.write(name, "#" + "x" * 100 + "\n")
+                self.assert_finds("sizes", f"{name}:1", "101 columns")
+                (self.tree / name).unlink()
+
+    def test_counts_characters_and_not_bytes(self):
+        self.write("offload/a.cpp", "// " + "\N{MULTIPLICATION SIGN}" * 97 + "\n")
+        self.assert_clean("sizes")
+
+    def test_finds_long_functions_however_they_are_written(self):
+        for head in ("void long_one()",
+                     "auto Type::long_one(int a = f(1)) const -> std::vector<int>",
+                     "Type::Type(int a)\n    : a_(a), b_{1}", "Type::Type() : a_{1}, b_(2)",
+                     "TEST(Pool, DoesMuch)", "bool operator==(const A& a, const B& b)",
+                     "template <class T> requires(std::is_same_v<T, int>) void long_one(T)",
+                     "struct Point origin(struct Point p)"):
+            with self.subTest(head):
+                self.write("offload/a.cpp", "namespace a {\n" + self.function(71, head) + "}\n")
+                findings = self.lint("sizes")
+                self.assertEqual(len(findings), 1, findings)
+                self.assertIn("function", findings[0])
+
+    def test_finds_a_long_method_among_members(self):
+        body = self.function(71, "  int long_one() const")
+        self.write("offload/a.hpp", HEADER + "class A {\n public:\n" + body + "  int b = 1;\n};\n")
+        self.assert_finds("sizes", "offload/a.hpp:5", "long_one")
+
+    def test_is_not_misled_by_literals_comments_and_tables(self):
+        table = "constexpr int kTable[] = {\n" + "  f(1),\n" * 80 + "};\n"
+        tricky = 'void f() {\n  g("{", \'{\', 1\'000, R"x({{)x");  // {\n}\n/* { */\n'
+        self.write("offload/a.cpp", table + tricky + "namespace b {\n" + "int c();\n" * 80 + "}\n")
+        self.assert_clean("sizes")
+
+
+class Rules(LintTest):
+    def setUp(self):
+        super().setUp()
+        self.write("CMakeLists.txt", "add_subdirectory(offload)\nadd_subdirectory(tests/offload)\n"
+                                     "add_subdirectory(tools)\n")
+
+    def test_finds_sources_that_nothing_builds(self):
+        self.write("offload/CMakeLists.txt", "spillway_module(offload SOURCES pool.cpp)  # a.cpp\n")
+        self.write("offload/pool.cpp", "")
+        self.assert_clean("rules")
+        self.write("offload/a.cpp", "")
+        self.assert_finds("rules", "offload/a.cpp:1", "nothing that CMake reads")
+
+    def test_accepts_sources_that_an_included_cmake_file_lists(self):
+        self.write("offload/CMakeLists.txt", "include(io.cmake)")
+        self.write("offload/io.cmake", "set(sources\n  a.cpp)")
+        self.write("offload/a.cpp", "")
+        self.assert_clean("rules")
+        self.write("offload/CMakeLists.txt", "")
+        self.assert_finds("rules", "offload/a.cpp:1", "nothing that CMake reads")
+
+    def test_does_not_count_a_folder_that_nothing_adds(self):
+        self.write("offload/host/CMakeLists.txt", "spillway_module(host SOURCES a.cpp)")
+        self.write("offload/host/a.cpp", "")
+        self.assert_finds("rules", "offload/host/a.cpp:1", "nothing that CMake reads")
+
+    def test_finds_tests_that_nothing_runs(self):
+        for name in ("tests/offload/pool_test.cpp", "tests/offload/peer_test.py"):
+            with self.subTest(name):
+                self.write("tests/offload/CMakeLists.txt", "")
+                self.write(name, "")
+                self.assert_finds("rules", f"{name}:1", "nothing that CMake reads")
+                self.write("tests/offload/CMakeLists.txt", pathlib.Path(name).name)
+                self.assert_clean("rules")
+                (self.tree / name).unlink()
+
+    def test_does_not_take_a_longer_name_for_the_file(self):
+        self.write("offload/CMakeLists.txt", "spillway_module(offload SOURCES host/pool.cpp)")
+        self.write("offload/host/pool.cpp", "")
+        self.write("offload/pool.cpp", "")
+        self.assert_finds("rules", "offload/pool.cpp:1", "nothing that CMake reads")
+
+    def test_finds_unfinished_work(self):
+        for word in ("TO" "DO", "FIX" "ME", "XX" "X"):
+            with self.subTest(word):
+                self.write("docs/a.md", f"later ({word})\n")
+                self.assert_finds("rules", "docs/a.md:1", "unfinished")
+
+    def test_finds_environment_variables_read_below_the_tools(self):
+        self.write("tools/CMakeLists.txt", "a.cpp")
+        self.write("tools/a.cpp", 'auto a = std::getenv("A");\n')
+        self.assert_clean("rules")
+        self.write("offload/a.hpp", HEADER + 'inline auto a = std::getenv("A");\n')
+        self.assert_finds("rules", "offload/a.hpp:3", "environment")
+
+    def test_finds_flags_that_change_results(self):
+        for flag in ("-ffast-math", "-march=native", "-mavx2"):
+            with self.subTest(flag):
+                self.write("CMakeLists.txt", f"add_compile_options({flag})\n")
+                self.assert_finds("rules", "CMakeLists.txt:1", "flags")
+
+    def test_finds_headers_without_comment_or_guard(self):
+        self.write("offload/a.hpp", "#pragma once\n")
+        self.assert_finds("rules", "offload/a.hpp:1", "comment")
+        self.write("offload/a.hpp", "// What it is.\n")
+        self.assert_finds("rules", "offload/a.hpp:1", "pragma once")
+
+
+class Command(LintTest):
+    def run_all(self):
+        return subprocess.run(
+            [sys.executable, "-B", str(ROOT / "tools/lint/run"), "--root", str(self.tree),
+             "layers", "sizes", "rules"], capture_output=True, text=True, check=False)
+
+    def test_exits_with_the_verdict_and_prints_the_findings(self):
+        done = self.run_all()
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.write("offload/a.hpp", HEADER + "#include <nccl.h>\n")
+        done = self.run_all()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("offload/a.hpp:3: <nccl.h> belongs in comm/nccl only\n", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,108 @@
+// After start-up the store allocates nothing and opens nothing, however long it runs.
+#include <gtest/gtest.h>
+
+#include "tests/nvme_swap/allocation_counter.hpp"
+#include "tests/nvme_swap/test_support.hpp"
+
+namespace spillway::nvme_swap {
+namespace {
+
+std::size_t open_descriptors() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
+struct SteadyCase {
+  EngineKind engine;
+  std::optional<double> throttle;
+};
+
+class SteadyState : public ::testing::TestWithParam<SteadyCase> {};
+
+TEST_P(SteadyState, AllocatesAndOpensNothing) {
+  constexpr std::uint32_t kTiles = 6;
+  constexpr std::size_t kTileBytes = 40'960;
+  ScratchDirectory scratch(Medium::memory);
+  WakeSignal wake;
+  StoreOptions options = small_options(scratch.path(), 2);
+  options.engine = GetParam().engine;
+  options.disk_gigabytes_per_second = GetParam().throttle;
+  options.slots = 3;
+  options.wake = &wake;
+  const auto store = TileStore::create(options, layout_of(kTiles, Bytes{kTileBytes}));
+  PageBuffer source(kTiles * kTileBytes);
+  PageBuffer target(kTiles * kTileBytes);
+  std::array<Ticket, 2 * kTiles> tickets;
+  CommitHeader header{.step = StepIndex{0}};
+  header.payload.resize(64);
+  Ticket commit;
+
+  const auto step = [&](std::uint64_t number) {
+    for (std::uint32_t tile = 0; tile < kTiles; ++tile) {
+      const auto bytes = source.bytes().subspan(tile * kTileBytes, kTileBytes);
+      fill_tile(bytes, tile, number);
+      tickets[tile] = store->write(TileIndex{tile}, bytes, checksum_of(bytes));
+    }
+    // The commit of the step before runs beside the writes.
+    for (Ticket& ticket : tickets) {
+      while (!ticket.ready()) wake.wait_for(std::chrono::milliseconds{100});
+      ticket.wait();
+    }
+    for (std::uint32_t tile = 0; tile < kTiles; ++tile) {
+      const auto bytes = target.bytes().subspan(tile * kTileBytes, kTileBytes);
+      tickets[kTiles + tile] = store->read(TileIndex{tile}, bytes);
+    }
+    commit.wait();
+    header.step = StepIndex{number};
+    commit = store->commit(header);
+    for (std::uint32_t tile = 0; tile < kTiles; ++tile) {
+      tickets[kTiles + tile].wait();
+      store->verify(TileIndex{tile}, target.bytes().subspan(tile * kTileBytes, kTileBytes));
+    }
+  };
+
+  for (std::uint64_t number = 1; number <= 3; ++number) step(number);
+  const std::size_t descriptors = open_descriptors();
+  const std::size_t allocations = allocation_count();
+  for (std::uint64_t number = 4; number <= 40; ++number) step(number);
+  EXPECT_EQ(allocation_count() - allocations, 0U);
+  EXPECT_EQ(open_descriptors(), descriptors);
+  commit.wait();
+  EXPECT_EQ(store->committed()->step.value(), 40U);
+  EXPECT_TRUE(same_bytes(source.bytes(), target.bytes()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, SteadyState,
+                         ::testing::Values(SteadyCase{EngineKind::posix, std::nullopt},
+                                           SteadyCase{EngineKind::uring, std::nullopt},
+                                           SteadyCase{EngineKind::uring, 2.0}),
+                         [](const ::testing::TestParamInfo<SteadyCase>& entry) {
+                           const bool uring = entry.param.engine == EngineKind::uring;
+                           return std::string(uring ? "uring" : "posix") +
+                                  (entry.param.throttle ? "Throttled" : "");
+                         });
+
+TEST(AllocationCounter, CountsAllocations) {
+  const std::size_t before = allocation_count();
+  const auto owner = std::make_unique<PageBuffer>(4096);
+  EXPECT_GT(allocation_count(), before);
+}
+
+TEST(OpenDescriptors, ReturnToTheirNumberWhenStoresAreClosed) {
+  ScratchDirectory scratch(Medium::memory);
+  const std::size_t before = open_descriptors();
+  for (const EngineKind engine : {EngineKind::posix, EngineKind::uring}) {
+    StoreOptions options = small_options(scratch.path(), 3);
+    options.engine = engine;
+    options.remove_on_close = true;
+    const auto store = TileStore::create(options, layout_of(3, 4_KiB));
+    EXPECT_GT(open_descriptors(), before);
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+}  // namespace
+}  // namespace spillway::nvme_swap

@@ -1,0 +1,224 @@
+// The files of a store: who may have them, what is replaced, what is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <thread>
+
+#include "nvme_swap/detail/swap_file.hpp"
+#include "tests/nvme_swap/test_support.hpp"
+
+namespace spillway::nvme_swap {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class StoreFilesTest : public ::testing::Test {
+ protected:
+  StoreFilesTest() : options_(small_options(scratch_.path(), 2)) {
+    options_.lock_patience = milliseconds{100};
+  }
+  [[nodiscard]] std::filesystem::path file(std::size_t index) const {
+    return swap_file_path(options_.directories[index], options_.name, index);
+  }
+  void create(bool with_commit) {
+    const auto store = TileStore::create(options_, layout_);
+    write_step(*store, 1);
+    if (with_commit) commit_step(*store, 1);
+  }
+  void put(const std::filesystem::path& path, const std::string& text, mode_t mode = 0600) {
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+    ASSERT_EQ(::chmod(path.c_str(), mode), 0);
+  }
+
+  ScratchDirectory scratch_;
+  StoreOptions options_;
+  StoreLayout layout_ = layout_of(3, 8_KiB);
+};
+
+TEST_F(StoreFilesTest, AreForThisUserOnlyAndFullyAllocated) {
+  create(true);
+  for (std::size_t i = 0; i < 2; ++i) {
+    struct stat status {};
+    ASSERT_EQ(::stat(file(i).c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 07777U, 0600U);
+    EXPECT_GE(status.st_blocks * 512, status.st_size);
+  }
+}
+
+TEST_F(StoreFilesTest, AreRefusedToASecondUser) {
+  const auto store = TileStore::create(options_, layout_);
+  write_step(*store, 1);
+  commit_step(*store, 1);
+  const auto again = [&] { return TileStore::open(options_); };
+  EXPECT_EQ(code_of(again), ErrorCode::busy);
+  EXPECT_THAT(message_of(again), AllOf(HasSubstr(file(0).string()), HasSubstr("100 ms")));
+  EXPECT_EQ(code_of([&] { return TileStore::create(options_, layout_); }), ErrorCode::busy);
+  expect_step(*store, 1);
+}
+
+TEST_F(StoreFilesTest, AreWaitedForWhileTheirLastUserEnds) {
+  auto store = TileStore::create(options_, layout_);
+  write_step(*store, 1);
+  commit_step(*store, 1);
+  options_.lock_patience = milliseconds{10'000};
+  std::thread last_user([&store] {
+    std::this_thread::sleep_for(milliseconds{100});
+    store.reset();
+  });
+  expect_step(*TileStore::open(options_), 1);
+  last_user.join();
+}
+
+TEST_F(StoreFilesTest, AreFreeAtOnceAfterTheStoreIsClosed) {
+  options_.engine = EngineKind::uring;
+  options_.lock_patience = milliseconds{0};
+  create(true);
+  for (int i = 0; i < 20; ++i) expect_step(*TileStore::open(options_), 1);
+}
+
+TEST_F(StoreFilesTest, OfACommittedRunAreNeverReplaced) {
+  create(true);
+  const auto again = [&] { return TileStore::create(options_, layout_); };
+  EXPECT_EQ(code_of(again), ErrorCode::invalid_argument);
+  EXPECT_THAT(message_of(again), HasSubstr("holds a committed step"));
+  expect_step(*TileStore::open(options_), 1);
+}
+
+TEST_F(StoreFilesTest, LeftBeforeTheFirstCommitAreReplaced) {
+  create(false);
+  EXPECT_FALSE(TileStore::has_commit(options_));
+  EXPECT_FALSE(TileStore::open(options_)->committed());
+  layout_ = layout_of(5, 4_KiB);
+  create(true);
+  EXPECT_EQ(TileStore::open(options_)->layout().tiles, layout_.tiles);
+}
+
+TEST_F(StoreFilesTest, OfACreationThatWasCutOffAreReplaced) {
+  put(file(0), "");
+  put(file(1), std::string(20'000, '\0'));
+  EXPECT_FALSE(TileStore::has_commit(options_));
+  create(true);
+  expect_step(*TileStore::open(options_), 1);
+}
+
+TEST_F(StoreFilesTest, OfSomebodyElseAreLeftAlone) {
+  put(file(1), "");
+  put(file(0), "my only copy");
+  EXPECT_EQ(code_of([&] { return TileStore::create(options_, layout_); }), ErrorCode::corrupt_data);
+  EXPECT_EQ(code_of([&] { return TileStore::has_commit(options_); }), ErrorCode::corrupt_data);
+  std::ifstream kept(file(0));
+  std::string text;
+  std::getline(kept, text);
+  EXPECT_EQ(text, "my only copy");
+}
+
+TEST_F(StoreFilesTest, OfAStoreWhoseFirstFileIsElsewhereAreLeftAlone) {
+  create(true);
+  StoreOptions other = options_;
+  other.directories[0] = scratch_.path() / "elsewhere";
+  EXPECT_THAT(message_of([&] { return TileStore::create(other, layout_); }),
+              HasSubstr("belongs to a store whose first file is not"));
+  EXPECT_FALSE(std::filesystem::exists(other.directories[0] / "tiles-0.swap"));
+  expect_step(*TileStore::open(options_), 1);
+}
+
+TEST_F(StoreFilesTest, AreNotFollowedThroughLinksNorSharedWithOthers) {
+  put(scratch_.path() / "target", "");
+  std::filesystem::create_directories(options_.directories[0]);
+  std::filesystem::create_symlink(scratch_.path() / "target", file(0));
+  EXPECT_EQ(code_of([&] { return TileStore::create(options_, layout_); }), ErrorCode::io_error);
+  EXPECT_EQ(std::filesystem::file_size(scratch_.path() / "target"), 0U);
+  std::filesystem::remove(file(0));
+  put(file(0), "", 0644);
+  EXPECT_THAT(message_of([&] { return TileStore::create(options_, layout_); }),
+              HasSubstr("mode is 644"));
+  std::filesystem::remove(file(0));
+  std::filesystem::create_hard_link(scratch_.path() / "target", file(0));
+  EXPECT_THAT(message_of([&] { return TileStore::create(options_, layout_); }),
+              HasSubstr("names 2"));
+}
+
+TEST_F(StoreFilesTest, ThatDoNotFitAreRefusedAndRemoved) {
+  const auto huge = [&] {
+    return TileStore::create(options_, layout_of(2, Bytes{1} * (1ULL << 44)));
+  };
+  EXPECT_EQ(code_of(huge), ErrorCode::does_not_fit);
+  EXPECT_THAT(message_of(huge), AllOf(HasSubstr("needs 64"), HasSubstr("are available")));
+  EXPECT_FALSE(std::filesystem::exists(file(0)));
+  EXPECT_FALSE(std::filesystem::exists(file(1)));
+}
+
+TEST_F(StoreFilesTest, AreRemovedOnCloseIfAsked) {
+  options_.remove_on_close = true;
+  create(true);
+  EXPECT_FALSE(std::filesystem::exists(file(0)));
+  EXPECT_FALSE(std::filesystem::exists(file(1)));
+}
+
+TEST_F(StoreFilesTest, AreMadeAnewWhenTheirLastUserRemovesThem) {
+  options_.remove_on_close = true;
+  auto store = TileStore::create(options_, layout_);
+  options_.remove_on_close = false;
+  options_.lock_patience = milliseconds{10'000};
+  std::thread last_user([&store] {
+    std::this_thread::sleep_for(milliseconds{50});
+    store.reset();
+  });
+  create(true);
+  last_user.join();
+  expect_step(*TileStore::open(options_), 1);
+}
+
+TEST_F(StoreFilesTest, AreRemovedIfTheirHeadersCannotBeWritten) {
+  options_.adapt = [](std::unique_ptr<IoEngine> inner, const EngineOptions& engine_options) {
+    auto engine = std::make_unique<FailingEngine>(std::move(inner), engine_options);
+    engine->arm({.first = 4});
+    return engine;
+  };
+  EXPECT_EQ(code_of([&] { return TileStore::create(options_, layout_); }), ErrorCode::io_error);
+  EXPECT_FALSE(std::filesystem::exists(file(0)));
+  EXPECT_FALSE(std::filesystem::exists(file(1)));
+}
+
+TEST_F(StoreFilesTest, AreCheckedForOrderAndCompleteness) {
+  create(true);
+  StoreOptions fewer = options_;
+  fewer.directories.pop_back();
+  EXPECT_THAT(message_of([&] { return TileStore::open(fewer); }),
+              HasSubstr("file 0 of a store of 2, not file 0 of 1"));
+  std::filesystem::resize_file(file(1), 8192);
+  EXPECT_THAT(message_of([&] { return TileStore::open(options_); }),
+              AllOf(HasSubstr("tiles-1.swap"), HasSubstr("has 8192 bytes where")));
+  std::filesystem::remove(file(1));
+  EXPECT_EQ(code_of([&] { return TileStore::open(options_); }), ErrorCode::io_error);
+}
+
+TEST_F(StoreFilesTest, OfTwoStoresAreNotMixed) {
+  create(true);
+  StoreOptions other = small_options(scratch_.path() / "other", 2);
+  {
+    const auto store = TileStore::create(other, layout_);
+    write_step(*store, 1);
+    commit_step(*store, 1);
+  }
+  other.directories[0] = options_.directories[0];
+  EXPECT_THAT(message_of([&] { return TileStore::open(other); }),
+              HasSubstr("belong to different stores"));
+}
+
+TEST_F(StoreFilesTest, ShareADirectoryUnderTwoNames) {
+  options_.name = "rank0";
+  create(true);
+  options_.name = "rank1";
+  EXPECT_FALSE(TileStore::has_commit(options_));
+  create(true);
+  EXPECT_TRUE(TileStore::has_commit(options_));
+}
+
+}  // namespace
+}  // namespace spillway::nvme_swap

@@ -1,0 +1,56 @@
+// What the planner's tests share: plans written by hand, golden files, a seed that can be replayed.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "runtime/plan/step_plan.hpp"
+
+namespace spillway::plan {
+
+struct OpSpec {
+  Lane lane = Lane::gpu;
+  std::uint64_t bytes = 0;
+  double flops = 0;
+};
+
+inline OpIndex append(StepPlan& plan, const OpSpec& spec,
+                      const std::vector<OpIndex>& dependencies = {}) {
+  Op op;
+  op.lane = spec.lane;
+  op.bytes = Bytes{spec.bytes};
+  op.flops = spec.flops;
+  op.first_dependency = static_cast<std::uint32_t>(plan.dependencies.size());
+  op.dependency_count = static_cast<std::uint32_t>(dependencies.size());
+  plan.dependencies.insert(plan.dependencies.end(), dependencies.begin(), dependencies.end());
+  plan.ops.push_back(op);
+  return static_cast<OpIndex>(plan.ops.size() - 1);
+}
+
+inline std::string read_golden(const std::string& name) {
+  std::ifstream file(std::string(SPILLWAY_SOURCE_DIR "/tests/plan/golden/") + name);
+  EXPECT_TRUE(file.good()) << name;
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+inline nlohmann::json golden_json(const std::string& name) {
+  return nlohmann::json::parse(read_golden(name));
+}
+
+/// Prints the seed; SPILLWAY_TEST_SEED replays one.
+inline std::uint64_t property_seed() {
+  const char* given = std::getenv("SPILLWAY_TEST_SEED");
+  const std::uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : 20240607;
+  std::printf("SPILLWAY_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,58 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "runtime/base/error.hpp"
+#include "runtime/data/prepare.hpp"
+#include "tools/cli/commands.hpp"
+
+namespace spillway::cli {
+namespace {
+
+struct DataFlags {
+  std::vector<std::filesystem::path> texts;
+  std::filesystem::path out;
+  std::string tokenizer = "chars";
+  double validation = 0.1;
+  bool force = false;
+};
+
+nlohmann::ordered_json run(const DataFlags& flags, bool json) {
+  check(flags.tokenizer == "bytes" || flags.tokenizer == "chars", ErrorCode::not_supported,
+        fmt::format("--tokenizer {}: this program knows bytes and chars; for a Hugging Face "
+                    "tokenizer run tools/python/spillway_tokenize.py",
+                    flags.tokenizer));
+  const data::PreparedData prepared = data::prepare_tokens(
+      {.texts = flags.texts,
+       .output = flags.out,
+       .tokenizer = flags.tokenizer == "bytes" ? data::TextTokenizer::bytes
+                                               : data::TextTokenizer::chars,
+       .validation_fraction = flags.validation,
+       .existing = flags.force ? data::ExistingOutput::replace : data::ExistingOutput::refuse});
+  if (!json) {
+    fmt::print("{}: {} training and {} validation tokens, vocabulary {}\n", flags.out.string(),
+               prepared.train_tokens, prepared.validation_tokens, prepared.meta.vocab_size);
+  }
+  return {{"out", flags.out.string()},
+          {"train_tokens", prepared.train_tokens},
+          {"val_tokens", prepared.validation_tokens},
+          {"vocab_size", prepared.meta.vocab_size},
+          {"tokenizer", flags.tokenizer}};
+}
+
+}  // namespace
+
+void add_data(CLI::App& app, Session& session) {
+  auto flags = std::make_shared<DataFlags>();
+  CLI::App* command = add_command(app, session, "data", "Turns texts into token files",
+                                  [flags, &session] { return run(*flags, session.json); });
+  command->add_option("texts", flags->texts, "Text files, in order")->required();
+  command->add_option("--out", flags->out, "Directory for train.bin, val.bin and meta.json")
+      ->required();
+  command->add_option("--tokenizer", flags->tokenizer, "bytes or chars")->capture_default_str();
+  command->add_option("--val", flags->validation, "Share held out for validation, from the end")
+      ->capture_default_str();
+  command->add_flag("--force", flags->force, "Replace what is in the directory");
+}
+
+}  // namespace spillway::cli

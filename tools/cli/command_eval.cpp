@@ -1,0 +1,64 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <memory>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/inference.hpp"
+#include "tools/cli/commands.hpp"
+#include "tools/cli/run_source.hpp"
+
+namespace spillway::cli {
+namespace {
+
+struct EvalFlags {
+  SourceFlags source;
+  std::filesystem::path data;
+  std::uint32_t context = 0;
+  std::uint32_t batch = 8;
+  std::uint32_t compute_threads = 0;
+};
+
+/// A directory means its val.bin; a file needs a meta.json beside it.
+data::TokenFile open_tokens(const std::filesystem::path& path) {
+  const bool directory = std::filesystem::is_directory(path);
+  const std::filesystem::path file = directory ? path / "val.bin" : path;
+  const data::Meta meta = data::load_meta(file.parent_path() / "meta.json");
+  return {file, meta.dtype};
+}
+
+nlohmann::ordered_json run(const EvalFlags& flags, bool json) {
+  ModelSource source(flags.source);
+  const data::TokenFile tokens = open_tokens(flags.data);
+  std::uint32_t context = flags.context;
+  if (context == 0 && source.run() != nullptr) context = source.run()->config().options.context;
+  engine::Inference inference(source.config(),
+                              {.compute = source.compute(),
+                               .batch = flags.batch,
+                               .context = context,
+                               .compute_threads = flags.compute_threads},
+                              source.parameters());
+  const engine::Evaluation result = inference.evaluate(tokens);
+  const double perplexity = std::exp(result.loss);
+  if (!json) {
+    fmt::print("loss {:.6f}, perplexity {:.4f}, {} tokens\n", result.loss, perplexity,
+               result.tokens);
+  }
+  return {{"loss", result.loss}, {"perplexity", perplexity}, {"tokens", result.tokens}};
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app, Session& session) {
+  auto flags = std::make_shared<EvalFlags>();
+  CLI::App* command =
+      add_command(app, session, "eval", "Loss and perplexity of a model on a token file",
+                  [flags, &session] { return run(*flags, session.json); });
+  flags->source.add_to(*command);
+  command->add_option("--data", flags->data, "Token file, or a directory with val.bin")->required();
+  command->add_option("--context", flags->context, "Tokens a window; default: the run's or model's");
+  command->add_option("--batch", flags->batch, "Windows at once")->capture_default_str();
+  command->add_option("--compute-threads", flags->compute_threads, "Default: physical cores");
+}
+
+}  // namespace spillway::cli

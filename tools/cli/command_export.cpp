@@ -1,0 +1,64 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <vector>
+
+#include "runtime/engine/run_reader.hpp"
+#include "runtime/model/checkpoint.hpp"
+#include "tools/cli/commands.hpp"
+
+namespace spillway::cli {
+namespace {
+
+struct ExportFlags {
+  std::filesystem::path run;
+  std::filesystem::path out;
+  std::string dtype;
+  std::string max_shard = "5GB";
+  bool force = false;
+};
+
+nlohmann::ordered_json run(const ExportFlags& flags, bool json) {
+  engine::RunReader reader(flags.run);
+  const DType dtype =
+      flags.dtype.empty() ? reader.config().options.compute : parse_dtype(flags.dtype);
+  model::CheckpointWriter writer(
+      flags.out, reader.config().model, reader.layout(),
+      {.dtype = dtype,
+       .max_shard = parse_bytes(flags.max_shard),
+       .if_exists = flags.force ? model::IfExists::replace : model::IfExists::refuse});
+  std::vector<float> masters;
+  const auto& blocks = reader.layout().blocks;
+  for (std::uint32_t block = 0; block < blocks.size(); ++block) {
+    masters.resize(blocks[block].parameters.value());
+    reader.read(BlockIndex{block}, ElementCount{}, masters);
+    writer.append(BlockIndex{block}, std::as_bytes(std::span(masters)), DType::fp32);
+  }
+  writer.finish();
+  if (!json) {
+    fmt::print("{}: step {} of {}, {} parameters in {}\n", flags.out.string(),
+               reader.state().step, flags.run.string(), reader.layout().parameters().value(),
+               name_of(dtype));
+  }
+  return {{"out", flags.out.string()},
+          {"step", reader.state().step},
+          {"parameters", reader.layout().parameters().value()},
+          {"dtype", name_of(dtype)}};
+}
+
+}  // namespace
+
+void add_export(CLI::App& app, Session& session) {
+  auto flags = std::make_shared<ExportFlags>();
+  CLI::App* command =
+      add_command(app, session, "export", "Writes a run's last committed step as an HF checkpoint",
+                  [flags, &session] { return run(*flags, session.json); });
+  command->add_option("run", flags->run, "Run directory")->required();
+  command->add_option("out", flags->out, "HF directory to write")->required();
+  command->add_option("--dtype", flags->dtype, "fp32, bf16 or fp16; default: the run's compute");
+  command->add_option("--max-shard-size", flags->max_shard, "Largest safetensors file")
+      ->capture_default_str();
+  command->add_flag("--force", flags->force, "Replace what is in the directory");
+}
+
+}  // namespace spillway::cli

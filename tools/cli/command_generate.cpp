@@ -1,0 +1,111 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/random.hpp"
+#include "runtime/data/tokenizer.hpp"
+#include "runtime/engine/inference.hpp"
+#include "tools/cli/commands.hpp"
+#include "tools/cli/run_source.hpp"
+
+namespace spillway::cli {
+namespace {
+
+struct GenerateFlags {
+  SourceFlags source;
+  std::filesystem::path data;  ///< whose meta.json names the tokenizer
+  std::string prompt = "\n";
+  std::vector<std::int32_t> prompt_tokens;
+  std::uint32_t tokens = 200;
+  double temperature = 0.8;
+  std::uint64_t seed = 1234;
+  std::uint32_t compute_threads = 0;
+};
+
+/// Draws from softmax(logits / temperature); temperature 0 takes the most likely token.
+std::int32_t sample(std::span<const float> logits, double temperature, double uniform) {
+  const auto best = std::max_element(logits.begin(), logits.end());
+  if (temperature <= 0) return static_cast<std::int32_t>(best - logits.begin());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp((logit - *best) / temperature);
+  double left = uniform * sum;
+  for (std::size_t token = 0; token < logits.size(); ++token) {
+    left -= std::exp((logits[token] - *best) / temperature);
+    if (left < 0) return static_cast<std::int32_t>(token);
+  }
+  return static_cast<std::int32_t>(logits.size() - 1);
+}
+
+std::optional<data::Tokenizer> tokenizer_of(const GenerateFlags& flags, ModelSource& source) {
+  std::filesystem::path directory = flags.data;
+  if (directory.empty() && source.run() != nullptr) directory = source.run()->config().data;
+  if (directory.empty()) return std::nullopt;
+  return data::Tokenizer(data::load_meta(directory / "meta.json"));
+}
+
+nlohmann::ordered_json run(const GenerateFlags& flags, bool json) {
+  check(flags.temperature >= 0, ErrorCode::invalid_argument,
+        fmt::format("--temperature {} is negative", flags.temperature));
+  ModelSource source(flags.source);
+  const auto tokenizer = tokenizer_of(flags, source);
+  check(tokenizer.has_value() || !flags.prompt_tokens.empty(), ErrorCode::invalid_argument,
+        "no tokenizer: give --data DIR with a meta.json, or token ids by --prompt-tokens");
+  std::vector<std::int32_t> tokens = flags.prompt_tokens;
+  if (tokens.empty()) tokens = tokenizer->encode(flags.prompt);
+  check(!tokens.empty(), ErrorCode::invalid_argument, "the prompt is empty");
+  const std::uint32_t longest = source.run() != nullptr ? source.run()->config().options.context
+                                                        : source.config().max_context;
+  const auto wanted = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(longest, tokens.size() + flags.tokens));
+  engine::Inference inference(source.config(),
+                              {.compute = source.compute(),
+                               .batch = 1,
+                               .context = wanted,
+                               .compute_threads = flags.compute_threads},
+                              source.parameters());
+  const std::size_t prompt_length = tokens.size();
+  if (!json && tokenizer) fmt::print("{}", tokenizer->decode(tokens));
+  for (std::uint32_t i = 0; i < flags.tokens; ++i) {
+    const double uniform =
+        uniform_from(as_u64(random_block(flags.seed, {.stream = 0, .index = i}))[0]);
+    tokens.push_back(sample(inference.next_logits(tokens), flags.temperature, uniform));
+    if (json || !tokenizer) continue;
+    fmt::print("{}", tokenizer->decode(std::span(tokens).last(1)));
+    std::fflush(stdout);
+  }
+  if (!json && !tokenizer) fmt::print("{}", fmt::join(tokens, " "));
+  if (!json) fmt::print("\n");
+  nlohmann::ordered_json document{
+      {"prompt_tokens", prompt_length}, {"tokens", tokens}, {"seed", flags.seed}};
+  if (tokenizer) {
+    // Byte tokens need not form UTF-8; JSON text must.
+    document["text"] = nlohmann::ordered_json::parse(
+        nlohmann::ordered_json(tokenizer->decode(tokens))
+            .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  }
+  return document;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Session& session) {
+  auto flags = std::make_shared<GenerateFlags>();
+  CLI::App* command = add_command(app, session, "generate", "Continues a prompt",
+                                  [flags, &session] { return run(*flags, session.json); });
+  flags->source.add_to(*command);
+  command->add_option("--data", flags->data, "Data directory whose meta.json names the tokenizer");
+  command->add_option("--prompt", flags->prompt, "Text to continue");
+  command->add_option("--prompt-tokens", flags->prompt_tokens, "Token ids to continue")
+      ->delimiter(',');
+  command->add_option("--tokens", flags->tokens, "Tokens to add")->capture_default_str();
+  command->add_option("--temperature", flags->temperature, "0: the most likely token")
+      ->capture_default_str();
+  command->add_option("--seed", flags->seed, "Of the sampling")->capture_default_str();
+  command->add_option("--compute-threads", flags->compute_threads, "Default: physical cores");
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,115 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "runtime/base/error.hpp"
+#include "runtime/data/token_file.hpp"
+#include "runtime/engine/run_reader.hpp"
+#include "runtime/model/checkpoint.hpp"
+#include "runtime/model/safetensors.hpp"
+#include "tools/cli/commands.hpp"
+
+namespace spillway::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+ordered_json model_info(const model::ModelConfig& config, const model::ModelLayout& layout) {
+  return {{"family", model::name_of(config.family)},
+          {"parameters", layout.parameters().value()},
+          {"blocks", layout.blocks.size()},
+          {"layers", config.layers},
+          {"width", config.width},
+          {"heads", config.heads},
+          {"kv_heads", config.kv_heads},
+          {"vocab_size", config.vocab_size},
+          {"max_context", config.max_context},
+          {"tied_head", config.tied_head}};
+}
+
+ordered_json run_info(const fs::path& path) {
+  engine::RunReader reader(path);
+  const engine::TrainingState& state = reader.state();
+  return {{"kind", "run"},
+          {"step", state.step},
+          {"updates", state.updates},
+          {"skipped", state.skipped},
+          {"loss_scale", state.loss_scale.scale},
+          {"windows_drawn", state.cursor},
+          {"data", reader.config().data},
+          {"compute", name_of(reader.config().options.compute)},
+          {"model", model_info(reader.config().model, reader.layout())}};
+}
+
+ordered_json checkpoint_info(const fs::path& path) {
+  const model::ModelConfig config = model::load_model_config(path / "config.json");
+  const model::ModelLayout layout = model::make_layout(config);
+  const model::CheckpointReader reader(path, config, layout);
+  return {{"kind", "hf_checkpoint"},
+          {"dtype", name_of(reader.dtype())},
+          {"model", model_info(config, layout)}};
+}
+
+ordered_json data_info(const fs::path& directory) {
+  const data::Meta meta = data::load_meta(directory / "meta.json");
+  ordered_json document{{"kind", "data"}, {"vocab_size", meta.vocab_size}};
+  if (meta.tokenizer) document["tokenizer"] = *meta.tokenizer;
+  for (const char* name : {"train", "val"}) {
+    const fs::path file = directory / fmt::format("{}.bin", name);
+    if (fs::exists(file)) {
+      document[fmt::format("{}_tokens", name)] = data::TokenFile(file, meta.dtype).size();
+    }
+  }
+  return document;
+}
+
+ordered_json safetensors_info(const fs::path& path) {
+  const model::SafetensorsFile file(path);
+  ordered_json document{{"kind", "safetensors"}};
+  for (const auto& [name, tensor] : file.header().tensors) {
+    document["tensors"][name] = {{"type", tensor.type}, {"shape", tensor.shape}};
+  }
+  return document;
+}
+
+ordered_json info(const fs::path& path) {
+  check(fs::exists(path), ErrorCode::invalid_argument,
+        fmt::format("{} does not exist", path.string()));
+  if (path.extension() == ".safetensors") return safetensors_info(path);
+  if (fs::exists(path / "manifest.json")) return run_info(path);
+  if (fs::exists(path / "meta.json")) return data_info(path);
+  if (fs::exists(path / "config.json")) return checkpoint_info(path);
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} is neither a run, a checkpoint, a data directory nor a safetensors "
+                          "file",
+                          path.string()));
+}
+
+void print(const ordered_json& document, int indent) {
+  for (const auto& [key, value] : document.items()) {
+    if (value.is_object()) {
+      fmt::print("{:{}}{}\n", "", indent, key);
+      print(value, indent + 2);
+    } else {
+      fmt::print("{:{}}{:<16} {}\n", "", indent, key,
+                 value.is_string() ? value.get<std::string>() : value.dump());
+    }
+  }
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Session& session) {
+  auto path = std::make_shared<fs::path>();
+  CLI::App* command = add_command(
+      app, session, "info", "Says what a run, checkpoint, data directory or safetensors file holds",
+      [path, &session] {
+        ordered_json document = info(*path);
+        if (!session.json) print(document, 0);
+        return document;
+      });
+  command->add_option("path", *path, "RUN, HF_DIR, data directory or FILE.safetensors")->required();
+}
+
+}  // namespace spillway::cli

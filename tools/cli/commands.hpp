@@ -1,0 +1,31 @@
+// The commands of `spillway`. Each file registers one subcommand; main.cpp runs the chosen one.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace spillway::cli {
+
+/// What a command needs to answer: human text, or one JSON document, on stdout.
+struct Session {
+  bool json = false;
+  /// The chosen command; its result document goes to stdout with --json.
+  std::function<nlohmann::ordered_json()> run;
+};
+
+/// Adds a subcommand with --json; its callback stores `work` in the session.
+CLI::App* add_command(CLI::App& app, Session& session, const std::string& name,
+                      const std::string& description,
+                      std::function<nlohmann::ordered_json()> work);
+
+void add_data(CLI::App& app, Session& session);
+void add_plan(CLI::App& app, Session& session);
+void add_train(CLI::App& app, Session& session);
+void add_eval(CLI::App& app, Session& session);
+void add_generate(CLI::App& app, Session& session);
+void add_export(CLI::App& app, Session& session);
+void add_info(CLI::App& app, Session& session);
+
+}  // namespace spillway::cli

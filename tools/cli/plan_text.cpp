@@ -1,0 +1,126 @@
+#include "tools/cli/plan_text.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+namespace spillway::cli {
+
+using plan::Lane;
+using plan::Tier;
+
+namespace {
+
+constexpr std::array<Tier, 3> kTiers{Tier::device, Tier::host, Tier::nvme};
+
+Bytes budget(const plan::Budgets& budgets, Tier tier) {
+  return tier == Tier::device ? budgets.device
+         : tier == Tier::host ? budgets.host
+                              : budgets.nvme;
+}
+
+std::uint64_t parameters(const plan::Workload& workload) {
+  std::uint64_t sum = 0;
+  for (const plan::BlockShape& block : workload.blocks) sum += block.parameters.value();
+  return sum;
+}
+
+template <class Predicate>
+std::size_t count(const plan::Placement& placement, Predicate predicate) {
+  return static_cast<std::size_t>(
+      std::count_if(placement.blocks.begin(), placement.blocks.end(), predicate));
+}
+
+/// Blocks in each home, as one line.
+std::string placement_line(const plan::Placement& placement) {
+  const auto state_in = [&](Tier tier) {
+    return count(placement, [&](const plan::BlockPlacement& b) { return b.state == tier; });
+  };
+  return fmt::format(
+      "{} blocks: {} resident, {} streamed; {} keep activations; state: {} device, {} host, {} nvme",
+      placement.blocks.size(),
+      count(placement, [](const plan::BlockPlacement& b) { return b.resident; }),
+      count(placement, [](const plan::BlockPlacement& b) { return !b.resident; }),
+      count(placement, [](const plan::BlockPlacement& b) { return b.keep; }),
+      state_in(Tier::device), state_in(Tier::host), state_in(Tier::nvme));
+}
+
+}  // namespace
+
+std::string to_text(const PlanView& view) {
+  std::string text;
+  const auto out = std::back_inserter(text);
+  const plan::Workload& w = view.workload;
+  fmt::format_to(out, "model      {:.2f} M parameters, {} compute, state format {}\n",
+                 static_cast<double>(parameters(w)) / 1e6, name_of(w.compute),
+                 plan::name_of(view.placement.format));
+  fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
+                 w.tokens * w.micro_batches * w.rounds, w.rounds, w.micro_batches, w.tokens);
+  fmt::format_to(out, "placement  {}\n", placement_line(view.placement));
+  for (const Tier tier : kTiers) {
+    fmt::format_to(out, "{:<10} {} of {}\n", plan::name_of(tier),
+                   format_bytes(plan::total(view.memory, tier)),
+                   format_bytes(budget(view.budgets, tier)));
+    for (const plan::MemoryItem& item : view.memory) {
+      if (item.tier == tier) {
+        fmt::format_to(out, "    {:<26} {:>12}\n", item.what, format_bytes(item.bytes));
+      }
+    }
+  }
+  fmt::format_to(out, "lanes      {:<12} {:>10} {:>10}\n", "", "busy s", "exposed s");
+  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+    const plan::LaneUse& use = view.prediction.lanes[lane];
+    if (use.busy <= 0) continue;
+    fmt::format_to(out, "           {:<12} {:>10.4f} {:>10.4f}\n",
+                   plan::name_of(static_cast<Lane>(lane)), use.busy, use.exposed);
+  }
+  fmt::format_to(out, "predicted  {:.4f} s a step, {:.0f} tokens/s, bounded by {}\n",
+                 view.prediction.step_seconds,
+                 static_cast<double>(w.tokens * w.micro_batches * w.rounds) /
+                     view.prediction.step_seconds,
+                 plan::name_of(view.prediction.bounding));
+  return text;
+}
+
+nlohmann::ordered_json to_json(const PlanView& view) {
+  nlohmann::ordered_json document;
+  document["fits"] = true;
+  document["parameters"] = parameters(view.workload);
+  document["tokens_per_step"] =
+      view.workload.tokens * view.workload.micro_batches * view.workload.rounds;
+  for (const Tier tier : kTiers) {
+    nlohmann::ordered_json& entry = document["memory"][std::string(plan::name_of(tier))];
+    entry["bytes"] = plan::total(view.memory, tier).value();
+    entry["budget"] = budget(view.budgets, tier).value();
+    for (const plan::MemoryItem& item : view.memory) {
+      if (item.tier == tier) entry["items"][item.what] = item.bytes.value();
+    }
+  }
+  nlohmann::ordered_json& blocks = document["blocks"];
+  for (std::size_t b = 0; b < view.workload.blocks.size(); ++b) {
+    const plan::BlockPlacement& place = view.placement.blocks[b];
+    blocks.push_back({{"name", view.workload.blocks[b].name},
+                      {"parameters", view.workload.blocks[b].parameters.value()},
+                      {"resident", place.resident},
+                      {"keep", place.keep},
+                      {"state", plan::name_of(place.state)}});
+  }
+  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+    const plan::LaneUse& use = view.prediction.lanes[lane];
+    document["lanes"][std::string(plan::name_of(static_cast<Lane>(lane)))] = {
+        {"busy_seconds", use.busy}, {"exposed_seconds", use.exposed}};
+  }
+  document["step_seconds"] = view.prediction.step_seconds;
+  document["bounding_lane"] = plan::name_of(view.prediction.bounding);
+  document["profile"] = {{"gpu_flops", view.profile.gpu_flops},
+                         {"h2d", view.profile.h2d},
+                         {"d2h", view.profile.d2h},
+                         {"update", view.profile.update},
+                         {"nvme_read", view.profile.nvme_read},
+                         {"nvme_write", view.profile.nvme_write}};
+  return document;
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,34 @@
+#include "tools/cli/run_source.hpp"
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::cli {
+
+void SourceFlags::add_to(CLI::App& command) {
+  auto* checkpoint = command.add_option("--model", model, "HF checkpoint directory");
+  command.add_option("--run", run, "Run directory: its last committed step")->excludes(checkpoint);
+  command.add_option("--compute", compute,
+                     "fp32, bf16 or fp16; default: the run's, or fp32 for a checkpoint");
+}
+
+ModelSource::ModelSource(const SourceFlags& flags) {
+  check(flags.model.empty() != flags.run.empty(), ErrorCode::invalid_argument,
+        "give the model by --model HF_DIR or by --run RUN");
+  if (!flags.run.empty()) {
+    run_ = std::make_unique<engine::RunReader>(flags.run);
+    config_ = run_->config().model;
+    compute_ = run_->config().options.compute;
+  } else {
+    config_ = model::load_model_config(flags.model / "config.json");
+    layout_ = model::make_layout(config_);
+    checkpoint_ = std::make_unique<model::CheckpointReader>(flags.model, config_, layout_);
+  }
+  if (!flags.compute.empty()) compute_ = parse_dtype(flags.compute);
+}
+
+const model::ParameterSource& ModelSource::parameters() const {
+  if (run_) return *run_;
+  return *checkpoint_;
+}
+
+}  // namespace spillway::cli

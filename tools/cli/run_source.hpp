@@ -1,0 +1,40 @@
+// Where a command takes a trained model from: --model HF_DIR or --run RUN.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+
+#include "runtime/engine/run_reader.hpp"
+#include "runtime/model/checkpoint.hpp"
+
+namespace spillway::cli {
+
+struct SourceFlags {
+  std::filesystem::path model;
+  std::filesystem::path run;
+  std::string compute;
+
+  void add_to(CLI::App& command);
+};
+
+/// An opened source.
+class ModelSource {
+ public:
+  explicit ModelSource(const SourceFlags& flags);
+
+  [[nodiscard]] const model::ModelConfig& config() const { return config_; }
+  [[nodiscard]] DType compute() const { return compute_; }
+  [[nodiscard]] const model::ParameterSource& parameters() const;
+  /// The run, if that is what the model comes from.
+  [[nodiscard]] engine::RunReader* run() { return run_.get(); }
+
+ private:
+  model::ModelConfig config_;
+  DType compute_ = DType::fp32;
+  model::ModelLayout layout_;
+  std::unique_ptr<engine::RunReader> run_;
+  std::unique_ptr<model::CheckpointReader> checkpoint_;
+};
+
+}  // namespace spillway::cli

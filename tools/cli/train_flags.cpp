@@ -1,0 +1,65 @@
+#include "tools/cli/train_flags.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
+
+namespace spillway::cli {
+namespace {
+
+constexpr Bytes kLargestConfig = 16_MiB;
+
+}  // namespace
+
+void TrainFlags::add_to(CLI::App& command) {
+  command.add_option("config", config, "Configuration, DeepSpeed's JSON with a spillway section")
+      ->required();
+  auto* architecture =
+      command.add_option("--model", model, "Architecture: an HF config.json; random weights");
+  command.add_option("--from", from, "HF checkpoint directory to start from")
+      ->excludes(architecture);
+  command.add_option("--steps", steps, "Optimizer steps; default: spillway.steps, or one epoch");
+  command.add_option("--device", device, "Where FWD-BWD runs: host or cuda")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->capture_default_str();
+  command.add_option("--device-memory", device_memory, "Device memory budget, e.g. 512MiB");
+  command.add_option("--host-memory", host_memory, "Host memory budget, e.g. 24GB");
+  command.add_option("--nvme", nvme, "Directory for optimizer state on disk; may be repeated");
+  command.add_option("--threads", threads, "Threads of the update; default: physical cores");
+  command.add_option("--compute-threads", compute_threads,
+                     "Threads of FWD-BWD on the host; part of the mathematics");
+  command.add_option("--isa", isa, "Instruction set of the update: scalar, avx2 or avx512");
+  command.add_option("--seed", seed, "Seed of initialisation and data order");
+}
+
+engine::TrainOptions TrainFlags::options() const {
+  check(device == "host", ErrorCode::not_supported,
+        "--device cuda: this version has no CUDA backend yet; use --device host");
+  engine::ParsedConfig parsed = engine::parse_train_config(
+      read_text_file(config, kLargestConfig), config.string());
+  for (const std::string& note : parsed.notes) fmt::print(stderr, "note: {}\n", note);
+  engine::TrainOptions options = parsed.options;
+  if (!device_memory.empty()) options.device_memory = parse_bytes(device_memory);
+  if (!host_memory.empty()) options.host_memory = parse_bytes(host_memory);
+  if (!nvme.empty()) {
+    options.nvme = nvme;
+    options.state_home = engine::StateHome::nvme;
+  }
+  if (steps > 0) options.steps = steps;
+  if (threads > 0) options.threads = threads;
+  if (compute_threads > 0) options.compute_threads = compute_threads;
+  if (!isa.empty()) options.isa = cpu_adam::parse_isa(isa);
+  if (seed) options.seed = *seed;
+  return options;
+}
+
+std::optional<model::ModelConfig> TrainFlags::model_config() const {
+  if (!model.empty()) return model::load_model_config(model);
+  if (!from.empty()) return model::load_model_config(from / "config.json");
+  return std::nullopt;
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,36 @@
+// The flags that `train` and `plan` share, and how they override the configuration file.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/train_options.hpp"
+#include "runtime/model/model_config.hpp"
+
+namespace spillway::cli {
+
+struct TrainFlags {
+  std::filesystem::path config;
+  std::filesystem::path model;  ///< config.json, or empty
+  std::filesystem::path from;   ///< HF directory, or empty
+  std::filesystem::path run;
+  std::string device = "host";
+  std::string device_memory, host_memory, isa;
+  std::vector<std::filesystem::path> nvme;
+  std::uint64_t steps = 0;
+  std::uint32_t threads = 0;
+  std::uint32_t compute_threads = 0;
+  std::optional<std::uint64_t> seed;
+
+  void add_to(CLI::App& command);
+  /// The configuration with the flags applied; notes go to stderr, one line each.
+  [[nodiscard]] engine::TrainOptions options() const;
+  /// From --model or --from; absent when neither is given.
+  [[nodiscard]] std::optional<model::ModelConfig> model_config() const;
+};
+
+}  // namespace spillway::cli

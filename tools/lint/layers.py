@@ -1,0 +1,125 @@
+"""Who may include what: the module table of docs/architecture.md, as a check."""
+import re
+from typing import Iterator, Optional
+
+from source_tree import Finding, SourceTree
+
+# Module -> modules it may include besides itself. tools and tests may include everything.
+LEAVES = ("offload", "cpu_adam", "nvme_swap", "comm")
+ALLOWED = {
+    "runtime/base": (),
+    **{leaf: ("runtime/base",) for leaf in LEAVES},
+    "runtime/data": ("runtime/base",),
+    "runtime/plan": ("runtime/base",),
+    "runtime/model": ("runtime/base", "offload"),
+    "runtime/engine": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model", *LEAVES),
+    "runtime/capi": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model",
+                     "runtime/engine", *LEAVES),
+    "tools": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model", "runtime/engine",
+              "runtime/capi", *LEAVES),
+    "tests": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model", "runtime/engine",
+              "runtime/capi", "tools", *LEAVES),
+}
+
+# Third-party header -> folders that may include it, besides tools and tests. `None`: everywhere.
+HOMES = (
+    (r"cublas|cudnn", ("runtime/model/cuda",)),
+    (r"nccl", ("comm/nccl",)),
+    (r"nvtx3/", ("runtime/base",)),
+    (r"cuda|cub/|cooperative_groups|mma\.h",
+     ("offload/cuda", "runtime/model/cuda", "cpu_adam/cuda", "comm/nccl")),
+    (r"(oneapi/)?dnnl", ("runtime/model/host",)),
+    (r"omp\.h$", ("runtime/model/host",)),
+    (r"liburing", ("nvme_swap",)),
+    (r"libaio", ("nvme_swap",)),
+    (r"(oneapi/)?tbb", ("cpu_adam",)),
+    (r"\w*intrin\.h$", ("cpu_adam", "runtime/model/host")),
+    (r"hwloc", ("runtime/base",)),
+    (r"spdlog/", ("runtime/base",)),
+    (r"mpi\.h$", ("comm/mpi",)),
+    (r"CLI/|gtest/|gmock/", ()),
+    (r"fmt/|nlohmann/|xxh", None),
+)
+# Headers of which one file of the whole project is the home.
+ONE_FILE = (r"liburing", r"libaio", r"nvtx3/")
+
+# runtime/plan is pure: no files, no threads.
+IMPURE = re.compile(r"(c?stdio|fstream|filesystem|thread|mutex|shared_mutex|condition_variable|"
+                    r"future|semaphore|barrier|latch|unistd\.h|fcntl\.h|pthread\.h|sys/.*)$")
+STANDARD = re.compile(r"[a-z_0-9]+$")
+POSIX = re.compile(r"((sys|linux|asm|netinet|arpa)/[\w/.-]+|(cpuid|cxxabi|dirent|dlfcn|errno|"
+                   r"execinfo|fcntl|fenv|limits|link|malloc|math|poll|pthread|pwd|sched|semaphore|"
+                   r"signal|stddef|stdint|stdio|stdlib|string|strings|termios|time|unistd)\.h)$")
+OPENMP = re.compile(r"\s*#\s*pragma\s+omp\b")
+INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def module_of(path: str) -> Optional[str]:
+    """"runtime/model/host/ops.cpp" -> "runtime/model"; None outside the modules."""
+    folders = path.split("/")[:-1]
+    for depth in (2, 1):
+        name = "/".join(folders[:depth])
+        if name in ALLOWED:
+            return name
+    return None
+
+
+def below(path: str, folder: str) -> bool:
+    return path.startswith(folder + "/")
+
+
+def check_quoted(tree: SourceTree, path: str, included: str) -> Optional[str]:
+    if not tree.exists(included):
+        return f'"{included}" is no path from the repository root'
+    here, there = module_of(path), module_of(included)
+    if there is None or here is None:
+        return f'"{included}" belongs to no module'
+    if here != there and there not in ALLOWED[here]:
+        return f"{here} must not include {there} (\"{included}\")"
+    if "/detail/" in included and here not in (there, "tests"):
+        return f'"{included}" is private to {there}'
+    return None
+
+
+def check_third_party(path: str, included: str) -> Optional[str]:
+    """None if `included` is a third-party header in one of its homes, else what is wrong."""
+    for pattern, homes in HOMES:
+        if not re.match(pattern, included):
+            continue
+        if homes is None or module_of(path) in ("tools", "tests"):
+            return None
+        if any(below(path, home) for home in homes):
+            return None
+        return f"<{included}> belongs in {', '.join(homes) or 'tools and tests'} only"
+    return f"<{included}> is unknown: give it a home in tools/lint/layers.py"
+
+
+def check_angled(path: str, included: str) -> Optional[str]:
+    if module_of(path) == "runtime/plan" and IMPURE.match(included):
+        return f"runtime/plan is pure: no <{included}>"
+    if STANDARD.match(included) or POSIX.match(included):
+        return None
+    return check_third_party(path, included)
+
+
+def check(tree: SourceTree) -> Iterator[Finding]:
+    homes_seen: dict[str, str] = {}
+    for path in tree.cxx_files():
+        if below(path, "tests/consumer"):
+            continue  # a project of its own, which sees the installed package only
+        for number, line in enumerate(tree.lines(path), 1):
+            match = INCLUDE.match(line)
+            if match is None:
+                if OPENMP.match(line) and not below(path, "runtime/model/host"):
+                    yield Finding(path, number, "OpenMP belongs in runtime/model/host only")
+                continue
+            quoted, included = match.group(1) == '"', match.group(2)
+            problem = (check_quoted(tree, path, included) if quoted
+                       else check_angled(path, included))
+            if problem:
+                yield Finding(path, number, problem)
+            for pattern in ONE_FILE:
+                if not quoted and re.match(pattern, included):
+                    first = homes_seen.setdefault(pattern, path)
+                    if first != path:
+                        yield Finding(path, number, f"<{included}> has its one home in {first}")

@@ -1,0 +1,71 @@
+"""House rules that are one pattern each, and: every source is built, every test registered."""
+import pathlib
+import re
+from typing import Iterator, NamedTuple
+
+from source_tree import CXX, MODULE_ROOTS, Finding, SourceTree
+
+
+class Rule(NamedTuple):
+    files: str          # regular expression on the path
+    exempt: str         # likewise; "" exempts nothing
+    pattern: str
+    message: str
+
+
+RULES = (
+    Rule(r".", r"^docs/third_party/", r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b",
+         "unfinished work is an issue, not a comment"),
+    Rule(r"\.(cpp|hpp|inl|cu|cuh)$", r"^(tools|tests)/", r"\bgetenv\s*\(",
+         "environment variables are read in tools/ only"),
+    Rule(r"\.(cpp|hpp|inl|cu|cuh)$", "", r"#\s*include\s*<(format|bits/[^>]*)>",
+         "use fmt; GCC 12 has no <format>, and bits/ is private to the library"),
+    Rule(r"(CMakeLists\.txt|\.cmake|CMakePresets\.json)$", "",
+         r"-(ffast-math|funsafe-math-optimizations|Ofast|march=|mtune=|mavx|mfma|msse)",
+         "results must not depend on flags: instruction sets are function attributes"),
+)
+
+
+def registered(tree: SourceTree, name: str) -> bool:
+    """Whether one of CMake's files in a folder above names the source by the path from there."""
+    path = pathlib.PurePosixPath(name)
+    before = r'(^|[\s("]|\$\{CMAKE_CURRENT_(FUNCTION_LIST|LIST|SOURCE)_DIR\}/)'
+    for listing, text in tree.listings.items():
+        folder = pathlib.PurePosixPath(listing).parent
+        if path.is_relative_to(folder):
+            relative = re.escape(path.relative_to(folder).as_posix())
+            if re.search(before + relative + r'(?![\w/.-])', text):
+                return True
+    return False
+
+
+def must_be_registered(name: str) -> bool:
+    path = pathlib.PurePath(name)
+    if path.parts[0] not in MODULE_ROOTS or name.startswith("tests/consumer/"):
+        return False  # the consumer is a project of its own
+    if path.suffix in (".cpp", ".cu"):
+        return True
+    return path.parts[0] == "tests" and path.name.endswith("_test.py")
+
+
+def check_header(tree: SourceTree, name: str) -> Iterator[Finding]:
+    lines = tree.lines(name)
+    if not lines or not lines[0].startswith("//"):
+        yield Finding(name, 1, "a header begins with a comment: what it is, owns, which threads")
+    if "#pragma once" not in lines:
+        yield Finding(name, 1, "a header has #pragma once")
+
+
+def check(tree: SourceTree) -> Iterator[Finding]:
+    for name in tree.files():
+        if must_be_registered(name) and not registered(tree, name):
+            yield Finding(name, 1, "nothing that CMake reads lists this source")
+        if pathlib.PurePath(name).suffix in (".hpp", ".cuh"):
+            yield from check_header(tree, name)
+        rules = [rule for rule in RULES if re.search(rule.files, name)
+                 and not (rule.exempt and re.search(rule.exempt, name))]
+        if pathlib.PurePath(name).suffix in CXX | {".py", ".cmake", ".json", ".md", ".txt", ""}:
+            for number, line in enumerate(tree.lines(name), 1):
+                for rule in rules:
+                    if re.search(rule.pattern, line):
+                        yield Finding(name, number, rule.message)

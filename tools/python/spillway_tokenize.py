@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Prepares token files with a Hugging Face tokenizer.json, and encodes and decodes with it.
+
+  spillway_tokenize.py HF_DIR TEXT... --out DIR [--val 0.1] [--separator TOKEN] [--force]
+  spillway_tokenize.py HF_DIR --encode     text on stdin, token ids on stdout
+  spillway_tokenize.py HF_DIR --decode     token ids on stdin, text on stdout
+
+Writes the files that `spillway data` writes: train.bin and val.bin (little-endian uint16, or uint32
+for vocabularies above 65,536) and meta.json. Needs the `tokenizers` package and nothing else. A
+text is encoded as a whole, because a tokenizer may look across any border: memory is that of the
+largest text and 4 bytes a token.
+"""
+
+import argparse
+import array
+import json
+import os
+import sys
+
+OUTPUTS = ("meta.json", "train.bin", "val.bin")
+
+
+class Refused(Exception):
+    """A cause that the user can remove. Exit code 2, as of every Spillway command."""
+
+
+def load_tokenizer(hf_dir):
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise Refused(
+            f"the Python package `tokenizers` cannot be imported ({error}); "
+            f"install it with: {sys.executable} -m pip install tokenizers"
+        ) from error
+    path = hf_dir if hf_dir.endswith(".json") else os.path.join(hf_dir, "tokenizer.json")
+    if not os.path.isfile(path):
+        raise Refused(f"{path} does not exist; give a directory that holds a tokenizer.json")
+    try:
+        tokenizer = Tokenizer.from_file(path)
+    except Exception as error:  # the package raises its own kinds for a broken file
+        raise Refused(f"{path} is not a tokenizer that `tokenizers` can read: {error}") from error
+    # A saved truncation or padding would drop or invent training text.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def read_text(path):
+    """As it is: no newline translation, no repair of what is not UTF-8."""
+    try:
+        with open(path, encoding="utf-8", errors="strict", newline="") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise Refused(f"{path} is not valid UTF-8 at byte {error.start}; convert it") from error
+
+
+def token_type(vocab_size):
+    """Name in meta.json and array type code of the narrowest type that holds every id."""
+    name, code = ("uint16", "H") if vocab_size <= 65536 else ("uint32", "I")
+    assert array.array(code).itemsize == (2 if code == "H" else 4)
+    return name, code
+
+
+def encode_texts(tokenizer, texts, separator, code):
+    tokens = array.array(code)
+    after = []
+    if separator is not None:
+        identifier = tokenizer.token_to_id(separator)
+        if identifier is None:
+            raise Refused(f"the tokenizer has no token {separator!r} to put after each text")
+        after = [identifier]
+    for path in texts:
+        # Ids are checked by the array: one that does not fit raises instead of wrapping around.
+        tokens.extend(tokenizer.encode(read_text(path), add_special_tokens=False).ids)
+        tokens.extend(after)
+    return tokens
+
+
+def write_durably(path, data):
+    """Writes `.NAME.partial` beside `path`; the caller renames it."""
+    directory, name = os.path.split(path)
+    partial = os.path.join(directory, f".{name}.partial")
+    try:
+        os.unlink(partial)  # a leftover of a killed process
+    except FileNotFoundError:
+        pass
+    with open(partial, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return partial
+
+
+def publish(out, files):
+    """meta.json goes first and comes last: it never describes token files that are not its own."""
+    partials = []
+    try:
+        for name, data in files.items():
+            partials.append((write_durably(os.path.join(out, name), data), name))
+        for name in OUTPUTS:
+            if name == "meta.json" or name not in files:
+                try:
+                    os.unlink(os.path.join(out, name))
+                except FileNotFoundError:
+                    pass
+        for partial, name in sorted(partials, key=lambda each: each[1] == "meta.json"):
+            os.rename(partial, os.path.join(out, name))
+    except OSError:
+        for partial, _ in partials:
+            if os.path.exists(partial):
+                os.unlink(partial)
+        raise
+
+
+def prepare(arguments):
+    tokenizer = load_tokenizer(arguments.hf_dir)
+    if not 0 <= arguments.val < 1:
+        raise Refused(f"--val {arguments.val} is not in [0, 1)")
+    os.makedirs(arguments.out, exist_ok=True)
+    for name in OUTPUTS:
+        path = os.path.join(arguments.out, name)
+        if os.path.lexists(path) and not arguments.force:
+            raise Refused(f"{path} exists; choose another --out or give --force to replace it")
+    vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+    name, code = token_type(vocab_size)
+    tokens = encode_texts(tokenizer, arguments.texts, arguments.separator, code)
+    train = int(len(tokens) * (1 - arguments.val))
+    if train == 0 or (arguments.val > 0 and train == len(tokens)):
+        raise Refused(f"{len(tokens)} tokens cannot be split at --val {arguments.val}; "
+                      "give more text")
+    if sys.byteorder != "little":
+        tokens.byteswap()
+    meta = {"dtype": name, "vocab_size": vocab_size,
+            "tokenizer": os.path.abspath(arguments.hf_dir)}
+    files = {"train.bin": tokens[:train].tobytes()}
+    if arguments.val > 0:
+        files["val.bin"] = tokens[train:].tobytes()
+    files["meta.json"] = (json.dumps(meta, indent=2, ensure_ascii=False) + "\n").encode()
+    publish(arguments.out, files)
+    print(json.dumps({"train_tokens": train, "val_tokens": len(tokens) - train, **meta}))
+
+
+def encode_stdin(arguments):
+    text = sys.stdin.buffer.read().decode("utf-8")
+    ids = load_tokenizer(arguments.hf_dir).encode(text, add_special_tokens=False).ids
+    print(" ".join(map(str, ids)))
+
+
+def decode_stdin(arguments):
+    ids = [int(word) for word in sys.stdin.read().split()]
+    text = load_tokenizer(arguments.hf_dir).decode(ids, skip_special_tokens=False)
+    sys.stdout.buffer.write(text.encode("utf-8"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("hf_dir", metavar="HF_DIR", help="directory with tokenizer.json")
+    parser.add_argument("texts", metavar="TEXT", nargs="*", help="UTF-8 files, in this order")
+    parser.add_argument("--out", metavar="DIR", help="where the token files go")
+    parser.add_argument("--val", type=float, default=0.1, metavar="FRACTION",
+                        help="last part held out (default 0.1)")
+    parser.add_argument("--separator", metavar="TOKEN",
+                        help="put this token after each text, for example <|endoftext|>")
+    parser.add_argument("--force", action="store_true", help="replace existing output")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--encode", action="store_true", help="text on stdin to ids on stdout")
+    mode.add_argument("--decode", action="store_true", help="ids on stdin to text on stdout")
+    arguments = parser.parse_args()
+    if arguments.encode or arguments.decode:
+        (encode_stdin if arguments.encode else decode_stdin)(arguments)
+    elif not arguments.texts or arguments.out is None:
+        parser.error("give at least one TEXT and --out, or --encode or --decode")
+    else:
+        prepare(arguments)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Refused as error:
+        print(f"spillway_tokenize: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        print(f"spillway_tokenize: {error}", file=sys.stderr)
+        sys.exit(1)
