@@ -238,12 +238,9 @@ std::unique_ptr<Ops> make_ops(const HostOpsOptions& options) {
         fmt::format("compute threads: {} given, at least 1 needed", options.compute_threads));
   const Kernels& kernels = choose_kernels(options.kernels);
   switch (options.compute) {
-    case DType::fp32:
-      return std::make_unique<HostOps<float>>(options, kernels.fp32);
-    case DType::bf16:
-      return std::make_unique<HostOps<Bf16>>(options, kernels.bf16);
-    case DType::fp16:
-      return std::make_unique<HostOps<Fp16>>(options, kernels.fp16);
+    case DType::fp32: return std::make_unique<HostOps<float>>(options, kernels.fp32);
+    case DType::bf16: return std::make_unique<HostOps<Bf16>>(options, kernels.bf16);
+    case DType::fp16: return std::make_unique<HostOps<Fp16>>(options, kernels.fp16);
   }
   throw Error(ErrorCode::invalid_argument, "unknown compute dtype");
 }

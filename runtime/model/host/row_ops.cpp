@@ -16,19 +16,23 @@ std::size_t chunk_count(std::size_t rows) {
   return (rows + chunk_rows(rows) - 1) / chunk_rows(rows);
 }
 
-enum class Negative : std::uint8_t { refused, ignored };
+void check_token(Tokens tokens, std::size_t at, std::uint64_t vocabulary, std::string_view what) {
+  const std::int32_t token = tokens.address()[at];
+  if (token >= 0 && static_cast<std::uint64_t>(token) < vocabulary) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} {} at position {} of the micro-batch is not below the model's "
+                          "vocabulary of {}; prepare the data with this model's tokenizer",
+                          what, token, at, vocabulary));
+}
 
-void check_tokens(Tokens tokens, std::uint64_t vocabulary, std::string_view what,
-                  Negative negative = Negative::refused) {
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const std::int32_t token = tokens.address()[i];
-    if (token < 0 && negative == Negative::ignored) continue;
-    if (token < 0 || static_cast<std::uint64_t>(token) >= vocabulary) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("{} {} at position {} of the micro-batch is not below the model's "
-                              "vocabulary of {}; prepare the data with this model's tokenizer",
-                              what, token, i, vocabulary));
-    }
+void check_tokens(Tokens tokens, std::uint64_t vocabulary) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) check_token(tokens, i, vocabulary, "token");
+}
+
+/// Targets may be negative: such a one is ignored.
+void check_targets(Tokens targets, std::uint64_t vocabulary) {
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (targets.address()[i] >= 0) check_token(targets, i, vocabulary, "target");
   }
 }
 
@@ -169,7 +173,7 @@ void RowOps<T>::activation_backward(const ActivationShape& shape,
 template <class T>
 void RowOps<T>::embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
                                   ConstTensor positions, Tensor out) {
-  check_tokens(tokens, shape.vocabulary, "token");
+  check_tokens(tokens, shape.vocabulary);
   const std::size_t width = shape.width;
   const T* words = cast(table);
   const T* places = shape.positions > 0 ? cast(positions) : nullptr;
@@ -190,7 +194,7 @@ void RowOps<T>::embedding_forward(const EmbeddingShape& shape, Tokens tokens, Co
 template <class T>
 void RowOps<T>::embedding_backward(const EmbeddingShape& shape, Tokens tokens,
                                    ConstTensor out_gradient, Gradient table, Gradient positions) {
-  check_tokens(tokens, shape.vocabulary, "token");
+  check_tokens(tokens, shape.vocabulary);
   if (table.first) fill_zero(table.values);
   const bool has_positions = shape.positions > 0;
   if (has_positions && positions.first) fill_zero(positions.values);
@@ -211,7 +215,7 @@ void RowOps<T>::embedding_backward(const EmbeddingShape& shape, Tokens tokens,
 
 template <class T>
 void RowOps<T>::cross_entropy(const CrossEntropyArguments& a) {
-  check_tokens(a.targets, a.vocabulary, "target", Negative::ignored);
+  check_targets(a.targets, a.vocabulary);
   SPILLWAY_ASSERT(a.workspace.size() >= a.rows * sizeof(double));
   CrossEntropyCall<T> call;
   call.logits = a.logits.address();
