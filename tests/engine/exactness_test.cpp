@@ -106,7 +106,7 @@ TEST_P(Exactness, SameBitsAsDeviceOnlyForAnUntiedHeadInBf16) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Placement, Exactness, testing::ValuesIn(variations()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& variation) { return variation.param.name; });
 
 TEST(ExactnessOfOneRound, StreamedEqualsDeviceOnly) {
   TrainOptions options = reference_options(DType::fp16);
