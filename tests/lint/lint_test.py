@@ -161,7 +161,7 @@ class Sizes(LintTest):
         self.assert_finds("sizes", "offload/a.hpp:5", "long_one")
 
     def test_is_not_misled_by_literals_comments_and_tables(self):
-        table = "constexpr int kTable[] = {\n" + "  f(1),\n" * 80 + "};\n"
+        table = "constexpr int kTable[] = {\n" + "  f(1), {g(2)}, {\"}\"},\n" * 80 + "};\n"
         tricky = 'void f() {\n  g("{", \'{\', 1\'000, R"x({{)x");  // {\n}\n/* { */\n'
         self.write("offload/a.cpp", table + tricky + "namespace b {\n" + "int c();\n" * 80 + "}\n")
         self.assert_clean("sizes")

@@ -40,58 +40,71 @@ def without_preprocessor(text: str) -> str:
     return re.sub(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", blank, text, flags=re.MULTILINE)
 
 
-def opens_function(head: str) -> bool:
-    """Whether a brace after `head`, in a scope that holds declarations, opens a function body."""
+def kind_of_brace(head: str) -> str:
+    """What a brace after `head`, among declarations, opens: a "function", "scope" or "value"."""
     head = head.strip()
-    if head.startswith(","):  # the end of a constructor's initialisers: `: a_{1}, b_(2) {`
-        return True
-    if "(" not in head:
-        return False
-    outside = head
-    while True:  # drop what parentheses hold, inside out
-        shorter = re.sub(r"\([^()]*\)", " ", outside)
-        if shorter == outside:
-            break
+    outside = head  # without what parentheses hold
+    while (shorter := re.sub(r"\([^()]*\)", " ", outside)) != outside:
         outside = shorter
-    if SCOPE.search(outside) and not re.search(r"\)\s*(const|noexcept|override)?\s*$", head):
-        return False
-    return "operator" in outside or "=" not in outside
+    parameters_last = re.search(r"\)\s*(const|noexcept|override|\s)*$", head)
+    if SCOPE.search(outside) and not parameters_last:
+        return "scope"
+    if "(" in head and ("operator" in outside or "=" not in outside):
+        return "function"
+    return "value"
+
+
+class FunctionFinder:
+    """Walks over the braces of a source text from which literals and comments are gone."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self.kinds: list[str] = []          # of the braces that are open
+        self.part_start = 0                 # where the text before the next brace begins
+        self.function_start = 0             # of the function that is open, where its name's part is
+        self.in_initialisers = False        # of a constructor: `: a_{1}, b_{2} {`
+
+    def find(self) -> Iterator[Function]:
+        for match in re.finditer(r"[{};]|\b(public|private|protected)\s*:", self.text):
+            position, token = match.start(), match.group(0)
+            if token == "{":
+                self.open(position)
+            elif token == "}":
+                yield from self.close(position)
+            elif "function" not in self.kinds:
+                self.in_initialisers = False
+                self.part_start = match.end()
+
+    def open(self, position: int) -> None:
+        kind = "value"
+        if all(outer == "scope" for outer in self.kinds):
+            part = self.text[self.part_start:position]
+            if self.in_initialisers:
+                kind = "function"
+            else:
+                kind = kind_of_brace(part)
+                self.function_start = self.part_start + len(part) - len(part.lstrip())
+        self.kinds.append(kind)
+        self.part_start = position + 1
+
+    def close(self, position: int) -> Iterator[Function]:
+        kind = self.kinds.pop() if self.kinds else "value"
+        self.part_start = position + 1
+        if kind != "function":
+            return
+        # What looked like a body and is followed by these was an initialiser of a constructor.
+        following = self.text[position + 1:].lstrip()[:1]
+        self.in_initialisers = following in ("{", ",")
+        if not self.in_initialisers:
+            name = re.search(r"(operator[^\s\w(]+|[\w:~]+)\s*\(", self.text[self.function_start:])
+            first = self.text.count("\n", 0, self.function_start) + 1
+            last = self.text.count("\n", 0, position) + 1
+            yield Function(name.group(1) if name else "?", first, last - first + 1)
 
 
 def functions(text: str) -> Iterator[Function]:
     """Every function definition, from the line of its name to its closing brace."""
-    text = without_preprocessor(LITERAL_OR_COMMENT.sub(blank, text))
-    head_start, depth, body_depth = 0, 0, None
-    head, opened_at, initialiser_closed = "", 0, False
-    for position, character in enumerate(text):
-        if character == "{":
-            if body_depth is None:
-                part = text[head_start:position]
-                continues = initialiser_closed and part.strip() == ""
-                if continues or opens_function(part):
-                    if not (continues or part.strip().startswith(",")):
-                        head, opened_at = part, head_start + len(part) - len(part.lstrip())
-                    body_depth = depth
-            depth += 1
-            head_start = position + 1
-            initialiser_closed = False
-        elif character == "}":
-            depth -= 1
-            if body_depth == depth:
-                body_depth = None
-                first = text.count("\n", 0, opened_at) + 1
-                last = text.count("\n", 0, position) + 1
-                name = re.search(r"([\w:~]+)\s*\(", head)
-                following = text[position + 1:].lstrip()[:1]
-                initialiser_closed = following in "{," and following != ""
-                if not initialiser_closed:
-                    yield Function(name.group(1) if name else "?", first, last - first + 1)
-            head_start = position + 1
-        elif character == ";" or (character == ":" and re.search(
-                r"\b(public|private|protected)\s*$", text[max(0, position - 12):position])):
-            if body_depth is None:
-                head_start = position + 1
-                initialiser_closed = False
+    yield from FunctionFinder(without_preprocessor(LITERAL_OR_COMMENT.sub(blank, text))).find()
 
 
 def check(tree: SourceTree) -> Iterator[Finding]:
