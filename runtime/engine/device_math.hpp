@@ -19,7 +19,7 @@ struct RoundGradient {
   offload::DeviceSpan<std::byte> rounded;       ///< [padded] of dtype; may be `sums` itself
   DType dtype = DType::fp32;
   offload::DeviceSpan<std::byte> home;          ///< device home, or empty
-  DType home_dtype = DType::fp32;
+  bool sums_rounds = false;                     ///< home is fp32 and adds up the rounds
   bool first_round = true;
 };
 

@@ -203,7 +203,7 @@ void OpActions::round_gradient(const Op& op) {
   if (resources_.placement.blocks[op.block].state == Tier::device) {
     gradient.home = homes.device_gradient(op.block);
   }
-  gradient.home_dtype = gradient_dtype_;
+  gradient.sums_rounds = resources_.workload.rounds > 1;
   gradient.first_round = op.round == 0;
   resources_.device_math.round(gradient);
 }

@@ -37,11 +37,15 @@ std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
     for (std::uint32_t micro = options.micro_batch / 2; micro >= 1; micro /= 2) {
       const std::uint32_t factor = options.micro_batch / micro;
       if (micro * factor != options.micro_batch) continue;
-      add(fmt::format("train_micro_batch_size_per_gpu {} with gradient_accumulation_steps {}",
-                      micro, options.gradient_accumulation_steps * factor),
+      // As many rounds more, so that fewer activations wait on the device at once.
+      add(fmt::format("train_micro_batch_size_per_gpu {}, gradient_accumulation_steps {} and "
+                      "spillway.rounds {}",
+                      micro, options.gradient_accumulation_steps * factor,
+                      options.rounds * factor),
           [&](TrainOptions& o) {
             o.micro_batch = micro;
             o.gradient_accumulation_steps *= factor;
+            o.rounds *= factor;
           });
     }
     for (std::uint32_t rounds = 2; rounds <= options.gradient_accumulation_steps; ++rounds) {

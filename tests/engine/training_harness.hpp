@@ -50,7 +50,6 @@ inline model::ModelConfig tiny_gpt2(std::uint32_t layers = 3) {
   config.head_dim = 20;
   config.ffn_width = 160;
   config.tied_head = true;
-  config.qkv_bias = config.attention_output_bias = config.mlp_bias = true;
   return config;
 }
 

@@ -128,13 +128,13 @@ TEST_F(Cli, TrainsEvaluatesGeneratesAndExports) {
   EXPECT_EQ(metrics("run").size(), 60U);
 
   const Answer of_run =
-      run({"eval", "--run", path("run"), "--data", path("data"), "--json"});
+      run({"eval", "--run", path("run"), "--data", path("data"), "--batch", "4", "--json"});
   ASSERT_EQ(of_run.exit_code, 0) << of_run.err;
   EXPECT_EQ(of_run.json()["loss"], report["val_loss"]);
 
   ASSERT_EQ(run({"export", path("run"), path("hf")}).exit_code, 0);
   const Answer of_checkpoint = run({"eval", "--model", path("hf"), "--data", path("data"),
-                                    "--json"});
+                                    "--batch", "4", "--json"});
   ASSERT_EQ(of_checkpoint.exit_code, 0) << of_checkpoint.err;
   EXPECT_EQ(of_checkpoint.json()["loss"], report["val_loss"]);
 
