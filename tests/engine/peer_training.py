@@ -3,9 +3,9 @@
 usage: peer_training.py SPILLWAY [--text FILE] [--steps N] [--warmup N] [--work DIR] [--full]
 
 nanoGPT's small CPU configuration: characters, 4 layers, 4 heads, width 128, context 64, batch 12,
-AdamW 1e-3 to 1e-4 cosine, beta2 0.99, weight decay 0.1, clip 1.0, fp32. Fails unless every training
-loss of the first steps and the final validation loss agree; with --full (2000 steps) also unless the
-validation loss is at most 1.92. Prints one JSON line with the figures.
+AdamW 1e-3 to 1e-4 cosine, beta2 0.99, weight decay 0.1, clip 1.0, fp32. Fails unless the training
+losses of the first steps and the final validation loss agree; with --full (2000 steps) also unless
+the validation loss is at most 1.92. Prints one JSON line with the figures.
 """
 import argparse
 import json
@@ -154,8 +154,9 @@ def main():
     lines = [json.loads(line) for line in (work / "run/metrics.jsonl").open()]
     ours = [line["loss"] for line in lines]
 
-    train, validation = (torch.from_numpy(numpy.fromfile(work / "data" / name, dtype="<u2")
-                                          .astype(numpy.int64)) for name in ("train.bin", "val.bin"))
+    train, validation = (
+        torch.from_numpy(numpy.fromfile(work / "data" / name, dtype="<u2").astype(numpy.int64))
+        for name in ("train.bin", "val.bin"))
     theirs, their_validation = train_torch(model.train(), train, validation, options)
 
     # Two fp32 implementations sum in different orders; what starts at 1e-6 grows with the steps.

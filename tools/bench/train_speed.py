@@ -2,8 +2,9 @@
 
 usage: train_speed.py SPILLWAY [--dtype fp32|bf16] [--steps N] [--repetitions N]
 
-GPT of 6 layers, width 384, 6 heads, context 256, batch 16, 256 tokens of vocabulary, clip 1.0, fused
-AdamW, activations kept, 2 threads. Runs alternate: Spillway, Spillway with state on disk, torch
+GPT of 6 layers, width 384, 6 heads, context 256, batch 16, 256 tokens of vocabulary, clip 1.0,
+fused AdamW, activations kept, 2 threads.
+Runs alternate: Spillway, Spillway with state on disk, torch
 eager, torch.compile, and so on, each in a process of its own, so that a noisy minute hits all.
 Prints one JSON line; tokens/s are medians over repetitions of the median step of a run.
 """
