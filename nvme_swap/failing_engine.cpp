@@ -82,12 +82,8 @@ bool FailingEngine::submit_one(const IoRequest& request) {
 bool FailingEngine::spoil(const IoRequest& request) {
   IoRequest changed = request;
   switch (fault_->action) {
-    case FaultAction::fail:
-      invent(request.tag, -std::int64_t{fault_->error});
-      return true;
-    case FaultAction::zero:
-      invent(request.tag, 0);
-      return true;
+    case FaultAction::fail: invent(request.tag, -std::int64_t{fault_->error}); return true;
+    case FaultAction::zero: invent(request.tag, 0); return true;
     case FaultAction::lose:
       invent(request.tag, static_cast<std::int64_t>(request.length));
       return true;

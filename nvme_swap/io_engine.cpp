@@ -11,12 +11,9 @@ namespace spillway::nvme_swap {
 
 std::string_view name_of(IoOperation operation) {
   switch (operation) {
-    case IoOperation::read:
-      return "read";
-    case IoOperation::write:
-      return "write";
-    case IoOperation::flush:
-      return "flush";
+    case IoOperation::read: return "read";
+    case IoOperation::write: return "write";
+    case IoOperation::flush: return "flush";
   }
   return "unknown";
 }

@@ -17,8 +17,8 @@ class DeviceSpan {
   constexpr DeviceSpan(T* address, std::size_t size) : address_(address), size_(size) {}
   /// Adds constness to the element, never removes it.
   template <class U>
-  requires(std::is_same_v<const U, T> && !std::is_same_v<U, T>) constexpr DeviceSpan(
-      DeviceSpan<U> other)  // NOLINT(google-explicit-constructor): as std::span
+    requires(std::is_same_v<const U, T> && !std::is_same_v<U, T>)
+  constexpr DeviceSpan(DeviceSpan<U> other)  // NOLINT(google-explicit-constructor): as std::span
       : address_(other.address()), size_(other.size()) {}
 
   [[nodiscard]] constexpr T* address() const { return address_; }

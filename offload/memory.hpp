@@ -34,10 +34,14 @@ class Memory {
 
   [[nodiscard]] Bytes size() const { return size_; }
 
-  [[nodiscard]] DeviceSpan<std::byte> device() const requires(kind == MemoryKind::device) {
+  [[nodiscard]] DeviceSpan<std::byte> device() const
+    requires(kind == MemoryKind::device)
+  {
     return {address_, size_.value()};
   }
-  [[nodiscard]] std::span<std::byte> host() const requires(kind == MemoryKind::pinned) {
+  [[nodiscard]] std::span<std::byte> host() const
+    requires(kind == MemoryKind::pinned)
+  {
     return {address_, size_.value()};
   }
 

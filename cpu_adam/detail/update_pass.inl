@@ -11,7 +11,6 @@ namespace {
 /// Parameters in one visit of the loop: a multiple of every vector width, and two cache lines of
 /// 16-bit parameters.
 inline constexpr std::size_t kVisit = 64;
-inline constexpr std::size_t kCacheLine = 64;
 
 /// How parameters leave: not at all, or by ordinary or non-temporal stores.
 enum class Output { none, store, stream };

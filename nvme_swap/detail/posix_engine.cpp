@@ -51,9 +51,7 @@ std::int64_t perform(const IoRequest& request) {
     case IoOperation::write:
       result = ::pwrite(request.file, request.data, request.length, offset);
       break;
-    case IoOperation::flush:
-      result = ::fdatasync(request.file);
-      break;
+    case IoOperation::flush: result = ::fdatasync(request.file); break;
   }
   return result < 0 ? -std::int64_t{errno} : std::int64_t{result};
 }

@@ -134,9 +134,7 @@ void TileStore::Implementation::start_stage(Stage stage) {
       break;
     }
     case Stage::record_flush:
-    case Stage::twin_flush:
-      start_transfer(ticket, IoOperation::flush, 0, 0, {});
-      break;
+    case Stage::twin_flush: start_transfer(ticket, IoOperation::flush, 0, 0, {}); break;
   }
   ++stage_jobs_;
 }

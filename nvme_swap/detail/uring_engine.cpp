@@ -143,9 +143,7 @@ class UringEngine final : public IoEngine {
       case IoOperation::write:
         io_uring_prep_write(&entry, index, request.data, length, request.offset.value());
         break;
-      case IoOperation::flush:
-        io_uring_prep_fsync(&entry, index, IORING_FSYNC_DATASYNC);
-        break;
+      case IoOperation::flush: io_uring_prep_fsync(&entry, index, IORING_FSYNC_DATASYNC); break;
     }
     io_uring_sqe_set_flags(&entry, IOSQE_FIXED_FILE);
     io_uring_sqe_set_data64(&entry, request.tag);

@@ -8,12 +8,9 @@ namespace spillway {
 
 std::string_view name_of(DType dtype) {
   switch (dtype) {
-    case DType::fp32:
-      return "fp32";
-    case DType::bf16:
-      return "bf16";
-    case DType::fp16:
-      return "fp16";
+    case DType::fp32: return "fp32";
+    case DType::bf16: return "bf16";
+    case DType::fp16: return "fp16";
   }
   return "unknown";
 }

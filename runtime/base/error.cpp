@@ -10,26 +10,16 @@ namespace spillway {
 
 std::string_view name_of(ErrorCode code) {
   switch (code) {
-    case ErrorCode::invalid_argument:
-      return "invalid_argument";
-    case ErrorCode::does_not_fit:
-      return "does_not_fit";
-    case ErrorCode::out_of_memory:
-      return "out_of_memory";
-    case ErrorCode::io_error:
-      return "io_error";
-    case ErrorCode::corrupt_data:
-      return "corrupt_data";
-    case ErrorCode::busy:
-      return "busy";
-    case ErrorCode::not_supported:
-      return "not_supported";
-    case ErrorCode::diverged:
-      return "diverged";
-    case ErrorCode::device_error:
-      return "device_error";
-    case ErrorCode::internal:
-      return "internal";
+    case ErrorCode::invalid_argument: return "invalid_argument";
+    case ErrorCode::does_not_fit: return "does_not_fit";
+    case ErrorCode::out_of_memory: return "out_of_memory";
+    case ErrorCode::io_error: return "io_error";
+    case ErrorCode::corrupt_data: return "corrupt_data";
+    case ErrorCode::busy: return "busy";
+    case ErrorCode::not_supported: return "not_supported";
+    case ErrorCode::diverged: return "diverged";
+    case ErrorCode::device_error: return "device_error";
+    case ErrorCode::internal: return "internal";
   }
   return "unknown";
 }

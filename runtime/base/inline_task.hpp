@@ -17,8 +17,8 @@ class InlineTask {
   InlineTask() = default;
 
   template <class Callable>
-  requires(std::is_invocable_v<Callable&> && !std::is_same_v<Callable, InlineTask>)
-      InlineTask(Callable callable)  // NOLINT(google-explicit-constructor): a task is its callable
+    requires(std::is_invocable_v<Callable&> && !std::is_same_v<Callable, InlineTask>)
+  InlineTask(Callable callable)  // NOLINT(google-explicit-constructor): a task is its callable
       : call_([](std::byte* storage) { (*std::launder(reinterpret_cast<Callable*>(storage)))(); }) {
     static_assert(std::is_trivially_copyable_v<Callable>, "capture pointers and numbers only");
     static_assert(sizeof(Callable) <= kCapacity, "capture a pointer to a struct instead");

@@ -140,9 +140,7 @@ class BlockBench {
     transformer().loss(arguments);
   }
 
-  [[nodiscard]] model::Transformer& transformer() const {
-    return request_.transformer;
-  }
+  [[nodiscard]] model::Transformer& transformer() const { return request_.transformer; }
 
   const CalibrationRequest& request_;
   std::unique_ptr<offload::Stream> stream_;
@@ -162,9 +160,8 @@ double total_flops(const plan::Workload& workload) {
 double update_rate(const CalibrationRequest& request) {
   const plan::Workload& w = request.workload;
   const DType gradient_dtype = plan::waiting_gradient_dtype(w);
-  const std::size_t count =
-      std::min<std::uint64_t>(request.options.tile_parameters,
-                              plan::gradient_slot_elements(w).value());
+  const std::size_t count = std::min<std::uint64_t>(request.options.tile_parameters,
+                                                    plan::gradient_slot_elements(w).value());
   const cpu_adam::Kernel& kernel = cpu_adam::find_kernel(
       request.options.isa.value_or(cpu_adam::best_isa()), gradient_dtype, w.compute);
   std::vector<float> state(3 * count, 0.0F);
@@ -223,8 +220,8 @@ void measure_disk(const CalibrationRequest& request, plan::MachineProfile& profi
       {.device_capacity = Bytes{}, .pinned_capacity = tile * std::uint64_t{kTiles}});
   const PinnedMemory buffer(*backend, tile * std::uint64_t{kTiles});
   std::memset(buffer.host().data(), 1, buffer.host().size());
-  const auto store = nvme_swap::TileStore::create(
-      options, {.tiles = std::vector<Bytes>(kTiles, tile)});
+  const auto store =
+      nvme_swap::TileStore::create(options, {.tiles = std::vector<Bytes>(kTiles, tile)});
   const auto slice = [&](std::uint32_t i) {
     return buffer.host().subspan(i * tile.value(), tile.value());
   };
@@ -247,13 +244,12 @@ void measure_disk(const CalibrationRequest& request, plan::MachineProfile& profi
 
 plan::MachineProfile calibrate(const CalibrationRequest& request) {
   const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
-  const auto backend = offload::make_host_backend(
-      {.device_capacity = unlimited,
-       .pinned_capacity = unlimited,
-       .link_gigabytes_per_second = request.options.host_link_gbps});
+  const auto backend =
+      offload::make_host_backend({.device_capacity = unlimited,
+                                  .pinned_capacity = unlimited,
+                                  .link_gigabytes_per_second = request.options.host_link_gbps});
   plan::MachineProfile profile;
-  profile.gpu_flops =
-      total_flops(request.workload) / BlockBench(request, *backend).whole_model();
+  profile.gpu_flops = total_flops(request.workload) / BlockBench(request, *backend).whole_model();
   profile.h2d = profile.d2h = copy_rate(request, *backend);
   profile.update = profile.gpu_update = update_rate(request);
   profile.op_overhead_seconds = kOpOverheadSeconds;

@@ -5,21 +5,21 @@
 #include <memory>
 
 #include "cpu_adam/adam.hpp"
-#include "offload/device_span.hpp"
 #include "offload/device_backend.hpp"
+#include "offload/device_span.hpp"
 #include "runtime/base/dtype.hpp"
 
 namespace spillway::engine {
 
 /// A block's gradient of one round: fp32 sums in, the waiting gradient out.
 struct RoundGradient {
-  offload::DeviceSpan<float> sums;              ///< [padded]; the padding is cleared
-  std::size_t parameters = 0;                   ///< without padding
-  offload::DeviceSpan<const float> tied;        ///< second use of the first elements, or empty
-  offload::DeviceSpan<std::byte> rounded;       ///< [padded] of dtype; may be `sums` itself
+  offload::DeviceSpan<float> sums;         ///< [padded]; the padding is cleared
+  std::size_t parameters = 0;              ///< without padding
+  offload::DeviceSpan<const float> tied;   ///< second use of the first elements, or empty
+  offload::DeviceSpan<std::byte> rounded;  ///< [padded] of dtype; may be `sums` itself
   DType dtype = DType::fp32;
-  offload::DeviceSpan<std::byte> home;          ///< device home, or empty
-  DType home_dtype = DType::fp32;
+  offload::DeviceSpan<std::byte> home;  ///< device home, or empty
+  bool sums_rounds = false;             ///< home is fp32 and adds up the rounds
   bool first_round = true;
 };
 

@@ -20,12 +20,12 @@ class HostDeviceMath final : public DeviceMath {
       cpu_adam::round_gradient(isa_, g.dtype, sums, g.rounded.address(), g.sums.size());
     }
     if (g.home.empty()) return;
-    if (g.home_dtype == g.dtype) {
-      std::copy_n(g.rounded.address(), g.home.size(), g.home.address());
-    } else {
+    if (g.sums_rounds) {
       auto* home = reinterpret_cast<float*>(g.home.address());
       cpu_adam::accumulate(isa_, g.dtype, g.rounded.address(), {home, g.sums.size()},
                            g.first_round);
+    } else {
+      std::copy_n(g.rounded.address(), g.home.size(), g.home.address());
     }
   }
 

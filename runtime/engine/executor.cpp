@@ -181,8 +181,8 @@ Exposed Executor::exposed() const {
       double hidden = 0;
       while (first < gpu.size() && timings_[gpu[first]].end <= start) ++first;
       for (std::size_t g = first; g < gpu.size() && timings_[gpu[g]].start < end; ++g) {
-        hidden += std::max(0.0, std::min(end, timings_[gpu[g]].end) -
-                                    std::max(start, timings_[gpu[g]].start));
+        hidden += std::max(
+            0.0, std::min(end, timings_[gpu[g]].end) - std::max(start, timings_[gpu[g]].start));
       }
       exposed[name] += end - start - hidden;
     }

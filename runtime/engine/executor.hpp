@@ -62,8 +62,8 @@ class Executor {
   enum class OpState : std::uint8_t { waiting, issued, complete };
   struct LaneQueue {
     std::vector<plan::OpIndex> ops;
-    std::size_t next = 0;                   // into ops: first not issued
-    std::vector<plan::OpIndex> in_flight;   // in issue order
+    std::size_t next = 0;                  // into ops: first not issued
+    std::vector<plan::OpIndex> in_flight;  // in issue order
     double last_end = 0;
   };
 

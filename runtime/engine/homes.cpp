@@ -143,8 +143,7 @@ DeviceSpan<float> Homes::accumulator(std::uint32_t block, std::uint32_t slot) {
 
 DeviceSpan<std::byte> Homes::rounded(std::uint32_t block, std::uint32_t slot) {
   if (workload_.compute == DType::fp32) return accumulator(block, slot).as<std::byte>();
-  const std::uint64_t stride =
-      plan::gradient_slot_elements(workload_).value() * compute_size();
+  const std::uint64_t stride = plan::gradient_slot_elements(workload_).value() * compute_size();
   return rounded_.device().subspan(slot * stride, padded(block) * compute_size());
 }
 
@@ -200,8 +199,7 @@ std::span<std::byte> Homes::host_gradient(std::uint32_t block) {
 }
 
 std::span<std::byte> Homes::landing(std::uint32_t block, std::uint32_t slot) {
-  const std::uint64_t stride =
-      plan::gradient_slot_elements(workload_).value() * compute_size();
+  const std::uint64_t stride = plan::gradient_slot_elements(workload_).value() * compute_size();
   return landing_.host().subspan(slot * stride, padded(block) * compute_size());
 }
 

@@ -32,8 +32,8 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
   model_ = make_model_runtime(config_, train);
   // The whole model is resident and every allocation below is its exact size: no budget to keep.
   const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
-  backend_ = offload::make_host_backend(
-      {.device_capacity = unlimited, .pinned_capacity = unlimited});
+  backend_ =
+      offload::make_host_backend({.device_capacity = unlimited, .pinned_capacity = unlimited});
   stream_ = backend_->make_stream("compute");
   const model::Transformer& transformer = *model_.transformer;
   const std::uint64_t rows = std::uint64_t{options_.batch} * options_.context;

@@ -10,8 +10,8 @@
 #include "offload/memory.hpp"
 #include "runtime/data/token_file.hpp"
 #include "runtime/engine/planning.hpp"
-#include "runtime/model/parameter_source.hpp"
 #include "runtime/engine/trainer.hpp"
+#include "runtime/model/parameter_source.hpp"
 
 namespace spillway::engine {
 

@@ -28,8 +28,8 @@ std::uint64_t kept_bytes(const std::filesystem::path& path, std::uint64_t last_s
   std::string line;
   while (std::getline(file, line) && !file.eof()) {
     const auto entry = nlohmann::json::parse(line, nullptr, false);
-    if (!entry.is_object() || !entry.contains("step") ||
-        !entry["step"].is_number_unsigned() || entry["step"] > last_step) {
+    if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_unsigned() ||
+        entry["step"] > last_step) {
       break;
     }
     kept += line.size() + 1;

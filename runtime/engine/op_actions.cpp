@@ -26,8 +26,7 @@ cpu_adam::UpdateRange slice(const cpu_adam::UpdateRange& whole, std::size_t offs
   part.master_out += offset;
   part.m_out += offset;
   part.v_out += offset;
-  part.parameters_out =
-      static_cast<std::byte*>(whole.parameters_out) + offset * size_of(parameter);
+  part.parameters_out = static_cast<std::byte*>(whole.parameters_out) + offset * size_of(parameter);
   part.count = count;
   return part;
 }
@@ -62,9 +61,8 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
       return count(op.kind, source.size());
     }
     case OpKind::download_grads: {
-      const auto target = resources_.workload.rounds > 1
-                              ? homes.landing(op.block, op.gradient_slot)
-                              : homes.host_gradient(op.block);
+      const auto target = resources_.workload.rounds > 1 ? homes.landing(op.block, op.gradient_slot)
+                                                         : homes.host_gradient(op.block);
       stream.download(target, homes.rounded(op.block, op.gradient_slot));
       return count(op.kind, target.size());
     }
@@ -203,7 +201,7 @@ void OpActions::round_gradient(const Op& op) {
   if (resources_.placement.blocks[op.block].state == Tier::device) {
     gradient.home = homes.device_gradient(op.block);
   }
-  gradient.home_dtype = gradient_dtype_;
+  gradient.sums_rounds = resources_.workload.rounds > 1;
   gradient.first_round = op.round == 0;
   resources_.device_math.round(gradient);
 }

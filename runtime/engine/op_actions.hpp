@@ -43,7 +43,7 @@ class OpActions final : public OpPerformer {
 
   /// Decisions of the control thread, set between plans.
   struct Step {
-    bool training = false;          ///< a backward follows: kept activations are saved
+    bool training = false;  ///< a backward follows: kept activations are saved
     PendingUpdate update;
     float loss_gradient_scale = 0;  ///< loss scale / targets of the step
     bool commit_due = false;

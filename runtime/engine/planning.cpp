@@ -37,11 +37,14 @@ std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
     for (std::uint32_t micro = options.micro_batch / 2; micro >= 1; micro /= 2) {
       const std::uint32_t factor = options.micro_batch / micro;
       if (micro * factor != options.micro_batch) continue;
-      add(fmt::format("train_micro_batch_size_per_gpu {} with gradient_accumulation_steps {}",
-                      micro, options.gradient_accumulation_steps * factor),
+      // As many rounds more, so that fewer activations wait on the device at once.
+      add(fmt::format("train_micro_batch_size_per_gpu {}, gradient_accumulation_steps {} and "
+                      "spillway.rounds {}",
+                      micro, options.gradient_accumulation_steps * factor, options.rounds * factor),
           [&](TrainOptions& o) {
             o.micro_batch = micro;
             o.gradient_accumulation_steps *= factor;
+            o.rounds *= factor;
           });
     }
     for (std::uint32_t rounds = 2; rounds <= options.gradient_accumulation_steps; ++rounds) {
@@ -76,8 +79,8 @@ std::string flag_of(Tier tier) {
 void resolve(TrainOptions& options, const model::ModelConfig& config) {
   if (options.context == 0) options.context = config.max_context;
   check(options.context <= config.max_context, ErrorCode::invalid_argument,
-        fmt::format("a context of {} tokens, and the model's positions end at {}",
-                    options.context, config.max_context));
+        fmt::format("a context of {} tokens, and the model's positions end at {}", options.context,
+                    config.max_context));
   check(!config.sliding_window || *config.sliding_window >= options.context,
         ErrorCode::not_supported,
         fmt::format("sliding_window {} is shorter than the context of {}; sliding-window attention "
@@ -89,6 +92,10 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
   check(options.update != UpdateMode::immediate, ErrorCode::not_supported,
         "spillway.update immediate: this version updates in deferred mode only, which gives the "
         "same bits; use \"auto\"");
+  check(options.save_every == 0, ErrorCode::not_supported,
+        fmt::format("spillway.save_every {}: this version keeps the last commit only; export "
+                    "what you want to keep",
+                    options.save_every));
   validate(options);
 }
 
@@ -114,11 +121,11 @@ plan::Budgets make_budgets(const TrainOptions& options, const std::filesystem::p
   const auto free = static_cast<double>(memory.available().value()) * kShareOfFreeMemory;
   plan::Budgets budgets;
   // The host backend's device memory and host memory come from the same DRAM.
-  const double device = options.device_memory ? static_cast<double>(options.device_memory->value())
-                                              : free / 2;
+  const double device =
+      options.device_memory ? static_cast<double>(options.device_memory->value()) : free / 2;
   budgets.device = Bytes{static_cast<std::uint64_t>(device)};
-  budgets.host = options.host_memory.value_or(
-      Bytes{static_cast<std::uint64_t>(std::max(free - device, 0.0))});
+  budgets.host =
+      options.host_memory.value_or(Bytes{static_cast<std::uint64_t>(std::max(free - device, 0.0))});
   for (std::filesystem::path directory : state_directories(options, run)) {
     directory = std::filesystem::absolute(directory);
     while (!std::filesystem::exists(directory) && directory.has_relative_path()) {
@@ -135,8 +142,8 @@ plan::Placement place(const model::ModelConfig& config, const TrainOptions& opti
   if (auto* placement = std::get_if<plan::Placement>(&choice)) return std::move(*placement);
   const plan::Shortage shortage = std::get<plan::Shortage>(choice);
 
-  std::vector<std::string> advice{fmt::format("{} of at least {}", flag_of(shortage.tier),
-                                              format_bytes(shortage.needed))};
+  std::vector<std::string> advice{
+      fmt::format("{} of at least {}", flag_of(shortage.tier), format_bytes(shortage.needed))};
   for (const Remedy& remedy : remedies(options, shortage.tier)) {
     const ModelRuntime runtime = make_model_runtime(config, remedy.options);
     const plan::Workload changed = make_workload(config, *runtime.transformer, remedy.options);

@@ -57,7 +57,8 @@ json mathematics(const TrainOptions& options) {
 void RunDirectory::write_config(const RunConfig& config) const {
   json document;
   document["format"] = 1;
-  document["model"] = json::parse(model::to_config_json(config.model, name_of(config.options.compute)));
+  document["model"] =
+      json::parse(model::to_config_json(config.model, name_of(config.options.compute)));
   document["train"] = json::parse(to_config_json(config.options));
   document["data"] = config.data;
   document["data_fingerprint"] = fmt::format("{:016x}", config.data_fingerprint);
@@ -118,8 +119,8 @@ void check_same_mathematics(const RunConfig& recorded, const RunConfig& now) {
     const auto value = [&](const json& document) {
       return document.contains(pointer) ? document[pointer].dump() : std::string("absent");
     };
-    differences.push_back(fmt::format("{}: {} in the run, {} now", path.substr(1), value(before),
-                                      value(after)));
+    differences.push_back(
+        fmt::format("{}: {} in the run, {} now", path.substr(1), value(before), value(after)));
   }
   model::ModelConfig model_before = recorded.model;
   model::ModelConfig model_after = now.model;

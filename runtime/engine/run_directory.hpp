@@ -17,7 +17,7 @@ namespace spillway::engine {
 struct RunConfig {
   model::ModelConfig model;
   TrainOptions options;
-  std::string data;                  ///< the data directory, as given
+  std::string data;                    ///< the data directory, as given
   std::uint64_t data_fingerprint = 0;  ///< of the training tokens; resume compares it
 };
 

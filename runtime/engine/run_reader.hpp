@@ -18,8 +18,8 @@ namespace spillway::engine {
 
 class RunReader final : public model::ParameterSource {
  public:
-  /// Throws `Error{invalid_argument}` if there is no run or no committed step, `Error{busy}` while a
-  /// process trains it, `Error{corrupt_data}` if its state is not what was written.
+  /// Throws `Error{invalid_argument}` if there is no run or no committed step, `Error{busy}` while
+  /// a process trains it, `Error{corrupt_data}` if its state is not what was written.
   explicit RunReader(const std::filesystem::path& run);
 
   [[nodiscard]] const RunConfig& config() const { return config_; }

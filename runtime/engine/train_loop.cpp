@@ -77,14 +77,12 @@ std::uint64_t steps_of(const TrainOptions& options, const data::Sampler& sampler
 }
 
 /// Steps between commits so that writing all state costs `kCommitShare` of them.
-std::uint64_t planned_commit_every(const plan::Workload& workload,
-                                   const plan::Placement& placement,
+std::uint64_t planned_commit_every(const plan::Workload& workload, const plan::Placement& placement,
                                    const plan::MachineProfile& profile, double step_seconds) {
   double bytes = 0;
   for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
     if (placement.blocks[b].state == plan::Tier::nvme) continue;
-    const Bytes state =
-        plan::state_bytes(placement.format, workload.blocks[b].padded_parameters);
+    const Bytes state = plan::state_bytes(placement.format, workload.blocks[b].padded_parameters);
     bytes += static_cast<double>(state.value());
   }
   if (bytes == 0) return 1;
@@ -219,8 +217,7 @@ void Loop::open() {
   if (resumes_) {
     const RunConfig recorded = run_.read_config();
     // A schedule that was to end with the run keeps the end that it started with.
-    options_.schedule = resolve_schedule(
-        options_.schedule, recorded.options.schedule.total_steps);
+    options_.schedule = resolve_schedule(options_.schedule, recorded.options.schedule.total_steps);
     now.options = options_;
     check_same_mathematics(recorded, now);
     return;
@@ -257,8 +254,7 @@ void Loop::create_trainer() {
   trainer_ = std::make_unique<Trainer>(config_, options_, placement_, budgets_, std::move(model_),
                                        workload_, store_options_, resumes_);
   if (!resumes_) {
-    trainer_->initialize(
-        *initial_parameters(request_, config_, trainer_->layout(), options_.seed));
+    trainer_->initialize(*initial_parameters(request_, config_, trainer_->layout(), options_.seed));
   }
   metrics_.emplace(run_.metrics(), trainer_->state().step);
   trace_.emplace(trainer_->step_plan().ops.size());
@@ -312,9 +308,9 @@ void Loop::finish() {
   report_.predicted_step_seconds = prediction_.step_seconds;
   report_.measured_step_seconds = median(step_seconds_);
   if (report_.measured_step_seconds > 0) {
-    report_.tokens_per_second = static_cast<double>(workload_.tokens * workload_.micro_batches *
-                                                    workload_.rounds) /
-                                report_.measured_step_seconds;
+    report_.tokens_per_second =
+        static_cast<double>(workload_.tokens * workload_.micro_batches * workload_.rounds) /
+        report_.measured_step_seconds;
   }
   const auto device = trainer.backend().usage(offload::MemoryKind::device);
   report_.device_high_water = device.high_water;

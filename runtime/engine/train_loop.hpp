@@ -17,11 +17,11 @@
 namespace spillway::engine {
 
 struct TrainRequest {
-  std::optional<model::ModelConfig> model;      ///< absent: from `from`, or the run when resuming
+  std::optional<model::ModelConfig> model;  ///< absent: from `from`, or the run when resuming
   TrainOptions options;
-  std::filesystem::path data;                   ///< train.bin, val.bin, meta.json
+  std::filesystem::path data;  ///< train.bin, val.bin, meta.json
   std::filesystem::path run;
-  std::optional<std::filesystem::path> from;    ///< HF checkpoint; absent: random initialisation
+  std::optional<std::filesystem::path> from;  ///< HF checkpoint; absent: random initialisation
   bool resume = false;
 };
 
@@ -43,16 +43,17 @@ class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
   virtual void planned(const TrainPlan& plan) = 0;
-  virtual void stepped(const StepResult& result, const Exposed& exposed, const Trainer& trainer) = 0;
+  virtual void stepped(const StepResult& result, const Exposed& exposed,
+                       const Trainer& trainer) = 0;
   virtual void evaluated(std::uint64_t step, const Evaluation& evaluation) = 0;
 };
 
 /// The run in numbers, also written to RUN/report.json.
 struct TrainReport {
-  std::uint64_t steps = 0;           ///< done by this process
+  std::uint64_t steps = 0;  ///< done by this process
   std::uint64_t last_step = 0;
   double last_loss = 0;
-  std::optional<double> val_loss;    ///< after the last step, with all updates applied
+  std::optional<double> val_loss;  ///< after the last step, with all updates applied
   double predicted_step_seconds = 0;
   double measured_step_seconds = 0;  ///< median
   double tokens_per_second = 0;

@@ -24,9 +24,8 @@ constexpr std::int32_t kIgnoredTarget = -1;
 }  // namespace
 
 Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
-                 const plan::Placement& placement, const plan::Budgets& budgets,
-                 ModelRuntime model, plan::Workload workload,
-                 const nvme_swap::StoreOptions& store_options, bool resume)
+                 const plan::Placement& placement, const plan::Budgets& budgets, ModelRuntime model,
+                 plan::Workload workload, const nvme_swap::StoreOptions& store_options, bool resume)
     : config_(config),
       options_(options),
       workload_(std::move(workload)),
@@ -46,26 +45,25 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
   for (const plan::Tile& tile : homes_->tiles()) {
     layout.tiles.push_back(plan::state_bytes(placement_.format, tile.count));
   }
-  store_ = resume ? nvme_swap::TileStore::open(opened)
-                  : nvme_swap::TileStore::create(opened, layout);
+  store_ =
+      resume ? nvme_swap::TileStore::open(opened) : nvme_swap::TileStore::create(opened, layout);
   check(store_->layout().tiles == layout.tiles, ErrorCode::corrupt_data,
         "the run's state was written with another model, tile size or state format");
 
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = options_.threads, .wake = &wake_});
   streams_ = std::make_unique<Streams>(*backend_);
-  actions_ = std::make_unique<OpActions>(OpResources{
-      .workload = workload_,
-      .placement = placement_,
-      .homes = *homes_,
-      .transformer = *model_.transformer,
-      .device_math = *device_math_,
-      .workers = *workers_,
-      .store = *store_,
-      .isa = isa,
-      .decayed = decayed_parameters(model_.transformer->layout(), options_.decay)});
-  state_io_ =
-      std::make_unique<StateIo>(workload_, placement_, *homes_, *streams_, *store_, isa);
+  actions_ = std::make_unique<OpActions>(
+      OpResources{.workload = workload_,
+                  .placement = placement_,
+                  .homes = *homes_,
+                  .transformer = *model_.transformer,
+                  .device_math = *device_math_,
+                  .workers = *workers_,
+                  .store = *store_,
+                  .isa = isa,
+                  .decayed = decayed_parameters(model_.transformer->layout(), options_.decay)});
+  state_io_ = std::make_unique<StateIo>(workload_, placement_, *homes_, *streams_, *store_, isa);
 
   step_plan_ = plan::build_training_step(workload_, placement_);
   flush_plan_ = plan::build_flush(workload_, placement_);
@@ -135,11 +133,10 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
   OpActions::Step& step = actions_->step();
   step.training = true;
   step.update = pending_;
-  step.loss_gradient_scale =
-      static_cast<float>(result.scale / static_cast<double>(result.tokens));
+  step.loss_gradient_scale = static_cast<float>(result.scale / static_cast<double>(result.tokens));
   // Inside this plan the previous step's update lands, and with it that step becomes committable.
-  const bool due = state_.step > 0 && state_.step % std::max<std::uint64_t>(
-                                                        options_.commit_every, 1) == 0;
+  const bool due =
+      state_.step > 0 && state_.step % std::max<std::uint64_t>(options_.commit_every, 1) == 0;
   prepare_commit(due && commits_in_step());
   step_executor_->run(*actions_);
   if (step.commit_due) committed_step_ = state_.step;
@@ -150,8 +147,7 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
   state_.cursor += std::uint64_t{options_.micro_batch} * options_.gradient_accumulation_steps;
   result.step = ++state_.step;
   decide(result);
-  result.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
 }
 

@@ -20,14 +20,14 @@ namespace spillway::engine {
 
 /// What one step did. `loss` is the mean over the step's targets before the update.
 struct StepResult {
-  std::uint64_t step = 0;   ///< from 1
+  std::uint64_t step = 0;  ///< from 1
   double loss = 0;
-  double grad_norm = 0;     ///< unscaled, before clipping
-  double lr = 0;            ///< of this step's update; it is applied unless `skipped`
-  double scale = 1;         ///< loss scale of this step
-  std::uint64_t tokens = 0; ///< targets
+  double grad_norm = 0;      ///< unscaled, before clipping
+  double lr = 0;             ///< of this step's update; it is applied unless `skipped`
+  double scale = 1;          ///< loss scale of this step
+  std::uint64_t tokens = 0;  ///< targets
   double seconds = 0;
-  bool skipped = false;     ///< a gradient was not finite: state unchanged
+  bool skipped = false;  ///< a gradient was not finite: state unchanged
 };
 
 struct Evaluation {

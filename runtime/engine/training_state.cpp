@@ -48,9 +48,9 @@ TrainingState decode(std::span<const std::byte> bytes) {
         fmt::format("a commit record carries {} bytes of training state; this version writes {}",
                     bytes.size(), sizeof record));
   std::memcpy(&record, bytes.data(), sizeof record);
-  check(record.version == kVersion, ErrorCode::corrupt_data,
-        fmt::format("training state of version {}; this version reads {}", record.version,
-                    kVersion));
+  check(
+      record.version == kVersion, ErrorCode::corrupt_data,
+      fmt::format("training state of version {}; this version reads {}", record.version, kVersion));
   TrainingState state;
   state.step = record.step;
   state.updates = record.updates;

@@ -38,10 +38,11 @@ struct BackwardArguments {
   offload::DeviceSpan<const std::byte> parameters;  ///< empty for the embedding
   offload::DeviceSpan<const std::int32_t> tokens;
   offload::DeviceSpan<const std::byte> input;
-  offload::DeviceSpan<const std::byte> saved;       ///< as forward filled it
-  offload::DeviceSpan<std::byte> boundary_gradient; ///< [T, W] C: of the output in, of the input out
-  offload::DeviceSpan<float> gradients;             ///< [padded] fp32
-  bool first = false;                               ///< true: overwrite `gradients`; false: add
+  offload::DeviceSpan<const std::byte> saved;  ///< as forward filled it
+  offload::DeviceSpan<std::byte>
+      boundary_gradient;                 ///< [T, W] C: of the output in, of the input out
+  offload::DeviceSpan<float> gradients;  ///< [padded] fp32
+  bool first = false;                    ///< true: overwrite `gradients`; false: add
   offload::DeviceSpan<std::byte> workspace;
 };
 
@@ -53,9 +54,9 @@ struct LossArguments {
   offload::DeviceSpan<double> loss_sum;                  ///< [1], sum over targets, overwritten
   /// d(objective)/d(loss of one target): loss scale / targets in the step.
   float gradient_scale = 0;
-  offload::DeviceSpan<std::byte> boundary_gradient;      ///< [T, W] C out; empty: loss only
-  offload::DeviceSpan<float> gradients;                  ///< head block [padded] fp32
-  offload::DeviceSpan<float> tied_gradients;             ///< [vocab * W] fp32, for a tied head
+  offload::DeviceSpan<std::byte> boundary_gradient;  ///< [T, W] C out; empty: loss only
+  offload::DeviceSpan<float> gradients;              ///< head block [padded] fp32
+  offload::DeviceSpan<float> tied_gradients;         ///< [vocab * W] fp32, for a tied head
   bool first = false;
   offload::DeviceSpan<std::byte> workspace;
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/base/error.hpp"
+
 namespace spillway::plan {
 namespace {
 
@@ -11,12 +13,16 @@ class Chooser {
       : workload_(workload), budgets_(budgets), request_(request) {}
 
   std::variant<Placement, Shortage> choose() {
-    if (device_only_is_allowed()) {
+    check(request_.state != Tier::device || request_.resident != false, ErrorCode::invalid_argument,
+          "state on the device and streamed parameters exclude each other: the device updates "
+          "parameters where they live; ask for state on the host, or for resident parameters");
+    if (request_.state.value_or(Tier::device) == Tier::device && request_.resident != false) {
       Placement everything = uniform(true, Tier::device, request_.keep.value_or(true));
-      if (fits(everything, Tier::device)) return checked(everything);
+      if (fits(everything, Tier::device)) return finished(everything);
       if (request_.state == Tier::device) {
-        everything = uniform(true, Tier::device, request_.keep.value_or(false));
-        return checked(everything);
+        everything = uniform(true, Tier::device, request_.keep == true);
+        fill_device(everything);
+        return finished(everything);
       }
     }
     Placement placement = uniform(request_.resident.value_or(false),
@@ -24,25 +30,33 @@ class Chooser {
     shrink_slots(placement);
     if (!request_.state) spill_state(placement);
     fill_device(placement);
-    return checked(placement);
+    return finished(placement);
   }
 
  private:
-  [[nodiscard]] bool device_only_is_allowed() const {
-    return request_.state.value_or(Tier::device) == Tier::device && request_.resident != false;
+  /// A tied head needs its own parameters and those of block 0 at once.
+  [[nodiscard]] std::uint32_t least_parameter_slots(const Placement& placement) const {
+    const bool pair = workload_.tied_head && !placement.blocks.front().resident &&
+                      !placement.blocks.back().resident;
+    return pair ? 2 : 1;
   }
-
-  [[nodiscard]] std::uint32_t least_parameter_slots() const { return workload_.tied_head ? 2 : 1; }
 
   [[nodiscard]] Placement uniform(bool resident, Tier state, bool keep) const {
     Placement placement;
     placement.order = request_.order;
     placement.format = request_.format;
-    placement.tile_parameters = request_.tile_parameters;
-    placement.parameter_slots = std::max(request_.prefetch + 1, least_parameter_slots());
+    // The same tiles, and no staging buffer larger than the largest of them.
+    placement.tile_parameters =
+        std::min(request_.tile_parameters, gradient_slot_elements(workload_));
     const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
-    if (request_.order == WorkOrder::micro_batch_major) placement.gradient_slots = blocks;
     placement.blocks.assign(blocks, {.resident = resident, .state = state, .keep = keep});
+    placement.parameter_slots = std::max(request_.prefetch + 1, least_parameter_slots(placement));
+    if (request_.order == WorkOrder::micro_batch_major) {
+      placement.gradient_slots = blocks;
+    } else if (state == Tier::device) {
+      placement.gradient_slots = 1;  // no download that a second one could hide
+    }
+    if (state == Tier::host) placement.state_slots = 1;  // nothing of a step is staged
     return placement;
   }
 
@@ -60,25 +74,38 @@ class Chooser {
     return needed(placement, tier) <= budget(tier);
   }
 
-  /// Gives up prefetch, then the second gradient slot, where the device is too small for them.
+  /// Gives up what only hides time where the device is too small for it: prefetch, the second
+  /// gradient slot, the second parameter slot of a tied head.
   void shrink_slots(Placement& placement) const {
-    while (!fits(placement, Tier::device) &&
-           placement.parameter_slots > least_parameter_slots()) {
+    const auto too_large = [&] { return !fits(placement, Tier::device); };
+    while (too_large() && placement.parameter_slots > least_parameter_slots(placement)) {
       --placement.parameter_slots;
     }
-    if (!fits(placement, Tier::device) && request_.order == WorkOrder::layer_major) {
-      placement.gradient_slots = 1;
+    if (too_large() && request_.order == WorkOrder::layer_major) placement.gradient_slots = 1;
+    if (too_large() && least_parameter_slots(placement) == 2 && !request_.resident) {
+      // A resident home for the smaller of the pair costs no more than a slot for the larger.
+      const auto size = [](const BlockShape& block) { return block.padded_parameters; };
+      const bool head = size(workload_.blocks.back()) <= size(workload_.blocks.front());
+      (head ? placement.blocks.back() : placement.blocks.front()).resident = true;
+      placement.parameter_slots = 1;
     }
   }
 
   void spill_state(Placement& placement) const {
+    if (fits(placement, Tier::host)) return;
+    placement.state_slots = Placement().state_slots;
     for (std::size_t b = placement.blocks.size(); b-- > 0 && !fits(placement, Tier::host);) {
       placement.blocks[b].state = Tier::nvme;
     }
   }
 
+  /// Gives up read-ahead of state where the host is too small for it.
+  void shrink_staging(Placement& placement) const {
+    while (!fits(placement, Tier::host) && placement.state_slots > 1) --placement.state_slots;
+  }
+
   void fill_device(Placement& placement) const {
-    const auto try_each = [&](bool BlockPlacement::* property, std::size_t end) {
+    const auto try_each = [&](bool BlockPlacement::*property, std::size_t end) {
       for (std::size_t b = end; b-- > 0;) {
         const bool before = placement.blocks[b].*property;
         placement.blocks[b].*property = true;
@@ -90,7 +117,8 @@ class Chooser {
     if (!request_.resident) try_each(&BlockPlacement::resident, placement.blocks.size());
   }
 
-  [[nodiscard]] std::variant<Placement, Shortage> checked(const Placement& placement) const {
+  [[nodiscard]] std::variant<Placement, Shortage> finished(Placement placement) const {
+    shrink_staging(placement);
     for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
       if (!fits(placement, tier)) return Shortage{tier, needed(placement, tier), budget(tier)};
     }
@@ -104,8 +132,7 @@ class Chooser {
 
 }  // namespace
 
-std::variant<Placement, Shortage> choose_placement(const Workload& workload,
-                                                   const Budgets& budgets,
+std::variant<Placement, Shortage> choose_placement(const Workload& workload, const Budgets& budgets,
                                                    const PlacementRequest& request) {
   return Chooser(workload, budgets, request).choose();
 }

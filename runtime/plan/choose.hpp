@@ -12,13 +12,13 @@ namespace spillway::plan {
 
 /// What the user asked for; an empty option is the planner's choice.
 struct PlacementRequest {
-  std::optional<Tier> state;          ///< home of all optimizer state
-  std::optional<bool> resident;       ///< all parameters on the device, or none
-  std::optional<bool> keep;           ///< all activations kept, or all recomputed
+  std::optional<Tier> state{};     ///< home of all optimizer state
+  std::optional<bool> resident{};  ///< all parameters on the device, or none
+  std::optional<bool> keep{};      ///< all activations kept, or all recomputed
   WorkOrder order = WorkOrder::layer_major;
   StateFormat format = StateFormat::fp32;
   ElementCount tile_parameters{2u << 20};
-  std::uint32_t prefetch = 1;         ///< blocks uploaded ahead; slots = prefetch + 1
+  std::uint32_t prefetch = 1;  ///< blocks uploaded ahead; slots = prefetch + 1
 };
 
 /// The least that the request needs of one tier, and what the budget gives.
@@ -33,7 +33,9 @@ struct Shortage {
 /// Order of preference: everything on the device; else state off the device, activations kept for
 /// as many blocks as fit (recomputation costs FLOPs that nothing hides), then parameters resident
 /// for as many blocks as fit (streaming is hidden behind compute while there are enough tokens).
-/// State goes to the host, and to nvme for the blocks that do not fit there.
+/// State goes to the host, and to nvme for the blocks that do not fit there. Slots that only hide
+/// time (prefetch, the second gradient slot, staging beyond one tile) are given up before the
+/// request is. Throws `Error{invalid_argument}` for device state with streamed parameters.
 [[nodiscard]] std::variant<Placement, Shortage> choose_placement(const Workload& workload,
                                                                  const Budgets& budgets,
                                                                  const PlacementRequest& request);

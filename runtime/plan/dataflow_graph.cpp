@@ -33,12 +33,9 @@ std::vector<Neighbour> neighbours(const DataflowGraph& graph, std::uint32_t node
 
 std::string_view name_of_work(Work work) {
   switch (work) {
-    case Work::none:
-      return "data";
-    case Work::model:
-      return "O(M)";
-    case Work::model_times_batch:
-      return "O(M*B)";
+    case Work::none: return "data";
+    case Work::model: return "O(M)";
+    case Work::model_times_batch: return "O(M*B)";
   }
   return "?";
 }

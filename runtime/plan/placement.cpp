@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/theory.hpp"
 
 namespace spillway::plan {
 namespace {
@@ -106,14 +107,8 @@ bool Placement::any_streamed() const {
 }
 
 Bytes state_bytes(StateFormat format, ElementCount parameters) {
-  const std::uint64_t n = parameters.value();
-  switch (format) {
-    case StateFormat::fp32: return Bytes{n * 12};                   // master, m, v
-    case StateFormat::split: return Bytes{n * 12};                  // p16, remainder, m, v
-    case StateFormat::bf16: return Bytes{n * 8};                    // p16, remainder, m, v
-    case StateFormat::int8: return Bytes{n * 6 + n / 256 * 2 * 4};  // and two fp32 scales per 256
-  }
-  return Bytes{};
+  // An fp32 master, or the two halves of one: 16-bit parameters and their remainder.
+  return Bytes{parameters.value() * 4} + moment_bytes(format, parameters) * 2U;
 }
 
 ElementCount parameter_slot_elements(const Workload& workload, const Placement& placement) {

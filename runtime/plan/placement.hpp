@@ -24,9 +24,9 @@ struct Placement {
   WorkOrder order = WorkOrder::layer_major;
   StateFormat format = StateFormat::fp32;
   ElementCount tile_parameters{2u << 20};
-  std::uint32_t parameter_slots = 2;   ///< device homes shared by the streamed blocks
-  std::uint32_t gradient_slots = 2;    ///< device fp32 accumulators
-  std::uint32_t state_slots = 4;       ///< host staging buffers for tiles on nvme
+  std::uint32_t parameter_slots = 2;  ///< device homes shared by the streamed blocks
+  std::uint32_t gradient_slots = 2;   ///< device fp32 accumulators
+  std::uint32_t state_slots = 4;      ///< host staging buffers for tiles on nvme
 
   [[nodiscard]] bool any_state(Tier tier) const;
   [[nodiscard]] bool any_streamed() const;

@@ -207,16 +207,11 @@ double work_seconds(const MachineProfile& profile, const Op& op) {
       const double memory = profile.gpu_update > 0 ? bytes / profile.gpu_update : 0;
       return std::max(seconds_of(op.flops, profile.gpu_flops, "gpu_flops"), memory);
     }
-    case Lane::h2d:
-      return seconds_of(bytes, profile.h2d, "h2d");
-    case Lane::d2h:
-      return seconds_of(bytes, profile.d2h, "d2h");
-    case Lane::cpu:
-      return seconds_of(bytes, profile.update, "update");
-    case Lane::nvme_read:
-      return seconds_of(bytes, profile.nvme_read, "nvme_read");
-    case Lane::nvme_write:
-      return seconds_of(bytes, profile.nvme_write, "nvme_write");
+    case Lane::h2d: return seconds_of(bytes, profile.h2d, "h2d");
+    case Lane::d2h: return seconds_of(bytes, profile.d2h, "d2h");
+    case Lane::cpu: return seconds_of(bytes, profile.update, "update");
+    case Lane::nvme_read: return seconds_of(bytes, profile.nvme_read, "nvme_read");
+    case Lane::nvme_write: return seconds_of(bytes, profile.nvme_write, "nvme_write");
   }
   return 0;
 }

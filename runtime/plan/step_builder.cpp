@@ -1,9 +1,9 @@
 #include "runtime/plan/step_builder.hpp"
 
-#include <algorithm>
 #include <initializer_list>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/op_traffic.hpp"
 
 namespace spillway::plan {
 namespace {
@@ -31,13 +31,18 @@ class Builder {
         staging_user_(placement.state_slots, kNone) {
     SPILLWAY_ASSERT(placement.blocks.size() == workload.blocks.size());
     SPILLWAY_ASSERT(workload.blocks.size() >= 2 && placement.gradient_slots >= 1);
-    const bool needs_pair = workload.tied_head && !placement.blocks[0].resident &&
-                            !placement.blocks.back().resident;
+    const bool needs_pair =
+        workload.tied_head && !placement.blocks[0].resident && !placement.blocks.back().resident;
     SPILLWAY_ASSERT(!placement.any_streamed() || placement.parameter_slots >= (needs_pair ? 2 : 1));
+    SPILLWAY_ASSERT(placement.state_slots >= 1);
+    for (const BlockPlacement& block : placement.blocks) {
+      // The device updates parameters where they live.
+      SPILLWAY_ASSERT(block.state != Tier::device || block.resident);
+    }
   }
 
-  void pending_update();
-  void round(std::uint32_t round);
+  void flush();
+  void training();
   void evaluation();
   void snapshot();
   StepPlan take() { return std::move(plan_); }
@@ -48,6 +53,8 @@ class Builder {
   Op tile_op(OpKind kind, Lane lane, std::uint32_t tile) const;
 
   void update_tile(std::uint32_t tile);
+  void update_block(std::uint32_t block);
+  void round(std::uint32_t round);
   OpIndex acquire_parameters(std::uint32_t block, std::uint32_t& slot);
   void release_parameters(std::uint32_t slot, OpIndex user);
   std::uint32_t acquire_gradient(std::uint32_t block, std::uint32_t first_micro_batch);
@@ -55,9 +62,10 @@ class Builder {
   void visit_forward(std::uint32_t block, MicroBatches range);
   void visit_loss(MicroBatches range, bool train);
   void visit_backward(std::uint32_t block, MicroBatches range);
-  void pass(MicroBatches range);
+  void pass(MicroBatches range, bool update_first);
   void finish_gradient(std::uint32_t block);
   void append_norms(std::uint32_t block, Lane lane, OpIndex landed);
+  void append_step_commit();
   void append_commit();
 
   [[nodiscard]] std::uint32_t head() const {
@@ -71,14 +79,14 @@ class Builder {
   const Placement& placement_;
   StepPlan plan_;
   std::vector<Tile> tiles_;
-  std::vector<OpIndex> ready_;           // block: the op after which its home copy may be read
-  std::vector<OpIndex> last_update_;     // block: its last update op
-  std::vector<OpIndex> parameter_user_;  // slot: last op that reads it
-  std::vector<OpIndex> gradient_reader_; // slot: last op that reads it
-  std::vector<OpIndex> landing_reader_;  // host landing slot: last op that reads it
+  std::vector<OpIndex> ready_;                // block: the op after which its home copy may be read
+  std::vector<OpIndex> last_update_;          // block: its last update op
+  std::vector<OpIndex> parameter_user_;       // slot: last op that reads it
+  std::vector<OpIndex> gradient_reader_;      // slot: last op that reads it
+  std::vector<OpIndex> landing_reader_;       // host landing slot: last op that reads it
   std::vector<std::uint32_t> gradient_slot_;  // block: slot of the visit under way
-  std::vector<OpIndex> staging_user_;    // slot: last op that uses it
-  std::vector<OpIndex> writes_;          // since the last commit
+  std::vector<OpIndex> staging_user_;         // slot: last op that uses it
+  std::vector<OpIndex> writes_;               // since the last commit
   std::uint32_t parameter_visits_ = 0;
   std::uint32_t gradient_visits_ = 0;
   std::uint32_t staging_visits_ = 0;
@@ -90,8 +98,7 @@ OpIndex Builder::append(Op op, std::initializer_list<OpIndex> dependencies) {
   for (const OpIndex dependency : dependencies) {
     if (dependency != kNone) plan_.dependencies.push_back(dependency);
   }
-  op.dependency_count =
-      static_cast<std::uint32_t>(plan_.dependencies.size()) - op.first_dependency;
+  op.dependency_count = static_cast<std::uint32_t>(plan_.dependencies.size()) - op.first_dependency;
   op.round = round_;
   plan_.ops.push_back(op);
   return static_cast<OpIndex>(plan_.ops.size() - 1);
@@ -119,10 +126,7 @@ void Builder::update_tile(std::uint32_t tile) {
   const Tier home = placement_.blocks[block].state;
   Op update = tile_op(OpKind::update, home == Tier::device ? Lane::gpu : Lane::cpu, tile);
   update.if_pending = true;
-  // theory.md, "Traffic of the update": state read and written, gradient read, parameters written.
-  update.bytes = state_bytes(placement_.format, tiles_[tile].count) * 2u +
-                 Bytes{tiles_[tile].count.value() *
-                       (size_of(waiting_gradient_dtype(workload_)) + size_of(workload_.compute))};
+  update.bytes = update_traffic(workload_, placement_, tiles_[tile]);
   if (home != Tier::nvme) {
     last_update_[block] = append(update, {});
     return;
@@ -147,20 +151,30 @@ void Builder::append_commit() {
   writes_.clear();
 }
 
-void Builder::pending_update() {
-  for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) update_tile(tile);
-  for (std::uint32_t block = 0; block < workload_.blocks.size(); ++block) {
-    const BlockPlacement& place = placement_.blocks[block];
-    ready_[block] = last_update_[block];
-    if (place.resident && place.state != Tier::device) {
-      Op refresh = block_op(OpKind::upload_params, Lane::h2d, block);
-      refresh.if_pending = true;
-      refresh.bytes = compute_bytes(block);
-      ready_[block] = append(refresh, {last_update_[block]});
-    }
+/// The previous step's update of a block, and its new parameters if they live on the device.
+void Builder::update_block(std::uint32_t block) {
+  for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
+    if (tiles_[tile].block == block) update_tile(tile);
   }
+  ready_[block] = last_update_[block];
+  const BlockPlacement& place = placement_.blocks[block];
+  if (place.resident && place.state != Tier::device) {
+    Op refresh = block_op(OpKind::upload_params, Lane::h2d, block);
+    refresh.if_pending = true;
+    refresh.bytes = compute_bytes(block);
+    ready_[block] = append(refresh, {last_update_[block]});
+  }
+}
+
+/// With all state on disk the step becomes true as soon as its last tile is written.
+void Builder::append_step_commit() {
   const bool all_on_disk = !placement_.any_state(Tier::device) && !placement_.any_state(Tier::host);
   if (all_on_disk) append_commit();
+}
+
+void Builder::flush() {
+  for (std::uint32_t block = 0; block <= head(); ++block) update_block(block);
+  append_step_commit();
 }
 
 /// The op that makes the block's parameters readable on the device, and their slot.
@@ -242,7 +256,7 @@ void Builder::append_norms(std::uint32_t block, Lane lane, OpIndex landed) {
   for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
     if (tiles_[tile].block != block) continue;
     Op norm = tile_op(OpKind::grad_norm, lane, tile);
-    norm.bytes = Bytes{tiles_[tile].count.value() * size_of(waiting_gradient_dtype(workload_))};
+    norm.bytes = norm_traffic(workload_, tiles_[tile]);
     append(norm, {landed});
   }
 }
@@ -252,6 +266,7 @@ void Builder::finish_gradient(std::uint32_t block) {
   const std::uint32_t slot = gradient_slot_[block];
   Op finish = block_op(OpKind::accumulate, Lane::gpu, block);
   finish.gradient_slot = slot;
+  finish.bytes = rounding_traffic(workload_, placement_, block, round_);
   const OpIndex rounded = append(finish, {});
   if (placement_.blocks[block].state == Tier::device) {
     gradient_reader_[slot] = rounded;
@@ -266,16 +281,25 @@ void Builder::finish_gradient(std::uint32_t block) {
   if (workload_.rounds > 1) {
     Op sum = block_op(OpKind::accumulate, Lane::cpu, block);
     sum.gradient_slot = slot;
-    sum.bytes = Bytes{workload_.blocks[block].padded_parameters.value() *
-                      (size_of(workload_.compute) + 2 * size_of(DType::fp32))};
+    sum.bytes = summing_traffic(workload_, block, round_);
     landed = append(sum, {landed});
     landing_reader_[slot] = landed;
   }
   append_norms(block, Lane::cpu, landed);
 }
 
-void Builder::pass(MicroBatches range) {
-  for (std::uint32_t block = 0; block < head(); ++block) visit_forward(block, range);
+/// One pass forward and backward. `update_first`: the pending update of each block stands just
+/// ahead of the block's forward, so that on every lane it delays nothing that an earlier block
+/// needs.
+void Builder::pass(MicroBatches range, bool update_first) {
+  for (std::uint32_t block = 0; block < head(); ++block) {
+    if (update_first) update_block(block);
+    visit_forward(block, range);
+  }
+  if (update_first) {
+    update_block(head());
+    append_step_commit();
+  }
   visit_loss(range, true);
   for (std::uint32_t block = head(); block-- > 0;) visit_backward(block, range);
 }
@@ -283,11 +307,17 @@ void Builder::pass(MicroBatches range) {
 void Builder::round(std::uint32_t round) {
   round_ = round;
   if (placement_.order == WorkOrder::layer_major) {
-    pass({0, workload_.micro_batches});
+    pass({0, workload_.micro_batches}, round == 0);
     return;
   }
   SPILLWAY_ASSERT(placement_.gradient_slots == workload_.blocks.size());
-  for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) pass({m, m + 1});
+  for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
+    pass({m, m + 1}, round == 0 && m == 0);
+  }
+}
+
+void Builder::training() {
+  for (std::uint32_t r = 0; r < workload_.rounds; ++r) round(r);
 }
 
 void Builder::evaluation() {
@@ -319,14 +349,13 @@ void Builder::snapshot() {
 
 StepPlan build_training_step(const Workload& workload, const Placement& placement) {
   Builder builder(workload, placement);
-  builder.pending_update();
-  for (std::uint32_t round = 0; round < workload.rounds; ++round) builder.round(round);
+  builder.training();
   return builder.take();
 }
 
 StepPlan build_flush(const Workload& workload, const Placement& placement) {
   Builder builder(workload, placement);
-  builder.pending_update();
+  builder.flush();
   return builder.take();
 }
 

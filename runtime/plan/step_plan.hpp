@@ -18,17 +18,17 @@
 namespace spillway::plan {
 
 enum class OpKind : std::uint8_t {
-  read_state,       ///< tile state to a staging slot: from disk, or (lane d2h) from the device
-  write_state,      ///< tile state, staging slot (or host home) to the tile's spare slot on disk
-  upload_params,    ///< block parameters, host to device slot (or resident home)
-  download_grads,   ///< block gradients, device to host
-  forward,          ///< one block, one micro-batch
-  backward,         ///< one block, one micro-batch, recomputation included
-  loss,             ///< the head: forward, loss and (when training) backward of one micro-batch
-  accumulate,       ///< finish a round's gradient of a block: round to its dtype, add to earlier rounds
-  grad_norm,        ///< sum of squares of a tile's gradients
-  update,           ///< Adam of one tile, and its 16-bit parameters
-  commit,           ///< make the step true on disk
+  read_state,      ///< tile state to a staging slot: from disk, or (lane d2h) from the device
+  write_state,     ///< tile state, staging slot (or host home) to the tile's spare slot on disk
+  upload_params,   ///< block parameters, host to device slot (or resident home)
+  download_grads,  ///< block gradients, device to host
+  forward,         ///< one block, one micro-batch
+  backward,        ///< one block, one micro-batch, recomputation included
+  loss,            ///< the head: forward, loss and (when training) backward of one micro-batch
+  accumulate,  ///< finish a round's gradient of a block: round to its dtype, add to earlier rounds
+  grad_norm,   ///< sum of squares of a tile's gradients
+  update,      ///< Adam of one tile, and its 16-bit parameters
+  commit,      ///< make the step true on disk
 };
 
 enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, nvme_read, nvme_write };
@@ -46,14 +46,14 @@ struct Op {
   OpKind kind{};
   Lane lane{};
   std::uint32_t block = 0;
-  std::uint32_t tile = 0;         ///< of the model, for tile ops
+  std::uint32_t tile = 0;  ///< of the model, for tile ops
   std::uint32_t round = 0;
-  std::uint32_t micro_batch = 0;  ///< within the round
-  std::uint32_t slot = kNoSlot;   ///< parameters or tile state; kNoSlot: the resident home
+  std::uint32_t micro_batch = 0;          ///< within the round
+  std::uint32_t slot = kNoSlot;           ///< parameters or tile state; kNoSlot: the resident home
   std::uint32_t tied_slot = kNoSlot;      ///< loss of a tied head: where block 0's parameters are
   std::uint32_t gradient_slot = kNoSlot;  ///< fp32 accumulator of the block's visit
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending
-  Bytes bytes;                    ///< moved by the op on its lane
+  Bytes bytes;              ///< moved by the op on its lane
   double flops = 0;
   std::uint32_t first_dependency = 0;  ///< into StepPlan::dependencies
   std::uint32_t dependency_count = 0;

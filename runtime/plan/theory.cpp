@@ -11,12 +11,9 @@ namespace {
 double moment_width(StateFormat format) {
   switch (format) {
     case StateFormat::fp32:
-    case StateFormat::split:
-      return 4;
-    case StateFormat::bf16:
-      return 2;
-    case StateFormat::int8:
-      return 1;
+    case StateFormat::split: return 4;
+    case StateFormat::bf16: return 2;
+    case StateFormat::int8: return 1;
   }
   return 0;
 }

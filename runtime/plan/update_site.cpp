@@ -65,12 +65,9 @@ bool better(const UpdateDecision& a, const UpdateDecision& b) {
 
 std::string_view name_of(UpdateSite site) {
   switch (site) {
-    case UpdateSite::cpu:
-      return "cpu";
-    case UpdateSite::gpu_resident:
-      return "gpu_resident";
-    case UpdateSite::gpu_streamed:
-      return "gpu_streamed";
+    case UpdateSite::cpu: return "cpu";
+    case UpdateSite::gpu_resident: return "gpu_resident";
+    case UpdateSite::gpu_streamed: return "gpu_streamed";
   }
   return "?";
 }

@@ -28,13 +28,13 @@ struct BlockShape {
 struct Workload {
   std::vector<BlockShape> blocks;
   bool tied_head = false;
-  ElementCount tied_elements;      ///< of block 0 used by a tied head (from its start); else 0
-  DType compute = DType::fp32;     ///< of parameters, gradients and activations
-  Bytes boundary_bytes;            ///< one activation tensor between blocks, per micro-batch
-  Bytes workspace_bytes;           ///< temporaries of the largest op of any block
-  Bytes token_bytes;               ///< token ids of one micro-batch, targets included
-  std::uint64_t tokens = 0;        ///< targets of one micro-batch
-  std::uint32_t micro_batches = 1; ///< per round
+  ElementCount tied_elements;       ///< of block 0 used by a tied head (from its start); else 0
+  DType compute = DType::fp32;      ///< of parameters, gradients and activations
+  Bytes boundary_bytes;             ///< one activation tensor between blocks, per micro-batch
+  Bytes workspace_bytes;            ///< temporaries of the largest op of any block
+  Bytes token_bytes;                ///< token ids of one micro-batch, targets included
+  std::uint64_t tokens = 0;         ///< targets of one micro-batch
+  std::uint32_t micro_batches = 1;  ///< per round
   std::uint32_t rounds = 1;
 };
 

@@ -46,28 +46,34 @@ std::vector<Variation> variations() {
       {"host", home(StateHome::host)},
       {"nvme", home(StateHome::nvme)},
       {"streamed", streamed},
-      {"recomputed_on_device", [](TrainOptions& o) {
+      {"recomputed_on_device",
+       [](TrainOptions& o) {
          o.state_home = StateHome::device;
          o.checkpointing = Checkpointing::recompute;
        }},
-      {"streamed_from_nvme_by_posix", [=](TrainOptions& o) {
+      {"streamed_from_nvme_by_posix",
+       [=](TrainOptions& o) {
          streamed(o);
          o.state_home = StateHome::nvme;
          o.io_engine = nvme_swap::EngineKind::posix;
        }},
-      {"resident_with_host_state", [](TrainOptions& o) {
+      {"resident_with_host_state",
+       [](TrainOptions& o) {
          o.state_home = StateHome::host;
          o.residency = Residency::all;
        }},
-      {"micro_batch_major", [=](TrainOptions& o) {
+      {"micro_batch_major",
+       [=](TrainOptions& o) {
          streamed(o);
          o.work_order = WorkOrder::micro_batch_major;
        }},
-      {"one_update_thread", [=](TrainOptions& o) {
+      {"one_update_thread",
+       [=](TrainOptions& o) {
          streamed(o);
          o.threads = 1;
        }},
-      {"other_tiles", [=](TrainOptions& o) {
+      {"other_tiles",
+       [=](TrainOptions& o) {
          o.state_home = StateHome::nvme;
          o.tile_parameters = 5 * kLeafParameters;
        }},
@@ -106,7 +112,7 @@ TEST_P(Exactness, SameBitsAsDeviceOnlyForAnUntiedHeadInBf16) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Placement, Exactness, testing::ValuesIn(variations()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& variation) { return variation.param.name; });
 
 TEST(ExactnessOfOneRound, StreamedEqualsDeviceOnly) {
   TrainOptions options = reference_options(DType::fp16);

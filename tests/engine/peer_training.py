@@ -3,9 +3,9 @@
 usage: peer_training.py SPILLWAY [--text FILE] [--steps N] [--warmup N] [--work DIR] [--full]
 
 nanoGPT's small CPU configuration: characters, 4 layers, 4 heads, width 128, context 64, batch 12,
-AdamW 1e-3 to 1e-4 cosine, beta2 0.99, weight decay 0.1, clip 1.0, fp32. Fails unless every training
-loss of the first steps and the final validation loss agree; with --full (2000 steps) also unless the
-validation loss is at most 1.92. Prints one JSON line with the figures.
+AdamW 1e-3 to 1e-4 cosine, beta2 0.99, weight decay 0.1, clip 1.0, fp32. Fails unless the training
+losses of the first steps and the final validation loss agree; with --full (2000 steps) also unless
+the validation loss is at most 1.92. Prints one JSON line with the figures.
 """
 import argparse
 import json
@@ -19,7 +19,7 @@ import numpy
 import torch
 import transformers
 
-CONTEXT, BATCH = 64, 12
+CONTEXT, BATCH, SEED = 64, 12, 1234
 PEAK, LOWEST = 1e-3, 1e-4
 
 
@@ -59,6 +59,30 @@ def learning_rate(t, warmup, steps):
     return LOWEST + 0.5 * (1 + math.cos(math.pi * share)) * (PEAK - LOWEST)
 
 
+WORD = (1 << 64) - 1
+
+
+def mix(x):
+    x = ((x ^ (x >> 30)) * 0xbf58476d1ce4e5b9) & WORD
+    x = ((x ^ (x >> 27)) * 0x94d049bb133111eb) & WORD
+    return x ^ (x >> 31)
+
+
+def shuffled_window(cursor, count, seed):
+    """runtime/data/sampler.hpp's order, written again from its description."""
+    half = max(4, ((count - 1).bit_length() + 1) // 2)
+    key = mix((mix((seed + 0x9e3779b97f4a7c15) & WORD) + cursor // count) & WORD)
+    word = cursor % count
+    while True:
+        left, right = word >> half, word & ((1 << half) - 1)
+        for step in range(8):
+            scatter = mix((right + mix((key + step * 0x9e3779b97f4a7c15) & WORD)) & WORD)
+            left, right = right, left ^ (scatter & ((1 << half) - 1))
+        word = left << half | right
+        if word < count:
+            return word
+
+
 def windows(tokens, first, count):
     index = (torch.arange(first, first + count)[:, None] * CONTEXT + torch.arange(CONTEXT)[None, :])
     return tokens[index], tokens[index + 1]
@@ -88,8 +112,8 @@ def train_torch(model, train, validation, options):
     epoch = (len(train) - 1) // CONTEXT
     losses = []
     for step in range(options.steps):
-        first = step * BATCH
-        rows = [windows(train, (first + row) % epoch, 1) for row in range(BATCH)]
+        drawn = [shuffled_window(step * BATCH + row, epoch, SEED) for row in range(BATCH)]
+        rows = [windows(train, window, 1) for window in drawn]
         inputs = torch.cat([row[0] for row in rows])
         targets = torch.cat([row[1] for row in rows])
         for group in optimizer.param_groups:
@@ -123,15 +147,16 @@ def main():
         "scheduler": {"type": "Cosine", "params": {
             "warmup_num_steps": options.warmup, "total_num_steps": options.steps,
             "min_lr": LOWEST}},
-        "spillway": {"context": CONTEXT, "order": "sequential"}}))
+        "spillway": {"context": CONTEXT, "order": "shuffled", "seed": SEED}}))
     report = run(options.spillway, "train", work / "train.json", "--from", work / "start",
                  "--data", work / "data", "--run", work / "run", "--steps", options.steps,
                  "--device-memory", "16MiB", "--nvme", work / "run/state", "--json")
     lines = [json.loads(line) for line in (work / "run/metrics.jsonl").open()]
     ours = [line["loss"] for line in lines]
 
-    train, validation = (torch.from_numpy(numpy.fromfile(work / "data" / name, dtype="<u2")
-                                          .astype(numpy.int64)) for name in ("train.bin", "val.bin"))
+    train, validation = (
+        torch.from_numpy(numpy.fromfile(work / "data" / name, dtype="<u2").astype(numpy.int64))
+        for name in ("train.bin", "val.bin"))
     theirs, their_validation = train_torch(model.train(), train, validation, options)
 
     # Two fp32 implementations sum in different orders; what starts at 1e-6 grows with the steps.

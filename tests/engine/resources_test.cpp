@@ -61,7 +61,7 @@ TEST(Memory, RefusalNamesTheTierTheBytesAndARemedy) {
   TrainingHarness harness(tiny_gpt2());
   TrainOptions options = streamed_options();
   options.micro_batch = 16;
-  options.device_memory = 700_KiB;
+  options.device_memory = 1400_KiB;
   try {
     (void)harness.make(options, harness.new_run());
     FAIL() << "it fits";

@@ -50,7 +50,6 @@ inline model::ModelConfig tiny_gpt2(std::uint32_t layers = 3) {
   config.head_dim = 20;
   config.ffn_width = 160;
   config.tied_head = true;
-  config.qkv_bias = config.attention_output_bias = config.mlp_bias = true;
   return config;
 }
 
@@ -95,8 +94,8 @@ inline void write_tokens(const std::filesystem::path& path, std::uint32_t vocab_
   std::vector<std::uint16_t> tokens(count);
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint64_t noise = as_u64(random_block(11, {.stream = 0, .index = i}))[0];
-    tokens[i] = static_cast<std::uint16_t>(noise % 5 == 0 ? noise % vocab_size
-                                                          : i * 7 % vocab_size);
+    tokens[i] =
+        static_cast<std::uint16_t>(noise % 5 == 0 ? noise % vocab_size : i * 7 % vocab_size);
   }
   std::ofstream file(path, std::ios::binary);
   file.write(reinterpret_cast<const char*>(tokens.data()),
@@ -114,8 +113,7 @@ struct Outcome {
     const auto same = [](const auto& a, const auto& b) {
       return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
     };
-    return same(losses, other.losses) && same(norms, other.norms) &&
-           same(masters, other.masters);
+    return same(losses, other.losses) && same(norms, other.norms) && same(masters, other.masters);
   }
 };
 
@@ -137,9 +135,9 @@ class TrainingHarness {
   }
 
   /// A trainer whose state lies in `run`; `budgets` default to plenty.
-  [[nodiscard]] std::unique_ptr<Trainer> make(
-      const TrainOptions& options, const std::filesystem::path& run, bool resume = false,
-      plan::Budgets budgets = {1_GiB, 1_GiB, 1_GiB}) const {
+  [[nodiscard]] std::unique_ptr<Trainer> make(const TrainOptions& options,
+                                              const std::filesystem::path& run, bool resume = false,
+                                              plan::Budgets budgets = {1_GiB, 1_GiB, 1_GiB}) const {
     ModelRuntime model = make_model_runtime(config_, options);
     const plan::Workload workload = make_workload(config_, *model.transformer, options);
     if (options.device_memory) budgets.device = *options.device_memory;
@@ -150,8 +148,8 @@ class TrainingHarness {
     for (const auto& directory : store.directories) {
       std::filesystem::create_directories(directory);
     }
-    auto trainer = std::make_unique<Trainer>(config_, options, placement, budgets,
-                                             std::move(model), workload, store, resume);
+    auto trainer = std::make_unique<Trainer>(config_, options, placement, budgets, std::move(model),
+                                             workload, store, resume);
     if (!resume) {
       trainer->initialize(model::RandomInitializer(config_, trainer->layout(), options.seed));
     }

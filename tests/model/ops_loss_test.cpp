@@ -115,6 +115,28 @@ TEST_P(LossOps, CrossEntropyAgreesWithFp64) {
   check_loss(1, 1, 1);
 }
 
+TEST_P(LossOps, IgnoresNegativeTargets) {
+  const std::vector<float> logits = {1, 2, 3, 4, 5, 6};
+  const TestMemory device_logits{std::span<const float>(logits)};
+  const std::vector<std::int32_t> targets = {-1, 1};
+  const TestMemory space = workspace(ops_->reduction_workspace(2, 2));
+  const TestMemory out = elements(6);
+  double sum = 0;
+  ops_->cross_entropy({.rows = 2,
+                       .vocabulary = 3,
+                       .logits = device_logits.device().as<const float>(),
+                       .targets = device(targets),
+                       .loss_sum = {&sum, 1},
+                       .first = true,
+                       .gradient_scale = 1,
+                       .logits_gradient = out.device(),
+                       .workspace = space.device()});
+  EXPECT_NEAR(sum, std::log(std::exp(-1) + 1 + std::exp(1)), 1e-6);
+  const std::vector<float> gradient = decode(out, dtype_);
+  EXPECT_THAT(std::vector<float>(gradient.begin(), gradient.begin() + 3), testing::Each(0.0F));
+  EXPECT_LT(gradient[4], 0);
+}
+
 TEST_P(LossOps, NonFiniteLogitsGiveANonFiniteLoss) {
   for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
     std::vector<float> logits(40);

@@ -92,7 +92,8 @@ TEST_P(KillTest, LeavesTheCommittedStepWhole) {
     last = step;
     if (HasFailure()) return;
   }
-  EXPECT_GT(last, 20U);
+  // Three of four children lived until they had reported a step, however slow the disk.
+  EXPECT_GE(last, 3U * kKills / 4);
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, KillTest, ::testing::Values(EngineKind::posix, EngineKind::uring),

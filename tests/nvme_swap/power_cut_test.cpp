@@ -34,15 +34,9 @@ class Disk {
     for (std::size_t i = 0; i < cut; ++i) {
       const RecordedEvent& event = recording[i];
       switch (event.kind) {
-        case Kind::write_begun:
-          writes_.push_back(i);
-          break;
-        case Kind::write_ended:
-          ended.insert(event.operation);
-          break;
-        case Kind::flush_begun:
-          flushes.emplace_back(event.operation, ended);
-          break;
+        case Kind::write_begun: writes_.push_back(i); break;
+        case Kind::write_ended: ended.insert(event.operation); break;
+        case Kind::flush_begun: flushes.emplace_back(event.operation, ended); break;
         case Kind::flush_ended:
           for (const auto& [operation, covered] : flushes) {
             if (operation != event.operation) continue;
@@ -51,9 +45,7 @@ class Disk {
             }
           }
           break;
-        case Kind::commit_reported:
-          reported_ = event.step;
-          break;
+        case Kind::commit_reported: reported_ = event.step; break;
       }
     }
     for (const std::size_t write : writes_) {

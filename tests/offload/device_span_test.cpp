@@ -9,17 +9,11 @@ namespace spillway::offload {
 namespace {
 
 template <class T>
-concept Indexable = requires(T span) {
-  span[0];
-};
+concept Indexable = requires(T span) { span[0]; };
 template <class T>
-concept Dereferenceable = requires(T span) {
-  *span;
-};
+concept Dereferenceable = requires(T span) { *span; };
 template <class T>
-concept Iterable = requires(T span) {
-  span.begin();
-};
+concept Iterable = requires(T span) { span.begin(); };
 
 // The host cannot read through it, and constness is only ever added.
 static_assert(!Indexable<DeviceSpan<int>> && !Dereferenceable<DeviceSpan<int>>);

@@ -22,8 +22,8 @@
 namespace {
 
 std::atomic<bool> counting{false};
-std::atomic<int> allocations{0};
-std::atomic<int> opens{0};
+std::atomic<int> allocation_count{0};
+std::atomic<int> open_count{0};
 
 /// oneDNN finds this operator new as well; what it asks for is its own affair.
 [[maybe_unused]] void count_allocation(const void* caller) {
@@ -31,7 +31,7 @@ std::atomic<int> opens{0};
   Dl_info from{};
   const bool known = dladdr(caller, &from) != 0 && from.dli_fname != nullptr;
   if (known && std::strstr(from.dli_fname, "libdnnl") != nullptr) return;
-  ++allocations;
+  ++allocation_count;
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ extern "C" int open(const char* path, int flags, ...) {
   va_start(arguments, flags);
   const auto mode = va_arg(arguments, mode_t);
   va_end(arguments);
-  if (counting.load(std::memory_order_relaxed)) ++opens;
+  if (counting.load(std::memory_order_relaxed)) ++open_count;
   return ::openat(AT_FDCWD, path, flags, mode);
 }
 #endif
@@ -67,13 +67,13 @@ extern "C" int open(const char* path, int flags, ...) {
 namespace spillway::testing {
 
 AllocationCounter::AllocationCounter() {
-  allocations = 0;
-  opens = 0;
+  allocation_count = 0;
+  open_count = 0;
   counting = true;
 }
 AllocationCounter::~AllocationCounter() { counting = false; }
 bool AllocationCounter::works() { return SPILLWAY_COUNTS_ALLOCATIONS != 0; }
-int AllocationCounter::allocations() const { return ::allocations; }
-int AllocationCounter::opens() const { return ::opens; }
+int AllocationCounter::allocations() const { return allocation_count; }
+int AllocationCounter::opens() const { return open_count; }
 
 }  // namespace spillway::testing

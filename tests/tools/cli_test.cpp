@@ -44,14 +44,14 @@ class Cli : public ::testing::Test {
     fs::remove_all(directory_);
     fs::create_directories(directory_);
     std::string text;
-    for (int i = 0; i < 400; ++i) text += "Blessed are they that mourn, for line " +
-                                          std::to_string(i * i % 97) + ".\n";
+    for (int i = 0; i < 400; ++i)
+      text += "Blessed are they that mourn, for line " + std::to_string(i * i % 97) + ".\n";
     write_all(path("text.txt"), text);
     write_all(path("model.json"), kModel);
     write_all(path("train.json"), kConfig);
     write_all(path("deepspeed.json"), kDeepSpeed);
-    const Answer answer = run({"data", path("text.txt"), "--out", path("data"), "--tokenizer",
-                               "bytes", "--json"});
+    const Answer answer =
+        run({"data", path("text.txt"), "--out", path("data"), "--tokenizer", "bytes", "--json"});
     ASSERT_EQ(answer.exit_code, 0) << answer.err;
   }
   void TearDown() override { fs::remove_all(directory_); }
@@ -62,9 +62,9 @@ class Cli : public ::testing::Test {
   }
   [[nodiscard]] std::vector<std::string> train(const std::string& run, int steps,
                                                std::vector<std::string> more = {}) const {
-    std::vector<std::string> arguments{"train",  path("train.json"), "--model", path("model.json"),
-                                       "--data", path("data"),       "--run",   path(run),
-                                       "--steps", std::to_string(steps), "--json"};
+    std::vector<std::string> arguments{
+        "train", path("train.json"), "--model", path("model.json"),    "--data", path("data"),
+        "--run", path(run),          "--steps", std::to_string(steps), "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
@@ -128,18 +128,18 @@ TEST_F(Cli, TrainsEvaluatesGeneratesAndExports) {
   EXPECT_EQ(metrics("run").size(), 60U);
 
   const Answer of_run =
-      run({"eval", "--run", path("run"), "--data", path("data"), "--json"});
+      run({"eval", "--run", path("run"), "--data", path("data"), "--batch", "4", "--json"});
   ASSERT_EQ(of_run.exit_code, 0) << of_run.err;
   EXPECT_EQ(of_run.json()["loss"], report["val_loss"]);
 
   ASSERT_EQ(run({"export", path("run"), path("hf")}).exit_code, 0);
-  const Answer of_checkpoint = run({"eval", "--model", path("hf"), "--data", path("data"),
-                                    "--json"});
+  const Answer of_checkpoint =
+      run({"eval", "--model", path("hf"), "--data", path("data"), "--batch", "4", "--json"});
   ASSERT_EQ(of_checkpoint.exit_code, 0) << of_checkpoint.err;
   EXPECT_EQ(of_checkpoint.json()["loss"], report["val_loss"]);
 
-  const std::vector<std::string> generate{"generate", "--run",  path("run"), "--prompt", "Bles",
-                                          "--tokens", "20", "--seed", "5", "--json"};
+  const std::vector<std::string> generate{"generate", "--run", path("run"), "--prompt", "Bles",
+                                          "--tokens", "20",    "--seed",    "5",        "--json"};
   const Answer first = run(generate);
   ASSERT_EQ(first.exit_code, 0) << first.err;
   EXPECT_EQ(first.json()["tokens"].size(), 24U);

@@ -25,8 +25,8 @@ nlohmann::ordered_json run(const DataFlags& flags, bool json) {
   const data::PreparedData prepared = data::prepare_tokens(
       {.texts = flags.texts,
        .output = flags.out,
-       .tokenizer = flags.tokenizer == "bytes" ? data::TextTokenizer::bytes
-                                               : data::TextTokenizer::chars,
+       .tokenizer =
+           flags.tokenizer == "bytes" ? data::TextTokenizer::bytes : data::TextTokenizer::chars,
        .validation_fraction = flags.validation,
        .existing = flags.force ? data::ExistingOutput::replace : data::ExistingOutput::refuse});
   if (!json) {

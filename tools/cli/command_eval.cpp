@@ -56,7 +56,8 @@ void add_eval(CLI::App& app, Session& session) {
                   [flags, &session] { return run(*flags, session.json); });
   flags->source.add_to(*command);
   command->add_option("--data", flags->data, "Token file, or a directory with val.bin")->required();
-  command->add_option("--context", flags->context, "Tokens a window; default: the run's or model's");
+  command->add_option("--context", flags->context,
+                      "Tokens a window; default: the run's or model's");
   command->add_option("--batch", flags->batch, "Windows at once")->capture_default_str();
   command->add_option("--compute-threads", flags->compute_threads, "Default: physical cores");
 }

@@ -36,9 +36,8 @@ nlohmann::ordered_json run(const ExportFlags& flags, bool json) {
   }
   writer.finish();
   if (!json) {
-    fmt::print("{}: step {} of {}, {} parameters in {}\n", flags.out.string(),
-               reader.state().step, flags.run.string(), reader.layout().parameters().value(),
-               name_of(dtype));
+    fmt::print("{}: step {} of {}, {} parameters in {}\n", flags.out.string(), reader.state().step,
+               flags.run.string(), reader.layout().parameters().value(), name_of(dtype));
   }
   return {{"out", flags.out.string()},
           {"step", reader.state().step},

@@ -59,8 +59,8 @@ nlohmann::ordered_json run(const GenerateFlags& flags, bool json) {
   check(!tokens.empty(), ErrorCode::invalid_argument, "the prompt is empty");
   const std::uint32_t longest = source.run() != nullptr ? source.run()->config().options.context
                                                         : source.config().max_context;
-  const auto wanted = static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(longest, tokens.size() + flags.tokens));
+  const auto wanted =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(longest, tokens.size() + flags.tokens));
   engine::Inference inference(source.config(),
                               {.compute = source.compute(),
                                .batch = 1,

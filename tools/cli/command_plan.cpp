@@ -33,9 +33,9 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
        .options = options,
        .transformer = *model.transformer,
        .workload = workload,
-       .state_directories = on_disk ? std::optional(engine::state_directories(
-                                          options, flags.train.run))
-                                    : std::nullopt});
+       .state_directories = on_disk
+                                ? std::optional(engine::state_directories(options, flags.train.run))
+                                : std::nullopt});
   const plan::StepPlan step = plan::build_training_step(workload, placement);
   const plan::Prediction prediction = plan::simulate(step, profile);
   const PlanView view{.workload = workload,

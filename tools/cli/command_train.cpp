@@ -58,8 +58,8 @@ class Face final : public engine::TrainObserver {
   }
 
   void evaluated(std::uint64_t step, const engine::Evaluation& evaluation) override {
-    live_.note(fmt::format("step {}: validation loss {:.4f} over {} tokens", step,
-                           evaluation.loss, evaluation.tokens));
+    live_.note(fmt::format("step {}: validation loss {:.4f} over {} tokens", step, evaluation.loss,
+                           evaluation.tokens));
   }
 
   [[nodiscard]] const ordered_json& plan() const { return document_; }
@@ -90,11 +90,10 @@ ordered_json to_json(const engine::TrainReport& report, const ordered_json& plan
 }
 
 void print(const engine::TrainReport& report) {
-  fmt::print("trained    {} step(s) to step {}{}, loss {:.4f}{}\n", report.steps,
-             report.last_step, report.interrupted ? " (interrupted, saved)" : "",
-             report.last_loss,
-             report.val_loss ? fmt::format(", validation loss {:.4f}", *report.val_loss)
-                             : std::string());
+  fmt::print(
+      "trained    {} step(s) to step {}{}, loss {:.4f}{}\n", report.steps, report.last_step,
+      report.interrupted ? " (interrupted, saved)" : "", report.last_loss,
+      report.val_loss ? fmt::format(", validation loss {:.4f}", *report.val_loss) : std::string());
   fmt::print("step time  predicted {:.4f} s, measured {:.4f} s ({:+.1f} %), {:.0f} tokens/s\n",
              report.predicted_step_seconds, report.measured_step_seconds,
              report.measured_step_seconds > 0
@@ -105,7 +104,8 @@ void print(const engine::TrainReport& report) {
              format_bytes(report.device_high_water), format_bytes(report.device_capacity),
              format_bytes(report.host_high_water), format_bytes(report.state_read),
              format_bytes(report.state_written));
-  if (report.skipped > 0) fmt::print("skipped    {} step(s) with non-finite gradients\n", report.skipped);
+  if (report.skipped > 0)
+    fmt::print("skipped    {} step(s) with non-finite gradients\n", report.skipped);
 }
 
 ordered_json run(const TrainCommandFlags& flags, bool json) {

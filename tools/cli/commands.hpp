@@ -17,8 +17,7 @@ struct Session {
 
 /// Adds a subcommand with --json; its callback stores `work` in the session.
 CLI::App* add_command(CLI::App& app, Session& session, const std::string& name,
-                      const std::string& description,
-                      std::function<nlohmann::ordered_json()> work);
+                      const std::string& description, std::function<nlohmann::ordered_json()> work);
 
 void add_data(CLI::App& app, Session& session);
 void add_plan(CLI::App& app, Session& session);

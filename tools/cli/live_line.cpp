@@ -54,8 +54,8 @@ void LiveLine::step(const engine::StepResult& result, const engine::Exposed& exp
                     const engine::Trainer& trainer) {
   const auto now = Clock::now();
   const bool last = result.step == steps_;
-  const bool due = terminal_ ? now - last_shown_ >= kTerminalInterval
-                             : now - last_shown_ >= kLogInterval;
+  const bool due =
+      terminal_ ? now - last_shown_ >= kTerminalInterval : now - last_shown_ >= kLogInterval;
   if (!due && !last && result.step != first_step_) return;
   last_shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
@@ -64,12 +64,11 @@ void LiveLine::step(const engine::StepResult& result, const engine::Exposed& exp
   const double left = elapsed / done * static_cast<double>(steps_ - result.step);
   const auto device = trainer.backend().usage(offload::MemoryKind::device);
   const auto host = trainer.backend().usage(offload::MemoryKind::pinned);
-  show(fmt::format("step {}/{} [{}] loss {:.4f} {:.0f} tok/s left {} | device {}/{} host {} |{}{}",
-                   result.step, steps_,
-                   bar(static_cast<double>(result.step) / static_cast<double>(steps_)),
-                   result.loss, speed, duration(left), format_bytes(device.high_water),
-                   format_bytes(device.capacity), format_bytes(host.high_water),
-                   waits(result, exposed), result.skipped ? " SKIPPED" : ""));
+  show(fmt::format(
+      "step {}/{} [{}] loss {:.4f} {:.0f} tok/s left {} | device {}/{} host {} |{}{}", result.step,
+      steps_, bar(static_cast<double>(result.step) / static_cast<double>(steps_)), result.loss,
+      speed, duration(left), format_bytes(device.high_water), format_bytes(device.capacity),
+      format_bytes(host.high_water), waits(result, exposed), result.skipped ? " SKIPPED" : ""));
 }
 
 void LiveLine::show(const std::string& text) {

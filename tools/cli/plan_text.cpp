@@ -16,9 +16,7 @@ namespace {
 constexpr std::array<Tier, 3> kTiers{Tier::device, Tier::host, Tier::nvme};
 
 Bytes budget(const plan::Budgets& budgets, Tier tier) {
-  return tier == Tier::device ? budgets.device
-         : tier == Tier::host ? budgets.host
-                              : budgets.nvme;
+  return tier == Tier::device ? budgets.device : tier == Tier::host ? budgets.host : budgets.nvme;
 }
 
 std::uint64_t parameters(const plan::Workload& workload) {
@@ -39,7 +37,8 @@ std::string placement_line(const plan::Placement& placement) {
     return count(placement, [&](const plan::BlockPlacement& b) { return b.state == tier; });
   };
   return fmt::format(
-      "{} blocks: {} resident, {} streamed; {} keep activations; state: {} device, {} host, {} nvme",
+      "{} blocks: {} resident, {} streamed; {} keep activations; state: {} device, {} host, {} "
+      "nvme",
       placement.blocks.size(),
       count(placement, [](const plan::BlockPlacement& b) { return b.resident; }),
       count(placement, [](const plan::BlockPlacement& b) { return !b.resident; }),
@@ -76,11 +75,11 @@ std::string to_text(const PlanView& view) {
     fmt::format_to(out, "           {:<12} {:>10.4f} {:>10.4f}\n",
                    plan::name_of(static_cast<Lane>(lane)), use.busy, use.exposed);
   }
-  fmt::format_to(out, "predicted  {:.4f} s a step, {:.0f} tokens/s, bounded by {}\n",
-                 view.prediction.step_seconds,
-                 static_cast<double>(w.tokens * w.micro_batches * w.rounds) /
-                     view.prediction.step_seconds,
-                 plan::name_of(view.prediction.bounding));
+  fmt::format_to(
+      out, "predicted  {:.4f} s a step, {:.0f} tokens/s, bounded by {}\n",
+      view.prediction.step_seconds,
+      static_cast<double>(w.tokens * w.micro_batches * w.rounds) / view.prediction.step_seconds,
+      plan::name_of(view.prediction.bounding));
   return text;
 }
 

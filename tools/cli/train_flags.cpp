@@ -38,8 +38,8 @@ void TrainFlags::add_to(CLI::App& command) {
 engine::TrainOptions TrainFlags::options() const {
   check(device == "host", ErrorCode::not_supported,
         "--device cuda: this version has no CUDA backend yet; use --device host");
-  engine::ParsedConfig parsed = engine::parse_train_config(
-      read_text_file(config, kLargestConfig), config.string());
+  engine::ParsedConfig parsed =
+      engine::parse_train_config(read_text_file(config, kLargestConfig), config.string());
   for (const std::string& note : parsed.notes) fmt::print(stderr, "note: {}\n", note);
   engine::TrainOptions options = parsed.options;
   if (!device_memory.empty()) options.device_memory = parse_bytes(device_memory);

@@ -148,13 +148,9 @@ void HostStream::work() {
 
 void HostStream::run(Entry& entry) {
   switch (entry.kind) {
-    case EntryKind::copy:
-      return run_copy(entry.copy);
-    case EntryKind::record:
-      return;
-    case EntryKind::task:
-      entry.task();
-      break;
+    case EntryKind::copy: return run_copy(entry.copy);
+    case EntryKind::record: return;
+    case EntryKind::task: entry.task(); break;
     case EntryKind::wait:
       if (entry.awaited.progress->reached(entry.awaited.position)) return;
       entry.awaited.progress->wait_until(entry.awaited.position);

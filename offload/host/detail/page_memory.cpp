@@ -43,7 +43,7 @@ std::byte* allocate_heap(std::size_t size) noexcept {
 }
 
 void free_heap(std::byte* address, std::size_t size) noexcept {
-  ::operator delete (address, std::align_val_t{alignment_for(size)});
+  ::operator delete(address, std::align_val_t{alignment_for(size)});
 }
 
 std::byte* map_pages(std::size_t size) noexcept {

@@ -155,14 +155,16 @@ void HostOps<T>::attention_tasks(void (*kernel)(const AttentionCall<T>&, std::si
                                  Tensor workspace) {
   const std::size_t tasks = std::size_t{call.shape.batch} * call.shape.kv_heads;
   const std::size_t stride = align_bytes(floats * sizeof(float));
+  const std::size_t visited = std::size_t{call.shape.sequence} * call.shape.sequence;
   SPILLWAY_ASSERT(workspace.size() >=
                   stride * std::min(tasks, static_cast<std::size_t>(threads())));
-  parallel_for(threads(), tasks, 1, [&](std::size_t first, std::size_t last, int part) {
-    std::byte* scratch = workspace.address() + stride * static_cast<std::size_t>(part);
-    for (std::size_t task = first; task < last; ++task) {
-      kernel(call, task, reinterpret_cast<float*>(scratch));
-    }
-  });
+  parallel_for(threads(), tasks, items_in_unit(visited),
+               [&](std::size_t first, std::size_t last, int part) {
+                 std::byte* scratch = workspace.address() + stride * static_cast<std::size_t>(part);
+                 for (std::size_t task = first; task < last; ++task) {
+                   kernel(call, task, reinterpret_cast<float*>(scratch));
+                 }
+               });
 }
 
 template <class T>
@@ -220,15 +222,17 @@ void HostOps<T>::rope(RopePlan plan, const RopeArguments& a) {
   const RopeTable& angles = ropes_[plan.index];
   const Heads<T> view = heads<T>(a.heads);
   const float direction = a.direction == RopeDirection::forward ? 1.0F : -1.0F;
-  parallel_for(threads(), a.tokens, 1, [&](std::size_t first, std::size_t last, int) {
-    for (std::size_t token = first; token < last; ++token) {
-      const std::size_t at = token % angles.sequence * angles.half;
-      for (std::size_t head = 0; head < a.head_count; ++head) {
-        table().rotate(view.data + token * view.stride + head * 2 * angles.half,
-                       angles.cosine.data() + at, angles.sine.data() + at, direction, angles.half);
-      }
-    }
-  });
+  parallel_for(threads(), a.tokens, items_in_unit(a.head_count * 2 * angles.half),
+               [&](std::size_t first, std::size_t last, int) {
+                 for (std::size_t token = first; token < last; ++token) {
+                   const std::size_t at = token % angles.sequence * angles.half;
+                   for (std::size_t head = 0; head < a.head_count; ++head) {
+                     table().rotate(view.data + token * view.stride + head * 2 * angles.half,
+                                    angles.cosine.data() + at, angles.sine.data() + at, direction,
+                                    angles.half);
+                   }
+                 }
+               });
 }
 
 }  // namespace
@@ -238,12 +242,9 @@ std::unique_ptr<Ops> make_ops(const HostOpsOptions& options) {
         fmt::format("compute threads: {} given, at least 1 needed", options.compute_threads));
   const Kernels& kernels = choose_kernels(options.kernels);
   switch (options.compute) {
-    case DType::fp32:
-      return std::make_unique<HostOps<float>>(options, kernels.fp32);
-    case DType::bf16:
-      return std::make_unique<HostOps<Bf16>>(options, kernels.bf16);
-    case DType::fp16:
-      return std::make_unique<HostOps<Fp16>>(options, kernels.fp16);
+    case DType::fp32: return std::make_unique<HostOps<float>>(options, kernels.fp32);
+    case DType::bf16: return std::make_unique<HostOps<Bf16>>(options, kernels.bf16);
+    case DType::fp16: return std::make_unique<HostOps<Fp16>>(options, kernels.fp16);
   }
   throw Error(ErrorCode::invalid_argument, "unknown compute dtype");
 }

@@ -16,19 +16,23 @@ std::size_t chunk_count(std::size_t rows) {
   return (rows + chunk_rows(rows) - 1) / chunk_rows(rows);
 }
 
-enum class Negative : std::uint8_t { refused, ignored };
+void check_token(Tokens tokens, std::size_t at, std::uint64_t vocabulary, std::string_view what) {
+  const std::int32_t token = tokens.address()[at];
+  if (token >= 0 && static_cast<std::uint64_t>(token) < vocabulary) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} {} at position {} of the micro-batch is not below the model's "
+                          "vocabulary of {}; prepare the data with this model's tokenizer",
+                          what, token, at, vocabulary));
+}
 
-void check_tokens(Tokens tokens, std::uint64_t vocabulary, std::string_view what,
-                  Negative negative = Negative::refused) {
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const std::int32_t token = tokens.address()[i];
-    if (token < 0 && negative == Negative::ignored) continue;
-    if (token < 0 || static_cast<std::uint64_t>(token) >= vocabulary) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("{} {} at position {} of the micro-batch is not below the model's "
-                              "vocabulary of {}; prepare the data with this model's tokenizer",
-                              what, token, i, vocabulary));
-    }
+void check_tokens(Tokens tokens, std::uint64_t vocabulary) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) check_token(tokens, i, vocabulary, "token");
+}
+
+/// Targets may be negative: such a one is ignored.
+void check_targets(Tokens targets, std::uint64_t vocabulary) {
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (targets.address()[i] >= 0) check_token(targets, i, vocabulary, "target");
   }
 }
 
@@ -54,9 +58,9 @@ void RowOps<T>::norm_forward(const NormShape& shape, const NormForwardArguments&
   call.heads = shape.heads;
   call.width = shape.width;
   call.eps = shape.eps;
-  parallel_for(threads_, shape.tokens, 1, [&](std::size_t first, std::size_t last, int) {
-    table_.norm_forward(call, first, last);
-  });
+  parallel_for(
+      threads_, shape.tokens, items_in_unit(shape.heads * shape.width),
+      [&](std::size_t first, std::size_t last, int) { table_.norm_forward(call, first, last); });
 }
 
 template <class T>
@@ -78,14 +82,16 @@ void RowOps<T>::norm_backward(const NormShape& shape, const NormBackwardArgument
   auto* partial = reinterpret_cast<float*>(a.workspace.address());
   auto* bias_partial = partial + chunks * shape.width;
   SPILLWAY_ASSERT(a.workspace.size() >= chunks * shape.width * 4 * (has_bias ? 2 : 1));
-  parallel_for(threads_, chunks, 1, [&](std::size_t first, std::size_t last, int) {
-    for (std::size_t i = first; i < last; ++i) {
-      NormCall<T> part = call;
-      part.weight_partial = partial + i * shape.width;
-      part.bias_partial = has_bias ? bias_partial + i * shape.width : nullptr;
-      table_.norm_backward(part, i * chunk, std::min<std::size_t>(shape.tokens, (i + 1) * chunk));
-    }
-  });
+  parallel_for(threads_, chunks, items_in_unit(chunk * shape.heads * shape.width),
+               [&](std::size_t first, std::size_t last, int) {
+                 for (std::size_t i = first; i < last; ++i) {
+                   NormCall<T> part = call;
+                   part.weight_partial = partial + i * shape.width;
+                   part.bias_partial = has_bias ? bias_partial + i * shape.width : nullptr;
+                   table_.norm_backward(part, i * chunk,
+                                        std::min<std::size_t>(shape.tokens, (i + 1) * chunk));
+                 }
+               });
   sum_partials(partial, chunks, a.weight_gradient);
   if (has_bias) sum_partials(bias_partial, chunks, a.bias_gradient);
 }
@@ -94,14 +100,15 @@ void RowOps<T>::norm_backward(const NormShape& shape, const NormBackwardArgument
 template <class T>
 void RowOps<T>::sum_partials(const float* partials, std::size_t chunks, Gradient gradient) {
   const std::size_t columns = gradient.values.size();
-  parallel_for(threads_, columns, 64, [&](std::size_t first, std::size_t last, int) {
-    float* out = gradient.values.address();
-    for (std::size_t c = first; c < last; ++c) {
-      float total = 0;
-      for (std::size_t i = 0; i < chunks; ++i) total += partials[i * columns + c];
-      out[c] = gradient.first ? total : out[c] + total;
-    }
-  });
+  parallel_for(threads_, columns, std::max<std::size_t>(64, items_in_unit(chunks)),
+               [&](std::size_t first, std::size_t last, int) {
+                 float* out = gradient.values.address();
+                 for (std::size_t c = first; c < last; ++c) {
+                   float total = 0;
+                   for (std::size_t i = 0; i < chunks; ++i) total += partials[i * columns + c];
+                   out[c] = gradient.first ? total : out[c] + total;
+                 }
+               });
 }
 
 template <class T>
@@ -113,13 +120,15 @@ void RowOps<T>::bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Grad
   SPILLWAY_ASSERT(workspace.size() >= chunks * columns * sizeof(float));
   auto* partial = reinterpret_cast<float*>(workspace.address());
   const T* input = cast(out_gradient);
-  parallel_for(threads_, chunks, 1, [&](std::size_t first, std::size_t last, int) {
-    for (std::size_t i = first; i < last; ++i) {
-      const std::size_t count = std::min<std::size_t>(rows, (i + 1) * chunk) - i * chunk;
-      table_.column_sum(input + i * chunk * columns, columns, count, columns,
-                        partial + i * columns);
-    }
-  });
+  parallel_for(threads_, chunks, items_in_unit(chunk * columns),
+               [&](std::size_t first, std::size_t last, int) {
+                 for (std::size_t i = first; i < last; ++i) {
+                   const std::size_t count =
+                       std::min<std::size_t>(rows, (i + 1) * chunk) - i * chunk;
+                   table_.column_sum(input + i * chunk * columns, columns, count, columns,
+                                     partial + i * columns);
+                 }
+               });
   sum_partials(partial, chunks, gradient);
 }
 
@@ -131,9 +140,11 @@ void RowOps<T>::activation_forward(const ActivationShape& shape, ConstTensor inp
   T* y = cast(out);
   if (shape.kind == Activation::silu) {
     const std::size_t columns = shape.columns;
-    parallel_for(threads_, shape.rows, 1, [&](std::size_t first, std::size_t last, int) {
-      table_.gated_forward(x + first * 2 * columns, y + first * columns, last - first, columns);
-    });
+    parallel_for(threads_, shape.rows, items_in_unit(columns),
+                 [&](std::size_t first, std::size_t last, int) {
+                   table_.gated_forward(x + first * 2 * columns, y + first * columns, last - first,
+                                        columns);
+                 });
     return;
   }
   parallel_for(threads_, shape.rows * shape.columns, kUnit,
@@ -151,10 +162,12 @@ void RowOps<T>::activation_backward(const ActivationShape& shape,
   T* y = cast(a.out);
   if (shape.kind == Activation::silu) {
     const std::size_t columns = shape.columns;
-    parallel_for(threads_, shape.rows, 1, [&](std::size_t first, std::size_t last, int) {
-      table_.gated_backward(x + first * 2 * columns, dy + first * columns, dx + first * 2 * columns,
-                            y + first * columns, last - first, columns);
-    });
+    parallel_for(threads_, shape.rows, items_in_unit(columns),
+                 [&](std::size_t first, std::size_t last, int) {
+                   table_.gated_backward(x + first * 2 * columns, dy + first * columns,
+                                         dx + first * 2 * columns, y + first * columns,
+                                         last - first, columns);
+                 });
     return;
   }
   parallel_for(threads_, shape.rows * shape.columns, kUnit,
@@ -169,49 +182,53 @@ void RowOps<T>::activation_backward(const ActivationShape& shape,
 template <class T>
 void RowOps<T>::embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
                                   ConstTensor positions, Tensor out) {
-  check_tokens(tokens, shape.vocabulary, "token");
+  check_tokens(tokens, shape.vocabulary);
   const std::size_t width = shape.width;
   const T* words = cast(table);
   const T* places = shape.positions > 0 ? cast(positions) : nullptr;
   T* y = cast(out);
-  parallel_for(threads_, tokens.size(), 1, [&](std::size_t first, std::size_t last, int) {
-    for (std::size_t t = first; t < last; ++t) {
-      const T* word = words + static_cast<std::size_t>(tokens.address()[t]) * width;
-      if (places == nullptr) {
-        std::copy(word, word + width, y + t * width);
-      } else {
-        table_.add_rows(word, places + t % shape.sequence * width, y + t * width, width);
-      }
-    }
-  });
+  parallel_for(
+      threads_, tokens.size(), items_in_unit(width), [&](std::size_t first, std::size_t last, int) {
+        for (std::size_t t = first; t < last; ++t) {
+          const T* word = words + static_cast<std::size_t>(tokens.address()[t]) * width;
+          if (places == nullptr) {
+            std::copy(word, word + width, y + t * width);
+          } else {
+            table_.add_rows(word, places + t % shape.sequence * width, y + t * width, width);
+          }
+        }
+      });
 }
 
 /// Each thread owns a range of columns and adds the tokens in order.
 template <class T>
 void RowOps<T>::embedding_backward(const EmbeddingShape& shape, Tokens tokens,
                                    ConstTensor out_gradient, Gradient table, Gradient positions) {
-  check_tokens(tokens, shape.vocabulary, "token");
+  check_tokens(tokens, shape.vocabulary);
   if (table.first) fill_zero(table.values);
   const bool has_positions = shape.positions > 0;
   if (has_positions && positions.first) fill_zero(positions.values);
   const std::size_t width = shape.width;
   const T* dy = cast(out_gradient);
-  parallel_for(threads_, width, 64, [&](std::size_t first, std::size_t last, int) {
-    for (std::size_t t = 0; t < tokens.size(); ++t) {
-      const T* row = dy + t * width + first;
-      const auto token = static_cast<std::size_t>(tokens.address()[t]);
-      table_.accumulate(table.values.address() + token * width + first, row, last - first);
-      if (has_positions) {
-        const std::size_t place = t % shape.sequence;
-        table_.accumulate(positions.values.address() + place * width + first, row, last - first);
-      }
-    }
-  });
+  parallel_for(threads_, width, std::max<std::size_t>(64, items_in_unit(tokens.size())),
+               [&](std::size_t first, std::size_t last, int) {
+                 for (std::size_t t = 0; t < tokens.size(); ++t) {
+                   const T* row = dy + t * width + first;
+                   const auto token = static_cast<std::size_t>(tokens.address()[t]);
+                   table_.accumulate(table.values.address() + token * width + first, row,
+                                     last - first);
+                   if (has_positions) {
+                     const std::size_t place = t % shape.sequence;
+                     table_.accumulate(positions.values.address() + place * width + first, row,
+                                       last - first);
+                   }
+                 }
+               });
 }
 
 template <class T>
 void RowOps<T>::cross_entropy(const CrossEntropyArguments& a) {
-  check_tokens(a.targets, a.vocabulary, "target", Negative::ignored);
+  check_targets(a.targets, a.vocabulary);
   SPILLWAY_ASSERT(a.workspace.size() >= a.rows * sizeof(double));
   CrossEntropyCall<T> call;
   call.logits = a.logits.address();
@@ -220,9 +237,9 @@ void RowOps<T>::cross_entropy(const CrossEntropyArguments& a) {
   call.losses = reinterpret_cast<double*>(a.workspace.address());
   call.vocabulary = a.vocabulary;
   call.scale = a.gradient_scale;
-  parallel_for(threads_, a.rows, 1, [&](std::size_t first, std::size_t last, int) {
-    table_.cross_entropy(call, first, last);
-  });
+  parallel_for(
+      threads_, a.rows, items_in_unit(a.vocabulary),
+      [&](std::size_t first, std::size_t last, int) { table_.cross_entropy(call, first, last); });
   double total = a.first ? 0.0 : *a.loss_sum.address();
   for (std::size_t row = 0; row < a.rows; ++row) total += call.losses[row];
   *a.loss_sum.address() = total;

@@ -2,6 +2,8 @@
 // `HostOps` adds matrix products and attention.
 #pragma once
 
+#include <algorithm>
+
 #include "runtime/model/host/kernels.hpp"
 #include "runtime/model/ops.hpp"
 
@@ -14,8 +16,12 @@ inline constexpr DType kDtype<Bf16> = DType::bf16;
 template <>
 inline constexpr DType kDtype<Fp16> = DType::fp16;
 
-/// Elements that one thread takes at a time in element-wise loops: whole vectors, no false sharing.
-inline constexpr std::size_t kUnit = 1024;
+/// Elements worth a thread's while: waking one costs as much as visiting some thousand of them.
+inline constexpr std::size_t kUnit = 8192;
+/// Items of `elements` each that make a unit.
+constexpr std::size_t items_in_unit(std::size_t elements) {
+  return std::max<std::size_t>(1, kUnit / std::max<std::size_t>(1, elements));
+}
 
 constexpr std::uint64_t align_bytes(std::uint64_t bytes) { return round_up(bytes, 64); }
 
