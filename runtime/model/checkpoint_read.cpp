@@ -260,6 +260,8 @@ void CheckpointReader::read(BlockIndex block, ElementCount first, std::span<floa
   std::ranges::fill(target, 0.0F);  // padding
 }
 
-DType CheckpointReader::dtype() const { return *sources_[0][0].tensor->dtype(); }
+DType CheckpointReader::dtype() const {
+  return sources_[0][0].tensor->dtype().value_or(DType::fp32);
+}
 
 }  // namespace spillway::model

@@ -120,7 +120,7 @@ void read_rope_object(FieldReader& rope, ModelConfig& config,
   rope.only("partial_rotary_factor", 1, "the whole head is rotated");
   const auto factor = rope.number("factor");
   if (type == "default") {
-    if (factor.value_or(1) != 1) rope.refuse("factor", *factor, "the type \"default\" has none");
+    if (factor && *factor != 1) rope.refuse("factor", *factor, "the type \"default\" has none");
   } else if (type == "linear") {
     if (!factor) rope.reject("factor", nullptr, "given for the type \"linear\"");
     config.rope_linear_factor = *factor;

@@ -73,9 +73,11 @@ const std::string& SafetensorsFile::path() const { return file_->path(); }
 void SafetensorsFile::read(const StoredTensor& tensor, ElementCount first,
                            std::span<float> target) const {
   const std::optional<DType> dtype = tensor.dtype();
-  check(dtype.has_value(), ErrorCode::not_supported,
-        fmt::format("{}: a tensor of dtype {} cannot be read; save it as F32, BF16 or F16",
-                    file_->path(), tensor.type));
+  if (!dtype) {
+    throw Error(ErrorCode::not_supported,
+                fmt::format("{}: a tensor of dtype {} cannot be read; save it as F32, BF16 or F16",
+                            file_->path(), tensor.type));
+  }
   SPILLWAY_ASSERT(first + ElementCount{target.size()} <= tensor.count());
   const std::size_t width = size_of(*dtype);
   FileOffset offset = tensor.offset + FileOffset{first.value() * width};

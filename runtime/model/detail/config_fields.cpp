@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <iterator>
 #include <utility>
 
 #include "runtime/base/error.hpp"
@@ -13,110 +12,61 @@
 namespace spillway::model::detail {
 namespace {
 
+/// True if `list`, words that each end in a space, has `word`.
+constexpr bool has_word(std::string_view list, std::string_view word) {
+  while (!list.empty()) {
+    const std::size_t end = list.find(' ');
+    if (list.substr(0, end) == word) return true;
+    list.remove_prefix(end + 1);
+  }
+  return false;
+}
+
 /// Names, ids, caches, dtypes, label maps and output switches: present in real checkpoints, without
 /// effect on the logits of a causal model.
-constexpr std::string_view kHarmless[] = {"architectures",
-                                          "attn_implementation",
-                                          "bos_token_id",
-                                          "chunk_size_feed_forward",
-                                          "classifier_dropout",
-                                          "decoder_start_token_id",
-                                          "dtype",
-                                          "eos_token_id",
-                                          "finetuning_task",
-                                          "gradient_checkpointing",
-                                          "id2label",
-                                          "is_decoder",
-                                          "is_llama_config",
-                                          "keys_to_ignore_at_inference",
-                                          "label2id",
-                                          "max_sequence_length",
-                                          "model_max_length",
-                                          "model_type",
-                                          "n_ctx",
-                                          "n_special",
-                                          "name_or_path",
-                                          "num_labels",
-                                          "output_attentions",
-                                          "output_hidden_states",
-                                          "pad_token_id",
-                                          "predict_special_tokens",
-                                          "prefix",
-                                          "problem_type",
-                                          "return_dict",
-                                          "sep_token_id",
-                                          "task_specific_params",
-                                          "tie_last_hidden_states",
-                                          "tokenizer_class",
-                                          "torch_dtype",
-                                          "torchscript",
-                                          "transformers.js_config",
-                                          "transformers_version",
-                                          "unk_token_id",
-                                          "unsloth_fixed",
-                                          "unsloth_version",
-                                          "use_bfloat16",
-                                          "use_cache"};
+constexpr std::string_view kHarmless =
+    "architectures attn_implementation bos_token_id chunk_size_feed_forward classifier_dropout "
+    "decoder_start_token_id dtype eos_token_id finetuning_task gradient_checkpointing id2label "
+    "is_decoder is_llama_config keys_to_ignore_at_inference label2id max_sequence_length "
+    "model_max_length model_type n_ctx n_special name_or_path num_labels output_attentions "
+    "output_hidden_states pad_token_id predict_special_tokens prefix problem_type return_dict "
+    "sep_token_id task_specific_params tie_last_hidden_states tokenizer_class torch_dtype "
+    "torchscript transformers.js_config transformers_version unk_token_id unsloth_fixed "
+    "unsloth_version use_bfloat16 use_cache ";
 
 /// Settings of generation, which older versions of transformers kept in config.json.
-constexpr std::string_view kGeneration[] = {"assistant_confidence_threshold",
-                                            "assistant_lookbehind",
-                                            "bad_words_ids",
-                                            "begin_suppress_tokens",
-                                            "diversity_penalty",
-                                            "do_sample",
-                                            "early_stopping",
-                                            "encoder_no_repeat_ngram_size",
-                                            "encoder_repetition_penalty",
-                                            "epsilon_cutoff",
-                                            "eta_cutoff",
-                                            "exponential_decay_length_penalty",
-                                            "forced_bos_token_id",
-                                            "forced_eos_token_id",
-                                            "length_penalty",
-                                            "max_length",
-                                            "max_new_tokens",
-                                            "min_length",
-                                            "no_repeat_ngram_size",
-                                            "num_assistant_tokens",
-                                            "num_assistant_tokens_schedule",
-                                            "num_beam_groups",
-                                            "num_beams",
-                                            "num_return_sequences",
-                                            "output_scores",
-                                            "remove_invalid_values",
-                                            "repetition_penalty",
-                                            "return_dict_in_generate",
-                                            "suppress_tokens",
-                                            "target_lookbehind",
-                                            "temperature",
-                                            "top_k",
-                                            "top_p",
-                                            "typical_p"};
+constexpr std::string_view kGeneration =
+    "assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens "
+    "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size "
+    "encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty "
+    "forced_bos_token_id forced_eos_token_id length_penalty max_length max_new_tokens min_length "
+    "no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups "
+    "num_beams num_return_sequences output_scores remove_invalid_values repetition_penalty "
+    "return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p typical_p ";
 
 /// Fields of other architectures: accepted at the one value that switches them off.
 struct Neutral {
   std::string_view name;
   std::string_view value;  // JSON
 };
-constexpr auto kNeutral = std::to_array<Neutral>({{"add_cross_attention", "false"},
-                                                  {"alibi", "false"},
-                                                  {"attention_bias", "false"},
-                                                  {"attention_multiplier", "1"},
-                                                  {"embedding_multiplier", "1"},
-                                                  {"is_encoder_decoder", "false"},
-                                                  {"logit_scale", "1"},
-                                                  {"logits_scaling", "1"},
-                                                  {"mlp_bias", "false"},
-                                                  {"partial_rotary_factor", "1"},
-                                                  {"pretraining_tp", "1"},
-                                                  {"pruned_heads", "{}"},
-                                                  {"residual_multiplier", "1"},
-                                                  {"rope_interleaved", "false"},
-                                                  {"tie_encoder_decoder", "false"},
-                                                  {"use_mrope", "false"},
-                                                  {"use_qk_norm", "false"},
-                                                  {"use_sliding_window", "false"}});
+constexpr std::array<Neutral, 18> kNeutral{{{"add_cross_attention", "false"},
+                                            {"alibi", "false"},
+                                            {"attention_bias", "false"},
+                                            {"attention_multiplier", "1"},
+                                            {"embedding_multiplier", "1"},
+                                            {"is_encoder_decoder", "false"},
+                                            {"logit_scale", "1"},
+                                            {"logits_scaling", "1"},
+                                            {"mlp_bias", "false"},
+                                            {"partial_rotary_factor", "1"},
+                                            {"pretraining_tp", "1"},
+                                            {"pruned_heads", "{}"},
+                                            {"residual_multiplier", "1"},
+                                            {"rope_interleaved", "false"},
+                                            {"tie_encoder_decoder", "false"},
+                                            {"use_mrope", "false"},
+                                            {"use_qk_norm", "false"},
+                                            {"use_sliding_window", "false"}}};
 
 std::string_view remedy_for(std::string_view name) {
   if (name == "quantization_config") {
@@ -134,9 +84,8 @@ std::string_view remedy_for(std::string_view name) {
 
 bool is_harmless_field(std::string_view name) {
   // GPT-2's summary_* belong to a classification head; a leading underscore marks bookkeeping.
-  return name.starts_with('_') || name.starts_with("summary_") ||
-         std::ranges::find(kHarmless, name) != std::end(kHarmless) ||
-         std::ranges::find(kGeneration, name) != std::end(kGeneration);
+  return name.starts_with('_') || name.starts_with("summary_") || has_word(kHarmless, name) ||
+         has_word(kGeneration, name);
 }
 
 FieldReader::FieldReader(const OrderedJson& object, std::string_view origin, std::string path)
@@ -167,9 +116,11 @@ std::optional<std::uint32_t> FieldReader::count(std::string_view name) {
 
 std::uint32_t FieldReader::required_count(std::string_view name) {
   const std::optional<std::uint32_t> value = count(name);
-  check(
-      value.has_value(), ErrorCode::invalid_argument,
-      fmt::format("{}: \"{}{}\" is missing; a model of this type needs it", origin_, path_, name));
+  if (!value) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: \"{}{}\" is missing; a model of this type needs it", origin_,
+                            path_, name));
+  }
   return *value;
 }
 
