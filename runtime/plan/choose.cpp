@@ -99,9 +99,13 @@ class Chooser {
     }
   }
 
-  /// Gives up read-ahead of state where the host is too small for it.
-  void shrink_staging(Placement& placement) const {
+  /// Gives up read-ahead of state, then the second landing place of gradients, where the host is
+  /// too small for them.
+  void shrink_host_slots(Placement& placement) const {
     while (!fits(placement, Tier::host) && placement.state_slots > 1) --placement.state_slots;
+    if (!fits(placement, Tier::host) && request_.order == WorkOrder::layer_major) {
+      placement.gradient_slots = 1;
+    }
   }
 
   void fill_device(Placement& placement) const {
@@ -118,7 +122,7 @@ class Chooser {
   }
 
   [[nodiscard]] std::variant<Placement, Shortage> finished(Placement placement) const {
-    shrink_staging(placement);
+    shrink_host_slots(placement);
     for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
       if (!fits(placement, tier)) return Shortage{tier, needed(placement, tier), budget(tier)};
     }

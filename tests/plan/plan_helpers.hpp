@@ -41,6 +41,17 @@ inline std::string read_golden(const std::string& name) {
   return text.str();
 }
 
+/// Compares with a golden file. SPILLWAY_UPDATE_GOLDEN=1 writes the file instead.
+inline void expect_golden(const std::string& name, const std::string& text) {
+  if (std::getenv("SPILLWAY_UPDATE_GOLDEN") != nullptr) {
+    std::ofstream file(std::string(SPILLWAY_SOURCE_DIR "/tests/plan/golden/") + name);
+    file << text;
+    EXPECT_TRUE(file.good()) << name;
+    return;
+  }
+  EXPECT_EQ(text, read_golden(name)) << name;
+}
+
 inline nlohmann::json golden_json(const std::string& name) {
   return nlohmann::json::parse(read_golden(name));
 }

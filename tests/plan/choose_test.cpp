@@ -1,0 +1,282 @@
+// The choice of a placement within budgets: preferences, honoured requests and honest shortages.
+#include "runtime/plan/choose.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "runtime/base/error.hpp"
+#include "runtime/plan/step_builder.hpp"
+#include "tests/plan/plan_helpers.hpp"
+#include "tests/plan/step_workloads.hpp"
+
+namespace spillway::plan {
+namespace {
+
+constexpr Bytes kPlenty{1ULL << 50};
+constexpr Budgets kUnlimited{.device = kPlenty, .host = kPlenty, .nvme = kPlenty};
+constexpr Tier kTiers[] = {Tier::device, Tier::host, Tier::nvme};
+
+Bytes& budget_of(Budgets& budgets, Tier tier) {
+  return tier == Tier::device ? budgets.device : tier == Tier::host ? budgets.host : budgets.nvme;
+}
+
+Bytes needed(const Workload& workload, const Placement& placement, Tier tier) {
+  return total(memory_items(workload, placement), tier);
+}
+
+/// What a placement of this request needs of the tier at least, by its own shortage report.
+Shortage shortage_with_nothing(const Workload& workload, const PlacementRequest& request,
+                               Tier tier) {
+  Budgets budgets = kUnlimited;
+  budget_of(budgets, tier) = Bytes{};
+  const auto choice = choose_placement(workload, budgets, request);
+  const auto* shortage = std::get_if<Shortage>(&choice);
+  EXPECT_NE(shortage, nullptr) << "nothing of " << name_of(tier) << " is enough";
+  return shortage == nullptr ? Shortage{} : *shortage;
+}
+
+Placement chosen(const Workload& workload, const Budgets& budgets,
+                 const PlacementRequest& request = {}) {
+  const auto choice = choose_placement(workload, budgets, request);
+  const auto* placement = std::get_if<Placement>(&choice);
+  EXPECT_NE(placement, nullptr);
+  return placement == nullptr ? Placement{} : *placement;
+}
+
+bool all_blocks(const Placement& placement, bool (*holds)(const BlockPlacement&)) {
+  return std::all_of(placement.blocks.begin(), placement.blocks.end(), holds);
+}
+
+PlacementRequest random_request(RandomCases& cases) {
+  PlacementRequest request;
+  if (cases.between(0, 2) == 0) request.state = kTiers[cases.between(0, 2)];
+  if (cases.between(0, 2) == 0) request.resident = cases.maybe();
+  if (request.state == Tier::device && request.resident == false) request.resident.reset();
+  if (cases.between(0, 2) == 0) request.keep = cases.maybe();
+  if (cases.between(0, 3) == 0) request.order = WorkOrder::micro_batch_major;
+  request.tile_parameters = ElementCount{cases.between(1, 4) * kLeafParameters};
+  request.prefetch = static_cast<std::uint32_t>(cases.between(0, 3));
+  return request;
+}
+
+TEST(Choose, PutsEverythingOnTheDeviceWhereItFits) {
+  const Workload workload = small_workload();
+  const Placement placement = chosen(workload, kUnlimited);
+  EXPECT_TRUE(all_blocks(placement, [](const BlockPlacement& b) {
+    return b.resident && b.keep && b.state == Tier::device;
+  }));
+  Budgets exact = kUnlimited;
+  exact.device = needed(workload, placement, Tier::device);
+  EXPECT_FALSE(chosen(workload, exact).any_state(Tier::host));
+  exact.device -= Bytes{1};
+  const Placement offloaded = chosen(workload, exact);
+  EXPECT_FALSE(offloaded.any_state(Tier::device));
+  EXPECT_FALSE(offloaded.any_state(Tier::nvme));
+}
+
+TEST(Choose, KeepsActivationsBeforeItMakesParametersResident) {
+  Workload workload = small_workload();
+  workload.blocks[1].saved_bytes = workload.blocks[2].saved_bytes = Bytes{100'000};
+  const PlacementRequest host{.state = Tier::host};
+  Budgets budgets = kUnlimited;
+  budgets.device = shortage_with_nothing(workload, host, Tier::device).needed;
+  const Placement least = chosen(workload, budgets, host);
+  EXPECT_EQ(least.gradient_slots, 1U);
+  EXPECT_EQ(least.parameter_slots, 1U);
+  // Room for the second slots, and for one more set of activations in place of the scratch.
+  budgets.device += Bytes{2 * 3 * kLeafParameters * 4 + 100'000};
+  const Placement more = chosen(workload, budgets, host);
+  EXPECT_TRUE(more.blocks[1].keep && more.blocks[2].keep);
+  EXPECT_TRUE(all_blocks(more, [](const BlockPlacement& b) { return !b.resident; }));
+  for (; budgets.device < Bytes{1'000'000}; budgets.device += Bytes{4096}) {
+    const Placement placement = chosen(workload, budgets, host);
+    EXPECT_TRUE(placement.blocks[1].keep && placement.blocks[2].keep) << budgets.device.value();
+  }
+  EXPECT_TRUE(all_blocks(chosen(workload, kUnlimited, host),
+                         [](const BlockPlacement& b) { return b.resident; }));
+}
+
+TEST(Choose, SpillsStateToNvmeOnlyWhereTheHostIsTooSmall) {
+  const Workload workload = small_workload();
+  const PlacementRequest streamed{.resident = false,
+                                  .tile_parameters = ElementCount{kLeafParameters}};
+  const Placement on_host = chosen(workload, kUnlimited, streamed);
+  EXPECT_TRUE(all_blocks(on_host, [](const BlockPlacement& b) { return b.state == Tier::host; }));
+  Budgets budgets = kUnlimited;
+  budgets.host = needed(workload, on_host, Tier::host);
+  EXPECT_FALSE(chosen(workload, budgets, streamed).any_state(Tier::nvme));
+  std::size_t spilled = 0;
+  const Bytes least = shortage_with_nothing(workload, streamed, Tier::host).needed;
+  for (budgets.host -= Bytes{1}; budgets.host >= least; budgets.host -= Bytes{1000}) {
+    const Placement placement = chosen(workload, budgets, streamed);
+    std::size_t now = 0;
+    for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+      now += placement.blocks[b].state == Tier::nvme ? 1U : 0U;
+      EXPECT_TRUE(b == 0 || placement.blocks[b].state >= placement.blocks[b - 1].state);
+    }
+    EXPECT_GE(now, std::max<std::size_t>(spilled, 1));
+    spilled = now;
+  }
+  EXPECT_EQ(spilled, workload.blocks.size());
+}
+
+TEST(Choose, StagesNoMoreThanTheLargestTile) {
+  const Workload workload = small_workload();
+  const PlacementRequest request{.tile_parameters = ElementCount{1 << 20}};
+  const Placement placement = chosen(workload, kUnlimited, request);
+  EXPECT_EQ(placement.tile_parameters.value(), 3 * kLeafParameters);
+  EXPECT_EQ(make_tiles(workload, placement.tile_parameters).size(),
+            make_tiles(workload, request.tile_parameters).size());
+}
+
+TEST(Choose, RefusesDeviceStateWithStreamedParameters) {
+  const PlacementRequest request{.state = Tier::device, .resident = false};
+  EXPECT_THROW((void)choose_placement(small_workload(), kUnlimited, request), Error);
+}
+
+TEST(Choose, GivesUpSlotsBeforeItGivesUp) {
+  const Workload workload = small_workload();
+  const PlacementRequest request{.state = Tier::nvme, .resident = false, .prefetch = 3};
+  const Placement roomy = chosen(workload, kUnlimited, request);
+  EXPECT_EQ(roomy.parameter_slots, 4U);
+  EXPECT_EQ(roomy.gradient_slots, 2U);
+  EXPECT_GT(roomy.state_slots, 1U);
+  Budgets budgets = kUnlimited;
+  budgets.device = shortage_with_nothing(workload, request, Tier::device).needed;
+  budgets.host = shortage_with_nothing(workload, request, Tier::host).needed;
+  const Placement tight = chosen(workload, budgets, request);
+  EXPECT_EQ(tight.parameter_slots, 1U);
+  EXPECT_EQ(tight.gradient_slots, 1U);
+  EXPECT_EQ(tight.state_slots, 1U);
+}
+
+TEST(Choose, MakesTheSmallerOfATiedPairResidentWhereTwoSlotsAreTooLarge) {
+  Workload workload = small_workload();
+  tie(workload);
+  const Bytes slot{3 * kLeafParameters * 4};
+  PlacementRequest request{.state = Tier::host, .resident = false};
+  const Bytes streamed = shortage_with_nothing(workload, request, Tier::device).needed;
+  request.resident.reset();
+  const Bytes least = shortage_with_nothing(workload, request, Tier::device).needed;
+  EXPECT_EQ(least, streamed - slot + Bytes{kLeafParameters * 4});
+  Budgets budgets = kUnlimited;
+  budgets.device = least;
+  EXPECT_TRUE(chosen(workload, budgets, request).blocks.back().resident);
+}
+
+/// The least over every placement that the request allows, tried one by one.
+Bytes least_device(const Workload& workload, const PlacementRequest& request) {
+  const std::size_t n = workload.blocks.size();
+  Placement p;
+  p.order = request.order;
+  p.tile_parameters = request.tile_parameters;
+  p.gradient_slots = request.order == WorkOrder::layer_major ? 1 : static_cast<std::uint32_t>(n);
+  Bytes least = kPlenty;
+  for (std::uint32_t mask = 0; mask < (1U << (2 * n)); ++mask) {
+    p.blocks.clear();
+    bool allowed = true;
+    for (std::size_t b = 0; b < n; ++b) {
+      const bool resident = (mask >> b & 1) != 0;
+      const bool keep = (mask >> (n + b) & 1) != 0;
+      allowed = allowed && resident == request.resident.value_or(resident);
+      allowed = allowed && keep == request.keep.value_or(keep);
+      p.blocks.push_back(
+          {.resident = resident, .state = request.state.value_or(Tier::host), .keep = keep});
+      allowed = allowed && (p.blocks[b].state != Tier::device || resident);
+    }
+    const bool pair = workload.tied_head && !p.blocks.front().resident && !p.blocks.back().resident;
+    p.parameter_slots = pair ? 2 : 1;
+    if (allowed) least = std::min(least, needed(workload, p, Tier::device));
+  }
+  return least;
+}
+
+TEST(ChooseProperty, AShortageReportsTheTrueLeastOfTheDevice) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 60; ++i) {
+    Workload workload = cases.workload();
+    if (workload.blocks.size() > 4) workload.blocks.resize(4);
+    const PlacementRequest request = random_request(cases);
+    EXPECT_EQ(shortage_with_nothing(workload, request, Tier::device).needed,
+              least_device(workload, request))
+        << "case " << i;
+  }
+}
+
+TEST(ChooseProperty, WhatAShortageAsksForIsEnoughAndOneByteLessIsNot) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 300; ++i) {
+    const Workload workload = cases.workload();
+    const PlacementRequest request = random_request(cases);
+    for (const Tier tier : kTiers) {
+      Budgets budgets = kUnlimited;
+      // What the host must hold depends on whether the device can hold everything.
+      if (tier != Tier::device && cases.maybe()) {
+        budgets.device = shortage_with_nothing(workload, request, Tier::device).needed;
+      }
+      budget_of(budgets, tier) = Bytes{};
+      const auto choice = choose_placement(workload, budgets, request);
+      const auto* shortage = std::get_if<Shortage>(&choice);
+      ASSERT_NE(shortage, nullptr);
+      EXPECT_EQ(shortage->tier, tier);
+      EXPECT_EQ(shortage->budget, Bytes{});
+      budget_of(budgets, tier) = shortage->needed;
+      EXPECT_TRUE(std::holds_alternative<Placement>(choose_placement(workload, budgets, request)))
+          << name_of(tier) << " in case " << i;
+      budget_of(budgets, tier) -= Bytes{1};
+      EXPECT_TRUE(std::holds_alternative<Shortage>(choose_placement(workload, budgets, request)))
+          << name_of(tier) << " in case " << i;
+    }
+  }
+}
+
+TEST(ChooseProperty, FitsHonoursRequestsAndCanBeBuilt) {
+  RandomCases cases(property_seed());
+  int placed = 0;
+  for (int i = 0; i < 600; ++i) {
+    const Workload workload = cases.workload();
+    const PlacementRequest request = random_request(cases);
+    const Budgets budgets{Bytes{cases.between(0, 1'500'000)}, Bytes{cases.between(0, 1'500'000)},
+                          kPlenty};
+    const auto choice = choose_placement(workload, budgets, request);
+    const auto* placement = std::get_if<Placement>(&choice);
+    if (placement == nullptr) continue;
+    ++placed;
+    EXPECT_LE(needed(workload, *placement, Tier::device), budgets.device);
+    EXPECT_LE(needed(workload, *placement, Tier::host), budgets.host);
+    EXPECT_EQ(placement->order, request.order);
+    for (const BlockPlacement& block : placement->blocks) {
+      EXPECT_EQ(block.state, request.state.value_or(block.state));
+      EXPECT_EQ(block.resident, request.resident.value_or(block.resident));
+      EXPECT_EQ(block.keep, request.keep.value_or(block.keep));
+    }
+    (void)build_training_step(workload, *placement);
+    (void)build_flush(workload, *placement);
+    (void)build_evaluation(workload, *placement);
+    (void)build_snapshot(workload, *placement);
+  }
+  EXPECT_GT(placed, 100);
+}
+
+TEST(ChooseProperty, ALargerBudgetNeverFailsWhereASmallerFits) {
+  RandomCases cases(property_seed());
+  int compared = 0;
+  for (int i = 0; i < 600; ++i) {
+    const Workload workload = cases.workload();
+    const PlacementRequest request = random_request(cases);
+    Budgets budgets{Bytes{cases.between(0, 1'500'000)}, Bytes{cases.between(0, 1'500'000)},
+                    Bytes{cases.between(0, 3'000'000)}};
+    if (std::holds_alternative<Shortage>(choose_placement(workload, budgets, request))) continue;
+    for (int grown = 0; grown < 5; ++grown) {
+      budget_of(budgets, kTiers[cases.between(0, 2)]) += Bytes{cases.between(0, 500'000)};
+      EXPECT_TRUE(std::holds_alternative<Placement>(choose_placement(workload, budgets, request)))
+          << "case " << i;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 200);
+}
+
+}  // namespace
+}  // namespace spillway::plan

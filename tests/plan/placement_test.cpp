@@ -1,0 +1,150 @@
+// Where bytes live: the memory table by hand, and tiles.
+#include "runtime/plan/placement.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "runtime/plan/theory.hpp"
+#include "tests/plan/plan_helpers.hpp"
+#include "tests/plan/step_workloads.hpp"
+
+namespace spillway::plan {
+namespace {
+
+constexpr std::uint64_t kLeaf = kLeafParameters;
+
+using Table = std::map<std::string, std::uint64_t>;
+
+Table table(const Workload& workload, const Placement& placement, Tier tier) {
+  Table lines;
+  for (const MemoryItem& item : memory_items(workload, placement)) {
+    if (item.tier == tier) lines[item.what] = item.bytes.value();
+  }
+  return lines;
+}
+
+TEST(MemoryItems, OfStreamedFp32StateOnHost) {
+  // Blocks of 3, 2, 2, 1 leaves; 2 parameter slots of 3 leaves; 2 accumulators of 3 leaves.
+  const Workload workload = small_workload();
+  const Placement placement = uniform_placement(workload, {});
+  const Table device{{"parameter slots", 2 * 3 * kLeaf * 4},
+                     {"gradient accumulators", 2 * 3 * kLeaf * 4},
+                     {"boundary activations", 256 * 3},
+                     {"boundary gradients", 256},
+                     {"recomputation scratch", 1000},
+                     {"operator workspace", 512},
+                     {"token ids", 64},
+                     {"loss sums", 8}};
+  const Table host{{"parameters", 8 * kLeaf * 4},
+                   {"waiting gradients", 8 * kLeaf * 4},
+                   {"optimizer state", 8 * kLeaf * 12},
+                   {"state staging", 2 * 2 * kLeaf * 12},
+                   {"token ids", 64},
+                   {"norm leaves and loss sums", 8 * 8 + 8}};
+  EXPECT_EQ(table(workload, placement, Tier::device), device);
+  EXPECT_EQ(table(workload, placement, Tier::host), host);
+  EXPECT_EQ(table(workload, placement, Tier::nvme), (Table{{"state, two slots", 96 * kLeaf * 2}}));
+}
+
+TEST(MemoryItems, OfTiedBf16InTwoRoundsPartlyResidentStateOnNvme) {
+  Workload workload = small_workload();
+  tie(workload);
+  workload.compute = DType::bf16;
+  workload.rounds = 2;
+  workload.micro_batches = 3;
+  Placement placement = uniform_placement(workload, {.state = Tier::nvme});
+  placement.blocks[0].resident = true;
+  placement.blocks[2].keep = true;
+  const Table device{{"resident parameters", 3 * kLeaf * 2},
+                     {"parameter slots", 2 * 2 * kLeaf * 2},
+                     {"gradient accumulators", 2 * 3 * kLeaf * 4},
+                     {"rounded gradients", 2 * 3 * kLeaf * 2},
+                     {"tied accumulator", (3 * kLeaf - 1) * 4},
+                     {"boundary activations", 256 * 3 * 3},
+                     {"boundary gradients", 256 * 3},
+                     {"kept activations", 1000 * 3},
+                     {"recomputation scratch", 1000},
+                     {"operator workspace", 512},
+                     {"token ids", 64 * 3},
+                     {"loss sums", 8 * 3 * 2}};
+  const Table host{{"parameters", 8 * kLeaf * 2},
+                   {"waiting gradients", 8 * kLeaf * 4},
+                   {"landing gradients", 2 * 3 * kLeaf * 2},
+                   {"state staging", 2 * 2 * kLeaf * 12},
+                   {"token ids", 64 * 3 * 2},
+                   {"norm leaves and loss sums", 8 * 8 + 8 * 3 * 2}};
+  EXPECT_EQ(table(workload, placement, Tier::device), device);
+  EXPECT_EQ(table(workload, placement, Tier::host), host);
+  EXPECT_EQ(table(workload, placement, Tier::nvme), (Table{{"state, two slots", 96 * kLeaf * 2}}));
+}
+
+TEST(MemoryItems, OfDeviceOnlyFp16) {
+  Workload workload = small_workload();
+  workload.compute = DType::fp16;
+  Placement placement =
+      uniform_placement(workload, {.resident = true, .state = Tier::device, .keep = true});
+  placement.gradient_slots = 1;
+  const Table device{{"resident parameters", 8 * kLeaf * 2},
+                     {"optimizer state", 8 * kLeaf * 12},
+                     {"gradient accumulators", 3 * kLeaf * 4},
+                     {"rounded gradients", 3 * kLeaf * 2},
+                     {"waiting gradients", 8 * kLeaf * 2},
+                     {"gradient norm leaves", 8 * 8},
+                     {"boundary activations", 256 * 3},
+                     {"boundary gradients", 256},
+                     {"kept activations", 2 * 1000},
+                     {"operator workspace", 512},
+                     {"token ids", 64},
+                     {"loss sums", 8}};
+  EXPECT_EQ(table(workload, placement, Tier::device), device);
+  std::uint64_t sum = 0;
+  for (const auto& [what, bytes] : device) sum += bytes;
+  EXPECT_EQ(total(memory_items(workload, placement), Tier::device).value(), sum);
+}
+
+TEST(StateBytes, AgreeWithTheTableOfBytesPerParameter) {
+  const ElementCount leaf{kLeaf};
+  const auto per_parameter = [&](StateFormat format) {
+    return static_cast<double>(state_bytes(format, leaf).value()) / static_cast<double>(kLeaf);
+  };
+  EXPECT_EQ(per_parameter(StateFormat::fp32), 12);
+  EXPECT_EQ(per_parameter(StateFormat::split), 12);
+  EXPECT_EQ(per_parameter(StateFormat::bf16), 8);
+  EXPECT_EQ(per_parameter(StateFormat::int8), 6 + 2 * 4.0 / 256);
+  for (const StateFormat format :
+       {StateFormat::fp32, StateFormat::split, StateFormat::bf16, StateFormat::int8}) {
+    // A slot holds the parameters too, but for fp32, whose master determines them.
+    const StateBytes parts = state_bytes_per_parameter(format);
+    const double apart = format == StateFormat::fp32 ? parts.parameter : 0;
+    EXPECT_DOUBLE_EQ(per_parameter(format), parts.total() - apart) << name_of(format);
+    EXPECT_NEAR(per_parameter(format), slot_traffic_per_parameter(format).write, 0.04);
+  }
+}
+
+TEST(Tiles, CoverEveryBlockExactlyAndStartOnLeaves) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 200; ++i) {
+    const Workload workload = cases.workload();
+    const ElementCount size{cases.between(1, 6) * kLeaf};
+    std::vector<ElementCount> covered(workload.blocks.size());
+    std::uint32_t block = 0;
+    for (const Tile& tile : make_tiles(workload, size)) {
+      EXPECT_GE(tile.block, block);
+      block = tile.block;
+      EXPECT_EQ(tile.first, covered.at(block));
+      EXPECT_EQ(tile.first.value() % kLeaf, 0U);
+      EXPECT_EQ(tile.count.value() % kLeaf, 0U);
+      EXPECT_GT(tile.count, ElementCount{});
+      EXPECT_LE(tile.count, size);
+      covered[block] += tile.count;
+    }
+    for (std::size_t b = 0; b < covered.size(); ++b) {
+      EXPECT_EQ(covered[b], workload.blocks[b].padded_parameters);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace spillway::plan

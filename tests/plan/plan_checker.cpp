@@ -1,0 +1,224 @@
+#include "tests/plan/plan_checker.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <map>
+
+namespace spillway::plan {
+namespace {
+
+bool performed(const RunOf& run, const Op& op) { return run.pending || !op.if_pending; }
+
+class Accesses {
+ public:
+  Accesses(const RunOf& run, const Op& op)
+      : run_(run), op_(op), tiles_(make_tiles(run.workload, run.placement.tile_parameters)) {}
+
+  std::vector<Access> of_op() {
+    switch (op_.kind) {
+      case OpKind::upload_params:
+        reads_tiles(BufferKind::host_parameters);
+        writes(parameters(op_.block, op_.slot));
+        break;
+      case OpKind::download_grads:
+        reads(rounded());
+        if (run_.workload.rounds > 1) {
+          writes({BufferKind::landing, op_.gradient_slot});
+        } else {
+          writes_tiles(BufferKind::host_gradient);
+        }
+        break;
+      case OpKind::forward: forward(); break;
+      case OpKind::backward: backward(); break;
+      case OpKind::loss: loss(); break;
+      case OpKind::accumulate: accumulate(); break;
+      case OpKind::grad_norm:
+        reads({op_.lane == Lane::gpu ? BufferKind::device_gradient : BufferKind::host_gradient,
+               op_.tile});
+        writes({BufferKind::norm_leaves, op_.tile});
+        break;
+      case OpKind::update: update(); break;
+      case OpKind::read_state:
+        reads({op_.lane == Lane::d2h ? BufferKind::device_state : BufferKind::disk, op_.tile});
+        writes({BufferKind::staging, op_.slot});
+        break;
+      case OpKind::write_state:
+        reads(op_.slot == kNoSlot ? Buffer{BufferKind::host_state, op_.tile}
+                                  : Buffer{BufferKind::staging, op_.slot});
+        reads({BufferKind::checksum, op_.tile});
+        writes({BufferKind::disk, op_.tile});
+        break;
+      case OpKind::commit:
+        for (std::uint32_t t = 0; t < tiles_.size(); ++t) reads({BufferKind::disk, t});
+        break;
+    }
+    return std::move(list_);
+  }
+
+ private:
+  void reads(const Buffer& buffer) { list_.push_back({buffer, false}); }
+  void writes(const Buffer& buffer) { list_.push_back({buffer, true}); }
+  void reads_tiles(BufferKind kind) { each_tile(kind, false); }
+  void writes_tiles(BufferKind kind) { each_tile(kind, true); }
+  void each_tile(BufferKind kind, bool write) {
+    for (std::uint32_t t = 0; t < tiles_.size(); ++t) {
+      if (tiles_[t].block == op_.block) list_.push_back({{kind, t}, write});
+    }
+  }
+
+  [[nodiscard]] static Buffer parameters(std::uint32_t block, std::uint32_t slot) {
+    if (slot == kNoSlot) return {BufferKind::resident, block};
+    return {BufferKind::parameter_slot, slot};
+  }
+  [[nodiscard]] Buffer rounded() const {
+    const bool same = run_.workload.compute == DType::fp32;
+    return {same ? BufferKind::accumulator : BufferKind::rounded, op_.gradient_slot};
+  }
+  [[nodiscard]] bool kept() const { return run_.placement.blocks[op_.block].keep; }
+  [[nodiscard]] Buffer saved() const {
+    constexpr std::uint32_t kScratch = ~0U;
+    if (!kept()) return {BufferKind::saved, kScratch};
+    return {BufferKind::saved, op_.block, op_.micro_batch};
+  }
+
+  void forward() {
+    reads(parameters(op_.block, op_.slot));
+    if (op_.block == 0) {
+      writes({BufferKind::tokens, op_.micro_batch});
+    } else {
+      reads({BufferKind::boundary, op_.block - 1, op_.micro_batch});
+    }
+    if (kept() && run_.training) writes(saved());
+    writes({BufferKind::boundary, op_.block, op_.micro_batch});
+    writes({BufferKind::workspace});
+  }
+
+  void backward() {
+    if (op_.block == 0) {
+      reads({BufferKind::tokens, op_.micro_batch});
+    } else {
+      reads(parameters(op_.block, op_.slot));
+      reads({BufferKind::boundary, op_.block - 1, op_.micro_batch});
+      if (kept()) {
+        reads(saved());
+      } else {
+        writes(saved());
+        writes({BufferKind::boundary, op_.block, op_.micro_batch});
+      }
+    }
+    writes({BufferKind::boundary_gradient, op_.micro_batch});
+    writes({BufferKind::accumulator, op_.gradient_slot});
+    writes({BufferKind::workspace});
+  }
+
+  void loss() {
+    reads(parameters(op_.block, op_.slot));
+    if (run_.workload.tied_head) reads(parameters(0, op_.tied_slot));
+    reads({BufferKind::tokens, op_.micro_batch});
+    reads({BufferKind::boundary, op_.block - 1, op_.micro_batch});
+    writes({BufferKind::loss_sum, op_.round, op_.micro_batch});
+    writes({BufferKind::workspace});
+    if (op_.gradient_slot == kNoSlot) return;
+    writes({BufferKind::boundary_gradient, op_.micro_batch});
+    writes({BufferKind::accumulator, op_.gradient_slot});
+    if (run_.workload.tied_head) writes({BufferKind::tied_accumulator});
+  }
+
+  void accumulate() {
+    if (op_.lane == Lane::cpu) {
+      reads({BufferKind::landing, op_.gradient_slot});
+      writes_tiles(BufferKind::host_gradient);
+      return;
+    }
+    writes({BufferKind::accumulator, op_.gradient_slot});
+    if (op_.block == 0 && run_.workload.tied_head) reads({BufferKind::tied_accumulator});
+    writes(rounded());
+    if (run_.placement.blocks[op_.block].state == Tier::device) {
+      writes_tiles(BufferKind::device_gradient);
+    }
+  }
+
+  void update() {
+    if (op_.lane == Lane::gpu) {
+      reads({BufferKind::device_gradient, op_.tile});
+      writes({BufferKind::device_state, op_.tile});
+      writes({BufferKind::resident, op_.block});
+      return;
+    }
+    reads({BufferKind::host_gradient, op_.tile});
+    writes({BufferKind::host_parameters, op_.tile});
+    if (op_.slot == kNoSlot) {
+      writes({BufferKind::host_state, op_.tile});
+    } else {
+      writes({BufferKind::staging, op_.slot});
+      writes({BufferKind::checksum, op_.tile});
+    }
+  }
+
+  const RunOf& run_;
+  const Op& op_;
+  std::vector<Tile> tiles_;
+  std::vector<Access> list_;
+};
+
+bool is_serial(Lane lane) { return lane != Lane::nvme_read && lane != Lane::nvme_write; }
+
+/// before[i][j]: op j is complete when op i starts.
+std::vector<std::vector<bool>> happens_before(const StepPlan& plan, const RunOf& run) {
+  std::vector<std::vector<bool>> before(plan.ops.size(), std::vector<bool>(plan.ops.size()));
+  std::array<OpIndex, kLaneCount> last;
+  last.fill(kNoSlot);
+  for (OpIndex i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    if (!performed(run, op)) continue;
+    const auto follow = [&](OpIndex earlier) {
+      if (earlier == kNoSlot || !performed(run, plan.ops[earlier])) return;
+      before[i][earlier] = true;
+      for (OpIndex j = 0; j < earlier; ++j) before[i][j] = before[i][j] || before[earlier][j];
+    };
+    for (const OpIndex dependency : plan.dependencies_of(op)) follow(dependency);
+    if (!is_serial(op.lane)) continue;
+    OpIndex& previous = last[static_cast<std::size_t>(op.lane)];
+    follow(previous);
+    previous = i;
+  }
+  return before;
+}
+
+}  // namespace
+
+std::vector<Access> accesses_of(const RunOf& run, const Op& op) {
+  return Accesses(run, op).of_op();
+}
+
+std::string find_race(const StepPlan& plan, const RunOf& run) {
+  for (OpIndex i = 0; i < plan.ops.size(); ++i) {
+    for (const OpIndex dependency : plan.dependencies_of(plan.ops[i])) {
+      if (dependency >= i) return fmt::format("op {} depends on op {}", i, dependency);
+    }
+  }
+  const auto before = happens_before(plan, run);
+  struct Use {
+    OpIndex op;
+    bool writes;
+  };
+  std::map<Buffer, std::vector<Use>> uses;
+  for (OpIndex i = 0; i < plan.ops.size(); ++i) {
+    if (!performed(run, plan.ops[i])) continue;
+    for (const Access& access : accesses_of(run, plan.ops[i])) {
+      std::vector<Use>& earlier = uses[access.buffer];
+      for (const Use& use : earlier) {
+        if (use.op == i || (!use.writes && !access.writes) || before[i][use.op]) continue;
+        return fmt::format("ops {} ({}) and {} ({}) race on buffer {} {} {}", use.op,
+                           name_of(plan.ops[use.op].kind), i, name_of(plan.ops[i].kind),
+                           static_cast<int>(access.buffer.kind), access.buffer.index,
+                           access.buffer.micro_batch);
+      }
+      earlier.push_back({i, access.writes});
+    }
+  }
+  return {};
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,216 @@
+// The second question of plan_checker.hpp: what each buffer holds, told in list order.
+#include <fmt/format.h>
+
+#include <map>
+#include <set>
+
+#include "tests/plan/plan_checker.hpp"
+
+namespace spillway::plan {
+namespace {
+
+/// What a buffer holds. Which fields mean something depends on the buffer.
+struct Content {
+  std::uint32_t what = ~0U;  ///< block or tile
+  std::uint32_t count = 0;   ///< version, or micro-batches or rounds summed
+  std::uint32_t round = 0;
+  auto operator<=>(const Content&) const = default;
+};
+
+class Interpreter {
+ public:
+  explicit Interpreter(const RunOf& run)
+      : run_(run),
+        w_(run.workload),
+        tiles_(make_tiles(run.workload, run.placement.tile_parameters)),
+        newest_(run.pending ? 1 : 0) {}
+
+  std::string run(const StepPlan& plan) {
+    for (OpIndex i = 0; i < plan.ops.size(); ++i) {
+      if (!run_.pending && plan.ops[i].if_pending) continue;
+      perform(plan.ops[i]);
+      if (!wrong_.empty()) {
+        return fmt::format("op {} ({} of block {}): {}", i, name_of(plan.ops[i].kind),
+                           plan.ops[i].block, wrong_);
+      }
+    }
+    return {};
+  }
+
+ private:
+  void need(bool holds, const char* what) {
+    if (!holds && wrong_.empty()) wrong_ = what;
+  }
+  template <class Visit>
+  void each_tile(std::uint32_t block, const Visit& visit) {
+    for (std::uint32_t t = 0; t < tiles_.size(); ++t) {
+      if (tiles_[t].block == block) visit(t);
+    }
+  }
+
+  void need_parameters(std::uint32_t block, std::uint32_t slot, const char* what) {
+    const std::uint32_t version = slot == kNoSlot ? resident_[block] : slots_[slot].count;
+    need(slot == kNoSlot ? run_.placement.blocks[block].resident : slots_[slot].what == block,
+         what);
+    need(version == newest_, "the parameters are not the newest");
+    if (run_.placement.blocks[block].state != Tier::device) return;
+    each_tile(block, [&](std::uint32_t t) {
+      need(device_state_[t] == newest_, "a tile is not updated yet");
+    });
+  }
+
+  void perform(const Op& op) {
+    switch (op.kind) {
+      case OpKind::read_state: return read_state(op);
+      case OpKind::write_state: return write_state(op);
+      case OpKind::upload_params: return upload(op);
+      case OpKind::download_grads:
+        need(rounded_[op.gradient_slot] == Content{op.block, w_.micro_batches, op.round},
+             "the rounded gradient is another one");
+        if (w_.rounds > 1) {
+          landing_[op.gradient_slot] = rounded_[op.gradient_slot];
+        } else {
+          each_tile(op.block, [&](std::uint32_t t) { gradient_[t] = 1; });
+        }
+        return;
+      case OpKind::forward: return forward(op);
+      case OpKind::backward: return backward(op);
+      case OpKind::loss: return loss(op);
+      case OpKind::accumulate: return accumulate(op);
+      case OpKind::grad_norm:
+        need(gradient_[op.tile] == w_.rounds, "the gradient lacks a round");
+        need(normed_.insert(op.tile).second, "the tile's norm has been taken");
+        return;
+      case OpKind::update: return update(op);
+      case OpKind::commit:
+        for (std::uint32_t t = 0; t < tiles_.size(); ++t) {
+          const bool lives_there = run_.placement.blocks[tiles_[t].block].state == Tier::nvme;
+          const bool due = run_.pending || !lives_there;
+          need(!due || written_.count(t) == 1, "a tile is not on the disk yet");
+        }
+        return;
+    }
+  }
+
+  void read_state(const Op& op) {
+    if (op.lane == Lane::d2h) need(device_state_[op.tile] == newest_, "the state is old");
+    staging_[op.slot] = {op.tile, op.lane == Lane::d2h ? newest_ : disk_[op.tile], 0};
+  }
+
+  void write_state(const Op& op) {
+    if (op.slot != kNoSlot) {
+      need(staging_[op.slot] == Content{op.tile, newest_, 0}, "the staging slot is another tile's");
+    } else {
+      need(host_state_[op.tile] == newest_, "the host's state is old");
+    }
+    disk_[op.tile] = newest_;
+    need(written_.insert(op.tile).second, "the tile is on the disk already");
+  }
+
+  void upload(const Op& op) {
+    each_tile(op.block, [&](std::uint32_t t) {
+      need(host_parameters_[t] == newest_, "the host's parameters are old");
+    });
+    if (op.slot == kNoSlot) {
+      resident_[op.block] = newest_;
+    } else {
+      slots_[op.slot] = {op.block, newest_, 0};
+    }
+  }
+
+  void update(const Op& op) {
+    need(gradient_.count(op.tile) == 0, "the gradient is the next step's already");
+    if (op.lane == Lane::gpu) {
+      device_state_[op.tile] = newest_;
+      resident_[op.block] = newest_;
+      return;
+    }
+    if (op.slot == kNoSlot) {
+      host_state_[op.tile] = newest_;
+    } else {
+      need(staging_[op.slot] == Content{op.tile, 0, 0}, "the staging slot is another tile's");
+      staging_[op.slot].count = newest_;
+    }
+    host_parameters_[op.tile] = newest_;
+  }
+
+  void forward(const Op& op) {
+    need_parameters(op.block, op.slot, "the slot holds another block");
+    if (op.block > 0) {
+      need(boundary_[{op.block - 1, op.micro_batch}] == op.round + 1, "the input is missing");
+    }
+    boundary_[{op.block, op.micro_batch}] = op.round + 1;
+    saved_[{op.block, op.micro_batch}] = op.round + 1;
+  }
+
+  void sum_into(Content& sums, const Op& op) {
+    if (op.micro_batch == 0) sums = {op.block, 0, op.round};
+    need(sums == Content{op.block, op.micro_batch, op.round}, "the accumulator holds another sum");
+    ++sums.count;
+  }
+
+  void backward(const Op& op) {
+    if (op.block > 0) {
+      need_parameters(op.block, op.slot, "the slot holds another block");
+      need(boundary_[{op.block - 1, op.micro_batch}] == op.round + 1, "the input is missing");
+      need(saved_[{op.block, op.micro_batch}] == op.round + 1, "nothing was saved");
+    }
+    Content& arrived = boundary_gradient_[op.micro_batch];
+    need(arrived == Content{op.block + 1, 0, op.round}, "the output's gradient is missing");
+    arrived.what = op.block;
+    sum_into(accumulator_[op.gradient_slot], op);
+  }
+
+  void loss(const Op& op) {
+    need_parameters(op.block, op.slot, "the slot holds another block");
+    if (w_.tied_head) need_parameters(0, op.tied_slot, "the tied slot holds another block");
+    need(boundary_[{op.block - 1, op.micro_batch}] == op.round + 1, "the input is missing");
+    if (op.gradient_slot == kNoSlot) return;
+    boundary_gradient_[op.micro_batch] = {op.block, 0, op.round};
+    sum_into(accumulator_[op.gradient_slot], op);
+    if (w_.tied_head) sum_into(tied_, op);
+  }
+
+  void accumulate(const Op& op) {
+    const Content whole{op.block, w_.micro_batches, op.round};
+    const auto add_round = [&](std::uint32_t t) {
+      if (op.round == 0) gradient_[t] = 0;
+      need(gradient_[t] == op.round, "an earlier round is missing");
+      ++gradient_[t];
+    };
+    if (op.lane == Lane::cpu) {
+      need(landing_[op.gradient_slot] == whole, "another gradient has landed");
+      return each_tile(op.block, add_round);
+    }
+    need(accumulator_[op.gradient_slot] == whole, "a micro-batch is missing");
+    if (op.block == 0 && w_.tied_head) {
+      const auto head = static_cast<std::uint32_t>(w_.blocks.size() - 1);
+      need(tied_ == Content{head, w_.micro_batches, op.round}, "the tied gradient is missing");
+    }
+    rounded_[op.gradient_slot] = whole;
+    if (run_.placement.blocks[op.block].state == Tier::device) each_tile(op.block, add_round);
+  }
+
+  using Place = std::pair<std::uint32_t, std::uint32_t>;
+  const RunOf& run_;
+  const Workload& w_;
+  std::vector<Tile> tiles_;
+  std::uint32_t newest_;  // version of state and parameters once the update is through
+  std::string wrong_;
+  std::map<std::uint32_t, Content> slots_, accumulator_, rounded_, landing_, staging_;
+  std::map<std::uint32_t, Content> boundary_gradient_;
+  std::map<std::uint32_t, std::uint32_t> resident_, host_parameters_, host_state_, device_state_;
+  std::map<std::uint32_t, std::uint32_t> disk_;
+  std::map<std::uint32_t, std::uint32_t> gradient_;  // tile: rounds of this step
+  std::map<Place, std::uint32_t> boundary_, saved_;
+  std::set<std::uint32_t> normed_, written_;
+  Content tied_;
+};
+
+}  // namespace
+
+std::string find_wrong_content(const StepPlan& plan, const RunOf& run) {
+  return Interpreter(run).run(plan);
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,223 @@
+// Plans as golden print-outs, and the rules that every plan keeps.
+//
+// A golden file that no longer fits its plan is printed by the failing test. If the new plan is
+// right, run plan_test with SPILLWAY_UPDATE_GOLDEN=1 and read the difference before committing it.
+#include "runtime/plan/step_builder.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "tests/plan/plan_checker.hpp"
+#include "tests/plan/plan_helpers.hpp"
+#include "tests/plan/step_workloads.hpp"
+
+namespace spillway::plan {
+namespace {
+
+constexpr BlockPlacement kStreamedNvme{.resident = false, .state = Tier::nvme};
+constexpr BlockPlacement kStreamedHost{.resident = false, .state = Tier::host};
+constexpr BlockPlacement kResidentHost{.resident = true, .state = Tier::host, .keep = true};
+constexpr BlockPlacement kDevice{.resident = true, .state = Tier::device, .keep = true};
+
+std::size_t count_of(const StepPlan& plan, OpKind kind) {
+  return static_cast<std::size_t>(std::count_if(plan.ops.begin(), plan.ops.end(),
+                                                [&](const Op& op) { return op.kind == kind; }));
+}
+
+TEST(StepBuilder, PrintsTrainingStepsAsTheGoldenFiles) {
+  const Workload plain = small_workload();
+  expect_golden("step_streamed_nvme.txt",
+                to_text(build_training_step(plain, uniform_placement(plain, kStreamedNvme))));
+  expect_golden("step_resident_host.txt",
+                to_text(build_training_step(plain, uniform_placement(plain, kResidentHost))));
+  expect_golden("step_device_only.txt",
+                to_text(build_training_step(plain, uniform_placement(plain, kDevice))));
+
+  Workload tied = small_workload();
+  tie(tied);
+  tied.compute = DType::bf16;
+  expect_golden("step_tied_head.txt",
+                to_text(build_training_step(tied, uniform_placement(tied, kStreamedHost))));
+
+  Workload rounds = small_workload();
+  rounds.rounds = rounds.micro_batches = 2;
+  Placement placement = uniform_placement(rounds, kStreamedNvme);
+  expect_golden("step_two_rounds.txt", to_text(build_training_step(rounds, placement)));
+  placement.order = WorkOrder::micro_batch_major;
+  placement.gradient_slots = 4;
+  expect_golden("step_micro_batch_major.txt", to_text(build_training_step(rounds, placement)));
+}
+
+TEST(StepBuilder, PrintsOtherPlansAsTheGoldenFiles) {
+  Workload workload = small_workload();
+  workload.micro_batches = 2;
+  Placement mixed = uniform_placement(workload, kStreamedNvme);
+  mixed.blocks[1] = kDevice;
+  mixed.blocks[2] = kResidentHost;
+  expect_golden("flush.txt", to_text(build_flush(workload, mixed)));
+  expect_golden("evaluation.txt", to_text(build_evaluation(workload, mixed)));
+  expect_golden("snapshot.txt", to_text(build_snapshot(workload, mixed)));
+}
+
+TEST(StepBuilder, CommitsInTheStepOnlyWhenAllStateIsOnDisk) {
+  const Workload workload = small_workload();
+  Placement placement = uniform_placement(workload, kStreamedNvme);
+  EXPECT_EQ(count_of(build_training_step(workload, placement), OpKind::commit), 1U);
+  EXPECT_EQ(count_of(build_flush(workload, placement), OpKind::commit), 1U);
+  placement.blocks[2].state = Tier::host;
+  EXPECT_EQ(count_of(build_training_step(workload, placement), OpKind::commit), 0U);
+  EXPECT_EQ(count_of(build_flush(workload, placement), OpKind::commit), 0U);
+  EXPECT_EQ(count_of(build_snapshot(workload, placement), OpKind::commit), 1U);
+}
+
+TEST(StepBuilder, ReadsStateAheadAsFarAsItHasStagingSlotsAndNoFurther) {
+  const Workload workload = small_workload();
+  for (const std::uint32_t slots : {1U, 2U, 3U}) {
+    // A block on the host between blocks on disk takes no slot and stops no read.
+    Placement placement = uniform_placement(workload, kStreamedNvme);
+    placement.blocks[1].state = Tier::host;
+    placement.tile_parameters = ElementCount{kLeafParameters};
+    placement.state_slots = slots;
+    const StepPlan plan = build_training_step(workload, placement);
+    std::vector<OpIndex> writes;
+    std::size_t reads = 0;
+    for (OpIndex i = 0; i < plan.ops.size(); ++i) {
+      const Op& op = plan.ops[i];
+      if (op.kind == OpKind::write_state) writes.push_back(i);
+      if (op.kind != OpKind::read_state) continue;
+      const auto dependencies = plan.dependencies_of(op);
+      if (reads < slots) {
+        EXPECT_TRUE(dependencies.empty()) << "read " << reads << " of " << slots << " slots";
+      } else {
+        ASSERT_EQ(dependencies.size(), 1U);
+        EXPECT_EQ(dependencies[0], writes.at(reads - slots));
+      }
+      ++reads;
+    }
+    EXPECT_EQ(reads, 6U);
+  }
+}
+
+TEST(StepBuilder, UpdatesEachBlockJustAheadOfItsForward) {
+  const Workload workload = small_workload();
+  Placement placement = uniform_placement(workload, kResidentHost);
+  placement.blocks[0] = kStreamedHost;
+  const StepPlan plan = build_training_step(workload, placement);
+  // The upload that the first forward waits for must not queue behind later blocks' uploads.
+  const auto first = std::find_if(plan.ops.begin(), plan.ops.end(),
+                                  [](const Op& op) { return op.lane == Lane::h2d; });
+  ASSERT_NE(first, plan.ops.end());
+  EXPECT_EQ(first->block, 0U);
+  std::uint32_t last = 0;
+  for (const Op& op : plan.ops) {
+    if (op.kind == OpKind::forward) last = op.block;
+    if (op.kind == OpKind::update && op.block > 0) {
+      EXPECT_EQ(op.block, last + 1);
+    }
+  }
+}
+
+/// All runs that a case can have.
+void expect_correct(const Case& c) {
+  const StepPlan training = build_training_step(c.workload, c.placement);
+  const StepPlan flush = build_flush(c.workload, c.placement);
+  for (const bool pending : {true, false}) {
+    const RunOf run{.workload = c.workload, .placement = c.placement, .pending = pending};
+    for (const StepPlan* plan : {&training, &flush}) {
+      ASSERT_EQ(find_race(*plan, run), "") << to_text(*plan);
+      ASSERT_EQ(find_wrong_content(*plan, run), "") << to_text(*plan);
+    }
+  }
+  const RunOf rest{
+      .workload = c.workload, .placement = c.placement, .training = false, .pending = false};
+  for (const StepPlan& plan :
+       {build_evaluation(c.workload, c.placement), build_snapshot(c.workload, c.placement)}) {
+    ASSERT_EQ(find_race(plan, rest), "") << to_text(plan);
+    ASSERT_EQ(find_wrong_content(plan, rest), "") << to_text(plan);
+  }
+}
+
+TEST(StepBuilderProperty, EveryPlanIsFreeOfRacesAndFindsTheRightContent) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 1000; ++i) {
+    expect_correct(cases.next());
+    if (testing::Test::HasFatalFailure()) FAIL() << "case " << i;
+  }
+}
+
+TEST(StepBuilderProperty, EveryTileIsUpdatedAndNormedOnceAndEveryMicroBatchWorkedOnce) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 1000; ++i) {
+    const auto [workload, placement] = cases.next();
+    const StepPlan plan = build_training_step(workload, placement);
+    const std::vector<Tile> tiles = make_tiles(workload, placement.tile_parameters);
+    std::map<std::uint32_t, int> updates, norms;
+    std::set<std::vector<std::uint32_t>> work;
+    for (const Op& op : plan.ops) {
+      if (op.kind == OpKind::update) ++updates[op.tile];
+      if (op.kind == OpKind::grad_norm) ++norms[op.tile];
+      if (op.kind == OpKind::forward || op.kind == OpKind::loss || op.kind == OpKind::backward) {
+        const auto kind = static_cast<std::uint32_t>(op.kind);
+        EXPECT_TRUE(work.insert({kind, op.block, op.round, op.micro_batch}).second);
+      }
+    }
+    EXPECT_EQ(updates.size(), tiles.size());
+    EXPECT_EQ(norms.size(), tiles.size());
+    for (const auto& [tile, times] : updates) EXPECT_EQ(times, 1);
+    for (const auto& [tile, times] : norms) EXPECT_EQ(times, 1);
+    const std::size_t passes = std::size_t{workload.rounds} * workload.micro_batches;
+    EXPECT_EQ(work.size(), passes * (2 * workload.blocks.size() - 1));
+  }
+}
+
+/// A lost dependency that no other order replaces: the checker must see it, or it proves nothing.
+TEST(StepBuilderProperty, TheCheckerSeesLostDependencies) {
+  RandomCases cases(property_seed());
+  std::map<OpKind, int> lost, seen;
+  for (int round = 0; round < 40; ++round) {
+    const auto [workload, placement] = cases.next();
+    const StepPlan plan = build_training_step(workload, placement);
+    const RunOf run{.workload = workload, .placement = placement};
+    for (OpIndex i = 0; i < plan.ops.size(); ++i) {
+      const Op& op = plan.ops[i];
+      for (std::uint32_t d = 0; d < op.dependency_count; ++d) {
+        StepPlan broken = plan;
+        std::vector<OpIndex>& all = broken.dependencies;
+        // In its place a dependency that the op has anyway, or none.
+        all[op.first_dependency + d] = all[op.first_dependency];
+        if (d == 0) {
+          ++broken.ops[i].first_dependency;
+          --broken.ops[i].dependency_count;
+        }
+        ++lost[op.kind];
+        if (!find_race(broken, run).empty()) ++seen[op.kind];
+      }
+    }
+  }
+  for (const OpKind kind :
+       {OpKind::read_state, OpKind::write_state, OpKind::upload_params, OpKind::download_grads,
+        OpKind::forward, OpKind::backward, OpKind::loss, OpKind::accumulate, OpKind::grad_norm,
+        OpKind::update, OpKind::commit}) {
+    EXPECT_GT(seen[kind], 0) << name_of(kind) << ": none of " << lost[kind] << " seen";
+  }
+  // What is read from disk into a staging slot and written from it has no other order than its
+  // dependencies.
+  for (const OpKind kind : {OpKind::read_state, OpKind::write_state}) {
+    EXPECT_EQ(seen[kind], lost[kind]) << name_of(kind);
+  }
+}
+
+TEST(StepBuilderProperty, EqualInputsGiveEqualPlans) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 20; ++i) {
+    const auto [workload, placement] = cases.next();
+    EXPECT_EQ(to_text(build_training_step(workload, placement)),
+              to_text(build_training_step(workload, placement)));
+  }
+}
+
+}  // namespace
+}  // namespace spillway::plan

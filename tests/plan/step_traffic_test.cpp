@@ -1,0 +1,201 @@
+// Built plans against the formulas of traffic, and through the simulator.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "runtime/plan/simulator.hpp"
+#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/theory.hpp"
+#include "tests/plan/plan_helpers.hpp"
+#include "tests/plan/step_workloads.hpp"
+
+namespace spillway::plan {
+namespace {
+
+Bytes padded_bytes(const Workload& workload, std::size_t block) {
+  return Bytes{workload.blocks[block].padded_parameters.value() * size_of(workload.compute)};
+}
+
+/// Element size x padded parameters x visits of blocks that are not resident. A layer is visited in
+/// forward and in backward, the embedding in forward, the head once; a tied head visits the
+/// embedding too. A resident block goes up once, if it is updated off the device.
+Bytes uploads_by_formula(const Workload& workload, const Placement& placement) {
+  const std::size_t head = workload.blocks.size() - 1;
+  const std::uint64_t passes =
+      std::uint64_t{workload.rounds} *
+      (placement.order == WorkOrder::layer_major ? 1 : workload.micro_batches);
+  Bytes sum;
+  for (std::size_t b = 0; b <= head; ++b) {
+    std::uint64_t visits = b == 0 || b == head ? 1 : 2;
+    if (b == 0 && workload.tied_head) visits = 2;
+    const bool updated_elsewhere = placement.blocks[b].state != Tier::device;
+    const std::uint64_t times = !placement.blocks[b].resident ? visits * passes
+                                : updated_elsewhere           ? 1
+                                                              : 0;
+    sum += padded_bytes(workload, b) * times;
+  }
+  return sum;
+}
+
+TEST(StepTrafficProperty, EqualsTheFormulasExactly) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 300; ++i) {
+    const auto [workload, placement] = cases.next();
+    const StepPlan plan = build_training_step(workload, placement);
+    EXPECT_EQ(bytes_moved(plan, OpKind::upload_params), uploads_by_formula(workload, placement));
+    Bytes down;
+    Bytes paged;
+    for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
+      const Tier state = placement.blocks[b].state;
+      // Sums over micro-batches stay on the device in either order: one gradient a round.
+      if (state != Tier::device) down += padded_bytes(workload, b) * workload.rounds;
+      if (state == Tier::nvme) {
+        paged += state_bytes(placement.format, workload.blocks[b].padded_parameters);
+      }
+    }
+    EXPECT_EQ(bytes_moved(plan, OpKind::download_grads), down);
+    EXPECT_EQ(bytes_moved(plan, OpKind::read_state), paged);
+    EXPECT_EQ(bytes_moved(plan, OpKind::write_state), paged);
+  }
+}
+
+TEST(StepTraffic, OfLayersFollowsTheScheduleTable) {
+  Workload workload = small_workload();
+  workload.compute = DType::bf16;
+  workload.micro_batches = 4;
+  for (const std::uint32_t rounds : {1U, 3U}) {
+    workload.rounds = rounds;
+    const ElementCount layers = workload.blocks[1].padded_parameters * 2;
+    const auto moved = [&](const Placement& placement, OpKind kind) {
+      Bytes sum;
+      for (const Op& op : build_training_step(workload, placement).ops) {
+        if (op.kind == kind && (op.block == 1 || op.block == 2)) sum += op.bytes;
+      }
+      return sum;
+    };
+    const LinkWork work{.parameters = layers,
+                        .compute = DType::bf16,
+                        .micro_batches = workload.micro_batches,
+                        .rounds = rounds};
+    Placement placement = uniform_placement(workload, {.resident = false, .state = Tier::host});
+    const LinkVolume layer = link_volume(Schedule::layer_major, work);
+    EXPECT_EQ(moved(placement, OpKind::upload_params), layer.up);
+    EXPECT_EQ(moved(placement, OpKind::download_grads), layer.down);
+    placement.order = WorkOrder::micro_batch_major;
+    placement.gradient_slots = 4;
+    const LinkVolume micro = link_volume(Schedule::micro_batch_major, work);
+    EXPECT_EQ(moved(placement, OpKind::upload_params), micro.up);
+    // The table's gradient leaves after each micro-batch; here they are summed on the device.
+    EXPECT_EQ(moved(placement, OpKind::download_grads) * workload.micro_batches, micro.down);
+    placement = uniform_placement(workload, {.resident = true, .state = Tier::host});
+    const LinkVolume resident = link_volume(Schedule::resident_parameters, work);
+    EXPECT_EQ(moved(placement, OpKind::upload_params), resident.up);
+    EXPECT_EQ(moved(placement, OpKind::download_grads), resident.down * rounds);
+  }
+}
+
+TEST(StepTraffic, OfTheCpuLaneIsWhatThePassesReadAndWrite) {
+  Workload workload = small_workload();
+  workload.compute = DType::bf16;
+  const double parameters = 8 * kLeafParameters;
+  const auto each = [&](Tier state, OpKind kind, Lane lane = Lane::cpu) {
+    const Placement placement =
+        uniform_placement(workload, {.resident = state == Tier::device, .state = state});
+    Bytes sum;
+    for (const Op& op : build_training_step(workload, placement).ops) {
+      if (op.kind == kind && op.lane == lane) sum += op.bytes;
+    }
+    return static_cast<double>(sum.value()) / parameters;
+  };
+  EXPECT_EQ(each(Tier::host, OpKind::update), 28);
+  EXPECT_EQ(each(Tier::nvme, OpKind::update), 28 + 2 * 12);  // and two checksums
+  EXPECT_EQ(each(Tier::device, OpKind::update, Lane::gpu), 28);
+  EXPECT_EQ(each(Tier::host, OpKind::grad_norm), 2);
+  EXPECT_EQ(each(Tier::host, OpKind::accumulate), 0);
+  EXPECT_EQ(each(Tier::host, OpKind::accumulate, Lane::gpu), 6);
+  EXPECT_EQ(each(Tier::device, OpKind::accumulate, Lane::gpu), 6 + 4);
+  workload.rounds = 3;
+  EXPECT_EQ(each(Tier::host, OpKind::update), 30);
+  EXPECT_EQ(each(Tier::host, OpKind::grad_norm), 4);
+  EXPECT_EQ(each(Tier::host, OpKind::accumulate), (2 + 4) + 2 * (2 + 8));
+  workload.rounds = 1;
+  workload.compute = DType::fp32;
+  EXPECT_EQ(each(Tier::host, OpKind::update), 32);
+  EXPECT_EQ(each(Tier::host, OpKind::grad_norm), 4);
+}
+
+MachineProfile random_profile(RandomCases& cases) {
+  const auto rate = [&] { return static_cast<double>(cases.between(1, 1000)) * 1e6; };
+  MachineProfile profile;
+  profile.gpu_flops = rate();
+  profile.h2d = rate();
+  profile.d2h = rate();
+  profile.update = rate();
+  profile.gpu_update = rate();
+  profile.nvme_read = rate();
+  profile.nvme_write = rate();
+  profile.op_overhead_seconds = static_cast<double>(cases.between(0, 10)) * 1e-6;
+  return profile;
+}
+
+TEST(StepPredictionProperty, IsFiniteAndNoSlowerOnAFasterMachine) {
+  RandomCases cases(property_seed());
+  double MachineProfile::*const rates[] = {
+      &MachineProfile::gpu_flops,  &MachineProfile::h2d,        &MachineProfile::d2h,
+      &MachineProfile::update,     &MachineProfile::gpu_update, &MachineProfile::nvme_read,
+      &MachineProfile::nvme_write,
+  };
+  for (int i = 0; i < 100; ++i) {
+    const auto [workload, placement] = cases.next();
+    const StepPlan plan = build_training_step(workload, placement);
+    MachineProfile profile = random_profile(cases);
+    double seconds = simulate(plan, profile).step_seconds;
+    EXPECT_TRUE(std::isfinite(seconds));
+    EXPECT_GT(seconds, 0);
+    for (double MachineProfile::*const rate : rates) {
+      profile.*rate *= 2;
+      const double faster = simulate(plan, profile).step_seconds;
+      EXPECT_LE(faster, seconds * (1 + 1e-9)) << "case " << i;
+      seconds = faster;
+    }
+  }
+}
+
+TEST(StepPrediction, OfAStreamedStepOverFastLinksIsComputeTime) {
+  Workload workload = small_workload();
+  workload.micro_batches = 3;
+  workload.rounds = 2;
+  const Placement placement = uniform_placement(workload, {.resident = false, .state = Tier::nvme});
+  MachineProfile profile;
+  profile.gpu_flops = 1e9;
+  profile.h2d = profile.d2h = profile.update = profile.nvme_read = profile.nvme_write = 1e18;
+  // 8 leaves: forward 1e6 and backward 2e6 FLOPs each; the 4 of the two layers recompute forward.
+  const double flops = 6 * (8 * 3e6 + 4 * 1e6);
+  const Prediction prediction = simulate(build_training_step(workload, placement), profile);
+  EXPECT_NEAR(prediction.step_seconds, flops / 1e9, 1e-6 * flops / 1e9);
+  EXPECT_EQ(prediction.bounding, Lane::gpu);
+}
+
+TEST(StepPrediction, HidesTheUpdateOfLaterBlocksBehindTheForwardOfEarlierOnes) {
+  // Ten layers, resident, updated on the host; each update and each upload as long as a forward.
+  Workload workload = small_workload();
+  workload.blocks.assign(12, workload.blocks[1]);
+  for (BlockShape& block : workload.blocks) block.forward_flops = block.backward_flops = 1e6;
+  for (const bool resident : {true, false}) {
+    const Placement placement =
+        uniform_placement(workload, {.resident = resident, .state = Tier::host, .keep = true});
+    const auto bytes = static_cast<double>(padded_bytes(workload, 0).value());
+    MachineProfile profile;
+    profile.gpu_flops = 1e9;  // 1 ms a pass of a block
+    profile.update = 32.0 / 4 * bytes / 1e-3;
+    profile.h2d = bytes / 1e-3;
+    profile.d2h = 1e18;
+    const StepPlan plan = build_training_step(workload, placement);
+    const Prediction prediction = simulate(plan, profile);
+    // 24 ms of computing, 2 ms until the first block is up, and the norms, an eighth of an update.
+    EXPECT_NEAR(prediction.step_seconds, 26e-3, 1e-3) << (resident ? "resident" : "streamed");
+  }
+}
+
+}  // namespace
+}  // namespace spillway::plan

@@ -1,0 +1,117 @@
+// Workloads and placements for tests of the step builder: one by hand, and random ones.
+#pragma once
+
+#include <algorithm>
+#include <random>
+
+#include "runtime/plan/placement.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+struct Case {
+  Workload workload;
+  Placement placement;
+};
+
+/// Blocks of 3, 2, 2 and 1 leaves: embedding, two layers, head. One parameter of each is padding.
+inline Workload small_workload() {
+  Workload workload;
+  const char* names[] = {"embedding", "layer 0", "layer 1", "head"};
+  const std::uint64_t leaves[] = {3, 2, 2, 1};
+  for (std::size_t b = 0; b < 4; ++b) {
+    const std::uint64_t padded = leaves[b] * kLeafParameters;
+    const bool layer = b == 1 || b == 2;
+    workload.blocks.push_back({.name = names[b],
+                               .parameters = ElementCount{padded - 1},
+                               .padded_parameters = ElementCount{padded},
+                               .forward_flops = 1e6 * static_cast<double>(leaves[b]),
+                               .backward_flops = 2e6 * static_cast<double>(leaves[b]),
+                               .saved_bytes = Bytes{layer ? 1000U : 0U}});
+  }
+  workload.boundary_bytes = Bytes{256};
+  workload.workspace_bytes = Bytes{512};
+  workload.token_bytes = Bytes{64};
+  workload.tokens = 8;
+  return workload;
+}
+
+inline void tie(Workload& workload) {
+  workload.tied_head = true;
+  workload.tied_elements = workload.blocks.front().parameters;
+}
+
+inline Placement uniform_placement(const Workload& workload, const BlockPlacement& block) {
+  Placement placement;
+  placement.blocks.assign(workload.blocks.size(), block);
+  placement.tile_parameters = ElementCount{2 * kLeafParameters};
+  placement.state_slots = 2;
+  return placement;
+}
+
+class RandomCases {
+ public:
+  explicit RandomCases(std::uint64_t seed) : random_(seed) {}
+
+  std::uint64_t between(std::uint64_t low, std::uint64_t high) {
+    return std::uniform_int_distribution<std::uint64_t>(low, high)(random_);
+  }
+  bool maybe() { return between(0, 1) == 1; }
+
+  Workload workload() {
+    Workload w;
+    const std::uint64_t blocks = between(2, 6);
+    for (std::uint64_t b = 0; b < blocks; ++b) {
+      const std::uint64_t padded = between(1, 5) * kLeafParameters;
+      const bool ends = b == 0 || b + 1 == blocks;
+      w.blocks.push_back({.name = "block",
+                          .parameters = ElementCount{padded - between(0, kLeafParameters - 1)},
+                          .padded_parameters = ElementCount{padded},
+                          .forward_flops = static_cast<double>(between(1, 9)) * 1e6,
+                          .backward_flops = static_cast<double>(between(1, 9)) * 1e6,
+                          .saved_bytes = Bytes{ends ? 0 : between(0, 40'000)}});
+    }
+    const DType dtypes[] = {DType::fp32, DType::bf16, DType::fp16};
+    w.compute = dtypes[between(0, 2)];
+    if (maybe()) tie(w);
+    w.boundary_bytes = Bytes{between(1, 5000)};
+    w.workspace_bytes = Bytes{between(1, 5000)};
+    w.token_bytes = Bytes{between(1, 500)};
+    w.tokens = 4;
+    w.micro_batches = static_cast<std::uint32_t>(between(1, 3));
+    w.rounds = static_cast<std::uint32_t>(between(1, 3));
+    return w;
+  }
+
+  Placement placement(const Workload& w) {
+    Placement p;
+    const bool device_only = between(0, 4) == 0;
+    for (std::size_t b = 0; b < w.blocks.size(); ++b) {
+      const bool device = device_only || between(0, 9) == 0;
+      const Tier other = maybe() ? Tier::host : Tier::nvme;
+      p.blocks.push_back(
+          {.resident = device || maybe(), .state = device ? Tier::device : other, .keep = maybe()});
+    }
+    p.tile_parameters = ElementCount{between(1, 4) * kLeafParameters};
+    p.state_slots = static_cast<std::uint32_t>(between(1, 4));
+    const bool pair = w.tied_head && !p.blocks.front().resident && !p.blocks.back().resident;
+    p.parameter_slots = static_cast<std::uint32_t>(between(pair ? 2 : 1, 4));
+    p.gradient_slots = static_cast<std::uint32_t>(between(1, 3));
+    if (maybe()) {
+      p.order = WorkOrder::micro_batch_major;
+      p.gradient_slots = static_cast<std::uint32_t>(w.blocks.size());
+    }
+    return p;
+  }
+
+  Case next() {
+    Workload w = workload();
+    Placement p = placement(w);
+    return {std::move(w), std::move(p)};
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+}  // namespace spillway::plan
