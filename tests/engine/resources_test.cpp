@@ -125,7 +125,7 @@ TEST(Traffic, ResidentParametersMoveUpOncePerUpdate) {
 }
 
 TEST(SteadyState, AllocatesNothingAndOpensNothing) {
-  if (!testing::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
+  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   TrainingHarness harness(tiny_gpt2());
   for (const auto engine : {nvme_swap::EngineKind::uring, nvme_swap::EngineKind::posix}) {
     TrainOptions options = streamed_options();
@@ -133,7 +133,7 @@ TEST(SteadyState, AllocatesNothingAndOpensNothing) {
     const auto trainer = harness.make(options, harness.new_run());
     const data::Sampler sampler = harness.sampler(options);
     for (int i = 0; i < 3; ++i) trainer->step(harness.tokens(), sampler);
-    const testing::AllocationCounter counter;
+    const test_support::AllocationCounter counter;
     for (int i = 0; i < 5; ++i) trainer->step(harness.tokens(), sampler);
     EXPECT_EQ(counter.allocations(), 0);
     EXPECT_EQ(counter.opens(), 0);

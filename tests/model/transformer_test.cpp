@@ -1,8 +1,8 @@
 // Properties of the whole model that no comparison with a peer shows: the same bits from the same
 // inputs, from recomputation and from every instruction set; accumulation; chunks; memory.
 #include "runtime/base/error.hpp"
-#include "tests/model/allocation_counter.hpp"
 #include "tests/model/ops_support.hpp"
+#include "tests/support/allocation_counter.hpp"
 
 namespace spillway::model {
 namespace {
@@ -259,20 +259,20 @@ TEST(Transformer, CountsTheFlopsOfItsProducts) {
 }
 
 TEST(Transformer, AllocatesNothingAfterConstruction) {
-  if (!AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
+  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   for (const DType compute : {DType::fp32, DType::bf16, DType::fp16}) {
     for (const ModelConfig& config : {tiny_gpt2(), tiny_qwen3()}) {
       Random random;
       const Data data(random, config.vocab_size);
       const auto model = make_model(config, {.compute_threads = 2, .compute = compute});
-      AllocationCounter counter;
+      const test_support::AllocationCounter counter;
       model->step(data.tokens, data.targets, 1, true);
       model->step(data.tokens, data.targets, 1, false, Activations::recomputed);
       model->logits(true);
       model->logits(false);
-      EXPECT_EQ(counter.count(), 0);
+      EXPECT_EQ(counter.allocations(), 0);
       const auto probe = std::make_unique<int>(1);
-      EXPECT_EQ(counter.count(), 1) << "the counter counts";
+      EXPECT_EQ(counter.allocations(), 1) << "the counter counts " << *probe;
     }
   }
 }

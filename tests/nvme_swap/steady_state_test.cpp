@@ -1,8 +1,8 @@
 // After start-up the store allocates nothing and opens nothing, however long it runs.
 #include <gtest/gtest.h>
 
-#include "tests/nvme_swap/allocation_counter.hpp"
 #include "tests/nvme_swap/test_support.hpp"
+#include "tests/support/allocation_counter.hpp"
 
 namespace spillway::nvme_swap {
 namespace {
@@ -66,9 +66,9 @@ TEST_P(SteadyState, AllocatesAndOpensNothing) {
 
   for (std::uint64_t number = 1; number <= 3; ++number) step(number);
   const std::size_t descriptors = open_descriptors();
-  const std::size_t allocations = allocation_count();
+  const test_support::AllocationCounter counter;
   for (std::uint64_t number = 4; number <= 40; ++number) step(number);
-  EXPECT_EQ(allocation_count() - allocations, 0U);
+  EXPECT_EQ(counter.allocations(), 0);
   EXPECT_EQ(open_descriptors(), descriptors);
   commit.wait();
   EXPECT_EQ(store->committed()->step.value(), 40U);
@@ -84,12 +84,6 @@ INSTANTIATE_TEST_SUITE_P(Engines, SteadyState,
                            return std::string(uring ? "uring" : "posix") +
                                   (entry.param.throttle ? "Throttled" : "");
                          });
-
-TEST(AllocationCounter, CountsAllocations) {
-  const std::size_t before = allocation_count();
-  const auto owner = std::make_unique<PageBuffer>(4096);
-  EXPECT_GT(allocation_count(), before);
-}
 
 TEST(OpenDescriptors, ReturnToTheirNumberWhenStoresAreClosed) {
   ScratchDirectory scratch(Medium::memory);

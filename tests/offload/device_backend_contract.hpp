@@ -1,5 +1,5 @@
 // What every DeviceBackend owes its users. Include it in one source of a test binary and
-// instantiate `DeviceBackendContract` with a `BackendUnderTest`; link allocation_counter.cpp.
+// instantiate `DeviceBackendContract` with a `BackendUnderTest`; link spillway_test_support.
 //
 // Device memory is never read on the host: data moves by upload and download only, and submitted
 // tasks do nothing but note that, and in which order, they ran.

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/offload/allocation_counter.hpp"
 #include "tests/offload/device_backend_fixture.hpp"
+#include "tests/support/allocation_counter.hpp"
 
 namespace spillway::offload {
 
@@ -215,9 +215,9 @@ TEST_P(DeviceBackendContract, ASteadyStateAllocatesNothing) {
     }
   };
   for (int i = 0; i < 10; ++i) round();
-  const std::uint64_t before = testing::allocations_so_far();
+  const test_support::AllocationCounter counter;
   for (int i = 0; i < 1000; ++i) round();
-  EXPECT_EQ(testing::allocations_so_far() - before, 0U);
+  EXPECT_EQ(counter.allocations(), 0);
   EXPECT_EQ(tasks, 1010U);
 }
 

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "offload/host/host_backend.hpp"
-#include "tests/offload/allocation_counter.hpp"
+#include "tests/support/allocation_counter.hpp"
 
 namespace spillway::offload {
 namespace {
@@ -100,12 +100,12 @@ TEST(StagingPool, AMovedLeaseReturnsItsBufferOnce) {
 TEST(StagingPool, LendsWithoutAllocating) {
   const auto backend = make_backend();
   StagingPool pool(*backend, {.slots = 8, .slot_bytes = 4_KiB});
-  const std::uint64_t before = testing::allocations_so_far();
+  const test_support::AllocationCounter counter;
   for (int i = 0; i < 1000; ++i) {
     const auto first = pool.try_lease();
     const auto second = pool.try_lease();
   }
-  EXPECT_EQ(testing::allocations_so_far(), before);
+  EXPECT_EQ(counter.allocations(), 0);
 }
 
 TEST(StagingPool, RefusesAPoolOfNothing) {

@@ -1,6 +1,7 @@
 #include "tests/support/allocation_counter.hpp"
 
 #include <dlfcn.h>
+#include <execinfo.h>
 #include <fcntl.h>
 
 #include <atomic>
@@ -25,12 +26,18 @@ std::atomic<bool> counting{false};
 std::atomic<int> allocation_count{0};
 std::atomic<int> open_count{0};
 
-/// oneDNN finds this operator new as well; what it asks for is its own affair.
-[[maybe_unused]] void count_allocation(const void* caller) {
+/// oneDNN finds this operator new as well, often through the standard library's templates: what any
+/// caller in it asks for is its own affair.
+[[maybe_unused]] void count_allocation() {
   if (!counting.load(std::memory_order_relaxed)) return;
-  Dl_info from{};
-  const bool known = dladdr(caller, &from) != 0 && from.dli_fname != nullptr;
-  if (known && std::strstr(from.dli_fname, "libdnnl") != nullptr) return;
+  constexpr int kDepth = 16;
+  void* callers[kDepth];
+  const int depth = ::backtrace(callers, kDepth);
+  for (int i = 0; i < depth; ++i) {
+    Dl_info from{};
+    const bool known = dladdr(callers[i], &from) != 0 && from.dli_fname != nullptr;
+    if (known && std::strstr(from.dli_fname, "libdnnl") != nullptr) return;
+  }
   ++allocation_count;
 }
 
@@ -38,16 +45,17 @@ std::atomic<int> open_count{0};
 
 #if SPILLWAY_COUNTS_ALLOCATIONS
 void* operator new(std::size_t size) {
-  count_allocation(__builtin_return_address(0));
+  count_allocation();
   if (void* p = std::malloc(size)) return p;
   throw std::bad_alloc();
 }
 void* operator new(std::size_t size, std::align_val_t alignment) {
-  count_allocation(__builtin_return_address(0));
+  count_allocation();
   const auto unit = static_cast<std::size_t>(alignment);
   if (void* p = std::aligned_alloc(unit, (size + unit - 1) / unit * unit)) return p;
   throw std::bad_alloc();
 }
+// The array forms of the C++ library call these.
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
@@ -64,9 +72,11 @@ extern "C" int open(const char* path, int flags, ...) {
 }
 #endif
 
-namespace spillway::testing {
+namespace spillway::test_support {
 
 AllocationCounter::AllocationCounter() {
+  void* caller = nullptr;
+  ::backtrace(&caller, 1);  // loads what it needs, allocating, before anything is counted
   allocation_count = 0;
   open_count = 0;
   counting = true;
@@ -76,4 +86,4 @@ bool AllocationCounter::works() { return SPILLWAY_COUNTS_ALLOCATIONS != 0; }
 int AllocationCounter::allocations() const { return allocation_count; }
 int AllocationCounter::opens() const { return open_count; }
 
-}  // namespace spillway::testing
+}  // namespace spillway::test_support

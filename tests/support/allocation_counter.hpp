@@ -2,7 +2,7 @@
 // `spillway_test_support` replaces operator new and delete of the program.
 #pragma once
 
-namespace spillway::testing {
+namespace spillway::test_support {
 
 /// One at a time. Counts from construction to destruction, on all threads.
 class AllocationCounter {
@@ -19,4 +19,4 @@ class AllocationCounter {
   [[nodiscard]] int opens() const;
 };
 
-}  // namespace spillway::testing
+}  // namespace spillway::test_support
