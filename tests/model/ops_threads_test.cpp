@@ -1,0 +1,175 @@
+// Operations large enough to be dealt to threads: the number of threads changes no bit of any of
+// them but matmul, whose sums oneDNN arranges by it.
+#include "tests/model/ops_support.hpp"
+
+namespace spillway::model {
+namespace {
+
+constexpr std::size_t kRows = 600;
+constexpr std::size_t kColumns = 100;
+constexpr std::size_t kCount = kRows * kColumns;
+constexpr AttentionShape kAttention{
+    .batch = 3, .sequence = 200, .heads = 4, .kv_heads = 2, .head_dim = 25};
+
+/// One run of every operation but matmul on a number of threads, from the same operands.
+class AllOperations {
+ public:
+  AllOperations(int threads, DType dtype)
+      : dtype_(dtype), ops_(host::make_ops({.compute_threads = threads, .compute = dtype})) {
+    norms();
+    activations();
+    attention();
+    embedding_and_loss();
+  }
+  [[nodiscard]] const std::vector<std::byte>& results() const { return results_; }
+
+ private:
+  Operand random(std::size_t count) {
+    std::vector<float> values(count);
+    for (float& value : values) value = random_.normal(1);
+    return {values, dtype_};
+  }
+  [[nodiscard]] TestMemory elements(std::size_t count) const {
+    return TestMemory(count * size_of(dtype_));
+  }
+  void keep(const TestMemory& memory) {
+    results_.insert(results_.end(), memory.data(), memory.data() + memory.size());
+  }
+
+  void norms() {
+    const NormShape shape{.kind = NormKind::layer, .tokens = kRows, .width = kColumns};
+    const Operand x = random(kCount);
+    const Operand w = random(kColumns);
+    const TestMemory y = elements(kCount);
+    const TestMemory statistics(2 * kRows * sizeof(float));
+    ops_->norm_forward(shape, {.input = {x.device(), kColumns},
+                               .weight = w.device(),
+                               .bias = w.device(),
+                               .out = {y.device(), kColumns},
+                               .statistics = statistics.device().as<float>()});
+    const TestMemory dx = elements(kCount);
+    const TestMemory dw(kColumns * sizeof(float));
+    const TestMemory db(kColumns * sizeof(float));
+    const TestMemory space(ops_->reduction_workspace(kRows, 2 * kColumns).value());
+    ops_->norm_backward(shape, {.input = {x.device(), kColumns},
+                                .weight = w.device(),
+                                .out_gradient = {y.device(), kColumns},
+                                .statistics = statistics.device().as<const float>(),
+                                .residual_gradient = {},
+                                .input_gradient = {dx.device(), kColumns},
+                                .weight_gradient = {dw.device().as<float>(), true},
+                                .bias_gradient = {db.device().as<float>(), true},
+                                .workspace = space.device()});
+    for (const TestMemory* memory : {&y, &statistics, &dx, &dw, &db}) keep(*memory);
+    ops_->bias_gradient(kRows, x.device(), {db.device().as<float>(), false}, space.device());
+    keep(db);
+  }
+
+  void activations() {
+    for (const Activation kind : {Activation::gelu_tanh, Activation::silu}) {
+      const ActivationShape shape{.kind = kind, .rows = kRows, .columns = kColumns};
+      const std::size_t inputs = kind == Activation::silu ? 2 * kCount : kCount;
+      const Operand x = random(inputs);
+      const Operand dy = random(kCount);
+      const TestMemory y = elements(kCount);
+      const TestMemory dx = elements(inputs);
+      ops_->activation_forward(shape, x.device(), y.device());
+      keep(y);
+      ops_->activation_backward(shape, {.input = x.device(),
+                                        .out_gradient = dy.device(),
+                                        .input_gradient = dx.device(),
+                                        .out = y.device()});
+      keep(dx);
+    }
+  }
+
+  void attention() {
+    const std::size_t tokens = std::size_t{kAttention.batch} * kAttention.sequence;
+    const std::size_t width = std::size_t{kAttention.heads} * kAttention.head_dim;
+    const std::size_t kv_width = std::size_t{kAttention.kv_heads} * kAttention.head_dim;
+    const Operand q = random(tokens * width);
+    const Operand k = random(tokens * kv_width);
+    const std::vector<float> frequencies(12, 0.5F);
+    const RopePlan rope =
+        ops_->plan_rope({.sequence = 200, .head_dim = 24, .inverse_frequencies = frequencies});
+    ops_->rope(rope, {.heads = {q.device(), width}, .tokens = tokens, .head_count = 4});
+    const AttentionPlan plan = ops_->plan_attention(kAttention);
+    const TestMemory space(plan.workspace.value());
+    const TestMemory out = elements(tokens * width);
+    const TestMemory log_sum(tokens * kAttention.heads * sizeof(float));
+    ops_->attention_forward(plan, {.q = {q.device(), width},
+                                   .k = {k.device(), kv_width},
+                                   .v = {k.device(), kv_width},
+                                   .out = {out.device(), width},
+                                   .log_sum = log_sum.device().as<float>(),
+                                   .workspace = space.device()});
+    const TestMemory dq = elements(tokens * width);
+    const TestMemory dk = elements(tokens * kv_width);
+    const TestMemory dv = elements(tokens * kv_width);
+    ops_->attention_backward(plan, {.q = {q.device(), width},
+                                    .k = {k.device(), kv_width},
+                                    .v = {k.device(), kv_width},
+                                    .out = {out.device(), width},
+                                    .out_gradient = {q.device(), width},
+                                    .log_sum = log_sum.device().as<const float>(),
+                                    .q_gradient = {dq.device(), width},
+                                    .k_gradient = {dk.device(), kv_width},
+                                    .v_gradient = {dv.device(), kv_width},
+                                    .workspace = space.device()});
+    for (const TestMemory* memory : {&q.memory, &out, &log_sum, &dq, &dk, &dv}) keep(*memory);
+  }
+
+  void embedding_and_loss() {
+    const EmbeddingShape shape{
+        .batch = 6, .sequence = 100, .width = 300, .vocabulary = 50, .positions = 100};
+    std::vector<std::int32_t> ids(kRows);
+    for (std::int32_t& id : ids) id = random_.below(50);
+    const Operand words = random(50 * 300);
+    const Operand places = random(100 * 300);
+    const TestMemory out = elements(kRows * 300);
+    ops_->embedding_forward(shape, {ids.data(), kRows}, words.device(), places.device(),
+                            out.device());
+    const TestMemory dw(50 * 300 * sizeof(float));
+    const TestMemory dp(100 * 300 * sizeof(float));
+    ops_->embedding_backward(shape, {ids.data(), kRows}, out.device(),
+                             {dw.device().as<float>(), true}, {dp.device().as<float>(), true});
+    std::vector<float> logits(kCount);
+    for (float& value : logits) value = random_.normal(2);
+    const TestMemory device_logits{std::span<const float>(logits)};
+    const TestMemory gradient = elements(kCount);
+    const TestMemory space(ops_->reduction_workspace(kRows, 2).value());
+    const TestMemory loss(sizeof(double));
+    ops_->cross_entropy({.rows = kRows,
+                         .vocabulary = kColumns,
+                         .logits = device_logits.device().as<const float>(),
+                         .targets = {ids.data(), kRows},
+                         .loss_sum = loss.device().as<double>(),
+                         .first = true,
+                         .gradient_scale = 1,
+                         .logits_gradient = gradient.device(),
+                         .workspace = space.device()});
+    for (const TestMemory* memory : {&out, &dw, &dp, &gradient, &loss}) keep(*memory);
+  }
+
+  Random random_;
+  DType dtype_;
+  std::unique_ptr<Ops> ops_;
+  std::vector<std::byte> results_;
+};
+
+class Threads : public testing::TestWithParam<DType> {};
+
+TEST_P(Threads, ChangeNoBitOutsideMatmul) {
+  const AllOperations one(1, GetParam());
+  for (const int threads : {2, 3, 7}) {
+    const AllOperations several(threads, GetParam());
+    EXPECT_TRUE(several.results() == one.results()) << threads << " threads";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryDType, Threads,
+                         testing::Values(DType::fp32, DType::bf16, DType::fp16),
+                         [](const auto& c) { return std::string(name_of(c.param)); });
+
+}  // namespace
+}  // namespace spillway::model
