@@ -283,8 +283,8 @@ TEST(Transformer, RefusesShapesAndDtypesThatItCannotRun) {
   EXPECT_THROW(Transformer(config, {.batch = 1, .sequence = 41}, DType::fp32, *ops), Error);
   EXPECT_THROW(Transformer(config, {.batch = 0, .sequence = 4}, DType::fp32, *ops), Error);
   EXPECT_THROW(Transformer(config, kBatch, DType::bf16, *ops), Error);
-  EXPECT_THROW(host::make_ops({.compute_threads = 0}), Error);
-  EXPECT_THROW(host::make_ops({.compute_threads = 1, .kernels = "avx1024"}), Error);
+  EXPECT_THROW((void)host::make_ops({.compute_threads = 0}), Error);
+  EXPECT_THROW((void)host::make_ops({.compute_threads = 1, .kernels = "avx1024"}), Error);
 }
 
 }  // namespace
