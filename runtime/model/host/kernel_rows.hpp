@@ -106,15 +106,15 @@ void norm_backward_row(const NormCall<T>& c, const T* x, const T* dy, const T* r
     F d = fma(minus - v.normal, mean_product, v.weighted - mean_weighted) * inverse;
     if (residual != nullptr) d = d + (whole ? load(residual + i) : load_part(residual + i, rest));
     float* dw = c.weight_partial + i;
-    float* db = c.bias_partial + i;
+    float* db = c.bias_partial == nullptr ? nullptr : c.bias_partial + i;
     if (whole) {
       store(dx + i, d);
       store(dw, fma(v.gradient, v.normal, load(dw)));
-      if (c.bias_partial != nullptr) store(db, v.gradient + load(db));
+      if (db != nullptr) store(db, v.gradient + load(db));
     } else {
       store_part(dx + i, d, rest);
       store_part(dw, fma(v.gradient, v.normal, load_part(dw, rest)), rest);
-      if (c.bias_partial != nullptr) store_part(db, v.gradient + load_part(db, rest), rest);
+      if (db != nullptr) store_part(db, v.gradient + load_part(db, rest), rest);
     }
   }
 }
