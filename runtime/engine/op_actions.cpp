@@ -8,7 +8,6 @@
 namespace spillway::engine {
 
 using plan::kNoSlot;
-using plan::Lane;
 using plan::Op;
 using plan::OpKind;
 using plan::Tier;
