@@ -60,11 +60,10 @@ CLI::App* add_command(CLI::App& app, Session& session, const std::string& name,
   return command;
 }
 
-}  // namespace spillway::cli
+namespace {
 
-int main(int argc, char** argv) {
-  using namespace spillway;
-  cli::Session session;
+int run_program(int argc, char** argv) {
+  Session session;
   CLI::App app{"Spillway: trains models too large for the GPU"};
   app.set_version_flag("--version", std::string("spillway ") + SPILLWAY_VERSION);
   app.require_subcommand(1);
@@ -73,17 +72,30 @@ int main(int argc, char** argv) {
   app.parse_complete_callback([&] {
     if (verbose) set_log_level(LogLevel::info);
   });
-  cli::add_data(app, session);
-  cli::add_plan(app, session);
-  cli::add_train(app, session);
-  cli::add_eval(app, session);
-  cli::add_generate(app, session);
-  cli::add_export(app, session);
-  cli::add_info(app, session);
+  add_data(app, session);
+  add_plan(app, session);
+  add_train(app, session);
+  add_eval(app, session);
+  add_generate(app, session);
+  add_export(app, session);
+  add_info(app, session);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : cli::kExitUsage;
+    return app.exit(error) == 0 ? 0 : kExitUsage;
   }
-  return cli::run(session);
+  return run(session);
+}
+
+}  // namespace
+}  // namespace spillway::cli
+
+int main(int argc, char** argv) {
+  // `run` reports what commands throw; this is for what throws before and after them.
+  try {
+    return spillway::cli::run_program(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "spillway: %s\n", error.what());
+  }
+  return spillway::cli::kExitFailed;
 }
