@@ -11,8 +11,6 @@
 namespace spillway::engine {
 namespace {
 
-constexpr std::int32_t kIgnoredTarget = -1;
-
 std::span<std::int32_t> as_tokens(std::span<std::byte> bytes) {
   return {reinterpret_cast<std::int32_t*>(bytes.data()), bytes.size() / sizeof(std::int32_t)};
 }
@@ -99,22 +97,13 @@ Evaluation Inference::evaluate(const data::TokenFile& tokens) {
   check(tokens.size() > context, ErrorCode::invalid_argument,
         fmt::format("the file holds {} tokens, fewer than one window of {} and its targets",
                     tokens.size(), context));
-  const std::uint64_t windows = (tokens.size() - 1) / context;
+  const std::uint64_t windows = data::window_count(tokens, options_.context);
   const auto head = static_cast<std::uint32_t>(parameters_.size() - 1);
-  const std::span<std::int32_t> both = as_tokens(host_tokens_.host());
+  const data::MicroBatch batch{as_tokens(host_tokens_.host()), options_.context,
+                               config_.vocab_size};
   double sum = 0;
   for (std::uint64_t first = 0; first < windows; first += options_.batch) {
-    for (std::uint64_t row = 0; row < options_.batch; ++row) {
-      const auto inputs = both.subspan(row * context, context);
-      const auto targets = both.subspan(both.size() / 2 + row * context, context);
-      if (first + row < windows) {
-        tokens.read((first + row) * context, inputs, config_.vocab_size);
-        tokens.read((first + row) * context + 1, targets, config_.vocab_size);
-      } else {
-        std::fill(inputs.begin(), inputs.end(), 0);
-        std::fill(targets.begin(), targets.end(), kIgnoredTarget);
-      }
-    }
+    data::read_windows(tokens, first, batch);
     forward();
     stream_->submit([this, head] {
       const auto ids = tokens_.device().as<std::int32_t>();
