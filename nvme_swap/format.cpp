@@ -42,8 +42,8 @@ std::filesystem::path swap_file_path(const std::filesystem::path& directory, std
 
 StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots, std::size_t files,
                     const StoreId& id) {
-  check(slots >= 2 && slots <= kMaxSlots, ErrorCode::invalid_argument,
-        fmt::format("a tile cannot have {} slots: choose 2 to {}", slots, kMaxSlots));
+  check(slots >= 1 && slots <= kMaxSlots, ErrorCode::invalid_argument,
+        fmt::format("a tile cannot have {} slots: choose 1 to {}", slots, kMaxSlots));
   check(files > 0, ErrorCode::invalid_argument, "a tile store needs at least one directory");
   check(tiles.size() < kNoSlot, ErrorCode::invalid_argument,
         fmt::format("a tile store cannot hold {} tiles", tiles.size()));
@@ -112,7 +112,7 @@ FileHeader decode_header(std::span<const std::byte> page, std::uint64_t actual_b
       header.tile_count < kNoSlot &&
       header.table_bytes == pages(header.tile_count * sizeof(TileEntry)) &&
       header.record_bytes == kPageBytes + pages(header.tile_count * sizeof(TileRecord)) &&
-      header.slots >= 2 && header.slots <= kMaxSlots && header.file_index < header.file_count;
+      header.slots >= 1 && header.slots <= kMaxSlots && header.file_index < header.file_count;
   if (!sizes_agree) corrupt(where, "the header contradicts itself");
   return header;
 }

@@ -111,7 +111,7 @@ struct StoreMap {
                                                    std::string_view name, std::size_t index);
 
 /// Places `tiles` round robin over `files` files. Throws `Error{invalid_argument}` for a tile that
-/// is empty or not a multiple of a page, and for a number of slots outside 2..kMaxSlots.
+/// is empty or not a multiple of a page, and for a number of slots outside 1..kMaxSlots.
 [[nodiscard]] StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots,
                                   std::size_t files, const StoreId& id);
 

@@ -1,6 +1,7 @@
 // TileStore: the state of every tile on disk, in slots; the only owner of swap files.
 //
-// A tile has two or more slots. A write goes to a slot that holds neither the committed nor the
+// A tile has two or more slots, or one in a store that is committed once and read from then on (a
+// kept checkpoint). A write goes to a slot that holds neither the committed nor the
 // newest version, so nothing that recovery may need is ever overwritten. A commit record, in one of
 // two alternating checksummed areas, makes a set of slots true. Recovery takes the newest valid
 // record. The files are described in nvme_swap/format.hpp. Control thread only.
@@ -45,7 +46,8 @@ struct StoreOptions {
   EngineKind engine = EngineKind::automatic;
   std::size_t queue_depth = 32;
   Bytes transfer_bytes{1 << 20};  ///< a tile moves in pieces of this size
-  std::uint32_t slots = 2;        ///< per tile; 3 when a commit may be older than the newest write.
+  std::uint32_t slots = 2;        ///< per tile; 3 when a commit may be older than the newest write,
+                                  ///< 1 when nothing is written after the first commit.
                                   ///< An existing store keeps the number it was created with.
   std::size_t tickets = 256;      ///< tile operations pending at once
   WakeSignal* wake = nullptr;
@@ -107,6 +109,7 @@ class TileStore final : public TicketSource {
   void verify(TileIndex tile, std::span<const std::byte> data) const;
   /// Writes a new version. `checksum` is `checksum_of(source)`; the version is the newest, for
   /// reads and the next commit, once the ticket is finished. One write of a tile may be pending.
+  /// Throws `Error{not_supported}` for a store of one slot that has been committed.
   /// After a failed write the tile keeps its newest version, if that was not being overwritten.
   [[nodiscard]] Ticket write(TileIndex tile, std::span<const std::byte> source,
                              std::uint64_t checksum);

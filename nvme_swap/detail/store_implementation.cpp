@@ -125,6 +125,12 @@ void TileStore::Implementation::check_tile(TileIndex tile, std::span<const std::
 }
 
 void TileStore::Implementation::check_usable() const {
+  if (map_.slots == 1 && (committed_ || commit_ticket_)) {
+    throw Error(ErrorCode::not_supported,
+                fmt::format("{} holds one version of every tile and is complete: it is read only; "
+                            "start a new run from it",
+                            files_.front().path().string()));
+  }
   if (broken_) throw_failure(*broken_, "the store is closed to writes since its commit failed: ");
 }
 

@@ -198,9 +198,22 @@ TEST_F(StoreRules, RefusesWrongCalls) {
     EXPECT_EQ(code_of([&] { return TileStore::create(options_, layout_of(1, bytes)); }),
               ErrorCode::invalid_argument);
   }
-  options_.slots = 1;
+  options_.slots = 0;
   EXPECT_EQ(code_of([&] { return TileStore::create(options_, layout_of(1, 4_KiB)); }),
             ErrorCode::invalid_argument);
+}
+
+TEST_F(StoreRules, OneSlotIsWrittenOnceAndReadFromThenOn) {
+  options_.slots = 1;
+  {
+    const auto store = TileStore::create(options_, layout_of(2, 8_KiB));
+    write_step(*store, 1);
+    commit_step(*store, 1);
+    EXPECT_EQ(code_of([&] { write_step(*store, 2); }), ErrorCode::not_supported);
+  }
+  const auto store = TileStore::open(options_);
+  expect_step(*store, 1);
+  EXPECT_EQ(code_of([&] { write_step(*store, 2); }), ErrorCode::not_supported);
 }
 
 TEST_F(StoreRules, NamesFileTileAndChecksumsOfWrongData) {
