@@ -92,10 +92,6 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
   check(options.update != UpdateMode::immediate, ErrorCode::not_supported,
         "spillway.update immediate: this version updates in deferred mode only, which gives the "
         "same bits; use \"auto\"");
-  check(options.save_every == 0, ErrorCode::not_supported,
-        fmt::format("spillway.save_every {}: this version keeps the last commit only; export "
-                    "what you want to keep",
-                    options.save_every));
   validate(options);
 }
 

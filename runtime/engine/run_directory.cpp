@@ -88,8 +88,12 @@ void RunDirectory::write_manifest(
   json document;
   document["format"] = 1;
   document["state"] = json::array();
+  const std::filesystem::path root = std::filesystem::absolute(root_).lexically_normal();
   for (const auto& directory : state_directories) {
-    document["state"].push_back(std::filesystem::absolute(directory).string());
+    const auto path = std::filesystem::absolute(directory).lexically_normal();
+    const auto relative = path.lexically_relative(root);
+    const bool below = !relative.empty() && *relative.begin() != "..";
+    document["state"].push_back(below ? relative.string() : path.string());
   }
   write_document(manifest(), document);
 }
@@ -102,14 +106,16 @@ std::vector<std::filesystem::path> RunDirectory::read_manifest() const {
   for (const json& entry : document["state"]) {
     check(entry.is_string(), ErrorCode::corrupt_data,
           fmt::format("{}: a state directory is not a string", manifest().string()));
-    directories.emplace_back(entry.get<std::string>());
+    // An absolute path stands for itself.
+    directories.push_back(root_ / entry.get<std::string>());
   }
   return directories;
 }
 
 bool RunDirectory::exists() const { return std::filesystem::exists(manifest()); }
 
-void check_same_mathematics(const RunConfig& recorded, const RunConfig& now) {
+std::vector<std::string> differences_in_mathematics(const RunConfig& recorded,
+                                                    const RunConfig& now) {
   std::vector<std::string> differences;
   const json before = mathematics(recorded.options);
   const json after = mathematics(now.options);
@@ -130,6 +136,11 @@ void check_same_mathematics(const RunConfig& recorded, const RunConfig& now) {
   if (recorded.data_fingerprint != now.data_fingerprint) {
     differences.emplace_back("the training tokens differ");
   }
+  return differences;
+}
+
+void check_same_mathematics(const RunConfig& recorded, const RunConfig& now) {
+  const std::vector<std::string> differences = differences_in_mathematics(recorded, now);
   check(differences.empty(), ErrorCode::invalid_argument,
         fmt::format("cannot resume under another mathematics: {}", fmt::join(differences, "; ")));
 }

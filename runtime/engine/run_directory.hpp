@@ -32,12 +32,15 @@ class RunDirectory {
   [[nodiscard]] std::filesystem::path trace() const { return root_ / "trace.json"; }
   [[nodiscard]] std::filesystem::path report() const { return root_ / "report.json"; }
   [[nodiscard]] std::filesystem::path state() const { return root_ / "state"; }
+  /// Kept checkpoints, each a run directory of its own.
+  [[nodiscard]] std::filesystem::path checkpoints() const { return root_ / "checkpoints"; }
 
   void write_config(const RunConfig& config) const;
   /// Throws `Error{invalid_argument}` if this is not a run.
   [[nodiscard]] RunConfig read_config() const;
 
-  /// Where the swap files of the run are: written once, when the run is created.
+  /// Where the swap files of the run are. Those below the run are named relative to it, so that a
+  /// run can be moved. Written once, when the run is created.
   void write_manifest(const std::vector<std::filesystem::path>& state_directories) const;
   [[nodiscard]] std::vector<std::filesystem::path> read_manifest() const;
   [[nodiscard]] bool exists() const;
@@ -46,8 +49,11 @@ class RunDirectory {
   std::filesystem::path root_;
 };
 
-/// Throws `Error{invalid_argument}` naming every option of the mathematics in which `now` differs
-/// from what the run recorded. Placement and effort may differ.
+/// Every option of the mathematics in which `now` differs from what the run recorded, one text
+/// each. Placement and effort are not among them.
+[[nodiscard]] std::vector<std::string> differences_in_mathematics(const RunConfig& recorded,
+                                                                  const RunConfig& now);
+/// Throws `Error{invalid_argument}` naming them if there are any.
 void check_same_mathematics(const RunConfig& recorded, const RunConfig& now);
 
 }  // namespace spillway::engine

@@ -25,6 +25,8 @@ class RunReader final : public model::ParameterSource {
   [[nodiscard]] const RunConfig& config() const { return config_; }
   [[nodiscard]] const model::ModelLayout& layout() const { return layout_; }
   [[nodiscard]] const TrainingState& state() const { return state_; }
+  /// To copy all of the committed state from; see Trainer::adopt.
+  [[nodiscard]] nvme_swap::TileStore& store() const { return *store_; }
   /// Masters of the last committed step, every checksum verified. One call at a time.
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
 

@@ -25,16 +25,34 @@ void StateIo::initialize(const model::ParameterSource& source) {
 
 void StateIo::restore() {
   for (std::uint32_t tile = 0; tile < homes_.tiles().size(); ++tile) {
-    load(tile);
+    load(store_, tile);
     bring_home(tile, true);
   }
   upload_residents();
 }
 
-void StateIo::load(std::uint32_t tile) {
+void StateIo::adopt(nvme_swap::TileStore& source) {
+  for (std::uint32_t tile = 0; tile < homes_.tiles().size(); ++tile) {
+    load(source, tile);
+    bring_home(tile, false);
+  }
+  upload_residents();
+}
+
+void StateIo::copy_committed(nvme_swap::TileStore& target) {
+  SPILLWAY_ASSERT(store_.committed().has_value());
+  for (std::uint32_t tile = 0; tile < homes_.tiles().size(); ++tile) {
+    const std::span<std::byte> bytes = load(store_, tile);
+    target.write(TileIndex{tile}, bytes, nvme_swap::checksum_of(bytes)).wait();
+  }
+  target.commit(*store_.committed()).wait();
+}
+
+std::span<std::byte> StateIo::load(nvme_swap::TileStore& source, std::uint32_t tile) {
   const std::span<std::byte> bytes = homes_.staging(tile, 0);
-  store_.read(TileIndex{tile}, bytes).wait();
-  store_.verify(TileIndex{tile}, bytes);
+  source.read(TileIndex{tile}, bytes).wait();
+  source.verify(TileIndex{tile}, bytes);
+  return bytes;
 }
 
 void StateIo::bring_home(std::uint32_t tile, bool already_on_disk) {
@@ -83,7 +101,7 @@ void StateIo::read_masters(std::uint32_t block, std::span<float> masters) {
     const plan::Tile& t = homes_.tiles()[tile];
     std::span<std::byte> bytes = homes_.staging(tile, 0);
     switch (placement_.blocks[block].state) {
-      case Tier::nvme: load(tile); break;
+      case Tier::nvme: load(store_, tile); break;
       case Tier::host: bytes = homes_.host_state(tile); break;
       case Tier::device:
         streams_.download->download(bytes, homes_.device_state(tile));

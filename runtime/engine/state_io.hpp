@@ -27,6 +27,10 @@ class StateIo {
   void initialize(const model::ParameterSource& source);
   /// All tiles from the store's committed version, every checksum verified.
   void restore();
+  /// The same from the store of another run, with equal tiles.
+  void adopt(nvme_swap::TileStore& source);
+  /// All tiles of the store's committed version into `target`, and the commit itself.
+  void copy_committed(nvme_swap::TileStore& target);
   /// The masters of one block, [padded], from wherever they live. No update may be pending.
   void read_masters(std::uint32_t block, std::span<float> masters);
 
@@ -34,7 +38,8 @@ class StateIo {
   /// The state of `tile` lies in staging slot 0: bring it home and derive its parameters.
   void bring_home(std::uint32_t tile, bool already_on_disk);
   void upload_residents();
-  void load(std::uint32_t tile);
+  /// The newest version of `tile` in `source` to staging slot 0.
+  std::span<std::byte> load(nvme_swap::TileStore& source, std::uint32_t tile);
 
   const plan::Workload& workload_;
   const plan::Placement& placement_;

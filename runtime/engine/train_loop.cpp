@@ -8,9 +8,11 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/error.hpp"
-#include "runtime/base/file.hpp"
-#include "runtime/base/trace.hpp"
 #include "runtime/engine/calibrate.hpp"
+#include "runtime/engine/kept_checkpoints.hpp"
+#include "runtime/engine/run_reader.hpp"
+#include "runtime/engine/step_trace.hpp"
+#include "runtime/engine/training_data.hpp"
 #include "runtime/model/checkpoint.hpp"
 #include "runtime/model/initialize.hpp"
 #include "runtime/plan/theory.hpp"
@@ -20,52 +22,14 @@ namespace {
 
 /// A commit of state that lives in memory may cost this share of the steps between two of them.
 constexpr double kCommitShare = 0.05;
-/// Steps whose ops are written to RUN/trace.json: enough to see the steady state.
-constexpr std::uint64_t kTracedSteps = 20;
 
-/// The training data of a run, opened and checked against the model.
-struct TrainingData {
-  data::Meta meta;
-  data::TokenFile train;
-  std::optional<data::TokenFile> validation;
-
-  static TrainingData open(const std::filesystem::path& directory,
-                           const model::ModelConfig& config) {
-    const data::Meta meta = data::load_meta(directory / "meta.json");
-    check(meta.vocab_size <= config.vocab_size, ErrorCode::invalid_argument,
-          fmt::format("{} holds tokens of a vocabulary of {}, and the model's is {}",
-                      directory.string(), meta.vocab_size, config.vocab_size));
-    TrainingData data{meta, data::TokenFile(directory / "train.bin", meta.dtype), std::nullopt};
-    if (std::filesystem::exists(directory / "val.bin")) {
-      data.validation.emplace(directory / "val.bin", meta.dtype);
-    }
-    return data;
-  }
-
-  /// XXH3 over the length and the first and last tokens: tells data sets apart, reads 512 KiB.
-  [[nodiscard]] std::uint64_t fingerprint(std::uint32_t vocab_size) const {
-    const std::uint64_t part = std::min<std::uint64_t>(train.size(), 65536);
-    std::vector<std::int32_t> tokens(2 * part + 2);
-    train.read(0, std::span(tokens).first(part), vocab_size);
-    train.read(train.size() - part, std::span(tokens).subspan(part, part), vocab_size);
-    tokens[2 * part] = static_cast<std::int32_t>(train.size() & 0x7fffffffU);
-    tokens[2 * part + 1] = static_cast<std::int32_t>(train.size() >> 31);
-    return nvme_swap::checksum_of(std::as_bytes(std::span(tokens)));
-  }
-};
-
-/// What `resume` takes over from the run and what the request brings, checked against each other.
-struct Resolved {
-  model::ModelConfig model;
-  TrainOptions options;
-  std::uint64_t steps = 0;
-};
+bool is_run(const std::filesystem::path& path) { return RunDirectory(path).exists(); }
 
 model::ModelConfig model_of(const TrainRequest& request, const RunDirectory& run) {
   if (request.model) return *request.model;
-  if (request.from) return model::load_model_config(*request.from / "config.json");
+  if (request.from) return model_config_in(*request.from);
   check(request.resume && run.exists(), ErrorCode::invalid_argument,
-        "no model: give --model CONFIG_JSON for a new one or --from HF_DIR for a trained one");
+        "no model: give --model CONFIG_JSON for a new one or --from DIR for a trained one");
   return run.read_config().model;
 }
 
@@ -90,46 +54,6 @@ std::uint64_t planned_commit_every(const plan::Workload& workload, const plan::P
   return static_cast<std::uint64_t>(
       std::ceil(std::max(1.0, commit_seconds / (kCommitShare * step_seconds))));
 }
-
-class TraceOfSteps {
- public:
-  explicit TraceOfSteps(std::size_t ops) : trace_(ops * kTracedSteps) {
-    for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
-      lanes_[lane] = trace_.add_lane(plan::name_of(static_cast<plan::Lane>(lane)));
-    }
-  }
-
-  void record(const Executor& executor) {
-    if (++steps_ > kTracedSteps) return;
-    const auto nanoseconds = [](double seconds) {
-      return std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
-    };
-    const auto begin = trace_.now() - nanoseconds(executor.seconds());
-    const auto& ops = executor.plan().ops;
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-      const plan::OpTiming& timing = executor.timings()[i];
-      if (timing.end <= 0) continue;
-      trace_.record({.lane = lanes_[static_cast<std::size_t>(ops[i].lane)],
-                     .name = plan::name_of(ops[i].kind),
-                     .category = plan::name_of(ops[i].lane),
-                     .start = begin + nanoseconds(timing.start),
-                     .duration = nanoseconds(timing.end - timing.start),
-                     .arguments = {.block = BlockIndex{ops[i].block},
-                                   .tile = TileIndex{ops[i].tile},
-                                   .bytes = ops[i].bytes}});
-    }
-  }
-
-  void write(const std::filesystem::path& path) const {
-    std::ofstream file(path);
-    trace_.write_json(file);
-  }
-
- private:
-  Trace trace_;
-  std::array<LaneIndex, plan::kLaneCount> lanes_{};
-  std::uint64_t steps_ = 0;
-};
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -160,6 +84,8 @@ class Loop {
   void open();
   void plan();
   void create_trainer();
+  void start_from_run();
+  void save_if_due();
   void train_steps();
   void finish();
   [[nodiscard]] bool evaluation_due(std::uint64_t step) const;
@@ -175,6 +101,7 @@ class Loop {
   std::optional<data::Sampler> sampler_;
   std::uint64_t steps_ = 0;
   nvme_swap::StoreOptions store_options_;
+  RunConfig run_config_;
   bool resumes_ = false;
   ModelRuntime model_;
   plan::Workload workload_;
@@ -183,8 +110,9 @@ class Loop {
   plan::MachineProfile profile_;
   plan::Prediction prediction_;
   std::unique_ptr<Trainer> trainer_;
+  std::optional<KeptCheckpoints> checkpoints_;
   std::optional<MetricsLog> metrics_;
-  std::optional<TraceOfSteps> trace_;
+  std::optional<StepTrace> trace_;
   std::vector<double> step_seconds_;
   TrainReport report_;
 };
@@ -212,8 +140,9 @@ void Loop::open() {
     resumes_ = committed;
     if (committed) store_options_.directories = recorded;
   }
-  RunConfig now{config_, options_, std::filesystem::absolute(request_.data).string(),
-                data_->fingerprint(config_.vocab_size)};
+  RunConfig& now = run_config_;
+  now = {config_, options_, std::filesystem::absolute(request_.data).string(),
+         data_->fingerprint(config_.vocab_size)};
   if (resumes_) {
     const RunConfig recorded = run_.read_config();
     // A schedule that was to end with the run keeps the end that it started with.
@@ -253,7 +182,11 @@ void Loop::plan() {
 void Loop::create_trainer() {
   trainer_ = std::make_unique<Trainer>(config_, options_, placement_, budgets_, std::move(model_),
                                        workload_, store_options_, resumes_);
-  if (!resumes_) {
+  checkpoints_.emplace(run_, options_.save_every, options_.keep);
+  checkpoints_->check_space(trainer_->store().layout());
+  if (!resumes_ && request_.from && is_run(*request_.from)) {
+    start_from_run();
+  } else if (!resumes_) {
     trainer_->initialize(*initial_parameters(request_, config_, trainer_->layout(), options_.seed));
   }
   metrics_.emplace(run_.metrics(), trainer_->state().step);
@@ -270,6 +203,19 @@ void Loop::create_trainer() {
                      .commit_every = options_.commit_every});
 }
 
+void Loop::start_from_run() {
+  const RunReader source(*request_.from);
+  for (const std::string& difference : differences_in_mathematics(source.config(), run_config_)) {
+    observer_.noted(fmt::format("not as in {}: {}", request_.from->string(), difference));
+  }
+  trainer_->adopt(source.store());
+}
+
+void Loop::save_if_due() {
+  const std::uint64_t step = trainer_->state().step;
+  if (checkpoints_->due(step)) observer_.saved(step, checkpoints_->save(*trainer_, run_config_));
+}
+
 bool Loop::evaluation_due(std::uint64_t step) const {
   if (!data_->validation) return false;
   const bool last = step == steps_;
@@ -277,6 +223,7 @@ bool Loop::evaluation_due(std::uint64_t step) const {
 }
 
 void Loop::train_steps() {
+  save_if_due();  // the process before may have been killed between a commit and its copy
   while (trainer_->state().step < steps_ && interrupt_.load(std::memory_order_relaxed) == 0) {
     const StepResult result = trainer_->step(data_->train, *sampler_);
     const Exposed exposed = trainer_->step_executor().exposed();
@@ -294,6 +241,7 @@ void Loop::train_steps() {
     if (!trainer_->commits_in_step() && result.step % options_.commit_every == 0) {
       trainer_->commit();
     }
+    save_if_due();
   }
 }
 
@@ -330,6 +278,11 @@ TrainReport Loop::run() {
 }
 
 }  // namespace
+
+model::ModelConfig model_config_in(const std::filesystem::path& from) {
+  return is_run(from) ? RunDirectory(from).read_config().model
+                      : model::load_model_config(from / "config.json");
+}
 
 TrainReport train(const TrainRequest& request, TrainObserver& observer,
                   const std::atomic<int>& interrupt) {

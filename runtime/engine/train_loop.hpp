@@ -21,7 +21,9 @@ struct TrainRequest {
   TrainOptions options;
   std::filesystem::path data;  ///< train.bin, val.bin, meta.json
   std::filesystem::path run;
-  std::optional<std::filesystem::path> from;  ///< HF checkpoint; absent: random initialisation
+  /// HF checkpoint, or a run or kept checkpoint whose training goes on in `run`; absent: random
+  /// initialisation.
+  std::optional<std::filesystem::path> from;
   bool resume = false;
 };
 
@@ -46,6 +48,9 @@ class TrainObserver {
   virtual void stepped(const StepResult& result, const Exposed& exposed,
                        const Trainer& trainer) = 0;
   virtual void evaluated(std::uint64_t step, const Evaluation& evaluation) = 0;
+  virtual void saved(std::uint64_t step, const std::filesystem::path& checkpoint) = 0;
+  /// Something that the user should know and that stops nothing.
+  virtual void noted(const std::string& text) = 0;
 };
 
 /// The run in numbers, also written to RUN/report.json.
@@ -62,6 +67,9 @@ struct TrainReport {
   Bytes state_read, state_written;
   bool interrupted = false;
 };
+
+/// The architecture in `from`: an HF checkpoint's, or a run's.
+[[nodiscard]] model::ModelConfig model_config_in(const std::filesystem::path& from);
 
 /// Trains until the last step or until `*interrupt` becomes non-zero, then commits. Throws
 /// `spillway::Error`; the run then holds its last commit.

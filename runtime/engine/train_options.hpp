@@ -87,8 +87,8 @@ struct TrainOptions {
   // What is written when.
   std::uint64_t commit_every = 0;  ///< 0: planned
   std::uint64_t save_every = 0;    ///< kept checkpoints; 0: none
-  std::uint32_t keep = 2;
-  std::uint64_t eval_every = 0;  ///< 0: at the end only
+  std::uint32_t keep = 2;          ///< newest kept checkpoints; older ones are removed
+  std::uint64_t eval_every = 0;    ///< 0: at the end only
   std::uint32_t zero_stage = 0;
 };
 

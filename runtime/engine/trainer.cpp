@@ -18,9 +18,6 @@ namespace {
 /// Steps in a row with non-finite gradients after which training has failed, not stumbled.
 constexpr std::uint32_t kMostSkipsInARow = 10;
 
-/// A target that the loss ignores: pads the last micro-batch of an evaluation.
-constexpr std::int32_t kIgnoredTarget = -1;
-
 }  // namespace
 
 Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
@@ -47,8 +44,7 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
   }
   store_ =
       resume ? nvme_swap::TileStore::open(opened) : nvme_swap::TileStore::create(opened, layout);
-  check(store_->layout().tiles == layout.tiles, ErrorCode::corrupt_data,
-        "the run's state was written with another model, tile size or state format");
+  check_tiles(*store_);
 
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = options_.threads, .wake = &wake_});
@@ -93,7 +89,31 @@ bool Trainer::commits_in_step() const {
   return !placement_.any_state(plan::Tier::device) && !placement_.any_state(plan::Tier::host);
 }
 
+void Trainer::check_tiles(const nvme_swap::TileStore& store) const {
+  const auto& found = store.layout().tiles;
+  const bool equal = std::ranges::equal(found, homes_->tiles(), {}, {}, [&](const plan::Tile& t) {
+    return plan::state_bytes(placement_.format, t.count);
+  });
+  check(equal, ErrorCode::corrupt_data,
+        "the run's state was written with another model, tile size or state format");
+}
+
 void Trainer::initialize(const model::ParameterSource& source) { state_io_->initialize(source); }
+
+void Trainer::adopt(nvme_swap::TileStore& source) {
+  check(source.committed().has_value(), ErrorCode::invalid_argument,
+        "the run to start from has no committed step");
+  check_tiles(source);
+  state_ = decode(source.committed()->payload);
+  state_io_->adopt(source);
+  commit();
+}
+
+void Trainer::copy_to(nvme_swap::TileStore& target) {
+  check_tiles(target);
+  commit();
+  state_io_->copy_committed(target);
+}
 
 void Trainer::read_masters(std::uint32_t block, std::span<float> masters) {
   flush(false);
@@ -101,19 +121,19 @@ void Trainer::read_masters(std::uint32_t block, std::span<float> masters) {
 }
 
 void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler) {
-  const std::uint64_t context = options_.context;
   std::uint64_t cursor = state_.cursor;
   for (std::uint32_t round = 0; round < workload_.rounds; ++round) {
     for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
-      const std::span<std::int32_t> both = homes_->host_tokens(round, m);
-      for (std::uint32_t row = 0; row < options_.micro_batch; ++row) {
-        const std::uint64_t first = sampler.first_token(cursor++);
-        tokens.read(first, both.subspan(row * context, context), config_.vocab_size);
-        tokens.read(first + 1, both.subspan(both.size() / 2 + row * context, context),
-                    config_.vocab_size);
+      const data::MicroBatch batch = host_batch(round, m);
+      for (std::size_t row = 0; row < batch.rows(); ++row) {
+        data::read_window(tokens, sampler.first_token(cursor++), batch, row);
       }
     }
   }
+}
+
+data::MicroBatch Trainer::host_batch(std::uint32_t round, std::uint32_t m) const {
+  return {homes_->host_tokens(round, m), options_.context, config_.vocab_size};
 }
 
 void Trainer::prepare_commit(bool due) {
@@ -228,26 +248,6 @@ void Trainer::commit() {
   committed_step_ = state_.step;
 }
 
-void Trainer::fill_evaluation(const data::TokenFile& tokens, std::uint64_t first_window) {
-  const std::uint64_t context = options_.context;
-  const std::uint64_t windows = (tokens.size() - 1) / context;
-  std::uint64_t window = first_window;
-  for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
-    const std::span<std::int32_t> both = homes_->host_tokens(0, m);
-    for (std::uint32_t row = 0; row < options_.micro_batch; ++row, ++window) {
-      const auto inputs = both.subspan(row * context, context);
-      const auto targets = both.subspan(both.size() / 2 + row * context, context);
-      if (window < windows) {
-        tokens.read(window * context, inputs, config_.vocab_size);
-        tokens.read(window * context + 1, targets, config_.vocab_size);
-      } else {
-        std::fill(inputs.begin(), inputs.end(), 0);
-        std::fill(targets.begin(), targets.end(), kIgnoredTarget);
-      }
-    }
-  }
-}
-
 Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
   check(tokens.size() > options_.context, ErrorCode::invalid_argument,
         fmt::format("the evaluation file holds {} tokens, fewer than one window of {} and its "
@@ -255,13 +255,15 @@ Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
                     tokens.size(), options_.context));
   flush(false);
   actions_->step().training = false;
-  const std::uint64_t windows = (tokens.size() - 1) / options_.context;
+  const std::uint64_t windows = data::window_count(tokens, options_.context);
   const std::uint64_t at_once = std::uint64_t{options_.micro_batch} * workload_.micro_batches;
   Evaluation evaluation;
   double sum = 0;
   const std::span<double> sums = homes_->host_loss_sums().first(workload_.micro_batches);
   for (std::uint64_t first = 0; first < windows; first += at_once) {
-    fill_evaluation(tokens, first);
+    for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
+      data::read_windows(tokens, first + std::uint64_t{m} * options_.micro_batch, host_batch(0, m));
+    }
     evaluation_executor_->run(*actions_);
     reduce_loss();
     for (const double loss : sums) sum += loss;

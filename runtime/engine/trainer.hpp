@@ -8,8 +8,8 @@
 #include <memory>
 #include <optional>
 
+#include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
-#include "runtime/data/token_file.hpp"
 #include "runtime/engine/op_actions.hpp"
 #include "runtime/engine/planning.hpp"
 #include "runtime/engine/state_io.hpp"
@@ -45,12 +45,16 @@ class Trainer {
 
   /// Step 0: masters from `source`.
   void initialize(const model::ParameterSource& source);
+  /// All state of the committed step of another run, whose tiles must be equal; commits it here.
+  void adopt(nvme_swap::TileStore& source);
 
   StepResult step(const data::TokenFile& tokens, const data::Sampler& sampler);
   /// Mean loss over all whole windows of `tokens`, in file order.
   Evaluation evaluate(const data::TokenFile& tokens);
   /// Applies the pending update and makes the current step true on disk.
   void commit();
+  /// Commits, and writes the committed step to `target`, an empty store with equal tiles.
+  void copy_to(nvme_swap::TileStore& target);
   /// The masters of one block after all updates; [padded] fp32.
   void read_masters(std::uint32_t block, std::span<float> masters);
 
@@ -59,7 +63,7 @@ class Trainer {
   /// Timings of the last step.
   [[nodiscard]] const Executor& step_executor() const { return *step_executor_; }
   [[nodiscard]] const OpActions& actions() const { return *actions_; }
-  [[nodiscard]] const offload::DeviceBackend& backend() const { return *backend_; }
+  [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
   [[nodiscard]] const nvme_swap::TileStore& store() const { return *store_; }
   [[nodiscard]] const plan::Workload& workload() const { return workload_; }
   [[nodiscard]] const plan::Placement& placement() const { return placement_; }
@@ -69,12 +73,13 @@ class Trainer {
 
  private:
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
-  void fill_evaluation(const data::TokenFile& tokens, std::uint64_t first_window);
+  [[nodiscard]] data::MicroBatch host_batch(std::uint32_t round, std::uint32_t m) const;
   void flush(bool commit);
   void prepare_commit(bool due);
   double reduce_loss();
   double reduce_norm();
   void decide(StepResult& result);
+  void check_tiles(const nvme_swap::TileStore& store) const;
 
   model::ModelConfig config_;
   TrainOptions options_;

@@ -87,6 +87,37 @@ TEST(Memory, TemporaryDeviceBuffersDoNotGrowWithTheNumberOfLayers) {
   EXPECT_EQ(temporaries(2), temporaries(8));
 }
 
+/// The most device memory that one more allocation can have.
+Bytes largest_free_range(offload::DeviceBackend& backend) {
+  Bytes low{};
+  Bytes high = backend.usage(offload::MemoryKind::device).capacity;
+  while (low < high) {
+    const Bytes middle = high - Bytes{(high - low).value() / 2};
+    try {
+      const offload::DeviceMemory probe(backend, middle);
+      low = middle;
+    } catch (const Error&) {
+      high = middle - Bytes{1};
+    }
+  }
+  return low;
+}
+
+TEST(Memory, TheLargestFreeDeviceRangeIsTheSameAfterAThousandStepsAsAfterTwo) {
+  TrainingHarness harness(tiny_llama(1));
+  TrainOptions options = streamed_options();
+  options.micro_batch = 1;
+  options.gradient_accumulation_steps = 1;
+  options.rounds = 1;
+  const auto trainer = harness.make(options, harness.new_run());
+  const data::Sampler sampler = harness.sampler(options);
+  for (int i = 0; i < 2; ++i) trainer->step(harness.tokens(), sampler);
+  const Bytes after_two = largest_free_range(trainer->backend());
+  EXPECT_GT(after_two, 1_MiB);
+  for (int i = 2; i < 1000; ++i) trainer->step(harness.tokens(), sampler);
+  EXPECT_EQ(largest_free_range(trainer->backend()), after_two);
+}
+
 TEST(Traffic, CountersEqualTheFormulas) {
   TrainingHarness harness(tiny_gpt2());
   TrainOptions options = streamed_options();

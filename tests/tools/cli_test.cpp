@@ -198,6 +198,47 @@ TEST_F(Cli, KilledRunsResumeAsIfNothingHadHappened) {
             read_all(directory_ / "b/model.safetensors"));
 }
 
+TEST_F(Cli, KeepsCheckpointsFromWhichANewRunGoesOnBitForBit) {
+  std::string config = kConfig;
+  config.replace(config.find("\"seed\""), 0, R"("save_every": 4, "keep": 2, )");
+  write_all(path("train.json"), config);
+  // What a process that was killed while it copied leaves behind.
+  fs::create_directories(directory_ / "run/checkpoints/step-3/state");
+  const Answer trained = run(train("run", 14));
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_EQ(run({"info", path("run"), "--json"}).json()["kept_checkpoints"], json({8, 12}));
+  EXPECT_FALSE(fs::exists(directory_ / "run/checkpoints/step-3"));
+  EXPECT_FALSE(fs::exists(directory_ / "run/checkpoints/step-4"));
+  fs::rename(directory_ / "run/checkpoints/step-8", directory_ / "moved");
+  EXPECT_EQ(run({"info", path("moved"), "--json"}).json()["step"], 8);
+  EXPECT_EQ(run({"eval", "--run", path("moved"), "--data", path("data")}).exit_code, 0);
+
+  const auto from = [&](const std::string& name, std::vector<std::string> more = {}) {
+    std::vector<std::string> arguments{
+        "train", path("train.json"), "--from",  path("moved"), "--data", path("data"),
+        "--run", path(name),         "--steps", "14",          "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  const Answer forked = from("fork", {"--nvme", path("fork_disk")});
+  ASSERT_EQ(forked.exit_code, 0) << forked.err;
+  auto expected = metrics("run");
+  expected.erase(expected.begin(), expected.begin() + 8);
+  EXPECT_EQ(metrics("fork"), expected);
+  ASSERT_EQ(run({"export", path("run"), path("a")}).exit_code, 0);
+  ASSERT_EQ(run({"export", path("fork"), path("b")}).exit_code, 0);
+  EXPECT_EQ(read_all(directory_ / "a/model.safetensors"),
+            read_all(directory_ / "b/model.safetensors"));
+
+  const Answer noted = from("other", {"--seed", "99"});
+  EXPECT_EQ(noted.exit_code, 0);
+  EXPECT_NE(noted.err.find("seed: 3 in the run, 99 now"), std::string::npos) << noted.err;
+  // The checkpoint itself is never trained on.
+  const Answer refused = run(train("moved", 14, {"--resume"}));
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("start a new run from it"), std::string::npos) << refused.err;
+}
+
 TEST_F(Cli, AnInterruptFinishesTheStepSavesAndExitsZero) {
   const Program program(directory_, train("run", 100000));
   ASSERT_TRUE(wait_for_lines(directory_ / "run/metrics.jsonl", 3)) << read_all(program.err());

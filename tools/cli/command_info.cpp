@@ -4,6 +4,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/data/token_file.hpp"
+#include "runtime/engine/kept_checkpoints.hpp"
 #include "runtime/engine/run_reader.hpp"
 #include "runtime/model/checkpoint.hpp"
 #include "runtime/model/safetensors.hpp"
@@ -39,6 +40,7 @@ ordered_json run_info(const fs::path& path) {
           {"windows_drawn", state.cursor},
           {"data", reader.config().data},
           {"compute", name_of(reader.config().options.compute)},
+          {"kept_checkpoints", engine::KeptCheckpoints::steps(engine::RunDirectory(path))},
           {"model", model_info(reader.config().model, reader.layout())}};
 }
 

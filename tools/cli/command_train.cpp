@@ -62,6 +62,12 @@ class Face final : public engine::TrainObserver {
                            evaluation.tokens));
   }
 
+  void saved(std::uint64_t step, const std::filesystem::path& checkpoint) override {
+    live_.note(fmt::format("step {}: kept in {}", step, checkpoint.string()));
+  }
+
+  void noted(const std::string& text) override { live_.note(text); }
+
   [[nodiscard]] const ordered_json& plan() const { return document_; }
 
  private:

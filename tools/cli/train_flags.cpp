@@ -6,6 +6,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/engine/train_loop.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -19,7 +20,8 @@ void TrainFlags::add_to(CLI::App& command) {
       ->required();
   auto* architecture =
       command.add_option("--model", model, "Architecture: an HF config.json; random weights");
-  command.add_option("--from", from, "HF checkpoint directory to start from")
+  command
+      .add_option("--from", from, "Start from an HF checkpoint, or go on from a run or kept one")
       ->excludes(architecture);
   command.add_option("--steps", steps, "Optimizer steps; default: spillway.steps, or one epoch");
   command.add_option("--device", device, "Where FWD-BWD runs: host or cuda")
@@ -58,7 +60,7 @@ engine::TrainOptions TrainFlags::options() const {
 
 std::optional<model::ModelConfig> TrainFlags::model_config() const {
   if (!model.empty()) return model::load_model_config(model);
-  if (!from.empty()) return model::load_model_config(from / "config.json");
+  if (!from.empty()) return engine::model_config_in(from);
   return std::nullopt;
 }
 

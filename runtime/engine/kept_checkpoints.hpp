@@ -1,0 +1,42 @@
+// KeptCheckpoints: copies of committed steps that outlive later commits, in
+// RUN/checkpoints/step-N. Each is a run directory of its own, complete once its manifest.json is
+// there, which is written last: `eval`, `generate`, `export` and `info` read it as they read a run,
+// and `train --from` continues it in a new run. Control thread only, between steps.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "runtime/engine/run_directory.hpp"
+#include "runtime/engine/trainer.hpp"
+
+namespace spillway::engine {
+
+class KeptCheckpoints {
+ public:
+  /// Every `save_every` steps (0: never) one, and the newest `keep` of them.
+  KeptCheckpoints(RunDirectory run, std::uint64_t save_every, std::uint32_t keep)
+      : run_(std::move(run)), save_every_(save_every), keep_(keep) {}
+
+  /// Throws `Error{does_not_fit}` unless the disk has the space for all that will be kept at once.
+  void check_space(const nvme_swap::StoreLayout& layout) const;
+  /// The step is one to keep and is not kept yet.
+  [[nodiscard]] bool due(std::uint64_t step) const;
+  /// Commits and copies the trainer's step, then removes what is no longer kept. Returns the
+  /// directory. An interrupted copy has no manifest and is removed by the next.
+  std::filesystem::path save(Trainer& trainer, const RunConfig& config);
+
+  /// Steps that are kept in `run`, ascending.
+  [[nodiscard]] static std::vector<std::uint64_t> steps(const RunDirectory& run);
+
+ private:
+  [[nodiscard]] static RunDirectory at(const RunDirectory& run, std::uint64_t step);
+  void remove_old() const;
+
+  RunDirectory run_;
+  std::uint64_t save_every_;
+  std::uint32_t keep_;
+};
+
+}  // namespace spillway::engine
