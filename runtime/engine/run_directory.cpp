@@ -57,8 +57,7 @@ json mathematics(const TrainOptions& options) {
 void RunDirectory::write_config(const RunConfig& config) const {
   json document;
   document["format"] = 1;
-  document["model"] =
-      json::parse(model::to_config_json(config.model, name_of(config.options.compute)));
+  document["model"] = json::parse(model::to_config_json(config.model, config.options.compute));
   document["train"] = json::parse(to_config_json(config.options));
   document["data"] = config.data;
   document["data_fingerprint"] = fmt::format("{:016x}", config.data_fingerprint);

@@ -16,15 +16,6 @@ namespace {
 
 constexpr std::size_t kChunkElements = 8192;
 
-std::string_view torch_name(DType dtype) {
-  switch (dtype) {
-    case DType::fp32: return "float32";
-    case DType::bf16: return "bfloat16";
-    case DType::fp16: return "float16";
-  }
-  return "";
-}
-
 float load(const std::byte* element, DType dtype) {
   if (dtype == DType::fp32) {
     float value = 0;
@@ -55,7 +46,7 @@ CheckpointWriter::CheckpointWriter(const std::filesystem::path& directory,
                                    SaveOptions options)
     : layout_(&layout),
       options_(options),
-      config_json_(to_config_json(config, torch_name(options.dtype))),
+      config_json_(to_config_json(config, options.dtype)),
       staging_(std::make_unique<detail::StagingDirectory>(
           directory, options.if_exists == IfExists::replace
                          ? detail::TargetPolicy::replace

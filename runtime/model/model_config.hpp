@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/base/dtype.hpp"
+
 namespace spillway::model {
 
 enum class Family : std::uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
@@ -69,7 +71,8 @@ void check_context(const ModelConfig& config, std::uint32_t context);
 /// the mathematics is read or refused by name with `Error{invalid_argument | not_supported}`.
 [[nodiscard]] ModelConfig parse_model_config(std::string_view json_text, std::string_view origin);
 [[nodiscard]] ModelConfig load_model_config(const std::filesystem::path& config_json);
-/// A config.json that transformers loads: the source's fields, changed ones replaced.
-[[nodiscard]] std::string to_config_json(const ModelConfig& config, std::string_view torch_dtype);
+/// A config.json that transformers loads: the source's fields, changed ones replaced. `dtype` is
+/// that of the weights beside it.
+[[nodiscard]] std::string to_config_json(const ModelConfig& config, DType dtype);
 
 }  // namespace spillway::model

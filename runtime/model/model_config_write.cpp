@@ -119,9 +119,19 @@ OrderedJson replace_changed(const ModelConfig& source, const ModelConfig& config
   return out;
 }
 
+/// As torch and config.json call it.
+std::string_view torch_name(DType dtype) {
+  switch (dtype) {
+    case DType::fp32: return "float32";
+    case DType::bf16: return "bfloat16";
+    case DType::fp16: return "float16";
+  }
+  return "";
+}
+
 }  // namespace
 
-std::string to_config_json(const ModelConfig& config, std::string_view torch_dtype) {
+std::string to_config_json(const ModelConfig& config, DType dtype) {
   validate(config);
   OrderedJson out;
   if (config.source_json.empty()) {
@@ -139,8 +149,8 @@ std::string to_config_json(const ModelConfig& config, std::string_view torch_dty
     out["architectures"] = {class_of(config.family)};
   }
   // transformers 5 writes "dtype" and reads both; version 4 knows "torch_dtype" only.
-  if (out.contains("dtype")) out["dtype"] = torch_dtype;
-  if (out.contains("torch_dtype") || !out.contains("dtype")) out["torch_dtype"] = torch_dtype;
+  if (out.contains("dtype")) out["dtype"] = torch_name(dtype);
+  if (out.contains("torch_dtype") || !out.contains("dtype")) out["torch_dtype"] = torch_name(dtype);
   std::string text = out.dump(2) + "\n";
 
   ModelConfig again = parse_model_config(text, "the config.json about to be written");

@@ -1,13 +1,28 @@
-// What a user of the installed package does first: include a header, link, call.
+// What a user of the installed package does first: describe a model, and ask what its training
+// takes.
 #include <cstdio>
 
 #include "runtime/base/error.hpp"
-#include "runtime/base/units.hpp"
+#include "runtime/engine/planning.hpp"
+#include "runtime/engine/workload.hpp"
 
 int main() {
+  using namespace spillway;
   try {
-    std::puts(spillway::format_bytes(spillway::parse_bytes("1.5GiB")).c_str());
-  } catch (const spillway::Error& error) {
+    const model::ModelConfig model = model::parse_model_config(
+        R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 64, "n_embd": 128,
+            "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0})",
+        "consumer");
+    engine::TrainOptions options = engine::parse_train_config("{}", "consumer").options;
+    engine::resolve(options, model);
+    const engine::ModelRuntime runtime = engine::make_model_runtime(model, options);
+    const plan::Workload workload = engine::make_workload(model, *runtime.transformer, options);
+    const plan::Placement placement =
+        engine::place(model, options, workload, {parse_bytes("1GiB"), 1_GiB, 1_GiB});
+    std::printf("%llu parameters in %zu blocks\n",
+                static_cast<unsigned long long>(runtime.transformer->layout().parameters().value()),
+                placement.blocks.size());
+  } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }

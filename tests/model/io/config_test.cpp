@@ -337,7 +337,7 @@ TEST(ModelConfig, RefusesADuplicateKeyByName) {
 
 TEST(ModelConfig, SurvivesItsOwnJsonForEveryFamily) {
   for (const auto& [name, config] : testing::all_families()) {
-    ModelConfig again = parse_model_config(to_config_json(config, "float32"), name);
+    ModelConfig again = parse_model_config(to_config_json(config, DType::fp32), name);
     again.source_json.clear();
     EXPECT_EQ(again, config) << name;
   }
@@ -345,7 +345,7 @@ TEST(ModelConfig, SurvivesItsOwnJsonForEveryFamily) {
 
 TEST(ModelConfig, KeepsTheFieldsItWasReadFrom) {
   for (const ordered_json* source : {&kGpt2, &kLlama, &kMistral, &kQwen2, &kQwen3}) {
-    ordered_json written = ordered_json::parse(to_config_json(parse(*source), "bfloat16"));
+    ordered_json written = ordered_json::parse(to_config_json(parse(*source), DType::bf16));
     EXPECT_EQ(written.value(written.contains("dtype") ? "dtype" : "torch_dtype", ""), "bfloat16");
     for (const auto& [name, value] : source->items()) {
       if (name == "dtype" || name == "torch_dtype") continue;
@@ -359,7 +359,7 @@ TEST(ModelConfig, ReplacesWhatChangedSinceItWasRead) {
   config.rope_llama3.reset();
   config.tied_head = false;
   config.vocab_size = 128264;
-  const ordered_json written = ordered_json::parse(to_config_json(config, "float16"));
+  const ordered_json written = ordered_json::parse(to_config_json(config, DType::fp16));
   EXPECT_EQ(written["tie_word_embeddings"], false);
   EXPECT_EQ(written["vocab_size"], 128264);
   EXPECT_TRUE(written["rope_scaling"].is_null());
@@ -368,7 +368,7 @@ TEST(ModelConfig, ReplacesWhatChangedSinceItWasRead) {
 
   ModelConfig newer = parse(kQwen3);
   newer.rope_linear_factor = 2;
-  ModelConfig again = parse_model_config(to_config_json(newer, "float32"), "again");
+  ModelConfig again = parse_model_config(to_config_json(newer, DType::fp32), "again");
   EXPECT_EQ(again.rope_linear_factor, 2.0);
   EXPECT_EQ(again.rope_theta, 1e6);
 }
@@ -376,7 +376,7 @@ TEST(ModelConfig, ReplacesWhatChangedSinceItWasRead) {
 TEST(ModelConfig, WillNotWriteWhatTheFamilyCannotSay) {
   ModelConfig config = testing::small_llama(Family::mistral);
   config.qkv_bias = true;
-  EXPECT_THROW(static_cast<void>(to_config_json(config, "float32")), Error);
+  EXPECT_THROW(static_cast<void>(to_config_json(config, DType::fp32)), Error);
 }
 
 TEST(ModelConfig, NamesTheFileThatIsMissing) {
