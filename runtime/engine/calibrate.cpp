@@ -9,6 +9,7 @@
 #include "nvme_swap/tile_store.hpp"
 #include "offload/host/host_backend.hpp"
 #include "offload/memory.hpp"
+#include "runtime/engine/model_constants.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -38,7 +39,9 @@ double seconds_of(const Work& work) {
 class BlockBench {
  public:
   BlockBench(const CalibrationRequest& request, offload::DeviceBackend& backend)
-      : request_(request), stream_(backend.make_stream("calibrate")) {
+      : request_(request),
+        stream_(backend.make_stream("calibrate")),
+        constants_(transformer(), backend, *stream_) {
     const plan::Workload& w = request.workload;
     const std::uint64_t slot = plan::gradient_slot_elements(w).value();
     Bytes saved;
@@ -144,6 +147,7 @@ class BlockBench {
 
   const CalibrationRequest& request_;
   std::unique_ptr<offload::Stream> stream_;
+  ModelConstants constants_;
   DeviceMemory parameters_, gradients_, input_, output_, gradient_, saved_, workspace_, tokens_,
       loss_, tied_;
 };

@@ -33,6 +33,7 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
   backend_ =
       offload::make_host_backend({.device_capacity = unlimited, .pinned_capacity = unlimited});
   stream_ = backend_->make_stream("compute");
+  constants_ = {*model_.transformer, *backend_, *stream_};
   const model::Transformer& transformer = *model_.transformer;
   const std::uint64_t rows = std::uint64_t{options_.batch} * options_.context;
   const Bytes token_bytes{2 * rows * sizeof(std::int32_t)};

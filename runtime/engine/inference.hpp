@@ -9,6 +9,7 @@
 
 #include "offload/memory.hpp"
 #include "runtime/data/token_file.hpp"
+#include "runtime/engine/model_constants.hpp"
 #include "runtime/engine/planning.hpp"
 #include "runtime/engine/trainer.hpp"
 #include "runtime/model/parameter_source.hpp"
@@ -44,6 +45,7 @@ class Inference {
   ModelRuntime model_;
   std::unique_ptr<offload::DeviceBackend> backend_;
   std::unique_ptr<offload::Stream> stream_;
+  ModelConstants constants_;
   std::vector<offload::DeviceMemory> parameters_;
   offload::DeviceMemory boundary_[2];
   offload::DeviceMemory workspace_, tokens_, loss_, logits_;

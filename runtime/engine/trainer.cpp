@@ -34,6 +34,8 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
                                          .link_gigabytes_per_second = options_.host_link_gbps,
                                          .wake = &wake_});
   device_math_ = make_host_device_math(isa);
+  streams_ = std::make_unique<Streams>(*backend_);
+  constants_ = {*model_.transformer, *backend_, *streams_->upload};
   homes_ = std::make_unique<Homes>(workload_, placement_, *backend_);
 
   nvme_swap::StoreOptions opened = store_options;
@@ -48,7 +50,6 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
 
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = options_.threads, .wake = &wake_});
-  streams_ = std::make_unique<Streams>(*backend_);
   actions_ = std::make_unique<OpActions>(
       OpResources{.workload = workload_,
                   .placement = placement_,

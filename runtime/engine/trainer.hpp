@@ -10,6 +10,7 @@
 
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
+#include "runtime/engine/model_constants.hpp"
 #include "runtime/engine/op_actions.hpp"
 #include "runtime/engine/planning.hpp"
 #include "runtime/engine/state_io.hpp"
@@ -90,6 +91,7 @@ class Trainer {
   // Destroyed last: everything below may notify it.
   WakeSignal wake_;
   std::unique_ptr<offload::DeviceBackend> backend_;
+  ModelConstants constants_;
   std::unique_ptr<DeviceMath> device_math_;
   std::unique_ptr<Homes> homes_;
   std::unique_ptr<nvme_swap::TileStore> store_;

@@ -23,6 +23,7 @@ plan::Workload make_workload(const model::ModelConfig& config,
   workload.compute = options.compute;
   workload.boundary_bytes = transformer.boundary_bytes();
   workload.workspace_bytes = transformer.workspace_bytes();
+  workload.constant_bytes = transformer.constant_bytes();
   workload.tokens = std::uint64_t{options.micro_batch} * options.context;
   workload.token_bytes = Bytes{2 * workload.tokens * sizeof(std::int32_t)};
   workload.rounds = options.rounds;

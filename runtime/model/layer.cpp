@@ -21,11 +21,14 @@ void Layer::apply_norm(const Norm& norm, ConstTensor parameters, ConstTensor inp
 }
 
 void Layer::rotate(Tensor rows, std::uint64_t stride, RopeDirection direction) {
-  if (!rope_) return;
-  ops_->rope(*rope_, {.heads = {rows, stride},
-                      .tokens = tokens(),
-                      .head_count = config_.heads + config_.kv_heads,
-                      .direction = direction});
+  if (config_.is_gpt2()) return;
+  ops_->rope({.heads = {rows, stride},
+              .tokens = tokens(),
+              .head_count = config_.heads + config_.kv_heads,
+              .head_dim = config_.head_dim,
+              .sequence = batch_.sequence,
+              .angles = angles_,
+              .direction = direction});
 }
 
 Layer::Heads3 Layer::prepare_heads(ConstTensor parameters, ConstTensor qkv, const Common& space) {

@@ -20,6 +20,8 @@ class Layer {
   [[nodiscard]] double forward_flops() const;
   [[nodiscard]] double backward_flops() const;
 
+  /// The tables of Transformer::constants in device memory.
+  void bind_constants(offload::DeviceSpan<const float> constants) { angles_ = constants; }
   void forward(const ForwardArguments& arguments);
   void backward(const BackwardArguments& arguments);
 
@@ -93,7 +95,7 @@ class Layer {
   std::optional<Linear> qkv_, attention_out_, ffn_in_, ffn_out_;
   ActivationShape activation_;
   AttentionPlan attention_;
-  std::optional<RopePlan> rope_;
+  offload::DeviceSpan<const float> angles_;  ///< of rope; empty where positions are embedded
   Bytes ops_workspace_, saved_bytes_, workspace_bytes_;
 };
 

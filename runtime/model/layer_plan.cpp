@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "runtime/model/layer.hpp"
-#include "runtime/model/rope_frequencies.hpp"
 
 namespace spillway::model {
 
@@ -90,12 +89,6 @@ void Layer::make_plans() {
                                      .heads = config_.heads,
                                      .kv_heads = config_.kv_heads,
                                      .head_dim = config_.head_dim});
-  if (!config_.is_gpt2()) {
-    const std::vector<float> frequencies = rope_inverse_frequencies(config_);
-    rope_ = ops_->plan_rope({.sequence = batch_.sequence,
-                             .head_dim = config_.head_dim,
-                             .inverse_frequencies = frequencies});
-  }
   const std::uint64_t norm_columns = 2 * std::max(config_.width, config_.head_dim);
   ops_workspace_ = std::max({qkv_->workspace(), attention_out_->workspace(), ffn_in_->workspace(),
                              ffn_out_->workspace(), attention_.workspace,

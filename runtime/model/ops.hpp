@@ -57,7 +57,6 @@ struct Plan {
 };
 struct MatmulPlan : Plan {};
 struct AttentionPlan : Plan {};
-struct RopePlan : Plan {};
 
 struct MatmulArguments {
   ConstTensor a;
@@ -138,18 +137,15 @@ struct NormBackwardArguments {
 
 // --- rotary position embedding, HF's rotate_half convention
 
-struct RopeShape {
-  std::uint32_t sequence = 0;  ///< position of token t is t % sequence
-  std::uint32_t head_dim = 0;
-  std::span<const float> inverse_frequencies;  ///< [head_dim / 2], host memory, copied by the plan
-};
-
 enum class RopeDirection : std::uint8_t { forward, backward };
 
 struct RopeArguments {
   HeadRows<Tensor> heads;  ///< rotated in place
   std::uint64_t tokens = 0;
   std::uint32_t head_count = 0;
+  std::uint32_t head_dim = 0;
+  std::uint32_t sequence = 0;               ///< position of token t is t % sequence
+  offload::DeviceSpan<const float> angles;  ///< [sequence, 2, head_dim / 2] cosines, sines
   RopeDirection direction = RopeDirection::forward;
 };
 
@@ -200,7 +196,6 @@ class Ops {
 
   [[nodiscard]] virtual MatmulPlan plan_matmul(const MatmulShape& shape) = 0;
   [[nodiscard]] virtual AttentionPlan plan_attention(const AttentionShape& shape) = 0;
-  [[nodiscard]] virtual RopePlan plan_rope(const RopeShape& shape) = 0;
   /// Of a call that sums `rows` rows of `columns` elements.
   [[nodiscard]] virtual Bytes reduction_workspace(std::uint64_t rows,
                                                   std::uint64_t columns) const = 0;
@@ -212,7 +207,7 @@ class Ops {
                                   const AttentionBackwardArguments& arguments) = 0;
   virtual void norm_forward(const NormShape& shape, const NormForwardArguments& arguments) = 0;
   virtual void norm_backward(const NormShape& shape, const NormBackwardArguments& arguments) = 0;
-  virtual void rope(RopePlan plan, const RopeArguments& arguments) = 0;
+  virtual void rope(const RopeArguments& arguments) = 0;
   virtual void activation_forward(const ActivationShape& shape, ConstTensor input, Tensor out) = 0;
   virtual void activation_backward(const ActivationShape& shape,
                                    const ActivationBackwardArguments& arguments) = 0;

@@ -34,4 +34,18 @@ std::vector<float> rope_inverse_frequencies(const ModelConfig& config) {
   return result;
 }
 
+std::vector<float> rope_angles(std::span<const float> frequencies, std::uint32_t sequence) {
+  std::vector<float> angles;
+  angles.reserve(2 * frequencies.size() * sequence);
+  for (std::uint32_t position = 0; position < sequence; ++position) {
+    // The angle rounds to fp32, as in the models that were trained with it.
+    const auto angle = [&](float frequency) {
+      return static_cast<double>(static_cast<float>(position) * frequency);
+    };
+    for (const float f : frequencies) angles.push_back(static_cast<float>(std::cos(angle(f))));
+    for (const float f : frequencies) angles.push_back(static_cast<float>(std::sin(angle(f))));
+  }
+  return angles;
+}
+
 }  // namespace spillway::model

@@ -6,6 +6,7 @@
 
 #include "runtime/model/head.hpp"
 #include "runtime/model/layer.hpp"
+#include "runtime/model/rope_frequencies.hpp"
 
 namespace spillway::model {
 
@@ -40,6 +41,14 @@ class Transformer::Implementation {
   [[nodiscard]] bool is_embedding(std::uint32_t block) const { return block == 0; }
   [[nodiscard]] bool is_head(std::uint32_t block) const {
     return block + 1 == layout_.blocks.size();
+  }
+
+  [[nodiscard]] std::uint64_t constant_count() const {
+    return config_.is_gpt2() ? 0 : std::uint64_t{batch_.sequence} * config_.head_dim;
+  }
+  [[nodiscard]] std::vector<float> constants() const {
+    if (config_.is_gpt2()) return {};
+    return rope_angles(rope_inverse_frequencies(config_), batch_.sequence);
   }
 
   void embed(const ForwardArguments& a) {
@@ -105,6 +114,17 @@ Bytes Transformer::saved_bytes(std::uint32_t block) const {
 Bytes Transformer::workspace_bytes() const {
   return std::max(implementation_->layer().workspace_bytes(),
                   implementation_->head().workspace_bytes());
+}
+
+Bytes Transformer::constant_bytes() const {
+  return Bytes{implementation_->constant_count() * sizeof(float)};
+}
+
+std::vector<float> Transformer::constants() const { return implementation_->constants(); }
+
+void Transformer::bind_constants(offload::DeviceSpan<const float> constants) {
+  SPILLWAY_ASSERT(constants.size() == implementation_->constant_count());
+  implementation_->layer().bind_constants(constants);
 }
 
 double Transformer::forward_flops(std::uint32_t block) const {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "offload/device_span.hpp"
 #include "runtime/base/dtype.hpp"
@@ -73,6 +74,11 @@ class Transformer {
   [[nodiscard]] Bytes saved_bytes(std::uint32_t block) const;
   /// Temporaries of the largest call on any block.
   [[nodiscard]] Bytes workspace_bytes() const;
+  /// What every layer reads and no step changes: rotary tables. fp32; 0 where there are none.
+  [[nodiscard]] Bytes constant_bytes() const;
+  [[nodiscard]] std::vector<float> constants() const;
+  /// Where `constants` lie in device memory, for all calls from now on.
+  void bind_constants(offload::DeviceSpan<const float> constants);
   /// Of one micro-batch; backward is without recomputation. The head's forward is that of the loss.
   [[nodiscard]] double forward_flops(std::uint32_t block) const;
   [[nodiscard]] double backward_flops(std::uint32_t block) const;

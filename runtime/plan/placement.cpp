@@ -64,6 +64,7 @@ void add_activations(const Workload& w, const Placement& p, Items& items) {
   items.add(Tier::device, "kept activations", kept);
   items.add(Tier::device, "recomputation scratch", scratch);
   items.add(Tier::device, "operator workspace", w.workspace_bytes);
+  items.add(Tier::device, "rotary tables", w.constant_bytes);
   items.add(Tier::device, "token ids", w.token_bytes * micro_batches);
   items.add(Tier::device, "loss sums", Bytes{sizeof(double) * micro_batches * w.rounds});
 }

@@ -32,6 +32,7 @@ struct Workload {
   DType compute = DType::fp32;      ///< of parameters, gradients and activations
   Bytes boundary_bytes;             ///< one activation tensor between blocks, per micro-batch
   Bytes workspace_bytes;            ///< temporaries of the largest op of any block
+  Bytes constant_bytes;             ///< tables that operators read, the same for all blocks
   Bytes token_bytes;                ///< token ids of one micro-batch, targets included
   std::uint64_t tokens = 0;         ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< per round

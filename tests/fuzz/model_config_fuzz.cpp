@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const ModelLayout layout = make_layout(config);
     SPILLWAY_ASSERT(layout.parameters().value() < std::uint64_t{1} << 48);
   }
-  ModelConfig again = parse_model_config(to_config_json(config, DType::fp32), "output");
+  ModelConfig again = parse_model_config(to_config_json(config, spillway::DType::fp32), "output");
   again.source_json = config.source_json;
   SPILLWAY_ASSERT(again == config);
   return 0;

@@ -76,10 +76,12 @@ class ModelHarness {
         compute_(ops->compute()),
         ops_(std::move(ops)),
         transformer_(config, batch, compute_, *ops_),
+        constants_(transformer_.constants()),
         workspace_(transformer_.workspace_bytes().value()),
         boundary_gradient_(transformer_.boundary_bytes().value()),
         saved_scratch_(blocks() > 2 ? transformer_.saved_bytes(1).value() : 0),
         logits_(std::size_t{batch.batch} * batch.sequence * config.vocab_size * sizeof(float)) {
+    transformer_.bind_constants({constants_.data(), constants_.size()});
     for (std::uint32_t block = 0; block < blocks(); ++block) {
       const std::uint64_t padded = layout().blocks[block].padded_parameters.value();
       parameters_.emplace_back(padded * size_of(compute_));
@@ -189,6 +191,7 @@ class ModelHarness {
   DType compute_;
   std::unique_ptr<Ops> ops_;
   Transformer transformer_;
+  std::vector<float> constants_;
   TestMemory workspace_, boundary_gradient_, saved_scratch_, logits_, tied_gradients_;
   std::vector<TestMemory> parameters_, gradients_, boundary_, saved_;
 };

@@ -1,4 +1,5 @@
 // Attention and rope against fp64 definitions, forward and backward.
+#include "runtime/model/rope_frequencies.hpp"
 #include "tests/model/ops_support.hpp"
 
 namespace spillway::model {
@@ -161,8 +162,7 @@ TEST_P(Attention, RopeRotatesPairsByThePositionsAngle) {
   for (const std::uint32_t half : {1U, 8U, 10U, 32U}) {
     std::vector<float> frequencies(half);
     for (std::uint32_t i = 0; i < half; ++i) frequencies[i] = 1.0F / static_cast<float>(i + 1);
-    const RopePlan plan = ops_->plan_rope(
-        {.sequence = kSequence, .head_dim = 2 * half, .inverse_frequencies = frequencies});
+    const std::vector<float> angles = rope_angles(frequencies, kSequence);
     constexpr std::uint32_t kHeads = 3;
     const std::uint64_t stride = kHeads * 2 * half + 7;  // rows hold more than the heads
     const std::uint32_t tokens = 2 * kSequence;
@@ -182,11 +182,14 @@ TEST_P(Attention, RopeRotatesPairsByThePositionsAngle) {
     RopeArguments arguments{.heads = {x.device(), stride},
                             .tokens = tokens,
                             .head_count = kHeads,
+                            .head_dim = 2 * half,
+                            .sequence = kSequence,
+                            .angles = {angles.data(), angles.size()},
                             .direction = RopeDirection::forward};
-    ops_->rope(plan, arguments);
+    ops_->rope(arguments);
     expect_stored(x.memory, expected, 1e-6, "rotated");
     arguments.direction = RopeDirection::backward;
-    ops_->rope(plan, arguments);
+    ops_->rope(arguments);
     expect_stored(x.memory, x.exact, 1e-6 + 2 * rounding(), "rotated back");
   }
 }

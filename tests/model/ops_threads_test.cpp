@@ -1,5 +1,6 @@
 // Operations large enough to be dealt to threads: the number of threads changes no bit of any of
 // them but matmul, whose sums oneDNN arranges by it.
+#include "runtime/model/rope_frequencies.hpp"
 #include "tests/model/ops_support.hpp"
 
 namespace spillway::model {
@@ -89,10 +90,13 @@ class AllOperations {
     const std::size_t kv_width = std::size_t{kAttention.kv_heads} * kAttention.head_dim;
     const Operand q = random(tokens * width);
     const Operand k = random(tokens * kv_width);
-    const std::vector<float> frequencies(12, 0.5F);
-    const RopePlan rope =
-        ops_->plan_rope({.sequence = 200, .head_dim = 24, .inverse_frequencies = frequencies});
-    ops_->rope(rope, {.heads = {q.device(), width}, .tokens = tokens, .head_count = 4});
+    const std::vector<float> angles = rope_angles(std::vector<float>(12, 0.5F), 200);
+    ops_->rope({.heads = {q.device(), width},
+                .tokens = tokens,
+                .head_count = 4,
+                .head_dim = 24,
+                .sequence = 200,
+                .angles = {angles.data(), angles.size()}});
     const AttentionPlan plan = ops_->plan_attention(kAttention);
     const TestMemory space(plan.workspace.value());
     const TestMemory out = elements(tokens * width);

@@ -109,6 +109,14 @@ TEST_F(Cli, WhatDoesNotFitIsExitCodeThree) {
   EXPECT_NE(answer.err.find("What would make it fit"), std::string::npos) << answer.err;
 }
 
+TEST_F(Cli, ATeamThatTheEnvironmentLimitsIsRefused) {
+  ::setenv("OMP_THREAD_LIMIT", "1", 1);
+  const Answer answer = run(train("run", 1, {"--compute-threads", "2"}));
+  ::unsetenv("OMP_THREAD_LIMIT");
+  EXPECT_EQ(answer.exit_code, 2);
+  EXPECT_NE(answer.err.find("OMP_THREAD_LIMIT"), std::string::npos) << answer.err;
+}
+
 TEST_F(Cli, PlanSaysWhatTrainingThenDoes) {
   const Answer plan = run({"plan", path("train.json"), "--model", path("model.json"),
                            "--device-memory", "2MiB", "--run", path("run"), "--json"});

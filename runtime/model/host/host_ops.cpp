@@ -14,12 +14,6 @@
 namespace spillway::model::host {
 namespace {
 
-struct RopeTable {
-  std::uint32_t sequence = 0;
-  std::uint32_t half = 0;
-  std::vector<float> cosine, sine;  ///< [sequence, half]
-};
-
 template <class T>
 class HostOps final : public RowOps<T> {
  public:
@@ -29,11 +23,10 @@ class HostOps final : public RowOps<T> {
 
   MatmulPlan plan_matmul(const MatmulShape& shape) override;
   AttentionPlan plan_attention(const AttentionShape& shape) override;
-  RopePlan plan_rope(const RopeShape& shape) override;
   void matmul(MatmulPlan plan, const MatmulArguments& arguments) override;
   void attention_forward(AttentionPlan plan, const AttentionForwardArguments& a) override;
   void attention_backward(AttentionPlan plan, const AttentionBackwardArguments& a) override;
-  void rope(RopePlan plan, const RopeArguments& a) override;
+  void rope(const RopeArguments& a) override;
 
  private:
   struct Multiplication {
@@ -52,7 +45,6 @@ class HostOps final : public RowOps<T> {
   bool widen_;
   std::vector<Multiplication> multiplications_;
   std::vector<AttentionShape> attentions_;
-  std::vector<RopeTable> ropes_;
 };
 
 // --- matmul
@@ -198,38 +190,19 @@ void HostOps<T>::attention_backward(AttentionPlan plan, const AttentionBackwardA
 }
 
 template <class T>
-RopePlan HostOps<T>::plan_rope(const RopeShape& shape) {
-  RopeTable angles;
-  angles.sequence = shape.sequence;
-  angles.half = shape.head_dim / 2;
-  SPILLWAY_ASSERT(shape.head_dim % 2 == 0 && shape.inverse_frequencies.size() == angles.half);
-  for (std::uint32_t position = 0; position < shape.sequence; ++position) {
-    for (const float frequency : shape.inverse_frequencies) {
-      // The angle rounds to fp32, as in the models that were trained with it.
-      const double angle = static_cast<double>(static_cast<float>(position) * frequency);
-      angles.cosine.push_back(static_cast<float>(std::cos(angle)));
-      angles.sine.push_back(static_cast<float>(std::sin(angle)));
-    }
-  }
-  RopePlan plan;
-  plan.index = static_cast<std::uint32_t>(ropes_.size());
-  ropes_.push_back(std::move(angles));
-  return plan;
-}
-
-template <class T>
-void HostOps<T>::rope(RopePlan plan, const RopeArguments& a) {
-  const RopeTable& angles = ropes_[plan.index];
+void HostOps<T>::rope(const RopeArguments& a) {
+  const std::size_t half = a.head_dim / 2;
+  SPILLWAY_ASSERT(a.head_dim % 2 == 0 && a.angles.size() == std::size_t{a.sequence} * a.head_dim);
   const Heads<T> view = heads<T>(a.heads);
   const float direction = a.direction == RopeDirection::forward ? 1.0F : -1.0F;
-  parallel_for(threads(), a.tokens, items_in_unit(a.head_count * 2 * angles.half),
+  parallel_for(threads(), a.tokens, items_in_unit(std::size_t{a.head_count} * a.head_dim),
                [&](std::size_t first, std::size_t last, int) {
                  for (std::size_t token = first; token < last; ++token) {
-                   const std::size_t at = token % angles.sequence * angles.half;
+                   const float* cosine =
+                       a.angles.address() + token % a.sequence * std::size_t{a.head_dim};
                    for (std::size_t head = 0; head < a.head_count; ++head) {
-                     table().rotate(view.data + token * view.stride + head * 2 * angles.half,
-                                    angles.cosine.data() + at, angles.sine.data() + at, direction,
-                                    angles.half);
+                     table().rotate(view.data + token * view.stride + head * a.head_dim, cosine,
+                                    cosine + half, direction, half);
                    }
                  }
                });
@@ -240,6 +213,11 @@ void HostOps<T>::rope(RopePlan plan, const RopeArguments& a) {
 std::unique_ptr<Ops> make_ops(const HostOpsOptions& options) {
   check(options.compute_threads > 0, ErrorCode::invalid_argument,
         fmt::format("compute threads: {} given, at least 1 needed", options.compute_threads));
+  // oneDNN leaves out the work of threads that it does not get.
+  check(options.compute_threads <= largest_team(), ErrorCode::invalid_argument,
+        fmt::format("compute threads: {} given, and the environment's OMP_THREAD_LIMIT allows {}; "
+                    "unset it or lower --compute-threads",
+                    options.compute_threads, largest_team()));
   const Kernels& kernels = choose_kernels(options.kernels);
   switch (options.compute) {
     case DType::fp32: return std::make_unique<HostOps<float>>(options, kernels.fp32);

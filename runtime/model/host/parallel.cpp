@@ -57,6 +57,8 @@ __attribute__((no_sanitize("thread"))) void run_on_team(Job* job) {
 TeamSize::TeamSize(int threads) : previous_(omp_get_max_threads()) { omp_set_num_threads(threads); }
 TeamSize::~TeamSize() { omp_set_num_threads(previous_); }
 
+int largest_team() { return omp_get_thread_limit(); }
+
 void run_parts(int parts, void (*function)(void* context, int part), void* context) {
   if (parts == 1) {
     function(context, 0);

@@ -21,6 +21,9 @@ class TeamSize {
   int previous_;
 };
 
+/// The most threads that the OpenMP runtime will give a team (OMP_THREAD_LIMIT).
+[[nodiscard]] int largest_team();
+
 /// Runs `function(context, part)` for part 0..parts-1, at most one thread a part. Parts may share a
 /// thread where the runtime grants fewer. An exception inside ends the program: kernels throw none.
 void run_parts(int parts, void (*function)(void* context, int part), void* context);
