@@ -1,18 +1,24 @@
 #include "cpu_adam/adam.hpp"
 
-#include <cpuid.h>
 #include <fmt/format.h>
 
 #include <array>
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include "cpu_adam/detail/kernel_set.hpp"
 #include "runtime/base/error.hpp"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace spillway::cpu_adam {
 namespace {
 
-constexpr std::array kAllIsas = {Isa::scalar, Isa::avx2, Isa::avx512};
+#if defined(__x86_64__)
+constexpr std::array kAllIsas = {Isa::scalar, Isa::portable, Isa::avx2, Isa::avx512};
 
 // The compilers' own feature test knows F16C by name only in some versions.
 bool cpu_has_f16c() {
@@ -28,34 +34,56 @@ std::array<bool, kAllIsas.size()> probe_cpu() {
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  return {true, avx2, avx512};
+  return {true, true, avx2, avx512};
 }
+#else
+constexpr std::array kAllIsas = {Isa::scalar, Isa::portable};
+constexpr std::array<bool, kAllIsas.size()> probe_cpu() { return {true, true}; }
+#endif
 
 const detail::KernelSet& set_of(Isa isa) {
   switch (isa) {
     case Isa::scalar: return detail::kScalarKernels;
+    case Isa::portable: return detail::kPortableKernels;
+#if defined(__x86_64__)
     case Isa::avx2: return detail::kAvx2Kernels;
     case Isa::avx512: return detail::kAvx512Kernels;
+#else
+    case Isa::avx2:
+    case Isa::avx512: break;
+#endif
   }
-  SPILLWAY_ASSERT(false && "an Isa outside its enumeration");
+  SPILLWAY_ASSERT(false && "an Isa outside this build");
 }
 
-Kernel row(std::string_view name, Isa isa, DType gradient, DType parameter) {
-  const auto& update = set_of(isa).update;
-  return {.name = name,
-          .isa = isa,
-          .gradient_dtype = gradient,
-          .parameter_dtype = parameter,
-          .update = update[detail::index_of(gradient)][detail::index_of(parameter)]};
-}
+constexpr std::array kGradients = {DType::fp32, DType::bf16, DType::fp16};
 
-// Macros because a row's name is made of its own columns.
-#define SPILLWAY_ROW(isa, gradient, parameter) \
-  row(#isa "_" #gradient "_" #parameter, Isa::isa, DType::gradient, DType::parameter)
-#define SPILLWAY_ROWS(isa)                                                                         \
-  SPILLWAY_ROW(isa, fp32, fp32), SPILLWAY_ROW(isa, fp32, bf16), SPILLWAY_ROW(isa, fp32, fp16),     \
-      SPILLWAY_ROW(isa, bf16, fp32), SPILLWAY_ROW(isa, bf16, bf16), SPILLWAY_ROW(isa, bf16, fp16), \
-      SPILLWAY_ROW(isa, fp16, fp32), SPILLWAY_ROW(isa, fp16, bf16), SPILLWAY_ROW(isa, fp16, fp16)
+struct KernelTable {
+  std::vector<std::string> names;
+  std::vector<Kernel> rows;
+};
+
+KernelTable make_table() {
+  KernelTable table;
+  for (const Isa isa : kAllIsas) {
+    for (const detail::FormatRow& row : detail::kFormatRows) {
+      for (const DType gradient : kGradients) {
+        table.names.push_back(fmt::format("{}_{}_{}_{}", name_of(isa), name_of(row.format),
+                                          spillway::name_of(gradient),
+                                          spillway::name_of(row.parameter)));
+        const auto at = static_cast<std::size_t>(&row - detail::kFormatRows);
+        table.rows.push_back({.name = {},
+                              .isa = isa,
+                              .format = row.format,
+                              .gradient_dtype = gradient,
+                              .parameter_dtype = row.parameter,
+                              .update = set_of(isa).update[at][detail::index_of(gradient)]});
+      }
+    }
+  }
+  for (std::size_t k = 0; k < table.rows.size(); ++k) table.rows[k].name = table.names[k];
+  return table;
+}
 
 /// base^exponent by squaring: plain multiplications, so that every machine and C library agree.
 double power(double base, std::uint64_t exponent) {
@@ -93,8 +121,9 @@ void check_options(const AdamOptions& options, std::uint64_t t, double gradient_
 
 UpdateScalars make_scalars(const AdamOptions& options, std::uint64_t t, double gradient_scale) {
   check_options(options, t, gradient_scale);
-  const double correction1 = options.bias_correction ? 1 - power(options.beta1, t) : 1;
-  const double correction2 = options.bias_correction ? 1 - power(options.beta2, t) : 1;
+  const bool correct = options.bias_correction && options.optimizer == Optimizer::adam;
+  const double correction1 = correct ? 1 - power(options.beta1, t) : 1;
+  const double correction2 = correct ? 1 - power(options.beta2, t) : 1;
   const bool decoupled = options.decay_mode == DecayMode::decoupled;
   return {
       .gradient_scale = static_cast<float>(gradient_scale),
@@ -107,18 +136,23 @@ UpdateScalars make_scalars(const AdamOptions& options, std::uint64_t t, double g
       .decay_factor = decoupled ? static_cast<float>(1 - options.lr * options.weight_decay) : 1.0F,
       .l2 = decoupled ? 0.0F : static_cast<float>(options.weight_decay),
       .eps = static_cast<float>(options.eps),
-      .mode = options.decay_mode};
+      .mode = options.decay_mode,
+      .optimizer = options.optimizer,
+      .rounding_seed = options.rounding_seed,
+      .t = t};
 }
 
 std::span<const Kernel> kernels() {
-  static const std::array table = {SPILLWAY_ROWS(scalar), SPILLWAY_ROWS(avx2),
-                                   SPILLWAY_ROWS(avx512)};
-  return table;
+  static const KernelTable table = make_table();
+  return table.rows;
 }
+
+std::span<const Isa> isas() { return kAllIsas; }
 
 bool supported(Isa isa) {
   static const auto available = probe_cpu();  // cpuid is slow under a hypervisor
-  return available.at(static_cast<std::size_t>(isa));
+  const auto index = static_cast<std::size_t>(isa);
+  return index < available.size() && available[index];
 }
 
 Isa best_isa() {
@@ -132,6 +166,7 @@ Isa best_isa() {
 std::string_view name_of(Isa isa) {
   switch (isa) {
     case Isa::scalar: return "scalar";
+    case Isa::portable: return "portable";
     case Isa::avx2: return "avx2";
     case Isa::avx512: return "avx512";
   }
@@ -139,22 +174,50 @@ std::string_view name_of(Isa isa) {
 }
 
 Isa parse_isa(std::string_view name) {
+  std::string known;
   for (const Isa isa : kAllIsas) {
     if (name == name_of(isa)) return isa;
+    known += (known.empty() ? "" : ", ") + std::string(name_of(isa));
   }
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("unknown instruction set \"{}\"; use scalar, avx2 or avx512", name));
+              fmt::format("unknown instruction set \"{}\"; this build has {}", name, known));
 }
 
-const Kernel& find_kernel(Isa isa, DType gradient, DType parameter) {
+const Kernel& find_kernel(Isa isa, DType gradient, DType parameter, StateFormat format) {
   static_cast<void>(detail::kernel_set(isa));  // throws where the CPU lacks it
   for (const Kernel& kernel : kernels()) {
-    if (kernel.isa == isa && kernel.gradient_dtype == gradient &&
+    if (kernel.isa == isa && kernel.format == format && kernel.gradient_dtype == gradient &&
         kernel.parameter_dtype == parameter) {
       return kernel;
     }
   }
-  SPILLWAY_ASSERT(false && "the kernel table lacks a combination of types");
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("state format {} needs bf16 parameters, not {}; use format fp32",
+                          name_of(format), spillway::name_of(parameter)));
+}
+
+UpdateRange slice(const Kernel& kernel, const UpdateRange& whole, std::size_t first,
+                  std::size_t count) {
+  return detail::slice({kernel.format, kernel.parameter_dtype}, kernel.gradient_dtype, whole, first,
+                       count);
+}
+
+UpdateRange tile_range(const StateLayout& layout, const std::byte* in, std::byte* out,
+                       const void* gradient, const void* parameters_in, void* parameters_out) {
+  const bool scales = layout.format == StateFormat::int8;
+  const auto* const scales_in = reinterpret_cast<const float*>(in + layout.scales);
+  return {.gradient = gradient,
+          .master_in = in + layout.master,
+          .m_in = in + layout.m,
+          .v_in = in + layout.v,
+          .scales_in = scales ? scales_in : nullptr,
+          .parameters_in = parameters_in,
+          .master_out = out + layout.master,
+          .m_out = out + layout.m,
+          .v_out = out + layout.v,
+          .scales_out = scales ? reinterpret_cast<float*>(out + layout.scales) : nullptr,
+          .parameters_out = parameters_out,
+          .count = layout.count};
 }
 
 void cast_parameters(Isa isa, DType dtype, const float* master, void* target, std::size_t count) {

@@ -1,8 +1,14 @@
 // The kernels for AVX2 with FMA and F16C: 8 elements a vector.
 #include <immintrin.h>
 
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
 #include "cpu_adam/detail/flush_denormals.hpp"
 #include "cpu_adam/detail/kernel_set.hpp"
+#include "cpu_adam/detail/unroll.hpp"
 
 #define SPILLWAY_TARGET __attribute__((target("avx2,fma,f16c")))
 
@@ -14,11 +20,14 @@ struct Lanes {
   using Float = __m256;
   using Double = __m256d;
   using Half = __m128i;
+  using Int = __m256i;  ///< 32 bits a lane
   static constexpr std::size_t kWidth = 8;
 
   SPILLWAY_TARGET static Float set(float x) { return _mm256_set1_ps(x); }
   SPILLWAY_TARGET static Float load(const float* p) { return _mm256_loadu_ps(p); }
   SPILLWAY_TARGET static void store(float* p, Float x) { _mm256_storeu_ps(p, x); }
+  SPILLWAY_TARGET static void stream(float* p, Float x) { _mm256_stream_ps(p, x); }
+  SPILLWAY_TARGET static void fence() { _mm_sfence(); }
   SPILLWAY_TARGET static Half load_half(const void* p) {
     return _mm_loadu_si128(static_cast<const __m128i*>(p));
   }
@@ -36,6 +45,89 @@ struct Lanes {
   SPILLWAY_TARGET static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
   SPILLWAY_TARGET static Float fnma(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
 
+  SPILLWAY_TARGET static Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
+  SPILLWAY_TARGET static Float abs(Float a) { return from_bits(and_int(bits(a), set_int(kAbs))); }
+  /// -1, 1, or `a` itself where that is zero or NaN.
+  SPILLWAY_TARGET static Float sign(Float a) {
+    const Float nonzero = _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_OQ);
+    const Int one = _mm256_or_si256(and_int(bits(a), set_int(~kAbs)), bits(set(1)));
+    return _mm256_blendv_ps(a, from_bits(one), nonzero);
+  }
+
+  SPILLWAY_TARGET static Int set_int(std::uint32_t x) {
+    return _mm256_set1_epi32(static_cast<int>(x));
+  }
+  SPILLWAY_TARGET static Int iota() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+  SPILLWAY_TARGET static Int bits(Float x) { return _mm256_castps_si256(x); }
+  SPILLWAY_TARGET static Float from_bits(Int x) { return _mm256_castsi256_ps(x); }
+  SPILLWAY_TARGET static Int add_int(Int a, Int b) { return _mm256_add_epi32(a, b); }
+  SPILLWAY_TARGET static Int sub_int(Int a, Int b) { return _mm256_sub_epi32(a, b); }
+  SPILLWAY_TARGET static Int mul_int(Int a, Int b) { return _mm256_mullo_epi32(a, b); }
+  SPILLWAY_TARGET static Int and_int(Int a, Int b) { return _mm256_and_si256(a, b); }
+  SPILLWAY_TARGET static Int xor_int(Int a, Int b) { return _mm256_xor_si256(a, b); }
+  SPILLWAY_TARGET static Int min_int(Int a, Int b) { return _mm256_min_epi32(a, b); }
+  SPILLWAY_TARGET static Int max_int(Int a, Int b) { return _mm256_max_epi32(a, b); }
+  template <int Count>
+  SPILLWAY_TARGET static Int shift_right(Int x) {
+    return _mm256_srli_epi32(x, Count);
+  }
+  SPILLWAY_TARGET static Int shift_right_signed31(Int x) { return _mm256_srai_epi32(x, 31); }
+  SPILLWAY_TARGET static Int widen_signed(Half x) { return _mm256_cvtepi16_epi32(x); }
+  SPILLWAY_TARGET static Half low_half(Int x) { return pack_halves(and_int(x, set_int(0xffff))); }
+  SPILLWAY_TARGET static Int load_bytes(const std::byte* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  SPILLWAY_TARGET static void store_bytes(std::byte* p, Int x) {
+    const Half halves = pack_halves(x);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(halves, halves));
+  }
+  SPILLWAY_TARGET static void stream_bytes(std::byte* p, Int x) {
+    const Half halves = pack_halves(x);
+    _mm_stream_si64(reinterpret_cast<long long*>(p),
+                    _mm_cvtsi128_si64(_mm_packus_epi16(halves, halves)));
+  }
+  SPILLWAY_TARGET static std::uint32_t largest_lane(Int x) {
+    alignas(32) std::uint32_t lanes[kWidth];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), x);
+    return *std::max_element(lanes, lanes + kWidth);
+  }
+
+  /// See dynamic_map.hpp: the map's slopes and offsets, times a block's scale. Here entry 7 also
+  /// stands for entry 15, whose position is 1 and whose value zero.
+  struct Values {
+    Float slope, offset;
+  };
+  template <class Map>
+  SPILLWAY_TARGET static Values scaled_values(float scale) {
+    return {.slope = mul(load(Map::kValueSlope.data()), set(scale)),
+            .offset = mul(load(Map::kValueOffset.data()), set(scale))};
+  }
+  SPILLWAY_TARGET static Float decode(const Values& values, Int position) {
+    const Float place = _mm256_cvtepi32_ps(position);
+    const Int octave = shift_right<23>(bits(place));  // the permutations look at its lower 3 bits
+    const Float value = fma(place, _mm256_permutevar8x32_ps(values.slope, octave),
+                            _mm256_permutevar8x32_ps(values.offset, octave));
+    const Int zero = _mm256_cmpeq_epi32(position, set_int(1));
+    return from_bits(_mm256_andnot_si256(zero, bits(value)));
+  }
+  template <class Map>
+  SPILLWAY_TARGET static Int rank(Float y) {
+    // Nine entries for the signed map: the one below the first threshold, rank zero, is masked.
+    constexpr std::size_t kFirst = Map::kThresholdCount - 7;
+    Int decade = set_int(0);
+    SPILLWAY_UNROLL
+    for (std::size_t k = kFirst; k < Map::kThresholdCount; ++k) {
+      decade = sub_int(decade, passed(y, Map::kThresholds[k]));
+    }
+    const auto entry = [](const std::array<float, 16>& table) { return table.data() + kFirst; };
+    const Float line = fma(_mm256_permutevar8x32_ps(load(entry(Map::kRankSlope)), decade), y,
+                           _mm256_permutevar8x32_ps(load(entry(Map::kRankOffset)), decade));
+    const Float cap = _mm256_permutevar8x32_ps(load(entry(Map::kRankCap)), decade);
+    const Int rank = _mm256_cvttps_epi32(_mm256_min_ps(line, cap));
+    if constexpr (kFirst == 0) return rank;
+    return and_int(rank, passed(y, Map::kThresholds[0]));
+  }
+
   SPILLWAY_TARGET static Float from_fp16(Half x) { return _mm256_cvtph_ps(x); }
   SPILLWAY_TARGET static Half to_fp16(Float x) {
     return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
@@ -52,6 +144,14 @@ struct Lanes {
     return round_bf16(x, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   }
 
+  /// bits + increment, upper half; NaN is made quiet instead, as an addition could end it.
+  SPILLWAY_TARGET static Half round_bf16(Float x, Int increment) {
+    const Int rounded = shift_right<16>(add_int(bits(x), increment));
+    const Int quiet = _mm256_or_si256(shift_right<16>(bits(x)), set_int(0x40));
+    const Int nan = bits(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return pack_halves(_mm256_blendv_epi8(rounded, quiet, nan));
+  }
+
   SPILLWAY_TARGET static Double zero_double() { return _mm256_setzero_pd(); }
   SPILLWAY_TARGET static Double low(Float x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
   SPILLWAY_TARGET static Double high(Float x) {
@@ -63,24 +163,22 @@ struct Lanes {
   SPILLWAY_TARGET static void store_double(double* p, Double x) { _mm256_storeu_pd(p, x); }
 
  private:
-  /// bits + increment, upper half; NaN is made quiet instead, as an addition could end it.
-  SPILLWAY_TARGET static Half round_bf16(Float x, __m256i increment) {
-    const __m256i bits = _mm256_castps_si256(x);
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, increment), 16);
-    const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
-    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    const __m256i wide = _mm256_blendv_epi8(rounded, quiet, nan);
+  static constexpr std::uint32_t kAbs = 0x7fffffffU;
+
+  /// All ones where y >= threshold.
+  SPILLWAY_TARGET static Int passed(Float y, float threshold) {
+    return bits(_mm256_cmp_ps(y, set(threshold), _CMP_GE_OQ));
+  }
+  /// The lower halves of lanes that are below 2^16.
+  SPILLWAY_TARGET static Half pack_halves(Int x) {
     // Packing works within 128-bit halves; the permutation brings the two results together.
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(wide, wide), 0xd8);
-    return _mm256_castsi256_si128(packed);
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0xd8));
   }
 };
 
 }  // namespace
 }  // namespace spillway::cpu_adam::detail
 
-#include "cpu_adam/detail/gradient_pass.inl"
-#include "cpu_adam/detail/update_pass.inl"
 #include "cpu_adam/detail/vector_entries.inl"
 
 namespace spillway::cpu_adam::detail {

@@ -9,8 +9,13 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
 #include "cpu_adam/detail/flush_denormals.hpp"
 #include "cpu_adam/detail/kernel_set.hpp"
+#include "cpu_adam/detail/unroll.hpp"
 
 #define SPILLWAY_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx2,fma,f16c")))
 
@@ -22,11 +27,14 @@ struct Lanes {
   using Float = __m512;
   using Double = __m512d;
   using Half = __m256i;
+  using Int = __m512i;  ///< 32 bits a lane
   static constexpr std::size_t kWidth = 16;
 
   SPILLWAY_TARGET static Float set(float x) { return _mm512_set1_ps(x); }
   SPILLWAY_TARGET static Float load(const float* p) { return _mm512_loadu_ps(p); }
   SPILLWAY_TARGET static void store(float* p, Float x) { _mm512_storeu_ps(p, x); }
+  SPILLWAY_TARGET static void stream(float* p, Float x) { _mm512_stream_ps(p, x); }
+  SPILLWAY_TARGET static void fence() { _mm_sfence(); }
   SPILLWAY_TARGET static Half load_half(const void* p) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(p));
   }
@@ -44,6 +52,83 @@ struct Lanes {
   SPILLWAY_TARGET static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   SPILLWAY_TARGET static Float fnma(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
 
+  SPILLWAY_TARGET static Float max(Float a, Float b) { return _mm512_max_ps(a, b); }
+  SPILLWAY_TARGET static Float abs(Float a) { return from_bits(and_int(bits(a), set_int(kAbs))); }
+  /// -1, 1, or `a` itself where that is zero or NaN.
+  SPILLWAY_TARGET static Float sign(Float a) {
+    const __mmask16 nonzero = _mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_OQ);
+    const Int one = _mm512_or_si512(and_int(bits(a), set_int(~kAbs)), bits(set(1)));
+    return _mm512_mask_mov_ps(a, nonzero, from_bits(one));
+  }
+
+  SPILLWAY_TARGET static Int set_int(std::uint32_t x) {
+    return _mm512_set1_epi32(static_cast<int>(x));
+  }
+  SPILLWAY_TARGET static Int iota() {
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+  SPILLWAY_TARGET static Int bits(Float x) { return _mm512_castps_si512(x); }
+  SPILLWAY_TARGET static Float from_bits(Int x) { return _mm512_castsi512_ps(x); }
+  SPILLWAY_TARGET static Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
+  SPILLWAY_TARGET static Int sub_int(Int a, Int b) { return _mm512_sub_epi32(a, b); }
+  SPILLWAY_TARGET static Int mul_int(Int a, Int b) { return _mm512_mullo_epi32(a, b); }
+  SPILLWAY_TARGET static Int and_int(Int a, Int b) { return _mm512_and_si512(a, b); }
+  SPILLWAY_TARGET static Int xor_int(Int a, Int b) { return _mm512_xor_si512(a, b); }
+  SPILLWAY_TARGET static Int min_int(Int a, Int b) { return _mm512_min_epi32(a, b); }
+  SPILLWAY_TARGET static Int max_int(Int a, Int b) { return _mm512_max_epi32(a, b); }
+  template <int Count>
+  SPILLWAY_TARGET static Int shift_right(Int x) {
+    return _mm512_srli_epi32(x, Count);
+  }
+  SPILLWAY_TARGET static Int shift_right_signed31(Int x) { return _mm512_srai_epi32(x, 31); }
+  SPILLWAY_TARGET static Int widen_signed(Half x) { return _mm512_cvtepi16_epi32(x); }
+  SPILLWAY_TARGET static Half low_half(Int x) { return _mm512_cvtepi32_epi16(x); }
+  SPILLWAY_TARGET static Int load_bytes(const std::byte* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  SPILLWAY_TARGET static void store_bytes(std::byte* p, Int x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  }
+  SPILLWAY_TARGET static void stream_bytes(std::byte* p, Int x) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  }
+  SPILLWAY_TARGET static std::uint32_t largest_lane(Int x) {
+    return static_cast<std::uint32_t>(_mm512_reduce_max_epi32(x));
+  }
+
+  /// See dynamic_map.hpp: the map's slopes and offsets, times a block's scale.
+  struct Values {
+    Float slope, offset;
+  };
+  template <class Map>
+  SPILLWAY_TARGET static Values scaled_values(float scale) {
+    return {.slope = mul(load(Map::kValueSlope.data()), set(scale)),
+            .offset = mul(load(Map::kValueOffset.data()), set(scale))};
+  }
+  SPILLWAY_TARGET static Float decode(const Values& values, Int position) {
+    const Float place = _mm512_cvtepi32_ps(position);
+    const Int octave =
+        shift_right<23>(bits(place));  // the permutations look at its lower four bits
+    return fma(place, _mm512_permutexvar_ps(octave, values.slope),
+               _mm512_permutexvar_ps(octave, values.offset));
+  }
+  template <class Map>
+  SPILLWAY_TARGET static Int rank(Float y) {
+    const Int octave = shift_right<23>(bits(y));
+    const auto& octaves = Map::kOctaves;
+    const Float threshold = _mm512_permutex2var_ps(load(octaves.threshold.data()), octave,
+                                                   load(octaves.threshold.data() + kWidth));
+    const Int passed =
+        _mm512_permutex2var_epi32(_mm512_loadu_si512(octaves.passed.data()), octave,
+                                  _mm512_loadu_si512(octaves.passed.data() + kWidth));
+    const Int decade = _mm512_mask_add_epi32(passed, _mm512_cmp_ps_mask(y, threshold, _CMP_GE_OQ),
+                                             passed, set_int(1));
+    const Float line = fma(_mm512_permutexvar_ps(decade, load(Map::kRankSlope.data())), y,
+                           _mm512_permutexvar_ps(decade, load(Map::kRankOffset.data())));
+    const Float cap = _mm512_permutexvar_ps(decade, load(Map::kRankCap.data()));
+    return _mm512_cvttps_epi32(_mm512_min_ps(line, cap));
+  }
+
   SPILLWAY_TARGET static Float from_fp16(Half x) { return _mm512_cvtph_ps(x); }
   SPILLWAY_TARGET static Half to_fp16(Float x) {
     return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
@@ -60,6 +145,14 @@ struct Lanes {
     return round_bf16(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   }
 
+  /// bits + increment, upper half; NaN is made quiet instead, as an addition could end it.
+  SPILLWAY_TARGET static Half round_bf16(Float x, Int increment) {
+    const Int rounded = shift_right<16>(add_int(bits(x), increment));
+    const Int quiet = _mm512_or_si512(shift_right<16>(bits(x)), set_int(0x40));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet));
+  }
+
   SPILLWAY_TARGET static Double zero_double() { return _mm512_setzero_pd(); }
   SPILLWAY_TARGET static Double low(Float x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
   SPILLWAY_TARGET static Double high(Float x) {
@@ -72,21 +165,12 @@ struct Lanes {
   SPILLWAY_TARGET static void store_double(double* p, Double x) { _mm512_storeu_pd(p, x); }
 
  private:
-  /// bits + increment, upper half; NaN is made quiet instead, as an addition could end it.
-  SPILLWAY_TARGET static Half round_bf16(Float x, __m512i increment) {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, increment), 16);
-    const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet));
-  }
+  static constexpr std::uint32_t kAbs = 0x7fffffffU;
 };
 
 }  // namespace
 }  // namespace spillway::cpu_adam::detail
 
-#include "cpu_adam/detail/gradient_pass.inl"
-#include "cpu_adam/detail/update_pass.inl"
 #include "cpu_adam/detail/vector_entries.inl"
 
 namespace spillway::cpu_adam::detail {

@@ -1,14 +1,9 @@
-// Widening, casts, accumulation and the sum of squares over vectors. Included once by each
-// instruction set's source, after it has defined `Lanes` and SPILLWAY_TARGET.
+// Widening, casts, accumulation and the sum of squares over vectors. Part of
+// vector_entries.inl.
+#pragma once
+
 #include <algorithm>
 #include <cstring>
-
-// GCC keeps small arrays of vectors in registers only once the loop over them is gone.
-#if defined(__clang__)
-#define SPILLWAY_UNROLL _Pragma("unroll")
-#else
-#define SPILLWAY_UNROLL _Pragma("GCC unroll 16")
-#endif
 
 namespace spillway::cpu_adam::detail {
 namespace {

@@ -1,180 +1,202 @@
-// The fused update over vectors. Included once by each instruction set's source, after it has
-// defined `Lanes` and SPILLWAY_TARGET (a template cannot carry a target attribute of its
-// argument's choosing, and a lambda does not inherit one; so there are none here).
-// The operations are those of element.hpp, in the same order.
-#include <algorithm>
-#include <cstring>
+// The fused update over vectors: the one pass of every optimizer and state format. Part of
+// vector_entries.inl.
+#pragma once
+
+#include "cpu_adam/detail/state_access.inl"
 
 namespace spillway::cpu_adam::detail {
 namespace {
 
-/// Parameters in one visit of the loop: a multiple of every vector width, and two cache lines of
-/// 16-bit parameters.
-inline constexpr std::size_t kVisit = 64;
-
-/// How parameters leave: not at all, or by ordinary or non-temporal stores.
-enum class Output { none, store, stream };
-
-/// UpdateScalars in every lane.
-struct LaneScalars {
-  Lanes::Float gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2;
-  Lanes::Float sqrt_correction2, step_size, decay_factor, l2, eps;
-};
-
-SPILLWAY_TARGET inline LaneScalars spread(const UpdateScalars& s) {
-  return {.gradient_scale = Lanes::set(s.gradient_scale),
-          .beta1 = Lanes::set(s.beta1),
-          .one_minus_beta1 = Lanes::set(s.one_minus_beta1),
-          .beta2 = Lanes::set(s.beta2),
-          .one_minus_beta2 = Lanes::set(s.one_minus_beta2),
-          .sqrt_correction2 = Lanes::set(s.sqrt_correction2),
-          .step_size = Lanes::set(s.step_size),
-          .decay_factor = Lanes::set(s.decay_factor),
-          .l2 = Lanes::set(s.l2),
-          .eps = Lanes::set(s.eps)};
+/// Hints at the cache line `offset` bytes from `base`, which may be past the end of the array: a
+/// prefetch never faults.
+inline void prefetch_line(const void* base, std::size_t offset) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(base) + offset),
+                     0, 3);
 }
 
-template <DType Type>
-SPILLWAY_TARGET inline void write_parameters(void* base, std::size_t i, Lanes::Float value,
-                                             bool stream) {
-  std::byte* const target = static_cast<std::byte*>(base) + i * size_of(Type);
-  if constexpr (Type == DType::fp32) {
-    Lanes::store(reinterpret_cast<float*>(target), value);
+inline void prefetch_array(const void* base, std::size_t size, std::size_t first,
+                           std::size_t count) {
+  for (std::size_t k = 0; k < count * size; k += kCacheLine) prefetch_line(base, first * size + k);
+}
+
+template <StateFormat Format, DType Gradient>
+inline void prefetch_visit(const UpdateRange& range, std::size_t first, std::size_t count) {
+  prefetch_array(range.gradient, size_of(Gradient), first, count);
+  prefetch_array(range.master_in, master_size(Format), first, count);
+  prefetch_array(range.m_in, moment_size(Format), first, count);
+  prefetch_array(range.v_in, moment_size(Format), first, count);
+  if constexpr (needs_parameters(Format)) prefetch_array(range.parameters_in, 2, first, count);
+}
+
+template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
+SPILLWAY_TARGET inline void update_vector(const LaneScalars& s, Moments<Format>& moments,
+                                          const UpdateRange& range, std::size_t first,
+                                          std::size_t k) {
+  const std::size_t i = first + k;
+  LaneState old;
+  old.master = load_master<Format>(range, i);
+  old.m = Which == Rule::adamw || s.has_m ? moments.m(range, i) : Lanes::set(0);
+  old.v = Which == Rule::adamw || s.has_v ? moments.v(range, i) : Lanes::set(0);
+  const LaneState next = step<Which>(s, old, widen<Gradient>(range.gradient, i));
+  store_master<Format, Parameter, Out>(range, i, next.master);
+  moments.template write<Out == Output::stream_all>(s, range, i, k, next);
+}
+
+template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
+SPILLWAY_TARGET inline void update_visit(const LaneScalars& s, const UpdateRange& range,
+                                         std::size_t first) {
+  Moments<Format> moments;
+  moments.open(s, range, first);
+  if constexpr (Format == StateFormat::int8) {
+    SPILLWAY_UNROLL_BY_4
+    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += Lanes::kWidth) {
+      update_vector<Format, Gradient, Parameter, Which, Out>(s, moments, range, first, k);
+    }
   } else {
-    const Lanes::Half half =
-        Type == DType::bf16 ? Lanes::parameter_to_bf16(value) : Lanes::to_fp16(value);
-    if (stream) {
-      Lanes::stream_half(target, half);
-    } else {
-      Lanes::store_half(target, half);
+    SPILLWAY_UNROLL
+    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += Lanes::kWidth) {
+      update_vector<Format, Gradient, Parameter, Which, Out>(s, moments, range, first, k);
+    }
+  }
+  moments.template close<Out == Output::stream_all>(s, range, first);
+}
+
+/// `count` whole visits from `first` on.
+template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
+[[gnu::noinline]] SPILLWAY_TARGET void update_visits(const LaneScalars& scalars,
+                                                     const UpdateRange& given, std::size_t first,
+                                                     std::size_t count) {
+  constexpr std::size_t kVisit = Moments<Format>::kVisit;
+  LaneScalars s = scalars;  // copies, which no store through a pointer can change
+  const UpdateRange range = given;
+  if constexpr (Which == Rule::adamw) s.has_m = s.has_v = true;
+  const std::size_t last = first + count * kVisit;
+  if (range.prefetch_distance == 0) {
+    for (std::size_t i = first; i < last; i += kVisit) {
+      update_visit<Format, Gradient, Parameter, Which, Out>(s, range, i);
+    }
+  } else {
+    for (std::size_t i = first; i < last; i += kVisit) {
+      prefetch_visit<Format, Gradient>(range, i + range.prefetch_distance, kVisit);
+      update_visit<Format, Gradient, Parameter, Which, Out>(s, range, i);
     }
   }
 }
 
-template <DType Gradient, DType Parameter, DecayMode Mode, Output Out>
-SPILLWAY_TARGET inline void update_vector(const LaneScalars& s, const UpdateRange& range,
-                                          std::size_t i) {
-  Lanes::Float g = Lanes::mul(widen<Gradient>(range.gradient, i), s.gradient_scale);
-  const Lanes::Float master = Lanes::load(range.master_in + i);
-  if constexpr (Mode == DecayMode::l2) g = Lanes::fma(s.l2, master, g);
-  const Lanes::Float m =
-      Lanes::fma(s.beta1, Lanes::load(range.m_in + i), Lanes::mul(s.one_minus_beta1, g));
-  const Lanes::Float v = Lanes::fma(s.beta2, Lanes::load(range.v_in + i),
-                                    Lanes::mul(Lanes::mul(s.one_minus_beta2, g), g));
-  const Lanes::Float denominator =
-      Lanes::add(Lanes::div(Lanes::sqrt(v), s.sqrt_correction2), s.eps);
-  Lanes::Float kept = master;
-  if constexpr (Mode == DecayMode::decoupled) kept = Lanes::mul(master, s.decay_factor);
-  const Lanes::Float next = Lanes::fnma(s.step_size, Lanes::div(m, denominator), kept);
-  Lanes::store(range.master_out + i, next);
-  Lanes::store(range.m_out + i, m);
-  Lanes::store(range.v_out + i, v);
-  if constexpr (Out != Output::none) {
-    write_parameters<Parameter>(range.parameters_out, i, next, Out == Output::stream);
+/// Room for one visit, zeros where a short one leaves it unused.
+template <StateFormat Format>
+struct PaddedVisit {
+  static constexpr std::size_t kSize = Moments<Format>::kVisit * sizeof(float);
+  alignas(kCacheLine) std::byte gradient[kSize] = {};
+  alignas(kCacheLine) std::byte master[kSize] = {};
+  alignas(kCacheLine) std::byte m[kSize] = {};
+  alignas(kCacheLine) std::byte v[kSize] = {};
+  alignas(kCacheLine) std::byte parameters[kSize] = {};
+  float scales[2] = {};
+
+  PaddedVisit() {
+    if constexpr (Format == StateFormat::int8) std::memset(m, 127, kSize);  // the code of zero
   }
+  [[nodiscard]] UpdateRange range(const UpdateRange& whole, std::size_t first) {
+    return {.gradient = gradient,
+            .master_in = master,
+            .m_in = m,
+            .v_in = v,
+            .scales_in = scales,
+            .parameters_in = parameters,
+            .master_out = master,
+            .m_out = m,
+            .v_out = v,
+            .scales_out = scales,
+            .parameters_out = parameters,
+            .count = Moments<Format>::kVisit,
+            .index = whole.index + first};
+  }
+};
+
+/// `count` elements of `size` bytes; nothing if there are none.
+inline void copy_part(void* target, const void* source, std::size_t size, std::size_t target_first,
+                      std::size_t source_first, std::size_t count) {
+  if (target == nullptr || source == nullptr) return;
+  std::memcpy(static_cast<std::byte*>(target) + target_first * size,
+              static_cast<const std::byte*>(source) + source_first * size, count * size);
 }
 
-template <DType Gradient, DType Parameter, DecayMode Mode, Output Out>
-SPILLWAY_TARGET inline void update_visit(const LaneScalars& s, const UpdateRange& range,
-                                         std::size_t first) {
-  SPILLWAY_UNROLL
-  for (std::size_t k = 0; k < kVisit; k += Lanes::kWidth) {
-    update_vector<Gradient, Parameter, Mode, Out>(s, range, first + k);
-  }
-}
-
-/// Fewer than kVisit elements: through zero-padded copies, so that the arithmetic is the same.
-template <DType Gradient, DType Parameter, DecayMode Mode, Output Out>
+/// Fewer elements than a visit: through padded copies, so that the arithmetic is the same.
+template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
 SPILLWAY_TARGET void update_partial(const LaneScalars& s, const UpdateRange& range,
                                     std::size_t first, std::size_t count) {
   if (count == 0) return;
-  alignas(kCacheLine) std::byte g[kVisit * sizeof(float)] = {};
-  alignas(kCacheLine) std::byte parameters[kVisit * sizeof(float)];
-  alignas(kCacheLine) float master[kVisit] = {};
-  alignas(kCacheLine) float m[kVisit] = {};
-  alignas(kCacheLine) float v[kVisit] = {};
-  copy_elements<Gradient>(g, 0, range.gradient, first, count);
-  copy_elements<DType::fp32>(master, 0, range.master_in, first, count);
-  copy_elements<DType::fp32>(m, 0, range.m_in, first, count);
-  copy_elements<DType::fp32>(v, 0, range.v_in, first, count);
-  const UpdateRange padded{.gradient = g,
-                           .master_in = master,
-                           .m_in = m,
-                           .v_in = v,
-                           .master_out = master,
-                           .m_out = m,
-                           .v_out = v,
-                           .parameters_out = parameters,
-                           .count = kVisit};
+  constexpr std::size_t kMaster = master_size(Format);
+  constexpr std::size_t kMoment = moment_size(Format);
+  const std::size_t block = first / kQuantizationBlock;
+  PaddedVisit<Format> visit;
+  copy_part(visit.gradient, range.gradient, size_of(Gradient), 0, first, count);
+  copy_part(visit.master, range.master_in, kMaster, 0, first, count);
+  if (s.has_m) copy_part(visit.m, range.m_in, kMoment, 0, first, count);
+  if (s.has_v) copy_part(visit.v, range.v_in, kMoment, 0, first, count);
+  if constexpr (Format == StateFormat::int8) {
+    copy_part(visit.scales, range.scales_in, sizeof visit.scales, 0, block, 1);
+  }
+  if constexpr (needs_parameters(Format)) {
+    copy_part(visit.parameters, range.parameters_in, 2, 0, first, count);
+  }
   constexpr Output kPaddedOut = Out == Output::none ? Output::none : Output::store;
-  update_visit<Gradient, Parameter, Mode, kPaddedOut>(s, padded, 0);
-  copy_elements<DType::fp32>(range.master_out, first, master, 0, count);
-  copy_elements<DType::fp32>(range.m_out, first, m, 0, count);
-  copy_elements<DType::fp32>(range.v_out, first, v, 0, count);
+  update_visits<Format, Gradient, Parameter, Which, kPaddedOut>(s, visit.range(range, first), 0, 1);
+  copy_part(range.master_out, visit.master, kMaster, first, 0, count);
+  if (s.has_m) copy_part(range.m_out, visit.m, kMoment, first, 0, count);
+  if (s.has_v) copy_part(range.v_out, visit.v, kMoment, first, 0, count);
+  if constexpr (Format == StateFormat::int8) {
+    copy_part(range.scales_out, visit.scales, sizeof visit.scales, block, 0, 1);
+  }
   if constexpr (Out != Output::none) {
-    copy_elements<Parameter>(range.parameters_out, first, parameters, 0, count);
+    copy_part(range.parameters_out, visit.parameters, size_of(Parameter), first, 0, count);
   }
 }
 
-/// Hints at the cache line `offset` bytes from `base`, which may be past the end of the array: a
-/// prefetch never faults.
-SPILLWAY_TARGET inline void prefetch_line(const void* base, std::size_t offset) {
-  const auto address = reinterpret_cast<std::uintptr_t>(base) + offset;
-  _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0);
-}
-
-template <DType Gradient>
-SPILLWAY_TARGET inline void prefetch_visit(const UpdateRange& range, std::size_t first) {
-  for (std::size_t k = 0; k < kVisit * size_of(Gradient); k += kCacheLine) {
-    prefetch_line(range.gradient, first * size_of(Gradient) + k);
-  }
-  for (std::size_t k = 0; k < kVisit * sizeof(float); k += kCacheLine) {
-    prefetch_line(range.master_in, first * sizeof(float) + k);
-    prefetch_line(range.m_in, first * sizeof(float) + k);
-    prefetch_line(range.v_in, first * sizeof(float) + k);
-  }
-}
-
-template <DType Gradient, DType Parameter, DecayMode Mode, Output Out>
-[[gnu::noinline]] SPILLWAY_TARGET void update_range(const UpdateScalars& scalars,
-                                                    const UpdateRange& given) {
-  const LaneScalars s = spread(scalars);
-  const UpdateRange range = given;  // a copy, which no store through a pointer can change
-  std::size_t i = 0;
-  if constexpr (Out == Output::stream) {
+template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
+SPILLWAY_TARGET void update_range(const LaneScalars& s, const UpdateRange& range) {
+  std::size_t head = 0;
+  if constexpr (Out == Output::stream_parameters) {
     const auto address = reinterpret_cast<std::uintptr_t>(range.parameters_out);
     const std::size_t to_line = (kCacheLine - address % kCacheLine) % kCacheLine;
-    i = std::min(to_line / size_of(Parameter), range.count);
-    update_partial<Gradient, Parameter, Mode, Out>(s, range, 0, i);
+    head = std::min(to_line / size_of(Parameter), range.count);
+    update_partial<Format, Gradient, Parameter, Which, Out>(s, range, 0, head);
   }
-  if (range.prefetch_distance == 0) {
-    for (; i + kVisit <= range.count; i += kVisit) {
-      update_visit<Gradient, Parameter, Mode, Out>(s, range, i);
-    }
-  } else {
-    for (; i + kVisit <= range.count; i += kVisit) {
-      prefetch_visit<Gradient>(range, i + range.prefetch_distance);
-      update_visit<Gradient, Parameter, Mode, Out>(s, range, i);
-    }
-  }
-  update_partial<Gradient, Parameter, Mode, Out>(s, range, i, range.count - i);
+  const std::size_t visits = (range.count - head) / Moments<Format>::kVisit;
+  const std::size_t tail = head + visits * Moments<Format>::kVisit;
+  update_visits<Format, Gradient, Parameter, Which, Out>(s, range, head, visits);
+  update_partial<Format, Gradient, Parameter, Which, Out>(s, range, tail, range.count - tail);
   // Non-temporal stores are not ordered with the release store that publishes a finished task.
-  if constexpr (Out == Output::stream) _mm_sfence();
+  if constexpr (Out == Output::stream_parameters || Out == Output::stream_all) Lanes::fence();
 }
 
-template <DType Gradient, DType Parameter, DecayMode Mode>
-void update_with(const UpdateScalars& scalars, const UpdateRange& range) {
-  if (range.parameters_out == nullptr) {
-    update_range<Gradient, Parameter, Mode, Output::none>(scalars, range);
-    return;
-  }
-  if constexpr (Parameter != DType::fp32) {
-    if (reinterpret_cast<std::uintptr_t>(range.parameters_out) % size_of(Parameter) == 0) {
-      update_range<Gradient, Parameter, Mode, Output::stream>(scalars, range);
-      return;
+inline bool on_line(const void* address) {
+  return reinterpret_cast<std::uintptr_t>(address) % kCacheLine == 0;
+}
+
+/// Out of place, ordinary stores would first read what they overwrite.
+inline bool streams_all(const UpdateRange& range) {
+  return range.master_in != range.master_out && on_line(range.master_out) && on_line(range.m_out) &&
+         on_line(range.v_out) && on_line(range.parameters_out);
+}
+
+template <StateFormat Format, DType Gradient, DType Parameter, Rule Which>
+void update_with(const LaneScalars& s, const UpdateRange& range) {
+  if constexpr (Format == StateFormat::fp32) {
+    if (range.parameters_out == nullptr) {
+      return update_range<Format, Gradient, Parameter, Which, Output::none>(s, range);
     }
   }
-  update_range<Gradient, Parameter, Mode, Output::store>(scalars, range);
+  if (streams_all(range)) {
+    return update_range<Format, Gradient, Parameter, Which, Output::stream_all>(s, range);
+  }
+  if constexpr (Format == StateFormat::fp32 && Parameter != DType::fp32) {
+    if (reinterpret_cast<std::uintptr_t>(range.parameters_out) % size_of(Parameter) == 0) {
+      return update_range<Format, Gradient, Parameter, Which, Output::stream_parameters>(s, range);
+    }
+  }
+  update_range<Format, Gradient, Parameter, Which, Output::store>(s, range);
 }
 
 }  // namespace

@@ -1,16 +1,24 @@
 // The entry points of one vector instruction set: they set the floating-point environment and pick
-// the instance of a pass. Included once by each instruction set's source, after the passes.
+// the instance of a pass. Included once by each instruction set's source, after it has defined
+// `Lanes` and SPILLWAY_TARGET; the passes come with it. (A template cannot carry a target attribute
+// of its argument's choosing, and a lambda does not inherit one; so no lambda here computes.)
+#pragma once
+
+#include "cpu_adam/detail/update_pass.inl"
+
 namespace spillway::cpu_adam::detail {
 namespace {
 
 struct Entries {
-  template <DType Gradient, DType Parameter>
-  static void update(const UpdateScalars& scalars, const UpdateRange& range) {
+  template <StateFormat Format, DType Gradient, DType Parameter>
+  SPILLWAY_TARGET static void update(const UpdateScalars& scalars, RoundingKey key,
+                                     const UpdateRange& range) {
     const FlushDenormals guard;
-    if (scalars.mode == DecayMode::decoupled) {
-      update_with<Gradient, Parameter, DecayMode::decoupled>(scalars, range);
+    const LaneScalars s = spread(scalars, key);
+    if (scalars.optimizer == Optimizer::adam && scalars.mode == DecayMode::decoupled) {
+      update_with<Format, Gradient, Parameter, Rule::adamw>(s, range);
     } else {
-      update_with<Gradient, Parameter, DecayMode::l2>(scalars, range);
+      update_with<Format, Gradient, Parameter, Rule::general>(s, range);
     }
   }
 

@@ -12,26 +12,6 @@ using plan::Op;
 using plan::OpKind;
 using plan::Tier;
 
-namespace {
-
-/// A range that starts `offset` elements further, `count` long.
-cpu_adam::UpdateRange slice(const cpu_adam::UpdateRange& whole, std::size_t offset,
-                            std::size_t count, DType gradient, DType parameter) {
-  cpu_adam::UpdateRange part = whole;
-  part.gradient = static_cast<const std::byte*>(whole.gradient) + offset * size_of(gradient);
-  part.master_in += offset;
-  part.m_in += offset;
-  part.v_in += offset;
-  part.master_out += offset;
-  part.m_out += offset;
-  part.v_out += offset;
-  part.parameters_out = static_cast<std::byte*>(whole.parameters_out) + offset * size_of(parameter);
-  part.count = count;
-  return part;
-}
-
-}  // namespace
-
 OpActions::OpActions(OpResources resources)
     : resources_(std::move(resources)),
       kernel_(cpu_adam::find_kernel(resources_.isa,
@@ -260,12 +240,11 @@ void OpActions::by_group(const plan::Tile& tile, const cpu_adam::UpdateRange& wh
   const std::uint64_t end = resources_.decayed[tile.block];
   const std::uint64_t boundary = end > tile.first.value() ? end - tile.first.value() : 0;
   const std::size_t middle = std::clamp<std::size_t>(boundary, first, last);
-  const DType compute = resources_.workload.compute;
   if (first < middle) {
-    update(step_.update.decayed, slice(whole, first, middle - first, gradient_dtype_, compute));
+    update(step_.update.decayed, cpu_adam::slice(kernel_, whole, first, middle - first));
   }
   if (middle < last) {
-    update(step_.update.plain, slice(whole, middle, last - middle, gradient_dtype_, compute));
+    update(step_.update.plain, cpu_adam::slice(kernel_, whole, middle, last - middle));
   }
 }
 

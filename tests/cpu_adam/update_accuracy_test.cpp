@@ -74,7 +74,7 @@ TEST_P(UpdateAccuracy, WithL2DecayIsWithinTheBoundsOfFp64) {
   compare_steps(GetParam(), DecayMode::l2, random, 100);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, UpdateAccuracy, ::testing::ValuesIn(runnable_kernels()),
+INSTANTIATE_TEST_SUITE_P(Kernels, UpdateAccuracy, ::testing::ValuesIn(exact_kernels()),
                          kernel_name);
 
 TEST(UpdateScalars, CorrectTheBiasAtTheFirstTheThousandthAndTheMillionthStep) {

@@ -12,20 +12,23 @@ class UpdateBits : public ::testing::TestWithParam<Kernel> {
   }
   /// By the plain kernel, every array aligned.
   static Outcome expected(const Problem& problem, DecayMode mode) {
-    const Kernel& plain =
-        find_kernel(Isa::scalar, GetParam().gradient_dtype, GetParam().parameter_dtype);
-    return run(plain, scalars(mode), problem, problem.master.size());
+    return run(plain_kernel(GetParam()), scalars(mode), problem, problem.master.size());
   }
 };
 
 TEST_P(UpdateBits, EqualThePlainKernelForEveryTailAndMisalignment) {
-  constexpr std::size_t kLongest = 64 + 64 + 32;  // past the longest head and one whole visit
+  // Past the longest head and one whole visit.
+  const std::size_t longest = GetParam().format == StateFormat::int8 ? 256 + 40 : 64 + 64 + 32;
   Random random = seeded_random();
   std::uniform_int_distribution<std::size_t> shift(0, 63);
   for (const DecayMode mode : {DecayMode::decoupled, DecayMode::l2}) {
-    const Problem problem = random_problem(random, GetParam().gradient_dtype, kLongest);
-    const Outcome whole = expected(problem, mode);
-    for (std::size_t count = 0; count <= kLongest; ++count) {
+    const Problem problem = random_problem(random, GetParam().gradient_dtype, longest);
+    Outcome whole = expected(problem, mode);
+    for (std::size_t count = 0; count <= longest; ++count) {
+      // The scales of a quantization block depend on all of it.
+      if (GetParam().format == StateFormat::int8) {
+        whole = run(plain_kernel(GetParam()), scalars(mode), problem, count);
+      }
       const std::size_t step = count <= 64 ? 1 : 7;
       for (std::size_t misalignment = 0; misalignment < 64; misalignment += step) {
         const Layout layout{.misalignments = {shift(random), shift(random), shift(random),
@@ -56,6 +59,7 @@ TEST_P(UpdateBits, DoNotDependOnTilesSlotsNorPrefetch) {
 }
 
 TEST_P(UpdateBits, OfStateAreTheSameWhenNoParameterIsWritten) {
+  if (needs_parameters(GetParam().format)) return;  // the parameters are part of the state
   constexpr std::size_t kCount = 1000;
   Random random = seeded_random();
   const Problem problem = random_problem(random, GetParam().gradient_dtype, kCount);
@@ -98,13 +102,19 @@ INSTANTIATE_TEST_SUITE_P(Kernels, UpdateBits, ::testing::ValuesIn(runnable_kerne
 
 TEST(KernelTable, HasEveryCombinationOnceUnderItsOwnName) {
   std::vector<std::string> names;
-  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
-    for (const DType gradient : {DType::fp32, DType::bf16, DType::fp16}) {
-      for (const DType parameter : {DType::fp32, DType::bf16, DType::fp16}) {
-        names.push_back(std::string(name_of(isa)) + "_" + std::string(name_of(gradient)) + "_" +
-                        std::string(name_of(parameter)));
+  for (const Isa isa : isas()) {
+    for (const char* formats :
+         {"fp32 fp32", "fp32 bf16", "fp32 fp16", "split bf16", "bf16 bf16", "int8 bf16"}) {
+      const std::string pair = formats;
+      const std::string format = pair.substr(0, pair.find(' '));
+      const std::string parameter = pair.substr(pair.find(' ') + 1);
+      for (const DType gradient : {DType::fp32, DType::bf16, DType::fp16}) {
+        names.push_back(std::string(name_of(isa)) + "_" + format + "_" +
+                        std::string(name_of(gradient)) + "_" + parameter);
         if (supported(isa)) {
-          EXPECT_EQ(find_kernel(isa, gradient, parameter).name, names.back());
+          EXPECT_EQ(
+              find_kernel(isa, gradient, parse_dtype(parameter), parse_state_format(format)).name,
+              names.back());
         }
       }
     }
@@ -117,7 +127,7 @@ TEST(KernelTable, HasEveryCombinationOnceUnderItsOwnName) {
 TEST(KernelTable, ChoosesTheBestInstructionSetAndRefusesWhatTheCpuLacks) {
   EXPECT_TRUE(supported(Isa::scalar));
   EXPECT_TRUE(supported(best_isa()));
-  for (const Isa isa : {Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : isas()) {
     EXPECT_EQ(parse_isa(name_of(isa)), isa);
     if (supported(isa)) {
       EXPECT_GE(best_isa(), isa);
@@ -129,6 +139,16 @@ TEST(KernelTable, ChoosesTheBestInstructionSetAndRefusesWhatTheCpuLacks) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::not_supported);
     }
+  }
+}
+
+TEST(KernelTable, RefusesAFormatWithParametersThatItCannotHold) {
+  try {
+    static_cast<void>(find_kernel(Isa::scalar, DType::fp16, DType::fp16, StateFormat::split));
+    FAIL() << "split was combined with fp16 parameters";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("bf16"), std::string::npos);
   }
 }
 

@@ -107,6 +107,7 @@ inline Problem random_problem(Random& random, DType gradient_dtype, std::size_t 
   return problem;
 }
 
+/// The state after an update, in fp32: exactly what the format stands for.
 struct Outcome {
   std::vector<float> master, m, v;
   std::vector<std::byte> parameters;
@@ -118,61 +119,103 @@ struct Layout {
   bool in_place = true;
   bool parameters = true;
   std::size_t prefetch_distance = 0;
-  std::vector<std::size_t> cuts = {};  ///< starts of further calls, ascending
+  /// Starts of further calls, ascending; format int8 rounds them down to quantization blocks.
+  std::vector<std::size_t> cuts = {};
+};
+
+/// One slot of a run: the arrays of a state, each on its own and guarded.
+struct GuardedSlot {
+  GuardedSlot(const Kernel& kernel, std::size_t count, const std::size_t* shift)
+      : layout(make_layout(kernel.format, count)),
+        master(count * master_size(kernel.format), shift[1]),
+        m(count * moment_size(kernel.format), shift[2]),
+        v(count * moment_size(kernel.format), shift[3]),
+        scales((layout.bytes - layout.scales) / 8 * 8, 0),
+        parameters(count * size_of(kernel.parameter_dtype), shift[4]) {}
+
+  /// Copies between the guarded arrays and a packed state.
+  void copy(std::byte* state, bool load) {
+    const auto move = [&](GuardedBytes& array, std::size_t at, std::size_t bytes) {
+      if (bytes == 0) return;
+      std::memcpy(load ? array.as<std::byte>() : state + at,
+                  load ? state + at : array.as<std::byte>(), bytes);
+    };
+    move(master, layout.master, layout.count * master_size(layout.format));
+    move(m, layout.m, layout.count * moment_size(layout.format));
+    move(v, layout.v, layout.count * moment_size(layout.format));
+    if (layout.format == StateFormat::int8) move(scales, layout.scales, scale_bytes());
+  }
+  [[nodiscard]] std::size_t scale_bytes() const { return (layout.count + 255) / 256 * 8; }
+  [[nodiscard]] bool guards_intact() const {
+    return master.guards_intact() && m.guards_intact() && v.guards_intact() &&
+           scales.guards_intact() && parameters.guards_intact();
+  }
+
+  StateLayout layout;
+  GuardedBytes master, m, v, scales, parameters;
 };
 
 /// Updates the first `count` elements of `problem`.
 inline Outcome run(const Kernel& kernel, const UpdateScalars& scalars, const Problem& problem,
                    std::size_t count, const Layout& layout = {}) {
-  const std::size_t floats = count * sizeof(float);
   const std::size_t gradient_size = size_of(kernel.gradient_dtype);
-  const std::size_t parameter_size = size_of(kernel.parameter_dtype);
-  const auto& shift = layout.misalignments;
-  GuardedBytes gradient(count * gradient_size, shift[0]);
-  GuardedBytes master(floats, shift[1]), m(floats, shift[2]), v(floats, shift[3]);
-  GuardedBytes master_out(floats, shift[2]), m_out(floats, shift[3]), v_out(floats, shift[1]);
-  GuardedBytes parameters(count * parameter_size, shift[4]);
+  GuardedBytes gradient(count * gradient_size, layout.misalignments[0]);
+  const std::size_t shift_out[5] = {layout.misalignments[0], layout.misalignments[2],
+                                    layout.misalignments[3], layout.misalignments[1],
+                                    layout.misalignments[4]};
+  GuardedSlot in(kernel, count, layout.misalignments), out(kernel, count, shift_out);
+  std::vector<std::byte> state(in.layout.bytes);
+  std::vector<std::byte> halves(2 * count);
+  pack_state(in.layout,
+             {.master = std::span(problem.master).first(count),
+              .m = std::span(problem.m).first(count),
+              .v = std::span(problem.v).first(count)},
+             state.data(), halves.data());
+  in.copy(state.data(), true);
   if (count > 0) {
     std::memcpy(gradient.as<std::byte>(), problem.gradient.data(), count * gradient_size);
-    std::memcpy(master.as<std::byte>(), problem.master.data(), floats);
-    std::memcpy(m.as<std::byte>(), problem.m.data(), floats);
-    std::memcpy(v.as<std::byte>(), problem.v.data(), floats);
+    if (needs_parameters(kernel.format)) {
+      std::memcpy(in.parameters.as<std::byte>(), halves.data(), halves.size());
+    }
   }
-  const bool in_place = layout.in_place;
-  GuardedBytes& master_to = in_place ? master : master_out;
-  GuardedBytes& m_to = in_place ? m : m_out;
-  GuardedBytes& v_to = in_place ? v : v_out;
+  GuardedSlot& target = layout.in_place ? in : out;
+  const UpdateRange whole{
+      .gradient = gradient.as<std::byte>(),
+      .master_in = in.master.as<std::byte>(),
+      .m_in = in.m.as<std::byte>(),
+      .v_in = in.v.as<std::byte>(),
+      .scales_in = in.scales.as<float>(),
+      .parameters_in = in.parameters.as<std::byte>(),
+      .master_out = target.master.as<std::byte>(),
+      .m_out = target.m.as<std::byte>(),
+      .v_out = target.v.as<std::byte>(),
+      .scales_out = target.scales.as<float>(),
+      .parameters_out = layout.parameters ? target.parameters.as<std::byte>() : nullptr,
+      .count = count,
+      .block = 3,
+      .prefetch_distance = layout.prefetch_distance};
   std::size_t first = 0;
   for (std::size_t cut = 0; cut <= layout.cuts.size(); ++cut) {
-    const std::size_t last = cut < layout.cuts.size() ? layout.cuts[cut] : count;
-    kernel.update(scalars, {.gradient = gradient.as<std::byte>() + first * gradient_size,
-                            .master_in = master.as<float>() + first,
-                            .m_in = m.as<float>() + first,
-                            .v_in = v.as<float>() + first,
-                            .master_out = master_to.as<float>() + first,
-                            .m_out = m_to.as<float>() + first,
-                            .v_out = v_to.as<float>() + first,
-                            .parameters_out = layout.parameters ? parameters.as<std::byte>() +
-                                                                      first * parameter_size
-                                                                : nullptr,
-                            .count = last - first,
-                            .prefetch_distance = layout.prefetch_distance});
+    std::size_t last = cut < layout.cuts.size() ? layout.cuts[cut] : count;
+    if (kernel.format == StateFormat::int8 && last < count) last -= last % kQuantizationBlock;
+    kernel.update(scalars, slice(kernel, whole, first, last - first));
     first = last;
   }
-  for (const GuardedBytes* array :
-       {&gradient, &master, &m, &v, &master_out, &m_out, &v_out, &parameters}) {
-    EXPECT_TRUE(array->guards_intact()) << kernel.name << " wrote outside its range";
+  for (const GuardedSlot* slot : {&in, &out}) {
+    EXPECT_TRUE(slot->guards_intact()) << kernel.name << " wrote outside its range";
   }
+  EXPECT_TRUE(gradient.guards_intact()) << kernel.name << " wrote to the gradient";
   Outcome outcome{.master = std::vector<float>(count),
                   .m = std::vector<float>(count),
                   .v = std::vector<float>(count),
-                  .parameters = std::vector<std::byte>(count * parameter_size)};
+                  .parameters = std::vector<std::byte>(count * size_of(kernel.parameter_dtype))};
+  target.copy(state.data(), false);
   if (count > 0) {
-    std::memcpy(outcome.master.data(), master_to.as<std::byte>(), floats);
-    std::memcpy(outcome.m.data(), m_to.as<std::byte>(), floats);
-    std::memcpy(outcome.v.data(), v_to.as<std::byte>(), floats);
-    std::memcpy(outcome.parameters.data(), parameters.as<std::byte>(), outcome.parameters.size());
+    std::memcpy(outcome.parameters.data(), target.parameters.as<std::byte>(),
+                outcome.parameters.size());
   }
+  unpack_state(target.layout, state.data(), outcome.parameters.data(),
+               {.master = outcome.master, .m = outcome.m, .v = outcome.v});
   return outcome;
 }
 
@@ -210,6 +253,11 @@ inline unsigned floating_point_control() {
   return environment.__mxcsr;
 }
 
+/// The plain kernel that `kernel` must agree with.
+inline const Kernel& plain_kernel(const Kernel& kernel) {
+  return find_kernel(Isa::scalar, kernel.gradient_dtype, kernel.parameter_dtype, kernel.format);
+}
+
 /// Kernels that this CPU can run.
 inline std::vector<Kernel> runnable_kernels() {
   std::vector<Kernel> found;
@@ -219,9 +267,18 @@ inline std::vector<Kernel> runnable_kernels() {
   return found;
 }
 
+/// Those whose state is exact.
+inline std::vector<Kernel> exact_kernels() {
+  std::vector<Kernel> found = runnable_kernels();
+  std::erase_if(found, [](const Kernel& kernel) {
+    return kernel.format == StateFormat::bf16 || kernel.format == StateFormat::int8;
+  });
+  return found;
+}
+
 inline std::vector<Isa> runnable_isas() {
   std::vector<Isa> found;
-  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : isas()) {
     if (supported(isa)) found.push_back(isa);
   }
   return found;

@@ -1,0 +1,232 @@
+// How each state format comes into vectors and leaves them: the operations of codec.hpp, in the
+// same order. Part of vector_entries.inl.
+#pragma once
+
+#include "cpu_adam/detail/vector_step.inl"
+
+namespace spillway::cpu_adam::detail {
+namespace {
+
+/// How results leave: parameters not at all (fp32 alone), everything by ordinary stores, parameters
+/// by non-temporal ones, everything by non-temporal ones.
+enum class Output { none, store, stream_parameters, stream_all };
+
+template <bool Stream>
+SPILLWAY_TARGET inline void put(float* target, Lanes::Float value) {
+  if constexpr (Stream) {
+    Lanes::stream(target, value);
+  } else {
+    Lanes::store(target, value);
+  }
+}
+
+template <bool Stream>
+SPILLWAY_TARGET inline void put_half(std::byte* target, Lanes::Half value) {
+  if constexpr (Stream) {
+    Lanes::stream_half(target, value);
+  } else {
+    Lanes::store_half(target, value);
+  }
+}
+
+template <bool Stream>
+SPILLWAY_TARGET inline void put_bytes(std::byte* target, Lanes::Int value) {
+  if constexpr (Stream) {
+    Lanes::stream_bytes(target, value);
+  } else {
+    Lanes::store_bytes(target, value);
+  }
+}
+
+/// Element `i` of an output array of elements of `Size` bytes.
+template <std::size_t Size>
+inline std::byte* out_at(void* base, std::size_t i) {
+  return static_cast<std::byte*>(base) + i * Size;
+}
+
+template <StateFormat Format>
+SPILLWAY_TARGET inline Lanes::Float load_master(const UpdateRange& range, std::size_t i) {
+  if constexpr (Format == StateFormat::fp32) {
+    return widen<DType::fp32>(range.master_in, i);
+  } else {
+    const Lanes::Half high = Lanes::load_half(element_at<DType::bf16>(range.parameters_in, i));
+    const Lanes::Half low = Lanes::load_half(element_at<DType::bf16>(range.master_in, i));
+    return Lanes::from_bits(
+        Lanes::add_int(Lanes::bits(Lanes::from_bf16(high)), Lanes::widen_signed(low)));
+  }
+}
+
+template <StateFormat Format, DType Parameter, Output Out>
+SPILLWAY_TARGET inline void store_master(const UpdateRange& range, std::size_t i,
+                                         Lanes::Float value) {
+  constexpr bool kStreamAll = Out == Output::stream_all;
+  constexpr bool kStreamParameters = kStreamAll || Out == Output::stream_parameters;
+  if constexpr (Format == StateFormat::fp32) {
+    put<kStreamAll>(reinterpret_cast<float*>(out_at<4>(range.master_out, i)), value);
+  } else {
+    put_half<kStreamAll>(out_at<2>(range.master_out, i), Lanes::low_half(Lanes::bits(value)));
+  }
+  if constexpr (Out != Output::none) {
+    std::byte* const target = out_at<size_of(Parameter)>(range.parameters_out, i);
+    if constexpr (Parameter == DType::fp32) {
+      put<kStreamParameters>(reinterpret_cast<float*>(target), value);
+    } else {
+      put_half<kStreamParameters>(target, Parameter == DType::bf16 ? Lanes::parameter_to_bf16(value)
+                                                                   : Lanes::to_fp16(value));
+    }
+  }
+}
+
+/// The moments of one visit. `k` is the element's place in the visit, `i` in the range.
+template <StateFormat Format>
+struct Moments {
+  static constexpr std::size_t kVisit = 64;
+
+  SPILLWAY_TARGET void open(const LaneScalars&, const UpdateRange&, std::size_t) {}
+  SPILLWAY_TARGET Lanes::Float m(const UpdateRange& range, std::size_t i) const {
+    return widen<DType::fp32>(range.m_in, i);
+  }
+  SPILLWAY_TARGET Lanes::Float v(const UpdateRange& range, std::size_t i) const {
+    return widen<DType::fp32>(range.v_in, i);
+  }
+  template <bool Stream>
+  SPILLWAY_TARGET void write(const LaneScalars& s, const UpdateRange& range, std::size_t i,
+                             std::size_t, const LaneState& next) {
+    if (s.has_m) put<Stream>(reinterpret_cast<float*>(out_at<4>(range.m_out, i)), next.m);
+    if (s.has_v) put<Stream>(reinterpret_cast<float*>(out_at<4>(range.v_out, i)), next.v);
+  }
+  template <bool Stream>
+  SPILLWAY_TARGET void close(const LaneScalars&, const UpdateRange&, std::size_t) {}
+};
+
+/// 32 random bits for each of kWidth parameters from `index` on; see rounding_bits.
+SPILLWAY_TARGET inline Lanes::Int random_lanes(RoundingKey key, std::uint64_t index) {
+  Lanes::Int x = Lanes::add_int(Lanes::set_int(static_cast<std::uint32_t>(index)), Lanes::iota());
+  x = Lanes::xor_int(x, Lanes::set_int(key.first));
+  x = Lanes::xor_int(x, Lanes::shift_right<16>(x));
+  x = Lanes::mul_int(x, Lanes::set_int(0x7feb352dU));
+  x = Lanes::xor_int(x, Lanes::shift_right<15>(x));
+  x = Lanes::xor_int(x, Lanes::set_int(key.second));
+  x = Lanes::mul_int(x, Lanes::set_int(0x846ca68bU));
+  return Lanes::xor_int(x, Lanes::shift_right<16>(x));
+}
+
+template <>
+struct Moments<StateFormat::bf16> {
+  static constexpr std::size_t kVisit = 64;
+
+  SPILLWAY_TARGET void open(const LaneScalars&, const UpdateRange&, std::size_t) {}
+  SPILLWAY_TARGET Lanes::Float m(const UpdateRange& range, std::size_t i) const {
+    return widen<DType::bf16>(range.m_in, i);
+  }
+  SPILLWAY_TARGET Lanes::Float v(const UpdateRange& range, std::size_t i) const {
+    return widen<DType::bf16>(range.v_in, i);
+  }
+  template <bool Stream>
+  SPILLWAY_TARGET void write(const LaneScalars& s, const UpdateRange& range, std::size_t i,
+                             std::size_t, const LaneState& next) {
+    const Lanes::Int random = random_lanes(s.key, range.index + i);
+    if (s.has_m) {
+      const Lanes::Int low = Lanes::and_int(random, Lanes::set_int(0xffffU));
+      put_half<Stream>(out_at<2>(range.m_out, i), Lanes::round_bf16(next.m, low));
+    }
+    if (s.has_v) {
+      const Lanes::Int high = Lanes::shift_right<16>(random);
+      put_half<Stream>(out_at<2>(range.v_out, i), Lanes::round_bf16(next.v, high));
+    }
+  }
+  template <bool Stream>
+  SPILLWAY_TARGET void close(const LaneScalars&, const UpdateRange&, std::size_t) {}
+};
+
+/// A visit is one quantization block, whose scales are known once all of it has been updated.
+template <>
+struct Moments<StateFormat::int8> {
+  static constexpr std::size_t kVisit = kQuantizationBlock;
+
+  SPILLWAY_TARGET void open(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
+    const std::byte* const scales =
+        element_at<DType::fp32>(range.scales_in, first / kQuantizationBlock * 2);
+    if (s.has_m) m_values_ = Lanes::scaled_values<SignedMap>(load_float(scales));
+    if (s.has_v) v_values_ = Lanes::scaled_values<UnsignedMap>(load_float(scales + 4));
+    m_largest_ = v_largest_ = Lanes::set_int(0);
+  }
+  SPILLWAY_TARGET Lanes::Float m(const UpdateRange& range, std::size_t i) const {
+    const Lanes::Int rank = Lanes::sub_int(code_at(range.m_in, i), Lanes::set_int(127));
+    const Lanes::Int sign = Lanes::shift_right_signed31(rank);
+    const Lanes::Int magnitude = Lanes::sub_int(Lanes::xor_int(rank, sign), sign);
+    const Lanes::Int position =
+        Lanes::add_int(Lanes::add_int(magnitude, magnitude), Lanes::set_int(1));
+    const Lanes::Float value = Lanes::decode(m_values_, position);
+    return Lanes::from_bits(
+        Lanes::xor_int(Lanes::bits(value), Lanes::and_int(rank, Lanes::set_int(0x80000000U))));
+  }
+  SPILLWAY_TARGET Lanes::Float v(const UpdateRange& range, std::size_t i) const {
+    return Lanes::decode(v_values_, Lanes::add_int(code_at(range.v_in, i), Lanes::set_int(1)));
+  }
+  template <bool Stream>
+  SPILLWAY_TARGET void write(const LaneScalars& s, const UpdateRange&, std::size_t, std::size_t k,
+                             const LaneState& next) {
+    if (s.has_m) remember(m_, k, next.m, m_largest_);
+    if (s.has_v) remember(v_, k, next.v, v_largest_);
+  }
+  template <bool Stream>
+  SPILLWAY_TARGET void close(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
+    std::byte* const scales = out_at<8>(range.scales_out, first / kQuantizationBlock);
+    if (s.has_m) {
+      const Lanes::Float inverse = Lanes::set(store_scale(scales, m_largest_));
+      SPILLWAY_UNROLL_BY_4
+      for (std::size_t k = 0; k < kVisit; k += Lanes::kWidth) {
+        put_bytes<Stream>(out_at<1>(range.m_out, first + k), signed_codes(m_ + k, inverse));
+      }
+    }
+    if (s.has_v) {
+      const Lanes::Float inverse = Lanes::set(store_scale(scales + 4, v_largest_));
+      SPILLWAY_UNROLL_BY_4
+      for (std::size_t k = 0; k < kVisit; k += Lanes::kWidth) {
+        put_bytes<Stream>(out_at<1>(range.v_out, first + k),
+                          rank_of<UnsignedMap>(Lanes::load(v_ + k), inverse));
+      }
+    }
+  }
+
+ private:
+  static float load_float(const std::byte* source) {
+    float value;
+    std::memcpy(&value, source, sizeof value);
+    return value;
+  }
+  SPILLWAY_TARGET static Lanes::Int code_at(const void* base, std::size_t i) {
+    return Lanes::load_bytes(static_cast<const std::byte*>(base) + i);
+  }
+  SPILLWAY_TARGET static void remember(float* block, std::size_t k, Lanes::Float value,
+                                       Lanes::Int& largest) {
+    Lanes::store(block + k, value);
+    largest = Lanes::max_int(largest, Lanes::bits(Lanes::abs(value)));
+  }
+  SPILLWAY_TARGET static float store_scale(std::byte* target, Lanes::Int largest) {
+    const std::uint32_t bits = Lanes::largest_lane(largest);
+    std::memcpy(target, &bits, sizeof bits);
+    return inverse_scale(std::bit_cast<float>(bits));
+  }
+  template <class Map>
+  SPILLWAY_TARGET static Lanes::Int rank_of(Lanes::Float x, Lanes::Float inverse) {
+    return Lanes::rank<Map>(
+        Lanes::max(Lanes::abs(Lanes::mul(x, inverse)), Lanes::set(Map::kSmallest)));
+  }
+  SPILLWAY_TARGET static Lanes::Int signed_codes(const float* block, Lanes::Float inverse) {
+    const Lanes::Float x = Lanes::load(block);
+    const Lanes::Int sign = Lanes::shift_right_signed31(Lanes::bits(x));  // -1 below zero
+    const Lanes::Int most = Lanes::add_int(Lanes::set_int(128), sign);
+    const Lanes::Int rank = Lanes::min_int(rank_of<SignedMap>(x, inverse), most);
+    const Lanes::Int negated = Lanes::sub_int(Lanes::xor_int(rank, sign), sign);
+    return Lanes::add_int(negated, Lanes::set_int(127));
+  }
+
+  Lanes::Values m_values_, v_values_;
+  Lanes::Int m_largest_, v_largest_;
+  alignas(kCacheLine) float m_[kVisit], v_[kVisit];
+};
+
+}  // namespace
+}  // namespace spillway::cpu_adam::detail

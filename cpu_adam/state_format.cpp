@@ -1,0 +1,191 @@
+#include "cpu_adam/state_format.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "cpu_adam/codec.hpp"
+#include "cpu_adam/detail/flush_denormals.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/base/units.hpp"
+
+namespace spillway::cpu_adam {
+namespace {
+
+constexpr std::array<std::string_view, kStateFormats> kNames = {"fp32", "split", "bf16", "int8"};
+constexpr std::size_t kArrayAlignment = 64;
+constexpr std::size_t kPage = 4096;
+
+template <class T>
+void put(std::byte* array, std::size_t i, T value) {
+  std::memcpy(array + i * sizeof(T), &value, sizeof(T));
+}
+
+template <class T>
+T get(const std::byte* array, std::size_t i) {
+  T value;
+  std::memcpy(&value, array + i * sizeof(T), sizeof(T));
+  return value;
+}
+
+enum class Moment : std::uint8_t { m, v };
+
+/// One quantization block of codes. Not inlined into the scope of the FlushDenormals guard.
+[[gnu::noinline]] void encode_block(Moment which, std::span<const float> values, std::byte* codes,
+                                    std::byte* scale) {
+  std::uint32_t largest = 0;
+  for (const float value : values) largest = std::max(largest, magnitude_bits(value));
+  std::memcpy(scale, &largest, sizeof largest);
+  const float inverse = inverse_scale(std::bit_cast<float>(largest));
+  for (std::size_t j = 0; j < values.size(); ++j) {
+    put(codes, j,
+        which == Moment::m ? encode_signed(values[j], inverse)
+                           : encode_unsigned(values[j], inverse));
+  }
+}
+
+[[gnu::noinline]] void decode_block(Moment which, std::span<float> values, const std::byte* codes,
+                                    float scale) {
+  for (std::size_t j = 0; j < values.size(); ++j) {
+    const auto code = get<std::uint8_t>(codes, j);
+    values[j] = which == Moment::m ? decode_signed(code, scale) : decode_unsigned(code, scale);
+  }
+}
+
+/// Calls body(block, first, count) for each quantization block.
+template <class Body>
+void for_each_block(std::size_t count, const Body& body) {
+  for (std::size_t first = 0; first < count; first += kQuantizationBlock) {
+    body(first / kQuantizationBlock, first, std::min(kQuantizationBlock, count - first));
+  }
+}
+
+void pack_moment(const StateLayout& layout, Moment which, std::span<const float> values,
+                 std::byte* state) {
+  std::byte* const out = state + (which == Moment::m ? layout.m : layout.v);
+  switch (layout.format) {
+    case StateFormat::fp32:
+    case StateFormat::split: std::memcpy(out, values.data(), values.size_bytes()); return;
+    case StateFormat::bf16:
+      for (std::size_t i = 0; i < values.size(); ++i) put(out, i, to_bf16(values[i]));
+      return;
+    case StateFormat::int8: break;
+  }
+  const detail::FlushDenormals guard;
+  for_each_block(layout.count, [&](std::size_t block, std::size_t first, std::size_t count) {
+    encode_block(which, values.subspan(first, count), out + first,
+                 state + layout.scales + 8 * block + (which == Moment::m ? 0 : 4));
+  });
+}
+
+void unpack_moment(const StateLayout& layout, Moment which, const std::byte* state,
+                   std::span<float> values) {
+  const std::byte* const in = state + (which == Moment::m ? layout.m : layout.v);
+  switch (layout.format) {
+    case StateFormat::fp32:
+    case StateFormat::split: std::memcpy(values.data(), in, values.size_bytes()); return;
+    case StateFormat::bf16:
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = from_bf16(get<std::uint16_t>(in, i));
+      }
+      return;
+    case StateFormat::int8: break;
+  }
+  const detail::FlushDenormals guard;
+  for_each_block(layout.count, [&](std::size_t block, std::size_t first, std::size_t count) {
+    decode_block(which, values.subspan(first, count), in + first,
+                 get<float>(state + layout.scales, 2 * block + (which == Moment::m ? 0 : 1)));
+  });
+}
+
+/// No moments: zero in every format. Code 127 is the zero of m.
+void clear_moment(const StateLayout& layout, Moment which, std::byte* state) {
+  std::byte* const out = state + (which == Moment::m ? layout.m : layout.v);
+  const bool codes = layout.format == StateFormat::int8;
+  std::memset(out, codes && which == Moment::m ? 127 : 0,
+              layout.count * moment_size(layout.format));
+}
+
+void check_count(std::size_t given, std::size_t count, std::string_view name) {
+  if (given == count || given == 0) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("state of {} parameters cannot be packed from or unpacked to {} {}",
+                          count, given, name));
+}
+
+}  // namespace
+
+std::string_view name_of(StateFormat format) { return kNames.at(static_cast<std::size_t>(format)); }
+
+StateFormat parse_state_format(std::string_view name) {
+  for (std::size_t k = 0; k < kNames.size(); ++k) {
+    if (kNames[k] == name) return static_cast<StateFormat>(k);
+  }
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("unknown state format \"{}\"; use fp32, split, bf16 or int8", name));
+}
+
+StateLayout make_layout(StateFormat format, std::size_t count) {
+  StateLayout layout{.format = format, .count = count};
+  std::size_t end = 0;
+  const auto place = [&end](std::size_t bytes) {
+    const std::size_t start = end;
+    end = round_up(start + bytes, kArrayAlignment);
+    return start;
+  };
+  layout.master = place(count * master_size(format));
+  layout.m = place(count * moment_size(format));
+  layout.v = place(count * moment_size(format));
+  const std::size_t blocks = round_up(count, kQuantizationBlock) / kQuantizationBlock;
+  layout.scales = place(format == StateFormat::int8 ? blocks * 2 * sizeof(float) : 0);
+  layout.bytes = round_up(end, kPage);
+  layout.parameters = layout.bytes;
+  layout.disk_bytes =
+      needs_parameters(format) ? round_up(layout.bytes + count * 2, kPage) : layout.bytes;
+  return layout;
+}
+
+void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte* state,
+                void* parameters) {
+  SPILLWAY_ASSERT(wide.master.size() == layout.count);
+  check_count(wide.m.size(), layout.count, "first moments");
+  check_count(wide.v.size(), layout.count, "second moments");
+  std::memset(state, 0, layout.bytes);
+  auto* const rounded = static_cast<std::byte*>(parameters);
+  for (std::size_t i = 0; i < layout.count; ++i) {
+    if (layout.format == StateFormat::fp32) {
+      put(state + layout.master, i, wide.master[i]);
+    } else {
+      put(state + layout.master, i, remainder_of(wide.master[i]));
+      put(rounded, i, parameter_to_bf16(wide.master[i]));
+    }
+  }
+  for (const Moment which : {Moment::m, Moment::v}) {
+    const std::span<const float> values = which == Moment::m ? wide.m : wide.v;
+    if (values.empty()) {
+      clear_moment(layout, which, state);
+    } else {
+      pack_moment(layout, which, values, state);
+    }
+  }
+}
+
+void unpack_state(const StateLayout& layout, const std::byte* state, const void* parameters,
+                  const WideState& wide) {
+  check_count(wide.master.size(), layout.count, "masters");
+  check_count(wide.m.size(), layout.count, "first moments");
+  check_count(wide.v.size(), layout.count, "second moments");
+  const auto* const rounded = static_cast<const std::byte*>(parameters);
+  for (std::size_t i = 0; i < wide.master.size(); ++i) {
+    wide.master[i] = layout.format == StateFormat::fp32
+                         ? get<float>(state + layout.master, i)
+                         : join_master(get<std::uint16_t>(rounded, i),
+                                       get<std::int16_t>(state + layout.master, i));
+  }
+  if (!wide.m.empty()) unpack_moment(layout, Moment::m, state, wide.m);
+  if (!wide.v.empty()) unpack_moment(layout, Moment::v, state, wide.v);
+}
+
+}  // namespace spillway::cpu_adam
