@@ -1,6 +1,7 @@
 #include "runtime/engine/detail/config_read.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cmath>
 #include <limits>
@@ -79,21 +80,68 @@ bool equals_ignoring_case(std::string_view a, std::string_view b) {
   });
 }
 
+struct OptimizerType {
+  std::string_view name;
+  cpu_adam::Optimizer optimizer;
+  /// As torch has them: decay goes through the gradient, but for Lion.
+  cpu_adam::DecayMode decay_mode;
+};
+
+constexpr std::array kOptimizerTypes{
+    OptimizerType{"AdamW", cpu_adam::Optimizer::adam, cpu_adam::DecayMode::decoupled},
+    OptimizerType{"Adam", cpu_adam::Optimizer::adam, cpu_adam::DecayMode::decoupled},
+    OptimizerType{"Adagrad", cpu_adam::Optimizer::adagrad, cpu_adam::DecayMode::l2},
+    OptimizerType{"Lion", cpu_adam::Optimizer::lion, cpu_adam::DecayMode::decoupled},
+    OptimizerType{"SGD", cpu_adam::Optimizer::sgd, cpu_adam::DecayMode::l2},
+};
+
 /// "Adam" means AdamW unless adam_w_mode is false; "AdamW" always does.
-cpu_adam::DecayMode read_decay_mode(Section& optimizer, Section& params) {
+void read_optimizer_type(Section& optimizer, Section& params, cpu_adam::AdamOptions& adam) {
   const std::string type = optimizer.text("type").value_or("AdamW");
-  const bool adam = equals_ignoring_case(type, "Adam");
-  const bool adamw = equals_ignoring_case(type, "AdamW");
-  const auto w_mode = params.flag("adam_w_mode", {"true"});
-  if (!adam && !adamw) {
+  const auto* found = std::ranges::find_if(kOptimizerTypes, [&](const OptimizerType& known) {
+    return equals_ignoring_case(type, known.name);
+  });
+  if (found == kOptimizerTypes.end()) {
     optimizer.refuse(ErrorCode::not_supported, "type",
-                     fmt::format("is \"{}\"; Spillway has Adam and AdamW", type.substr(0, 64)));
+                     fmt::format("is \"{}\"; Spillway has Adam, AdamW, Adagrad, Lion and SGD",
+                                 type.substr(0, 64)));
   }
-  if (adamw && w_mode == false) {
+  adam.optimizer = found->optimizer;
+  adam.decay_mode = found->decay_mode;
+  if (adam.optimizer != cpu_adam::Optimizer::adam) return;
+  if (params.flag("adam_w_mode", {"true"}) != false) return;
+  if (found->name == "Adam") {
+    adam.decay_mode = cpu_adam::DecayMode::l2;
+  } else {
     params.note("adam_w_mode",
                 "ignored: optimizer.type AdamW decouples the decay, as in DeepSpeed");
   }
-  return adam && w_mode == false ? cpu_adam::DecayMode::l2 : cpu_adam::DecayMode::decoupled;
+}
+
+/// What differs from Adam in the names and defaults of the others' parameters, as torch has them.
+void read_optimizer_params(Section& params, cpu_adam::AdamOptions& adam) {
+  using cpu_adam::Optimizer;
+  if (adam.optimizer == Optimizer::sgd) {
+    adam.beta1 = 0;
+    assign(adam.beta1, params.non_negative("momentum", {"0"}));
+    if (params.flag("nesterov") == true) {
+      params.refuse(ErrorCode::not_supported, "nesterov", "is true; momentum is Polyak's");
+    }
+    return;
+  }
+  if (adam.optimizer == Optimizer::adagrad) {
+    adam.eps = 1e-10;
+    assign(adam.eps, params.non_negative("eps", {"1e-10"}));
+    return;
+  }
+  if (adam.optimizer == Optimizer::lion) adam.beta2 = 0.99;
+  const bool lion = adam.optimizer == Optimizer::lion;
+  if (const auto betas = params.pair("betas", {lion ? "[0.9, 0.99]" : "[0.9, 0.999]"})) {
+    std::tie(adam.beta1, adam.beta2) = *betas;
+  }
+  if (lion) return;
+  assign(adam.eps, params.non_negative("eps", {"1e-08"}));
+  assign(adam.bias_correction, params.flag("bias_correction", {"true"}));
 }
 
 }  // namespace
@@ -123,20 +171,18 @@ void read_precision(Section& root, Section& spillway, TrainOptions& options) {
   } else {
     assign(options.compute, std::optional(compute));
   }
+  // The same bits as fp32, in two bytes less; an explicit spillway.state_format replaces it.
+  if (options.compute == DType::bf16) options.state_format = plan::StateFormat::split;
 }
 
 void read_optimizer(Section& root, TrainOptions& options) {
   cpu_adam::AdamOptions& adam = options.adam;
   Section optimizer = root.section("optimizer");
   Section params = optimizer.section("params");
-  adam.decay_mode = read_decay_mode(optimizer, params);
+  read_optimizer_type(optimizer, params, adam);
+  read_optimizer_params(params, adam);
   assign(adam.lr, params.non_negative("lr"));
-  if (const auto betas = params.pair("betas", {"[0.9, 0.999]"})) {
-    std::tie(adam.beta1, adam.beta2) = *betas;
-  }
-  assign(adam.eps, params.non_negative("eps", {"1e-08"}));
   assign(adam.weight_decay, params.non_negative("weight_decay", {"0"}));
-  assign(adam.bias_correction, params.flag("bias_correction", {"true"}));
   if (params.has("max_grad_norm")) {
     params.refuse(ErrorCode::invalid_argument, "max_grad_norm",
                   "is not a parameter of the optimizer; write gradient_clipping at the top level");

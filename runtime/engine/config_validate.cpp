@@ -79,12 +79,10 @@ void validate_loss_scale(const LossScaleOptions& scale) {
 }
 
 void validate_update(const TrainOptions& options) {
-  if (options.state_format != plan::StateFormat::fp32) {
-    throw Error(ErrorCode::not_supported,
-                fmt::format("spillway.state_format {} is not implemented in this version; write "
-                            "fp32",
-                            config_name(options.state_format)));
-  }
+  require(options.state_format == plan::StateFormat::fp32 || options.compute == DType::bf16,
+          fmt::format("spillway.state_format {} keeps half of every master in its bf16 parameter, "
+                      "and the parameters are {}; write fp32, or enable bf16",
+                      config_name(options.state_format), name_of(options.compute)));
   if (options.update != UpdateMode::immediate) return;
   require(options.gradient_clipping == 0,
           "spillway.update immediate excludes clipping, whose norm is known after the last "

@@ -25,15 +25,24 @@ Json loss_scale_json(const TrainOptions& options) {
 
 Json optimizer_json(const TrainOptions& options) {
   const cpu_adam::AdamOptions& adam = options.adam;
-  const bool decoupled = adam.decay_mode == cpu_adam::DecayMode::decoupled;
   Json params;
   params["lr"] = options.schedule.peak_lr;
+  params["weight_decay"] = adam.weight_decay;
+  const auto document = [&](const char* type) { return Json{{"type", type}, {"params", params}}; };
+  switch (adam.optimizer) {
+    case cpu_adam::Optimizer::sgd: params["momentum"] = adam.beta1; return document("SGD");
+    case cpu_adam::Optimizer::adagrad: params["eps"] = adam.eps; return document("Adagrad");
+    case cpu_adam::Optimizer::lion:
+      params["betas"] = {adam.beta1, adam.beta2};
+      return document("Lion");
+    case cpu_adam::Optimizer::adam: break;
+  }
   params["betas"] = {adam.beta1, adam.beta2};
   params["eps"] = adam.eps;
-  params["weight_decay"] = adam.weight_decay;
   params["bias_correction"] = adam.bias_correction;
-  if (!decoupled) params["adam_w_mode"] = false;
-  return {{"type", decoupled ? "AdamW" : "Adam"}, {"params", params}};
+  if (adam.decay_mode == cpu_adam::DecayMode::decoupled) return document("AdamW");
+  params["adam_w_mode"] = false;
+  return document("Adam");
 }
 
 Json scheduler_json(const ScheduleOptions& schedule) {

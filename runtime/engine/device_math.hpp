@@ -3,8 +3,9 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
-#include "cpu_adam/adam.hpp"
+#include "cpu_adam/update.hpp"
 #include "offload/device_backend.hpp"
 #include "offload/device_span.hpp"
 #include "runtime/base/dtype.hpp"
@@ -23,6 +24,13 @@ struct RoundGradient {
   bool first_round = true;
 };
 
+/// Of the arrays of an update.
+struct UpdateTypes {
+  cpu_adam::StateFormat format = cpu_adam::StateFormat::fp32;
+  DType gradient = DType::fp32;
+  DType parameter = DType::fp32;
+};
+
 /// One method per op; each runs inside `Stream::submit`.
 class DeviceMath {
  public:
@@ -30,9 +38,9 @@ class DeviceMath {
   virtual void round(const RoundGradient& gradient) = 0;
   virtual void sum_squares(offload::DeviceSpan<const std::byte> gradient, DType dtype,
                            offload::DeviceSpan<double> leaves) = 0;
-  /// Pointers of `range` are device addresses.
-  virtual void update(const cpu_adam::UpdateScalars& scalars, const cpu_adam::UpdateRange& range,
-                      DType gradient, DType parameter) = 0;
+  /// cpu_adam::update; pointers of `range` are device addresses.
+  virtual void update(const UpdateTypes& types, std::span<const cpu_adam::ParameterGroup> groups,
+                      const cpu_adam::UpdateRange& range) = 0;
 };
 
 /// For the host backend, whose device memory the CPU can reach.

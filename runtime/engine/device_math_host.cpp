@@ -35,9 +35,10 @@ class HostDeviceMath final : public DeviceMath {
                           {leaves.address(), leaves.size()});
   }
 
-  void update(const cpu_adam::UpdateScalars& scalars, const cpu_adam::UpdateRange& range,
-              DType gradient, DType parameter) override {
-    cpu_adam::find_kernel(isa_, gradient, parameter).update(scalars, range);
+  void update(const UpdateTypes& types, std::span<const cpu_adam::ParameterGroup> groups,
+              const cpu_adam::UpdateRange& range) override {
+    cpu_adam::update(cpu_adam::find_kernel(isa_, types.gradient, types.parameter, types.format),
+                     groups, range);
   }
 
  private:

@@ -33,18 +33,16 @@ Homes::Homes(const plan::Workload& workload, const plan::Placement& placement,
              offload::DeviceBackend& backend)
     : workload_(workload),
       placement_(placement),
-      tiles_(plan::make_tiles(workload, placement.tile_parameters)),
+      slots_(placement.format, plan::make_tiles(workload, placement.tile_parameters)),
       tiles_of_block_(workload.blocks.size()) {
-  for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
-    tiles_of_block_[tiles_[tile].block].push_back(tile);
+  for (std::uint32_t tile = 0; tile < tiles().size(); ++tile) {
+    tiles_of_block_[tiles()[tile].block].push_back(tile);
   }
   allocate_device(backend);
   allocate_host(backend);
 }
 
-std::uint64_t Homes::state_size(std::uint32_t tile) const {
-  return plan::state_bytes(placement_.format, tiles_[tile].count).value();
-}
+std::uint64_t Homes::state_size(std::uint32_t tile) const { return slots_.layout(tile).bytes; }
 
 void Homes::allocate_device(offload::DeviceBackend& backend) {
   Cursor resident, gradient, kept;
@@ -62,10 +60,10 @@ void Homes::allocate_device(offload::DeviceBackend& backend) {
     if (!place.keep) scratch = std::max(scratch, saved);
   }
   Cursor state, norm_leaves;
-  for (std::uint32_t t = 0; t < tiles_.size(); ++t) {
-    const bool here = placement_.blocks[tiles_[t].block].state == Tier::device;
+  for (std::uint32_t t = 0; t < tiles().size(); ++t) {
+    const bool here = placement_.blocks[tiles()[t].block].state == Tier::device;
     device_state_at_.push_back(state.take(here ? state_size(t) : 0));
-    device_leaves_at_.push_back(norm_leaves.take(here ? leaves(tiles_[t]) * sizeof(double) : 0));
+    device_leaves_at_.push_back(norm_leaves.take(here ? leaves(tiles()[t]) * sizeof(double) : 0));
   }
   const std::uint64_t parameter_slot =
       plan::parameter_slot_elements(workload_, placement_).value() * compute_size();
@@ -103,8 +101,8 @@ void Homes::allocate_host(offload::DeviceBackend& backend) {
     host_gradient_at_.push_back(gradient.take(here ? padded(b) * waiting : 0));
     leaves_at_.push_back(sums.take(padded(b) / kLeafParameters * sizeof(double)));
   }
-  for (std::uint32_t t = 0; t < tiles_.size(); ++t) {
-    const bool here = placement_.blocks[tiles_[t].block].state == Tier::host;
+  for (std::uint32_t t = 0; t < tiles().size(); ++t) {
+    const bool here = placement_.blocks[tiles()[t].block].state == Tier::host;
     host_state_at_.push_back(state.take(here ? state_size(t) : 0));
   }
   const std::uint64_t micro_batches = std::uint64_t{workload_.micro_batches} * workload_.rounds;
@@ -118,7 +116,7 @@ void Homes::allocate_host(offload::DeviceBackend& backend) {
   }
   allocate(host_state_, backend, state.end());
   allocate(staging_, backend,
-           plan::state_bytes(placement_.format, placement_.tile_parameters) *
+           plan::slot_bytes(placement_.format, placement_.tile_parameters) *
                std::uint64_t{placement_.state_slots});
   allocate(host_tokens_, backend, workload_.token_bytes * micro_batches);
   allocate(sums_, backend, sums.end());
@@ -158,7 +156,7 @@ DeviceSpan<std::byte> Homes::device_state(std::uint32_t tile) {
 
 DeviceSpan<double> Homes::device_leaves(std::uint32_t tile) {
   return device_leaves_.device()
-      .subspan(device_leaves_at_[tile], leaves(tiles_[tile]) * sizeof(double))
+      .subspan(device_leaves_at_[tile], leaves(tiles()[tile]) * sizeof(double))
       .as<double>();
 }
 
@@ -193,6 +191,18 @@ std::span<std::byte> Homes::host_parameters(std::uint32_t block) {
                                          padded(block) * compute_size());
 }
 
+std::span<std::byte> Homes::host_parameters_of_tile(std::uint32_t tile) {
+  const plan::Tile& t = tiles()[tile];
+  return host_parameters(t.block).subspan(t.first.value() * compute_size(),
+                                          t.count.value() * compute_size());
+}
+
+DeviceSpan<std::byte> Homes::device_parameters_of_tile(std::uint32_t tile) {
+  const plan::Tile& t = tiles()[tile];
+  return parameters(t.block, plan::kNoSlot)
+      .subspan(t.first.value() * compute_size(), t.count.value() * compute_size());
+}
+
 std::span<std::byte> Homes::host_gradient(std::uint32_t block) {
   const std::size_t waiting = size_of(plan::waiting_gradient_dtype(workload_));
   return host_gradient_.host().subspan(host_gradient_at_[block], padded(block) * waiting);
@@ -209,8 +219,8 @@ std::span<std::byte> Homes::host_state(std::uint32_t tile) {
 
 std::span<std::byte> Homes::staging(std::uint32_t tile, std::uint32_t slot) {
   const std::uint64_t stride =
-      plan::state_bytes(placement_.format, placement_.tile_parameters).value();
-  return staging_.host().subspan(slot * stride, state_size(tile));
+      plan::slot_bytes(placement_.format, placement_.tile_parameters).value();
+  return staging_.host().subspan(slot * stride, slots_.layout(tile).disk_bytes);
 }
 
 std::span<std::int32_t> Homes::host_tokens(std::uint32_t round, std::uint32_t m) {
@@ -226,7 +236,7 @@ std::span<double> Homes::leaves_of_block(std::uint32_t block) {
 }
 
 std::span<double> Homes::leaves_of_tile(std::uint32_t tile) {
-  const plan::Tile& t = tiles_[tile];
+  const plan::Tile& t = tiles()[tile];
   return leaves_of_block(t.block).subspan(t.first.value() / kLeafParameters, leaves(t));
 }
 
@@ -234,12 +244,6 @@ std::span<double> Homes::host_loss_sums() {
   const std::uint64_t count = std::uint64_t{workload_.micro_batches} * workload_.rounds;
   const std::span<std::byte> raw = sums_.host().last(count * sizeof(double));
   return {reinterpret_cast<double*>(raw.data()), count};
-}
-
-TileState Homes::split(std::uint32_t tile, std::byte* state) const {
-  const std::uint64_t count = tiles_[tile].count.value();
-  auto* master = reinterpret_cast<float*>(state);
-  return {master, master + count, master + 2 * count};
 }
 
 }  // namespace spillway::engine

@@ -8,16 +8,10 @@
 #include <vector>
 
 #include "offload/memory.hpp"
+#include "runtime/engine/state_slots.hpp"
 #include "runtime/plan/placement.hpp"
 
 namespace spillway::engine {
-
-/// Master, m and v of a tile: [count] fp32 each, one after another.
-struct TileState {
-  float* master;
-  float* m;
-  float* v;
-};
 
 class Homes {
  public:
@@ -25,7 +19,8 @@ class Homes {
   Homes(const plan::Workload& workload, const plan::Placement& placement,
         offload::DeviceBackend& backend);
 
-  [[nodiscard]] std::span<const plan::Tile> tiles() const { return tiles_; }
+  [[nodiscard]] const StateSlots& slots() const { return slots_; }
+  [[nodiscard]] std::span<const plan::Tile> tiles() const { return slots_.tiles(); }
   [[nodiscard]] std::span<const std::uint32_t> tiles_of(std::uint32_t block) const;
 
   // Device. `slot` is an op's; kNoSlot means the resident home.
@@ -54,16 +49,17 @@ class Homes {
   [[nodiscard]] std::span<std::byte> host_parameters(std::uint32_t block);
   [[nodiscard]] std::span<std::byte> host_gradient(std::uint32_t block);
   [[nodiscard]] std::span<std::byte> landing(std::uint32_t block, std::uint32_t slot);
+  /// The part of `host_parameters` or of the resident ones that belongs to `tile`.
+  [[nodiscard]] std::span<std::byte> host_parameters_of_tile(std::uint32_t tile);
+  [[nodiscard]] offload::DeviceSpan<std::byte> device_parameters_of_tile(std::uint32_t tile);
   [[nodiscard]] std::span<std::byte> host_state(std::uint32_t tile);
+  /// Room for a whole slot of `tile`.
   [[nodiscard]] std::span<std::byte> staging(std::uint32_t tile, std::uint32_t slot);
   /// Inputs then targets of one micro-batch.
   [[nodiscard]] std::span<std::int32_t> host_tokens(std::uint32_t round, std::uint32_t m);
   [[nodiscard]] std::span<double> leaves_of_block(std::uint32_t block);
   [[nodiscard]] std::span<double> leaves_of_tile(std::uint32_t tile);
   [[nodiscard]] std::span<double> host_loss_sums();
-
-  /// The typed parts of a tile's state bytes.
-  [[nodiscard]] TileState split(std::uint32_t tile, std::byte* state) const;
 
  private:
   [[nodiscard]] std::uint64_t padded(std::uint32_t block) const {
@@ -76,7 +72,7 @@ class Homes {
 
   const plan::Workload& workload_;
   const plan::Placement& placement_;
-  std::vector<plan::Tile> tiles_;
+  StateSlots slots_;
   std::vector<std::vector<std::uint32_t>> tiles_of_block_;
 
   // Byte offsets of a block or tile in the allocation named alike.

@@ -14,11 +14,15 @@ using plan::Tier;
 
 OpActions::OpActions(OpResources resources)
     : resources_(std::move(resources)),
-      kernel_(cpu_adam::find_kernel(resources_.isa,
-                                    plan::waiting_gradient_dtype(resources_.workload),
-                                    resources_.workload.compute)),
-      gradient_dtype_(plan::waiting_gradient_dtype(resources_.workload)),
-      checksums_(resources_.homes.tiles().size()) {
+      kernel_(cpu_adam::find_kernel(
+          resources_.isa, plan::waiting_gradient_dtype(resources_.workload),
+          resources_.workload.compute, state_format(resources_.placement.format))),
+      types_{.format = kernel_.format,
+             .gradient = kernel_.gradient_dtype,
+             .parameter = kernel_.parameter_dtype},
+      state_checksums_(resources_.homes.tiles().size()),
+      parameter_checksums_(resources_.homes.tiles().size()),
+      writes_(resources_.homes.tiles().size()) {
   step_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
 }
 
@@ -46,8 +50,14 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
       return count(op.kind, target.size());
     }
     case OpKind::read_state: {
+      // A snapshot of state that lives on the device.
+      const StateSlots& slots = homes.slots();
       const auto target = homes.staging(op.tile, op.slot);
-      stream.download(target, homes.device_state(op.tile));
+      stream.download(slots.state_of(op.tile, target), homes.device_state(op.tile));
+      if (slots.with_parameters()) {
+        stream.download(slots.parameters_of(op.tile, target),
+                        homes.device_parameters_of_tile(op.tile));
+      }
       return count(op.kind, target.size());
     }
     case OpKind::forward:
@@ -73,17 +83,11 @@ Ticket OpActions::start(const Op& op) {
   cpu_adam::WorkerPool& workers = resources_.workers;
   switch (op.kind) {
     case OpKind::read_state: {
-      const auto target = resources_.homes.staging(op.tile, op.slot);
+      const auto target = state_of(op);
       count(op.kind, target.size());
-      return store.read(TileIndex{op.tile}, target);
+      return store.read(StateSlots::state(op.tile), target);
     }
-    case OpKind::write_state: {
-      const auto source = state_of(op);
-      // An update left the checksum of what it wrote; a snapshot's write is its own first reader.
-      if (!op.if_pending) checksums_[op.tile] = nvme_swap::checksum_of(source);
-      count(op.kind, source.size());
-      return store.write(TileIndex{op.tile}, source, checksums_[op.tile]);
-    }
+    case OpKind::write_state: return write_slot(op);
     case OpKind::commit: return store.commit(step_.commit);
     case OpKind::accumulate: return workers.submit([this, &op] { host_accumulate(op); });
     case OpKind::grad_norm: return workers.submit([this, &op] { host_norm(op); });
@@ -99,8 +103,35 @@ Ticket OpActions::start(const Op& op) {
 }
 
 std::span<std::byte> OpActions::state_of(const Op& op) {
-  return op.slot == kNoSlot ? resources_.homes.host_state(op.tile)
-                            : resources_.homes.staging(op.tile, op.slot);
+  Homes& homes = resources_.homes;
+  if (op.slot == kNoSlot) return homes.host_state(op.tile);
+  return homes.slots().state_of(op.tile, homes.staging(op.tile, op.slot));
+}
+
+std::span<const std::byte> OpActions::parameters_to_write(const Op& op) {
+  Homes& homes = resources_.homes;
+  const std::uint32_t block = homes.tiles()[op.tile].block;
+  if (resources_.placement.blocks[block].state != Tier::device) {
+    return homes.host_parameters_of_tile(op.tile);
+  }
+  return homes.slots().parameters_of(op.tile, homes.staging(op.tile, op.slot));
+}
+
+Ticket OpActions::write_slot(const Op& op) {
+  nvme_swap::TileStore& store = resources_.store;
+  const StateSlots& slots = resources_.homes.slots();
+  const auto state = state_of(op);
+  // An update left the checksums of what it wrote; a snapshot's write is its own first reader.
+  if (!op.if_pending) state_checksums_[op.tile] = nvme_swap::checksum_of(state);
+  count(op.kind, state.size());
+  Ticket first = store.write(StateSlots::state(op.tile), state, state_checksums_[op.tile]);
+  if (!slots.with_parameters()) return first;
+  const auto parameters = parameters_to_write(op);
+  if (!op.if_pending) parameter_checksums_[op.tile] = nvme_swap::checksum_of(parameters);
+  count(op.kind, parameters.size());
+  return writes_.join(
+      op.tile, std::move(first),
+      store.write(slots.parameters(op.tile), parameters, parameter_checksums_[op.tile]));
 }
 
 offload::DeviceSpan<const std::byte> OpActions::input_of(const Op& op) {
@@ -187,10 +218,10 @@ void OpActions::round_gradient(const Op& op) {
 
 void OpActions::device_norm(const Op& op) {
   const plan::Tile& tile = resources_.homes.tiles()[op.tile];
-  const std::size_t size = size_of(gradient_dtype_);
+  const std::size_t size = size_of(types_.gradient);
   const auto gradient = resources_.homes.device_gradient(tile.block)
                             .subspan(tile.first.value() * size, tile.count.value() * size);
-  resources_.device_math.sum_squares(gradient, gradient_dtype_,
+  resources_.device_math.sum_squares(gradient, types_.gradient,
                                      resources_.homes.device_leaves(op.tile));
 }
 
@@ -208,77 +239,61 @@ void OpActions::host_accumulate(const Op& op) {
 
 void OpActions::host_norm(const Op& op) {
   const plan::Tile& tile = resources_.homes.tiles()[op.tile];
-  const std::size_t size = size_of(gradient_dtype_);
+  const std::size_t size = size_of(types_.gradient);
   const std::byte* gradient =
       resources_.homes.host_gradient(tile.block).data() + tile.first.value() * size;
   const auto leaves = resources_.homes.leaves_of_tile(op.tile);
   resources_.workers.parallel_for(leaves.size(), 1, [&](std::size_t first, std::size_t last) {
-    cpu_adam::sum_squares(resources_.isa, gradient_dtype_,
+    cpu_adam::sum_squares(resources_.isa, types_.gradient,
                           gradient + first * kLeafParameters * size,
                           (last - first) * kLeafParameters, leaves.subspan(first, last - first));
   });
 }
 
-cpu_adam::UpdateRange OpActions::tile_range(const plan::Tile& tile, const TileState& state,
+cpu_adam::UpdateRange OpActions::tile_range(std::uint32_t tile, std::byte* state,
                                             const std::byte* block_gradient,
-                                            std::byte* block_parameters) const {
-  const std::uint64_t first = tile.first.value();
-  return {.gradient = block_gradient + first * size_of(gradient_dtype_),
-          .master_in = state.master,
-          .m_in = state.m,
-          .v_in = state.v,
-          .master_out = state.master,
-          .m_out = state.m,
-          .v_out = state.v,
-          .parameters_out = block_parameters + first * size_of(resources_.workload.compute),
-          .count = tile.count.value()};
+                                            std::byte* parameters) const {
+  const plan::Tile& t = resources_.homes.tiles()[tile];
+  const std::byte* gradient = block_gradient + t.first.value() * size_of(types_.gradient);
+  cpu_adam::UpdateRange range = cpu_adam::tile_range(resources_.homes.slots().layout(tile), state,
+                                                     state, gradient, parameters, parameters);
+  range.block = t.block;
+  range.index = t.first.value();
+  return range;
 }
 
-template <class Update>
-void OpActions::by_group(const plan::Tile& tile, const cpu_adam::UpdateRange& whole,
-                         std::size_t first, std::size_t last, const Update& update) const {
-  const std::uint64_t end = resources_.decayed[tile.block];
-  const std::uint64_t boundary = end > tile.first.value() ? end - tile.first.value() : 0;
-  const std::size_t middle = std::clamp<std::size_t>(boundary, first, last);
-  if (first < middle) {
-    update(step_.update.decayed, cpu_adam::slice(kernel_, whole, first, middle - first));
-  }
-  if (middle < last) {
-    update(step_.update.plain, cpu_adam::slice(kernel_, whole, middle, last - middle));
-  }
+std::array<cpu_adam::ParameterGroup, 2> OpActions::groups_of(std::uint32_t block) const {
+  return {{{.end = resources_.decayed[block], .scalars = step_.update.decayed},
+           {.end = resources_.workload.blocks[block].padded_parameters.value(),
+            .scalars = step_.update.plain}}};
 }
 
 void OpActions::device_update(const Op& op) {
   Homes& homes = resources_.homes;
-  const plan::Tile& tile = homes.tiles()[op.tile];
-  const TileState state = homes.split(op.tile, homes.device_state(op.tile).address());
-  const cpu_adam::UpdateRange whole =
-      tile_range(tile, state, homes.device_gradient(tile.block).address(),
-                 homes.parameters(tile.block, kNoSlot).address());
-  by_group(tile, whole, 0, whole.count,
-           [&](const cpu_adam::UpdateScalars& scalars, const cpu_adam::UpdateRange& range) {
-             resources_.device_math.update(scalars, range, gradient_dtype_,
-                                           resources_.workload.compute);
-           });
+  resources_.device_math.update(types_, groups_of(op.block),
+                                tile_range(op.tile, homes.device_state(op.tile).address(),
+                                           homes.device_gradient(op.block).address(),
+                                           homes.device_parameters_of_tile(op.tile).address()));
 }
 
 void OpActions::host_update(const Op& op) {
   Homes& homes = resources_.homes;
-  const plan::Tile& tile = homes.tiles()[op.tile];
-  const std::span<std::byte> bytes = state_of(op);
+  const std::span<std::byte> state = state_of(op);
+  const std::span<std::byte> parameters = homes.host_parameters_of_tile(op.tile);
   const bool staged = op.slot != kNoSlot;
-  if (staged) resources_.store.verify(TileIndex{op.tile}, bytes);
+  if (staged) resources_.store.verify(StateSlots::state(op.tile), state);
   const cpu_adam::UpdateRange whole =
-      tile_range(tile, homes.split(op.tile, bytes.data()), homes.host_gradient(tile.block).data(),
-                 homes.host_parameters(tile.block).data());
+      tile_range(op.tile, state.data(), homes.host_gradient(op.block).data(), parameters.data());
+  const auto groups = groups_of(op.block);
   resources_.workers.parallel_for(
       whole.count, kLeafParameters, [&](std::size_t first, std::size_t last) {
-        by_group(tile, whole, first, last,
-                 [&](const cpu_adam::UpdateScalars& scalars, const cpu_adam::UpdateRange& range) {
-                   kernel_.update(scalars, range);
-                 });
+        cpu_adam::update(kernel_, groups, cpu_adam::slice(kernel_, whole, first, last - first));
       });
-  if (staged) checksums_[op.tile] = nvme_swap::checksum_of(bytes);
+  if (!staged) return;
+  state_checksums_[op.tile] = nvme_swap::checksum_of(state);
+  if (homes.slots().with_parameters()) {
+    parameter_checksums_[op.tile] = nvme_swap::checksum_of(parameters);
+  }
 }
 
 }  // namespace spillway::engine

@@ -6,12 +6,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpu_adam/adam.hpp"
+#include "cpu_adam/update.hpp"
 #include "cpu_adam/worker_pool.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/device_math.hpp"
 #include "runtime/engine/executor.hpp"
 #include "runtime/engine/homes.hpp"
+#include "runtime/engine/ticket_pairs.hpp"
 #include "runtime/model/transformer.hpp"
 
 namespace spillway::engine {
@@ -77,20 +78,23 @@ class OpActions final : public OpPerformer {
   void host_norm(const plan::Op& op);
   void host_update(const plan::Op& op);
 
-  /// The update range of a tile whose arrays start at the given addresses.
-  [[nodiscard]] cpu_adam::UpdateRange tile_range(const plan::Tile& tile, const TileState& state,
+  /// The update in place of a tile whose state, block's gradient and parameters lie there.
+  [[nodiscard]] cpu_adam::UpdateRange tile_range(std::uint32_t tile, std::byte* state,
                                                  const std::byte* block_gradient,
-                                                 std::byte* block_parameters) const;
-  /// Calls update(scalars, range) for the parts of [first, last) of `tile` that decay, or do not.
-  template <class Update>
-  void by_group(const plan::Tile& tile, const cpu_adam::UpdateRange& whole, std::size_t first,
-                std::size_t last, const Update& update) const;
+                                                 std::byte* parameters) const;
+  /// What decays of a block, then what does not.
+  [[nodiscard]] std::array<cpu_adam::ParameterGroup, 2> groups_of(std::uint32_t block) const;
+  /// Where a write of the tile's slot finds its 16-bit parameters.
+  [[nodiscard]] std::span<const std::byte> parameters_to_write(const plan::Op& op);
+  [[nodiscard]] Ticket write_slot(const plan::Op& op);
 
   OpResources resources_;
   const cpu_adam::Kernel& kernel_;
-  DType gradient_dtype_;
+  UpdateTypes types_;
   Step step_;
-  std::vector<std::uint64_t> checksums_;  // by tile, of the newest state in its staging buffer
+  /// By tile, of what its next write to disk writes.
+  std::vector<std::uint64_t> state_checksums_, parameter_checksums_;
+  TicketPairs writes_;
   std::array<Bytes, 16> moved_{};
 };
 

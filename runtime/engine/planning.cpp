@@ -62,6 +62,15 @@ std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
       add("streamed parameters", [](TrainOptions& o) { o.residency = Residency::none; });
     }
   }
+  if (tier != Tier::device && options.compute == DType::bf16) {
+    for (const auto format :
+         {plan::StateFormat::split, plan::StateFormat::bf16, plan::StateFormat::int8}) {
+      if (format <= options.state_format) continue;
+      add(fmt::format("spillway.state_format {}{}", plan::name_of(format),
+                      format == plan::StateFormat::split ? "" : " (other mathematics)"),
+          [&](TrainOptions& o) { o.state_format = format; });
+    }
+  }
   if (tier == Tier::host && options.state_home == StateHome::host) {
     add("state on disk (--nvme DIR)", [](TrainOptions& o) { o.state_home = StateHome::nvme; });
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "offload/host/host_backend.hpp"
 #include "runtime/base/error.hpp"
@@ -20,7 +21,8 @@ RunReader::RunReader(const std::filesystem::path& run) {
     shape.parameters = block.parameters;
     shape.padded_parameters = block.padded_parameters;
   }
-  tiles_ = plan::make_tiles(workload, ElementCount{config_.options.tile_parameters});
+  slots_ = {config_.options.state_format,
+            plan::make_tiles(workload, ElementCount{config_.options.tile_parameters})};
 
   nvme_swap::StoreOptions options;
   options.directories = directory.read_manifest();
@@ -28,27 +30,32 @@ RunReader::RunReader(const std::filesystem::path& run) {
         fmt::format("{} has no committed step yet", run.string()));
   store_ = nvme_swap::TileStore::open(options);
   state_ = decode(store_->committed()->payload);
-  check(store_->layout().tiles.size() == tiles_.size(), ErrorCode::corrupt_data,
-        fmt::format("{}: {} tiles on disk, {} by its config.json", run.string(),
-                    store_->layout().tiles.size(), tiles_.size()));
+  check(store_->layout().tiles == slots_.store_layout().tiles, ErrorCode::corrupt_data,
+        fmt::format("{}: its state is not of the model and format that its config.json says",
+                    run.string()));
   Bytes largest;
-  for (const Bytes tile : store_->layout().tiles) largest = std::max(largest, tile);
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    largest = std::max(largest, Bytes{slots_.layout(tile).disk_bytes});
+  }
   backend_ = offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = largest});
   staging_ = {*backend_, largest};
 }
 
 void RunReader::read(BlockIndex block, ElementCount first, std::span<float> target) const {
   const ElementCount last = first + ElementCount{target.size()};
-  for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
-    const plan::Tile& t = tiles_[tile];
+  std::vector<float> masters;
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    const plan::Tile& t = slots_.tiles()[tile];
     const ElementCount begin = std::max(first, t.first);
     const ElementCount end = std::min(last, t.first + t.count);
     if (t.block != block.value() || begin >= end) continue;
-    const auto bytes = staging_.host().subspan(0, store_->layout().tiles[tile].value());
-    store_->read(TileIndex{tile}, bytes).wait();
-    store_->verify(TileIndex{tile}, bytes);
-    const auto* masters = reinterpret_cast<const float*>(bytes.data());
-    std::copy(masters + (begin - t.first).value(), masters + (end - t.first).value(),
+    const cpu_adam::StateLayout& layout = slots_.layout(tile);
+    const auto slot = staging_.host().first(layout.disk_bytes);
+    slots_.load(*store_, tile, slot);
+    masters.resize(t.count.value());
+    cpu_adam::unpack_state(layout, slot.data(), slot.data() + layout.parameters, {masters, {}, {}});
+    std::copy(masters.begin() + static_cast<std::ptrdiff_t>((begin - t.first).value()),
+              masters.begin() + static_cast<std::ptrdiff_t>((end - t.first).value()),
               target.begin() + static_cast<std::ptrdiff_t>((begin - first).value()));
   }
 }

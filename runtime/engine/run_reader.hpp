@@ -9,10 +9,10 @@
 #include "nvme_swap/tile_store.hpp"
 #include "offload/memory.hpp"
 #include "runtime/engine/run_directory.hpp"
+#include "runtime/engine/state_slots.hpp"
 #include "runtime/engine/training_state.hpp"
 #include "runtime/model/parameter_layout.hpp"
 #include "runtime/model/parameter_source.hpp"
-#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::engine {
 
@@ -34,7 +34,7 @@ class RunReader final : public model::ParameterSource {
   RunConfig config_;
   model::ModelLayout layout_;
   TrainingState state_;
-  std::vector<plan::Tile> tiles_;
+  StateSlots slots_;
   std::unique_ptr<offload::DeviceBackend> backend_;
   offload::PinnedMemory staging_;
   std::unique_ptr<nvme_swap::TileStore> store_;

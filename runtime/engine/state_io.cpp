@@ -12,12 +12,14 @@ using plan::kNoSlot;
 using plan::Tier;
 
 void StateIo::initialize(const model::ParameterSource& source) {
+  std::vector<float> masters;
   for (std::uint32_t tile = 0; tile < homes_.tiles().size(); ++tile) {
     const plan::Tile& t = homes_.tiles()[tile];
-    const std::span<std::byte> bytes = homes_.staging(tile, 0);
-    std::fill(bytes.begin(), bytes.end(), std::byte{});
-    source.read(BlockIndex{t.block}, t.first,
-                {homes_.split(tile, bytes.data()).master, t.count.value()});
+    const std::span<std::byte> slot = homes_.staging(tile, 0);
+    const cpu_adam::StateLayout& layout = homes_.slots().layout(tile);
+    masters.resize(t.count.value());
+    source.read(BlockIndex{t.block}, t.first, masters);
+    cpu_adam::pack_state(layout, {masters, {}, {}}, slot.data(), slot.data() + layout.parameters);
     bring_home(tile, false);
   }
   upload_residents();
@@ -25,7 +27,7 @@ void StateIo::initialize(const model::ParameterSource& source) {
 
 void StateIo::restore() {
   for (std::uint32_t tile = 0; tile < homes_.tiles().size(); ++tile) {
-    load(store_, tile);
+    homes_.slots().load(store_, tile, homes_.staging(tile, 0));
     bring_home(tile, true);
   }
   upload_residents();
@@ -33,7 +35,7 @@ void StateIo::restore() {
 
 void StateIo::adopt(nvme_swap::TileStore& source) {
   for (std::uint32_t tile = 0; tile < homes_.tiles().size(); ++tile) {
-    load(source, tile);
+    homes_.slots().load(source, tile, homes_.staging(tile, 0));
     bring_home(tile, false);
   }
   upload_residents();
@@ -42,49 +44,46 @@ void StateIo::adopt(nvme_swap::TileStore& source) {
 void StateIo::copy_committed(nvme_swap::TileStore& target) {
   SPILLWAY_ASSERT(store_.committed().has_value());
   for (std::uint32_t tile = 0; tile < homes_.tiles().size(); ++tile) {
-    const std::span<std::byte> bytes = load(store_, tile);
-    target.write(TileIndex{tile}, bytes, nvme_swap::checksum_of(bytes)).wait();
+    const std::span<std::byte> slot = homes_.staging(tile, 0);
+    homes_.slots().load(store_, tile, slot);
+    homes_.slots().save(target, tile, slot);
   }
   target.commit(*store_.committed()).wait();
 }
 
-std::span<std::byte> StateIo::load(nvme_swap::TileStore& source, std::uint32_t tile) {
-  const std::span<std::byte> bytes = homes_.staging(tile, 0);
-  source.read(TileIndex{tile}, bytes).wait();
-  source.verify(TileIndex{tile}, bytes);
-  return bytes;
-}
-
 void StateIo::bring_home(std::uint32_t tile, bool already_on_disk) {
-  const plan::Tile& t = homes_.tiles()[tile];
-  const std::span<std::byte> bytes = homes_.staging(tile, 0);
-  const float* masters = homes_.split(tile, bytes.data()).master;
-  const std::size_t parameter_bytes = t.count.value() * size_of(workload_.compute);
-  const std::uint64_t parameters_at = t.first.value() * size_of(workload_.compute);
-  switch (placement_.blocks[t.block].state) {
+  const std::span<std::byte> slot = homes_.staging(tile, 0);
+  const std::span<std::byte> state = homes_.slots().state_of(tile, slot);
+  switch (placement_.blocks[homes_.tiles()[tile].block].state) {
     case Tier::nvme:
-      if (!already_on_disk) {
-        store_.write(TileIndex{tile}, bytes, nvme_swap::checksum_of(bytes)).wait();
-      }
+      if (!already_on_disk) homes_.slots().save(store_, tile, slot);
       break;
-    case Tier::host: std::memcpy(homes_.host_state(tile).data(), bytes.data(), bytes.size()); break;
+    case Tier::host: std::ranges::copy(state, homes_.host_state(tile).begin()); break;
     case Tier::device: {
-      // The state's own staging buffer, once uploaded, carries the parameters after it.
-      streams_.upload->upload(homes_.device_state(tile), bytes);
+      streams_.upload->upload(homes_.device_state(tile), state);
       streams_.upload->synchronize();
-      std::vector<std::byte> rounded(parameter_bytes);
-      cpu_adam::cast_parameters(isa_, workload_.compute, masters, rounded.data(), t.count.value());
-      std::memcpy(bytes.data(), rounded.data(), rounded.size());
-      streams_.upload->upload(
-          homes_.parameters(t.block, kNoSlot).subspan(parameters_at, parameter_bytes),
-          bytes.first(parameter_bytes));
+      // The state's own staging buffer, once uploaded, carries the parameters after it.
+      const auto target = homes_.device_parameters_of_tile(tile);
+      std::vector<std::byte> parameters(target.size());
+      write_parameters(tile, slot, parameters.data());
+      std::ranges::copy(parameters, slot.begin());
+      streams_.upload->upload(target, slot.first(parameters.size()));
       streams_.upload->synchronize();
       return;
     }
   }
-  cpu_adam::cast_parameters(isa_, workload_.compute, masters,
-                            homes_.host_parameters(t.block).data() + parameters_at,
-                            t.count.value());
+  write_parameters(tile, slot, homes_.host_parameters_of_tile(tile).data());
+}
+
+void StateIo::write_parameters(std::uint32_t tile, std::span<std::byte> slot,
+                               std::byte* target) const {
+  const cpu_adam::StateLayout& layout = homes_.slots().layout(tile);
+  if (homes_.slots().with_parameters()) {
+    std::ranges::copy(homes_.slots().parameters_of(tile, slot), target);
+  } else {
+    const auto* masters = reinterpret_cast<const float*>(slot.data() + layout.master);
+    cpu_adam::cast_parameters(isa_, workload_.compute, masters, target, layout.count);
+  }
 }
 
 void StateIo::upload_residents() {
@@ -99,17 +98,27 @@ void StateIo::upload_residents() {
 void StateIo::read_masters(std::uint32_t block, std::span<float> masters) {
   for (const std::uint32_t tile : homes_.tiles_of(block)) {
     const plan::Tile& t = homes_.tiles()[tile];
-    std::span<std::byte> bytes = homes_.staging(tile, 0);
+    const std::span<std::byte> slot = homes_.staging(tile, 0);
+    const cpu_adam::StateLayout& layout = homes_.slots().layout(tile);
+    const std::byte* state = slot.data();
+    const std::byte* parameters = slot.data() + layout.parameters;
     switch (placement_.blocks[block].state) {
-      case Tier::nvme: load(store_, tile); break;
-      case Tier::host: bytes = homes_.host_state(tile); break;
+      case Tier::nvme: homes_.slots().load(store_, tile, slot); break;
+      case Tier::host:
+        state = homes_.host_state(tile).data();
+        parameters = homes_.host_parameters_of_tile(tile).data();
+        break;
       case Tier::device:
-        streams_.download->download(bytes, homes_.device_state(tile));
+        streams_.download->download(homes_.slots().state_of(tile, slot), homes_.device_state(tile));
+        if (homes_.slots().with_parameters()) {
+          streams_.download->download(homes_.slots().parameters_of(tile, slot),
+                                      homes_.device_parameters_of_tile(tile));
+        }
         streams_.download->synchronize();
         break;
     }
-    std::copy_n(homes_.split(tile, bytes.data()).master, t.count.value(),
-                masters.data() + t.first.value());
+    cpu_adam::unpack_state(layout, state, parameters,
+                           {masters.subspan(t.first.value(), t.count.value()), {}, {}});
   }
 }
 

@@ -35,11 +35,11 @@ class StateIo {
   void read_masters(std::uint32_t block, std::span<float> masters);
 
  private:
-  /// The state of `tile` lies in staging slot 0: bring it home and derive its parameters.
+  /// A whole slot of `tile`, its parameters included, lies in staging slot 0: bring it home.
   void bring_home(std::uint32_t tile, bool already_on_disk);
+  /// The 16-bit parameters of the slot, or in format fp32 those that follow from its masters.
+  void write_parameters(std::uint32_t tile, std::span<std::byte> slot, std::byte* target) const;
   void upload_residents();
-  /// The newest version of `tile` in `source` to staging slot 0.
-  std::span<std::byte> load(nvme_swap::TileStore& source, std::uint32_t tile);
 
   const plan::Workload& workload_;
   const plan::Placement& placement_;

@@ -46,7 +46,7 @@ std::uint64_t planned_commit_every(const plan::Workload& workload, const plan::P
   double bytes = 0;
   for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
     if (placement.blocks[b].state == plan::Tier::nvme) continue;
-    const Bytes state = plan::state_bytes(placement.format, workload.blocks[b].padded_parameters);
+    const Bytes state = plan::slot_bytes(placement.format, workload.blocks[b].padded_parameters);
     bytes += static_cast<double>(state.value());
   }
   if (bytes == 0) return 1;

@@ -40,12 +40,8 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
 
   nvme_swap::StoreOptions opened = store_options;
   opened.wake = &wake_;
-  nvme_swap::StoreLayout layout;
-  for (const plan::Tile& tile : homes_->tiles()) {
-    layout.tiles.push_back(plan::state_bytes(placement_.format, tile.count));
-  }
-  store_ =
-      resume ? nvme_swap::TileStore::open(opened) : nvme_swap::TileStore::create(opened, layout);
+  store_ = resume ? nvme_swap::TileStore::open(opened)
+                  : nvme_swap::TileStore::create(opened, homes_->slots().store_layout());
   check_tiles(*store_);
 
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
@@ -91,11 +87,7 @@ bool Trainer::commits_in_step() const {
 }
 
 void Trainer::check_tiles(const nvme_swap::TileStore& store) const {
-  const auto& found = store.layout().tiles;
-  const bool equal = std::ranges::equal(found, homes_->tiles(), {}, {}, [&](const plan::Tile& t) {
-    return plan::state_bytes(placement_.format, t.count);
-  });
-  check(equal, ErrorCode::corrupt_data,
+  check(store.layout().tiles == homes_->slots().store_layout().tiles, ErrorCode::corrupt_data,
         "the run's state was written with another model, tile size or state format");
 }
 
@@ -225,6 +217,7 @@ void Trainer::decide(StepResult& result) {
                           : 1.0;
   cpu_adam::AdamOptions adam = options_.adam;
   adam.lr = result.lr;
+  adam.rounding_seed = options_.seed;
   pending_.decayed = cpu_adam::make_scalars(adam, t, clip / scale_before);
   adam.weight_decay = 0;
   pending_.plain = cpu_adam::make_scalars(adam, t, clip / scale_before);

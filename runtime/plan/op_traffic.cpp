@@ -20,7 +20,9 @@ Bytes update_traffic(const Workload& workload, const Placement& placement, const
   Bytes traffic{static_cast<std::uint64_t>(each * static_cast<double>(tile.count.value()))};
   // State from the disk is verified before the pass and summed for the disk after it.
   const bool staged = placement.blocks[tile.block].state == Tier::nvme;
-  if (staged) traffic += state_bytes(placement.format, tile.count) * 2;
+  if (staged) {
+    traffic += state_bytes(placement.format, tile.count) + slot_bytes(placement.format, tile.count);
+  }
   return traffic;
 }
 

@@ -23,10 +23,18 @@ class Items {
 
 Bytes tier_state(const Workload& workload, const Placement& placement, Tier tier) {
   Bytes sum;
-  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
-    if (placement.blocks[b].state == tier) {
-      sum += state_bytes(placement.format, workload.blocks[b].padded_parameters);
+  for (const Tile& tile : make_tiles(workload, placement.tile_parameters)) {
+    if (placement.blocks[tile.block].state == tier) {
+      sum += state_bytes(placement.format, tile.count);
     }
+  }
+  return sum;
+}
+
+Bytes slots_on_disk(const Workload& workload, const Placement& placement) {
+  Bytes sum;
+  for (const Tile& tile : make_tiles(workload, placement.tile_parameters)) {
+    sum += slot_bytes(placement.format, tile.count);
   }
   return sum;
 }
@@ -108,8 +116,13 @@ bool Placement::any_streamed() const {
 }
 
 Bytes state_bytes(StateFormat format, ElementCount parameters) {
-  // An fp32 master, or the two halves of one: 16-bit parameters and their remainder.
-  return Bytes{parameters.value() * 4} + moment_bytes(format, parameters) * 2U;
+  const std::uint64_t master = parameters.value() * (format == StateFormat::fp32 ? 4 : 2);
+  return Bytes{round_up(master + (moment_bytes(format, parameters) * 2U).value(), kPageBytes)};
+}
+
+Bytes slot_bytes(StateFormat format, ElementCount parameters) {
+  const std::uint64_t narrow = format == StateFormat::fp32 ? 0 : 2 * parameters.value();
+  return state_bytes(format, parameters) + Bytes{round_up(narrow, kPageBytes)};
 }
 
 ElementCount parameter_slot_elements(const Workload& workload, const Placement& placement) {
@@ -149,13 +162,13 @@ std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {
   items.add(Tier::host, "optimizer state", tier_state(w, p, Tier::host));
   // The staging buffers also carry state to and from disk at commits and at start.
   items.add(Tier::host, "state staging",
-            state_bytes(p.format, p.tile_parameters) * std::uint64_t{p.state_slots});
+            slot_bytes(p.format, p.tile_parameters) * std::uint64_t{p.state_slots});
   items.add(Tier::host, "token ids", w.token_bytes * (std::uint64_t{w.micro_batches} * w.rounds));
   items.add(Tier::host, "norm leaves and loss sums",
             Bytes{sizeof(double) * (padded_total(w).value() / kLeafParameters +
                                     std::uint64_t{w.micro_batches} * w.rounds)});
   // Every tile has two slots on disk, whatever its tier: commits need them.
-  items.add(Tier::nvme, "state, two slots", state_bytes(p.format, padded_total(w)) * 2u);
+  items.add(Tier::nvme, "state, two slots", slots_on_disk(w, p) * 2u);
   return items.take();
 }
 

@@ -44,8 +44,12 @@ struct MemoryItem {
                                                    const Placement& placement);
 [[nodiscard]] Bytes total(const std::vector<MemoryItem>& items, Tier tier);
 
-/// Bytes of a tile's state (master, m, v) per parameter in one slot; design.md, "Two-slot commit".
+/// What an update reads of a tile's slot and what a home in memory holds: the master (or its
+/// remainder), m and v, in whole pages. 16-bit parameters are elsewhere in memory anyway.
 [[nodiscard]] Bytes state_bytes(StateFormat format, ElementCount parameters);
+/// A tile's slot on disk: the state and, where the master is not whole without them, the 16-bit
+/// parameters; design.md, "Two-slot commit".
+[[nodiscard]] Bytes slot_bytes(StateFormat format, ElementCount parameters);
 
 /// Tiles of all blocks in block order; each starts on a leaf of its block.
 [[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters);

@@ -115,8 +115,11 @@ Op Builder::block_op(OpKind kind, Lane lane, std::uint32_t block) const {
 Op Builder::tile_op(OpKind kind, Lane lane, std::uint32_t tile) const {
   Op op = block_op(kind, lane, tiles_[tile].block);
   op.tile = tile;
-  if (kind == OpKind::read_state || kind == OpKind::write_state) {
+  // What comes from the disk meets its 16-bit parameters in memory; all else is a whole slot.
+  if (kind == OpKind::read_state && lane == Lane::nvme_read) {
     op.bytes = state_bytes(placement_.format, tiles_[tile].count);
+  } else if (kind == OpKind::read_state || kind == OpKind::write_state) {
+    op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
   }
   return op;
 }

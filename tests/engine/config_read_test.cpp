@@ -180,6 +180,27 @@ TEST(ConfigRead, ComputeTypeHasOneSource) {
               HasSubstr("spillway.compute is \"fp32\""));
 }
 
+TEST(ConfigRead, OtherOptimizersHaveTorchsNamesAndDefaults) {
+  using cpu_adam::DecayMode;
+  using cpu_adam::Optimizer;
+  const auto adam = [](const std::string& optimizer) {
+    return options_of(R"({"optimizer": )" + optimizer + "}").adam;
+  };
+  const auto sgd = adam(R"({"type": "sgd", "params": {"momentum": 0.9, "weight_decay": 0.1}})");
+  EXPECT_EQ(sgd.optimizer, Optimizer::sgd);
+  EXPECT_EQ(sgd.decay_mode, DecayMode::l2);
+  EXPECT_EQ(sgd.beta1, 0.9);
+  EXPECT_EQ(adam(R"({"type": "SGD"})").beta1, 0);
+  const auto lion = adam(R"({"type": "Lion"})");
+  EXPECT_EQ(lion.optimizer, Optimizer::lion);
+  EXPECT_EQ(lion.decay_mode, DecayMode::decoupled);
+  EXPECT_EQ(lion.beta2, 0.99);
+  const auto adagrad = adam(R"({"type": "Adagrad"})");
+  EXPECT_EQ(adagrad.optimizer, Optimizer::adagrad);
+  EXPECT_EQ(adagrad.decay_mode, DecayMode::l2);
+  EXPECT_EQ(adagrad.eps, 1e-10);
+}
+
 TEST(ConfigRead, AdamMeansAdamWUnlessItSaysOtherwise) {
   using cpu_adam::DecayMode;
   const auto mode = [](std::string_view optimizer) {
@@ -192,7 +213,7 @@ TEST(ConfigRead, AdamMeansAdamWUnlessItSaysOtherwise) {
   EXPECT_EQ(mode(R"({"type": "AdamW", "params": {"adam_w_mode": false}})"), DecayMode::decoupled);
   EXPECT_THAT(notes_of(R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})"),
               Contains(HasSubstr("adam_w_mode: ignored")));
-  for (const char* const type : {"Lamb", "OneBitAdam", "Lion", "SGD", "Muon"}) {
+  for (const char* const type : {"Lamb", "OneBitAdam", "Muon"}) {
     const Error error = parse_error(std::string(R"({"optimizer": {"type": ")") + type + "\"}}");
     EXPECT_EQ(error.code(), ErrorCode::not_supported);
     EXPECT_THAT(error.what(), HasSubstr(type));

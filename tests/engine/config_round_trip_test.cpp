@@ -24,7 +24,7 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
                  threads, compute_threads, isa, link, disk, commit, save, keep, eval, stage] =
         options;
     const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
-    const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction] = adam;
+    const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding] = adam;
     const auto& [kind, peak, from, warmup, logarithmic, total, decay_steps, min_lr] = schedule;
     return std::tuple(
         std::tuple(micro_batch, accumulation, rounds, context, clipping, compute, decay, format,
@@ -32,7 +32,7 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
         std::tuple(prefetch, device_memory, host_memory, nvme, engine, threads, compute_threads,
                    isa, link, disk, commit, save, keep, eval, stage),
         std::tuple(dynamic, initial, window, hysteresis, consecutive, minimum),
-        std::tuple(lr, beta1, beta2, eps, weight_decay, mode, correction),
+        std::tuple(lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding),
         std::tuple(kind, peak, from, warmup, logarithmic, total, decay_steps, min_lr));
   };
   const auto left = members(a);
@@ -221,14 +221,31 @@ TEST(ConfigValidate, NamesTheKeyAndTheRemedy) {
   }
 }
 
-TEST(ConfigValidate, StateFormatsToComeAreRefusedByName) {
-  for (const char* const format : {"split", "bf16", "int8"}) {
-    const TrainOptions options =
-        test::options_of(std::string(R"({"spillway": {"state_format": ")") + format + "\"}}");
-    const Error error = validate_error(options);
-    EXPECT_EQ(error.code(), ErrorCode::not_supported);
-    EXPECT_THAT(error.what(), HasSubstr(std::string("spillway.state_format ") + format));
+TEST(ConfigValidate, StateFormatsWithoutAWholeMasterNeedBf16Parameters) {
+  for (const std::string format : {"split", "bf16", "int8"}) {
+    for (const std::string compute : {"fp32", "fp16", "bf16"}) {
+      const TrainOptions options = test::options_of(R"({"spillway": {"state_format": ")" + format +
+                                                    R"(", "compute": ")" + compute + "\"}}");
+      if (compute == "bf16") {
+        EXPECT_NO_THROW(validate(options)) << format;
+        continue;
+      }
+      const Error error = validate_error(options);
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.what(), HasSubstr("spillway.state_format " + format));
+    }
   }
+}
+
+TEST(StateFormat, IsSplitByDefaultWhereParametersAreBf16) {
+  using plan::StateFormat;
+  EXPECT_EQ(test::options_of(R"({"bf16": {"enabled": true}})").state_format, StateFormat::split);
+  EXPECT_EQ(test::options_of(R"({"spillway": {"compute": "bf16"}})").state_format,
+            StateFormat::split);
+  EXPECT_EQ(test::options_of(R"({"fp16": {"enabled": true}})").state_format, StateFormat::fp32);
+  EXPECT_EQ(test::options_of(R"({"bf16": {"enabled": true}, "spillway": {"state_format": "fp32"}})")
+                .state_format,
+            StateFormat::fp32);
 }
 
 TEST(EditDistance, CountsInsertionsDeletionsReplacementsAndSwaps) {

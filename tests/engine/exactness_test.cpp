@@ -6,6 +6,8 @@
 namespace spillway::engine {
 namespace {
 
+using plan::StateFormat;
+
 constexpr int kSteps = 6;
 
 struct Variation {
@@ -15,20 +17,22 @@ struct Variation {
 
 void PrintTo(const Variation& variation, std::ostream* out) { *out << variation.name; }
 
-TrainOptions reference_options(DType compute) {
+TrainOptions reference_options(DType compute, StateFormat format = StateFormat::fp32) {
   TrainOptions options = tiny_options();
   options.compute = compute;
+  options.state_format = format;
   options.state_home = StateHome::device;
   return options;
 }
 
-/// Trained once a model and dtype: everything in device memory, activations kept.
-const Outcome& reference(const model::ModelConfig& config, DType compute) {
-  static std::map<std::pair<model::Family, DType>, Outcome> cache;
-  auto& outcome = cache[{config.family, compute}];
+/// Trained once a model, dtype and format: everything in device memory, activations kept.
+const Outcome& reference(const model::ModelConfig& config, DType compute,
+                         StateFormat format = StateFormat::fp32) {
+  static std::map<std::tuple<model::Family, DType, StateFormat>, Outcome> cache;
+  auto& outcome = cache[{config.family, compute, format}];
   if (outcome.losses.empty()) {
     TrainingHarness harness(config);
-    outcome = harness.train(reference_options(compute), kSteps);
+    outcome = harness.train(reference_options(compute, format), kSteps);
   }
   return outcome;
 }
@@ -84,8 +88,7 @@ std::vector<Variation> variations() {
                       o.prefetch = prefetch;
                     }});
   }
-  for (const cpu_adam::Isa isa :
-       {cpu_adam::Isa::scalar, cpu_adam::Isa::avx2, cpu_adam::Isa::avx512}) {
+  for (const cpu_adam::Isa isa : cpu_adam::isas()) {
     if (!cpu_adam::supported(isa)) continue;
     list.push_back({"isa_" + std::string(cpu_adam::name_of(isa)), [=](TrainOptions& o) {
                       o.state_home = StateHome::nvme;
@@ -104,15 +107,54 @@ TEST_P(Exactness, SameBitsAsDeviceOnlyForATiedHeadInFp32) {
   EXPECT_EQ(harness.train(options, kSteps), reference(tiny_gpt2(), DType::fp32));
 }
 
-TEST_P(Exactness, SameBitsAsDeviceOnlyForAnUntiedHeadInBf16) {
-  TrainingHarness harness(tiny_llama());
-  TrainOptions options = reference_options(DType::bf16);
-  GetParam().apply(options);
-  EXPECT_EQ(harness.train(options, kSteps), reference(tiny_llama(), DType::bf16));
-}
-
 INSTANTIATE_TEST_SUITE_P(Placement, Exactness, testing::ValuesIn(variations()),
                          [](const auto& variation) { return variation.param.name; });
+
+class FormatExactness : public testing::TestWithParam<std::tuple<Variation, StateFormat>> {};
+
+TEST_P(FormatExactness, SameBitsAsDeviceOnlyForAnUntiedHeadInBf16) {
+  const auto& [variation, format] = GetParam();
+  TrainingHarness harness(tiny_llama());
+  TrainOptions options = reference_options(DType::bf16, format);
+  variation.apply(options);
+  EXPECT_EQ(harness.train(options, kSteps), reference(tiny_llama(), DType::bf16, format));
+}
+
+INSTANTIATE_TEST_SUITE_P(Placement, FormatExactness,
+                         testing::Combine(testing::ValuesIn(variations()),
+                                          testing::Values(StateFormat::fp32, StateFormat::split,
+                                                          StateFormat::bf16, StateFormat::int8)),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).name + "_" +
+                                  std::string(plan::name_of(std::get<1>(test.param)));
+                         });
+
+TEST(FormatExactness, SplitHasTheBitsOfFp32AndTheOthersHaveTheirOwn) {
+  const auto outcome = [](StateFormat format) -> const Outcome& {
+    return reference(tiny_llama(), DType::bf16, format);
+  };
+  EXPECT_EQ(outcome(StateFormat::split), outcome(StateFormat::fp32));
+  for (const StateFormat format : {StateFormat::bf16, StateFormat::int8}) {
+    EXPECT_NE(outcome(format).masters, outcome(StateFormat::fp32).masters);
+    EXPECT_NEAR(outcome(format).losses.back(), outcome(StateFormat::fp32).losses.back(), 0.02);
+  }
+}
+
+TEST(FormatExactness, EveryOptimizerGivesTheSameBitsFromDiskAndLearns) {
+  using cpu_adam::Optimizer;
+  TrainingHarness harness(tiny_llama());
+  for (const auto& [optimizer, lr] :
+       {std::pair(Optimizer::adagrad, 1e-2), {Optimizer::lion, 1e-3}, {Optimizer::sgd, 0.5}}) {
+    TrainOptions options = reference_options(DType::bf16, StateFormat::split);
+    options.adam.optimizer = optimizer;
+    options.schedule.peak_lr = lr;
+    const Outcome device = harness.train(options, 20);
+    EXPECT_LT(device.losses.back(), device.losses.front() - 0.2) << static_cast<int>(optimizer);
+    options.state_home = StateHome::nvme;
+    options.residency = Residency::none;
+    EXPECT_EQ(harness.train(options, 20), device) << static_cast<int>(optimizer);
+  }
+}
 
 TEST(ExactnessOfOneRound, StreamedEqualsDeviceOnly) {
   TrainOptions options = reference_options(DType::fp16);
@@ -134,29 +176,45 @@ TEST(Training, LossFallsAndMastersMove) {
   EXPECT_LT(outcome.losses.back(), 3.0);
 }
 
+/// Three steps under each set of options in turn, resumed in between.
+Outcome train_in_turns(TrainingHarness& harness, std::span<const TrainOptions> turns) {
+  const std::filesystem::path run = harness.new_run();
+  Outcome outcome;
+  for (std::size_t turn = 0; turn < turns.size(); ++turn) {
+    const auto trainer = harness.make(turns[turn], run, turn > 0);
+    EXPECT_EQ(trainer->state().step, 3 * turn);
+    harness.steps(*trainer, turns[turn], 3, outcome);
+    trainer->commit();
+    if (turn + 1 == turns.size()) harness.finish(*trainer, outcome);
+  }
+  return outcome;
+}
+
 TEST(Resume, ContinuesBitForBitUnderAnotherBudgetTierAndThreadCount) {
   TrainingHarness harness(tiny_gpt2());
   TrainOptions before = tiny_options();
   before.state_home = StateHome::nvme;
   before.residency = Residency::none;
-  const std::filesystem::path run = harness.new_run();
-  Outcome outcome;
-  {
-    const auto trainer = harness.make(before, run);
-    harness.steps(*trainer, before, 3, outcome);
-    trainer->commit();
-  }
   TrainOptions after = before;
   after.state_home = StateHome::host;
   after.residency = Residency::all;
   after.threads = 1;
-  {
-    const auto trainer = harness.make(after, run, true);
-    EXPECT_EQ(trainer->state().step, 3U);
-    harness.steps(*trainer, after, 3, outcome);
-    harness.finish(*trainer, outcome);
+  EXPECT_EQ(train_in_turns(harness, std::array{before, after}),
+            reference(tiny_gpt2(), DType::fp32));
+}
+
+TEST(Resume, MovesEveryStateFormatBetweenAllTiers) {
+  for (const StateFormat format : {StateFormat::split, StateFormat::bf16, StateFormat::int8}) {
+    TrainingHarness harness(tiny_llama());
+    std::vector<TrainOptions> turns;
+    for (const StateHome home :
+         {StateHome::nvme, StateHome::device, StateHome::host, StateHome::nvme}) {
+      turns.push_back(reference_options(DType::bf16, format));
+      turns.back().state_home = home;
+    }
+    const Outcome whole = harness.train(turns[1], 12);
+    EXPECT_EQ(train_in_turns(harness, turns), whole) << plan::name_of(format);
   }
-  EXPECT_EQ(outcome, reference(tiny_gpt2(), DType::fp32));
 }
 
 TEST(Resume, LosesOnlyTheStepsAfterTheLastCommit) {

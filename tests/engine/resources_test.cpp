@@ -30,6 +30,7 @@ TEST(Memory, BackendHoldsExactlyWhatThePlanLists) {
   for (const StateHome home : {StateHome::device, StateHome::host, StateHome::nvme}) {
     TrainOptions options = tiny_options();
     options.compute = DType::bf16;
+    options.state_format = plan::StateFormat::int8;
     options.state_home = home;
     const auto trainer = harness.make(options, harness.new_run());
     const auto items = plan::memory_items(trainer->workload(), trainer->placement());
@@ -143,6 +144,34 @@ TEST(Traffic, CountersEqualTheFormulas) {
   }
 }
 
+TEST(Traffic, OfStateOnDiskIsThatOfItsFormat) {
+  struct PerParameter {
+    plan::StateFormat format;
+    double read, written;
+  };
+  // int8 has 8 bytes of scales for 256 parameters, in whole pages a tile.
+  for (const auto& [format, read, written] : {PerParameter{plan::StateFormat::split, 10, 12},
+                                              {plan::StateFormat::bf16, 6, 8},
+                                              {plan::StateFormat::int8, 4.5, 6.5}}) {
+    TrainingHarness harness(tiny_llama());
+    TrainOptions options = streamed_options();
+    options.compute = DType::bf16;
+    options.state_format = format;
+    const auto trainer = harness.make(options, harness.new_run());
+    Outcome outcome;
+    harness.steps(*trainer, options, 3, outcome);
+    const auto all = static_cast<double>(padded_parameters(trainer->workload()));
+    const double exact = format == plan::StateFormat::int8 ? 0.5 * 2 * all : 0;
+    EXPECT_NEAR(static_cast<double>(trainer->actions().moved(OpKind::read_state).value()),
+                2 * read * all, exact);
+    EXPECT_NEAR(static_cast<double>(trainer->actions().moved(OpKind::write_state).value()),
+                2 * written * all, exact);
+    for (const OpKind kind : {OpKind::read_state, OpKind::write_state}) {
+      EXPECT_EQ(trainer->actions().moved(kind), plan::bytes_moved(trainer->step_plan(), kind) * 2U);
+    }
+  }
+}
+
 TEST(Traffic, ResidentParametersMoveUpOncePerUpdate) {
   TrainingHarness harness(tiny_gpt2());
   TrainOptions options = tiny_options();
@@ -161,6 +190,8 @@ TEST(SteadyState, AllocatesNothingAndOpensNothing) {
   for (const auto engine : {nvme_swap::EngineKind::uring, nvme_swap::EngineKind::posix}) {
     TrainOptions options = streamed_options();
     options.io_engine = engine;
+    options.compute = DType::bf16;
+    options.state_format = plan::StateFormat::split;
     const auto trainer = harness.make(options, harness.new_run());
     const data::Sampler sampler = harness.sampler(options);
     for (int i = 0; i < 3; ++i) trainer->step(harness.tokens(), sampler);

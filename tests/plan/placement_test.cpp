@@ -107,7 +107,7 @@ TEST(MemoryItems, OfDeviceOnlyFp16) {
 TEST(StateBytes, AgreeWithTheTableOfBytesPerParameter) {
   const ElementCount leaf{kLeaf};
   const auto per_parameter = [&](StateFormat format) {
-    return static_cast<double>(state_bytes(format, leaf).value()) / static_cast<double>(kLeaf);
+    return static_cast<double>(slot_bytes(format, leaf * 32U).value()) / (32.0 * kLeaf);
   };
   EXPECT_EQ(per_parameter(StateFormat::fp32), 12);
   EXPECT_EQ(per_parameter(StateFormat::split), 12);
@@ -120,6 +120,9 @@ TEST(StateBytes, AgreeWithTheTableOfBytesPerParameter) {
     const double apart = format == StateFormat::fp32 ? parts.parameter : 0;
     EXPECT_DOUBLE_EQ(per_parameter(format), parts.total() - apart) << name_of(format);
     EXPECT_NEAR(per_parameter(format), slot_traffic_per_parameter(format).write, 0.04);
+    EXPECT_NEAR(static_cast<double>(state_bytes(format, leaf * 32U).value()) / (32.0 * kLeaf),
+                slot_traffic_per_parameter(format).read, 0.04);
+    EXPECT_EQ(slot_bytes(format, leaf).value() % kPageBytes, 0U);
   }
 }
 

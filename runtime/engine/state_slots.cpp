@@ -1,0 +1,56 @@
+#include "runtime/engine/state_slots.hpp"
+
+#include <utility>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+
+StateSlots::StateSlots(plan::StateFormat format, std::vector<plan::Tile> tiles)
+    : format_(format), tiles_(std::move(tiles)) {
+  layouts_.reserve(tiles_.size());
+  for (const plan::Tile& tile : tiles_) {
+    const auto& layout =
+        layouts_.emplace_back(cpu_adam::make_layout(state_format(format), tile.count.value()));
+    // The plan counts what the kernels lay out.
+    SPILLWAY_ASSERT(layout.bytes == plan::state_bytes(format, tile.count).value());
+    SPILLWAY_ASSERT(layout.disk_bytes == plan::slot_bytes(format, tile.count).value());
+  }
+}
+
+nvme_swap::StoreLayout StateSlots::store_layout() const {
+  nvme_swap::StoreLayout store;
+  for (const cpu_adam::StateLayout& layout : layouts_) store.tiles.emplace_back(layout.bytes);
+  if (!with_parameters()) return store;
+  for (const cpu_adam::StateLayout& layout : layouts_) {
+    store.tiles.emplace_back(layout.disk_bytes - layout.bytes);
+  }
+  return store;
+}
+
+std::span<std::byte> StateSlots::parameters_of(std::uint32_t tile,
+                                               std::span<std::byte> slot) const {
+  const cpu_adam::StateLayout& layout = layouts_[tile];
+  return slot.subspan(layout.parameters, layout.disk_bytes - layout.parameters);
+}
+
+void StateSlots::load(nvme_swap::TileStore& store, std::uint32_t tile,
+                      std::span<std::byte> slot) const {
+  const auto read = [&](TileIndex index, std::span<std::byte> bytes) {
+    store.read(index, bytes).wait();
+    store.verify(index, bytes);
+  };
+  read(state(tile), state_of(tile, slot));
+  if (with_parameters()) read(parameters(tile), parameters_of(tile, slot));
+}
+
+void StateSlots::save(nvme_swap::TileStore& store, std::uint32_t tile,
+                      std::span<std::byte> slot) const {
+  const auto write = [&](TileIndex index, std::span<const std::byte> bytes) {
+    store.write(index, bytes, nvme_swap::checksum_of(bytes)).wait();
+  };
+  write(state(tile), state_of(tile, slot));
+  if (with_parameters()) write(parameters(tile), parameters_of(tile, slot));
+}
+
+}  // namespace spillway::engine

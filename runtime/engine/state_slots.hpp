@@ -1,0 +1,64 @@
+// StateSlots: how a tile's slot on disk lies in the store. The state that an update reads is one
+// tile of the store; 16-bit parameters, which the formats other than fp32 cannot do without, are
+// another, written with it and read only by recovery. Each has a checksum of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cpu_adam/state_format.hpp"
+#include "nvme_swap/tile_store.hpp"
+#include "runtime/plan/placement.hpp"
+
+namespace spillway::engine {
+
+[[nodiscard]] constexpr cpu_adam::StateFormat state_format(plan::StateFormat format) {
+  switch (format) {
+    case plan::StateFormat::fp32: return cpu_adam::StateFormat::fp32;
+    case plan::StateFormat::split: return cpu_adam::StateFormat::split;
+    case plan::StateFormat::bf16: return cpu_adam::StateFormat::bf16;
+    case plan::StateFormat::int8: return cpu_adam::StateFormat::int8;
+  }
+  return cpu_adam::StateFormat::fp32;
+}
+
+class StateSlots {
+ public:
+  StateSlots() = default;
+  StateSlots(plan::StateFormat format, std::vector<plan::Tile> tiles);
+
+  [[nodiscard]] std::span<const plan::Tile> tiles() const { return tiles_; }
+  /// The store's tiles: the state of every tile, then the parameters of every tile.
+  [[nodiscard]] nvme_swap::StoreLayout store_layout() const;
+  [[nodiscard]] const cpu_adam::StateLayout& layout(std::uint32_t tile) const {
+    return layouts_[tile];
+  }
+  /// Slots hold 16-bit parameters too.
+  [[nodiscard]] bool with_parameters() const {
+    return cpu_adam::needs_parameters(state_format(format_));
+  }
+  [[nodiscard]] static TileIndex state(std::uint32_t tile) { return TileIndex{tile}; }
+  [[nodiscard]] TileIndex parameters(std::uint32_t tile) const {
+    return TileIndex{static_cast<std::uint32_t>(tiles_.size()) + tile};
+  }
+
+  /// Reads `tile` from `store` and verifies it. `slot`: [layout.disk_bytes]. Blocks.
+  void load(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
+  /// Writes it. Blocks.
+  void save(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
+  /// The parts of a whole slot in memory.
+  [[nodiscard]] std::span<std::byte> state_of(std::uint32_t tile, std::span<std::byte> slot) const {
+    return slot.first(layouts_[tile].bytes);
+  }
+  [[nodiscard]] std::span<std::byte> parameters_of(std::uint32_t tile,
+                                                   std::span<std::byte> slot) const;
+
+ private:
+  plan::StateFormat format_ = plan::StateFormat::fp32;
+  std::vector<plan::Tile> tiles_;
+  std::vector<cpu_adam::StateLayout> layouts_;  ///< by tile
+};
+
+}  // namespace spillway::engine
