@@ -22,7 +22,8 @@ OpActions::OpActions(OpResources resources)
              .parameter = kernel_.parameter_dtype},
       state_checksums_(resources_.homes.tiles().size()),
       parameter_checksums_(resources_.homes.tiles().size()),
-      writes_(resources_.homes.tiles().size()) {
+      writes_(resources_.homes.tiles().size()),
+      held_(resources_.placement.state_slots, kNoTile) {
   step_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
 }
 
@@ -32,6 +33,8 @@ void OpActions::count(OpKind kind, std::size_t bytes) {
 
 bool OpActions::skips(const Op& op) const {
   if (op.kind == OpKind::commit) return !step_.commit_due;
+  const bool from_disk = op.kind == OpKind::read_state && op.lane == plan::Lane::nvme_read;
+  if (from_disk && held_[op.slot] == op.tile) return true;
   return op.if_pending && !step_.update.pending;
 }
 
@@ -53,6 +56,7 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
       // A snapshot of state that lives on the device.
       const StateSlots& slots = homes.slots();
       const auto target = homes.staging(op.tile, op.slot);
+      held_[op.slot] = kNoTile;
       stream.download(slots.state_of(op.tile, target), homes.device_state(op.tile));
       if (slots.with_parameters()) {
         stream.download(slots.parameters_of(op.tile, target),
@@ -84,6 +88,7 @@ Ticket OpActions::start(const Op& op) {
   switch (op.kind) {
     case OpKind::read_state: {
       const auto target = state_of(op);
+      held_[op.slot] = op.tile;  // an update keeps it so: what it writes is the newest
       count(op.kind, target.size());
       return store.read(StateSlots::state(op.tile), target);
     }

@@ -2,6 +2,7 @@
 // here decides when. Control thread, except the bodies that it hands to streams and workers.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -52,6 +53,9 @@ class OpActions final : public OpPerformer {
   };
   [[nodiscard]] Step& step() { return step_; }
 
+  /// Somebody else has used the staging buffers: what they held is no longer there.
+  void forget_staged() { std::ranges::fill(held_, kNoTile); }
+
   [[nodiscard]] bool skips(const plan::Op& op) const override;
   void enqueue(const plan::Op& op, offload::Stream& stream) override;
   [[nodiscard]] Ticket start(const plan::Op& op) override;
@@ -88,6 +92,8 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] std::span<const std::byte> parameters_to_write(const plan::Op& op);
   [[nodiscard]] Ticket write_slot(const plan::Op& op);
 
+  static constexpr std::uint32_t kNoTile = ~0U;
+
   OpResources resources_;
   const cpu_adam::Kernel& kernel_;
   UpdateTypes types_;
@@ -95,6 +101,7 @@ class OpActions final : public OpPerformer {
   /// By tile, of what its next write to disk writes.
   std::vector<std::uint64_t> state_checksums_, parameter_checksums_;
   TicketPairs writes_;
+  std::vector<std::uint32_t> held_;  // by staging slot: the tile whose newest state lies in it
   std::array<Bytes, 16> moved_{};
 };
 

@@ -105,11 +105,13 @@ void Trainer::adopt(nvme_swap::TileStore& source) {
 void Trainer::copy_to(nvme_swap::TileStore& target) {
   check_tiles(target);
   commit();
+  actions_->forget_staged();
   state_io_->copy_committed(target);
 }
 
 void Trainer::read_masters(std::uint32_t block, std::span<float> masters) {
   flush(false);
+  actions_->forget_staged();
   state_io_->read_masters(block, masters);
 }
 

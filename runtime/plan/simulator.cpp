@@ -201,6 +201,7 @@ class Simulation {
 }  // namespace
 
 double work_seconds(const MachineProfile& profile, const Op& op) {
+  if (op.held) return 0;
   const auto bytes = static_cast<double>(op.bytes.value());
   switch (op.lane) {
     case Lane::gpu: {

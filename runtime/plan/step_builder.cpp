@@ -28,7 +28,8 @@ class Builder {
         gradient_reader_(placement.gradient_slots, kNone),
         landing_reader_(placement.gradient_slots, kNone),
         gradient_slot_(workload.blocks.size(), kNoSlot),
-        staging_user_(placement.state_slots, kNone) {
+        staging_user_(placement.state_slots, kNone),
+        staging_tile_(placement.state_slots, kNone) {
     SPILLWAY_ASSERT(placement.blocks.size() == workload.blocks.size());
     SPILLWAY_ASSERT(workload.blocks.size() >= 2 && placement.gradient_slots >= 1);
     const bool needs_pair =
@@ -53,6 +54,7 @@ class Builder {
   Op tile_op(OpKind kind, Lane lane, std::uint32_t tile) const;
 
   void update_tile(std::uint32_t tile);
+  void read_ahead();
   void update_block(std::uint32_t block);
   void round(std::uint32_t round);
   OpIndex acquire_parameters(std::uint32_t block, std::uint32_t& slot);
@@ -86,6 +88,7 @@ class Builder {
   std::vector<OpIndex> landing_reader_;       // host landing slot: last op that reads it
   std::vector<std::uint32_t> gradient_slot_;  // block: slot of the visit under way
   std::vector<OpIndex> staging_user_;         // slot: last op that uses it
+  std::vector<std::uint32_t> staging_tile_;   // slot: last tile in it
   std::vector<OpIndex> writes_;               // since the last commit
   std::uint32_t parameter_visits_ = 0;
   std::uint32_t gradient_visits_ = 0;
@@ -135,7 +138,10 @@ void Builder::update_tile(std::uint32_t tile) {
     return;
   }
   const std::uint32_t slot = staging_visits_++ % placement_.state_slots;
+  const bool first_user = staging_tile_[slot] == kNone;
+  staging_tile_[slot] = tile;
   Op read = tile_op(OpKind::read_state, Lane::nvme_read, tile);
+  read.held = first_user;
   Op write = tile_op(OpKind::write_state, Lane::nvme_write, tile);
   read.slot = update.slot = write.slot = slot;
   read.if_pending = write.if_pending = true;
@@ -143,6 +149,22 @@ void Builder::update_tile(std::uint32_t tile) {
   last_update_[block] = append(update, {filled});
   staging_user_[slot] = append(write, {last_update_[block]});
   writes_.push_back(staging_user_[slot]);
+}
+
+/// The staging slots are free once the last update is on its way to the disk: what the next step
+/// reads first can come in while this one runs its backward. A slot whose only tile is the one that
+/// it starts with holds it anyway.
+void Builder::read_ahead() {
+  std::uint32_t slot = 0;
+  for (std::uint32_t tile = 0; tile < tiles_.size() && slot < placement_.state_slots; ++tile) {
+    if (placement_.blocks[tiles_[tile].block].state != Tier::nvme) continue;
+    if (staging_tile_[slot] != tile) {
+      Op read = tile_op(OpKind::read_state, Lane::nvme_read, tile);
+      read.slot = slot;
+      append(read, {staging_user_[slot]});
+    }
+    ++slot;
+  }
 }
 
 void Builder::append_commit() {
@@ -321,6 +343,7 @@ void Builder::round(std::uint32_t round) {
 
 void Builder::training() {
   for (std::uint32_t r = 0; r < workload_.rounds; ++r) round(r);
+  read_ahead();
 }
 
 void Builder::evaluation() {

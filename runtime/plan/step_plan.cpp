@@ -57,7 +57,7 @@ std::string_view name_of(StateFormat format) {
 Bytes bytes_moved(const StepPlan& plan, OpKind kind) {
   Bytes sum;
   for (const Op& op : plan.ops) {
-    if (op.kind == kind) sum += op.bytes;
+    if (op.kind == kind && !op.held) sum += op.bytes;
   }
   return sum;
 }
@@ -81,6 +81,7 @@ std::string to_text(const StepPlan& plan) {
     text += slot_text("slot", op.slot) + slot_text("tied_slot", op.tied_slot) +
             slot_text("gradient_slot", op.gradient_slot);
     if (op.bytes > Bytes{}) fmt::format_to(std::back_inserter(text), " bytes={}", op.bytes.value());
+    if (op.held) text += " held";
     if (op.if_pending) text += " if_pending";
     if (op.dependency_count > 0) {
       fmt::format_to(std::back_inserter(text), " after {}",

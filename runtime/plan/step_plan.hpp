@@ -52,6 +52,8 @@ struct Op {
   std::uint32_t slot = kNoSlot;           ///< parameters or tile state; kNoSlot: the resident home
   std::uint32_t tied_slot = kNoSlot;      ///< loss of a tied head: where block 0's parameters are
   std::uint32_t gradient_slot = kNoSlot;  ///< fp32 accumulator of the block's visit
+  /// read_state: the step before has left the tile in the slot; read only where it has not.
+  bool held = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending
   Bytes bytes;              ///< moved by the op on its lane
   double flops = 0;
@@ -75,7 +77,7 @@ struct StepPlan {
   }
 };
 
-/// Bytes that the ops of `kind` move in one run of the plan.
+/// Bytes that the ops of `kind` move in one run of the plan, of many in a row.
 [[nodiscard]] Bytes bytes_moved(const StepPlan& plan, OpKind kind);
 /// One line an op, for golden files and for people.
 [[nodiscard]] std::string to_text(const StepPlan& plan);

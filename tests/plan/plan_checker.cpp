@@ -8,8 +8,6 @@
 namespace spillway::plan {
 namespace {
 
-bool performed(const RunOf& run, const Op& op) { return run.pending || !op.if_pending; }
-
 class Accesses {
  public:
   Accesses(const RunOf& run, const Op& op)
@@ -187,6 +185,10 @@ std::vector<std::vector<bool>> happens_before(const StepPlan& plan, const RunOf&
 }
 
 }  // namespace
+
+bool performed(const RunOf& run, const Op& op) {
+  return (run.pending || !op.if_pending) && !(run.warm && op.held);
+}
 
 std::vector<Access> accesses_of(const RunOf& run, const Op& op) {
   return Accesses(run, op).of_op();

@@ -55,8 +55,10 @@ struct RunOf {
   const Placement& placement;
   bool training = true;  ///< a backward follows: kept activations are saved
   bool pending = true;   ///< ops marked `if_pending` are performed
+  bool warm = false;     ///< staging is as the step before left it: reads marked `held` are not
 };
 
+[[nodiscard]] bool performed(const RunOf& run, const Op& op);
 [[nodiscard]] std::vector<Access> accesses_of(const RunOf& run, const Op& op);
 
 /// Empty, or the first two ops that touch one buffer, at least one writing, without an order

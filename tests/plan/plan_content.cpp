@@ -23,21 +23,39 @@ class Interpreter {
       : run_(run),
         w_(run.workload),
         tiles_(make_tiles(run.workload, run.placement.tile_parameters)),
-        newest_(run.pending ? 1 : 0) {}
+        newest_(run.pending ? 1 : 0) {
+    each_head_tile([&](std::uint32_t slot, std::uint32_t tile) {
+      if (run.warm) staging_[slot] = {tile, 0, 0};
+    });
+  }
 
   std::string run(const StepPlan& plan) {
     for (OpIndex i = 0; i < plan.ops.size(); ++i) {
-      if (!run_.pending && plan.ops[i].if_pending) continue;
+      if (!performed(run_, plan.ops[i])) continue;
       perform(plan.ops[i]);
       if (!wrong_.empty()) {
         return fmt::format("op {} ({} of block {}): {}", i, name_of(plan.ops[i].kind),
                            plan.ops[i].block, wrong_);
       }
     }
-    return {};
+    const bool steps = !plan.ops.empty() && !normed_.empty();
+    each_head_tile([&](std::uint32_t slot, std::uint32_t tile) {
+      const bool ready = staging_[slot] == Content{tile, newest_, 0};
+      need(ready || !steps || !run_.pending, "the next step does not find its first tiles");
+    });
+    return wrong_;
   }
 
  private:
+  /// The tiles that a step finds in its staging slots if another step ran before it.
+  template <class Visit>
+  void each_head_tile(const Visit& visit) {
+    std::uint32_t slot = 0;
+    for (std::uint32_t t = 0; t < tiles_.size() && slot < run_.placement.state_slots; ++t) {
+      if (run_.placement.blocks[tiles_[t].block].state == Tier::nvme) visit(slot++, t);
+    }
+  }
+
   void need(bool holds, const char* what) {
     if (!holds && wrong_.empty()) wrong_ = what;
   }

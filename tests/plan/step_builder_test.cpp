@@ -89,7 +89,12 @@ TEST(StepBuilder, ReadsStateAheadAsFarAsItHasStagingSlotsAndNoFurther) {
       if (op.kind == OpKind::write_state) writes.push_back(i);
       if (op.kind != OpKind::read_state) continue;
       const auto dependencies = plan.dependencies_of(op);
-      if (reads < slots) {
+      EXPECT_EQ(op.held, reads < slots);
+      if (reads >= 6) {  // for the next step, once the slot's last tile is written
+        EXPECT_EQ(op.tile, op.slot == 0 ? 0 : plan.ops[i - 1].tile + 1);
+        ASSERT_EQ(dependencies.size(), 1U);
+        EXPECT_EQ(plan.ops[dependencies[0]].slot, op.slot);
+      } else if (reads < slots) {
         EXPECT_TRUE(dependencies.empty()) << "read " << reads << " of " << slots << " slots";
       } else {
         ASSERT_EQ(dependencies.size(), 1U);
@@ -97,7 +102,7 @@ TEST(StepBuilder, ReadsStateAheadAsFarAsItHasStagingSlotsAndNoFurther) {
       }
       ++reads;
     }
-    EXPECT_EQ(reads, 6U);
+    EXPECT_EQ(reads, 6 + slots);
   }
 }
 
@@ -124,8 +129,10 @@ TEST(StepBuilder, UpdatesEachBlockJustAheadOfItsForward) {
 void expect_correct(const Case& c) {
   const StepPlan training = build_training_step(c.workload, c.placement);
   const StepPlan flush = build_flush(c.workload, c.placement);
-  for (const bool pending : {true, false}) {
-    const RunOf run{.workload = c.workload, .placement = c.placement, .pending = pending};
+  for (const auto& [pending, warm] :
+       {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
+    const RunOf run{
+        .workload = c.workload, .placement = c.placement, .pending = pending, .warm = warm};
     for (const StepPlan* plan : {&training, &flush}) {
       ASSERT_EQ(find_race(*plan, run), "") << to_text(*plan);
       ASSERT_EQ(find_wrong_content(*plan, run), "") << to_text(*plan);
