@@ -36,7 +36,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 
 inline constexpr std::uint64_t kFileMagic = 0x5041575359415753;    // "SWAYSWAP"
 inline constexpr std::uint64_t kRecordMagic = 0x4d4d4f4359415753;  // "SWAYCOMM"
-inline constexpr std::uint32_t kFormatVersion = 1;
+inline constexpr std::uint32_t kFormatVersion = 2;
 inline constexpr std::uint32_t kNoSlot = 0xffffffff;  ///< a tile without a version
 inline constexpr std::uint32_t kMaxSlots = 16;
 inline constexpr std::size_t kMaxCommitPayload = 2048;
@@ -85,7 +85,7 @@ struct RecordHeader {
 static_assert(sizeof(RecordHeader) == kPageBytes);
 
 struct TileRecord {
-  std::uint64_t checksum = 0;  ///< XXH3-64 of the tile's payload
+  std::uint64_t checksum = 0;  ///< checksum_of the tile's payload
   std::uint32_t slot = kNoSlot;
   std::uint32_t reserved = 0;
 };
@@ -144,7 +144,17 @@ void seal_record(const StoreMap& map, const RecordContent& content, std::span<st
                                                        std::span<const std::byte> area,
                                                        std::string& reason);
 
-/// XXH3-64 of a tile's payload.
+/// Threads share the work of a checksum by pieces of this size.
+inline constexpr std::size_t kChecksumPiece = 256 << 10;
+
+/// XXH3-64 of up to one piece; of each piece more, XXH3-64 of the checksum so far and the piece's.
 [[nodiscard]] std::uint64_t checksum_of(std::span<const std::byte> data);
+[[nodiscard]] constexpr std::size_t checksum_pieces(std::size_t bytes) {
+  return bytes <= kChecksumPiece ? 1 : (bytes + kChecksumPiece - 1) / kChecksumPiece;
+}
+/// The checksum of `data`'s piece number `piece`.
+[[nodiscard]] std::uint64_t checksum_of_piece(std::span<const std::byte> data, std::size_t piece);
+/// `checksum_of` the data whose pieces have these checksums.
+[[nodiscard]] std::uint64_t combine_checksums(std::span<const std::uint64_t> pieces);
 
 }  // namespace spillway::nvme_swap

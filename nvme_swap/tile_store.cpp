@@ -62,6 +62,10 @@ Ticket TileStore::read(TileIndex tile, std::span<std::byte> target) {
 void TileStore::verify(TileIndex tile, std::span<const std::byte> data) const {
   implementation_->verify(tile, data);
 }
+
+void TileStore::verify(TileIndex tile, std::uint64_t checksum) const {
+  implementation_->verify(tile, checksum);
+}
 Ticket TileStore::write(TileIndex tile, std::span<const std::byte> source, std::uint64_t checksum) {
   return {*this, implementation_->write(tile, source, checksum)};
 }

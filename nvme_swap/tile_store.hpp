@@ -107,6 +107,8 @@ class TileStore final : public TicketSource {
   /// Throws `Error{corrupt_data}` naming file, tile and both checksums unless `data` is the newest
   /// version of `tile`.
   void verify(TileIndex tile, std::span<const std::byte> data) const;
+  /// The same, of data that has this `checksum_of`.
+  void verify(TileIndex tile, std::uint64_t checksum) const;
   /// Writes a new version. `checksum` is `checksum_of(source)`; the version is the newest, for
   /// reads and the next commit, once the ticket is finished. One write of a tile may be pending.
   /// Throws `Error{not_supported}` for a store of one slot that has been committed.

@@ -207,17 +207,22 @@ std::uint32_t TileStore::Implementation::commit(const CommitHeader& header) {
 
 void TileStore::Implementation::verify(TileIndex tile, std::span<const std::byte> data) const {
   check_tile(tile, data);
-  check(versions_.newest(tile) != kNoSlot, ErrorCode::invalid_argument,
-        "a tile without a version cannot be verified");
+  verify(tile, checksum_of(data));
+}
+
+void TileStore::Implementation::verify(TileIndex tile, std::uint64_t actual) const {
+  if (tile.value() >= map_.tiles.size() || versions_.newest(tile) == kNoSlot) {
+    throw Error(ErrorCode::invalid_argument, "a tile without a version cannot be verified");
+  }
   const std::uint64_t expected = versions_.checksum(tile);
-  const std::uint64_t actual = checksum_of(data);
   if (expected == actual) return;
   const std::uint32_t slot = versions_.newest(tile);
-  throw Error(ErrorCode::corrupt_data,
-              fmt::format("tile {} of {} (slot {}, {} bytes at offset {}) is not what was written: "
-                          "checksum {:016x} instead of {:016x}",
-                          tile.value(), files_[map_.tiles[tile.value()].file].path().string(), slot,
-                          data.size(), map_.slot_offset(tile, slot), actual, expected));
+  throw Error(
+      ErrorCode::corrupt_data,
+      fmt::format("tile {} of {} (slot {}, {} bytes at offset {}) is not what was written: "
+                  "checksum {:016x} instead of {:016x}",
+                  tile.value(), files_[map_.tiles[tile.value()].file].path().string(), slot,
+                  map_.tiles[tile.value()].bytes, map_.slot_offset(tile, slot), actual, expected));
 }
 
 void TileStore::Implementation::discard(TileIndex tile) {

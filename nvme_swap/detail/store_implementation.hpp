@@ -40,6 +40,7 @@ class TileStore::Implementation {
                                     std::uint64_t checksum);
   [[nodiscard]] std::uint32_t commit(const CommitHeader& header);
   void verify(TileIndex tile, std::span<const std::byte> data) const;
+  void verify(TileIndex tile, std::uint64_t checksum) const;
   void discard(TileIndex tile);
 
   [[nodiscard]] bool ready(std::uint32_t slot);

@@ -22,6 +22,9 @@ OpActions::OpActions(OpResources resources)
              .parameter = kernel_.parameter_dtype},
       state_checksums_(resources_.homes.tiles().size()),
       parameter_checksums_(resources_.homes.tiles().size()),
+      piece_checksums_(nvme_swap::checksum_pieces(
+          plan::slot_bytes(resources_.placement.format, resources_.placement.tile_parameters)
+              .value())),
       writes_(resources_.homes.tiles().size()),
       held_(resources_.placement.state_slots, kNoTile) {
   step_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
@@ -281,12 +284,22 @@ void OpActions::device_update(const Op& op) {
                                            homes.device_parameters_of_tile(op.tile).address()));
 }
 
+std::uint64_t OpActions::checksum(std::span<const std::byte> data) {
+  const auto pieces = std::span(piece_checksums_).first(nvme_swap::checksum_pieces(data.size()));
+  resources_.workers.parallel_for(pieces.size(), 1, [&](std::size_t first, std::size_t last) {
+    for (std::size_t piece = first; piece < last; ++piece) {
+      pieces[piece] = nvme_swap::checksum_of_piece(data, piece);
+    }
+  });
+  return nvme_swap::combine_checksums(pieces);
+}
+
 void OpActions::host_update(const Op& op) {
   Homes& homes = resources_.homes;
   const std::span<std::byte> state = state_of(op);
   const std::span<std::byte> parameters = homes.host_parameters_of_tile(op.tile);
   const bool staged = op.slot != kNoSlot;
-  if (staged) resources_.store.verify(StateSlots::state(op.tile), state);
+  if (staged) resources_.store.verify(StateSlots::state(op.tile), checksum(state));
   const cpu_adam::UpdateRange whole =
       tile_range(op.tile, state.data(), homes.host_gradient(op.block).data(), parameters.data());
   const auto groups = groups_of(op.block);
@@ -295,10 +308,8 @@ void OpActions::host_update(const Op& op) {
         cpu_adam::update(kernel_, groups, cpu_adam::slice(kernel_, whole, first, last - first));
       });
   if (!staged) return;
-  state_checksums_[op.tile] = nvme_swap::checksum_of(state);
-  if (homes.slots().with_parameters()) {
-    parameter_checksums_[op.tile] = nvme_swap::checksum_of(parameters);
-  }
+  state_checksums_[op.tile] = checksum(state);
+  if (homes.slots().with_parameters()) parameter_checksums_[op.tile] = checksum(parameters);
 }
 
 }  // namespace spillway::engine

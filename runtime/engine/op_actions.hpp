@@ -91,6 +91,8 @@ class OpActions final : public OpPerformer {
   /// Where a write of the tile's slot finds its 16-bit parameters.
   [[nodiscard]] std::span<const std::byte> parameters_to_write(const plan::Op& op);
   [[nodiscard]] Ticket write_slot(const plan::Op& op);
+  /// nvme_swap::checksum_of, by all workers. Inside a worker's task only.
+  [[nodiscard]] std::uint64_t checksum(std::span<const std::byte> data);
 
   static constexpr std::uint32_t kNoTile = ~0U;
 
@@ -100,6 +102,7 @@ class OpActions final : public OpPerformer {
   Step step_;
   /// By tile, of what its next write to disk writes.
   std::vector<std::uint64_t> state_checksums_, parameter_checksums_;
+  std::vector<std::uint64_t> piece_checksums_;  // of the checksum under way
   TicketPairs writes_;
   std::vector<std::uint32_t> held_;  // by staging slot: the tile whose newest state lies in it
   std::array<Bytes, 16> moved_{};

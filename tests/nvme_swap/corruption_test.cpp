@@ -187,7 +187,7 @@ TEST_F(CorruptionTest, OfATileIsFoundWhenItIsRead) {
 TEST_F(CorruptionTest, OfTheVersionIsToldFromANewerFormat) {
   PageBuffer area = load(0, 0, map_.header_bytes);
   FileHeader header = decode_header(area.bytes().first(kPageBytes), map_.file_bytes[0], "intact");
-  header.version = 2;
+  header.version = kFormatVersion + 1;
   header.checksum =
       checksum_of(std::as_bytes(std::span(&header, 1)).first(offsetof(FileHeader, checksum)));
   std::memcpy(area.bytes().data(), &header, sizeof header);
@@ -195,7 +195,23 @@ TEST_F(CorruptionTest, OfTheVersionIsToldFromANewerFormat) {
     return decode_header(area.bytes().first(kPageBytes), map_.file_bytes[0], "file");
   };
   EXPECT_EQ(code_of(decode), ErrorCode::not_supported);
-  EXPECT_THAT(message_of(decode), HasSubstr("format version 2"));
+  EXPECT_THAT(message_of(decode), HasSubstr(fmt::format("format version {}", kFormatVersion + 1)));
+}
+
+TEST(Checksum, OfPiecesIsThatOfTheWhole) {
+  std::vector<std::byte> data(3 * kChecksumPiece + 100);
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 2654435761U >> 21);
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, kChecksumPiece, kChecksumPiece + 1,
+                                 2 * kChecksumPiece, data.size()}) {
+    const std::span<const std::byte> part = std::span(data).first(size);
+    std::vector<std::uint64_t> pieces(checksum_pieces(size));
+    for (std::size_t p = 0; p < pieces.size(); ++p) pieces[p] = checksum_of_piece(part, p);
+    EXPECT_EQ(combine_checksums(pieces), checksum_of(part)) << size;
+  }
+  // Pieces that change places change the whole.
+  const std::uint64_t before = checksum_of(data);
+  std::swap_ranges(data.begin(), data.begin() + kChecksumPiece, data.begin() + kChecksumPiece);
+  EXPECT_NE(checksum_of(data), before);
 }
 
 }  // namespace
