@@ -55,6 +55,7 @@ class FailingEngine final : public IoEngine {
   [[nodiscard]] std::uint64_t spoiled() const { return spoiled_; }
 
   [[nodiscard]] std::string_view name() const override;
+  [[nodiscard]] EngineAbilities abilities() const override { return inner_->abilities(); }
   [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override;
   [[nodiscard]] std::size_t poll(std::span<IoResult> results) override;
   void wait() override;

@@ -49,6 +49,9 @@ struct StoreOptions {
                                   ///< An existing store keeps the number it was created with.
   std::size_t tickets = 256;      ///< tile operations pending at once
   WakeSignal* wake = nullptr;
+  /// Memory that tiles are read into and written from, if it is known at start; see EngineOptions.
+  std::vector<std::span<std::byte>> buffers;
+  UringOptions uring;
   std::optional<double> disk_gigabytes_per_second;  ///< throttle, for tests and simulation
   CacheUse cache = CacheUse::bypass;
   bool remove_on_close = false;  ///< the files go with the store: no resume is wanted
@@ -96,6 +99,7 @@ class TileStore final : public TicketSource {
 
   [[nodiscard]] const StoreLayout& layout() const;
   [[nodiscard]] std::string_view engine_name() const;
+  [[nodiscard]] EngineAbilities engine_abilities() const;
   /// The last durable commit; empty before the first.
   [[nodiscard]] const std::optional<CommitHeader>& committed() const;
 

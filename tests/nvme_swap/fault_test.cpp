@@ -18,8 +18,8 @@ struct FaultCase {
 
 std::vector<FaultCase> fault_cases() {
   std::vector<FaultCase> cases;
-  for (const EngineKind engine : {EngineKind::posix, EngineKind::uring}) {
-    const std::string name = engine == EngineKind::posix ? "posix" : "uring";
+  for (const EngineKind engine : kEngines) {
+    const std::string name = name_of(engine);
     cases.push_back({name + "Eio", engine, {.error = EIO}, false});
     cases.push_back({name + "Enospc", engine, {.error = ENOSPC}, false});
     cases.push_back({name + "Eintr", engine, {.count = 3, .error = EINTR}, true});

@@ -78,17 +78,17 @@ TEST_P(SteadyState, AllocatesAndOpensNothing) {
 INSTANTIATE_TEST_SUITE_P(Engines, SteadyState,
                          ::testing::Values(SteadyCase{EngineKind::posix, std::nullopt},
                                            SteadyCase{EngineKind::uring, std::nullopt},
+                                           SteadyCase{EngineKind::aio, std::nullopt},
                                            SteadyCase{EngineKind::uring, 2.0}),
                          [](const ::testing::TestParamInfo<SteadyCase>& entry) {
-                           const bool uring = entry.param.engine == EngineKind::uring;
-                           return std::string(uring ? "uring" : "posix") +
+                           return name_of(entry.param.engine) +
                                   (entry.param.throttle ? "Throttled" : "");
                          });
 
 TEST(OpenDescriptors, ReturnToTheirNumberWhenStoresAreClosed) {
   ScratchDirectory scratch(Medium::memory);
   const std::size_t before = open_descriptors();
-  for (const EngineKind engine : {EngineKind::posix, EngineKind::uring}) {
+  for (const EngineKind engine : kEngines) {
     StoreOptions options = small_options(scratch.path(), 3);
     options.engine = engine;
     options.remove_on_close = true;

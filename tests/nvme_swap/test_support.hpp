@@ -140,6 +140,18 @@ inline StoreOptions small_options(const std::filesystem::path& root, std::size_t
 
 inline StoreLayout layout_of(std::size_t tiles, Bytes bytes) { return {std::vector(tiles, bytes)}; }
 
+inline std::string name_of(EngineKind engine) {
+  switch (engine) {
+    case EngineKind::automatic: return "auto";
+    case EngineKind::uring: return "uring";
+    case EngineKind::aio: return "aio";
+    case EngineKind::posix: return "posix";
+  }
+  return "unknown";
+}
+
+inline constexpr EngineKind kEngines[] = {EngineKind::posix, EngineKind::uring, EngineKind::aio};
+
 /// Writes the content of `step` to every tile and waits.
 inline void write_step(TileStore& store, std::uint64_t step) {
   std::vector<PageBuffer> contents;
