@@ -40,8 +40,10 @@ enum class CacheUse : std::uint8_t {
 
 struct StoreOptions {
   std::vector<std::filesystem::path>
-      directories;             ///< one swap file in each; tiles striped over them
-  std::string name = "tiles";  ///< of the files; differs between stores that share a directory
+      directories;              ///< one swap file in each; tiles striped over them
+  std::vector<double> weights;  ///< of the directories: the share of the tiles that a new store
+                                ///< puts into each, by measured bandwidth; all the same if empty
+  std::string name = "tiles";   ///< of the files; differs between stores that share a directory
   EngineKind engine = EngineKind::automatic;
   std::size_t queue_depth = 32;
   Bytes transfer_bytes{1 << 20};  ///< a tile moves in pieces of this size

@@ -275,12 +275,15 @@ class UringEngine final : public IoEngine {
 
   void open_rings(const EngineOptions& options) {
     const auto depth = static_cast<unsigned>(depth_);
+    // The kernel's thread frees the entries of a batch when it has submitted all of it; until then
+    // they count beside as many new ones, though their results may have been polled.
+    const unsigned thread_depth = 2 * depth;
     if (options.uring.completion_polling) {
       const std::string obstacle = options.uring.submission_thread
                                        ? obstacle_to_polling(files_)
                                        : "it needs the submission thread";
       if (obstacle.empty()) {
-        ring_.emplace(depth, IORING_SETUP_SQPOLL | IORING_SETUP_IOPOLL);
+        ring_.emplace(thread_depth, IORING_SETUP_SQPOLL | IORING_SETUP_IOPOLL);
         flush_ring_.emplace(depth, 0);  // a polled ring has no fsync
         abilities_ = {.submission_thread = true, .completion_polling = true};
         return;
@@ -289,7 +292,7 @@ class UringEngine final : public IoEngine {
     }
     if (options.uring.submission_thread) {
       try {
-        ring_.emplace(depth, IORING_SETUP_SQPOLL);
+        ring_.emplace(thread_depth, IORING_SETUP_SQPOLL);
         abilities_.submission_thread = true;
         return;
       } catch (const Error& error) {

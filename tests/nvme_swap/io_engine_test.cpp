@@ -174,6 +174,23 @@ TEST_P(FailingEngineTest, ShortensZeroesLosesAndDelays) {
   EXPECT_EQ(read(), 16384);
 }
 
+TEST_P(FailingEngineTest, LetsTheNextOperationOvertakeTheChosenOne) {
+  PageBuffer early = tile_content(4_KiB, 1, 1);
+  PageBuffer late = tile_content(4_KiB, 2, 2);
+  const std::array requests{request(IoOperation::write, 0, 5, early.bytes()),
+                            request(IoOperation::read, 1, 0, target_.bytes())};
+  failing_->arm({.action = FaultAction::reorder, .operation = IoOperation::write});
+  ASSERT_EQ(engine_->submit(requests), 2U);
+  EXPECT_EQ(collect(2).at(requests[0].tag), 4096);
+  EXPECT_EQ(failing_->spoiled(), 1U);
+  // Alone, it is performed all the same.
+  failing_->arm({.action = FaultAction::reorder});
+  EXPECT_EQ(run(request(IoOperation::write, 0, 5, late.bytes())), 4096);
+  failing_->disarm();
+  EXPECT_EQ(run(request(IoOperation::read, 0, 5, early.bytes())), 4096);
+  EXPECT_TRUE(same_bytes(early.bytes(), late.bytes()));
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, FailingEngineTest,
                          ::testing::Values(EngineCase{"posix", kPosix}, EngineCase{"aio", kAio},
                                            EngineCase{"uring", kUring}),

@@ -115,6 +115,20 @@ inline std::uint64_t test_seed() {
   return seed;
 }
 
+/// How often a test does something: `name` in the environment, or what suits a CI run.
+inline std::size_t count_from(const char* name, std::size_t usual) {
+  const char* given = std::getenv(name);
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : usual;
+}
+
+inline std::size_t open_descriptors() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
 /// No log lines while a test provokes what they report.
 class QuietLog {
  public:
