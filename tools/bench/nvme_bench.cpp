@@ -209,8 +209,6 @@ class NvmeBench {
         report(std::move(row), "tiles");
       }
     }
-    std::error_code ignored;
-    std::filesystem::remove(options_.directory / "spillway-bench", ignored);
   }
 
   void summarize() {

@@ -65,8 +65,6 @@ class SwapBench {
                .buffers = options.buffers}),
         pool_({.threads = options.threads, .wake = &load_.wake()}),
         buffers_(options.buffers) {
-    check(options.buffers >= 2 && tiles_ >= 2, ErrorCode::invalid_argument,
-          "the pipeline needs at least two tiles and two buffers");
     std::mt19937_64 random(7);
     for (std::uint16_t& gradient : gradients_) {
       // 1/8 to 2 in size, either sign.
@@ -294,6 +292,12 @@ class SwapBench {
 }  // namespace
 
 ordered_json bench_swap(const SwapBenchOptions& options, const SwapBenchNote& note) {
+  check(options.buffers >= 2 && options.tile_parameters > 0 &&
+            options.parameters > options.tile_parameters,
+        ErrorCode::invalid_argument,
+        fmt::format("the pipeline needs at least two tiles and two buffers, not {} parameters in "
+                    "tiles of {} and {} buffers",
+                    options.parameters, options.tile_parameters, options.buffers));
   return std::make_unique<SwapBench>(options, note)->run();
 }
 

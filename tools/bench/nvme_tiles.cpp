@@ -69,8 +69,16 @@ TileBuffers::TileBuffers(std::size_t count, Bytes bytes)
 
 void TileBuffers::Free::operator()(std::byte* data) const { std::free(data); }
 
+ScratchDirectories::~ScratchDirectories() {
+  for (const std::filesystem::path& path : paths_) {
+    std::error_code ignored;  // somebody else's files may be there
+    std::filesystem::remove(path, ignored);
+  }
+}
+
 TileLoad::TileLoad(const TileLoadOptions& options)
     : options_(options),
+      directories_(options.directories),
       buffers_(options.buffers, options.tile_bytes),
       store_(nvme_swap::TileStore::create(
           store_options(options, buffers_, wake_),

@@ -48,6 +48,18 @@ struct TileLoadResult {
   double commit_seconds = 0;   ///< the mean of the commits, which are not in `load.seconds`
 };
 
+/// Directories that go with the object if they are empty by then.
+class ScratchDirectories {
+ public:
+  explicit ScratchDirectories(const std::vector<std::filesystem::path>& paths) : paths_(paths) {}
+  ~ScratchDirectories();
+  ScratchDirectories(const ScratchDirectories&) = delete;
+  ScratchDirectories& operator=(const ScratchDirectories&) = delete;
+
+ private:
+  std::vector<std::filesystem::path> paths_;
+};
+
 /// A store of tiles that goes when this does.
 class TileLoad {
  public:
@@ -71,6 +83,7 @@ class TileLoad {
   std::uint64_t checksum(std::span<const std::byte> data, TileLoadResult& result) const;
 
   TileLoadOptions options_;
+  ScratchDirectories directories_;
   WakeSignal wake_;
   TileBuffers buffers_;
   std::unique_ptr<nvme_swap::TileStore> store_;

@@ -143,10 +143,6 @@ void add_bench_swap(CLI::App& bench, Session& session) {
         const bool json = session.json;
         ordered_json document = bench::bench_swap(
             options, [](const std::string& line) { fmt::print(stderr, "{}\n", line); });
-        std::error_code ignored;
-        for (const auto& directory : options.directories) {
-          std::filesystem::remove(directory, ignored);
-        }
         if (!json) print_swap(document);
         return document;
       });
