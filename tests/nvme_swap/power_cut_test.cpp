@@ -119,7 +119,7 @@ class PowerCut : public ::testing::TestWithParam<RunCase> {
 
   StoreOptions put_on_disk(const CutDisk& disk) {
     StoreOptions options = options_;
-    options.queue_depth = 1;  // one thread of the engine to start and end for each sample
+    options.engine = EngineKind::uring;  // no threads to start and end for each sample
     for (std::size_t i = 0; i < 2; ++i) {
       options.directories[i] = scratch_.path() / ("cut" + std::to_string(i));
       std::filesystem::create_directories(options.directories[i]);
