@@ -10,7 +10,7 @@ install(EXPORT spillwayTargets NAMESPACE spillway::
 configure_package_config_file(cmake/spillwayConfig.cmake.in spillwayConfig.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/spillway)
 write_basic_package_version_file(spillwayConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES cmake/FindoneDNN.cmake
+install(FILES cmake/FindoneDNN.cmake cmake/FindLibaio.cmake
               ${PROJECT_BINARY_DIR}/spillwayConfig.cmake
               ${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/spillway)

@@ -14,11 +14,15 @@ FailingEngine::FailingEngine(std::unique_ptr<IoEngine> inner, const EngineOption
       depth_(options.queue_depth),
       scratch_(options.queue_depth),
       held_(std::make_unique<detail::HeldResults>(options.queue_depth, options.wake)) {
+  overtaken_.reserve(depth_);
   delayed_.reserve(depth_);
   invented_.reserve(depth_);
 }
 
-FailingEngine::~FailingEngine() = default;
+FailingEngine::~FailingEngine() {
+  // What was taken is done, as with every engine.
+  while (!overtaken_.empty()) release_overtaken();
+}
 
 void FailingEngine::arm(const Fault& fault) {
   fault_ = fault;
@@ -46,6 +50,8 @@ std::size_t FailingEngine::submit(std::span<const IoRequest> requests) {
 }
 
 std::size_t FailingEngine::poll(std::span<IoResult> results) {
+  // The caller has nothing more to send for now: nothing will overtake these.
+  release_overtaken();
   collect();
   std::size_t count = std::min(results.size(), invented_.size());
   std::copy_n(invented_.begin(), count, results.begin());
@@ -56,6 +62,7 @@ std::size_t FailingEngine::poll(std::span<IoResult> results) {
 }
 
 void FailingEngine::wait() {
+  release_overtaken();
   collect();
   while (invented_.empty() && held_->empty() && in_flight_ > 0) {
     inner_->wait();
@@ -74,6 +81,7 @@ bool FailingEngine::submit_one(const IoRequest& request) {
   const bool struck = strikes(request.operation);
   const bool accepted = struck ? spoil(request) : inner_->submit({&request, 1}) == 1;
   if (!accepted) return false;
+  if (!struck) release_overtaken();
   if (fault_ && (!fault_->operation || *fault_->operation == request.operation)) ++matched_;
   if (struck) ++spoiled_;
   return true;
@@ -94,8 +102,15 @@ bool FailingEngine::spoil(const IoRequest& request) {
       if (inner_->submit({&changed, 1}) != 1) return false;
       delayed_.push_back({.tag = request.tag, .delay = fault_->delay});
       return true;
+    case FaultAction::reorder: overtaken_.push_back(request); return true;
   }
   return false;
+}
+
+void FailingEngine::release_overtaken() {
+  // The engine's queue is as long as ours, so it has room; if not now, then at the next call.
+  const std::size_t taken = overtaken_.empty() ? 0 : inner_->submit(overtaken_);
+  overtaken_.erase(overtaken_.begin(), overtaken_.begin() + static_cast<std::ptrdiff_t>(taken));
 }
 
 void FailingEngine::invent(std::uint64_t tag, std::int64_t result) {

@@ -25,6 +25,7 @@ enum class FaultAction : std::uint8_t {
   zero,     ///< not performed; the result is 0
   lose,     ///< not performed; the result claims success
   delay,    ///< performed; the result comes `delay` later
+  reorder,  ///< performed after the operation that follows it, if one does while it waits
 };
 
 /// Spoils operations number `first` to `first + count - 1` of those that match, counted from 1.
@@ -55,6 +56,7 @@ class FailingEngine final : public IoEngine {
   [[nodiscard]] std::uint64_t spoiled() const { return spoiled_; }
 
   [[nodiscard]] std::string_view name() const override;
+  [[nodiscard]] EngineAbilities abilities() const override { return inner_->abilities(); }
   [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override;
   [[nodiscard]] std::size_t poll(std::span<IoResult> results) override;
   void wait() override;
@@ -68,6 +70,7 @@ class FailingEngine final : public IoEngine {
   [[nodiscard]] bool strikes(IoOperation operation) const;
   [[nodiscard]] bool submit_one(const IoRequest& request);
   [[nodiscard]] bool spoil(const IoRequest& request);
+  void release_overtaken();
   void invent(std::uint64_t tag, std::int64_t result);
   void collect();
 
@@ -79,8 +82,9 @@ class FailingEngine final : public IoEngine {
   std::uint64_t spoiled_ = 0;
   std::array<std::uint64_t, 3> taken_{};
   std::size_t in_flight_ = 0;
-  std::vector<Delayed> delayed_;    // still inside the engine
-  std::vector<IoResult> invented_;  // to be polled now
+  std::vector<IoRequest> overtaken_;  // kept back until another operation has gone in
+  std::vector<Delayed> delayed_;      // still inside the engine
+  std::vector<IoResult> invented_;    // to be polled now
   std::vector<IoResult> scratch_;
   std::unique_ptr<detail::HeldResults> held_;
 };

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "runtime/base/error.hpp"
 
@@ -22,6 +24,21 @@ std::uint64_t header_checksum(const Header& header) {
 }
 
 std::uint64_t pages(std::uint64_t bytes) { return round_up(bytes, kPageBytes); }
+
+/// The file that would have read all of its tiles first, were this one added to it.
+std::size_t next_file(std::span<const std::uint64_t> placed, std::span<const double> weights,
+                      std::uint64_t bytes) {
+  std::size_t best = 0;
+  double best_time = std::numeric_limits<double>::infinity();
+  for (std::size_t file = 0; file < placed.size(); ++file) {
+    const double time = static_cast<double>(placed[file] + bytes) / weights[file];
+    if (time < best_time) {
+      best = file;
+      best_time = time;
+    }
+  }
+  return best;
+}
 
 bool entry_is_sound(const TileEntry& entry, const FileHeader& header) {
   if (entry.file >= header.file_count || entry.reserved != 0) return false;
@@ -42,11 +59,21 @@ std::filesystem::path swap_file_path(const std::filesystem::path& directory, std
 
 StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots, std::size_t files,
                     const StoreId& id) {
+  return plan_store(tiles, slots, std::vector<double>(files, 1), id);
+}
+
+StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots,
+                    std::span<const double> weights, const StoreId& id) {
+  const std::size_t files = weights.size();
   check(slots >= 1 && slots <= kMaxSlots, ErrorCode::invalid_argument,
         fmt::format("a tile cannot have {} slots: choose 1 to {}", slots, kMaxSlots));
   check(files > 0, ErrorCode::invalid_argument, "a tile store needs at least one directory");
   check(tiles.size() < kNoSlot, ErrorCode::invalid_argument,
         fmt::format("a tile store cannot hold {} tiles", tiles.size()));
+  for (const double weight : weights) {
+    check(std::isfinite(weight) && weight > 0, ErrorCode::invalid_argument,
+          fmt::format("a directory cannot have weight {}", weight));
+  }
   StoreMap map{.store_id = id, .slots = slots};
   map.header_bytes = kPageBytes + pages(tiles.size() * sizeof(TileEntry));
   map.record_bytes = kPageBytes + pages(tiles.size() * sizeof(TileRecord));
@@ -54,12 +81,14 @@ StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots, std::size
   map.file_bytes.assign(files, map.header_bytes);
   map.file_bytes[0] += 2 * map.record_bytes;
   map.tiles.reserve(tiles.size());
+  std::vector<std::uint64_t> placed(files, 0);  // payload bytes
   for (std::size_t tile = 0; tile < tiles.size(); ++tile) {
     const std::uint64_t bytes = tiles[tile].value();
     check(bytes > 0 && bytes % kPageBytes == 0, ErrorCode::invalid_argument,
           fmt::format("tile {} of {} bytes is not a positive multiple of {}", tile, bytes,
                       kPageBytes));
-    const std::size_t file = tile % files;
+    const std::size_t file = next_file(placed, weights, bytes);
+    placed[file] += bytes;
     map.tiles.push_back(
         {.bytes = bytes, .offset = map.file_bytes[file], .file = static_cast<std::uint32_t>(file)});
     map.file_bytes[file] += slots * bytes;

@@ -110,8 +110,13 @@ struct StoreMap {
 [[nodiscard]] std::filesystem::path swap_file_path(const std::filesystem::path& directory,
                                                    std::string_view name, std::size_t index);
 
-/// Places `tiles` round robin over `files` files. Throws `Error{invalid_argument}` for a tile that
-/// is empty or not a multiple of a page, and for a number of slots outside 1..kMaxSlots.
+/// Places `tiles` over as many files as there are `weights`, each in turn where its bytes would be
+/// read first if the files were read at rates in proportion to their weights. Throws
+/// `Error{invalid_argument}` for a tile that is empty or not a multiple of a page, a number of
+/// slots outside 1..kMaxSlots, or a weight that is not positive and finite.
+[[nodiscard]] StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots,
+                                  std::span<const double> weights, const StoreId& id);
+/// The same over `files` files of equal rate.
 [[nodiscard]] StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots,
                                   std::size_t files, const StoreId& id);
 

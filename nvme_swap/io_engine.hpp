@@ -1,4 +1,4 @@
-// IoEngine: submit and poll of file reads, writes and flushes. Engines: `uring`, `posix`.
+// IoEngine: submit and poll of file reads, writes and flushes. Engines: `uring`, `aio`, `posix`.
 // One contract suite runs over every engine; `FailingEngine` adapts any of them for tests.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace spillway::nvme_swap {
 
-enum class EngineKind : std::uint8_t { automatic, uring, posix };
+enum class EngineKind : std::uint8_t { automatic, uring, aio, posix };
 enum class IoOperation : std::uint8_t { read, write, flush };
 
 [[nodiscard]] std::string_view name_of(IoOperation operation);
@@ -35,10 +35,28 @@ struct IoResult {
   std::int64_t result = 0;
 };
 
+/// What only `uring` has. Each is taken where the kernel and the device have it; what is not taken
+/// is logged with the reason and missing from `IoEngine::abilities`.
+struct UringOptions {
+  bool submission_thread = false;   ///< SQPOLL: a kernel thread submits; no system call for it
+  bool completion_polling = false;  ///< IOPOLL: that thread also polls the device; needs the former
+};
+
 struct EngineOptions {
   std::span<const int> files{};  ///< registered where the engine can; outlive the engine
   std::size_t queue_depth = 32;  ///< requests in flight, counted until their result is polled
   WakeSignal* wake = nullptr;    ///< notified on completions; outlives the engine
+  /// Memory that requests will use, registered where the engine can: its pages then stay pinned
+  /// instead of being pinned by every request. Requests may use other memory. Outlives the engine.
+  std::span<const std::span<std::byte>> buffers{};
+  UringOptions uring{};
+};
+
+/// What an engine found usable on this machine.
+struct EngineAbilities {
+  bool registered_buffers = false;
+  bool submission_thread = false;
+  bool completion_polling = false;
 };
 
 /// Raw transfers: short results are reported, not continued, and EINTR and EAGAIN are results like
@@ -49,6 +67,7 @@ class IoEngine {
  public:
   virtual ~IoEngine() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;
+  [[nodiscard]] virtual EngineAbilities abilities() const { return {}; }
   /// Takes a prefix of `requests` and returns its length: fewer when the queue is full.
   [[nodiscard]] virtual std::size_t submit(std::span<const IoRequest> requests) = 0;
   /// Collects finished requests without blocking; returns how many were written to `results`.
@@ -58,10 +77,11 @@ class IoEngine {
   virtual void wait() = 0;
 };
 
-/// `automatic` prefers uring and logs why when it falls back. Throws `Error{not_supported}` when a
-/// named engine cannot run here.
+/// `automatic` takes the first of uring, aio and posix that runs here, and logs why it falls back;
+/// for files without O_DIRECT it takes posix. Throws `Error{not_supported}` when a named engine
+/// cannot run here.
 [[nodiscard]] std::unique_ptr<IoEngine> make_engine(EngineKind kind, const EngineOptions& options);
-/// "auto", "uring" or "posix"; throws `Error{invalid_argument}` otherwise.
+/// "auto", "uring", "aio" or "posix"; throws `Error{invalid_argument}` otherwise.
 [[nodiscard]] EngineKind parse_engine(std::string_view name);
 
 }  // namespace spillway::nvme_swap

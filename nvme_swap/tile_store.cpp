@@ -51,6 +51,7 @@ bool TileStore::has_commit(const StoreOptions& options) {
 
 const StoreLayout& TileStore::layout() const { return implementation_->layout(); }
 std::string_view TileStore::engine_name() const { return implementation_->engine_name(); }
+EngineAbilities TileStore::engine_abilities() const { return implementation_->engine_abilities(); }
 const std::optional<CommitHeader>& TileStore::committed() const {
   return implementation_->committed();
 }

@@ -41,8 +41,10 @@ enum class CacheUse : std::uint8_t {
 
 struct StoreOptions {
   std::vector<std::filesystem::path>
-      directories;             ///< one swap file in each; tiles striped over them
-  std::string name = "tiles";  ///< of the files; differs between stores that share a directory
+      directories;              ///< one swap file in each; tiles striped over them
+  std::vector<double> weights;  ///< of the directories: the share of the tiles that a new store
+                                ///< puts into each, by measured bandwidth; all the same if empty
+  std::string name = "tiles";   ///< of the files; differs between stores that share a directory
   EngineKind engine = EngineKind::automatic;
   std::size_t queue_depth = 32;
   Bytes transfer_bytes{1 << 20};  ///< a tile moves in pieces of this size
@@ -51,6 +53,9 @@ struct StoreOptions {
                                   ///< An existing store keeps the number it was created with.
   std::size_t tickets = 256;      ///< tile operations pending at once
   WakeSignal* wake = nullptr;
+  /// Memory that tiles are read into and written from, if it is known at start; see EngineOptions.
+  std::vector<std::span<std::byte>> buffers;
+  UringOptions uring;
   std::optional<double> disk_gigabytes_per_second;  ///< throttle, for tests and simulation
   CacheUse cache = CacheUse::bypass;
   bool remove_on_close = false;  ///< the files go with the store: no resume is wanted
@@ -98,6 +103,7 @@ class TileStore final : public TicketSource {
 
   [[nodiscard]] const StoreLayout& layout() const;
   [[nodiscard]] std::string_view engine_name() const;
+  [[nodiscard]] EngineAbilities engine_abilities() const;
   /// The last durable commit; empty before the first.
   [[nodiscard]] const std::optional<CommitHeader>& committed() const;
 

@@ -84,6 +84,10 @@ void check_replaceable(const std::vector<SwapFile>& files) {
 void check_options(const StoreOptions& options) {
   check(!options.directories.empty(), ErrorCode::invalid_argument,
         "a tile store needs at least one directory");
+  check(options.weights.empty() || options.weights.size() == options.directories.size(),
+        ErrorCode::invalid_argument,
+        fmt::format("{} weights for {} directories", options.weights.size(),
+                    options.directories.size()));
   check(options.transfer_bytes.value() > 0 && options.transfer_bytes.value() % kPageBytes == 0,
         ErrorCode::invalid_argument,
         fmt::format("transfers of {} bytes are not a positive multiple of {}",
@@ -95,9 +99,11 @@ void check_options(const StoreOptions& options) {
 }
 
 StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout) {
-  StoreFiles store{
-      .map = plan_store(layout.tiles, options.slots, options.directories.size(), random_id()),
-      .files = {}};
+  const std::vector<double> weights = options.weights.empty()
+                                          ? std::vector<double>(options.directories.size(), 1)
+                                          : options.weights;
+  StoreFiles store{.map = plan_store(layout.tiles, options.slots, weights, random_id()),
+                   .files = {}};
   store.files.reserve(options.directories.size());
   for (std::size_t i = 0; i < options.directories.size(); ++i) {
     std::filesystem::create_directories(options.directories[i]);
@@ -140,6 +146,8 @@ StoreFiles open_files(const StoreOptions& options) {
   }
   return store;
 }
+
+void check_head(const SwapFile& file) { static_cast<void>(read_head(file)); }
 
 Recovered recover(const StoreMap& map, const SwapFile& first_file) {
   const std::string where = first_file.path().string();

@@ -33,6 +33,8 @@ void check_options(const StoreOptions& options);
 [[nodiscard]] StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout);
 /// Opens and locks the files and checks their headers.
 [[nodiscard]] StoreFiles open_files(const StoreOptions& options);
+/// Checks the header and the tile table of one file; throws `Error{corrupt_data}` for damage.
+void check_head(const SwapFile& file);
 /// Reads both record areas. Throws `Error{corrupt_data}` if neither is valid.
 [[nodiscard]] Recovered recover(const StoreMap& map, const SwapFile& first_file);
 

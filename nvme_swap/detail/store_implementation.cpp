@@ -21,8 +21,11 @@ std::vector<int> descriptors_of(const std::vector<detail::SwapFile>& files) {
 }
 
 std::unique_ptr<IoEngine> engine_for(const StoreOptions& options, std::span<const int> files) {
-  const EngineOptions engine_options{
-      .files = files, .queue_depth = options.queue_depth, .wake = options.wake};
+  const EngineOptions engine_options{.files = files,
+                                     .queue_depth = options.queue_depth,
+                                     .wake = options.wake,
+                                     .buffers = options.buffers,
+                                     .uring = options.uring};
   auto engine = make_engine(options.engine, engine_options);
   if (options.disk_gigabytes_per_second) {
     engine = detail::make_throttled_engine(std::move(engine), engine_options,

@@ -33,6 +33,7 @@ class TileStore::Implementation {
   [[nodiscard]] const std::optional<CommitHeader>& committed() const { return committed_; }
   [[nodiscard]] const StoreCounters& counters() const { return counters_; }
   [[nodiscard]] std::string_view engine_name() const { return engine_->name(); }
+  [[nodiscard]] EngineAbilities engine_abilities() const { return engine_->abilities(); }
 
   /// These return the ticket's slot.
   [[nodiscard]] std::uint32_t read(TileIndex tile, std::span<std::byte> target);

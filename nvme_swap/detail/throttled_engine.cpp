@@ -28,6 +28,7 @@ class ThrottledEngine final : public IoEngine {
   }
 
   [[nodiscard]] std::string_view name() const override { return inner_->name(); }
+  [[nodiscard]] EngineAbilities abilities() const override { return inner_->abilities(); }
 
   [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override {
     // What is held back here still occupies the queue.

@@ -1,13 +1,22 @@
 #include "nvme_swap/detail/uring_engine.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <liburing.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <optional>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/base/error.hpp"
@@ -19,66 +28,149 @@ namespace {
 /// A submission entry holds 32 bits of length; what is longer comes back short and is continued.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
-[[noreturn]] void refuse(std::string_view what, int error_number) {
-  std::string_view remedy;
+std::string_view remedy_for(int error_number) {
   if (error_number == EPERM || error_number == EACCES) {
-    remedy = " (kernel.io_uring_disabled or a seccomp filter forbids it)";
-  } else if (error_number == ENOMEM) {
-    remedy = " (raise the locked-memory limit, ulimit -l)";
+    return " (kernel.io_uring_disabled or a seccomp filter forbids it)";
   }
+  if (error_number == ENOMEM) return " (raise the locked-memory limit, ulimit -l)";
+  return "";
+}
+
+[[noreturn]] void refuse(std::string_view what, int error_number) {
   throw Error(ErrorCode::not_supported,
               fmt::format("io_uring is not usable here: {}: {} (errno {}){}", what,
-                          std::strerror(error_number), error_number, remedy),
+                          std::strerror(error_number), error_number, remedy_for(error_number)),
               error_number);
 }
 
-class UringEngine final : public IoEngine {
- public:
-  explicit UringEngine(const EngineOptions& options)
-      : files_(options.files.begin(), options.files.end()), depth_(options.queue_depth) {
-    const int made = io_uring_queue_init(static_cast<unsigned>(depth_), &ring_, 0);
-    if (made < 0) refuse("io_uring_setup", -made);
-    try {
-      prepare(options.wake);
-    } catch (...) {
-      io_uring_queue_exit(&ring_);
-      throw;
+/// Why completions of these files cannot be polled for; empty if they can. A queue that the device
+/// does not poll would cost a spinning thread and gain nothing.
+std::string obstacle_to_polling(std::span<const int> files) {
+  for (const int file : files) {
+    struct stat status {};
+    if (::fstat(file, &status) != 0) return std::strerror(errno);
+    const int flags = ::fcntl(file, F_GETFL);
+    if (flags < 0 || (flags & O_DIRECT) == 0) return "a file is not open for direct I/O";
+    const std::filesystem::path device =
+        fmt::format("/sys/dev/block/{}:{}", major(status.st_dev), minor(status.st_dev));
+    char value = '0';
+    for (const char* queue : {"queue/io_poll", "../queue/io_poll"}) {  // a disk, a partition
+      std::ifstream stream(device / queue);
+      if (stream >> value) break;
+    }
+    if (value != '1') {
+      return fmt::format("{} has no polled queues (for NVMe, boot with nvme.poll_queues=N)",
+                         device.string());
     }
   }
+  return {};
+}
 
-  UringEngine(const UringEngine&) = delete;
-  UringEngine& operator=(const UringEngine&) = delete;
+/// Memory registered with a ring, in chunks that the kernel accepts.
+class RegisteredBuffers {
+ public:
+  /// Without enough locked memory the ring works all the same, so that is a note and no error.
+  void add_to(io_uring& ring, std::span<const std::span<std::byte>> buffers) {
+    std::vector<iovec> chunks;
+    for (const std::span<std::byte> buffer : buffers) {
+      for (std::size_t begin = 0; begin < buffer.size(); begin += kMaxTransfer) {
+        chunks.push_back({.iov_base = buffer.data() + begin,
+                          .iov_len = std::min(kMaxTransfer, buffer.size() - begin)});
+      }
+    }
+    if (chunks.empty()) return;
+    std::sort(chunks.begin(), chunks.end(),
+              [](const iovec& a, const iovec& b) { return a.iov_base < b.iov_base; });
+    const int registered =
+        io_uring_register_buffers(&ring, chunks.data(), static_cast<unsigned>(chunks.size()));
+    if (registered < 0) {
+      log_info(
+          "io_uring pins pages for every request, since it could not register buffers: {} "
+          "(errno {}){}",
+          std::strerror(-registered), -registered, remedy_for(-registered));
+      return;
+    }
+    chunks_ = std::move(chunks);
+  }
 
-  ~UringEngine() override {
-    drain();
+  [[nodiscard]] bool empty() const { return chunks_.empty(); }
+
+  /// The chunk that holds all of a request's memory; nothing if none does.
+  [[nodiscard]] std::optional<int> find(const std::byte* data, std::size_t length) const {
+    const auto after = std::upper_bound(
+        chunks_.begin(), chunks_.end(), data,
+        [](const std::byte* left, const iovec& right) { return left < right.iov_base; });
+    if (after == chunks_.begin()) return std::nullopt;
+    const iovec& chunk = *std::prev(after);
+    const auto begin = static_cast<std::size_t>(data - static_cast<std::byte*>(chunk.iov_base));
+    if (begin > chunk.iov_len || length > chunk.iov_len - begin) return std::nullopt;
+    return static_cast<int>(std::prev(after) - chunks_.begin());
+  }
+
+ private:
+  std::vector<iovec> chunks_;  // by address
+};
+
+/// One ring and what is registered with it.
+class Ring {
+ public:
+  Ring(unsigned depth, unsigned flags) : polled_by_kernel_((flags & IORING_SETUP_SQPOLL) != 0) {
+    io_uring_params parameters{};
+    parameters.flags = flags;
+    parameters.sq_thread_idle = kSubmissionThreadIdleMilliseconds;
+    const int made = io_uring_queue_init_params(depth, &ring_, &parameters);
+    if (made < 0) refuse("io_uring_setup", -made);
+  }
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  ~Ring() {
     // Drops the references to the files at once; left to the ring's own end, they (and a lock on
     // them) linger for some milliseconds.
-    if (!files_.empty()) io_uring_unregister_files(&ring_);
+    if (has_files_) io_uring_unregister_files(&ring_);
     io_uring_queue_exit(&ring_);
   }
 
-  [[nodiscard]] std::string_view name() const override { return "uring"; }
+  [[nodiscard]] io_uring& get() { return ring_; }
 
-  [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override {
-    std::size_t taken = 0;
-    while (taken < requests.size() && in_flight_ < depth_) {
-      const int index = index_of(requests[taken].file);
-      io_uring_sqe* entry = io_uring_get_sqe(&ring_);
-      if (entry == nullptr) {
-        flush_submissions();
-        entry = io_uring_get_sqe(&ring_);
-        if (entry == nullptr) break;
-      }
-      fill(*entry, requests[taken], index);
-      ++taken;
-      ++in_flight_;
-    }
-    flush_submissions();
-    return taken;
+  void require_operations() {
+    io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
+    if (probe == nullptr) refuse("the kernel does not report its operations", ENOSYS);
+    const bool complete = io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
+                          io_uring_opcode_supported(probe, IORING_OP_WRITE) != 0 &&
+                          io_uring_opcode_supported(probe, IORING_OP_READ_FIXED) != 0 &&
+                          io_uring_opcode_supported(probe, IORING_OP_WRITE_FIXED) != 0 &&
+                          io_uring_opcode_supported(probe, IORING_OP_FSYNC) != 0;
+    io_uring_free_probe(probe);
+    if (!complete) refuse("the kernel lacks read, write or fsync", EOPNOTSUPP);
   }
 
-  [[nodiscard]] std::size_t poll(std::span<IoResult> results) override {
-    flush_submissions();
+  void register_with(std::span<const int> files, WakeSignal* wake) {
+    if (!files.empty()) {
+      const int registered =
+          io_uring_register_files(&ring_, files.data(), static_cast<unsigned>(files.size()));
+      if (registered < 0) refuse("registering the files", -registered);
+      has_files_ = true;
+    }
+    if (wake != nullptr) {
+      const int registered = io_uring_register_eventfd(&ring_, wake->descriptor());
+      if (registered < 0) refuse("registering the wake signal", -registered);
+    }
+  }
+
+  /// Gives prepared entries to the kernel. What it cannot take now (EAGAIN, EBUSY) stays in the
+  /// ring and goes with the next call.
+  void submit() {
+    while (io_uring_sq_ready(&ring_) > 0) {
+      const int taken = io_uring_submit(&ring_);
+      // The kernel's thread empties the ring at its own pace; it is awake now.
+      if (polled_by_kernel_ && taken >= 0) return;
+      if (taken > 0 || taken == -EINTR) continue;
+      if (taken == 0 || taken == -EAGAIN || taken == -EBUSY) return;
+      throw_errno(-taken, "submit to io_uring");
+    }
+  }
+
+  [[nodiscard]] std::size_t collect(std::span<IoResult> results) {
     std::size_t count = 0;
     std::array<io_uring_cqe*, 64> entries{};
     while (count < results.size()) {
@@ -90,41 +182,128 @@ class UringEngine final : public IoEngine {
         results[count++] = {.tag = entries[i]->user_data, .result = entries[i]->res};
       }
       io_uring_cq_advance(&ring_, got);
-      in_flight_ -= got;
     }
     return count;
   }
 
+  /// The kernel had no room for all entries at the last `submit`.
+  [[nodiscard]] bool holds_back() const {
+    return !polled_by_kernel_ && io_uring_sq_ready(&ring_) > 0;
+  }
+  [[nodiscard]] bool has_result() { return io_uring_cq_ready(&ring_) > 0; }
+
+  /// Returns when there is a result, or sooner.
+  void wait() {
+    io_uring_cqe* entry = nullptr;
+    const int got = io_uring_wait_cqe(&ring_, &entry);
+    if (got != 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY) {
+      throw_errno(-got, "wait for an io_uring completion");
+    }
+  }
+
+ private:
+  /// The kernel's submission thread sleeps after this long without work.
+  static constexpr unsigned kSubmissionThreadIdleMilliseconds = 50;
+
+  io_uring ring_{};
+  const bool polled_by_kernel_;
+  bool has_files_ = false;
+};
+
+class UringEngine final : public IoEngine {
+ public:
+  explicit UringEngine(const EngineOptions& options)
+      : files_(options.files.begin(), options.files.end()), depth_(options.queue_depth) {
+    open_rings(options);
+    ring_->require_operations();
+    ring_->register_with(files_, options.wake);
+    if (flush_ring_) flush_ring_->register_with(files_, options.wake);
+    buffers_.add_to(ring_->get(), options.buffers);
+    abilities_.registered_buffers = !buffers_.empty();
+  }
+
+  UringEngine(const UringEngine&) = delete;
+  UringEngine& operator=(const UringEngine&) = delete;
+  ~UringEngine() override { drain(); }
+
+  [[nodiscard]] std::string_view name() const override { return "uring"; }
+  [[nodiscard]] EngineAbilities abilities() const override { return abilities_; }
+
+  [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override {
+    std::size_t taken = 0;
+    while (taken < requests.size() && in_flight_ < depth_) {
+      const int index = index_of(requests[taken].file);
+      Ring& ring = ring_for(requests[taken].operation);
+      io_uring_sqe* entry = io_uring_get_sqe(&ring.get());
+      if (entry == nullptr) {
+        ring.submit();
+        entry = io_uring_get_sqe(&ring.get());
+        if (entry == nullptr) break;
+      }
+      fill(*entry, requests[taken], index);
+      ++taken;
+      ++in_flight_;
+    }
+    submit_prepared();
+    return taken;
+  }
+
+  [[nodiscard]] std::size_t poll(std::span<IoResult> results) override {
+    if (in_flight_ == 0) return 0;
+    submit_prepared();
+    std::size_t count = ring_->collect(results);
+    if (flush_ring_) count += flush_ring_->collect(results.subspan(count));
+    in_flight_ -= count;
+    return count;
+  }
+
   void wait() override {
-    while (in_flight_ > 0) {
-      flush_submissions();
-      io_uring_cqe* entry = nullptr;
-      const int got = io_uring_wait_cqe(&ring_, &entry);
-      if (got == 0) return;
-      if (got != -EINTR && got != -EAGAIN && got != -EBUSY) {
-        throw_errno(-got, "wait for an io_uring completion");
+    if (in_flight_ == 0) return;
+    while (!ring_->has_result() && !(flush_ring_ && flush_ring_->has_result())) {
+      submit_prepared();
+      if (flush_ring_ || ring_->holds_back()) {
+        // No call waits for two rings, or for the kernel to have room.
+        std::this_thread::sleep_for(kPause);
+      } else {
+        ring_->wait();
       }
     }
   }
 
  private:
-  void prepare(WakeSignal* wake) {
-    io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
-    if (probe == nullptr) refuse("the kernel does not report its operations", ENOSYS);
-    const bool complete = io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
-                          io_uring_opcode_supported(probe, IORING_OP_WRITE) != 0 &&
-                          io_uring_opcode_supported(probe, IORING_OP_FSYNC) != 0;
-    io_uring_free_probe(probe);
-    if (!complete) refuse("the kernel lacks read, write or fsync", EOPNOTSUPP);
-    if (!files_.empty()) {
-      const int registered =
-          io_uring_register_files(&ring_, files_.data(), static_cast<unsigned>(files_.size()));
-      if (registered < 0) refuse("registering the files", -registered);
+  static constexpr std::chrono::microseconds kPause{50};
+
+  void open_rings(const EngineOptions& options) {
+    const auto depth = static_cast<unsigned>(depth_);
+    // The kernel's thread frees the entries of a batch when it has submitted all of it; until then
+    // they count beside as many new ones, though their results may have been polled.
+    const unsigned thread_depth = 2 * depth;
+    if (options.uring.completion_polling) {
+      const std::string obstacle = options.uring.submission_thread
+                                       ? obstacle_to_polling(files_)
+                                       : "it needs the submission thread";
+      if (obstacle.empty()) {
+        ring_.emplace(thread_depth, IORING_SETUP_SQPOLL | IORING_SETUP_IOPOLL);
+        flush_ring_.emplace(depth, 0);  // a polled ring has no fsync
+        abilities_ = {.submission_thread = true, .completion_polling = true};
+        return;
+      }
+      log_info("io_uring does not poll for completions: {}", obstacle);
     }
-    if (wake != nullptr) {
-      const int registered = io_uring_register_eventfd(&ring_, wake->descriptor());
-      if (registered < 0) refuse("registering the wake signal", -registered);
+    if (options.uring.submission_thread) {
+      try {
+        ring_.emplace(thread_depth, IORING_SETUP_SQPOLL);
+        abilities_.submission_thread = true;
+        return;
+      } catch (const Error& error) {
+        log_info("io_uring has no submission thread: {}", error.what());
+      }
     }
+    ring_.emplace(depth, 0);
+  }
+
+  [[nodiscard]] Ring& ring_for(IoOperation operation) {
+    return operation == IoOperation::flush && flush_ring_ ? *flush_ring_ : *ring_;
   }
 
   [[nodiscard]] int index_of(int file) const {
@@ -134,30 +313,30 @@ class UringEngine final : public IoEngine {
     return static_cast<int>(found - files_.begin());
   }
 
-  static void fill(io_uring_sqe& entry, const IoRequest& request, int index) {
+  void fill(io_uring_sqe& entry, const IoRequest& request, int file) const {
     const auto length = static_cast<unsigned>(std::min(request.length, kMaxTransfer));
-    switch (request.operation) {
-      case IoOperation::read:
-        io_uring_prep_read(&entry, index, request.data, length, request.offset.value());
-        break;
-      case IoOperation::write:
-        io_uring_prep_write(&entry, index, request.data, length, request.offset.value());
-        break;
-      case IoOperation::flush: io_uring_prep_fsync(&entry, index, IORING_FSYNC_DATASYNC); break;
+    const std::uint64_t offset = request.offset.value();
+    const std::optional<int> buffer = buffers_.find(request.data, length);
+    if (request.operation == IoOperation::flush) {
+      io_uring_prep_fsync(&entry, file, IORING_FSYNC_DATASYNC);
+    } else if (request.operation == IoOperation::read) {
+      if (buffer) {
+        io_uring_prep_read_fixed(&entry, file, request.data, length, offset, *buffer);
+      } else {
+        io_uring_prep_read(&entry, file, request.data, length, offset);
+      }
+    } else if (buffer) {
+      io_uring_prep_write_fixed(&entry, file, request.data, length, offset, *buffer);
+    } else {
+      io_uring_prep_write(&entry, file, request.data, length, offset);
     }
     io_uring_sqe_set_flags(&entry, IOSQE_FIXED_FILE);
     io_uring_sqe_set_data64(&entry, request.tag);
   }
 
-  /// Gives prepared entries to the kernel. What it cannot take now (EAGAIN, EBUSY) stays in the
-  /// ring and goes with the next call.
-  void flush_submissions() {
-    while (io_uring_sq_ready(&ring_) > 0) {
-      const int taken = io_uring_submit(&ring_);
-      if (taken > 0 || taken == -EINTR) continue;
-      if (taken == 0 || taken == -EAGAIN || taken == -EBUSY) return;
-      throw_errno(-taken, "submit to io_uring");
-    }
+  void submit_prepared() {
+    ring_->submit();
+    if (flush_ring_) flush_ring_->submit();
   }
 
   void drain() noexcept {
@@ -172,9 +351,12 @@ class UringEngine final : public IoEngine {
     }
   }
 
-  io_uring ring_{};
-  std::vector<int> files_;
-  std::size_t depth_;
+  const std::vector<int> files_;
+  const std::size_t depth_;
+  std::optional<Ring> ring_;
+  std::optional<Ring> flush_ring_;  // beside a ring that polls
+  RegisteredBuffers buffers_;
+  EngineAbilities abilities_;
   std::size_t in_flight_ = 0;  // taken by submit, result not polled yet
 };
 

@@ -102,6 +102,29 @@ TEST_F(CorruptionTest, IsFoundInEveryBitOfATile) {
   }
 }
 
+TEST_F(CorruptionTest, IsFoundInAnyBitOfTheData) {
+  const std::size_t samples = count_from("SPILLWAY_TEST_FLIPS", 100'000);
+  std::mt19937_64 random(test_seed());
+  options_.name = "data";
+  const auto store = TileStore::create(options_, {{64_KiB, 4_KiB, 40_KiB}});
+  write_step(*store, 1);
+  commit_step(*store, 1);
+  std::vector<PageBuffer> tiles;
+  for (std::uint32_t tile = 0; tile < 3; ++tile) {
+    tiles.emplace_back(store->layout().tiles[tile].value());
+    store->read(TileIndex{tile}, tiles[tile].bytes()).wait();
+    store->verify(TileIndex{tile}, tiles[tile].bytes());
+  }
+  for (std::size_t i = 0; i < samples; ++i) {
+    const auto tile = static_cast<std::uint32_t>(random() % 3);
+    const std::size_t bit = random() % (tiles[tile].bytes().size() * 8);
+    flip_bit(tiles[tile].bytes(), bit);
+    ASSERT_THROW(store->verify(TileIndex{tile}, tiles[tile].bytes()), Error)
+        << "tile " << tile << " bit " << bit;
+    flip_bit(tiles[tile].bytes(), bit);
+  }
+}
+
 TEST_F(CorruptionTest, OfAHeaderRefusesTheStore) {
   std::mt19937_64 random(test_seed());
   for (int i = 0; i < 200; ++i) {

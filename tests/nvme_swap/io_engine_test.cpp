@@ -1,6 +1,8 @@
 // Every engine, bare and under each adaptor, under the contract suite.
 #include <gmock/gmock.h>
 
+#include <array>
+
 #include "nvme_swap/detail/throttled_engine.hpp"
 #include "nvme_swap/failing_engine.hpp"
 #include "tests/nvme_swap/io_engine_contract.hpp"
@@ -42,9 +44,21 @@ std::string name_of_case(const ::testing::TestParamInfo<EngineCase>& entry) {
 
 const Maker kPosix = plain(EngineKind::posix);
 const Maker kUring = plain(EngineKind::uring);
+const Maker kAio = plain(EngineKind::aio);
+
+Maker with_submission_thread() {
+  return [](EngineOptions options) {
+    options.uring.submission_thread = true;
+    return make_engine(EngineKind::uring, options);
+  };
+}
 
 INSTANTIATE_TEST_SUITE_P(Engines, IoEngineContract,
                          ::testing::Values(EngineCase{"posix", kPosix}, EngineCase{"uring", kUring},
+                                           EngineCase{"aio", kAio},
+                                           EngineCase{"uringThread", with_submission_thread()},
+                                           EngineCase{"aioFailing", failing(kAio)},
+                                           EngineCase{"aioThrottled", throttled(kAio)},
                                            EngineCase{"posixFailing", failing(kPosix)},
                                            EngineCase{"uringFailing", failing(kUring)},
                                            EngineCase{"posixDelayed", delayed(kPosix)},
@@ -55,7 +69,15 @@ INSTANTIATE_TEST_SUITE_P(Engines, IoEngineContract,
 
 TEST(MakeEngine, PicksAnEngineThatRunsHere) {
   const auto engine = make_engine(EngineKind::automatic, {.files = {}});
-  EXPECT_THAT(std::string(engine->name()), ::testing::AnyOf("uring", "posix"));
+  EXPECT_THAT(std::string(engine->name()), ::testing::AnyOf("uring", "aio", "posix"));
+}
+
+TEST(MakeEngine, TakesPosixForFilesInThePageCache) {
+  ScratchDirectory scratch;
+  const int file = ::open((scratch.path() / "f").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int files[] = {file};
+  EXPECT_EQ(make_engine(EngineKind::automatic, {.files = files})->name(), "posix");
+  ::close(file);
 }
 
 TEST(MakeEngine, NamesTheReasonWhenUringCannotRun) {
@@ -67,12 +89,25 @@ TEST(MakeEngine, NamesTheReasonWhenUringCannotRun) {
   EXPECT_THAT(message_of([&] { static_cast<void>(make_engine(EngineKind::uring, options)); }),
               ::testing::AllOf(::testing::HasSubstr("io_uring is not usable here"),
                                ::testing::HasSubstr("registering the files")));
-  EXPECT_EQ(make_engine(EngineKind::automatic, options)->name(), "posix");
+  EXPECT_EQ(make_engine(EngineKind::automatic, options)->name(), "aio");
+}
+
+TEST(MakeEngine, DoesWithoutWhatTheMachineLacks) {
+  ScratchDirectory scratch(Medium::memory);
+  const int file = ::open((scratch.path() / "f").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int files[] = {file};
+  const EngineOptions options{.files = files,
+                              .uring = {.submission_thread = true, .completion_polling = true}};
+  const auto engine = make_engine(EngineKind::uring, options);
+  EXPECT_FALSE(engine->abilities().completion_polling) << "a file in memory has no device";
+  EXPECT_FALSE(make_engine(EngineKind::posix, options)->abilities().submission_thread);
+  ::close(file);
 }
 
 TEST(MakeEngine, RefusesAQueueThatIsEmptyOrEndless) {
   for (const std::size_t depth : {std::size_t{0}, std::size_t{1} << 20}) {
-    for (const EngineKind kind : {EngineKind::posix, EngineKind::uring, EngineKind::automatic}) {
+    for (const EngineKind kind :
+         {EngineKind::posix, EngineKind::uring, EngineKind::aio, EngineKind::automatic}) {
       EXPECT_EQ(code_of([&] {
                   static_cast<void>(make_engine(kind, {.files = {}, .queue_depth = depth}));
                 }),
@@ -84,6 +119,7 @@ TEST(MakeEngine, RefusesAQueueThatIsEmptyOrEndless) {
 TEST(ParseEngine, KnowsTheNamesOfTheCommandLine) {
   EXPECT_EQ(parse_engine("auto"), EngineKind::automatic);
   EXPECT_EQ(parse_engine("uring"), EngineKind::uring);
+  EXPECT_EQ(parse_engine("aio"), EngineKind::aio);
   EXPECT_EQ(parse_engine("posix"), EngineKind::posix);
   EXPECT_THAT(message_of([] { static_cast<void>(parse_engine("nvme")); }),
               ::testing::HasSubstr("'nvme'"));
@@ -138,9 +174,57 @@ TEST_P(FailingEngineTest, ShortensZeroesLosesAndDelays) {
   EXPECT_EQ(read(), 16384);
 }
 
+TEST_P(FailingEngineTest, LetsTheNextOperationOvertakeTheChosenOne) {
+  PageBuffer early = tile_content(4_KiB, 1, 1);
+  PageBuffer late = tile_content(4_KiB, 2, 2);
+  const std::array requests{request(IoOperation::write, 0, 5, early.bytes()),
+                            request(IoOperation::read, 1, 0, target_.bytes())};
+  failing_->arm({.action = FaultAction::reorder, .operation = IoOperation::write});
+  ASSERT_EQ(engine_->submit(requests), 2U);
+  EXPECT_EQ(collect(2).at(requests[0].tag), 4096);
+  EXPECT_EQ(failing_->spoiled(), 1U);
+  // Alone, it is performed all the same.
+  failing_->arm({.action = FaultAction::reorder});
+  EXPECT_EQ(run(request(IoOperation::write, 0, 5, late.bytes())), 4096);
+  failing_->disarm();
+  EXPECT_EQ(run(request(IoOperation::read, 0, 5, early.bytes())), 4096);
+  EXPECT_TRUE(same_bytes(early.bytes(), late.bytes()));
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, FailingEngineTest,
-                         ::testing::Values(EngineCase{"posix", kPosix},
+                         ::testing::Values(EngineCase{"posix", kPosix}, EngineCase{"aio", kAio},
                                            EngineCase{"uring", kUring}),
+                         name_of_case);
+
+class RegisteredBuffersTest : public IoEngineContract {};
+
+TEST_P(RegisteredBuffersTest, MoveTheSameBytesAsOtherMemory) {
+  // Two neighbours, so that a request may straddle them, and memory that nobody registered.
+  PageBuffer memory(8 * kPageBytes);
+  const std::array<std::span<std::byte>, 2> registered{
+      memory.bytes().subspan(4 * kPageBytes, 2 * kPageBytes),
+      memory.bytes().subspan(2 * kPageBytes, 2 * kPageBytes)};
+  engine_.reset();
+  engine_ = GetParam().make(
+      {.files = files_, .queue_depth = kDepth, .wake = &wake_, .buffers = registered});
+  EXPECT_TRUE(engine_->abilities().registered_buffers || engine_->name() != "uring");
+  for (std::size_t first = 0; first < 8; ++first) {
+    for (std::size_t pages = 1; first + pages <= 8; ++pages) {
+      const auto part = memory.bytes().subspan(first * kPageBytes, pages * kPageBytes);
+      fill_tile(part, first, pages);
+      const auto bytes = static_cast<std::int64_t>(part.size());
+      ASSERT_EQ(run(request(IoOperation::write, 0, first, part)), bytes);
+      std::fill(part.begin(), part.end(), std::byte{0});
+      ASSERT_EQ(run(request(IoOperation::read, 0, first, part)), bytes);
+      ASSERT_TRUE(same_bytes(part, tile_content(Bytes{part.size()}, first, pages).bytes()));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, RegisteredBuffersTest,
+                         ::testing::Values(EngineCase{"posix", kPosix}, EngineCase{"aio", kAio},
+                                           EngineCase{"uring", kUring},
+                                           EngineCase{"uringThread", with_submission_thread()}),
                          name_of_case);
 
 TEST(ThrottledEngine, TakesAsLongAsTheDiskWould) {

@@ -96,9 +96,9 @@ TEST_P(KillTest, LeavesTheCommittedStepWhole) {
   EXPECT_GE(last, 3U * kKills / 4);
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, KillTest, ::testing::Values(EngineKind::posix, EngineKind::uring),
+INSTANTIATE_TEST_SUITE_P(Engines, KillTest, ::testing::ValuesIn(kEngines),
                          [](const ::testing::TestParamInfo<EngineKind>& entry) {
-                           return entry.param == EngineKind::posix ? "posix" : "uring";
+                           return name_of(entry.param);
                          });
 
 }  // namespace

@@ -35,6 +35,7 @@ class RecordingEngine final : public IoEngine {
         recording_(recording) {}
 
   [[nodiscard]] std::string_view name() const override { return inner_->name(); }
+  [[nodiscard]] EngineAbilities abilities() const override { return inner_->abilities(); }
 
   [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override {
     std::size_t count = 0;

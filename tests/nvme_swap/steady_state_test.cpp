@@ -1,19 +1,15 @@
 // After start-up the store allocates nothing and opens nothing, however long it runs.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <fstream>
+#include <optional>
+
 #include "tests/nvme_swap/test_support.hpp"
 #include "tests/support/allocation_counter.hpp"
 
 namespace spillway::nvme_swap {
 namespace {
-
-std::size_t open_descriptors() {
-  std::size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++count;
-  }
-  return count;
-}
 
 struct SteadyCase {
   EngineKind engine;
@@ -78,17 +74,83 @@ TEST_P(SteadyState, AllocatesAndOpensNothing) {
 INSTANTIATE_TEST_SUITE_P(Engines, SteadyState,
                          ::testing::Values(SteadyCase{EngineKind::posix, std::nullopt},
                                            SteadyCase{EngineKind::uring, std::nullopt},
+                                           SteadyCase{EngineKind::aio, std::nullopt},
                                            SteadyCase{EngineKind::uring, 2.0}),
                          [](const ::testing::TestParamInfo<SteadyCase>& entry) {
-                           const bool uring = entry.param.engine == EngineKind::uring;
-                           return std::string(uring ? "uring" : "posix") +
+                           return name_of(entry.param.engine) +
                                   (entry.param.throttle ? "Throttled" : "");
+                         });
+
+/// A field of /proc/self/status, in KiB.
+std::size_t status_kib(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(field + ":")) return std::stoull(line.substr(field.size() + 1));
+  }
+  ADD_FAILURE() << "no " << field;
+  return 0;
+}
+
+struct Footprint {
+  std::size_t descriptors = open_descriptors();
+  std::size_t resident = status_kib("VmRSS");
+  std::size_t locked = status_kib("VmLck");
+  std::size_t pinned = status_kib("VmPin");
+};
+
+class LongRun : public ::testing::TestWithParam<EngineKind> {};
+
+TEST_P(LongRun, LeavesDescriptorsAndMemoryFlat) {
+  constexpr std::uint32_t kTiles = 3;
+  const std::uint64_t steps = count_from("SPILLWAY_TEST_STEPS", 10'000);
+  ScratchDirectory scratch(Medium::memory);
+  PageBuffer memory(2 * kTiles * kPageBytes);
+  const auto part = [&](std::size_t index) {
+    return memory.bytes().subspan(index * kPageBytes, kPageBytes);
+  };
+  StoreOptions options = small_options(scratch.path(), 2);
+  options.engine = GetParam();
+  options.buffers = {memory.bytes()};
+  const auto store = TileStore::create(options, layout_of(kTiles, 4_KiB));
+  std::array<Ticket, kTiles> tickets;
+  CommitHeader header{.step = StepIndex{0}};
+  header.payload.resize(64);
+  std::optional<Footprint> early;
+  for (std::uint64_t step = 1; step <= steps; ++step) {
+    for (std::uint32_t tile = 0; tile < kTiles; ++tile) {
+      fill_tile(part(tile), tile, step);
+      tickets[tile] = store->write(TileIndex{tile}, part(tile), checksum_of(part(tile)));
+    }
+    for (Ticket& ticket : tickets) ticket.wait();
+    header.step = StepIndex{step};
+    store->commit(header).wait();
+    for (std::uint32_t tile = 0; tile < kTiles; ++tile) {
+      tickets[tile] = store->read(TileIndex{tile}, part(kTiles + tile));
+    }
+    for (std::uint32_t tile = 0; tile < kTiles; ++tile) {
+      tickets[tile].wait();
+      store->verify(TileIndex{tile}, part(kTiles + tile));
+    }
+    if (step == steps / 10) early.emplace();
+  }
+  const Footprint late;
+  ASSERT_TRUE(early);
+  EXPECT_EQ(late.descriptors, early->descriptors);
+  EXPECT_EQ(late.locked, early->locked);
+  EXPECT_EQ(late.pinned, early->pinned);
+  // A leak of one page in ten steps would be 3.6 MB.
+  EXPECT_LE(late.resident, early->resident + 1024);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, LongRun, ::testing::ValuesIn(kEngines),
+                         [](const ::testing::TestParamInfo<EngineKind>& entry) {
+                           return name_of(entry.param);
                          });
 
 TEST(OpenDescriptors, ReturnToTheirNumberWhenStoresAreClosed) {
   ScratchDirectory scratch(Medium::memory);
   const std::size_t before = open_descriptors();
-  for (const EngineKind engine : {EngineKind::posix, EngineKind::uring}) {
+  for (const EngineKind engine : kEngines) {
     StoreOptions options = small_options(scratch.path(), 3);
     options.engine = engine;
     options.remove_on_close = true;

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <fstream>
 #include <thread>
@@ -59,6 +60,31 @@ TEST_F(StoreFilesTest, AreRefusedToASecondUser) {
   EXPECT_THAT(message_of(again), AllOf(HasSubstr(file(0).string()), HasSubstr("100 ms")));
   EXPECT_EQ(code_of([&] { return TileStore::create(options_, layout_); }), ErrorCode::busy);
   expect_step(*store, 1);
+}
+
+TEST_F(StoreFilesTest, AreRefusedToASecondProcess) {
+  auto store = TileStore::create(options_, layout_);
+  write_step(*store, 1);
+  commit_step(*store, 1);
+  const auto outcome_in_a_child = [&] {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      // Its own descriptions of the files, as a process of its own has; the inherited ones stay.
+      try {
+        static_cast<void>(TileStore::open(options_));
+        ::_exit(0);
+      } catch (const Error& error) {
+        ::_exit(error.code() == ErrorCode::busy ? 7 : 1);
+      }
+    }
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  EXPECT_EQ(outcome_in_a_child(), 7);
+  expect_step(*store, 1);
+  store.reset();
+  EXPECT_EQ(outcome_in_a_child(), 0);
 }
 
 TEST_F(StoreFilesTest, AreWaitedForWhileTheirLastUserEnds) {

@@ -115,6 +115,20 @@ inline std::uint64_t test_seed() {
   return seed;
 }
 
+/// How often a test does something: `name` in the environment, or what suits a CI run.
+inline std::size_t count_from(const char* name, std::size_t usual) {
+  const char* given = std::getenv(name);
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : usual;
+}
+
+inline std::size_t open_descriptors() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
 /// No log lines while a test provokes what they report.
 class QuietLog {
  public:
@@ -139,6 +153,18 @@ inline StoreOptions small_options(const std::filesystem::path& root, std::size_t
 }
 
 inline StoreLayout layout_of(std::size_t tiles, Bytes bytes) { return {std::vector(tiles, bytes)}; }
+
+inline std::string name_of(EngineKind engine) {
+  switch (engine) {
+    case EngineKind::automatic: return "auto";
+    case EngineKind::uring: return "uring";
+    case EngineKind::aio: return "aio";
+    case EngineKind::posix: return "posix";
+  }
+  return "unknown";
+}
+
+inline constexpr EngineKind kEngines[] = {EngineKind::posix, EngineKind::uring, EngineKind::aio};
 
 /// Writes the content of `step` to every tile and waits.
 inline void write_step(TileStore& store, std::uint64_t step) {

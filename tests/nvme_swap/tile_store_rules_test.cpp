@@ -253,9 +253,9 @@ TEST_F(StoreRules, VerifiesOnAnyThread) {
 TEST_F(StoreRules, MakesProgressByPollingAlone) {
   WakeSignal wake;
   options_.wake = &wake;
-  for (const EngineKind engine : {EngineKind::posix, EngineKind::uring}) {
+  for (const EngineKind engine : kEngines) {
     options_.engine = engine;
-    options_.name = engine == EngineKind::posix ? "p" : "u";
+    options_.name = name_of(engine);
     const auto store = TileStore::create(options_, layout_of(1, 96_KiB));
     const PageBuffer content = tile_content(96_KiB, 0, 1);
     const auto poll = [&](Ticket ticket) {

@@ -23,7 +23,7 @@ struct StoreCase {
 };
 
 std::string name_of_case(const ::testing::TestParamInfo<StoreCase>& info) {
-  return std::string(info.param.engine == EngineKind::uring ? "uring" : "posix") +
+  return name_of(info.param.engine) +
          (info.param.cache == CacheUse::bypass ? "Direct" : "Buffered") +
          std::to_string(info.param.directories);
 }
@@ -81,6 +81,8 @@ TEST_P(TileStoreTest, ReopensAtTheLastCommit) {
 INSTANTIATE_TEST_SUITE_P(Engines, TileStoreTest,
                          ::testing::Values(StoreCase{EngineKind::posix, CacheUse::bypass, 1},
                                            StoreCase{EngineKind::posix, CacheUse::always, 3},
+                                           StoreCase{EngineKind::aio, CacheUse::bypass, 2},
+                                           StoreCase{EngineKind::aio, CacheUse::always, 1},
                                            StoreCase{EngineKind::uring, CacheUse::bypass, 2},
                                            StoreCase{EngineKind::uring, CacheUse::always, 1}),
                          name_of_case);

@@ -13,6 +13,8 @@ struct Session {
   bool json = false;
   /// The chosen command; its result document goes to stdout with --json.
   std::function<nlohmann::ordered_json()> run;
+  /// Of a command that answers and has something bad to say.
+  int exit_code = 0;
 };
 
 /// Adds a subcommand with --json; its callback stores `work` in the session.
@@ -26,5 +28,9 @@ void add_eval(CLI::App& app, Session& session);
 void add_generate(CLI::App& app, Session& session);
 void add_export(CLI::App& app, Session& session);
 void add_info(CLI::App& app, Session& session);
+void add_fsck(CLI::App& app, Session& session);
+/// Subcommands of `bench`.
+void add_bench_nvme(CLI::App& bench, Session& session);
+void add_bench_swap(CLI::App& bench, Session& session);
 
 }  // namespace spillway::cli

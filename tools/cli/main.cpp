@@ -36,11 +36,11 @@ int report(const Session& session, int code, std::string_view kind, std::string_
   return code;
 }
 
-int run(const Session& session) {
+int run(Session& session) {
   try {
     const nlohmann::ordered_json document = session.run();
     if (session.json) fmt::print("{}\n", document.dump(2));
-    return 0;
+    return session.exit_code;
   } catch (const Error& error) {
     return report(session, exit_code(error.code()), name_of(error.code()), error.what());
   } catch (const std::exception& error) {
@@ -79,6 +79,11 @@ int run_program(int argc, char** argv) {
   add_generate(app, session);
   add_export(app, session);
   add_info(app, session);
+  add_fsck(app, session);
+  CLI::App* bench = app.add_subcommand("bench", "Measures this machine against its limits");
+  bench->require_subcommand(1);
+  add_bench_nvme(*bench, session);
+  add_bench_swap(*bench, session);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

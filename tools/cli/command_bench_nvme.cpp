@@ -1,0 +1,168 @@
+// `spillway bench nvme` and `spillway bench swap`: the tables around tools/bench.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <memory>
+
+#include "runtime/base/error.hpp"
+#include "tools/bench/nvme_bench.hpp"
+#include "tools/bench/nvme_swap_bench.hpp"
+#include "tools/cli/commands.hpp"
+
+namespace spillway::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+void print_row(const ordered_json& row) {
+  const std::string extra =
+      row.contains("fraction") ? fmt::format("  spillway {:.2f} GB/s = {:.3f} of it",
+                                             row["spillway_gigabytes_per_second"].get<double>(),
+                                             row["fraction"].get<double>())
+      : row.contains("checksum_ms_per_gib")
+          ? fmt::format("  checksums {:.1f} ms/GiB, commit {:.1f} ms",
+                        row["checksum_ms_per_gib"].get<double>(), row["commit_ms"].get<double>())
+          : "";
+  fmt::print("{:<11} {:<9} {:<6} {:>5} {:>10} {:>8.2f} {:>8.1f}{}\n",
+             row["shape"].get<std::string>(), row["engine"].get<std::string>(),
+             row["pattern"].get<std::string>(), row["depth"].get<std::uint64_t>(),
+             format_bytes(Bytes{row["block"].get<std::uint64_t>()}),
+             row["gigabytes_per_second"].get<double>(), row["cpu_ms_per_gib"].get<double>(), extra);
+  std::fflush(stdout);
+}
+
+void print_summary(const ordered_json& document) {
+  for (const auto& [pattern, best] : document["best"].items()) {
+    fmt::print("best {:<6} {:.2f} GB/s at depth {}, blocks of {}\n", pattern,
+               best["gigabytes_per_second"].get<double>(), best["depth"].get<std::uint64_t>(),
+               format_bytes(Bytes{best["block"].get<std::uint64_t>()}));
+  }
+  if (!document["fraction_of_limit"].is_null()) {
+    fmt::print("at least {:.3f} of {}'s best in every pattern\n",
+               document["fraction_of_limit"].get<double>(), document["limit"].get<std::string>());
+  }
+  fmt::print(
+      "all data verified; drive wear: {} written by this benchmark; state that is always "
+      "swapped at full rate writes {:.0f} TB a day\n",
+      format_bytes(Bytes{document["wear"]["bytes_written"].get<std::uint64_t>()}),
+      document["wear"]["terabytes_a_day_at_full_rate"].get<double>());
+}
+
+void print_swap(const ordered_json& document) {
+  fmt::print(
+      "{:.0f} M parameters in {}, engine {}, kernel {}, medians of {} rounds\n"
+      "  drive alone      {:8.3f} s   {:.2f} GB/s, read and write together\n"
+      "  update alone     {:8.3f} s\n"
+      "  checksums        {:8.3f} s   on one thread, of what is read and of what is written\n"
+      "  whole pipeline   {:8.3f} s   {:.3f} x the slower of drive and update\n"
+      "drive wear: {} written a step, {:.1f} TB a day at this speed; result verified\n",
+      document["parameters"].get<double>() / 1e6, document["state_format"].get<std::string>(),
+      document["engine"].get<std::string>(), document["kernel"].get<std::string>(),
+      document["rounds"].get<int>(), document["io_seconds"].get<double>(),
+      document["io_gigabytes_per_second"].get<double>(), document["update_seconds"].get<double>(),
+      document["checksum_seconds"].get<double>(), document["pipeline_seconds"].get<double>(),
+      document["ratio_to_limit"].get<double>(),
+      format_bytes(Bytes{document["wear"]["bytes_written_a_step"].get<std::uint64_t>()}),
+      document["wear"]["terabytes_written_a_day"].get<double>());
+}
+
+struct NvmeFlags {
+  bench::NvmeBenchOptions options;
+  std::string size;
+  std::vector<std::string> blocks;
+  std::uint64_t point_milliseconds = 150;
+  std::string compare;
+};
+
+ordered_json run_nvme(NvmeFlags flags, bool json) {
+  bench::NvmeBenchOptions& options = flags.options;
+  if (!flags.size.empty()) options.size = parse_bytes(flags.size);
+  if (!flags.blocks.empty()) {
+    options.blocks.clear();
+    for (const std::string& block : flags.blocks) options.blocks.push_back(parse_bytes(block));
+  }
+  options.point = std::chrono::milliseconds{flags.point_milliseconds};
+  check(flags.compare.empty() || flags.compare == "fio", ErrorCode::invalid_argument,
+        fmt::format("--compare {}: this benchmark compares with fio", flags.compare));
+  options.compare_fio = !flags.compare.empty();
+  if (!json) {
+    fmt::print("{:<11} {:<9} {:<6} {:>5} {:>10} {:>8} {:>8}\n", "shape", "engine", "load", "depth",
+               "block", "GB/s", "CPU ms/GiB");
+  }
+  ordered_json document =
+      bench::bench_nvme(options, json ? bench::NvmeBenchRow{} : bench::NvmeBenchRow{print_row});
+  if (!json) print_summary(document);
+  return document;
+}
+
+}  // namespace
+
+void add_bench_nvme(CLI::App& bench, Session& session) {
+  auto flags = std::make_shared<NvmeFlags>();
+  CLI::App* command = add_command(
+      bench, session, "nvme",
+      "Reads, writes and both at once, sequentially and in tiles, with every engine; verifies all "
+      "data. CPU is the time of all threads, without making and checking the data",
+      [flags, &session] { return run_nvme(*flags, session.json); });
+  command->add_option("--dir", flags->options.directory, "Where to put the scratch files")
+      ->check(CLI::ExistingDirectory)
+      ->capture_default_str();
+  command->add_option("--size", flags->size, "Of the scratch file; default 1GiB");
+  command->add_option("--engines", flags->options.engines, "uring aio posix")->delimiter(',');
+  command->add_option("--depths", flags->options.depths, "Requests in flight; default 4,16,32")
+      ->delimiter(',');
+  command->add_option("--blocks", flags->blocks, "Sizes of requests; default 256KiB,1MiB")
+      ->delimiter(',');
+  command->add_option("--point-ms", flags->point_milliseconds, "Time spent on each measurement")
+      ->check(CLI::Range(10, 60'000))
+      ->capture_default_str();
+  command->add_option("--rounds", flags->options.rounds, "Of the comparison")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  command->add_option("--compare", flags->compare,
+                      "fio: the fraction of its best on the same file");
+  command->add_flag("--sqpoll", flags->options.uring.submission_thread,
+                    "uring with a kernel thread that submits");
+  command->add_flag("--iopoll", flags->options.uring.completion_polling,
+                    "uring that polls the device; needs --sqpoll");
+}
+
+void add_bench_swap(CLI::App& bench, Session& session) {
+  struct Flags {
+    bench::SwapBenchOptions options;
+    std::string transfer;
+  };
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = add_command(
+      bench, session, "swap",
+      "The whole read, update, write pipeline against the slower of the drive and the update",
+      [flags, &session] {
+        bench::SwapBenchOptions options = flags->options;
+        if (!flags->transfer.empty()) options.transfer_bytes = parse_bytes(flags->transfer);
+        for (auto& directory : options.directories) directory /= "spillway-bench";
+        const bool json = session.json;
+        ordered_json document = bench::bench_swap(
+            options, [](const std::string& line) { fmt::print(stderr, "{}\n", line); });
+        if (!json) print_swap(document);
+        return document;
+      });
+  command->add_option("--dir", flags->options.directories, "Where to put the swap files; several")
+      ->capture_default_str();
+  command->add_option("--size", flags->options.parameters, "Parameters")->capture_default_str();
+  command->add_option("--tile", flags->options.tile_parameters, "Parameters of a tile")
+      ->capture_default_str();
+  command->add_option("--engine", flags->options.engine, "auto, uring, aio or posix")
+      ->capture_default_str();
+  command->add_option("--threads", flags->options.threads, "Of the update; default: one a core");
+  command->add_option("--isa", flags->options.isa, "Of the update: scalar, avx2 or avx512");
+  command->add_option("--depth", flags->options.queue_depth, "Requests in flight")
+      ->capture_default_str();
+  command->add_option("--block", flags->transfer, "Size of requests; default 1MiB");
+  command->add_option("--buffers", flags->options.buffers, "Tiles in memory at once")
+      ->capture_default_str();
+  command->add_option("--rounds", flags->options.rounds, "Medians are taken over these")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,147 @@
+// `spillway fsck RUN`: checks the files of a run and every byte of its committed state, offline.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "nvme_swap/fsck.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/engine/run_directory.hpp"
+#include "tools/cli/commands.hpp"
+
+namespace spillway::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+using nvme_swap::FsckReport;
+
+/// A line that is rewritten in place on a terminal, and nothing elsewhere.
+class ProgressLine {
+ public:
+  ~ProgressLine() {
+    if (shown_) fmt::print(stderr, "\r\033[K");
+  }
+  void show(Bytes done, Bytes total) {
+    const auto now = Clock::now();
+    if (!terminal_ || now - last_ < std::chrono::milliseconds{100}) return;
+    last_ = now;
+    shown_ = true;
+    const double seconds = std::chrono::duration<double>(now - begin_).count();
+    fmt::print(stderr, "\r\033[Kchecked {} of {} at {}/s", format_bytes(done), format_bytes(total),
+               format_bytes(Bytes{static_cast<std::uint64_t>(static_cast<double>(done.value()) /
+                                                             std::max(seconds, 1e-3))}));
+    std::fflush(stderr);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const bool terminal_ = ::isatty(STDERR_FILENO) != 0;
+  const Clock::time_point begin_ = Clock::now();
+  Clock::time_point last_{};
+  bool shown_ = false;
+};
+
+ordered_json to_json(const std::vector<nvme_swap::FsckFinding>& findings) {
+  ordered_json list = ordered_json::array();
+  for (const auto& finding : findings) {
+    list.push_back({{"file", finding.file.string()}, {"what", finding.what}});
+  }
+  return list;
+}
+
+ordered_json to_json(const std::string& name, const FsckReport& report) {
+  ordered_json document{{"name", name}, {"files", ordered_json::array()}};
+  for (const fs::path& file : report.files) document["files"].push_back(file.string());
+  document["committed_step"] =
+      report.step ? ordered_json(report.step->value()) : ordered_json(nullptr);
+  document["commits"] = report.generation;
+  document["slots"] = report.slots;
+  document["tiles"] = report.tiles;
+  document["tiles_checked"] = report.tiles_checked;
+  document["bytes_checked"] = report.bytes_checked.value();
+  document["seconds"] = report.seconds;
+  document["engine"] = report.engine;
+  document["resumable"] = report.resumable;
+  document["damage"] = to_json(report.damage);
+  document["notes"] = to_json(report.notes);
+  return document;
+}
+
+void print(const std::string& name, const FsckReport& report) {
+  fmt::print("store '{}' in {}\n", name, report.files.front().parent_path().string());
+  if (report.tiles_checked > 0) {
+    fmt::print("  {} of {} tiles hold state; {} checked in {:.1f} s ({:.2f} GB/s)\n",
+               report.tiles_checked, report.tiles, format_bytes(report.bytes_checked),
+               report.seconds,
+               static_cast<double>(report.bytes_checked.value()) / 1e9 / report.seconds);
+  }
+  for (const auto& finding : report.damage) {
+    fmt::print("  DAMAGED {}: {}\n", finding.file.filename().string(), finding.what);
+  }
+  for (const auto& finding : report.notes) {
+    fmt::print("  note {}: {}\n", finding.file.filename().string(), finding.what);
+  }
+  if (report.damage.empty()) {
+    fmt::print("  sound{}\n",
+               report.step ? fmt::format(": committed step {}", report.step->value()) : "");
+  } else if (report.resumable) {
+    fmt::print(
+        "  the committed state{} is whole: the run can be resumed, and the next commit "
+        "repairs the record\n",
+        report.step ? fmt::format(" of step {}", report.step->value()) : "");
+  } else {
+    fmt::print(
+        "  the committed state is lost: restore the run from a kept checkpoint or start it "
+        "again\n");
+  }
+}
+
+/// The manifest and the configuration of a run, and its stores.
+ordered_json check_run(const fs::path& run, bool json) {
+  const engine::RunDirectory directory(run);
+  check(directory.exists(), ErrorCode::invalid_argument,
+        fmt::format("{} is not a run: it has no manifest.json", run.string()));
+  static_cast<void>(directory.read_config());
+  const std::vector<fs::path> directories = directory.read_manifest();
+  check(!directories.empty(), ErrorCode::corrupt_data,
+        fmt::format("{} names no state directory", directory.manifest().string()));
+  check(fs::is_directory(directories.front()), ErrorCode::corrupt_data,
+        fmt::format("{} names {}, which is not there", directory.manifest().string(),
+                    directories.front().string()));
+  const std::vector<std::string> names = nvme_swap::stores_in(directories.front());
+  check(!names.empty(), ErrorCode::corrupt_data,
+        fmt::format("{} has no swap files", directories.front().string()));
+  ordered_json document{{"run", run.string()}, {"sound", true}, {"stores", ordered_json::array()}};
+  for (const std::string& name : names) {
+    nvme_swap::StoreOptions options;
+    options.directories = directories;
+    options.name = name;
+    ProgressLine line;
+    const FsckReport report = nvme_swap::check_store(
+        options, [&line](Bytes done, Bytes total) { line.show(done, total); });
+    document["stores"].push_back(to_json(name, report));
+    if (!report.damage.empty()) document["sound"] = false;
+    if (!json) print(name, report);
+  }
+  return document;
+}
+
+}  // namespace
+
+void add_fsck(CLI::App& app, Session& session) {
+  auto run = std::make_shared<fs::path>();
+  CLI::App* command = add_command(
+      app, session, "fsck", "Checks a run's files and every byte of its committed state, offline",
+      [run, &session] {
+        ordered_json document = check_run(*run, session.json);
+        if (!document["sound"].get<bool>()) session.exit_code = 1;
+        return document;
+      });
+  command->add_option("run", *run, "RUN: the run directory, which no process may be using")
+      ->required();
+}
+
+}  // namespace spillway::cli
