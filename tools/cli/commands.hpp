@@ -27,4 +27,8 @@ void add_generate(CLI::App& app, Session& session);
 void add_export(CLI::App& app, Session& session);
 void add_info(CLI::App& app, Session& session);
 
+/// `bench` and, in it, one subcommand for each thing measured.
+void add_bench(CLI::App& app, Session& session);
+void add_bench_adam(CLI::App& bench, Session& session);
+
 }  // namespace spillway::cli

@@ -80,6 +80,7 @@ int main(int argc, char** argv) {
   cli::add_generate(app, session);
   cli::add_export(app, session);
   cli::add_info(app, session);
+  cli::add_bench(app, session);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
