@@ -4,8 +4,8 @@ usage: adam_peers.py --peers torch,deepspeed --size PARAMETERS --threads N [--gr
 
 Prints a JSON line when ready, then one for each line read: nanoseconds a parameter by variant.
 A chain is what surrounds the kernel in a training step on 16-bit parameters: torch's widens the
-16-bit gradient, unscales it, updates and casts to 16-bit parameters; DeepSpeed's host chain starts from
-gradients that are fp32 already, `_widen` adds the widening.
+16-bit gradient, unscales it, updates and casts to 16-bit parameters; DeepSpeed's host chain starts
+from gradients that are fp32 already, `_widen` adds the widening.
 """
 import argparse
 import json

@@ -2,12 +2,12 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 
 #include "runtime/base/error.hpp"
 
@@ -26,22 +26,23 @@ PeerProcess::PeerProcess(std::vector<std::string> command)
     : name_(fmt::format("{}", fmt::join(command, " "))) {
   const std::array<int, 2> input = open_pipe();
   const std::array<int, 2> output = open_pipe();
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, input[0], STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, output[1], STDOUT_FILENO);
   std::vector<char*> arguments;
   for (std::string& argument : command) arguments.push_back(argument.data());
   arguments.push_back(nullptr);
-  const int failure =
-      ::posix_spawnp(&child_, arguments[0], &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
+  child_ = ::fork();
+  if (child_ == 0) {
+    ::dup2(input[0], STDIN_FILENO);
+    ::dup2(output[1], STDOUT_FILENO);
+    ::execvp(arguments[0], arguments.data());
+    constexpr int kNoProgram = 127;
+    std::_Exit(kNoProgram);  // the parent sees the pipe end
+  }
+  const int failure = child_ < 0 ? errno : 0;
   ::close(input[0]);
   ::close(output[1]);
   to_ = ::fdopen(input[1], "w");
   from_ = ::fdopen(output[0], "r");
   if (failure != 0) {
-    child_ = -1;
     std::fclose(to_);
     std::fclose(from_);
     throw Error(ErrorCode::io_error, fmt::format("cannot run {}", name_), failure);
@@ -59,7 +60,7 @@ nlohmann::json PeerProcess::read() {
   std::string line;
   for (int c = std::fgetc(from_); c != '\n'; c = std::fgetc(from_)) {
     check(c != EOF, ErrorCode::io_error,
-          fmt::format("{} ended early; its own message is above", name_));
+          fmt::format("{} cannot be run, or ended early; what it said is above", name_));
     line.push_back(static_cast<char>(c));
   }
   return nlohmann::json::parse(line);
