@@ -8,6 +8,7 @@
 
 #include "cpu_adam/detail/flush_denormals.hpp"
 #include "cpu_adam/detail/kernel_set.hpp"
+#include "cpu_adam/detail/traffic_set.hpp"
 #include "cpu_adam/detail/unroll.hpp"
 
 #define SPILLWAY_TARGET __attribute__((target("avx2,fma,f16c")))
@@ -27,6 +28,8 @@ struct Lanes {
   SPILLWAY_TARGET static Float load(const float* p) { return _mm256_loadu_ps(p); }
   SPILLWAY_TARGET static void store(float* p, Float x) { _mm256_storeu_ps(p, x); }
   SPILLWAY_TARGET static void stream(float* p, Float x) { _mm256_stream_ps(p, x); }
+  /// Uses `x` for nothing, so that its load stays.
+  SPILLWAY_TARGET static void consume(Float x) { asm volatile("" : : "x"(x)); }
   SPILLWAY_TARGET static void fence() { _mm_sfence(); }
   SPILLWAY_TARGET static Half load_half(const void* p) {
     return _mm_loadu_si128(static_cast<const __m128i*>(p));
@@ -183,4 +186,5 @@ struct Lanes {
 
 namespace spillway::cpu_adam::detail {
 constinit const KernelSet kAvx2Kernels = make_kernel_set<Entries>();
+constinit const TrafficSet kAvx2Traffic = make_traffic_set<TrafficEntries>();
 }  // namespace spillway::cpu_adam::detail

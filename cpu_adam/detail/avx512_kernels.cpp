@@ -15,6 +15,7 @@
 
 #include "cpu_adam/detail/flush_denormals.hpp"
 #include "cpu_adam/detail/kernel_set.hpp"
+#include "cpu_adam/detail/traffic_set.hpp"
 #include "cpu_adam/detail/unroll.hpp"
 
 #define SPILLWAY_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx2,fma,f16c")))
@@ -34,6 +35,8 @@ struct Lanes {
   SPILLWAY_TARGET static Float load(const float* p) { return _mm512_loadu_ps(p); }
   SPILLWAY_TARGET static void store(float* p, Float x) { _mm512_storeu_ps(p, x); }
   SPILLWAY_TARGET static void stream(float* p, Float x) { _mm512_stream_ps(p, x); }
+  /// Uses `x` for nothing, so that its load stays.
+  SPILLWAY_TARGET static void consume(Float x) { asm volatile("" : : "v"(x)); }
   SPILLWAY_TARGET static void fence() { _mm_sfence(); }
   SPILLWAY_TARGET static Half load_half(const void* p) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(p));
@@ -175,4 +178,5 @@ struct Lanes {
 
 namespace spillway::cpu_adam::detail {
 constinit const KernelSet kAvx512Kernels = make_kernel_set<Entries>();
+constinit const TrafficSet kAvx512Traffic = make_traffic_set<TrafficEntries>();
 }  // namespace spillway::cpu_adam::detail

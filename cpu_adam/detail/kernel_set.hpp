@@ -68,7 +68,7 @@ using KeyedUpdate = void (*)(const UpdateScalars&, RoundingKey key, const Update
 template <FormatRow Row, DType Gradient, KeyedUpdate Update>
 void update_by_key(const UpdateScalars& scalars, const UpdateRange& range) {
   if constexpr (Row.format == StateFormat::int8) {
-    SPILLWAY_ASSERT(range.index % kQuantizationBlock == 0);
+    SPILLWAY_ASSERT(range.count == 0 || range.index % kQuantizationBlock == 0);
   }
   if constexpr (Row.format != StateFormat::bf16) {
     Update(scalars, RoundingKey{}, range);

@@ -7,6 +7,7 @@
 
 #include "cpu_adam/detail/flush_denormals.hpp"
 #include "cpu_adam/detail/kernel_set.hpp"
+#include "cpu_adam/detail/traffic_set.hpp"
 #include "cpu_adam/detail/unroll.hpp"
 
 #define SPILLWAY_TARGET
@@ -27,6 +28,14 @@ struct Lanes {
   static Float load(const float* p) { return read<Float>(p); }
   static void store(float* p, Float x) { std::memcpy(p, &x, sizeof x); }
   static void stream(float* p, Float x) { store(p, x); }
+  /// Uses `x` for nothing, so that its load stays.
+  static void consume(Float x) {
+#if defined(__x86_64__)
+    asm volatile("" : : "x"(x));
+#else
+    asm volatile("" : : "w"(x));
+#endif
+  }
   static void fence() {}
   static Half load_half(const void* p) { return read<Half>(p); }
   static void store_half(void* p, Half x) { std::memcpy(p, &x, sizeof x); }
@@ -171,4 +180,5 @@ struct Lanes {
 
 namespace spillway::cpu_adam::detail {
 constinit const KernelSet kPortableKernels = make_kernel_set<Entries>();
+constinit const TrafficSet kPortableTraffic = make_traffic_set<TrafficEntries>();
 }  // namespace spillway::cpu_adam::detail

@@ -4,7 +4,7 @@
 // of its argument's choosing, and a lambda does not inherit one; so no lambda here computes.)
 #pragma once
 
-#include "cpu_adam/detail/update_pass.inl"
+#include "cpu_adam/detail/traffic_pass.inl"
 
 namespace spillway::cpu_adam::detail {
 namespace {

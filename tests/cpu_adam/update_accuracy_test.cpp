@@ -66,7 +66,7 @@ void compare_steps(const Kernel& kernel, DecayMode mode, Random& random, int ste
 
 TEST_P(UpdateAccuracy, IsWithinTheBoundsOfFp64OverManySteps) {
   Random random = seeded_random();
-  compare_steps(GetParam(), DecayMode::decoupled, random, 300);
+  compare_steps(GetParam(), DecayMode::decoupled, random, 1000);
 }
 
 TEST_P(UpdateAccuracy, WithL2DecayIsWithinTheBoundsOfFp64) {

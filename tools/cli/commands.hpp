@@ -33,4 +33,8 @@ void add_fsck(CLI::App& app, Session& session);
 void add_bench_nvme(CLI::App& bench, Session& session);
 void add_bench_swap(CLI::App& bench, Session& session);
 
+/// `bench` and, in it, one subcommand for each thing measured.
+void add_bench(CLI::App& app, Session& session);
+void add_bench_adam(CLI::App& bench, Session& session);
+
 }  // namespace spillway::cli

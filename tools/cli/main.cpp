@@ -80,10 +80,7 @@ int run_program(int argc, char** argv) {
   add_export(app, session);
   add_info(app, session);
   add_fsck(app, session);
-  CLI::App* bench = app.add_subcommand("bench", "Measures this machine against its limits");
-  bench->require_subcommand(1);
-  add_bench_nvme(*bench, session);
-  add_bench_swap(*bench, session);
+  add_bench(app, session);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -33,7 +33,9 @@ void TrainFlags::add_to(CLI::App& command) {
   command.add_option("--threads", threads, "Threads of the update; default: physical cores");
   command.add_option("--compute-threads", compute_threads,
                      "Threads of FWD-BWD on the host; part of the mathematics");
-  command.add_option("--isa", isa, "Instruction set of the update: scalar, avx2 or avx512");
+  command
+      .add_option("--isa", isa, "Instruction set of the update: scalar, portable, avx2 or avx512")
+      ->envname("SPILLWAY_ISA");
   command.add_option("--seed", seed, "Seed of initialisation and data order");
 }
 

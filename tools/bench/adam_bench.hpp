@@ -1,0 +1,53 @@
+// Measures the update against the traffic-only limit, interleaved, on arrays of its own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cpu_adam/adam.hpp"
+#include "cpu_adam/worker_pool.hpp"
+
+namespace spillway::bench {
+
+struct AdamCase {
+  std::size_t parameters = 0;
+  cpu_adam::StateFormat format = cpu_adam::StateFormat::fp32;
+  DType gradient = DType::bf16;
+  DType parameter = DType::bf16;
+  cpu_adam::Isa isa = cpu_adam::Isa::scalar;
+  std::size_t threads = 0;  ///< 0: one a physical core
+  std::size_t repetitions = 9;
+  std::optional<std::size_t> prefetch;  ///< absent: calibrated
+  bool denormals = false;               ///< also with moments below the normal range
+};
+
+/// Nanoseconds a parameter of every repetition, in order.
+struct Series {
+  std::vector<double> ns;
+  [[nodiscard]] double median() const;
+  [[nodiscard]] double minimum() const;
+};
+
+struct AdamMeasurement {
+  AdamCase of;
+  std::size_t threads = 0;
+  std::size_t prefetch = 0;          ///< of the update
+  std::size_t traffic_prefetch = 0;  ///< of the traffic-only pass
+  double bytes_per_parameter = 0;
+  Series traffic, update;               ///< in place
+  Series traffic_apart, update_apart;   ///< read one slot, write the other
+  Series denormal_tenth, denormal_all;  ///< update_apart from moments below the normal range
+  bool exact = false;                   ///< a sample equalled the plain kernel bit for bit
+
+  /// Median over repetitions of traffic / update: 1 is the limit of memory.
+  [[nodiscard]] double fraction_of_limit() const;
+};
+
+/// `between` runs once a repetition, for whoever else measures side by side.
+[[nodiscard]] AdamMeasurement measure_adam(const AdamCase& what,
+                                           const std::function<void()>& between = {});
+
+}  // namespace spillway::bench

@@ -1,0 +1,196 @@
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/topology.hpp"
+#include "tools/bench/adam_bench.hpp"
+#include "tools/bench/peer_process.hpp"
+#include "tools/cli/commands.hpp"
+
+namespace spillway::cli {
+namespace {
+
+using bench::AdamCase;
+using bench::AdamMeasurement;
+using bench::Series;
+using nlohmann::ordered_json;
+
+constexpr std::size_t kDefaultParameters = std::size_t{64} << 20;
+
+struct BenchAdamFlags {
+  std::vector<std::size_t> sizes = {kDefaultParameters};
+  std::vector<std::string> formats = {"fp32", "split", "bf16", "int8"};
+  std::vector<std::string> isas;
+  std::vector<std::size_t> threads = {0};
+  std::string gradient = "bf16";
+  std::string parameter = "bf16";
+  std::size_t repetitions = 9;
+  std::optional<std::size_t> prefetch;
+  bool denormals = false;
+  std::vector<std::string> compare;
+  std::string python = "python3";
+};
+
+/// Timings of the peers by variant.
+using PeerSeries = std::map<std::string, Series>;
+
+struct Peers {
+  ordered_json versions;
+  PeerSeries series;
+};
+
+ordered_json to_json(const Series& series) {
+  return {{"median_ns", series.median()}, {"minimum_ns", series.minimum()}};
+}
+
+ordered_json to_json(const AdamMeasurement& m, const Peers& peers) {
+  ordered_json document{{"format", name_of(m.of.format)},
+                        {"gradient", name_of(m.of.gradient)},
+                        {"parameter", name_of(m.of.parameter)},
+                        {"isa", name_of(m.of.isa)},
+                        {"threads", m.threads},
+                        {"parameters", m.of.parameters},
+                        {"repetitions", m.of.repetitions},
+                        {"exact", m.exact},
+                        {"bytes_per_parameter", m.bytes_per_parameter},
+                        {"ns_per_parameter", m.update.median()},
+                        {"gb_per_s", m.bytes_per_parameter / m.update.median()},
+                        {"fraction_of_limit", m.fraction_of_limit()},
+                        {"prefetch", m.prefetch},
+                        {"traffic_prefetch", m.traffic_prefetch},
+                        {"update", to_json(m.update)},
+                        {"traffic", to_json(m.traffic)},
+                        {"update_out_of_place", to_json(m.update_apart)},
+                        {"traffic_out_of_place", to_json(m.traffic_apart)}};
+  if (!m.denormal_all.ns.empty()) {
+    document["update_denormal_tenth"] = to_json(m.denormal_tenth);
+    document["update_denormal_all"] = to_json(m.denormal_all);
+  }
+  for (const auto& [name, series] : peers.series) {
+    document["peers"][name] = to_json(series);
+    document["peers"][name]["ratio"] = series.median() / m.update.median();
+  }
+  return document;
+}
+
+void print_header() {
+  fmt::print("{:<7}{:<10}{:>8}{:>9}{:>9}{:>9}{:>10}{:>13}{:>10}{:>7}\n", "format", "isa", "threads",
+             "ns/param", "minimum", "GB/s", "of limit", "out of place", "prefetch", "exact");
+}
+
+void print_row(const AdamMeasurement& m, const Peers& peers) {
+  fmt::print("{:<7}{:<10}{:>8}{:>9.4f}{:>9.4f}{:>9.1f}{:>10.3f}{:>12.2f}x{:>10}{:>7}\n",
+             name_of(m.of.format), name_of(m.of.isa), m.threads, m.update.median(),
+             m.update.minimum(), m.bytes_per_parameter / m.update.median(), m.fraction_of_limit(),
+             m.update_apart.median() / m.update.median(), m.prefetch, m.exact ? "yes" : "NO");
+  if (!m.denormal_all.ns.empty()) {
+    fmt::print("  moments below the normal range: a tenth {:.2f}x, all {:.2f}x (out of place)\n",
+               m.denormal_tenth.median() / m.update_apart.median(),
+               m.denormal_all.median() / m.update_apart.median());
+  }
+  for (const auto& [name, series] : peers.series) {
+    fmt::print("  {:<26}{:>9.4f}{:>9.4f}   {:.2f}x ours\n", name, series.median(), series.minimum(),
+               series.median() / m.update.median());
+  }
+  std::fflush(stdout);
+}
+
+AdamMeasurement measure(const BenchAdamFlags& flags, const AdamCase& what, Peers& peers) {
+  // The peers know one format: fp32 masters and moments.
+  if (flags.compare.empty() || what.format != cpu_adam::StateFormat::fp32) {
+    return bench::measure_adam(what);
+  }
+  const std::size_t threads = what.threads != 0 ? what.threads : read_topology().cores.size();
+  bench::PeerProcess process({flags.python, SPILLWAY_SOURCE_DIR "/tools/bench/adam_peers.py",
+                              "--peers", fmt::format("{}", fmt::join(flags.compare, ",")), "--size",
+                              std::to_string(what.parameters), "--threads", std::to_string(threads),
+                              "--gradient", flags.gradient});
+  peers.versions = process.read().at("versions");
+  return bench::measure_adam(what, [&] {
+    process.request();
+    const nlohmann::json answer = process.read();
+    for (const auto& [name, ns] : answer.items()) {
+      peers.series[name].ns.push_back(ns.get<double>());
+    }
+  });
+}
+
+std::vector<AdamCase> cases_of(const BenchAdamFlags& flags) {
+  std::vector<std::string> isas = flags.isas;
+  if (isas.empty()) isas.emplace_back(name_of(cpu_adam::best_isa()));
+  std::vector<AdamCase> cases;
+  for (const std::size_t size : flags.sizes) {
+    for (const std::string& isa : isas) {
+      for (const std::size_t threads : flags.threads) {
+        for (const std::string& format : flags.formats) {
+          cases.push_back({.parameters = size,
+                           .format = cpu_adam::parse_state_format(format),
+                           .gradient = parse_dtype(flags.gradient),
+                           .parameter = parse_dtype(flags.parameter),
+                           .isa = cpu_adam::parse_isa(isa),
+                           .threads = threads,
+                           .repetitions = flags.repetitions,
+                           .prefetch = flags.prefetch,
+                           .denormals = flags.denormals});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+ordered_json run(const BenchAdamFlags& flags, bool json) {
+  ordered_json document{{"bench", "adam"}, {"cpu", read_topology().cpu_model}};
+  if (!json) print_header();
+  double lowest = 1e9;
+  for (const AdamCase& what : cases_of(flags)) {
+    Peers peers;
+    const AdamMeasurement measured = measure(flags, what, peers);
+    check(measured.exact, ErrorCode::internal,
+          fmt::format("the {} kernel of format {} does not give the bits of the plain one",
+                      name_of(what.isa), name_of(what.format)));
+    if (!json) print_row(measured, peers);
+    if (!peers.versions.is_null()) document["peer_versions"] = peers.versions;
+    document["results"].push_back(to_json(measured, peers));
+    lowest = std::min(lowest, measured.fraction_of_limit());
+  }
+  document["fraction_of_limit"] = lowest;
+  return document;
+}
+
+}  // namespace
+
+void add_bench_adam(CLI::App& bench, Session& session) {
+  auto flags = std::make_shared<BenchAdamFlags>();
+  CLI::App* command = add_command(bench, session, "adam",
+                                  "Speed of the update against the same traffic with no arithmetic",
+                                  [flags, &session] { return run(*flags, session.json); });
+  command->add_option("--size", flags->sizes, "Parameters; several by commas")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(false));
+  command->add_option("--format", flags->formats, "State formats: fp32, split, bf16, int8")
+      ->delimiter(',');
+  command->add_option("--isa", flags->isas, "Instruction sets; default: the best")
+      ->delimiter(',')
+      ->envname("SPILLWAY_ISA");
+  command->add_option("--threads", flags->threads, "Threads; 0: one a physical core")
+      ->delimiter(',');
+  command->add_option("--gradient", flags->gradient, "fp32, bf16 or fp16")->capture_default_str();
+  command->add_option("--parameters", flags->parameter, "fp32 (format fp32), bf16 or fp16")
+      ->capture_default_str();
+  command->add_option("--repetitions", flags->repetitions, "Interleaved repetitions")
+      ->capture_default_str();
+  command->add_option("--prefetch", flags->prefetch,
+                      "Software prefetch distance in parameters; default: calibrated");
+  command->add_flag("--denormals", flags->denormals,
+                    "Also with moments below the normal range (formats fp32 and split)");
+  command->add_option("--compare", flags->compare, "Peers side by side: torch, deepspeed")
+      ->delimiter(',');
+  command->add_option("--python", flags->python, "Python that has the peers")
+      ->capture_default_str()
+      ->envname("SPILLWAY_PYTHON");
+}
+
+}  // namespace spillway::cli
