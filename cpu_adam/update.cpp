@@ -38,7 +38,7 @@ struct BlockState {
   BlockState() : layout(make_layout(StateFormat::int8, kQuantizationBlock)) {}
 
   void load(const UpdateRange& range) {
-    pack_state(layout, {.master = zeros, .m = {}, .v = {}}, bytes, parameters);
+    pack_state(layout, {.master = kZeros, .m = {}, .v = {}}, bytes, parameters);
     move_part(bytes + layout.master, range.master_in, 2, range.count);
     move_part(bytes + layout.m, range.m_in, 1, range.count);
     move_part(bytes + layout.v, range.v_in, 1, range.count);
@@ -54,7 +54,7 @@ struct BlockState {
   }
 
   const StateLayout layout;
-  static constexpr float zeros[kQuantizationBlock] = {};
+  static constexpr float kZeros[kQuantizationBlock] = {};
   alignas(64) std::byte bytes[4096];
   alignas(64) std::byte parameters[2 * kQuantizationBlock];
 };

@@ -20,6 +20,7 @@ class Calibration {
   DriveTuning run() {
     // Sizes first, at a depth that hides latency; then the depth, at that size.
     std::vector<double> rates;
+    rates.reserve(kTransferSizes.size() + kDepths.size());
     for (const Bytes size : kTransferSizes) rates.push_back(rate(depth_for(size), size));
     const Bytes size = kTransferSizes[first_good(rates)];
     std::vector<std::size_t> depths;
