@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 
+#include "nvme_swap/calibration.hpp"
 #include "nvme_swap/drive_load.hpp"
 #include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
@@ -80,6 +81,7 @@ class NvmeBench {
       if (version_) compare(file);
     }
     tiles();
+    tune();
     summarize();
     return std::move(document_);
   }
@@ -209,6 +211,23 @@ class NvmeBench {
         report(std::move(row), "tiles");
       }
     }
+  }
+
+  /// What `train` would choose for this drive.
+  void tune() {
+    const auto bytes = Bytes{std::min<std::uint64_t>(options_.size.value(), 256U << 20)};
+    const nvme_swap::DriveTuning tuning =
+        nvme_swap::calibrate_drive({.directory = options_.directory,
+                                    .engine = engines_.front().first,
+                                    .file_bytes = bytes,
+                                    .point = options_.point / 2,
+                                    .buffer_bytes = Bytes{bytes.value() / 4}});
+    document_["tuning"] = {{"engine", tuning.engine},
+                           {"queue_depth", tuning.queue_depth},
+                           {"transfer_bytes", tuning.transfer_bytes.value()},
+                           {"read_gbps", tuning.read_gbps},
+                           {"write_gbps", tuning.write_gbps},
+                           {"mixed_gbps", tuning.mixed_gbps}};
   }
 
   void summarize() {
