@@ -9,7 +9,7 @@ namespace spillway::nvme_swap {
 namespace {
 
 constexpr std::array<Bytes, 5> kTransferSizes{512_KiB, 1_MiB, 2_MiB, 4_MiB, 8_MiB};
-constexpr std::array<std::size_t, 6> kDepths{2, 4, 8, 16, 32, 64};
+constexpr std::array<std::size_t, 7> kDepths{1, 2, 4, 8, 16, 32, 64};
 constexpr double kGoodEnough = 0.97;
 
 class Calibration {
@@ -20,7 +20,10 @@ class Calibration {
   DriveTuning run() {
     // Sizes first, at a depth that hides latency; then the depth, at that size.
     std::vector<LoadResult> results;
-    for (const Bytes size : kTransferSizes) results.push_back(load(depth_for(size), size));
+    for (const Bytes size : kTransferSizes) {
+      if (!results.empty() && size.value() > bytes_in_flight()) break;
+      results.push_back(load(depth_for(size), size));
+    }
     const Bytes size = kTransferSizes[cheapest_good(results)];
     std::vector<std::size_t> depths;
     results.clear();
@@ -44,10 +47,11 @@ class Calibration {
 
  private:
   /// Bounded by memory and by the half of the file that mixed traffic reads.
+  [[nodiscard]] std::uint64_t bytes_in_flight() const {
+    return std::min(options_.buffer_bytes.value(), options_.file_bytes.value() / 2);
+  }
   [[nodiscard]] std::size_t depth_for(Bytes size, std::size_t wanted = 32) const {
-    const std::uint64_t bytes =
-        std::min(options_.buffer_bytes.value(), options_.file_bytes.value() / 2);
-    return std::clamp<std::size_t>(bytes / size.value(), 1, wanted);
+    return std::clamp<std::size_t>(bytes_in_flight() / size.value(), 1, wanted);
   }
 
   LoadResult load(std::size_t depth, Bytes size, AccessPattern pattern = AccessPattern::mixed) {
