@@ -8,8 +8,8 @@
 namespace spillway::nvme_swap {
 namespace {
 
-constexpr std::array<Bytes, 5> kTransferSizes{256_KiB, 512_KiB, 1_MiB, 2_MiB, 4_MiB};
-constexpr std::array<std::size_t, 6> kDepths{2, 4, 8, 16, 32, 64};
+constexpr std::array<Bytes, 5> kTransferSizes{512_KiB, 1_MiB, 2_MiB, 4_MiB, 8_MiB};
+constexpr std::array<std::size_t, 7> kDepths{1, 2, 4, 8, 16, 32, 64};
 constexpr double kGoodEnough = 0.97;
 
 class Calibration {
@@ -19,55 +19,80 @@ class Calibration {
 
   DriveTuning run() {
     // Sizes first, at a depth that hides latency; then the depth, at that size.
-    std::vector<double> rates;
-    rates.reserve(kTransferSizes.size() + kDepths.size());
-    for (const Bytes size : kTransferSizes) rates.push_back(rate(depth_for(size), size));
-    const Bytes size = kTransferSizes[first_good(rates)];
+    std::vector<LoadResult> results;
+    for (const Bytes size : kTransferSizes) {
+      if (!results.empty() && size.value() > bytes_in_flight()) break;
+      results.push_back(load(depth_for(size), size));
+    }
+    const Bytes size = kTransferSizes[cheapest_good(results)];
     std::vector<std::size_t> depths;
-    rates.clear();
+    results.clear();
     for (const std::size_t depth : kDepths) {
       if (depth > depth_for(size, kDepths.back())) break;
       depths.push_back(depth);
-      rates.push_back(rate(depth, size));
+      results.push_back(load(depth, size));
     }
-    const std::size_t depth = depths[first_good(rates)];
-    DriveTuning tuning{.direct = file_.direct(), .queue_depth = depth, .transfer_bytes = size};
-    tuning.read_gbps = rate(depth, size, AccessPattern::read);
-    tuning.write_gbps = rate(depth, size, AccessPattern::write);
-    tuning.mixed_gbps = rate(depth, size);
-    tuning.engine = engine_;
-    return tuning;
+    const std::size_t depth = depths[first_good(results)];
+    const LoadResult read = load(depth, size, AccessPattern::read);
+    const LoadResult write = load(depth, size, AccessPattern::write);
+    const LoadResult mixed = load(depth, size);
+    return {.engine = std::string(mixed.engine),
+            .direct = file_.direct(),
+            .queue_depth = depth,
+            .transfer_bytes = size,
+            .read_gbps = read.gigabytes_per_second(),
+            .write_gbps = write.gigabytes_per_second(),
+            .mixed_gbps = mixed.gigabytes_per_second()};
   }
 
  private:
   /// Bounded by memory and by the half of the file that mixed traffic reads.
+  [[nodiscard]] std::uint64_t bytes_in_flight() const {
+    return std::min(options_.buffer_bytes.value(), options_.file_bytes.value() / 2);
+  }
   [[nodiscard]] std::size_t depth_for(Bytes size, std::size_t wanted = 32) const {
-    const std::uint64_t bytes =
-        std::min(options_.buffer_bytes.value(), options_.file_bytes.value() / 2);
-    return std::clamp<std::size_t>(bytes / size.value(), 1, wanted);
+    return std::clamp<std::size_t>(bytes_in_flight() / size.value(), 1, wanted);
   }
 
-  double rate(std::size_t depth, Bytes size, AccessPattern pattern = AccessPattern::mixed) {
-    const LoadResult result = run_load(file_, {.pattern = pattern,
-                                               .engine = options_.engine,
-                                               .queue_depth = depth,
-                                               .block = size,
-                                               .duration = options_.point,
-                                               .verify = false});
-    engine_ = result.engine;
-    return result.gigabytes_per_second();
+  LoadResult load(std::size_t depth, Bytes size, AccessPattern pattern = AccessPattern::mixed) {
+    return run_load(file_, {.pattern = pattern,
+                            .engine = options_.engine,
+                            .queue_depth = depth,
+                            .block = size,
+                            .duration = options_.point,
+                            .verify = false});
   }
 
-  static std::size_t first_good(const std::vector<double>& rates) {
-    const double best = *std::max_element(rates.begin(), rates.end());
-    const auto good = std::find_if(rates.begin(), rates.end(),
-                                   [best](double rate) { return rate >= kGoodEnough * best; });
-    return static_cast<std::size_t>(good - rates.begin());
+  static double good_enough(const std::vector<LoadResult>& results) {
+    double best = 0;
+    for (const LoadResult& result : results) best = std::max(best, result.gigabytes_per_second());
+    return kGoodEnough * best;
+  }
+
+  static std::size_t first_good(const std::vector<LoadResult>& results) {
+    const double least = good_enough(results);
+    const auto good = std::find_if(results.begin(), results.end(), [least](const auto& result) {
+      return result.gigabytes_per_second() >= least;
+    });
+    return static_cast<std::size_t>(good - results.begin());
+  }
+
+  static std::size_t cheapest_good(const std::vector<LoadResult>& results) {
+    const double least = good_enough(results);
+    std::size_t cheapest = first_good(results);
+    for (std::size_t i = cheapest; i < results.size(); ++i) {
+      const LoadResult& result = results[i];
+      if (result.gigabytes_per_second() >= least &&
+          result.cpu_milliseconds_per_gibibyte() <
+              results[cheapest].cpu_milliseconds_per_gibibyte()) {
+        cheapest = i;
+      }
+    }
+    return cheapest;
   }
 
   const CalibrationOptions options_;
   DriveFile file_;
-  std::string engine_;
 };
 
 }  // namespace

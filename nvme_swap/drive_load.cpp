@@ -286,7 +286,10 @@ LoadResult run_load(DriveFile& file, const LoadOptions& options) {
                     blocks));
   Load load(file, options);
   const Clock::time_point end = Clock::now() + options.duration;
-  return load.run([end](std::uint64_t) { return Clock::now() < end; });
+  // Each slot once, however short the time: a rate of nothing would say nothing.
+  const std::uint64_t least = options.queue_depth * block;
+  return load.run(
+      [end, least](std::uint64_t started) { return started < least || Clock::now() < end; });
 }
 
 void verify_all(DriveFile& file, EngineKind engine) {

@@ -61,7 +61,7 @@ struct LoadOptions {
   UringOptions uring{};
   std::size_t queue_depth = 32;
   Bytes block{1 << 20};  ///< divides half of the file
-  /// No block is started after this long.
+  /// No block is started after this long, but one in each slot of the queue.
   std::chrono::milliseconds duration{500};
   bool verify = true;  ///< what is read, while it is read
   bool registered_buffers = true;

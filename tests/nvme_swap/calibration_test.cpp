@@ -111,6 +111,20 @@ TEST(Calibration, GivesATuningThatAStoreCanUse) {
   expect_step(*store, 1);
 }
 
+TEST(Calibration, KeepsWithinItsMemoryHoweverLittle) {
+  ScratchDirectory scratch(Medium::memory);
+  for (const Bytes memory : {512_KiB, 1_MiB, 3_MiB, 8_MiB}) {
+    const DriveTuning tuning = calibrate_drive({.directory = scratch.path(),
+                                                .engine = EngineKind::uring,
+                                                .file_bytes = 16_MiB,
+                                                .point = milliseconds{1},
+                                                .buffer_bytes = memory});
+    EXPECT_GE(tuning.queue_depth, 1U);
+    EXPECT_LE(tuning.queue_depth * tuning.transfer_bytes.value(), memory.value());
+    EXPECT_GT(tuning.mixed_gbps, 0);
+  }
+}
+
 TEST(Calibration, WeighsDrivesByTheirMixedRate) {
   const std::vector<DriveTuning> drives{{.mixed_gbps = 3}, {.mixed_gbps = 1.5}};
   EXPECT_THAT(stripe_weights(drives), ::testing::ElementsAre(3, 1.5));

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 
+#include "nvme_swap/calibration.hpp"
 #include "nvme_swap/drive_load.hpp"
 #include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
@@ -80,6 +81,7 @@ class NvmeBench {
       if (version_) compare(file);
     }
     tiles();
+    tune();
     summarize();
     return std::move(document_);
   }
@@ -127,56 +129,66 @@ class NvmeBench {
     }
   }
 
-  /// Ours at its best point and fio at every depth of the sweep take turns, so that both see the
-  /// same weather.
+  /// Medians of the rounds by depth, and the best of them.
+  struct Series {
+    std::map<std::size_t, std::vector<double>> rates{};
+    std::map<std::size_t, std::vector<double>> cpu{};
+
+    void add(std::size_t depth, double rate, double cpu_milliseconds) {
+      rates[depth].push_back(rate);
+      cpu[depth].push_back(cpu_milliseconds);
+    }
+    [[nodiscard]] std::size_t best_depth() const {
+      return std::max_element(
+                 rates.begin(), rates.end(),
+                 [](const auto& a, const auto& b) { return median(a.second) < median(b.second); })
+          ->first;
+    }
+  };
+
+  /// Our engine and fio take turns at the same depths, so that both see the same weather.
   void compare(nvme_swap::DriveFile& file) {
     document_["fio"] = ordered_json::array();
     const auto duration = 3 * options_.point;
     for (const AccessPattern pattern : kPatterns) {
       const Best& best = best_[pattern];
-      std::vector<double> ours;
-      std::vector<double> ours_cpu;
-      std::map<std::size_t, std::vector<double>> theirs;
-      std::map<std::size_t, std::vector<double>> theirs_cpu;
+      Series ours;
+      Series theirs;
       for (int round = 0; round < options_.rounds; ++round) {
-        const LoadResult own = point(file, best.engine, pattern, best.depth, best.block, duration);
-        ours.push_back(own.gigabytes_per_second());
-        ours_cpu.push_back(own.cpu_milliseconds_per_gibibyte());
         for (const std::size_t depth : fio_depths()) {
+          const LoadResult own = point(file, best.engine, pattern, depth, best.block, duration);
+          ours.add(depth, own.gigabytes_per_second(), own.cpu_milliseconds_per_gibibyte());
           const FioResult fio = run_fio(file, pattern, depth, best.block, duration);
-          theirs[depth].push_back(fio.gigabytes_per_second);
-          theirs_cpu[depth].push_back(fio.cpu_milliseconds_per_gibibyte);
+          theirs.add(depth, fio.gigabytes_per_second, fio.cpu_milliseconds_per_gibibyte);
+          if (pattern != AccessPattern::read) file.refill();
         }
-        if (pattern != AccessPattern::read) file.refill();
       }
-      std::size_t depth = 0;
-      double rate = 0;
-      for (const auto& [candidate, rates] : theirs) {
-        if (median(rates) <= rate) continue;
-        depth = candidate;
-        rate = median(rates);
-      }
-      const double fraction = median(ours) / rate;
+      const std::size_t depth = theirs.best_depth();
+      const std::size_t own_depth = ours.best_depth();
+      const double own_rate = median(ours.rates.at(own_depth));
+      const double fraction = own_rate / median(theirs.rates.at(depth));
       fraction_ = std::min(fraction_.value_or(fraction), fraction);
       report({{"shape", "sequential"},
               {"engine", version_.value()},
               {"pattern", nvme_swap::name_of(pattern)},
               {"depth", depth},
               {"block", best.block.value()},
-              {"gigabytes_per_second", rate},
-              {"cpu_ms_per_gib", median(theirs_cpu.at(depth))},
-              {"spillway_gigabytes_per_second", median(ours)},
-              {"spillway_cpu_ms_per_gib", median(ours_cpu)},
-              {"spillway_depth", best.depth},
+              {"gigabytes_per_second", median(theirs.rates.at(depth))},
+              {"cpu_ms_per_gib", median(theirs.cpu.at(depth))},
+              {"spillway_gigabytes_per_second", own_rate},
+              {"spillway_cpu_ms_per_gib", median(ours.cpu.at(own_depth))},
+              {"spillway_depth", own_depth},
               {"fraction", fraction}},
              "fio");
     }
   }
 
+  /// The two largest of the sweep: starting fio takes longer than measuring with it.
   [[nodiscard]] std::vector<std::size_t> fio_depths() const {
     std::vector<std::size_t> depths = options_.depths;
     std::sort(depths.begin(), depths.end());
     depths.erase(std::unique(depths.begin(), depths.end()), depths.end());
+    if (depths.size() > 2) depths.erase(depths.begin(), depths.end() - 2);
     return depths;
   }
 
@@ -209,6 +221,23 @@ class NvmeBench {
         report(std::move(row), "tiles");
       }
     }
+  }
+
+  /// What `train` would choose for this drive.
+  void tune() {
+    const auto bytes = Bytes{std::min<std::uint64_t>(options_.size.value(), 256U << 20)};
+    const nvme_swap::DriveTuning tuning =
+        nvme_swap::calibrate_drive({.directory = options_.directory,
+                                    .engine = engines_.front().first,
+                                    .file_bytes = bytes,
+                                    .point = options_.point / 2,
+                                    .buffer_bytes = Bytes{bytes.value() / 4}});
+    document_["tuning"] = {{"engine", tuning.engine},
+                           {"queue_depth", tuning.queue_depth},
+                           {"transfer_bytes", tuning.transfer_bytes.value()},
+                           {"read_gbps", tuning.read_gbps},
+                           {"write_gbps", tuning.write_gbps},
+                           {"mixed_gbps", tuning.mixed_gbps}};
   }
 
   void summarize() {

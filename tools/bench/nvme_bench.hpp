@@ -18,8 +18,8 @@ struct NvmeBenchOptions {
   std::filesystem::path directory = ".";
   Bytes size{1 << 30};  ///< of the scratch file; a tile store of that size follows it
   std::vector<std::string> engines{"uring", "aio", "posix"};
-  std::vector<std::size_t> depths{4, 16, 32};
-  std::vector<Bytes> blocks{Bytes{256 << 10}, Bytes{1 << 20}};
+  std::vector<std::size_t> depths{4, 8, 16};
+  std::vector<Bytes> blocks{Bytes{1 << 20}, Bytes{4 << 20}};
   std::chrono::milliseconds point{150};  ///< spent on each
   bool compare_fio = false;
   int rounds = 3;  ///< of the comparison, engine and fio in turns

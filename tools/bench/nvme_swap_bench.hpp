@@ -22,7 +22,7 @@ struct SwapBenchOptions {
   std::string isa;          ///< the best if empty
   std::size_t threads = 0;  ///< 0: one a core
   std::size_t queue_depth = 32;
-  Bytes transfer_bytes{1 << 20};
+  Bytes transfer_bytes{4 << 20};
   std::size_t buffers = 8;    ///< tiles in memory at once
   int rounds = 3;             ///< medians are taken over these
   double seconds_limit = 35;  ///< fewer rounds rather than longer

@@ -18,7 +18,7 @@ struct TileLoadOptions {
   nvme_swap::EngineKind engine = nvme_swap::EngineKind::automatic;
   nvme_swap::UringOptions uring{};
   std::size_t queue_depth = 32;
-  Bytes transfer_bytes{1 << 20};
+  Bytes transfer_bytes{4 << 20};
   Bytes tile_bytes{24 << 20};  ///< 2 Mi parameters in fp32 state
   std::size_t tiles = 20;
   std::size_t buffers = 6;  ///< tiles in memory at once

@@ -37,6 +37,14 @@ void print_summary(const ordered_json& document) {
                best["gigabytes_per_second"].get<double>(), best["depth"].get<std::uint64_t>(),
                format_bytes(Bytes{best["block"].get<std::uint64_t>()}));
   }
+  fmt::print(
+      "tuning: depth {}, transfers of {} with {}: read {:.2f}, write {:.2f}, mixed {:.2f} "
+      "GB/s\n",
+      document["tuning"]["queue_depth"].get<std::uint64_t>(),
+      format_bytes(Bytes{document["tuning"]["transfer_bytes"].get<std::uint64_t>()}),
+      document["tuning"]["engine"].get<std::string>(),
+      document["tuning"]["read_gbps"].get<double>(), document["tuning"]["write_gbps"].get<double>(),
+      document["tuning"]["mixed_gbps"].get<double>());
   if (!document["fraction_of_limit"].is_null()) {
     fmt::print("at least {:.3f} of {}'s best in every pattern\n",
                document["fraction_of_limit"].get<double>(), document["limit"].get<std::string>());
@@ -109,9 +117,9 @@ void add_bench_nvme(CLI::App& bench, Session& session) {
       ->capture_default_str();
   command->add_option("--size", flags->size, "Of the scratch file; default 1GiB");
   command->add_option("--engines", flags->options.engines, "uring aio posix")->delimiter(',');
-  command->add_option("--depths", flags->options.depths, "Requests in flight; default 4,16,32")
+  command->add_option("--depths", flags->options.depths, "Requests in flight; default 4,8,16")
       ->delimiter(',');
-  command->add_option("--blocks", flags->blocks, "Sizes of requests; default 256KiB,1MiB")
+  command->add_option("--blocks", flags->blocks, "Sizes of requests; default 1MiB,4MiB")
       ->delimiter(',');
   command->add_option("--point-ms", flags->point_milliseconds, "Time spent on each measurement")
       ->check(CLI::Range(10, 60'000))
@@ -157,7 +165,7 @@ void add_bench_swap(CLI::App& bench, Session& session) {
   command->add_option("--isa", flags->options.isa, "Of the update: scalar, avx2 or avx512");
   command->add_option("--depth", flags->options.queue_depth, "Requests in flight")
       ->capture_default_str();
-  command->add_option("--block", flags->transfer, "Size of requests; default 1MiB");
+  command->add_option("--block", flags->transfer, "Size of requests; default 4MiB");
   command->add_option("--buffers", flags->options.buffers, "Tiles in memory at once")
       ->capture_default_str();
   command->add_option("--rounds", flags->options.rounds, "Medians are taken over these")
