@@ -152,6 +152,7 @@ void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte
   SPILLWAY_ASSERT(wide.master.size() == layout.count);
   check_count(wide.m.size(), layout.count, "first moments");
   check_count(wide.v.size(), layout.count, "second moments");
+  if (layout.count == 0) return;  // then the pointers may be null
   std::memset(state, 0, layout.bytes);
   auto* const rounded = static_cast<std::byte*>(parameters);
   for (std::size_t i = 0; i < layout.count; ++i) {
@@ -177,6 +178,7 @@ void unpack_state(const StateLayout& layout, const std::byte* state, const void*
   check_count(wide.master.size(), layout.count, "masters");
   check_count(wide.m.size(), layout.count, "first moments");
   check_count(wide.v.size(), layout.count, "second moments");
+  if (layout.count == 0) return;
   const auto* const rounded = static_cast<const std::byte*>(parameters);
   for (std::size_t i = 0; i < wide.master.size(); ++i) {
     wide.master[i] = layout.format == StateFormat::fp32

@@ -14,6 +14,7 @@
 
 #include "cpu_adam/detail/arena.hpp"
 #include "cpu_adam/detail/flush_denormals.hpp"
+#include "cpu_adam/detail/worker_nodes.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
 
@@ -43,7 +44,7 @@ class WorkerPool::Implementation {
       : threads_(resolve_threads(options.threads)),
         wake_(options.wake),
         ring_(std::bit_ceil(std::max<std::size_t>(options.queue_depth, 1))),
-        arena_(threads_),
+        arena_(detail::spread_over_nodes(read_topology(), threads_, options.binding)),
         dispatcher_([this] {
           arena_.enter([](void* self) { static_cast<Implementation*>(self)->run_tasks(); }, this);
         }) {}
@@ -101,7 +102,7 @@ class WorkerPool::Implementation {
     partition.begun.store(true, std::memory_order_release);
     std::exception_ptr failure;
     try {
-      detail::Arena::for_each_index(
+      arena_.for_each_index(
           partition.parts,
           [](void* self, std::size_t part) { static_cast<Partition*>(self)->run_ordered(part); },
           &partition);

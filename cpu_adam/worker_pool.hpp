@@ -13,10 +13,16 @@
 
 namespace spillway::cpu_adam {
 
+/// Where update threads may run. `node`: on the memory node whose pages they are given, where there
+/// are several nodes. `core`: each on a core of its own, for measurements and machines that do
+/// nothing else. None of them changes a bit.
+enum class Binding : std::uint8_t { none, node, core };
+
 struct WorkerPoolOptions {
   std::size_t threads = 0;       ///< 0: one a physical core that this process may use
   std::size_t queue_depth = 64;  ///< tasks submitted and not yet finished
   WakeSignal* wake = nullptr;    ///< notified whenever a task ends
+  Binding binding = Binding::node;
 };
 
 /// Tasks run one after another in submission order (the cpu lane is serial); each may spread over
@@ -38,8 +44,9 @@ class WorkerPool final : public TicketSource {
   [[nodiscard]] std::size_t threads() const;
 
   /// Calls body(first, last) over a static partition of [0, count) whose cuts are multiples of
-  /// `grain`; returns when all are done. Rethrows the first failure. The cuts depend on count,
-  /// grain and threads() alone.
+  /// `grain`; returns when all are done. Rethrows the first failure. The cuts, and which memory
+  /// node runs which part, depend on count, grain and threads() alone: a page of an array that is
+  /// always cut alike is always touched by the same node.
   template <class Body>
   void parallel_for(std::size_t count, std::size_t grain, const Body& body) {
     run_partitioned(

@@ -7,37 +7,147 @@
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
+#include <oneapi/tbb/task_scheduler_observer.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <utility>
+
+#include "runtime/base/log.hpp"
 
 namespace spillway::cpu_adam::detail {
 namespace {
 
 using oneapi::tbb::global_control;
+using oneapi::tbb::task_arena;
 
 // oneTBB's default is the number of CPUs; the smallest live control decides once there is one.
 std::size_t thread_limit(std::size_t threads) {
   return std::max(threads, global_control::active_value(global_control::max_allowed_parallelism));
 }
 
+std::size_t total_threads(const std::vector<WorkerNode>& nodes) {
+  std::size_t total = 0;
+  for (const WorkerNode& node : nodes) total += node.threads;
+  return total;
+}
+
+/// Binds each thread to its place while it works in the arena, and puts its binding back after.
+class Binder final : public oneapi::tbb::task_scheduler_observer {
+ public:
+  Binder(task_arena& arena, const WorkerNode& node)
+      : task_scheduler_observer(arena), node_(node), before_(node.threads + 1) {
+    if (!node_.places.empty()) observe(true);
+  }
+  ~Binder() override { observe(false); }
+  Binder(const Binder&) = delete;
+  Binder& operator=(const Binder&) = delete;
+
+  void on_scheduler_entry(bool) override {
+    const std::size_t slot = slot_of_this_thread();
+    if (slot >= before_.size()) return;
+    cpu_set_t place;
+    CPU_ZERO(&place);
+    for (const ProcessorIndex processor : node_.places[slot % node_.places.size()]) {
+      CPU_SET(processor.value(), &place);
+    }
+    pthread_getaffinity_np(pthread_self(), sizeof(cpu_set_t), &before_[slot]);
+    // A hint: where it is refused the results are the same and only slower.
+    if (pthread_setaffinity_np(pthread_self(), sizeof place, &place) != 0) {
+      log_info("an update thread cannot be bound to its processors");
+    }
+  }
+  void on_scheduler_exit(bool) override {
+    const std::size_t slot = slot_of_this_thread();
+    if (slot >= before_.size()) return;
+    pthread_setaffinity_np(pthread_self(), sizeof(cpu_set_t), &before_[slot]);
+  }
+
+ private:
+  static std::size_t slot_of_this_thread() {
+    return static_cast<std::size_t>(oneapi::tbb::this_task_arena::current_thread_index());
+  }
+
+  const WorkerNode& node_;
+  std::vector<cpu_set_t> before_;  // by slot; a slot has one thread at a time
+};
+
+/// The indices that one node runs.
+struct Share {
+  std::size_t first, last;
+};
+
 }  // namespace
 
 class Arena::Implementation {
  public:
-  explicit Implementation(std::size_t threads)
-      : limit_(global_control::max_allowed_parallelism, thread_limit(threads)),
-        arena_(static_cast<int>(threads), 1) {}
+  explicit Implementation(std::vector<WorkerNode> nodes)
+      : nodes_(std::move(nodes)),
+        threads_(total_threads(nodes_)),
+        limit_(global_control::max_allowed_parallelism, thread_limit(threads_)) {
+    for (std::size_t n = 0; n < nodes_.size(); ++n) {
+      // The entering thread works in the first arena; in the others all are oneTBB's.
+      const unsigned reserved = n == 0 ? 1 : 0;
+      arenas_.push_back(
+          std::make_unique<task_arena>(static_cast<int>(nodes_[n].threads), reserved));
+      binders_.push_back(std::make_unique<Binder>(*arenas_[n], nodes_[n]));
+    }
+  }
 
   void enter(void (*function)(void*), void* context) {
-    arena_.execute([function, context] { function(context); });
+    arenas_.front()->execute([function, context] { function(context); });
+  }
+
+  void for_each_index(std::size_t count, void (*function)(void*, std::size_t), void* context) {
+    std::size_t before = nodes_.front().threads;
+    const Share own{0, count * before / threads_};
+    for (std::size_t n = 1; n < nodes_.size(); ++n) {
+      const std::size_t after = before + nodes_[n].threads;
+      const Share share{count * before / threads_, count * after / threads_};
+      before = after;
+      if (share.first == share.last) continue;
+      pending_.fetch_add(1, std::memory_order_relaxed);
+      arenas_[n]->enqueue([this, share, function, context] {
+        run_guarded(share, function, context);
+        if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
+      });
+    }
+    run_guarded(own, function, context);
+    while (const std::size_t left = pending_.load(std::memory_order_acquire)) pending_.wait(left);
+    const std::exception_ptr failure = std::exchange(failure_, nullptr);
+    failed_.store(false, std::memory_order_relaxed);
+    if (failure != nullptr) std::rethrow_exception(failure);
   }
 
  private:
+  void run_guarded(Share share, void (*function)(void*, std::size_t), void* context) {
+    try {
+      oneapi::tbb::parallel_for(
+          share.first, share.last,
+          [function, context](std::size_t index) { function(context, index); },
+          oneapi::tbb::static_partitioner{});
+    } catch (...) {
+      if (!failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
+    }
+  }
+
+  const std::vector<WorkerNode> nodes_;
+  const std::size_t threads_;
   global_control limit_;
-  oneapi::tbb::task_arena arena_;
+  std::vector<std::unique_ptr<task_arena>> arenas_;  // by node
+  std::vector<std::unique_ptr<Binder>> binders_;     // by node
+
+  // Atomics, not a mutex: ThreadSanitizer would see the locks and not what orders them.
+  std::atomic<std::size_t> pending_ = 0;  ///< shares of other nodes that still run
+  std::atomic<bool> failed_ = false;
+  std::exception_ptr failure_;  ///< written by the first to set failed_, read when none is pending
 };
 
-Arena::Arena(std::size_t threads) : implementation_(std::make_unique<Implementation>(threads)) {}
+Arena::Arena(std::vector<WorkerNode> nodes)
+    : implementation_(std::make_unique<Implementation>(std::move(nodes))) {}
 Arena::~Arena() = default;
 
 void Arena::enter(void (*function)(void*), void* context) {
@@ -45,9 +155,7 @@ void Arena::enter(void (*function)(void*), void* context) {
 }
 
 void Arena::for_each_index(std::size_t count, void (*function)(void*, std::size_t), void* context) {
-  oneapi::tbb::parallel_for(
-      std::size_t{0}, count, [function, context](std::size_t index) { function(context, index); },
-      oneapi::tbb::static_partitioner{});
+  implementation_->for_each_index(count, function, context);
 }
 
 }  // namespace spillway::cpu_adam::detail

@@ -1,16 +1,20 @@
-// Arena: the one home of oneTBB. Owns the workers' slots; threads come from oneTBB's own pool.
+// Arena: the one home of oneTBB. Owns the workers' slots, one oneTBB arena a memory node; threads
+// come from oneTBB's own pool and are bound while they work here.
 #pragma once
 
 #include <cstddef>
 #include <memory>
+#include <vector>
+
+#include "cpu_adam/detail/worker_nodes.hpp"
 
 namespace spillway::cpu_adam::detail {
 
 class Arena {
  public:
-  /// `threads` counts the thread that enters. oneTBB's limit on threads of the process is raised
-  /// for the life of the arena if it is lower.
-  explicit Arena(std::size_t threads);
+  /// The thread that enters counts as one of the first node's. oneTBB's limit on threads of the
+  /// process is raised for the life of the arena if it is lower.
+  explicit Arena(std::vector<WorkerNode> nodes);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -18,10 +22,10 @@ class Arena {
   /// Runs function(context) on the calling thread, which is one of the arena's until it returns.
   void enter(void (*function)(void*), void* context);
 
-  /// From inside `enter`: calls function(context, i) for i in [0, count), i preferring the same
-  /// thread every time. Rethrows the first failure; indices not yet begun are then left out.
-  static void for_each_index(std::size_t count, void (*function)(void*, std::size_t),
-                             void* context);
+  /// From inside `enter`: calls function(context, i) for i in [0, count). Which node runs i depends
+  /// on count alone; within the node i prefers the same thread every time. Rethrows the first
+  /// failure; indices not yet begun may then be left out.
+  void for_each_index(std::size_t count, void (*function)(void*, std::size_t), void* context);
 
  private:
   class Implementation;

@@ -68,13 +68,22 @@ struct Lanes {
   SPILLWAY_TARGET static Int mul_int(Int a, Int b) { return _mm256_mullo_epi32(a, b); }
   SPILLWAY_TARGET static Int and_int(Int a, Int b) { return _mm256_and_si256(a, b); }
   SPILLWAY_TARGET static Int xor_int(Int a, Int b) { return _mm256_xor_si256(a, b); }
-  SPILLWAY_TARGET static Int min_int(Int a, Int b) { return _mm256_min_epi32(a, b); }
-  SPILLWAY_TARGET static Int max_int(Int a, Int b) { return _mm256_max_epi32(a, b); }
+  SPILLWAY_TARGET static Int abs_int(Int x) { return _mm256_abs_epi32(x); }
+  SPILLWAY_TARGET static Int max_unsigned(Int a, Int b) { return _mm256_max_epu32(a, b); }
+  /// `x`, which is not negative, with the sign of `from`.
+  SPILLWAY_TARGET static Float with_sign_of(Float x, Int from) {
+    return from_bits(xor_int(bits(x), and_int(from, set_int(~kAbs))));
+  }
+  /// 127 + rank, or 127 - min(rank, 127) where `x` has a sign.
+  SPILLWAY_TARGET static Int signed_code(Int rank, Float x) {
+    const Int most = add_int(set_int(128), _mm256_srai_epi32(bits(x), 31));
+    // Zero where `x` is, as its rank is zero too.
+    return add_int(set_int(127), _mm256_sign_epi32(_mm256_min_epi32(rank, most), bits(x)));
+  }
   template <int Count>
   SPILLWAY_TARGET static Int shift_right(Int x) {
     return _mm256_srli_epi32(x, Count);
   }
-  SPILLWAY_TARGET static Int shift_right_signed31(Int x) { return _mm256_srai_epi32(x, 31); }
   SPILLWAY_TARGET static Int widen_signed(Half x) { return _mm256_cvtepi16_epi32(x); }
   SPILLWAY_TARGET static Half low_half(Int x) { return pack_halves(and_int(x, set_int(0xffff))); }
   SPILLWAY_TARGET static Int load_bytes(const std::byte* p) {

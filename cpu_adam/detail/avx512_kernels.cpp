@@ -77,13 +77,25 @@ struct Lanes {
   SPILLWAY_TARGET static Int mul_int(Int a, Int b) { return _mm512_mullo_epi32(a, b); }
   SPILLWAY_TARGET static Int and_int(Int a, Int b) { return _mm512_and_si512(a, b); }
   SPILLWAY_TARGET static Int xor_int(Int a, Int b) { return _mm512_xor_si512(a, b); }
-  SPILLWAY_TARGET static Int min_int(Int a, Int b) { return _mm512_min_epi32(a, b); }
-  SPILLWAY_TARGET static Int max_int(Int a, Int b) { return _mm512_max_epi32(a, b); }
+  SPILLWAY_TARGET static Int abs_int(Int x) { return _mm512_abs_epi32(x); }
+  SPILLWAY_TARGET static Int max_unsigned(Int a, Int b) { return _mm512_max_epu32(a, b); }
+  /// `x`, which is not negative, with the sign of `from`.
+  SPILLWAY_TARGET static Float with_sign_of(Float x, Int from) {
+    constexpr int kXorOfAnd = 0x78;  // a ^ (b & c)
+    return from_bits(
+        _mm512_ternarylogic_epi32(bits(x), from, _mm512_set1_epi32(INT32_MIN), kXorOfAnd));
+  }
+  /// 127 + rank, or 127 - min(rank, 127) where `x` has a sign.
+  SPILLWAY_TARGET static Int signed_code(Int rank, Float x) {
+    const Int zero = set_int(127);
+    const __mmask16 negative = _mm512_test_epi32_mask(bits(x), _mm512_set1_epi32(INT32_MIN));
+    const Int kept = _mm512_mask_min_epi32(rank, negative, rank, zero);
+    return _mm512_mask_sub_epi32(add_int(zero, kept), negative, zero, kept);
+  }
   template <int Count>
   SPILLWAY_TARGET static Int shift_right(Int x) {
     return _mm512_srli_epi32(x, Count);
   }
-  SPILLWAY_TARGET static Int shift_right_signed31(Int x) { return _mm512_srai_epi32(x, 31); }
   SPILLWAY_TARGET static Int widen_signed(Half x) { return _mm512_cvtepi16_epi32(x); }
   SPILLWAY_TARGET static Half low_half(Int x) { return _mm512_cvtepi32_epi16(x); }
   SPILLWAY_TARGET static Int load_bytes(const std::byte* p) {
@@ -96,7 +108,7 @@ struct Lanes {
     _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
   }
   SPILLWAY_TARGET static std::uint32_t largest_lane(Int x) {
-    return static_cast<std::uint32_t>(_mm512_reduce_max_epi32(x));
+    return static_cast<std::uint32_t>(_mm512_reduce_max_epu32(x));
   }
 
   /// See dynamic_map.hpp: the map's slopes and offsets, times a block's scale.

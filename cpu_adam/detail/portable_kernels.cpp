@@ -69,13 +69,20 @@ struct Lanes {
   static Int mul_int(Int a, Int b) { return a * b; }
   static Int and_int(Int a, Int b) { return a & b; }
   static Int xor_int(Int a, Int b) { return a ^ b; }
-  static Int min_int(Int a, Int b) { return choose_int(signed_of(a) < signed_of(b), a, b); }
-  static Int max_int(Int a, Int b) { return choose_int(signed_of(a) > signed_of(b), a, b); }
+  static Int abs_int(Int x) { return choose_int(signed_of(x) < 0, Int{} - x, x); }
+  static Int max_unsigned(Int a, Int b) { return choose_int(a > b, a, b); }
+  /// `x`, which is not negative, with the sign of `from`.
+  static Float with_sign_of(Float x, Int from) { return from_bits(bits(x) ^ (from & ~kAbs)); }
+  /// 127 + rank, or 127 - min(rank, 127) where `x` has a sign.
+  static Int signed_code(Int rank, Float x) {
+    const Signed negative = signed_of(bits(x)) < 0;
+    const Int below = choose_int(rank < 127, Int{} - rank, Int{} - set_int(127));
+    return set_int(127) + choose_int(negative, below, rank);
+  }
   template <int Count>
   static Int shift_right(Int x) {
     return x >> Count;
   }
-  static Int shift_right_signed31(Int x) { return std::bit_cast<Int>(signed_of(x) >> 31); }
   static Int widen_signed(Half x) {
     return std::bit_cast<Int>(std::bit_cast<Signed>(widen_half(x) << 16) >> 16);
   }

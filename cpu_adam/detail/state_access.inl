@@ -153,13 +153,10 @@ struct Moments<StateFormat::int8> {
   }
   SPILLWAY_TARGET Lanes::Float m(const UpdateRange& range, std::size_t i) const {
     const Lanes::Int rank = Lanes::sub_int(code_at(range.m_in, i), Lanes::set_int(127));
-    const Lanes::Int sign = Lanes::shift_right_signed31(rank);
-    const Lanes::Int magnitude = Lanes::sub_int(Lanes::xor_int(rank, sign), sign);
+    const Lanes::Int magnitude = Lanes::abs_int(rank);
     const Lanes::Int position =
         Lanes::add_int(Lanes::add_int(magnitude, magnitude), Lanes::set_int(1));
-    const Lanes::Float value = Lanes::decode(m_values_, position);
-    return Lanes::from_bits(
-        Lanes::xor_int(Lanes::bits(value), Lanes::and_int(rank, Lanes::set_int(0x80000000U))));
+    return Lanes::with_sign_of(Lanes::decode(m_values_, position), rank);
   }
   SPILLWAY_TARGET Lanes::Float v(const UpdateRange& range, std::size_t i) const {
     return Lanes::decode(v_values_, Lanes::add_int(code_at(range.v_in, i), Lanes::set_int(1)));
@@ -167,8 +164,9 @@ struct Moments<StateFormat::int8> {
   template <bool Stream>
   SPILLWAY_TARGET void write(const LaneScalars& s, const UpdateRange&, std::size_t, std::size_t k,
                              const LaneState& next) {
-    if (s.has_m) remember(m_, k, next.m, m_largest_);
-    if (s.has_v) remember(v_, k, next.v, v_largest_);
+    // v has no sign to take away.
+    if (s.has_m) remember(m_ + k, next.m, Lanes::abs(next.m), m_largest_);
+    if (s.has_v) remember(v_ + k, next.v, next.v, v_largest_);
   }
   template <bool Stream>
   SPILLWAY_TARGET void close(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
@@ -184,8 +182,7 @@ struct Moments<StateFormat::int8> {
       const Lanes::Float inverse = Lanes::set(store_scale(scales + 4, v_largest_));
       SPILLWAY_UNROLL_BY_4
       for (std::size_t k = 0; k < kVisit; k += Lanes::kWidth) {
-        put_bytes<Stream>(out_at<1>(range.v_out, first + k),
-                          rank_of<UnsignedMap>(Lanes::load(v_ + k), inverse));
+        put_bytes<Stream>(out_at<1>(range.v_out, first + k), unsigned_codes(v_ + k, inverse));
       }
     }
   }
@@ -199,10 +196,10 @@ struct Moments<StateFormat::int8> {
   SPILLWAY_TARGET static Lanes::Int code_at(const void* base, std::size_t i) {
     return Lanes::load_bytes(static_cast<const std::byte*>(base) + i);
   }
-  SPILLWAY_TARGET static void remember(float* block, std::size_t k, Lanes::Float value,
+  SPILLWAY_TARGET static void remember(float* target, Lanes::Float value, Lanes::Float magnitude,
                                        Lanes::Int& largest) {
-    Lanes::store(block + k, value);
-    largest = Lanes::max_int(largest, Lanes::bits(Lanes::abs(value)));
+    Lanes::store(target, value);
+    largest = Lanes::max_unsigned(largest, Lanes::bits(magnitude));
   }
   SPILLWAY_TARGET static float store_scale(std::byte* target, Lanes::Int largest) {
     const std::uint32_t bits = Lanes::largest_lane(largest);
@@ -210,17 +207,15 @@ struct Moments<StateFormat::int8> {
     return inverse_scale(std::bit_cast<float>(bits));
   }
   template <class Map>
-  SPILLWAY_TARGET static Lanes::Int rank_of(Lanes::Float x, Lanes::Float inverse) {
-    return Lanes::rank<Map>(
-        Lanes::max(Lanes::abs(Lanes::mul(x, inverse)), Lanes::set(Map::kSmallest)));
+  SPILLWAY_TARGET static Lanes::Int rank_of(Lanes::Float y) {
+    return Lanes::rank<Map>(Lanes::max(y, Lanes::set(Map::kSmallest)));
   }
   SPILLWAY_TARGET static Lanes::Int signed_codes(const float* block, Lanes::Float inverse) {
     const Lanes::Float x = Lanes::load(block);
-    const Lanes::Int sign = Lanes::shift_right_signed31(Lanes::bits(x));  // -1 below zero
-    const Lanes::Int most = Lanes::add_int(Lanes::set_int(128), sign);
-    const Lanes::Int rank = Lanes::min_int(rank_of<SignedMap>(x, inverse), most);
-    const Lanes::Int negated = Lanes::sub_int(Lanes::xor_int(rank, sign), sign);
-    return Lanes::add_int(negated, Lanes::set_int(127));
+    return Lanes::signed_code(rank_of<SignedMap>(Lanes::abs(Lanes::mul(x, inverse))), x);
+  }
+  SPILLWAY_TARGET static Lanes::Int unsigned_codes(const float* block, Lanes::Float inverse) {
+    return rank_of<UnsignedMap>(Lanes::mul(Lanes::load(block), inverse));
   }
 
   Lanes::Values m_values_, v_values_;

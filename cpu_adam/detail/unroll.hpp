@@ -1,8 +1,20 @@
-// Loop unrolling that both compilers understand.
+// Loop unrolling that both compilers understand; none in sanitized builds, which would take minutes
+// to compile it.
 #pragma once
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SPILLWAY_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SPILLWAY_SANITIZED 1
+#endif
+#endif
+
 // GCC keeps small arrays of vectors in registers only once the loop over them is gone.
-#if defined(__clang__)
+#if defined(SPILLWAY_SANITIZED)
+#define SPILLWAY_UNROLL
+#define SPILLWAY_UNROLL_BY_4
+#elif defined(__clang__)
 #define SPILLWAY_UNROLL _Pragma("unroll")
 #define SPILLWAY_UNROLL_BY_4 _Pragma("unroll 4")
 #else

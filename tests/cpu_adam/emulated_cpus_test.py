@@ -2,9 +2,9 @@
 
 usage: emulated_cpus_test.py KERNEL_DIGEST SOURCE_DIR WORK_DIR
 
-x86-64 without AVX-512 and without AVX2: no illegal instruction, the right kernels, the same bits, and
-a refusal of what is forced and not there. ARM (cross-compiled here): the same bits from the portable
-kernels. Exit 77, skipped, where QEMU is not installed; ARM is left out without its compiler.
+x86-64 without AVX-512 and without AVX2: no illegal instruction, the right kernels, the same bits,
+and a refusal of what is forced and not there. ARM (cross-compiled here): the same bits from the
+portable kernels. Exit 77, skipped, without QEMU; ARM is left out without its compiler.
 """
 import pathlib
 import shutil

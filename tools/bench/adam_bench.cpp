@@ -123,7 +123,7 @@ class Runner {
       : kernel_(kernel),
         count_(what.parameters),
         arena_(kernel, what.parameters),
-        pool_({.threads = what.threads}) {
+        pool_({.threads = what.threads, .binding = cpu_adam::Binding::core}) {
     arena_.fill(pool_);
   }
 

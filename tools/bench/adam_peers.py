@@ -1,4 +1,4 @@
-"""Other CPU implementations of AdamW, one timed repetition a request: `spillway bench adam --compare`.
+"""Other CPU implementations of AdamW, one timed repetition a request, for `spillway bench adam`.
 
 usage: adam_peers.py --peers torch,deepspeed --size PARAMETERS --threads N [--gradient bf16|fp16]
 

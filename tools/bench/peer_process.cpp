@@ -27,6 +27,7 @@ PeerProcess::PeerProcess(std::vector<std::string> command)
   const std::array<int, 2> input = open_pipe();
   const std::array<int, 2> output = open_pipe();
   std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
   for (std::string& argument : command) arguments.push_back(argument.data());
   arguments.push_back(nullptr);
   child_ = ::fork();
