@@ -50,7 +50,7 @@ struct StoreOptions {
   Bytes transfer_bytes{4 << 20};  ///< a tile moves in pieces of this size: of 4 MiB, in huge pages,
                                   ///< a virtual disk took a third of the CPU time that 1 MiB took
   std::uint32_t slots = 2;        ///< per tile; 3 when a commit may be older than the newest write,
-                                   ///< 1 when nothing is written after the first commit.
+                                  ///< 1 when nothing is written after the first commit.
                                   ///< An existing store keeps the number it was created with.
   std::size_t tickets = 256;      ///< tile operations pending at once
   WakeSignal* wake = nullptr;

@@ -21,14 +21,16 @@ constexpr std::array<Named<data::Order>, 2> kOrders{{
     {"shuffled", data::Order::shuffled},
     {"sequential", data::Order::sequential},
 }};
-constexpr std::array<Named<cpu_adam::Isa>, 3> kIsas{{
+constexpr std::array<Named<cpu_adam::Isa>, 4> kIsas{{
     {"scalar", cpu_adam::Isa::scalar},
+    {"portable", cpu_adam::Isa::portable},
     {"avx2", cpu_adam::Isa::avx2},
     {"avx512", cpu_adam::Isa::avx512},
 }};
-constexpr std::array<Named<nvme_swap::EngineKind>, 3> kEngines{{
+constexpr std::array<Named<nvme_swap::EngineKind>, 4> kEngines{{
     {"auto", nvme_swap::EngineKind::automatic},
     {"uring", nvme_swap::EngineKind::uring},
+    {"aio", nvme_swap::EngineKind::aio},
     {"posix", nvme_swap::EngineKind::posix},
 }};
 constexpr std::array<Named<ScheduleKind>, 4> kSchedules{{

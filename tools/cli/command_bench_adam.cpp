@@ -37,6 +37,10 @@ struct BenchAdamFlags {
 using PeerSeries = std::map<std::string, Series>;
 
 struct Peers {
+  Peers() = default;
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
   ordered_json versions;
   PeerSeries series;
 };
@@ -103,8 +107,9 @@ AdamMeasurement measure(const BenchAdamFlags& flags, const AdamCase& what, Peers
     return bench::measure_adam(what);
   }
   const std::size_t threads = what.threads != 0 ? what.threads : read_topology().cores.size();
-  bench::PeerProcess process({flags.python, SPILLWAY_SOURCE_DIR "/tools/bench/adam_peers.py",
-                              "--peers", fmt::format("{}", fmt::join(flags.compare, ",")), "--size",
+  const std::string script = SPILLWAY_SOURCE_DIR "/tools/bench/adam_peers.py";
+  bench::PeerProcess process({flags.python, script, "--peers",
+                              fmt::format("{}", fmt::join(flags.compare, ",")), "--size",
                               std::to_string(what.parameters), "--threads", std::to_string(threads),
                               "--gradient", flags.gradient});
   peers.versions = process.read().at("versions");
