@@ -37,11 +37,7 @@ struct BenchAdamFlags {
 using PeerSeries = std::map<std::string, Series>;
 
 struct Peers {
-  Peers() = default;
-  Peers(const Peers&) = delete;
-  Peers& operator=(const Peers&) = delete;
-
-  ordered_json versions;
+  std::map<std::string, std::string> versions;  ///< by package
   PeerSeries series;
 };
 
@@ -112,7 +108,7 @@ AdamMeasurement measure(const BenchAdamFlags& flags, const AdamCase& what, Peers
                               fmt::format("{}", fmt::join(flags.compare, ",")), "--size",
                               std::to_string(what.parameters), "--threads", std::to_string(threads),
                               "--gradient", flags.gradient});
-  peers.versions = process.read().at("versions");
+  peers.versions = process.read().at("versions").get<std::map<std::string, std::string>>();
   return bench::measure_adam(what, [&] {
     process.request();
     const nlohmann::json answer = process.read();
@@ -157,7 +153,7 @@ ordered_json run(const BenchAdamFlags& flags, bool json) {
           fmt::format("the {} kernel of format {} does not give the bits of the plain one",
                       name_of(what.isa), name_of(what.format)));
     if (!json) print_row(measured, peers);
-    if (!peers.versions.is_null()) document["peer_versions"] = peers.versions;
+    if (!peers.versions.empty()) document["peer_versions"] = peers.versions;
     document["results"].push_back(to_json(measured, peers));
     lowest = std::min(lowest, measured.fraction_of_limit());
   }
