@@ -57,11 +57,10 @@ struct UpdateScalars {
   float gradient_scale;  ///< inverse loss scale times clip factor
   float beta1, one_minus_beta1;
   float beta2, one_minus_beta2;
-  float sqrt_correction2;  ///< sqrt(1 - beta2^t)
-  float step_size;         ///< lr / (1 - beta1^t)
-  float decay_factor;      ///< 1 - lr * weight_decay (decoupled)
-  float l2;                ///< weight_decay (l2 mode), else 0
-  float eps;
+  float step_size;     ///< lr * sqrt(1 - beta2^t) / (1 - beta1^t)
+  float eps;           ///< eps * sqrt(1 - beta2^t)
+  float decay_factor;  ///< 1 - lr * weight_decay (decoupled)
+  float l2;            ///< weight_decay (l2 mode), else 0
   DecayMode mode;
   Optimizer optimizer;
   std::uint64_t rounding_seed;

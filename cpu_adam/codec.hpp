@@ -82,20 +82,20 @@ inline std::uint32_t code_rank(float y) {
   return static_cast<std::uint32_t>(line < cap ? line : cap);
 }
 
-/// Codes of m: sorted ascending from -0.993, 127 is zero, 255 is +1.
-inline std::uint8_t encode_signed(float x, float inverse) {
-  const std::uint32_t rank = code_rank<SignedMap>(std::fabs(x * inverse));
-  if (std::signbit(x)) return static_cast<std::uint8_t>(127 - (rank < 127 ? rank : 127));
-  return static_cast<std::uint8_t>(127 + rank);
+/// Codes of m: minus the rank, with the sign of x. So zero is 0, and the ends, -128 for +1 and 127
+/// for the largest below zero, -0.993 (-1 itself is not in the map), are those of a signed byte.
+inline std::int8_t encode_signed(float x, float inverse) {
+  const int rank = static_cast<int>(code_rank<SignedMap>(std::fabs(x * inverse)));
+  return static_cast<std::int8_t>(std::signbit(x) ? (rank < 127 ? rank : 127) : -rank);
 }
 
-inline float decode_signed(std::uint8_t code, float scale) {
-  const int rank = static_cast<int>(code) - 127;
-  const auto position = static_cast<float>(2 * (rank < 0 ? -rank : rank) + 1);
+inline float decode_signed(std::int8_t code, float scale) {
+  if (code == 0) return 0;
+  const auto position = static_cast<float>(code < 0 ? -static_cast<int>(code) : code);
   const std::uint32_t octave = (std::bit_cast<std::uint32_t>(position) >> 23) % 16;
   const float value = std::fma(position, SignedMap::kValueSlope[octave] * scale,
                                SignedMap::kValueOffset[octave] * scale);
-  return rank < 0 ? -value : value;
+  return code < 0 ? value : -value;
 }
 
 /// Codes of v: sorted ascending from 0; 255 is 1. Nothing is coded as 0, which would let the

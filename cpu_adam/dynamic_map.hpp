@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -24,6 +25,18 @@ constexpr double power_of_ten(int exponent) {
   for (; exponent < 0; ++exponent) result /= 10;
   return result;
 }
+constexpr double power_of_two(int exponent) {
+  double result = 1;
+  for (; exponent > 0; --exponent) result *= 2;
+  for (; exponent < 0; ++exponent) result /= 2;
+  return result;
+}
+
+/// `value` with `number` in its lowest four bits.
+constexpr float numbered(double value, std::size_t number) {
+  const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
+  return std::bit_cast<float>((bits & ~0xfU) | static_cast<std::uint32_t>(number));
+}
 
 /// `Extra` is 0 for the signed map, 1 for the unsigned one.
 template <int Extra>
@@ -31,17 +44,18 @@ struct DynamicMap {
   static constexpr double cells(int decade) { return 1 << (decade + Extra); }
 
   /// Entry k: from here on the decade is k + 1; the last: the value is 1. For the signed map entry
-  /// 0 parts zero from the lowest decade, and everything is one later.
+  /// 0 parts zero from the lowest decade, and everything is one later. The lowest four bits are k,
+  /// so that a kernel that has looked up a threshold has the number of those below it too.
   static constexpr std::size_t kThresholdCount = Extra == 0 ? 8 : 7;
   static constexpr std::array<float, kThresholdCount> kThresholds = [] {
     std::array<float, kThresholdCount> thresholds{};
     std::size_t next = 0;
-    if (Extra == 0) thresholds[next++] = 0.275e-6F;
+    if (Extra == 0) thresholds[next++] = numbered(0.275e-6, 0);
     // Halfway from the last cell's middle, 1 - 0.45 / n, to the first one's above, 1 + 2.25 / n.
-    for (int i = 1; i < kDecades; ++i) {
-      thresholds[next++] = static_cast<float>(power_of_ten(i - 7) * (1 + 0.9 / cells(i - 1)));
+    for (int i = 1; i < kDecades; ++i, ++next) {
+      thresholds[next] = numbered(power_of_ten(i - 7) * (1 + 0.9 / cells(i - 1)), next);
     }
-    thresholds[next] = static_cast<float>(1 - 0.225 / cells(kDecades - 1));
+    thresholds[next] = numbered(1 - 0.225 / cells(kDecades - 1), next);
     return thresholds;
   }();
   /// Below it the code does not depend on y: zero, or (unsigned) the lowest but zero.
@@ -69,41 +83,48 @@ struct DynamicMap {
   static constexpr const std::array<float, 16>& kRankOffset = kLines.offset;
   static constexpr const std::array<float, 16>& kRankCap = kLines.cap;
 
-  /// value = slope * position + offset, by the lower four bits of the exponent field of `position`,
-  /// which is 2 rank + 1 (signed) or rank + 1 (unsigned): 15 for zero, k for decade k, 7 for one.
+  /// |value| = slope * position + offset, by the lower four bits of the exponent field of
+  /// `position`: the rank itself (signed; zero needs a mask), or rank + 1 (unsigned; entry 15 is
+  /// zero). Entries that three bits cannot tell apart are the same, or the one with four bits is
+  /// zero.
   struct Values {
     std::array<float, 16> slope{}, offset{};
   };
   static constexpr Values kValues = [] {
     Values values{};
-    for (int i = 0; i < kDecades; ++i) {
-      const auto k = static_cast<std::size_t>(i);
-      const double octave = 2 << i;
-      const double half_cell = Extra == 0 ? 0 : 0.45 / octave;
-      values.slope[k] = static_cast<float>(power_of_ten(i - 6) * 0.9 / octave);
-      values.offset[k] = static_cast<float>(power_of_ten(i - 6) * (half_cell - 0.8));
+    for (int i = 0; i <= kDecades; ++i) {
+      // Positions of decade i start at 2^(i + Extra), whose exponent field is that plus 127.
+      const auto k = static_cast<std::size_t>(i + Extra + 127) % 16;
+      const double first = cells(i);
+      if (i < kDecades) {
+        values.slope[k] = static_cast<float>(power_of_ten(i - 6) * 0.9 / first);
+        values.offset[k] = static_cast<float>(power_of_ten(i - 6) * (0.45 / first - 0.8));
+      } else {
+        values.offset[k] = 1;
+      }
     }
-    values.offset[7] = 1;
+    if (Extra == 0) {
+      values.slope[7] = values.slope[15];
+      values.offset[7] = values.offset[15];
+    }
     return values;
   }();
   static constexpr const std::array<float, 16>& kValueSlope = kValues.slope;
   static constexpr const std::array<float, 16>& kValueOffset = kValues.offset;
 
-  /// The threshold inside each octave of y, by the lower five bits of its exponent field (infinity
-  /// where there is none), and how many lie below the octave. For y in [2^-31, 2).
-  struct Octaves {
-    std::array<float, 32> threshold{};
-    std::array<std::int32_t, 32> passed{};
-  };
-  static constexpr Octaves kOctaves = [] {
-    Octaves octaves{};
-    for (std::size_t k = 0; k < 32; ++k) {
-      double start = 1;
-      for (std::size_t power = k; power < 31; ++power) start /= 2;
-      octaves.threshold[k] = 3e38F;
+  /// The threshold inside each pair of octaves of y, by the second to fifth bit of its exponent
+  /// field; where there is none, a number above all y with the same lowest four bits as one would
+  /// have: how many lie below. For y in [2^-31, 2).
+  static constexpr std::array<float, 16> kOctaves = [] {
+    std::array<float, 16> octaves{};
+    for (std::size_t k = 0; k < 16; ++k) {
+      const double end = power_of_two(2 * static_cast<int>(k) - 29);
+      const double start = end / 4;
+      std::uint32_t below = 0;
+      for (const float threshold : kThresholds) below += threshold < start ? 1 : 0;
+      octaves[k] = numbered(1e38, below);
       for (const float threshold : kThresholds) {
-        if (threshold < start) ++octaves.passed[k];
-        if (threshold >= start && threshold < 2 * start) octaves.threshold[k] = threshold;
+        if (threshold >= start && threshold < end) octaves[k] = threshold;
       }
     }
     return octaves;

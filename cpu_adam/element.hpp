@@ -27,7 +27,8 @@ struct ElementState {
 };
 
 /// One step of Adam of one element. `gradient` is the landed gradient widened to fp32, not yet
-/// unscaled.
+/// unscaled. Both bias corrections are in the constants (Kingma & Ba 2015, end of section 2):
+///   (lr / c1) m / (sqrt(v / c2) + eps) = (lr sqrt(c2) / c1) m / (sqrt(v) + eps sqrt(c2))
 template <DecayMode Mode>
 SPILLWAY_HOST_DEVICE inline ElementState update_element(const UpdateScalars& scalars,
                                                         ElementState old, float gradient) {
@@ -35,7 +36,7 @@ SPILLWAY_HOST_DEVICE inline ElementState update_element(const UpdateScalars& sca
   if constexpr (Mode == DecayMode::l2) g = std::fma(scalars.l2, old.master, g);
   const float m = std::fma(scalars.beta1, old.m, scalars.one_minus_beta1 * g);
   const float v = std::fma(scalars.beta2, old.v, (scalars.one_minus_beta2 * g) * g);
-  const float denominator = std::sqrt(v) / scalars.sqrt_correction2 + scalars.eps;
+  const float denominator = std::sqrt(v) + scalars.eps;
   float kept = old.master;
   if constexpr (Mode == DecayMode::decoupled) kept = old.master * scalars.decay_factor;
   return {.master = std::fma(-scalars.step_size, m / denominator, kept), .m = m, .v = v};

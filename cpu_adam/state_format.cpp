@@ -40,17 +40,19 @@ enum class Moment : std::uint8_t { m, v };
   std::memcpy(scale, &largest, sizeof largest);
   const float inverse = inverse_scale(std::bit_cast<float>(largest));
   for (std::size_t j = 0; j < values.size(); ++j) {
-    put(codes, j,
-        which == Moment::m ? encode_signed(values[j], inverse)
-                           : encode_unsigned(values[j], inverse));
+    if (which == Moment::m) {
+      put(codes, j, encode_signed(values[j], inverse));
+    } else {
+      put(codes, j, encode_unsigned(values[j], inverse));
+    }
   }
 }
 
 [[gnu::noinline]] void decode_block(Moment which, std::span<float> values, const std::byte* codes,
                                     float scale) {
   for (std::size_t j = 0; j < values.size(); ++j) {
-    const auto code = get<std::uint8_t>(codes, j);
-    values[j] = which == Moment::m ? decode_signed(code, scale) : decode_unsigned(code, scale);
+    values[j] = which == Moment::m ? decode_signed(get<std::int8_t>(codes, j), scale)
+                                   : decode_unsigned(get<std::uint8_t>(codes, j), scale);
   }
 }
 
@@ -100,12 +102,10 @@ void unpack_moment(const StateLayout& layout, Moment which, const std::byte* sta
   });
 }
 
-/// No moments: zero in every format. Code 127 is the zero of m.
+/// No moments: zero in every format.
 void clear_moment(const StateLayout& layout, Moment which, std::byte* state) {
   std::byte* const out = state + (which == Moment::m ? layout.m : layout.v);
-  const bool codes = layout.format == StateFormat::int8;
-  std::memset(out, codes && which == Moment::m ? 127 : 0,
-              layout.count * moment_size(layout.format));
+  std::memset(out, 0, layout.count * moment_size(layout.format));
 }
 
 void check_count(std::size_t given, std::size_t count, std::string_view name) {

@@ -7,7 +7,6 @@
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
-#include <oneapi/tbb/task_scheduler_observer.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -35,48 +34,41 @@ std::size_t total_threads(const std::vector<WorkerNode>& nodes) {
   return total;
 }
 
-/// Binds each thread to its place while it works in the arena, and puts its binding back after.
-class Binder final : public oneapi::tbb::task_scheduler_observer {
+/// Binds the calling thread, which works in an arena of `node`, to its place there, and puts its
+/// own binding back. Not a task_scheduler_observer, which would bind a thread for as long as it
+/// stays: oneTBB leaks its records of observers where workers are still about when the process
+/// ends.
+class Bound {
  public:
-  Binder(task_arena& arena, const WorkerNode& node)
-      : task_scheduler_observer(arena), node_(node), before_(node.threads + 1) {
-    if (!node_.places.empty()) observe(true);
-  }
-  ~Binder() override { observe(false); }
-  Binder(const Binder&) = delete;
-  Binder& operator=(const Binder&) = delete;
-
-  void on_scheduler_entry(bool) override {
-    const std::size_t slot = slot_of_this_thread();
-    if (slot >= before_.size()) return;
+  explicit Bound(const WorkerNode& node) {
+    if (node.places.empty()) return;
+    const auto slot =
+        static_cast<std::size_t>(oneapi::tbb::this_task_arena::current_thread_index());
     cpu_set_t place;
     CPU_ZERO(&place);
-    for (const ProcessorIndex processor : node_.places[slot % node_.places.size()]) {
+    for (const ProcessorIndex processor : node.places[slot % node.places.size()]) {
       CPU_SET(processor.value(), &place);
     }
-    pthread_getaffinity_np(pthread_self(), sizeof(cpu_set_t), &before_[slot]);
+    pthread_getaffinity_np(pthread_self(), sizeof before_, &before_);
+    if (CPU_EQUAL(&before_, &place) != 0) return;
+    bound_ = pthread_setaffinity_np(pthread_self(), sizeof place, &place) == 0;
     // A hint: where it is refused the results are the same and only slower.
-    if (pthread_setaffinity_np(pthread_self(), sizeof place, &place) != 0) {
-      log_info("an update thread cannot be bound to its processors");
-    }
+    if (!bound_) log_info("an update thread cannot be bound to its processors");
   }
-  void on_scheduler_exit(bool) override {
-    const std::size_t slot = slot_of_this_thread();
-    if (slot >= before_.size()) return;
-    pthread_setaffinity_np(pthread_self(), sizeof(cpu_set_t), &before_[slot]);
+  ~Bound() {
+    if (bound_) pthread_setaffinity_np(pthread_self(), sizeof before_, &before_);
   }
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
 
  private:
-  static std::size_t slot_of_this_thread() {
-    return static_cast<std::size_t>(oneapi::tbb::this_task_arena::current_thread_index());
-  }
-
-  const WorkerNode& node_;
-  std::vector<cpu_set_t> before_;  // by slot; a slot has one thread at a time
+  cpu_set_t before_;
+  bool bound_ = false;
 };
 
 /// The indices that one node runs.
 struct Share {
+  const WorkerNode* node;
   std::size_t first, last;
 };
 
@@ -93,7 +85,6 @@ class Arena::Implementation {
       const unsigned reserved = n == 0 ? 1 : 0;
       arenas_.push_back(
           std::make_unique<task_arena>(static_cast<int>(nodes_[n].threads), reserved));
-      binders_.push_back(std::make_unique<Binder>(*arenas_[n], nodes_[n]));
     }
   }
 
@@ -103,10 +94,10 @@ class Arena::Implementation {
 
   void for_each_index(std::size_t count, void (*function)(void*, std::size_t), void* context) {
     std::size_t before = nodes_.front().threads;
-    const Share own{0, count * before / threads_};
+    const Share own{&nodes_.front(), 0, count * before / threads_};
     for (std::size_t n = 1; n < nodes_.size(); ++n) {
       const std::size_t after = before + nodes_[n].threads;
-      const Share share{count * before / threads_, count * after / threads_};
+      const Share share{&nodes_[n], count * before / threads_, count * after / threads_};
       before = after;
       if (share.first == share.last) continue;
       pending_.fetch_add(1, std::memory_order_relaxed);
@@ -127,7 +118,10 @@ class Arena::Implementation {
     try {
       oneapi::tbb::parallel_for(
           share.first, share.last,
-          [function, context](std::size_t index) { function(context, index); },
+          [node = share.node, function, context](std::size_t index) {
+            const Bound bound(*node);
+            function(context, index);
+          },
           oneapi::tbb::static_partitioner{});
     } catch (...) {
       if (!failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
@@ -138,7 +132,6 @@ class Arena::Implementation {
   const std::size_t threads_;
   global_control limit_;
   std::vector<std::unique_ptr<task_arena>> arenas_;  // by node
-  std::vector<std::unique_ptr<Binder>> binders_;     // by node
 
   // Atomics, not a mutex: ThreadSanitizer would see the locks and not what orders them.
   std::atomic<std::size_t> pending_ = 0;  ///< shares of other nodes that still run

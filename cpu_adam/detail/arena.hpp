@@ -1,5 +1,5 @@
 // Arena: the one home of oneTBB. Owns the workers' slots, one oneTBB arena a memory node; threads
-// come from oneTBB's own pool and are bound while they work here.
+// come from oneTBB's own pool and are bound while they run an index here.
 #pragma once
 
 #include <cstddef>

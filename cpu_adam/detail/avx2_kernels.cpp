@@ -21,7 +21,8 @@ struct Lanes {
   using Float = __m256;
   using Double = __m256d;
   using Half = __m128i;
-  using Int = __m256i;  ///< 32 bits a lane
+  using Int = __m256i;    ///< 32 bits a lane
+  using Bytes = __m128i;  ///< 8 bits of each lane, in the lower half
   static constexpr std::size_t kWidth = 8;
 
   SPILLWAY_TARGET static Float set(float x) { return _mm256_set1_ps(x); }
@@ -64,21 +65,13 @@ struct Lanes {
   SPILLWAY_TARGET static Int bits(Float x) { return _mm256_castps_si256(x); }
   SPILLWAY_TARGET static Float from_bits(Int x) { return _mm256_castsi256_ps(x); }
   SPILLWAY_TARGET static Int add_int(Int a, Int b) { return _mm256_add_epi32(a, b); }
-  SPILLWAY_TARGET static Int sub_int(Int a, Int b) { return _mm256_sub_epi32(a, b); }
   SPILLWAY_TARGET static Int mul_int(Int a, Int b) { return _mm256_mullo_epi32(a, b); }
   SPILLWAY_TARGET static Int and_int(Int a, Int b) { return _mm256_and_si256(a, b); }
   SPILLWAY_TARGET static Int xor_int(Int a, Int b) { return _mm256_xor_si256(a, b); }
-  SPILLWAY_TARGET static Int abs_int(Int x) { return _mm256_abs_epi32(x); }
   SPILLWAY_TARGET static Int max_unsigned(Int a, Int b) { return _mm256_max_epu32(a, b); }
-  /// `x`, which is not negative, with the sign of `from`.
-  SPILLWAY_TARGET static Float with_sign_of(Float x, Int from) {
-    return from_bits(xor_int(bits(x), and_int(from, set_int(~kAbs))));
-  }
-  /// 127 + rank, or 127 - min(rank, 127) where `x` has a sign.
-  SPILLWAY_TARGET static Int signed_code(Int rank, Float x) {
-    const Int most = add_int(set_int(128), _mm256_srai_epi32(bits(x), 31));
-    // Zero where `x` is, as its rank is zero too.
-    return add_int(set_int(127), _mm256_sign_epi32(_mm256_min_epi32(rank, most), bits(x)));
+  /// `x` where `from` has no sign, else -x.
+  SPILLWAY_TARGET static Float with_sign_of(Float x, Float from) {
+    return from_bits(xor_int(bits(x), and_int(bits(from), set_int(~kAbs))));
   }
   template <int Count>
   SPILLWAY_TARGET static Int shift_right(Int x) {
@@ -89,14 +82,25 @@ struct Lanes {
   SPILLWAY_TARGET static Int load_bytes(const std::byte* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
-  SPILLWAY_TARGET static void store_bytes(std::byte* p, Int x) {
-    const Half halves = pack_halves(x);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(halves, halves));
+  SPILLWAY_TARGET static Int load_signed_bytes(const std::byte* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
-  SPILLWAY_TARGET static void stream_bytes(std::byte* p, Int x) {
-    const Half halves = pack_halves(x);
-    _mm_stream_si64(reinterpret_cast<long long*>(p),
-                    _mm_cvtsi128_si64(_mm_packus_epi16(halves, halves)));
+  /// Towards zero, saturating at 127.
+  SPILLWAY_TARGET static Bytes pack_signed(Float x) {
+    const Int whole = _mm256_cvttps_epi32(x);
+    const Half halves = lower_halves(_mm256_packs_epi32(whole, whole));
+    return _mm_packs_epi16(halves, halves);
+  }
+  /// Towards zero, of [0, 255].
+  SPILLWAY_TARGET static Bytes pack_unsigned(Float x) {
+    const Half halves = pack_halves(_mm256_cvttps_epi32(x));
+    return _mm_packus_epi16(halves, halves);
+  }
+  SPILLWAY_TARGET static void store_bytes(std::byte* p, Bytes x) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), x);
+  }
+  SPILLWAY_TARGET static void stream_bytes(std::byte* p, Bytes x) {
+    _mm_stream_si64(reinterpret_cast<long long*>(p), _mm_cvtsi128_si64(x));
   }
   SPILLWAY_TARGET static std::uint32_t largest_lane(Int x) {
     alignas(32) std::uint32_t lanes[kWidth];
@@ -114,30 +118,38 @@ struct Lanes {
     return {.slope = mul(load(Map::kValueSlope.data()), set(scale)),
             .offset = mul(load(Map::kValueOffset.data()), set(scale))};
   }
-  SPILLWAY_TARGET static Float decode(const Values& values, Int position) {
+  // The permutations look at the lower three bits of their indices.
+  SPILLWAY_TARGET static Float decode_signed(const Values& values, Int code) {
+    const Float place = _mm256_cvtepi32_ps(code);
+    const Int octave = shift_right<23>(bits(place));
+    const Int zero = _mm256_cmpeq_epi32(code, set_int(0));
+    const Float offset =
+        from_bits(_mm256_andnot_si256(zero, bits(_mm256_permutevar8x32_ps(values.offset, octave))));
+    return fma(place, _mm256_permutevar8x32_ps(values.slope, octave), with_sign_of(offset, place));
+  }
+  SPILLWAY_TARGET static Float decode_unsigned(const Values& values, Int position) {
     const Float place = _mm256_cvtepi32_ps(position);
-    const Int octave = shift_right<23>(bits(place));  // the permutations look at its lower 3 bits
+    const Int octave = shift_right<23>(bits(place));
     const Float value = fma(place, _mm256_permutevar8x32_ps(values.slope, octave),
                             _mm256_permutevar8x32_ps(values.offset, octave));
     const Int zero = _mm256_cmpeq_epi32(position, set_int(1));
     return from_bits(_mm256_andnot_si256(zero, bits(value)));
   }
   template <class Map>
-  SPILLWAY_TARGET static Int rank(Float y) {
-    // Nine entries for the signed map: the one below the first threshold, rank zero, is masked.
-    constexpr std::size_t kFirst = Map::kThresholdCount - 7;
-    Int decade = set_int(0);
-    SPILLWAY_UNROLL
-    for (std::size_t k = kFirst; k < Map::kThresholdCount; ++k) {
-      decade = sub_int(decade, passed(y, Map::kThresholds[k]));
-    }
-    const auto entry = [](const std::array<float, 16>& table) { return table.data() + kFirst; };
-    const Float line = fma(_mm256_permutevar8x32_ps(load(entry(Map::kRankSlope)), decade), y,
-                           _mm256_permutevar8x32_ps(load(entry(Map::kRankOffset)), decade));
-    const Float cap = _mm256_permutevar8x32_ps(load(entry(Map::kRankCap)), decade);
-    const Int rank = _mm256_cvttps_epi32(_mm256_min_ps(line, cap));
-    if constexpr (kFirst == 0) return rank;
-    return and_int(rank, passed(y, Map::kThresholds[0]));
+  SPILLWAY_TARGET static Float rank(Float y) {
+    const Int pair = shift_right<24>(bits(y));
+    const Float upper = from_bits(_mm256_slli_epi32(pair, 28));  // the sign: the index's fourth bit
+    const Float threshold = _mm256_blendv_ps(
+        _mm256_permutevar8x32_ps(load(Map::kOctaves.data()), pair),
+        _mm256_permutevar8x32_ps(load(Map::kOctaves.data() + kWidth), pair), upper);
+    const Int passed = bits(_mm256_cmp_ps(y, threshold, _CMP_GE_OQ));  // -1
+    const Int decade = _mm256_sub_epi32(bits(threshold), passed);
+    const Float line = fma(_mm256_permutevar8x32_ps(eight<Map>(Map::kRankSlope), decade), y,
+                           _mm256_permutevar8x32_ps(eight<Map>(Map::kRankOffset), decade));
+    const Float rank =
+        _mm256_min_ps(line, _mm256_permutevar8x32_ps(eight<Map>(Map::kRankCap), decade));
+    if constexpr (Map::kThresholdCount == 7) return rank;
+    return _mm256_and_ps(rank, _mm256_cmp_ps(y, set(Map::kThresholds[0]), _CMP_GE_OQ));
   }
 
   SPILLWAY_TARGET static Float from_fp16(Half x) { return _mm256_cvtph_ps(x); }
@@ -177,15 +189,19 @@ struct Lanes {
  private:
   static constexpr std::uint32_t kAbs = 0x7fffffffU;
 
-  /// All ones where y >= threshold.
-  SPILLWAY_TARGET static Int passed(Float y, float threshold) {
-    return bits(_mm256_cmp_ps(y, set(threshold), _CMP_GE_OQ));
+  /// A table of rank lines by the lower three bits of the decade. The signed map has nine entries:
+  /// its ninth stands in place of the first, whose rank is zero.
+  template <class Map>
+  SPILLWAY_TARGET static Float eight(const std::array<float, 16>& table) {
+    if constexpr (Map::kThresholdCount == 7) return load(table.data());
+    return _mm256_blend_ps(load(table.data()), load(table.data() + kWidth), 1);
+  }
+  /// Packing works within 128-bit halves; the permutation brings the two results together.
+  SPILLWAY_TARGET static Half lower_halves(Int packed) {
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0xd8));
   }
   /// The lower halves of lanes that are below 2^16.
-  SPILLWAY_TARGET static Half pack_halves(Int x) {
-    // Packing works within 128-bit halves; the permutation brings the two results together.
-    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0xd8));
-  }
+  SPILLWAY_TARGET static Half pack_halves(Int x) { return lower_halves(_mm256_packus_epi32(x, x)); }
 };
 
 }  // namespace

@@ -28,7 +28,8 @@ struct Lanes {
   using Float = __m512;
   using Double = __m512d;
   using Half = __m256i;
-  using Int = __m512i;  ///< 32 bits a lane
+  using Int = __m512i;    ///< 32 bits a lane
+  using Bytes = __m128i;  ///< 8 bits of each lane
   static constexpr std::size_t kWidth = 16;
 
   SPILLWAY_TARGET static Float set(float x) { return _mm512_set1_ps(x); }
@@ -73,24 +74,14 @@ struct Lanes {
   SPILLWAY_TARGET static Int bits(Float x) { return _mm512_castps_si512(x); }
   SPILLWAY_TARGET static Float from_bits(Int x) { return _mm512_castsi512_ps(x); }
   SPILLWAY_TARGET static Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
-  SPILLWAY_TARGET static Int sub_int(Int a, Int b) { return _mm512_sub_epi32(a, b); }
   SPILLWAY_TARGET static Int mul_int(Int a, Int b) { return _mm512_mullo_epi32(a, b); }
   SPILLWAY_TARGET static Int and_int(Int a, Int b) { return _mm512_and_si512(a, b); }
   SPILLWAY_TARGET static Int xor_int(Int a, Int b) { return _mm512_xor_si512(a, b); }
-  SPILLWAY_TARGET static Int abs_int(Int x) { return _mm512_abs_epi32(x); }
   SPILLWAY_TARGET static Int max_unsigned(Int a, Int b) { return _mm512_max_epu32(a, b); }
-  /// `x`, which is not negative, with the sign of `from`.
-  SPILLWAY_TARGET static Float with_sign_of(Float x, Int from) {
+  /// `x` where `from` has no sign, else -x.
+  SPILLWAY_TARGET static Float with_sign_of(Float x, Float from) {
     constexpr int kXorOfAnd = 0x78;  // a ^ (b & c)
-    return from_bits(
-        _mm512_ternarylogic_epi32(bits(x), from, _mm512_set1_epi32(INT32_MIN), kXorOfAnd));
-  }
-  /// 127 + rank, or 127 - min(rank, 127) where `x` has a sign.
-  SPILLWAY_TARGET static Int signed_code(Int rank, Float x) {
-    const Int zero = set_int(127);
-    const __mmask16 negative = _mm512_test_epi32_mask(bits(x), _mm512_set1_epi32(INT32_MIN));
-    const Int kept = _mm512_mask_min_epi32(rank, negative, rank, zero);
-    return _mm512_mask_sub_epi32(add_int(zero, kept), negative, zero, kept);
+    return from_bits(_mm512_ternarylogic_epi32(bits(x), bits(from), set_int(~kAbs), kXorOfAnd));
   }
   template <int Count>
   SPILLWAY_TARGET static Int shift_right(Int x) {
@@ -101,11 +92,22 @@ struct Lanes {
   SPILLWAY_TARGET static Int load_bytes(const std::byte* p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
-  SPILLWAY_TARGET static void store_bytes(std::byte* p, Int x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  SPILLWAY_TARGET static Int load_signed_bytes(const std::byte* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
-  SPILLWAY_TARGET static void stream_bytes(std::byte* p, Int x) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  /// Towards zero, saturating at 127.
+  SPILLWAY_TARGET static Bytes pack_signed(Float x) {
+    return _mm512_cvtsepi32_epi8(_mm512_cvttps_epi32(x));
+  }
+  /// Towards zero, of [0, 255].
+  SPILLWAY_TARGET static Bytes pack_unsigned(Float x) {
+    return _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(x));
+  }
+  SPILLWAY_TARGET static void store_bytes(std::byte* p, Bytes x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), x);
+  }
+  SPILLWAY_TARGET static void stream_bytes(std::byte* p, Bytes x) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), x);
   }
   SPILLWAY_TARGET static std::uint32_t largest_lane(Int x) {
     return static_cast<std::uint32_t>(_mm512_reduce_max_epu32(x));
@@ -120,28 +122,29 @@ struct Lanes {
     return {.slope = mul(load(Map::kValueSlope.data()), set(scale)),
             .offset = mul(load(Map::kValueOffset.data()), set(scale))};
   }
-  SPILLWAY_TARGET static Float decode(const Values& values, Int position) {
+  // The permutations look at the lower four bits of their indices.
+  SPILLWAY_TARGET static Float decode_signed(const Values& values, Int code) {
+    const Float place = _mm512_cvtepi32_ps(code);
+    const Int octave = shift_right<23>(bits(place));
+    const __mmask16 nonzero = _mm512_test_epi32_mask(code, code);
+    const Float offset = _mm512_maskz_permutexvar_ps(nonzero, octave, values.offset);
+    return fma(place, _mm512_permutexvar_ps(octave, values.slope), with_sign_of(offset, place));
+  }
+  SPILLWAY_TARGET static Float decode_unsigned(const Values& values, Int position) {
     const Float place = _mm512_cvtepi32_ps(position);
-    const Int octave =
-        shift_right<23>(bits(place));  // the permutations look at its lower four bits
+    const Int octave = shift_right<23>(bits(place));
     return fma(place, _mm512_permutexvar_ps(octave, values.slope),
                _mm512_permutexvar_ps(octave, values.offset));
   }
   template <class Map>
-  SPILLWAY_TARGET static Int rank(Float y) {
-    const Int octave = shift_right<23>(bits(y));
-    const auto& octaves = Map::kOctaves;
-    const Float threshold = _mm512_permutex2var_ps(load(octaves.threshold.data()), octave,
-                                                   load(octaves.threshold.data() + kWidth));
-    const Int passed =
-        _mm512_permutex2var_epi32(_mm512_loadu_si512(octaves.passed.data()), octave,
-                                  _mm512_loadu_si512(octaves.passed.data() + kWidth));
-    const Int decade = _mm512_mask_add_epi32(passed, _mm512_cmp_ps_mask(y, threshold, _CMP_GE_OQ),
-                                             passed, set_int(1));
+  SPILLWAY_TARGET static Float rank(Float y) {
+    const Float threshold =
+        _mm512_permutexvar_ps(shift_right<24>(bits(y)), load(Map::kOctaves.data()));
+    const __mmask16 passed = _mm512_cmp_ps_mask(y, threshold, _CMP_GE_OQ);
+    const Int decade = _mm512_mask_add_epi32(bits(threshold), passed, bits(threshold), set_int(1));
     const Float line = fma(_mm512_permutexvar_ps(decade, load(Map::kRankSlope.data())), y,
                            _mm512_permutexvar_ps(decade, load(Map::kRankOffset.data())));
-    const Float cap = _mm512_permutexvar_ps(decade, load(Map::kRankCap.data()));
-    return _mm512_cvttps_epi32(_mm512_min_ps(line, cap));
+    return _mm512_min_ps(line, _mm512_permutexvar_ps(decade, load(Map::kRankCap.data())));
   }
 
   SPILLWAY_TARGET static Float from_fp16(Half x) { return _mm512_cvtph_ps(x); }
@@ -160,12 +163,11 @@ struct Lanes {
     return round_bf16(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   }
 
-  /// bits + increment, upper half; NaN is made quiet instead, as an addition could end it.
+  /// bits + increment, upper half; NaN first becomes one that no addition can end.
   SPILLWAY_TARGET static Half round_bf16(Float x, Int increment) {
-    const Int rounded = shift_right<16>(add_int(bits(x), increment));
-    const Int quiet = _mm512_or_si512(shift_right<16>(bits(x)), set_int(0x40));
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet));
+    constexpr int kIndefiniteForNan = 0x33;  // the answers to classes 0 and 1, quiet and signalling
+    const Float kept = _mm512_fixupimm_ps(x, x, _mm512_set1_epi32(kIndefiniteForNan), 0);
+    return _mm512_cvtepi32_epi16(shift_right<16>(add_int(bits(kept), increment)));
   }
 
   SPILLWAY_TARGET static Double zero_double() { return _mm512_setzero_pd(); }

@@ -22,6 +22,7 @@ struct Lanes {
   using Half = std::uint16_t __attribute__((vector_size(8)));
   using Int = std::uint32_t __attribute__((vector_size(16)));
   using Signed = std::int32_t __attribute__((vector_size(16)));
+  using Bytes = Int;  ///< the lower 8 bits of each lane
   static constexpr std::size_t kWidth = 4;
 
   static Float set(float x) { return Float{x, x, x, x}; }
@@ -65,19 +66,13 @@ struct Lanes {
   static Int bits(Float x) { return std::bit_cast<Int>(x); }
   static Float from_bits(Int x) { return std::bit_cast<Float>(x); }
   static Int add_int(Int a, Int b) { return a + b; }
-  static Int sub_int(Int a, Int b) { return a - b; }
   static Int mul_int(Int a, Int b) { return a * b; }
   static Int and_int(Int a, Int b) { return a & b; }
   static Int xor_int(Int a, Int b) { return a ^ b; }
-  static Int abs_int(Int x) { return choose_int(signed_of(x) < 0, Int{} - x, x); }
   static Int max_unsigned(Int a, Int b) { return choose_int(a > b, a, b); }
-  /// `x`, which is not negative, with the sign of `from`.
-  static Float with_sign_of(Float x, Int from) { return from_bits(bits(x) ^ (from & ~kAbs)); }
-  /// 127 + rank, or 127 - min(rank, 127) where `x` has a sign.
-  static Int signed_code(Int rank, Float x) {
-    const Signed negative = signed_of(bits(x)) < 0;
-    const Int below = choose_int(rank < 127, Int{} - rank, Int{} - set_int(127));
-    return set_int(127) + choose_int(negative, below, rank);
+  /// `x` where `from` has no sign, else -x.
+  static Float with_sign_of(Float x, Float from) {
+    return from_bits(bits(x) ^ (bits(from) & ~kAbs));
   }
   template <int Count>
   static Int shift_right(Int x) {
@@ -94,10 +89,19 @@ struct Lanes {
     return Int{static_cast<std::uint32_t>(p[0]), static_cast<std::uint32_t>(p[1]),
                static_cast<std::uint32_t>(p[2]), static_cast<std::uint32_t>(p[3])};
   }
-  static void store_bytes(std::byte* p, Int x) {
+  static Int load_signed_bytes(const std::byte* p) {
+    return std::bit_cast<Int>(std::bit_cast<Signed>(load_bytes(p) << 24) >> 24);
+  }
+  /// Towards zero, saturating at 127.
+  static Bytes pack_signed(Float x) { return pack_unsigned(choose(x < set(127), x, set(127))); }
+  /// Towards zero, of [0, 255].
+  static Bytes pack_unsigned(Float x) {
+    return std::bit_cast<Int>(__builtin_convertvector(x, Signed));
+  }
+  static void store_bytes(std::byte* p, Bytes x) {
     for (std::size_t k = 0; k < kWidth; ++k) p[k] = static_cast<std::byte>(x[k]);
   }
-  static void stream_bytes(std::byte* p, Int x) { store_bytes(p, x); }
+  static void stream_bytes(std::byte* p, Bytes x) { store_bytes(p, x); }
   static std::uint32_t largest_lane(Int x) {
     return std::max(std::max(x[0], x[1]), std::max(x[2], x[3]));
   }
@@ -115,13 +119,19 @@ struct Lanes {
     }
     return values;
   }
-  static Float decode(const Values& values, Int position) {
+  static Float decode_signed(const Values& values, Int code) {
+    const Float place = __builtin_convertvector(signed_of(code), Float);
+    const Int octave = (bits(place) >> 23) % 16;
+    const Float offset = choose(code != 0, look_up(values.offset, octave), set(0));
+    return fma(place, look_up(values.slope, octave), with_sign_of(offset, place));
+  }
+  static Float decode_unsigned(const Values& values, Int position) {
     const Float place = __builtin_convertvector(position, Float);
     const Int octave = (bits(place) >> 23) % 16;
     return fma(place, look_up(values.slope, octave), look_up(values.offset, octave));
   }
   template <class Map>
-  static Int rank(Float y) {
+  static Float rank(Float y) {
     Int decade = set_int(0);
     for (const float threshold : Map::kThresholds) {
       decade -= std::bit_cast<Int>(y >= set(threshold));  // a lane of all ones is -1
@@ -129,7 +139,7 @@ struct Lanes {
     const Float line =
         fma(look_up(Map::kRankSlope.data(), decade), y, look_up(Map::kRankOffset.data(), decade));
     const Float cap = look_up(Map::kRankCap.data(), decade);
-    return std::bit_cast<Int>(__builtin_convertvector(choose(line < cap, line, cap), Signed));
+    return choose(line < cap, line, cap);
   }
 
   static Float from_fp16(Half x) {

@@ -93,8 +93,11 @@ void read_moment(const void* in, const float* scales, std::size_t first, std::si
     if constexpr (Format == StateFormat::bf16) {
       moment[j] = from_bf16(load<std::uint16_t>(in, first + j));
     } else if constexpr (Format == StateFormat::int8) {
-      const auto code = load<std::uint8_t>(in, first + j);
-      moment[j] = Which == Moment::m ? decode_signed(code, scale) : decode_unsigned(code, scale);
+      if constexpr (Which == Moment::m) {
+        moment[j] = decode_signed(load<std::int8_t>(in, first + j), scale);
+      } else {
+        moment[j] = decode_unsigned(load<std::uint8_t>(in, first + j), scale);
+      }
     } else {
       moment[j] = load<float>(in, first + j);
     }
@@ -118,9 +121,11 @@ void write_moment(void* out, float* scales, std::size_t first, std::size_t count
       const std::uint32_t bits = Which == Moment::m ? random[j] & 0xffffU : random[j] >> 16;
       store(out, first + j, stochastic_bf16(moment[j], bits));
     } else if constexpr (Format == StateFormat::int8) {
-      store(out, first + j,
-            Which == Moment::m ? encode_signed(moment[j], inverse)
-                               : encode_unsigned(moment[j], inverse));
+      if constexpr (Which == Moment::m) {
+        store(out, first + j, encode_signed(moment[j], inverse));
+      } else {
+        store(out, first + j, encode_unsigned(moment[j], inverse));
+      }
     } else {
       store(out, first + j, moment[j]);
     }

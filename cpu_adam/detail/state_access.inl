@@ -30,7 +30,7 @@ SPILLWAY_TARGET inline void put_half(std::byte* target, Lanes::Half value) {
 }
 
 template <bool Stream>
-SPILLWAY_TARGET inline void put_bytes(std::byte* target, Lanes::Int value) {
+SPILLWAY_TARGET inline void put_bytes(std::byte* target, Lanes::Bytes value) {
   if constexpr (Stream) {
     Lanes::stream_bytes(target, value);
   } else {
@@ -147,19 +147,17 @@ struct Moments<StateFormat::int8> {
   SPILLWAY_TARGET void open(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
     const std::byte* const scales =
         element_at<DType::fp32>(range.scales_in, first / kQuantizationBlock * 2);
-    if (s.has_m) m_values_ = Lanes::scaled_values<SignedMap>(load_float(scales));
+    // Codes of m have the sign opposite to their values: so do the tables.
+    if (s.has_m) m_values_ = Lanes::scaled_values<SignedMap>(-load_float(scales));
     if (s.has_v) v_values_ = Lanes::scaled_values<UnsignedMap>(load_float(scales + 4));
     m_largest_ = v_largest_ = Lanes::set_int(0);
   }
   SPILLWAY_TARGET Lanes::Float m(const UpdateRange& range, std::size_t i) const {
-    const Lanes::Int rank = Lanes::sub_int(code_at(range.m_in, i), Lanes::set_int(127));
-    const Lanes::Int magnitude = Lanes::abs_int(rank);
-    const Lanes::Int position =
-        Lanes::add_int(Lanes::add_int(magnitude, magnitude), Lanes::set_int(1));
-    return Lanes::with_sign_of(Lanes::decode(m_values_, position), rank);
+    return Lanes::decode_signed(m_values_, Lanes::load_signed_bytes(byte_at(range.m_in, i)));
   }
   SPILLWAY_TARGET Lanes::Float v(const UpdateRange& range, std::size_t i) const {
-    return Lanes::decode(v_values_, Lanes::add_int(code_at(range.v_in, i), Lanes::set_int(1)));
+    const Lanes::Int code = Lanes::load_bytes(byte_at(range.v_in, i));
+    return Lanes::decode_unsigned(v_values_, Lanes::add_int(code, Lanes::set_int(1)));
   }
   template <bool Stream>
   SPILLWAY_TARGET void write(const LaneScalars& s, const UpdateRange&, std::size_t, std::size_t k,
@@ -172,17 +170,22 @@ struct Moments<StateFormat::int8> {
   SPILLWAY_TARGET void close(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
     std::byte* const scales = out_at<8>(range.scales_out, first / kQuantizationBlock);
     if (s.has_m) {
-      const Lanes::Float inverse = Lanes::set(store_scale(scales, m_largest_));
+      const Lanes::Float minus_inverse = Lanes::set(-store_scale(scales, m_largest_));
       SPILLWAY_UNROLL_BY_4
       for (std::size_t k = 0; k < kVisit; k += Lanes::kWidth) {
-        put_bytes<Stream>(out_at<1>(range.m_out, first + k), signed_codes(m_ + k, inverse));
+        const Lanes::Float y = Lanes::mul(Lanes::load(m_ + k), minus_inverse);
+        const Lanes::Float rank = rank_of<SignedMap>(Lanes::abs(y));
+        put_bytes<Stream>(out_at<1>(range.m_out, first + k),
+                          Lanes::pack_signed(Lanes::with_sign_of(rank, y)));
       }
     }
     if (s.has_v) {
       const Lanes::Float inverse = Lanes::set(store_scale(scales + 4, v_largest_));
       SPILLWAY_UNROLL_BY_4
       for (std::size_t k = 0; k < kVisit; k += Lanes::kWidth) {
-        put_bytes<Stream>(out_at<1>(range.v_out, first + k), unsigned_codes(v_ + k, inverse));
+        const Lanes::Float y = Lanes::mul(Lanes::load(v_ + k), inverse);
+        put_bytes<Stream>(out_at<1>(range.v_out, first + k),
+                          Lanes::pack_unsigned(rank_of<UnsignedMap>(y)));
       }
     }
   }
@@ -193,8 +196,8 @@ struct Moments<StateFormat::int8> {
     std::memcpy(&value, source, sizeof value);
     return value;
   }
-  SPILLWAY_TARGET static Lanes::Int code_at(const void* base, std::size_t i) {
-    return Lanes::load_bytes(static_cast<const std::byte*>(base) + i);
+  static const std::byte* byte_at(const void* base, std::size_t i) {
+    return static_cast<const std::byte*>(base) + i;
   }
   SPILLWAY_TARGET static void remember(float* target, Lanes::Float value, Lanes::Float magnitude,
                                        Lanes::Int& largest) {
@@ -207,15 +210,8 @@ struct Moments<StateFormat::int8> {
     return inverse_scale(std::bit_cast<float>(bits));
   }
   template <class Map>
-  SPILLWAY_TARGET static Lanes::Int rank_of(Lanes::Float y) {
+  SPILLWAY_TARGET static Lanes::Float rank_of(Lanes::Float y) {
     return Lanes::rank<Map>(Lanes::max(y, Lanes::set(Map::kSmallest)));
-  }
-  SPILLWAY_TARGET static Lanes::Int signed_codes(const float* block, Lanes::Float inverse) {
-    const Lanes::Float x = Lanes::load(block);
-    return Lanes::signed_code(rank_of<SignedMap>(Lanes::abs(Lanes::mul(x, inverse))), x);
-  }
-  SPILLWAY_TARGET static Lanes::Int unsigned_codes(const float* block, Lanes::Float inverse) {
-    return rank_of<UnsignedMap>(Lanes::mul(Lanes::load(block), inverse));
   }
 
   Lanes::Values m_values_, v_values_;

@@ -94,9 +94,6 @@ struct PaddedVisit {
   alignas(kCacheLine) std::byte parameters[kSize] = {};
   float scales[2] = {};
 
-  PaddedVisit() {
-    if constexpr (Format == StateFormat::int8) std::memset(m, 127, kSize);  // the code of zero
-  }
   [[nodiscard]] UpdateRange range(const UpdateRange& whole, std::size_t first) {
     return {.gradient = gradient,
             .master_in = master,

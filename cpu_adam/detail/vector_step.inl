@@ -14,7 +14,7 @@ enum class Rule { adamw, general };
 /// UpdateScalars in every lane.
 struct LaneScalars {
   Lanes::Float gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2;
-  Lanes::Float sqrt_correction2, step_size, decay_factor, l2, eps;
+  Lanes::Float step_size, eps, decay_factor, l2;
   Optimizer optimizer;
   bool l2_mode, has_m, has_v;
   RoundingKey key;
@@ -26,11 +26,10 @@ SPILLWAY_TARGET inline LaneScalars spread(const UpdateScalars& s, RoundingKey ke
           .one_minus_beta1 = Lanes::set(s.one_minus_beta1),
           .beta2 = Lanes::set(s.beta2),
           .one_minus_beta2 = Lanes::set(s.one_minus_beta2),
-          .sqrt_correction2 = Lanes::set(s.sqrt_correction2),
           .step_size = Lanes::set(s.step_size),
+          .eps = Lanes::set(s.eps),
           .decay_factor = Lanes::set(s.decay_factor),
           .l2 = Lanes::set(s.l2),
-          .eps = Lanes::set(s.eps),
           .optimizer = s.optimizer,
           .l2_mode = s.mode == DecayMode::l2,
           .has_m = uses_m(s.optimizer),
@@ -47,8 +46,7 @@ SPILLWAY_TARGET inline LaneState adam_step(const LaneScalars& s, const LaneState
   LaneState next;
   next.m = Lanes::fma(s.beta1, old.m, Lanes::mul(s.one_minus_beta1, g));
   next.v = Lanes::fma(s.beta2, old.v, Lanes::mul(Lanes::mul(s.one_minus_beta2, g), g));
-  const Lanes::Float denominator =
-      Lanes::add(Lanes::div(Lanes::sqrt(next.v), s.sqrt_correction2), s.eps);
+  const Lanes::Float denominator = Lanes::add(Lanes::sqrt(next.v), s.eps);
   next.master = Lanes::fnma(s.step_size, Lanes::div(next.m, denominator), kept);
   return next;
 }

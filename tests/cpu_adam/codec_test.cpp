@@ -24,6 +24,14 @@ std::vector<double> defined_map(bool is_signed) {
   return map;
 }
 
+/// The code of m for place `k` of the sorted map, whose zero is at place 127.
+std::int8_t signed_code(std::size_t k) {
+  return static_cast<std::int8_t>(127 - static_cast<int>(k));
+}
+
+/// Twice 16 units in the last place: to one value and from the other.
+constexpr double kMidway = 32 * 0x1p-23;
+
 TEST(DynamicMap, DecodesEveryCodeToItsDefinition) {
   const std::vector<double> with_sign = defined_map(true);
   const std::vector<double> without = defined_map(false);
@@ -33,11 +41,12 @@ TEST(DynamicMap, DecodesEveryCodeToItsDefinition) {
     for (std::size_t k = 0; k < 256; ++k) {
       const auto code = static_cast<std::uint8_t>(k);
       // Slope times position and offset, each rounded twice, cancel to an eighth: 32 roundings.
-      EXPECT_NEAR(decode_signed(code, scale) / scale, with_sign[k], 2e-6 * std::abs(with_sign[k]));
+      EXPECT_NEAR(decode_signed(signed_code(k), scale) / scale, with_sign[k],
+                  2e-6 * std::abs(with_sign[k]));
       EXPECT_NEAR(decode_unsigned(code, scale) / scale, without[k], 2e-6 * without[k]);
     }
-    EXPECT_EQ(decode_signed(127, scale), 0.0F);
-    EXPECT_EQ(decode_signed(255, scale), scale);
+    EXPECT_EQ(decode_signed(0, scale), 0.0F);
+    EXPECT_EQ(decode_signed(-128, scale), scale);
     EXPECT_EQ(decode_unsigned(0, scale), 0.0F);
     EXPECT_EQ(decode_unsigned(255, scale), scale);
   }
@@ -57,16 +66,17 @@ TEST(DynamicMap, EncodesToTheNearestCode) {
   std::set<int> seen_signed, seen_unsigned;
   for (int k = 0; k < 400'000; ++k) {
     const float x = random_float(random, 1, 26);
-    const std::uint8_t code = encode_signed(x, 1);
+    const std::int8_t code = encode_signed(x, 1);
     seen_signed.insert(code);
-    // Midway values may fall either way by a rounding.
-    ASSERT_LE(std::abs(with_sign[code] - x), distance(with_sign, x) + 1e-6 * std::abs(x)) << x;
+    // Midway values may fall either way: thresholds hold a number in their lowest four bits.
+    const double value = with_sign[127 - static_cast<std::size_t>(code)];
+    ASSERT_LE(std::abs(value - x), distance(with_sign, x) + kMidway * std::abs(x)) << x;
     const float y = std::abs(x);
     const std::uint8_t plain = encode_unsigned(y, 1);
     seen_unsigned.insert(plain);
     ASSERT_GE(plain, 1);  // the one exception: nothing is coded as zero
     if (y > 0.17e-6F) {
-      ASSERT_LE(std::abs(without[plain] - y), distance(without, y) + 1e-6 * y) << y;
+      ASSERT_LE(std::abs(without[plain] - y), distance(without, y) + kMidway * y) << y;
     }
   }
   // All but the largest, which only the largest element of a block gets.
@@ -78,7 +88,8 @@ TEST(DynamicMap, EveryCodeIsItsOwnNearest) {
   for (std::size_t k = 0; k < 256; ++k) {
     const auto code = static_cast<std::uint8_t>(k);
     for (const float scale : {1.0F, 0.37F, 5e-12F}) {
-      EXPECT_EQ(encode_signed(decode_signed(code, scale), inverse_scale(scale)), code);
+      const std::int8_t with_sign = signed_code(k);
+      EXPECT_EQ(encode_signed(decode_signed(with_sign, scale), inverse_scale(scale)), with_sign);
       if (k > 0) {
         EXPECT_EQ(encode_unsigned(decode_unsigned(code, scale), inverse_scale(scale)), code);
       }
@@ -91,7 +102,7 @@ TEST(DynamicMap, ScaleThatIsNoNumberLeavesNoChoice) {
   for (const float scale : {0.0F, infinity, std::nanf("")}) {
     EXPECT_EQ(inverse_scale(scale), 0.0F);
     for (const float x : {0.0F, 1.0F, -1.0F, infinity, std::nanf("")}) {
-      EXPECT_EQ(encode_signed(x, inverse_scale(scale)), 127);
+      EXPECT_EQ(encode_signed(x, inverse_scale(scale)), 0);
       EXPECT_EQ(encode_unsigned(x, inverse_scale(scale)), 1);
     }
   }

@@ -9,18 +9,31 @@ struct Exact {
   double m_bound, master_bound;  ///< what the docs promise for |difference|
 };
 
-/// One step in fp64 from the same fp32 state, gradient and constants.
-Exact exact_step(const UpdateScalars& s, double master, double m, double v, double gradient) {
+/// sqrt(1 - beta2^t) and lr / (1 - beta1^t) in fp64, as the published form of the step has them.
+struct Corrections {
+  double sqrt_correction2, step_size;
+};
+
+Corrections exact_corrections(const AdamOptions& options, std::uint64_t t) {
+  const auto steps = static_cast<double>(t);
+  return {.sqrt_correction2 = std::sqrt(1 - std::pow(options.beta2, steps)),
+          .step_size = options.lr / (1 - std::pow(options.beta1, steps))};
+}
+
+/// One step in fp64, in the published form, from the same fp32 state, gradient, betas and decay.
+Exact exact_step(const UpdateScalars& s, const Corrections& exact_constants, double eps,
+                 double master, double m, double v, double gradient) {
   double g = gradient;
   if (s.mode == DecayMode::l2) g += static_cast<double>(s.l2) * master;
   Exact exact{};
   exact.m = s.beta1 * m + static_cast<double>(s.one_minus_beta1) * g;
   exact.v = s.beta2 * v + static_cast<double>(s.one_minus_beta2) * g * g;
-  const double denominator = std::sqrt(exact.v) / s.sqrt_correction2 + s.eps;
-  exact.master = master * s.decay_factor - s.step_size * exact.m / denominator;
+  const auto& [sqrt_correction2, step_size] = exact_constants;
+  const double denominator = std::sqrt(exact.v) / sqrt_correction2 + eps;
+  exact.master = master * s.decay_factor - step_size * exact.m / denominator;
   const double scale = s.beta1 * std::abs(m) + static_cast<double>(s.one_minus_beta1) * std::abs(g);
   exact.m_bound = 2 * 0x1p-23 * scale;
-  exact.master_bound = 4 * 0x1p-23 * (std::abs(master) + s.step_size * scale / denominator);
+  exact.master_bound = 4 * 0x1p-23 * (std::abs(master) + step_size * scale / denominator);
   return exact;
 }
 
@@ -44,13 +57,16 @@ void compare_steps(const Kernel& kernel, DecayMode mode, Random& random, int ste
     const double scale = t % 2 == 0 ? 1.0 : 0x1p-4;
     for (float& g : gradient) g = static_cast<float>(normal(random) / scale);
     state.gradient = to_gradients(gradient, kernel.gradient_dtype);
-    const UpdateScalars s = make_scalars(
-        {.lr = 2e-3, .weight_decay = mode == DecayMode::l2 ? 0.01 : 0.1, .decay_mode = mode},
-        static_cast<std::uint64_t>(t), scale);
+    const AdamOptions options{
+        .lr = 2e-3, .weight_decay = mode == DecayMode::l2 ? 0.01 : 0.1, .decay_mode = mode};
+    const auto step = static_cast<std::uint64_t>(t);
+    const UpdateScalars s = make_scalars(options, step, scale);
+    const Corrections corrections = exact_corrections(options, step);
     const Outcome got = run(kernel, s, state, kCount);
     for (std::size_t i = 0; i < kCount; ++i) {
       const double g = gradient_at(state.gradient, kernel.gradient_dtype, i) * scale;
-      const Exact exact = exact_step(s, state.master[i], state.m[i], state.v[i], g);
+      const Exact exact =
+          exact_step(s, corrections, options.eps, state.master[i], state.m[i], state.v[i], g);
       // With L2 the gradient is itself a rounded sum: one more rounding before the square.
       const double v_ulps = mode == DecayMode::l2 ? 4 : 2;
       ASSERT_LE(std::abs(got.v[i] - exact.v), v_ulps * ulp(exact.v)) << "t " << t << " i " << i;
@@ -80,34 +96,34 @@ INSTANTIATE_TEST_SUITE_P(Kernels, UpdateAccuracy, ::testing::ValuesIn(exact_kern
 TEST(UpdateScalars, CorrectTheBiasAtTheFirstTheThousandthAndTheMillionthStep) {
   // 1 - beta^t by hand: at t = 1 it is 1 - beta; at 1000, 0.9^1000 is 1.7e-46 and 0.999^1000 is
   // 0.36769542477096376; at 10^6 both are gone.
-  const AdamOptions options{.lr = 0.5};
+  const AdamOptions options{.lr = 0.5, .eps = 0.25};
   const UpdateScalars first = make_scalars(options, 1, 1);
-  EXPECT_FLOAT_EQ(first.step_size, 5.0F);
-  EXPECT_FLOAT_EQ(first.sqrt_correction2, static_cast<float>(std::sqrt(0.001)));
+  EXPECT_FLOAT_EQ(first.step_size, static_cast<float>(5 * std::sqrt(0.001)));
+  EXPECT_FLOAT_EQ(first.eps, static_cast<float>(0.25 * std::sqrt(0.001)));
+  const double thousand = std::sqrt(1 - 0.36769542477096376);
   const UpdateScalars thousandth = make_scalars(options, 1000, 1);
-  EXPECT_EQ(thousandth.step_size, 0.5F);
-  EXPECT_FLOAT_EQ(thousandth.sqrt_correction2,
-                  static_cast<float>(std::sqrt(1 - 0.36769542477096376)));
+  EXPECT_FLOAT_EQ(thousandth.step_size, static_cast<float>(0.5 * thousand));
+  EXPECT_FLOAT_EQ(thousandth.eps, static_cast<float>(0.25 * thousand));
   const UpdateScalars millionth = make_scalars(options, 1'000'000, 1);
   EXPECT_EQ(millionth.step_size, 0.5F);
-  EXPECT_EQ(millionth.sqrt_correction2, 1.0F);
+  EXPECT_EQ(millionth.eps, 0.25F);
 }
 
 TEST(UpdateScalars, MatchAnIndependentPowerForManySteps) {
   for (std::uint64_t t = 1; t < 200'000; t = t * 3 / 2 + 1) {
     for (const double beta : {0.9, 0.95, 0.999, 0.99999}) {
-      const UpdateScalars s = make_scalars({.lr = 1, .beta1 = beta, .beta2 = beta}, t, 1);
+      const UpdateScalars s = make_scalars({.lr = 1, .beta1 = beta, .beta2 = beta, .eps = 1}, t, 1);
       const double correction = -std::expm1(static_cast<double>(t) * std::log(beta));
-      EXPECT_NEAR(s.step_size * correction, 1, 1e-7) << "t " << t << " beta " << beta;
-      EXPECT_NEAR(s.sqrt_correction2 / std::sqrt(correction), 1, 1e-7) << "t " << t;
+      EXPECT_NEAR(s.step_size * std::sqrt(correction), 1, 1e-7) << "t " << t << " beta " << beta;
+      EXPECT_NEAR(s.eps / std::sqrt(correction), 1, 1e-7) << "t " << t;
     }
   }
 }
 
 TEST(UpdateScalars, WithoutBiasCorrectionAreTheSameAtEveryStep) {
-  const UpdateScalars s = make_scalars({.lr = 0.5, .bias_correction = false}, 1, 1);
+  const UpdateScalars s = make_scalars({.lr = 0.5, .eps = 0.25, .bias_correction = false}, 1, 1);
   EXPECT_EQ(s.step_size, 0.5F);
-  EXPECT_EQ(s.sqrt_correction2, 1.0F);
+  EXPECT_EQ(s.eps, 0.25F);
 }
 
 TEST(UpdateScalars, DecayEitherTheMasterOrTheGradient) {
