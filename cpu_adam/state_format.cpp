@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "cpu_adam/codec.hpp"
@@ -14,7 +13,6 @@
 namespace spillway::cpu_adam {
 namespace {
 
-constexpr std::array<std::string_view, kStateFormats> kNames = {"fp32", "split", "bf16", "int8"};
 constexpr std::size_t kArrayAlignment = 64;
 constexpr std::size_t kPage = 4096;
 
@@ -116,16 +114,6 @@ void check_count(std::size_t given, std::size_t count, std::string_view name) {
 }
 
 }  // namespace
-
-std::string_view name_of(StateFormat format) { return kNames.at(static_cast<std::size_t>(format)); }
-
-StateFormat parse_state_format(std::string_view name) {
-  for (std::size_t k = 0; k < kNames.size(); ++k) {
-    if (kNames[k] == name) return static_cast<StateFormat>(k);
-  }
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("unknown state format \"{}\"; use fp32, split, bf16 or int8", name));
-}
 
 StateLayout make_layout(StateFormat format, std::size_t count) {
   StateLayout layout{.format = format, .count = count};

@@ -17,21 +17,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 #include "runtime/base/dtype.hpp"
+#include "runtime/base/state_format.hpp"
 
 namespace spillway::cpu_adam {
 
-enum class StateFormat : std::uint8_t { fp32, split, bf16, int8 };
-
-inline constexpr std::size_t kStateFormats = 4;
 /// Parameters that share a scale of m and one of v in format int8.
 inline constexpr std::size_t kQuantizationBlock = 256;
-
-[[nodiscard]] std::string_view name_of(StateFormat format);
-/// Throws `Error{invalid_argument}` for an unknown name.
-[[nodiscard]] StateFormat parse_state_format(std::string_view name);
 
 /// Bytes of the master (or of its remainder), and of m or v, of one parameter.
 constexpr std::size_t master_size(StateFormat format) {

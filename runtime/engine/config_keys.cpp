@@ -11,11 +11,11 @@ constexpr std::array<Named<DType>, 3> kDTypes{{
     {"bf16", DType::bf16},
     {"fp16", DType::fp16},
 }};
-constexpr std::array<Named<plan::StateFormat>, 4> kStateFormats{{
-    {"fp32", plan::StateFormat::fp32},
-    {"split", plan::StateFormat::split},
-    {"bf16", plan::StateFormat::bf16},
-    {"int8", plan::StateFormat::int8},
+constexpr std::array<Named<StateFormat>, 4> kStateFormats{{
+    {"fp32", StateFormat::fp32},
+    {"split", StateFormat::split},
+    {"bf16", StateFormat::bf16},
+    {"int8", StateFormat::int8},
 }};
 constexpr std::array<Named<data::Order>, 2> kOrders{{
     {"shuffled", data::Order::shuffled},
@@ -216,7 +216,7 @@ std::span<const Named<DType>> names_of<DType>() {
   return kDTypes;
 }
 template <>
-std::span<const Named<plan::StateFormat>> names_of<plan::StateFormat>() {
+std::span<const Named<StateFormat>> names_of<StateFormat>() {
   return kStateFormats;
 }
 template <>

@@ -25,7 +25,7 @@ template <class Enum>
 template <>
 std::span<const Named<DType>> names_of<DType>();
 template <>
-std::span<const Named<plan::StateFormat>> names_of<plan::StateFormat>();
+std::span<const Named<StateFormat>> names_of<StateFormat>();
 template <>
 std::span<const Named<data::Order>> names_of<data::Order>();
 template <>

@@ -172,7 +172,7 @@ void read_precision(Section& root, Section& spillway, TrainOptions& options) {
     assign(options.compute, std::optional(compute));
   }
   // The same bits as fp32, in two bytes less; an explicit spillway.state_format replaces it.
-  if (options.compute == DType::bf16) options.state_format = plan::StateFormat::split;
+  if (options.compute == DType::bf16) options.state_format = StateFormat::split;
 }
 
 void read_optimizer(Section& root, TrainOptions& options) {
@@ -254,7 +254,7 @@ void read_spillway(Section& spillway, TrainOptions& options) {
   assign(options.rounds, spillway.integer32("rounds", 1, {"1"}));
   assign(options.context, spillway.integer32("context", 0, {"the model's"}));
   assign(options.decay, spillway.choice<DecayScope>("decay"));
-  assign(options.state_format, spillway.choice<plan::StateFormat>("state_format"));
+  assign(options.state_format, spillway.choice<StateFormat>("state_format"));
   assign(options.order, spillway.choice<data::Order>("order"));
   assign(options.seed, spillway.integer("seed", 0, kAny));
   assign(options.steps, spillway.integer("steps", 0, kAny, {"one epoch"}));

@@ -79,7 +79,7 @@ void validate_loss_scale(const LossScaleOptions& scale) {
 }
 
 void validate_update(const TrainOptions& options) {
-  require(options.state_format == plan::StateFormat::fp32 || options.compute == DType::bf16,
+  require(options.state_format == StateFormat::fp32 || options.compute == DType::bf16,
           fmt::format("spillway.state_format {} keeps half of every master in its bf16 parameter, "
                       "and the parameters are {}; write fp32, or enable bf16",
                       config_name(options.state_format), name_of(options.compute)));

@@ -26,7 +26,7 @@ struct RoundGradient {
 
 /// Of the arrays of an update.
 struct UpdateTypes {
-  cpu_adam::StateFormat format = cpu_adam::StateFormat::fp32;
+  StateFormat format = StateFormat::fp32;
   DType gradient = DType::fp32;
   DType parameter = DType::fp32;
 };

@@ -14,9 +14,9 @@ using plan::Tier;
 
 OpActions::OpActions(OpResources resources)
     : resources_(std::move(resources)),
-      kernel_(cpu_adam::find_kernel(
-          resources_.isa, plan::waiting_gradient_dtype(resources_.workload),
-          resources_.workload.compute, state_format(resources_.placement.format))),
+      kernel_(cpu_adam::find_kernel(resources_.isa,
+                                    plan::waiting_gradient_dtype(resources_.workload),
+                                    resources_.workload.compute, resources_.placement.format)),
       types_{.format = kernel_.format,
              .gradient = kernel_.gradient_dtype,
              .parameter = kernel_.parameter_dtype},

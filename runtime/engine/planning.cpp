@@ -63,11 +63,10 @@ std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
     }
   }
   if (tier != Tier::device && options.compute == DType::bf16) {
-    for (const auto format :
-         {plan::StateFormat::split, plan::StateFormat::bf16, plan::StateFormat::int8}) {
+    for (const auto format : {StateFormat::split, StateFormat::bf16, StateFormat::int8}) {
       if (format <= options.state_format) continue;
-      add(fmt::format("spillway.state_format {}{}", plan::name_of(format),
-                      format == plan::StateFormat::split ? "" : " (other mathematics)"),
+      add(fmt::format("spillway.state_format {}{}", name_of(format),
+                      format == StateFormat::split ? "" : " (other mathematics)"),
           [&](TrainOptions& o) { o.state_format = format; });
     }
   }

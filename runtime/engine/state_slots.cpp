@@ -6,12 +6,11 @@
 
 namespace spillway::engine {
 
-StateSlots::StateSlots(plan::StateFormat format, std::vector<plan::Tile> tiles)
+StateSlots::StateSlots(StateFormat format, std::vector<plan::Tile> tiles)
     : format_(format), tiles_(std::move(tiles)) {
   layouts_.reserve(tiles_.size());
   for (const plan::Tile& tile : tiles_) {
-    const auto& layout =
-        layouts_.emplace_back(cpu_adam::make_layout(state_format(format), tile.count.value()));
+    const auto& layout = layouts_.emplace_back(cpu_adam::make_layout(format, tile.count.value()));
     // The plan counts what the kernels lay out.
     SPILLWAY_ASSERT(layout.bytes == plan::state_bytes(format, tile.count).value());
     SPILLWAY_ASSERT(layout.disk_bytes == plan::slot_bytes(format, tile.count).value());

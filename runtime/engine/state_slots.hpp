@@ -14,20 +14,10 @@
 
 namespace spillway::engine {
 
-[[nodiscard]] constexpr cpu_adam::StateFormat state_format(plan::StateFormat format) {
-  switch (format) {
-    case plan::StateFormat::fp32: return cpu_adam::StateFormat::fp32;
-    case plan::StateFormat::split: return cpu_adam::StateFormat::split;
-    case plan::StateFormat::bf16: return cpu_adam::StateFormat::bf16;
-    case plan::StateFormat::int8: return cpu_adam::StateFormat::int8;
-  }
-  return cpu_adam::StateFormat::fp32;
-}
-
 class StateSlots {
  public:
   StateSlots() = default;
-  StateSlots(plan::StateFormat format, std::vector<plan::Tile> tiles);
+  StateSlots(StateFormat format, std::vector<plan::Tile> tiles);
 
   [[nodiscard]] std::span<const plan::Tile> tiles() const { return tiles_; }
   /// The store's tiles: the state of every tile, then the parameters of every tile.
@@ -36,9 +26,7 @@ class StateSlots {
     return layouts_[tile];
   }
   /// Slots hold 16-bit parameters too.
-  [[nodiscard]] bool with_parameters() const {
-    return cpu_adam::needs_parameters(state_format(format_));
-  }
+  [[nodiscard]] bool with_parameters() const { return cpu_adam::needs_parameters(format_); }
   [[nodiscard]] static TileIndex state(std::uint32_t tile) { return TileIndex{tile}; }
   [[nodiscard]] TileIndex parameters(std::uint32_t tile) const {
     return TileIndex{static_cast<std::uint32_t>(tiles_.size()) + tile};
@@ -56,7 +44,7 @@ class StateSlots {
                                                    std::span<std::byte> slot) const;
 
  private:
-  plan::StateFormat format_ = plan::StateFormat::fp32;
+  StateFormat format_ = StateFormat::fp32;
   std::vector<plan::Tile> tiles_;
   std::vector<cpu_adam::StateLayout> layouts_;  ///< by tile
 };

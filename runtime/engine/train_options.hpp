@@ -61,7 +61,7 @@ struct TrainOptions {
   cpu_adam::AdamOptions adam;  ///< lr is the schedule's peak
   ScheduleOptions schedule;
   DecayScope decay = DecayScope::matrices;
-  plan::StateFormat state_format = plan::StateFormat::fp32;
+  StateFormat state_format = StateFormat::fp32;
   data::Order order = data::Order::shuffled;
   std::uint64_t seed = 1234;
   std::uint64_t steps = 0;                   ///< 0: one epoch

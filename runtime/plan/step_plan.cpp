@@ -44,16 +44,6 @@ std::string_view name_of(Tier tier) {
   return "unknown";
 }
 
-std::string_view name_of(StateFormat format) {
-  switch (format) {
-    case StateFormat::fp32: return "fp32";
-    case StateFormat::split: return "split";
-    case StateFormat::bf16: return "bf16";
-    case StateFormat::int8: return "int8";
-  }
-  return "unknown";
-}
-
 Bytes bytes_moved(const StepPlan& plan, OpKind kind) {
   Bytes sum;
   for (const Op& op : plan.ops) {

@@ -37,7 +37,6 @@ inline constexpr std::size_t kLaneCount = 6;
 std::string_view name_of(OpKind kind);
 std::string_view name_of(Lane lane);
 std::string_view name_of(Tier tier);
-std::string_view name_of(StateFormat format);
 
 using OpIndex = std::uint32_t;
 inline constexpr std::uint32_t kNoSlot = ~0U;

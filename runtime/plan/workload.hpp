@@ -6,13 +6,12 @@
 #include <vector>
 
 #include "runtime/base/dtype.hpp"
+#include "runtime/base/state_format.hpp"
 #include "runtime/base/units.hpp"
 
 namespace spillway::plan {
 
 enum class Tier : std::uint8_t { device, host, nvme };
-enum class StateFormat : std::uint8_t { fp32, split, bf16, int8 };
-
 /// One streaming unit. Sizes are per micro-batch.
 struct BlockShape {
   std::string name;

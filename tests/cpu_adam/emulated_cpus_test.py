@@ -19,7 +19,8 @@ X86_MODELS = {"Haswell-noTSX": ("scalar", "portable", "avx2"),
 ARM_SOURCES = ("tests/cpu_adam/kernel_digest.cpp", "cpu_adam/adam.cpp",
                "cpu_adam/gradient_norm.cpp", "cpu_adam/state_format.cpp",
                "cpu_adam/detail/scalar_kernels.cpp", "cpu_adam/detail/portable_kernels.cpp",
-               "runtime/base/dtype.cpp", "runtime/base/error.cpp", "runtime/base/units.cpp")
+               "runtime/base/dtype.cpp", "runtime/base/error.cpp",
+               "runtime/base/state_format.cpp", "runtime/base/units.cpp")
 
 
 def run(command):

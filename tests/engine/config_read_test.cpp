@@ -24,7 +24,7 @@ TEST(ConfigRead, AnEmptyObjectIsACompleteConfiguration) {
   EXPECT_THAT(parsed.notes, IsEmpty());
   EXPECT_EQ(parsed.options.gradient_clipping, 1.0);
   EXPECT_EQ(parsed.options.compute, DType::fp32);
-  EXPECT_EQ(parsed.options.state_format, plan::StateFormat::fp32);
+  EXPECT_EQ(parsed.options.state_format, StateFormat::fp32);
   EXPECT_EQ(parsed.options.decay, DecayScope::matrices);
   EXPECT_EQ(parsed.options.rounds, 1U);
   EXPECT_EQ(parsed.options.schedule.kind, ScheduleKind::constant);

@@ -238,7 +238,6 @@ TEST(ConfigValidate, StateFormatsWithoutAWholeMasterNeedBf16Parameters) {
 }
 
 TEST(StateFormat, IsSplitByDefaultWhereParametersAreBf16) {
-  using plan::StateFormat;
   EXPECT_EQ(test::options_of(R"({"bf16": {"enabled": true}})").state_format, StateFormat::split);
   EXPECT_EQ(test::options_of(R"({"spillway": {"compute": "bf16"}})").state_format,
             StateFormat::split);

@@ -6,8 +6,6 @@
 namespace spillway::engine {
 namespace {
 
-using plan::StateFormat;
-
 constexpr int kSteps = 6;
 
 struct Variation {
@@ -126,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Placement, FormatExactness,
                                                           StateFormat::bf16, StateFormat::int8)),
                          [](const auto& test) {
                            return std::get<0>(test.param).name + "_" +
-                                  std::string(plan::name_of(std::get<1>(test.param)));
+                                  std::string(name_of(std::get<1>(test.param)));
                          });
 
 TEST(FormatExactness, SplitHasTheBitsOfFp32AndTheOthersHaveTheirOwn) {
@@ -213,7 +211,7 @@ TEST(Resume, MovesEveryStateFormatBetweenAllTiers) {
       turns.back().state_home = home;
     }
     const Outcome whole = harness.train(turns[1], 12);
-    EXPECT_EQ(train_in_turns(harness, turns), whole) << plan::name_of(format);
+    EXPECT_EQ(train_in_turns(harness, turns), whole) << name_of(format);
   }
 }
 

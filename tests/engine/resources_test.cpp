@@ -30,7 +30,7 @@ TEST(Memory, BackendHoldsExactlyWhatThePlanLists) {
   for (const StateHome home : {StateHome::device, StateHome::host, StateHome::nvme}) {
     TrainOptions options = tiny_options();
     options.compute = DType::bf16;
-    options.state_format = plan::StateFormat::int8;
+    options.state_format = StateFormat::int8;
     options.state_home = home;
     const auto trainer = harness.make(options, harness.new_run());
     const auto items = plan::memory_items(trainer->workload(), trainer->placement());
@@ -158,13 +158,13 @@ TEST(Traffic, CountersEqualTheFormulas) {
 
 TEST(Traffic, OfStateOnDiskIsThatOfItsFormat) {
   struct PerParameter {
-    plan::StateFormat format;
+    StateFormat format;
     double read, written;
   };
   // int8 has 8 bytes of scales for 256 parameters, in whole pages a tile.
-  for (const auto& [format, read, written] : {PerParameter{plan::StateFormat::split, 10, 12},
-                                              {plan::StateFormat::bf16, 6, 8},
-                                              {plan::StateFormat::int8, 4.5, 6.5}}) {
+  for (const auto& [format, read, written] : {PerParameter{StateFormat::split, 10, 12},
+                                              {StateFormat::bf16, 6, 8},
+                                              {StateFormat::int8, 4.5, 6.5}}) {
     TrainingHarness harness(tiny_llama());
     TrainOptions options = streamed_options();
     options.compute = DType::bf16;
@@ -174,7 +174,7 @@ TEST(Traffic, OfStateOnDiskIsThatOfItsFormat) {
     harness.steps(*trainer, options, 3, outcome);
     const auto all = static_cast<double>(padded_parameters(trainer->workload()));
     // Scales fill whole pages.
-    const double exact = format == plan::StateFormat::int8 ? 0.5 * all : 0;
+    const double exact = format == StateFormat::int8 ? 0.5 * all : 0;
     const plan::StepPlan& plan = trainer->step_plan();
     const Bytes in_a_step = plan::bytes_moved(plan, OpKind::read_state);
     const Bytes out_of_a_step = plan::bytes_moved(plan, OpKind::write_state);
@@ -205,7 +205,7 @@ TEST(SteadyState, AllocatesNothingAndOpensNothing) {
     TrainOptions options = streamed_options();
     options.io_engine = engine;
     options.compute = DType::bf16;
-    options.state_format = plan::StateFormat::split;
+    options.state_format = StateFormat::split;
     const auto trainer = harness.make(options, harness.new_run());
     const data::Sampler sampler = harness.sampler(options);
     for (int i = 0; i < 3; ++i) trainer->step(harness.tokens(), sampler);

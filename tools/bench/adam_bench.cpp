@@ -96,8 +96,8 @@ class Arena {
   };
 
   void copy_leaf(const Wide& sample, std::size_t slot, std::size_t i, std::size_t n) {
-    const std::size_t master = master_size(kernel_.format);
-    const std::size_t moment = moment_size(kernel_.format);
+    const std::size_t master = cpu_adam::master_size(kernel_.format);
+    const std::size_t moment = cpu_adam::moment_size(kernel_.format);
     std::byte* const to = state_[slot].data();
     const std::byte* const from = sample.state.data();
     std::memcpy(to + layout_.master + i * master, from + sample.layout.master, n * master);
@@ -231,7 +231,7 @@ AdamMeasurement measure_adam(const AdamCase& what, const std::function<void()>& 
     result.update_apart.ns.push_back(runner.run(Pass::update, 0, 1, result.prefetch));
     if (between) between();
   }
-  const bool wide = moment_size(what.format) == 4;
+  const bool wide = cpu_adam::moment_size(what.format) == 4;
   if (what.denormals && wide) measure_denormals(runner, result, what.repetitions);
   return result;
 }

@@ -14,7 +14,7 @@ namespace spillway::bench {
 
 struct AdamCase {
   std::size_t parameters = 0;
-  cpu_adam::StateFormat format = cpu_adam::StateFormat::fp32;
+  StateFormat format = StateFormat::fp32;
   DType gradient = DType::bf16;
   DType parameter = DType::bf16;
   cpu_adam::Isa isa = cpu_adam::Isa::scalar;

@@ -99,7 +99,7 @@ void print_row(const AdamMeasurement& m, const Peers& peers) {
 
 AdamMeasurement measure(const BenchAdamFlags& flags, const AdamCase& what, Peers& peers) {
   // The peers know one format: fp32 masters and moments.
-  if (flags.compare.empty() || what.format != cpu_adam::StateFormat::fp32) {
+  if (flags.compare.empty() || what.format != StateFormat::fp32) {
     return bench::measure_adam(what);
   }
   const std::size_t threads = what.threads != 0 ? what.threads : read_topology().cores.size();
@@ -127,7 +127,7 @@ std::vector<AdamCase> cases_of(const BenchAdamFlags& flags) {
       for (const std::size_t threads : flags.threads) {
         for (const std::string& format : flags.formats) {
           cases.push_back({.parameters = size,
-                           .format = cpu_adam::parse_state_format(format),
+                           .format = parse_state_format(format),
                            .gradient = parse_dtype(flags.gradient),
                            .parameter = parse_dtype(flags.parameter),
                            .isa = cpu_adam::parse_isa(isa),

@@ -54,7 +54,7 @@ std::string to_text(const PlanView& view) {
   const plan::Workload& w = view.workload;
   fmt::format_to(out, "model      {:.2f} M parameters, {} compute, state format {}\n",
                  static_cast<double>(parameters(w)) / 1e6, name_of(w.compute),
-                 plan::name_of(view.placement.format));
+                 name_of(view.placement.format));
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  w.tokens * w.micro_batches * w.rounds, w.rounds, w.micro_batches, w.tokens);
   fmt::format_to(out, "placement  {}\n", placement_line(view.placement));
