@@ -3,28 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <nlohmann/json.hpp>
-
 #include "runtime/base/error.hpp"
-#include "runtime/base/file.hpp"
+#include "runtime/engine/sealed_json.hpp"
 
 namespace spillway::engine {
 namespace {
 
 using nlohmann::json;
-
-constexpr Bytes kLargestFile = 16_MiB;
-
-json parse_file(const std::filesystem::path& path) {
-  json document = json::parse(read_text_file(path, kLargestFile), nullptr, false);
-  check(document.is_object(), ErrorCode::corrupt_data,
-        fmt::format("{} is not a JSON object", path.string()));
-  return document;
-}
-
-void write_document(const std::filesystem::path& path, const json& document) {
-  write_file_atomically(path, document.dump(2) + "\n");
-}
 
 /// The options that are part of the mathematics, as JSON.
 json mathematics(const TrainOptions& options) {
@@ -56,18 +41,17 @@ json mathematics(const TrainOptions& options) {
 
 void RunDirectory::write_config(const RunConfig& config) const {
   json document;
-  document["format"] = 1;
   document["model"] = json::parse(model::to_config_json(config.model, config.options.compute));
   document["train"] = json::parse(to_config_json(config.options));
   document["data"] = config.data;
   document["data_fingerprint"] = fmt::format("{:016x}", config.data_fingerprint);
-  write_document(this->config(), document);
+  write_sealed_json(this->config(), document);
 }
 
 RunConfig RunDirectory::read_config() const {
   check(std::filesystem::exists(config()), ErrorCode::invalid_argument,
         fmt::format("{} is not a run: it has no config.json", root_.string()));
-  const json document = parse_file(config());
+  const json document = read_sealed_json(config());
   for (const char* key : {"model", "train", "data", "data_fingerprint"}) {
     check(document.contains(key), ErrorCode::corrupt_data,
           fmt::format("{} has no \"{}\"", config().string(), key));
@@ -85,7 +69,6 @@ RunConfig RunDirectory::read_config() const {
 void RunDirectory::write_manifest(
     const std::vector<std::filesystem::path>& state_directories) const {
   json document;
-  document["format"] = 1;
   document["state"] = json::array();
   const std::filesystem::path root = std::filesystem::absolute(root_).lexically_normal();
   for (const auto& directory : state_directories) {
@@ -94,11 +77,11 @@ void RunDirectory::write_manifest(
     const bool below = !relative.empty() && *relative.begin() != "..";
     document["state"].push_back(below ? relative.string() : path.string());
   }
-  write_document(manifest(), document);
+  write_sealed_json(manifest(), document);
 }
 
 std::vector<std::filesystem::path> RunDirectory::read_manifest() const {
-  const json document = parse_file(manifest());
+  const json document = read_sealed_json(manifest());
   check(document.contains("state") && document["state"].is_array(), ErrorCode::corrupt_data,
         fmt::format("{} names no state directories", manifest().string()));
   std::vector<std::filesystem::path> directories;

@@ -20,19 +20,14 @@
 
 #include "cpu_adam/adam.hpp"
 #include "runtime/base/error.hpp"
+#include "tests/support/environment.hpp"
 
 namespace spillway::cpu_adam::test {
 
 using Random = std::mt19937_64;
 
 /// Prints the seed; SPILLWAY_TEST_SEED repeats a run.
-inline Random seeded_random() {
-  const char* const given = std::getenv("SPILLWAY_TEST_SEED");
-  const std::uint64_t seed =
-      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("SPILLWAY_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  return Random(seed);
-}
+inline Random seeded_random() { return Random(test_support::test_seed()); }
 
 /// `size` bytes at `misalignment` from a cache line, between guard bytes.
 class GuardedBytes {

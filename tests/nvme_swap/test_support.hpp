@@ -18,6 +18,7 @@
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
+#include "tests/support/environment.hpp"
 
 namespace spillway::nvme_swap {
 
@@ -107,19 +108,8 @@ std::string message_of(Call&& call) {
   return {};
 }
 
-inline std::uint64_t test_seed() {
-  const char* given = std::getenv("SPILLWAY_TEST_SEED");
-  const std::uint64_t seed =
-      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("SPILLWAY_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  return seed;
-}
-
-/// How often a test does something: `name` in the environment, or what suits a CI run.
-inline std::size_t count_from(const char* name, std::size_t usual) {
-  const char* given = std::getenv(name);
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : usual;
-}
+using test_support::count_from;
+using test_support::test_seed;
 
 inline std::size_t open_descriptors() {
   std::size_t count = 0;

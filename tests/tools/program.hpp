@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -69,13 +70,17 @@ class Program {
   pid_t pid_ = -1;
 };
 
+/// Complete lines of a file; none if it is not there.
+inline std::size_t lines_of(const std::filesystem::path& path) {
+  const std::string text = read_all(path);
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
 /// Waits until `path` has at least `lines` lines; false after a minute.
 inline bool wait_for_lines(const std::filesystem::path& path, std::size_t lines) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   while (std::chrono::steady_clock::now() < deadline) {
-    const std::string text = read_all(path);
-    const auto found = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
-    if (found >= lines) return true;
+    if (lines_of(path) >= lines) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return false;
