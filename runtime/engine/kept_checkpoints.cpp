@@ -6,6 +6,7 @@
 #include <charconv>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
@@ -73,26 +74,32 @@ void KeptCheckpoints::check_space(const nvme_swap::StoreLayout& layout) const {
 }
 
 bool KeptCheckpoints::due(std::uint64_t step) const {
-  return save_every_ > 0 && step > 0 && step % save_every_ == 0 && !at(run_, step).exists();
+  return save_every_ > 0 && step > 0 && step % save_every_ == 0 && started_ != step &&
+         !at(run_, step).exists();
 }
 
-fs::path KeptCheckpoints::save(Trainer& trainer, const RunConfig& config) {
-  const RunDirectory checkpoint = at(run_, trainer.state().step);
+void KeptCheckpoints::start(Trainer& trainer) {
+  started_ = trainer.state().step;
+  const RunDirectory checkpoint = at(run_, *started_);
   remove(checkpoint);
   fs::create_directories(checkpoint.state());
-  {
-    nvme_swap::StoreOptions options;
-    options.directories = {checkpoint.state()};
-    options.slots = 1;
-    const auto store = nvme_swap::TileStore::create(options, trainer.store().layout());
-    trainer.copy_to(*store);
-  }
+  nvme_swap::StoreOptions options;
+  options.directories = {checkpoint.state()};
+  options.slots = 1;
+  trainer.copy_next(options);
+}
+
+std::optional<KeptCheckpoints::Saved> KeptCheckpoints::finish(const Trainer& trainer,
+                                                              const RunConfig& config) {
+  if (!started_ || trainer.copying()) return std::nullopt;
+  const std::uint64_t step = *std::exchange(started_, std::nullopt);
+  const RunDirectory checkpoint = at(run_, step);
   checkpoint.write_config(config);
   synchronize_directory(run_.root());
   synchronize_directory(run_.checkpoints());
   checkpoint.write_manifest({checkpoint.state()});
   remove_old();
-  return checkpoint.root();
+  return Saved{.step = step, .directory = checkpoint.root()};
 }
 
 void KeptCheckpoints::remove_old() const {

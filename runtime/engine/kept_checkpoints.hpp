@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "runtime/engine/run_directory.hpp"
@@ -23,9 +24,16 @@ class KeptCheckpoints {
   void check_space(const nvme_swap::StoreLayout& layout) const;
   /// The step is one to keep and is not kept yet.
   [[nodiscard]] bool due(std::uint64_t step) const;
-  /// Commits and copies the trainer's step, then removes what is no longer kept. Returns the
-  /// directory. An interrupted copy has no manifest and is removed by the next.
-  std::filesystem::path save(Trainer& trainer, const RunConfig& config);
+  /// Has the trainer copy the step that it has just taken, while it takes the next one. An
+  /// interrupted copy has no manifest and is removed by the next.
+  void start(Trainer& trainer);
+  struct Saved {
+    std::uint64_t step = 0;
+    std::filesystem::path directory;
+  };
+  /// Completes the copy that was started and is over, if there is one, and removes what is no
+  /// longer kept.
+  std::optional<Saved> finish(const Trainer& trainer, const RunConfig& config);
 
   /// Steps that are kept in `run`, ascending.
   [[nodiscard]] static std::vector<std::uint64_t> steps(const RunDirectory& run);
@@ -37,6 +45,7 @@ class KeptCheckpoints {
   RunDirectory run_;
   std::uint64_t save_every_;
   std::uint32_t keep_;
+  std::optional<std::uint64_t> started_;  ///< the step of the copy under way
 };
 
 }  // namespace spillway::engine

@@ -26,6 +26,8 @@ OpActions::OpActions(OpResources resources)
           plan::slot_bytes(resources_.placement.format, resources_.placement.tile_parameters)
               .value())),
       writes_(resources_.homes.tiles().size()),
+      copy_writes_(resources_.homes.tiles().size()),
+      copies_(resources_.homes.tiles().size() + 1),
       held_(resources_.placement.state_slots, kNoTile) {
   step_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
 }
@@ -35,7 +37,7 @@ void OpActions::count(OpKind kind, std::size_t bytes) {
 }
 
 bool OpActions::skips(const Op& op) const {
-  if (op.kind == OpKind::commit) return !step_.commit_due;
+  if (op.kind == OpKind::commit) return !step_.commit_due && step_.copy == nullptr;
   const bool from_disk = op.kind == OpKind::read_state && op.lane == plan::Lane::nvme_read;
   if (from_disk && held_[op.slot] == op.tile) return true;
   return op.if_pending && !step_.update.pending;
@@ -56,7 +58,7 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
       return count(op.kind, target.size());
     }
     case OpKind::read_state: {
-      // A snapshot of state that lives on the device.
+      // State that lives on the device, on its way to the disk.
       const StateSlots& slots = homes.slots();
       const auto target = homes.staging(op.tile, op.slot);
       held_[op.slot] = kNoTile;
@@ -79,6 +81,7 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::accumulate: return stream.submit([this, &op] { round_gradient(op); });
     case OpKind::grad_norm: return stream.submit([this, &op] { device_norm(op); });
     case OpKind::update: return stream.submit([this, &op] { device_update(op); });
+    case OpKind::checksum:
     case OpKind::write_state:
     case OpKind::commit: break;
   }
@@ -86,20 +89,20 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
 }
 
 Ticket OpActions::start(const Op& op) {
-  nvme_swap::TileStore& store = resources_.store;
   cpu_adam::WorkerPool& workers = resources_.workers;
   switch (op.kind) {
     case OpKind::read_state: {
       const auto target = state_of(op);
       held_[op.slot] = op.tile;  // an update keeps it so: what it writes is the newest
       count(op.kind, target.size());
-      return store.read(StateSlots::state(op.tile), target);
+      return resources_.store.read(StateSlots::state(op.tile), target);
     }
-    case OpKind::write_state: return write_slot(op);
-    case OpKind::commit: return store.commit(step_.commit);
+    case OpKind::write_state: return write(op);
+    case OpKind::commit: return commit();
     case OpKind::accumulate: return workers.submit([this, &op] { host_accumulate(op); });
     case OpKind::grad_norm: return workers.submit([this, &op] { host_norm(op); });
     case OpKind::update: return workers.submit([this, &op] { host_update(op); });
+    case OpKind::checksum: return workers.submit([this, &op] { host_checksum(op); });
     case OpKind::upload_params:
     case OpKind::download_grads:
     case OpKind::forward:
@@ -125,21 +128,29 @@ std::span<const std::byte> OpActions::parameters_to_write(const Op& op) {
   return homes.slots().parameters_of(op.tile, homes.staging(op.tile, op.slot));
 }
 
-Ticket OpActions::write_slot(const Op& op) {
-  nvme_swap::TileStore& store = resources_.store;
+Ticket OpActions::write_slot(const Op& op, nvme_swap::TileStore& store, TicketPairs& pairs) {
   const StateSlots& slots = resources_.homes.slots();
-  const auto state = state_of(op);
-  // An update left the checksums of what it wrote; a snapshot's write is its own first reader.
-  if (!op.if_pending) state_checksums_[op.tile] = nvme_swap::checksum_of(state);
-  count(op.kind, state.size());
-  Ticket first = store.write(StateSlots::state(op.tile), state, state_checksums_[op.tile]);
-  if (!slots.with_parameters()) return first;
-  const auto parameters = parameters_to_write(op);
-  if (!op.if_pending) parameter_checksums_[op.tile] = nvme_swap::checksum_of(parameters);
-  count(op.kind, parameters.size());
-  return writes_.join(
-      op.tile, std::move(first),
-      store.write(slots.parameters(op.tile), parameters, parameter_checksums_[op.tile]));
+  Ticket state = store.write(StateSlots::state(op.tile), state_of(op), state_checksums_[op.tile]);
+  if (!slots.with_parameters()) return state;
+  return pairs.join(op.tile, std::move(state),
+                    store.write(slots.parameters(op.tile), parameters_to_write(op),
+                                parameter_checksums_[op.tile]));
+}
+
+Ticket OpActions::write(const Op& op) {
+  count(op.kind, state_of(op).size());
+  if (resources_.homes.slots().with_parameters()) count(op.kind, parameters_to_write(op).size());
+  Ticket written = write_slot(op, resources_.store, writes_);
+  if (step_.copy == nullptr) return written;
+  return copies_.join(op.tile, std::move(written), write_slot(op, *step_.copy, copy_writes_));
+}
+
+Ticket OpActions::commit() {
+  Ticket committed;
+  if (step_.commit_due) committed = resources_.store.commit(step_.commit);
+  if (step_.copy == nullptr) return committed;
+  const auto slot = static_cast<std::uint32_t>(resources_.homes.tiles().size());
+  return copies_.join(slot, std::move(committed), step_.copy->commit(step_.commit));
 }
 
 offload::DeviceSpan<const std::byte> OpActions::input_of(const Op& op) {
@@ -307,9 +318,14 @@ void OpActions::host_update(const Op& op) {
       whole.count, kLeafParameters, [&](std::size_t first, std::size_t last) {
         cpu_adam::update(kernel_, groups, cpu_adam::slice(kernel_, whole, first, last - first));
       });
-  if (!staged) return;
-  state_checksums_[op.tile] = checksum(state);
-  if (homes.slots().with_parameters()) parameter_checksums_[op.tile] = checksum(parameters);
+  if (staged) host_checksum(op);
+}
+
+void OpActions::host_checksum(const Op& op) {
+  state_checksums_[op.tile] = checksum(state_of(op));
+  if (resources_.homes.slots().with_parameters()) {
+    parameter_checksums_[op.tile] = checksum(parameters_to_write(op));
+  }
 }
 
 }  // namespace spillway::engine

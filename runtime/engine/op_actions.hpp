@@ -49,6 +49,9 @@ class OpActions final : public OpPerformer {
     PendingUpdate update;
     float loss_gradient_scale = 0;  ///< loss scale / targets of the step
     bool commit_due = false;
+    /// A store with equal tiles that gets everything that this plan writes, and its commit; or
+    /// null. The plan must write all tiles.
+    nvme_swap::TileStore* copy = nullptr;
     nvme_swap::CommitHeader commit;
   };
   [[nodiscard]] Step& step() { return step_; }
@@ -81,6 +84,7 @@ class OpActions final : public OpPerformer {
   void host_accumulate(const plan::Op& op);
   void host_norm(const plan::Op& op);
   void host_update(const plan::Op& op);
+  void host_checksum(const plan::Op& op);
 
   /// The update in place of a tile whose state, block's gradient and parameters lie there.
   [[nodiscard]] cpu_adam::UpdateRange tile_range(std::uint32_t tile, std::byte* state,
@@ -90,7 +94,10 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] std::array<cpu_adam::ParameterGroup, 2> groups_of(std::uint32_t block) const;
   /// Where a write of the tile's slot finds its 16-bit parameters.
   [[nodiscard]] std::span<const std::byte> parameters_to_write(const plan::Op& op);
-  [[nodiscard]] Ticket write_slot(const plan::Op& op);
+  [[nodiscard]] Ticket write_slot(const plan::Op& op, nvme_swap::TileStore& store,
+                                  TicketPairs& pairs);
+  [[nodiscard]] Ticket write(const plan::Op& op);
+  [[nodiscard]] Ticket commit();
   /// nvme_swap::checksum_of, by all workers. Inside a worker's task only.
   [[nodiscard]] std::uint64_t checksum(std::span<const std::byte> data);
 
@@ -103,8 +110,9 @@ class OpActions final : public OpPerformer {
   /// By tile, of what its next write to disk writes.
   std::vector<std::uint64_t> state_checksums_, parameter_checksums_;
   std::vector<std::uint64_t> piece_checksums_;  // of the checksum under way
-  TicketPairs writes_;
-  std::vector<std::uint32_t> held_;  // by staging slot: the tile whose newest state lies in it
+  TicketPairs writes_, copy_writes_;  // by tile: its state and its parameters, to either store
+  TicketPairs copies_;                // by tile, and one for the commit: to both stores
+  std::vector<std::uint32_t> held_;   // by staging slot: the tile whose newest state lies in it
   std::array<Bytes, 16> moved_{};
 };
 

@@ -20,7 +20,8 @@
 namespace spillway::engine {
 namespace {
 
-/// A commit of state that lives in memory may cost this share of the steps between two of them.
+/// Commits of state that lives in memory may keep the disk busy for this share of the time: they
+/// are written behind a step, but wear the drive.
 constexpr double kCommitShare = 0.05;
 
 bool is_run(const std::filesystem::path& path) { return RunDirectory(path).exists(); }
@@ -40,7 +41,7 @@ std::uint64_t steps_of(const TrainOptions& options, const data::Sampler& sampler
   return std::max<std::uint64_t>(sampler.windows() / windows, 1);
 }
 
-/// Steps between commits so that writing all state costs `kCommitShare` of them.
+/// Steps between commits so that writing all state takes `kCommitShare` of their time.
 std::uint64_t planned_commit_every(const plan::Workload& workload, const plan::Placement& placement,
                                    const plan::MachineProfile& profile, double step_seconds) {
   double bytes = 0;
@@ -85,6 +86,7 @@ class Loop {
   void plan();
   void create_trainer();
   void start_from_run();
+  void finish_save();
   void save_if_due();
   void train_steps();
   void finish();
@@ -211,9 +213,14 @@ void Loop::start_from_run() {
   trainer_->adopt(source.store());
 }
 
+void Loop::finish_save() {
+  const auto saved = checkpoints_->finish(*trainer_, run_config_);
+  if (saved) observer_.saved(saved->step, saved->directory);
+}
+
 void Loop::save_if_due() {
-  const std::uint64_t step = trainer_->state().step;
-  if (checkpoints_->due(step)) observer_.saved(step, checkpoints_->save(*trainer_, run_config_));
+  if (checkpoints_->due(trainer_->state().step)) checkpoints_->start(*trainer_);
+  finish_save();
 }
 
 bool Loop::evaluation_due(std::uint64_t step) const {
@@ -226,6 +233,8 @@ void Loop::train_steps() {
   save_if_due();  // the process before may have been killed between a commit and its copy
   while (trainer_->state().step < steps_ && interrupt_.load(std::memory_order_relaxed) == 0) {
     const StepResult result = trainer_->step(data_->train, *sampler_);
+    finish_save();
+    save_if_due();  // before an evaluation, which writes the state too
     const Exposed exposed = trainer_->step_executor().exposed();
     trace_->record(trainer_->step_executor());
     step_seconds_.push_back(result.seconds);
@@ -238,15 +247,12 @@ void Loop::train_steps() {
       observer_.evaluated(result.step, evaluation);
     }
     metrics_->append(result, exposed, val_loss);
-    if (!trainer_->commits_in_step() && result.step % options_.commit_every == 0) {
-      trainer_->commit();
-    }
-    save_if_due();
   }
 }
 
 void Loop::finish() {
   trainer_->commit();
+  finish_save();
   trace_->write(run_.trace());
   const Trainer& trainer = *trainer_;
   report_.steps = step_seconds_.size();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "cpu_adam/gradient_norm.hpp"
 #include "offload/host/host_backend.hpp"
@@ -59,6 +60,7 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
   state_io_ = std::make_unique<StateIo>(workload_, placement_, *homes_, *streams_, *store_, isa);
 
   step_plan_ = plan::build_training_step(workload_, placement_);
+  recorded_plan_ = plan::build_recorded_step(workload_, placement_);
   flush_plan_ = plan::build_flush(workload_, placement_);
   evaluation_plan_ = plan::build_evaluation(workload_, placement_);
   snapshot_plan_ = plan::build_snapshot(workload_, placement_);
@@ -66,6 +68,8 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
     return std::make_unique<Executor>(plan, *backend_, *streams_, wake_);
   };
   step_executor_ = prepare(step_plan_);
+  recorded_executor_ = prepare(recorded_plan_);
+  last_executor_ = step_executor_.get();
   flush_executor_ = prepare(flush_plan_);
   evaluation_executor_ = prepare(evaluation_plan_);
   snapshot_executor_ = prepare(snapshot_plan_);
@@ -102,11 +106,16 @@ void Trainer::adopt(nvme_swap::TileStore& source) {
   commit();
 }
 
-void Trainer::copy_to(nvme_swap::TileStore& target) {
-  check_tiles(target);
-  commit();
+void Trainer::copy_next(const nvme_swap::StoreOptions& options) {
+  nvme_swap::StoreOptions created = options;
+  created.wake = &wake_;
+  copy_ = nvme_swap::TileStore::create(created, homes_->slots().store_layout());
+}
+
+void Trainer::copy_committed() {
   actions_->forget_staged();
-  state_io_->copy_committed(target);
+  state_io_->copy_committed(*copy_);
+  copy_.reset();
 }
 
 void Trainer::read_masters(std::uint32_t block, std::span<float> masters) {
@@ -131,11 +140,23 @@ data::MicroBatch Trainer::host_batch(std::uint32_t round, std::uint32_t m) const
   return {homes_->host_tokens(round, m), options_.context, config_.vocab_size};
 }
 
-void Trainer::prepare_commit(bool due) {
+/// `writes_all`: the plan that is about to run writes every tile, if an update is pending.
+void Trainer::prepare_commit(bool due, bool writes_all) {
   OpActions::Step& step = actions_->step();
+  step.update = pending_;
   step.commit_due = due && committed_step_ != state_.step;
+  step.copy = writes_all && (pending_.pending || !placement_.any_state(plan::Tier::nvme))
+                  ? copy_.get()
+                  : nullptr;
   step.commit.step = StepIndex{state_.step};
   encode(state_, step.commit.payload);
+}
+
+void Trainer::finish_commit() {
+  OpActions::Step& step = actions_->step();
+  if (step.commit_due) committed_step_ = state_.step;
+  if (std::exchange(step.copy, nullptr) != nullptr) copy_.reset();
+  pending_.pending = false;
 }
 
 StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sampler) {
@@ -147,15 +168,17 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
 
   OpActions::Step& step = actions_->step();
   step.training = true;
-  step.update = pending_;
   step.loss_gradient_scale = static_cast<float>(result.scale / static_cast<double>(result.tokens));
   // Inside this plan the previous step's update lands, and with it that step becomes committable.
   const bool due =
       state_.step > 0 && state_.step % std::max<std::uint64_t>(options_.commit_every, 1) == 0;
-  prepare_commit(due && commits_in_step());
-  step_executor_->run(*actions_);
-  if (step.commit_due) committed_step_ = state_.step;
-  pending_.pending = false;
+  prepare_commit(due || copying(), true);
+  const bool records = (step.commit_due || copying()) && !commits_in_step();
+  Executor& executor = records ? *recorded_executor_ : *step_executor_;
+  executor.run(*actions_);
+  last_executor_ = &executor;
+  finish_commit();
+  if (copying()) copy_committed();
 
   result.loss = reduce_loss() / static_cast<double>(result.tokens);
   result.grad_norm = reduce_norm() / result.scale;
@@ -227,21 +250,22 @@ void Trainer::decide(StepResult& result) {
 }
 
 void Trainer::flush(bool commit) {
-  OpActions::Step& step = actions_->step();
-  step.update = pending_;
-  prepare_commit(commit && commits_in_step());
+  prepare_commit(commit && commits_in_step(), commits_in_step());
   flush_executor_->run(*actions_);
-  if (step.commit_due) committed_step_ = state_.step;
-  pending_.pending = false;
+  finish_commit();
+}
+
+void Trainer::snapshot() {
+  prepare_commit(true, !placement_.any_state(plan::Tier::nvme));
+  if (!actions_->step().commit_due && actions_->step().copy == nullptr) return;
+  snapshot_executor_->run(*actions_);
+  finish_commit();
 }
 
 void Trainer::commit() {
   flush(true);
-  if (commits_in_step()) return;
-  prepare_commit(true);
-  if (!actions_->step().commit_due) return;
-  snapshot_executor_->run(*actions_);
-  committed_step_ = state_.step;
+  if (!commits_in_step()) snapshot();
+  if (copying()) copy_committed();
 }
 
 Evaluation Trainer::evaluate(const data::TokenFile& tokens) {

@@ -54,15 +54,18 @@ class Trainer {
   Evaluation evaluate(const data::TokenFile& tokens);
   /// Applies the pending update and makes the current step true on disk.
   void commit();
-  /// Commits, and writes the committed step to `target`, an empty store with equal tiles.
-  void copy_to(nvme_swap::TileStore& target);
+  /// Creates a store as `options` say and fills it with the state after the last step: by the
+  /// writes that the next step makes anyway or, where it would not write everything, by reading the
+  /// committed state again. The store is complete, committed and closed once `copying` is false.
+  void copy_next(const nvme_swap::StoreOptions& options);
+  [[nodiscard]] bool copying() const { return copy_ != nullptr; }
   /// The masters of one block after all updates; [padded] fp32.
   void read_masters(std::uint32_t block, std::span<float> masters);
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
   [[nodiscard]] const plan::StepPlan& step_plan() const { return step_plan_; }
   /// Timings of the last step.
-  [[nodiscard]] const Executor& step_executor() const { return *step_executor_; }
+  [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }
   [[nodiscard]] const OpActions& actions() const { return *actions_; }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
   [[nodiscard]] const nvme_swap::TileStore& store() const { return *store_; }
@@ -76,7 +79,10 @@ class Trainer {
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
   [[nodiscard]] data::MicroBatch host_batch(std::uint32_t round, std::uint32_t m) const;
   void flush(bool commit);
-  void prepare_commit(bool due);
+  void snapshot();
+  void prepare_commit(bool due, bool writes_all);
+  void finish_commit();
+  void copy_committed();
   double reduce_loss();
   double reduce_norm();
   void decide(StepResult& result);
@@ -95,14 +101,16 @@ class Trainer {
   std::unique_ptr<DeviceMath> device_math_;
   std::unique_ptr<Homes> homes_;
   std::unique_ptr<nvme_swap::TileStore> store_;
+  std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`
   std::unique_ptr<cpu_adam::WorkerPool> workers_;
   std::unique_ptr<Streams> streams_;
   std::unique_ptr<OpActions> actions_;
   std::unique_ptr<StateIo> state_io_;
 
-  plan::StepPlan step_plan_, flush_plan_, evaluation_plan_, snapshot_plan_;
-  std::unique_ptr<Executor> step_executor_, flush_executor_, evaluation_executor_,
-      snapshot_executor_;
+  plan::StepPlan step_plan_, recorded_plan_, flush_plan_, evaluation_plan_, snapshot_plan_;
+  std::unique_ptr<Executor> step_executor_, recorded_executor_, flush_executor_,
+      evaluation_executor_, snapshot_executor_;
+  const Executor* last_executor_ = nullptr;
 
   TrainingState state_;
   PendingUpdate pending_;

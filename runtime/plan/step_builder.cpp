@@ -18,9 +18,11 @@ struct MicroBatches {
 
 class Builder {
  public:
-  Builder(const Workload& workload, const Placement& placement)
+  /// `records`: state that lives in memory goes to disk after its update.
+  Builder(const Workload& workload, const Placement& placement, bool records = false)
       : workload_(workload),
         placement_(placement),
+        records_(records),
         tiles_(make_tiles(workload, placement.tile_parameters)),
         ready_(workload.blocks.size(), kNone),
         last_update_(workload.blocks.size(), kNone),
@@ -29,6 +31,7 @@ class Builder {
         landing_reader_(placement.gradient_slots, kNone),
         gradient_slot_(workload.blocks.size(), kNoSlot),
         staging_user_(placement.state_slots, kNone),
+        staging_record_(placement.state_slots, kNone),
         staging_tile_(placement.state_slots, kNone) {
     SPILLWAY_ASSERT(placement.blocks.size() == workload.blocks.size());
     SPILLWAY_ASSERT(workload.blocks.size() >= 2 && placement.gradient_slots >= 1);
@@ -54,6 +57,7 @@ class Builder {
   Op tile_op(OpKind kind, Lane lane, std::uint32_t tile) const;
 
   void update_tile(std::uint32_t tile);
+  void record_tile(std::uint32_t tile, OpIndex updated);
   void read_ahead();
   void update_block(std::uint32_t block);
   void round(std::uint32_t round);
@@ -79,6 +83,7 @@ class Builder {
 
   const Workload& workload_;
   const Placement& placement_;
+  const bool records_;
   StepPlan plan_;
   std::vector<Tile> tiles_;
   std::vector<OpIndex> ready_;                // block: the op after which its home copy may be read
@@ -88,11 +93,14 @@ class Builder {
   std::vector<OpIndex> landing_reader_;       // host landing slot: last op that reads it
   std::vector<std::uint32_t> gradient_slot_;  // block: slot of the visit under way
   std::vector<OpIndex> staging_user_;         // slot: last op that uses it
+  // Slot: last write of a record from it, which happens also where updates are skipped.
+  std::vector<OpIndex> staging_record_;
   std::vector<std::uint32_t> staging_tile_;   // slot: last tile in it
   std::vector<OpIndex> writes_;               // since the last commit
   std::uint32_t parameter_visits_ = 0;
   std::uint32_t gradient_visits_ = 0;
-  std::uint32_t staging_visits_ = 0;
+  std::uint32_t staging_visits_ = 0;  // of tiles that live on disk: `read_ahead` counts on it
+  std::uint32_t record_visits_ = 0;
   std::uint32_t round_ = 0;
 };
 
@@ -135,6 +143,7 @@ void Builder::update_tile(std::uint32_t tile) {
   update.bytes = update_traffic(workload_, placement_, tiles_[tile]);
   if (home != Tier::nvme) {
     last_update_[block] = append(update, {});
+    if (records_) record_tile(tile, last_update_[block]);
     return;
   }
   const std::uint32_t slot = staging_visits_++ % placement_.state_slots;
@@ -145,10 +154,28 @@ void Builder::update_tile(std::uint32_t tile) {
   Op write = tile_op(OpKind::write_state, Lane::nvme_write, tile);
   read.slot = update.slot = write.slot = slot;
   read.if_pending = write.if_pending = true;
-  const OpIndex filled = append(read, {staging_user_[slot]});
+  const OpIndex filled = append(read, {staging_user_[slot], staging_record_[slot]});
   last_update_[block] = append(update, {filled});
   staging_user_[slot] = append(write, {last_update_[block]});
   writes_.push_back(staging_user_[slot]);
+}
+
+/// A tile that lives in memory to its spare slot on disk.
+void Builder::record_tile(std::uint32_t tile, OpIndex updated) {
+  Op sum = tile_op(OpKind::checksum, Lane::cpu, tile);
+  Op write = tile_op(OpKind::write_state, Lane::nvme_write, tile);
+  sum.bytes = write.bytes;
+  OpIndex filled = updated;
+  if (placement_.blocks[tiles_[tile].block].state == Tier::device) {
+    Op read = tile_op(OpKind::read_state, Lane::d2h, tile);
+    read.slot = sum.slot = write.slot = record_visits_++ % placement_.state_slots;
+    filled = append(read, {updated, staging_user_[read.slot], staging_record_[read.slot]});
+  }
+  writes_.push_back(append(write, {append(sum, {filled})}));
+  if (write.slot != kNoSlot) {
+    staging_record_[write.slot] = writes_.back();
+    staging_tile_[write.slot] = tile;
+  }
 }
 
 /// The staging slots are free once the last update is on its way to the disk: what the next step
@@ -161,7 +188,7 @@ void Builder::read_ahead() {
     if (staging_tile_[slot] != tile) {
       Op read = tile_op(OpKind::read_state, Lane::nvme_read, tile);
       read.slot = slot;
-      append(read, {staging_user_[slot]});
+      append(read, {staging_user_[slot], staging_record_[slot]});
     }
     ++slot;
   }
@@ -191,10 +218,11 @@ void Builder::update_block(std::uint32_t block) {
   }
 }
 
-/// With all state on disk the step becomes true as soon as its last tile is written.
+/// With all state on disk, or on its way there, the step becomes true as soon as its last tile is
+/// written.
 void Builder::append_step_commit() {
   const bool all_on_disk = !placement_.any_state(Tier::device) && !placement_.any_state(Tier::host);
-  if (all_on_disk) append_commit();
+  if (all_on_disk || records_) append_commit();
 }
 
 void Builder::flush() {
@@ -355,18 +383,8 @@ void Builder::evaluation() {
 
 void Builder::snapshot() {
   for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
-    const Tier home = placement_.blocks[tiles_[tile].block].state;
-    if (home == Tier::nvme) continue;
-    Op write = tile_op(OpKind::write_state, Lane::nvme_write, tile);
-    OpIndex filled = kNone;
-    if (home == Tier::device) {
-      Op read = tile_op(OpKind::read_state, Lane::d2h, tile);
-      read.slot = write.slot = staging_visits_++ % placement_.state_slots;
-      filled = append(read, {staging_user_[read.slot]});
-    }
-    const OpIndex written = append(write, {filled});
-    if (write.slot != kNoSlot) staging_user_[write.slot] = written;
-    writes_.push_back(written);
+    const bool on_disk = placement_.blocks[tiles_[tile].block].state == Tier::nvme;
+    if (!on_disk) record_tile(tile, kNone);
   }
   append_commit();
 }
@@ -375,6 +393,12 @@ void Builder::snapshot() {
 
 StepPlan build_training_step(const Workload& workload, const Placement& placement) {
   Builder builder(workload, placement);
+  builder.training();
+  return builder.take();
+}
+
+StepPlan build_recorded_step(const Workload& workload, const Placement& placement) {
+  Builder builder(workload, placement, true);
   builder.training();
   return builder.take();
 }

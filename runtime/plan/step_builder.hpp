@@ -11,6 +11,10 @@ namespace spillway::plan {
 /// by block just ahead of the block's forward; then the rounds; then the norms of the gradients.
 [[nodiscard]] StepPlan build_training_step(const Workload& workload, const Placement& placement);
 
+/// The same, and all state that lives in memory also goes to disk, each tile as soon as it is
+/// updated; then the commit, while forward and backward go on.
+[[nodiscard]] StepPlan build_recorded_step(const Workload& workload, const Placement& placement);
+
 /// Only the pending update and its commit: after the last step, before an evaluation or a snapshot.
 [[nodiscard]] StepPlan build_flush(const Workload& workload, const Placement& placement);
 

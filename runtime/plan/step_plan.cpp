@@ -18,6 +18,7 @@ std::string_view name_of(OpKind kind) {
     case OpKind::accumulate: return "accumulate";
     case OpKind::grad_norm: return "grad_norm";
     case OpKind::update: return "update";
+    case OpKind::checksum: return "checksum";
     case OpKind::commit: return "commit";
   }
   return "unknown";
@@ -60,7 +61,8 @@ std::string to_text(const StepPlan& plan) {
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     const bool of_tile = op.kind == OpKind::read_state || op.kind == OpKind::write_state ||
-                         op.kind == OpKind::update || op.kind == OpKind::grad_norm;
+                         op.kind == OpKind::update || op.kind == OpKind::grad_norm ||
+                         op.kind == OpKind::checksum;
     fmt::format_to(std::back_inserter(text), "{:4} {:<10} {:<14} block={}", i, name_of(op.lane),
                    name_of(op.kind), op.block);
     if (of_tile) fmt::format_to(std::back_inserter(text), " tile={}", op.tile);

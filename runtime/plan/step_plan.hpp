@@ -28,6 +28,7 @@ enum class OpKind : std::uint8_t {
   accumulate,  ///< finish a round's gradient of a block: round to its dtype, add to earlier rounds
   grad_norm,   ///< sum of squares of a tile's gradients
   update,      ///< Adam of one tile, and its 16-bit parameters
+  checksum,    ///< of a tile's slot that goes to disk from memory; an update makes its own
   commit,      ///< make the step true on disk
 };
 

@@ -215,10 +215,12 @@ TEST(Resume, MovesEveryStateFormatBetweenAllTiers) {
   }
 }
 
-TEST(Resume, LosesOnlyTheStepsAfterTheLastCommit) {
+class ResumeFrom : public testing::TestWithParam<StateHome> {};
+
+TEST_P(ResumeFrom, LosesOnlyTheStepsAfterTheLastCommit) {
   TrainingHarness harness(tiny_gpt2());
   TrainOptions options = tiny_options();
-  options.state_home = StateHome::nvme;
+  options.state_home = GetParam();
   const std::filesystem::path run = harness.new_run();
   Outcome outcome;
   {
@@ -234,6 +236,51 @@ TEST(Resume, LosesOnlyTheStepsAfterTheLastCommit) {
   harness.finish(*trainer, outcome);
   EXPECT_EQ(outcome, reference(tiny_gpt2(), DType::fp32));
 }
+
+/// Three steps, a copy made while a fourth is taken, and three more from the copy.
+Outcome go_on_from_a_copy(StateHome home, bool updated_before) {
+  TrainingHarness harness(tiny_llama());
+  TrainOptions options = reference_options(DType::bf16, StateFormat::split);
+  options.state_home = home;
+  options.commit_every = 100;  // the copy needs no commit of the run itself
+  nvme_swap::StoreOptions copy;
+  copy.directories = {harness.new_run()};
+  copy.slots = 1;
+  std::filesystem::create_directories(copy.directories.front());
+  Outcome outcome, lost;
+  {
+    const auto trainer = harness.make(options, harness.new_run());
+    harness.steps(*trainer, options, 3, outcome);
+    if (updated_before) harness.finish(*trainer, lost);
+    trainer->copy_next(copy);
+    EXPECT_TRUE(trainer->copying());
+    harness.steps(*trainer, options, 1, lost);
+    EXPECT_FALSE(trainer->copying());
+  }
+  const auto trainer = harness.make(options, harness.new_run());
+  trainer->adopt(*nvme_swap::TileStore::open(copy));
+  EXPECT_EQ(trainer->state().step, 3U);
+  harness.steps(*trainer, options, 3, outcome);
+  harness.finish(*trainer, outcome);
+  return outcome;
+}
+
+TEST_P(ResumeFrom, ACopyWrittenByTheNextStep) {
+  EXPECT_EQ(go_on_from_a_copy(GetParam(), false),
+            reference(tiny_llama(), DType::bf16, StateFormat::split));
+}
+
+TEST_P(ResumeFrom, ACopyOfWhatTheNextStepDoesNotWrite) {
+  EXPECT_EQ(go_on_from_a_copy(GetParam(), true),
+            reference(tiny_llama(), DType::bf16, StateFormat::split));
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, ResumeFrom,
+                         testing::Values(StateHome::nvme, StateHome::host, StateHome::device),
+                         [](const auto& home) -> std::string {
+                           if (home.param == StateHome::nvme) return "nvme";
+                           return home.param == StateHome::host ? "host" : "device";
+                         });
 
 }  // namespace
 }  // namespace spillway::engine

@@ -162,7 +162,6 @@ class TrainingHarness {
       const StepResult result = trainer.step(*tokens_, sampler);
       outcome.losses.push_back(result.loss);
       outcome.norms.push_back(result.grad_norm);
-      if (!trainer.commits_in_step()) trainer.commit();
     }
   }
 

@@ -41,9 +41,12 @@ class Accesses {
         reads({op_.lane == Lane::d2h ? BufferKind::device_state : BufferKind::disk, op_.tile});
         writes({BufferKind::staging, op_.slot});
         break;
+      case OpKind::checksum:
+        reads_slot();
+        writes({BufferKind::checksum, op_.tile});
+        break;
       case OpKind::write_state:
-        reads(op_.slot == kNoSlot ? Buffer{BufferKind::host_state, op_.tile}
-                                  : Buffer{BufferKind::staging, op_.slot});
+        reads_slot();
         reads({BufferKind::checksum, op_.tile});
         writes({BufferKind::disk, op_.tile});
         break;
@@ -59,6 +62,14 @@ class Accesses {
   void writes(const Buffer& buffer) { list_.push_back({buffer, true}); }
   void reads_tiles(BufferKind kind) { each_tile(kind, false); }
   void writes_tiles(BufferKind kind) { each_tile(kind, true); }
+  /// All of a tile's slot: the state, and 16-bit parameters that are not staged with it.
+  void reads_slot() {
+    reads(op_.slot == kNoSlot ? Buffer{BufferKind::host_state, op_.tile}
+                              : Buffer{BufferKind::staging, op_.slot});
+    if (run_.placement.blocks[op_.block].state != Tier::device) {
+      reads({BufferKind::host_parameters, op_.tile});
+    }
+  }
   void each_tile(BufferKind kind, bool write) {
     for (std::uint32_t t = 0; t < tiles_.size(); ++t) {
       if (tiles_[t].block == op_.block) list_.push_back({{kind, t}, write});

@@ -100,6 +100,7 @@ class Interpreter {
         need(normed_.insert(op.tile).second, "the tile's norm has been taken");
         return;
       case OpKind::update: return update(op);
+      case OpKind::checksum: return checksum(op);
       case OpKind::commit:
         for (std::uint32_t t = 0; t < tiles_.size(); ++t) {
           const bool lives_there = run_.placement.blocks[tiles_[t].block].state == Tier::nvme;
@@ -115,12 +116,22 @@ class Interpreter {
     staging_[op.slot] = {op.tile, op.lane == Lane::d2h ? newest_ : disk_[op.tile], 0};
   }
 
-  void write_state(const Op& op) {
+  void need_newest(const Op& op) {
     if (op.slot != kNoSlot) {
       need(staging_[op.slot] == Content{op.tile, newest_, 0}, "the staging slot is another tile's");
     } else {
       need(host_state_[op.tile] == newest_, "the host's state is old");
     }
+  }
+
+  void checksum(const Op& op) {
+    need_newest(op);
+    summed_.insert(op.tile);
+  }
+
+  void write_state(const Op& op) {
+    need_newest(op);
+    need(summed_.count(op.tile) == 1, "the checksum is another state's");
     disk_[op.tile] = newest_;
     need(written_.insert(op.tile).second, "the tile is on the disk already");
   }
@@ -148,6 +159,7 @@ class Interpreter {
     } else {
       need(staging_[op.slot] == Content{op.tile, 0, 0}, "the staging slot is another tile's");
       staging_[op.slot].count = newest_;
+      summed_.insert(op.tile);
     }
     host_parameters_[op.tile] = newest_;
   }
@@ -221,7 +233,7 @@ class Interpreter {
   std::map<std::uint32_t, std::uint32_t> disk_;
   std::map<std::uint32_t, std::uint32_t> gradient_;  // tile: rounds of this step
   std::map<Place, std::uint32_t> boundary_, saved_;
-  std::set<std::uint32_t> normed_, written_;
+  std::set<std::uint32_t> normed_, written_, summed_;
   Content tied_;
 };
 

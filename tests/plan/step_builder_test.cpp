@@ -60,6 +60,7 @@ TEST(StepBuilder, PrintsOtherPlansAsTheGoldenFiles) {
   expect_golden("flush.txt", to_text(build_flush(workload, mixed)));
   expect_golden("evaluation.txt", to_text(build_evaluation(workload, mixed)));
   expect_golden("snapshot.txt", to_text(build_snapshot(workload, mixed)));
+  expect_golden("recorded_step.txt", to_text(build_recorded_step(workload, mixed)));
 }
 
 TEST(StepBuilder, CommitsInTheStepOnlyWhenAllStateIsOnDisk) {
@@ -71,6 +72,7 @@ TEST(StepBuilder, CommitsInTheStepOnlyWhenAllStateIsOnDisk) {
   EXPECT_EQ(count_of(build_training_step(workload, placement), OpKind::commit), 0U);
   EXPECT_EQ(count_of(build_flush(workload, placement), OpKind::commit), 0U);
   EXPECT_EQ(count_of(build_snapshot(workload, placement), OpKind::commit), 1U);
+  EXPECT_EQ(count_of(build_recorded_step(workload, placement), OpKind::commit), 1U);
 }
 
 TEST(StepBuilder, ReadsStateAheadAsFarAsItHasStagingSlotsAndNoFurther) {
@@ -128,12 +130,13 @@ TEST(StepBuilder, UpdatesEachBlockJustAheadOfItsForward) {
 /// All runs that a case can have.
 void expect_correct(const Case& c) {
   const StepPlan training = build_training_step(c.workload, c.placement);
+  const StepPlan recorded = build_recorded_step(c.workload, c.placement);
   const StepPlan flush = build_flush(c.workload, c.placement);
   for (const auto& [pending, warm] :
        {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
     const RunOf run{
         .workload = c.workload, .placement = c.placement, .pending = pending, .warm = warm};
-    for (const StepPlan* plan : {&training, &flush}) {
+    for (const StepPlan* plan : {&training, &recorded, &flush}) {
       ASSERT_EQ(find_race(*plan, run), "") << to_text(*plan);
       ASSERT_EQ(find_wrong_content(*plan, run), "") << to_text(*plan);
     }
