@@ -1,7 +1,7 @@
 // KeptCheckpoints: copies of committed steps that outlive later commits, in
 // RUN/checkpoints/step-N. Each is a run directory of its own, complete once its manifest.json is
 // there, which is written last: `eval`, `generate`, `export` and `info` read it as they read a run,
-// and `train --from` continues it in a new run. Control thread only, between steps.
+// and `train --from` continues it in a new run. Control thread only.
 #pragma once
 
 #include <cstdint>

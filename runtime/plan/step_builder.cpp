@@ -1,108 +1,10 @@
 #include "runtime/plan/step_builder.hpp"
 
-#include <initializer_list>
-
-#include "runtime/base/error.hpp"
+#include "runtime/plan/detail/builder.hpp"
 #include "runtime/plan/op_traffic.hpp"
 
 namespace spillway::plan {
-namespace {
-
-constexpr OpIndex kNone = ~0U;
-
-/// Half-open range of micro-batches that one visit of a block works through.
-struct MicroBatches {
-  std::uint32_t first;
-  std::uint32_t last;
-};
-
-class Builder {
- public:
-  /// `records`: state that lives in memory goes to disk after its update.
-  Builder(const Workload& workload, const Placement& placement, bool records = false)
-      : workload_(workload),
-        placement_(placement),
-        records_(records),
-        tiles_(make_tiles(workload, placement.tile_parameters)),
-        ready_(workload.blocks.size(), kNone),
-        last_update_(workload.blocks.size(), kNone),
-        parameter_user_(placement.parameter_slots, kNone),
-        gradient_reader_(placement.gradient_slots, kNone),
-        landing_reader_(placement.gradient_slots, kNone),
-        gradient_slot_(workload.blocks.size(), kNoSlot),
-        staging_user_(placement.state_slots, kNone),
-        staging_record_(placement.state_slots, kNone),
-        staging_tile_(placement.state_slots, kNone) {
-    SPILLWAY_ASSERT(placement.blocks.size() == workload.blocks.size());
-    SPILLWAY_ASSERT(workload.blocks.size() >= 2 && placement.gradient_slots >= 1);
-    const bool needs_pair =
-        workload.tied_head && !placement.blocks[0].resident && !placement.blocks.back().resident;
-    SPILLWAY_ASSERT(!placement.any_streamed() || placement.parameter_slots >= (needs_pair ? 2 : 1));
-    SPILLWAY_ASSERT(placement.state_slots >= 1);
-    for (const BlockPlacement& block : placement.blocks) {
-      // The device updates parameters where they live.
-      SPILLWAY_ASSERT(block.state != Tier::device || block.resident);
-    }
-  }
-
-  void flush();
-  void training();
-  void evaluation();
-  void snapshot();
-  StepPlan take() { return std::move(plan_); }
-
- private:
-  OpIndex append(Op op, std::initializer_list<OpIndex> dependencies);
-  Op block_op(OpKind kind, Lane lane, std::uint32_t block) const;
-  Op tile_op(OpKind kind, Lane lane, std::uint32_t tile) const;
-
-  void update_tile(std::uint32_t tile);
-  void record_tile(std::uint32_t tile, OpIndex updated);
-  void read_ahead();
-  void update_block(std::uint32_t block);
-  void round(std::uint32_t round);
-  OpIndex acquire_parameters(std::uint32_t block, std::uint32_t& slot);
-  void release_parameters(std::uint32_t slot, OpIndex user);
-  std::uint32_t acquire_gradient(std::uint32_t block, std::uint32_t first_micro_batch);
-
-  void visit_forward(std::uint32_t block, MicroBatches range);
-  void visit_loss(MicroBatches range, bool train);
-  void visit_backward(std::uint32_t block, MicroBatches range);
-  void pass(MicroBatches range, bool update_first);
-  void finish_gradient(std::uint32_t block);
-  void append_norms(std::uint32_t block, Lane lane, OpIndex landed);
-  void append_step_commit();
-  void append_commit();
-
-  [[nodiscard]] std::uint32_t head() const {
-    return static_cast<std::uint32_t>(workload_.blocks.size() - 1);
-  }
-  [[nodiscard]] Bytes compute_bytes(std::uint32_t block) const {
-    return Bytes{workload_.blocks[block].padded_parameters.value() * size_of(workload_.compute)};
-  }
-
-  const Workload& workload_;
-  const Placement& placement_;
-  const bool records_;
-  StepPlan plan_;
-  std::vector<Tile> tiles_;
-  std::vector<OpIndex> ready_;                // block: the op after which its home copy may be read
-  std::vector<OpIndex> last_update_;          // block: its last update op
-  std::vector<OpIndex> parameter_user_;       // slot: last op that reads it
-  std::vector<OpIndex> gradient_reader_;      // slot: last op that reads it
-  std::vector<OpIndex> landing_reader_;       // host landing slot: last op that reads it
-  std::vector<std::uint32_t> gradient_slot_;  // block: slot of the visit under way
-  std::vector<OpIndex> staging_user_;         // slot: last op that uses it
-  // Slot: last write of a record from it, which happens also where updates are skipped.
-  std::vector<OpIndex> staging_record_;
-  std::vector<std::uint32_t> staging_tile_;   // slot: last tile in it
-  std::vector<OpIndex> writes_;               // since the last commit
-  std::uint32_t parameter_visits_ = 0;
-  std::uint32_t gradient_visits_ = 0;
-  std::uint32_t staging_visits_ = 0;  // of tiles that live on disk: `read_ahead` counts on it
-  std::uint32_t record_visits_ = 0;
-  std::uint32_t round_ = 0;
-};
+namespace detail {
 
 OpIndex Builder::append(Op op, std::initializer_list<OpIndex> dependencies) {
   op.first_dependency = static_cast<std::uint32_t>(plan_.dependencies.size());
@@ -133,101 +35,6 @@ Op Builder::tile_op(OpKind kind, Lane lane, std::uint32_t tile) const {
     op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
   }
   return op;
-}
-
-void Builder::update_tile(std::uint32_t tile) {
-  const std::uint32_t block = tiles_[tile].block;
-  const Tier home = placement_.blocks[block].state;
-  Op update = tile_op(OpKind::update, home == Tier::device ? Lane::gpu : Lane::cpu, tile);
-  update.if_pending = true;
-  update.bytes = update_traffic(workload_, placement_, tiles_[tile]);
-  if (home != Tier::nvme) {
-    last_update_[block] = append(update, {});
-    if (records_) record_tile(tile, last_update_[block]);
-    return;
-  }
-  const std::uint32_t slot = staging_visits_++ % placement_.state_slots;
-  const bool first_user = staging_tile_[slot] == kNone;
-  staging_tile_[slot] = tile;
-  Op read = tile_op(OpKind::read_state, Lane::nvme_read, tile);
-  read.held = first_user;
-  Op write = tile_op(OpKind::write_state, Lane::nvme_write, tile);
-  read.slot = update.slot = write.slot = slot;
-  read.if_pending = write.if_pending = true;
-  const OpIndex filled = append(read, {staging_user_[slot], staging_record_[slot]});
-  last_update_[block] = append(update, {filled});
-  staging_user_[slot] = append(write, {last_update_[block]});
-  writes_.push_back(staging_user_[slot]);
-}
-
-/// A tile that lives in memory to its spare slot on disk.
-void Builder::record_tile(std::uint32_t tile, OpIndex updated) {
-  Op sum = tile_op(OpKind::checksum, Lane::cpu, tile);
-  Op write = tile_op(OpKind::write_state, Lane::nvme_write, tile);
-  sum.bytes = write.bytes;
-  OpIndex filled = updated;
-  if (placement_.blocks[tiles_[tile].block].state == Tier::device) {
-    Op read = tile_op(OpKind::read_state, Lane::d2h, tile);
-    read.slot = sum.slot = write.slot = record_visits_++ % placement_.state_slots;
-    filled = append(read, {updated, staging_user_[read.slot], staging_record_[read.slot]});
-  }
-  writes_.push_back(append(write, {append(sum, {filled})}));
-  if (write.slot != kNoSlot) {
-    staging_record_[write.slot] = writes_.back();
-    staging_tile_[write.slot] = tile;
-  }
-}
-
-/// The staging slots are free once the last update is on its way to the disk: what the next step
-/// reads first can come in while this one runs its backward. A slot whose only tile is the one that
-/// it starts with holds it anyway.
-void Builder::read_ahead() {
-  std::uint32_t slot = 0;
-  for (std::uint32_t tile = 0; tile < tiles_.size() && slot < placement_.state_slots; ++tile) {
-    if (placement_.blocks[tiles_[tile].block].state != Tier::nvme) continue;
-    if (staging_tile_[slot] != tile) {
-      Op read = tile_op(OpKind::read_state, Lane::nvme_read, tile);
-      read.slot = slot;
-      append(read, {staging_user_[slot], staging_record_[slot]});
-    }
-    ++slot;
-  }
-}
-
-void Builder::append_commit() {
-  Op commit = block_op(OpKind::commit, Lane::nvme_write, 0);
-  const OpIndex index = append(commit, {});
-  Op& placed = plan_.ops[index];
-  plan_.dependencies.insert(plan_.dependencies.end(), writes_.begin(), writes_.end());
-  placed.dependency_count = static_cast<std::uint32_t>(writes_.size());
-  writes_.clear();
-}
-
-/// The previous step's update of a block, and its new parameters if they live on the device.
-void Builder::update_block(std::uint32_t block) {
-  for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
-    if (tiles_[tile].block == block) update_tile(tile);
-  }
-  ready_[block] = last_update_[block];
-  const BlockPlacement& place = placement_.blocks[block];
-  if (place.resident && place.state != Tier::device) {
-    Op refresh = block_op(OpKind::upload_params, Lane::h2d, block);
-    refresh.if_pending = true;
-    refresh.bytes = compute_bytes(block);
-    ready_[block] = append(refresh, {last_update_[block]});
-  }
-}
-
-/// With all state on disk, or on its way there, the step becomes true as soon as its last tile is
-/// written.
-void Builder::append_step_commit() {
-  const bool all_on_disk = !placement_.any_state(Tier::device) && !placement_.any_state(Tier::host);
-  if (all_on_disk || records_) append_commit();
-}
-
-void Builder::flush() {
-  for (std::uint32_t block = 0; block <= head(); ++block) update_block(block);
-  append_step_commit();
 }
 
 /// The op that makes the block's parameters readable on the device, and their slot.
@@ -381,15 +188,9 @@ void Builder::evaluation() {
   visit_loss({0, workload_.micro_batches}, false);
 }
 
-void Builder::snapshot() {
-  for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
-    const bool on_disk = placement_.blocks[tiles_[tile].block].state == Tier::nvme;
-    if (!on_disk) record_tile(tile, kNone);
-  }
-  append_commit();
-}
+}  // namespace detail
 
-}  // namespace
+using detail::Builder;
 
 StepPlan build_training_step(const Workload& workload, const Placement& placement) {
   Builder builder(workload, placement);

@@ -1,0 +1,113 @@
+// Builder: the state of building one step plan. Its two sides stand apart: builder_state.cpp has
+// the way of optimizer state between its home, the update and the disk; step_builder.cpp the rest.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/error.hpp"
+#include "runtime/plan/placement.hpp"
+#include "runtime/plan/step_plan.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan::detail {
+
+inline constexpr OpIndex kNone = ~0U;
+
+/// Half-open range of micro-batches that one visit of a block works through.
+struct MicroBatches {
+  std::uint32_t first;
+  std::uint32_t last;
+};
+
+class Builder {
+ public:
+  /// `records`: state that lives in memory goes to disk after its update.
+  Builder(const Workload& workload, const Placement& placement, bool records = false)
+      : workload_(workload),
+        placement_(placement),
+        records_(records),
+        tiles_(make_tiles(workload, placement.tile_parameters)),
+        ready_(workload.blocks.size(), kNone),
+        last_update_(workload.blocks.size(), kNone),
+        parameter_user_(placement.parameter_slots, kNone),
+        gradient_reader_(placement.gradient_slots, kNone),
+        landing_reader_(placement.gradient_slots, kNone),
+        gradient_slot_(workload.blocks.size(), kNoSlot),
+        staging_user_(placement.state_slots, kNone),
+        staging_record_(placement.state_slots, kNone),
+        staging_tile_(placement.state_slots, kNone) {
+    SPILLWAY_ASSERT(placement.blocks.size() == workload.blocks.size());
+    SPILLWAY_ASSERT(workload.blocks.size() >= 2 && placement.gradient_slots >= 1);
+    const bool needs_pair =
+        workload.tied_head && !placement.blocks[0].resident && !placement.blocks.back().resident;
+    SPILLWAY_ASSERT(!placement.any_streamed() || placement.parameter_slots >= (needs_pair ? 2 : 1));
+    SPILLWAY_ASSERT(placement.state_slots >= 1);
+    for (const BlockPlacement& block : placement.blocks) {
+      // The device updates parameters where they live.
+      SPILLWAY_ASSERT(block.state != Tier::device || block.resident);
+    }
+  }
+
+  void flush();
+  void training();
+  void evaluation();
+  void snapshot();
+  StepPlan take() { return std::move(plan_); }
+
+ private:
+  OpIndex append(Op op, std::initializer_list<OpIndex> dependencies);
+  Op block_op(OpKind kind, Lane lane, std::uint32_t block) const;
+  Op tile_op(OpKind kind, Lane lane, std::uint32_t tile) const;
+
+  void update_tile(std::uint32_t tile);
+  void record_tile(std::uint32_t tile, OpIndex updated);
+  void read_ahead();
+  void update_block(std::uint32_t block);
+  void round(std::uint32_t round);
+  OpIndex acquire_parameters(std::uint32_t block, std::uint32_t& slot);
+  void release_parameters(std::uint32_t slot, OpIndex user);
+  std::uint32_t acquire_gradient(std::uint32_t block, std::uint32_t first_micro_batch);
+
+  void visit_forward(std::uint32_t block, MicroBatches range);
+  void visit_loss(MicroBatches range, bool train);
+  void visit_backward(std::uint32_t block, MicroBatches range);
+  void pass(MicroBatches range, bool update_first);
+  void finish_gradient(std::uint32_t block);
+  void append_norms(std::uint32_t block, Lane lane, OpIndex landed);
+  void append_step_commit();
+  void append_commit();
+
+  [[nodiscard]] std::uint32_t head() const {
+    return static_cast<std::uint32_t>(workload_.blocks.size() - 1);
+  }
+  [[nodiscard]] Bytes compute_bytes(std::uint32_t block) const {
+    return Bytes{workload_.blocks[block].padded_parameters.value() * size_of(workload_.compute)};
+  }
+
+  const Workload& workload_;
+  const Placement& placement_;
+  const bool records_;
+  StepPlan plan_;
+  std::vector<Tile> tiles_;
+  std::vector<OpIndex> ready_;                // block: the op after which its home copy may be read
+  std::vector<OpIndex> last_update_;          // block: its last update op
+  std::vector<OpIndex> parameter_user_;       // slot: last op that reads it
+  std::vector<OpIndex> gradient_reader_;      // slot: last op that reads it
+  std::vector<OpIndex> landing_reader_;       // host landing slot: last op that reads it
+  std::vector<std::uint32_t> gradient_slot_;  // block: slot of the visit under way
+  std::vector<OpIndex> staging_user_;         // slot: last op that uses it
+  // Slot: last write of a record from it, which happens also where updates are skipped.
+  std::vector<OpIndex> staging_record_;
+  std::vector<std::uint32_t> staging_tile_;  // slot: last tile in it
+  std::vector<OpIndex> writes_;              // since the last commit
+  std::uint32_t parameter_visits_ = 0;
+  std::uint32_t gradient_visits_ = 0;
+  std::uint32_t staging_visits_ = 0;  // of tiles that live on disk: `read_ahead` counts on it
+  std::uint32_t record_visits_ = 0;
+  std::uint32_t round_ = 0;
+};
+
+}  // namespace spillway::plan::detail
