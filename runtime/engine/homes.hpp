@@ -55,6 +55,8 @@ class Homes {
   [[nodiscard]] std::span<std::byte> host_state(std::uint32_t tile);
   /// Room for a whole slot of `tile`.
   [[nodiscard]] std::span<std::byte> staging(std::uint32_t tile, std::uint32_t slot);
+  /// All slots that `staging` gives out.
+  [[nodiscard]] std::span<std::byte> all_staging() { return staging_.host(); }
   /// Inputs then targets of one micro-batch.
   [[nodiscard]] std::span<std::int32_t> host_tokens(std::uint32_t round, std::uint32_t m);
   [[nodiscard]] std::span<double> leaves_of_block(std::uint32_t block);

@@ -41,6 +41,7 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
 
   nvme_swap::StoreOptions opened = store_options;
   opened.wake = &wake_;
+  if (placement_.any_state(plan::Tier::nvme)) opened.buffers = {homes_->all_staging()};
   store_ = resume ? nvme_swap::TileStore::open(opened)
                   : nvme_swap::TileStore::create(opened, homes_->slots().store_layout());
   check_tiles(*store_);

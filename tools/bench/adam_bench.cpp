@@ -119,11 +119,8 @@ enum class Pass { traffic, update };
 /// One pass over the arena; its steps are counted so that the bias correction is a real one.
 class Runner {
  public:
-  Runner(const AdamCase& what, const Kernel& kernel)
-      : kernel_(kernel),
-        count_(what.parameters),
-        arena_(kernel, what.parameters),
-        pool_({.threads = what.threads, .binding = cpu_adam::Binding::core}) {
+  Runner(std::size_t parameters, const Kernel& kernel, cpu_adam::WorkerPool& pool)
+      : kernel_(kernel), count_(parameters), arena_(kernel, parameters), pool_(pool) {
     arena_.fill(pool_);
   }
 
@@ -151,39 +148,38 @@ class Runner {
   }
 
   Arena& arena() { return arena_; }
-  cpu_adam::WorkerPool& pool() { return pool_; }
 
  private:
   const Kernel& kernel_;
   std::size_t count_;
   Arena arena_;
-  cpu_adam::WorkerPool pool_;
+  cpu_adam::WorkerPool& pool_;
   std::uint64_t steps_ = 0;
 };
 
 /// Whether three steps over a few leaves give the bits of the plain kernel.
 bool is_exact(const AdamCase& what, const Kernel& kernel) {
-  AdamCase small = what;
-  small.parameters = 3 * kLeafParameters + 100;
-  small.threads = 1;
+  constexpr std::size_t kParameters = 3 * kLeafParameters + 100;
   const Kernel& plain =
       find_kernel(cpu_adam::Isa::scalar, what.gradient, what.parameter, what.format);
-  Runner mine(small, kernel), theirs(small, plain);
+  cpu_adam::WorkerPool pool({.threads = 1});
+  Runner mine(kParameters, kernel, pool), theirs(kParameters, plain, pool);
   for (int step = 0; step < 3; ++step) {
     mine.run(Pass::update, 0, 0, 0);
     theirs.run(Pass::update, 0, 0, 0);
   }
   const UpdateRange a = mine.arena().range(0, 0);
   const UpdateRange b = theirs.arena().range(0, 0);
-  const std::size_t bytes = cpu_adam::make_layout(what.format, small.parameters).bytes;
+  const std::size_t bytes = cpu_adam::make_layout(what.format, kParameters).bytes;
   return std::memcmp(a.master_in, b.master_in, bytes) == 0 &&
-         std::memcmp(a.parameters_out, b.parameters_out,
-                     small.parameters * size_of(what.parameter)) == 0;
+         std::memcmp(a.parameters_out, b.parameters_out, kParameters * size_of(what.parameter)) ==
+             0;
 }
 
-void measure_denormals(Runner& runner, AdamMeasurement& result, std::size_t repetitions) {
+void measure_denormals(Runner& runner, AdamMeasurement& result, std::size_t repetitions,
+                       cpu_adam::WorkerPool& pool) {
   for (const std::size_t period : {10U, 1U}) {
-    runner.arena().make_denormal(runner.pool(), period);
+    runner.arena().make_denormal(pool, period);
     Series& series = period == 1 ? result.denormal_all : result.denormal_tenth;
     for (std::size_t k = 0; k < repetitions; ++k) {
       series.ns.push_back(runner.run(Pass::update, 0, 1, result.prefetch));
@@ -211,29 +207,51 @@ double AdamMeasurement::fraction_of_limit() const {
   return ratios.median();
 }
 
-AdamMeasurement measure_adam(const AdamCase& what, const std::function<void()>& between) {
-  check(what.parameters > 0 && what.repetitions > 0, ErrorCode::invalid_argument,
-        "bench adam: --size and --repetitions must be at least 1");
-  const Kernel& kernel = find_kernel(what.isa, what.gradient, what.parameter, what.format);
-  AdamMeasurement result;
-  result.of = what;
-  result.exact = is_exact(what, kernel);
-  result.bytes_per_parameter =
-      cpu_adam::bytes_per_parameter(what.format, what.gradient, what.parameter);
-  Runner runner(what, kernel);
-  result.threads = runner.pool().threads();
-  result.prefetch = what.prefetch ? *what.prefetch : runner.calibrate(Pass::update);
-  result.traffic_prefetch = what.prefetch ? *what.prefetch : runner.calibrate(Pass::traffic);
-  for (std::size_t k = 0; k < what.repetitions; ++k) {
-    result.traffic.ns.push_back(runner.run(Pass::traffic, 0, 0, result.traffic_prefetch));
-    result.update.ns.push_back(runner.run(Pass::update, 0, 0, result.prefetch));
-    result.traffic_apart.ns.push_back(runner.run(Pass::traffic, 0, 1, result.traffic_prefetch));
-    result.update_apart.ns.push_back(runner.run(Pass::update, 0, 1, result.prefetch));
+double speedup(const AdamMeasurement& slower, const AdamMeasurement& faster) {
+  Series ratios;
+  for (std::size_t k = 0; k < faster.update.ns.size(); ++k) {
+    ratios.ns.push_back(slower.update.ns[k] / faster.update.ns[k]);
+  }
+  return ratios.median();
+}
+
+std::vector<AdamMeasurement> measure_adam(std::span<const AdamCase> cases,
+                                          const std::function<void()>& between) {
+  SPILLWAY_ASSERT(!cases.empty());
+  cpu_adam::WorkerPool pool({.threads = cases.front().threads, .binding = cpu_adam::Binding::core});
+  std::vector<AdamMeasurement> results;
+  std::vector<std::unique_ptr<Runner>> runners;
+  for (const AdamCase& what : cases) {
+    check(what.parameters > 0 && what.repetitions > 0, ErrorCode::invalid_argument,
+          "bench adam: --size and --repetitions must be at least 1");
+    const Kernel& kernel = find_kernel(what.isa, what.gradient, what.parameter, what.format);
+    AdamMeasurement& result = results.emplace_back();
+    result.of = what;
+    result.exact = is_exact(what, kernel);
+    result.bytes_per_parameter =
+        cpu_adam::bytes_per_parameter(what.format, what.gradient, what.parameter);
+    result.threads = pool.threads();
+    Runner& runner = *runners.emplace_back(std::make_unique<Runner>(what.parameters, kernel, pool));
+    result.prefetch = what.prefetch ? *what.prefetch : runner.calibrate(Pass::update);
+    result.traffic_prefetch = what.prefetch ? *what.prefetch : runner.calibrate(Pass::traffic);
+  }
+  for (std::size_t k = 0; k < cases.front().repetitions; ++k) {
+    for (std::size_t c = 0; c < cases.size(); ++c) {
+      AdamMeasurement& result = results[c];
+      Runner& runner = *runners[c];
+      result.traffic.ns.push_back(runner.run(Pass::traffic, 0, 0, result.traffic_prefetch));
+      result.update.ns.push_back(runner.run(Pass::update, 0, 0, result.prefetch));
+      result.traffic_apart.ns.push_back(runner.run(Pass::traffic, 0, 1, result.traffic_prefetch));
+      result.update_apart.ns.push_back(runner.run(Pass::update, 0, 1, result.prefetch));
+    }
     if (between) between();
   }
-  const bool wide = cpu_adam::moment_size(what.format) == 4;
-  if (what.denormals && wide) measure_denormals(runner, result, what.repetitions);
-  return result;
+  for (std::size_t c = 0; c < cases.size(); ++c) {
+    const bool wide = cpu_adam::moment_size(cases[c].format) == 4;
+    if (!cases[c].denormals || !wide) continue;
+    measure_denormals(*runners[c], results[c], cases[c].repetitions, pool);
+  }
+  return results;
 }
 
 }  // namespace spillway::bench

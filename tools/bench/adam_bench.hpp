@@ -1,10 +1,12 @@
-// Measures the update against the traffic-only limit, interleaved, on arrays of its own.
+// Measures updates against the traffic-only limit and each other, interleaved, on arrays of their
+// own.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "cpu_adam/adam.hpp"
@@ -46,8 +48,12 @@ struct AdamMeasurement {
   [[nodiscard]] double fraction_of_limit() const;
 };
 
-/// `between` runs once a repetition, for whoever else measures side by side.
-[[nodiscard]] AdamMeasurement measure_adam(const AdamCase& what,
-                                           const std::function<void()>& between = {});
+/// Median over repetitions of `slower`'s update / `faster`'s, which were measured together.
+[[nodiscard]] double speedup(const AdamMeasurement& slower, const AdamMeasurement& faster);
+
+/// Cases of equal threads and repetitions, each repetition all of them in turn: a noisy moment of
+/// the machine hits all. `between` runs once a repetition, for whoever else measures side by side.
+[[nodiscard]] std::vector<AdamMeasurement> measure_adam(std::span<const AdamCase> cases,
+                                                        const std::function<void()>& between = {});
 
 }  // namespace spillway::bench

@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
@@ -45,7 +48,26 @@ ordered_json to_json(const Series& series) {
   return {{"median_ns", series.median()}, {"minimum_ns", series.minimum()}};
 }
 
-ordered_json to_json(const AdamMeasurement& m, const Peers& peers) {
+/// What was measured together: the formats of one size, instruction set and number of threads.
+struct Group {
+  std::vector<AdamMeasurement> measurements;
+  Peers peers;
+
+  /// How much faster than format fp32, if that is among them.
+  [[nodiscard]] std::optional<double> over_fp32(const AdamMeasurement& m) const {
+    for (const AdamMeasurement& other : measurements) {
+      if (other.of.format == StateFormat::fp32) return bench::speedup(other, m);
+    }
+    return std::nullopt;
+  }
+  /// The peers know one format: fp32 masters and moments.
+  [[nodiscard]] const PeerSeries& peers_of(const AdamMeasurement& m) const {
+    static const PeerSeries none;
+    return m.of.format == StateFormat::fp32 ? peers.series : none;
+  }
+};
+
+ordered_json to_json(const AdamMeasurement& m, const Group& group) {
   ordered_json document{{"format", name_of(m.of.format)},
                         {"gradient", name_of(m.of.gradient)},
                         {"parameter", name_of(m.of.parameter)},
@@ -68,7 +90,8 @@ ordered_json to_json(const AdamMeasurement& m, const Peers& peers) {
     document["update_denormal_tenth"] = to_json(m.denormal_tenth);
     document["update_denormal_all"] = to_json(m.denormal_all);
   }
-  for (const auto& [name, series] : peers.series) {
+  if (const auto ratio = group.over_fp32(m)) document["speedup_over_fp32"] = *ratio;
+  for (const auto& [name, series] : group.peers_of(m)) {
     document["peers"][name] = to_json(series);
     document["peers"][name]["ratio"] = series.median() / m.update.median();
   }
@@ -76,55 +99,65 @@ ordered_json to_json(const AdamMeasurement& m, const Peers& peers) {
 }
 
 void print_header() {
-  fmt::print("{:<7}{:<10}{:>8}{:>9}{:>9}{:>9}{:>10}{:>13}{:>10}{:>7}\n", "format", "isa", "threads",
-             "ns/param", "minimum", "GB/s", "of limit", "out of place", "prefetch", "exact");
+  fmt::print("{:<7}{:<10}{:>8}{:>9}{:>9}{:>9}{:>10}{:>13}{:>10}{:>10}{:>7}\n", "format", "isa",
+             "threads", "ns/param", "minimum", "GB/s", "of limit", "out of place", "over fp32",
+             "prefetch", "exact");
 }
 
-void print_row(const AdamMeasurement& m, const Peers& peers) {
-  fmt::print("{:<7}{:<10}{:>8}{:>9.4f}{:>9.4f}{:>9.1f}{:>10.3f}{:>12.2f}x{:>10}{:>7}\n",
+void print_row(const AdamMeasurement& m, const Group& group) {
+  const auto ratio = group.over_fp32(m);
+  fmt::print("{:<7}{:<10}{:>8}{:>9.4f}{:>9.4f}{:>9.1f}{:>10.3f}{:>12.2f}x{:>10}{:>10}{:>7}\n",
              name_of(m.of.format), name_of(m.of.isa), m.threads, m.update.median(),
              m.update.minimum(), m.bytes_per_parameter / m.update.median(), m.fraction_of_limit(),
-             m.update_apart.median() / m.update.median(), m.prefetch, m.exact ? "yes" : "NO");
+             m.update_apart.median() / m.update.median(),
+             ratio ? fmt::format("{:.2f}x", *ratio) : "-", m.prefetch, m.exact ? "yes" : "NO");
   if (!m.denormal_all.ns.empty()) {
     fmt::print("  moments below the normal range: a tenth {:.2f}x, all {:.2f}x (out of place)\n",
                m.denormal_tenth.median() / m.update_apart.median(),
                m.denormal_all.median() / m.update_apart.median());
   }
-  for (const auto& [name, series] : peers.series) {
+  for (const auto& [name, series] : group.peers_of(m)) {
     fmt::print("  {:<26}{:>9.4f}{:>9.4f}   {:.2f}x ours\n", name, series.median(), series.minimum(),
                series.median() / m.update.median());
   }
   std::fflush(stdout);
 }
 
-AdamMeasurement measure(const BenchAdamFlags& flags, const AdamCase& what, Peers& peers) {
-  // The peers know one format: fp32 masters and moments.
-  if (flags.compare.empty() || what.format != StateFormat::fp32) {
-    return bench::measure_adam(what);
+Group measure(const BenchAdamFlags& flags, std::span<const AdamCase> cases) {
+  Group group;
+  const bool has_fp32 = std::ranges::any_of(
+      cases, [](const AdamCase& what) { return what.format == StateFormat::fp32; });
+  if (flags.compare.empty() || !has_fp32) {
+    group.measurements = bench::measure_adam(cases);
+    return group;
   }
+  const AdamCase& what = cases.front();
   const std::size_t threads = what.threads != 0 ? what.threads : read_topology().cores.size();
   const std::string script = SPILLWAY_SOURCE_DIR "/tools/bench/adam_peers.py";
   bench::PeerProcess process({flags.python, script, "--peers",
                               fmt::format("{}", fmt::join(flags.compare, ",")), "--size",
                               std::to_string(what.parameters), "--threads", std::to_string(threads),
                               "--gradient", flags.gradient});
-  peers.versions = process.read().at("versions").get<std::map<std::string, std::string>>();
-  return bench::measure_adam(what, [&] {
+  group.peers.versions = process.read().at("versions").get<std::map<std::string, std::string>>();
+  group.measurements = bench::measure_adam(cases, [&] {
     process.request();
     const nlohmann::json answer = process.read();
     for (const auto& [name, ns] : answer.items()) {
-      peers.series[name].ns.push_back(ns.get<double>());
+      group.peers.series[name].ns.push_back(ns.get<double>());
     }
   });
+  return group;
 }
 
-std::vector<AdamCase> cases_of(const BenchAdamFlags& flags) {
+/// The cases of each group.
+std::vector<std::vector<AdamCase>> cases_of(const BenchAdamFlags& flags) {
   std::vector<std::string> isas = flags.isas;
   if (isas.empty()) isas.emplace_back(name_of(cpu_adam::best_isa()));
-  std::vector<AdamCase> cases;
+  std::vector<std::vector<AdamCase>> groups;
   for (const std::size_t size : flags.sizes) {
     for (const std::string& isa : isas) {
       for (const std::size_t threads : flags.threads) {
+        std::vector<AdamCase>& cases = groups.emplace_back();
         for (const std::string& format : flags.formats) {
           cases.push_back({.parameters = size,
                            .format = parse_state_format(format),
@@ -139,23 +172,24 @@ std::vector<AdamCase> cases_of(const BenchAdamFlags& flags) {
       }
     }
   }
-  return cases;
+  return groups;
 }
 
 ordered_json run(const BenchAdamFlags& flags, bool json) {
   ordered_json document{{"bench", "adam"}, {"cpu", read_topology().cpu_model}};
   if (!json) print_header();
   double lowest = 1e9;
-  for (const AdamCase& what : cases_of(flags)) {
-    Peers peers;
-    const AdamMeasurement measured = measure(flags, what, peers);
-    check(measured.exact, ErrorCode::internal,
-          fmt::format("the {} kernel of format {} does not give the bits of the plain one",
-                      name_of(what.isa), name_of(what.format)));
-    if (!json) print_row(measured, peers);
-    if (!peers.versions.empty()) document["peer_versions"] = peers.versions;
-    document["results"].push_back(to_json(measured, peers));
-    lowest = std::min(lowest, measured.fraction_of_limit());
+  for (const std::vector<AdamCase>& cases : cases_of(flags)) {
+    const Group group = measure(flags, cases);
+    if (!group.peers.versions.empty()) document["peer_versions"] = group.peers.versions;
+    for (const AdamMeasurement& measured : group.measurements) {
+      check(measured.exact, ErrorCode::internal,
+            fmt::format("the {} kernel of format {} does not give the bits of the plain one",
+                        name_of(measured.of.isa), name_of(measured.of.format)));
+      if (!json) print_row(measured, group);
+      document["results"].push_back(to_json(measured, group));
+      lowest = std::min(lowest, measured.fraction_of_limit());
+    }
   }
   document["fraction_of_limit"] = lowest;
   return document;
