@@ -10,7 +10,7 @@ namespace spillway::cpu_adam {
 std::size_t calibrate_prefetch(const std::function<double(std::size_t)>& seconds,
                                std::size_t rounds) {
   SPILLWAY_ASSERT(rounds > 0);
-  constexpr double kGain = 0.99;
+  constexpr double kGain = 0.97;
   std::array<std::vector<double>, kPrefetchDistances.size()> times;
   for (std::size_t round = 0; round < rounds; ++round) {
     for (std::size_t k = 0; k < times.size(); ++k) {

@@ -1,15 +1,19 @@
 #include "runtime/engine/calibrate.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <limits>
 
+#include "cpu_adam/traffic.hpp"
 #include "cpu_adam/worker_pool.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "offload/host/host_backend.hpp"
 #include "offload/memory.hpp"
 #include "runtime/engine/model_constants.hpp"
+#include "runtime/engine/update_bench.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -20,6 +24,10 @@ using offload::PinnedMemory;
 /// Cost of issuing an op and noticing its end: a queue, a wake-up and a poll.
 constexpr double kOpOverheadSeconds = 20e-6;
 constexpr int kRepetitions = 2;
+/// From here on state is too large for caches, and a run long enough for a tenth of a second.
+constexpr std::uint64_t kTunedParameters = std::uint64_t{32} << 20;
+/// From here on the two seconds that a drive takes are worth it.
+constexpr Bytes kTunedState{std::uint64_t{1} << 30};
 
 /// The least of a few timings: interference only ever adds.
 template <class Work>
@@ -161,39 +169,18 @@ double total_flops(const plan::Workload& workload) {
 }
 
 /// DRAM bytes a second of the fused update with all its workers.
-double update_rate(const CalibrationRequest& request) {
+double update_rate(const CalibrationRequest& request, const Tuning& tuning) {
   const plan::Workload& w = request.workload;
-  const DType gradient_dtype = plan::waiting_gradient_dtype(w);
   const std::size_t count = std::min<std::uint64_t>(request.options.tile_parameters,
                                                     plan::gradient_slot_elements(w).value());
-  const cpu_adam::Kernel& kernel = cpu_adam::find_kernel(
-      request.options.isa.value_or(cpu_adam::best_isa()), gradient_dtype, w.compute);
-  std::vector<float> state(3 * count, 0.0F);
-  std::vector<std::byte> gradient(count * size_of(gradient_dtype));
-  std::vector<std::byte> parameters(count * size_of(w.compute));
+  const cpu_adam::Kernel& kernel = update_kernel(request.options, w);
   cpu_adam::WorkerPool workers({.threads = request.options.threads});
-  const cpu_adam::UpdateScalars scalars = cpu_adam::make_scalars(request.options.adam, 1, 1.0);
-  const double seconds = seconds_of([&] {
-    workers
-        .submit([&] {
-          workers.parallel_for(count, kLeafParameters, [&](std::size_t first, std::size_t last) {
-            float* master = state.data() + first;
-            kernel.update(scalars,
-                          {.gradient = gradient.data() + first * size_of(gradient_dtype),
-                           .master_in = master,
-                           .m_in = master + count,
-                           .v_in = master + 2 * count,
-                           .master_out = master,
-                           .m_out = master + count,
-                           .v_out = master + 2 * count,
-                           .parameters_out = parameters.data() + first * size_of(w.compute),
-                           .count = last - first});
-          });
-        })
-        .wait();
-  });
-  const std::size_t bytes = 24 + size_of(gradient_dtype) + size_of(w.compute);
-  return static_cast<double>(count * bytes) / seconds;
+  UpdateBench bench(kernel, count, request.options.adam, workers);
+  const double seconds = seconds_of([&] { bench.pass(tuning.update_prefetch); });
+  return static_cast<double>(count) *
+         cpu_adam::bytes_per_parameter(kernel.format, kernel.gradient_dtype,
+                                       kernel.parameter_dtype) /
+         seconds;
 }
 
 /// Bytes a second of one direction of the host backend's link.
@@ -210,7 +197,8 @@ double copy_rate(const CalibrationRequest& request, offload::DeviceBackend& back
          });
 }
 
-void measure_disk(const CalibrationRequest& request, plan::MachineProfile& profile) {
+void measure_disk(const CalibrationRequest& request, const Tuning& tuning,
+                  plan::MachineProfile& profile) {
   constexpr std::uint32_t kTiles = 4;
   const Bytes tile{std::uint64_t{16} << 20};
   nvme_swap::StoreOptions options;
@@ -219,6 +207,7 @@ void measure_disk(const CalibrationRequest& request, plan::MachineProfile& profi
   options.engine = request.options.io_engine;
   options.disk_gigabytes_per_second = request.options.disk_gbps;
   options.remove_on_close = true;
+  tune_store(tuning.drives, options);
   for (const auto& directory : options.directories) std::filesystem::create_directories(directory);
   const auto backend = offload::make_host_backend(
       {.device_capacity = Bytes{}, .pinned_capacity = tile * std::uint64_t{kTiles}});
@@ -246,7 +235,35 @@ void measure_disk(const CalibrationRequest& request, plan::MachineProfile& profi
 
 }  // namespace
 
-plan::MachineProfile calibrate(const CalibrationRequest& request) {
+Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
+            MachineTuning& known, const std::function<void(const std::string&)>& note) {
+  const TrainOptions& options = request.options;
+  std::uint64_t parameters = 0;
+  Bytes on_disk;
+  for (std::size_t b = 0; b < request.workload.blocks.size(); ++b) {
+    const ElementCount padded = request.workload.blocks[b].padded_parameters;
+    parameters += padded.value();
+    if (placement.blocks[b].state != plan::Tier::nvme) continue;
+    on_disk += plan::slot_bytes(placement.format, padded);
+  }
+  Tuning tuning;
+  if (parameters >= kTunedParameters) {
+    const cpu_adam::Kernel& kernel = update_kernel(options, request.workload);
+    tuning.update_prefetch = known.prefetch(kernel, options.threads,
+                                            [&] { return best_prefetch(kernel, options.threads); });
+  }
+  if (on_disk < kTunedState || options.disk_gbps || !request.state_directories) return tuning;
+  for (const auto& directory : *request.state_directories) {
+    std::filesystem::create_directories(directory);
+    tuning.drives.push_back(known.drive(directory, options.io_engine, [&] {
+      note(fmt::format("measuring what the disk of {} does best", directory.string()));
+      return nvme_swap::calibrate_drive({.directory = directory, .engine = options.io_engine});
+    }));
+  }
+  return tuning;
+}
+
+plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& tuning) {
   const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
   const auto backend =
       offload::make_host_backend({.device_capacity = unlimited,
@@ -255,10 +272,10 @@ plan::MachineProfile calibrate(const CalibrationRequest& request) {
   plan::MachineProfile profile;
   profile.gpu_flops = total_flops(request.workload) / BlockBench(request, *backend).whole_model();
   profile.h2d = profile.d2h = copy_rate(request, *backend);
-  profile.update = profile.gpu_update = update_rate(request);
+  profile.update = profile.gpu_update = update_rate(request, tuning);
   profile.op_overhead_seconds = kOpOverheadSeconds;
   profile.cpu_shares_gpu = true;
-  if (request.state_directories) measure_disk(request, profile);
+  if (request.state_directories) measure_disk(request, tuning, profile);
   return profile;
 }
 

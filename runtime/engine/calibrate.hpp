@@ -3,9 +3,12 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "runtime/engine/machine_tuning.hpp"
 #include "runtime/engine/planning.hpp"
 
 namespace spillway::engine {
@@ -19,6 +22,19 @@ struct CalibrationRequest {
   std::optional<std::vector<std::filesystem::path>> state_directories;
 };
 
-[[nodiscard]] plan::MachineProfile calibrate(const CalibrationRequest& request);
+/// What suits the run on this machine; changes no bit of it.
+struct Tuning {
+  std::size_t update_prefetch = 0;
+  DriveTunings drives;  ///< of the state directories, in order; none: the store's own defaults
+};
+
+/// Measures what is worth it for a run of this size and not known yet; `note` is told of what takes
+/// seconds.
+[[nodiscard]] Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
+                          MachineTuning& known,
+                          const std::function<void(const std::string&)>& note);
+
+[[nodiscard]] plan::MachineProfile calibrate(const CalibrationRequest& request,
+                                             const Tuning& tuning = {});
 
 }  // namespace spillway::engine

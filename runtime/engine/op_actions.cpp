@@ -14,9 +14,7 @@ using plan::Tier;
 
 OpActions::OpActions(OpResources resources)
     : resources_(std::move(resources)),
-      kernel_(cpu_adam::find_kernel(resources_.isa,
-                                    plan::waiting_gradient_dtype(resources_.workload),
-                                    resources_.workload.compute, resources_.placement.format)),
+      kernel_(resources_.kernel),
       types_{.format = kernel_.format,
              .gradient = kernel_.gradient_dtype,
              .parameter = kernel_.parameter_dtype},
@@ -276,6 +274,7 @@ cpu_adam::UpdateRange OpActions::tile_range(std::uint32_t tile, std::byte* state
   const std::byte* gradient = block_gradient + t.first.value() * size_of(types_.gradient);
   cpu_adam::UpdateRange range = cpu_adam::tile_range(resources_.homes.slots().layout(tile), state,
                                                      state, gradient, parameters, parameters);
+  range.prefetch_distance = resources_.update_prefetch;
   range.block = t.block;
   range.index = t.first.value();
   return range;

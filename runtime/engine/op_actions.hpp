@@ -28,6 +28,8 @@ struct OpResources {
   cpu_adam::WorkerPool& workers;
   nvme_swap::TileStore& store;
   cpu_adam::Isa isa;
+  const cpu_adam::Kernel& kernel;
+  std::size_t update_prefetch;
   /// Per block: parameters from its start that weight decay applies to.
   std::vector<std::uint64_t> decayed;
 };

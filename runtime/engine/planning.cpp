@@ -120,6 +120,12 @@ std::vector<std::filesystem::path> state_directories(const TrainOptions& options
   return options.nvme.empty() ? std::vector{run / "state"} : options.nvme;
 }
 
+const cpu_adam::Kernel& update_kernel(const TrainOptions& options, const plan::Workload& workload) {
+  return cpu_adam::find_kernel(options.isa.value_or(cpu_adam::best_isa()),
+                               plan::waiting_gradient_dtype(workload), workload.compute,
+                               options.state_format);
+}
+
 plan::Budgets make_budgets(const TrainOptions& options, const std::filesystem::path& run) {
   const MemoryBudget memory = read_memory_budget();
   const auto free = static_cast<double>(memory.available().value()) * kShareOfFreeMemory;

@@ -32,6 +32,10 @@ void resolve(TrainOptions& options, const model::ModelConfig& config);
 [[nodiscard]] std::vector<std::filesystem::path> state_directories(
     const TrainOptions& options, const std::filesystem::path& run);
 
+/// The kernel of the run's updates.
+[[nodiscard]] const cpu_adam::Kernel& update_kernel(const TrainOptions& options,
+                                                    const plan::Workload& workload);
+
 /// What the options allow; else what the system, cgroup and disks have left.
 [[nodiscard]] plan::Budgets make_budgets(const TrainOptions& options,
                                          const std::filesystem::path& run);

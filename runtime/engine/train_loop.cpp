@@ -109,6 +109,7 @@ class Loop {
   plan::Workload workload_;
   plan::Budgets budgets_;
   plan::Placement placement_;
+  Tuning tuning_;
   plan::MachineProfile profile_;
   plan::Prediction prediction_;
   std::unique_ptr<Trainer> trainer_;
@@ -169,11 +170,16 @@ void Loop::plan() {
   budgets_ = make_budgets(options_, request_.run);
   if (resumes_) budgets_.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already
   placement_ = place(config_, options_, workload_, budgets_);
-  profile_ = calibrate({.config = config_,
-                        .options = options_,
-                        .transformer = *model_.transformer,
-                        .workload = workload_,
-                        .state_directories = store_options_.directories});
+  const CalibrationRequest request{.config = config_,
+                                   .options = options_,
+                                   .transformer = *model_.transformer,
+                                   .workload = workload_,
+                                   .state_directories = store_options_.directories};
+  MachineTuning known(request_.profile);
+  tuning_ =
+      tune(request, placement_, known, [this](const std::string& text) { observer_.noted(text); });
+  tune_store(tuning_.drives, store_options_);
+  profile_ = calibrate(request, tuning_);
   prediction_ = plan::simulate(plan::build_training_step(workload_, placement_), profile_);
   if (options_.commit_every == 0) {
     options_.commit_every =
@@ -182,8 +188,9 @@ void Loop::plan() {
 }
 
 void Loop::create_trainer() {
-  trainer_ = std::make_unique<Trainer>(config_, options_, placement_, budgets_, std::move(model_),
-                                       workload_, store_options_, resumes_);
+  trainer_ =
+      std::make_unique<Trainer>(config_, options_, placement_, budgets_, std::move(model_),
+                                workload_, store_options_, resumes_, tuning_.update_prefetch);
   checkpoints_.emplace(run_, options_.save_every, options_.keep);
   checkpoints_->check_space(trainer_->store().layout());
   if (!resumes_ && request_.from && is_run(*request_.from)) {

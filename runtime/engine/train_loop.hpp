@@ -25,6 +25,7 @@ struct TrainRequest {
   /// initialisation.
   std::optional<std::filesystem::path> from;
   bool resume = false;
+  std::filesystem::path profile;  ///< the machine profile; empty: measured, not kept
 };
 
 /// What is known before the first step.

@@ -23,7 +23,8 @@ constexpr std::uint32_t kMostSkipsInARow = 10;
 
 Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
                  const plan::Placement& placement, const plan::Budgets& budgets, ModelRuntime model,
-                 plan::Workload workload, const nvme_swap::StoreOptions& store_options, bool resume)
+                 plan::Workload workload, const nvme_swap::StoreOptions& store_options, bool resume,
+                 std::size_t update_prefetch)
     : config_(config),
       options_(options),
       workload_(std::move(workload)),
@@ -57,6 +58,8 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
                   .workers = *workers_,
                   .store = *store_,
                   .isa = isa,
+                  .kernel = update_kernel(options_, workload_),
+                  .update_prefetch = update_prefetch,
                   .decayed = decayed_parameters(model_.transformer->layout(), options_.decay)});
   state_io_ = std::make_unique<StateIo>(workload_, placement_, *homes_, *streams_, *store_, isa);
 

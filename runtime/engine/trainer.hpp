@@ -38,10 +38,12 @@ struct Evaluation {
 
 class Trainer {
  public:
-  /// Allocates everything that the placement names. `options` are resolved.
+  /// Allocates everything that the placement names. `options` are resolved. `update_prefetch`: the
+  /// updates' software prefetch distance.
   Trainer(const model::ModelConfig& config, const TrainOptions& options,
           const plan::Placement& placement, const plan::Budgets& budgets, ModelRuntime model,
-          plan::Workload workload, const nvme_swap::StoreOptions& store_options, bool resume);
+          plan::Workload workload, const nvme_swap::StoreOptions& store_options, bool resume,
+          std::size_t update_prefetch = 0);
   ~Trainer();
 
   /// Step 0: masters from `source`.

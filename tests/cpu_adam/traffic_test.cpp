@@ -50,7 +50,7 @@ TEST(Calibration, TakesTheFastestDistanceAndNoneWithoutAGain) {
   };
   EXPECT_EQ(choose(512, 0.3), 512U);
   EXPECT_EQ(choose(2048, 0.05), 2048U);
-  EXPECT_EQ(choose(512, 0.005), 0U);
+  EXPECT_EQ(choose(512, 0.02), 0U);
   EXPECT_EQ(choose(0, 0.1), 0U);
 }
 

@@ -84,15 +84,22 @@ TEST_F(DiskCommands, BenchNvmeMeasuresEveryEngineAndVerifies) {
 }
 
 TEST_F(DiskCommands, BenchSwapComparesThePipelineWithItsParts) {
-  const auto answer = run({"bench", "swap", "--dir", scratch_.path(), "--size", "100000", "--tile",
-                           "8192", "--buffers", "4", "--rounds", "2", "--json"});
-  ASSERT_EQ(answer.exit_code, 0) << answer.err;
-  const json document = answer.json();
-  EXPECT_EQ(document["parameters"], 13 * 8192);
-  EXPECT_EQ(document["verified"], true);
-  EXPECT_EQ(document["wear"]["bytes_written_a_step"], 13 * 8192 * 12);
-  EXPECT_GT(document["ratio_to_limit"], 0);
+  // int8 has a page of scales for each tile beside 6 bytes a parameter.
+  for (const auto& [format, bytes] :
+       {std::pair{"fp32", 12 * 8192}, {"split", 12 * 8192}, {"int8", 6 * 8192 + 4096}}) {
+    const auto answer =
+        run({"bench", "swap", "--dir", scratch_.path(), "--size", "100000", "--tile", "8192",
+             "--buffers", "4", "--rounds", "2", "--format", format, "--json"});
+    ASSERT_EQ(answer.exit_code, 0) << answer.err;
+    const json document = answer.json();
+    EXPECT_EQ(document["state_format"], format);
+    EXPECT_EQ(document["parameters"], 13 * 8192);
+    EXPECT_EQ(document["verified"], true);
+    EXPECT_EQ(document["wear"]["bytes_written_a_step"], 13 * bytes);
+    EXPECT_GT(document["ratio_to_limit"], 0);
+  }
   EXPECT_EQ(run({"bench", "swap", "--size", "0"}).exit_code, 2);
+  EXPECT_EQ(run({"bench", "swap", "--format", "fp8"}).exit_code, 2);
 }
 
 }  // namespace

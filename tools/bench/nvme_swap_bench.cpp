@@ -15,6 +15,7 @@
 #include "nvme_swap/format.hpp"
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/error.hpp"
+#include "tools/bench/huge_array.hpp"
 #include "tools/bench/nvme_tiles.hpp"
 
 namespace spillway::bench {
@@ -23,7 +24,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
 
-constexpr std::size_t kBytesPerParameter = 12;
 constexpr double kSecondsPerDay = 86400;
 constexpr std::chrono::milliseconds kWait{1000};
 
@@ -40,8 +40,14 @@ struct Buffer {
   enum class State { free, reading, updating, writing };
   State state = State::free;
   TileIndex tile{};
-  std::uint64_t checksum = 0;  // of what the update wrote
   Ticket ticket;
+  Ticket parameters;  // the write of the tile's 16-bit parameters, if they are part of a slot
+};
+
+/// Of what lies on the drive, or is about to.
+struct Checksums {
+  std::uint64_t state = 0;
+  std::uint64_t parameters = 0;
 };
 
 class SwapBench {
@@ -52,16 +58,19 @@ class SwapBench {
         tile_(round_up(options.tile_parameters, kLeafParameters)),
         tiles_((options.parameters + tile_ - 1) / tile_),
         isa_(options.isa.empty() ? cpu_adam::best_isa() : cpu_adam::parse_isa(options.isa)),
-        kernel_(cpu_adam::find_kernel(isa_, DType::bf16, DType::bf16)),
+        kernel_(cpu_adam::find_kernel(isa_, DType::bf16, DType::bf16, options.format)),
+        layout_(cpu_adam::make_layout(options.format, tile_)),
+        with_parameters_(cpu_adam::needs_parameters(options.format)),
         scalars_(cpu_adam::make_scalars({.weight_decay = 0.01}, 1, 1.0)),
         gradients_(tile_),
-        parameters_(tiles_ * tile_),
+        parameters_(tiles_ * tile_ * sizeof(std::uint16_t)),
         load_({.directories = options.directories,
                .engine = nvme_swap::parse_engine(options.engine),
                .queue_depth = options.queue_depth,
                .transfer_bytes = options.transfer_bytes,
-               .tile_bytes = Bytes{tile_ * kBytesPerParameter},
+               .tile_bytes = Bytes{layout_.bytes},
                .tiles = tiles_,
+               .companion_bytes = Bytes{with_parameters_ ? parameter_bytes() : 0},
                .buffers = options.buffers}),
         pool_({.threads = options.threads, .wake = &load_.wake()}),
         buffers_(options.buffers) {
@@ -99,42 +108,63 @@ class SwapBench {
   }
 
  private:
-  [[nodiscard]] cpu_adam::UpdateRange range_of(std::byte* state, std::size_t tile,
-                                               std::size_t first, std::size_t last) {
-    auto* master = reinterpret_cast<float*>(state) + first;
-    return {.gradient = gradients_.data() + first,
-            .master_in = master,
-            .m_in = master + tile_,
-            .v_in = master + 2 * tile_,
-            .master_out = master,
-            .m_out = master + tile_,
-            .v_out = master + 2 * tile_,
-            .parameters_out = parameters_.data() + tile * tile_ + first,
-            .count = last - first};
+  [[nodiscard]] std::size_t parameter_bytes() const { return tile_ * sizeof(std::uint16_t); }
+  [[nodiscard]] std::span<std::byte> parameters_of(std::size_t tile) const {
+    return {parameters_.data() + tile * parameter_bytes(), parameter_bytes()};
+  }
+  [[nodiscard]] TileIndex companion_of(std::size_t tile) const {
+    return TileIndex{static_cast<std::uint32_t>(tiles_ + tile)};
+  }
+
+  void update_range(std::byte* state, std::byte* parameters, std::size_t first, std::size_t last) {
+    const cpu_adam::UpdateRange whole =
+        cpu_adam::tile_range(layout_, state, state, gradients_.data(), parameters, parameters);
+    kernel_.update(scalars_, cpu_adam::slice(kernel_, whole, first, last - first));
   }
 
   void update_tile(std::span<std::byte> state, std::size_t tile) {
+    std::byte* const parameters = parameters_of(tile).data();
     pool_.parallel_for(tile_, kLeafParameters, [&](std::size_t first, std::size_t last) {
-      kernel_.update(scalars_, range_of(state.data(), tile, first, last));
+      update_range(state.data(), parameters, first, last);
     });
   }
 
+  void make_checksums(std::span<const std::byte> state, std::size_t tile) {
+    checksums_[tile].state = nvme_swap::checksum_of(state);
+    if (with_parameters_) checksums_[tile].parameters = nvme_swap::checksum_of(parameters_of(tile));
+  }
+
   /// A first state that an update of any length keeps ordinary, different for every tile.
-  void fill(std::span<std::byte> state, std::size_t tile) const {
-    auto* values = reinterpret_cast<float*>(state.data());
+  void fill(std::span<std::byte> state, std::span<std::byte> parameters, std::size_t tile) {
+    masters_.resize(tile_);
     for (std::size_t i = 0; i < tile_; ++i) {
-      values[i] = static_cast<float>((i * 2654435761U + tile) % 2001) / 1000.0F - 1.0F;
-      values[tile_ + i] = 0;
-      values[2 * tile_ + i] = 0;
+      masters_[i] = static_cast<float>((i * 2654435761U + tile) % 2001) / 1000.0F - 1.0F;
     }
+    cpu_adam::pack_state(layout_, {.master = masters_, .m = {}, .v = {}}, state.data(),
+                         parameters.data());
+  }
+
+  /// Starts the write of a slot.
+  void write(Buffer& buffer, std::span<const std::byte> state) {
+    const std::size_t tile = buffer.tile.value();
+    nvme_swap::TileStore& store = load_.store();
+    buffer.ticket = store.write(buffer.tile, state, checksums_[tile].state);
+    buffer.state = Buffer::State::writing;
+    if (!with_parameters_) return;
+    buffer.parameters =
+        store.write(companion_of(tile), parameters_of(tile), checksums_[tile].parameters);
   }
 
   void initialize() {
     for (std::uint32_t tile = 0; tile < tiles_; ++tile) {
       const auto state = load_.buffers()[0];
-      fill(state, tile);
-      checksums_[tile] = nvme_swap::checksum_of(state);
-      load_.store().write(TileIndex{tile}, state, checksums_[tile]).wait();
+      Buffer buffer;
+      buffer.tile = TileIndex{tile};
+      fill(state, parameters_of(tile), tile);
+      make_checksums(state, tile);
+      write(buffer, state);
+      buffer.ticket.wait();
+      buffer.parameters.wait();
     }
     load_.commit();
   }
@@ -171,8 +201,10 @@ class SwapBench {
     const std::span<std::byte> state = load_.buffers()[index];
     nvme_swap::TileStore& store = load_.store();
     if (buffer.state != Buffer::State::free) {
-      if (!buffer.ticket.ready()) return false;
+      const bool over_both = buffer.ticket.ready() && buffer.parameters.ready();
+      if (!over_both) return false;
       buffer.ticket.wait();
+      buffer.parameters.wait();
     }
     switch (buffer.state) {
       case Buffer::State::free:
@@ -184,23 +216,17 @@ class SwapBench {
         return true;
       case Buffer::State::reading:
         if (!with_update) {
-          // The drive alone: the checksum that the tile has already.
-          buffer.ticket = store.write(buffer.tile, state, checksums_[buffer.tile.value()]);
-          buffer.state = Buffer::State::writing;
+          write(buffer, state);  // the drive alone: the checksums that the tile has already
           return true;
         }
         buffer.ticket = pool_.submit([this, &store, &buffer, state] {
           store.verify(buffer.tile, state);
           update_tile(state, buffer.tile.value());
-          buffer.checksum = nvme_swap::checksum_of(state);
+          make_checksums(state, buffer.tile.value());
         });
         buffer.state = Buffer::State::updating;
         return true;
-      case Buffer::State::updating:
-        checksums_[buffer.tile.value()] = buffer.checksum;
-        buffer.ticket = store.write(buffer.tile, state, buffer.checksum);
-        buffer.state = Buffer::State::writing;
-        return true;
+      case Buffer::State::updating: write(buffer, state); return true;
       case Buffer::State::writing:
         buffer.state = Buffer::State::free;
         ++over;
@@ -211,13 +237,18 @@ class SwapBench {
 
   /// The update alone: as many parameters, out of the buffers in memory.
   double update_seconds() {
-    for (std::size_t i = 0; i < buffers_.size(); ++i) fill(load_.buffers()[i], i);
+    // Masters and parameters of different tiles make ordinary numbers too.
+    std::vector<std::byte> parameters(parameter_bytes());
+    for (std::size_t i = 0; i < buffers_.size(); ++i) fill(load_.buffers()[i], parameters, i);
+    saved_.assign(parameters_.data(), parameters_.data() + tiles_ * parameter_bytes());
     const Clock::time_point begin = Clock::now();
     for (std::size_t tile = 0; tile < tiles_; ++tile) {
       const std::span<std::byte> state = load_.buffers()[tile % buffers_.size()];
       pool_.submit([this, state, tile] { update_tile(state, tile); }).wait();
     }
-    return seconds_since(begin);
+    const double seconds = seconds_since(begin);
+    std::ranges::copy(saved_, parameters_.data());  // what the states on the drive belong to
+    return seconds;
   }
 
   /// What checksums add to the cpu lane of a step: one of what is read, one of what is written.
@@ -234,22 +265,27 @@ class SwapBench {
   void verify_first_tile() {
     const std::span<std::byte> expected = load_.buffers()[0];
     const std::span<std::byte> actual = load_.buffers()[1];
-    fill(expected, 0);
+    std::vector<std::byte> parameters(parameter_bytes());
+    fill(expected, parameters, 0);
     for (int i = 0; i < updates_; ++i) {
-      kernel_.update(scalars_, range_of(expected.data(), 0, 0, tile_));
+      update_range(expected.data(), parameters.data(), 0, tile_);
     }
     load_.store().read(TileIndex{0}, actual).wait();
     load_.store().verify(TileIndex{0}, actual);
-    check(std::memcmp(expected.data(), actual.data(), actual.size()) == 0, ErrorCode::corrupt_data,
+    check(std::ranges::equal(expected, actual) && std::ranges::equal(parameters, parameters_of(0)),
+          ErrorCode::corrupt_data,
           "the first tile on the drive is not what its updates make of its first state");
   }
 
   ordered_json document(double io, double update, double checksum, double step, int rounds) const {
     const double parameters = static_cast<double>(tiles_ * tile_);
-    const double bytes = parameters * kBytesPerParameter;
+    const double read =
+        parameters * static_cast<double>(layout_.bytes) / static_cast<double>(tile_);
+    const double written =
+        parameters * static_cast<double>(layout_.disk_bytes) / static_cast<double>(tile_);
     const double limit = std::max(io, update);
     return {{"benchmark", "swap"},
-            {"state_format", "fp32"},
+            {"state_format", name_of(options_.format)},
             {"parameters", tiles_ * tile_},
             {"tiles", tiles_},
             {"engine", engine_name_},
@@ -260,14 +296,14 @@ class SwapBench {
             {"update_seconds", update},
             {"checksum_seconds", checksum},
             {"pipeline_seconds", step},
-            {"io_gigabytes_per_second", 2 * bytes / 1e9 / io},
+            {"io_gigabytes_per_second", (read + written) / 1e9 / io},
             {"ratio_to_limit", step / limit},
             {"fraction_of_limit", limit / step},
             {"limit", io >= update ? "drive" : "update"},
             {"verified", true},
             {"wear",
-             {{"bytes_written_a_step", static_cast<std::uint64_t>(bytes)},
-              {"terabytes_written_a_day", bytes / step * kSecondsPerDay / 1e12}}}};
+             {{"bytes_written_a_step", static_cast<std::uint64_t>(written)},
+              {"terabytes_written_a_day", written / step * kSecondsPerDay / 1e12}}}};
   }
 
   const SwapBenchOptions options_;
@@ -276,13 +312,17 @@ class SwapBench {
   const std::size_t tiles_;
   const cpu_adam::Isa isa_;
   const cpu_adam::Kernel& kernel_;
+  const cpu_adam::StateLayout layout_;
+  const bool with_parameters_;
   const cpu_adam::UpdateScalars scalars_;
-  std::vector<std::uint16_t> gradients_;   // of one tile, the same for all
-  std::vector<std::uint16_t> parameters_;  // of the whole model, as a step writes them
+  std::vector<std::uint16_t> gradients_;  // of one tile, the same for all
+  HugeArray parameters_;                  // of the whole model, as a step writes them
+  std::vector<std::byte> saved_;          // of the parameters, while they are used otherwise
+  std::vector<float> masters_;            // of one tile, being filled
   TileLoad load_;
   cpu_adam::WorkerPool pool_;
   std::vector<Buffer> buffers_;
-  std::vector<std::uint64_t> checksums_ = std::vector<std::uint64_t>(tiles_);
+  std::vector<Checksums> checksums_ = std::vector<Checksums>(tiles_);
   std::string_view engine_name_ = load_.store().engine_name();
   bool ascending_ = true;
   int updates_ = 0;

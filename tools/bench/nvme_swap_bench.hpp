@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nvme_swap/io_engine.hpp"
+#include "runtime/base/state_format.hpp"
 #include "runtime/base/units.hpp"
 
 namespace spillway::bench {
@@ -18,6 +19,7 @@ struct SwapBenchOptions {
   std::vector<std::filesystem::path> directories{"."};
   std::size_t parameters = 200'000'000;  ///< rounded up to whole tiles
   std::size_t tile_parameters = std::size_t{2} << 20;
+  StateFormat format = StateFormat::fp32;
   std::string engine = "auto";
   std::string isa;          ///< the best if empty
   std::size_t threads = 0;  ///< 0: one a core
@@ -30,8 +32,9 @@ struct SwapBenchOptions {
 
 using SwapBenchNote = std::function<void(const std::string& line)>;
 
-/// State format `fp32`: 12 bytes a parameter read and written. Recomputes one tile from its first
-/// state and throws `Error{corrupt_data}` if the drive's copy differs in a bit.
+/// Reads and writes what the state format keeps of a parameter, 12 bytes each way in `fp32`, 10 and
+/// 12 in `split`. Recomputes one tile from its first state and throws `Error{corrupt_data}` if the
+/// drive's copy differs in a bit.
 [[nodiscard]] nlohmann::ordered_json bench_swap(const SwapBenchOptions& options,
                                                 const SwapBenchNote& note);
 

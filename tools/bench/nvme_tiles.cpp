@@ -51,6 +51,14 @@ nvme_swap::StoreOptions store_options(const TileLoadOptions& options, TileBuffer
   return store;
 }
 
+nvme_swap::StoreLayout store_layout(const TileLoadOptions& options) {
+  nvme_swap::StoreLayout layout{.tiles = std::vector<Bytes>(options.tiles, options.tile_bytes)};
+  if (options.companion_bytes > Bytes{}) {
+    layout.tiles.resize(2 * options.tiles, options.companion_bytes);
+  }
+  return layout;
+}
+
 }  // namespace
 
 TileBuffers::TileBuffers(std::size_t count, Bytes bytes)
@@ -80,14 +88,24 @@ TileLoad::TileLoad(const TileLoadOptions& options)
     : options_(options),
       directories_(options.directories),
       buffers_(options.buffers, options.tile_bytes),
-      store_(nvme_swap::TileStore::create(
-          store_options(options, buffers_, wake_),
-          {.tiles = std::vector<Bytes>(options.tiles, options.tile_bytes)})) {
+      store_(nvme_swap::TileStore::create(store_options(options, buffers_, wake_),
+                                          store_layout(options))) {
   // Both slots once: the first write into preallocated space costs the filesystem more.
   TileLoadResult ignored;
   for (int slot = 0; slot < 2; ++slot) {
     run_round(AccessPattern::write, ignored);
+    write_companions();
     commit();
+  }
+}
+
+void TileLoad::write_companions() {
+  const std::size_t bytes = options_.companion_bytes.value();
+  if (bytes == 0) return;
+  const std::span<const std::byte> source = buffers_.all().first(bytes);
+  for (std::size_t tile = 0; tile < options_.tiles; ++tile) {
+    const TileIndex companion{static_cast<std::uint32_t>(options_.tiles + tile)};
+    store_->write(companion, source, nvme_swap::checksum_of(source)).wait();
   }
 }
 

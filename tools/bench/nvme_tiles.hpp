@@ -21,6 +21,7 @@ struct TileLoadOptions {
   Bytes transfer_bytes{4 << 20};
   Bytes tile_bytes{24 << 20};  ///< 2 Mi parameters in fp32 state
   std::size_t tiles = 20;
+  Bytes companion_bytes{};  ///< of another tile for each, behind all of these; 0: none
   std::size_t buffers = 6;  ///< tiles in memory at once
 };
 
@@ -79,6 +80,7 @@ class TileLoad {
 
  private:
   struct Round;
+  void write_companions();
   void run_round(nvme_swap::AccessPattern pattern, TileLoadResult& result);
   std::uint64_t checksum(std::span<const std::byte> data, TileLoadResult& result) const;
 

@@ -139,6 +139,7 @@ void add_bench_swap(CLI::App& bench, Session& session) {
   struct Flags {
     bench::SwapBenchOptions options;
     std::string transfer;
+    std::string format = "fp32";
   };
   auto flags = std::make_shared<Flags>();
   CLI::App* command = add_command(
@@ -146,6 +147,7 @@ void add_bench_swap(CLI::App& bench, Session& session) {
       "The whole read, update, write pipeline against the slower of the drive and the update",
       [flags, &session] {
         bench::SwapBenchOptions options = flags->options;
+        options.format = parse_state_format(flags->format);
         if (!flags->transfer.empty()) options.transfer_bytes = parse_bytes(flags->transfer);
         for (auto& directory : options.directories) directory /= "spillway-bench";
         const bool json = session.json;
@@ -158,6 +160,8 @@ void add_bench_swap(CLI::App& bench, Session& session) {
       ->capture_default_str();
   command->add_option("--size", flags->options.parameters, "Parameters")->capture_default_str();
   command->add_option("--tile", flags->options.tile_parameters, "Parameters of a tile")
+      ->capture_default_str();
+  command->add_option("--format", flags->format, "State format: fp32, split, bf16 or int8")
       ->capture_default_str();
   command->add_option("--engine", flags->options.engine, "auto, uring, aio or posix")
       ->capture_default_str();

@@ -28,14 +28,19 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const plan::Budgets budgets = engine::make_budgets(options, flags.train.run);
   const plan::Placement placement = engine::place(*config, options, workload, budgets);
   const bool on_disk = placement.any_state(plan::Tier::nvme);
-  const plan::MachineProfile profile = engine::calibrate(
-      {.config = *config,
-       .options = options,
-       .transformer = *model.transformer,
-       .workload = workload,
-       .state_directories = on_disk
-                                ? std::optional(engine::state_directories(options, flags.train.run))
-                                : std::nullopt});
+  const engine::CalibrationRequest request{
+      .config = *config,
+      .options = options,
+      .transformer = *model.transformer,
+      .workload = workload,
+      .state_directories = on_disk
+                               ? std::optional(engine::state_directories(options, flags.train.run))
+                               : std::nullopt};
+  engine::MachineTuning known(flags.train.profile);
+  const engine::Tuning tuning =
+      engine::tune(request, placement, known,
+                   [](const std::string& text) { fmt::print(stderr, "note: {}\n", text); });
+  const plan::MachineProfile profile = engine::calibrate(request, tuning);
   const plan::StepPlan step = plan::build_training_step(workload, placement);
   const plan::Prediction prediction = plan::simulate(step, profile);
   const PlanView view{.workload = workload,

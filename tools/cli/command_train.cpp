@@ -122,6 +122,7 @@ ordered_json run(const TrainCommandFlags& flags, bool json) {
   request.run = flags.train.run;
   if (!flags.train.from.empty()) request.from = flags.train.from;
   request.resume = flags.resume;
+  request.profile = flags.train.profile;
   std::signal(SIGINT, on_signal);
   std::signal(SIGTERM, on_signal);
   Face face(json);

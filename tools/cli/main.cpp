@@ -80,6 +80,7 @@ int run_program(int argc, char** argv) {
   add_export(app, session);
   add_info(app, session);
   add_fsck(app, session);
+  add_profile(app, session);
   add_bench(app, session);
   try {
     app.parse(argc, argv);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
@@ -14,6 +15,13 @@ namespace {
 constexpr Bytes kLargestConfig = 16_MiB;
 
 }  // namespace
+
+std::filesystem::path default_profile() {
+  const std::filesystem::path name = "spillway/machine.json";
+  if (const char* cache = std::getenv("XDG_CACHE_HOME")) return cache / name;
+  if (const char* home = std::getenv("HOME")) return home / (".cache" / name);
+  return {};
+}
 
 void TrainFlags::add_to(CLI::App& command) {
   command.add_option("config", config, "Configuration, DeepSpeed's JSON with a spillway section")
@@ -36,6 +44,8 @@ void TrainFlags::add_to(CLI::App& command) {
   command
       .add_option("--isa", isa, "Instruction set of the update: scalar, portable, avx2 or avx512")
       ->envname("SPILLWAY_ISA");
+  command.add_option("--profile", profile, "Machine profile; see `spillway profile`")
+      ->capture_default_str();
   command.add_option("--seed", seed, "Seed of initialisation and data order");
 }
 

@@ -13,6 +13,9 @@
 
 namespace spillway::cli {
 
+/// Where this user's machine profile is kept: XDG_CACHE_HOME or ~/.cache; empty without a home.
+[[nodiscard]] std::filesystem::path default_profile();
+
 struct TrainFlags {
   std::filesystem::path config;
   std::filesystem::path model;  ///< config.json, or empty
@@ -25,6 +28,7 @@ struct TrainFlags {
   std::uint32_t threads = 0;
   std::uint32_t compute_threads = 0;
   std::optional<std::uint64_t> seed;
+  std::filesystem::path profile = default_profile();
 
   void add_to(CLI::App& command);
   /// The configuration with the flags applied; notes go to stderr, one line each.

@@ -1,0 +1,50 @@
+// MachineTuning: what this machine does best, measured once and kept in a file, the machine
+// profile: the software prefetch distance of each update kernel, and of each filesystem the queue
+// depth and transfer size. Nothing in it changes a bit of any result. Control thread only.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cpu_adam/adam.hpp"
+#include "nvme_swap/calibration.hpp"
+#include "nvme_swap/tile_store.hpp"
+
+namespace spillway::engine {
+
+/// Of each directory of a store.
+using DriveTunings = std::vector<nvme_swap::DriveTuning>;
+
+/// Depth and transfer size that suit all of them, and each one's share of a new store's tiles.
+void tune_store(const DriveTunings& drives, nvme_swap::StoreOptions& options);
+
+class MachineTuning {
+ public:
+  /// Reads `file`, if it is there; a damaged one is as if it were not, with a note in the log. No
+  /// `file`: nothing is kept.
+  explicit MachineTuning(std::filesystem::path file);
+
+  /// What is known of the kernel with as many threads, else what `measure` says, kept from then on.
+  std::size_t prefetch(const cpu_adam::Kernel& kernel, std::size_t threads,
+                       const std::function<std::size_t()>& measure);
+  /// What is known of the filesystem of `directory` under the engine, else what `measure` says.
+  nvme_swap::DriveTuning drive(const std::filesystem::path& directory, nvme_swap::EngineKind engine,
+                               const std::function<nvme_swap::DriveTuning()>& measure);
+  /// Forgets everything, in the file as well once something is measured.
+  void forget();
+
+  [[nodiscard]] const std::filesystem::path& file() const { return file_; }
+
+ private:
+  void read();
+  void write() const;
+
+  std::filesystem::path file_;
+  std::map<std::string, std::size_t> prefetch_;
+  std::map<std::string, nvme_swap::DriveTuning> drives_;
+};
+
+}  // namespace spillway::engine

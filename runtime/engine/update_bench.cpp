@@ -1,0 +1,45 @@
+#include "runtime/engine/update_bench.hpp"
+
+#include <chrono>
+
+#include "cpu_adam/calibration.hpp"
+#include "cpu_adam/gradient_norm.hpp"
+
+namespace spillway::engine {
+
+UpdateBench::UpdateBench(const cpu_adam::Kernel& kernel, std::size_t count,
+                         const cpu_adam::AdamOptions& options, cpu_adam::WorkerPool& workers)
+    : kernel_(kernel),
+      scalars_(cpu_adam::make_scalars(options, 1, 1.0)),
+      workers_(workers),
+      layout_(cpu_adam::make_layout(kernel.format, count)),
+      state_(layout_.bytes),
+      gradient_(count * size_of(kernel.gradient_dtype)),
+      parameters_(count * size_of(kernel.parameter_dtype)) {}
+
+double UpdateBench::pass(std::size_t prefetch_distance) {
+  cpu_adam::UpdateRange range =
+      cpu_adam::tile_range(layout_, state_.data(), state_.data(), gradient_.data(),
+                           parameters_.data(), parameters_.data());
+  range.prefetch_distance = prefetch_distance;
+  const auto begin = std::chrono::steady_clock::now();
+  workers_
+      .submit([&] {
+        workers_.parallel_for(
+            layout_.count, kLeafParameters, [&](std::size_t first, std::size_t last) {
+              kernel_.update(scalars_, cpu_adam::slice(kernel_, range, first, last - first));
+            });
+      })
+      .wait();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::size_t best_prefetch(const cpu_adam::Kernel& kernel, std::size_t threads) {
+  constexpr std::size_t kParameters = std::size_t{8} << 20;
+  cpu_adam::WorkerPool workers({.threads = threads});
+  UpdateBench bench(kernel, kParameters, {}, workers);
+  bench.pass(0);  // first touch of the pages
+  return cpu_adam::calibrate_prefetch([&](std::size_t distance) { return bench.pass(distance); });
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,102 @@
+// The machine profile: measured once, kept, and never in the way.
+#include "runtime/engine/machine_tuning.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/training_harness.hpp"
+
+namespace spillway::engine {
+namespace {
+
+class MachineProfileFile : public testing::Test {
+ protected:
+  /// The distance that a tuning of its own knows or measures; counts the measurements.
+  std::size_t prefetch(const cpu_adam::Kernel& kernel, std::size_t threads = 2) {
+    MachineTuning tuning(file_);
+    return tuning.prefetch(kernel, threads, [this] {
+      ++measured_;
+      return std::size_t{512};
+    });
+  }
+  std::size_t depth(nvme_swap::EngineKind engine) {
+    MachineTuning tuning(file_);
+    return tuning
+        .drive(scratch_.path(), engine,
+               [this] {
+                 ++measured_;
+                 return nvme_swap::DriveTuning{.engine = "uring",
+                                               .direct = true,
+                                               .queue_depth = 5,
+                                               .transfer_bytes = 2_MiB,
+                                               .read_gbps = 3,
+                                               .write_gbps = 1,
+                                               .mixed_gbps = 2};
+               })
+        .queue_depth;
+  }
+
+  ScratchDirectory scratch_{"machine-profile"};
+  std::filesystem::path file_ = scratch_.path() / "made/for/it/machine.json";
+  int measured_ = 0;
+  const cpu_adam::Kernel& kernel_ = cpu_adam::kernels().front();
+};
+
+TEST_F(MachineProfileFile, IsMeasuredOnce) {
+  EXPECT_EQ(prefetch(kernel_), 512U);
+  EXPECT_EQ(prefetch(kernel_), 512U);
+  EXPECT_EQ(depth(nvme_swap::EngineKind::uring), 5U);
+  EXPECT_EQ(depth(nvme_swap::EngineKind::uring), 5U);
+  EXPECT_EQ(measured_, 2);
+}
+
+TEST_F(MachineProfileFile, KnowsKernelsThreadsAndEnginesApart) {
+  for (const cpu_adam::Kernel& kernel : cpu_adam::kernels()) prefetch(kernel);
+  EXPECT_EQ(static_cast<std::size_t>(measured_), cpu_adam::kernels().size());
+  prefetch(kernel_, 3);
+  depth(nvme_swap::EngineKind::uring);
+  depth(nvme_swap::EngineKind::posix);
+  EXPECT_EQ(static_cast<std::size_t>(measured_), cpu_adam::kernels().size() + 3);
+}
+
+TEST_F(MachineProfileFile, IsMeasuredAnewWhenDamaged) {
+  prefetch(kernel_);
+  std::filesystem::resize_file(file_, std::filesystem::file_size(file_) / 2);
+  EXPECT_EQ(prefetch(kernel_), 512U);
+  EXPECT_EQ(measured_, 2);
+  EXPECT_EQ(prefetch(kernel_), 512U);
+  EXPECT_EQ(measured_, 2);  // the new one is whole
+}
+
+TEST_F(MachineProfileFile, ThatCannotBeWrittenCostsOnlyTheMeasurement) {
+  std::ofstream(scratch_.path() / "made") << "a file where the directory would be";
+  EXPECT_EQ(prefetch(kernel_), 512U);
+  file_.clear();  // none is wanted
+  EXPECT_EQ(prefetch(kernel_), 512U);
+  EXPECT_EQ(measured_, 2);
+}
+
+TEST_F(MachineProfileFile, ForgetsWhatItIsToMeasureAgain) {
+  prefetch(kernel_);
+  MachineTuning tuning(file_);
+  tuning.forget();
+  EXPECT_EQ(tuning.prefetch(kernel_, 2, [] { return std::size_t{128}; }), 128U);
+  EXPECT_EQ(prefetch(kernel_), 128U);
+}
+
+TEST(TunedStore, TakesAShareOfEachDriveByItsRate) {
+  const nvme_swap::DriveTuning fast{.queue_depth = 12, .transfer_bytes = 4_MiB, .mixed_gbps = 3};
+  const nvme_swap::DriveTuning slow{.queue_depth = 2, .transfer_bytes = 1_MiB, .mixed_gbps = 1};
+  nvme_swap::StoreOptions options;
+  tune_store({fast, slow}, options);
+  EXPECT_EQ(options.queue_depth, 20U);  // no drive gets less than eight
+  EXPECT_EQ(options.transfer_bytes, 1_MiB);
+  ASSERT_EQ(options.weights.size(), 2U);
+  EXPECT_NEAR(options.weights[0] / options.weights[1], 3, 1e-9);
+  const nvme_swap::StoreOptions plain;
+  nvme_swap::StoreOptions untouched;
+  tune_store({}, untouched);
+  EXPECT_EQ(untouched.queue_depth, plain.queue_depth);
+}
+
+}  // namespace
+}  // namespace spillway::engine
