@@ -90,7 +90,7 @@ inline std::int8_t encode_signed(float x, float inverse) {
 }
 
 inline float decode_signed(std::int8_t code, float scale) {
-  if (code == 0) return 0;
+  if (code == 0) return 0.0F * scale;  // NaN of a block that is spoiled
   const auto position = static_cast<float>(code < 0 ? -static_cast<int>(code) : code);
   const std::uint32_t octave = (std::bit_cast<std::uint32_t>(position) >> 23) % 16;
   const float value = std::fma(position, SignedMap::kValueSlope[octave] * scale,

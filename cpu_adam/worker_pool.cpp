@@ -98,7 +98,7 @@ class WorkerPool::Implementation {
                         .units = units,
                         .parts = std::min(units, threads_)};
     if (partition.parts == 0) return;
-    if (partition.parts == 1) return partition.run(0);
+    if (partition.parts == 1 && !arena_.binds()) return partition.run(0);
     partition.begun.store(true, std::memory_order_release);
     std::exception_ptr failure;
     try {

@@ -49,11 +49,12 @@ class Bound {
     for (const ProcessorIndex processor : node.places[slot % node.places.size()]) {
       CPU_SET(processor.value(), &place);
     }
-    pthread_getaffinity_np(pthread_self(), sizeof before_, &before_);
+    if (pthread_getaffinity_np(pthread_self(), sizeof before_, &before_) != 0) return;
     if (CPU_EQUAL(&before_, &place) != 0) return;
     bound_ = pthread_setaffinity_np(pthread_self(), sizeof place, &place) == 0;
     // A hint: where it is refused the results are the same and only slower.
-    if (!bound_) log_info("an update thread cannot be bound to its processors");
+    static std::atomic<bool> told = false;
+    if (!bound_ && !told.exchange(true)) log_info("update threads cannot be bound to processors");
   }
   ~Bound() {
     if (bound_) pthread_setaffinity_np(pthread_self(), sizeof before_, &before_);
@@ -86,6 +87,10 @@ class Arena::Implementation {
       arenas_.push_back(
           std::make_unique<task_arena>(static_cast<int>(nodes_[n].threads), reserved));
     }
+  }
+
+  [[nodiscard]] bool binds() const {
+    return std::ranges::any_of(nodes_, [](const WorkerNode& node) { return !node.places.empty(); });
   }
 
   void enter(void (*function)(void*), void* context) {
@@ -142,6 +147,8 @@ class Arena::Implementation {
 Arena::Arena(std::vector<WorkerNode> nodes)
     : implementation_(std::make_unique<Implementation>(std::move(nodes))) {}
 Arena::~Arena() = default;
+
+bool Arena::binds() const { return implementation_->binds(); }
 
 void Arena::enter(void (*function)(void*), void* context) {
   implementation_->enter(function, context);

@@ -19,6 +19,9 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
+  /// Whether threads are kept to places.
+  [[nodiscard]] bool binds() const;
+
   /// Runs function(context) on the calling thread, which is one of the arena's until it returns.
   void enter(void (*function)(void*), void* context);
 

@@ -108,8 +108,9 @@ struct Lanes {
     return *std::max_element(lanes, lanes + kWidth);
   }
 
-  /// See dynamic_map.hpp: the map's slopes and offsets, times a block's scale. Here entry 7 also
-  /// stands for entry 15, whose position is 1 and whose value zero.
+  /// See dynamic_map.hpp: the map's slopes and offsets, times a block's scale. Entry 7 also
+  /// stands for entry 15: the same of the signed map; of the other the position 1, whose value is
+  /// 0.
   struct Values {
     Float slope, offset;
   };

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <span>
 
 #include "cpu_adam/traffic.hpp"
 #include "cpu_adam/worker_pool.hpp"
@@ -233,6 +235,20 @@ void measure_disk(const CalibrationRequest& request, const Tuning& tuning,
   profile.nvme_read = bytes / seconds_of([&] { all(read); });
 }
 
+/// Shares by rate, if every directory has the space for its own: two slots of each tile, and a
+/// hundredth for records and rounding.
+std::vector<double> weights_that_fit(const DriveTunings& drives,
+                                     std::span<const std::filesystem::path> directories,
+                                     Bytes one_slot) {
+  std::vector<double> weights = nvme_swap::stripe_weights(drives);
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const double share = 2.02 * static_cast<double>(one_slot.value()) * weights[i] / sum;
+    if (share > static_cast<double>(std::filesystem::space(directories[i]).available)) return {};
+  }
+  return weights;
+}
+
 }  // namespace
 
 Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
@@ -253,12 +269,19 @@ Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
                                             [&] { return best_prefetch(kernel, options.threads); });
   }
   if (on_disk < kTunedState || options.disk_gbps || !request.state_directories) return tuning;
-  for (const auto& directory : *request.state_directories) {
-    std::filesystem::create_directories(directory);
-    tuning.drives.push_back(known.drive(directory, options.io_engine, [&] {
-      note(fmt::format("measuring what the disk of {} does best", directory.string()));
-      return nvme_swap::calibrate_drive({.directory = directory, .engine = options.io_engine});
-    }));
+  const auto& directories = *request.state_directories;
+  try {
+    for (const auto& directory : directories) {
+      std::filesystem::create_directories(directory);
+      tuning.drives.push_back(known.drive(directory, options.io_engine, [&] {
+        note(fmt::format("measuring what the disk of {} does best", directory.string()));
+        return nvme_swap::calibrate_drive({.directory = directory, .engine = options.io_engine});
+      }));
+    }
+    tuning.weights = weights_that_fit(tuning.drives, directories, on_disk);
+  } catch (const Error& error) {
+    tuning.drives.clear();  // a run can do without: its disk may be full but for its own files
+    note(fmt::format("the disk is used as it is, not measured: {}", error.what()));
   }
   return tuning;
 }

@@ -26,6 +26,8 @@ struct CalibrationRequest {
 struct Tuning {
   std::size_t update_prefetch = 0;
   DriveTunings drives;  ///< of the state directories, in order; none: the store's own defaults
+  /// Each directory's share of a new store's tiles; none: all the same.
+  std::vector<double> weights;
 };
 
 /// Measures what is worth it for a run of this size and not known yet; `note` is told of what takes

@@ -65,13 +65,12 @@ void tune_store(const DriveTunings& drives, nvme_swap::StoreOptions& options) {
     options.queue_depth += std::max(drive.queue_depth, kLeastDepth);
     options.transfer_bytes = std::min(options.transfer_bytes, drive.transfer_bytes);
   }
-  options.weights = nvme_swap::stripe_weights(drives);
 }
 
 MachineTuning::MachineTuning(std::filesystem::path file) : file_(std::move(file)) {
-  if (file_.empty() || !std::filesystem::exists(file_)) return;
+  if (file_.empty()) return;
   try {
-    read();
+    if (std::filesystem::exists(file_)) read();
   } catch (const std::exception& error) {
     forget();
     log_warning("the machine profile is measured anew: {}", error.what());

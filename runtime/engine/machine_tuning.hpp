@@ -18,7 +18,7 @@ namespace spillway::engine {
 /// Of each directory of a store.
 using DriveTunings = std::vector<nvme_swap::DriveTuning>;
 
-/// Depth and transfer size that suit all of them, and each one's share of a new store's tiles.
+/// Depth and transfer size that suit all of them.
 void tune_store(const DriveTunings& drives, nvme_swap::StoreOptions& options);
 
 class MachineTuning {

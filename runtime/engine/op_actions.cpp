@@ -37,7 +37,9 @@ void OpActions::count(OpKind kind, std::size_t bytes) {
 bool OpActions::skips(const Op& op) const {
   if (op.kind == OpKind::commit) return !step_.commit_due && step_.copy == nullptr;
   const bool from_disk = op.kind == OpKind::read_state && op.lane == plan::Lane::nvme_read;
-  if (from_disk && held_[op.slot] == op.tile) return true;
+  // What a later user of the slot reads may still lie there from before: its turn has not come.
+  const bool first_user = op.held || !op.if_pending;
+  if (from_disk && first_user && held_[op.slot] == op.tile) return true;
   return op.if_pending && !step_.update.pending;
 }
 

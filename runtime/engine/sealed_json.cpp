@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr Bytes kLargestFile = 16_MiB;
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;  // 1 had no checksum
 constexpr const char* kChecksum = "xxh3";
 
 /// The text of the file: keys in alphabetical order, two spaces a level.

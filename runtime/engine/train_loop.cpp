@@ -179,6 +179,7 @@ void Loop::plan() {
   tuning_ =
       tune(request, placement_, known, [this](const std::string& text) { observer_.noted(text); });
   tune_store(tuning_.drives, store_options_);
+  store_options_.weights = tuning_.weights;
   profile_ = calibrate(request, tuning_);
   prediction_ = plan::simulate(plan::build_training_step(workload_, placement_), profile_);
   if (options_.commit_every == 0) {
@@ -199,7 +200,7 @@ void Loop::create_trainer() {
     trainer_->initialize(*initial_parameters(request_, config_, trainer_->layout(), options_.seed));
   }
   metrics_.emplace(run_.metrics(), trainer_->state().step);
-  trace_.emplace(trainer_->step_plan().ops.size());
+  trace_.emplace(trainer_->most_ops());
   step_seconds_.reserve(steps_);
   observer_.planned({.workload = workload_,
                      .placement = placement_,

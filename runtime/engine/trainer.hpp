@@ -66,6 +66,8 @@ class Trainer {
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
   [[nodiscard]] const plan::StepPlan& step_plan() const { return step_plan_; }
+  /// Of a step that also writes what lives in memory.
+  [[nodiscard]] std::size_t most_ops() const { return recorded_plan_.ops.size(); }
   /// Timings of the last step.
   [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }
   [[nodiscard]] const OpActions& actions() const { return *actions_; }

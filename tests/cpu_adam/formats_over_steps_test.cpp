@@ -165,5 +165,24 @@ TEST(Bf16Format, RoundingGoesOnWhereTheIndexPassesTwoToThe32) {
   }
 }
 
+TEST(Int8Format, ASpoiledMomentSpoilsItsBlockInEveryKernelAndNoOther) {
+  Random random = seeded_random();
+  const std::vector<std::byte> gradient = random_gradient(random, 2 * kQuantizationBlock);
+  for (const float spoiled : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    Problem problem = without_moments(random, 2 * kQuantizationBlock);
+    problem.m[5] = spoiled;
+    for (const Isa isa : isas()) {
+      if (!supported(isa)) continue;
+      Stepper stepper(find_kernel(isa, DType::bf16, DType::bf16, StateFormat::int8), problem);
+      EXPECT_TRUE(std::isnan(stepper.outcome().m[0])) << name_of(isa);
+      stepper.step(make_scalars({}, 2, 1), gradient);
+      const Outcome after = stepper.outcome();
+      for (std::size_t i = 0; i < after.master.size(); ++i) {
+        ASSERT_EQ(std::isfinite(after.master[i]), i >= kQuantizationBlock) << name_of(isa) << i;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace spillway::cpu_adam::test

@@ -83,15 +83,13 @@ TEST_F(MachineProfileFile, ForgetsWhatItIsToMeasureAgain) {
   EXPECT_EQ(prefetch(kernel_), 128U);
 }
 
-TEST(TunedStore, TakesAShareOfEachDriveByItsRate) {
+TEST(TunedStore, TakesWhatSuitsAllDrives) {
   const nvme_swap::DriveTuning fast{.queue_depth = 12, .transfer_bytes = 4_MiB, .mixed_gbps = 3};
   const nvme_swap::DriveTuning slow{.queue_depth = 2, .transfer_bytes = 1_MiB, .mixed_gbps = 1};
   nvme_swap::StoreOptions options;
   tune_store({fast, slow}, options);
   EXPECT_EQ(options.queue_depth, 20U);  // no drive gets less than eight
   EXPECT_EQ(options.transfer_bytes, 1_MiB);
-  ASSERT_EQ(options.weights.size(), 2U);
-  EXPECT_NEAR(options.weights[0] / options.weights[1], 3, 1e-9);
   const nvme_swap::StoreOptions plain;
   nvme_swap::StoreOptions untouched;
   tune_store({}, untouched);

@@ -85,7 +85,7 @@ TEST_F(SealedFiles, AreRefusedWithAnEndOrAByteMissing) {
 
 TEST_F(SealedFiles, OfAnotherFormatAreRefusedAsSuch) {
   std::string text = contents(run_.manifest());
-  text.replace(text.find("\"format\": 1"), 11, "\"format\": 2");
+  text.replace(text.find("\"format\": 2"), 11, "\"format\": 1");
   replace(run_.manifest(), text);
   EXPECT_EQ(refusal(), ErrorCode::not_supported);
 }

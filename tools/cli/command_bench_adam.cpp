@@ -202,7 +202,9 @@ void add_bench_adam(CLI::App& bench, Session& session) {
   CLI::App* command = add_command(bench, session, "adam",
                                   "Speed of the update against the same traffic with no arithmetic",
                                   [flags, &session] { return run(*flags, session.json); });
-  command->add_option("--size", flags->sizes, "Parameters; several by commas")
+  command
+      ->add_option("--size", flags->sizes,
+                   "Parameters; several by commas. The four formats together take 88 bytes each")
       ->delimiter(',')
       ->transform(CLI::AsSizeValue(false));
   command->add_option("--format", flags->formats, "State formats: fp32, split, bf16, int8")

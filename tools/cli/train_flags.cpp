@@ -18,8 +18,12 @@ constexpr Bytes kLargestConfig = 16_MiB;
 
 std::filesystem::path default_profile() {
   const std::filesystem::path name = "spillway/machine.json";
-  if (const char* cache = std::getenv("XDG_CACHE_HOME")) return cache / name;
-  if (const char* home = std::getenv("HOME")) return home / (".cache" / name);
+  const auto directory = [](const char* variable) -> std::filesystem::path {
+    const char* const value = std::getenv(variable);
+    return value != nullptr ? value : "";
+  };
+  if (const auto cache = directory("XDG_CACHE_HOME"); !cache.empty()) return cache / name;
+  if (const auto home = directory("HOME"); !home.empty()) return home / ".cache" / name;
   return {};
 }
 
