@@ -114,7 +114,7 @@ DriveTuning MachineTuning::drive(const std::filesystem::path& directory,
                                  const std::function<DriveTuning()>& measure) {
   const std::string key = drive_key(directory, engine);
   if (const auto known = drives_.find(key); known != drives_.end()) return known->second;
-  const DriveTuning drive = drives_[key] = measure();
+  const DriveTuning& drive = drives_[key] = measure();
   write();
   return drive;
 }
