@@ -176,13 +176,15 @@ bool is_exact(const AdamCase& what, const Kernel& kernel) {
              0;
 }
 
-void measure_denormals(Runner& runner, AdamMeasurement& result, std::size_t repetitions,
+void measure_denormals(Runner& ordinary, const Kernel& kernel, AdamMeasurement& result,
                        cpu_adam::WorkerPool& pool) {
+  Runner denormal(result.of.parameters, kernel, pool);
   for (const std::size_t period : {10U, 1U}) {
-    runner.arena().make_denormal(pool, period);
+    denormal.arena().make_denormal(pool, period);
     Series& series = period == 1 ? result.denormal_all : result.denormal_tenth;
-    for (std::size_t k = 0; k < repetitions; ++k) {
-      series.ns.push_back(runner.run(Pass::update, 0, 1, result.prefetch));
+    for (std::size_t k = 0; k < result.of.repetitions; ++k) {
+      const double usual = ordinary.run(Pass::update, 0, 1, result.prefetch);
+      series.ns.push_back(denormal.run(Pass::update, 0, 1, result.prefetch) / usual);
     }
   }
 }
@@ -249,7 +251,10 @@ std::vector<AdamMeasurement> measure_adam(std::span<const AdamCase> cases,
   for (std::size_t c = 0; c < cases.size(); ++c) {
     const bool wide = cpu_adam::moment_size(cases[c].format) == 4;
     if (!cases[c].denormals || !wide) continue;
-    measure_denormals(*runners[c], results[c], cases[c].repetitions, pool);
+    const AdamCase& what = cases[c];
+    measure_denormals(*runners[c],
+                      find_kernel(what.isa, what.gradient, what.parameter, what.format), results[c],
+                      pool);
   }
   return results;
 }

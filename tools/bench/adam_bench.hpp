@@ -26,7 +26,7 @@ struct AdamCase {
   bool denormals = false;               ///< also with moments below the normal range
 };
 
-/// Nanoseconds a parameter of every repetition, in order.
+/// Nanoseconds a parameter (or a ratio) of every repetition, in order.
 struct Series {
   std::vector<double> ns;
   [[nodiscard]] double median() const;
@@ -39,10 +39,11 @@ struct AdamMeasurement {
   std::size_t prefetch = 0;          ///< of the update
   std::size_t traffic_prefetch = 0;  ///< of the traffic-only pass
   double bytes_per_parameter = 0;
-  Series traffic, update;               ///< in place
-  Series traffic_apart, update_apart;   ///< read one slot, write the other
-  Series denormal_tenth, denormal_all;  ///< update_apart from moments below the normal range
-  bool exact = false;                   ///< a sample equalled the plain kernel bit for bit
+  Series traffic, update;              ///< in place
+  Series traffic_apart, update_apart;  ///< read one slot, write the other
+  /// update_apart from moments below the normal range, over that from ordinary ones just before.
+  Series denormal_tenth, denormal_all;
+  bool exact = false;  ///< a sample equalled the plain kernel bit for bit
 
   /// Median over repetitions of traffic / update: 1 is the limit of memory.
   [[nodiscard]] double fraction_of_limit() const;

@@ -87,8 +87,8 @@ ordered_json to_json(const AdamMeasurement& m, const Group& group) {
                         {"update_out_of_place", to_json(m.update_apart)},
                         {"traffic_out_of_place", to_json(m.traffic_apart)}};
   if (!m.denormal_all.ns.empty()) {
-    document["update_denormal_tenth"] = to_json(m.denormal_tenth);
-    document["update_denormal_all"] = to_json(m.denormal_all);
+    document["denormal_tenth_ratio"] = m.denormal_tenth.median();
+    document["denormal_all_ratio"] = m.denormal_all.median();
   }
   if (const auto ratio = group.over_fp32(m)) document["speedup_over_fp32"] = *ratio;
   for (const auto& [name, series] : group.peers_of(m)) {
@@ -113,8 +113,7 @@ void print_row(const AdamMeasurement& m, const Group& group) {
              ratio ? fmt::format("{:.2f}x", *ratio) : "-", m.prefetch, m.exact ? "yes" : "NO");
   if (!m.denormal_all.ns.empty()) {
     fmt::print("  moments below the normal range: a tenth {:.2f}x, all {:.2f}x (out of place)\n",
-               m.denormal_tenth.median() / m.update_apart.median(),
-               m.denormal_all.median() / m.update_apart.median());
+               m.denormal_tenth.median(), m.denormal_all.median());
   }
   for (const auto& [name, series] : group.peers_of(m)) {
     fmt::print("  {:<26}{:>9.4f}{:>9.4f}   {:.2f}x ours\n", name, series.median(), series.minimum(),
