@@ -163,11 +163,12 @@ struct Lanes {
     return round_bf16(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   }
 
-  /// bits + increment, upper half; NaN first becomes one that no addition can end.
+  /// bits + increment, upper half; NaN is made quiet instead, as an addition could end it.
   SPILLWAY_TARGET static Half round_bf16(Float x, Int increment) {
-    constexpr int kIndefiniteForNan = 0x33;  // the answers to classes 0 and 1, quiet and signalling
-    const Float kept = _mm512_fixupimm_ps(x, x, _mm512_set1_epi32(kIndefiniteForNan), 0);
-    return _mm512_cvtepi32_epi16(shift_right<16>(add_int(bits(kept), increment)));
+    const __mmask16 number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+    const Int quiet = _mm512_or_si512(bits(x), set_int(0x400000));
+    const Int rounded = _mm512_mask_add_epi32(quiet, number, bits(x), increment);
+    return _mm512_cvtepi32_epi16(shift_right<16>(rounded));
   }
 
   SPILLWAY_TARGET static Double zero_double() { return _mm512_setzero_pd(); }
