@@ -14,11 +14,11 @@ option(SPILLWAY_WERROR "Treat warnings as errors" ${known_compiler})
 
 add_library(spillway_flags INTERFACE)
 target_compile_features(spillway_flags INTERFACE cxx_std_20)
-target_compile_options(spillway_flags INTERFACE
+target_compile_options(spillway_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
   -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wnon-virtual-dtor
   $<$<BOOL:${SPILLWAY_WERROR}>:-Werror>
   # Exactness: the compiler must not fuse a multiply and an add that the source keeps apart.
-  -ffp-contract=off -fno-math-errno)
+  -ffp-contract=off -fno-math-errno>)
 if(SPILLWAY_BUILD_FUZZERS)
   target_compile_options(spillway_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()

@@ -11,12 +11,7 @@
 #include <cmath>
 
 #include "cpu_adam/adam.hpp"
-
-#ifdef __CUDACC__
-#define SPILLWAY_HOST_DEVICE __host__ __device__
-#else
-#define SPILLWAY_HOST_DEVICE
-#endif
+#include "runtime/base/host_device.hpp"
 
 namespace spillway::cpu_adam {
 

@@ -51,6 +51,8 @@ class Stream {
   virtual void wait(Event& event) = 0;
   /// Blocks until the stream is empty; throws the first failure of its work. Not on the step path.
   virtual void synchronize() = 0;
+  /// The device library's own stream, for those that launch kernels on it; null on the host.
+  [[nodiscard]] virtual void* native() const { return nullptr; }
 };
 
 class DeviceBackend {

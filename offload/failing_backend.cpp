@@ -24,6 +24,7 @@ class FailingStream final : public Stream {
   void record(Event& event) override { inner_->record(event); }
   void wait(Event& event) override { inner_->wait(event); }
   void synchronize() override { inner_->synchronize(); }
+  [[nodiscard]] void* native() const override { return inner_->native(); }
 
  private:
   bool fails(FaultKind kind) {
