@@ -60,6 +60,7 @@ CUDA's folders or in ${SPILLWAY_CUDA_PACKAGES}")
     target_include_directories(spillway_cuda_libraries SYSTEM INTERFACE
       ${SPILLWAY_CUBLASLT_INCLUDE} ${SPILLWAY_CUDNN_INCLUDE} ${SPILLWAY_CUDNN_FRONTEND_INCLUDE})
     target_link_libraries(spillway_cuda_libraries INTERFACE spillway_cuda_runtime)
-    message(STATUS "Building with CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+    message(STATUS
+            "Building with CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
   endif()
 endif()
