@@ -91,10 +91,14 @@ struct AttentionShape {
   AttentionStrides strides = {};  ///< every call keeps to them
   bool operator==(const AttentionShape&) const = default;
 
-  [[nodiscard]] std::uint64_t q_columns() const { return std::uint64_t{heads} * head_dim; }
-  [[nodiscard]] std::uint64_t kv_columns() const { return std::uint64_t{kv_heads} * head_dim; }
+  [[nodiscard]] constexpr std::uint64_t q_columns() const {
+    return std::uint64_t{heads} * head_dim;
+  }
+  [[nodiscard]] constexpr std::uint64_t kv_columns() const {
+    return std::uint64_t{kv_heads} * head_dim;
+  }
   /// `strides` with every 0 resolved.
-  [[nodiscard]] AttentionStrides row_strides() const {
+  [[nodiscard]] constexpr AttentionStrides row_strides() const {
     const auto or_packed = [](std::uint64_t stride, std::uint64_t packed) {
       return stride > 0 ? stride : packed;
     };
@@ -142,8 +146,8 @@ struct AttentionBackwardArguments {
   const AttentionStrides strides = shape.row_strides();
   return a.q.stride == strides.q && a.k.stride == strides.k && a.v.stride == strides.v &&
          a.out.stride == strides.out && a.out_gradient.stride == strides.out &&
-         a.q_gradient.stride == strides.q_gradient &&
-         a.k_gradient.stride == strides.k_gradient && a.v_gradient.stride == strides.v_gradient;
+         a.q_gradient.stride == strides.q_gradient && a.k_gradient.stride == strides.k_gradient &&
+         a.v_gradient.stride == strides.v_gradient;
 }
 
 // --- normalization of rows of `width` elements

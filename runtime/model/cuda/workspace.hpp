@@ -17,21 +17,35 @@ inline constexpr Bytes kMatmulWorkspace{32ULL << 20};
 /// Libraries want their workspace aligned to this; the pieces of a layer's are aligned to less.
 inline constexpr std::uint64_t kWorkspaceAlignment = 256;
 
-/// Which implementation attends: a function of shape and dtype, never of a device's mood.
+/// Of every product.
+[[nodiscard]] constexpr Bytes matmul_workspace() {
+  return kMatmulWorkspace + Bytes{kWorkspaceAlignment};
+}
+
+/// What of the operations is part of the mathematics: it changes bits, and workspaces.
+struct CudaMath {
+  DType compute = DType::bf16;
+  /// Only algorithms whose sums have one order. Without: what is fastest, reported by name.
+  bool deterministic = true;
+  bool tf32 = false;           ///< products of fp32 operands on tensor cores, 10 bits of them
+  bool own_attention = false;  ///< our own attention where cuDNN's would serve too
+};
+
+/// Which implementation attends.
 enum class AttentionKind : std::uint8_t {
   cudnn,  ///< flash attention of cuDNN
   own,    ///< attention_kernel.hpp: every shape and dtype, slower
 };
 
-/// cuDNN: 16-bit elements, heads of up to 128 in steps of 8 and rows in steps of 16 bytes; a single
-/// position has no flash attention.
-[[nodiscard]] constexpr AttentionKind attention_kind(const AttentionShape& shape, DType compute) {
+/// cuDNN: 16-bit elements, heads of up to 128 in steps of 8, rows in steps of 16 bytes, and
+/// positions in steps of 8, which keeps what it puts one after the other in its workspace aligned.
+[[nodiscard]] constexpr AttentionKind attention_kind(const AttentionShape& shape,
+                                                     const CudaMath& math) {
   const AttentionStrides s = shape.row_strides();
-  const bool aligned =
-      (s.q | s.k | s.v | s.out | s.q_gradient | s.k_gradient | s.v_gradient) % 8 == 0;
-  const bool suits = compute != DType::fp32 && shape.head_dim % 8 == 0 && shape.head_dim <= 128 &&
-                     shape.sequence > 1 && aligned;
-  return suits ? AttentionKind::cudnn : AttentionKind::own;
+  const std::uint64_t any = s.q | s.k | s.v | s.out | s.q_gradient | s.k_gradient | s.v_gradient;
+  const bool suits = math.compute != DType::fp32 && shape.head_dim % 8 == 0 &&
+                     shape.head_dim <= 128 && shape.sequence % 8 == 0 && any % 8 == 0;
+  return suits && !math.own_attention ? AttentionKind::cudnn : AttentionKind::own;
 }
 
 /// The backward pass of cuDNN attends to a part of the batch at a time: `batch` windows of all
@@ -75,19 +89,18 @@ inline constexpr std::uint64_t kScoreGradientBytes = 1ULL << 30;
 /// Of the larger of both passes. cuDNN's backward: scores' gradients (deterministic), the q
 /// gradient's fp32 sums, k and v gradients of every query head before those of a group are added,
 /// and two values a row; 32 MiB for what an engine keeps besides. Own: a value a row.
-[[nodiscard]] constexpr Bytes attention_workspace(const AttentionShape& shape, DType compute,
-                                                  bool deterministic) {
-  const std::uint64_t rows = std::uint64_t{shape.batch} * shape.heads * shape.sequence;
-  if (attention_kind(shape, compute) == AttentionKind::own) return Bytes{rows * 4};
-  const AttentionPart part = attention_backward_part(shape, deterministic);
-  const std::uint64_t padded = round_up(shape.sequence, 128);
-  const std::uint64_t part_rows =
-      std::uint64_t{part.batch} * part.kv_heads * (shape.heads / shape.kv_heads) * padded;
-  const std::uint64_t scores = deterministic ? score_gradient_bytes(shape, part) : 0;
-  const std::uint64_t padded_dim = round_up(shape.head_dim, 16);
-  const std::uint64_t backward =
-      scores + part_rows * (padded_dim * (4 + 4 + 4) + 16) + (32ULL << 20) + kWorkspaceAlignment;
-  return Bytes{std::max(backward, rows * 4)};
+[[nodiscard]] constexpr Bytes attention_workspace(const AttentionShape& shape,
+                                                  const CudaMath& math) {
+  // Our own kernels need no more where cuDNN turns a shape down.
+  const std::uint64_t own = std::uint64_t{shape.batch} * shape.heads * shape.sequence * 4;
+  if (attention_kind(shape, math) == AttentionKind::own) return Bytes{own};
+  const AttentionPart part = attention_backward_part(shape, math.deterministic);
+  const std::uint64_t rows = std::uint64_t{part.batch} * part.kv_heads *
+                             (shape.heads / shape.kv_heads) * round_up(shape.sequence, 128);
+  const std::uint64_t scores = math.deterministic ? score_gradient_bytes(shape, part) : 0;
+  const std::uint64_t a_row = round_up(shape.head_dim, 16) * (4 + 4 + 4) + 16;
+  const std::uint64_t cudnn = scores + rows * a_row + (32ULL << 20) + kWorkspaceAlignment;
+  return Bytes{std::max(cudnn, own)};
 }
 
 }  // namespace spillway::model::cuda
