@@ -50,6 +50,9 @@ CUDA's folders or in ${SPILLWAY_CUDA_PACKAGES}")
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     set(CMAKE_CUDA_STANDARD 20)
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 passes none to nvcc
+      string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
+    endif()
     set(SPILLWAY_CUDA_FOUND ON)
     spillway_cuda_flags()
     # The static runtime asks for the driver when it is first used: the program also runs where
