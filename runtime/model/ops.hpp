@@ -199,6 +199,8 @@ class Ops {
   /// Of a call that sums `rows` rows of `columns` elements.
   [[nodiscard]] virtual Bytes reduction_workspace(std::uint64_t rows,
                                                   std::uint64_t columns) const = 0;
+  /// Of `embedding_backward`.
+  [[nodiscard]] virtual Bytes embedding_workspace(const EmbeddingShape& shape) const = 0;
 
   virtual void matmul(MatmulPlan plan, const MatmulArguments& arguments) = 0;
   virtual void attention_forward(AttentionPlan plan,
@@ -215,7 +217,8 @@ class Ops {
   virtual void embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
                                  ConstTensor positions, Tensor out) = 0;
   virtual void embedding_backward(const EmbeddingShape& shape, Tokens tokens,
-                                  ConstTensor out_gradient, Gradient table, Gradient positions) = 0;
+                                  ConstTensor out_gradient, Gradient table, Gradient positions,
+                                  Tensor workspace) = 0;
   virtual void cross_entropy(const CrossEntropyArguments& arguments) = 0;
   /// gradient[c] (+)= sum over rows of out_gradient[rows, columns]; columns = gradient's size.
   virtual void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
