@@ -83,17 +83,25 @@ CUDA's folders or in Python packages")
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     set(CMAKE_CUDA_STANDARD 20)
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 passes none to nvcc
+      string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
+    endif()
     set(SPILLWAY_CUDA_FOUND ON)
     list(APPEND SPILLWAY_CUDA_LIBRARY_DIRECTORIES ${CUDAToolkit_LIBRARY_DIR})
     spillway_cuda_flags()
     # The static runtime asks for the driver when it is first used: the program also runs where
-    # there is none.
+    # there is none. Both targets are exported, because the modules' archives need them at the link.
     add_library(spillway_cuda_runtime INTERFACE)
     target_link_libraries(spillway_cuda_runtime INTERFACE CUDA::cudart_static)
     add_library(spillway_cuda_libraries INTERFACE)
-    target_include_directories(spillway_cuda_libraries SYSTEM INTERFACE
-      ${SPILLWAY_CUBLASLT_INCLUDE} ${SPILLWAY_CUDNN_INCLUDE} ${SPILLWAY_CUDNN_FRONTEND_INCLUDE})
+    foreach(directory IN ITEMS ${SPILLWAY_CUBLASLT_INCLUDE} ${SPILLWAY_CUDNN_INCLUDE}
+                               ${SPILLWAY_CUDNN_FRONTEND_INCLUDE})
+      target_include_directories(spillway_cuda_libraries SYSTEM INTERFACE
+                                 $<BUILD_INTERFACE:${directory}>)
+    endforeach()
     target_link_libraries(spillway_cuda_libraries INTERFACE spillway_cuda_runtime)
+    set_property(GLOBAL APPEND PROPERTY SPILLWAY_MODULES
+                 spillway_cuda_runtime spillway_cuda_libraries)
     message(STATUS
             "Building with CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
   endif()
