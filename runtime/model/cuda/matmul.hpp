@@ -13,9 +13,8 @@
 #include <vector>
 
 #include "runtime/model/cuda/cublaslt.hpp"
-#include "runtime/model/cuda/matmul_choices.hpp"
+#include "runtime/model/cuda/cuda_ops.hpp"
 #include "runtime/model/cuda/matmul_layout.hpp"
-#include "runtime/model/cuda/workspace.hpp"
 
 namespace spillway::model::cuda {
 
@@ -75,16 +74,11 @@ class Multiplier {
   /// What every planned shape uses, for the record of a run.
   [[nodiscard]] const MatmulChoices& used() const { return used_; }
 
-  struct Timing {
-    std::string key;  ///< of the table
-    MatmulAlgorithm algorithm;
-    double milliseconds = 0;
-  };
   /// Times the library's first `count` proposals on `arguments`, fastest first. Waits for the
   /// device: for benchmarks and profiles.
-  [[nodiscard]] std::vector<Timing> measure(const MatmulShape& shape,
-                                            const MatmulArguments& arguments, int count,
-                                            cudaStream_t stream);
+  [[nodiscard]] std::vector<MatmulTiming> measure(const MatmulShape& shape,
+                                                  const MatmulArguments& arguments, int count,
+                                                  cudaStream_t stream);
 
  private:
   struct Prepared {

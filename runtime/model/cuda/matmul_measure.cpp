@@ -23,13 +23,13 @@ Event make_event() {
 
 }  // namespace
 
-std::vector<Multiplier::Timing> Multiplier::measure(const MatmulShape& shape,
-                                                    const MatmulArguments& arguments, int count,
-                                                    cudaStream_t stream) {
+std::vector<MatmulTiming> Multiplier::measure(const MatmulShape& shape,
+                                              const MatmulArguments& arguments, int count,
+                                              cudaStream_t stream) {
   MatmulDescriptors descriptors(*library_, shape, options_.math);
   const Event first = make_event();
   const Event last = make_event();
-  std::vector<Timing> timings;
+  std::vector<MatmulTiming> timings;
   for (const auto& proposal : descriptors.propose(handle_, Alignment::sixteen, count)) {
     // The first run loads the kernel.
     descriptors.run(handle_, proposal.algo, arguments, stream);
@@ -39,15 +39,15 @@ std::vector<Multiplier::Timing> Multiplier::measure(const MatmulShape& shape,
     check_cuda(cudaEventSynchronize(last.get()), "timing a product");
     float milliseconds = 0;
     check_cuda(cudaEventElapsedTime(&milliseconds, first.get(), last.get()), "timing a product");
-    Timing timing{.key = key(shape, Alignment::sixteen),
-                  .algorithm = {},
-                  .milliseconds = static_cast<double>(milliseconds) / kRuns};
+    MatmulTiming timing{.key = key(shape, Alignment::sixteen),
+                        .algorithm = {},
+                        .milliseconds = static_cast<double>(milliseconds) / kRuns};
     std::memcpy(timing.algorithm.data(), &proposal.algo, sizeof(timing.algorithm));
     timings.push_back(std::move(timing));
   }
-  std::stable_sort(timings.begin(), timings.end(), [](const Timing& a, const Timing& b) {
-    return a.milliseconds < b.milliseconds;
-  });
+  std::stable_sort(
+      timings.begin(), timings.end(),
+      [](const MatmulTiming& a, const MatmulTiming& b) { return a.milliseconds < b.milliseconds; });
   return timings;
 }
 
