@@ -251,6 +251,9 @@ void read_spillway(Section& spillway, TrainOptions& options) {
                                 *update));
   }
   assign(options.update, spillway.choice<UpdateMode>("update"));
+  if (spillway.text("device") != "auto") {
+    assign(options.device, spillway.choice<DeviceKind>("device"));
+  }
   assign(options.rounds, spillway.integer32("rounds", 1, {"1"}));
   assign(options.context, spillway.integer32("context", 0, {"the model's"}));
   assign(options.decay, spillway.choice<DecayScope>("decay"));

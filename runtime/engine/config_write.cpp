@@ -59,6 +59,7 @@ Json scheduler_json(const ScheduleOptions& schedule) {
 Json spillway_json(const TrainOptions& options) {
   Json json;
   json["compute"] = config_name(options.compute);
+  if (options.device) json["device"] = config_name(*options.device);
   json["context"] = options.context;
   json["rounds"] = options.rounds;
   json["decay"] = config_name(options.decay);

@@ -15,6 +15,7 @@ using nlohmann::json;
 json mathematics(const TrainOptions& options) {
   TrainOptions plain;
   TrainOptions math = options;
+  math.device = options.device.value_or(DeviceKind::host);
   math.update = plain.update;
   math.work_order = plain.work_order;
   math.checkpointing = plain.checkpointing;

@@ -172,7 +172,7 @@ void Loop::plan() {
   placement_ = place(config_, options_, workload_, budgets_);
   const CalibrationRequest request{.config = config_,
                                    .options = options_,
-                                   .transformer = *model_.transformer,
+                                   .model = model_,
                                    .workload = workload_,
                                    .state_directories = store_options_.directories};
   MachineTuning known(request_.profile);

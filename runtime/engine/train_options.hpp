@@ -42,6 +42,8 @@ struct ScheduleOptions {
   double minimum_lr = 0;
 };
 
+/// Where FWD-BWD runs. Another device computes other bits.
+enum class DeviceKind : std::uint8_t { host, cuda };
 enum class UpdateMode : std::uint8_t { automatic, deferred, immediate };
 enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
 enum class DecayScope : std::uint8_t { matrices, all };
@@ -57,6 +59,7 @@ struct TrainOptions {
   std::uint32_t context = 0;                      ///< 0: the model's max_context
   double gradient_clipping = 1.0;                 ///< global norm; 0 switches it off
   DType compute = DType::fp32;
+  std::optional<DeviceKind> device;  ///< absent: cuda where a GPU is usable, else the host
   LossScaleOptions loss_scale;
   cpu_adam::AdamOptions adam;  ///< lr is the schedule's peak
   ScheduleOptions schedule;

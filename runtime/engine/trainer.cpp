@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "cpu_adam/gradient_norm.hpp"
-#include "offload/host/host_backend.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/schedule.hpp"
 
 namespace spillway::engine {
@@ -31,12 +31,10 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
       placement_(placement),
       model_(std::move(model)) {
   const cpu_adam::Isa isa = options_.isa.value_or(cpu_adam::best_isa());
-  backend_ = offload::make_host_backend({.device_capacity = budgets.device,
-                                         .pinned_capacity = budgets.host,
-                                         .link_gigabytes_per_second = options_.host_link_gbps,
-                                         .wake = &wake_});
-  device_math_ = make_host_device_math(isa);
+  backend_ = make_backend(options_, budgets, &wake_);
   streams_ = std::make_unique<Streams>(*backend_);
+  model_.ops->bind_stream(streams_->compute->native());
+  device_math_ = make_device_math(options_, *streams_->compute);
   constants_ = {*model_.transformer, *backend_, *streams_->upload};
   homes_ = std::make_unique<Homes>(workload_, placement_, *backend_);
 

@@ -15,6 +15,7 @@
 #include "runtime/base/random.hpp"
 #include "runtime/engine/trainer.hpp"
 #include "runtime/model/initialize.hpp"
+#include "tests/engine/device_under_test.hpp"
 
 namespace spillway::engine {
 
@@ -72,6 +73,7 @@ inline model::ModelConfig tiny_llama(std::uint32_t layers = 2) {
 /// Options of a run of two rounds of two micro-batches, with tiles far smaller than blocks.
 inline TrainOptions tiny_options() {
   TrainOptions options;
+  options.device = device_under_test();
   options.micro_batch = 2;
   options.gradient_accumulation_steps = 4;
   options.rounds = 2;

@@ -31,7 +31,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const engine::CalibrationRequest request{
       .config = *config,
       .options = options,
-      .transformer = *model.transformer,
+      .model = model,
       .workload = workload,
       .state_directories = on_disk
                                ? std::optional(engine::state_directories(options, flags.train.run))

@@ -31,6 +31,7 @@ void add_info(CLI::App& app, Session& session);
 void add_fsck(CLI::App& app, Session& session);
 void add_profile(CLI::App& app, Session& session);
 /// Subcommands of `bench`.
+void add_bench_gpu(CLI::App& bench, Session& session);
 void add_bench_nvme(CLI::App& bench, Session& session);
 void add_bench_swap(CLI::App& bench, Session& session);
 

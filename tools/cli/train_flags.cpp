@@ -8,6 +8,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
 #include "runtime/engine/train_loop.hpp"
+#include "tools/cli/device_flag.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -36,9 +37,7 @@ void TrainFlags::add_to(CLI::App& command) {
       .add_option("--from", from, "Start from an HF checkpoint, or go on from a run or kept one")
       ->excludes(architecture);
   command.add_option("--steps", steps, "Optimizer steps; default: spillway.steps, or one epoch");
-  command.add_option("--device", device, "Where FWD-BWD runs: host or cuda")
-      ->check(CLI::IsMember({"host", "cuda"}))
-      ->capture_default_str();
+  add_device_flag(command, device);
   command.add_option("--device-memory", device_memory, "Device memory budget, e.g. 512MiB");
   command.add_option("--host-memory", host_memory, "Host memory budget, e.g. 24GB");
   command.add_option("--nvme", nvme, "Directory for optimizer state on disk; may be repeated");
@@ -54,12 +53,11 @@ void TrainFlags::add_to(CLI::App& command) {
 }
 
 engine::TrainOptions TrainFlags::options() const {
-  check(device == "host", ErrorCode::not_supported,
-        "--device cuda: this version has no CUDA backend yet; use --device host");
   engine::ParsedConfig parsed =
       engine::parse_train_config(read_text_file(config, kLargestConfig), config.string());
   for (const std::string& note : parsed.notes) fmt::print(stderr, "note: {}\n", note);
   engine::TrainOptions options = parsed.options;
+  if (device) options.device = device;
   if (!device_memory.empty()) options.device_memory = parse_bytes(device_memory);
   if (!host_memory.empty()) options.host_memory = parse_bytes(host_memory);
   if (!nvme.empty()) {

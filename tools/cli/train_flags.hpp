@@ -21,7 +21,7 @@ struct TrainFlags {
   std::filesystem::path model;  ///< config.json, or empty
   std::filesystem::path from;   ///< HF directory, or empty
   std::filesystem::path run;
-  std::string device = "host";
+  std::optional<engine::DeviceKind> device;
   std::string device_memory, host_memory, isa;
   std::vector<std::filesystem::path> nvme;
   std::uint64_t steps = 0;
