@@ -80,6 +80,20 @@ std::vector<Variation> variations() {
          o.tile_parameters = 5 * kLeafParameters;
        }},
   };
+  for (const StateHome away : {StateHome::host, StateHome::nvme}) {
+    const std::string name = away == StateHome::host ? "host" : "nvme";
+    list.push_back({"activations_on_" + name, [=](TrainOptions& o) { o.activations = away; }});
+    list.push_back({"all_streamed_and_activations_on_" + name, [=](TrainOptions& o) {
+                      streamed(o);
+                      o.state_home = StateHome::nvme;
+                      o.activations = away;
+                    }});
+    list.push_back({"micro_batch_major_with_activations_on_" + name, [=](TrainOptions& o) {
+                      streamed(o);
+                      o.work_order = WorkOrder::micro_batch_major;
+                      o.activations = away;
+                    }});
+  }
   for (const std::uint32_t prefetch : {0U, 2U, 5U}) {
     list.push_back({"prefetch_" + std::to_string(prefetch), [=](TrainOptions& o) {
                       streamed(o);
