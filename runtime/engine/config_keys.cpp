@@ -182,7 +182,6 @@ constexpr std::array kUnneeded = std::to_array<UnneededKey>({
     {kOffloadParam, "max_in_cpu", "--host-memory takes its place"},
     {kCheckpointingSection, "partition_activations", kPlanned},
     {kCheckpointingSection, "contiguous_memory_optimization", kPlanned},
-    {kCheckpointingSection, "cpu_checkpointing", kPlanned},
     {kCheckpointingSection, "number_checkpoints", kPlanned},
     {kCheckpointingSection, "synchronize_checkpoint_boundary", kPlanned},
     {kCheckpointingSection, "profile", kReporting},

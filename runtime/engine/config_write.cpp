@@ -81,6 +81,7 @@ Json spillway_json(const TrainOptions& options) {
     for (const std::filesystem::path& path : options.nvme) json["nvme"].push_back(path.string());
   }
   json["state_home"] = config_name(options.state_home);
+  json["activations"] = config_name(options.activations);
   json["io_engine"] = config_name(options.io_engine);
   json["threads"] = options.threads;
   json["compute_threads"] = options.compute_threads;

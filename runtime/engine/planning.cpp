@@ -58,6 +58,10 @@ std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
       add("activation recomputation",
           [](TrainOptions& o) { o.checkpointing = Checkpointing::recompute; });
     }
+    if (options.activations == StateHome::device) {
+      add("activations on the host (spillway.activations)",
+          [](TrainOptions& o) { o.activations = StateHome::automatic; });
+    }
     if (options.residency == Residency::all) {
       add("streamed parameters", [](TrainOptions& o) { o.residency = Residency::none; });
     }
@@ -69,6 +73,10 @@ std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
                       format == StateFormat::split ? "" : " (other mathematics)"),
           [&](TrainOptions& o) { o.state_format = format; });
     }
+  }
+  if (tier == Tier::host && options.activations == StateHome::host) {
+    add("activations on disk (spillway.activations nvme)",
+        [](TrainOptions& o) { o.activations = StateHome::nvme; });
   }
   if (tier == Tier::host && options.state_home == StateHome::host) {
     add("state on disk (--nvme DIR)", [](TrainOptions& o) { o.state_home = StateHome::nvme; });

@@ -21,6 +21,7 @@ json mathematics(const TrainOptions& options) {
   math.checkpointing = plain.checkpointing;
   math.residency = plain.residency;
   math.state_home = plain.state_home;
+  math.activations = plain.activations;
   math.prefetch = plain.prefetch;
   math.device_memory = plain.device_memory;
   math.host_memory = plain.host_memory;

@@ -76,10 +76,11 @@ struct TrainOptions {
   Checkpointing checkpointing = Checkpointing::automatic;
   Residency residency = Residency::automatic;
   StateHome state_home = StateHome::automatic;
-  std::uint32_t prefetch = 1;               ///< blocks uploaded ahead of use
-  std::optional<Bytes> device_memory;       ///< absent: what the device has
-  std::optional<Bytes> host_memory;         ///< absent: what cgroup and system leave
-  std::vector<std::filesystem::path> nvme;  ///< empty: RUN/state
+  StateHome activations = StateHome::automatic;  ///< of the activations between blocks
+  std::uint32_t prefetch = 1;                    ///< blocks uploaded ahead of use
+  std::optional<Bytes> device_memory;            ///< absent: what the device has
+  std::optional<Bytes> host_memory;              ///< absent: what cgroup and system leave
+  std::vector<std::filesystem::path> nvme;       ///< empty: RUN/state
   nvme_swap::EngineKind io_engine = nvme_swap::EngineKind::automatic;
   std::uint32_t threads = 0;          ///< of the update; 0: physical cores
   std::uint32_t compute_threads = 0;  ///< of FWD-BWD; 0: physical cores

@@ -44,6 +44,7 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
   store_ = resume ? nvme_swap::TileStore::open(opened)
                   : nvme_swap::TileStore::create(opened, homes_->slots().store_layout());
   check_tiles(*store_);
+  open_activation_store(store_options);
 
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = options_.threads, .wake = &wake_});
@@ -55,6 +56,7 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
                   .device_math = *device_math_,
                   .workers = *workers_,
                   .store = *store_,
+                  .activation_store = activation_store_.get(),
                   .isa = isa,
                   .kernel = update_kernel(options_, workload_),
                   .update_prefetch = update_prefetch,
@@ -90,6 +92,19 @@ Trainer::~Trainer() = default;
 
 bool Trainer::commits_in_step() const {
   return !placement_.any_state(plan::Tier::device) && !placement_.any_state(plan::Tier::host);
+}
+
+/// One slot a boundary and never a commit: a write takes the place of the one before.
+void Trainer::open_activation_store(const nvme_swap::StoreOptions& options) {
+  const nvme_swap::StoreLayout layout = homes_->boundaries().disk_layout();
+  if (layout.tiles.empty()) return;
+  nvme_swap::StoreOptions scratch = options;
+  scratch.name = "activations";
+  scratch.slots = 1;
+  scratch.remove_on_close = true;
+  scratch.wake = &wake_;
+  scratch.buffers = {homes_->boundaries().all_staging()};
+  activation_store_ = nvme_swap::TileStore::create(scratch, layout);
 }
 
 void Trainer::check_tiles(const nvme_swap::TileStore& store) const {

@@ -91,6 +91,7 @@ class Trainer {
   double reduce_norm();
   void decide(StepResult& result);
   void check_tiles(const nvme_swap::TileStore& store) const;
+  void open_activation_store(const nvme_swap::StoreOptions& options);
 
   model::ModelConfig config_;
   TrainOptions options_;
@@ -105,7 +106,8 @@ class Trainer {
   std::unique_ptr<DeviceMath> device_math_;
   std::unique_ptr<Homes> homes_;
   std::unique_ptr<nvme_swap::TileStore> store_;
-  std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`
+  std::unique_ptr<nvme_swap::TileStore> copy_;              ///< see `copy_next`
+  std::unique_ptr<nvme_swap::TileStore> activation_store_;  ///< of boundaries on disk, or null
   std::unique_ptr<cpu_adam::WorkerPool> workers_;
   std::unique_ptr<Streams> streams_;
   std::unique_ptr<OpActions> actions_;

@@ -47,14 +47,24 @@ std::vector<std::uint64_t> decayed_parameters(const model::ModelLayout& layout, 
   return ends;
 }
 
+namespace {
+
+std::optional<plan::Tier> tier_of(StateHome home) {
+  switch (home) {
+    case StateHome::automatic: break;
+    case StateHome::device: return plan::Tier::device;
+    case StateHome::host: return plan::Tier::host;
+    case StateHome::nvme: return plan::Tier::nvme;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 plan::PlacementRequest placement_request(const TrainOptions& options) {
   plan::PlacementRequest request;
-  switch (options.state_home) {
-    case StateHome::automatic: break;
-    case StateHome::device: request.state = plan::Tier::device; break;
-    case StateHome::host: request.state = plan::Tier::host; break;
-    case StateHome::nvme: request.state = plan::Tier::nvme; break;
-  }
+  request.state = tier_of(options.state_home);
+  request.activations = tier_of(options.activations);
   if (options.residency != Residency::automatic) {
     request.resident = options.residency == Residency::all;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/boundaries.hpp"
 #include "runtime/plan/theory.hpp"
 
 namespace spillway::plan {
@@ -55,6 +56,26 @@ ElementCount padded_total(const Workload& workload) {
   return sum;
 }
 
+void add_boundaries(const Workload& w, const Placement& p, Items& items) {
+  const std::uint64_t micro_batches = w.micro_batches;
+  const auto activations = [&](BoundaryHome home) { return micro_batches * blocks_with(p, home); };
+  const Bytes one = w.boundary_bytes;
+  items.add(Tier::device, "boundary activations", one * activations(BoundaryHome::device));
+  if (p.boundary_slots == 0) {
+    items.add(Tier::device, "boundary gradients", one * micro_batches);
+    return;
+  }
+  items.add(Tier::device, "boundary slots", one * std::uint64_t{device_boundary_slots(w, p)});
+  // Backward writes an output again that nobody reads, and that may have no home here.
+  items.add(Tier::device, "recomputed boundary", one);
+  items.add(Tier::host, "boundary activations", one * activations(BoundaryHome::host));
+  items.add(Tier::host, "parked boundaries", one * std::uint64_t{parked_micro_batches(w, p)});
+  items.add(Tier::host, "boundary staging",
+            boundary_disk_bytes(w) * std::uint64_t{p.boundary_staging});
+  items.add(Tier::nvme, "boundary activations",
+            boundary_disk_bytes(w) * activations(BoundaryHome::nvme));
+}
+
 void add_activations(const Workload& w, const Placement& p, Items& items) {
   const std::uint64_t micro_batches = w.micro_batches;
   Bytes kept;
@@ -66,9 +87,7 @@ void add_activations(const Workload& w, const Placement& p, Items& items) {
       scratch = std::max(scratch, w.blocks[b].saved_bytes);
     }
   }
-  items.add(Tier::device, "boundary activations",
-            w.boundary_bytes * (micro_batches * (w.blocks.size() - 1)));
-  items.add(Tier::device, "boundary gradients", w.boundary_bytes * micro_batches);
+  add_boundaries(w, p, items);
   items.add(Tier::device, "kept activations", kept);
   items.add(Tier::device, "recomputation scratch", scratch);
   items.add(Tier::device, "operator workspace", w.workspace_bytes);
@@ -108,6 +127,11 @@ void add_gradients(const Workload& w, const Placement& p, Items& items) {
 bool Placement::any_state(Tier tier) const {
   return std::any_of(blocks.begin(), blocks.end(),
                      [tier](const BlockPlacement& b) { return b.state == tier; });
+}
+
+bool Placement::any_activations(Tier tier) const {
+  return std::any_of(blocks.begin(), blocks.end() - 1,
+                     [tier](const BlockPlacement& b) { return b.activations == tier; });
 }
 
 bool Placement::any_streamed() const {

@@ -127,6 +127,9 @@ class TrainingHarness {
     tokens_.emplace(scratch_.path() / "train.bin", data::TokenType::uint16);
   }
 
+  /// Changes what the planner chose, for every trainer from here on.
+  std::function<void(const plan::Workload&, plan::Placement&)> adjust_placement;
+
   [[nodiscard]] const model::ModelConfig& config() const { return config_; }
   [[nodiscard]] const data::TokenFile& tokens() const { return *tokens_; }
   [[nodiscard]] std::filesystem::path new_run() {
@@ -143,7 +146,8 @@ class TrainingHarness {
     ModelRuntime model = make_model_runtime(config_, options);
     const plan::Workload workload = make_workload(config_, *model.transformer, options);
     if (options.device_memory) budgets.device = *options.device_memory;
-    const plan::Placement placement = place(config_, options, workload, budgets);
+    plan::Placement placement = place(config_, options, workload, budgets);
+    if (adjust_placement) adjust_placement(workload, placement);
     nvme_swap::StoreOptions store;
     store.directories = state_directories(options, run);
     store.engine = options.io_engine;

@@ -27,7 +27,8 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const plan::Workload workload = engine::make_workload(*config, *model.transformer, options);
   const plan::Budgets budgets = engine::make_budgets(options, flags.train.run);
   const plan::Placement placement = engine::place(*config, options, workload, budgets);
-  const bool on_disk = placement.any_state(plan::Tier::nvme);
+  const bool on_disk =
+      placement.any_state(plan::Tier::nvme) || placement.any_activations(plan::Tier::nvme);
   const engine::CalibrationRequest request{
       .config = *config,
       .options = options,
