@@ -77,6 +77,7 @@ plan::PlacementRequest placement_request(const TrainOptions& options) {
   request.format = options.state_format;
   request.tile_parameters = ElementCount{options.tile_parameters};
   request.prefetch = options.prefetch;
+  request.commits = options.commits;
   return request;
 }
 

@@ -27,6 +27,7 @@ struct Placement {
   std::uint32_t parameter_slots = 2;  ///< device homes shared by the streamed blocks
   std::uint32_t gradient_slots = 2;   ///< device fp32 accumulators
   std::uint32_t state_slots = 4;      ///< host staging buffers for tiles on nvme
+  bool commits = true;  ///< every tile has slots on disk; else only those whose home it is
 
   [[nodiscard]] bool any_state(Tier tier) const;
   [[nodiscard]] bool any_streamed() const;
