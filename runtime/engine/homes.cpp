@@ -38,6 +38,8 @@ Homes::Homes(const plan::Workload& workload, const plan::Placement& placement,
       tiles_of_block_(workload.blocks.size()) {
   for (std::uint32_t tile = 0; tile < tiles().size(); ++tile) {
     tiles_of_block_[tiles()[tile].block].push_back(tile);
+    const bool on_disk = placement.blocks[tiles()[tile].block].state == Tier::nvme;
+    if (!placement.commits && !on_disk) slots_.keep_off_disk(tile);
   }
   allocate_device(backend);
   allocate_host(backend);

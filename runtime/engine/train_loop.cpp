@@ -196,6 +196,8 @@ void Loop::create_trainer() {
   checkpoints_->check_space(trainer_->store().layout());
   if (!resumes_ && request_.from && is_run(*request_.from)) {
     start_from_run();
+  } else if (!resumes_ && request_.initial != nullptr) {
+    trainer_->initialize(*request_.initial);
   } else if (!resumes_) {
     trainer_->initialize(*initial_parameters(request_, config_, trainer_->layout(), options_.seed));
   }

@@ -90,6 +90,9 @@ struct TrainOptions {
 
   // What is written when.
   std::uint64_t commit_every = 0;  ///< 0: planned
+  /// False: no step is ever committed, and only state that lives on disk has slots there. For
+  /// benchmarks, whose result nobody keeps; no key of a configuration.
+  bool commits = true;
   std::uint64_t save_every = 0;    ///< kept checkpoints; 0: none
   std::uint32_t keep = 2;          ///< newest kept checkpoints; older ones are removed
   std::uint64_t eval_every = 0;    ///< 0: at the end only

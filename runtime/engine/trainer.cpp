@@ -187,8 +187,8 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
   step.training = true;
   step.loss_gradient_scale = static_cast<float>(result.scale / static_cast<double>(result.tokens));
   // Inside this plan the previous step's update lands, and with it that step becomes committable.
-  const bool due =
-      state_.step > 0 && state_.step % std::max<std::uint64_t>(options_.commit_every, 1) == 0;
+  const bool due = placement_.commits && state_.step > 0 &&
+                   state_.step % std::max<std::uint64_t>(options_.commit_every, 1) == 0;
   prepare_commit(due || copying(), true);
   const bool records = (step.commit_due || copying()) && !commits_in_step();
   Executor& executor = records ? *recorded_executor_ : *step_executor_;
@@ -280,7 +280,8 @@ void Trainer::snapshot() {
 }
 
 void Trainer::commit() {
-  flush(true);
+  flush(placement_.commits);
+  if (!placement_.commits) return;
   if (!commits_in_step()) snapshot();
   if (copying()) copy_committed();
 }

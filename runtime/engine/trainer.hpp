@@ -54,7 +54,7 @@ class Trainer {
   StepResult step(const data::TokenFile& tokens, const data::Sampler& sampler);
   /// Mean loss over all whole windows of `tokens`, in file order.
   Evaluation evaluate(const data::TokenFile& tokens);
-  /// Applies the pending update and makes the current step true on disk.
+  /// Applies the pending update and makes the current step true on disk, if the placement commits.
   void commit();
   /// Creates a store as `options` say and fills it with the state after the last step: by the
   /// writes that the next step makes anyway or, where it would not write everything, by reading the

@@ -105,6 +105,7 @@ class Chooser {
     Placement placement;
     placement.order = request_.order;
     placement.format = request_.format;
+    placement.commits = request_.commits;
     // The same tiles, and no staging buffer larger than the largest of them.
     placement.tile_parameters =
         std::min(request_.tile_parameters, gradient_slot_elements(workload_));

@@ -20,6 +20,7 @@ struct PlacementRequest {
   StateFormat format = StateFormat::fp32;
   ElementCount tile_parameters{2u << 20};
   std::uint32_t prefetch = 1;  ///< blocks uploaded ahead; slots = prefetch + 1
+  bool commits = true;         ///< steps are made true on disk; see `Placement`
 };
 
 /// The least that the request needs of one tier, and what the budget gives.

@@ -35,7 +35,8 @@ Bytes tier_state(const Workload& workload, const Placement& placement, Tier tier
 Bytes slots_on_disk(const Workload& workload, const Placement& placement) {
   Bytes sum;
   for (const Tile& tile : make_tiles(workload, placement.tile_parameters)) {
-    sum += slot_bytes(placement.format, tile.count);
+    const bool lives_there = placement.blocks[tile.block].state == Tier::nvme;
+    if (placement.commits || lives_there) sum += slot_bytes(placement.format, tile.count);
   }
   return sum;
 }
@@ -191,7 +192,7 @@ std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {
   items.add(Tier::host, "norm leaves and loss sums",
             Bytes{sizeof(double) * (padded_total(w).value() / kLeafParameters +
                                     std::uint64_t{w.micro_batches} * w.rounds)});
-  // Every tile has two slots on disk, whatever its tier: commits need them.
+  // With commits every tile has two slots on disk, whatever its tier.
   items.add(Tier::nvme, "state, two slots", slots_on_disk(w, p) * 2u);
   return items.take();
 }

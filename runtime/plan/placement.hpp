@@ -32,6 +32,7 @@ struct Placement {
   std::uint32_t boundary_slots = 0;    ///< device homes shared by boundaries that come and go
   std::uint32_t carried = 0;           ///< micro-batches whose boundary stays from block to block
   std::uint32_t boundary_staging = 0;  ///< host buffers for boundaries on nvme
+  bool commits = true;  ///< every tile has slots on disk; else only those whose home it is
 
   [[nodiscard]] bool any_state(Tier tier) const;
   [[nodiscard]] bool any_activations(Tier tier) const;

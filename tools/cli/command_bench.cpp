@@ -10,6 +10,7 @@ void add_bench(CLI::App& app, Session& session) {
   add_bench_gpu(*bench, session);
   add_bench_nvme(*bench, session);
   add_bench_swap(*bench, session);
+  add_bench_step(*bench, session);
 }
 
 }  // namespace spillway::cli
