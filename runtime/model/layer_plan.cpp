@@ -84,11 +84,21 @@ void Layer::find_parameters(const BlockLayout& block) {
 
 void Layer::make_plans() {
   activation_ = {.kind = config_.activation, .rows = tokens(), .columns = config_.ffn_width};
+  // Normalized heads lie in a matrix of their own; the others where they were projected.
+  const std::uint64_t all = qkv_columns();
+  const std::uint64_t normalized = q_norm_ ? q_columns() + kv_columns() : all;
   attention_ = ops_->plan_attention({.batch = batch_.batch,
                                      .sequence = batch_.sequence,
                                      .heads = config_.heads,
                                      .kv_heads = config_.kv_heads,
-                                     .head_dim = config_.head_dim});
+                                     .head_dim = config_.head_dim,
+                                     .strides = {.q = normalized,
+                                                 .k = normalized,
+                                                 .v = all,
+                                                 .out = q_columns(),
+                                                 .q_gradient = all,
+                                                 .k_gradient = all,
+                                                 .v_gradient = all}});
   const std::uint64_t norm_columns = 2 * std::max(config_.width, config_.head_dim);
   ops_workspace_ = std::max({qkv_->workspace(), attention_out_->workspace(), ffn_in_->workspace(),
                              ffn_out_->workspace(), attention_.workspace,

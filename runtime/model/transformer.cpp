@@ -43,6 +43,11 @@ class Transformer::Implementation {
     return block + 1 == layout_.blocks.size();
   }
 
+  [[nodiscard]] Bytes workspace_bytes() const {
+    return std::max(
+        {layer_.workspace_bytes(), head_.workspace_bytes(), ops_->embedding_workspace(embedding_)});
+  }
+
   [[nodiscard]] std::uint64_t constant_count() const {
     return config_.is_gpt2() ? 0 : std::uint64_t{batch_.sequence} * config_.head_dim;
   }
@@ -58,9 +63,9 @@ class Transformer::Implementation {
         config_.is_gpt2() ? positions_.in(a.parameters, compute) : ConstTensor{}, a.output);
   }
   void embed_backward(const BackwardArguments& a) {
-    ops_->embedding_backward(embedding_, a.tokens, a.boundary_gradient,
-                             table_.in(a.gradients, a.first),
-                             config_.is_gpt2() ? positions_.in(a.gradients, a.first) : Gradient{});
+    ops_->embedding_backward(
+        embedding_, a.tokens, a.boundary_gradient, table_.in(a.gradients, a.first),
+        config_.is_gpt2() ? positions_.in(a.gradients, a.first) : Gradient{}, a.workspace);
   }
   /// A block's padding has no gradient; norms and updates run over it.
   void clear_padding(std::uint32_t block, offload::DeviceSpan<float> gradients, bool first) {
@@ -111,10 +116,7 @@ Bytes Transformer::saved_bytes(std::uint32_t block) const {
   return i.is_embedding(block) || i.is_head(block) ? Bytes{} : i.layer().saved_bytes();
 }
 
-Bytes Transformer::workspace_bytes() const {
-  return std::max(implementation_->layer().workspace_bytes(),
-                  implementation_->head().workspace_bytes());
-}
+Bytes Transformer::workspace_bytes() const { return implementation_->workspace_bytes(); }
 
 Bytes Transformer::constant_bytes() const {
   return Bytes{implementation_->constant_count() * sizeof(float)};

@@ -41,10 +41,11 @@ class LossOps : public OpsTest {
     expect_stored(actual, out, 1e-7, "out");
     const TestMemory words_gradient = floats(d_table.size());
     const TestMemory places_gradient = floats(d_places.size());
+    const TestMemory space = workspace(ops_->embedding_workspace(s));
     for (const bool first : {true, false}) {
       ops_->embedding_backward(s, device(ids), dy.device(),
                                {words_gradient.device().as<float>(), first},
-                               {places_gradient.device().as<float>(), first});
+                               {places_gradient.device().as<float>(), first}, space.device());
     }
     for (double& value : d_table) value *= 2;
     for (double& value : d_places) value *= 2;
