@@ -9,6 +9,7 @@
 
 #include "cpu_adam/dynamic_map.hpp"
 #include "runtime/base/dtype.hpp"
+#include "runtime/base/host_device.hpp"
 #include "runtime/base/random.hpp"
 
 namespace spillway::cpu_adam {
@@ -62,7 +63,7 @@ constexpr std::uint16_t stochastic_bf16(float value, std::uint32_t random) {
 }
 
 /// 1 / absmax, or 0 where that is of no use: no code then depends on the values.
-inline float inverse_scale(float absmax) {
+SPILLWAY_HOST_DEVICE inline float inverse_scale(float absmax) {
   return absmax > 0 && std::isfinite(absmax) ? 1.0F / absmax : 0.0F;
 }
 

@@ -55,6 +55,13 @@ class Stream {
   [[nodiscard]] virtual void* native() const { return nullptr; }
 };
 
+/// What a backend can do beyond the contract.
+struct Capabilities {
+  /// A recorded event that completes notifies the WakeSignal that the backend was made with.
+  /// Without that, whoever waits for events asks again every so often.
+  bool wakes = false;
+};
+
 class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
@@ -67,6 +74,7 @@ class DeviceBackend {
   [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
   [[nodiscard]] virtual std::unique_ptr<Event> make_event() = 0;
   [[nodiscard]] virtual MemoryUsage usage(MemoryKind kind) const = 0;
+  [[nodiscard]] virtual Capabilities capabilities() const = 0;
 };
 
 }  // namespace spillway::offload

@@ -41,6 +41,7 @@ class FailingBackend final : public DeviceBackend {
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name) override;
   [[nodiscard]] std::unique_ptr<Event> make_event() override { return inner_->make_event(); }
   [[nodiscard]] MemoryUsage usage(MemoryKind kind) const override { return inner_->usage(kind); }
+  [[nodiscard]] Capabilities capabilities() const override { return inner_->capabilities(); }
 
  private:
   friend class FailingStream;

@@ -2,80 +2,25 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <deque>
-#include <mutex>
 
+#include "offload/detail/account.hpp"
+#include "offload/detail/page_memory.hpp"
 #include "offload/host/detail/host_stream.hpp"
 #include "offload/host/detail/link_throttle.hpp"
-#include "offload/host/detail/page_memory.hpp"
 #include "offload/host/detail/stream_progress.hpp"
 
 namespace spillway::offload {
 namespace host {
 namespace {
 
-std::string exact(Bytes bytes) {
-  return fmt::format("{} ({} bytes)", format_bytes(bytes), bytes.value());
-}
-
-/// One kind of memory: its words in messages, its limit and what is in use.
-class Account {
- public:
-  Account(std::string_view noun, std::string_view remedy, Bytes capacity)
-      : noun_(noun),
-        remedy_(remedy),
-        usage_{.current = {}, .high_water = {}, .capacity = capacity} {}
-
-  void take(Bytes size) {
-    const std::lock_guard lock(mutex_);
-    if (size > usage_.capacity - usage_.current) {
-      throw Error(ErrorCode::out_of_memory,
-                  fmt::format("{} memory is full: asked for {}, {} of {} in use; {}", noun_,
-                              exact(size), exact(usage_.current), exact(usage_.capacity), remedy_));
-    }
-    usage_.current += size;
-    usage_.high_water = std::max(usage_.high_water, usage_.current);
-  }
-
-  void give_back(Bytes size) noexcept {
-    const std::lock_guard lock(mutex_);
-    SPILLWAY_ASSERT(size <= usage_.current);
-    usage_.current -= size;
-  }
-
-  /// The system refused `size` bytes that the limit allowed.
-  [[noreturn]] void refuse(Bytes size, int error_number) {
-    give_back(size);
-    throw Error(ErrorCode::out_of_memory,
-                fmt::format("the system refused {} of {} memory ({}) with {} of {} in use; lower "
-                            "the limit, free memory, or raise the cgroup's or `ulimit -v`",
-                            exact(size), noun_, std::strerror(error_number), exact(usage().current),
-                            exact(usage().capacity)),
-                error_number);
-  }
-
-  [[nodiscard]] MemoryUsage usage() const {
-    const std::lock_guard lock(mutex_);
-    return usage_;
-  }
-
- private:
-  const std::string_view noun_;
-  const std::string_view remedy_;
-  mutable std::mutex mutex_;
-  MemoryUsage usage_;  // guarded by mutex_
-};
-
 class HostBackend final : public DeviceBackend {
  public:
   explicit HostBackend(const HostBackendOptions& options)
-      : device_("device", "raise --device-memory or lower the micro-batch size",
-                options.device_capacity),
-        pinned_("pinned host", "raise --host-memory or put optimizer state on disk with --nvme",
-                options.pinned_capacity),
+      : device_(MemoryKind::device, options.device_capacity),
+        pinned_(MemoryKind::pinned, options.pinned_capacity),
         wake_(options.wake),
         stream_depth_(options.stream_depth) {
     check(stream_depth_ > 0, ErrorCode::invalid_argument, "stream_depth is 0; use at least 1");
@@ -100,20 +45,25 @@ class HostBackend final : public DeviceBackend {
   [[nodiscard]] std::string_view name() const override { return "host"; }
 
   [[nodiscard]] std::byte* allocate(MemoryKind kind, Bytes size) override {
-    Account& account = account_of(kind);
+    detail::Account& account = account_of(kind);
     account.take(size);
-    std::byte* const address =
-        kind == MemoryKind::device ? allocate_heap(size.value()) : map_pages(size.value());
-    if (address == nullptr) account.refuse(size, ENOMEM);
+    std::byte* const address = kind == MemoryKind::device ? detail::allocate_heap(size.value())
+                                                          : detail::map_pages(size.value());
+    if (address == nullptr) {
+      account.refuse(size, {.reason = std::strerror(ENOMEM),
+                            .remedy = "lower the limit, free memory, or raise the cgroup's or "
+                                      "`ulimit -v`",
+                            .native = ENOMEM});
+    }
     return address;
   }
 
   void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept override {
     if (address == nullptr) return;
     if (kind == MemoryKind::device) {
-      free_heap(address, size.value());
+      detail::free_heap(address, size.value());
     } else {
-      unmap_pages(address, size.value());
+      detail::unmap_pages(address, size.value());
     }
     account_of(kind).give_back(size);
   }
@@ -137,11 +87,15 @@ class HostBackend final : public DeviceBackend {
     return kind == MemoryKind::device ? device_.usage() : pinned_.usage();
   }
 
- private:
-  Account& account_of(MemoryKind kind) { return kind == MemoryKind::device ? device_ : pinned_; }
+  [[nodiscard]] Capabilities capabilities() const override { return {.wakes = wake_ != nullptr}; }
 
-  Account device_;
-  Account pinned_;
+ private:
+  detail::Account& account_of(MemoryKind kind) {
+    return kind == MemoryKind::device ? device_ : pinned_;
+  }
+
+  detail::Account device_;
+  detail::Account pinned_;
   std::optional<LinkThrottle> upload_link_;
   std::optional<LinkThrottle> download_link_;
   WakeSignal* const wake_;

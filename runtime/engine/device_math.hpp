@@ -45,5 +45,9 @@ class DeviceMath {
 
 /// For the host backend, whose device memory the CPU can reach.
 [[nodiscard]] std::unique_ptr<DeviceMath> make_host_device_math(cpu_adam::Isa isa);
+/// On memory of a CUDA device: its kernels run on `compute`, a stream of that backend which
+/// outlives this, whichever task starts them. The bits are those of the host, NaN payloads and
+/// signs aside. Throws `Error{invalid_argument}` for a stream of another backend.
+[[nodiscard]] std::unique_ptr<DeviceMath> make_cuda_device_math(offload::Stream& compute);
 
 }  // namespace spillway::engine

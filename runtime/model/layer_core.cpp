@@ -30,11 +30,21 @@ LayerCore::LayerCore(const ModelConfig& config, BatchShape batch, const BlockLay
   q_norm_ = head_norm("q_norm.weight", config_.heads);
   k_norm_ = head_norm("k_norm.weight", config_.kv_heads);
   activation_ = {.kind = config_.activation, .rows = tokens(), .columns = config_.ffn_width};
+  // Normalized heads lie in a matrix of their own; the others where they were projected.
+  const std::uint64_t all = qkv_columns();
+  const std::uint64_t normalized = q_norm_ ? q_columns() + kv_columns() : all;
   attention_ = ops_->plan_attention({.batch = batch_.batch,
                                      .sequence = batch_.sequence,
                                      .heads = config_.heads,
                                      .kv_heads = config_.kv_heads,
-                                     .head_dim = config_.head_dim});
+                                     .head_dim = config_.head_dim,
+                                     .strides = {.q = normalized,
+                                                 .k = normalized,
+                                                 .v = all,
+                                                 .out = q_columns(),
+                                                 .q_gradient = all,
+                                                 .k_gradient = all,
+                                                 .v_gradient = all}});
   const std::uint64_t norm_columns = 2 * std::max(config_.width, config_.head_dim);
   ops_workspace_ =
       std::max(attention_.workspace, ops_->reduction_workspace(tokens(), norm_columns));

@@ -75,13 +75,46 @@ struct MatmulArguments {
 
 // --- attention: causal, grouped-query. Query head h reads key/value head h / (heads / kv_heads).
 
+/// `HeadRows::stride` of every matrix of a call, in elements. 0: nothing but the heads.
+struct AttentionStrides {
+  std::uint64_t q = 0;
+  std::uint64_t k = 0;
+  std::uint64_t v = 0;
+  std::uint64_t out = 0;  ///< and the gradient of it
+  std::uint64_t q_gradient = 0;
+  std::uint64_t k_gradient = 0;
+  std::uint64_t v_gradient = 0;
+  bool operator==(const AttentionStrides&) const = default;
+};
+
 struct AttentionShape {
   std::uint32_t batch = 0;
   std::uint32_t sequence = 0;
   std::uint32_t heads = 0;
   std::uint32_t kv_heads = 0;
   std::uint32_t head_dim = 0;
+  AttentionStrides strides = {};  ///< every call keeps to them
   bool operator==(const AttentionShape&) const = default;
+
+  [[nodiscard]] constexpr std::uint64_t q_columns() const {
+    return std::uint64_t{heads} * head_dim;
+  }
+  [[nodiscard]] constexpr std::uint64_t kv_columns() const {
+    return std::uint64_t{kv_heads} * head_dim;
+  }
+  /// `strides` with every 0 resolved.
+  [[nodiscard]] constexpr AttentionStrides row_strides() const {
+    const auto or_packed = [](std::uint64_t stride, std::uint64_t packed) {
+      return stride > 0 ? stride : packed;
+    };
+    return {.q = or_packed(strides.q, q_columns()),
+            .k = or_packed(strides.k, kv_columns()),
+            .v = or_packed(strides.v, kv_columns()),
+            .out = or_packed(strides.out, q_columns()),
+            .q_gradient = or_packed(strides.q_gradient, q_columns()),
+            .k_gradient = or_packed(strides.k_gradient, kv_columns()),
+            .v_gradient = or_packed(strides.v_gradient, kv_columns())};
+  }
 };
 
 /// Heads side by side in the rows of a matrix: head h of token t starts at element
@@ -105,6 +138,22 @@ struct AttentionBackwardArguments {
   HeadRows<Tensor> q_gradient, k_gradient, v_gradient;
   Tensor workspace;
 };
+
+/// Whether a call's matrices have the rows that its plan was made for.
+[[nodiscard]] inline bool keeps_strides(const AttentionShape& shape,
+                                        const AttentionForwardArguments& a) {
+  const AttentionStrides strides = shape.row_strides();
+  return a.q.stride == strides.q && a.k.stride == strides.k && a.v.stride == strides.v &&
+         a.out.stride == strides.out;
+}
+[[nodiscard]] inline bool keeps_strides(const AttentionShape& shape,
+                                        const AttentionBackwardArguments& a) {
+  const AttentionStrides strides = shape.row_strides();
+  return a.q.stride == strides.q && a.k.stride == strides.k && a.v.stride == strides.v &&
+         a.out.stride == strides.out && a.out_gradient.stride == strides.out &&
+         a.q_gradient.stride == strides.q_gradient && a.k_gradient.stride == strides.k_gradient &&
+         a.v_gradient.stride == strides.v_gradient;
+}
 
 // --- normalization of rows of `width` elements
 
@@ -223,12 +272,17 @@ class Ops {
  public:
   virtual ~Ops() = default;
   [[nodiscard]] virtual DType compute() const = 0;
+  /// Where a device's operations are launched from now on: an offload::Stream::native(). Called
+  /// once, before the first operation; an implementation without streams ignores it.
+  virtual void bind_stream(void* /*native*/) {}
 
   [[nodiscard]] virtual MatmulPlan plan_matmul(const MatmulShape& shape) = 0;
   [[nodiscard]] virtual AttentionPlan plan_attention(const AttentionShape& shape) = 0;
   /// Of a call that sums `rows` rows of `columns` elements.
   [[nodiscard]] virtual Bytes reduction_workspace(std::uint64_t rows,
                                                   std::uint64_t columns) const = 0;
+  /// Of `embedding_backward`.
+  [[nodiscard]] virtual Bytes embedding_workspace(const EmbeddingShape& shape) const = 0;
 
   virtual void matmul(MatmulPlan plan, const MatmulArguments& arguments) = 0;
   virtual void attention_forward(AttentionPlan plan,
@@ -245,7 +299,8 @@ class Ops {
   virtual void embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
                                  ConstTensor positions, Tensor out) = 0;
   virtual void embedding_backward(const EmbeddingShape& shape, Tokens tokens,
-                                  ConstTensor out_gradient, Gradient table, Gradient positions) = 0;
+                                  ConstTensor out_gradient, Gradient table, Gradient positions,
+                                  Tensor workspace) = 0;
   virtual void cross_entropy(const CrossEntropyArguments& arguments) = 0;
   /// Takes a tile into `scans` [rows]; the vocabulary's first tile overwrites them.
   virtual void scan_vocabulary(const VocabularyTile& tile,

@@ -48,7 +48,11 @@ class TiledModel final : public TransformerBody {
     return is_layer(block) && layer_.feeds_backward(tile_of(block));
   }
   [[nodiscard]] Bytes workspace_bytes() const override {
-    return std::max(layer_.workspace_bytes(), head_.workspace_bytes());
+    Bytes largest = std::max(layer_.workspace_bytes(), head_.workspace_bytes());
+    for (std::uint32_t block = 1; layer_of(block) == 0; ++block) {
+      largest = std::max(largest, ops_->embedding_workspace(embedding_of(block)));
+    }
+    return largest;
   }
   [[nodiscard]] double forward_flops(std::uint32_t block) const override {
     if (is_head(block)) return head_.forward_flops(tile_of(block));
@@ -84,7 +88,7 @@ class TiledModel final : public TransformerBody {
       layer_.backward(tile_of(a.block), own);
     } else {
       ops_->embedding_backward(embedding_of(a.block), a.tokens, a.boundary_gradient,
-                               table_of(a.block).in(a.gradients, a.first), {});
+                               table_of(a.block).in(a.gradients, a.first), {}, a.workspace);
     }
     clear_padding(*ops_, layout_->blocks[a.block], a.gradients, a.first);
   }

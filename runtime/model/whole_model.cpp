@@ -35,7 +35,8 @@ class WholeModel final : public TransformerBody {
     return !is_embedding(block) && !is_head(block);
   }
   [[nodiscard]] Bytes workspace_bytes() const override {
-    return std::max(layer_.workspace_bytes(), head_.workspace_bytes());
+    return std::max(
+        {layer_.workspace_bytes(), head_.workspace_bytes(), ops_->embedding_workspace(embedding_)});
   }
   [[nodiscard]] double forward_flops(std::uint32_t block) const override {
     if (is_embedding(block)) return 0;
@@ -66,7 +67,7 @@ class WholeModel final : public TransformerBody {
     if (is_embedding(a.block)) {
       ops_->embedding_backward(
           embedding_, a.tokens, a.boundary_gradient, table_.in(a.gradients, a.first),
-          config_.is_gpt2() ? positions_.in(a.gradients, a.first) : Gradient{});
+          config_.is_gpt2() ? positions_.in(a.gradients, a.first) : Gradient{}, a.workspace);
     } else {
       layer_.backward(a);
     }

@@ -41,10 +41,11 @@ class LossOps : public OpsTest {
     expect_stored(actual, out, 1e-7, "out");
     const TestMemory words_gradient = floats(d_table.size());
     const TestMemory places_gradient = floats(d_places.size());
+    const TestMemory space = workspace(ops_->embedding_workspace(s));
     for (const bool first : {true, false}) {
       ops_->embedding_backward(s, device(ids), dy.device(),
                                {words_gradient.device().as<float>(), first},
-                               {places_gradient.device().as<float>(), first});
+                               {places_gradient.device().as<float>(), first}, space.device());
     }
     for (double& value : d_table) value *= 2;
     for (double& value : d_places) value *= 2;
@@ -111,8 +112,9 @@ TEST_P(LossOps, TilesOfAnEmbeddingMakeTheWhole) {
   const TestMemory gradient = floats(29 * 37);
   const TestMemory gradient_of_tiles = floats(29 * 37);
   ops_->embedding_forward(whole, device(ids), table.device(), {}, out.device());
+  const TestMemory space = workspace(ops_->embedding_workspace(whole));
   ops_->embedding_backward(whole, device(ids), dy.device(), {gradient.device().as<float>(), true},
-                           {});
+                           {}, space.device());
   for (const auto& [first, last] : {std::pair{0U, 12U}, {12U, 13U}, {13U, 29U}}) {
     EmbeddingShape tile = whole;
     tile.first_row = first;
@@ -121,7 +123,7 @@ TEST_P(LossOps, TilesOfAnEmbeddingMakeTheWhole) {
     ops_->embedding_forward(tile, device(ids), table.device().subspan(first * row, tile.rows * row),
                             {}, out_of_tiles.device());
     const auto rows = gradient_of_tiles.device().as<float>().subspan(first * 37, tile.rows * 37);
-    ops_->embedding_backward(tile, device(ids), dy.device(), {rows, true}, {});
+    ops_->embedding_backward(tile, device(ids), dy.device(), {rows, true}, {}, space.device());
   }
   EXPECT_EQ(decode(out_of_tiles, dtype_), decode(out, dtype_));
   EXPECT_EQ(decode(gradient_of_tiles, DType::fp32), decode(gradient, DType::fp32));

@@ -136,7 +136,8 @@ class AllOperations {
     const TestMemory dw(50 * 300 * sizeof(float));
     const TestMemory dp(100 * 300 * sizeof(float));
     ops_->embedding_backward(shape, {ids.data(), kRows}, out.device(),
-                             {dw.device().as<float>(), true}, {dp.device().as<float>(), true});
+                             {dw.device().as<float>(), true}, {dp.device().as<float>(), true},
+                             TestMemory(ops_->embedding_workspace(shape).value()).device());
     std::vector<float> logits(kCount);
     for (float& value : logits) value = random_.normal(2);
     const TestMemory device_logits{std::span<const float>(logits)};

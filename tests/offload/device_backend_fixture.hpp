@@ -26,11 +26,18 @@ struct BackendLimits {
 struct BackendUnderTest {
   std::string name;
   std::function<std::unique_ptr<DeviceBackend>(const BackendLimits&)> make;
+  /// Why this machine cannot make one, and the suite is skipped; empty, or absent: it can.
+  std::function<std::string()> unavailable = nullptr;
 };
 inline void PrintTo(const BackendUnderTest& backend, std::ostream* out) { *out << backend.name; }
 
 class DeviceBackendContract : public ::testing::TestWithParam<BackendUnderTest> {
  protected:
+  void SetUp() override {
+    const std::string reason = GetParam().unavailable ? GetParam().unavailable() : "";
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+
   [[nodiscard]] static std::unique_ptr<DeviceBackend> make(Bytes device = Bytes{64 << 20},
                                                            Bytes pinned = Bytes{64 << 20}) {
     return GetParam().make({.device_capacity = device, .pinned_capacity = pinned});

@@ -185,6 +185,7 @@ template <class T>
 void HostOps<T>::attention_forward(AttentionPlan plan, const AttentionForwardArguments& a) {
   AttentionCall<T> call;
   call.shape = attentions_[plan.index];
+  SPILLWAY_ASSERT(keeps_strides(call.shape, a));
   call.q = heads<T>(a.q);
   call.k = heads<T>(a.k);
   call.v = heads<T>(a.v);
@@ -198,6 +199,7 @@ template <class T>
 void HostOps<T>::attention_backward(AttentionPlan plan, const AttentionBackwardArguments& a) {
   AttentionCall<T> call;
   call.shape = attentions_[plan.index];
+  SPILLWAY_ASSERT(keeps_strides(call.shape, a));
   call.q = heads<T>(a.q);
   call.k = heads<T>(a.k);
   call.v = heads<T>(a.v);

@@ -224,7 +224,8 @@ void RowOps<T>::embedding_forward(const EmbeddingShape& shape, Tokens tokens, Co
 /// Each thread owns a range of columns and adds the tokens in order.
 template <class T>
 void RowOps<T>::embedding_backward(const EmbeddingShape& shape, Tokens tokens,
-                                   ConstTensor out_gradient, Gradient table, Gradient positions) {
+                                   ConstTensor out_gradient, Gradient table, Gradient positions,
+                                   Tensor /*workspace*/) {
   check_embedding(shape);
   check_tokens(tokens, shape.vocabulary);
   if (table.first) fill_zero(table.values);

@@ -43,6 +43,11 @@ class RowOps : public Ops {
   [[nodiscard]] DType compute() const final { return kDtype<T>; }
   [[nodiscard]] Bytes reduction_workspace(std::uint64_t rows, std::uint64_t columns) const final;
 
+  /// None: each thread owns columns of the table.
+  [[nodiscard]] Bytes embedding_workspace(const EmbeddingShape& /*shape*/) const final {
+    return Bytes{};
+  }
+
   void norm_forward(const NormShape& shape, const NormForwardArguments& a) final;
   void norm_backward(const NormShape& shape, const NormBackwardArguments& a) final;
   void activation_forward(const ActivationShape& shape, ConstTensor input, Tensor out) final;
@@ -51,7 +56,7 @@ class RowOps : public Ops {
   void embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
                          ConstTensor positions, Tensor out) final;
   void embedding_backward(const EmbeddingShape& shape, Tokens tokens, ConstTensor out_gradient,
-                          Gradient table, Gradient positions) final;
+                          Gradient table, Gradient positions, Tensor workspace) final;
   void cross_entropy(const CrossEntropyArguments& a) final;
   void scan_vocabulary(const VocabularyTile& tile, offload::DeviceSpan<VocabularyScan> scans) final;
   void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,

@@ -1,9 +1,10 @@
-// The memory of the host backend, straight from the system. Nothing here counts or limits.
+// Host memory straight from the system, for every backend. Nothing here counts or limits. Any
+// thread.
 #pragma once
 
 #include <cstddef>
 
-namespace spillway::offload::host {
+namespace spillway::offload::detail {
 
 /// Heap memory aligned to kPageBytes, for the "device". Exact to AddressSanitizer: the byte after
 /// `size` is not the caller's. Null when the system refuses.
@@ -16,4 +17,4 @@ void free_heap(std::byte* address, std::size_t size) noexcept;
 [[nodiscard]] std::byte* map_pages(std::size_t size) noexcept;
 void unmap_pages(std::byte* address, std::size_t size) noexcept;
 
-}  // namespace spillway::offload::host
+}  // namespace spillway::offload::detail

@@ -1,4 +1,4 @@
-#include "offload/host/detail/page_memory.hpp"
+#include "offload/detail/page_memory.hpp"
 
 #include <sys/mman.h>
 
@@ -9,7 +9,7 @@
 #include "runtime/base/log.hpp"
 #include "runtime/base/units.hpp"
 
-namespace spillway::offload::host {
+namespace spillway::offload::detail {
 namespace {
 
 constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
@@ -67,4 +67,4 @@ void unmap_pages(std::byte* address, std::size_t size) noexcept {
   unmap(address, mapped_size(size));
 }
 
-}  // namespace spillway::offload::host
+}  // namespace spillway::offload::detail

@@ -1,0 +1,51 @@
+// The update, and what goes before it, on memory of a CUDA device: the arithmetic of
+// cpu_adam/element.hpp and cpu_adam/codec.hpp, so the bits of the CPU's kernels (NaN payloads and
+// signs aside). Each function launches on `stream`, a cudaStream_t that is not the default stream,
+// of the current device, and returns at once: pointers are device addresses, valid until the stream
+// has passed. Nothing is allocated, nothing waits. Any thread may call anything here.
+//
+// Errors: `Error{device_error}` if a launch is refused, `Error{not_supported}` in a build without
+// CUDA. Every array is aligned to its own element at least; what is aligned to 16 bytes moves in
+// vectors.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "cpu_adam/update.hpp"
+
+namespace spillway::cpu_adam::cuda {
+
+/// Element types of the arrays of a range. Only format fp32 goes with parameters other than bf16.
+struct RangeTypes {
+  StateFormat format = StateFormat::fp32;
+  DType gradient = DType::fp32;
+  DType parameter = DType::fp32;
+};
+
+/// Groups of one range in format int8 at most; what other formats may have has no limit.
+inline constexpr std::size_t kMaxQuantizedGroups = 8;
+
+/// cpu_adam::update. The prefetch distance is not used. `groups` may go when the call returns.
+/// Throws `Error{invalid_argument}` for types that do not go together, an array that is not aligned
+/// to its element, and too many groups.
+void update(const RangeTypes& types, std::span<const ParameterGroup> groups,
+            const UpdateRange& range, void* stream);
+
+/// cpu_adam::sum_squares. leaves: [ceil(count / kLeafParameters)].
+void sum_squares(DType dtype, const void* gradient, std::size_t count, double* leaves,
+                 void* stream);
+
+/// cpu_adam::accumulate. source: [count] of `dtype`; target: [count].
+void accumulate(DType dtype, const void* source, float* target, std::size_t count, bool first,
+                void* stream);
+
+/// cpu_adam::round_gradient. target: [count] of `dtype`; overlaps `source` nowhere.
+void round_gradient(DType dtype, const float* source, void* target, std::size_t count,
+                    void* stream);
+
+/// Device to device; the two overlap nowhere.
+void copy(void* target, const void* source, std::size_t bytes, void* stream);
+void fill_zero(void* target, std::size_t bytes, void* stream);
+
+}  // namespace spillway::cpu_adam::cuda

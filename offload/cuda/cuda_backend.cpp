@@ -1,0 +1,141 @@
+#include "offload/cuda/cuda_backend.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "offload/cuda/detail/cuda_backend.hpp"
+#include "offload/cuda/detail/cuda_stream.hpp"
+#include "offload/cuda/detail/pinned_memory.hpp"
+#include "offload/detail/account.hpp"
+
+namespace spillway::offload {
+namespace cuda {
+namespace {
+
+class CudaBackend final : public DeviceBackend {
+ public:
+  CudaBackend(std::unique_ptr<CudaApi> api, const CudaBackendOptions& options)
+      : api_(std::move(api)),
+        node_(query_device(*api_, options.device).numa_node),
+        device_(MemoryKind::device, options.device_capacity),
+        pinned_(MemoryKind::pinned, options.pinned_capacity) {}
+
+  /// Owners of memory hold a reference to this: one that is left would use it after its end.
+  ~CudaBackend() override {
+    SPILLWAY_ASSERT(device_.usage().current == Bytes{});
+    SPILLWAY_ASSERT(pinned_.usage().current == Bytes{});
+  }
+
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  [[nodiscard]] std::string_view name() const override { return "cuda"; }
+
+  [[nodiscard]] std::byte* allocate(MemoryKind kind, Bytes size) override {
+    account_of(kind).take(size);
+    return kind == MemoryKind::device ? allocate_device(size) : allocate_pinned(size);
+  }
+
+  void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept override {
+    if (address == nullptr) return;
+    if (kind == MemoryKind::device) {
+      deallocate_device(address);
+    } else {
+      unmap_pinned(*api_, address, size.value());
+    }
+    account_of(kind).give_back(size);
+  }
+
+  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name) override {
+    return std::make_unique<CudaStream>(*api_, name);
+  }
+
+  [[nodiscard]] std::unique_ptr<Event> make_event() override {
+    return std::make_unique<CudaEvent>(*api_);
+  }
+
+  [[nodiscard]] MemoryUsage usage(MemoryKind kind) const override {
+    return kind == MemoryKind::device ? device_.usage() : pinned_.usage();
+  }
+
+  [[nodiscard]] Capabilities capabilities() const override { return {.wakes = false}; }
+
+ private:
+  detail::Account& account_of(MemoryKind kind) {
+    return kind == MemoryKind::device ? device_ : pinned_;
+  }
+
+  std::byte* allocate_device(Bytes size) {
+    const std::size_t wanted = std::max<std::size_t>(size.value(), 1);
+    void* base = nullptr;
+    Status status = api_->allocate(base, wanted);
+    if (status == kSuccess && misalignment(base) != 0) {
+      // CUDA aligns to 256 bytes, and large allocations, which are all that matter, to far more:
+      // only a small one ever takes the page that this costs.
+      log_cuda(*api_, api_->deallocate(base), "freeing device memory");
+      status = api_->allocate(base, wanted + kPageBytes);
+    }
+    if (status == kOutOfMemory) {
+      device_.refuse(size, {.reason = api_->describe(status),
+                            .remedy = "another program may use the GPU (nvidia-smi); lower "
+                                      "--device-memory",
+                            .native = status});
+    }
+    if (status != kSuccess) {
+      device_.give_back(size);
+      check_cuda(*api_, status, "allocating device memory");
+    }
+    const std::size_t excess = misalignment(base);
+    auto* const address = static_cast<std::byte*>(base) + (excess == 0 ? 0 : kPageBytes - excess);
+    if (address != base) shifted_[address] = base;
+    return address;
+  }
+
+  void deallocate_device(std::byte* address) noexcept {
+    void* base = address;
+    if (const auto entry = shifted_.find(address); entry != shifted_.end()) {
+      base = entry->second;
+      shifted_.erase(entry);
+    }
+    log_cuda(*api_, api_->deallocate(base), "freeing device memory");
+  }
+
+  std::byte* allocate_pinned(Bytes size) {
+    const PinnedResult result = map_pinned(*api_, size.value(), node_);
+    if (result.address == nullptr) {
+      pinned_.refuse(size,
+                     {.reason = result.reason, .remedy = pinned_remedy(), .native = result.native});
+    }
+    return result.address;
+  }
+
+  static std::size_t misalignment(const void* address) {
+    return reinterpret_cast<std::uintptr_t>(address) % kPageBytes;
+  }
+
+  const std::unique_ptr<CudaApi> api_;
+  const std::optional<NodeIndex> node_;  ///< where pinned memory belongs
+  detail::Account device_;
+  detail::Account pinned_;
+  std::map<std::byte*, void*> shifted_;  ///< what CUDA gave, of addresses that are not that
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceBackend> make_backend(std::unique_ptr<CudaApi> api,
+                                            const CudaBackendOptions& options) {
+  check(api != nullptr, ErrorCode::not_supported, unavailable_reason(nullptr, options.device));
+  return std::make_unique<CudaBackend>(std::move(api), options);
+}
+
+}  // namespace cuda
+
+std::unique_ptr<DeviceBackend> make_cuda_backend(const CudaBackendOptions& options) {
+  return cuda::make_backend(cuda::make_cuda_api(), options);
+}
+
+}  // namespace spillway::offload

@@ -1,0 +1,30 @@
+// The CUDA backend: memory, streams and events of one NVIDIA GPU. A build without CUDA has it too,
+// and refuses to make one.
+//
+// Device memory is taken with cudaMalloc, one allocation a line of the plan's table, when a run
+// starts: nothing is allocated in a step, so that no pool or stream-ordered allocator is needed.
+// Pinned memory is the process's own pages, near the GPU, registered with the driver. All work goes
+// to non-blocking streams of our own: the default stream, whose every use waits for the others, is
+// never touched.
+//
+// Threads: the control thread, on which the backend was made: the device is current there.
+#pragma once
+
+#include <memory>
+
+#include "offload/cuda/cuda_device.hpp"
+#include "offload/device_backend.hpp"
+
+namespace spillway::offload {
+
+struct CudaBackendOptions {
+  Bytes device_capacity;  ///< of device memory; allocations beyond it fail
+  Bytes pinned_capacity;  ///< of pinned host memory
+  int device = 0;         ///< as CUDA numbers them
+};
+
+/// Throws `Error{not_supported}` with `cuda_unavailable_reason`. Events do not wake: CUDA could
+/// only do so through a host function that would hold up the stream.
+[[nodiscard]] std::unique_ptr<DeviceBackend> make_cuda_backend(const CudaBackendOptions& options);
+
+}  // namespace spillway::offload

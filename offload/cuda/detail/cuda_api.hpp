@@ -1,0 +1,88 @@
+// CudaApi: the calls of CUDA's runtime that the backend makes, and no others, behind one interface.
+// So the backend compiles and is tested without CUDA, and a test counts what it calls.
+//
+// Threads: as CUDA's runtime: any, and the current device is each thread's own.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "offload/cuda/cuda_device.hpp"
+#include "runtime/base/source_location.hpp"
+
+namespace spillway::offload::cuda {
+
+/// A cudaError_t. 0 is success; every other one is cleared from the thread's last error, because
+/// the caller has it: a kernel launched later is not blamed for it.
+using Status = int;
+
+/// The statuses that the backend tells apart, with the values of cudaError_t.
+inline constexpr Status kSuccess = 0;
+inline constexpr Status kOutOfMemory = 2;
+inline constexpr Status kInsufficientDriver = 35;
+inline constexpr Status kNoDevice = 100;
+inline constexpr Status kNotReady = 600;
+
+enum class CopyDirection { to_device, to_host };
+
+class CudaApi {
+ public:
+  using StreamHandle = void*;  // cudaStream_t
+  using EventHandle = void*;   // cudaEvent_t
+
+  CudaApi() = default;
+  virtual ~CudaApi() = default;
+  CudaApi(const CudaApi&) = delete;
+  CudaApi& operator=(const CudaApi&) = delete;
+
+  /// "cudaErrorMemoryAllocation: out of memory".
+  [[nodiscard]] virtual std::string describe(Status status) = 0;
+  [[nodiscard]] virtual Status device_count(int& count) = 0;
+  /// Versions only; 0 for a driver that is not there.
+  virtual void versions(int& driver, int& runtime) = 0;
+  /// Makes the device current on this thread and starts CUDA on it.
+  [[nodiscard]] virtual Status set_device(int device) = 0;
+  /// Everything but the free memory and the versions; starts nothing. An absent node is one that
+  /// CUDA does not know.
+  [[nodiscard]] virtual Status properties(int device, CudaDevice& found) = 0;
+  /// Of the current device.
+  [[nodiscard]] virtual Status free_memory(Bytes& free) = 0;
+
+  [[nodiscard]] virtual Status allocate(void*& address, std::size_t size) = 0;
+  [[nodiscard]] virtual Status deallocate(void* address) = 0;
+  [[nodiscard]] virtual Status register_host(void* address, std::size_t size) = 0;
+  [[nodiscard]] virtual Status unregister_host(void* address) = 0;
+
+  /// Does not wait for the default stream, nor that one for it.
+  [[nodiscard]] virtual Status create_stream(StreamHandle& stream) = 0;
+  [[nodiscard]] virtual Status destroy_stream(StreamHandle stream) = 0;
+  [[nodiscard]] virtual Status synchronize(StreamHandle stream) = 0;
+  [[nodiscard]] virtual Status wait(StreamHandle stream, EventHandle event) = 0;
+  [[nodiscard]] virtual Status copy(void* target, const void* source, std::size_t size,
+                                    CopyDirection direction, StreamHandle stream) = 0;
+
+  /// Without timing, which would make each recording slower.
+  [[nodiscard]] virtual Status create_event(EventHandle& event) = 0;
+  [[nodiscard]] virtual Status destroy_event(EventHandle event) = 0;
+  [[nodiscard]] virtual Status record(EventHandle event, StreamHandle stream) = 0;
+  [[nodiscard]] virtual Status query(EventHandle event) = 0;
+};
+
+/// CUDA's runtime; null in a build without CUDA.
+[[nodiscard]] std::unique_ptr<CudaApi> make_cuda_api();
+
+/// Throws `Error{device_error}` that names `action` ("upload of 4.00 KiB on stream h2d") and
+/// CUDA's words, unless `status` is success.
+void check_cuda(CudaApi& api, Status status, std::string_view action,
+                SourceLocation where = SourceLocation::current());
+/// For destructors: logs instead.
+void log_cuda(CudaApi& api, Status status, std::string_view action) noexcept;
+
+/// `cuda_unavailable_reason` and `query_cuda_device` of any api; null: a build without CUDA.
+[[nodiscard]] std::string unavailable_reason(CudaApi* api, int device);
+[[nodiscard]] CudaDevice query_device(CudaApi& api, int device);
+
+}  // namespace spillway::offload::cuda

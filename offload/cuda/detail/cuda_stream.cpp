@@ -1,0 +1,77 @@
+#include "offload/cuda/detail/cuda_stream.hpp"
+
+#include <fmt/format.h>
+
+namespace spillway::offload::cuda {
+namespace {
+
+CudaEvent& cuda_event(Event& event) {
+  auto* const own = dynamic_cast<CudaEvent*>(&event);
+  SPILLWAY_ASSERT(own != nullptr);  // an event of another backend
+  return *own;
+}
+
+}  // namespace
+
+CudaEvent::CudaEvent(CudaApi& api) : api_(api) {
+  check_cuda(api_, api_.create_event(handle_), "making an event");
+}
+
+CudaEvent::~CudaEvent() { log_cuda(api_, api_.destroy_event(handle_), "destroying an event"); }
+
+bool CudaEvent::done() {
+  const Status status = api_.query(handle_);
+  if (status == kNotReady) return false;
+  check_cuda(api_, status, "work on the GPU before an event");
+  return true;
+}
+
+CudaStream::CudaStream(CudaApi& api, std::string_view name) : api_(api), name_(name) {
+  check_action(api_.create_stream(handle_), "making it");
+}
+
+CudaStream::~CudaStream() {
+  log_cuda(api_, api_.synchronize(handle_), "the work of a stream that ends");
+  log_cuda(api_, api_.destroy_stream(handle_), "destroying a stream");
+}
+
+/// The text is made for a failure only: a step allocates nothing.
+void CudaStream::check_action(Status status, std::string_view action) const {
+  if (status == kSuccess) [[likely]] {
+    return;
+  }
+  check_cuda(api_, status, fmt::format("stream {}: {}", name_, action));
+}
+
+void CudaStream::upload(DeviceSpan<std::byte> target, std::span<const std::byte> source) {
+  SPILLWAY_ASSERT(target.size_bytes() == source.size_bytes());
+  if (source.empty()) return;
+  check_action(api_.copy(target.address(), source.data(), source.size_bytes(),
+                         CopyDirection::to_device, handle_),
+               "upload");
+}
+
+void CudaStream::download(std::span<std::byte> target, DeviceSpan<const std::byte> source) {
+  SPILLWAY_ASSERT(target.size_bytes() == source.size_bytes());
+  if (source.empty()) return;
+  check_action(api_.copy(target.data(), source.address(), source.size_bytes(),
+                         CopyDirection::to_host, handle_),
+               "download");
+}
+
+void CudaStream::submit(InlineTask task) {
+  SPILLWAY_ASSERT(static_cast<bool>(task));
+  task();
+}
+
+void CudaStream::record(Event& event) {
+  check_action(api_.record(cuda_event(event).handle_, handle_), "recording an event");
+}
+
+void CudaStream::wait(Event& event) {
+  check_action(api_.wait(handle_, cuda_event(event).handle_), "waiting for an event");
+}
+
+void CudaStream::synchronize() { check_action(api_.synchronize(handle_), "its work"); }
+
+}  // namespace spillway::offload::cuda

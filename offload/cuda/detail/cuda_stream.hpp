@@ -1,0 +1,56 @@
+// CudaStream and CudaEvent: a CUDA stream and event, owned.
+//
+// Threads: the control thread. Nothing here allocates or blocks but `synchronize` and the end of a
+// stream.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "offload/cuda/detail/cuda_api.hpp"
+#include "offload/device_backend.hpp"
+
+namespace spillway::offload::cuda {
+
+class CudaEvent final : public Event {
+ public:
+  /// `api` outlives this, as it does streams.
+  explicit CudaEvent(CudaApi& api);
+  ~CudaEvent() override;
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  [[nodiscard]] bool done() override;
+
+ private:
+  friend class CudaStream;
+  CudaApi& api_;
+  CudaApi::EventHandle handle_ = nullptr;
+};
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(CudaApi& api, std::string_view name);
+  /// Completes what was submitted. What that fails with is logged.
+  ~CudaStream() override;
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  void upload(DeviceSpan<std::byte> target, std::span<const std::byte> source) override;
+  void download(std::span<std::byte> target, DeviceSpan<const std::byte> source) override;
+  /// What the task throws, it throws here.
+  void submit(InlineTask task) override;
+  void record(Event& event) override;
+  void wait(Event& event) override;
+  void synchronize() override;
+  [[nodiscard]] void* native() const override { return handle_; }
+
+ private:
+  void check_action(Status status, std::string_view action) const;
+
+  CudaApi& api_;
+  const std::string name_;
+  CudaApi::StreamHandle handle_ = nullptr;
+};
+
+}  // namespace spillway::offload::cuda

@@ -1,0 +1,13 @@
+// The CUDA implementation in a build without CUDA.
+#include "runtime/base/error.hpp"
+#include "runtime/model/cuda/cuda_ops.hpp"
+
+namespace spillway::model::cuda {
+
+std::unique_ptr<CudaOps> make_ops(CudaOpsOptions /*options*/) {
+  throw Error(ErrorCode::not_supported,
+              "this build has no CUDA backend: use --device host, or build where nvcc and the "
+              "headers of cuBLAS and cuDNN are found (tools/setup cuda)");
+}
+
+}  // namespace spillway::model::cuda

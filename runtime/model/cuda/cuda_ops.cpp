@@ -1,0 +1,197 @@
+#include "runtime/model/cuda/cuda_ops.hpp"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "runtime/base/log.hpp"
+#include "runtime/model/cuda/attention_cudnn.hpp"
+#include "runtime/model/cuda/attention_kernel.hpp"
+#include "runtime/model/cuda/cuda_check.hpp"
+#include "runtime/model/cuda/kernels.hpp"
+#include "runtime/model/cuda/matmul.hpp"
+
+namespace spillway::model::cuda {
+namespace {
+
+std::string device_name(int device) {
+  cudaDeviceProp properties{};
+  const cudaError_t status = cudaGetDeviceProperties(&properties, device);
+  if (status != cudaSuccess) {
+    throw Error(ErrorCode::not_supported,
+                fmt::format("CUDA device {} does not answer: {}; is there a GPU and its driver?",
+                            device, cudaGetErrorString(status)),
+                static_cast<int>(status));
+  }
+  check_cuda(cudaSetDevice(device), "choosing the device");
+  return properties.name;
+}
+
+class DeviceOps final : public CudaOps {
+ public:
+  explicit DeviceOps(CudaOpsOptions options)
+      : math_(options.math),
+        directories_(std::move(options.library_directories)),
+        device_name_(device_name(options.device)),
+        cublas_(directories_),
+        multiplier_(
+            cublas_,
+            {.math = math_, .device_name = device_name_, .choices = std::move(options.choices)}) {}
+
+  [[nodiscard]] DType compute() const override { return math_.compute; }
+  void bind_stream(void* native) override { stream_ = native; }
+  [[nodiscard]] const MatmulChoices& choices() const override { return multiplier_.used(); }
+  [[nodiscard]] std::string libraries() const override {
+    const std::string cublas = fmt::format("cuBLASLt {}", cublas_.get_version());
+    return cudnn_ ? fmt::format("{}, cuDNN {}", cublas, cudnn_->version()) : cublas;
+  }
+
+  [[nodiscard]] MatmulPlan plan_matmul(const MatmulShape& shape) override {
+    return multiplier_.plan(shape);
+  }
+  [[nodiscard]] AttentionPlan plan_attention(const AttentionShape& shape) override;
+  [[nodiscard]] Bytes reduction_workspace(std::uint64_t rows,
+                                          std::uint64_t columns) const override {
+    return cuda::reduction_workspace(rows, columns);
+  }
+  [[nodiscard]] Bytes embedding_workspace(const EmbeddingShape& shape) const override {
+    return cuda::embedding_workspace(shape);
+  }
+
+  void matmul(MatmulPlan plan, const MatmulArguments& a) override {
+    multiplier_.run(plan, a, static_cast<cudaStream_t>(stream()));
+  }
+  [[nodiscard]] std::vector<MatmulTiming> measure_matmul(const MatmulShape& shape,
+                                                         const MatmulArguments& a,
+                                                         int count) override {
+    return multiplier_.measure(shape, a, count, static_cast<cudaStream_t>(stream()));
+  }
+  void attention_forward(AttentionPlan plan, const AttentionForwardArguments& a) override;
+  void attention_backward(AttentionPlan plan, const AttentionBackwardArguments& a) override;
+
+  void norm_forward(const NormShape& shape, const NormForwardArguments& a) override {
+    cuda::norm_forward(stream(), math_.compute, shape, a);
+  }
+  void norm_backward(const NormShape& shape, const NormBackwardArguments& a) override {
+    cuda::norm_backward(stream(), math_.compute, shape, a);
+  }
+  void rope(const RopeArguments& a) override { cuda::rope(stream(), math_.compute, a); }
+  void activation_forward(const ActivationShape& shape, ConstTensor input, Tensor out) override {
+    cuda::activation_forward(stream(), math_.compute, shape, input, out);
+  }
+  void activation_backward(const ActivationShape& shape,
+                           const ActivationBackwardArguments& a) override {
+    cuda::activation_backward(stream(), math_.compute, shape, a);
+  }
+  void embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
+                         ConstTensor positions, Tensor out) override {
+    cuda::embedding_forward(stream(), math_.compute, shape, tokens, table, positions, out);
+  }
+  void embedding_backward(const EmbeddingShape& shape, Tokens tokens, ConstTensor out_gradient,
+                          Gradient table, Gradient positions, Tensor workspace) override {
+    cuda::embedding_backward(stream(), math_.compute, shape, tokens, out_gradient, table, positions,
+                             workspace);
+  }
+  void cross_entropy(const CrossEntropyArguments& a) override {
+    cuda::cross_entropy(stream(), math_.compute, a);
+  }
+  void scan_vocabulary(const VocabularyTile& tile,
+                       offload::DeviceSpan<VocabularyScan> scans) override {
+    cuda::scan_vocabulary(stream(), tile, scans);
+  }
+  void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
+                  offload::DeviceSpan<double> loss_sum, Tensor workspace) override {
+    cuda::sum_losses(stream(), targets, scans, loss_sum, workspace);
+  }
+  void vocabulary_gradient(const VocabularyTile& tile,
+                           offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
+                           Tensor logits_gradient) override {
+    cuda::vocabulary_gradient(stream(), math_.compute, tile, scans, gradient_scale,
+                              logits_gradient);
+  }
+  void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
+                     Tensor workspace) override {
+    cuda::bias_gradient(stream(), math_.compute, rows, out_gradient, gradient, workspace);
+  }
+  void fill_zero(offload::DeviceSpan<float> values) override { cuda::fill_zero(stream(), values); }
+  void round_sums(offload::DeviceSpan<const float> sums, Tensor out) override {
+    cuda::narrow(stream(), math_.compute, sums, out.subspan(0, sums.size() * size_of(compute())));
+  }
+
+ private:
+  struct Attention {
+    AttentionShape shape;
+    std::unique_ptr<CudnnAttention> cudnn;  ///< null: our own kernels
+  };
+
+  /// Nothing ever goes to the default stream, whose every use waits for all others.
+  [[nodiscard]] void* stream() const {
+    SPILLWAY_ASSERT(stream_ != nullptr);
+    return stream_;
+  }
+  [[nodiscard]] std::unique_ptr<CudnnAttention> try_cudnn(const AttentionShape& shape);
+
+  CudaMath math_;
+  std::vector<std::filesystem::path> directories_;
+  std::string device_name_;
+  CublasLt cublas_;
+  Multiplier multiplier_;
+  std::optional<Cudnn> cudnn_;
+  std::vector<Attention> attentions_;
+  void* stream_ = nullptr;
+};
+
+std::unique_ptr<CudnnAttention> DeviceOps::try_cudnn(const AttentionShape& shape) {
+  if (!cudnn_) cudnn_.emplace(directories_);
+  try {
+    return cudnn_->prepare(shape, math_);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_supported) throw;
+    log_warning("{}: {} heads of {} on {} attend with our own kernels, which are slower",
+                error.what(), shape.heads, shape.head_dim, device_name_);
+    return nullptr;
+  }
+}
+
+AttentionPlan DeviceOps::plan_attention(const AttentionShape& shape) {
+  SPILLWAY_ASSERT(shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0);
+  Attention attention{.shape = shape, .cudnn = nullptr};
+  if (attention_kind(shape, math_) == AttentionKind::cudnn) attention.cudnn = try_cudnn(shape);
+  if (attention.cudnn == nullptr) check_own_attention(shape);
+  AttentionPlan plan;
+  plan.index = static_cast<std::uint32_t>(attentions_.size());
+  plan.workspace = attention_workspace(shape, math_);
+  attentions_.push_back(std::move(attention));
+  return plan;
+}
+
+void DeviceOps::attention_forward(AttentionPlan plan, const AttentionForwardArguments& a) {
+  const Attention& attention = attentions_[plan.index];
+  SPILLWAY_ASSERT(keeps_strides(attention.shape, a) &&
+                  a.workspace.size() >= plan.workspace.value());
+  if (attention.cudnn != nullptr) {
+    attention.cudnn->forward(a, stream());
+  } else {
+    own_attention_forward(stream(), math_.compute, attention.shape, a);
+  }
+}
+
+void DeviceOps::attention_backward(AttentionPlan plan, const AttentionBackwardArguments& a) {
+  const Attention& attention = attentions_[plan.index];
+  SPILLWAY_ASSERT(keeps_strides(attention.shape, a) &&
+                  a.workspace.size() >= plan.workspace.value());
+  if (attention.cudnn != nullptr) {
+    attention.cudnn->backward(a, stream());
+  } else {
+    own_attention_backward(stream(), math_.compute, attention.shape, a);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<CudaOps> make_ops(CudaOpsOptions options) {
+  return std::make_unique<DeviceOps>(std::move(options));
+}
+
+}  // namespace spillway::model::cuda

@@ -1,0 +1,58 @@
+// The CUDA implementation of Ops: cuBLASLt's matrix products, cuDNN's flash attention, and our own
+// kernels for the rest (kernels.hpp, attention_kernel.hpp). A build without CUDA has it too, and
+// refuses to make one.
+//
+// Bits depend on shapes and CudaMath, the GPU model and the libraries' versions, and the table of
+// matrix product algorithms, which a run records; nothing is chosen by a timing. A call enqueues on
+// the bound stream and returns.
+// Threads: those of Ops, one thread throughout.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/model/cuda/matmul_choices.hpp"
+#include "runtime/model/cuda/workspace.hpp"
+#include "runtime/model/ops.hpp"
+
+namespace spillway::model::cuda {
+
+struct CudaOpsOptions {
+  CudaMath math;
+  int device = 0;         ///< as CUDA numbers them
+  MatmulChoices choices;  ///< shapes that are not in it take the library's first proposal
+  /// Where cuBLASLt and cuDNN may lie: spillway::cuda_library_directories().
+  std::vector<std::filesystem::path> library_directories;
+};
+
+struct MatmulTiming {
+  std::string key;  ///< of MatmulChoices
+  MatmulAlgorithm algorithm{};
+  double milliseconds = 0;
+};
+
+class CudaOps : public Ops {
+ public:
+  /// What every matrix product planned so far uses.
+  [[nodiscard]] virtual const MatmulChoices& choices() const = 0;
+  /// "cuBLASLt 130100, cuDNN 91900": those loaded so far, for the record of a run.
+  [[nodiscard]] virtual std::string libraries() const = 0;
+  /// Times the first `count` algorithms that the library proposes for `shape`, fastest first, on
+  /// operands that start at multiples of 16 bytes. Waits for the device: for benchmarks and
+  /// profiles, never in a run.
+  [[nodiscard]] virtual std::vector<MatmulTiming> measure_matmul(const MatmulShape& shape,
+                                                                 const MatmulArguments& arguments,
+                                                                 int count) = 0;
+};
+
+/// Loads cuBLASLt; cuDNN when a shape is planned that it serves. Throws `Error{not_supported}` in a
+/// build without CUDA, where there is no GPU, or where a library is missing, naming the places.
+[[nodiscard]] std::unique_ptr<CudaOps> make_ops(CudaOpsOptions options);
+
+/// Ops that plan as `make_ops` does, on any machine and in any build, and throw
+/// `Error{not_supported}` when they are to compute.
+[[nodiscard]] std::unique_ptr<Ops> make_sizing_ops(const CudaMath& math);
+
+}  // namespace spillway::model::cuda

@@ -1,0 +1,229 @@
+#include "runtime/model/cuda/matmul.hpp"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/log.hpp"
+#include "runtime/model/cuda/cuda_check.hpp"
+
+namespace spillway::model::cuda {
+namespace {
+
+static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(MatmulAlgorithm));
+
+cudaDataType_t element_type(DType dtype) {
+  switch (dtype) {
+    case DType::fp32: return CUDA_R_32F;
+    case DType::bf16: return CUDA_R_16BF;
+    case DType::fp16: return CUDA_R_16F;
+  }
+  return CUDA_R_32F;
+}
+
+std::uint64_t address_bits(const MatmulShape& shape, const MatmulArguments& a) {
+  const auto bits = [](const void* address) { return std::bit_cast<std::uintptr_t>(address); };
+  return bits(a.a.address()) | bits(a.b.address()) | bits(a.out.address()) |
+         (shape.bias ? bits(a.bias.address()) : 0) |
+         (shape.residual ? bits(a.residual.address()) : 0);
+}
+
+/// The library's workspace within the caller's, which may be aligned to less.
+void* aligned_workspace(const MatmulArguments& a) {
+  const auto first = std::bit_cast<std::uintptr_t>(a.workspace.address());
+  return a.workspace.address() + (round_up(first, kWorkspaceAlignment) - first);
+}
+
+}  // namespace
+
+// --- one shape
+
+MatmulDescriptors::MatmulDescriptors(const CublasLt& library, const MatmulShape& shape,
+                                     const CudaMath& math)
+    : library_(&library),
+      shape_(shape),
+      math_(math),
+      description_(nullptr, library.destroy_description),
+      left_(nullptr, library.destroy_layout),
+      right_(nullptr, library.destroy_layout),
+      result_(nullptr, library.destroy_layout) {
+  const ColumnMajorProduct product = column_major(shape);
+  const cublasComputeType_t compute =
+      math.compute == DType::fp32 && math.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  cublasLtMatmulDesc_t description = nullptr;
+  library.check(library.create_description(&description, compute, CUDA_R_32F), "making a product");
+  description_.reset(description);
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto value) {
+    library.check(library.set_description(description, attribute, &value, sizeof(value)),
+                  "describing a product");
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, product.transpose_left ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, product.transpose_right ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE,
+      product.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
+  const cudaDataType_t type = element_type(math.compute);
+  left_ = make_layout(product.left, type);
+  right_ = make_layout(product.right, type);
+  result_ = make_layout(product.result, product.fp32_result ? CUDA_R_32F : type);
+}
+
+MatmulDescriptors::Layout MatmulDescriptors::make_layout(const ColumnMajor& matrix,
+                                                         cudaDataType_t type) const {
+  cublasLtMatrixLayout_t layout = nullptr;
+  library_->check(library_->create_layout(&layout, type, matrix.rows, matrix.columns,
+                                          static_cast<std::int64_t>(matrix.leading)),
+                  "making a matrix layout");
+  return {layout, library_->destroy_layout};
+}
+
+std::string MatmulDescriptors::name() const {
+  return fmt::format("[{}, {}] x [{}, {}] in {}", shape_.rows, shape_.inner, shape_.inner,
+                     shape_.columns, spillway::name_of(math_.compute));
+}
+
+std::vector<cublasLtMatmulHeuristicResult_t> MatmulDescriptors::propose(cublasLtHandle_t handle,
+                                                                        Alignment alignment,
+                                                                        int count) const {
+  cublasLtMatmulPreference_t made = nullptr;
+  library_->check(library_->create_preference(&made), "making preferences");
+  const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, decltype(library_->destroy_preference)>
+      preference(made, library_->destroy_preference);
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+    library_->check(library_->set_preference(made, attribute, &value, sizeof(value)),
+                    "setting preferences");
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMatmulWorkspace.value());
+  // Split sums may be added up by a second kernel, in fp32 and in order. Those that the parts add
+  // to the result as they finish have no fixed order, and 16-bit parts lose what fp32 sums keep.
+  if (math_.deterministic) {
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  }
+  const auto operand = static_cast<std::uint32_t>(
+      alignment == Alignment::sixteen ? kAligned : size_of(math_.compute));
+  const bool fp32_result = shape_.output != MatmulOutput::compute;
+  const auto result =
+      alignment == Alignment::element && fp32_result ? std::uint32_t{sizeof(float)} : operand;
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, operand);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, operand);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, result);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, result);
+  if (shape_.bias) {
+    // Only its alignment is looked at.
+    const auto bias = std::uintptr_t{kWorkspaceAlignment} + operand;
+    const auto* pointer = std::bit_cast<const void*>(bias);
+    library_->check(library_->set_description(description_.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                              &pointer, sizeof(pointer)),
+                    "describing a bias");
+  }
+  std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(count));
+  int found = 0;
+  const cublasStatus_t status =
+      library_->heuristic(handle, description_.get(), left_.get(), right_.get(), result_.get(),
+                          result_.get(), made, count, results.data(), &found);
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED) library_->check(status, "choosing an algorithm");
+  results.resize(static_cast<std::size_t>(found));
+  std::erase_if(results, [](const auto& r) {
+    return r.state != CUBLAS_STATUS_SUCCESS || r.workspaceSize > kMatmulWorkspace.value();
+  });
+  return results;
+}
+
+bool MatmulDescriptors::accepts(cublasLtHandle_t handle,
+                                const cublasLtMatmulAlgo_t& algorithm) const {
+  cublasLtMatmulHeuristicResult_t result{};
+  return library_->check_algorithm(handle, description_.get(), left_.get(), right_.get(),
+                                   result_.get(), result_.get(), &algorithm,
+                                   &result) == CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= kMatmulWorkspace.value();
+}
+
+void MatmulDescriptors::run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm,
+                            const MatmulArguments& a, cudaStream_t stream) {
+  if (shape_.bias) {
+    const void* bias = a.bias.address();
+    library_->check(library_->set_description(description_.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                              &bias, sizeof(bias)),
+                    "describing a bias");
+  }
+  const float one = 1;
+  const float factor = beta(shape_, a.first);
+  // Not read where its factor is 0.
+  const void* added = shape_.residual ? a.residual.address() : a.out.address();
+  const cublasStatus_t status =
+      library_->matmul(handle, description_.get(), &one, a.b.address(), left_.get(), a.a.address(),
+                       right_.get(), &factor, added, result_.get(), a.out.address(), result_.get(),
+                       &algorithm, aligned_workspace(a), kMatmulWorkspace.value(), stream);
+  if (status != CUBLAS_STATUS_SUCCESS) library_->check(status, "the product " + name());
+}
+
+// --- all shapes
+
+Multiplier::Multiplier(const CublasLt& library, MultiplierOptions options)
+    : library_(&library), options_(std::move(options)) {
+  library.check(library.create(&handle_), "starting");
+}
+
+Multiplier::~Multiplier() {
+  if (library_->destroy(handle_) != CUBLAS_STATUS_SUCCESS) log_warning("cuBLASLt did not stop");
+}
+
+std::string Multiplier::key(const MatmulShape& shape, Alignment alignment) const {
+  return MatmulKey{.device = options_.device_name,
+                   .library = library_->get_version(),
+                   .compute = options_.math.compute,
+                   .tf32 = options_.math.compute == DType::fp32 && options_.math.tf32,
+                   .deterministic = options_.math.deterministic,
+                   .aligned = alignment == Alignment::sixteen,
+                   .shape = shape}
+      .text();
+}
+
+cublasLtMatmulAlgo_t Multiplier::choose(const MatmulDescriptors& descriptors, Alignment alignment) {
+  const std::string name = key(descriptors.shape(), alignment);
+  cublasLtMatmulAlgo_t algorithm{};
+  if (const auto chosen = options_.choices.find(name)) {
+    std::memcpy(&algorithm, chosen->data(), sizeof(algorithm));
+    check(descriptors.accepts(handle_, algorithm), ErrorCode::invalid_argument,
+          fmt::format("the table's algorithm for {} does not run there: measure it again", name));
+  } else {
+    const auto proposals = descriptors.propose(handle_, alignment, 1);
+    check(!proposals.empty(), ErrorCode::not_supported,
+          fmt::format("cuBLASLt has no deterministic algorithm for {} within {} bytes of workspace",
+                      descriptors.name(), kMatmulWorkspace.value()));
+    algorithm = proposals.front().algo;
+  }
+  MatmulAlgorithm words;
+  std::memcpy(words.data(), &algorithm, sizeof(algorithm));
+  used_.set(name, words);
+  return algorithm;
+}
+
+MatmulPlan Multiplier::plan(const MatmulShape& shape) {
+  SPILLWAY_ASSERT(shape.output == MatmulOutput::compute || (!shape.bias && !shape.residual));
+  const auto known = std::find_if(prepared_.begin(), prepared_.end(), [&](const Prepared& p) {
+    return p.descriptors.shape() == shape;
+  });
+  MatmulPlan plan;
+  plan.index = static_cast<std::uint32_t>(known - prepared_.begin());
+  plan.workspace = matmul_workspace();
+  if (known != prepared_.end()) return plan;
+  MatmulDescriptors descriptors(*library_, shape, options_.math);
+  const cublasLtMatmulAlgo_t aligned = choose(descriptors, Alignment::sixteen);
+  const cublasLtMatmulAlgo_t unaligned = choose(descriptors, Alignment::element);
+  prepared_.push_back({std::move(descriptors), aligned, unaligned});
+  return plan;
+}
+
+void Multiplier::run(MatmulPlan plan, const MatmulArguments& arguments, cudaStream_t stream) {
+  SPILLWAY_ASSERT(arguments.workspace.size() >= plan.workspace.value());
+  Prepared& p = prepared_[plan.index];
+  const bool aligned = address_bits(p.descriptors.shape(), arguments) % kAligned == 0;
+  p.descriptors.run(handle_, aligned ? p.aligned : p.unaligned, arguments, stream);
+}
+
+}  // namespace spillway::model::cuda

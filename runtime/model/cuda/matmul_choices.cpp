@@ -1,0 +1,97 @@
+#include "runtime/model/cuda/matmul_choices.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::model::cuda {
+namespace {
+
+constexpr int kFormat = 1;
+constexpr std::size_t kDigits = 16;  ///< of a word
+
+std::string to_hex(const MatmulAlgorithm& algorithm) {
+  std::string text;
+  for (const std::uint64_t word : algorithm) text += fmt::format("{:016x}", word);
+  return text;
+}
+
+std::optional<MatmulAlgorithm> from_hex(std::string_view text) {
+  MatmulAlgorithm algorithm{};
+  if (text.size() != algorithm.size() * kDigits) return std::nullopt;
+  for (std::size_t i = 0; i < algorithm.size(); ++i) {
+    const char* first = text.data() + i * kDigits;
+    const auto [end, error] = std::from_chars(first, first + kDigits, algorithm[i], 16);
+    if (error != std::errc{} || end != first + kDigits) return std::nullopt;
+  }
+  return algorithm;
+}
+
+const char* name_of(MatmulOutput output) {
+  switch (output) {
+    case MatmulOutput::compute: return "compute";
+    case MatmulOutput::fp32: return "fp32";
+    case MatmulOutput::gradient: return "gradient";
+  }
+  return "";
+}
+
+[[noreturn]] void refuse(const std::string& reason) {
+  throw Error(ErrorCode::invalid_argument, "table of matrix product algorithms: " + reason);
+}
+
+}  // namespace
+
+std::string MatmulKey::text() const {
+  const char* added = shape.bias && shape.residual ? "bias+residual"
+                      : shape.bias                 ? "bias"
+                      : shape.residual             ? "residual"
+                                                   : "plain";
+  const bool strided = shape.a_stride > 0 || shape.b_stride > 0 || shape.out_stride > 0;
+  const std::string strides =
+      strided ? fmt::format("/rows of {},{},{}", shape.a_stride, shape.b_stride, shape.out_stride)
+              : "";
+  return fmt::format("{}/{}/{}/{}x{}x{}/{}{}/{}/{}/{}{}{}", device, library,
+                     tf32 ? "tf32" : spillway::name_of(compute), shape.rows, shape.columns,
+                     shape.inner, shape.transpose_a ? 't' : 'n', shape.transpose_b ? 't' : 'n',
+                     added, name_of(shape.output), aligned ? "aligned" : "unaligned",
+                     deterministic ? "" : "/any order", strides);
+}
+
+std::optional<MatmulAlgorithm> MatmulChoices::find(const std::string& key) const {
+  const auto entry = table_.find(key);
+  if (entry == table_.end()) return std::nullopt;
+  return entry->second;
+}
+
+std::string MatmulChoices::to_json() const {
+  nlohmann::json algorithms = nlohmann::json::object();
+  for (const auto& [key, algorithm] : table_) algorithms[key] = to_hex(algorithm);
+  return nlohmann::json({{"format", kFormat}, {"algorithms", algorithms}}).dump(2);
+}
+
+MatmulChoices MatmulChoices::from_json(std::string_view text) {
+  const auto document = nlohmann::json::parse(text, nullptr, false);
+  if (!document.is_object()) refuse("not a JSON object");
+  const auto format = document.find("format");
+  if (format == document.end() || *format != kFormat) {
+    refuse(fmt::format("\"format\" must be {}", kFormat));
+  }
+  const auto algorithms = document.find("algorithms");
+  if (algorithms == document.end() || !algorithms->is_object()) {
+    refuse("\"algorithms\" must be an object");
+  }
+  MatmulChoices choices;
+  for (const auto& [key, value] : algorithms->items()) {
+    const auto algorithm =
+        value.is_string() ? from_hex(value.get_ref<const std::string&>()) : std::nullopt;
+    if (!algorithm) refuse(fmt::format("\"{}\" must be 128 hexadecimal digits", key));
+    choices.set(key, *algorithm);
+  }
+  return choices;
+}
+
+}  // namespace spillway::model::cuda

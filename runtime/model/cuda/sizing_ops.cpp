@@ -1,0 +1,81 @@
+// Plans without a GPU.
+#include "runtime/base/error.hpp"
+#include "runtime/model/cuda/bodies/embedding.hpp"
+#include "runtime/model/cuda/bodies/reduction.hpp"
+#include "runtime/model/cuda/cuda_ops.hpp"
+
+namespace spillway::model::cuda {
+namespace {
+
+class SizingOps final : public Ops {
+ public:
+  explicit SizingOps(const CudaMath& math) : math_(math) {}
+
+  [[nodiscard]] DType compute() const override { return math_.compute; }
+  [[nodiscard]] MatmulPlan plan_matmul(const MatmulShape& /*shape*/) override {
+    MatmulPlan plan;
+    plan.workspace = matmul_workspace();
+    return plan;
+  }
+  [[nodiscard]] AttentionPlan plan_attention(const AttentionShape& shape) override {
+    AttentionPlan plan;
+    plan.workspace = attention_workspace(shape, math_);
+    return plan;
+  }
+  [[nodiscard]] Bytes reduction_workspace(std::uint64_t rows,
+                                          std::uint64_t columns) const override {
+    return Bytes{bodies::reduction_bytes(rows, columns)};
+  }
+  [[nodiscard]] Bytes embedding_workspace(const EmbeddingShape& shape) const override {
+    return Bytes{bodies::embedding_bytes(shape)};
+  }
+
+  void matmul(MatmulPlan, const MatmulArguments&) override { refuse(); }
+  void attention_forward(AttentionPlan, const AttentionForwardArguments&) override { refuse(); }
+  void attention_backward(AttentionPlan, const AttentionBackwardArguments&) override { refuse(); }
+  void norm_forward(const NormShape&, const NormForwardArguments&) override { refuse(); }
+  void norm_backward(const NormShape&, const NormBackwardArguments&) override { refuse(); }
+  void rope(const RopeArguments&) override { refuse(); }
+  void activation_forward(const ActivationShape&, ConstTensor, Tensor) override { refuse(); }
+  void activation_backward(const ActivationShape&, const ActivationBackwardArguments&) override {
+    refuse();
+  }
+  void embedding_forward(const EmbeddingShape&, Tokens, ConstTensor, ConstTensor, Tensor) override {
+    refuse();
+  }
+  void embedding_backward(const EmbeddingShape&, Tokens, ConstTensor, Gradient, Gradient,
+                          Tensor) override {
+    refuse();
+  }
+  void cross_entropy(const CrossEntropyArguments&) override { refuse(); }
+  void scan_vocabulary(const VocabularyTile&, offload::DeviceSpan<VocabularyScan>) override {
+    refuse();
+  }
+  void sum_losses(Tokens, offload::DeviceSpan<const VocabularyScan>, offload::DeviceSpan<double>,
+                  Tensor) override {
+    refuse();
+  }
+  void vocabulary_gradient(const VocabularyTile&, offload::DeviceSpan<const VocabularyScan>, float,
+                           Tensor) override {
+    refuse();
+  }
+  void bias_gradient(std::uint64_t, ConstTensor, Gradient, Tensor) override { refuse(); }
+  void fill_zero(offload::DeviceSpan<float>) override { refuse(); }
+  void round_sums(offload::DeviceSpan<const float>, Tensor) override { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse() {
+    throw Error(ErrorCode::not_supported,
+                "this plan for a GPU was made without one: it only sizes");
+  }
+
+  CudaMath math_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> make_sizing_ops(const CudaMath& math) {
+  return std::make_unique<SizingOps>(math);
+}
+
+}  // namespace spillway::model::cuda

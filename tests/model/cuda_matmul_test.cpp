@@ -1,0 +1,207 @@
+// What of the CUDA matrix products needs no GPU: how they are put to a column-major library, and
+// the table of algorithms that a run records.
+#include "runtime/base/error.hpp"
+#include "runtime/model/cuda/matmul_choices.hpp"
+#include "runtime/model/cuda/matmul_layout.hpp"
+#include "tests/model/ops_support.hpp"
+
+namespace spillway::model {
+namespace {
+
+using cuda::ColumnMajor;
+using cuda::ColumnMajorProduct;
+using cuda::MatmulAlgorithm;
+using cuda::MatmulChoices;
+using cuda::MatmulKey;
+
+/// The product that a column-major library computes from a description, by its definition.
+std::vector<float> library_product(const ColumnMajorProduct& p, const std::vector<float>& left,
+                                   const std::vector<float>& right, float beta,
+                                   const std::vector<float>& added,
+                                   const std::vector<float>& bias) {
+  const auto at = [](const std::vector<float>& values, const ColumnMajor& m, bool transposed,
+                     std::uint64_t i, std::uint64_t j) {
+    if (transposed) std::swap(i, j);
+    EXPECT_LT(i, m.rows);
+    EXPECT_LT(j, m.columns);
+    EXPECT_GE(m.leading, m.rows);
+    return values.at(i + j * m.leading);
+  };
+  EXPECT_EQ(p.result.rows, p.m);
+  EXPECT_EQ(p.result.columns, p.n);
+  std::vector<float> result(p.result.columns * p.result.leading);
+  for (std::uint64_t i = 0; i < p.m; ++i) {
+    for (std::uint64_t j = 0; j < p.n; ++j) {
+      float sum = 0;
+      for (std::uint64_t k = 0; k < p.k; ++k) {
+        sum +=
+            at(left, p.left, p.transpose_left, i, k) * at(right, p.right, p.transpose_right, k, j);
+      }
+      const std::size_t place = i + j * p.result.leading;
+      result[place] = sum + (beta != 0 ? beta * added.at(place) : 0) + (p.bias ? bias.at(i) : 0);
+    }
+  }
+  return result;
+}
+
+class CudaMatmulLayout : public testing::Test {
+ protected:
+  std::vector<float> values(std::size_t count) {
+    std::vector<float> result(count);
+    for (float& value : result) value = random_.normal(1);
+    return result;
+  }
+
+  void check(const MatmulShape& shape, bool first) {
+    const auto a = values(shape.rows * shape.inner);
+    const auto b = values(shape.inner * shape.columns);
+    const auto bias = values(shape.columns);
+    const auto residual = values(shape.rows * shape.columns);
+    const auto held = values(shape.rows * shape.columns);
+    const auto ops = host::make_ops({.compute_threads = 1});
+    const MatmulPlan plan = ops->plan_matmul(shape);
+    const TestMemory space(plan.workspace.value());
+    const auto memory = [](const std::vector<float>& v) {
+      return TestMemory(std::span<const float>(v));
+    };
+    const TestMemory a_memory = memory(a), b_memory = memory(b), bias_memory = memory(bias);
+    const TestMemory residual_memory = memory(residual), out = memory(held);
+    ops->matmul(plan, {.a = a_memory.device(),
+                       .b = b_memory.device(),
+                       .bias = shape.bias ? bias_memory.device() : Tensor{},
+                       .residual = shape.residual ? residual_memory.device() : Tensor{},
+                       .out = out.device(),
+                       .first = first,
+                       .workspace = space.device()});
+    const std::vector<float> actual =
+        library_product(cuda::column_major(shape), b, a, cuda::beta(shape, first),
+                        shape.residual ? residual : held, bias);
+    const std::vector<float> expected = decode(out, DType::fp32);
+    ASSERT_EQ(actual.size(), expected.size());
+    for (std::size_t i = 0; i < actual.size(); ++i) {
+      // Sums of a dozen products of order 1 in fp32, in two orders.
+      ASSERT_NEAR(actual[i], expected[i], 1e-5) << i << ", seed " << Random::seed();
+    }
+  }
+
+  Random random_;
+};
+
+TEST_F(CudaMatmulLayout, IsTheRowMajorProductForEveryTransposition) {
+  for (const bool a : {false, true}) {
+    for (const bool b : {false, true}) {
+      for (const auto output :
+           {MatmulOutput::compute, MatmulOutput::fp32, MatmulOutput::gradient}) {
+        for (const bool first : {false, true}) {
+          check({.rows = 5,
+                 .columns = 7,
+                 .inner = 11,
+                 .transpose_a = a,
+                 .transpose_b = b,
+                 .output = output},
+                first);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaMatmulLayout, AddsBiasAndResidual) {
+  for (const bool b : {false, true}) {
+    for (const bool bias : {false, true}) {
+      for (const bool residual : {false, true}) {
+        check({.rows = 4,
+               .columns = 6,
+               .inner = 3,
+               .transpose_b = b,
+               .bias = bias,
+               .residual = residual},
+              true);
+      }
+    }
+  }
+}
+
+TEST_F(CudaMatmulLayout, HandlesSizesOfOne) {
+  check({.rows = 1, .columns = 1, .inner = 1}, true);
+  check({.rows = 1, .columns = 9, .inner = 2, .transpose_a = true, .bias = true}, true);
+  check({.rows = 9, .columns = 1, .inner = 2, .transpose_b = true, .residual = true}, true);
+}
+
+TEST_F(CudaMatmulLayout, KeepsFp32ForLogitsAndGradients) {
+  EXPECT_FALSE(cuda::column_major({.rows = 2, .columns = 2, .inner = 2}).fp32_result);
+  for (const auto output : {MatmulOutput::fp32, MatmulOutput::gradient}) {
+    EXPECT_TRUE(
+        cuda::column_major({.rows = 2, .columns = 2, .inner = 2, .output = output}).fp32_result);
+  }
+}
+
+MatmulAlgorithm algorithm(std::uint64_t seed) {
+  MatmulAlgorithm words{};
+  for (std::uint64_t& word : words) word = seed = seed * 6364136223846793005ULL + 1;
+  words[3] = 7;  // leading zeros are digits too
+  return words;
+}
+
+TEST(MatmulChoices, ComeBackFromJson) {
+  MatmulChoices choices;
+  choices.set("one", algorithm(1));
+  choices.set("two \"quoted\"", algorithm(2));
+  const MatmulChoices again = MatmulChoices::from_json(choices.to_json());
+  EXPECT_EQ(again, choices);
+  EXPECT_EQ(again.find("one"), algorithm(1));
+  EXPECT_EQ(again.find("three"), std::nullopt);
+  EXPECT_EQ(MatmulChoices::from_json(MatmulChoices().to_json()).size(), 0U);
+}
+
+TEST(MatmulChoices, RefuseAMalformedTable) {
+  const std::string digits(128, 'f');
+  const auto table = [](const std::string& value) {
+    return R"({"format": 1, "algorithms": {"key": )" + value + "}}";
+  };
+  EXPECT_EQ(MatmulChoices::from_json(table('"' + digits + '"')).size(), 1U);
+  for (const std::string& bad :
+       {std::string("[]"), std::string("{"), std::string(R"({"algorithms": {}})"),
+        std::string(R"({"format": 2, "algorithms": {}})"), std::string(R"({"format": 1})"),
+        std::string(R"({"format": 1, "algorithms": []})"), table("7"), table("\"\""),
+        table('"' + digits.substr(1) + '"'), table('"' + digits + "0\""),
+        table("\"-" + digits.substr(1) + '"'), table("\"g" + digits.substr(1) + '"'),
+        table("\"0x" + digits.substr(2) + '"')}) {
+    try {
+      (void)MatmulChoices::from_json(bad);
+      ADD_FAILURE() << "accepted " << bad;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.what(), testing::HasSubstr("table of matrix product algorithms"));
+    }
+  }
+}
+
+TEST(MatmulKey, DiffersWhereTheAlgorithmMay) {
+  const MatmulKey base{
+      .device = "GPU", .library = 130100, .shape = {.rows = 2, .columns = 3, .inner = 4}};
+  EXPECT_EQ(base.text(), "GPU/130100/bf16/2x3x4/nn/plain/compute/aligned");
+  std::vector<MatmulKey> others(13, base);
+  others[0].device = "other";
+  others[1].library = 130200;
+  others[2].compute = DType::fp16;
+  others[3].tf32 = true;
+  others[4].aligned = false;
+  others[5].shape.rows = 5;
+  others[6].shape.columns = 5;
+  others[7].shape.inner = 5;
+  others[8].shape.transpose_a = true;
+  others[9].shape.transpose_b = true;
+  others[10].shape.bias = true;
+  others[11].shape.residual = true;
+  others[12].shape.output = MatmulOutput::gradient;
+  others.push_back(base);
+  others.back().deterministic = false;
+  MatmulChoices choices;
+  choices.set(base.text(), {});
+  for (const MatmulKey& key : others) choices.set(key.text(), {});
+  EXPECT_EQ(choices.size(), others.size() + 1);
+}
+
+}  // namespace
+}  // namespace spillway::model

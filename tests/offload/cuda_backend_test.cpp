@@ -1,0 +1,176 @@
+// The CUDA backend on the fake runtime: the contract, what it calls, and how it refuses. It runs in
+// every build; offload_gpu_test runs the same on a GPU.
+#include "offload/cuda/cuda_backend.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/offload/cuda_step_rules.hpp"
+#include "tests/offload/device_backend_fixture.hpp"
+#include "tests/offload/fake_cuda.hpp"
+
+namespace spillway::offload {
+namespace {
+
+using cuda::FakeCuda;
+using cuda::FakeMachine;
+
+INSTANTIATE_TEST_SUITE_P(FakeCuda, DeviceBackendContract,
+                         ::testing::Values(BackendUnderTest{
+                             .name = "fake_cuda",
+                             .make =
+                                 [](const BackendLimits& limits) {
+                                   return cuda::make_backend(
+                                       std::make_unique<FakeCuda>(),
+                                       {.device_capacity = limits.device_capacity,
+                                        .pinned_capacity = limits.pinned_capacity});
+                                 }}),
+                         [](const auto& instance) { return instance.param.name; });
+
+struct Fixture {
+  explicit Fixture(const FakeMachine& machine = {}) {
+    auto api = std::make_unique<FakeCuda>(machine);
+    fake = api.get();
+    backend =
+        cuda::make_backend(std::move(api), {.device_capacity = 64_MiB, .pinned_capacity = 64_MiB});
+  }
+  FakeCuda* fake;
+  std::unique_ptr<DeviceBackend> backend;
+};
+
+/// The message of the error that `action` throws.
+template <class Action>
+std::string refusal(ErrorCode code, int native, Action action) {
+  try {
+    action();
+    ADD_FAILURE() << "nothing was thrown";
+    return {};
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_EQ(error.native(), native) << error.what();
+    return error.what();
+  }
+}
+
+TEST(CudaBackend, AStepOnlyEnqueuesAndQueries) {
+  cuda::expect_a_step_only_enqueues_and_queries(std::make_unique<FakeCuda>());
+}
+
+TEST(CudaBackend, SaysThatItsEventsDoNotWake) {
+  EXPECT_FALSE(Fixture().backend->capabilities().wakes);
+}
+
+TEST(CudaBackend, AFullDeviceIsNamedAndCostsNothing) {
+  Fixture it;
+  it.fake->machine().allocate_status = cuda::kOutOfMemory;
+  const std::string message = refusal(ErrorCode::out_of_memory, cuda::kOutOfMemory, [&] {
+    (void)it.backend->allocate(MemoryKind::device, 1_MiB);
+  });
+  for (const char* const part : {"1048576", "cudaError2", "nvidia-smi", "--device-memory"}) {
+    EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
+  }
+  EXPECT_EQ(it.backend->usage(MemoryKind::device).current, Bytes{});
+}
+
+TEST(CudaBackend, ABrokenDeviceIsNotTakenForAFullOne) {
+  Fixture it;
+  it.fake->machine().allocate_status = 700;
+  const std::string message = refusal(
+      ErrorCode::device_error, 700, [&] { (void)it.backend->allocate(MemoryKind::device, 1_MiB); });
+  EXPECT_NE(message.find("allocating device memory"), std::string::npos) << message;
+  EXPECT_EQ(it.backend->usage(MemoryKind::device).current, Bytes{});
+}
+
+TEST(CudaBackend, MemoryThatCannotBeRegisteredIsGivenBackAndTheLimitsAreNamed) {
+  Fixture it;
+  it.fake->machine().register_status = cuda::kOutOfMemory;
+  const std::string message = refusal(ErrorCode::out_of_memory, cuda::kOutOfMemory, [&] {
+    (void)it.backend->allocate(MemoryKind::pinned, 1_MiB);
+  });
+  for (const char* const part :
+       {"1048576", "cudaHostRegister", "locked memory", "ulimit -l", "--host-memory"}) {
+    EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
+  }
+  EXPECT_EQ(it.backend->usage(MemoryKind::pinned).current, Bytes{});
+}
+
+TEST(CudaBackend, MoreMemoryThanThereIsIsRefusedBeforeItIsTouched) {
+  auto api = std::make_unique<FakeCuda>();
+  const auto backend = cuda::make_backend(
+      std::move(api), {.device_capacity = 1_MiB, .pinned_capacity = Bytes{1ULL << 60}});
+  const std::string message = refusal(ErrorCode::out_of_memory, ENOMEM, [&] {
+    (void)backend->allocate(MemoryKind::pinned, Bytes{1ULL << 50});
+  });
+  EXPECT_NE(message.find("available"), std::string::npos) << message;
+  EXPECT_EQ(backend->usage(MemoryKind::pinned).current, Bytes{});
+}
+
+TEST(CudaBackend, ALargePinnedBufferReadsZeroFromEndToEnd) {
+  const auto large = cuda::make_backend(std::make_unique<FakeCuda>(),
+                                        {.device_capacity = 1_MiB, .pinned_capacity = 256_MiB});
+  const PinnedMemory memory(*large, Bytes{(200U << 20) + 5});
+  EXPECT_TRUE(
+      std::ranges::all_of(memory.host(), [](std::byte byte) { return byte == std::byte{0}; }));
+}
+
+TEST(CudaBackend, WorkThatFailedOnTheGpuIsToldByTheEventAfterIt) {
+  Fixture it;
+  const auto stream = it.backend->make_stream("compute");
+  const auto event = it.backend->make_event();
+  stream->record(*event);
+  it.fake->machine().query_status = 700;  // cudaErrorIllegalAddress
+  const std::string message = refusal(ErrorCode::device_error, 700, [&] { (void)event->done(); });
+  EXPECT_NE(message.find("cudaError700"), std::string::npos) << message;
+  it.fake->machine().query_status = cuda::kSuccess;
+}
+
+TEST(CudaBackend, CopiesOfMemoryThatIsNotPinnedAreRefusedByTheFake) {
+  Fixture it;  // so that no test of the backend passes with a copy that would wait
+  const auto stream = it.backend->make_stream("h2d");
+  const DeviceMemory device(*it.backend, 1_KiB);
+  std::array<std::byte, 1024> pageable{};
+  const std::string message = refusal(ErrorCode::device_error, FakeCuda::kInvalidValue,
+                                      [&] { stream->upload(device.device(), pageable); });
+  EXPECT_NE(message.find("stream h2d: upload"), std::string::npos) << message;
+}
+
+TEST(CudaUnavailable, NamesWhatIsMissing) {
+  struct Case {
+    FakeMachine machine;
+    int device;
+    std::string_view part;
+  };
+  const std::array<Case, 6> cases{{
+      {.machine = {.driver_version = 0, .count_status = cuda::kInsufficientDriver},
+       .device = 0,
+       .part = "no NVIDIA driver"},
+      {.machine = {.driver_version = 12040, .count_status = cuda::kInsufficientDriver},
+       .device = 0,
+       .part = "supports CUDA 12.4 and this build needs 13.0"},
+      {.machine = {.count_status = cuda::kNoDevice}, .device = 0, .part = "shows no GPU"},
+      {.machine = {.count_status = 999}, .device = 0, .part = "cudaError999"},
+      {.machine = {}, .device = 1, .part = "there is no GPU 1"},
+      {.machine = {.compute_major = 7}, .device = 0, .part = "compute capability 7.0"},
+  }};
+  for (const Case& it : cases) {
+    FakeCuda api(it.machine);
+    const std::string reason = cuda::unavailable_reason(&api, it.device);
+    EXPECT_NE(reason.find(it.part), std::string::npos) << it.part << " is not in: " << reason;
+    EXPECT_THROW((void)cuda::query_device(api, it.device), Error);
+  }
+}
+
+TEST(CudaUnavailable, IsEmptyWhereTheGpuIsGood) {
+  FakeCuda api;
+  EXPECT_EQ(cuda::unavailable_reason(&api, 0), "");
+  EXPECT_EQ(cuda::query_device(api, 0).free_memory, 79_GiB);
+}
+
+TEST(CudaUnavailable, ABuildWithoutCudaSaysSo) {
+  EXPECT_NE(cuda::unavailable_reason(nullptr, 0).find("this build has no CUDA"), std::string::npos);
+  EXPECT_THROW(
+      (void)cuda::make_backend(nullptr, {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB}),
+      Error);
+}
+
+}  // namespace
+}  // namespace spillway::offload

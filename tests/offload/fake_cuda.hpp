@@ -1,0 +1,97 @@
+// FakeCuda: CUDA's runtime on the heap. Work waits in its stream's queue until somebody asks about
+// it, and is then done one operation a question: what is not ordered by events happens in an order
+// that nobody would have chosen. It refuses what the real one would do synchronously or wrongly.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "offload/cuda/detail/cuda_api.hpp"
+
+namespace spillway::offload::cuda {
+
+/// What the machine is said to have, and which calls are to fail.
+struct FakeMachine {
+  int devices = 1;
+  int driver_version = 13000;
+  int compute_major = 9;
+  Status count_status = kSuccess;
+  Status allocate_status = kSuccess;
+  Status register_status = kSuccess;
+  Status query_status = kSuccess;  ///< of an event whose work is done
+};
+
+class FakeCuda final : public CudaApi {
+ public:
+  static constexpr Status kInvalidValue = 1;
+
+  explicit FakeCuda(const FakeMachine& machine = {}) : machine_(machine) {}
+  /// Whatever was made was destroyed.
+  ~FakeCuda() override;
+
+  [[nodiscard]] FakeMachine& machine() { return machine_; }
+
+  std::string describe(Status status) override;
+  Status device_count(int& count) override;
+  void versions(int& driver, int& runtime) override;
+  Status set_device(int device) override;
+  Status properties(int device, CudaDevice& found) override;
+  Status free_memory(Bytes& free) override;
+  Status allocate(void*& address, std::size_t size) override;
+  Status deallocate(void* address) override;
+  Status register_host(void* address, std::size_t size) override;
+  Status unregister_host(void* address) override;
+  Status create_stream(StreamHandle& stream) override;
+  Status destroy_stream(StreamHandle stream) override;
+  Status synchronize(StreamHandle stream) override;
+  Status wait(StreamHandle stream, EventHandle event) override;
+  Status copy(void* target, const void* source, std::size_t size, CopyDirection direction,
+              StreamHandle stream) override;
+  Status create_event(EventHandle& event) override;
+  Status destroy_event(EventHandle event) override;
+  Status record(EventHandle event, StreamHandle stream) override;
+  Status query(EventHandle event) override;
+
+ private:
+  struct QueuedStream;
+  /// A recording of an event: everything up to `position` of `stream`. Null: never recorded.
+  struct Recording {
+    QueuedStream* stream = nullptr;
+    std::uint64_t position = 0;
+  };
+  /// A copy, or (without a target) a wait.
+  struct Operation {
+    void* target = nullptr;
+    const void* source = nullptr;
+    std::size_t size = 0;
+    Recording awaited;
+  };
+  struct QueuedStream {
+    std::vector<Operation> operations;  ///< those after `base`
+    std::uint64_t base = 0;
+    std::uint64_t completed = 0;
+  };
+  struct Allocation {
+    std::unique_ptr<std::byte[]> memory;
+    std::size_t size = 0;
+  };
+
+  static void run_until(QueuedStream& stream, std::uint64_t position);
+  [[nodiscard]] bool on_device(const void* address, std::size_t size) const;
+  [[nodiscard]] bool registered(const void* address, std::size_t size) const;
+
+  FakeMachine machine_;
+  std::map<const std::byte*, Allocation> allocations_;
+  std::map<const std::byte*, std::size_t> registered_;
+  std::deque<QueuedStream> streams_;  ///< kept to the end: events speak of them
+  std::deque<Recording> events_;
+  int streams_alive_ = 0;
+  int events_alive_ = 0;
+};
+
+}  // namespace spillway::offload::cuda
