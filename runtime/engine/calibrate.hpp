@@ -16,7 +16,7 @@ namespace spillway::engine {
 struct CalibrationRequest {
   const model::ModelConfig& config;
   const TrainOptions& options;  ///< resolved
-  model::Transformer& transformer;
+  const ModelRuntime& model;
   const plan::Workload& workload;
   /// Measured when state will live on disk; absent: no disk rates.
   std::optional<std::vector<std::filesystem::path>> state_directories;

@@ -57,6 +57,10 @@ constexpr std::array<Named<Checkpointing>, 3> kCheckpointings{{
     {"recompute", Checkpointing::recompute},
     {"keep", Checkpointing::keep},
 }};
+constexpr std::array<Named<DeviceKind>, 2> kDevices{{
+    {"host", DeviceKind::host},
+    {"cuda", DeviceKind::cuda},
+}};
 constexpr std::array<Named<Residency>, 3> kResidencies{{
     {"auto", Residency::automatic},
     {"none", Residency::none},
@@ -178,7 +182,6 @@ constexpr std::array kUnneeded = std::to_array<UnneededKey>({
     {kOffloadParam, "max_in_cpu", "--host-memory takes its place"},
     {kCheckpointingSection, "partition_activations", kPlanned},
     {kCheckpointingSection, "contiguous_memory_optimization", kPlanned},
-    {kCheckpointingSection, "cpu_checkpointing", kPlanned},
     {kCheckpointingSection, "number_checkpoints", kPlanned},
     {kCheckpointingSection, "synchronize_checkpoint_boundary", kPlanned},
     {kCheckpointingSection, "profile", kReporting},
@@ -258,6 +261,10 @@ std::span<const Named<Residency>> names_of<Residency>() {
 template <>
 std::span<const Named<StateHome>> names_of<StateHome>() {
   return kStateHomes;
+}
+template <>
+std::span<const Named<DeviceKind>> names_of<DeviceKind>() {
+  return kDevices;
 }
 
 std::span<const UnneededKey> unneeded_keys() { return kUnneeded; }

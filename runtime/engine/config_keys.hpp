@@ -46,6 +46,8 @@ template <>
 std::span<const Named<Residency>> names_of<Residency>();
 template <>
 std::span<const Named<StateHome>> names_of<StateHome>();
+template <>
+std::span<const Named<DeviceKind>> names_of<DeviceKind>();
 
 template <class Enum>
 [[nodiscard]] std::string_view config_name(Enum value) {

@@ -251,6 +251,9 @@ void read_spillway(Section& spillway, TrainOptions& options) {
                                 *update));
   }
   assign(options.update, spillway.choice<UpdateMode>("update"));
+  if (spillway.text("device") != "auto") {
+    assign(options.device, spillway.choice<DeviceKind>("device"));
+  }
   assign(options.rounds, spillway.integer32("rounds", 1, {"1"}));
   assign(options.context, spillway.integer32("context", 0, {"the model's"}));
   assign(options.decay, spillway.choice<DecayScope>("decay"));
@@ -271,6 +274,7 @@ void read_spillway(Section& spillway, TrainOptions& options) {
     if (!paths->empty()) options.state_home = StateHome::nvme;
   }
   assign(options.state_home, spillway.choice<StateHome>("state_home"));
+  assign(options.activations, spillway.choice<StateHome>("activations"));
   assign(options.io_engine, spillway.choice<nvme_swap::EngineKind>("io_engine"));
   assign(options.threads, spillway.integer32("threads", 0, {"every physical core"}));
   assign(options.compute_threads,
@@ -305,7 +309,7 @@ ParsedConfig parse_train_config(std::string_view text, std::string_view origin,
   detail::read_scheduler(root, options);
   detail::read_zero(root, options);
   detail::Section activations = root.section("activation_checkpointing");
-  static_cast<void>(activations.present());  // all of its keys are known and none is needed
+  if (activations.flag("cpu_checkpointing") == true) options.activations = StateHome::host;
   detail::read_spillway(spillway, options);
   context.refuse_unknown_keys();
   return parsed;

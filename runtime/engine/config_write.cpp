@@ -59,6 +59,7 @@ Json scheduler_json(const ScheduleOptions& schedule) {
 Json spillway_json(const TrainOptions& options) {
   Json json;
   json["compute"] = config_name(options.compute);
+  if (options.device) json["device"] = config_name(*options.device);
   json["context"] = options.context;
   json["rounds"] = options.rounds;
   json["decay"] = config_name(options.decay);
@@ -80,6 +81,7 @@ Json spillway_json(const TrainOptions& options) {
     for (const std::filesystem::path& path : options.nvme) json["nvme"].push_back(path.string());
   }
   json["state_home"] = config_name(options.state_home);
+  json["activations"] = config_name(options.activations);
   json["io_engine"] = config_name(options.io_engine);
   json["threads"] = options.threads;
   json["compute_threads"] = options.compute_threads;

@@ -1,10 +1,13 @@
 #include "runtime/engine/executor.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
+#include "runtime/base/profiler_range.hpp"
 
 namespace spillway::engine {
 
@@ -20,6 +23,11 @@ constexpr std::size_t kInFlight = 8;
 
 /// An upper bound on one sleep, should a wake-up ever be lost.
 constexpr std::chrono::milliseconds kLongestSleep{50};
+
+/// As in "forward 12.3": of block 12, micro-batch 3.
+std::string profiler_name(const Op& op) {
+  return fmt::format("{} {}.{}", plan::name_of(op.kind), op.block, op.micro_batch);
+}
 
 bool is_stream(Lane lane) { return lane == Lane::gpu || lane == Lane::h2d || lane == Lane::d2h; }
 
@@ -42,12 +50,14 @@ Executor::Executor(const plan::StepPlan& plan, offload::DeviceBackend& backend, 
       wake_(wake),
       events_(plan.ops.size()),
       tickets_(plan.ops.size()),
+      ranges_(plan.ops.size()),
       states_(plan.ops.size()),
       timings_(plan.ops.size()) {
   for (OpIndex op = 0; op < plan.ops.size(); ++op) {
     const Lane lane = plan.ops[op].lane;
     lanes_[static_cast<std::size_t>(lane)].ops.push_back(op);
     if (is_stream(lane)) events_[op] = backend.make_event();
+    names_.push_back(profiler_name(plan.ops[op]));
   }
   for (LaneQueue& lane : lanes_) lane.in_flight.reserve(kInFlight);
 }
@@ -123,9 +133,11 @@ bool Executor::issue(Lane name, OpPerformer& performer) {
             stream.wait(*events_[dependency]);
           }
         }
+        const ProfilerRange range(names_[index].c_str());
         performer.enqueue(op, stream);
         stream.record(*events_[index]);
       } else {
+        ranges_[index] = start_profiler_range(names_[index].c_str());
         tickets_[index] = performer.start(op);
       }
       states_[index] = OpState::issued;
@@ -144,6 +156,7 @@ bool Executor::collect(Lane name) {
     const OpIndex index = lane.in_flight[i];
     const bool over = is_stream(name) ? events_[index]->done() : tickets_[index].ready();
     if (over) {
+      if (!is_stream(name)) end_profiler_range(ranges_[index]);
       tickets_[index].wait();
       complete(lane, index);
       lane.in_flight.erase(lane.in_flight.begin() + static_cast<std::ptrdiff_t>(i));

@@ -82,6 +82,8 @@ class Executor {
   std::array<LaneQueue, plan::kLaneCount> lanes_;
   std::vector<std::unique_ptr<offload::Event>> events_;  // by op; empty for ticket lanes
   std::vector<Ticket> tickets_;                          // by op
+  std::vector<std::string> names_;                       // by op, for profilers
+  std::vector<std::uint64_t> ranges_;                    // by op, of those on ticket lanes
   std::vector<OpState> states_;
   std::vector<plan::OpTiming> timings_;
   std::size_t completed_ = 0;

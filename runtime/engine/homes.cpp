@@ -34,9 +34,12 @@ Homes::Homes(const plan::Workload& workload, const plan::Placement& placement,
     : workload_(workload),
       placement_(placement),
       slots_(placement.format, plan::make_tiles(workload, placement.tile_parameters)),
+      boundaries_(workload, placement, backend),
       tiles_of_block_(workload.blocks.size()) {
   for (std::uint32_t tile = 0; tile < tiles().size(); ++tile) {
     tiles_of_block_[tiles()[tile].block].push_back(tile);
+    const bool on_disk = placement.blocks[tiles()[tile].block].state == Tier::nvme;
+    if (!placement.commits && !on_disk) slots_.keep_off_disk(tile);
   }
   allocate_device(backend);
   allocate_host(backend);
@@ -81,8 +84,6 @@ void Homes::allocate_device(offload::DeviceBackend& backend) {
   }
   allocate(device_gradient_, backend, gradient.end());
   allocate(device_leaves_, backend, norm_leaves.end());
-  allocate(boundary_, backend, workload_.boundary_bytes * (m * (blocks - 1)));
-  allocate(boundary_gradient_, backend, workload_.boundary_bytes * m);
   allocate(kept_, backend, kept.end());
   allocate(scratch_, backend, Bytes{scratch});
   allocate(workspace_, backend, workload_.workspace_bytes);
@@ -158,17 +159,6 @@ DeviceSpan<double> Homes::device_leaves(std::uint32_t tile) {
   return device_leaves_.device()
       .subspan(device_leaves_at_[tile], leaves(tiles()[tile]) * sizeof(double))
       .as<double>();
-}
-
-DeviceSpan<std::byte> Homes::boundary(std::uint32_t block, std::uint32_t m) {
-  const std::uint64_t bytes = workload_.boundary_bytes.value();
-  return boundary_.device().subspan((std::uint64_t{block} * workload_.micro_batches + m) * bytes,
-                                    bytes);
-}
-
-DeviceSpan<std::byte> Homes::boundary_gradient(std::uint32_t m) {
-  const std::uint64_t bytes = workload_.boundary_bytes.value();
-  return boundary_gradient_.device().subspan(m * bytes, bytes);
 }
 
 DeviceSpan<std::byte> Homes::saved(std::uint32_t block, std::uint32_t m) {

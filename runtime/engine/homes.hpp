@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "offload/memory.hpp"
+#include "runtime/engine/boundary_homes.hpp"
 #include "runtime/engine/state_slots.hpp"
 #include "runtime/plan/placement.hpp"
 
@@ -20,6 +21,7 @@ class Homes {
         offload::DeviceBackend& backend);
 
   [[nodiscard]] const StateSlots& slots() const { return slots_; }
+  [[nodiscard]] BoundaryHomes& boundaries() { return boundaries_; }
   [[nodiscard]] std::span<const plan::Tile> tiles() const { return slots_.tiles(); }
   [[nodiscard]] std::span<const std::uint32_t> tiles_of(std::uint32_t block) const;
 
@@ -34,8 +36,6 @@ class Homes {
   [[nodiscard]] offload::DeviceSpan<std::byte> device_gradient(std::uint32_t block);
   [[nodiscard]] offload::DeviceSpan<std::byte> device_state(std::uint32_t tile);
   [[nodiscard]] offload::DeviceSpan<double> device_leaves(std::uint32_t tile);
-  [[nodiscard]] offload::DeviceSpan<std::byte> boundary(std::uint32_t block, std::uint32_t m);
-  [[nodiscard]] offload::DeviceSpan<std::byte> boundary_gradient(std::uint32_t m);
   /// Kept activations of a block, or the shared scratch for recomputation.
   [[nodiscard]] offload::DeviceSpan<std::byte> saved(std::uint32_t block, std::uint32_t m);
   [[nodiscard]] offload::DeviceSpan<std::byte> workspace() { return workspace_.device(); }
@@ -75,6 +75,7 @@ class Homes {
   const plan::Workload& workload_;
   const plan::Placement& placement_;
   StateSlots slots_;
+  BoundaryHomes boundaries_;
   std::vector<std::vector<std::uint32_t>> tiles_of_block_;
 
   // Byte offsets of a block or tile in the allocation named alike.
@@ -82,8 +83,8 @@ class Homes {
       kept_at_, host_parameters_at_, host_gradient_at_, host_state_at_, leaves_at_;
 
   offload::DeviceMemory resident_, parameter_slots_, device_state_, accumulators_, rounded_,
-      tied_accumulator_, device_gradient_, device_leaves_, boundary_, boundary_gradient_, kept_,
-      scratch_, workspace_, tokens_, loss_sums_;
+      tied_accumulator_, device_gradient_, device_leaves_, kept_, scratch_, workspace_, tokens_,
+      loss_sums_;
   offload::PinnedMemory host_parameters_, host_gradient_, landing_, host_state_, staging_,
       host_tokens_, sums_;
 };

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "offload/host/host_backend.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/engine/compute_device.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -25,14 +25,15 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
   train.micro_batch = options_.batch;
   train.context = options_.context;
   train.compute_threads = options_.compute_threads;
+  train.device = options_.device;
   resolve(train, config_);
   options_.context = train.context;
   model_ = make_model_runtime(config_, train);
   // The whole model is resident and every allocation below is its exact size: no budget to keep.
   const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
-  backend_ =
-      offload::make_host_backend({.device_capacity = unlimited, .pinned_capacity = unlimited});
+  backend_ = make_backend(train, {.device = unlimited, .host = unlimited, .nvme = {}}, nullptr);
   stream_ = backend_->make_stream("compute");
+  model_.ops->bind_stream(stream_->native());
   constants_ = {*model_.transformer, *backend_, *stream_};
   const model::Transformer& transformer = *model_.transformer;
   const std::uint64_t rows = std::uint64_t{options_.batch} * options_.context;

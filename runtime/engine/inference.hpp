@@ -21,6 +21,7 @@ struct InferenceOptions {
   std::uint32_t batch = 1;    ///< windows at once
   std::uint32_t context = 0;  ///< tokens a window
   std::uint32_t compute_threads = 0;
+  std::optional<DeviceKind> device = std::nullopt;  ///< absent: as for training
 };
 
 class Inference {

@@ -12,6 +12,14 @@ using plan::Op;
 using plan::OpKind;
 using plan::Tier;
 
+namespace {
+
+/// Activations live for one pass of one process, and are not verified: what is lost with them is a
+/// step that the last commit repeats.
+constexpr std::uint64_t kNoChecksum = 0;
+
+}  // namespace
+
 OpActions::OpActions(OpResources resources)
     : resources_(std::move(resources)),
       kernel_(resources_.kernel),
@@ -69,6 +77,16 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
       }
       return count(op.kind, target.size());
     }
+    case OpKind::save_activation: {
+      const auto target = homes.boundaries().host(op);
+      stream.download(target, homes.boundaries().slot(op.boundary_slot));
+      return count(op.kind, target.size());
+    }
+    case OpKind::load_activation: {
+      const auto source = homes.boundaries().host(op);
+      stream.upload(homes.boundaries().slot(op.boundary_slot), source);
+      return count(op.kind, source.size());
+    }
     case OpKind::forward:
       if (op.block == 0) {
         // Token ids are far below one block's parameters; they ride in the compute stream's order.
@@ -83,6 +101,8 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::update: return stream.submit([this, &op] { device_update(op); });
     case OpKind::checksum:
     case OpKind::write_state:
+    case OpKind::spill_activation:
+    case OpKind::fetch_activation:
     case OpKind::commit: break;
   }
   SPILLWAY_ASSERT(false && "no stream runs this kind of op");
@@ -98,6 +118,8 @@ Ticket OpActions::start(const Op& op) {
       return resources_.store.read(StateSlots::state(op.tile), target);
     }
     case OpKind::write_state: return write(op);
+    case OpKind::spill_activation: return spill(op);
+    case OpKind::fetch_activation: return fetch(op);
     case OpKind::commit: return commit();
     case OpKind::accumulate: return workers.submit([this, &op] { host_accumulate(op); });
     case OpKind::grad_norm: return workers.submit([this, &op] { host_norm(op); });
@@ -105,6 +127,8 @@ Ticket OpActions::start(const Op& op) {
     case OpKind::checksum: return workers.submit([this, &op] { host_checksum(op); });
     case OpKind::upload_params:
     case OpKind::download_grads:
+    case OpKind::save_activation:
+    case OpKind::load_activation:
     case OpKind::forward:
     case OpKind::backward:
     case OpKind::loss: break;
@@ -153,9 +177,24 @@ Ticket OpActions::commit() {
   return copies_.join(slot, std::move(committed), step_.copy->commit(step_.commit));
 }
 
+Ticket OpActions::spill(const Op& op) {
+  BoundaryHomes& boundaries = resources_.homes.boundaries();
+  const auto source = boundaries.staging(op.slot);
+  count(op.kind, source.size());
+  return resources_.activation_store->write(boundaries.on_disk(op.block, op.micro_batch), source,
+                                            kNoChecksum);
+}
+
+Ticket OpActions::fetch(const Op& op) {
+  BoundaryHomes& boundaries = resources_.homes.boundaries();
+  const auto target = boundaries.staging(op.slot);
+  count(op.kind, target.size());
+  return resources_.activation_store->read(boundaries.on_disk(op.block, op.micro_batch), target);
+}
+
 offload::DeviceSpan<const std::byte> OpActions::input_of(const Op& op) {
   if (op.block == 0) return {};
-  return resources_.homes.boundary(op.block - 1, op.micro_batch);
+  return resources_.homes.boundaries().activation(op.block - 1, op.micro_batch, op.input_slot);
 }
 
 model::ForwardArguments OpActions::forward_arguments(const Op& op, bool save) {
@@ -168,7 +207,10 @@ model::ForwardArguments OpActions::forward_arguments(const Op& op, bool save) {
   }
   arguments.tokens = tokens.subspan(0, tokens.size() / 2);
   arguments.input = input_of(op);
-  arguments.output = homes.boundary(op.block, op.micro_batch);
+  BoundaryHomes& boundaries = homes.boundaries();
+  arguments.output = op.kind == OpKind::forward
+                         ? boundaries.activation(op.block, op.micro_batch, op.boundary_slot)
+                         : boundaries.recomputed(op.block, op.micro_batch);
   if (save) arguments.saved = homes.saved(op.block, op.micro_batch);
   arguments.workspace = homes.workspace();
   return arguments;
@@ -182,7 +224,6 @@ void OpActions::forward(const Op& op) {
 void OpActions::backward(const Op& op) {
   Homes& homes = resources_.homes;
   const bool recompute = op.block != 0 && !resources_.placement.blocks[op.block].keep;
-  // Recomputation rewrites the block's output with the same bits.
   const model::ForwardArguments again = forward_arguments(op, true);
   if (recompute) resources_.transformer.forward(again);
   model::BackwardArguments arguments;
@@ -191,7 +232,7 @@ void OpActions::backward(const Op& op) {
   arguments.tokens = again.tokens;
   arguments.input = again.input;
   arguments.saved = again.saved;
-  arguments.boundary_gradient = homes.boundary_gradient(op.micro_batch);
+  arguments.boundary_gradient = homes.boundaries().gradient(op.micro_batch, op.boundary_slot);
   arguments.gradients = homes.accumulator(op.block, op.gradient_slot);
   arguments.first = op.micro_batch == 0;
   arguments.workspace = again.workspace;
@@ -211,7 +252,7 @@ void OpActions::loss(const Op& op) {
   arguments.workspace = homes.workspace();
   if (train) {
     arguments.gradient_scale = step_.loss_gradient_scale;
-    arguments.boundary_gradient = homes.boundary_gradient(op.micro_batch);
+    arguments.boundary_gradient = homes.boundaries().gradient(op.micro_batch, op.boundary_slot);
     arguments.gradients = homes.accumulator(op.block, op.gradient_slot);
     if (resources_.workload.tied_head) arguments.tied_gradients = homes.tied_accumulator();
     arguments.first = op.micro_batch == 0;

@@ -27,6 +27,7 @@ struct OpResources {
   DeviceMath& device_math;
   cpu_adam::WorkerPool& workers;
   nvme_swap::TileStore& store;
+  nvme_swap::TileStore* activation_store;  ///< null unless activations are placed on disk
   cpu_adam::Isa isa;
   const cpu_adam::Kernel& kernel;
   std::size_t update_prefetch;
@@ -100,6 +101,8 @@ class OpActions final : public OpPerformer {
                                   TicketPairs& pairs);
   [[nodiscard]] Ticket write(const plan::Op& op);
   [[nodiscard]] Ticket commit();
+  [[nodiscard]] Ticket spill(const plan::Op& op);
+  [[nodiscard]] Ticket fetch(const plan::Op& op);
   /// nvme_swap::checksum_of, by all workers. Inside a worker's task only.
   [[nodiscard]] std::uint64_t checksum(std::span<const std::byte> data);
 

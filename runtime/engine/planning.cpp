@@ -9,7 +9,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/memory_budget.hpp"
 #include "runtime/base/topology.hpp"
-#include "runtime/model/host/host_ops.hpp"
+#include "runtime/engine/compute_device.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -58,6 +58,10 @@ std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
       add("activation recomputation",
           [](TrainOptions& o) { o.checkpointing = Checkpointing::recompute; });
     }
+    if (options.activations == StateHome::device) {
+      add("activations on the host (spillway.activations)",
+          [](TrainOptions& o) { o.activations = StateHome::automatic; });
+    }
     if (options.residency == Residency::all) {
       add("streamed parameters", [](TrainOptions& o) { o.residency = Residency::none; });
     }
@@ -69,6 +73,10 @@ std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
                       format == StateFormat::split ? "" : " (other mathematics)"),
           [&](TrainOptions& o) { o.state_format = format; });
     }
+  }
+  if (tier == Tier::host && options.activations == StateHome::host) {
+    add("activations on disk (spillway.activations nvme)",
+        [](TrainOptions& o) { o.activations = StateHome::nvme; });
   }
   if (tier == Tier::host && options.state_home == StateHome::host) {
     add("state on disk (--nvme DIR)", [](TrainOptions& o) { o.state_home = StateHome::nvme; });
@@ -82,9 +90,35 @@ std::string flag_of(Tier tier) {
                               : "--nvme (another directory, or more free space)";
 }
 
+ModelRuntime with_transformer(const model::ModelConfig& config, const TrainOptions& options,
+                              std::unique_ptr<model::Ops> ops) {
+  ModelRuntime runtime{.ops = std::move(ops), .transformer = nullptr};
+  const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
+  runtime.transformer =
+      std::make_unique<model::Transformer>(config, shape, options.compute, *runtime.ops);
+  return runtime;
+}
+
+/// Device and host memory, which the host backend takes from the same DRAM.
+void add_memory(const TrainOptions& options, plan::Budgets& budgets) {
+  const MemoryBudget memory = read_memory_budget();
+  const auto free = static_cast<double>(memory.available().value()) * kShareOfFreeMemory;
+  if (options.device == DeviceKind::cuda) {
+    budgets.device = options.device_memory ? *options.device_memory : free_device_memory();
+    budgets.host = options.host_memory.value_or(Bytes{static_cast<std::uint64_t>(free)});
+    return;
+  }
+  const double device =
+      options.device_memory ? static_cast<double>(options.device_memory->value()) : free / 2;
+  budgets.device = Bytes{static_cast<std::uint64_t>(device)};
+  budgets.host =
+      options.host_memory.value_or(Bytes{static_cast<std::uint64_t>(std::max(free - device, 0.0))});
+}
+
 }  // namespace
 
 void resolve(TrainOptions& options, const model::ModelConfig& config) {
+  if (!options.device) options.device = usable_device();
   if (options.context == 0) options.context = config.max_context;
   check(options.context <= config.max_context, ErrorCode::invalid_argument,
         fmt::format("a context of {} tokens, and the model's positions end at {}", options.context,
@@ -104,15 +138,11 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
 }
 
 ModelRuntime make_model_runtime(const model::ModelConfig& config, const TrainOptions& options) {
-  ModelRuntime runtime;
-  model::host::HostOpsOptions host;
-  host.compute_threads = static_cast<int>(options.compute_threads);
-  host.compute = options.compute;
-  runtime.ops = model::host::make_ops(host);
-  const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
-  runtime.transformer =
-      std::make_unique<model::Transformer>(config, shape, options.compute, *runtime.ops);
-  return runtime;
+  return with_transformer(config, options, make_ops(options));
+}
+
+ModelRuntime make_model_sizes(const model::ModelConfig& config, const TrainOptions& options) {
+  return with_transformer(config, options, make_sizing_ops(options));
 }
 
 std::vector<std::filesystem::path> state_directories(const TrainOptions& options,
@@ -127,15 +157,8 @@ const cpu_adam::Kernel& update_kernel(const TrainOptions& options, const plan::W
 }
 
 plan::Budgets make_budgets(const TrainOptions& options, const std::filesystem::path& run) {
-  const MemoryBudget memory = read_memory_budget();
-  const auto free = static_cast<double>(memory.available().value()) * kShareOfFreeMemory;
   plan::Budgets budgets;
-  // The host backend's device memory and host memory come from the same DRAM.
-  const double device =
-      options.device_memory ? static_cast<double>(options.device_memory->value()) : free / 2;
-  budgets.device = Bytes{static_cast<std::uint64_t>(device)};
-  budgets.host =
-      options.host_memory.value_or(Bytes{static_cast<std::uint64_t>(std::max(free - device, 0.0))});
+  add_memory(options, budgets);
   for (std::filesystem::path directory : state_directories(options, run)) {
     directory = std::filesystem::absolute(directory);
     while (!std::filesystem::exists(directory) && directory.has_relative_path()) {
@@ -155,7 +178,7 @@ plan::Placement place(const model::ModelConfig& config, const TrainOptions& opti
   std::vector<std::string> advice{
       fmt::format("{} of at least {}", flag_of(shortage.tier), format_bytes(shortage.needed))};
   for (const Remedy& remedy : remedies(options, shortage.tier)) {
-    const ModelRuntime runtime = make_model_runtime(config, remedy.options);
+    const ModelRuntime runtime = make_model_sizes(config, remedy.options);
     const plan::Workload changed = make_workload(config, *runtime.transformer, remedy.options);
     const auto retried =
         plan::choose_placement(changed, budgets, placement_request(remedy.options));

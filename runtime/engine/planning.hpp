@@ -21,12 +21,16 @@ struct ModelRuntime {
   std::unique_ptr<model::Transformer> transformer;
 };
 
-/// Fills what a configuration may leave open: context, threads. Throws `Error{invalid_argument}`
-/// when the model cannot take the context. Call before everything else.
+/// Fills what a configuration may leave open: device, context, threads. Throws
+/// `Error{invalid_argument}` when the model cannot take the context. Call before everything else.
 void resolve(TrainOptions& options, const model::ModelConfig& config);
 
+/// Throws `Error{not_supported}` where the options' device is not usable here.
 [[nodiscard]] ModelRuntime make_model_runtime(const model::ModelConfig& config,
                                               const TrainOptions& options);
+/// The same to plan with, not to run: works for a device that this machine lacks.
+[[nodiscard]] ModelRuntime make_model_sizes(const model::ModelConfig& config,
+                                            const TrainOptions& options);
 
 /// Where the run keeps its swap files: `options.nvme`, or RUN/state.
 [[nodiscard]] std::vector<std::filesystem::path> state_directories(

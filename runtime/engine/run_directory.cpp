@@ -15,11 +15,13 @@ using nlohmann::json;
 json mathematics(const TrainOptions& options) {
   TrainOptions plain;
   TrainOptions math = options;
+  math.device = options.device.value_or(DeviceKind::host);
   math.update = plain.update;
   math.work_order = plain.work_order;
   math.checkpointing = plain.checkpointing;
   math.residency = plain.residency;
   math.state_home = plain.state_home;
+  math.activations = plain.activations;
   math.prefetch = plain.prefetch;
   math.device_memory = plain.device_memory;
   math.host_memory = plain.host_memory;

@@ -7,7 +7,7 @@
 namespace spillway::engine {
 
 StateSlots::StateSlots(StateFormat format, std::vector<plan::Tile> tiles)
-    : format_(format), tiles_(std::move(tiles)) {
+    : format_(format), tiles_(std::move(tiles)), off_disk_(tiles_.size()) {
   layouts_.reserve(tiles_.size());
   for (const plan::Tile& tile : tiles_) {
     const auto& layout = layouts_.emplace_back(cpu_adam::make_layout(format, tile.count.value()));
@@ -19,10 +19,13 @@ StateSlots::StateSlots(StateFormat format, std::vector<plan::Tile> tiles)
 
 nvme_swap::StoreLayout StateSlots::store_layout() const {
   nvme_swap::StoreLayout store;
-  for (const cpu_adam::StateLayout& layout : layouts_) store.tiles.emplace_back(layout.bytes);
+  const auto add = [&](std::size_t tile, std::uint64_t bytes) {
+    store.tiles.emplace_back(off_disk_[tile] ? kPageBytes : bytes);
+  };
+  for (std::size_t tile = 0; tile < layouts_.size(); ++tile) add(tile, layouts_[tile].bytes);
   if (!with_parameters()) return store;
-  for (const cpu_adam::StateLayout& layout : layouts_) {
-    store.tiles.emplace_back(layout.disk_bytes - layout.bytes);
+  for (std::size_t tile = 0; tile < layouts_.size(); ++tile) {
+    add(tile, layouts_[tile].disk_bytes - layouts_[tile].bytes);
   }
   return store;
 }

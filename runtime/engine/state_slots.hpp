@@ -19,6 +19,9 @@ class StateSlots {
   StateSlots() = default;
   StateSlots(StateFormat format, std::vector<plan::Tile> tiles);
 
+  /// The tile never goes to a store: there it has a page, the least, instead of a slot's bytes.
+  void keep_off_disk(std::uint32_t tile) { off_disk_[tile] = true; }
+
   [[nodiscard]] std::span<const plan::Tile> tiles() const { return tiles_; }
   /// The store's tiles: the state of every tile, then the parameters of every tile.
   [[nodiscard]] nvme_swap::StoreLayout store_layout() const;
@@ -47,6 +50,7 @@ class StateSlots {
   StateFormat format_ = StateFormat::fp32;
   std::vector<plan::Tile> tiles_;
   std::vector<cpu_adam::StateLayout> layouts_;  ///< by tile
+  std::vector<bool> off_disk_;                  ///< by tile
 };
 
 }  // namespace spillway::engine

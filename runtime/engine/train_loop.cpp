@@ -172,7 +172,7 @@ void Loop::plan() {
   placement_ = place(config_, options_, workload_, budgets_);
   const CalibrationRequest request{.config = config_,
                                    .options = options_,
-                                   .transformer = *model_.transformer,
+                                   .model = model_,
                                    .workload = workload_,
                                    .state_directories = store_options_.directories};
   MachineTuning known(request_.profile);
@@ -196,6 +196,8 @@ void Loop::create_trainer() {
   checkpoints_->check_space(trainer_->store().layout());
   if (!resumes_ && request_.from && is_run(*request_.from)) {
     start_from_run();
+  } else if (!resumes_ && request_.initial != nullptr) {
+    trainer_->initialize(*request_.initial);
   } else if (!resumes_) {
     trainer_->initialize(*initial_parameters(request_, config_, trainer_->layout(), options_.seed));
   }

@@ -24,6 +24,8 @@ struct TrainRequest {
   /// HF checkpoint, or a run or kept checkpoint whose training goes on in `run`; absent: random
   /// initialisation.
   std::optional<std::filesystem::path> from;
+  /// What a new run starts with instead of random initialisation; outlives the run. Null: nothing.
+  const model::ParameterSource* initial = nullptr;
   bool resume = false;
   std::filesystem::path profile;  ///< the machine profile; empty: measured, not kept
 };

@@ -42,6 +42,8 @@ struct ScheduleOptions {
   double minimum_lr = 0;
 };
 
+/// Where FWD-BWD runs. Another device computes other bits.
+enum class DeviceKind : std::uint8_t { host, cuda };
 enum class UpdateMode : std::uint8_t { automatic, deferred, immediate };
 enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
 enum class DecayScope : std::uint8_t { matrices, all };
@@ -57,6 +59,7 @@ struct TrainOptions {
   std::uint32_t context = 0;                      ///< 0: the model's max_context
   double gradient_clipping = 1.0;                 ///< global norm; 0 switches it off
   DType compute = DType::fp32;
+  std::optional<DeviceKind> device;  ///< absent: cuda where a GPU is usable, else the host
   LossScaleOptions loss_scale;
   cpu_adam::AdamOptions adam;  ///< lr is the schedule's peak
   ScheduleOptions schedule;
@@ -73,10 +76,11 @@ struct TrainOptions {
   Checkpointing checkpointing = Checkpointing::automatic;
   Residency residency = Residency::automatic;
   StateHome state_home = StateHome::automatic;
-  std::uint32_t prefetch = 1;               ///< blocks uploaded ahead of use
-  std::optional<Bytes> device_memory;       ///< absent: what the device has
-  std::optional<Bytes> host_memory;         ///< absent: what cgroup and system leave
-  std::vector<std::filesystem::path> nvme;  ///< empty: RUN/state
+  StateHome activations = StateHome::automatic;  ///< of the activations between blocks
+  std::uint32_t prefetch = 1;                    ///< blocks uploaded ahead of use
+  std::optional<Bytes> device_memory;            ///< absent: what the device has
+  std::optional<Bytes> host_memory;              ///< absent: what cgroup and system leave
+  std::vector<std::filesystem::path> nvme;       ///< empty: RUN/state
   nvme_swap::EngineKind io_engine = nvme_swap::EngineKind::automatic;
   std::uint32_t threads = 0;          ///< of the update; 0: physical cores
   std::uint32_t compute_threads = 0;  ///< of FWD-BWD; 0: physical cores
@@ -86,6 +90,9 @@ struct TrainOptions {
 
   // What is written when.
   std::uint64_t commit_every = 0;  ///< 0: planned
+  /// False: no step is ever committed, and only state that lives on disk has slots there. For
+  /// benchmarks, whose result nobody keeps; no key of a configuration.
+  bool commits = true;
   std::uint64_t save_every = 0;    ///< kept checkpoints; 0: none
   std::uint32_t keep = 2;          ///< newest kept checkpoints; older ones are removed
   std::uint64_t eval_every = 0;    ///< 0: at the end only

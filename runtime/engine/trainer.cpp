@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "cpu_adam/gradient_norm.hpp"
-#include "offload/host/host_backend.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/schedule.hpp"
 
 namespace spillway::engine {
@@ -31,12 +31,10 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
       placement_(placement),
       model_(std::move(model)) {
   const cpu_adam::Isa isa = options_.isa.value_or(cpu_adam::best_isa());
-  backend_ = offload::make_host_backend({.device_capacity = budgets.device,
-                                         .pinned_capacity = budgets.host,
-                                         .link_gigabytes_per_second = options_.host_link_gbps,
-                                         .wake = &wake_});
-  device_math_ = make_host_device_math(isa);
+  backend_ = make_backend(options_, budgets, &wake_);
   streams_ = std::make_unique<Streams>(*backend_);
+  model_.ops->bind_stream(streams_->compute->native());
+  device_math_ = make_device_math(options_, *streams_->compute);
   constants_ = {*model_.transformer, *backend_, *streams_->upload};
   homes_ = std::make_unique<Homes>(workload_, placement_, *backend_);
 
@@ -46,6 +44,7 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
   store_ = resume ? nvme_swap::TileStore::open(opened)
                   : nvme_swap::TileStore::create(opened, homes_->slots().store_layout());
   check_tiles(*store_);
+  open_activation_store(store_options);
 
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = options_.threads, .wake = &wake_});
@@ -57,6 +56,7 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
                   .device_math = *device_math_,
                   .workers = *workers_,
                   .store = *store_,
+                  .activation_store = activation_store_.get(),
                   .isa = isa,
                   .kernel = update_kernel(options_, workload_),
                   .update_prefetch = update_prefetch,
@@ -92,6 +92,19 @@ Trainer::~Trainer() = default;
 
 bool Trainer::commits_in_step() const {
   return !placement_.any_state(plan::Tier::device) && !placement_.any_state(plan::Tier::host);
+}
+
+/// One slot a boundary and never a commit: a write takes the place of the one before.
+void Trainer::open_activation_store(const nvme_swap::StoreOptions& options) {
+  const nvme_swap::StoreLayout layout = homes_->boundaries().disk_layout();
+  if (layout.tiles.empty()) return;
+  nvme_swap::StoreOptions scratch = options;
+  scratch.name = "activations";
+  scratch.slots = 1;
+  scratch.remove_on_close = true;
+  scratch.wake = &wake_;
+  scratch.buffers = {homes_->boundaries().all_staging()};
+  activation_store_ = nvme_swap::TileStore::create(scratch, layout);
 }
 
 void Trainer::check_tiles(const nvme_swap::TileStore& store) const {
@@ -174,8 +187,8 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
   step.training = true;
   step.loss_gradient_scale = static_cast<float>(result.scale / static_cast<double>(result.tokens));
   // Inside this plan the previous step's update lands, and with it that step becomes committable.
-  const bool due =
-      state_.step > 0 && state_.step % std::max<std::uint64_t>(options_.commit_every, 1) == 0;
+  const bool due = placement_.commits && state_.step > 0 &&
+                   state_.step % std::max<std::uint64_t>(options_.commit_every, 1) == 0;
   prepare_commit(due || copying(), true);
   const bool records = (step.commit_due || copying()) && !commits_in_step();
   Executor& executor = records ? *recorded_executor_ : *step_executor_;
@@ -267,7 +280,8 @@ void Trainer::snapshot() {
 }
 
 void Trainer::commit() {
-  flush(true);
+  flush(placement_.commits);
+  if (!placement_.commits) return;
   if (!commits_in_step()) snapshot();
   if (copying()) copy_committed();
 }

@@ -54,7 +54,7 @@ class Trainer {
   StepResult step(const data::TokenFile& tokens, const data::Sampler& sampler);
   /// Mean loss over all whole windows of `tokens`, in file order.
   Evaluation evaluate(const data::TokenFile& tokens);
-  /// Applies the pending update and makes the current step true on disk.
+  /// Applies the pending update and makes the current step true on disk, if the placement commits.
   void commit();
   /// Creates a store as `options` say and fills it with the state after the last step: by the
   /// writes that the next step makes anyway or, where it would not write everything, by reading the
@@ -91,6 +91,7 @@ class Trainer {
   double reduce_norm();
   void decide(StepResult& result);
   void check_tiles(const nvme_swap::TileStore& store) const;
+  void open_activation_store(const nvme_swap::StoreOptions& options);
 
   model::ModelConfig config_;
   TrainOptions options_;
@@ -105,7 +106,8 @@ class Trainer {
   std::unique_ptr<DeviceMath> device_math_;
   std::unique_ptr<Homes> homes_;
   std::unique_ptr<nvme_swap::TileStore> store_;
-  std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`
+  std::unique_ptr<nvme_swap::TileStore> copy_;              ///< see `copy_next`
+  std::unique_ptr<nvme_swap::TileStore> activation_store_;  ///< of boundaries on disk, or null
   std::unique_ptr<cpu_adam::WorkerPool> workers_;
   std::unique_ptr<Streams> streams_;
   std::unique_ptr<OpActions> actions_;

@@ -31,6 +31,17 @@ plan::Workload make_workload(const model::ModelConfig& config,
   return workload;
 }
 
+plan::DecoderShape decoder_shape(const model::ModelConfig& config, std::uint32_t context) {
+  return {.layers = static_cast<double>(config.layers),
+          .width = static_cast<double>(config.width),
+          .kv_width = static_cast<double>(config.kv_heads) * config.head_dim,
+          .mlp_width = static_cast<double>(config.ffn_width),
+          .vocabulary = static_cast<double>(config.vocab_size),
+          .sequence = static_cast<double>(context),
+          .query_width = static_cast<double>(config.heads) * config.head_dim,
+          .mlp_matrices = config.activation == model::Activation::silu ? 3.0 : 2.0};
+}
+
 std::vector<std::uint64_t> decayed_parameters(const model::ModelLayout& layout, DecayScope scope) {
   std::vector<std::uint64_t> ends;
   for (const model::BlockLayout& block : layout.blocks) {
@@ -47,14 +58,24 @@ std::vector<std::uint64_t> decayed_parameters(const model::ModelLayout& layout, 
   return ends;
 }
 
+namespace {
+
+std::optional<plan::Tier> tier_of(StateHome home) {
+  switch (home) {
+    case StateHome::automatic: break;
+    case StateHome::device: return plan::Tier::device;
+    case StateHome::host: return plan::Tier::host;
+    case StateHome::nvme: return plan::Tier::nvme;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 plan::PlacementRequest placement_request(const TrainOptions& options) {
   plan::PlacementRequest request;
-  switch (options.state_home) {
-    case StateHome::automatic: break;
-    case StateHome::device: request.state = plan::Tier::device; break;
-    case StateHome::host: request.state = plan::Tier::host; break;
-    case StateHome::nvme: request.state = plan::Tier::nvme; break;
-  }
+  request.state = tier_of(options.state_home);
+  request.activations = tier_of(options.activations);
   if (options.residency != Residency::automatic) {
     request.resident = options.residency == Residency::all;
   }
@@ -66,6 +87,7 @@ plan::PlacementRequest placement_request(const TrainOptions& options) {
   request.format = options.state_format;
   request.tile_parameters = ElementCount{options.tile_parameters};
   request.prefetch = options.prefetch;
+  request.commits = options.commits;
   return request;
 }
 

@@ -6,12 +6,17 @@
 #include "runtime/engine/train_options.hpp"
 #include "runtime/model/transformer.hpp"
 #include "runtime/plan/choose.hpp"
+#include "runtime/plan/theory.hpp"
 
 namespace spillway::engine {
 
 [[nodiscard]] plan::Workload make_workload(const model::ModelConfig& config,
                                            const model::Transformer& transformer,
                                            const TrainOptions& options);
+
+/// What the model's FLOPs by theory depend on, with windows of `context` tokens.
+[[nodiscard]] plan::DecoderShape decoder_shape(const model::ModelConfig& config,
+                                               std::uint32_t context);
 
 /// Per block: parameters from its start that weight decay applies to.
 [[nodiscard]] std::vector<std::uint64_t> decayed_parameters(const model::ModelLayout& layout,

@@ -1,21 +1,81 @@
 #include "runtime/plan/choose.hpp"
 
 #include <algorithm>
+#include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/boundaries.hpp"
 
 namespace spillway::plan {
 namespace {
+
+/// How boundaries are spread, before everything else is.
+struct BoundaryPlan {
+  std::size_t off_device = 0;  ///< blocks, from the first, whose activations leave the device
+  std::uint32_t slots = 0;
+  std::uint32_t carried = 0;
+};
 
 class Chooser {
  public:
   Chooser(const Workload& workload, const Budgets& budgets, const PlacementRequest& request)
       : workload_(workload), budgets_(budgets), request_(request) {}
 
+  /// The first way to spread boundaries with which the rest fits.
   std::variant<Placement, Shortage> choose() {
     check(request_.state != Tier::device || request_.resident != false, ErrorCode::invalid_argument,
           "state on the device and streamed parameters exclude each other: the device updates "
           "parameters where they live; ask for state on the host, or for resident parameters");
+    std::optional<Shortage> least;
+    for (const bool spill : {false, true}) {
+      if (spill != (request_.activations == Tier::nvme) && request_.activations) continue;
+      for (const bool shrink : {false, true}) {
+        for (const BoundaryPlan& plan : boundary_plans(spill, shrink)) {
+          boundaries_ = plan;
+          spill_boundaries_ = spill;
+          shrink_ = shrink;
+          std::variant<Placement, Shortage> choice = choose_rest();
+          if (std::holds_alternative<Placement>(choice)) return choice;
+          const Shortage& shortage = std::get<Shortage>(choice);
+          if (!least || nearer(shortage, *least)) least = shortage;
+        }
+      }
+    }
+    return *least;
+  }
+
+ private:
+  /// Whether less is missing than for `other`.
+  [[nodiscard]] static bool nearer(const Shortage& shortage, const Shortage& other) {
+    if (shortage.tier != other.tier) return shortage.tier > other.tier;
+    return shortage.needed < other.needed;
+  }
+
+  /// In order of preference. Boundaries that are carried cost room and no time; parked ones move
+  /// once more each way, still far less than a pass computes.
+  [[nodiscard]] std::vector<BoundaryPlan> boundary_plans(bool spill, bool shrink) const {
+    std::vector<BoundaryPlan> plans;
+    const std::size_t head = workload_.blocks.size() - 1;
+    const std::uint32_t all = workload_.micro_batches;
+    const std::uint32_t slots = 2 * (request_.prefetch + 1);
+    if (!spill && request_.activations.value_or(Tier::device) == Tier::device) {
+      plans.push_back({});
+      if (request_.activations) return plans;
+    }
+    for (std::size_t b = request_.activations ? head : 1; b <= head; ++b) {
+      plans.push_back({.off_device = b, .slots = slots, .carried = all});
+    }
+    const bool waits = request_.order == WorkOrder::layer_major;
+    for (std::uint32_t carried = waits ? all : 0; carried-- > 0;) {
+      plans.push_back({.off_device = head, .slots = slots, .carried = carried});
+    }
+    for (std::uint32_t fewer = slots; shrink && fewer-- > 2;) {
+      plans.push_back({.off_device = head, .slots = fewer});
+    }
+    return plans;
+  }
+
+  std::variant<Placement, Shortage> choose_rest() {
     if (request_.state.value_or(Tier::device) == Tier::device && request_.resident != false) {
       Placement everything = uniform(true, Tier::device, request_.keep.value_or(true));
       if (fits(everything, Tier::device)) return finished(everything);
@@ -27,13 +87,13 @@ class Chooser {
     }
     Placement placement = uniform(request_.resident.value_or(false),
                                   request_.state.value_or(Tier::host), request_.keep == true);
-    shrink_slots(placement);
+    if (shrink_) shrink_slots(placement);
     if (!request_.state) spill_state(placement);
+    if (spill_boundaries_ && !request_.activations) spill_activations(placement);
     fill_device(placement);
     return finished(placement);
   }
 
- private:
   /// A tied head needs its own parameters and those of block 0 at once.
   [[nodiscard]] std::uint32_t least_parameter_slots(const Placement& placement) const {
     const bool pair = workload_.tied_head && !placement.blocks.front().resident &&
@@ -45,6 +105,7 @@ class Chooser {
     Placement placement;
     placement.order = request_.order;
     placement.format = request_.format;
+    placement.commits = request_.commits;
     // The same tiles, and no staging buffer larger than the largest of them.
     placement.tile_parameters =
         std::min(request_.tile_parameters, gradient_slot_elements(workload_));
@@ -57,6 +118,13 @@ class Chooser {
       placement.gradient_slots = 1;  // no download that a second one could hide
     }
     if (state == Tier::host) placement.state_slots = 1;  // nothing of a step is staged
+    const bool on_disk = request_.activations == Tier::nvme;
+    for (std::size_t b = 0; b < boundaries_.off_device; ++b) {
+      placement.blocks[b].activations = on_disk ? Tier::nvme : Tier::host;
+    }
+    placement.boundary_slots = boundaries_.slots;
+    placement.carried = boundaries_.carried;
+    if (on_disk) stage_boundaries(placement);
     return placement;
   }
 
@@ -99,16 +167,33 @@ class Chooser {
     }
   }
 
+  static void stage_boundaries(Placement& placement) {
+    if (blocks_with(placement, BoundaryHome::nvme) > 0) {
+      placement.boundary_staging = placement.boundary_slots;
+    }
+  }
+
+  void spill_activations(Placement& placement) const {
+    for (std::size_t b = 0; b < boundaries_.off_device && !fits(placement, Tier::host); ++b) {
+      placement.blocks[b].activations = Tier::nvme;
+      stage_boundaries(placement);
+    }
+  }
+
   /// Gives up read-ahead of state, then the second landing place of gradients, where the host is
   /// too small for them.
   void shrink_host_slots(Placement& placement) const {
     while (!fits(placement, Tier::host) && placement.state_slots > 1) --placement.state_slots;
+    while (!fits(placement, Tier::host) && placement.boundary_staging > 1) {
+      --placement.boundary_staging;
+    }
     if (!fits(placement, Tier::host) && request_.order == WorkOrder::layer_major) {
       placement.gradient_slots = 1;
     }
   }
 
   void fill_device(Placement& placement) const {
+    if (!fits(placement, Tier::device)) return;
     const auto try_each = [&](bool BlockPlacement::*property, std::size_t end) {
       for (std::size_t b = end; b-- > 0;) {
         const bool before = placement.blocks[b].*property;
@@ -132,6 +217,9 @@ class Chooser {
   const Workload& workload_;
   const Budgets& budgets_;
   const PlacementRequest& request_;
+  BoundaryPlan boundaries_;
+  bool spill_boundaries_ = false;
+  bool shrink_ = false;
 };
 
 }  // namespace

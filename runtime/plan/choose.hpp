@@ -12,13 +12,15 @@ namespace spillway::plan {
 
 /// What the user asked for; an empty option is the planner's choice.
 struct PlacementRequest {
-  std::optional<Tier> state{};     ///< home of all optimizer state
-  std::optional<bool> resident{};  ///< all parameters on the device, or none
-  std::optional<bool> keep{};      ///< all activations kept, or all recomputed
+  std::optional<Tier> state{};        ///< home of all optimizer state
+  std::optional<bool> resident{};     ///< all parameters on the device, or none
+  std::optional<bool> keep{};         ///< all activations kept, or all recomputed
+  std::optional<Tier> activations{};  ///< home of all boundary activations
   WorkOrder order = WorkOrder::layer_major;
   StateFormat format = StateFormat::fp32;
   ElementCount tile_parameters{2u << 20};
   std::uint32_t prefetch = 1;  ///< blocks uploaded ahead; slots = prefetch + 1
+  bool commits = true;         ///< steps are made true on disk; see `Placement`
 };
 
 /// The least that the request needs of one tier, and what the budget gives.
@@ -33,9 +35,13 @@ struct Shortage {
 /// Order of preference: everything on the device; else state off the device, activations kept for
 /// as many blocks as fit (recomputation costs FLOPs that nothing hides), then parameters resident
 /// for as many blocks as fit (streaming is hidden behind compute while there are enough tokens).
-/// State goes to the host, and to nvme for the blocks that do not fit there. Slots that only hide
-/// time (prefetch, the second gradient slot, staging beyond one tile) are given up before the
-/// request is. Throws `Error{invalid_argument}` for device state with streamed parameters.
+/// State goes to the host, and to nvme for the blocks that do not fit there. Boundary activations
+/// leave the device for as few blocks as make the rest fit, the earliest first: theirs wait longest
+/// for their backward. They go to the host; to nvme only where moving state there is not enough,
+/// since state moves once a step and they move every round. Then fewer micro-batches' boundaries
+/// are carried from block to block. Slots that only hide time (prefetch, the second gradient slot,
+/// staging beyond one tile) are given up before the request is. Throws `Error{invalid_argument}`
+/// for device state with streamed parameters.
 [[nodiscard]] std::variant<Placement, Shortage> choose_placement(const Workload& workload,
                                                                  const Budgets& budgets,
                                                                  const PlacementRequest& request);

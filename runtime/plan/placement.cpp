@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/boundaries.hpp"
 #include "runtime/plan/theory.hpp"
 
 namespace spillway::plan {
@@ -34,7 +35,8 @@ Bytes tier_state(const Workload& workload, const Placement& placement, Tier tier
 Bytes slots_on_disk(const Workload& workload, const Placement& placement) {
   Bytes sum;
   for (const Tile& tile : make_tiles(workload, placement.tile_parameters)) {
-    sum += slot_bytes(placement.format, tile.count);
+    const bool lives_there = placement.blocks[tile.block].state == Tier::nvme;
+    if (placement.commits || lives_there) sum += slot_bytes(placement.format, tile.count);
   }
   return sum;
 }
@@ -55,6 +57,26 @@ ElementCount padded_total(const Workload& workload) {
   return sum;
 }
 
+void add_boundaries(const Workload& w, const Placement& p, Items& items) {
+  const std::uint64_t micro_batches = w.micro_batches;
+  const auto activations = [&](BoundaryHome home) { return micro_batches * blocks_with(p, home); };
+  const Bytes one = w.boundary_bytes;
+  items.add(Tier::device, "boundary activations", one * activations(BoundaryHome::device));
+  if (p.boundary_slots == 0) {
+    items.add(Tier::device, "boundary gradients", one * micro_batches);
+    return;
+  }
+  items.add(Tier::device, "boundary slots", one * std::uint64_t{device_boundary_slots(w, p)});
+  // Backward writes an output again that nobody reads, and that may have no home here.
+  items.add(Tier::device, "recomputed boundary", one);
+  items.add(Tier::host, "boundary activations", one * activations(BoundaryHome::host));
+  items.add(Tier::host, "parked boundaries", one * std::uint64_t{parked_micro_batches(w, p)});
+  items.add(Tier::host, "boundary staging",
+            boundary_disk_bytes(w) * std::uint64_t{p.boundary_staging});
+  items.add(Tier::nvme, "boundary activations",
+            boundary_disk_bytes(w) * activations(BoundaryHome::nvme));
+}
+
 void add_activations(const Workload& w, const Placement& p, Items& items) {
   const std::uint64_t micro_batches = w.micro_batches;
   Bytes kept;
@@ -66,9 +88,7 @@ void add_activations(const Workload& w, const Placement& p, Items& items) {
       scratch = std::max(scratch, w.blocks[b].saved_bytes);
     }
   }
-  items.add(Tier::device, "boundary activations",
-            w.boundary_bytes * (micro_batches * (w.blocks.size() - 1)));
-  items.add(Tier::device, "boundary gradients", w.boundary_bytes * micro_batches);
+  add_boundaries(w, p, items);
   items.add(Tier::device, "kept activations", kept);
   items.add(Tier::device, "recomputation scratch", scratch);
   items.add(Tier::device, "operator workspace", w.workspace_bytes);
@@ -108,6 +128,11 @@ void add_gradients(const Workload& w, const Placement& p, Items& items) {
 bool Placement::any_state(Tier tier) const {
   return std::any_of(blocks.begin(), blocks.end(),
                      [tier](const BlockPlacement& b) { return b.state == tier; });
+}
+
+bool Placement::any_activations(Tier tier) const {
+  return std::any_of(blocks.begin(), blocks.end() - 1,
+                     [tier](const BlockPlacement& b) { return b.activations == tier; });
 }
 
 bool Placement::any_streamed() const {
@@ -167,7 +192,7 @@ std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {
   items.add(Tier::host, "norm leaves and loss sums",
             Bytes{sizeof(double) * (padded_total(w).value() / kLeafParameters +
                                     std::uint64_t{w.micro_batches} * w.rounds)});
-  // Every tile has two slots on disk, whatever its tier: commits need them.
+  // With commits every tile has two slots on disk, whatever its tier.
   items.add(Tier::nvme, "state, two slots", slots_on_disk(w, p) * 2u);
   return items.take();
 }

@@ -17,6 +17,8 @@ struct BlockPlacement {
   bool resident = false;    ///< parameters stay in device memory; otherwise they are streamed
   Tier state = Tier::host;  ///< home of master, m and v
   bool keep = false;        ///< internal activations wait for backward; otherwise recomputed
+  /// Home of the block's output between forward and backward; boundaries.hpp. Not of the head.
+  Tier activations = Tier::device;
 };
 
 struct Placement {
@@ -24,11 +26,16 @@ struct Placement {
   WorkOrder order = WorkOrder::layer_major;
   StateFormat format = StateFormat::fp32;
   ElementCount tile_parameters{2u << 20};
-  std::uint32_t parameter_slots = 2;  ///< device homes shared by the streamed blocks
-  std::uint32_t gradient_slots = 2;   ///< device fp32 accumulators
-  std::uint32_t state_slots = 4;      ///< host staging buffers for tiles on nvme
+  std::uint32_t parameter_slots = 2;   ///< device homes shared by the streamed blocks
+  std::uint32_t gradient_slots = 2;    ///< device fp32 accumulators
+  std::uint32_t state_slots = 4;       ///< host staging buffers for tiles on nvme
+  std::uint32_t boundary_slots = 0;    ///< device homes shared by boundaries that come and go
+  std::uint32_t carried = 0;           ///< micro-batches whose boundary stays from block to block
+  std::uint32_t boundary_staging = 0;  ///< host buffers for boundaries on nvme
+  bool commits = true;  ///< every tile has slots on disk; else only those whose home it is
 
   [[nodiscard]] bool any_state(Tier tier) const;
+  [[nodiscard]] bool any_activations(Tier tier) const;
   [[nodiscard]] bool any_streamed() const;
 };
 

@@ -59,14 +59,21 @@ std::uint32_t Builder::acquire_gradient(std::uint32_t block, std::uint32_t first
   return gradient_slot_[block];
 }
 
-void Builder::visit_forward(std::uint32_t block, MicroBatches range) {
+void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train) {
   Op forward = block_op(OpKind::forward, Lane::gpu, block);
   const OpIndex available = acquire_parameters(block, forward.slot);
   forward.flops = workload_.blocks[block].forward_flops;
+  const bool leaves = activation_home(placement_, block) != BoundaryHome::device;
   OpIndex last = kNone;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     forward.micro_batch = m;
-    last = append(forward, {available});
+    const Boundary input = block == 0 ? Boundary{} : passing_activation(block - 1, m);
+    SlotUsers before;
+    if (leaves) before = take_slot(forward.boundary_slot);
+    forward.input_slot = input.slot;
+    last = append(forward, {available, input.filled, before.computed, before.saved});
+    release_slot(input.slot, last);
+    pass_activation(block, m, {forward.boundary_slot, last}, train);
   }
   release_parameters(forward.slot, last);
 }
@@ -86,7 +93,13 @@ void Builder::visit_loss(MicroBatches range, bool train) {
   OpIndex last = kNone;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     loss.micro_batch = m;
-    last = append(loss, {tied, available, drained});
+    const Boundary input = passing_activation(head() - 1, m);
+    SlotUsers before;
+    if (train && placement_.boundary_slots > 0) before = take_slot(loss.boundary_slot);
+    loss.input_slot = input.slot;
+    last = append(loss, {tied, available, drained, input.filled, before.computed, before.saved});
+    release_slot(input.slot, last);
+    pass_gradient(head() - 1, m, {loss.boundary_slot, last});
   }
   release_parameters(loss.slot, last);
   release_parameters(loss.tied_slot, last);
@@ -105,7 +118,17 @@ void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
   OpIndex last = kNone;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     backward.micro_batch = m;
-    last = append(backward, {available, drained});
+    const Boundary input = block == 0 ? Boundary{} : returning_activation(block - 1, m);
+    const Boundary gradient = passing_gradient(block, m);
+    backward.input_slot = input.slot;
+    backward.boundary_slot = gradient.slot;
+    last = append(backward, {available, drained, input.filled, gradient.filled});
+    release_slot(input.slot, last);
+    if (block > 0) {
+      pass_gradient(block - 1, m, {gradient.slot, last});
+    } else {
+      release_slot(gradient.slot, last);
+    }
   }
   release_parameters(backward.slot, last);
   if (range.last == workload_.micro_batches) finish_gradient(block);
@@ -154,7 +177,7 @@ void Builder::finish_gradient(std::uint32_t block) {
 void Builder::pass(MicroBatches range, bool update_first) {
   for (std::uint32_t block = 0; block < head(); ++block) {
     if (update_first) update_block(block);
-    visit_forward(block, range);
+    visit_forward(block, range, true);
   }
   if (update_first) {
     update_block(head());
@@ -182,10 +205,14 @@ void Builder::training() {
 }
 
 void Builder::evaluation() {
-  for (std::uint32_t block = 0; block < head(); ++block) {
-    visit_forward(block, {0, workload_.micro_batches});
+  // In the order of training, whose pools it uses.
+  const bool whole = placement_.order == WorkOrder::layer_major;
+  const std::uint32_t at_once = whole ? workload_.micro_batches : 1;
+  for (std::uint32_t m = 0; m < workload_.micro_batches; m += at_once) {
+    const MicroBatches range{m, m + at_once};
+    for (std::uint32_t block = 0; block < head(); ++block) visit_forward(block, range, false);
+    visit_loss(range, false);
   }
-  visit_loss({0, workload_.micro_batches}, false);
 }
 
 }  // namespace detail

@@ -6,6 +6,16 @@
 
 namespace spillway::plan {
 
+namespace {
+
+bool is_of_micro_batch(OpKind kind) {
+  return kind == OpKind::forward || kind == OpKind::backward || kind == OpKind::loss ||
+         kind == OpKind::save_activation || kind == OpKind::load_activation ||
+         kind == OpKind::spill_activation || kind == OpKind::fetch_activation;
+}
+
+}  // namespace
+
 std::string_view name_of(OpKind kind) {
   switch (kind) {
     case OpKind::read_state: return "read_state";
@@ -19,6 +29,10 @@ std::string_view name_of(OpKind kind) {
     case OpKind::grad_norm: return "grad_norm";
     case OpKind::update: return "update";
     case OpKind::checksum: return "checksum";
+    case OpKind::save_activation: return "save_activation";
+    case OpKind::load_activation: return "load_activation";
+    case OpKind::spill_activation: return "spill_activation";
+    case OpKind::fetch_activation: return "fetch_activation";
     case OpKind::commit: return "commit";
   }
   return "unknown";
@@ -66,12 +80,14 @@ std::string to_text(const StepPlan& plan) {
     fmt::format_to(std::back_inserter(text), "{:4} {:<10} {:<14} block={}", i, name_of(op.lane),
                    name_of(op.kind), op.block);
     if (of_tile) fmt::format_to(std::back_inserter(text), " tile={}", op.tile);
-    if (op.kind == OpKind::forward || op.kind == OpKind::backward || op.kind == OpKind::loss) {
+    if (is_of_micro_batch(op.kind)) {
       fmt::format_to(std::back_inserter(text), " round={} micro_batch={}", op.round,
                      op.micro_batch);
     }
     text += slot_text("slot", op.slot) + slot_text("tied_slot", op.tied_slot) +
-            slot_text("gradient_slot", op.gradient_slot);
+            slot_text("gradient_slot", op.gradient_slot) + slot_text("input_slot", op.input_slot) +
+            slot_text("boundary_slot", op.boundary_slot);
+    if (op.of_gradient) text += " gradient";
     if (op.bytes > Bytes{}) fmt::format_to(std::back_inserter(text), " bytes={}", op.bytes.value());
     if (op.held) text += " held";
     if (op.if_pending) text += " if_pending";

@@ -29,7 +29,11 @@ enum class OpKind : std::uint8_t {
   grad_norm,   ///< sum of squares of a tile's gradients
   update,      ///< Adam of one tile, and its 16-bit parameters
   checksum,    ///< of a tile's slot that goes to disk from memory; an update makes its own
-  commit,      ///< make the step true on disk
+  save_activation,   ///< a boundary, device slot to host: its home, or staging
+  load_activation,   ///< a boundary, host to device slot
+  spill_activation,  ///< a boundary, staging to disk
+  fetch_activation,  ///< a boundary, disk to staging
+  commit,            ///< make the step true on disk
 };
 
 enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, nvme_read, nvme_write };
@@ -48,10 +52,17 @@ struct Op {
   std::uint32_t block = 0;
   std::uint32_t tile = 0;  ///< of the model, for tile ops
   std::uint32_t round = 0;
-  std::uint32_t micro_batch = 0;          ///< within the round
-  std::uint32_t slot = kNoSlot;           ///< parameters or tile state; kNoSlot: the resident home
+  std::uint32_t micro_batch = 0;  ///< within the round
+  /// Parameters (kNoSlot: the resident home), tile state (kNoSlot: its home in memory), or the
+  /// staging buffer of a boundary (kNoSlot: its home on the host).
+  std::uint32_t slot = kNoSlot;
   std::uint32_t tied_slot = kNoSlot;      ///< loss of a tied head: where block 0's parameters are
   std::uint32_t gradient_slot = kNoSlot;  ///< fp32 accumulator of the block's visit
+  // Device slots of boundaries; kNoSlot: the home of its own.
+  std::uint32_t input_slot = kNoSlot;  ///< the activation that forward, loss and backward read
+  /// Forward's output; the gradient that loss makes and backward changes; what is saved or loaded.
+  std::uint32_t boundary_slot = kNoSlot;
+  bool of_gradient = false;  ///< save and load: the gradient of the block's boundary
   /// read_state: the step before has left the tile in the slot; read only where it has not.
   bool held = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending

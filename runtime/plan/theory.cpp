@@ -159,10 +159,12 @@ double hiding_tokens(const HiddenResource& resource) {
 
 TokenFlops flops_per_token(const DecoderShape& shape) {
   // Multiplying by one weight costs 2 FLOPs forward and 4 backward: three times the forward. A
-  // layer has q and o (d*d each), k and v (d*d_kv each), gate, up and down (d*d_ff each). Scores
-  // and their use take 2*S*d each without a mask, half of that with it.
-  const double weights = shape.width * (2 * shape.width + 2 * shape.kv_width + 3 * shape.mlp_width);
-  const double forward = 2 * weights + 2 * shape.sequence * shape.width;
+  // layer has q and o (d*d_q each), k and v (d*d_kv each) and the MLP's matrices (d*d_ff each).
+  // Scores and their use take 2*S*d_q each without a mask, half of that with it.
+  const double query = shape.query_width > 0 ? shape.query_width : shape.width;
+  const double weights = shape.width * (2 * query + 2 * shape.kv_width +  //
+                                        shape.mlp_matrices * shape.mlp_width);
+  const double forward = 2 * weights + 2 * shape.sequence * query;
   return {.blocks = 3 * shape.layers * forward, .head = 6 * shape.width * shape.vocabulary};
 }
 

@@ -135,6 +135,8 @@ struct DecoderShape {
   double mlp_width = 0;
   double vocabulary = 0;
   double sequence = 0;
+  double query_width = 0;   ///< heads times head size; 0: as wide as the model
+  double mlp_matrices = 3;  ///< gate, up and down; 2 without a gate
 };
 struct TokenFlops {
   double blocks = 0;  ///< forward and backward of the layers
@@ -144,8 +146,7 @@ struct TokenFlops {
   /// With every block recomputed in backward: one forward more, a third of blocks.
   [[nodiscard]] double hardware() const { return blocks * 4 / 3 + head; }
 };
-/// FLOPs per token of a causal model with gated MLP; attention halved for causality, embedding not
-/// counted.
+/// FLOPs per token of a causal model; attention halved for causality, embedding not counted.
 [[nodiscard]] TokenFlops flops_per_token(const DecoderShape& shape);
 
 // ---- Volumes over the link of one GPU in one step -----------------------------------------------

@@ -265,6 +265,19 @@ TEST(ConfigRead, OffloadTargetsBecomeHomes) {
   EXPECT_THAT(notes_of(unused), Contains(HasSubstr("nvme_path: ignored")));
 }
 
+TEST(ConfigRead, CpuCheckpointingMeansActivationsOnTheHostUnlessAskedOtherwise) {
+  const auto home = [](std::string_view text) { return options_of(text).activations; };
+  EXPECT_EQ(home("{}"), StateHome::automatic);
+  EXPECT_EQ(home(R"({"activation_checkpointing": {"cpu_checkpointing": false}})"),
+            StateHome::automatic);
+  EXPECT_EQ(home(R"({"activation_checkpointing": {"cpu_checkpointing": true}})"), StateHome::host);
+  EXPECT_EQ(home(R"({"activation_checkpointing": {"cpu_checkpointing": true},
+                     "spillway": {"activations": "nvme"}})"),
+            StateHome::nvme);
+  EXPECT_THAT(parse_error(R"({"spillway": {"activations": "disk"}})").what(),
+              HasSubstr("activations is \"disk\"; write one of auto, device, host, nvme"));
+}
+
 TEST(ConfigRead, OffloadParamCountsFromStageThreeOn) {
   const auto residency = [](const char* stage, const char* device) {
     return options_of(std::string(R"({"zero_optimization": {"stage": )") + stage +

@@ -18,17 +18,18 @@ using testing::HasSubstr;
 /// Every member, by structured bindings: a new one does not compile until it is compared here.
 void expect_equal(const TrainOptions& a, const TrainOptions& b) {
   const auto members = [](const TrainOptions& options) {
-    const auto& [micro_batch, accumulation, rounds, context, clipping, compute, loss_scale, adam,
-                 schedule, decay, format, order, seed, steps, tile, update, work_order,
-                 checkpointing, residency, home, prefetch, device_memory, host_memory, nvme, engine,
-                 threads, compute_threads, isa, link, disk, commit, save, keep, eval, stage] =
-        options;
+    const auto& [micro_batch, accumulation, rounds, context, clipping, compute, device, loss_scale,
+                 adam, schedule, decay, format, order, seed, steps, tile, update, work_order,
+                 checkpointing, residency, home, activations, prefetch, device_memory, host_memory,
+                 nvme, engine, threads, compute_threads, isa, link, disk, commit, save, keep, eval,
+                 stage] = options;
     const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
     const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding] = adam;
     const auto& [kind, peak, from, warmup, logarithmic, total, decay_steps, min_lr] = schedule;
     return std::tuple(
-        std::tuple(micro_batch, accumulation, rounds, context, clipping, compute, decay, format,
-                   order, seed, steps, tile, update, work_order, checkpointing, residency, home),
+        std::tuple(micro_batch, accumulation, rounds, context, clipping, compute, device, decay,
+                   format, order, seed, steps, tile, update, work_order, checkpointing, residency,
+                   home, activations),
         std::tuple(prefetch, device_memory, host_memory, nvme, engine, threads, compute_threads,
                    isa, link, disk, commit, save, keep, eval, stage),
         std::tuple(dynamic, initial, window, hysteresis, consecutive, minimum),
@@ -101,6 +102,7 @@ class OptionsSource {
                     .bias_correction = coin()};
     options.decay = any<DecayScope>();
     options.order = any<data::Order>();
+    if (coin()) options.device = any<DeviceKind>();
     options.seed = random_();
     options.steps = random_();
     options.tile_parameters = kLeafParameters * (1 + below(10000));
@@ -111,6 +113,7 @@ class OptionsSource {
     options.update = immediate ? any<UpdateMode>() : UpdateMode::deferred;
     options.work_order = any<WorkOrder>();
     options.checkpointing = any<Checkpointing>();
+    options.activations = any<StateHome>();
     options.residency = any<Residency>();
     options.state_home = any<StateHome>();
     options.prefetch = count(0);

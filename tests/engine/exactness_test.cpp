@@ -35,14 +35,32 @@ const Outcome& reference(const model::ModelConfig& config, DType compute,
   return outcome;
 }
 
+void streamed(TrainOptions& options) {
+  options.state_home = StateHome::host;
+  options.residency = Residency::none;
+  options.checkpointing = Checkpointing::recompute;
+}
+
+void add_activation_homes(std::vector<Variation>& list) {
+  for (const StateHome away : {StateHome::host, StateHome::nvme}) {
+    const std::string name = away == StateHome::host ? "host" : "nvme";
+    list.push_back({"activations_on_" + name, [=](TrainOptions& o) { o.activations = away; }});
+    list.push_back({"all_streamed_and_activations_on_" + name, [=](TrainOptions& o) {
+                      streamed(o);
+                      o.state_home = StateHome::nvme;
+                      o.activations = away;
+                    }});
+    list.push_back({"micro_batch_major_with_activations_on_" + name, [=](TrainOptions& o) {
+                      streamed(o);
+                      o.work_order = WorkOrder::micro_batch_major;
+                      o.activations = away;
+                    }});
+  }
+}
+
 std::vector<Variation> variations() {
   const auto home = [](StateHome state) {
     return [state](TrainOptions& o) { o.state_home = state; };
-  };
-  const auto streamed = [](TrainOptions& o) {
-    o.state_home = StateHome::host;
-    o.residency = Residency::none;
-    o.checkpointing = Checkpointing::recompute;
   };
   std::vector<Variation> list{
       {"host", home(StateHome::host)},
@@ -80,6 +98,7 @@ std::vector<Variation> variations() {
          o.tile_parameters = 5 * kLeafParameters;
        }},
   };
+  add_activation_homes(list);
   for (const std::uint32_t prefetch : {0U, 2U, 5U}) {
     list.push_back({"prefetch_" + std::to_string(prefetch), [=](TrainOptions& o) {
                       streamed(o);

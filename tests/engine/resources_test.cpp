@@ -198,6 +198,28 @@ TEST(Traffic, ResidentParametersMoveUpOncePerUpdate) {
             3 * 4 * padded_parameters(trainer->workload()));  // the fourth update is pending
 }
 
+TEST(Commits, LeftOutTakeNoDiskForStateInMemoryAndChangeNoBit) {
+  TrainingHarness harness(tiny_llama());
+  for (const StateHome home : {StateHome::device, StateHome::host, StateHome::nvme}) {
+    TrainOptions options = tiny_options();
+    options.compute = DType::bf16;
+    options.state_format = StateFormat::split;
+    options.state_home = home;
+    const Outcome committed = harness.train(options, 3);
+    options.commits = false;
+    const auto trainer = harness.make(options, harness.new_run());
+    Outcome outcome;
+    harness.steps(*trainer, options, 3, outcome);
+    harness.finish(*trainer, outcome);
+    EXPECT_EQ(outcome, committed);
+    EXPECT_FALSE(trainer->store().committed().has_value());
+    const auto items = plan::memory_items(trainer->workload(), trainer->placement());
+    const bool on_disk = home == StateHome::nvme;
+    EXPECT_EQ(plan::total(items, Tier::nvme) > Bytes{}, on_disk);
+    EXPECT_EQ(trainer->store().counters().written > Bytes{}, on_disk);
+  }
+}
+
 TEST(SteadyState, AllocatesNothingAndOpensNothing) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   TrainingHarness harness(tiny_gpt2());

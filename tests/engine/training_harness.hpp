@@ -15,6 +15,7 @@
 #include "runtime/base/random.hpp"
 #include "runtime/engine/trainer.hpp"
 #include "runtime/model/initialize.hpp"
+#include "tests/engine/device_under_test.hpp"
 
 namespace spillway::engine {
 
@@ -72,6 +73,7 @@ inline model::ModelConfig tiny_llama(std::uint32_t layers = 2) {
 /// Options of a run of two rounds of two micro-batches, with tiles far smaller than blocks.
 inline TrainOptions tiny_options() {
   TrainOptions options;
+  options.device = device_under_test();
   options.micro_batch = 2;
   options.gradient_accumulation_steps = 4;
   options.rounds = 2;
@@ -125,6 +127,9 @@ class TrainingHarness {
     tokens_.emplace(scratch_.path() / "train.bin", data::TokenType::uint16);
   }
 
+  /// Changes what the planner chose, for every trainer from here on.
+  std::function<void(const plan::Workload&, plan::Placement&)> adjust_placement;
+
   [[nodiscard]] const model::ModelConfig& config() const { return config_; }
   [[nodiscard]] const data::TokenFile& tokens() const { return *tokens_; }
   [[nodiscard]] std::filesystem::path new_run() {
@@ -141,7 +146,8 @@ class TrainingHarness {
     ModelRuntime model = make_model_runtime(config_, options);
     const plan::Workload workload = make_workload(config_, *model.transformer, options);
     if (options.device_memory) budgets.device = *options.device_memory;
-    const plan::Placement placement = place(config_, options, workload, budgets);
+    plan::Placement placement = place(config_, options, workload, budgets);
+    if (adjust_placement) adjust_placement(workload, placement);
     nvme_swap::StoreOptions store;
     store.directories = state_directories(options, run);
     store.engine = options.io_engine;

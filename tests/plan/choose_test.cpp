@@ -54,6 +54,7 @@ PlacementRequest random_request(RandomCases& cases) {
   if (cases.between(0, 2) == 0) request.resident = cases.maybe();
   if (request.state == Tier::device && request.resident == false) request.resident.reset();
   if (cases.between(0, 2) == 0) request.keep = cases.maybe();
+  if (cases.between(0, 2) == 0) request.activations = kTiers[cases.between(0, 2)];
   if (cases.between(0, 3) == 0) request.order = WorkOrder::micro_batch_major;
   request.tile_parameters = ElementCount{cases.between(1, 4) * kLeafParameters};
   request.prefetch = static_cast<std::uint32_t>(cases.between(0, 3));
@@ -78,7 +79,7 @@ TEST(Choose, PutsEverythingOnTheDeviceWhereItFits) {
 TEST(Choose, KeepsActivationsBeforeItMakesParametersResident) {
   Workload workload = small_workload();
   workload.blocks[1].saved_bytes = workload.blocks[2].saved_bytes = Bytes{100'000};
-  const PlacementRequest host{.state = Tier::host};
+  const PlacementRequest host{.state = Tier::host, .activations = Tier::device};
   Budgets budgets = kUnlimited;
   budgets.device = shortage_with_nothing(workload, host, Tier::device).needed;
   const Placement least = chosen(workload, budgets, host);
@@ -121,6 +122,65 @@ TEST(Choose, SpillsStateToNvmeOnlyWhereTheHostIsTooSmall) {
   EXPECT_EQ(spilled, workload.blocks.size());
 }
 
+/// Boundaries of ten layers and twelve micro-batches weigh far more than anything else.
+Workload workload_of_many_boundaries() {
+  Workload workload = small_workload();
+  workload.blocks.insert(workload.blocks.begin() + 2, 8, workload.blocks[1]);
+  workload.micro_batches = 12;
+  workload.boundary_bytes = Bytes{100'000};
+  return workload;
+}
+
+TEST(Choose, TakesActivationsOffTheDeviceForAsFewAndAsEarlyBlocksAsItMust) {
+  const Workload workload = workload_of_many_boundaries();
+  const PlacementRequest request{.state = Tier::host, .resident = false, .keep = false};
+  Budgets budgets = kUnlimited;
+  budgets.device = needed(workload, chosen(workload, kUnlimited, request), Tier::device);
+  EXPECT_EQ(chosen(workload, budgets, request).boundary_slots, 0U);
+  const Bytes least = shortage_with_nothing(workload, request, Tier::device).needed;
+  // 11 blocks and the gradients, 12 boundaries each; two slots and a scratch must do.
+  EXPECT_LT(least + workload.boundary_bytes * (12ULL * 12 - 3), budgets.device);
+  std::ptrdiff_t before = 1;
+  std::uint32_t carried = 12;
+  for (budgets.device -= Bytes{1}; budgets.device >= least; budgets.device -= Bytes{77'777}) {
+    const Placement placement = chosen(workload, budgets, request);
+    const auto off = std::count_if(placement.blocks.begin(), placement.blocks.end(),
+                                   [](const auto& b) { return b.activations == Tier::host; });
+    EXPECT_GE(off, before);
+    EXPECT_LE(placement.carried, carried);
+    for (std::size_t b = 1; b + 1 < placement.blocks.size(); ++b) {
+      EXPECT_LE(placement.blocks[b].activations, placement.blocks[b - 1].activations);
+    }
+    // Boundaries stop being carried when every block's activations have left.
+    EXPECT_TRUE(placement.carried == 12 || off == 11);
+    before = off;
+    carried = placement.carried;
+  }
+  EXPECT_EQ(before, 11);
+  EXPECT_EQ(carried, 0U);
+}
+
+TEST(Choose, SpillsActivationsToNvmeOnlyWhereTheHostIsTooSmallForThemWithoutState) {
+  const Workload workload = workload_of_many_boundaries();
+  const PlacementRequest request{.resident = false, .keep = false};
+  Budgets budgets = kUnlimited;
+  budgets.device =
+      shortage_with_nothing(workload, request, Tier::device).needed + workload.boundary_bytes * 14U;
+  const Placement roomy = chosen(workload, budgets, request);
+  EXPECT_TRUE(roomy.any_activations(Tier::host));
+  EXPECT_FALSE(roomy.any_activations(Tier::nvme));
+  budgets.host = needed(workload, roomy, Tier::host) - Bytes{1};
+  const Placement tighter = chosen(workload, budgets, request);
+  EXPECT_TRUE(tighter.any_state(Tier::nvme));
+  EXPECT_FALSE(tighter.any_activations(Tier::nvme));
+  budgets.host = Bytes{4'000'000};
+  const Placement tight = chosen(workload, budgets, request);
+  EXPECT_FALSE(tight.any_state(Tier::host));
+  EXPECT_TRUE(tight.any_activations(Tier::nvme));
+  EXPECT_TRUE(tight.any_activations(Tier::host));
+  EXPECT_EQ(tight.blocks.front().activations, Tier::nvme);
+}
+
 TEST(Choose, StagesNoMoreThanTheLargestTile) {
   const Workload workload = small_workload();
   const PlacementRequest request{.tile_parameters = ElementCount{1 << 20}};
@@ -137,7 +197,8 @@ TEST(Choose, RefusesDeviceStateWithStreamedParameters) {
 
 TEST(Choose, GivesUpSlotsBeforeItGivesUp) {
   const Workload workload = small_workload();
-  const PlacementRequest request{.state = Tier::nvme, .resident = false, .prefetch = 3};
+  const PlacementRequest request{
+      .state = Tier::nvme, .resident = false, .activations = Tier::device, .prefetch = 3};
   const Placement roomy = chosen(workload, kUnlimited, request);
   EXPECT_EQ(roomy.parameter_slots, 4U);
   EXPECT_EQ(roomy.gradient_slots, 2U);
@@ -165,6 +226,14 @@ TEST(Choose, MakesTheSmallerOfATiedPairResidentWhereTwoSlotsAreTooLarge) {
   EXPECT_TRUE(chosen(workload, budgets, request).blocks.back().resident);
 }
 
+/// The same with nothing of the boundaries on the device but what an op needs.
+Placement without_boundaries(Placement placement) {
+  for (BlockPlacement& block : placement.blocks) block.activations = Tier::host;
+  placement.boundary_slots = 2;
+  placement.carried = 0;
+  return placement;
+}
+
 /// The least over every placement that the request allows, tried one by one.
 Bytes least_device(const Workload& workload, const PlacementRequest& request) {
   const std::size_t n = workload.blocks.size();
@@ -187,7 +256,13 @@ Bytes least_device(const Workload& workload, const PlacementRequest& request) {
     }
     const bool pair = workload.tied_head && !p.blocks.front().resident && !p.blocks.back().resident;
     p.parameter_slots = pair ? 2 : 1;
-    if (allowed) least = std::min(least, needed(workload, p, Tier::device));
+    if (!allowed) continue;
+    if (request.activations.value_or(Tier::device) == Tier::device) {
+      least = std::min(least, needed(workload, p, Tier::device));
+    }
+    if (request.activations != Tier::device) {
+      least = std::min(least, needed(workload, without_boundaries(p), Tier::device));
+    }
   }
   return least;
 }
@@ -250,6 +325,9 @@ TEST(ChooseProperty, FitsHonoursRequestsAndCanBeBuilt) {
       EXPECT_EQ(block.state, request.state.value_or(block.state));
       EXPECT_EQ(block.resident, request.resident.value_or(block.resident));
       EXPECT_EQ(block.keep, request.keep.value_or(block.keep));
+      const bool head = &block == &placement->blocks.back();
+      EXPECT_EQ(block.activations,
+                head ? Tier::device : request.activations.value_or(block.activations));
     }
     (void)build_training_step(workload, *placement);
     (void)build_flush(workload, *placement);

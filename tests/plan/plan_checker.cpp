@@ -37,6 +37,22 @@ class Accesses {
         writes({BufferKind::norm_leaves, op_.tile});
         break;
       case OpKind::update: update(); break;
+      case OpKind::save_activation:
+        reads({BufferKind::boundary_slot, op_.boundary_slot});
+        writes(host_boundary());
+        break;
+      case OpKind::load_activation:
+        reads(host_boundary());
+        writes({BufferKind::boundary_slot, op_.boundary_slot});
+        break;
+      case OpKind::spill_activation:
+        reads(host_boundary());
+        writes({BufferKind::disk_boundary, op_.block, op_.micro_batch});
+        break;
+      case OpKind::fetch_activation:
+        reads({BufferKind::disk_boundary, op_.block, op_.micro_batch});
+        writes(host_boundary());
+        break;
       case OpKind::read_state:
         reads({op_.lane == Lane::d2h ? BufferKind::device_state : BufferKind::disk, op_.tile});
         writes({BufferKind::staging, op_.slot});
@@ -80,6 +96,31 @@ class Accesses {
     if (slot == kNoSlot) return {BufferKind::resident, block};
     return {BufferKind::parameter_slot, slot};
   }
+  /// Where on the host a boundary is: a home, a parking place or staging.
+  [[nodiscard]] Buffer host_boundary() const {
+    if (op_.slot != kNoSlot) return {BufferKind::boundary_staging, op_.slot};
+    const bool last = op_.block + 2 == run_.workload.blocks.size();
+    if (op_.of_gradient || last) return {BufferKind::parked_boundary, 0, op_.micro_batch};
+    return {BufferKind::host_boundary, op_.block, op_.micro_batch};
+  }
+  [[nodiscard]] Buffer input() const {
+    if (op_.input_slot != kNoSlot) return {BufferKind::boundary_slot, op_.input_slot};
+    return {BufferKind::boundary, op_.block - 1, op_.micro_batch};
+  }
+  [[nodiscard]] Buffer gradient() const {
+    if (op_.boundary_slot != kNoSlot) return {BufferKind::boundary_slot, op_.boundary_slot};
+    return {BufferKind::boundary_gradient, op_.micro_batch};
+  }
+  [[nodiscard]] Buffer output() const {
+    if (op_.boundary_slot != kNoSlot) return {BufferKind::boundary_slot, op_.boundary_slot};
+    return {BufferKind::boundary, op_.block, op_.micro_batch};
+  }
+  [[nodiscard]] Buffer recomputed() const {
+    if (run_.placement.blocks[op_.block].activations != Tier::device) {
+      return {BufferKind::recomputed_boundary};
+    }
+    return {BufferKind::boundary, op_.block, op_.micro_batch};
+  }
   [[nodiscard]] Buffer rounded() const {
     const bool same = run_.workload.compute == DType::fp32;
     return {same ? BufferKind::accumulator : BufferKind::rounded, op_.gradient_slot};
@@ -96,10 +137,10 @@ class Accesses {
     if (op_.block == 0) {
       writes({BufferKind::tokens, op_.micro_batch});
     } else {
-      reads({BufferKind::boundary, op_.block - 1, op_.micro_batch});
+      reads(input());
     }
     if (kept() && run_.training) writes(saved());
-    writes({BufferKind::boundary, op_.block, op_.micro_batch});
+    writes(output());
     writes({BufferKind::workspace});
   }
 
@@ -108,15 +149,15 @@ class Accesses {
       reads({BufferKind::tokens, op_.micro_batch});
     } else {
       reads(parameters(op_.block, op_.slot));
-      reads({BufferKind::boundary, op_.block - 1, op_.micro_batch});
+      reads(input());
       if (kept()) {
         reads(saved());
       } else {
         writes(saved());
-        writes({BufferKind::boundary, op_.block, op_.micro_batch});
+        writes(recomputed());
       }
     }
-    writes({BufferKind::boundary_gradient, op_.micro_batch});
+    writes(gradient());
     writes({BufferKind::accumulator, op_.gradient_slot});
     writes({BufferKind::workspace});
   }
@@ -125,11 +166,11 @@ class Accesses {
     reads(parameters(op_.block, op_.slot));
     if (run_.workload.tied_head) reads(parameters(0, op_.tied_slot));
     reads({BufferKind::tokens, op_.micro_batch});
-    reads({BufferKind::boundary, op_.block - 1, op_.micro_batch});
+    reads(input());
     writes({BufferKind::loss_sum, op_.round, op_.micro_batch});
     writes({BufferKind::workspace});
     if (op_.gradient_slot == kNoSlot) return;
-    writes({BufferKind::boundary_gradient, op_.micro_batch});
+    writes(gradient());
     writes({BufferKind::accumulator, op_.gradient_slot});
     if (run_.workload.tied_head) writes({BufferKind::tied_accumulator});
   }

@@ -20,18 +20,24 @@ enum class BufferKind : std::uint8_t {
   accumulator,      ///< gradient slot
   rounded,          ///< gradient slot; the accumulator itself at fp32
   tied_accumulator,
-  landing,            ///< gradient slot
-  host_gradient,      ///< tile
-  device_gradient,    ///< tile
-  device_state,       ///< tile
-  host_state,         ///< tile
-  staging,            ///< staging slot
-  disk,               ///< tile
-  checksum,           ///< tile, in memory
-  norm_leaves,        ///< tile
-  boundary,           ///< block, micro-batch
-  boundary_gradient,  ///< micro-batch
-  saved,              ///< block, micro-batch; of a block that is not kept: the shared scratch
+  landing,              ///< gradient slot
+  host_gradient,        ///< tile
+  device_gradient,      ///< tile
+  device_state,         ///< tile
+  host_state,           ///< tile
+  staging,              ///< staging slot
+  disk,                 ///< tile
+  checksum,             ///< tile, in memory
+  norm_leaves,          ///< tile
+  boundary,             ///< block, micro-batch
+  boundary_gradient,    ///< micro-batch
+  boundary_slot,        ///< device slot
+  recomputed_boundary,  ///< scratch
+  host_boundary,        ///< block, micro-batch
+  parked_boundary,      ///< micro-batch
+  boundary_staging,     ///< staging slot
+  disk_boundary,        ///< block, micro-batch
+  saved,                ///< block, micro-batch; of a block that is not kept: the shared scratch
   workspace,
   tokens,    ///< micro-batch
   loss_sum,  ///< round, micro-batch

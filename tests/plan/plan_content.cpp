@@ -17,6 +17,15 @@ struct Content {
   auto operator<=>(const Content&) const = default;
 };
 
+/// A boundary: whose, of which pass. `pass` 0: nothing.
+struct TensorOf {
+  std::uint32_t block = 0;
+  std::uint32_t micro_batch = 0;
+  std::uint32_t pass = 0;  ///< round + 1
+  bool gradient = false;
+  auto operator<=>(const TensorOf&) const = default;
+};
+
 class Interpreter {
  public:
   explicit Interpreter(const RunOf& run)
@@ -101,6 +110,22 @@ class Interpreter {
         return;
       case OpKind::update: return update(op);
       case OpKind::checksum: return checksum(op);
+      case OpKind::save_activation:
+        need(boundary_slots_[op.boundary_slot] == boundary_of(op),
+             "the slot's boundary is another");
+        host_boundary(op) = boundary_of(op);
+        return;
+      case OpKind::load_activation:
+        need(host_boundary(op) == boundary_of(op), "another boundary lies on the host");
+        boundary_slots_[op.boundary_slot] = boundary_of(op);
+        return;
+      case OpKind::spill_activation:
+        need(host_boundary(op) == boundary_of(op), "another boundary is staged");
+        disk_boundaries_[{op.block, op.micro_batch}] = host_boundary(op);
+        return;
+      case OpKind::fetch_activation:
+        host_boundary(op) = disk_boundaries_[{op.block, op.micro_batch}];
+        return;
       case OpKind::commit:
         for (std::uint32_t t = 0; t < tiles_.size(); ++t) {
           const bool lives_there = run_.placement.blocks[tiles_[t].block].state == Tier::nvme;
@@ -164,12 +189,48 @@ class Interpreter {
     host_parameters_[op.tile] = newest_;
   }
 
+  /// What an op that moves a boundary has to find.
+  [[nodiscard]] static TensorOf boundary_of(const Op& op) {
+    return {op.block, op.micro_batch, op.round + 1, op.of_gradient};
+  }
+
+  TensorOf& host_boundary(const Op& op) {
+    if (op.slot != kNoSlot) return boundary_staging_[op.slot];
+    const bool last = op.block + 2 == w_.blocks.size();
+    if (op.of_gradient || last) return parked_[op.micro_batch];
+    return host_boundaries_[{op.block, op.micro_batch}];
+  }
+
+  void need_input(const Op& op) {
+    const TensorOf wanted{op.block - 1, op.micro_batch, op.round + 1, false};
+    if (op.input_slot == kNoSlot) {
+      const bool on_device = run_.placement.blocks[op.block - 1].activations == Tier::device;
+      need(on_device && boundary_[{op.block - 1, op.micro_batch}] == op.round + 1,
+           "the input is missing");
+    } else {
+      need(boundary_slots_[op.input_slot] == wanted, "the slot's input is another");
+    }
+  }
+
+  void set_output(const Op& op) {
+    if (op.boundary_slot == kNoSlot) {
+      boundary_[{op.block, op.micro_batch}] = op.round + 1;
+    } else {
+      need(op.boundary_slot != op.input_slot, "the output overwrites the input");
+      boundary_slots_[op.boundary_slot] = {op.block, op.micro_batch, op.round + 1, false};
+    }
+  }
+
+  /// The gradient of the boundary behind `block`, where the op has it.
+  TensorOf& gradient_of(const Op& op) {
+    return op.boundary_slot == kNoSlot ? boundary_gradient_[op.micro_batch]
+                                       : boundary_slots_[op.boundary_slot];
+  }
+
   void forward(const Op& op) {
     need_parameters(op.block, op.slot, "the slot holds another block");
-    if (op.block > 0) {
-      need(boundary_[{op.block - 1, op.micro_batch}] == op.round + 1, "the input is missing");
-    }
-    boundary_[{op.block, op.micro_batch}] = op.round + 1;
+    if (op.block > 0) need_input(op);
+    set_output(op);
     saved_[{op.block, op.micro_batch}] = op.round + 1;
   }
 
@@ -182,21 +243,24 @@ class Interpreter {
   void backward(const Op& op) {
     if (op.block > 0) {
       need_parameters(op.block, op.slot, "the slot holds another block");
-      need(boundary_[{op.block - 1, op.micro_batch}] == op.round + 1, "the input is missing");
+      need_input(op);
       need(saved_[{op.block, op.micro_batch}] == op.round + 1, "nothing was saved");
     }
-    Content& arrived = boundary_gradient_[op.micro_batch];
-    need(arrived == Content{op.block + 1, 0, op.round}, "the output's gradient is missing");
-    arrived.what = op.block;
+    TensorOf& gradient = gradient_of(op);
+    need(gradient == TensorOf{op.block, op.micro_batch, op.round + 1, true},
+         "the output's gradient is missing");
+    gradient.block = op.block - 1;
     sum_into(accumulator_[op.gradient_slot], op);
   }
 
   void loss(const Op& op) {
     need_parameters(op.block, op.slot, "the slot holds another block");
     if (w_.tied_head) need_parameters(0, op.tied_slot, "the tied slot holds another block");
-    need(boundary_[{op.block - 1, op.micro_batch}] == op.round + 1, "the input is missing");
+    need_input(op);
     if (op.gradient_slot == kNoSlot) return;
-    boundary_gradient_[op.micro_batch] = {op.block, 0, op.round};
+    need(op.boundary_slot == kNoSlot || op.boundary_slot != op.input_slot,
+         "the gradient overwrites the input");
+    gradient_of(op) = {op.block - 1, op.micro_batch, op.round + 1, true};
     sum_into(accumulator_[op.gradient_slot], op);
     if (w_.tied_head) sum_into(tied_, op);
   }
@@ -228,7 +292,8 @@ class Interpreter {
   std::uint32_t newest_;  // version of state and parameters once the update is through
   std::string wrong_;
   std::map<std::uint32_t, Content> slots_, accumulator_, rounded_, landing_, staging_;
-  std::map<std::uint32_t, Content> boundary_gradient_;
+  std::map<std::uint32_t, TensorOf> boundary_gradient_, boundary_slots_, boundary_staging_, parked_;
+  std::map<Place, TensorOf> host_boundaries_, disk_boundaries_;
   std::map<std::uint32_t, std::uint32_t> resident_, host_parameters_, host_state_, device_state_;
   std::map<std::uint32_t, std::uint32_t> disk_;
   std::map<std::uint32_t, std::uint32_t> gradient_;  // tile: rounds of this step

@@ -101,7 +101,19 @@ class RandomCases {
       p.order = WorkOrder::micro_batch_major;
       p.gradient_slots = static_cast<std::uint32_t>(w.blocks.size());
     }
+    if (maybe()) place_boundaries(w, p);
     return p;
+  }
+
+  /// Some activations off the device, and as few or as many slots as there may be.
+  void place_boundaries(const Workload& w, Placement& p) {
+    constexpr Tier kTiers[] = {Tier::device, Tier::host, Tier::nvme};
+    for (std::size_t b = 0; b + 1 < w.blocks.size(); ++b) {
+      p.blocks[b].activations = kTiers[between(0, 2)];
+    }
+    p.boundary_slots = static_cast<std::uint32_t>(between(2, 6));
+    p.carried = static_cast<std::uint32_t>(between(0, w.micro_batches));
+    p.boundary_staging = static_cast<std::uint32_t>(between(1, 3));
   }
 
   Case next() {

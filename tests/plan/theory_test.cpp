@@ -227,6 +227,19 @@ TEST(Flops, ReproduceLlamaEightBillion) {
   }
 }
 
+TEST(Flops, CountHeadsWiderThanTheModelAndAnMlpWithoutGate) {
+  // One layer, no head: 6 FLOPs a weight and token, and causal attention's 6*S*d_q.
+  const TokenFlops flops = flops_per_token({.layers = 1,
+                                            .width = 8,
+                                            .kv_width = 4,
+                                            .mlp_width = 32,
+                                            .sequence = 16,
+                                            .query_width = 12,
+                                            .mlp_matrices = 2});
+  const double weights = 2 * 8 * 12 + 2 * 8 * 4 + 2 * 8 * 32;
+  EXPECT_DOUBLE_EQ(flops.model(), 6 * weights + 6.0 * 16 * 12);
+}
+
 TEST(LinkVolume, FollowsTheScheduleTable) {
   const LinkWork work{.parameters = ElementCount{1000},
                       .compute = DType::bf16,

@@ -23,7 +23,7 @@ class Bench : public ::testing::Test {
     return Program(directory_, std::move(arguments)).wait();
   }
 
- private:
+ protected:
   fs::path directory_;
 };
 
@@ -68,6 +68,89 @@ TEST_F(Bench, AdamSaysThatAPeerCannotBeRun) {
                              "--compare", "torch", "--python", "/nowhere/python"});
   EXPECT_EQ(answer.exit_code, 1);
   EXPECT_NE(answer.err.find("/nowhere/python"), std::string::npos);
+}
+
+constexpr const char* kTinyLlama = R"({
+  "model_type": "llama", "vocab_size": 256, "max_position_embeddings": 32, "hidden_size": 64,
+  "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "intermediate_size": 128, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+  "tie_word_embeddings": false})";
+
+TEST_F(Bench, StepReportsSpeedAndEveryTierAndLeavesNothingBehind) {
+  write_all(directory_ / "model.json", kTinyLlama);
+  fs::create_directories(directory_ / "scratch");
+  fs::create_directories(directory_ / "disk");
+  const Answer answer = run({"step",
+                             "--model",
+                             directory_ / "model.json",
+                             "--layers",
+                             "2",
+                             "--context",
+                             "32",
+                             "--micro-batch",
+                             "2",
+                             "--tokens-per-step",
+                             "200",
+                             "--rounds",
+                             "2",
+                             "--steps",
+                             "2",
+                             "--device",
+                             "host",
+                             "--device-memory",
+                             "1MiB",
+                             "--nvme",
+                             directory_ / "disk",
+                             "--scratch",
+                             directory_ / "scratch",
+                             "--profile",
+                             "",
+                             "--threads",
+                             "1",
+                             "--json"});
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const nlohmann::json document = answer.json();
+  EXPECT_EQ(document["layers"], 2);
+  EXPECT_EQ(document["tokens_per_step"], 256);  // 2 rounds of 2 micro-batches of 2 x 32
+  EXPECT_EQ(document["state_format"], "split");
+  EXPECT_EQ(document["step_seconds"]["each"].size(), 2U);
+  EXPECT_NEAR(document["tokens_per_second"].get<double>() *
+                  document["step_seconds"]["median"].get<double>(),
+              256, 1e-6);
+  // One layer: 6 FLOPs a weight, 6 * context * width of causal attention; the head's 6 * 64 * 256.
+  const double weights = 64 * (2 * 64 + 2 * 32 + 3 * 128);
+  EXPECT_EQ(document["model_flops_per_token"], 2 * (6 * weights + 6 * 32 * 64) + 6 * 64 * 256);
+  EXPECT_GT(document["mfu"], 0.0);
+  for (const char* tier : {"device", "host"}) {
+    EXPECT_EQ(document["memory"][tier]["high_water"], document["memory"][tier]["planned"]) << tier;
+  }
+  // The swap file's header and records come on top of what the plan counts.
+  EXPECT_GE(document["memory"]["nvme"]["high_water"], document["memory"]["nvme"]["planned"]);
+  EXPECT_EQ(document["placement"]["state_nvme"], document["placement"]["blocks"]);
+  EXPECT_GT(document["bytes_moved"]["nvme_write"], document["bytes_moved"]["nvme_read"]);
+  EXPECT_GT(document["bytes_moved"]["h2d"], 0);
+  // Random weights know nothing: the loss is that of a guess, ln 256 = 5.545.
+  EXPECT_NEAR(document["loss"]["first"].get<double>(), 5.545, 0.1);
+  EXPECT_TRUE(fs::is_empty(directory_ / "scratch"));
+  EXPECT_TRUE(fs::is_empty(directory_ / "disk"));
+}
+
+TEST_F(Bench, StepComparesItselfWithTheResidentModelAlone) {
+  write_all(directory_ / "model.json", kTinyLlama);
+  const Answer answer = run({"step", "--model", directory_ / "model.json", "--context", "32",
+                             "--tokens-per-step", "64", "--steps", "2", "--limit", "--device",
+                             "host", "--compute", "fp32", "--scratch", directory_});
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  EXPECT_NE(answer.out.find("with the model resident and no optimizer"), std::string::npos);
+  EXPECT_NE(answer.out.find("state format fp32"), std::string::npos);
+}
+
+TEST_F(Bench, StepRefusesWhatItCannotTrain) {
+  const Answer unknown = run({"step", "--model", "llama-9-8b"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_NE(unknown.err.find("llama-3-8b"), std::string::npos) << unknown.err;
+  EXPECT_EQ(run({"step", "--compute", "fp8"}).exit_code, 2);
+  EXPECT_EQ(run({"step", "--device-memory", "64KiB"}).exit_code, 3);
 }
 
 }  // namespace

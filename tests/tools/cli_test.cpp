@@ -179,5 +179,30 @@ TEST_F(Cli, ADamagedStateIsRefusedAndNotTrainedOn) {
   EXPECT_NE(run(train("run", 6, {"--resume"})).exit_code, 0);
 }
 
+TEST_F(Cli, PlanForAMachineThatIsNotHereMeasuresNothing) {
+  write_all(path("large.json"), R"({
+    "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 68,
+    "bf16": {"enabled": true}, "spillway": {"context": 8192, "rounds": 68}})");
+  const std::string h100 = std::string(SPILLWAY_SOURCE_DIR) + "/docs/machines/h100.json";
+  std::vector<std::string> arguments{
+      "plan", path("large.json"), "--model", "llama-3-8b",   "--machine",
+      h100,   "--profile",        "",        "--no-commits", "--json"};
+  const Answer answer = run(arguments);
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const nlohmann::json plan = answer.json();
+  EXPECT_EQ(plan["tokens_per_step"], 557056);
+  EXPECT_EQ(plan["parameters"], 8'030'261'248);
+  EXPECT_EQ(plan["speed"]["basis"], "assumed");
+  // golden/flops.json prints 5.147e10 FLOPs a token; the data sheet's peak is 989.4 TFLOP/s.
+  const double rate = plan["speed"]["tokens_per_second"];
+  EXPECT_NEAR(plan["speed"]["mfu"].get<double>() / (rate * 5.147e10 / 989.4e12), 1, 1e-4);
+  EXPECT_LT(rate, plan["speed"]["resident_tokens_per_second"]);
+  EXPECT_EQ(plan["memory"]["nvme"]["bytes"], 0);
+  EXPECT_EQ(plan["memory"]["device"]["budget"], 79'000'000'000);
+
+  arguments.insert(arguments.end(), {"--device-memory", "2GB"});
+  EXPECT_EQ(run(arguments).exit_code, 3);
+}
+
 }  // namespace
 }  // namespace spillway::testing

@@ -6,6 +6,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/inference.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/device_flag.hpp"
 #include "tools/cli/run_source.hpp"
 
 namespace spillway::cli {
@@ -17,6 +18,7 @@ struct EvalFlags {
   std::uint32_t context = 0;
   std::uint32_t batch = 8;
   std::uint32_t compute_threads = 0;
+  std::optional<engine::DeviceKind> device;
 };
 
 /// A directory means its val.bin; a file needs a meta.json beside it.
@@ -36,7 +38,8 @@ nlohmann::ordered_json run(const EvalFlags& flags, bool json) {
                               {.compute = source.compute(),
                                .batch = flags.batch,
                                .context = context,
-                               .compute_threads = flags.compute_threads},
+                               .compute_threads = flags.compute_threads,
+                               .device = flags.device},
                               source.parameters());
   const engine::Evaluation result = inference.evaluate(tokens);
   const double perplexity = std::exp(result.loss);
@@ -59,6 +62,7 @@ void add_eval(CLI::App& app, Session& session) {
   command->add_option("--context", flags->context,
                       "Tokens a window; default: the run's or model's");
   command->add_option("--batch", flags->batch, "Windows at once")->capture_default_str();
+  add_device_flag(*command, flags->device);
   command->add_option("--compute-threads", flags->compute_threads, "Default: physical cores");
 }
 

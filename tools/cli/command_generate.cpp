@@ -10,6 +10,7 @@
 #include "runtime/data/tokenizer.hpp"
 #include "runtime/engine/inference.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/device_flag.hpp"
 #include "tools/cli/run_source.hpp"
 
 namespace spillway::cli {
@@ -24,6 +25,7 @@ struct GenerateFlags {
   double temperature = 0.8;
   std::uint64_t seed = 1234;
   std::uint32_t compute_threads = 0;
+  std::optional<engine::DeviceKind> device;
 };
 
 /// Draws from softmax(logits / temperature); temperature 0 takes the most likely token.
@@ -65,7 +67,8 @@ nlohmann::ordered_json run(const GenerateFlags& flags, bool json) {
                               {.compute = source.compute(),
                                .batch = 1,
                                .context = wanted,
-                               .compute_threads = flags.compute_threads},
+                               .compute_threads = flags.compute_threads,
+                               .device = flags.device},
                               source.parameters());
   const std::size_t prompt_length = tokens.size();
   if (!json && tokenizer) fmt::print("{}", tokenizer->decode(tokens));
@@ -105,6 +108,7 @@ void add_generate(CLI::App& app, Session& session) {
   command->add_option("--temperature", flags->temperature, "0: the most likely token")
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "Of the sampling")->capture_default_str();
+  add_device_flag(*command, flags->device);
   command->add_option("--compute-threads", flags->compute_threads, "Default: physical cores");
 }
 

@@ -5,6 +5,8 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/calibrate.hpp"
 #include "runtime/plan/step_builder.hpp"
+#include "tools/bench/machine_description.hpp"
+#include "tools/bench/peak_flops.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/plan_text.hpp"
 #include "tools/cli/train_flags.hpp"
@@ -14,24 +16,23 @@ namespace {
 
 struct PlanFlags {
   TrainFlags train;
+  std::filesystem::path machine;  ///< a description, or empty: this machine
+  bool no_commits = false;
   bool explain = false;
 };
 
-nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
-  engine::TrainOptions options = flags.train.options();
-  const auto config = flags.train.model_config();
-  check(config.has_value(), ErrorCode::invalid_argument,
-        "no model: give --model CONFIG_JSON or --from HF_DIR");
-  engine::resolve(options, *config);
-  const engine::ModelRuntime model = engine::make_model_runtime(*config, options);
-  const plan::Workload workload = engine::make_workload(*config, *model.transformer, options);
-  const plan::Budgets budgets = engine::make_budgets(options, flags.train.run);
-  const plan::Placement placement = engine::place(*config, options, workload, budgets);
-  const bool on_disk = placement.any_state(plan::Tier::nvme);
+/// The rates of this machine, measured now.
+plan::MachineProfile measured_profile(const PlanFlags& flags, const model::ModelConfig& config,
+                                      const engine::TrainOptions& options,
+                                      const plan::Workload& workload,
+                                      const plan::Placement& placement) {
+  const engine::ModelRuntime model = engine::make_model_runtime(config, options);
+  const bool on_disk =
+      placement.any_state(plan::Tier::nvme) || placement.any_activations(plan::Tier::nvme);
   const engine::CalibrationRequest request{
-      .config = *config,
+      .config = config,
       .options = options,
-      .transformer = *model.transformer,
+      .model = model,
       .workload = workload,
       .state_directories = on_disk
                                ? std::optional(engine::state_directories(options, flags.train.run))
@@ -40,7 +41,63 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const engine::Tuning tuning =
       engine::tune(request, placement, known,
                    [](const std::string& text) { fmt::print(stderr, "note: {}\n", text); });
-  const plan::MachineProfile profile = engine::calibrate(request, tuning);
+  return engine::calibrate(request, tuning);
+}
+
+/// What the plan means on the described machine: its speed in units that machines are compared in.
+nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
+                                const model::ModelConfig& config,
+                                const engine::TrainOptions& options, const PlanView& view) {
+  const plan::Workload& w = view.workload;
+  const double tokens = static_cast<double>(w.tokens * w.micro_batches * w.rounds);
+  const double flops =
+      plan::flops_per_token(engine::decoder_shape(config, options.context)).model();
+  const double rate = tokens / view.prediction.step_seconds;
+  double micro_batch_flops = 0;
+  for (const plan::BlockShape& block : w.blocks) {
+    micro_batch_flops += block.forward_flops + block.backward_flops;
+  }
+  nlohmann::ordered_json document{
+      {"machine", machine.name},
+      {"basis", machine.basis},
+      {"tokens_per_second", rate},
+      // FWD-BWD alone, nothing recomputed and nothing moved.
+      {"resident_tokens_per_second",
+       static_cast<double>(w.tokens) * view.profile.gpu_flops / micro_batch_flops},
+      {"model_flops_per_token", flops},
+      {"model_tflops", rate * flops * 1e-12}};
+  if (const auto peak = bench::peak_flops(machine.gpu, options.compute)) {
+    document["mfu"] = rate * flops / *peak;
+  }
+  return document;
+}
+
+nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
+  engine::TrainOptions options = flags.train.options();
+  options.commits = !flags.no_commits;
+  const auto config = flags.train.model_config();
+  check(config.has_value(), ErrorCode::invalid_argument,
+        "no model: give --model CONFIG_JSON or --from HF_DIR");
+  std::optional<bench::MachineDescription> machine;
+  if (!flags.machine.empty()) {
+    machine = bench::load_machine(flags.machine);
+    if (!options.device) options.device = engine::DeviceKind::cuda;
+  }
+  engine::resolve(options, *config);
+  const plan::Workload workload = engine::make_workload(
+      *config, *engine::make_model_sizes(*config, options).transformer, options);
+  plan::Budgets budgets;
+  if (!machine) {
+    budgets = engine::make_budgets(options, flags.train.run);
+  } else {
+    budgets = {.device = options.device_memory.value_or(machine->capacity.device),
+               .host = options.host_memory.value_or(machine->capacity.host),
+               .nvme = machine->capacity.nvme};
+  }
+  const plan::Placement placement = engine::place(*config, options, workload, budgets);
+  const plan::MachineProfile profile =
+      machine ? bench::profile_for(*machine, *config, workload, options.context)
+              : measured_profile(flags, *config, options, workload, placement);
   const plan::StepPlan step = plan::build_training_step(workload, placement);
   const plan::Prediction prediction = plan::simulate(step, profile);
   const PlanView view{.workload = workload,
@@ -49,11 +106,14 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
                       .profile = profile,
                       .prediction = prediction,
                       .memory = plan::memory_items(workload, placement)};
+  nlohmann::ordered_json document = to_json(view);
+  if (machine) document["speed"] = speed_on(*machine, *config, options, view);
   if (!json) {
     fmt::print("{}", to_text(view));
+    if (machine) fmt::print("machine    {} ({})\n", machine->name, machine->basis);
     if (flags.explain) fmt::print("{}", plan::to_text(step));
   }
-  return to_json(view);
+  return document;
 }
 
 }  // namespace
@@ -66,6 +126,12 @@ void add_plan(CLI::App& app, Session& session) {
   flags->train.add_to(*command);
   flags->train.run = ".";
   command->add_option("--run", flags->train.run, "Run directory: its disk holds the state");
+  command
+      ->add_option("--machine", flags->machine,
+                   "Plan for the machine that this JSON file describes, see docs/machines")
+      ->check(CLI::ExistingFile);
+  command->add_flag("--no-commits", flags->no_commits,
+                    "Of a run whose steps are never made true on disk, as `bench step` runs them");
   command->add_flag("--explain", flags->explain, "List every op of the step");
 }
 

@@ -31,8 +31,10 @@ void add_info(CLI::App& app, Session& session);
 void add_fsck(CLI::App& app, Session& session);
 void add_profile(CLI::App& app, Session& session);
 /// Subcommands of `bench`.
+void add_bench_gpu(CLI::App& bench, Session& session);
 void add_bench_nvme(CLI::App& bench, Session& session);
 void add_bench_swap(CLI::App& bench, Session& session);
+void add_bench_step(CLI::App& bench, Session& session);
 
 /// `bench` and, in it, one subcommand for each thing measured.
 void add_bench(CLI::App& app, Session& session);

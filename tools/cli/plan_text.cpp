@@ -36,14 +36,18 @@ std::string placement_line(const plan::Placement& placement) {
   const auto state_in = [&](Tier tier) {
     return count(placement, [&](const plan::BlockPlacement& b) { return b.state == tier; });
   };
+  const auto output_in = [&](Tier tier) {
+    return count(placement, [&](const plan::BlockPlacement& b) { return b.activations == tier; });
+  };
   return fmt::format(
       "{} blocks: {} resident, {} streamed; {} keep activations; state: {} device, {} host, {} "
-      "nvme",
+      "nvme; their outputs: {} device, {} host, {} nvme",
       placement.blocks.size(),
       count(placement, [](const plan::BlockPlacement& b) { return b.resident; }),
       count(placement, [](const plan::BlockPlacement& b) { return !b.resident; }),
       count(placement, [](const plan::BlockPlacement& b) { return b.keep; }),
-      state_in(Tier::device), state_in(Tier::host), state_in(Tier::nvme));
+      state_in(Tier::device), state_in(Tier::host), state_in(Tier::nvme), output_in(Tier::device),
+      output_in(Tier::host), output_in(Tier::nvme));
 }
 
 }  // namespace
@@ -104,7 +108,8 @@ nlohmann::ordered_json to_json(const PlanView& view) {
                       {"parameters", view.workload.blocks[b].parameters.value()},
                       {"resident", place.resident},
                       {"keep", place.keep},
-                      {"state", plan::name_of(place.state)}});
+                      {"state", plan::name_of(place.state)},
+                      {"activations", plan::name_of(place.activations)}});
   }
   for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
     const plan::LaneUse& use = view.prediction.lanes[lane];

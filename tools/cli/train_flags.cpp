@@ -1,6 +1,7 @@
 #include "tools/cli/train_flags.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +9,8 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
 #include "runtime/engine/train_loop.hpp"
+#include "tools/bench/model_shapes.hpp"
+#include "tools/cli/device_flag.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -30,15 +33,25 @@ std::filesystem::path default_profile() {
 void TrainFlags::add_to(CLI::App& command) {
   command.add_option("config", config, "Configuration, DeepSpeed's JSON with a spillway section")
       ->required();
-  auto* architecture =
-      command.add_option("--model", model, "Architecture: an HF config.json; random weights");
+  CLI::Option* const architecture = add_model_to(command);
   command
       .add_option("--from", from, "Start from an HF checkpoint, or go on from a run or kept one")
       ->excludes(architecture);
   command.add_option("--steps", steps, "Optimizer steps; default: spillway.steps, or one epoch");
-  command.add_option("--device", device, "Where FWD-BWD runs: host or cuda")
-      ->check(CLI::IsMember({"host", "cuda"}))
-      ->capture_default_str();
+  command.add_option("--seed", seed, "Seed of initialisation and data order");
+  add_machine_to(command);
+}
+
+CLI::Option* TrainFlags::add_model_to(CLI::App& command) {
+  command.add_option("--layers", layers, "Layers instead of the model's own");
+  return command.add_option(
+      "--model", model,
+      fmt::format("Architecture with random weights: an HF config.json, or one of {}",
+                  fmt::join(bench::model_names(), ", ")));
+}
+
+void TrainFlags::add_machine_to(CLI::App& command) {
+  add_device_flag(command, device);
   command.add_option("--device-memory", device_memory, "Device memory budget, e.g. 512MiB");
   command.add_option("--host-memory", host_memory, "Host memory budget, e.g. 24GB");
   command.add_option("--nvme", nvme, "Directory for optimizer state on disk; may be repeated");
@@ -50,16 +63,16 @@ void TrainFlags::add_to(CLI::App& command) {
       ->envname("SPILLWAY_ISA");
   command.add_option("--profile", profile, "Machine profile; see `spillway profile`")
       ->capture_default_str();
-  command.add_option("--seed", seed, "Seed of initialisation and data order");
 }
 
 engine::TrainOptions TrainFlags::options() const {
-  check(device == "host", ErrorCode::not_supported,
-        "--device cuda: this version has no CUDA backend yet; use --device host");
-  engine::ParsedConfig parsed =
-      engine::parse_train_config(read_text_file(config, kLargestConfig), config.string());
+  engine::ParsedConfig parsed;
+  if (!config.empty()) {
+    parsed = engine::parse_train_config(read_text_file(config, kLargestConfig), config.string());
+  }
   for (const std::string& note : parsed.notes) fmt::print(stderr, "note: {}\n", note);
   engine::TrainOptions options = parsed.options;
+  if (device) options.device = device;
   if (!device_memory.empty()) options.device_memory = parse_bytes(device_memory);
   if (!host_memory.empty()) options.host_memory = parse_bytes(host_memory);
   if (!nvme.empty()) {
@@ -75,9 +88,11 @@ engine::TrainOptions TrainFlags::options() const {
 }
 
 std::optional<model::ModelConfig> TrainFlags::model_config() const {
-  if (!model.empty()) return model::load_model_config(model);
-  if (!from.empty()) return engine::model_config_in(from);
-  return std::nullopt;
+  std::optional<model::ModelConfig> result;
+  if (!model.empty()) result = bench::model_from(model);
+  if (!from.empty()) result = engine::model_config_in(from);
+  if (result && layers > 0) result->layers = layers;
+  return result;
 }
 
 }  // namespace spillway::cli

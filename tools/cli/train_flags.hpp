@@ -18,10 +18,11 @@ namespace spillway::cli {
 
 struct TrainFlags {
   std::filesystem::path config;
-  std::filesystem::path model;  ///< config.json, or empty
+  std::filesystem::path model;  ///< config.json or a name of bench/model_shapes, or empty
+  std::uint32_t layers = 0;     ///< instead of the model's; 0: the model's
   std::filesystem::path from;   ///< HF directory, or empty
   std::filesystem::path run;
-  std::string device = "host";
+  std::optional<engine::DeviceKind> device;
   std::string device_memory, host_memory, isa;
   std::vector<std::filesystem::path> nvme;
   std::uint64_t steps = 0;
@@ -31,7 +32,12 @@ struct TrainFlags {
   std::filesystem::path profile = default_profile();
 
   void add_to(CLI::App& command);
-  /// The configuration with the flags applied; notes go to stderr, one line each.
+  /// Only --model NAME_OR_PATH and --layers.
+  CLI::Option* add_model_to(CLI::App& command);
+  /// Only what says where a run lives and what it may take.
+  void add_machine_to(CLI::App& command);
+  /// The configuration, or the defaults where there is none, with the flags applied; notes go to
+  /// stderr, one line each.
   [[nodiscard]] engine::TrainOptions options() const;
   /// From --model or --from; absent when neither is given.
   [[nodiscard]] std::optional<model::ModelConfig> model_config() const;

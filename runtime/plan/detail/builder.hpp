@@ -1,13 +1,16 @@
-// Builder: the state of building one step plan. Its two sides stand apart: builder_state.cpp has
-// the way of optimizer state between its home, the update and the disk; step_builder.cpp the rest.
+// Builder: the state of building one step plan. Its sides stand apart: builder_state.cpp has
+// the way of optimizer state between its home, the update and the disk; builder_boundaries.cpp that
+// of the tensors between blocks; step_builder.cpp the rest.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <initializer_list>
 #include <utility>
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/boundaries.hpp"
 #include "runtime/plan/placement.hpp"
 #include "runtime/plan/step_plan.hpp"
 #include "runtime/plan/workload.hpp"
@@ -20,6 +23,18 @@ inline constexpr OpIndex kNone = ~0U;
 struct MicroBatches {
   std::uint32_t first;
   std::uint32_t last;
+};
+
+/// A boundary on the device.
+struct Boundary {
+  std::uint32_t slot = kNoSlot;  ///< kNoSlot: it has a device home of its own
+  OpIndex filled = kNone;        ///< the op that brought or computed it, if it matters
+};
+
+/// The last ops that touch a device slot of boundaries.
+struct SlotUsers {
+  OpIndex computed = kNone;
+  OpIndex saved = kNone;
 };
 
 class Builder {
@@ -38,7 +53,12 @@ class Builder {
         gradient_slot_(workload.blocks.size(), kNoSlot),
         staging_user_(placement.state_slots, kNone),
         staging_record_(placement.state_slots, kNone),
-        staging_tile_(placement.state_slots, kNone) {
+        staging_tile_(placement.state_slots, kNone),
+        boundary_users_(device_boundary_slots(workload, placement)),
+        boundary_staging_user_(placement.boundary_staging, kNone),
+        passing_(workload.micro_batches, kNoSlot),
+        parked_(workload.micro_batches, kNone),
+        saved_(workload.blocks.size() * workload.micro_batches, kNone) {
     SPILLWAY_ASSERT(placement.blocks.size() == workload.blocks.size());
     SPILLWAY_ASSERT(workload.blocks.size() >= 2 && placement.gradient_slots >= 1);
     const bool needs_pair =
@@ -49,6 +69,7 @@ class Builder {
       // The device updates parameters where they live.
       SPILLWAY_ASSERT(block.state != Tier::device || block.resident);
     }
+    open_boundaries();
   }
 
   void flush();
@@ -71,7 +92,21 @@ class Builder {
   void release_parameters(std::uint32_t slot, OpIndex user);
   std::uint32_t acquire_gradient(std::uint32_t block, std::uint32_t first_micro_batch);
 
-  void visit_forward(std::uint32_t block, MicroBatches range);
+  void open_boundaries();
+  /// The slot that has been free for longest, and what its next content has to wait for.
+  SlotUsers take_slot(std::uint32_t& slot);
+  void release_slot(std::uint32_t slot, OpIndex user);
+  [[nodiscard]] Op boundary_op(OpKind kind, Lane lane, std::uint32_t block, std::uint32_t m) const;
+  OpIndex& home_of(std::uint32_t block, std::uint32_t m, bool gradient);
+  Boundary load_boundary(std::uint32_t block, std::uint32_t m, bool gradient);
+  void save_boundary(std::uint32_t block, std::uint32_t m, bool gradient, const Boundary& made);
+  Boundary passing_activation(std::uint32_t block, std::uint32_t m);
+  Boundary passing_gradient(std::uint32_t block, std::uint32_t m);
+  Boundary returning_activation(std::uint32_t block, std::uint32_t m);
+  void pass_activation(std::uint32_t block, std::uint32_t m, const Boundary& made, bool train);
+  void pass_gradient(std::uint32_t block, std::uint32_t m, const Boundary& made);
+
+  void visit_forward(std::uint32_t block, MicroBatches range, bool train);
   void visit_loss(MicroBatches range, bool train);
   void visit_backward(std::uint32_t block, MicroBatches range);
   void pass(MicroBatches range, bool update_first);
@@ -101,12 +136,19 @@ class Builder {
   std::vector<OpIndex> staging_user_;         // slot: last op that uses it
   // Slot: last write of a record from it, which happens also where updates are skipped.
   std::vector<OpIndex> staging_record_;
-  std::vector<std::uint32_t> staging_tile_;  // slot: last tile in it
-  std::vector<OpIndex> writes_;              // since the last commit
+  std::vector<std::uint32_t> staging_tile_;        // slot: last tile in it
+  std::vector<OpIndex> writes_;                    // since the last commit
+  std::vector<SlotUsers> boundary_users_;          // slot: its last users
+  std::deque<std::uint32_t> free_boundary_slots_;  // free for longest first
+  std::vector<OpIndex> boundary_staging_user_;     // staging buffer: its last user
+  std::vector<std::uint32_t> passing_;  // micro-batch: slot of the boundary that is carried on
+  std::vector<OpIndex> parked_;         // micro-batch: the op that filled its place
+  std::vector<OpIndex> saved_;          // block and micro-batch: the op that filled its home
   std::uint32_t parameter_visits_ = 0;
   std::uint32_t gradient_visits_ = 0;
   std::uint32_t staging_visits_ = 0;  // of tiles that live on disk: `read_ahead` counts on it
   std::uint32_t record_visits_ = 0;
+  std::uint32_t boundary_staging_visits_ = 0;
   std::uint32_t round_ = 0;
 };
 

@@ -1,0 +1,27 @@
+#include "runtime/base/profiler_range.hpp"
+
+#ifdef SPILLWAY_NVTX
+#include <nvtx3/nvToolsExt.h>
+#endif
+
+namespace spillway {
+
+#ifdef SPILLWAY_NVTX
+
+ProfilerRange::ProfilerRange(const char* name) noexcept { nvtxRangePushA(name); }
+ProfilerRange::~ProfilerRange() { nvtxRangePop(); }
+
+std::uint64_t start_profiler_range(const char* name) noexcept { return nvtxRangeStartA(name); }
+void end_profiler_range(std::uint64_t range) noexcept { nvtxRangeEnd(range); }
+
+#else
+
+ProfilerRange::ProfilerRange(const char* /*name*/) noexcept {}
+ProfilerRange::~ProfilerRange() = default;
+
+std::uint64_t start_profiler_range(const char* /*name*/) noexcept { return 0; }
+void end_profiler_range(std::uint64_t /*range*/) noexcept {}
+
+#endif
+
+}  // namespace spillway

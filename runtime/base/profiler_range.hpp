@@ -1,0 +1,23 @@
+// Ranges for NVIDIA's profilers (NVTX), named like the plan's ops, so that a profile reads like the
+// plan. Without a profiler attached, or in a build without NVTX, they cost a test of a pointer.
+// Any thread.
+#pragma once
+
+#include <cstdint>
+
+namespace spillway {
+
+/// What this thread does between construction and end; kernels launched meanwhile belong to it.
+class ProfilerRange {
+ public:
+  explicit ProfilerRange(const char* name) noexcept;
+  ~ProfilerRange();
+  ProfilerRange(const ProfilerRange&) = delete;
+  ProfilerRange& operator=(const ProfilerRange&) = delete;
+};
+
+/// A range that may end on another thread, or beside others of this one.
+[[nodiscard]] std::uint64_t start_profiler_range(const char* name) noexcept;
+void end_profiler_range(std::uint64_t range) noexcept;
+
+}  // namespace spillway

@@ -1,0 +1,81 @@
+#include "runtime/engine/compute_device.hpp"
+
+#include "cpu_adam/adam.hpp"
+#include "offload/cuda/cuda_backend.hpp"
+#include "offload/host/host_backend.hpp"
+#include "runtime/base/cuda_library_directories.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/model/cuda/cuda_ops.hpp"
+#include "runtime/model/host/host_ops.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// Share of the device's free memory that a run takes: kernels that the libraries load on first
+/// use need some too.
+constexpr double kShareOfDeviceMemory = 0.95;
+
+bool is_cuda(const TrainOptions& options) {
+  return options.device.value_or(DeviceKind::host) == DeviceKind::cuda;
+}
+
+std::unique_ptr<model::Ops> make_host_ops(const TrainOptions& options) {
+  model::host::HostOpsOptions host;
+  host.compute_threads = static_cast<int>(options.compute_threads);
+  host.compute = options.compute;
+  return model::host::make_ops(host);
+}
+
+model::cuda::CudaMath math_of(const TrainOptions& options) { return {.compute = options.compute}; }
+
+void check_usable() {
+  const std::string reason = offload::cuda_unavailable_reason();
+  check(reason.empty(), ErrorCode::not_supported,
+        "--device cuda: " + reason + "; --device host runs without a GPU");
+}
+
+}  // namespace
+
+DeviceKind usable_device() {
+  return offload::cuda_unavailable_reason().empty() ? DeviceKind::cuda : DeviceKind::host;
+}
+
+std::unique_ptr<model::Ops> make_ops(const TrainOptions& options) {
+  if (!is_cuda(options)) return make_host_ops(options);
+  check_usable();
+  return model::cuda::make_ops({.math = math_of(options),
+                                .device = 0,
+                                .choices = {},
+                                .library_directories = cuda_library_directories()});
+}
+
+std::unique_ptr<model::Ops> make_sizing_ops(const TrainOptions& options) {
+  return is_cuda(options) ? model::cuda::make_sizing_ops(math_of(options)) : make_host_ops(options);
+}
+
+std::unique_ptr<offload::DeviceBackend> make_backend(const TrainOptions& options,
+                                                     const plan::Budgets& budgets,
+                                                     WakeSignal* wake) {
+  if (is_cuda(options)) {
+    check_usable();
+    return offload::make_cuda_backend(
+        {.device_capacity = budgets.device, .pinned_capacity = budgets.host});
+  }
+  return offload::make_host_backend({.device_capacity = budgets.device,
+                                     .pinned_capacity = budgets.host,
+                                     .link_gigabytes_per_second = options.host_link_gbps,
+                                     .wake = wake});
+}
+
+std::unique_ptr<DeviceMath> make_device_math(const TrainOptions& options,
+                                             offload::Stream& compute) {
+  if (is_cuda(options)) return make_cuda_device_math(compute);
+  return make_host_device_math(options.isa.value_or(cpu_adam::best_isa()));
+}
+
+Bytes free_device_memory() {
+  const auto free = static_cast<double>(offload::query_cuda_device(0).free_memory.value());
+  return Bytes{static_cast<std::uint64_t>(free * kShareOfDeviceMemory)};
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,21 @@
+// What a device does in a second, measured with the run's own operators and kernels on one block's
+// working set. Control thread only.
+#pragma once
+
+#include "cpu_adam/adam.hpp"
+#include "runtime/engine/planning.hpp"
+
+namespace spillway::engine {
+
+struct DeviceRates {
+  double flops = 0;             ///< of FWD-BWD, over the whole model
+  double h2d = 0, d2h = 0;      ///< bytes
+  double h2d_d2h_combined = 0;  ///< bytes of both directions while both run
+  double update = 0;  ///< bytes of device memory of the fused update; 0: it has none of its own
+};
+
+/// Takes the memory of one block and one micro-batch for the time of the call.
+[[nodiscard]] DeviceRates measure_device(const TrainOptions& options, const ModelRuntime& model,
+                                         const plan::Workload& workload);
+
+}  // namespace spillway::engine

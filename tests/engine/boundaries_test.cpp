@@ -1,0 +1,196 @@
+// Boundary activations off the device: the same bits from anywhere, as few bytes as planned.
+#include <gtest/gtest.h>
+
+#include "tests/engine/training_harness.hpp"
+#include "tests/support/allocation_counter.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using plan::OpKind;
+using plan::Tier;
+
+constexpr OpKind kMoves[] = {OpKind::save_activation, OpKind::load_activation,
+                             OpKind::spill_activation, OpKind::fetch_activation};
+
+/// Rounds of as many micro-batches, parameters streamed and activations recomputed.
+TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t rounds) {
+  TrainOptions options = tiny_options();
+  options.compute = DType::bf16;
+  options.micro_batch = 1;
+  options.gradient_accumulation_steps = micro_batches * rounds;
+  options.rounds = rounds;
+  options.state_home = StateHome::host;
+  options.residency = Residency::none;
+  options.checkpointing = Checkpointing::recompute;
+  return options;
+}
+
+struct Spread {
+  std::vector<Tier> tiers;  ///< by block, the last again for all that follow
+  std::uint32_t slots;
+  std::uint32_t carried;
+  std::uint32_t staging = 1;
+  bool keep = false;
+};
+
+auto adjusted(const Spread& spread) {
+  return [spread](const plan::Workload&, plan::Placement& placement) {
+    for (std::size_t b = 0; b + 1 < placement.blocks.size(); ++b) {
+      placement.blocks[b].activations = spread.tiers[std::min(b, spread.tiers.size() - 1)];
+      placement.blocks[b].keep = spread.keep;
+    }
+    placement.boundary_slots = spread.slots;
+    placement.carried = spread.carried;
+    placement.boundary_staging = spread.staging;
+  };
+}
+
+const std::vector<Spread>& spreads() {
+  static const std::vector<Spread> all{
+      {.tiers = {Tier::host}, .slots = 2, .carried = 0},
+      {.tiers = {Tier::host}, .slots = 5, .carried = 1},
+      {.tiers = {Tier::host}, .slots = 4, .carried = 3, .keep = true},
+      {.tiers = {Tier::nvme}, .slots = 2, .carried = 0},
+      {.tiers = {Tier::nvme}, .slots = 3, .carried = 2, .staging = 3},
+      {.tiers = {Tier::nvme, Tier::host, Tier::device}, .slots = 4, .carried = 1, .staging = 2},
+      {.tiers = {Tier::device, Tier::nvme}, .slots = 6, .carried = 0, .keep = true},
+      {.tiers = {Tier::device}, .slots = 2, .carried = 0},
+  };
+  return all;
+}
+
+TEST(BoundaryExactness, AnySpreadAndNumberOfSlotsGivesTheBitsOfTheDevice) {
+  for (const std::uint32_t rounds : {1U, 3U}) {
+    const TrainOptions options = options_of(3, rounds);
+    TrainingHarness harness(tiny_gpt2());
+    const Outcome device = harness.train(options, 4);
+    for (std::size_t i = 0; i < spreads().size(); ++i) {
+      harness.adjust_placement = adjusted(spreads()[i]);
+      EXPECT_EQ(harness.train(options, 4), device) << "spread " << i << ", rounds " << rounds;
+    }
+  }
+}
+
+TEST(BoundaryExactness, AnEvaluationSeesTheSameLossFromAnywhere) {
+  const TrainOptions options = options_of(3, 1);
+  TrainingHarness harness(tiny_llama());
+  const auto loss = [&] {
+    const auto trainer = harness.make(options, harness.new_run());
+    Outcome outcome;
+    harness.steps(*trainer, options, 2, outcome);
+    const double first = trainer->evaluate(harness.tokens()).loss;
+    harness.steps(*trainer, options, 1, outcome);
+    EXPECT_NE(trainer->evaluate(harness.tokens()).loss, first);
+    return first;
+  };
+  const double device = loss();
+  for (std::size_t i = 0; i < spreads().size(); ++i) {
+    harness.adjust_placement = adjusted(spreads()[i]);
+    EXPECT_EQ(loss(), device) << "spread " << i;
+  }
+}
+
+TEST(BoundaryExactness, ARunResumesWithItsActivationsElsewhere) {
+  const TrainOptions options = options_of(2, 2);
+  TrainingHarness harness(tiny_llama());
+  const Outcome whole = harness.train(options, 6);
+  Outcome outcome;
+  const std::filesystem::path run = harness.new_run();
+  harness.adjust_placement = adjusted(spreads()[4]);
+  {
+    const auto trainer = harness.make(options, run);
+    harness.steps(*trainer, options, 3, outcome);
+    trainer->commit();
+    EXPECT_TRUE(std::filesystem::exists(run / "state" / "activations-0.swap"));
+  }
+  // They are nothing to resume from: the file goes with the process that wrote it.
+  EXPECT_FALSE(std::filesystem::exists(run / "state" / "activations-0.swap"));
+  harness.adjust_placement = adjusted(spreads()[1]);
+  const auto trainer = harness.make(options, run, true);
+  harness.steps(*trainer, options, 3, outcome);
+  harness.finish(*trainer, outcome);
+  EXPECT_EQ(outcome, whole);
+}
+
+TEST(BoundaryTraffic, CountersEqualTheFormulas) {
+  TrainingHarness harness(tiny_llama());
+  const TrainOptions options = options_of(3, 2);
+  for (std::size_t i = 0; i < spreads().size(); ++i) {
+    harness.adjust_placement = adjusted(spreads()[i]);
+    const auto trainer = harness.make(options, harness.new_run());
+    Outcome outcome;
+    constexpr std::uint64_t kSteps = 3;
+    harness.steps(*trainer, options, kSteps, outcome);
+    const plan::BoundaryTraffic traffic =
+        plan::boundary_traffic(trainer->workload(), trainer->placement());
+    const OpActions& actions = trainer->actions();
+    EXPECT_EQ(actions.moved(OpKind::save_activation), traffic.saved * kSteps) << "spread " << i;
+    EXPECT_EQ(actions.moved(OpKind::load_activation), traffic.loaded * kSteps) << "spread " << i;
+    EXPECT_EQ(actions.moved(OpKind::spill_activation), traffic.spilled * kSteps) << "spread " << i;
+    EXPECT_EQ(actions.moved(OpKind::fetch_activation), traffic.fetched * kSteps) << "spread " << i;
+    for (const OpKind kind : kMoves) {
+      EXPECT_EQ(actions.moved(kind), plan::bytes_moved(trainer->step_plan(), kind) * kSteps);
+    }
+  }
+}
+
+TEST(BoundaryMemory, BackendHoldsExactlyWhatThePlanLists) {
+  TrainingHarness harness(tiny_gpt2());
+  const TrainOptions options = options_of(4, 1);
+  for (std::size_t i = 0; i < spreads().size(); ++i) {
+    harness.adjust_placement = adjusted(spreads()[i]);
+    const auto trainer = harness.make(options, harness.new_run());
+    const auto items = plan::memory_items(trainer->workload(), trainer->placement());
+    EXPECT_EQ(trainer->backend().usage(offload::MemoryKind::device).current,
+              plan::total(items, Tier::device));
+    EXPECT_EQ(trainer->backend().usage(offload::MemoryKind::pinned).current,
+              plan::total(items, Tier::host));
+  }
+}
+
+TEST(BoundaryMemory, MoreMicroBatchesThanTheDeviceHoldsTrainInItsBudget) {
+  TrainingHarness harness(tiny_llama(6));
+  TrainOptions options = options_of(64, 1);
+  const auto device_need = [&](StateHome activations) {
+    options.activations = activations;
+    ModelRuntime model = make_model_runtime(harness.config(), options);
+    const plan::Workload workload = make_workload(harness.config(), *model.transformer, options);
+    const plan::Placement placement =
+        place(harness.config(), options, workload, plan::Budgets{1_GiB, 1_GiB, 1_GiB});
+    return plan::total(plan::memory_items(workload, placement), Tier::device);
+  };
+  const Bytes all = device_need(StateHome::device);
+  const Outcome device = harness.train(options, 2);
+  // Half of what the boundaries of 64 micro-batches take, then what carries them alone.
+  for (const Bytes budget : {all - 300_KiB, device_need(StateHome::host)}) {
+    options.activations = StateHome::automatic;
+    options.device_memory = budget;
+    const auto trainer = harness.make(options, harness.new_run());
+    EXPECT_TRUE(trainer->placement().any_activations(Tier::host));
+    Outcome outcome;
+    harness.steps(*trainer, options, 2, outcome);
+    harness.finish(*trainer, outcome);
+    EXPECT_EQ(outcome, device);
+    EXPECT_LE(trainer->backend().usage(offload::MemoryKind::device).high_water, budget);
+  }
+}
+
+TEST(BoundarySteadyState, AllocatesNothingAndOpensNothing) {
+  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
+  TrainingHarness harness(tiny_gpt2());
+  const TrainOptions options = options_of(3, 2);
+  for (const std::size_t spread : {std::size_t{1}, std::size_t{5}}) {
+    harness.adjust_placement = adjusted(spreads()[spread]);
+    const auto trainer = harness.make(options, harness.new_run());
+    const data::Sampler sampler = harness.sampler(options);
+    for (int i = 0; i < 3; ++i) trainer->step(harness.tokens(), sampler);
+    const test_support::AllocationCounter counter;
+    for (int i = 0; i < 5; ++i) trainer->step(harness.tokens(), sampler);
+    EXPECT_EQ(counter.allocations(), 0);
+    EXPECT_EQ(counter.opens(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace spillway::engine

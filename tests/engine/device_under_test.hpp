@@ -1,0 +1,15 @@
+// The device that the engine's tests train on. The same tests make two programs: engine_test on the
+// host backend, engine_gpu_test on a GPU.
+#pragma once
+
+#include "runtime/engine/train_options.hpp"
+
+namespace spillway::engine {
+
+/// Set before the first test, by gpu_environment.cpp where that is linked.
+inline DeviceKind& device_under_test() {
+  static DeviceKind device = DeviceKind::host;
+  return device;
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,189 @@
+// Boundaries that leave the device: the plan against the formulas, and its slots.
+#include "runtime/plan/boundaries.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "runtime/plan/simulator.hpp"
+#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/theory.hpp"
+#include "tests/plan/plan_checker.hpp"
+#include "tests/plan/plan_helpers.hpp"
+#include "tests/plan/step_workloads.hpp"
+
+namespace spillway::plan {
+namespace {
+
+constexpr OpKind kMoves[] = {OpKind::save_activation, OpKind::load_activation,
+                             OpKind::spill_activation, OpKind::fetch_activation};
+
+Case next_off_device(RandomCases& cases) {
+  Workload w = cases.workload();
+  w.micro_batches = static_cast<std::uint32_t>(cases.between(1, 6));
+  Placement p = cases.placement(w);
+  cases.place_boundaries(w, p);
+  return {std::move(w), std::move(p)};
+}
+
+Placement off_device(const Workload& workload, Tier tier) {
+  Placement placement = uniform_placement(
+      workload, {.resident = true, .state = Tier::host, .keep = false, .activations = tier});
+  placement.boundary_slots = 4;
+  placement.boundary_staging = 2;
+  return placement;
+}
+
+TEST(Boundaries, PrintTheirWayAsTheGoldenFile) {
+  Workload workload = small_workload();
+  workload.micro_batches = 2;
+  Placement placement = off_device(workload, Tier::host);
+  placement.blocks[1].activations = Tier::nvme;
+  placement.carried = 1;
+  expect_golden("step_off_device_boundaries.txt",
+                to_text(build_training_step(workload, placement)));
+}
+
+TEST(BoundariesProperty, MoveWhatTheFormulaSays) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 500; ++i) {
+    const auto [workload, placement] = next_off_device(cases);
+    const StepPlan plan = build_training_step(workload, placement);
+    const BoundaryTraffic traffic = boundary_traffic(workload, placement);
+    EXPECT_EQ(bytes_moved(plan, OpKind::save_activation), traffic.saved) << "case " << i;
+    EXPECT_EQ(bytes_moved(plan, OpKind::load_activation), traffic.loaded) << "case " << i;
+    EXPECT_EQ(bytes_moved(plan, OpKind::spill_activation), traffic.spilled) << "case " << i;
+    EXPECT_EQ(bytes_moved(plan, OpKind::fetch_activation), traffic.fetched) << "case " << i;
+  }
+}
+
+TEST(Boundaries, MoveNothingWhereEverythingStaysOnTheDevice) {
+  Workload workload = small_workload();
+  workload.micro_batches = 3;
+  const Placement placement = uniform_placement(workload, {.resident = true, .state = Tier::host});
+  const StepPlan plan = build_training_step(workload, placement);
+  for (const OpKind kind : kMoves) EXPECT_EQ(bytes_moved(plan, kind), Bytes{});
+}
+
+TEST(Boundaries, CrossTheLinkOnceEachWayWhereTheyAreCarried) {
+  Workload workload = small_workload();
+  workload.micro_batches = 5;
+  workload.rounds = 2;
+  Placement placement = off_device(workload, Tier::host);
+  placement.carried = 5;
+  const StepPlan plan = build_training_step(workload, placement);
+  // The embedding's and the first layer's: the second layer's goes to the head alone.
+  const Bytes once = workload.boundary_bytes * (5ULL * 2 * 2);
+  EXPECT_EQ(bytes_moved(plan, OpKind::save_activation), once);
+  EXPECT_EQ(bytes_moved(plan, OpKind::load_activation), once);
+  // Never more than what the papers count: every boundary down and up again.
+  const LinkWork work{.micro_batches = 5, .rounds = 2, .checkpoint = workload.boundary_bytes * 3U};
+  EXPECT_LE(once * 2U, link_volume(Schedule::layer_major, work).activations);
+}
+
+TEST(Boundaries, AnEvaluationMovesOnlyWhatIsNotCarried) {
+  Workload workload = small_workload();
+  workload.micro_batches = 3;
+  for (const Tier tier : {Tier::host, Tier::nvme}) {
+    Placement placement = off_device(workload, tier);
+    placement.carried = 3;
+    for (const OpKind kind : kMoves) {
+      EXPECT_EQ(bytes_moved(build_evaluation(workload, placement), kind), Bytes{});
+    }
+    placement.carried = 1;
+    // Two micro-batches, three blocks before the head.
+    EXPECT_EQ(bytes_moved(build_evaluation(workload, placement), OpKind::save_activation),
+              workload.boundary_bytes * 6U);
+  }
+}
+
+TEST(Boundaries, TheLastStagesOfAStepUseEverySlot) {
+  Workload workload = small_workload();
+  workload.micro_batches = 8;
+  Placement placement = off_device(workload, Tier::host);
+  placement.carried = 2;
+  std::map<std::uint32_t, int> used;
+  for (const Op& op : build_training_step(workload, placement).ops) {
+    if (op.kind == OpKind::load_activation) ++used[op.boundary_slot];
+  }
+  EXPECT_EQ(device_boundary_slots(workload, placement), 6U);
+  EXPECT_GE(used.size(), 4U);
+  for (const auto& [slot, times] : used) EXPECT_LT(slot, 6U);
+}
+
+TEST(Boundaries, TwoSlotsWaitAndFourHideTheLink) {
+  Workload workload = small_workload();
+  workload.micro_batches = 16;
+  for (BlockShape& block : workload.blocks) block.forward_flops = block.backward_flops = 1e6;
+  MachineProfile profile;
+  profile.gpu_flops = 1e9;  // 1 ms a pass
+  profile.h2d = profile.d2h = static_cast<double>(workload.boundary_bytes.value()) / 0.4e-3;
+  profile.update = 1e18;
+  const auto seconds = [&](std::uint32_t slots, std::uint32_t carried) {
+    Placement placement = off_device(workload, Tier::host);
+    for (BlockPlacement& block : placement.blocks) {
+      block.state = Tier::device;
+      block.keep = true;
+    }
+    placement.boundary_slots = slots;
+    placement.carried = carried;
+    return simulate(build_training_step(workload, placement), profile).step_seconds;
+  };
+  // 16 micro-batches: 4 passes forward (the head's two are one op of 2 ms) and 3 back.
+  const double compute = 16 * (3 + 2 + 3) * 1e-3;
+  EXPECT_LT(seconds(4, 16), compute * 1.02);
+  // Parked: up to two up and one down a pass, 0.8 of 1 ms.
+  EXPECT_LT(seconds(4, 0), compute * 1.1);
+  // With two slots a pass waits for the copies of the one before: 0.4 ms or more on most of them.
+  EXPECT_GT(seconds(2, 0), compute * 1.3);
+}
+
+TEST(BoundariesProperty, TheCheckerSeesLostDependencies) {
+  RandomCases cases(property_seed());
+  std::map<OpKind, int> lost, seen;
+  for (int round = 0; round < 40; ++round) {
+    const auto [workload, placement] = next_off_device(cases);
+    const StepPlan plan = build_training_step(workload, placement);
+    const RunOf run{.workload = workload, .placement = placement};
+    for (OpIndex i = 0; i < plan.ops.size(); ++i) {
+      const Op& op = plan.ops[i];
+      if (std::ranges::find(kMoves, op.kind) == std::end(kMoves)) continue;
+      for (std::uint32_t d = 0; d < op.dependency_count; ++d) {
+        StepPlan broken = plan;
+        broken.dependencies[op.first_dependency + d] = broken.dependencies[op.first_dependency];
+        if (d == 0) {
+          ++broken.ops[i].first_dependency;
+          --broken.ops[i].dependency_count;
+        }
+        ++lost[op.kind];
+        if (!find_race(broken, run).empty()) ++seen[op.kind];
+      }
+    }
+  }
+  for (const OpKind kind : kMoves) {
+    EXPECT_GT(lost[kind], 50) << name_of(kind);
+    EXPECT_GT(seen[kind], 0) << name_of(kind) << ": none of " << lost[kind] << " seen";
+  }
+  // A spill has one dependency, the copy that fills its buffer, and nothing else that orders them.
+  EXPECT_EQ(seen[OpKind::spill_activation], lost[OpKind::spill_activation]);
+}
+
+TEST(BoundariesProperty, PlansAreFreeOfRacesAndFindTheRightContent) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 500; ++i) {
+    const auto [workload, placement] = next_off_device(cases);
+    const RunOf training{.workload = workload, .placement = placement};
+    const StepPlan step = build_training_step(workload, placement);
+    ASSERT_EQ(find_race(step, training), "") << "case " << i << '\n' << to_text(step);
+    ASSERT_EQ(find_wrong_content(step, training), "") << "case " << i << '\n' << to_text(step);
+    const RunOf rest{
+        .workload = workload, .placement = placement, .training = false, .pending = false};
+    const StepPlan evaluation = build_evaluation(workload, placement);
+    ASSERT_EQ(find_race(evaluation, rest), "") << "case " << i << '\n' << to_text(evaluation);
+    ASSERT_EQ(find_wrong_content(evaluation, rest), "") << "case " << i;
+  }
+}
+
+}  // namespace
+}  // namespace spillway::plan

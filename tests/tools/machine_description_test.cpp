@@ -1,0 +1,120 @@
+// Machines from JSON: what is refused, and the rate of FWD-BWD that a description amounts to.
+#include "tools/bench/machine_description.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/base/error.hpp"
+#include "tools/bench/model_shapes.hpp"
+#include "tools/bench/peak_flops.hpp"
+
+namespace spillway::bench {
+namespace {
+
+nlohmann::json round_machine() {
+  return {{"name", "a round machine"},
+          {"basis", "assumed"},
+          {"gpu", "none"},
+          {"matmul_tflops", 100},
+          {"attention_forward_tflops", 50},
+          {"attention_backward_tflops", 25},
+          {"device_memory_gbps", 1000},
+          {"h2d_gbps", 10},
+          {"d2h_gbps", 20},
+          {"link_both_gbps", 25},
+          {"host_memory_gbps", 200},
+          {"disk_read_gbps", 4},
+          {"disk_write_gbps", 2},
+          {"disk_both_gbps", 3},
+          {"op_overhead_us", 10},
+          {"device_memory", "80GB"},
+          {"host_memory", "100GB"},
+          {"disk_space", "1TB"}};
+}
+
+std::string refusal(const nlohmann::json& document) {
+  try {
+    (void)parse_machine(document.dump(), "test");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(MachineDescription, ReadsRatesInTheirUnits) {
+  const MachineDescription machine = parse_machine(round_machine().dump(), "test");
+  EXPECT_EQ(machine.matmul_flops, 100e12);
+  EXPECT_EQ(machine.lanes.h2d, 10e9);
+  EXPECT_EQ(machine.lanes.h2d_d2h_combined, 25e9);
+  EXPECT_EQ(machine.lanes.nvme_combined, 3e9);
+  EXPECT_DOUBLE_EQ(machine.lanes.op_overhead_seconds, 10e-6);
+  EXPECT_EQ(machine.capacity.device.value(), 80'000'000'000U);
+}
+
+TEST(MachineDescription, RefusesWhatItDoesNotKnowOrMisses) {
+  auto unknown = round_machine();
+  unknown["warp_gbps"] = 1;
+  EXPECT_NE(refusal(unknown).find("warp_gbps"), std::string::npos);
+  auto missing = round_machine();
+  missing.erase("h2d_gbps");
+  EXPECT_NE(refusal(missing).find("h2d_gbps"), std::string::npos);
+  auto negative = round_machine();
+  negative["d2h_gbps"] = -1;
+  EXPECT_NE(refusal(negative).find("-1"), std::string::npos);
+  auto vague = round_machine();
+  vague["basis"] = "hoped";
+  EXPECT_NE(refusal(vague).find("hoped"), std::string::npos);
+  EXPECT_FALSE(refusal(nlohmann::json::array()).empty());
+}
+
+TEST(MachineDescription, TheShippedOnesAreReadable) {
+  const MachineDescription h100 =
+      load_machine(std::filesystem::path(SPILLWAY_SOURCE_DIR) / "docs/machines/h100.json");
+  EXPECT_EQ(h100.basis, "assumed");
+  EXPECT_EQ(peak_flops(h100.gpu, DType::bf16), 989.4e12);
+}
+
+TEST(MachineDescription, TheRateIsThatOfItsPartsOneAfterTheOther) {
+  const MachineDescription machine = parse_machine(round_machine().dump(), "test");
+  model::ModelConfig config = model_named("llama-3-8b");
+  config.layers = 1;
+  config.vocab_size = 1024;
+  constexpr std::uint32_t kContext = 1024;
+  // One layer of `products` FLOPs beside attention, which a window of n tokens has 4 * n(n+1)/2 * d
+  // of in forward and 2.5 times that in backward.
+  const double attention = 4.0 * kContext * (kContext + 1) / 2 * 4096;
+  const double products = 1e12;
+  plan::Workload workload;
+  workload.blocks.push_back({.name = "layer",
+                             .parameters = ElementCount{1'000'000},
+                             .padded_parameters = ElementCount{1'003'520},
+                             .forward_flops = products + attention,
+                             .backward_flops = 2 * products + 2.5 * attention,
+                             .saved_bytes = Bytes{}});
+  workload.compute = DType::bf16;
+  workload.tokens = kContext;
+  // Forward 6 widths, 2 of q and k, 3 of the MLP; backward 12, 2 and 6; logits 3 fp32 and 3 bf16.
+  const double elements = 18.0 * 4096 + 4.0 * (4096 + 1024) + 9.0 * 14336;
+  const double passing = kContext * (2 * elements + 1024 * 18.0) + 8e6;
+  EXPECT_DOUBLE_EQ(passing_bytes(config, workload), passing);
+  const double seconds =
+      3 * products / 100e12 + attention / 50e12 + 2.5 * attention / 25e12 + passing / 1000e9;
+  const plan::MachineProfile profile = profile_for(machine, config, workload, kContext);
+  EXPECT_NEAR(profile.gpu_flops * seconds / (3 * products + 3.5 * attention), 1, 1e-12);
+  EXPECT_EQ(profile.update, 200e9);
+}
+
+TEST(PeakFlops, KnowsBoardsOfOneChipApart) {
+  EXPECT_EQ(peak_flops("NVIDIA H100 PCIe", DType::bf16), 756e12);
+  EXPECT_EQ(peak_flops("NVIDIA H100 80GB HBM3", DType::bf16), 989.4e12);
+  EXPECT_EQ(peak_flops("NVIDIA H200", DType::fp32), 494.7e12);
+  EXPECT_EQ(peak_flops("NVIDIA A100-SXM4-80GB", DType::fp16), 312e12);
+  EXPECT_EQ(peak_flops("NVIDIA L4", DType::bf16), 121e12);
+  EXPECT_EQ(peak_flops("NVIDIA L40S", DType::bf16), 362e12);
+  EXPECT_EQ(peak_flops("host", DType::bf16), std::nullopt);
+}
+
+}  // namespace
+}  // namespace spillway::bench

@@ -1,0 +1,52 @@
+// The table of model shapes against the parameter counts that their publishers state.
+#include "tools/bench/model_shapes.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "runtime/base/error.hpp"
+#include "runtime/model/parameter_layout.hpp"
+
+namespace spillway::bench {
+namespace {
+
+TEST(ModelShapes, HaveTheParametersOfThePublishedModels) {
+  // Elements of the published safetensors; "small" is counted by hand: 6 layers of 12 * 384^2 +
+  // 13 * 384, 512 embedding rows of 384 and the last norm.
+  const std::map<std::string_view, std::uint64_t> published = {
+      {"small", 6 * (12 * 384 * 384 + 13 * 384) + 512 * 384 + 2 * 384},
+      {"gpt2", 124'439'808},
+      {"gpt2-xl", 1'557'611'200},
+      {"llama-2-7b", 6'738'415'616},
+      {"llama-2-13b", 13'015'864'320},
+      {"llama-3-8b", 8'030'261'248},
+      {"llama-3-70b", 70'553'706'496},
+      {"mistral-7b", 7'241'732'096},
+      {"qwen2.5-7b", 7'615'616'512},
+      {"qwen2.5-14b", 14'770'033'664},
+      {"qwen2.5-32b", 32'763'876'352},
+      {"qwen3-8b", 8'190'735'360},
+      {"qwen3-14b", 14'768'307'200},
+      {"qwen3-32b", 32'762'123'264},
+  };
+  EXPECT_EQ(model_names().size(), published.size());
+  for (const std::string_view name : model_names()) {
+    ASSERT_TRUE(published.contains(name)) << name;
+    EXPECT_EQ(model::make_layout(model_named(name)).parameters().value(), published.at(name))
+        << name;
+  }
+}
+
+TEST(ModelShapes, AnUnknownNameIsAnsweredWithTheKnownOnes) {
+  try {
+    (void)model_from("llama-9-8b");
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("llama-9-8b"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("llama-3-8b"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace spillway::bench

@@ -1,0 +1,167 @@
+#include "tools/bench/machine_description.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
+
+namespace spillway::bench {
+namespace {
+
+using nlohmann::json;
+
+constexpr Bytes kLargestFile = 1_MiB;
+constexpr double kTera = 1e12;
+constexpr double kGiga = 1e9;
+
+/// The keys of one file; remembers which were asked for.
+class Keys {
+ public:
+  Keys(const json& document, std::string_view origin) : document_(document), origin_(origin) {}
+
+  [[nodiscard]] std::string text(const char* key) {
+    const json& value = at(key);
+    check(value.is_string() && !value.get<std::string>().empty(), ErrorCode::invalid_argument,
+          fmt::format("{}: \"{}\" is {}; it must be a text", origin_, key, value.dump()));
+    return value;
+  }
+
+  /// A positive number, in units of `unit`.
+  [[nodiscard]] double rate(const char* key, double unit) {
+    const json& value = at(key);
+    check(value.is_number() && value.get<double>() > 0, ErrorCode::invalid_argument,
+          fmt::format("{}: \"{}\" is {}; it must be a number above 0", origin_, key, value.dump()));
+    return value.get<double>() * unit;
+  }
+
+  [[nodiscard]] Bytes size(const char* key) { return parse_bytes(text(key)); }
+
+  void allow(const char* key) { known_.insert(key); }
+
+  void refuse_others() const {
+    for (const auto& [key, value] : document_.items()) {
+      check(known_.contains(key), ErrorCode::invalid_argument,
+            fmt::format("{}: unknown key \"{}\"", origin_, key));
+    }
+  }
+
+ private:
+  const json& at(const char* key) {
+    known_.insert(key);
+    check(document_.contains(key), ErrorCode::invalid_argument,
+          fmt::format("{}: no key \"{}\"", origin_, key));
+    return document_.at(key);
+  }
+
+  const json& document_;
+  std::string_view origin_;
+  std::set<std::string> known_;
+};
+
+json parse(std::string_view text, std::string_view origin) {
+  json document = json::parse(text, nullptr, false);
+  check(document.is_object(), ErrorCode::invalid_argument,
+        fmt::format("{} is not a JSON object", origin));
+  return document;
+}
+
+double query_width(const model::ModelConfig& config) {
+  return static_cast<double>(config.heads) * config.head_dim;
+}
+
+/// Forward FLOPs of causal attention of all layers, one micro-batch: two products over the pairs.
+double attention_flops(const model::ModelConfig& config, const plan::Workload& workload,
+                       std::uint32_t context) {
+  const double pairs = static_cast<double>(workload.tokens) * (context + 1.0) / 2;
+  return 4 * pairs * query_width(config) * config.layers;
+}
+
+double block_flops(const plan::Workload& workload, double plan::BlockShape::*part) {
+  double sum = 0;
+  for (const plan::BlockShape& block : workload.blocks) sum += block.*part;
+  return sum;
+}
+
+}  // namespace
+
+MachineDescription parse_machine(std::string_view text, std::string_view origin) {
+  const json document = parse(text, origin);
+  Keys keys(document, origin);
+  MachineDescription machine;
+  machine.name = keys.text("name");
+  machine.basis = keys.text("basis");
+  check(machine.basis == "assumed" || machine.basis == "measured", ErrorCode::invalid_argument,
+        fmt::format("{}: \"basis\" is \"{}\"; it must be \"assumed\" or \"measured\"", origin,
+                    machine.basis));
+  machine.gpu = keys.text("gpu");
+  machine.matmul_flops = keys.rate("matmul_tflops", kTera);
+  machine.attention_forward_flops = keys.rate("attention_forward_tflops", kTera);
+  machine.attention_backward_flops = keys.rate("attention_backward_tflops", kTera);
+  plan::MachineProfile& lanes = machine.lanes;
+  lanes.gpu_update = keys.rate("device_memory_gbps", kGiga);
+  lanes.h2d = keys.rate("h2d_gbps", kGiga);
+  lanes.d2h = keys.rate("d2h_gbps", kGiga);
+  lanes.h2d_d2h_combined = keys.rate("link_both_gbps", kGiga);
+  lanes.update = keys.rate("host_memory_gbps", kGiga);
+  lanes.nvme_read = keys.rate("disk_read_gbps", kGiga);
+  lanes.nvme_write = keys.rate("disk_write_gbps", kGiga);
+  lanes.nvme_combined = keys.rate("disk_both_gbps", kGiga);
+  lanes.op_overhead_seconds = keys.rate("op_overhead_us", 1e-6);
+  machine.capacity = {.device = keys.size("device_memory"),
+                      .host = keys.size("host_memory"),
+                      .nvme = keys.size("disk_space")};
+  keys.allow("sources");
+  keys.refuse_others();
+  return machine;
+}
+
+MachineDescription load_machine(const std::filesystem::path& file) {
+  return parse_machine(read_text_file(file, kLargestFile), file.string());
+}
+
+double passing_bytes(const model::ModelConfig& config, const plan::Workload& workload) {
+  const double width = config.width;
+  const double kv_width = static_cast<double>(config.kv_heads) * config.head_dim;
+  const double rotated = config.is_gpt2() ? 0 : query_width(config) + kv_width;
+  const double mlp = config.ffn_width;
+  const double gates = config.activation == model::Activation::silu ? 2 : 1;
+  // Elements read plus written, per token and layer, as runtime/model/layer.cpp calls its ops.
+  // Forward: two norms and two residuals (6 widths), a rotation in place, the activation.
+  const double forward = 6 * width + 2 * rotated + (gates + 1) * mlp;
+  // Backward: both norms again and their gradients (12 widths), a rotation, the activation's
+  // gradient with its result again.
+  const double backward = 12 * width + 2 * rotated + (2 * gates + 2) * mlp;
+  const double head_norms = config.qk_norm ? 8 * rotated : 0;
+  // Logits: fp32, written by their product, read for the sum and for the gradient; the gradient is
+  // written once and read by two products.
+  const double element = static_cast<double>(size_of(workload.compute));
+  const double logits = config.vocab_size * (3.0 * sizeof(float) + 3 * element);
+  const double per_token = element * config.layers * (forward + backward + head_norms) + logits;
+  double accumulators = 0;
+  for (const plan::BlockShape& block : workload.blocks) {
+    accumulators += 2.0 * sizeof(float) * static_cast<double>(block.parameters.value());
+  }
+  return per_token * static_cast<double>(workload.tokens) + accumulators;
+}
+
+plan::MachineProfile profile_for(const MachineDescription& machine,
+                                 const model::ModelConfig& config, const plan::Workload& workload,
+                                 std::uint32_t context) {
+  const double forward = block_flops(workload, &plan::BlockShape::forward_flops);
+  const double backward = block_flops(workload, &plan::BlockShape::backward_flops);
+  const double attention = attention_flops(config, workload, context);
+  const double attention_backward = 2.5 * attention;  // five products instead of two
+  const double products = forward + backward - attention - attention_backward;
+  const double seconds = products / machine.matmul_flops +
+                         attention / machine.attention_forward_flops +
+                         attention_backward / machine.attention_backward_flops +
+                         passing_bytes(config, workload) / machine.lanes.gpu_update;
+  plan::MachineProfile profile = machine.lanes;
+  profile.gpu_flops = (forward + backward) / seconds;
+  return profile;
+}
+
+}  // namespace spillway::bench

@@ -1,0 +1,49 @@
+// A machine that is not here, described by a small JSON file: docs/machines/*.json. `spillway plan
+// --machine FILE` plans for it instead of measuring this one.
+//
+// Keys, all required but `sources`: `name`; `basis` (assumed, measured); `gpu`, as the driver names
+// it; rates in 10^12 FLOP/s or 10^9 bytes/s; `op_overhead_us`; the three capacities as sizes. An
+// unknown key is refused.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "runtime/model/model_config.hpp"
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::bench {
+
+struct MachineDescription {
+  std::string name;
+  std::string basis;
+  std::string gpu;
+  double matmul_flops = 0;  ///< sustained, at the model's shapes and in 16 bits
+  double attention_forward_flops = 0;
+  double attention_backward_flops = 0;
+  /// All rates but `gpu_flops`, which depends on the model: see `profile_for`.
+  plan::MachineProfile lanes;
+  plan::Budgets capacity;
+};
+
+/// Throws `Error{invalid_argument}` naming the key, its value and what is allowed.
+[[nodiscard]] MachineDescription parse_machine(std::string_view text, std::string_view origin);
+[[nodiscard]] MachineDescription load_machine(const std::filesystem::path& file);
+
+/// Bytes that FWD-BWD of one micro-batch, activations kept, passes through device memory outside
+/// the matrix products and attention: norms, rotations, the MLP's activation, residuals, logits,
+/// and the fp32 accumulators that each weight gradient is added to.
+[[nodiscard]] double passing_bytes(const model::ModelConfig& config,
+                                   const plan::Workload& workload);
+
+/// The profile that a plan of this model meets on the machine. `gpu_flops` is the rate at which
+/// products, attention and passing over memory, one after the other, do the workload's FLOPs.
+/// `context`: tokens of a window.
+[[nodiscard]] plan::MachineProfile profile_for(const MachineDescription& machine,
+                                               const model::ModelConfig& config,
+                                               const plan::Workload& workload,
+                                               std::uint32_t context);
+
+}  // namespace spillway::bench

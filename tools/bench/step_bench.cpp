@@ -1,0 +1,141 @@
+#include "tools/bench/step_bench.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "runtime/base/error.hpp"
+#include "tools/bench/synthetic_training.hpp"
+
+namespace spillway::bench {
+namespace {
+
+using plan::Lane;
+using plan::Tier;
+
+/// Bytes that one run of the plan moves on the copy and disk lanes; reads that the step before has
+/// made are not made again.
+std::array<Bytes, plan::kLaneCount> bytes_by_lane(const plan::StepPlan& plan) {
+  std::array<Bytes, plan::kLaneCount> sums{};
+  for (const plan::Op& op : plan.ops) {
+    const bool moves = op.lane != Lane::gpu && op.lane != Lane::cpu;
+    if (moves && !op.held) sums.at(static_cast<std::size_t>(op.lane)) += op.bytes;
+  }
+  return sums;
+}
+
+/// Disk space that the files of the directories really take.
+Bytes space_of(const std::vector<std::filesystem::path>& directories) {
+  Bytes sum;
+  for (const auto& directory : directories) {
+    if (!std::filesystem::exists(directory)) continue;
+    for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+      if (entry.is_regular_file()) sum += Bytes{entry.file_size()};
+    }
+  }
+  return sum;
+}
+
+/// Keeps what the result needs of the run.
+class Recorder final : public engine::TrainObserver {
+ public:
+  Recorder(const StepBenchRequest& request, std::vector<std::filesystem::path> state)
+      : request_(request), state_(std::move(state)) {}
+
+  void planned(const engine::TrainPlan& plan) override {
+    result_.workload = plan.workload;
+    result_.placement = plan.placement;
+    result_.prediction = plan.prediction;
+    result_.profile = plan.profile;
+    const plan::Budgets& budgets = plan.budgets;
+    const std::array<Bytes, 3> limits{budgets.device, budgets.host, budgets.nvme};
+    for (std::size_t tier = 0; tier < limits.size(); ++tier) {
+      TierUse& use = result_.tiers.at(tier);
+      use.tier = static_cast<Tier>(tier);
+      use.budget = limits.at(tier);
+      use.planned = plan::total(plan.memory, use.tier);
+    }
+  }
+
+  void stepped(const engine::StepResult& step, const engine::Exposed& exposed,
+               const engine::Trainer& trainer) override {
+    if (step.step == 1) result_.first_loss = step.loss;
+    if (step.step <= request_.warmup) return;
+    result_.seconds.push_back(step.seconds);
+    result_.exposed.push_back(exposed);
+    result_.last_loss = step.loss;
+    const offload::DeviceBackend& backend = trainer.backend();
+    result_.device = backend.name();
+    result_.tiers[0].high_water = backend.usage(offload::MemoryKind::device).high_water;
+    result_.tiers[1].high_water = backend.usage(offload::MemoryKind::pinned).high_water;
+    result_.tiers[2].high_water = space_of(state_);
+    result_.moved = bytes_by_lane(trainer.step_plan());
+  }
+
+  void evaluated(std::uint64_t /*step*/, const engine::Evaluation& /*evaluation*/) override {}
+  void saved(std::uint64_t /*step*/, const std::filesystem::path& /*checkpoint*/) override {}
+  void noted(const std::string& text) override { request_.note(text); }
+
+  [[nodiscard]] StepBenchResult take() { return std::move(result_); }
+
+ private:
+  const StepBenchRequest& request_;
+  std::vector<std::filesystem::path> state_;
+  StepBenchResult result_;
+};
+
+}  // namespace
+
+double median_of(std::vector<double> values) {
+  check(!values.empty(), ErrorCode::invalid_argument, "no step was measured: give --steps above 0");
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double StepBenchResult::median_seconds() const { return median_of(seconds); }
+
+engine::Exposed StepBenchResult::median_exposed() const {
+  engine::Exposed medians{};
+  for (std::size_t lane = 0; lane < medians.size(); ++lane) {
+    std::vector<double> values;
+    for (const engine::Exposed& step : exposed) values.push_back(step.at(lane));
+    medians.at(lane) = median_of(values);
+  }
+  return medians;
+}
+
+StepBenchResult bench_step(const StepBenchRequest& request) {
+  const ScratchDirectory scratch(request.scratch);
+  engine::TrainRequest train;
+  train.model = request.config;
+  train.options = request.options;
+  engine::resolve(train.options, request.config);
+  train.options.commits = false;
+  // Swap files lie in directories of their own, so that they disappear too.
+  std::vector<std::unique_ptr<ScratchDirectory>> state;
+  for (std::filesystem::path& directory : train.options.nvme) {
+    state.push_back(std::make_unique<ScratchDirectory>(directory));
+    directory = state.back()->path();
+  }
+  const std::uint64_t measured = train.options.steps;
+  train.options.steps += request.warmup;
+  train.data = scratch.path() / "data";
+  train.run = scratch.path() / "run";
+  train.profile = request.profile;
+  const NoiseParameters parameters(request.config);
+  train.initial = &parameters;
+
+  const engine::TrainOptions& o = train.options;
+  const std::uint64_t windows = o.steps * o.micro_batch * o.gradient_accumulation_steps;
+  write_random_tokens(train.data, request.config.vocab_size, windows * o.context + 1, o.seed);
+  Recorder recorder(request, engine::state_directories(o, train.run));
+  const std::atomic<int> never{0};
+  (void)engine::train(train, recorder, never);
+  StepBenchResult result = recorder.take();
+  result.options = train.options;
+  result.options.steps = measured;
+  return result;
+}
+
+}  // namespace spillway::bench

@@ -1,0 +1,75 @@
+// `spillway bench step`: the training step itself, on tokens and parameters that mean nothing, with
+// the loop, the planner and the engine that `spillway train` runs. Control thread only.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/train_loop.hpp"
+
+namespace spillway::bench {
+
+struct StepBenchRequest {
+  model::ModelConfig config;
+  /// `commits` is ignored: nothing is committed. `steps`: measured, after the warm-up.
+  engine::TrainOptions options;
+  std::uint64_t warmup = 1;
+  /// Where the temporary run directory is made; state on disk goes there too unless `options.nvme`
+  /// says otherwise. What is made in those directories is removed as well.
+  std::filesystem::path scratch;
+  std::filesystem::path profile;  ///< the machine profile; empty: none is kept
+  std::function<void(const std::string&)> note;
+};
+
+struct TierUse {
+  plan::Tier tier{};
+  Bytes high_water;
+  Bytes planned;
+  Bytes budget;
+};
+
+struct StepBenchResult {
+  engine::TrainOptions options;  ///< resolved
+  plan::Workload workload;
+  plan::Placement placement;
+  plan::Prediction prediction;
+  plan::MachineProfile profile;
+  std::vector<double> seconds;           ///< of each measured step
+  std::vector<engine::Exposed> exposed;  ///< of each measured step, by lane
+  double first_loss = 0;                 ///< of the first step, warm-up included
+  double last_loss = 0;
+  std::array<TierUse, 3> tiers{};               ///< by plan::Tier
+  std::array<Bytes, plan::kLaneCount> moved{};  ///< in one step, by copy and disk lane
+  std::string device;                           ///< as the backend names it
+
+  [[nodiscard]] std::uint64_t tokens_per_step() const {
+    return workload.tokens * workload.micro_batches * workload.rounds;
+  }
+  [[nodiscard]] double median_seconds() const;
+  [[nodiscard]] engine::Exposed median_exposed() const;
+  [[nodiscard]] double tokens_per_second() const {
+    return static_cast<double>(tokens_per_step()) / median_seconds();
+  }
+};
+
+/// The middle value; the upper of two. Throws `Error{invalid_argument}` if there is none.
+[[nodiscard]] double median_of(std::vector<double> values);
+
+/// Throws as `engine::train`.
+[[nodiscard]] StepBenchResult bench_step(const StepBenchRequest& request);
+
+/// FLOP/s of the device's own matrix product at a size that suits it, in the compute dtype: what
+/// the step is compared with where no data sheet says more.
+[[nodiscard]] double product_flops(const StepBenchRequest& request);
+
+/// Seconds of FWD-BWD of one micro-batch with the whole model resident, activations kept as far as
+/// they fit, no optimizer and nothing else on any lane; the median over the request's steps. Throws
+/// `Error{does_not_fit}` if the device cannot hold that much.
+[[nodiscard]] double resident_seconds(const StepBenchRequest& request);
+
+}  // namespace spillway::bench

@@ -1,0 +1,106 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/compute_device.hpp"
+#include "tools/bench/gpu_bench.hpp"
+#include "tools/cli/commands.hpp"
+#include "tools/cli/device_flag.hpp"
+
+namespace spillway::cli {
+namespace {
+
+using bench::CopyRates;
+using bench::GpuMeasurement;
+using bench::ProductRate;
+using nlohmann::ordered_json;
+
+struct BenchGpuFlags {
+  std::optional<engine::DeviceKind> device;
+  std::string compute;
+  std::uint32_t sequence = 0;
+  std::string copy;
+  double seconds = 0;
+  std::uint32_t compute_threads = 0;
+};
+
+bench::GpuCase case_of(const BenchGpuFlags& flags) {
+  bench::GpuCase shapes = bench::default_case(flags.device.value_or(engine::usable_device()));
+  if (!flags.compute.empty()) shapes.compute = parse_dtype(flags.compute);
+  if (flags.sequence > 0) shapes.sequence = flags.sequence;
+  if (!flags.copy.empty()) shapes.copy = parse_bytes(flags.copy);
+  if (flags.seconds > 0) shapes.seconds = flags.seconds;
+  shapes.compute_threads = flags.compute_threads;
+  return shapes;
+}
+
+ordered_json to_json(const CopyRates& rates) {
+  return {{"h2d_gb_per_s", rates.h2d}, {"d2h_gb_per_s", rates.d2h}, {"both_gb_per_s", rates.both}};
+}
+
+ordered_json to_json(const std::vector<ProductRate>& rates) {
+  ordered_json list = ordered_json::array();
+  for (const ProductRate& rate : rates) {
+    list.push_back({{"name", rate.name},
+                    {"rows", rate.rows},
+                    {"columns", rate.columns},
+                    {"inner", rate.inner},
+                    {"seconds", rate.seconds},
+                    {"tflops", rate.tflops()}});
+  }
+  return list;
+}
+
+void print(const GpuMeasurement& m) {
+  fmt::print("{}\n", m.device);
+  for (const auto* list : {&m.products, &m.attention}) {
+    for (const ProductRate& rate : *list) {
+      fmt::print("  {:<28} {:>6} x {:>6} x {:>6}  {:>9.3f} ms  {:>8.2f} TFLOP/s\n", rate.name,
+                 rate.rows, rate.columns, rate.inner, rate.seconds * 1e3, rate.tflops());
+    }
+  }
+  fmt::print("  one layer, forward and backward: {:.2f} TFLOP/s\n", m.layer_tflops);
+  for (const auto& [name, rates] : {std::pair{"pinned", m.pinned}, {"pageable", m.pageable}}) {
+    fmt::print("  {:<8} copies: up {:.1f} GB/s, down {:.1f} GB/s, both at once {:.1f} GB/s\n", name,
+               rates.h2d, rates.d2h, rates.both);
+  }
+}
+
+ordered_json run(const BenchGpuFlags& flags, bool json) {
+  const bench::GpuCase shapes = case_of(flags);
+  const GpuMeasurement m = bench::measure_gpu(shapes);
+  if (!json) print(m);
+  return {{"device", m.device},
+          {"compute", name_of(shapes.compute)},
+          {"sequence", shapes.sequence},
+          {"layer_tflops", m.layer_tflops},
+          {"products", to_json(m.products)},
+          {"attention", to_json(m.attention)},
+          {"copy_bytes", shapes.copy.value()},
+          {"pinned", to_json(m.pinned)},
+          {"pageable", to_json(m.pageable)}};
+}
+
+}  // namespace
+
+void add_bench_gpu(CLI::App& bench, Session& session) {
+  auto flags = std::make_shared<BenchGpuFlags>();
+  CLI::App* command =
+      add_command(bench, session, "gpu",
+                  "Products and attention at a layer's shapes, and copies to and from the device",
+                  [flags, &session] { return run(*flags, session.json); });
+  add_device_flag(*command, flags->device);
+  command->add_option("--compute", flags->compute,
+                      "fp32, bf16 or fp16; default: bf16 on a GPU, fp32 on the host");
+  command->add_option("--sequence", flags->sequence,
+                      "Tokens of the window; default: 8192 on a GPU, 512 on the host");
+  command->add_option("--copy", flags->copy,
+                      "Bytes of a copy; default: 1GiB on a GPU, 64MiB on the host");
+  command->add_option("--seconds", flags->seconds,
+                      "Spent on each thing; default: 0.3 on a GPU, 0.1 on the host");
+  command->add_option("--compute-threads", flags->compute_threads,
+                      "Of the host backend; default: physical cores");
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,260 @@
+// `spillway bench step`: the flags and the table around tools/bench/step_bench.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/topology.hpp"
+#include "runtime/plan/theory.hpp"
+#include "tools/bench/model_shapes.hpp"
+#include "tools/bench/peak_flops.hpp"
+#include "tools/bench/step_bench.hpp"
+#include "tools/cli/commands.hpp"
+#include "tools/cli/train_flags.hpp"
+
+namespace spillway::cli {
+namespace {
+
+using bench::StepBenchResult;
+using nlohmann::ordered_json;
+
+struct BenchStepFlags {
+  TrainFlags train;
+  std::string compute = "bf16";
+  std::string format;
+  std::uint32_t context = 0;
+  std::uint32_t micro_batch = 0;
+  std::uint64_t tokens_per_step = 0;
+  std::uint32_t rounds = 1;
+  double clip = 1.0;
+  std::uint64_t warmup = 1;
+  bool limit = false;
+  std::filesystem::path scratch = std::filesystem::temp_directory_path();
+};
+
+/// What the step is measured against: a data sheet's figure, or the device's own matrix product.
+struct Peak {
+  double flops = 0;
+  std::string_view basis;
+};
+
+constexpr std::uint32_t kDefaultContext = 256;
+constexpr std::uint32_t kDefaultMicroBatch = 8;
+constexpr std::uint64_t kDefaultTokens = 4096;
+constexpr std::uint64_t kDefaultSteps = 4;
+
+engine::TrainOptions options_of(const BenchStepFlags& flags) {
+  engine::TrainOptions options = flags.train.options();
+  const bool small = flags.train.model == "small";
+  options.compute = parse_dtype(flags.compute);
+  const bool narrow = options.compute == DType::bf16;
+  options.state_format = flags.format.empty() ? (narrow ? StateFormat::split : StateFormat::fp32)
+                                              : parse_state_format(flags.format);
+  options.context = flags.context > 0 ? flags.context : (small ? kDefaultContext : 0);
+  if (options.context == 0) {
+    options.context = std::min(4096U, bench::model_from(flags.train.model).max_context);
+  }
+  options.micro_batch =
+      flags.micro_batch > 0 ? flags.micro_batch : (small ? kDefaultMicroBatch : 1);
+  const std::uint64_t tokens = flags.tokens_per_step > 0 ? flags.tokens_per_step : kDefaultTokens;
+  const double micro_batches =
+      static_cast<double>(tokens) / (static_cast<double>(options.micro_batch) * options.context);
+  // The nearest whole number of micro-batches that the rounds divide.
+  const double per_round = std::max(1.0, std::round(micro_batches / flags.rounds));
+  options.rounds = flags.rounds;
+  options.gradient_accumulation_steps = static_cast<std::uint32_t>(per_round) * flags.rounds;
+  options.gradient_clipping = flags.clip;
+  if (options.steps == 0) options.steps = kDefaultSteps;
+  return options;
+}
+
+Peak peak_of(const bench::StepBenchRequest& request, const StepBenchResult& result) {
+  if (const auto known = bench::peak_flops(result.device, result.options.compute)) {
+    return {*known, "data sheet"};
+  }
+  if (result.device == "host") return {bench::product_flops(request), "measured matrix product"};
+  return {};
+}
+
+ordered_json by_lane(const auto& values, const auto& convert) {
+  ordered_json document = ordered_json::object();
+  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+    document[std::string(plan::name_of(static_cast<plan::Lane>(lane)))] = convert(values[lane]);
+  }
+  return document;
+}
+
+ordered_json placement_json(const StepBenchResult& result) {
+  const auto count = [&](const auto& predicate) {
+    return std::ranges::count_if(result.placement.blocks, predicate);
+  };
+  const auto lives = [&](plan::Tier tier) {
+    return count([tier](const plan::BlockPlacement& b) { return b.state == tier; });
+  };
+  return {{"blocks", result.placement.blocks.size()},
+          {"resident", count([](const plan::BlockPlacement& b) { return b.resident; })},
+          {"keep_activations", count([](const plan::BlockPlacement& b) { return b.keep; })},
+          {"state_device", lives(plan::Tier::device)},
+          {"state_host", lives(plan::Tier::host)},
+          {"state_nvme", lives(plan::Tier::nvme)}};
+}
+
+std::uint64_t parameters_of(const plan::Workload& workload) {
+  std::uint64_t sum = 0;
+  for (const plan::BlockShape& block : workload.blocks) sum += block.parameters.value();
+  return sum;
+}
+
+ordered_json describe(const BenchStepFlags& flags, const model::ModelConfig& config,
+                      const StepBenchResult& result) {
+  const engine::TrainOptions& o = result.options;
+  return {{"bench", "step"},
+          {"model", flags.train.model.string()},
+          {"parameters", parameters_of(result.workload)},
+          {"layers", config.layers},
+          {"device", result.device},
+          {"cpu", read_topology().cpu_model},
+          {"compute", name_of(o.compute)},
+          {"state_format", name_of(o.state_format)},
+          {"context", o.context},
+          {"micro_batch", o.micro_batch},
+          {"micro_batches_per_round", result.workload.micro_batches},
+          {"rounds", o.rounds},
+          {"tokens_per_step", result.tokens_per_step()},
+          {"clip", o.gradient_clipping},
+          {"threads", o.threads},
+          {"compute_threads", o.compute_threads},
+          {"warmup", flags.warmup}};
+}
+
+void add_speed(ordered_json& document, const model::ModelConfig& config,
+               const StepBenchResult& result, const Peak& peak) {
+  const double rate = result.tokens_per_second();
+  const double flops =
+      plan::flops_per_token(engine::decoder_shape(config, result.options.context)).model();
+  const double predicted = result.prediction.step_seconds;
+  document["tokens_per_second"] = rate;
+  document["step_seconds"] = {{"median", result.median_seconds()}, {"each", result.seconds}};
+  document["predicted_step_seconds"] = predicted;
+  document["measured_over_predicted"] = result.median_seconds() / predicted;
+  document["model_flops_per_token"] = flops;
+  document["model_tflops"] = rate * flops * 1e-12;
+  document["mfu"] = peak.flops > 0 ? ordered_json(rate * flops / peak.flops) : nullptr;
+  document["peak_tflops"] = peak.flops > 0 ? ordered_json(peak.flops * 1e-12) : nullptr;
+  document["peak_basis"] = peak.basis;
+}
+
+void add_resources(ordered_json& document, const StepBenchResult& result) {
+  document["exposed_seconds"] = by_lane(result.median_exposed(), [](double s) { return s; });
+  document["bytes_moved"] = by_lane(result.moved, [](Bytes b) { return b.value(); });
+  for (const bench::TierUse& use : result.tiers) {
+    document["memory"][std::string(plan::name_of(use.tier))] = {
+        {"high_water", use.high_water.value()},
+        {"planned", use.planned.value()},
+        {"budget", use.budget.value()}};
+  }
+  document["placement"] = placement_json(result);
+  document["loss"] = {{"first", result.first_loss}, {"last", result.last_loss}};
+}
+
+void print(const ordered_json& d) {
+  const auto text = [&](const char* key) { return d[key].get<std::string>(); };
+  fmt::print("model      {}: {:.2f} M parameters, {} compute, state format {}, on {}\n",
+             text("model"), d["parameters"].get<double>() * 1e-6, text("compute"),
+             text("state_format"), text("device"));
+  fmt::print("step       {} tokens: {} round(s) of {} micro-batch(es) of {} x {}\n",
+             d["tokens_per_step"].get<std::uint64_t>(), d["rounds"].get<std::uint32_t>(),
+             d["micro_batches_per_round"].get<std::uint32_t>(),
+             d["micro_batch"].get<std::uint32_t>(), d["context"].get<std::uint32_t>());
+  fmt::print(
+      "speed      {:.0f} tokens/s, {:.4f} s a step (predicted {:.4f}), {:.3f} model TFLOP/s\n",
+      d["tokens_per_second"].get<double>(), d["step_seconds"]["median"].get<double>(),
+      d["predicted_step_seconds"].get<double>(), d["model_tflops"].get<double>());
+  if (!d["mfu"].is_null()) {
+    fmt::print("mfu        {:.3f} of {:.3f} TFLOP/s ({})\n", d["mfu"].get<double>(),
+               d["peak_tflops"].get<double>(), text("peak_basis"));
+  }
+  if (d.contains("resident")) {
+    fmt::print("limit      {:.3f} of {:.0f} tokens/s with the model resident and no optimizer\n",
+               d["fraction_of_limit"].get<double>(),
+               d["resident"]["tokens_per_second"].get<double>());
+  }
+  for (const auto& [tier, use] : d["memory"].items()) {
+    fmt::print("{:<10} {} used, {} planned, of {}\n", tier,
+               format_bytes(Bytes{use["high_water"].get<std::uint64_t>()}),
+               format_bytes(Bytes{use["planned"].get<std::uint64_t>()}),
+               format_bytes(Bytes{use["budget"].get<std::uint64_t>()}));
+  }
+  fmt::print("lanes      {:<12} {:>10} {:>12}\n", "", "exposed s", "moved");
+  for (const auto& [lane, seconds] : d["exposed_seconds"].items()) {
+    const Bytes moved{d["bytes_moved"][lane].get<std::uint64_t>()};
+    if (lane == "gpu" || (seconds.get<double>() <= 0 && moved == Bytes{})) continue;
+    fmt::print("           {:<12} {:>10.4f} {:>12}\n", lane, seconds.get<double>(),
+               format_bytes(moved));
+  }
+  fmt::print("loss       {:.4f} at first, {:.4f} at last\n", d["loss"]["first"].get<double>(),
+             d["loss"]["last"].get<double>());
+}
+
+ordered_json run(const BenchStepFlags& flags, bool json) {
+  const bench::StepBenchRequest request{
+      .config = *flags.train.model_config(),
+      .options = options_of(flags),
+      .warmup = flags.warmup,
+      .scratch = flags.scratch,
+      .profile = flags.train.profile,
+      .note = [](const std::string& text) { fmt::print(stderr, "note: {}\n", text); }};
+  const StepBenchResult result = bench::bench_step(request);
+  const Peak peak = peak_of(request, result);
+  ordered_json document = describe(flags, request.config, result);
+  add_speed(document, request.config, result, peak);
+  add_resources(document, result);
+  document["fraction_of_limit"] = document["mfu"];
+  if (flags.limit) {
+    const double seconds = bench::resident_seconds(request);
+    const double rate = static_cast<double>(result.workload.tokens) / seconds;
+    document["resident"] = {{"micro_batch_seconds", seconds}, {"tokens_per_second", rate}};
+    document["fraction_of_limit"] = result.tokens_per_second() / rate;
+  }
+  if (!json) print(document);
+  return document;
+}
+
+}  // namespace
+
+void add_bench_step(CLI::App& bench, Session& session) {
+  auto flags = std::make_shared<BenchStepFlags>();
+  flags->train.model = "small";
+  CLI::App* command =
+      add_command(bench, session, "step",
+                  "Speed of training steps on random tokens and weights; leaves nothing behind",
+                  [flags, &session] { return run(*flags, session.json); });
+  flags->train.add_model_to(*command)->capture_default_str();
+  flags->train.add_machine_to(*command);
+  command->add_option("--context", flags->context,
+                      "Tokens a window; default: 256 for `small`, else at most 4096");
+  command->add_option("--micro-batch", flags->micro_batch,
+                      "Windows a micro-batch; default: 8 for `small`, else 1");
+  command->add_option("--tokens-per-step", flags->tokens_per_step,
+                      "Rounded to whole micro-batches; default: 4096");
+  command->add_option("--rounds", flags->rounds, "Passes a step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--compute", flags->compute, "fp32, bf16 or fp16")->capture_default_str();
+  command->add_option("--state-format", flags->format,
+                      "fp32, split, bf16 or int8; default: split with bf16, else fp32");
+  command->add_option("--clip", flags->clip, "Largest norm of the gradient; 0: any")
+      ->capture_default_str();
+  command->add_option("--steps", flags->train.steps, "Steps measured; default: 4");
+  command->add_option("--warmup", flags->warmup, "Steps before them")->capture_default_str();
+  command->add_option("--seed", flags->train.seed, "Seed of the tokens");
+  command->add_flag("--limit", flags->limit,
+                    "Also FWD-BWD alone with the whole model resident: fraction_of_limit");
+  command->add_option("--scratch", flags->scratch, "Where the temporary run directory is made")
+      ->check(CLI::ExistingDirectory)
+      ->capture_default_str();
+}
+
+}  // namespace spillway::cli
