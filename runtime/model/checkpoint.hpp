@@ -97,7 +97,7 @@ class CheckpointWriter {
   };
 
   void plan_shards();
-  void next_tensor();
+  void next_tensor(const ParameterTensor& done);
   void append_to_tensor(std::span<const std::byte> elements, DType source);
   void write_index() const;
 

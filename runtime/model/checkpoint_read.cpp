@@ -90,7 +90,7 @@ class CheckpointReader::Matcher {
     for (std::size_t block = 0; block < layout.blocks.size(); ++block) {
       const auto& tensors = layout.blocks[block].tensors;
       for (std::size_t i = 0; i < tensors.size(); ++i) {
-        places_.emplace(tensors[i].name, TensorPlace{.block = block, .tensor = i});
+        places_[tensors[i].name].push_back({.block = block, .tensor = i});
       }
       sources_.emplace_back(tensors.size());
     }
@@ -121,9 +121,9 @@ class CheckpointReader::Matcher {
     std::vector<std::string_view> missing;
     for (std::size_t block = 0; block < sources_.size(); ++block) {
       for (std::size_t i = 0; i < sources_[block].size(); ++i) {
-        if (sources_[block][i].file == nullptr) {
-          missing.push_back(layout_.blocks[block].tensors[i].name);
-        }
+        const ParameterTensor& tensor = layout_.blocks[block].tensors[i];
+        const bool begins = tensor.skipped == ElementCount{};
+        if (sources_[block][i].file == nullptr && begins) missing.push_back(tensor.name);
       }
     }
     const std::size_t named = std::min<std::size_t>(missing.size(), 3);
@@ -142,14 +142,16 @@ class CheckpointReader::Matcher {
     std::size_t tensor = 0;
   };
 
-  void assign(const std::string& name, const TensorPlace& place, const Source& source) {
-    const ParameterTensor& wanted = layout_.blocks[place.block].tensors[place.tensor];
-    Source& slot = sources_[place.block][place.tensor];
-    check(slot.file == nullptr, ErrorCode::corrupt_data,
-          fmt::format("{}: tensor {} is stored twice, the other time in {}", source.file->path(),
-                      brief_name(name), slot.file == nullptr ? "" : slot.file->path()));
-    check_tensor(name, wanted, source);
-    slot = source;
+  void assign(const std::string& name, const std::vector<TensorPlace>& parts,
+              const Source& source) {
+    for (const TensorPlace& place : parts) {
+      Source& slot = sources_[place.block][place.tensor];
+      check(slot.file == nullptr, ErrorCode::corrupt_data,
+            fmt::format("{}: tensor {} is stored twice, the other time in {}", source.file->path(),
+                        brief_name(name), slot.file == nullptr ? "" : slot.file->path()));
+      check_tensor(name, layout_.blocks[place.block].tensors[place.tensor], source);
+      slot = source;
+    }
   }
 
   static void check_tensor(const std::string& name, const ParameterTensor& wanted,
@@ -165,7 +167,8 @@ class CheckpointReader::Matcher {
 
   const ModelConfig& config_;
   const ModelLayout& layout_;
-  std::map<std::string, TensorPlace, std::less<>> places_;
+  /// All parts of a tensor, which may go on from block to block.
+  std::map<std::string, std::vector<TensorPlace>, std::less<>> places_;
   std::vector<std::vector<Source>> sources_;
   Source tied_head_;
 };
@@ -253,7 +256,7 @@ void CheckpointReader::read(BlockIndex block, ElementCount first, std::span<floa
         target.first(std::min<std::uint64_t>(target.size(), tensor->count.value() - skip));
     const Source& source =
         sources_[block.value()][static_cast<std::size_t>(tensor - layout.tensors.begin())];
-    source.file->read(*source.tensor, ElementCount{skip}, part);
+    source.file->read(*source.tensor, tensor->skipped + ElementCount{skip}, part);
     target = target.subspan(part.size());
     first += ElementCount{part.size()};
   }
@@ -261,7 +264,8 @@ void CheckpointReader::read(BlockIndex block, ElementCount first, std::span<floa
 }
 
 DType CheckpointReader::dtype() const {
-  return sources_[0][0].tensor->dtype().value_or(DType::fp32);
+  const std::size_t embedding = layout_->operator_tile > 0 ? 1 : 0;
+  return sources_[embedding][0].tensor->dtype().value_or(DType::fp32);
 }
 
 }  // namespace spillway::model

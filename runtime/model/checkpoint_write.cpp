@@ -60,7 +60,8 @@ CheckpointWriter::~CheckpointWriter() = default;
 void CheckpointWriter::plan_shards() {
   for (const BlockLayout& block : layout_->blocks) {
     for (const ParameterTensor& tensor : block.tensors) {
-      const Bytes size{tensor.count.value() * size_of(options_.dtype)};
+      if (tensor.skipped > ElementCount{}) continue;  // has its place already
+      const Bytes size{tensor.elements().value() * size_of(options_.dtype)};
       if (shards_.empty() || shards_.back().size + size > options_.max_shard) {
         shards_.emplace_back();
       }
@@ -100,7 +101,7 @@ void CheckpointWriter::append(BlockIndex block, std::span<const std::byte> eleme
     append_to_tensor(part, source);
     elements = elements.subspan(part.size());
     position_ += part.size() / width;
-    if (part.size() == left * width) next_tensor();
+    if (part.size() == left * width) next_tensor(tensor);
   }
   position_ += elements.size() / width;  // padding
 }
@@ -134,8 +135,9 @@ void CheckpointWriter::append_to_tensor(std::span<const std::byte> elements, DTy
   }
 }
 
-void CheckpointWriter::next_tensor() {
+void CheckpointWriter::next_tensor(const ParameterTensor& done) {
   ++tensor_;
+  if (done.skipped + done.count < done.elements()) return;  // it goes on in the next block
   if (++tensor_in_shard_ < shards_[shard_].tensors.size()) return;
   writer_->finish();
   writer_.reset();

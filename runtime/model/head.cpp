@@ -3,17 +3,12 @@
 #include <algorithm>
 
 namespace spillway::model {
-namespace {
 
-/// Tokens in a chunk: a function of the shape alone, for it is part of the mathematics. Logits of a
-/// chunk stay near 32 MiB, which a matrix product fills well for any vocabulary in use.
 std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary) {
   constexpr std::uint64_t kChunkBytes = 32ULL << 20;
   const std::uint64_t fitting = kChunkBytes / (vocabulary * sizeof(float)) / 64 * 64;
   return std::min(tokens, std::max<std::uint64_t>(64, fitting));
 }
-
-}  // namespace
 
 Head::Head(const ModelConfig& config, BatchShape batch, const BlockLayout& block, Ops& ops)
     : config_(config), batch_(batch), ops_(&ops) {

@@ -98,32 +98,26 @@ RandomInitializer::RandomInitializer(const ModelConfig& config, const ModelLayou
     : layout_(&layout),
       seed_(seed),
       normal_std_(config.init_std),
-      scaled_std_(config.init_std / std::sqrt(2.0 * config.layers)) {
-  std::uint64_t tensors = 0;
-  for (const BlockLayout& block : layout.blocks) {
-    tensors_before_.push_back(tensors);
-    tensors += block.tensors.size();
-  }
-}
+      scaled_std_(config.init_std / std::sqrt(2.0 * config.layers)) {}
 
 void RandomInitializer::read(BlockIndex block, ElementCount first, std::span<float> target) const {
   const BlockLayout& layout = layout_->blocks.at(block.value());
   std::uint64_t position = first.value();
   SPILLWAY_ASSERT(position + target.size() <= layout.padded_parameters.value());
-  for (std::size_t i = 0; i < layout.tensors.size() && !target.empty(); ++i) {
-    const ParameterTensor& tensor = layout.tensors[i];
+  for (const ParameterTensor& tensor : layout.tensors) {
+    if (target.empty()) break;
     const std::uint64_t end = (tensor.first + tensor.count).value();
     if (position >= end) continue;
     const auto part = target.first(std::min<std::uint64_t>(target.size(), end - position));
-    fill(tensor, tensors_before_[block.value()] + i, position - tensor.first.value(), part);
+    fill(tensor, (ElementCount{position} - tensor.first + tensor.skipped).value(), part);
     target = target.subspan(part.size());
     position += part.size();
   }
   std::ranges::fill(target, 0.0F);  // padding
 }
 
-void RandomInitializer::fill(const ParameterTensor& tensor, std::uint64_t tensor_index,
-                             std::uint64_t first, std::span<float> target) const {
+void RandomInitializer::fill(const ParameterTensor& tensor, std::uint64_t first,
+                             std::span<float> target) const {
   if (tensor.initial == Initial::zeros || tensor.initial == Initial::ones) {
     std::ranges::fill(target, tensor.initial == Initial::ones ? 1.0F : 0.0F);
     return;
@@ -135,7 +129,7 @@ void RandomInitializer::fill(const ParameterTensor& tensor, std::uint64_t tensor
     const std::uint64_t element = first + i;
     if (i == 0 || element % 2 == 0) {
       pair = portable_normal_pair(
-          random_block(seed_, {.stream = kStream + tensor_index, .index = element / 2}));
+          random_block(seed_, {.stream = kStream + tensor.number, .index = element / 2}));
     }
     target[i] = static_cast<float>(std * pair[element % 2]);
   }

@@ -2,9 +2,9 @@
 // machine.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "runtime/base/random.hpp"
 #include "runtime/model/model_config.hpp"
@@ -27,14 +27,13 @@ class RandomInitializer final : public ParameterSource {
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
 
  private:
-  void fill(const ParameterTensor& tensor, std::uint64_t tensor_index, std::uint64_t first,
-            std::span<float> target) const;
+  /// Elements of the whole tensor from `first` on.
+  void fill(const ParameterTensor& tensor, std::uint64_t first, std::span<float> target) const;
 
   const ModelLayout* layout_;
   std::uint64_t seed_;
   double normal_std_;
   double scaled_std_;
-  std::vector<std::uint64_t> tensors_before_;  ///< [block] tensors in earlier blocks
 };
 
 /// One whole block of `RandomInitializer`: [padded_parameters] or, without padding, [parameters].

@@ -6,32 +6,13 @@
 namespace spillway::model {
 
 Layer::Layer(const ModelConfig& config, BatchShape batch, const BlockLayout& block, Ops& ops)
-    : config_(config), batch_(batch), ops_(&ops) {
+    : LayerCore(config, batch, block, ops) {
   find_parameters(block);
-  make_plans();
   measure();
-}
-
-std::uint64_t Layer::tokens() const { return std::uint64_t{batch_.batch} * batch_.sequence; }
-std::uint64_t Layer::q_columns() const { return std::uint64_t{config_.heads} * config_.head_dim; }
-std::uint64_t Layer::kv_columns() const {
-  return std::uint64_t{config_.kv_heads} * config_.head_dim;
-}
-std::uint64_t Layer::ffn_columns() const {
-  return config_.ffn_width * (config_.activation == Activation::silu ? 2ULL : 1ULL);
 }
 
 void Layer::find_parameters(const BlockLayout& block) {
   const bool gpt2 = config_.is_gpt2();
-  const auto norm = [&](std::string_view weight, std::string_view bias) {
-    return Norm{.shape = {.kind = gpt2 ? NormKind::layer : NormKind::rms,
-                          .tokens = tokens(),
-                          .heads = 1,
-                          .width = config_.width,
-                          .eps = static_cast<float>(config_.norm_eps)},
-                .weight = require_tensors(block, {weight}),
-                .bias = gpt2 ? find_tensors(block, {bias}) : std::nullopt};
-  };
   const auto linear = [&](std::uint64_t in, std::uint64_t out, TensorRange weight,
                           std::optional<TensorRange> bias, bool residual) {
     SPILLWAY_ASSERT(weight.count == in * out && (!bias || bias->count == out));
@@ -47,8 +28,6 @@ void Layer::find_parameters(const BlockLayout& block) {
   const std::uint64_t width = config_.width;
   const std::uint64_t ffn = config_.ffn_width;
   if (gpt2) {
-    attention_norm_ = norm("ln_1.weight", "ln_1.bias");
-    ffn_norm_ = norm("ln_2.weight", "ln_2.bias");
     qkv_ = linear(width, qkv_columns(), require_tensors(block, {"attn.c_attn.weight"}),
                   find_tensors(block, {"attn.c_attn.bias"}), false);
     attention_out_ = linear(q_columns(), width, require_tensors(block, {"attn.c_proj.weight"}),
@@ -59,8 +38,6 @@ void Layer::find_parameters(const BlockLayout& block) {
                       find_tensors(block, {"mlp.c_proj.bias"}), true);
     return;
   }
-  attention_norm_ = norm("input_layernorm.weight", "");
-  ffn_norm_ = norm("post_attention_layernorm.weight", "");
   qkv_ = linear(width, qkv_columns(),
                 require_tensors(block, {"q_proj.weight", "k_proj.weight", "v_proj.weight"}),
                 find_tensors(block, {"q_proj.bias", "k_proj.bias", "v_proj.bias"}), false);
@@ -70,56 +47,6 @@ void Layer::find_parameters(const BlockLayout& block) {
                    find_tensors(block, {"gate_proj.bias", "up_proj.bias"}), false);
   ffn_out_ = linear(ffn, width, require_tensors(block, {"down_proj.weight"}),
                     find_tensors(block, {"down_proj.bias"}), true);
-  const auto head_norm = [&](std::string_view weight, std::uint32_t heads) -> std::optional<Norm> {
-    const auto range = find_tensors(block, {weight});
-    if (!range) return std::nullopt;
-    Norm result{.shape = attention_norm_.shape, .weight = *range, .bias = std::nullopt};
-    result.shape.heads = heads;
-    result.shape.width = config_.head_dim;
-    return result;
-  };
-  q_norm_ = head_norm("q_norm.weight", config_.heads);
-  k_norm_ = head_norm("k_norm.weight", config_.kv_heads);
-}
-
-void Layer::make_plans() {
-  activation_ = {.kind = config_.activation, .rows = tokens(), .columns = config_.ffn_width};
-  // Normalized heads lie in a matrix of their own; the others where they were projected.
-  const std::uint64_t all = qkv_columns();
-  const std::uint64_t normalized = q_norm_ ? q_columns() + kv_columns() : all;
-  attention_ = ops_->plan_attention({.batch = batch_.batch,
-                                     .sequence = batch_.sequence,
-                                     .heads = config_.heads,
-                                     .kv_heads = config_.kv_heads,
-                                     .head_dim = config_.head_dim,
-                                     .strides = {.q = normalized,
-                                                 .k = normalized,
-                                                 .v = all,
-                                                 .out = q_columns(),
-                                                 .q_gradient = all,
-                                                 .k_gradient = all,
-                                                 .v_gradient = all}});
-  const std::uint64_t norm_columns = 2 * std::max(config_.width, config_.head_dim);
-  ops_workspace_ = std::max({qkv_->workspace(), attention_out_->workspace(), ffn_in_->workspace(),
-                             ffn_out_->workspace(), attention_.workspace,
-                             ops_->reduction_workspace(tokens(), norm_columns)});
-}
-
-Layer::SavedOut Layer::carve_saved(Carver& carver) const {
-  return {.qkv = carver.elements(tokens() * qkv_columns()),
-          .attention = carver.elements(tokens() * q_columns()),
-          .log_sum = carver.floats(tokens() * config_.heads),
-          .middle = carver.elements(tokens() * config_.width),
-          .ffn = carver.elements(tokens() * ffn_columns())};
-}
-
-Layer::Common Layer::carve_common(Carver& carver) const {
-  const bool normalizes = q_norm_.has_value();
-  return {.normal = carver.elements(tokens() * config_.width),
-          .statistics = carver.floats(tokens() * 2 * (normalizes ? config_.heads : 1)),
-          .k_statistics = carver.floats(normalizes ? tokens() * 2 * config_.kv_heads : 0),
-          .heads = carver.elements(normalizes ? tokens() * (q_columns() + kv_columns()) : 0),
-          .ops = carver.bytes(ops_workspace_.value())};
 }
 
 Layer::BackwardSpace Layer::carve_backward(Carver& carver) const {
@@ -140,9 +67,8 @@ Layer::BackwardSpace Layer::carve_backward(Carver& carver) const {
 }
 
 void Layer::measure() {
-  Carver saved(ops_->compute());
-  carve_saved(saved);
-  saved_bytes_ = saved.used();
+  ops_workspace_ = std::max({ops_workspace_, qkv_->workspace(), attention_out_->workspace(),
+                             ffn_in_->workspace(), ffn_out_->workspace()});
   Carver forward(ops_->compute());
   carve_common(forward);
   forward.elements(tokens() * config_.ffn_width);
@@ -153,18 +79,14 @@ void Layer::measure() {
 }
 
 double Layer::forward_flops() const {
-  // Causal: position p sees p + 1 keys; two products of head_dim multiply-adds for each.
-  const double sequence = batch_.sequence;
-  const double pairs = static_cast<double>(batch_.batch) * sequence * (sequence + 1) / 2;
   return qkv_->flops() + attention_out_->flops() + ffn_in_->flops() + ffn_out_->flops() +
-         4.0 * pairs * static_cast<double>(q_columns());
+         attention_flops();
 }
 
 double Layer::backward_flops() const {
   const double linear =
       qkv_->flops() + attention_out_->flops() + ffn_in_->flops() + ffn_out_->flops();
-  const double attention = forward_flops() - linear;
-  return 2 * linear + 2.5 * attention;  // five products instead of two
+  return 2 * linear + 2.5 * attention_flops();  // five products instead of two
 }
 
 }  // namespace spillway::model

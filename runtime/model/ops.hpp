@@ -47,6 +47,11 @@ struct MatmulShape {
   bool bias = false;         ///< + bias [columns], C; only with output C
   bool residual = false;     ///< + residual [rows, columns], C; only with output C
   MatmulOutput output = MatmulOutput::compute;
+  // Elements from one stored row to the next, where a matrix is a range of another one's columns;
+  // 0: rows lie side by side. `residual` is strided as `out`.
+  std::uint64_t a_stride = 0;
+  std::uint64_t b_stride = 0;
+  std::uint64_t out_stride = 0;
   bool operator==(const MatmulShape&) const = default;
 };
 
@@ -222,6 +227,10 @@ struct EmbeddingShape {
   std::uint64_t width = 0;
   std::uint64_t vocabulary = 0;
   std::uint64_t positions = 0;  ///< rows of the position table, 0: no table
+  // The table given holds `rows` of the vocabulary from `first_row`: tokens elsewhere are passed
+  // over, and neither their rows of `out` nor any gradient is touched. 0 rows: all.
+  std::uint64_t first_row = 0;
+  std::uint64_t rows = 0;
 };
 
 // --- cross-entropy of one chunk of tokens
@@ -236,6 +245,27 @@ struct CrossEntropyArguments {
   float gradient_scale = 0;
   Tensor logits_gradient;  ///< [rows, vocabulary] C; empty: none. May be `logits` where C is fp32
   Tensor workspace;        ///< reduction_workspace(rows, 2)
+};
+
+// --- cross-entropy over tiles of the vocabulary: every tile is scanned, in order, and the sums
+// then
+//     give the loss and, tile by tile once more, the gradient.
+
+/// What is known of one token after the tiles scanned so far.
+struct VocabularyScan {
+  double largest = 0;  ///< logit
+  double total = 0;    ///< sum of exp(logit - largest)
+  double target = 0;   ///< logit of the target, once its tile was there
+};
+
+/// Columns [first_column, first_column + columns) of the vocabulary.
+struct VocabularyTile {
+  std::uint64_t rows = 0;
+  std::uint64_t columns = 0;
+  std::uint64_t first_column = 0;
+  std::uint64_t vocabulary = 0;
+  offload::DeviceSpan<const float> logits;  ///< [rows, columns]
+  Tokens targets;                           ///< [rows]; a negative one is ignored
 };
 
 class Ops {
@@ -272,10 +302,24 @@ class Ops {
                                   ConstTensor out_gradient, Gradient table, Gradient positions,
                                   Tensor workspace) = 0;
   virtual void cross_entropy(const CrossEntropyArguments& arguments) = 0;
+  /// Takes a tile into `scans` [rows]; the vocabulary's first tile overwrites them.
+  virtual void scan_vocabulary(const VocabularyTile& tile,
+                               offload::DeviceSpan<VocabularyScan> scans) = 0;
+  /// loss_sum [1] = sum over rows of -log softmax(target), 0 where the target is negative.
+  /// `workspace`: reduction_workspace(rows, 2).
+  virtual void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
+                          offload::DeviceSpan<double> loss_sum, Tensor workspace) = 0;
+  /// logits_gradient [rows, columns] C = gradient_scale * (softmax - one-hot target), with the
+  /// scans of all tiles. May be `logits` where C is fp32.
+  virtual void vocabulary_gradient(const VocabularyTile& tile,
+                                   offload::DeviceSpan<const VocabularyScan> scans,
+                                   float gradient_scale, Tensor logits_gradient) = 0;
   /// gradient[c] (+)= sum over rows of out_gradient[rows, columns]; columns = gradient's size.
   virtual void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
                              Tensor workspace) = 0;
   virtual void fill_zero(offload::DeviceSpan<float> values) = 0;
+  /// out = sums, rounded to C.
+  virtual void round_sums(offload::DeviceSpan<const float> sums, Tensor out) = 0;
 };
 
 }  // namespace spillway::model

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "runtime/model/detail/cut_layout.hpp"
+
 namespace spillway::model {
 namespace {
 
@@ -133,7 +135,13 @@ ElementCount ModelLayout::parameters() const {
   return total;
 }
 
-ModelLayout make_layout(const ModelConfig& config) {
+ElementCount ParameterTensor::elements() const {
+  std::uint64_t product = 1;
+  for (const std::uint64_t extent : shape) product *= extent;
+  return ElementCount{product};
+}
+
+ModelLayout make_layout(const ModelConfig& config, std::uint64_t operator_tile) {
   validate(config);
   ModelLayout layout;
   layout.blocks.reserve(config.layers + 2);
@@ -143,7 +151,12 @@ ModelLayout make_layout(const ModelConfig& config) {
                                              : llama_layer(config, layer));
   }
   layout.blocks.push_back(head(config));
-  return layout;
+  std::uint32_t number = 0;
+  for (std::uint32_t b = 0; b < layout.blocks.size(); ++b) {
+    layout.blocks[b].layer = b;
+    for (ParameterTensor& tensor : layout.blocks[b].tensors) tensor.number = number++;
+  }
+  return operator_tile == 0 ? layout : detail::cut_layout(config, layout, operator_tile);
 }
 
 }  // namespace spillway::model

@@ -16,9 +16,12 @@ struct ParameterTensor {
   std::string name;                  ///< Hugging Face's, e.g. "model.layers.0.mlp.up_proj.weight"
   std::vector<std::uint64_t> shape;  ///< as in safetensors, row-major
   ElementCount first;                ///< in the block
-  ElementCount count;
+  ElementCount count;                ///< in the block: all of the tensor, or rows of it
   Initial initial = Initial::normal;
-  bool is_vector = false;  ///< biases, norm weights: not decayed by `decay: matrices`
+  bool is_vector = false;    ///< biases, norm weights: not decayed by `decay: matrices`
+  ElementCount skipped{};    ///< elements of the tensor before these, in earlier blocks
+  std::uint32_t number = 0;  ///< of the tensor in the model, in the order of the uncut layout
+  [[nodiscard]] ElementCount elements() const;  ///< of the whole tensor
 };
 
 struct BlockLayout {
@@ -26,16 +29,26 @@ struct BlockLayout {
   std::vector<ParameterTensor> tensors;  ///< matrices first, then vectors; contiguous, no gaps
   ElementCount parameters;
   ElementCount padded_parameters;  ///< next multiple of kLeafParameters
+  std::uint32_t layer = 0;         ///< 0: embedding; 1, 2, ...: transformer layers; last: head
 };
 
 /// Blocks in forward order: embedding, one a layer, head (final norm and, when untied, lm_head).
 /// Tensors that are used as one matrix are adjacent: q, k, v weights; gate and up weights; their
 /// biases likewise. A tied head has no weight of its own: it uses the first tensor of block 0.
+///
+/// Cut (`operator_tile`), a layer's matrices become several blocks of whole rows, each with at most
+/// that many parameters: a tensor may go on in the next block. All vectors of the model then lie in
+/// block 0, which operators read beside the block that they run, and matrices alone in the others.
 struct ModelLayout {
   std::vector<BlockLayout> blocks;
+  std::uint64_t operator_tile = 0;                ///< parameters; 0: not cut
   [[nodiscard]] ElementCount parameters() const;  ///< without padding
 };
 
-[[nodiscard]] ModelLayout make_layout(const ModelConfig& config);
+/// Throws `Error{invalid_argument}` for an `operator_tile` below one row of the widest matrix, and
+/// `Error{not_supported}` for a model that is not cut: GPT-2, or one with a tied head.
+[[nodiscard]] ModelLayout make_layout(const ModelConfig& config, std::uint64_t operator_tile = 0);
+/// The least `operator_tile` of a model: its longest row.
+[[nodiscard]] std::uint64_t least_operator_tile(const ModelConfig& config);
 
 }  // namespace spillway::model

@@ -24,31 +24,46 @@ struct BatchShape {
 };
 
 /// One block, one micro-batch. T = batch * sequence tokens, W = width, C = compute dtype.
+///
+/// Where matrices are cut into tiles (`operator_tile`), block 0 is never run: it holds the vectors
+/// that all others read, their `shared`. The blocks of a layer run in order, in backward in reverse
+/// order, and meet in `saved` and `carried` of their micro-batch. The blocks of the embedding fill
+/// one output, those of the head make one loss.
 struct ForwardArguments {
   std::uint32_t block = 0;
   offload::DeviceSpan<const std::byte> parameters;  ///< [padded] C
+  offload::DeviceSpan<const std::byte> shared{};    ///< block 0's [padded] C, for tiles
   offload::DeviceSpan<const std::int32_t> tokens;   ///< [batch, sequence]; embedding only
   offload::DeviceSpan<const std::byte> input;       ///< [T, W] C; empty for the embedding
-  offload::DeviceSpan<std::byte> output;            ///< [T, W] C
-  offload::DeviceSpan<std::byte> saved;             ///< saved_bytes(block), or empty: keep nothing
+  /// [T, W] C; of a tiled layer empty: only what backward needs, see `feeds_backward`.
+  offload::DeviceSpan<std::byte> output;
+  /// saved_bytes(block), or empty: keep nothing. A tiled layer always has it.
+  offload::DeviceSpan<std::byte> saved;
   offload::DeviceSpan<std::byte> workspace;
 };
 
 struct BackwardArguments {
   std::uint32_t block = 0;
   offload::DeviceSpan<const std::byte> parameters;  ///< empty for the embedding
+  offload::DeviceSpan<const std::byte> shared{};    ///< block 0's, for tiles
   offload::DeviceSpan<const std::int32_t> tokens;
   offload::DeviceSpan<const std::byte> input;
   offload::DeviceSpan<const std::byte> saved;  ///< as forward filled it
+  offload::DeviceSpan<std::byte> carried{};    ///< carried_bytes(), for tiles
   offload::DeviceSpan<std::byte>
-      boundary_gradient;                 ///< [T, W] C: of the output in, of the input out
-  offload::DeviceSpan<float> gradients;  ///< [padded] fp32
-  bool first = false;                    ///< true: overwrite `gradients`; false: add
+      boundary_gradient;                          ///< [T, W] C: of the output in, of the input out
+  offload::DeviceSpan<float> gradients;           ///< [padded] fp32
+  offload::DeviceSpan<float> shared_gradients{};  ///< block 0's [padded] fp32, for tiles
+  bool first = false;                             ///< true: overwrite the gradients; false: add
   offload::DeviceSpan<std::byte> workspace;
 };
 
+/// A head in tiles runs twice: all its blocks without a boundary gradient, which makes the loss,
+/// then all in reverse order with one.
 struct LossArguments {
+  std::uint32_t block = 0;                               ///< of a head in tiles
   offload::DeviceSpan<const std::byte> parameters;       ///< the head block's
+  offload::DeviceSpan<const std::byte> shared{};         ///< block 0's, for tiles
   offload::DeviceSpan<const std::byte> tied_parameters;  ///< block 0's, for a tied head
   offload::DeviceSpan<const std::int32_t> targets;       ///< [batch, sequence]
   offload::DeviceSpan<const std::byte> input;            ///< [T, W] C
@@ -56,22 +71,33 @@ struct LossArguments {
   /// d(objective)/d(loss of one target): loss scale / targets in the step.
   float gradient_scale = 0;
   offload::DeviceSpan<std::byte> boundary_gradient;  ///< [T, W] C out; empty: loss only
+  offload::DeviceSpan<std::byte> carried{};          ///< carried_bytes(), for tiles
   offload::DeviceSpan<float> gradients;              ///< head block [padded] fp32
+  offload::DeviceSpan<float> shared_gradients{};     ///< block 0's [padded] fp32, for tiles
   offload::DeviceSpan<float> tied_gradients;         ///< [vocab * W] fp32, for a tied head
   bool first = false;
   offload::DeviceSpan<std::byte> workspace;
 };
 
+class TransformerBody;
+
 class Transformer {
  public:
-  /// `ops` must outlive this and have been made for `compute`.
-  Transformer(const ModelConfig& config, BatchShape shape, DType compute, Ops& ops);
+  /// `ops` must outlive this and have been made for `compute`. `operator_tile`: see ModelLayout.
+  Transformer(const ModelConfig& config, BatchShape shape, DType compute, Ops& ops,
+              std::uint64_t operator_tile = 0);
   ~Transformer();
 
   [[nodiscard]] const ModelLayout& layout() const;
   [[nodiscard]] Bytes boundary_bytes() const;
-  /// Internal activations of one micro-batch that backward needs; the same from recomputation.
+  /// Internal activations of one micro-batch that backward needs; the same from recomputation. Of a
+  /// tiled layer they belong to its first block.
   [[nodiscard]] Bytes saved_bytes(std::uint32_t block) const;
+  /// What the blocks of a tiled layer leave each other in backward, those of a tiled head between
+  /// their passes; of one micro-batch. 0 without tiles.
+  [[nodiscard]] Bytes carried_bytes() const;
+  /// Whether recomputation of the block's layer runs this block.
+  [[nodiscard]] bool feeds_backward(std::uint32_t block) const;
   /// Temporaries of the largest call on any block.
   [[nodiscard]] Bytes workspace_bytes() const;
   /// What every layer reads and no step changes: rotary tables. fp32; 0 where there are none.
@@ -87,7 +113,7 @@ class Transformer {
   void backward(const BackwardArguments& arguments);
   void loss(const LossArguments& arguments);
   /// Logits of the last position of each window, for generation and tests: [rows, vocab] fp32.
-  /// `all_positions`: of every position.
+  /// `all_positions`: of every position. Of a model without tiles.
   struct LogitsArguments {
     offload::DeviceSpan<const std::byte> parameters;
     offload::DeviceSpan<const std::byte> tied_parameters;
@@ -99,8 +125,11 @@ class Transformer {
   void logits(const LogitsArguments& arguments);
 
  private:
-  class Implementation;
-  std::unique_ptr<Implementation> implementation_;
+  ModelConfig config_;
+  BatchShape batch_;
+  Ops* ops_;
+  ModelLayout layout_;
+  std::unique_ptr<TransformerBody> body_;
 };
 
 }  // namespace spillway::model

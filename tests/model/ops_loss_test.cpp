@@ -102,6 +102,97 @@ class LossOps : public OpsTest {
   }
 };
 
+TEST_P(LossOps, TilesOfAnEmbeddingMakeTheWhole) {
+  const EmbeddingShape whole{.batch = 3, .sequence = 11, .width = 37, .vocabulary = 29};
+  const auto ids = tokens(33, 29);
+  const Operand table = random(29 * 37);
+  const Operand dy = random(33 * 37);
+  const TestMemory out = elements(33 * 37);
+  const TestMemory out_of_tiles = elements(33 * 37);
+  const TestMemory gradient = floats(29 * 37);
+  const TestMemory gradient_of_tiles = floats(29 * 37);
+  ops_->embedding_forward(whole, device(ids), table.device(), {}, out.device());
+  const TestMemory space = workspace(ops_->embedding_workspace(whole));
+  ops_->embedding_backward(whole, device(ids), dy.device(), {gradient.device().as<float>(), true},
+                           {}, space.device());
+  for (const auto& [first, last] : {std::pair{0U, 12U}, {12U, 13U}, {13U, 29U}}) {
+    EmbeddingShape tile = whole;
+    tile.first_row = first;
+    tile.rows = last - first;
+    const std::size_t row = 37 * size_of(dtype_);
+    ops_->embedding_forward(tile, device(ids), table.device().subspan(first * row, tile.rows * row),
+                            {}, out_of_tiles.device());
+    const auto rows = gradient_of_tiles.device().as<float>().subspan(first * 37, tile.rows * 37);
+    ops_->embedding_backward(tile, device(ids), dy.device(), {rows, true}, {}, space.device());
+  }
+  EXPECT_EQ(decode(out_of_tiles, dtype_), decode(out, dtype_));
+  EXPECT_EQ(decode(gradient_of_tiles, DType::fp32), decode(gradient, DType::fp32));
+}
+
+/// Softmax over tiles in order is softmax over the whole row.
+TEST_P(LossOps, TilesOfTheVocabularyMakeTheWholeLossAndGradient) {
+  constexpr std::size_t kRows = 5;
+  constexpr std::size_t kVocabulary = 333;
+  constexpr float kScale = 0.25F;
+  for (const float spread : {1.0F, 30.0F}) {
+    std::vector<float> logits(kRows * kVocabulary);
+    for (float& value : logits) value = random_.normal(spread);
+    auto targets = tokens(kRows, kVocabulary);
+    targets[2] = -1;
+    const TestMemory space = workspace(ops_->reduction_workspace(kRows, 2));
+    const TestMemory gradient = elements(logits.size());
+    double sum = -1;
+    ops_->cross_entropy({.rows = kRows,
+                         .vocabulary = kVocabulary,
+                         .logits = {logits.data(), logits.size()},
+                         .targets = device(targets),
+                         .loss_sum = {&sum, 1},
+                         .first = true,
+                         .gradient_scale = kScale,
+                         .logits_gradient = gradient.device(),
+                         .workspace = space.device()});
+    std::vector<VocabularyScan> scans(kRows);
+    std::vector<float> expected = decode(gradient, dtype_);
+    double largest = 0;
+    for (const float value : expected) {
+      largest = std::max(largest, std::fabs(static_cast<double>(value)));
+    }
+    double sum_of_tiles = -1;
+    for (const bool scanning : {true, false}) {
+      for (const auto& [first, last] : {std::pair{0U, 100U}, {100U, 101U}, {101U, 333U}}) {
+        std::vector<float> part;
+        for (std::size_t r = 0; r < kRows; ++r) {
+          const float* row = logits.data() + r * kVocabulary;
+          part.insert(part.end(), row + first, row + last);
+        }
+        const VocabularyTile tile{.rows = kRows,
+                                  .columns = last - first,
+                                  .first_column = first,
+                                  .vocabulary = kVocabulary,
+                                  .logits = {part.data(), part.size()},
+                                  .targets = device(targets)};
+        if (scanning) {
+          ops_->scan_vocabulary(tile, {scans.data(), kRows});
+          continue;
+        }
+        const TestMemory out = elements(part.size());
+        ops_->vocabulary_gradient(tile, {scans.data(), kRows}, kScale, out.device());
+        const std::vector<float> actual = decode(out, dtype_);
+        for (std::size_t i = 0; i < actual.size(); ++i) {
+          const std::size_t at = i / tile.columns * kVocabulary + first + i % tile.columns;
+          // Totals differ by the order of fp64 and short fp32 sums; results may round apart.
+          ASSERT_NEAR(
+              actual[i], expected[at],
+              2 * rounding() * std::fabs(static_cast<double>(expected[at])) + 1e-6 * largest);
+        }
+      }
+      if (!scanning) continue;
+      ops_->sum_losses(device(targets), {scans.data(), kRows}, {&sum_of_tiles, 1}, space.device());
+      EXPECT_NEAR(sum_of_tiles, sum, 1e-6 * sum);
+    }
+  }
+}
+
 TEST_P(LossOps, EmbeddingAgreesWithFp64) {
   check_embedding({.batch = 3, .sequence = 11, .width = 37, .vocabulary = 9, .positions = 16});
   check_embedding({.batch = 2, .sequence = 8, .width = 130, .vocabulary = 50, .positions = 0});

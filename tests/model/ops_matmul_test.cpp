@@ -8,21 +8,31 @@ class Matmul : public OpsTest {
  protected:
   /// Runs `shape` (twice for gradients: overwrite, then add) and compares.
   void check(MatmulShape shape) {
-    SCOPED_TRACE(testing::Message() << shape.rows << "x" << shape.columns << "x" << shape.inner
-                                    << " transposes " << shape.transpose_a << shape.transpose_b);
-    const Operand a = random(shape.rows * shape.inner);
-    const Operand b = random(shape.inner * shape.columns);
+    SCOPED_TRACE(testing::Message()
+                 << shape.rows << "x" << shape.columns << "x" << shape.inner << " transposes "
+                 << shape.transpose_a << shape.transpose_b << " strides " << shape.a_stride << " "
+                 << shape.b_stride << " " << shape.out_stride);
+    const auto or_dense = [](std::uint64_t stride, std::uint64_t dense) {
+      return stride > 0 ? stride : dense;
+    };
+    const std::size_t lda = or_dense(shape.a_stride, shape.transpose_a ? shape.rows : shape.inner);
+    const std::size_t ldb =
+        or_dense(shape.b_stride, shape.transpose_b ? shape.inner : shape.columns);
+    const std::size_t ldc = or_dense(shape.out_stride, shape.columns);
+    const Operand a = random((shape.transpose_a ? shape.inner : shape.rows) * lda);
+    const Operand b = random((shape.transpose_b ? shape.columns : shape.inner) * ldb);
     const Operand bias = random(shape.columns);
-    const Operand residual = random(shape.rows * shape.columns);
-    std::vector<double> expected(shape.rows * shape.columns);
+    const Operand residual = random(shape.rows * ldc);
+    // What a strided result leaves alone keeps the value that it is filled with.
+    std::vector<double> expected(shape.rows * ldc, kUntouched);
     for (std::size_t i = 0; i < shape.rows; ++i) {
       for (std::size_t j = 0; j < shape.columns; ++j) {
         double sum = 0;
         for (std::size_t p = 0; p < shape.inner; ++p) {
-          sum += a.exact[shape.transpose_a ? p * shape.rows + i : i * shape.inner + p] *
-                 b.exact[shape.transpose_b ? j * shape.inner + p : p * shape.columns + j];
+          sum += a.exact[shape.transpose_a ? p * lda + i : i * lda + p] *
+                 b.exact[shape.transpose_b ? j * ldb + p : p * ldb + j];
         }
-        const std::size_t at = i * shape.columns + j;
+        const std::size_t at = i * ldc + j;
         expected[at] =
             sum + (shape.bias ? bias.exact[j] : 0) + (shape.residual ? residual.exact[at] : 0);
       }
@@ -30,7 +40,8 @@ class Matmul : public OpsTest {
     const MatmulPlan plan = ops_->plan_matmul(shape);
     const TestMemory space = workspace(plan.workspace);
     const bool stored = shape.output == MatmulOutput::compute;
-    TestMemory out = stored ? elements(expected.size()) : floats(expected.size());
+    const std::vector<float> untouched(expected.size(), kUntouched);
+    const TestMemory out = encode(untouched, stored ? dtype_ : DType::fp32);
     MatmulArguments arguments{.a = a.device(),
                               .b = b.device(),
                               .bias = shape.bias ? bias.device() : Tensor{},
@@ -49,9 +60,12 @@ class Matmul : public OpsTest {
     if (shape.output != MatmulOutput::gradient) return;
     arguments.first = false;
     ops_->matmul(plan, arguments);
+    ASSERT_EQ(ldc, shape.columns) << "the value left alone would double below";
     for (double& value : expected) value *= 2;
     expect_floats(out, expected, kTolerance, "sum of two products");
   }
+
+  static constexpr float kUntouched = 7;
 };
 
 TEST_P(Matmul, AgreesWithFp64ForEveryTransposition) {
@@ -93,6 +107,30 @@ TEST_P(Matmul, AddsBiasAndResidual) {
            .transpose_b = transpose_b,
            .bias = true,
            .residual = true});
+  }
+}
+
+TEST_P(Matmul, WorksOnColumnsOfWiderMatrices) {
+  for (const bool bias : {false, true}) {
+    check({.rows = 33,
+           .columns = 24,
+           .inner = 29,
+           .transpose_b = true,
+           .bias = bias,
+           .residual = bias,
+           .out_stride = 61});
+  }
+  check({.rows = 40, .columns = 32, .inner = 17, .a_stride = 50});
+  check({.rows = 40, .columns = 32, .inner = 17, .transpose_b = true, .b_stride = 19});
+  check({.rows = 9, .columns = 32, .inner = 40, .b_stride = 33});
+  check({.rows = 21, .columns = 16, .inner = 64, .output = MatmulOutput::fp32, .a_stride = 100});
+  for (const bool transpose_a : {false, true}) {
+    check({.rows = 21,
+           .columns = 48,
+           .inner = 33,
+           .transpose_a = transpose_a,
+           .output = MatmulOutput::gradient,
+           .a_stride = 72});
   }
 }
 

@@ -96,11 +96,28 @@ class DeviceOps final : public CudaOps {
   void cross_entropy(const CrossEntropyArguments& a) override {
     cuda::cross_entropy(stream(), math_.compute, a);
   }
+  void scan_vocabulary(const VocabularyTile& tile,
+                       offload::DeviceSpan<VocabularyScan> scans) override {
+    cuda::scan_vocabulary(stream(), tile, scans);
+  }
+  void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
+                  offload::DeviceSpan<double> loss_sum, Tensor workspace) override {
+    cuda::sum_losses(stream(), targets, scans, loss_sum, workspace);
+  }
+  void vocabulary_gradient(const VocabularyTile& tile,
+                           offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
+                           Tensor logits_gradient) override {
+    cuda::vocabulary_gradient(stream(), math_.compute, tile, scans, gradient_scale,
+                              logits_gradient);
+  }
   void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
                      Tensor workspace) override {
     cuda::bias_gradient(stream(), math_.compute, rows, out_gradient, gradient, workspace);
   }
   void fill_zero(offload::DeviceSpan<float> values) override { cuda::fill_zero(stream(), values); }
+  void round_sums(offload::DeviceSpan<const float> sums, Tensor out) override {
+    cuda::narrow(stream(), math_.compute, sums, out.subspan(0, sums.size() * size_of(compute())));
+  }
 
  private:
   struct Attention {

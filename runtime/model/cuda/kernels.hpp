@@ -40,6 +40,13 @@ void embedding_backward(void* stream, DType compute, const EmbeddingShape& shape
                         ConstTensor out_gradient, Gradient table, Gradient positions,
                         Tensor workspace);
 void cross_entropy(void* stream, DType compute, const CrossEntropyArguments& arguments);
+void scan_vocabulary(void* stream, const VocabularyTile& tile,
+                     offload::DeviceSpan<VocabularyScan> scans);
+void sum_losses(void* stream, Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
+                offload::DeviceSpan<double> loss_sum, Tensor workspace);
+void vocabulary_gradient(void* stream, DType compute, const VocabularyTile& tile,
+                         offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
+                         Tensor logits_gradient);
 void bias_gradient(void* stream, DType compute, std::uint64_t rows, ConstTensor out_gradient,
                    Gradient gradient, Tensor workspace);
 void fill_zero(void* stream, offload::DeviceSpan<float> values);

@@ -50,11 +50,15 @@ std::string MatmulKey::text() const {
                       : shape.bias                 ? "bias"
                       : shape.residual             ? "residual"
                                                    : "plain";
-  return fmt::format("{}/{}/{}/{}x{}x{}/{}{}/{}/{}/{}{}", device, library,
+  const bool strided = shape.a_stride > 0 || shape.b_stride > 0 || shape.out_stride > 0;
+  const std::string strides =
+      strided ? fmt::format("/rows of {},{},{}", shape.a_stride, shape.b_stride, shape.out_stride)
+              : "";
+  return fmt::format("{}/{}/{}/{}x{}x{}/{}{}/{}/{}/{}{}{}", device, library,
                      tf32 ? "tf32" : spillway::name_of(compute), shape.rows, shape.columns,
                      shape.inner, shape.transpose_a ? 't' : 'n', shape.transpose_b ? 't' : 'n',
                      added, name_of(shape.output), aligned ? "aligned" : "unaligned",
-                     deterministic ? "" : "/any order");
+                     deterministic ? "" : "/any order", strides);
 }
 
 std::optional<MatmulAlgorithm> MatmulChoices::find(const std::string& key) const {

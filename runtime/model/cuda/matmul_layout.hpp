@@ -43,11 +43,15 @@ struct ColumnMajorProduct {
   p.k = s.inner;
   p.transpose_left = s.transpose_b;
   p.transpose_right = s.transpose_a;
-  p.left = s.transpose_b ? ColumnMajor{s.inner, s.columns, s.inner}
-                         : ColumnMajor{s.columns, s.inner, s.columns};
+  // A row-major matrix's row is the other one's column: a stride of rows is the leading dimension.
+  const auto stored = [](std::uint64_t row, std::uint64_t count, std::uint64_t stride) {
+    return ColumnMajor{row, count, stride > 0 ? stride : row};
+  };
+  p.left = s.transpose_b ? stored(s.inner, s.columns, s.b_stride)
+                         : stored(s.columns, s.inner, s.b_stride);
   p.right =
-      s.transpose_a ? ColumnMajor{s.rows, s.inner, s.rows} : ColumnMajor{s.inner, s.rows, s.inner};
-  p.result = {s.columns, s.rows, s.columns};
+      s.transpose_a ? stored(s.rows, s.inner, s.a_stride) : stored(s.inner, s.rows, s.a_stride);
+  p.result = stored(s.columns, s.rows, s.out_stride);
   p.bias = s.bias;
   p.fp32_result = s.output != MatmulOutput::compute;
   return p;

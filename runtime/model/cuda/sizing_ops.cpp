@@ -48,8 +48,20 @@ class SizingOps final : public Ops {
     refuse();
   }
   void cross_entropy(const CrossEntropyArguments&) override { refuse(); }
+  void scan_vocabulary(const VocabularyTile&, offload::DeviceSpan<VocabularyScan>) override {
+    refuse();
+  }
+  void sum_losses(Tokens, offload::DeviceSpan<const VocabularyScan>, offload::DeviceSpan<double>,
+                  Tensor) override {
+    refuse();
+  }
+  void vocabulary_gradient(const VocabularyTile&, offload::DeviceSpan<const VocabularyScan>, float,
+                           Tensor) override {
+    refuse();
+  }
   void bias_gradient(std::uint64_t, ConstTensor, Gradient, Tensor) override { refuse(); }
   void fill_zero(offload::DeviceSpan<float>) override { refuse(); }
+  void round_sums(offload::DeviceSpan<const float>, Tensor) override { refuse(); }
 
  private:
   [[noreturn]] static void refuse() {

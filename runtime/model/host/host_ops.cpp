@@ -30,8 +30,9 @@ class HostOps final : public RowOps<T> {
 
  private:
   struct Multiplication {
-    PreparedMatmul prepared;
-    Bytes scratchpad;  ///< the rest of the workspace holds widened operands
+    MatmulShape shape;
+    PreparedMatmul prepared;  ///< of `shape`, or of widened operands without strides
+    Bytes scratchpad;         ///< the rest of the workspace holds widened operands
     Bytes workspace;
   };
   using RowOps<T>::threads;
@@ -62,15 +63,17 @@ template <class T>
 MatmulPlan HostOps<T>::plan_matmul(const MatmulShape& shape) {
   SPILLWAY_ASSERT(shape.output == MatmulOutput::compute || (!shape.bias && !shape.residual));
   std::size_t index = 0;
-  while (index < multiplications_.size() && multiplications_[index].prepared.shape() != shape) {
-    ++index;
-  }
+  while (index < multiplications_.size() && multiplications_[index].shape != shape) ++index;
   if (index == multiplications_.size()) {
     const TeamSize team(threads());
-    PreparedMatmul prepared(shape, widen_ ? DType::fp32 : kDtype<T>);
+    MatmulShape dense = shape;
+    // Widening packs the operands; sums in fp32 are written where they belong.
+    dense.a_stride = dense.b_stride = 0;
+    if (shape.output == MatmulOutput::compute) dense.out_stride = 0;
+    PreparedMatmul prepared(widen_ ? dense : shape, widen_ ? DType::fp32 : kDtype<T>);
     const Bytes scratchpad{align_bytes(prepared.workspace().value())};
     const Bytes workspace = scratchpad + Bytes{widened_bytes(shape)};
-    multiplications_.push_back({std::move(prepared), scratchpad, workspace});
+    multiplications_.push_back({shape, std::move(prepared), scratchpad, workspace});
   }
   MatmulPlan plan;
   plan.index = static_cast<std::uint32_t>(index);
@@ -94,35 +97,54 @@ void HostOps<T>::matmul(MatmulPlan plan, const MatmulArguments& arguments) {
 
 template <class T>
 void HostOps<T>::widened_matmul(Multiplication& multiplication, const MatmulArguments& arguments) {
-  const MatmulShape& s = multiplication.prepared.shape();
+  const MatmulShape& s = multiplication.shape;
   std::byte* free = arguments.workspace.address() + multiplication.scratchpad.value();
   const auto take = [&](std::uint64_t count) {
     std::byte* address = free;
     free += align_bytes(count * 4);
     return offload::DeviceSpan<std::byte>{address, count * 4};
   };
-  const auto widened = [&](ConstTensor tensor, std::uint64_t count) -> ConstTensor {
-    const auto wide = take(count);
+  /// Calls copy(position in the strided matrix, in the packed one, count) for all its elements.
+  const auto pack = [&](std::uint64_t rows, std::uint64_t columns, std::uint64_t stride,
+                        auto copy) {
+    if (stride == 0 || stride == columns) {
+      parallel_for(threads(), rows * columns, kUnit, [&](std::size_t first, std::size_t last, int) {
+        copy(first, first, last - first);
+      });
+      return;
+    }
+    parallel_for(threads(), rows, items_in_unit(columns),
+                 [&](std::size_t first, std::size_t last, int) {
+                   for (std::size_t r = first; r < last; ++r) {
+                     copy(r * stride, r * columns, columns);
+                   }
+                 });
+  };
+  const auto widened = [&](ConstTensor tensor, std::uint64_t rows, std::uint64_t columns,
+                           std::uint64_t stride) -> ConstTensor {
+    const auto wide = take(rows * columns);
     const auto* source = reinterpret_cast<const T*>(tensor.address());
     auto* target = reinterpret_cast<float*>(wide.address());
-    parallel_for(threads(), count, kUnit, [&](std::size_t first, std::size_t last, int) {
-      table().widen(source + first, target + first, last - first);
+    pack(rows, columns, stride, [&](std::size_t from, std::size_t to, std::size_t count) {
+      table().widen(source + from, target + to, count);
     });
     return wide;
   };
   MatmulArguments wide = arguments;
-  wide.a = widened(arguments.a, s.rows * s.inner);
-  wide.b = widened(arguments.b, s.inner * s.columns);
-  if (s.bias) wide.bias = widened(arguments.bias, s.columns);
-  if (s.residual) wide.residual = widened(arguments.residual, s.rows * s.columns);
+  wide.a = s.transpose_a ? widened(arguments.a, s.inner, s.rows, s.a_stride)
+                         : widened(arguments.a, s.rows, s.inner, s.a_stride);
+  wide.b = s.transpose_b ? widened(arguments.b, s.columns, s.inner, s.b_stride)
+                         : widened(arguments.b, s.inner, s.columns, s.b_stride);
+  if (s.bias) wide.bias = widened(arguments.bias, 1, s.columns, 0);
+  if (s.residual) wide.residual = widened(arguments.residual, s.rows, s.columns, s.out_stride);
   const bool narrows = s.output == MatmulOutput::compute;
   if (narrows) wide.out = take(s.rows * s.columns);
   multiplication.prepared.run(wide);
   if (!narrows) return;
   const auto* source = reinterpret_cast<const float*>(wide.out.address());
   auto* target = reinterpret_cast<T*>(arguments.out.address());
-  parallel_for(threads(), s.rows * s.columns, kUnit, [&](std::size_t first, std::size_t last, int) {
-    table().narrow(source + first, target + first, last - first);
+  pack(s.rows, s.columns, s.out_stride, [&](std::size_t to, std::size_t from, std::size_t count) {
+    table().narrow(source + from, target + to, count);
   });
 }
 

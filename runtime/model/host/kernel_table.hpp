@@ -3,6 +3,7 @@
 #pragma once
 
 #include "runtime/model/host/kernel_attention.hpp"
+#include "runtime/model/host/kernel_loss.hpp"
 #include "runtime/model/host/kernel_rows.hpp"
 
 namespace spillway::model::host::SPILLWAY_SIMD {
@@ -22,6 +23,8 @@ constexpr KernelTable<T> make_table() {
           .accumulate = accumulate<T>,
           .column_sum = column_sum<T>,
           .cross_entropy = cross_entropy<T>,
+          .scan_vocabulary = scan_vocabulary<T>,
+          .vocabulary_gradient = vocabulary_gradient<T>,
           .widen = widen_all<T>,
           .narrow = narrow_all<T>};
 }

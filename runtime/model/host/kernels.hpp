@@ -55,6 +55,17 @@ struct CrossEntropyCall {
   float scale = 0;
 };
 
+template <class T>
+struct VocabularyCall {
+  const float* logits = nullptr;  ///< [rows, columns]
+  const std::int32_t* targets = nullptr;
+  VocabularyScan* scans = nullptr;
+  T* gradient = nullptr;
+  std::size_t columns = 0;
+  std::size_t first_column = 0;
+  float scale = 0;
+};
+
 /// Rows of queries that attention handles at a time; one row of scores spans all keys.
 inline constexpr std::size_t kQueryRows = 32;
 /// Columns of padded score rows beyond the keys: keeps rows from sharing cache sets.
@@ -100,6 +111,9 @@ struct KernelTable {
   void (*column_sum)(const T* input, std::size_t stride, std::size_t rows, std::size_t columns,
                      float* out);
   void (*cross_entropy)(const CrossEntropyCall<T>& call, std::size_t first, std::size_t last);
+  /// See Ops::scan_vocabulary and Ops::vocabulary_gradient.
+  void (*scan_vocabulary)(const VocabularyCall<T>& call, std::size_t first, std::size_t last);
+  void (*vocabulary_gradient)(const VocabularyCall<T>& call, std::size_t first, std::size_t last);
   void (*widen)(const T* input, float* out, std::size_t count);
   void (*narrow)(const float* input, T* out, std::size_t count);
 };

@@ -16,12 +16,14 @@ memory::data_type data_type(DType dtype) {
   return dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
+/// `stride`: elements between the rows that are stored, 0: they lie side by side.
 memory::desc matrix(std::uint64_t rows, std::uint64_t columns, bool transposed,
-                    memory::data_type type) {
+                    std::uint64_t stride, memory::data_type type) {
   const auto m = static_cast<memory::dim>(rows);
   const auto n = static_cast<memory::dim>(columns);
-  return transposed ? memory::desc({m, n}, type, memory::dims{1, m})
-                    : memory::desc({m, n}, type, memory::dims{n, 1});
+  const auto given = static_cast<memory::dim>(stride);
+  return transposed ? memory::desc({m, n}, type, memory::dims{1, given > 0 ? given : m})
+                    : memory::desc({m, n}, type, memory::dims{given > 0 ? given : n, 1});
 }
 
 void check_status(dnnl_status_t status, const char* what) {
@@ -36,9 +38,9 @@ dnnl::matmul::primitive_desc describe(const MatmulShape& s, DType element,
                                       const dnnl::engine& engine, bool add) {
   const auto type = data_type(element);
   const auto out_type = s.output == MatmulOutput::compute ? type : memory::data_type::f32;
-  const auto a = matrix(s.rows, s.inner, s.transpose_a, type);
-  const auto b = matrix(s.inner, s.columns, s.transpose_b, type);
-  const auto c = matrix(s.rows, s.columns, false, out_type);
+  const auto a = matrix(s.rows, s.inner, s.transpose_a, s.a_stride, type);
+  const auto b = matrix(s.inner, s.columns, s.transpose_b, s.b_stride, type);
+  const auto c = matrix(s.rows, s.columns, false, s.out_stride, out_type);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   dnnl::post_ops after;
@@ -46,7 +48,7 @@ dnnl::matmul::primitive_desc describe(const MatmulShape& s, DType element,
   if (s.residual) after.append_binary(dnnl::algorithm::binary_add, c);
   attributes.set_post_ops(after);
   if (s.bias) {
-    const auto bias = matrix(1, s.columns, false, type);
+    const auto bias = matrix(1, s.columns, false, 0, type);
     return {dnnl::matmul::desc(a, b, bias, c), attributes, engine};
   }
   return {dnnl::matmul::desc(a, b, c), attributes, engine};

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "runtime/base/error.hpp"
 #include "runtime/model/host/parallel.hpp"
@@ -34,6 +35,22 @@ void check_targets(Tokens targets, std::uint64_t vocabulary) {
   for (std::size_t i = 0; i < targets.size(); ++i) {
     if (targets.address()[i] >= 0) check_token(targets, i, vocabulary, "target");
   }
+}
+
+/// The rows of the vocabulary that an embedding's table holds.
+struct Rows {
+  explicit Rows(const EmbeddingShape& shape)
+      : first(shape.first_row), count(shape.rows > 0 ? shape.rows : shape.vocabulary) {}
+  /// In the table; beyond `count` for a token that is not in it.
+  [[nodiscard]] std::size_t of(std::int32_t token) const {
+    return static_cast<std::size_t>(token) - first;
+  }
+  std::size_t first, count;
+};
+
+/// `table` and `positions` of an embedding that has positions hold all of the vocabulary.
+void check_embedding(const EmbeddingShape& shape) {
+  SPILLWAY_ASSERT(shape.positions == 0 || shape.rows == 0);
 }
 
 }  // namespace
@@ -182,7 +199,9 @@ void RowOps<T>::activation_backward(const ActivationShape& shape,
 template <class T>
 void RowOps<T>::embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
                                   ConstTensor positions, Tensor out) {
+  check_embedding(shape);
   check_tokens(tokens, shape.vocabulary);
+  const Rows rows(shape);
   const std::size_t width = shape.width;
   const T* words = cast(table);
   const T* places = shape.positions > 0 ? cast(positions) : nullptr;
@@ -190,7 +209,9 @@ void RowOps<T>::embedding_forward(const EmbeddingShape& shape, Tokens tokens, Co
   parallel_for(
       threads_, tokens.size(), items_in_unit(width), [&](std::size_t first, std::size_t last, int) {
         for (std::size_t t = first; t < last; ++t) {
-          const T* word = words + static_cast<std::size_t>(tokens.address()[t]) * width;
+          const std::size_t row = rows.of(tokens.address()[t]);
+          if (row >= rows.count) continue;
+          const T* word = words + row * width;
           if (places == nullptr) {
             std::copy(word, word + width, y + t * width);
           } else {
@@ -205,22 +226,25 @@ template <class T>
 void RowOps<T>::embedding_backward(const EmbeddingShape& shape, Tokens tokens,
                                    ConstTensor out_gradient, Gradient table, Gradient positions,
                                    Tensor /*workspace*/) {
+  check_embedding(shape);
   check_tokens(tokens, shape.vocabulary);
   if (table.first) fill_zero(table.values);
   const bool has_positions = shape.positions > 0;
   if (has_positions && positions.first) fill_zero(positions.values);
+  const Rows rows(shape);
   const std::size_t width = shape.width;
   const T* dy = cast(out_gradient);
   parallel_for(threads_, width, std::max<std::size_t>(64, items_in_unit(tokens.size())),
                [&](std::size_t first, std::size_t last, int) {
                  for (std::size_t t = 0; t < tokens.size(); ++t) {
-                   const T* row = dy + t * width + first;
-                   const auto token = static_cast<std::size_t>(tokens.address()[t]);
-                   table_.accumulate(table.values.address() + token * width + first, row,
+                   const std::size_t row = rows.of(tokens.address()[t]);
+                   if (row >= rows.count) continue;
+                   const T* source = dy + t * width + first;
+                   table_.accumulate(table.values.address() + row * width + first, source,
                                      last - first);
                    if (has_positions) {
                      const std::size_t place = t % shape.sequence;
-                     table_.accumulate(positions.values.address() + place * width + first, row,
+                     table_.accumulate(positions.values.address() + place * width + first, source,
                                        last - first);
                    }
                  }
@@ -244,6 +268,60 @@ void RowOps<T>::cross_entropy(const CrossEntropyArguments& a) {
   double total = a.first ? 0.0 : *a.loss_sum.address();
   for (std::size_t row = 0; row < a.rows; ++row) total += call.losses[row];
   *a.loss_sum.address() = total;
+}
+
+template <class T>
+void RowOps<T>::scan_vocabulary(const VocabularyTile& tile,
+                                offload::DeviceSpan<VocabularyScan> scans) {
+  check_targets(tile.targets, tile.vocabulary);
+  SPILLWAY_ASSERT(scans.size() >= tile.rows);
+  VocabularyCall<T> call;
+  call.logits = tile.logits.address();
+  call.targets = tile.targets.address();
+  call.scans = scans.address();
+  call.columns = tile.columns;
+  call.first_column = tile.first_column;
+  parallel_for(
+      threads_, tile.rows, items_in_unit(tile.columns),
+      [&](std::size_t first, std::size_t last, int) { table_.scan_vocabulary(call, first, last); });
+}
+
+template <class T>
+void RowOps<T>::sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
+                           offload::DeviceSpan<double> loss_sum, Tensor) {
+  double total = 0;
+  for (std::size_t row = 0; row < targets.size(); ++row) {
+    if (targets.address()[row] < 0) continue;
+    const VocabularyScan& scan = scans.address()[row];
+    total += std::log(scan.total) + scan.largest - scan.target;
+  }
+  *loss_sum.address() = total;
+}
+
+template <class T>
+void RowOps<T>::vocabulary_gradient(const VocabularyTile& tile,
+                                    offload::DeviceSpan<const VocabularyScan> scans,
+                                    float gradient_scale, Tensor logits_gradient) {
+  VocabularyCall<T> call;
+  call.logits = tile.logits.address();
+  call.targets = tile.targets.address();
+  call.scans = const_cast<VocabularyScan*>(scans.address());  // the kernel only reads them
+  call.gradient = cast(logits_gradient);
+  call.columns = tile.columns;
+  call.first_column = tile.first_column;
+  call.scale = gradient_scale;
+  parallel_for(threads_, tile.rows, items_in_unit(tile.columns),
+               [&](std::size_t first, std::size_t last, int) {
+                 table_.vocabulary_gradient(call, first, last);
+               });
+}
+
+template <class T>
+void RowOps<T>::round_sums(offload::DeviceSpan<const float> sums, Tensor out) {
+  SPILLWAY_ASSERT(out.size() >= sums.size() * sizeof(T));
+  parallel_for(threads_, sums.size(), kUnit, [&](std::size_t first, std::size_t last, int) {
+    table_.narrow(sums.address() + first, cast(out) + first, last - first);
+  });
 }
 
 template <class T>

@@ -58,9 +58,16 @@ class RowOps : public Ops {
   void embedding_backward(const EmbeddingShape& shape, Tokens tokens, ConstTensor out_gradient,
                           Gradient table, Gradient positions, Tensor workspace) final;
   void cross_entropy(const CrossEntropyArguments& a) final;
+  void scan_vocabulary(const VocabularyTile& tile, offload::DeviceSpan<VocabularyScan> scans) final;
+  void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
+                  offload::DeviceSpan<double> loss_sum, Tensor workspace) final;
+  void vocabulary_gradient(const VocabularyTile& tile,
+                           offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
+                           Tensor logits_gradient) final;
   void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
                      Tensor workspace) final;
   void fill_zero(offload::DeviceSpan<float> values) final;
+  void round_sums(offload::DeviceSpan<const float> sums, Tensor out) final;
 
  protected:
   [[nodiscard]] int threads() const { return threads_; }

@@ -12,6 +12,14 @@ constexpr std::uint64_t embedding_bytes(const EmbeddingShape& shape) {
   return round_up(std::uint64_t{shape.batch} * shape.sequence * 2 * sizeof(Occurrence), 64);
 }
 
+/// The rows of the vocabulary that a table holds.
+struct TableRows {
+  std::uint64_t first, count;
+};
+constexpr TableRows table_rows(const EmbeddingShape& shape) {
+  return {shape.first_row, shape.rows > 0 ? shape.rows : shape.vocabulary};
+}
+
 /// Item: a pack of a row of `out`.
 template <unsigned N, class T>
 struct EmbeddingForward {
@@ -20,6 +28,7 @@ struct EmbeddingForward {
   const T* positions;  ///< null: none
   T* out;
   std::uint64_t sequence, width, vocabulary;
+  TableRows rows;
 
   SPILLWAY_HOST_DEVICE void operator()(std::uint64_t item) const {
     const std::uint64_t row = item / (width / N);
@@ -27,7 +36,9 @@ struct EmbeddingForward {
     const auto token = static_cast<std::uint64_t>(tokens[row]);  // a negative one becomes huge
     Pack<N> value = filled<N>(std::numeric_limits<float>::quiet_NaN());
     if (token < vocabulary) {
-      value = load<N>(table + token * width + column);
+      const std::uint64_t in_table = token - rows.first;
+      if (in_table >= rows.count) return;  // another tile's
+      value = load<N>(table + in_table * width + column);
       if (positions != nullptr) {
         value = value + load<N>(positions + row % sequence * width + column);
       }
@@ -42,7 +53,8 @@ struct TableGradient {
   const Occurrence* sorted;
   const T* out_gradient;
   float* table;
-  std::uint64_t count, width, vocabulary;
+  std::uint64_t count, width;
+  TableRows rows;
   bool first;
 
   static constexpr unsigned kAhead = 8;  ///< rows in flight, for tokens that are everywhere
@@ -51,8 +63,9 @@ struct TableGradient {
     std::uint64_t i = item / (width / N);
     const std::uint64_t column = item % (width / N) * N;
     const std::uint64_t token = token_of(sorted[i]);
-    if (token >= vocabulary || (i > 0 && token_of(sorted[i - 1]) == token)) return;
-    float* target = table + token * width + column;
+    const std::uint64_t in_table = token - rows.first;  // before the table it becomes huge
+    if (in_table >= rows.count || (i > 0 && token_of(sorted[i - 1]) == token)) return;
+    float* target = table + in_table * width + column;
     Pack<N> total = first ? filled<N>(0) : load<N>(target);
     const T* input = out_gradient + column;
     for (; i + kAhead <= count && token_of(sorted[i + kAhead - 1]) == token; i += kAhead) {
@@ -97,7 +110,7 @@ void embedding_forward(Runner& runner, DType compute, const EmbeddingShape& shap
     with_pack(aligned(words, places, y) && whole_packs(shape.width), [&](auto pack) {
       constexpr unsigned kN = decltype(pack)::value;
       runner.items(EmbeddingForward<kN, T>{tokens.address(), words, places, y, shape.sequence,
-                                           shape.width, shape.vocabulary},
+                                           shape.width, shape.vocabulary, table_rows(shape)},
                    tokens.size() * (shape.width / kN));
     });
   });
@@ -131,7 +144,7 @@ void embedding_backward(Runner& runner, DType compute, const EmbeddingShape& sha
     with_pack(aligned(dy, words, places) && whole_packs(shape.width), [&](auto pack) {
       constexpr unsigned kN = decltype(pack)::value;
       runner.items(TableGradient<kN, T>{sort.result(), dy, words, count, shape.width,
-                                        shape.vocabulary, table.first},
+                                        table_rows(shape), table.first},
                    count * (shape.width / kN));
       if (!has_positions) return;
       runner.items(PositionGradient<kN, T>{dy, places, shape.batch, shape.sequence, shape.width,

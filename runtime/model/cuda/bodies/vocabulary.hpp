@@ -1,0 +1,156 @@
+// Cross-entropy over tiles of the vocabulary: each row's scan goes from tile to tile, and the
+// gradient of a tile follows from the finished scans. A team a row.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "runtime/model/cuda/bodies/cross_entropy.hpp"
+
+namespace spillway::model::cuda::bodies {
+
+template <unsigned N>
+struct ScanVocabulary {
+  const float* logits;
+  const std::int32_t* targets;
+  VocabularyScan* scans;
+  std::uint64_t columns, first_column, vocabulary;
+
+  static constexpr unsigned kLanes = 512;
+  static constexpr std::size_t kShared = kLanes * (sizeof(double) + 2 * sizeof(float));
+
+  SPILLWAY_HOST_DEVICE void merge(std::uint64_t row, double top, double total) const {
+    VocabularyScan scan = scans[row];
+    if (first_column == 0) {
+      scan = {top, total, 0};
+    } else if (top > scan.largest) {
+      scan.total = scan.total * std::exp(scan.largest - top) + total;
+      scan.largest = top;
+    } else {
+      scan.total += total * std::exp(top - scan.largest);
+    }
+    const auto target = static_cast<std::uint64_t>(targets[row]);  // a negative one becomes huge
+    const std::uint64_t column = target - first_column;
+    if (column < columns) scan.target = static_cast<double>(logits[row * columns + column]);
+    if (target >= vocabulary) scan.target = std::numeric_limits<double>::quiet_NaN();
+    scans[row] = scan;
+  }
+
+  template <class Team>
+  SPILLWAY_HOST_DEVICE void operator()(Team team, std::uint64_t row, std::byte* shared) const {
+    auto* sums = reinterpret_cast<double*>(shared);
+    auto* tops = reinterpret_cast<float*>(sums + Team::kLanes);
+    auto* own_tops = tops + Team::kLanes;  // `reduce` overwrites
+    const std::uint64_t begin = row * columns;
+    const std::uint64_t end = begin + columns;
+    team.each([&](unsigned lane) {
+      RunningSum running;
+      visit_range<N>(begin, end, lane, Team::kLanes, [&](auto pack, auto i) {
+        running.add(load<decltype(pack)::value>(logits + i));
+      });
+      tops[lane] = running.top;
+      own_tops[lane] = running.top;
+      sums[lane] = static_cast<double>(running.sum);
+    });
+    const float top = team.reduce(tops, [](float a, float b) { return larger(a, b); });
+    team.each([&](unsigned lane) {
+      sums[lane] *= static_cast<double>(exponential(own_tops[lane] - top));
+    });
+    const double total = team.sum(sums);
+    team.each([&](unsigned lane) {
+      if (lane == 0) merge(row, static_cast<double>(top), total);
+    });
+  }
+};
+
+/// Item: a row.
+struct ScannedLoss {
+  const VocabularyScan* scans;
+  const std::int32_t* targets;
+  double* losses;
+
+  SPILLWAY_HOST_DEVICE void operator()(std::uint64_t row) const {
+    const VocabularyScan& scan = scans[row];
+    losses[row] = targets[row] < 0 ? 0 : std::log(scan.total) + scan.largest - scan.target;
+  }
+};
+
+template <unsigned N, class T>
+struct VocabularyGradient {
+  const float* logits;
+  const std::int32_t* targets;
+  const VocabularyScan* scans;
+  T* gradient;  ///< may be `logits`: each element is read first
+  std::uint64_t columns, first_column, vocabulary;
+  float scale;
+
+  static constexpr unsigned kLanes = 512;
+
+  template <class Team>
+  SPILLWAY_HOST_DEVICE void operator()(Team team, std::uint64_t row, std::byte* /*shared*/) const {
+    const bool ignored = targets[row] < 0;
+    const auto target = static_cast<std::uint64_t>(targets[row]);
+    const std::uint64_t begin = row * columns;
+    const VocabularyScan scan = scans[row];
+    const auto top = static_cast<float>(scan.largest);
+    auto factor = static_cast<float>(static_cast<double>(scale) / scan.total);
+    const double p = std::exp(scan.target - scan.largest) / scan.total;
+    const auto at_target = static_cast<float>((p - 1.0) * static_cast<double>(scale));
+    if (target >= vocabulary) factor = std::numeric_limits<float>::quiet_NaN();
+    const std::uint64_t wanted = begin + target - first_column;  // in a tile before or behind: huge
+    const bool here = target - first_column < columns;
+    team.each([&](unsigned lane) {
+      visit_range<N>(begin, begin + columns, lane, Team::kLanes, [&](auto pack, auto i) {
+        constexpr unsigned kN = decltype(pack)::value;
+        const Pack<kN> x = load<kN>(logits + i);
+        store(gradient + i, map<kN>([&](unsigned j) {
+                if (ignored) return 0.0F;
+                return here && i + j == wanted ? at_target : exponential(x.lane[j] - top) * factor;
+              }));
+      });
+    });
+  }
+};
+
+template <class Runner>
+void scan_vocabulary(Runner& runner, const VocabularyTile& tile,
+                     offload::DeviceSpan<VocabularyScan> scans) {
+  const float* logits = tile.logits.address();
+  with_pack(aligned(logits), [&](auto pack) {
+    using Body = ScanVocabulary<decltype(pack)::value>;
+    runner.template teams<Body::kLanes>(Body{logits, tile.targets.address(), scans.address(),
+                                             tile.columns, tile.first_column, tile.vocabulary},
+                                        tile.rows, Body::kShared);
+  });
+}
+
+template <class Runner>
+void sum_losses(Runner& runner, Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
+                offload::DeviceSpan<double> loss_sum, Tensor workspace) {
+  const std::uint64_t rows = targets.size();
+  SPILLWAY_ASSERT(workspace.size() >= rows * sizeof(double));
+  auto* losses = reinterpret_cast<double*>(workspace.address());
+  runner.items(ScannedLoss{scans.address(), targets.address(), losses}, rows);
+  runner.template teams<SumLosses::kLanes>(SumLosses{losses, loss_sum.address(), rows, true}, 1,
+                                           SumLosses::kShared);
+}
+
+template <class Runner>
+void vocabulary_gradient(Runner& runner, DType compute, const VocabularyTile& tile,
+                         offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
+                         Tensor logits_gradient) {
+  with_element(compute, [&](auto element) {
+    using T = decltype(element);
+    const float* logits = tile.logits.address();
+    T* gradient = elements<T>(logits_gradient);
+    with_pack(aligned(logits, gradient), [&](auto pack) {
+      using Body = VocabularyGradient<decltype(pack)::value, T>;
+      runner.template teams<Body::kLanes>(
+          Body{logits, tile.targets.address(), scans.address(), gradient, tile.columns,
+               tile.first_column, tile.vocabulary, gradient_scale},
+          tile.rows, 0);
+    });
+  });
+}
+
+}  // namespace spillway::model::cuda::bodies

@@ -1,0 +1,183 @@
+// A model in tiles in plain memory: what the engine does with its blocks, in the simplest way, with
+// the parameters of a model without tiles. For tests.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "tests/model/model_harness.hpp"
+
+namespace spillway::model {
+
+class TiledHarness {
+ public:
+  TiledHarness(const ModelConfig& config, BatchShape batch, const host::HostOpsOptions& options,
+               std::uint64_t operator_tile)
+      : batch_(batch),
+        compute_(options.compute),
+        ops_(host::make_ops(options)),
+        transformer_(config, batch, compute_, *ops_, operator_tile),
+        constants_(transformer_.constants()),
+        workspace_(transformer_.workspace_bytes().value()),
+        boundary_gradient_(transformer_.boundary_bytes().value()),
+        carried_(transformer_.carried_bytes().value()),
+        boundary_(config.layers + 1),
+        saved_(config.layers + 1) {
+    transformer_.bind_constants({constants_.data(), constants_.size()});
+    for (const BlockLayout& block : layout().blocks) {
+      parameters_.emplace_back(block.padded_parameters.value() * size_of(compute_));
+      gradients_.emplace_back(block.padded_parameters.value() * sizeof(float));
+    }
+    for (auto& boundary : boundary_) boundary = TestMemory(transformer_.boundary_bytes().value());
+    for (std::uint32_t b = 1; b < blocks(); ++b) {
+      const Bytes bytes = transformer_.saved_bytes(b);
+      if (bytes > Bytes{}) saved_[layer_of(b)] = TestMemory(bytes.value());
+    }
+  }
+
+  [[nodiscard]] const ModelLayout& layout() const { return transformer_.layout(); }
+  [[nodiscard]] const Transformer& transformer() const { return transformer_; }
+
+  /// The parameters of `whole`, tensor by tensor.
+  void copy_parameters(const ModelHarness& whole) {
+    std::map<std::string, std::vector<float>> tensors;
+    for (std::uint32_t b = 0; b < whole.blocks(); ++b) {
+      const std::vector<float> values = whole.parameters(b);
+      for (const ParameterTensor& tensor : whole.layout().blocks[b].tensors) {
+        const auto first = values.begin() + static_cast<std::ptrdiff_t>(tensor.first.value());
+        tensors[tensor.name].assign(first,
+                                    first + static_cast<std::ptrdiff_t>(tensor.count.value()));
+      }
+    }
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      std::vector<float> values;
+      for (const ParameterTensor& tensor : layout().blocks[b].tensors) {
+        const auto first =
+            tensors.at(tensor.name).begin() + static_cast<std::ptrdiff_t>(tensor.skipped.value());
+        values.insert(values.end(), first,
+                      first + static_cast<std::ptrdiff_t>(tensor.count.value()));
+      }
+      const TestMemory encoded = encode(values, compute_);
+      std::memcpy(parameters_[b].data(), encoded.data(), encoded.size());
+    }
+  }
+
+  /// As ModelHarness::step.
+  double step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
+              float scale, bool first, Activations activations = Activations::kept) {
+    for (std::uint32_t b = 1; b < begin_of(head()); ++b) run_forward(b, tokens, false);
+    double sum = -1;
+    for (std::uint32_t b = begin_of(head()); b < blocks(); ++b) run_loss(b, targets, sum, {}, true);
+    const LossScale loss{scale, boundary_gradient_.device()};
+    for (std::uint32_t b = blocks(); b-- > begin_of(head());) {
+      run_loss(b, targets, sum, loss, first);
+    }
+    for (std::uint32_t layer = head(); layer-- > 0;) {
+      if (activations == Activations::recomputed && layer > 0) {
+        std::memset(saved_[layer].data(), 0xff, saved_[layer].size());
+        for (std::uint32_t b = begin_of(layer); b < begin_of(layer + 1); ++b) {
+          if (transformer_.feeds_backward(b)) run_forward(b, tokens, true);
+        }
+      }
+      for (std::uint32_t b = begin_of(layer + 1); b-- > begin_of(layer);) {
+        run_backward(b, tokens, first);
+      }
+    }
+    return sum;
+  }
+
+  /// fp32 gradients of whole tensors, by name; then the padding of all blocks.
+  [[nodiscard]] std::map<std::string, std::vector<float>> gradients() const {
+    std::map<std::string, std::vector<float>> tensors;
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      const std::span<const float> values = gradients_[b].as<float>();
+      const BlockLayout& block = layout().blocks[b];
+      for (const ParameterTensor& tensor : block.tensors) {
+        const auto part = values.subspan(tensor.first.value(), tensor.count.value());
+        auto& whole = tensors[tensor.name];
+        whole.insert(whole.end(), part.begin(), part.end());
+      }
+      const auto padding = values.subspan(block.parameters.value());
+      auto& all = tensors["padding"];
+      all.insert(all.end(), padding.begin(), padding.end());
+    }
+    return tensors;
+  }
+
+ private:
+  struct LossScale {
+    float scale = 0;
+    Tensor boundary_gradient;
+  };
+
+  [[nodiscard]] std::uint32_t blocks() const {
+    return static_cast<std::uint32_t>(layout().blocks.size());
+  }
+  [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
+    return layout().blocks[block].layer;
+  }
+  [[nodiscard]] std::uint32_t head() const { return layout().blocks.back().layer; }
+  [[nodiscard]] std::uint32_t begin_of(std::uint32_t layer) const {
+    std::uint32_t b = 1;
+    while (b < blocks() && layer_of(b) < layer) ++b;
+    return b;
+  }
+  [[nodiscard]] ConstTensor input_of(std::uint32_t block) const {
+    const std::uint32_t layer = layer_of(block);
+    return layer > 0 ? ConstTensor(boundary_[layer - 1].device()) : ConstTensor{};
+  }
+
+  void run_forward(std::uint32_t block, std::span<const std::int32_t> tokens, bool again) {
+    transformer_.forward({.block = block,
+                          .parameters = parameters_[block].device(),
+                          .shared = parameters_[0].device(),
+                          .tokens = {tokens.data(), tokens.size()},
+                          .input = input_of(block),
+                          .output = again ? Tensor{} : boundary_[layer_of(block)].device(),
+                          .saved = saved_[layer_of(block)].device(),
+                          .workspace = workspace_.device()});
+  }
+  void run_backward(std::uint32_t block, std::span<const std::int32_t> tokens, bool first) {
+    transformer_.backward({.block = block,
+                           .parameters = parameters_[block].device(),
+                           .shared = parameters_[0].device(),
+                           .tokens = {tokens.data(), tokens.size()},
+                           .input = input_of(block),
+                           .saved = saved_[layer_of(block)].device(),
+                           .carried = carried_.device(),
+                           .boundary_gradient = boundary_gradient_.device(),
+                           .gradients = gradients_[block].device().as<float>(),
+                           .shared_gradients = gradients_[0].device().as<float>(),
+                           .first = first,
+                           .workspace = workspace_.device()});
+  }
+  void run_loss(std::uint32_t block, std::span<const std::int32_t> targets, double& sum,
+                const LossScale& loss, bool first) {
+    transformer_.loss({.block = block,
+                       .parameters = parameters_[block].device(),
+                       .shared = parameters_[0].device(),
+                       .tied_parameters = {},
+                       .targets = {targets.data(), targets.size()},
+                       .input = input_of(block),
+                       .loss_sum = {&sum, 1},
+                       .gradient_scale = loss.scale,
+                       .boundary_gradient = loss.boundary_gradient,
+                       .carried = carried_.device(),
+                       .gradients = gradients_[block].device().as<float>(),
+                       .shared_gradients = gradients_[0].device().as<float>(),
+                       .tied_gradients = {},
+                       .first = first,
+                       .workspace = workspace_.device()});
+  }
+
+  BatchShape batch_;
+  DType compute_;
+  std::unique_ptr<Ops> ops_;
+  Transformer transformer_;
+  std::vector<float> constants_;
+  TestMemory workspace_, boundary_gradient_, carried_;
+  std::vector<TestMemory> boundary_, saved_;  ///< by layer
+  std::vector<TestMemory> parameters_, gradients_;
+};
+
+}  // namespace spillway::model
