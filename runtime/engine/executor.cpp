@@ -24,16 +24,14 @@ constexpr std::size_t kInFlight = 8;
 /// An upper bound on one sleep, should a wake-up ever be lost.
 constexpr std::chrono::milliseconds kLongestSleep{50};
 
-<<<<<<< HEAD
 /// How often events are asked about that do not wake: short beside any op that is worth a lane, and
 /// long enough to leave the processor to the workers.
 constexpr std::chrono::microseconds kPollInterval{50};
-=======
+
 /// As in "forward 12.3": of block 12, micro-batch 3.
 std::string profiler_name(const Op& op) {
   return fmt::format("{} {}.{}", plan::name_of(op.kind), op.block, op.micro_batch);
 }
->>>>>>> main
 
 bool is_stream(Lane lane) { return lane == Lane::gpu || lane == Lane::h2d || lane == Lane::d2h; }
 
