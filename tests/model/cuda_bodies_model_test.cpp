@@ -77,13 +77,17 @@ TEST_P(CudaBodiesModel, HasTheLossesAndGradientsOfTheHost) {
   }
 }
 
+std::string name_of_family(const testing::TestParamInfo<Family>& family) {
+  switch (family.param) {
+    case Family::gpt2: return "gpt2";
+    case Family::llama: return "llama";
+    default: return "qwen3";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Serial, CudaBodiesModel,
                          testing::Values(Family::gpt2, Family::llama, Family::qwen3),
-                         [](const auto& info) {
-                           return std::string(info.param == Family::gpt2    ? "gpt2"
-                                              : info.param == Family::llama ? "llama"
-                                                                            : "qwen3");
-                         });
+                         name_of_family);
 
 }  // namespace
 }  // namespace spillway::model
