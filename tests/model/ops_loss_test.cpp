@@ -1,7 +1,6 @@
-// Embedding and cross-entropy against fp64, and their refusals.
+// Embedding and cross-entropy against fp64.
 #include <limits>
 
-#include "runtime/base/error.hpp"
 #include "tests/model/ops_support.hpp"
 
 namespace spillway::model {
@@ -14,13 +13,16 @@ class LossOps : public OpsTest {
     for (std::int32_t& token : result) token = random_.below(vocabulary);
     return result;
   }
-  static Tokens device(const std::vector<std::int32_t>& values) {
-    return {values.data(), values.size()};
+  /// Tokens in the device's memory.
+  static TestMemory on_device(const std::vector<std::int32_t>& values) {
+    return TestMemory(std::span<const std::int32_t>(values));
   }
+  static Tokens view(const TestMemory& tokens) { return tokens.device().as<const std::int32_t>(); }
 
   void check_embedding(const EmbeddingShape& s) {
     const std::size_t count = std::size_t{s.batch} * s.sequence;
     const auto ids = tokens(count, static_cast<std::uint32_t>(s.vocabulary));
+    const TestMemory device_ids = on_device(ids);
     const Operand table = random(s.vocabulary * s.width);
     const Operand places = random(std::max<std::size_t>(1, s.positions * s.width));
     const Operand dy = random(count * s.width);
@@ -37,13 +39,13 @@ class LossOps : public OpsTest {
       }
     }
     const TestMemory actual = elements(out.size());
-    ops_->embedding_forward(s, device(ids), table.device(), places.device(), actual.device());
+    ops_->embedding_forward(s, view(device_ids), table.device(), places.device(), actual.device());
     expect_stored(actual, out, 1e-7, "out");
     const TestMemory words_gradient = floats(d_table.size());
     const TestMemory places_gradient = floats(d_places.size());
     const TestMemory space = workspace(ops_->embedding_workspace(s));
     for (const bool first : {true, false}) {
-      ops_->embedding_backward(s, device(ids), dy.device(),
+      ops_->embedding_backward(s, view(device_ids), dy.device(),
                                {words_gradient.device().as<float>(), first},
                                {places_gradient.device().as<float>(), first}, space.device());
     }
@@ -76,25 +78,26 @@ class LossOps : public OpsTest {
       }
     }
     const TestMemory device_logits{std::span<const float>(logits)};
+    const TestMemory device_targets = on_device(targets);
     const TestMemory out = elements(logits.size());
     const TestMemory space = workspace(ops_->reduction_workspace(rows, 2));
-    double sum = -7;
+    const TestMemory sum(sizeof(double));
     CrossEntropyArguments arguments{.rows = rows,
                                     .vocabulary = vocabulary,
                                     .logits = device_logits.device().as<const float>(),
-                                    .targets = device(targets),
-                                    .loss_sum = {&sum, 1},
+                                    .targets = view(device_targets),
+                                    .loss_sum = sum.device().as<double>(),
                                     .first = true,
                                     .gradient_scale = kScale,
                                     .logits_gradient = out.device(),
                                     .workspace = space.device()};
     ops_->cross_entropy(arguments);
-    EXPECT_NEAR(sum, loss, 1e-6 * loss + 1e-9);
+    EXPECT_NEAR(sum.as<double>()[0], loss, 1e-6 * loss + 1e-9);
     expect_stored(out, gradient, 1e-6, "gradient");
     arguments.first = false;
     arguments.logits_gradient = {};
     ops_->cross_entropy(arguments);
-    EXPECT_NEAR(sum, 2 * loss, 2e-6 * loss + 1e-9) << "the second chunk adds";
+    EXPECT_NEAR(sum.as<double>()[0], 2 * loss, 2e-6 * loss + 1e-9) << "the second chunk adds";
     if (dtype_ != DType::fp32) return;
     arguments.logits_gradient = device_logits.device();
     ops_->cross_entropy(arguments);
@@ -119,20 +122,20 @@ TEST_P(LossOps, CrossEntropyAgreesWithFp64) {
 TEST_P(LossOps, IgnoresNegativeTargets) {
   const std::vector<float> logits = {1, 2, 3, 4, 5, 6};
   const TestMemory device_logits{std::span<const float>(logits)};
-  const std::vector<std::int32_t> targets = {-1, 1};
+  const TestMemory targets = on_device({-1, 1});
   const TestMemory space = workspace(ops_->reduction_workspace(2, 2));
   const TestMemory out = elements(6);
-  double sum = 0;
+  const TestMemory sum(sizeof(double));
   ops_->cross_entropy({.rows = 2,
                        .vocabulary = 3,
                        .logits = device_logits.device().as<const float>(),
-                       .targets = device(targets),
-                       .loss_sum = {&sum, 1},
+                       .targets = view(targets),
+                       .loss_sum = sum.device().as<double>(),
                        .first = true,
                        .gradient_scale = 1,
                        .logits_gradient = out.device(),
                        .workspace = space.device()});
-  EXPECT_NEAR(sum, std::log(std::exp(-1) + 1 + std::exp(1)), 1e-6);
+  EXPECT_NEAR(sum.as<double>()[0], std::log(std::exp(-1) + 1 + std::exp(1)), 1e-6);
   const std::vector<float> gradient = decode(out, dtype_);
   EXPECT_THAT(std::vector<float>(gradient.begin(), gradient.begin() + 3), testing::Each(0.0F));
   EXPECT_LT(gradient[4], 0);
@@ -142,40 +145,24 @@ TEST_P(LossOps, NonFiniteLogitsGiveANonFiniteLoss) {
   for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
     std::vector<float> logits(40);
     logits[17] = bad;
-    const std::vector<std::int32_t> targets = {3};
+    const TestMemory device_logits{std::span<const float>(logits)};
+    const TestMemory targets = on_device({3});
     const TestMemory space = workspace(ops_->reduction_workspace(1, 2));
-    double sum = 0;
+    const TestMemory sum(sizeof(double));
     ops_->cross_entropy({.rows = 1,
                          .vocabulary = 40,
-                         .logits = {logits.data(), 40},
-                         .targets = device(targets),
-                         .loss_sum = {&sum, 1},
+                         .logits = device_logits.device().as<const float>(),
+                         .targets = view(targets),
+                         .loss_sum = sum.device().as<double>(),
                          .first = true,
                          .gradient_scale = 1,
                          .logits_gradient = {},
                          .workspace = space.device()});
-    EXPECT_FALSE(std::isfinite(sum));
+    EXPECT_FALSE(std::isfinite(sum.as<double>()[0]));
   }
 }
 
-TEST_P(LossOps, RefusesTokensOutsideTheVocabularyByPosition) {
-  const EmbeddingShape s{.batch = 1, .sequence = 3, .width = 4, .vocabulary = 10, .positions = 0};
-  const Operand table = random(40);
-  const TestMemory out = elements(12);
-  for (const std::int32_t bad : {10, -1}) {
-    const std::vector<std::int32_t> ids = {1, bad, 2};
-    try {
-      ops_->embedding_forward(s, device(ids), table.device(), {}, out.device());
-      FAIL() << "accepted token " << bad;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-      EXPECT_THAT(error.what(), testing::HasSubstr("position 1"));
-      EXPECT_THAT(error.what(), testing::HasSubstr(std::to_string(bad)));
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Host, LossOps, testing::ValuesIn(all_cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(EveryCase, LossOps, testing::ValuesIn(all_cases()), name_of_case);
 
 }  // namespace
 }  // namespace spillway::model
