@@ -17,6 +17,7 @@
 #include "runtime/model/cuda/bodies/embedding.hpp"
 #include "runtime/model/cuda/bodies/norm.hpp"
 #include "runtime/model/cuda/bodies/rope.hpp"
+#include "runtime/model/cuda/bodies/vocabulary.hpp"
 #include "tests/model/ops_support.hpp"
 
 namespace spillway::model {
@@ -124,6 +125,23 @@ class SerialOps final : public Ops {
   }
   void cross_entropy(const CrossEntropyArguments& a) override {
     cuda::bodies::cross_entropy(runner_, compute_, a);
+  }
+  void scan_vocabulary(const VocabularyTile& tile,
+                       offload::DeviceSpan<VocabularyScan> scans) override {
+    cuda::bodies::scan_vocabulary(runner_, tile, scans);
+  }
+  void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
+                  offload::DeviceSpan<double> loss_sum, Tensor workspace) override {
+    cuda::bodies::sum_losses(runner_, targets, scans, loss_sum, workspace);
+  }
+  void vocabulary_gradient(const VocabularyTile& tile,
+                           offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
+                           Tensor logits_gradient) override {
+    cuda::bodies::vocabulary_gradient(runner_, compute_, tile, scans, gradient_scale,
+                                      logits_gradient);
+  }
+  void round_sums(offload::DeviceSpan<const float> sums, Tensor out) override {
+    cuda::bodies::narrow(runner_, compute_, sums, out);
   }
   void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
                      Tensor workspace) override {
