@@ -26,7 +26,9 @@ std::unique_ptr<model::Ops> make_host_ops(const TrainOptions& options) {
   return model::host::make_ops(host);
 }
 
-model::cuda::CudaMath math_of(const TrainOptions& options) { return {.compute = options.compute}; }
+model::cuda::CudaMath math_of(const TrainOptions& options) {
+  return {.compute = options.compute, .deterministic = options.deterministic, .tf32 = options.tf32};
+}
 
 void check_usable() {
   const std::string reason = offload::cuda_unavailable_reason();

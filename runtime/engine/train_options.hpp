@@ -60,6 +60,8 @@ struct TrainOptions {
   double gradient_clipping = 1.0;                 ///< global norm; 0 switches it off
   DType compute = DType::fp32;
   std::optional<DeviceKind> device;  ///< absent: cuda where a GPU is usable, else the host
+  bool deterministic = true;         ///< cuda: only algorithms whose sums have one order
+  bool tf32 = false;  ///< cuda: fp32 products on tensor cores, with 10 bits of mantissa
   LossScaleOptions loss_scale;
   cpu_adam::AdamOptions adam;  ///< lr is the schedule's peak
   ScheduleOptions schedule;
@@ -93,9 +95,9 @@ struct TrainOptions {
   /// False: no step is ever committed, and only state that lives on disk has slots there. For
   /// benchmarks, whose result nobody keeps; no key of a configuration.
   bool commits = true;
-  std::uint64_t save_every = 0;    ///< kept checkpoints; 0: none
-  std::uint32_t keep = 2;          ///< newest kept checkpoints; older ones are removed
-  std::uint64_t eval_every = 0;    ///< 0: at the end only
+  std::uint64_t save_every = 0;  ///< kept checkpoints; 0: none
+  std::uint32_t keep = 2;        ///< newest kept checkpoints; older ones are removed
+  std::uint64_t eval_every = 0;  ///< 0: at the end only
   std::uint32_t zero_stage = 0;
 };
 
