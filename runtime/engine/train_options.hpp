@@ -69,6 +69,7 @@ struct TrainOptions {
   std::uint64_t seed = 1234;
   std::uint64_t steps = 0;                   ///< 0: one epoch
   std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters
+  std::uint64_t operator_tile = 0;  ///< parameters of a tile of matrices; 0: layers run whole
 
   // Placement and effort: free to change at every start; never changes a bit.
   UpdateMode update = UpdateMode::automatic;
@@ -93,9 +94,9 @@ struct TrainOptions {
   /// False: no step is ever committed, and only state that lives on disk has slots there. For
   /// benchmarks, whose result nobody keeps; no key of a configuration.
   bool commits = true;
-  std::uint64_t save_every = 0;    ///< kept checkpoints; 0: none
-  std::uint32_t keep = 2;          ///< newest kept checkpoints; older ones are removed
-  std::uint64_t eval_every = 0;    ///< 0: at the end only
+  std::uint64_t save_every = 0;  ///< kept checkpoints; 0: none
+  std::uint32_t keep = 2;        ///< newest kept checkpoints; older ones are removed
+  std::uint64_t eval_every = 0;  ///< 0: at the end only
   std::uint32_t zero_stage = 0;
 };
 
