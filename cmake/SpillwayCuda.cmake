@@ -44,6 +44,7 @@ macro(spillway_find_nvcc)
                  PATHS /usr/local/cuda/bin ${SPILLWAY_CUDA_PACKAGES}/nvidia/cu13/bin)
     if(SPILLWAY_NVCC)
       set(ENV{CUDACXX} ${SPILLWAY_NVCC})
+      unset(CMAKE_CUDA_COMPILER CACHE)  # an earlier failure would be remembered
       include(CheckLanguage)
       check_language(CUDA)
     endif()

@@ -23,9 +23,13 @@ void WakeSignal::notify() noexcept {
   [[maybe_unused]] const ssize_t written = ::write(descriptor_, &one, sizeof one);
 }
 
-void WakeSignal::wait_for(std::chrono::milliseconds limit) {
+void WakeSignal::wait_for(std::chrono::microseconds limit) {
   pollfd entry{.fd = descriptor_, .events = POLLIN, .revents = 0};
-  if (::poll(&entry, 1, static_cast<int>(limit.count())) <= 0) return;
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
+  const timespec timeout{
+      .tv_sec = static_cast<time_t>(seconds.count()),
+      .tv_nsec = static_cast<long>(std::chrono::nanoseconds(limit - seconds).count())};
+  if (::ppoll(&entry, 1, &timeout, nullptr) <= 0) return;
   std::uint64_t count = 0;
   [[maybe_unused]] const ssize_t got = ::read(descriptor_, &count, sizeof count);
 }

@@ -16,7 +16,7 @@ class WakeSignal {
 
   void notify() noexcept;
   /// Returns after a notification or after `limit`, whichever is first.
-  void wait_for(std::chrono::milliseconds limit);
+  void wait_for(std::chrono::microseconds limit);
   /// For registration with io_uring or epoll. Owned by this object.
   [[nodiscard]] int descriptor() const { return descriptor_; }
 

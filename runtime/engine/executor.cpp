@@ -24,6 +24,10 @@ constexpr std::size_t kInFlight = 8;
 /// An upper bound on one sleep, should a wake-up ever be lost.
 constexpr std::chrono::milliseconds kLongestSleep{50};
 
+/// How often events are asked about that do not wake: short beside any op that is worth a lane, and
+/// long enough to leave the processor to the workers.
+constexpr std::chrono::microseconds kPollInterval{50};
+
 /// As in "forward 12.3": of block 12, micro-batch 3.
 std::string profiler_name(const Op& op) {
   return fmt::format("{} {}.{}", plan::name_of(op.kind), op.block, op.micro_batch);
@@ -48,6 +52,7 @@ Executor::Executor(const plan::StepPlan& plan, offload::DeviceBackend& backend, 
     : plan_(plan),
       streams_(streams),
       wake_(wake),
+      events_wake_(backend.capabilities().wakes),
       events_(plan.ops.size()),
       tickets_(plan.ops.size()),
       ranges_(plan.ops.size()),
@@ -82,13 +87,21 @@ void Executor::run(OpPerformer& performer) {
   reset();
   try {
     while (completed_ < plan_.ops.size()) {
-      if (!advance(performer)) wake_.wait_for(kLongestSleep);
+      if (!advance(performer)) sleep();
     }
   } catch (...) {
     drain();
     throw;
   }
   seconds_ = now();
+}
+
+/// Workers wake this thread, whatever the backend does.
+void Executor::sleep() {
+  const bool waits_for_stream = std::ranges::any_of(lanes_, [&](const LaneQueue& lane) {
+    return !lane.in_flight.empty() && is_stream(plan_.ops[lane.in_flight.front()].lane);
+  });
+  wake_.wait_for(waits_for_stream && !events_wake_ ? kPollInterval : kLongestSleep);
 }
 
 bool Executor::advance(OpPerformer& performer) {

@@ -1,5 +1,6 @@
 // Executor: runs a StepPlan. One control thread issues every op whose dependencies allow it, polls
-// events and tickets, and sleeps only when nothing can be issued and something is in flight.
+// events and tickets, and sleeps only when nothing can be issued and something is in flight: until
+// it is woken, or, where the backend's events do not wake, for a moment.
 #pragma once
 
 #include <array>
@@ -68,6 +69,7 @@ class Executor {
   };
 
   void reset();
+  void sleep();
   bool advance(OpPerformer& performer);
   bool issue(plan::Lane lane, OpPerformer& performer);
   bool collect(plan::Lane lane);
@@ -79,6 +81,7 @@ class Executor {
   const plan::StepPlan& plan_;
   Streams& streams_;
   WakeSignal& wake_;
+  const bool events_wake_;  ///< the backend's do; else they are asked about every so often
   std::array<LaneQueue, plan::kLaneCount> lanes_;
   std::vector<std::unique_ptr<offload::Event>> events_;  // by op; empty for ticket lanes
   std::vector<Ticket> tickets_;                          // by op

@@ -12,14 +12,6 @@ using plan::Op;
 using plan::OpKind;
 using plan::Tier;
 
-namespace {
-
-/// Activations live for one pass of one process, and are not verified: what is lost with them is a
-/// step that the last commit repeats.
-constexpr std::uint64_t kNoChecksum = 0;
-
-}  // namespace
-
 OpActions::OpActions(OpResources resources)
     : resources_(std::move(resources)),
       kernel_(resources_.kernel),
@@ -29,11 +21,15 @@ OpActions::OpActions(OpResources resources)
       state_checksums_(resources_.homes.tiles().size()),
       parameter_checksums_(resources_.homes.tiles().size()),
       piece_checksums_(nvme_swap::checksum_pieces(
-          plan::slot_bytes(resources_.placement.format, resources_.placement.tile_parameters)
+          std::max(
+              plan::slot_bytes(resources_.placement.format, resources_.placement.tile_parameters),
+              plan::boundary_disk_bytes(resources_.workload))
               .value())),
       writes_(resources_.homes.tiles().size()),
       copy_writes_(resources_.homes.tiles().size()),
       copies_(resources_.homes.tiles().size() + 1),
+      boundary_moves_(resources_.placement.boundary_staging),
+      boundary_checksums_(resources_.placement.boundary_staging),
       held_(resources_.placement.state_slots, kNoTile) {
   step_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
 }
@@ -77,16 +73,8 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
       }
       return count(op.kind, target.size());
     }
-    case OpKind::save_activation: {
-      const auto target = homes.boundaries().host(op);
-      stream.download(target, homes.boundaries().slot(op.boundary_slot));
-      return count(op.kind, target.size());
-    }
-    case OpKind::load_activation: {
-      const auto source = homes.boundaries().host(op);
-      stream.upload(homes.boundaries().slot(op.boundary_slot), source);
-      return count(op.kind, source.size());
-    }
+    case OpKind::save_activation:
+    case OpKind::load_activation: return copy_boundary(op, stream);
     case OpKind::forward:
       if (op.block == resources_.workload.first_block(0)) {
         // Token ids are far below one block's parameters; they ride in the compute stream's order.
@@ -175,21 +163,6 @@ Ticket OpActions::commit() {
   if (step_.copy == nullptr) return committed;
   const auto slot = static_cast<std::uint32_t>(resources_.homes.tiles().size());
   return copies_.join(slot, std::move(committed), step_.copy->commit(step_.commit));
-}
-
-Ticket OpActions::spill(const Op& op) {
-  BoundaryHomes& boundaries = resources_.homes.boundaries();
-  const auto source = boundaries.staging(op.slot);
-  count(op.kind, source.size());
-  return resources_.activation_store->write(boundaries.on_disk(op.block, op.micro_batch), source,
-                                            kNoChecksum);
-}
-
-Ticket OpActions::fetch(const Op& op) {
-  BoundaryHomes& boundaries = resources_.homes.boundaries();
-  const auto target = boundaries.staging(op.slot);
-  count(op.kind, target.size());
-  return resources_.activation_store->read(boundaries.on_disk(op.block, op.micro_batch), target);
 }
 
 offload::DeviceSpan<const std::byte> OpActions::input_of(const Op& op) {

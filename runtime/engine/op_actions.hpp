@@ -13,6 +13,7 @@
 #include "runtime/engine/device_math.hpp"
 #include "runtime/engine/executor.hpp"
 #include "runtime/engine/homes.hpp"
+#include "runtime/engine/ticket_chains.hpp"
 #include "runtime/engine/ticket_pairs.hpp"
 #include "runtime/model/transformer.hpp"
 
@@ -103,12 +104,25 @@ class OpActions final : public OpPerformer {
                                   TicketPairs& pairs);
   [[nodiscard]] Ticket write(const plan::Op& op);
   [[nodiscard]] Ticket commit();
+  void copy_boundary(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket spill(const plan::Op& op);
+  [[nodiscard]] Ticket write_boundary(const plan::Op& op);
   [[nodiscard]] Ticket fetch(const plan::Op& op);
+  [[nodiscard]] Ticket verify_boundary(const plan::Op& op);
   /// nvme_swap::checksum_of, by all workers. Inside a worker's task only.
   [[nodiscard]] std::uint64_t checksum(std::span<const std::byte> data);
 
   static constexpr std::uint32_t kNoTile = ~0U;
+
+  /// The second half of an op that is one on the workers and one on the disk.
+  struct SecondHalf {
+    OpActions* actions = nullptr;
+    const plan::Op* op = nullptr;
+    Ticket operator()() const {
+      return op->kind == plan::OpKind::spill_activation ? actions->write_boundary(*op)
+                                                        : actions->verify_boundary(*op);
+    }
+  };
 
   OpResources resources_;
   const cpu_adam::Kernel& kernel_;
@@ -119,7 +133,9 @@ class OpActions final : public OpPerformer {
   std::vector<std::uint64_t> piece_checksums_;  // of the checksum under way
   TicketPairs writes_, copy_writes_;  // by tile: its state and its parameters, to either store
   TicketPairs copies_;                // by tile, and one for the commit: to both stores
-  std::vector<std::uint32_t> held_;   // by staging slot: the tile whose newest state lies in it
+  TicketChains<SecondHalf> boundary_moves_;        // by staging buffer
+  std::vector<std::uint64_t> boundary_checksums_;  // by staging buffer
+  std::vector<std::uint32_t> held_;  // by staging slot: the tile whose newest state lies in it
   std::array<Bytes, 16> moved_{};
 };
 

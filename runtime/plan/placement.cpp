@@ -22,23 +22,31 @@ class Items {
   std::vector<MemoryItem> items_;
 };
 
-Bytes tier_state(const Workload& workload, const Placement& placement, Tier tier) {
+/// Of all tiles of the blocks that `select` chooses; `bytes` of a tile depend on its size alone.
+template <class Select, class Of>
+Bytes sum_of_tiles(const Workload& workload, const Placement& placement, Select select, Of bytes) {
+  const std::uint64_t tile = placement.tile_parameters.value();
+  const Bytes whole = bytes(placement.format, placement.tile_parameters);
   Bytes sum;
-  for (const Tile& tile : make_tiles(workload, placement.tile_parameters)) {
-    if (placement.blocks[tile.block].state == tier) {
-      sum += state_bytes(placement.format, tile.count);
-    }
+  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
+    if (!select(placement.blocks[b])) continue;
+    const std::uint64_t padded = workload.blocks[b].padded_parameters.value();
+    sum += whole * (padded / tile);
+    if (padded % tile != 0) sum += bytes(placement.format, ElementCount{padded % tile});
   }
   return sum;
 }
 
+Bytes tier_state(const Workload& workload, const Placement& placement, Tier tier) {
+  const auto here = [tier](const BlockPlacement& b) { return b.state == tier; };
+  return sum_of_tiles(workload, placement, here, state_bytes);
+}
+
 Bytes slots_on_disk(const Workload& workload, const Placement& placement) {
-  Bytes sum;
-  for (const Tile& tile : make_tiles(workload, placement.tile_parameters)) {
-    const bool lives_there = placement.blocks[tile.block].state == Tier::nvme;
-    if (placement.commits || lives_there) sum += slot_bytes(placement.format, tile.count);
-  }
-  return sum;
+  const auto has_slots = [&](const BlockPlacement& b) {
+    return placement.commits || b.state == Tier::nvme;
+  };
+  return sum_of_tiles(workload, placement, has_slots, slot_bytes);
 }
 
 /// Parameters of the blocks for which `select` holds.

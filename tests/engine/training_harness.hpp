@@ -129,6 +129,7 @@ class TrainingHarness {
 
   /// Changes what the planner chose, for every trainer from here on.
   std::function<void(const plan::Workload&, plan::Placement&)> adjust_placement;
+  std::function<void(nvme_swap::StoreOptions&)> adjust_store;
 
   [[nodiscard]] const model::ModelConfig& config() const { return config_; }
   [[nodiscard]] const data::TokenFile& tokens() const { return *tokens_; }
@@ -151,6 +152,7 @@ class TrainingHarness {
     nvme_swap::StoreOptions store;
     store.directories = state_directories(options, run);
     store.engine = options.io_engine;
+    if (adjust_store) adjust_store(store);
     for (const auto& directory : store.directories) {
       std::filesystem::create_directories(directory);
     }

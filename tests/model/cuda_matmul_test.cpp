@@ -3,6 +3,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/model/cuda/matmul_choices.hpp"
 #include "runtime/model/cuda/matmul_layout.hpp"
+#include "runtime/model/host/host_ops.hpp"
 #include "tests/model/ops_support.hpp"
 
 namespace spillway::model {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <span>
 #include <vector>
 
@@ -12,54 +11,30 @@
 #include "runtime/model/host/host_ops.hpp"
 #include "runtime/model/ops.hpp"
 #include "runtime/model/transformer.hpp"
+#include "tests/model/test_device.hpp"
 
 namespace spillway::model {
-
-/// Page-aligned bytes that stand for device memory, filled with 0xff (NaN) at first.
-class TestMemory {
- public:
-  TestMemory() = default;
-  explicit TestMemory(std::size_t size)
-      : size_(size), bytes_(static_cast<std::byte*>(::operator new(size + 1, kAlignment))) {
-    std::memset(bytes_.get(), 0xff, size);
-  }
-  template <class T>
-  explicit TestMemory(std::span<const T> values) : TestMemory(values.size_bytes()) {
-    if (!values.empty()) std::memcpy(bytes_.get(), values.data(), values.size_bytes());
-  }
-  [[nodiscard]] std::byte* data() const { return bytes_.get(); }
-  [[nodiscard]] std::size_t size() const { return size_; }
-  [[nodiscard]] offload::DeviceSpan<std::byte> device() const { return {bytes_.get(), size_}; }
-  template <class T>
-  [[nodiscard]] std::span<T> as() const {
-    return {reinterpret_cast<T*>(bytes_.get()), size_ / sizeof(T)};
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{kPageBytes};
-  struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, kAlignment); }
-  };
-  std::size_t size_ = 0;
-  std::unique_ptr<std::byte, Free> bytes_;
-};
 
 /// fp32 values as elements of `dtype`, and back. Parameters round as gradients do: tests only.
 inline TestMemory encode(std::span<const float> values, DType dtype) {
   TestMemory memory(values.size() * size_of(dtype));
+  const std::span<float> floats = memory.as<float>();
+  const std::span<std::uint16_t> halves = memory.as<std::uint16_t>();
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (dtype == DType::fp32) memory.as<float>()[i] = values[i];
-    if (dtype == DType::bf16) memory.as<std::uint16_t>()[i] = to_bf16(values[i]);
-    if (dtype == DType::fp16) memory.as<std::uint16_t>()[i] = to_fp16(values[i]);
+    if (dtype == DType::fp32) floats[i] = values[i];
+    if (dtype == DType::bf16) halves[i] = to_bf16(values[i]);
+    if (dtype == DType::fp16) halves[i] = to_fp16(values[i]);
   }
   return memory;
 }
 inline std::vector<float> decode(const TestMemory& memory, DType dtype) {
   std::vector<float> values(memory.size() / size_of(dtype));
+  const std::span<const float> floats = memory.as<float>();
+  const std::span<const std::uint16_t> halves = memory.as<std::uint16_t>();
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (dtype == DType::fp32) values[i] = memory.as<float>()[i];
-    if (dtype == DType::bf16) values[i] = from_bf16(memory.as<std::uint16_t>()[i]);
-    if (dtype == DType::fp16) values[i] = from_fp16(memory.as<std::uint16_t>()[i]);
+    if (dtype == DType::fp32) values[i] = floats[i];
+    if (dtype == DType::bf16) values[i] = from_bf16(halves[i]);
+    if (dtype == DType::fp16) values[i] = from_fp16(halves[i]);
   }
   return values;
 }
@@ -76,12 +51,15 @@ class ModelHarness {
         compute_(ops->compute()),
         ops_(std::move(ops)),
         transformer_(config, batch, compute_, *ops_),
-        constants_(transformer_.constants()),
+        constants_(std::span<const float>(transformer_.constants())),
         workspace_(transformer_.workspace_bytes().value()),
         boundary_gradient_(transformer_.boundary_bytes().value()),
         saved_scratch_(blocks() > 2 ? transformer_.saved_bytes(1).value() : 0),
         logits_(std::size_t{batch.batch} * batch.sequence * config.vocab_size * sizeof(float)) {
-    transformer_.bind_constants({constants_.data(), constants_.size()});
+    transformer_.bind_constants(constants_.device().as<const float>());
+    const std::size_t tokens = std::size_t{batch.batch} * batch.sequence;
+    tokens_ = TestMemory(tokens * sizeof(std::int32_t));
+    targets_ = TestMemory(tokens * sizeof(std::int32_t));
     for (std::uint32_t block = 0; block < blocks(); ++block) {
       const std::uint64_t padded = layout().blocks[block].padded_parameters.value();
       parameters_.emplace_back(padded * size_of(compute_));
@@ -114,9 +92,9 @@ class ModelHarness {
   [[nodiscard]] const TestMemory& boundary_gradient() const { return boundary_gradient_; }
 
   void forward(std::span<const std::int32_t> tokens, Activations activations) {
+    std::memcpy(tokens_.data(), tokens.data(), tokens_.size());
     for (std::uint32_t block = 0; block + 1 < blocks(); ++block) {
-      run_forward(block, tokens,
-                  activations == Activations::kept ? saved_[block].device() : Tensor{});
+      run_forward(block, activations == Activations::kept ? saved_[block].device() : Tensor{});
     }
   }
 
@@ -127,11 +105,11 @@ class ModelHarness {
     const double sum = loss(targets, scale, first, true);
     for (std::uint32_t block = blocks() - 1; block-- > 0;) {
       const bool recompute = activations == Activations::recomputed && block > 0;
-      if (recompute) run_forward(block, tokens, saved_scratch_.device());
+      if (recompute) run_forward(block, saved_scratch_.device());
       transformer_.backward(
           {.block = block,
            .parameters = parameters_[block].device(),
-           .tokens = {tokens.data(), tokens.size()},
+           .tokens = tokens_.device().as<const std::int32_t>(),
            .input = block > 0 ? ConstTensor(boundary_[block - 1].device()) : ConstTensor{},
            .saved = recompute ? saved_scratch_.device() : saved_[block].device(),
            .boundary_gradient = boundary_gradient_.device(),
@@ -143,19 +121,19 @@ class ModelHarness {
   }
 
   double loss(std::span<const std::int32_t> targets, float scale, bool first, bool gradient) {
-    double sum = -1;
+    std::memcpy(targets_.data(), targets.data(), targets_.size());
     transformer_.loss({.parameters = parameters_.back().device(),
                        .tied_parameters = tied(),
-                       .targets = {targets.data(), targets.size()},
+                       .targets = targets_.device().as<const std::int32_t>(),
                        .input = boundary_[blocks() - 2].device(),
-                       .loss_sum = {&sum, 1},
+                       .loss_sum = loss_sum_.device().as<double>(),
                        .gradient_scale = scale,
                        .boundary_gradient = gradient ? boundary_gradient_.device() : Tensor{},
                        .gradients = gradients_.back().device().as<float>(),
                        .tied_gradients = tied_gradients_.device().as<float>(),
                        .first = first,
                        .workspace = workspace_.device()});
-    return sum;
+    return loss_sum_.as<double>()[0];
   }
 
   /// After a forward pass.
@@ -175,11 +153,11 @@ class ModelHarness {
   [[nodiscard]] ConstTensor tied() const {
     return config_.tied_head ? ConstTensor(parameters_[0].device()) : ConstTensor{};
   }
-  void run_forward(std::uint32_t block, std::span<const std::int32_t> tokens, Tensor saved) {
+  void run_forward(std::uint32_t block, Tensor saved) {
     transformer_.forward(
         {.block = block,
          .parameters = parameters_[block].device(),
-         .tokens = {tokens.data(), tokens.size()},
+         .tokens = tokens_.device().as<const std::int32_t>(),
          .input = block > 0 ? ConstTensor(boundary_[block - 1].device()) : ConstTensor{},
          .output = boundary_[block].device(),
          .saved = saved,
@@ -191,7 +169,8 @@ class ModelHarness {
   DType compute_;
   std::unique_ptr<Ops> ops_;
   Transformer transformer_;
-  std::vector<float> constants_;
+  TestMemory constants_, tokens_, targets_;
+  TestMemory loss_sum_{sizeof(double)};
   TestMemory workspace_, boundary_gradient_, saved_scratch_, logits_, tied_gradients_;
   std::vector<TestMemory> parameters_, gradients_, boundary_, saved_;
 };

@@ -1,8 +1,9 @@
 // model_probe MODEL_DIR TOKENS OUT DTYPE BATCH SEQUENCE THREADS kept|recomputed MICRO_BATCHES
-// KERNELS Loads a Hugging Face checkpoint, runs it forward and backward on MICRO_BATCHES
+// KERNELS host|cuda. Loads a Hugging Face checkpoint, runs it forward and backward on MICRO_BATCHES
 // micro-batches and writes loss, logits of the last one and every gradient by name, for a peer to
 // compare with. TOKENS: int32, for each micro-batch inputs [batch, sequence] then targets. OUT:
-// OUT.json {"loss", "tensors": {name: [first, count]}} over the fp32 values of OUT.bin.
+// OUT.json {"loss", "tensors": {name: [first, count]}} over the fp32 values of OUT.bin. Exits with
+// 77 where cuda is asked for and there is no GPU.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -12,6 +13,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/model/checkpoint.hpp"
+#include "tests/model/cuda_test_device.hpp"
 #include "tests/model/model_harness.hpp"
 
 namespace spillway::model {
@@ -50,25 +52,37 @@ std::vector<std::int32_t> read_tokens(const std::string& path, std::size_t count
 
 void add_gradients(ModelHarness& model, const ModelConfig& config, float loss_scale,
                    Output& output) {
-  if (config.tied_head) {
-    const std::span<float> tied = model.tied_gradients();
-    for (std::size_t i = 0; i < tied.size(); ++i) model.gradients(0)[i] += tied[i];
-  }
   for (std::uint32_t block = 0; block < model.blocks(); ++block) {
     const BlockLayout& layout = model.layout().blocks[block];
-    for (float& value : model.gradients(block)) value /= loss_scale;
+    const std::span<float> gradients = model.gradients(block);
+    if (block == 0 && config.tied_head) {
+      const std::span<float> tied = model.tied_gradients();
+      for (std::size_t i = 0; i < tied.size(); ++i) gradients[i] += tied[i];
+    }
+    for (float& value : gradients) value /= loss_scale;
     for (const ParameterTensor& tensor : layout.tensors) {
-      output.add(tensor.name,
-                 model.gradients(block).subspan(tensor.first.value(), tensor.count.value()));
+      output.add(tensor.name, gradients.subspan(tensor.first.value(), tensor.count.value()));
     }
     for (std::uint64_t i = layout.parameters.value(); i < layout.padded_parameters.value(); ++i) {
-      check(model.gradients(block)[i] == 0, ErrorCode::internal, "padding has a gradient");
+      check(gradients[i] == 0, ErrorCode::internal, "padding has a gradient");
     }
   }
 }
 
+constexpr int kSkipped = 77;
+
+std::unique_ptr<Ops> make_probe_ops(std::span<char*> arguments) {
+  const DType compute = parse_dtype(arguments[4]);
+  if (std::string(arguments[11]) == "cuda") {
+    use_gpu();
+    return make_gpu_ops({.compute = compute});
+  }
+  return host::make_ops(
+      {.compute_threads = std::stoi(arguments[7]), .compute = compute, .kernels = arguments[10]});
+}
+
 int run(std::span<char*> arguments) {
-  check(arguments.size() == 11, ErrorCode::invalid_argument, "see the head of model_probe.cpp");
+  check(arguments.size() == 12, ErrorCode::invalid_argument, "see the head of model_probe.cpp");
   const std::string directory = arguments[1];
   const BatchShape batch{.batch = static_cast<std::uint32_t>(std::stoul(arguments[5])),
                          .sequence = static_cast<std::uint32_t>(std::stoul(arguments[6]))};
@@ -76,10 +90,12 @@ int run(std::span<char*> arguments) {
       std::string(arguments[8]) == "kept" ? Activations::kept : Activations::recomputed;
   const std::size_t micro_batches = std::stoul(arguments[9]);
   const ModelConfig config = load_model_config(directory + "/config.json");
-  ModelHarness model(config, batch,
-                     {.compute_threads = std::stoi(arguments[7]),
-                      .compute = parse_dtype(arguments[4]),
-                      .kernels = arguments[10]});
+  if (const std::string reason = why_no_gpu();
+      std::string(arguments[11]) == "cuda" && !reason.empty()) {
+    fmt::print(stderr, "model_probe: {}\n", reason);
+    return kSkipped;
+  }
+  ModelHarness model(config, batch, make_probe_ops(arguments));
   const CheckpointReader reader(directory, config, model.layout());
   for (std::uint32_t block = 0; block < model.blocks(); ++block) {
     std::vector<float> values(model.layout().blocks[block].parameters.value());

@@ -127,7 +127,7 @@ TEST_P(ActivationOp, PassesNaNAndInfinityOn) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Host, ActivationOp, testing::ValuesIn(all_cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(EveryCase, ActivationOp, testing::ValuesIn(all_cases()), name_of_case);
 
 }  // namespace
 }  // namespace spillway::model

@@ -6,6 +6,10 @@ namespace {
 
 class Matmul : public OpsTest {
  protected:
+  [[nodiscard]] TestMemory encode_exact(const std::vector<double>& values) const {
+    return encode(std::vector<float>(values.begin(), values.end()), dtype_);
+  }
+
   /// Runs `shape` (twice for gradients: overwrite, then add) and compares.
   void check(MatmulShape shape) {
     SCOPED_TRACE(testing::Message()
@@ -134,6 +138,49 @@ TEST_P(Matmul, WorksOnColumnsOfWiderMatrices) {
   }
 }
 
+TEST_P(Matmul, TakesOperandsThatStartAnywhere) {
+  // One element into their memory each: what a tensor of odd size leaves to the next of a block.
+  const MatmulShape shape{.rows = 16, .columns = 24, .inner = 32, .bias = true, .residual = true};
+  const auto shifted = [&](const Operand& operand) {
+    return operand.device().subspan(size_of(dtype_), operand.memory.size() - size_of(dtype_));
+  };
+  const auto unshifted = [&](const Operand& operand) {
+    return encode_exact(std::vector<double>(operand.exact.begin() + 1, operand.exact.end()));
+  };
+  const Operand a = random(16 * 32 + 1);
+  const Operand b = random(32 * 24 + 1);
+  const Operand bias = random(24 + 1);
+  const Operand residual = random(16 * 24 + 1);
+  const TestMemory there = elements(16 * 24 + 1);
+  const TestMemory here = elements(16 * 24);
+  const MatmulPlan plan = ops_->plan_matmul(shape);
+  const TestMemory space = workspace(plan.workspace);
+  ops_->matmul(plan, {.a = shifted(a),
+                      .b = shifted(b),
+                      .bias = shifted(bias),
+                      .residual = shifted(residual),
+                      .out = there.device().subspan(size_of(dtype_), here.size()),
+                      .first = true,
+                      .workspace = space.device()});
+  const TestMemory a2 = unshifted(a), b2 = unshifted(b), bias2 = unshifted(bias);
+  const TestMemory residual2 = unshifted(residual);
+  ops_->matmul(plan, {.a = a2.device(),
+                      .b = b2.device(),
+                      .bias = bias2.device(),
+                      .residual = residual2.device(),
+                      .out = here.device(),
+                      .first = true,
+                      .workspace = space.device()});
+  const std::vector<float> shifted_out = decode(there, dtype_);
+  const std::vector<float> out = decode(here, dtype_);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto expected = static_cast<double>(out[i]);
+    // Sums in another order may round to the neighbour.
+    ASSERT_NEAR(static_cast<double>(shifted_out[i + 1]), expected,
+                2 * rounding() * std::fabs(expected) + 1e-5);
+  }
+}
+
 TEST_P(Matmul, HandlesSizesOfOne) {
   check({.rows = 1, .columns = 1, .inner = 1});
   check({.rows = 1, .columns = 17, .inner = 5, .transpose_b = true, .bias = true});
@@ -152,7 +199,7 @@ TEST_P(Matmul, PlansEqualShapesOnce) {
   EXPECT_EQ(first.workspace, again.workspace);
 }
 
-INSTANTIATE_TEST_SUITE_P(Host, Matmul, testing::ValuesIn(all_cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(EveryCase, Matmul, testing::ValuesIn(all_cases()), name_of_case);
 
 }  // namespace
 }  // namespace spillway::model

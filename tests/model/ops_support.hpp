@@ -1,5 +1,5 @@
-// What the tests of single operations share: every kernel set and dtype, random operands whose
-// exact values are known, and comparison with an fp64 reference.
+// What the tests of single operations share: random operands whose exact values are known, and
+// comparison with an fp64 reference.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -11,9 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/model/host/host_ops.hpp"
-#include "runtime/model/host/kernels.hpp"
 #include "tests/model/model_harness.hpp"
+#include "tests/model/ops_cases.hpp"
 
 namespace spillway::model {
 
@@ -47,38 +46,17 @@ struct Operand {
   [[nodiscard]] Tensor device() const { return memory.device(); }
 };
 
-struct OpsCase {
-  std::string kernels;
-  DType dtype;
-  bool widen = false;
-  int threads = 2;
-};
-
 inline std::string name_of_case(const testing::TestParamInfo<OpsCase>& info) {
   return info.param.kernels + "_" + std::string(name_of(info.param.dtype)) +
          (info.param.widen ? "_widened" : "");
 }
 
-inline std::vector<OpsCase> all_cases() {
-  std::vector<OpsCase> cases;
-  for (const host::Kernels* kernels : host::all_kernels()) {
-    if (!kernels->supported()) continue;
-    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
-      cases.push_back({std::string(kernels->name), dtype});
-    }
-  }
-  cases.push_back({"portable", DType::bf16, true});
-  return cases;
-}
-
 class OpsTest : public testing::TestWithParam<OpsCase> {
  protected:
-  OpsTest()
-      : dtype_(GetParam().dtype),
-        ops_(host::make_ops({.compute_threads = GetParam().threads,
-                             .compute = dtype_,
-                             .kernels = GetParam().kernels,
-                             .widen_matmul = GetParam().widen})) {
+  OpsTest() : dtype_(GetParam().dtype) {}
+  void SetUp() override {
+    if (const std::string reason = reason_to_skip(); !reason.empty()) GTEST_SKIP() << reason;
+    ops_ = make_case_ops(GetParam());
     RecordProperty("seed", std::to_string(Random::seed()));
   }
 
@@ -102,6 +80,7 @@ class OpsTest : public testing::TestWithParam<OpsCase> {
   void expect_close(const std::vector<float>& actual, const std::vector<double>& expected,
                     double stored_rounding, double tolerance, const char* what) const {
     ASSERT_EQ(actual.size(), expected.size()) << what;
+    tolerance = std::max(tolerance, device_tolerance(dtype_));
     double largest = floor_;
     for (const double value : expected) largest = std::max(largest, std::fabs(value));
     for (std::size_t i = 0; i < expected.size(); ++i) {

@@ -1,5 +1,7 @@
-// Operations large enough to be dealt to threads: the number of threads changes no bit of any of
-// them but matmul, whose sums oneDNN arranges by it.
+// What only the host's operations do: refuse tokens, and deal themselves to threads, whose number
+// changes no bit of any of them but matmul, whose sums oneDNN arranges by it.
+#include "runtime/base/error.hpp"
+#include "runtime/model/host/host_ops.hpp"
 #include "runtime/model/rope_frequencies.hpp"
 #include "tests/model/ops_support.hpp"
 
@@ -175,6 +177,24 @@ TEST_P(Threads, ChangeNoBitOutsideMatmul) {
 INSTANTIATE_TEST_SUITE_P(EveryDType, Threads,
                          testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& c) { return std::string(name_of(c.param)); });
+
+TEST(HostOps, RefusesTokensOutsideTheVocabularyByPosition) {
+  const EmbeddingShape s{.batch = 1, .sequence = 3, .width = 4, .vocabulary = 10, .positions = 0};
+  const auto ops = host::make_ops({.compute_threads = 1});
+  const Operand table(std::vector<float>(40), DType::fp32);
+  const TestMemory out(12 * sizeof(float));
+  for (const std::int32_t bad : {10, -1}) {
+    const std::vector<std::int32_t> ids = {1, bad, 2};
+    try {
+      ops->embedding_forward(s, {ids.data(), ids.size()}, table.device(), {}, out.device());
+      FAIL() << "accepted token " << bad;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.what(), testing::HasSubstr("position 1"));
+      EXPECT_THAT(error.what(), testing::HasSubstr(std::to_string(bad)));
+    }
+  }
+}
 
 }  // namespace
 }  // namespace spillway::model

@@ -1,6 +1,6 @@
 """Compares tiny random models of every family with Hugging Face transformers.
 
-usage: peer_transformers.py MODEL_PROBE [--dtype fp32]
+usage: peer_transformers.py MODEL_PROBE [--dtype fp32] [--device host|cuda]
 
 Loss, logits and every parameter gradient in fp32: max|a - b| / max|b| <= 1e-5 for each tensor.
 In bf16 and fp16 the yardstick is transformers itself in that dtype: against the fp32 result of the
@@ -69,6 +69,7 @@ CASES = [
 FP32_BOUND = 1e-5
 FACTOR = 2.0
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SKIPPED = 77  # the probe's exit code, and ours, where there is no GPU
 ONE_ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
@@ -100,13 +101,16 @@ def reference(model, tokens, targets):
     return {"loss": np.array([loss]), "logits": logits, "last_logits": logits[:, -1], **tensors}
 
 
-def run_probe(probe, directory, tokens, targets, dtype, threads, activations, kernels):
+def run_probe(probe, device, directory, tokens, targets, dtype, threads, activations, kernels):
     micro_batches, batch, sequence = tokens.shape
     pairs = torch.stack([tokens, targets], dim=1).to(torch.int32).numpy()
     pairs.tofile(directory / "tokens.bin")
-    subprocess.run([probe, directory, directory / "tokens.bin", directory / "out", dtype,
-                    str(batch), str(sequence), str(threads), activations, str(micro_batches),
-                    kernels], check=True)
+    run = subprocess.run([probe, directory, directory / "tokens.bin", directory / "out", dtype,
+                          str(batch), str(sequence), str(threads), activations,
+                          str(micro_batches), kernels, device])
+    if run.returncode == SKIPPED:
+        sys.exit(SKIPPED)
+    run.check_returncode()
     values = np.fromfile(directory / "out.bin", dtype=np.float32)
     document = json.loads((directory / "out.json").read_text())
     tensors = {name: values[first:first + count]
@@ -125,7 +129,7 @@ def errors_of(tensors, exact, order):
     return {name: error(tensors[name], exact[name]) for name in exact}
 
 
-def check_case(probe, case, dtype, threads, activations, kernels, micro_batches):
+def check_case(probe, device, case, dtype, threads, activations, kernels, micro_batches):
     name, family, changes, batch, sequence = case
     torch.manual_seed(1)
     model = make(family, **changes).eval().float()
@@ -138,8 +142,8 @@ def check_case(probe, case, dtype, threads, activations, kernels, micro_batches)
     with tempfile.TemporaryDirectory() as folder:
         directory = pathlib.Path(folder)
         model.save_pretrained(directory)
-        tensors = run_probe(probe, directory, tokens, targets, dtype, threads, activations,
-                            kernels)
+        tensors = run_probe(probe, device, directory, tokens, targets, dtype, threads,
+                            activations, kernels)
     exact = reference(model, tokens, targets)
     if dtype == "fp32":
         errors = errors_of(tensors, exact, np.inf)
@@ -153,6 +157,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("probe")
     parser.add_argument("--dtype", default="fp32", choices=DTYPES)
+    parser.add_argument("--device", default="host", choices=["host", "cuda"])
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -164,8 +169,8 @@ def main():
     for case, (threads, activations, kernels, micro_batches) in zip(CASES, variants):
         if options.only not in case[0]:
             continue
-        errors, bounds = check_case(options.probe, case, options.dtype, threads, activations,
-                                    kernels, micro_batches)
+        errors, bounds = check_case(options.probe, options.device, case, options.dtype, threads,
+                                    activations, kernels, micro_batches)
         worst = max(errors, key=lambda name: errors[name] / bounds[name])
         good = errors[worst] <= bounds[worst]
         failed += not good

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <limits>
 
-#include "offload/host/host_backend.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/executor.hpp"
 #include "runtime/engine/model_constants.hpp"
 #include "runtime/engine/op_actions.hpp"
@@ -68,15 +68,13 @@ class ResidentModel {
                  .nvme = kUnlimited},
         placement_(place(request.config)),
         plan_(compute_only(plan::build_training_step(workload_, placement_))),
-        backend_(offload::make_host_backend({.device_capacity = budgets_.device,
-                                             .pinned_capacity = budgets_.host,
-                                             .wake = &wake_})),
+        backend_(engine::make_backend(options_, budgets_, &wake_)),
         streams_(*backend_),
         constants_(*model_.transformer, *backend_, *streams_.upload),
         homes_(workload_, placement_, *backend_),
         store_(empty_store(scratch)),
         workers_({.threads = 1, .wake = &wake_}),
-        device_math_(engine::make_host_device_math(cpu_adam::best_isa())),
+        device_math_(engine::make_device_math(options_, *streams_.compute)),
         actions_({.workload = workload_,
                   .placement = placement_,
                   .homes = homes_,
@@ -84,11 +82,13 @@ class ResidentModel {
                   .device_math = *device_math_,
                   .workers = workers_,
                   .store = *store_,
+                  .activation_store = nullptr,
                   .isa = cpu_adam::best_isa(),
                   .kernel = engine::update_kernel(options_, workload_),
                   .update_prefetch = 0,
                   .decayed = std::vector<std::uint64_t>(workload_.blocks.size())}),
         executor_(plan_, *backend_, streams_, wake_) {
+    model_.ops->bind_stream(streams_.compute->native());
     upload_parameters(request.config);
     fill_random_tokens(homes_.host_tokens(0, 0), request.config.vocab_size, options_.seed);
     actions_.step().training = true;
@@ -177,9 +177,10 @@ double product_flops(const StepBenchRequest& request) {
   engine::TrainOptions options = request.options;
   engine::resolve(options, request.config);
   const engine::ModelRuntime model = engine::make_model_runtime(request.config, options);
-  const auto backend =
-      offload::make_host_backend({.device_capacity = kUnlimited, .pinned_capacity = kUnlimited});
+  const auto backend = engine::make_backend(
+      options, {.device = kUnlimited, .host = kUnlimited, .nvme = kUnlimited}, nullptr);
   const auto stream = backend->make_stream("product");
+  model.ops->bind_stream(stream->native());
   const model::MatmulPlan plan = model.ops->plan_matmul(
       {.rows = kRows, .columns = kColumns, .inner = kInner, .transpose_b = true});
   const std::uint64_t element = size_of(options.compute);

@@ -56,6 +56,19 @@ SPILLWAY_HOST_DEVICE inline BitsOf<Type> narrow(float value) {
   if constexpr (Type == DType::fp16) return to_fp16(value);
 }
 
+template <DType Type>
+using Constant = std::integral_constant<DType, Type>;
+
+/// On the host: body(the type as a constant).
+template <class Body>
+void with_dtype(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::fp32: return body(Constant<DType::fp32>{});
+    case DType::bf16: return body(Constant<DType::bf16>{});
+    case DType::fp16: return body(Constant<DType::fp16>{});
+  }
+}
+
 /// How a pass over `count` elements is cut: `head` single ones, `parts` whole parts, the rest
 /// single ones again.
 struct Cut {

@@ -7,9 +7,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
-#include "runtime/base/dtype.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::cpu_adam::cuda::detail {
@@ -42,19 +40,6 @@ inline void check_device(cudaError_t status, std::string_view what,
 /// After a launch.
 inline void check_launch(std::string_view what, SourceLocation where = SourceLocation::current()) {
   check_device(cudaGetLastError(), what, where);
-}
-
-template <DType Type>
-using Constant = std::integral_constant<DType, Type>;
-
-/// body(the type as a constant).
-template <class Body>
-void with_dtype(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::fp32: return body(Constant<DType::fp32>{});
-    case DType::bf16: return body(Constant<DType::bf16>{});
-    case DType::fp16: return body(Constant<DType::fp16>{});
-  }
 }
 
 }  // namespace spillway::cpu_adam::cuda::detail

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "runtime/base/log.hpp"
@@ -156,12 +157,15 @@ std::unique_ptr<CudnnAttention> DeviceOps::try_cudnn(const AttentionShape& shape
 
 AttentionPlan DeviceOps::plan_attention(const AttentionShape& shape) {
   SPILLWAY_ASSERT(shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0);
+  const auto known = std::find_if(attentions_.begin(), attentions_.end(),
+                                  [&](const Attention& a) { return a.shape == shape; });
+  AttentionPlan plan;
+  plan.index = static_cast<std::uint32_t>(known - attentions_.begin());
+  plan.workspace = attention_workspace(shape, math_);
+  if (known != attentions_.end()) return plan;
   Attention attention{.shape = shape, .cudnn = nullptr};
   if (attention_kind(shape, math_) == AttentionKind::cudnn) attention.cudnn = try_cudnn(shape);
   if (attention.cudnn == nullptr) check_own_attention(shape);
-  AttentionPlan plan;
-  plan.index = static_cast<std::uint32_t>(attentions_.size());
-  plan.workspace = attention_workspace(shape, math_);
   attentions_.push_back(std::move(attention));
   return plan;
 }

@@ -20,11 +20,11 @@
 namespace spillway::model::cuda {
 
 struct CudaOpsOptions {
-  CudaMath math;
-  int device = 0;         ///< as CUDA numbers them
-  MatmulChoices choices;  ///< shapes that are not in it take the library's first proposal
+  CudaMath math = {};
+  int device = 0;              ///< as CUDA numbers them
+  MatmulChoices choices = {};  ///< shapes that are not in it take the library's first proposal
   /// Where cuBLASLt and cuDNN may lie: spillway::cuda_library_directories().
-  std::vector<std::filesystem::path> library_directories;
+  std::vector<std::filesystem::path> library_directories = {};
 };
 
 struct MatmulTiming {

@@ -1,0 +1,93 @@
+// A whole model whose operations are the CUDA kernels' bodies: losses and gradients are the host's,
+// from the workspace that the model asks those operations for.
+#include "tests/model/cuda_bodies_support.hpp"
+
+namespace spillway::model {
+namespace {
+
+ModelConfig config_of(Family family) {
+  ModelConfig config;
+  config.family = family;
+  config.vocab_size = 61;
+  config.max_context = 40;
+  config.layers = 2;
+  config.width = 24;
+  config.heads = 4;
+  config.kv_heads = 4;
+  config.head_dim = 6;
+  config.ffn_width = 40;
+  if (family == Family::gpt2) return config;
+  config.activation = Activation::silu;
+  config.kv_heads = 2;
+  config.head_dim = 16;
+  config.qk_norm = family == Family::qwen3;
+  config.tied_head = family == Family::qwen3;
+  return config;
+}
+
+constexpr BatchShape kBatch{.batch = 3, .sequence = 19};
+constexpr std::size_t kTokens = 57;
+
+std::unique_ptr<ModelHarness> stepped(const ModelConfig& config, std::unique_ptr<Ops> ops,
+                                      std::vector<double>& losses) {
+  auto model = std::make_unique<ModelHarness>(config, kBatch, std::move(ops));
+  Random random;
+  for (std::uint32_t block = 0; block < model->blocks(); ++block) {
+    std::vector<float> values;
+    for (const ParameterTensor& tensor : model->layout().blocks[block].tensors) {
+      for (std::uint64_t i = 0; i < tensor.count.value(); ++i) {
+        values.push_back(random.normal(0.2F) + (tensor.initial == Initial::ones ? 1.0F : 0.0F));
+      }
+    }
+    model->set_parameters(block, values);
+  }
+  for (const bool first : {true, false}) {
+    std::vector<std::int32_t> tokens, targets;
+    for (std::size_t i = 0; i < kTokens; ++i) {
+      tokens.push_back(random.below(config.vocab_size));
+      targets.push_back(random.below(config.vocab_size));
+    }
+    losses.push_back(model->step(tokens, targets, 1.0F / kTokens, first));
+  }
+  return model;
+}
+
+class CudaBodiesModel : public testing::TestWithParam<Family> {};
+
+/// 1e-5 of a block's largest gradient: fp32 sums in another order, two layers deep.
+TEST_P(CudaBodiesModel, HasTheLossesAndGradientsOfTheHost) {
+  const ModelConfig config = config_of(GetParam());
+  std::vector<double> expected, actual;
+  const auto host = stepped(config, host::make_ops({.compute = DType::fp32}), expected);
+  const auto own =
+      stepped(config, std::make_unique<SerialOps>(DType::fp32, Order::backward), actual);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(actual[i], expected[i], 1e-6 * expected[i]);
+  }
+  for (std::uint32_t block = 0; block < host->blocks(); ++block) {
+    double largest = 0;
+    for (const float value : host->gradients(block)) {
+      largest = std::max(largest, std::fabs(static_cast<double>(value)));
+    }
+    for (std::size_t i = 0; i < host->gradients(block).size(); ++i) {
+      ASSERT_NEAR(static_cast<double>(own->gradients(block)[i]),
+                  static_cast<double>(host->gradients(block)[i]), 1e-5 * largest)
+          << "block " << block << ", element " << i << ", seed " << Random::seed();
+    }
+  }
+}
+
+std::string name_of_family(const testing::TestParamInfo<Family>& family) {
+  switch (family.param) {
+    case Family::gpt2: return "gpt2";
+    case Family::llama: return "llama";
+    default: return "qwen3";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Serial, CudaBodiesModel,
+                         testing::Values(Family::gpt2, Family::llama, Family::qwen3),
+                         name_of_family);
+
+}  // namespace
+}  // namespace spillway::model
