@@ -23,8 +23,9 @@ BoundaryHomes::BoundaryHomes(const plan::Workload& workload, const plan::Placeme
                              offload::DeviceBackend& backend)
     : workload_(workload), placement_(placement) {
   std::array<std::uint32_t, 4> places{};  // by home
-  for (std::uint32_t b = 0; b + 1 < workload.blocks.size(); ++b) {
-    std::uint32_t& next = places[static_cast<std::size_t>(plan::activation_home(placement, b))];
+  for (std::uint32_t layer = 0; layer + 1 < workload.layers(); ++layer) {
+    // Tiles leave the output of their layer on the device: all blocks' placements say so.
+    std::uint32_t& next = places[static_cast<std::size_t>(plan::activation_home(placement, layer))];
     place_.push_back(next);
     next += workload.micro_batches;
   }
@@ -51,11 +52,11 @@ DeviceSpan<std::byte> BoundaryHomes::slot(std::uint32_t slot) {
   return slots_.device().subspan(slot * bytes(), bytes());
 }
 
-DeviceSpan<std::byte> BoundaryHomes::activation(std::uint32_t block, std::uint32_t m,
+DeviceSpan<std::byte> BoundaryHomes::activation(std::uint32_t layer, std::uint32_t m,
                                                 std::uint32_t slot) {
   if (slot != kNoSlot) return this->slot(slot);
-  SPILLWAY_ASSERT(plan::activation_home(placement_, block) == BoundaryHome::device);
-  return activations_.device().subspan((std::uint64_t{place_[block]} + m) * bytes(), bytes());
+  SPILLWAY_ASSERT(plan::activation_home(placement_, layer) == BoundaryHome::device);
+  return activations_.device().subspan((std::uint64_t{place_[layer]} + m) * bytes(), bytes());
 }
 
 DeviceSpan<std::byte> BoundaryHomes::gradient(std::uint32_t m, std::uint32_t slot) {

@@ -20,8 +20,8 @@ class BoundaryHomes {
   BoundaryHomes(const plan::Workload& workload, const plan::Placement& placement,
                 offload::DeviceBackend& backend);
 
-  // Device. `slot` is an op's; kNoSlot means the home of its own.
-  [[nodiscard]] offload::DeviceSpan<std::byte> activation(std::uint32_t block, std::uint32_t m,
+  // Device. `slot` is an op's; kNoSlot means the home of its own. A layer is a block but in tiles.
+  [[nodiscard]] offload::DeviceSpan<std::byte> activation(std::uint32_t layer, std::uint32_t m,
                                                           std::uint32_t slot);
   [[nodiscard]] offload::DeviceSpan<std::byte> gradient(std::uint32_t m, std::uint32_t slot);
   /// Where a recomputation writes the block's output: over the same bits, or where nobody reads.
@@ -43,7 +43,7 @@ class BoundaryHomes {
 
   const plan::Workload& workload_;
   const plan::Placement& placement_;
-  std::vector<std::uint32_t> place_;  // by block: of its micro-batch 0 among those with its home
+  std::vector<std::uint32_t> place_;  // by layer: of its micro-batch 0 among those with its home
   std::uint32_t first_parked_ = 0;
 
   offload::DeviceMemory activations_, gradients_, slots_, recomputed_;

@@ -33,7 +33,7 @@ constexpr Bytes kTunedState{std::uint64_t{1} << 30};
 double update_rate(const CalibrationRequest& request, const Tuning& tuning) {
   const plan::Workload& w = request.workload;
   const std::size_t count = std::min<std::uint64_t>(request.options.tile_parameters,
-                                                    plan::gradient_slot_elements(w).value());
+                                                    plan::largest_block(w).value());
   const cpu_adam::Kernel& kernel = update_kernel(request.options, w);
   cpu_adam::WorkerPool workers({.threads = request.options.threads});
   UpdateBench bench(kernel, count, request.options.adam, workers);

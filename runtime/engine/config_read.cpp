@@ -264,6 +264,7 @@ void read_spillway(Section& spillway, TrainOptions& options) {
   assign(options.seed, spillway.integer("seed", 0, kAny));
   assign(options.steps, spillway.integer("steps", 0, kAny, {"one epoch"}));
   assign(options.tile_parameters, spillway.integer("tile_parameters", kLeafParameters, 1ULL << 40));
+  assign(options.operator_tile, spillway.integer("operator_tile", 0, 1ULL << 40));
 
   assign(options.work_order, spillway.choice<WorkOrder>("work_order"));
   assign(options.checkpointing, spillway.choice<Checkpointing>("checkpointing"));

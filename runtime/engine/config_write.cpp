@@ -70,6 +70,7 @@ Json spillway_json(const TrainOptions& options) {
   json["seed"] = options.seed;
   json["steps"] = options.steps;
   json["tile_parameters"] = options.tile_parameters;
+  json["operator_tile"] = options.operator_tile;
 
   json["update"] = config_name(options.update);
   json["work_order"] = config_name(options.work_order);

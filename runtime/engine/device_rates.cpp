@@ -16,7 +16,7 @@ namespace {
 using offload::DeviceMemory;
 using offload::PinnedMemory;
 
-/// Buffers for one block and one micro-batch of FWD-BWD.
+/// Buffers for one layer and one micro-batch of FWD-BWD.
 class BlockBench {
  public:
   BlockBench(const ModelRuntime& model, const plan::Workload& w, offload::DeviceBackend& backend)
@@ -38,18 +38,24 @@ class BlockBench {
     tokens_ = {backend, w.token_bytes};
     loss_ = {backend, Bytes{sizeof(double)}};
     if (w.tied_head) tied_ = {backend, Bytes{w.tied_elements.value() * sizeof(float)}};
-    for (const DeviceMemory* memory :
-         {&parameters_, &gradients_, &input_, &output_, &gradient_, &saved_, &tokens_, &tied_}) {
+    if (w.tiled) {
+      const std::uint64_t vectors = plan::vector_elements(w).value();
+      vectors_ = {backend, Bytes{vectors * size_of(w.compute)}};
+      vector_gradients_ = {backend, Bytes{vectors * sizeof(float)}};
+      carried_ = {backend, w.carried_bytes};
+    }
+    for (const DeviceMemory* memory : {&parameters_, &gradients_, &input_, &output_, &gradient_,
+                                       &saved_, &tokens_, &tied_, &vectors_, &carried_}) {
       clear(*memory);
     }
   }
 
   /// Seconds of all FWD-BWD work of one micro-batch through the whole model, activations kept.
   double whole_model() {
-    const auto head = static_cast<std::uint32_t>(workload_.blocks.size() - 1);
-    const double embedding = least_seconds([&] { run([this] { forward(0), backward(0); }); });
-    const double layer = least_seconds([&] { run([this] { forward(1), backward(1); }); });
-    const double loss = least_seconds([&] { run([this, head] { this->loss(head); }); });
+    const std::uint32_t head = workload_.layers() - 1;
+    const double embedding = least_seconds([&] { run([this] { pass(0); }); });
+    const double layer = least_seconds([&] { run([this] { pass(1); }); });
+    const double loss = least_seconds([&] { run([this, head] { this->head(head); }); });
     return embedding + layer * (head - 1) + loss;
   }
 
@@ -58,6 +64,21 @@ class BlockBench {
   void run(const Task& task) {
     stream_->submit(task);
     stream_->synchronize();
+  }
+
+  /// Forward and backward of a layer.
+  void pass(std::uint32_t layer) {
+    const std::uint32_t first = workload_.first_block(layer);
+    const std::uint32_t end = workload_.first_block(layer + 1);
+    for (std::uint32_t block = first; block < end; ++block) forward(block);
+    for (std::uint32_t block = end; block-- > first;) backward(block);
+  }
+
+  void head(std::uint32_t layer) {
+    const std::uint32_t first = workload_.first_block(layer);
+    const auto end = static_cast<std::uint32_t>(workload_.blocks.size());
+    for (std::uint32_t block = first; workload_.tiled && block < end; ++block) loss(block, false);
+    for (std::uint32_t block = end; block-- > first;) loss(block, true);
   }
 
   void clear(const DeviceMemory& memory) {
@@ -72,15 +93,20 @@ class BlockBench {
     return parameters_.device().subspan(0, padded(block) * size_of(workload_.compute));
   }
 
+  [[nodiscard]] std::uint64_t saved_bytes(std::uint32_t block) const {
+    return workload_.blocks[workload_.first_block(workload_.layer_of(block))].saved_bytes.value();
+  }
+
   void forward(std::uint32_t block) {
     const auto ids = tokens_.device().as<std::int32_t>();
     model::ForwardArguments arguments;
     arguments.block = block;
     arguments.parameters = parameters(block);
+    arguments.shared = vectors_.device();
     arguments.tokens = ids.subspan(0, ids.size() / 2);
-    if (block > 0) arguments.input = input_.device();
+    if (workload_.layer_of(block) > 0) arguments.input = input_.device();
     arguments.output = output_.device();
-    const std::uint64_t saved = workload_.blocks[block].saved_bytes.value();
+    const std::uint64_t saved = saved_bytes(block);
     if (saved > 0) arguments.saved = saved_.device().subspan(0, saved);
     arguments.workspace = workspace_.device();
     transformer().forward(arguments);
@@ -90,11 +116,15 @@ class BlockBench {
     const auto ids = tokens_.device().as<std::int32_t>();
     model::BackwardArguments arguments;
     arguments.block = block;
-    if (block > 0) arguments.parameters = parameters(block);
+    const bool embeds = workload_.layer_of(block) == 0;
+    if (!embeds) arguments.parameters = parameters(block);
+    arguments.shared = vectors_.device();
     arguments.tokens = ids.subspan(0, ids.size() / 2);
-    if (block > 0) arguments.input = input_.device();
-    const std::uint64_t saved = workload_.blocks[block].saved_bytes.value();
+    if (!embeds) arguments.input = input_.device();
+    const std::uint64_t saved = saved_bytes(block);
     if (saved > 0) arguments.saved = saved_.device().subspan(0, saved);
+    arguments.carried = carried_.device();
+    arguments.shared_gradients = vector_gradients_.device().as<float>();
     arguments.boundary_gradient = gradient_.device();
     arguments.gradients = gradients_.device().as<float>().subspan(0, padded(block));
     arguments.first = true;
@@ -102,10 +132,14 @@ class BlockBench {
     transformer().backward(arguments);
   }
 
-  void loss(std::uint32_t head) {
+  void loss(std::uint32_t block, bool gradient) {
     const auto ids = tokens_.device().as<std::int32_t>();
     model::LossArguments arguments;
-    arguments.parameters = parameters(head);
+    arguments.block = block;
+    arguments.parameters = parameters(block);
+    arguments.shared = vectors_.device();
+    arguments.carried = carried_.device();
+    arguments.shared_gradients = vector_gradients_.device().as<float>();
     if (workload_.tied_head) {
       arguments.tied_parameters = parameters(0);
       arguments.tied_gradients = tied_.device().as<float>();
@@ -114,8 +148,8 @@ class BlockBench {
     arguments.input = input_.device();
     arguments.loss_sum = loss_.device().as<double>();
     arguments.gradient_scale = 1;
-    arguments.boundary_gradient = gradient_.device();
-    arguments.gradients = gradients_.device().as<float>().subspan(0, padded(head));
+    if (gradient) arguments.boundary_gradient = gradient_.device();
+    arguments.gradients = gradients_.device().as<float>().subspan(0, padded(block));
     arguments.first = true;
     arguments.workspace = workspace_.device();
     transformer().loss(arguments);
@@ -128,13 +162,16 @@ class BlockBench {
   std::unique_ptr<offload::Stream> stream_;
   ModelConstants constants_;
   DeviceMemory parameters_, gradients_, input_, output_, gradient_, saved_, workspace_, tokens_,
-      loss_, tied_;
+      loss_, tied_, vectors_, vector_gradients_, carried_;
 };
 
 double total_flops(const plan::Workload& workload) {
   double flops = 0;
   for (const plan::BlockShape& block : workload.blocks) {
     flops += block.forward_flops + block.backward_flops;
+    // A head in tiles makes its logits twice.
+    const bool again = workload.tiled && block.layer + 1 == workload.layers();
+    if (again) flops += block.forward_flops;
   }
   return flops;
 }
@@ -169,7 +206,7 @@ void measure_link(offload::DeviceBackend& backend, Bytes bytes, DeviceRates& rat
 double update_rate(const TrainOptions& options, const plan::Workload& w,
                    offload::DeviceBackend& backend) {
   const std::size_t count =
-      std::min<std::uint64_t>(options.tile_parameters, plan::gradient_slot_elements(w).value());
+      std::min<std::uint64_t>(options.tile_parameters, plan::largest_block(w).value());
   const cpu_adam::Kernel& kernel = update_kernel(options, w);
   const cpu_adam::StateLayout layout = cpu_adam::make_layout(kernel.format, count);
   const DeviceMemory state(backend, Bytes{layout.bytes});

@@ -70,14 +70,15 @@ void Homes::allocate_device(offload::DeviceBackend& backend) {
   }
   const std::uint64_t parameter_slot =
       plan::parameter_slot_elements(workload_, placement_).value() * compute_size();
-  const std::uint64_t gradient_slot = plan::gradient_slot_elements(workload_).value();
+  const std::uint64_t gradient_elements =
+      plan::gradient_slot_elements(workload_).value() * placement_.gradient_slots +
+      plan::vector_elements(workload_).value();
   allocate(resident_, backend, resident.end());
   allocate(parameter_slots_, backend, Bytes{parameter_slot * placement_.parameter_slots});
   allocate(device_state_, backend, state.end());
-  allocate(accumulators_, backend,
-           Bytes{gradient_slot * sizeof(float) * placement_.gradient_slots});
+  allocate(accumulators_, backend, Bytes{gradient_elements * sizeof(float)});
   if (workload_.compute != DType::fp32) {
-    allocate(rounded_, backend, Bytes{gradient_slot * compute_size() * placement_.gradient_slots});
+    allocate(rounded_, backend, Bytes{gradient_elements * compute_size()});
   }
   if (workload_.tied_head) {
     allocate(tied_accumulator_, backend, Bytes{workload_.tied_elements.value() * sizeof(float)});
@@ -85,7 +86,8 @@ void Homes::allocate_device(offload::DeviceBackend& backend) {
   allocate(device_gradient_, backend, gradient.end());
   allocate(device_leaves_, backend, norm_leaves.end());
   allocate(kept_, backend, kept.end());
-  allocate(scratch_, backend, Bytes{scratch});
+  allocate(scratch_, backend, Bytes{workload_.tiled ? scratch * m : scratch});
+  allocate(carried_, backend, workload_.carried_bytes * m);
   allocate(workspace_, backend, workload_.workspace_bytes);
   allocate(tokens_, backend, workload_.token_bytes * m);
   allocate(loss_sums_, backend, Bytes{sizeof(double) * m * workload_.rounds});
@@ -111,9 +113,10 @@ void Homes::allocate_host(offload::DeviceBackend& backend) {
   allocate(host_parameters_, backend, parameters.end());
   allocate(host_gradient_, backend, gradient.end());
   if (workload_.rounds > 1 && lands) {
+    const std::uint64_t slots =
+        plan::gradient_slot_elements(workload_).value() * placement_.gradient_slots;
     allocate(landing_, backend,
-             Bytes{plan::gradient_slot_elements(workload_).value() * compute_size() *
-                   placement_.gradient_slots});
+             Bytes{(slots + plan::vector_elements(workload_).value()) * compute_size()});
   }
   allocate(host_state_, backend, state.end());
   allocate(staging_, backend,
@@ -162,9 +165,17 @@ DeviceSpan<double> Homes::device_leaves(std::uint32_t tile) {
 }
 
 DeviceSpan<std::byte> Homes::saved(std::uint32_t block, std::uint32_t m) {
-  const std::uint64_t bytes = workload_.blocks[block].saved_bytes.value();
-  if (!placement_.blocks[block].keep) return scratch_.device().subspan(0, bytes);
-  return kept_.device().subspan(kept_at_[block] + m * bytes, bytes);
+  const std::uint32_t first = workload_.first_block(workload_.layer_of(block));
+  const std::uint64_t bytes = workload_.blocks[first].saved_bytes.value();
+  if (placement_.blocks[first].keep) {
+    return kept_.device().subspan(kept_at_[first] + m * bytes, bytes);
+  }
+  return scratch_.device().subspan(workload_.tiled ? m * bytes : 0, bytes);
+}
+
+DeviceSpan<std::byte> Homes::carried(std::uint32_t m) {
+  const std::uint64_t bytes = workload_.carried_bytes.value();
+  return carried_.device().subspan(m * bytes, bytes);
 }
 
 DeviceSpan<std::int32_t> Homes::tokens(std::uint32_t m) {

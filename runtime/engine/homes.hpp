@@ -36,8 +36,12 @@ class Homes {
   [[nodiscard]] offload::DeviceSpan<std::byte> device_gradient(std::uint32_t block);
   [[nodiscard]] offload::DeviceSpan<std::byte> device_state(std::uint32_t tile);
   [[nodiscard]] offload::DeviceSpan<double> device_leaves(std::uint32_t tile);
-  /// Kept activations of a block, or the shared scratch for recomputation.
+  /// Kept activations of a block's layer, or the shared scratch for recomputation.
   [[nodiscard]] offload::DeviceSpan<std::byte> saved(std::uint32_t block, std::uint32_t m);
+  /// What tiles leave each other; empty without tiles.
+  [[nodiscard]] offload::DeviceSpan<std::byte> carried(std::uint32_t m);
+  /// The gradient slot of the vectors that tiles share, and their parameters and gradient.
+  [[nodiscard]] std::uint32_t vectors_slot() const { return placement_.gradient_slots; }
   [[nodiscard]] offload::DeviceSpan<std::byte> workspace() { return workspace_.device(); }
   [[nodiscard]] offload::DeviceSpan<std::int32_t> tokens(std::uint32_t m);
   [[nodiscard]] offload::DeviceSpan<double> loss_sum(std::uint32_t round, std::uint32_t m);
@@ -83,8 +87,8 @@ class Homes {
       kept_at_, host_parameters_at_, host_gradient_at_, host_state_at_, leaves_at_;
 
   offload::DeviceMemory resident_, parameter_slots_, device_state_, accumulators_, rounded_,
-      tied_accumulator_, device_gradient_, device_leaves_, kept_, scratch_, workspace_, tokens_,
-      loss_sums_;
+      tied_accumulator_, device_gradient_, device_leaves_, kept_, scratch_, carried_, workspace_,
+      tokens_, loss_sums_;
   offload::PinnedMemory host_parameters_, host_gradient_, landing_, host_state_, staging_,
       host_tokens_, sums_;
 };

@@ -76,7 +76,7 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::save_activation:
     case OpKind::load_activation: return copy_boundary(op, stream);
     case OpKind::forward:
-      if (op.block == 0) {
+      if (op.block == resources_.workload.first_block(0)) {
         // Token ids are far below one block's parameters; they ride in the compute stream's order.
         stream.upload(homes.tokens(op.micro_batch).as<std::byte>(),
                       std::as_bytes(homes.host_tokens(op.round, op.micro_batch)));
@@ -166,45 +166,65 @@ Ticket OpActions::commit() {
 }
 
 offload::DeviceSpan<const std::byte> OpActions::input_of(const Op& op) {
-  if (op.block == 0) return {};
-  return resources_.homes.boundaries().activation(op.block - 1, op.micro_batch, op.input_slot);
+  const std::uint32_t layer = resources_.workload.layer_of(op.block);
+  if (layer == 0) return {};
+  return resources_.homes.boundaries().activation(layer - 1, op.micro_batch, op.input_slot);
+}
+
+offload::DeviceSpan<const std::byte> OpActions::vectors() {
+  if (!resources_.workload.tiled) return {};
+  return resources_.homes.parameters(0, kNoSlot);
 }
 
 model::ForwardArguments OpActions::forward_arguments(const Op& op, bool save) {
   Homes& homes = resources_.homes;
   const auto tokens = homes.tokens(op.micro_batch);
+  const std::uint32_t layer = resources_.workload.layer_of(op.block);
   model::ForwardArguments arguments;
   arguments.block = op.block;
-  if (op.kind == OpKind::forward || op.block != 0) {
+  if (op.kind == OpKind::forward || layer != 0) {
     arguments.parameters = homes.parameters(op.block, op.slot);
   }
+  arguments.shared = vectors();
   arguments.tokens = tokens.subspan(0, tokens.size() / 2);
   arguments.input = input_of(op);
   BoundaryHomes& boundaries = homes.boundaries();
-  arguments.output = op.kind == OpKind::forward
-                         ? boundaries.activation(op.block, op.micro_batch, op.boundary_slot)
-                         : boundaries.recomputed(op.block, op.micro_batch);
+  if (op.kind != OpKind::forward) {
+    arguments.output = boundaries.recomputed(layer, op.micro_batch);
+  } else if (!op.again) {
+    arguments.output = boundaries.activation(layer, op.micro_batch, op.boundary_slot);
+  }
   if (save) arguments.saved = homes.saved(op.block, op.micro_batch);
   arguments.workspace = homes.workspace();
   return arguments;
 }
 
 void OpActions::forward(const Op& op) {
+  const plan::Workload& workload = resources_.workload;
   const bool keep = resources_.placement.blocks[op.block].keep && step_.training;
-  resources_.transformer.forward(forward_arguments(op, keep));
+  // Tiles of a layer meet in what it saves, whether that is kept or not.
+  const bool meets = workload.tiled && workload.layer_of(op.block) > 0;
+  resources_.transformer.forward(forward_arguments(op, keep || meets));
 }
 
 void OpActions::backward(const Op& op) {
   Homes& homes = resources_.homes;
-  const bool recompute = op.block != 0 && !resources_.placement.blocks[op.block].keep;
+  const plan::Workload& workload = resources_.workload;
+  const bool recompute =
+      !workload.tiled && op.block != 0 && !resources_.placement.blocks[op.block].keep;
   const model::ForwardArguments again = forward_arguments(op, true);
   if (recompute) resources_.transformer.forward(again);
   model::BackwardArguments arguments;
   arguments.block = op.block;
   arguments.parameters = again.parameters;
+  arguments.shared = again.shared;
   arguments.tokens = again.tokens;
   arguments.input = again.input;
   arguments.saved = again.saved;
+  if (workload.tiled) {
+    arguments.carried = homes.carried(op.micro_batch);
+    arguments.shared_gradients = homes.accumulator(0, homes.vectors_slot());
+  }
   arguments.boundary_gradient = homes.boundaries().gradient(op.micro_batch, op.boundary_slot);
   arguments.gradients = homes.accumulator(op.block, op.gradient_slot);
   arguments.first = op.micro_batch == 0;
@@ -214,20 +234,25 @@ void OpActions::backward(const Op& op) {
 
 void OpActions::loss(const Op& op) {
   Homes& homes = resources_.homes;
+  const plan::Workload& workload = resources_.workload;
   const auto tokens = homes.tokens(op.micro_batch);
   const bool train = op.gradient_slot != kNoSlot;
   model::LossArguments arguments;
+  arguments.block = op.block;
   arguments.parameters = homes.parameters(op.block, op.slot);
-  if (resources_.workload.tied_head) arguments.tied_parameters = homes.parameters(0, op.tied_slot);
+  arguments.shared = vectors();
+  if (workload.tied_head) arguments.tied_parameters = homes.parameters(0, op.tied_slot);
   arguments.targets = tokens.subspan(tokens.size() / 2, tokens.size() / 2);
   arguments.input = input_of(op);
   arguments.loss_sum = homes.loss_sum(op.round, op.micro_batch);
+  if (workload.tiled) arguments.carried = homes.carried(op.micro_batch);
   arguments.workspace = homes.workspace();
   if (train) {
     arguments.gradient_scale = step_.loss_gradient_scale;
     arguments.boundary_gradient = homes.boundaries().gradient(op.micro_batch, op.boundary_slot);
     arguments.gradients = homes.accumulator(op.block, op.gradient_slot);
-    if (resources_.workload.tied_head) arguments.tied_gradients = homes.tied_accumulator();
+    if (workload.tied_head) arguments.tied_gradients = homes.tied_accumulator();
+    if (workload.tiled) arguments.shared_gradients = homes.accumulator(0, homes.vectors_slot());
     arguments.first = op.micro_batch == 0;
   }
   resources_.transformer.loss(arguments);

@@ -76,6 +76,8 @@ class OpActions final : public OpPerformer {
   void count(plan::OpKind kind, std::size_t bytes);
   [[nodiscard]] std::span<std::byte> state_of(const plan::Op& op);
   [[nodiscard]] offload::DeviceSpan<const std::byte> input_of(const plan::Op& op);
+  /// Of all layers in tiles; empty without tiles.
+  [[nodiscard]] offload::DeviceSpan<const std::byte> vectors();
   [[nodiscard]] model::ForwardArguments forward_arguments(const plan::Op& op, bool save);
 
   // Bodies; on the stream's side or on the workers.

@@ -94,8 +94,8 @@ ModelRuntime with_transformer(const model::ModelConfig& config, const TrainOptio
                               std::unique_ptr<model::Ops> ops) {
   ModelRuntime runtime{.ops = std::move(ops), .transformer = nullptr};
   const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
-  runtime.transformer =
-      std::make_unique<model::Transformer>(config, shape, options.compute, *runtime.ops);
+  runtime.transformer = std::make_unique<model::Transformer>(config, shape, options.compute,
+                                                             *runtime.ops, options.operator_tile);
   return runtime;
 }
 

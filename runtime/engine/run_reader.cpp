@@ -14,7 +14,7 @@ namespace spillway::engine {
 RunReader::RunReader(const std::filesystem::path& run) {
   const RunDirectory directory(run);
   config_ = directory.read_config();
-  layout_ = model::make_layout(config_.model);
+  layout_ = model::make_layout(config_.model, config_.options.operator_tile);
   plan::Workload workload;
   for (const model::BlockLayout& block : layout_.blocks) {
     plan::BlockShape& shape = workload.blocks.emplace_back();

@@ -71,6 +71,7 @@ struct TrainOptions {
   std::uint64_t seed = 1234;
   std::uint64_t steps = 0;                   ///< 0: one epoch
   std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters
+  std::uint64_t operator_tile = 0;  ///< parameters of a tile of matrices; 0: layers run whole
 
   // Placement and effort: free to change at every start; never changes a bit.
   UpdateMode update = UpdateMode::automatic;

@@ -14,8 +14,12 @@ plan::Workload make_workload(const model::ModelConfig& config,
                                .padded_parameters = blocks[b].padded_parameters,
                                .forward_flops = transformer.forward_flops(b),
                                .backward_flops = transformer.backward_flops(b),
-                               .saved_bytes = transformer.saved_bytes(b)});
+                               .saved_bytes = transformer.saved_bytes(b),
+                               .layer = blocks[b].layer,
+                               .feeds_backward = transformer.feeds_backward(b)});
   }
+  workload.tiled = transformer.layout().operator_tile > 0;
+  workload.carried_bytes = transformer.carried_bytes();
   workload.tied_head = config.tied_head;
   if (config.tied_head) {
     workload.tied_elements = ElementCount{std::uint64_t{config.vocab_size} * config.width};

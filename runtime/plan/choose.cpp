@@ -26,8 +26,13 @@ class Chooser {
     check(request_.state != Tier::device || request_.resident != false, ErrorCode::invalid_argument,
           "state on the device and streamed parameters exclude each other: the device updates "
           "parameters where they live; ask for state on the host, or for resident parameters");
+    check(!workload_.tiled || request_.activations.value_or(Tier::device) == Tier::device,
+          ErrorCode::not_supported,
+          "spillway.activations: with spillway.operator_tile activations stay on the device; use "
+          "\"auto\"");
     std::optional<Shortage> least;
     for (const bool spill : {false, true}) {
+      if (spill && workload_.tiled) break;
       if (spill != (request_.activations == Tier::nvme) && request_.activations) continue;
       for (const bool shrink : {false, true}) {
         for (const BoundaryPlan& plan : boundary_plans(spill, shrink)) {
@@ -60,7 +65,7 @@ class Chooser {
     const std::uint32_t slots = 2 * (request_.prefetch + 1);
     if (!spill && request_.activations.value_or(Tier::device) == Tier::device) {
       plans.push_back({});
-      if (request_.activations) return plans;
+      if (request_.activations || workload_.tiled) return plans;
     }
     for (std::size_t b = request_.activations ? head : 1; b <= head; ++b) {
       plans.push_back({.off_device = b, .slots = slots, .carried = all});
@@ -107,10 +112,10 @@ class Chooser {
     placement.format = request_.format;
     placement.commits = request_.commits;
     // The same tiles, and no staging buffer larger than the largest of them.
-    placement.tile_parameters =
-        std::min(request_.tile_parameters, gradient_slot_elements(workload_));
+    placement.tile_parameters = std::min(request_.tile_parameters, largest_block(workload_));
     const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
     placement.blocks.assign(blocks, {.resident = resident, .state = state, .keep = keep});
+    if (workload_.tiled) placement.blocks.front().resident = true;  // every op reads them
     placement.parameter_slots = std::max(request_.prefetch + 1, least_parameter_slots(placement));
     if (request_.order == WorkOrder::micro_batch_major) {
       placement.gradient_slots = blocks;

@@ -67,7 +67,10 @@ ElementCount padded_total(const Workload& workload) {
 
 void add_boundaries(const Workload& w, const Placement& p, Items& items) {
   const std::uint64_t micro_batches = w.micro_batches;
-  const auto activations = [&](BoundaryHome home) { return micro_batches * blocks_with(p, home); };
+  const auto activations = [&](BoundaryHome home) {
+    if (w.tiled) return home == BoundaryHome::device ? micro_batches * (w.layers() - 1) : 0;
+    return micro_batches * blocks_with(p, home);
+  };
   const Bytes one = w.boundary_bytes;
   items.add(Tier::device, "boundary activations", one * activations(BoundaryHome::device));
   if (p.boundary_slots == 0) {
@@ -97,8 +100,11 @@ void add_activations(const Workload& w, const Placement& p, Items& items) {
     }
   }
   add_boundaries(w, p, items);
+  // The blocks of a layer in tiles meet in it, each after all micro-batches of the one before.
+  if (w.tiled) scratch = scratch * micro_batches;
   items.add(Tier::device, "kept activations", kept);
   items.add(Tier::device, "recomputation scratch", scratch);
+  items.add(Tier::device, "between tiles", w.carried_bytes * micro_batches);
   items.add(Tier::device, "operator workspace", w.workspace_bytes);
   items.add(Tier::device, "rotary tables", w.constant_bytes);
   items.add(Tier::device, "token ids", w.token_bytes * micro_batches);
@@ -106,12 +112,11 @@ void add_activations(const Workload& w, const Placement& p, Items& items) {
 }
 
 void add_gradients(const Workload& w, const Placement& p, Items& items) {
-  const ElementCount slot = gradient_slot_elements(w);
-  items.add(Tier::device, "gradient accumulators",
-            elements(slot, DType::fp32) * std::uint64_t{p.gradient_slots});
+  const ElementCount slots{gradient_slot_elements(w).value() * p.gradient_slots +
+                           vector_elements(w).value()};
+  items.add(Tier::device, "gradient accumulators", elements(slots, DType::fp32));
   if (w.compute != DType::fp32) {
-    items.add(Tier::device, "rounded gradients",
-              elements(slot, w.compute) * std::uint64_t{p.gradient_slots});
+    items.add(Tier::device, "rounded gradients", elements(slots, w.compute));
   }
   if (w.tied_head) {
     items.add(Tier::device, "tied accumulator", elements(w.tied_elements, DType::fp32));
@@ -126,8 +131,7 @@ void add_gradients(const Workload& w, const Placement& p, Items& items) {
   const ElementCount host = count_if(w, p, on_host);
   items.add(Tier::host, "waiting gradients", elements(host, waiting));
   if (w.rounds > 1 && host > ElementCount{}) {
-    items.add(Tier::host, "landing gradients",
-              elements(slot, w.compute) * std::uint64_t{p.gradient_slots});
+    items.add(Tier::host, "landing gradients", elements(slots, w.compute));
   }
 }
 
@@ -170,10 +174,18 @@ ElementCount parameter_slot_elements(const Workload& workload, const Placement& 
 
 ElementCount gradient_slot_elements(const Workload& workload) {
   ElementCount largest;
-  for (const BlockShape& block : workload.blocks) {
-    largest = std::max(largest, block.padded_parameters);
+  for (std::size_t b = workload.tiled ? 1 : 0; b < workload.blocks.size(); ++b) {
+    largest = std::max(largest, workload.blocks[b].padded_parameters);
   }
   return largest;
+}
+
+ElementCount vector_elements(const Workload& workload) {
+  return workload.tiled ? workload.blocks.front().padded_parameters : ElementCount{};
+}
+
+ElementCount largest_block(const Workload& workload) {
+  return std::max(gradient_slot_elements(workload), vector_elements(workload));
 }
 
 DType waiting_gradient_dtype(const Workload& workload) {

@@ -64,8 +64,11 @@ struct MemoryItem {
 /// The largest streamed block, the size of a parameter slot; 0 when all are resident.
 [[nodiscard]] ElementCount parameter_slot_elements(const Workload& workload,
                                                    const Placement& placement);
-/// The size of a gradient slot: the largest block.
+/// The size of a gradient slot: the largest block that takes one. The vectors of tiles have one of
+/// their own size behind the others.
 [[nodiscard]] ElementCount gradient_slot_elements(const Workload& workload);
+[[nodiscard]] ElementCount vector_elements(const Workload& workload);  ///< 0 without tiles
+[[nodiscard]] ElementCount largest_block(const Workload& workload);
 /// Element size of a gradient while it waits for its update: the compute dtype's, or fp32 where
 /// rounds are summed.
 [[nodiscard]] DType waiting_gradient_dtype(const Workload& workload);

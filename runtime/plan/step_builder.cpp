@@ -59,79 +59,112 @@ std::uint32_t Builder::acquire_gradient(std::uint32_t block, std::uint32_t first
   return gradient_slot_[block];
 }
 
-void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train) {
+void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again) {
   Op forward = block_op(OpKind::forward, Lane::gpu, block);
   const OpIndex available = acquire_parameters(block, forward.slot);
   forward.flops = workload_.blocks[block].forward_flops;
+  forward.again = again;
   const bool leaves = activation_home(placement_, block) != BoundaryHome::device;
   OpIndex last = kNone;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     forward.micro_batch = m;
-    const Boundary input = block == 0 ? Boundary{} : passing_activation(block - 1, m);
+    const Boundary input = is_embedding(block) ? Boundary{} : passing_activation(block - 1, m);
     SlotUsers before;
     if (leaves) before = take_slot(forward.boundary_slot);
     forward.input_slot = input.slot;
-    last = append(forward, {available, input.filled, before.computed, before.saved});
+    last =
+        append(forward, {available, vectors_ready(), input.filled, before.computed, before.saved});
     release_slot(input.slot, last);
     pass_activation(block, m, {forward.boundary_slot, last}, train);
   }
   release_parameters(forward.slot, last);
 }
 
-void Builder::visit_loss(MicroBatches range, bool train) {
-  const BlockShape& shape = workload_.blocks[head()];
-  Op loss = block_op(OpKind::loss, Lane::gpu, head());
+void Builder::forward_layer(std::uint32_t layer, MicroBatches range, bool train,
+                            bool update_first) {
+  const std::uint32_t end = workload_.first_block(layer + 1);
+  for (std::uint32_t block = workload_.first_block(layer); block < end; ++block) {
+    if (update_first) update_block(block);
+    visit_forward(block, range, train);
+  }
+}
+
+void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
+  const BlockShape& shape = workload_.blocks[block];
+  Op loss = block_op(OpKind::loss, Lane::gpu, block);
   OpIndex tied = kNone;
   if (workload_.tied_head) tied = acquire_parameters(0, loss.tied_slot);
-  const OpIndex available = acquire_parameters(head(), loss.slot);
+  const OpIndex available = acquire_parameters(block, loss.slot);
   OpIndex drained = kNone;
   if (train) {
-    loss.gradient_slot = acquire_gradient(head(), range.first);
+    loss.gradient_slot = acquire_gradient(block, range.first);
     drained = gradient_reader_[loss.gradient_slot];
   }
   loss.flops = shape.forward_flops + (train ? shape.backward_flops : 0);
   OpIndex last = kNone;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     loss.micro_batch = m;
-    const Boundary input = passing_activation(head() - 1, m);
+    const Boundary input = passing_activation(block - 1, m);
     SlotUsers before;
     if (train && placement_.boundary_slots > 0) before = take_slot(loss.boundary_slot);
     loss.input_slot = input.slot;
-    last = append(loss, {tied, available, drained, input.filled, before.computed, before.saved});
+    last =
+        append(loss, {tied, available, vectors_ready(), drained, train ? vectors_drained() : kNone,
+                      input.filled, before.computed, before.saved});
     release_slot(input.slot, last);
-    pass_gradient(head() - 1, m, {loss.boundary_slot, last});
+    pass_gradient(block - 1, m, {loss.boundary_slot, last});
   }
   release_parameters(loss.slot, last);
   release_parameters(loss.tied_slot, last);
-  if (train && range.last == workload_.micro_batches) finish_gradient(head());
+  if (train && range.last == workload_.micro_batches) finish_gradient(block);
+}
+
+void Builder::visit_head(MicroBatches range, bool train) {
+  const std::uint32_t first = workload_.first_block(workload_.layers() - 1);
+  if (!workload_.tiled) return visit_loss(first, range, train);
+  for (std::uint32_t block = first; block <= head(); ++block) visit_loss(block, range, false);
+  for (std::uint32_t block = head() + 1; train && block-- > first;) visit_loss(block, range, true);
 }
 
 void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
   const BlockShape& shape = workload_.blocks[block];
   Op backward = block_op(OpKind::backward, Lane::gpu, block);
+  const bool embeds = is_embedding(block);
   // The embedding's backward scatters gradients and reads no parameters.
-  const OpIndex available = block == 0 ? kNone : acquire_parameters(block, backward.slot);
+  const OpIndex available = embeds ? kNone : acquire_parameters(block, backward.slot);
   backward.gradient_slot = acquire_gradient(block, range.first);
   const OpIndex drained = gradient_reader_[backward.gradient_slot];
-  const bool recomputes = block != 0 && !placement_.blocks[block].keep;
-  backward.flops = shape.backward_flops + (recomputes ? shape.forward_flops : 0);
+  const bool with_forward = !workload_.tiled && recomputes(block);
+  backward.flops = shape.backward_flops + (with_forward ? shape.forward_flops : 0);
   OpIndex last = kNone;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     backward.micro_batch = m;
-    const Boundary input = block == 0 ? Boundary{} : returning_activation(block - 1, m);
+    const Boundary input = embeds ? Boundary{} : returning_activation(block - 1, m);
     const Boundary gradient = passing_gradient(block, m);
     backward.input_slot = input.slot;
     backward.boundary_slot = gradient.slot;
-    last = append(backward, {available, drained, input.filled, gradient.filled});
+    last = append(backward, {available, drained, embeds ? kNone : vectors_drained(), input.filled,
+                             gradient.filled});
     release_slot(input.slot, last);
-    if (block > 0) {
-      pass_gradient(block - 1, m, {gradient.slot, last});
-    } else {
+    if (embeds) {
       release_slot(gradient.slot, last);
+    } else {
+      pass_gradient(block - 1, m, {gradient.slot, last});
     }
   }
   release_parameters(backward.slot, last);
   if (range.last == workload_.micro_batches) finish_gradient(block);
+}
+
+void Builder::backward_layer(std::uint32_t layer, MicroBatches range) {
+  const std::uint32_t first = workload_.first_block(layer);
+  const std::uint32_t end = workload_.first_block(layer + 1);
+  if (workload_.tiled && recomputes(layer)) {
+    for (std::uint32_t block = first; block < end; ++block) {
+      if (workload_.blocks[block].feeds_backward) visit_forward(block, range, true, true);
+    }
+  }
+  for (std::uint32_t block = end; block-- > first;) visit_backward(block, range);
 }
 
 void Builder::append_norms(std::uint32_t block, Lane lane, OpIndex landed) {
@@ -175,16 +208,20 @@ void Builder::finish_gradient(std::uint32_t block) {
 /// ahead of the block's forward, so that on every lane it delays nothing that an earlier block
 /// needs.
 void Builder::pass(MicroBatches range, bool update_first) {
-  for (std::uint32_t block = 0; block < head(); ++block) {
-    if (update_first) update_block(block);
-    visit_forward(block, range, true);
+  const std::uint32_t last = workload_.layers() - 1;
+  if (workload_.tiled && update_first) update_block(0);
+  for (std::uint32_t layer = 0; layer < last; ++layer) {
+    forward_layer(layer, range, true, update_first);
   }
   if (update_first) {
-    update_block(head());
+    for (std::uint32_t block = workload_.first_block(last); block <= head(); ++block) {
+      update_block(block);
+    }
     append_step_commit();
   }
-  visit_loss(range, true);
-  for (std::uint32_t block = head(); block-- > 0;) visit_backward(block, range);
+  visit_head(range, true);
+  for (std::uint32_t layer = last; layer-- > 0;) backward_layer(layer, range);
+  if (workload_.tiled && range.last == workload_.micro_batches) finish_gradient(0);
 }
 
 void Builder::round(std::uint32_t round) {
@@ -210,8 +247,10 @@ void Builder::evaluation() {
   const std::uint32_t at_once = whole ? workload_.micro_batches : 1;
   for (std::uint32_t m = 0; m < workload_.micro_batches; m += at_once) {
     const MicroBatches range{m, m + at_once};
-    for (std::uint32_t block = 0; block < head(); ++block) visit_forward(block, range, false);
-    visit_loss(range, false);
+    for (std::uint32_t layer = 0; layer + 1 < workload_.layers(); ++layer) {
+      forward_layer(layer, range, false, false);
+    }
+    visit_head(range, false);
   }
 }
 

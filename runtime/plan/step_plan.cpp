@@ -87,6 +87,7 @@ std::string to_text(const StepPlan& plan) {
     text += slot_text("slot", op.slot) + slot_text("tied_slot", op.tied_slot) +
             slot_text("gradient_slot", op.gradient_slot) + slot_text("input_slot", op.input_slot) +
             slot_text("boundary_slot", op.boundary_slot);
+    if (op.again) text += " again";
     if (op.of_gradient) text += " gradient";
     if (op.bytes > Bytes{}) fmt::format_to(std::back_inserter(text), " bytes={}", op.bytes.value());
     if (op.held) text += " held";

@@ -24,7 +24,9 @@ enum class OpKind : std::uint8_t {
   download_grads,  ///< block gradients, device to host
   forward,         ///< one block, one micro-batch
   backward,        ///< one block, one micro-batch, recomputation included
-  loss,            ///< the head: forward, loss and (when training) backward of one micro-batch
+  /// The head: forward, loss and (when training) backward of one micro-batch. Of a tile: without a
+  /// gradient slot its part of the loss, with one its part of the backward.
+  loss,
   accumulate,  ///< finish a round's gradient of a block: round to its dtype, add to earlier rounds
   grad_norm,   ///< sum of squares of a tile's gradients
   update,      ///< Adam of one tile, and its 16-bit parameters
@@ -63,6 +65,7 @@ struct Op {
   /// Forward's output; the gradient that loss makes and backward changes; what is saved or loaded.
   std::uint32_t boundary_slot = kNoSlot;
   bool of_gradient = false;  ///< save and load: the gradient of the block's boundary
+  bool again = false;        ///< forward of a tile in backward: recomputes what backward reads
   /// read_state: the step before has left the tile in the slot; read only where it has not.
   bool held = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending

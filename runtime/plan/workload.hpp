@@ -1,6 +1,7 @@
 // What the planner knows of a model and of a training step: counts and sizes, no tensors.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,22 +21,50 @@ struct BlockShape {
   double forward_flops = 0;        ///< of one micro-batch
   double backward_flops = 0;       ///< of one micro-batch, recomputation not counted
   Bytes saved_bytes;               ///< internal activations that backward needs
+  // Of a workload in tiles, where `saved_bytes` are those of the first block of a layer:
+  std::uint32_t layer = 0;     ///< 0: embedding; 1, 2, ...: transformer layers; last: head
+  bool feeds_backward = true;  ///< recomputation of the layer runs this block
 };
 
 /// Blocks in forward order: embedding, layers, head. The head computes the loss and both its
 /// passes in one op. A tied head uses the parameters of block 0 as well as its own.
+///
+/// In tiles (model::ModelLayout, `operator_tile`) a layer is several blocks, one after the other in
+/// forward, in reverse in backward; recomputation is a pass of its own ahead of backward. The
+/// head's blocks run twice: for the loss, and in reverse for the gradient. Block 0 is of no layer:
+/// it holds the vectors that the ops of all others read, lives on the device, and its gradient is
+/// complete when the last layer's backward ends. A layer's output stays on the device.
 struct Workload {
   std::vector<BlockShape> blocks;
+  bool tiled = false;
   bool tied_head = false;
   ElementCount tied_elements;       ///< of block 0 used by a tied head (from its start); else 0
   DType compute = DType::fp32;      ///< of parameters, gradients and activations
   Bytes boundary_bytes;             ///< one activation tensor between blocks, per micro-batch
   Bytes workspace_bytes;            ///< temporaries of the largest op of any block
+  Bytes carried_bytes;              ///< what tiles leave each other, per micro-batch
   Bytes constant_bytes;             ///< tables that operators read, the same for all blocks
   Bytes token_bytes;                ///< token ids of one micro-batch, targets included
   std::uint64_t tokens = 0;         ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< per round
   std::uint32_t rounds = 1;
+
+  /// Layers are blocks where there are no tiles.
+  [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
+    return tiled ? blocks[block].layer : block;
+  }
+  [[nodiscard]] std::uint32_t layers() const {
+    return layer_of(static_cast<std::uint32_t>(blocks.size() - 1)) + 1;
+  }
+  /// Of all blocks of a layer; of `layers()`: the number of blocks.
+  [[nodiscard]] std::uint32_t first_block(std::uint32_t layer) const {
+    if (!tiled) return layer;
+    const auto first = blocks.begin() + 1;
+    return static_cast<std::uint32_t>(
+        std::lower_bound(first, blocks.end(), layer,
+                         [](const BlockShape& b, std::uint32_t l) { return b.layer < l; }) -
+        blocks.begin());
+  }
 };
 
 }  // namespace spillway::plan

@@ -108,6 +108,7 @@ class OptionsSource {
     options.seed = random_();
     options.steps = random_();
     options.tile_parameters = kLeafParameters * (1 + below(10000));
+    options.operator_tile = below(3) * 100'000;
   }
 
   void draw_placement(TrainOptions& options) {

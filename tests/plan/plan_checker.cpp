@@ -105,7 +105,7 @@ class Accesses {
   }
   [[nodiscard]] Buffer input() const {
     if (op_.input_slot != kNoSlot) return {BufferKind::boundary_slot, op_.input_slot};
-    return {BufferKind::boundary, op_.block - 1, op_.micro_batch};
+    return {BufferKind::boundary, layer() - 1, op_.micro_batch};
   }
   [[nodiscard]] Buffer gradient() const {
     if (op_.boundary_slot != kNoSlot) return {BufferKind::boundary_slot, op_.boundary_slot};
@@ -113,7 +113,7 @@ class Accesses {
   }
   [[nodiscard]] Buffer output() const {
     if (op_.boundary_slot != kNoSlot) return {BufferKind::boundary_slot, op_.boundary_slot};
-    return {BufferKind::boundary, op_.block, op_.micro_batch};
+    return {BufferKind::boundary, layer(), op_.micro_batch};
   }
   [[nodiscard]] Buffer recomputed() const {
     if (run_.placement.blocks[op_.block].activations != Tier::device) {
@@ -125,32 +125,47 @@ class Accesses {
     const bool same = run_.workload.compute == DType::fp32;
     return {same ? BufferKind::accumulator : BufferKind::rounded, op_.gradient_slot};
   }
-  [[nodiscard]] bool kept() const { return run_.placement.blocks[op_.block].keep; }
+  [[nodiscard]] bool tiled() const { return run_.workload.tiled; }
+  [[nodiscard]] std::uint32_t layer() const { return run_.workload.layer_of(op_.block); }
+  [[nodiscard]] bool kept() const {
+    return run_.placement.blocks[run_.workload.first_block(layer())].keep;
+  }
   [[nodiscard]] Buffer saved() const {
     constexpr std::uint32_t kScratch = ~0U;
-    if (!kept()) return {BufferKind::saved, kScratch};
-    return {BufferKind::saved, op_.block, op_.micro_batch};
+    if (!kept()) return {BufferKind::saved, kScratch, tiled() ? op_.micro_batch : 0};
+    return {BufferKind::saved, layer(), op_.micro_batch};
+  }
+  [[nodiscard]] Buffer carried() const { return {BufferKind::carried, 0, op_.micro_batch}; }
+  /// The vectors' parameters, and their gradient where the op has one.
+  void vectors(bool gradient) {
+    if (!tiled()) return;
+    reads(parameters(0, kNoSlot));
+    if (gradient) writes({BufferKind::accumulator, run_.placement.gradient_slots});
   }
 
   void forward() {
     reads(parameters(op_.block, op_.slot));
-    if (op_.block == 0) {
-      writes({BufferKind::tokens, op_.micro_batch});
+    vectors(false);
+    const bool uploads_tokens = op_.block == run_.workload.first_block(0);
+    if (layer() == 0) {
+      list_.push_back({{BufferKind::tokens, op_.micro_batch}, uploads_tokens});
     } else {
       reads(input());
     }
-    if (kept() && run_.training) writes(saved());
-    writes(output());
+    if (tiled() ? layer() > 0 : kept() && run_.training) writes(saved());
+    if (!op_.again) writes(output());
     writes({BufferKind::workspace});
   }
 
   void backward() {
-    if (op_.block == 0) {
+    if (layer() == 0) {
       reads({BufferKind::tokens, op_.micro_batch});
     } else {
       reads(parameters(op_.block, op_.slot));
+      vectors(true);
       reads(input());
-      if (kept()) {
+      if (tiled()) writes(carried());
+      if (kept() || tiled()) {
         reads(saved());
       } else {
         writes(saved());
@@ -165,9 +180,12 @@ class Accesses {
   void loss() {
     reads(parameters(op_.block, op_.slot));
     if (run_.workload.tied_head) reads(parameters(0, op_.tied_slot));
+    vectors(op_.gradient_slot != kNoSlot);
     reads({BufferKind::tokens, op_.micro_batch});
     reads(input());
-    writes({BufferKind::loss_sum, op_.round, op_.micro_batch});
+    const bool sums = !tiled() || op_.gradient_slot == kNoSlot;
+    if (sums) writes({BufferKind::loss_sum, op_.round, op_.micro_batch});
+    if (tiled()) writes(carried());
     writes({BufferKind::workspace});
     if (op_.gradient_slot == kNoSlot) return;
     writes(gradient());

@@ -37,7 +37,8 @@ enum class BufferKind : std::uint8_t {
   parked_boundary,      ///< micro-batch
   boundary_staging,     ///< staging slot
   disk_boundary,        ///< block, micro-batch
-  saved,                ///< block, micro-batch; of a block that is not kept: the shared scratch
+  saved,                ///< layer, micro-batch; of a block that is not kept: the shared scratch
+  carried,              ///< micro-batch
   workspace,
   tokens,    ///< micro-batch
   loss_sum,  ///< round, micro-batch

@@ -205,7 +205,7 @@ class Interpreter {
     const TensorOf wanted{op.block - 1, op.micro_batch, op.round + 1, false};
     if (op.input_slot == kNoSlot) {
       const bool on_device = run_.placement.blocks[op.block - 1].activations == Tier::device;
-      need(on_device && boundary_[{op.block - 1, op.micro_batch}] == op.round + 1,
+      need(on_device && boundary_[{layer_of(op) - 1, op.micro_batch}] == op.round + 1,
            "the input is missing");
     } else {
       need(boundary_slots_[op.input_slot] == wanted, "the slot's input is another");
@@ -214,7 +214,7 @@ class Interpreter {
 
   void set_output(const Op& op) {
     if (op.boundary_slot == kNoSlot) {
-      boundary_[{op.block, op.micro_batch}] = op.round + 1;
+      boundary_[{layer_of(op), op.micro_batch}] = op.round + 1;
     } else {
       need(op.boundary_slot != op.input_slot, "the output overwrites the input");
       boundary_slots_[op.boundary_slot] = {op.block, op.micro_batch, op.round + 1, false};
@@ -227,8 +227,89 @@ class Interpreter {
                                        : boundary_slots_[op.boundary_slot];
   }
 
+  [[nodiscard]] std::uint32_t layer_of(const Op& op) const { return w_.layer_of(op.block); }
+  [[nodiscard]] std::uint32_t last_block(const Op& op) const {
+    return w_.first_block(layer_of(op) + 1) - 1;
+  }
+  [[nodiscard]] bool is_first(const Op& op) const {
+    return op.block == w_.first_block(layer_of(op));
+  }
+  [[nodiscard]] bool is_kept(const Op& op) const {
+    return run_.placement.blocks[w_.first_block(layer_of(op))].keep;
+  }
+  /// What the tiles of a layer have saved: all of one pass up to a block.
+  Content& saved_by_tiles(const Op& op) {
+    constexpr std::uint32_t kScratch = ~0U;
+    return saved_by_tiles_[{is_kept(op) ? layer_of(op) : kScratch, op.micro_batch}];
+  }
+  /// The next tile of a layer finds what the one before, that ran in this pass, has left.
+  void follow(Content& progress, const Op& op, std::uint32_t before, const char* what) {
+    const bool first = before == op.block;
+    need(first || progress == Content{layer_of(op), before, op.round}, what);
+    progress = {layer_of(op), op.block, op.round};
+  }
+
+  void forward_tile(const Op& op) {
+    need_parameters(0, kNoSlot, "the vectors are elsewhere");
+    if (layer_of(op) > 0) {
+      need_input(op);
+      const bool skips = op.again && !is_first(op) && !w_.blocks[op.block - 1].feeds_backward;
+      need(!skips, "a tile that does not feed backward stands before one that does");
+      follow(saved_by_tiles(op), op, is_first(op) ? op.block : op.block - 1,
+             "the tile before has not run");
+    } else {
+      follow(embedded_[op.micro_batch], op, is_first(op) ? op.block : op.block - 1,
+             "the tile before has not run");
+    }
+    if (op.block == last_block(op) && !op.again) set_output(op);
+  }
+
+  void backward_tile(const Op& op) {
+    const bool last = op.block == last_block(op);
+    if (layer_of(op) > 0) {
+      need_parameters(op.block, op.slot, "the slot holds another block");
+      need_parameters(0, kNoSlot, "the vectors are elsewhere");
+      need_input(op);
+      const Content& saved = saved_by_tiles(op);
+      std::uint32_t needed = last_block(op);
+      while (!w_.blocks[needed].feeds_backward) --needed;
+      need(saved.what == layer_of(op) && saved.round == op.round && saved.count >= needed,
+           "not all is saved");
+      follow(carried_[op.micro_batch], op, last ? op.block : op.block + 1,
+             "the tile behind has not run");
+    }
+    TensorOf& gradient = gradient_of(op);
+    need(gradient == TensorOf{layer_of(op), op.micro_batch, op.round + 1, true},
+         "the output's gradient is missing");
+    if (is_first(op) && layer_of(op) > 0) {
+      gradient.block = layer_of(op) - 1;
+      ++vectors_;
+    }
+    sum_into(accumulator_[op.gradient_slot], op);
+  }
+
+  void loss_tile(const Op& op) {
+    const bool last = op.block == last_block(op);
+    need_parameters(op.block, op.slot, "the slot holds another block");
+    need_parameters(0, kNoSlot, "the vectors are elsewhere");
+    need_input(op);
+    Content& scanned = scanned_[op.micro_batch];
+    if (op.gradient_slot == kNoSlot) {
+      return follow(scanned, op, is_first(op) ? op.block : op.block - 1, "a tile is not scanned");
+    }
+    need(scanned == Content{layer_of(op), last_block(op), op.round}, "the scans are incomplete");
+    follow(carried_[op.micro_batch], op, last ? op.block : op.block + 1,
+           "the tile behind has not run");
+    if (is_first(op)) {
+      gradient_of(op) = {layer_of(op) - 1, op.micro_batch, op.round + 1, true};
+      ++vectors_;
+    }
+    sum_into(accumulator_[op.gradient_slot], op);
+  }
+
   void forward(const Op& op) {
     need_parameters(op.block, op.slot, "the slot holds another block");
+    if (w_.tiled) return forward_tile(op);
     if (op.block > 0) need_input(op);
     set_output(op);
     saved_[{op.block, op.micro_batch}] = op.round + 1;
@@ -241,6 +322,7 @@ class Interpreter {
   }
 
   void backward(const Op& op) {
+    if (w_.tiled) return backward_tile(op);
     if (op.block > 0) {
       need_parameters(op.block, op.slot, "the slot holds another block");
       need_input(op);
@@ -254,6 +336,7 @@ class Interpreter {
   }
 
   void loss(const Op& op) {
+    if (w_.tiled) return loss_tile(op);
     need_parameters(op.block, op.slot, "the slot holds another block");
     if (w_.tied_head) need_parameters(0, op.tied_slot, "the tied slot holds another block");
     need_input(op);
@@ -276,7 +359,12 @@ class Interpreter {
       need(landing_[op.gradient_slot] == whole, "another gradient has landed");
       return each_tile(op.block, add_round);
     }
-    need(accumulator_[op.gradient_slot] == whole, "a micro-batch is missing");
+    if (w_.tiled && op.block == 0) {
+      need(vectors_ == w_.micro_batches * (w_.layers() - 1), "a layer's vectors are missing");
+      vectors_ = 0;
+    } else {
+      need(accumulator_[op.gradient_slot] == whole, "a micro-batch is missing");
+    }
     if (op.block == 0 && w_.tied_head) {
       const auto head = static_cast<std::uint32_t>(w_.blocks.size() - 1);
       need(tied_ == Content{head, w_.micro_batches, op.round}, "the tied gradient is missing");
@@ -298,6 +386,10 @@ class Interpreter {
   std::map<std::uint32_t, std::uint32_t> disk_;
   std::map<std::uint32_t, std::uint32_t> gradient_;  // tile: rounds of this step
   std::map<Place, std::uint32_t> boundary_, saved_;
+  // Tiles, by micro-batch: how far a layer has come.
+  std::map<Place, Content> saved_by_tiles_;
+  std::map<std::uint32_t, Content> embedded_, scanned_, carried_;
+  std::uint32_t vectors_ = 0;  // layers and micro-batches in their sum
   std::set<std::uint32_t> normed_, written_, summed_;
   Content tied_;
 };

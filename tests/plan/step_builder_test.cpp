@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_checker.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
@@ -124,29 +125,6 @@ TEST(StepBuilder, UpdatesEachBlockJustAheadOfItsForward) {
     if (op.kind == OpKind::update && op.block > 0) {
       EXPECT_EQ(op.block, last + 1);
     }
-  }
-}
-
-/// All runs that a case can have.
-void expect_correct(const Case& c) {
-  const StepPlan training = build_training_step(c.workload, c.placement);
-  const StepPlan recorded = build_recorded_step(c.workload, c.placement);
-  const StepPlan flush = build_flush(c.workload, c.placement);
-  for (const auto& [pending, warm] :
-       {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
-    const RunOf run{
-        .workload = c.workload, .placement = c.placement, .pending = pending, .warm = warm};
-    for (const StepPlan* plan : {&training, &recorded, &flush}) {
-      ASSERT_EQ(find_race(*plan, run), "") << to_text(*plan);
-      ASSERT_EQ(find_wrong_content(*plan, run), "") << to_text(*plan);
-    }
-  }
-  const RunOf rest{
-      .workload = c.workload, .placement = c.placement, .training = false, .pending = false};
-  for (const StepPlan& plan :
-       {build_evaluation(c.workload, c.placement), build_snapshot(c.workload, c.placement)}) {
-    ASSERT_EQ(find_race(plan, rest), "") << to_text(plan);
-    ASSERT_EQ(find_wrong_content(plan, rest), "") << to_text(plan);
   }
 }
 

@@ -83,6 +83,34 @@ class RandomCases {
     return w;
   }
 
+  /// Vectors, and layers of one to four tiles.
+  Workload tiled_workload() {
+    Workload w = workload();
+    w.tied_head = false;
+    w.tied_elements = {};
+    w.tiled = true;
+    w.carried_bytes = Bytes{between(1, 5000)};
+    const BlockShape sample = w.blocks.front();
+    const auto layers = static_cast<std::uint32_t>(between(3, 5));
+    w.blocks.resize(1);
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      const bool ends = layer == 0 || layer + 1 == layers;
+      const std::uint64_t tiles = between(1, 4);
+      const std::uint64_t feeding = ends ? 0 : between(1, tiles);
+      for (std::uint64_t tile = 0; tile < tiles; ++tile) {
+        BlockShape block = sample;
+        const std::uint64_t padded = between(1, 5) * kLeafParameters;
+        block.padded_parameters = ElementCount{padded};
+        block.parameters = ElementCount{padded - between(0, kLeafParameters - 1)};
+        block.saved_bytes = Bytes{!ends && tile == 0 ? between(0, 40'000) : 0};
+        block.layer = layer;
+        block.feeds_backward = tile < feeding;
+        w.blocks.push_back(block);
+      }
+    }
+    return w;
+  }
+
   Placement placement(const Workload& w) {
     Placement p;
     const bool device_only = between(0, 4) == 0;
@@ -101,7 +129,11 @@ class RandomCases {
       p.order = WorkOrder::micro_batch_major;
       p.gradient_slots = static_cast<std::uint32_t>(w.blocks.size());
     }
-    if (maybe()) place_boundaries(w, p);
+    if (w.tiled) {
+      p.blocks.front().resident = true;
+    } else if (maybe()) {
+      place_boundaries(w, p);
+    }
     return p;
   }
 
@@ -114,6 +146,12 @@ class RandomCases {
     p.boundary_slots = static_cast<std::uint32_t>(between(2, 6));
     p.carried = static_cast<std::uint32_t>(between(0, w.micro_batches));
     p.boundary_staging = static_cast<std::uint32_t>(between(1, 3));
+  }
+
+  Case next_tiled() {
+    Workload w = tiled_workload();
+    Placement p = placement(w);
+    return {std::move(w), std::move(p)};
   }
 
   Case next() {

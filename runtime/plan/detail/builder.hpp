@@ -48,8 +48,8 @@ class Builder {
         ready_(workload.blocks.size(), kNone),
         last_update_(workload.blocks.size(), kNone),
         parameter_user_(placement.parameter_slots, kNone),
-        gradient_reader_(placement.gradient_slots, kNone),
-        landing_reader_(placement.gradient_slots, kNone),
+        gradient_reader_(placement.gradient_slots + 1, kNone),
+        landing_reader_(placement.gradient_slots + 1, kNone),
         gradient_slot_(workload.blocks.size(), kNoSlot),
         staging_user_(placement.state_slots, kNone),
         staging_record_(placement.state_slots, kNone),
@@ -69,6 +69,9 @@ class Builder {
       // The device updates parameters where they live.
       SPILLWAY_ASSERT(block.state != Tier::device || block.resident);
     }
+    SPILLWAY_ASSERT(!workload.tiled ||
+                    (placement.blocks[0].resident && placement.boundary_slots == 0));
+    if (workload.tiled) gradient_slot_[0] = vectors_slot();
     open_boundaries();
   }
 
@@ -106,9 +109,12 @@ class Builder {
   void pass_activation(std::uint32_t block, std::uint32_t m, const Boundary& made, bool train);
   void pass_gradient(std::uint32_t block, std::uint32_t m, const Boundary& made);
 
-  void visit_forward(std::uint32_t block, MicroBatches range, bool train);
-  void visit_loss(MicroBatches range, bool train);
+  void visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again = false);
+  void forward_layer(std::uint32_t layer, MicroBatches range, bool train, bool update_first);
+  void visit_loss(std::uint32_t block, MicroBatches range, bool train);
+  void visit_head(MicroBatches range, bool train);
   void visit_backward(std::uint32_t block, MicroBatches range);
+  void backward_layer(std::uint32_t layer, MicroBatches range);
   void pass(MicroBatches range, bool update_first);
   void finish_gradient(std::uint32_t block);
   void append_norms(std::uint32_t block, Lane lane, OpIndex landed);
@@ -117,6 +123,18 @@ class Builder {
 
   [[nodiscard]] std::uint32_t head() const {
     return static_cast<std::uint32_t>(workload_.blocks.size() - 1);
+  }
+  // The vectors that all tiles read; kNone without tiles.
+  [[nodiscard]] std::uint32_t vectors_slot() const { return placement_.gradient_slots; }
+  [[nodiscard]] OpIndex vectors_ready() const { return workload_.tiled ? ready_[0] : kNone; }
+  [[nodiscard]] OpIndex vectors_drained() const {
+    return workload_.tiled ? gradient_reader_[vectors_slot()] : kNone;
+  }
+  [[nodiscard]] bool is_embedding(std::uint32_t block) const {
+    return workload_.layer_of(block) == 0;
+  }
+  [[nodiscard]] bool recomputes(std::uint32_t layer) const {
+    return layer > 0 && !placement_.blocks[workload_.first_block(layer)].keep;
   }
   [[nodiscard]] Bytes compute_bytes(std::uint32_t block) const {
     return Bytes{workload_.blocks[block].padded_parameters.value() * size_of(workload_.compute)};

@@ -1,0 +1,212 @@
+// Memory-centric tiling: matrices in tiles train with the same bits wherever the tiles live, inside
+// a device that holds a fraction of the largest of them.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "runtime/base/error.hpp"
+#include "tests/engine/training_harness.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using plan::OpKind;
+using plan::Tier;
+
+constexpr int kSteps = 4;
+/// The tiny Llama's matrices have 4,608 and 2,304 parameters, its rows 48 or 96: tiles hold some
+/// rows of one or several matrices.
+constexpr std::uint64_t kTile = 1500;
+
+TrainOptions tiled_options(DType compute) {
+  TrainOptions options = tiny_options();
+  options.compute = compute;
+  options.operator_tile = kTile;
+  options.state_home = StateHome::device;
+  return options;
+}
+
+const Outcome& reference(DType compute) {
+  static std::map<DType, Outcome> cache;
+  Outcome& outcome = cache[compute];
+  if (outcome.losses.empty()) {
+    TrainingHarness harness(tiny_llama());
+    outcome = harness.train(tiled_options(compute), kSteps);
+  }
+  return outcome;
+}
+
+struct Variation {
+  std::string name;
+  std::function<void(TrainOptions&)> apply;
+};
+
+void PrintTo(const Variation& variation, std::ostream* out) { *out << variation.name; }
+
+void streamed(TrainOptions& options) {
+  options.state_home = StateHome::host;
+  options.residency = Residency::none;
+  options.checkpointing = Checkpointing::recompute;
+}
+
+std::vector<Variation> variations() {
+  std::vector<Variation> list{
+      {"host", [](TrainOptions& o) { o.state_home = StateHome::host; }},
+      {"streamed", streamed},
+      {"streamed_and_kept",
+       [](TrainOptions& o) {
+         streamed(o);
+         o.checkpointing = Checkpointing::keep;
+       }},
+      {"recomputed_on_device", [](TrainOptions& o) { o.checkpointing = Checkpointing::recompute; }},
+      {"resident_with_host_state",
+       [](TrainOptions& o) {
+         o.state_home = StateHome::host;
+         o.residency = Residency::all;
+       }},
+      {"streamed_from_nvme",
+       [](TrainOptions& o) {
+         streamed(o);
+         o.state_home = StateHome::nvme;
+       }},
+      {"micro_batch_major",
+       [](TrainOptions& o) {
+         streamed(o);
+         o.work_order = WorkOrder::micro_batch_major;
+       }},
+  };
+  for (const std::uint32_t prefetch : {0U, 3U}) {
+    list.push_back({"prefetch_" + std::to_string(prefetch), [=](TrainOptions& o) {
+                      streamed(o);
+                      o.prefetch = prefetch;
+                    }});
+  }
+  return list;
+}
+
+class TiledExactness : public testing::TestWithParam<Variation> {};
+
+TEST_P(TiledExactness, SameBitsAsWithAllTilesOnTheDevice) {
+  for (const DType compute : {DType::fp32, DType::bf16}) {
+    TrainingHarness harness(tiny_llama());
+    TrainOptions options = tiled_options(compute);
+    GetParam().apply(options);
+    EXPECT_EQ(harness.train(options, kSteps), reference(compute)) << name_of(compute);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Placement, TiledExactness, testing::ValuesIn(variations()),
+                         [](const auto& variation) { return variation.param.name; });
+
+TEST(OperatorTile, TrainsAsTheWholeModelDoes) {
+  TrainingHarness harness(tiny_llama());
+  TrainOptions options = tiled_options(DType::fp32);
+  const Outcome tiled = harness.train(options, 20);
+  options.operator_tile = 0;
+  const Outcome whole = harness.train(options, 20);
+  EXPECT_LT(whole.losses.back(), 0.9 * whole.losses.front()) << "it learns";
+  for (std::size_t i = 0; i < whole.losses.size(); ++i) {
+    // Sums in other orders, amplified by 20 steps of Adam.
+    EXPECT_NEAR(tiled.losses[i], whole.losses[i], 1e-4 * whole.losses[i]) << "step " << i;
+  }
+}
+
+TEST(OperatorTile, ResumesWithTheSameBits) {
+  TrainingHarness harness(tiny_llama());
+  TrainOptions options = tiled_options(DType::bf16);
+  streamed(options);
+  const auto run = harness.new_run();
+  Outcome outcome;
+  {
+    const auto trainer = harness.make(options, run);
+    harness.steps(*trainer, options, 2, outcome);
+    trainer->commit();
+  }
+  const auto trainer = harness.make(options, run, true);
+  harness.steps(*trainer, options, kSteps - 2, outcome);
+  harness.finish(*trainer, outcome);
+  EXPECT_EQ(outcome, reference(DType::bf16));
+}
+
+TEST(OperatorTile, MovesEachTileThreeTimesARoundAndItsGradientOnce) {
+  TrainingHarness harness(tiny_llama());
+  TrainOptions options = tiled_options(DType::bf16);
+  streamed(options);
+  const auto trainer = harness.make(options, harness.new_run());
+  Outcome outcome;
+  harness.steps(*trainer, options, kSteps, outcome);
+  const plan::Workload& w = trainer->workload();
+  std::uint64_t up = 0;
+  std::uint64_t down = 0;
+  for (std::uint32_t b = 1; b < w.blocks.size(); ++b) {
+    const std::uint64_t padded = w.blocks[b].padded_parameters.value();
+    const std::uint64_t visits = b < w.first_block(1) ? 1 : w.blocks[b].feeds_backward ? 3 : 2;
+    up += visits * padded;
+    down += padded;
+  }
+  const std::uint64_t vectors = w.blocks[0].padded_parameters.value();
+  const std::uint64_t rounds = kSteps * 2;
+  // The vectors go up after each of their updates, of which the last is still due.
+  EXPECT_EQ(trainer->actions().moved(OpKind::upload_params).value(),
+            2 * (rounds * up + (kSteps - 1) * vectors));
+  EXPECT_EQ(trainer->actions().moved(OpKind::download_grads).value(),
+            2 * rounds * (down + vectors));
+}
+
+TEST(OperatorTile, BackendHoldsExactlyWhatThePlanLists) {
+  TrainingHarness harness(tiny_llama());
+  for (const StateHome home : {StateHome::device, StateHome::host, StateHome::nvme}) {
+    TrainOptions options = tiled_options(DType::bf16);
+    options.state_home = home;
+    const auto trainer = harness.make(options, harness.new_run());
+    const auto items = plan::memory_items(trainer->workload(), trainer->placement());
+    const auto constants = Bytes{trainer->workload().constant_bytes};
+    EXPECT_GT(constants, Bytes{});
+    EXPECT_EQ(trainer->backend().usage(offload::MemoryKind::device).current,
+              plan::total(items, Tier::device));
+  }
+}
+
+/// Its largest matrices have a million parameters, 4 MiB.
+model::ModelConfig wide_llama() {
+  model::ModelConfig config = tiny_llama(2);
+  config.vocab_size = 301;
+  config.width = 256;
+  config.heads = 8;
+  config.kv_heads = 2;
+  config.head_dim = 32;
+  config.ffn_width = 4096;
+  return config;
+}
+
+TEST(OperatorTile, ADeviceOfAQuarterOfTheLargestMatrixTrainsWithTheSameBits) {
+  const model::ModelConfig config = wide_llama();
+  TrainingHarness harness(config);
+  TrainOptions options = tiny_options();
+  options.device = DeviceKind::host;  // a GPU's libraries alone want more than this
+  options.micro_batch = 1;
+  options.context = 4;
+  options.gradient_accumulation_steps = 2;
+  options.rounds = 1;
+  options.operator_tile = 16384;
+  options.state_home = StateHome::device;
+  const Outcome resident = harness.train(options, kSteps);
+
+  const Bytes largest{std::uint64_t{config.width} * config.ffn_width * sizeof(float)};
+  options.state_home = StateHome::automatic;
+  options.device_memory = Bytes{largest.value() / 4};
+  const auto trainer = harness.make(options, harness.new_run());
+  Outcome streamed;
+  harness.steps(*trainer, options, kSteps, streamed);
+  EXPECT_LE(trainer->backend().usage(offload::MemoryKind::device).high_water,
+            *options.device_memory);
+  harness.finish(*trainer, streamed);
+  EXPECT_EQ(streamed, resident);
+
+  options.operator_tile = 0;
+  EXPECT_THROW(static_cast<void>(harness.make(options, harness.new_run())), Error)
+      << "one matrix alone is larger than the device";
+}
+
+}  // namespace
+}  // namespace spillway::engine

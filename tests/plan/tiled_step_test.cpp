@@ -1,0 +1,139 @@
+// Plans of workloads in tiles: free of races, right content, and the traffic that formulas say.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "runtime/base/error.hpp"
+#include "runtime/plan/choose.hpp"
+#include "runtime/plan/simulator.hpp"
+#include "runtime/plan/step_builder.hpp"
+#include "tests/plan/expect_correct.hpp"
+#include "tests/plan/plan_helpers.hpp"
+
+namespace spillway::plan {
+namespace {
+
+TEST(TiledStepProperty, EveryPlanIsFreeOfRacesAndFindsTheRightContent) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 600; ++i) {
+    expect_correct(cases.next_tiled());
+    if (testing::Test::HasFatalFailure()) FAIL() << "case " << i;
+  }
+}
+
+/// Element size x padded parameters x visits: an embedding's tile goes up in forward, a layer's in
+/// forward, in recomputation where that runs it, and in backward, a head's twice; a resident block
+/// once, if it is updated off the device.
+Bytes uploads_by_formula(const Workload& w, const Placement& p) {
+  const std::uint64_t passes =
+      std::uint64_t{w.rounds} * (p.order == WorkOrder::layer_major ? 1 : w.micro_batches);
+  Bytes sum;
+  for (std::uint32_t b = 0; b < w.blocks.size(); ++b) {
+    const BlockShape& block = w.blocks[b];
+    const bool recomputes = block.feeds_backward && !p.blocks[w.first_block(block.layer)].keep;
+    const std::uint64_t visits = block.layer == 0 ? 1 : recomputes ? 3 : 2;
+    const bool updated_elsewhere = p.blocks[b].state != Tier::device;
+    const std::uint64_t times = p.blocks[b].resident ? updated_elsewhere : visits * passes;
+    sum += Bytes{block.padded_parameters.value() * size_of(w.compute) * times};
+  }
+  return sum;
+}
+
+TEST(TiledStepProperty, MovesWhatTheFormulasSay) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 300; ++i) {
+    const auto [workload, placement] = cases.next_tiled();
+    const StepPlan plan = build_training_step(workload, placement);
+    EXPECT_EQ(bytes_moved(plan, OpKind::upload_params), uploads_by_formula(workload, placement));
+    Bytes down;
+    for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
+      const Bytes block{workload.blocks[b].padded_parameters.value() * size_of(workload.compute)};
+      if (placement.blocks[b].state != Tier::device) down += block * workload.rounds;
+    }
+    EXPECT_EQ(bytes_moved(plan, OpKind::download_grads), down);
+    EXPECT_EQ(bytes_moved(plan, OpKind::save_activation), Bytes{});
+  }
+}
+
+TEST(TiledStepProperty, EveryTileIsUpdatedAndNormedOnceAndEveryMicroBatchWorkedOnce) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 300; ++i) {
+    const auto [workload, placement] = cases.next_tiled();
+    const StepPlan plan = build_training_step(workload, placement);
+    std::map<std::uint32_t, int> updates, norms;
+    std::set<std::vector<std::uint32_t>> work;
+    for (const Op& op : plan.ops) {
+      if (op.kind == OpKind::update) ++updates[op.tile];
+      if (op.kind == OpKind::grad_norm) ++norms[op.tile];
+      if (op.kind == OpKind::forward || op.kind == OpKind::loss || op.kind == OpKind::backward) {
+        const std::uint32_t pass = op.again || op.gradient_slot != kNoSlot;
+        const auto kind = static_cast<std::uint32_t>(op.kind);
+        EXPECT_TRUE(work.insert({kind, pass, op.block, op.round, op.micro_batch}).second);
+        EXPECT_NE(op.block, 0U) << "the vectors are read, never run";
+      }
+    }
+    const std::size_t tiles = make_tiles(workload, placement.tile_parameters).size();
+    EXPECT_EQ(updates.size(), tiles);
+    EXPECT_EQ(norms.size(), tiles);
+    for (const auto& [tile, times] : updates) EXPECT_EQ(times, 1);
+    for (const auto& [tile, times] : norms) EXPECT_EQ(times, 1);
+    std::size_t visits = 0;
+    for (std::uint32_t b = 1; b < workload.blocks.size(); ++b) {
+      const bool keeps = placement.blocks[workload.first_block(workload.layer_of(b))].keep;
+      visits += workload.blocks[b].feeds_backward && !keeps ? 3U : 2U;
+    }
+    EXPECT_EQ(work.size(), std::size_t{workload.rounds} * workload.micro_batches * visits);
+  }
+}
+
+TEST(TiledStep, TheCheckerSeesTilesOutOfOrder) {
+  RandomCases cases(property_seed());
+  const auto [workload, placement] = cases.next_tiled();
+  StepPlan plan = build_training_step(workload, placement);
+  // The head's first scan and what ends the step change places.
+  std::swap(*std::find_if(plan.ops.begin(), plan.ops.end(),
+                          [](const Op& op) { return op.kind == OpKind::loss; }),
+            plan.ops.back());
+  EXPECT_NE(find_wrong_content(plan, {.workload = workload, .placement = placement}), "");
+}
+
+TEST(TiledStep, VectorsStayOnTheDeviceWhateverIsAskedFor) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 50; ++i) {
+    const Workload workload = cases.tiled_workload();
+    const Budgets plenty{Bytes{1ULL << 40}, Bytes{1ULL << 40}, Bytes{1ULL << 40}};
+    for (const auto resident : {std::optional<bool>(), {false}, {true}}) {
+      PlacementRequest request;
+      request.resident = resident;
+      const auto choice = choose_placement(workload, plenty, request);
+      const auto& placement = std::get<Placement>(choice);
+      EXPECT_TRUE(placement.blocks.front().resident);
+      EXPECT_EQ(placement.any_streamed(), resident == false);
+      EXPECT_EQ(find_race(build_training_step(workload, placement),
+                          {.workload = workload, .placement = placement}),
+                "");
+    }
+    PlacementRequest request;
+    request.activations = Tier::host;
+    EXPECT_THROW(static_cast<void>(choose_placement(workload, plenty, request)), Error);
+  }
+}
+
+TEST(TiledStep, FitsADeviceThatHoldsAFewTiles) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 50; ++i) {
+    const Workload workload = cases.tiled_workload();
+    Budgets budgets{Bytes{}, Bytes{1ULL << 40}, Bytes{1ULL << 40}};
+    const auto least = std::get<Shortage>(choose_placement(workload, budgets, PlacementRequest{}));
+    ASSERT_EQ(least.tier, Tier::device);
+    budgets.device = least.needed;
+    const auto choice = choose_placement(workload, budgets, PlacementRequest{});
+    const auto& placement = std::get<Placement>(choice);
+    EXPECT_EQ(placement.parameter_slots, 1U);
+    expect_correct({workload, placement});
+  }
+}
+
+}  // namespace
+}  // namespace spillway::plan
