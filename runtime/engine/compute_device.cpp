@@ -75,6 +75,10 @@ std::unique_ptr<DeviceMath> make_device_math(const TrainOptions& options,
   return make_host_device_math(options.isa.value_or(cpu_adam::best_isa()));
 }
 
+std::string device_name(DeviceKind device) {
+  return device == DeviceKind::cuda ? offload::query_cuda_device(0).name : "host";
+}
+
 Bytes free_device_memory() {
   const auto free = static_cast<double>(offload::query_cuda_device(0).free_memory.value());
   return Bytes{static_cast<std::uint64_t>(free * kShareOfDeviceMemory)};
