@@ -42,13 +42,27 @@ DeviceKind usable_device() {
   return offload::cuda_unavailable_reason().empty() ? DeviceKind::cuda : DeviceKind::host;
 }
 
-std::unique_ptr<model::Ops> make_ops(const TrainOptions& options) {
+std::unique_ptr<model::Ops> make_ops(const TrainOptions& options, const DeviceRecord& recorded) {
   if (!is_cuda(options)) return make_host_ops(options);
   check_usable();
-  return model::cuda::make_ops({.math = math_of(options),
-                                .device = 0,
-                                .choices = {},
-                                .library_directories = cuda_library_directories()});
+  return model::cuda::make_ops(
+      {.math = math_of(options),
+       .device = 0,
+       .choices = recorded.algorithms.empty()
+                      ? model::cuda::MatmulChoices{}
+                      : model::cuda::MatmulChoices::from_json(recorded.algorithms),
+       .library_directories = cuda_library_directories()});
+}
+
+DeviceRecord record_of(const TrainOptions& options, const model::Ops& ops) {
+  DeviceRecord record{.name = device_name(options.device.value_or(DeviceKind::host)),
+                      .libraries = {},
+                      .algorithms = {}};
+  if (const auto* cuda = dynamic_cast<const model::cuda::CudaOps*>(&ops)) {
+    record.libraries = cuda->libraries();
+    record.algorithms = cuda->choices().to_json();
+  }
+  return record;
 }
 
 std::unique_ptr<model::Ops> make_sizing_ops(const TrainOptions& options) {

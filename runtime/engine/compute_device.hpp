@@ -17,8 +17,20 @@ namespace spillway::engine {
 /// cuda where this build has it and a GPU is usable, else the host.
 [[nodiscard]] DeviceKind usable_device();
 
-/// Operators that are ready to run. Throws `Error{not_supported}` that says why the device cannot.
-[[nodiscard]] std::unique_ptr<model::Ops> make_ops(const TrainOptions& options);
+/// What bits depend on besides the options: a run records it and goes on with it.
+struct DeviceRecord {
+  std::string name;        ///< "host", or the GPU as its driver names it
+  std::string libraries;   ///< of the GPU's operators, with versions; empty for the host
+  std::string algorithms;  ///< of its matrix products, a JSON document; empty for the host
+  bool operator==(const DeviceRecord&) const = default;
+};
+
+/// Operators that are ready to run, with the algorithms of `recorded` where they are of this GPU
+/// and library. Throws `Error{not_supported}` that says why the device cannot.
+[[nodiscard]] std::unique_ptr<model::Ops> make_ops(const TrainOptions& options,
+                                                   const DeviceRecord& recorded = {});
+/// Of what `ops` has planned so far.
+[[nodiscard]] DeviceRecord record_of(const TrainOptions& options, const model::Ops& ops);
 /// Operators to plan with, which a machine without the device has too.
 [[nodiscard]] std::unique_ptr<model::Ops> make_sizing_ops(const TrainOptions& options);
 

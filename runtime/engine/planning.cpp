@@ -137,8 +137,9 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
   validate(options);
 }
 
-ModelRuntime make_model_runtime(const model::ModelConfig& config, const TrainOptions& options) {
-  return with_transformer(config, options, make_ops(options));
+ModelRuntime make_model_runtime(const model::ModelConfig& config, const TrainOptions& options,
+                                const DeviceRecord& recorded) {
+  return with_transformer(config, options, make_ops(options, recorded));
 }
 
 ModelRuntime make_model_sizes(const model::ModelConfig& config, const TrainOptions& options) {

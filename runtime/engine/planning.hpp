@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/train_options.hpp"
 #include "runtime/engine/workload.hpp"
 #include "runtime/model/ops.hpp"
@@ -27,7 +28,8 @@ void resolve(TrainOptions& options, const model::ModelConfig& config);
 
 /// Throws `Error{not_supported}` where the options' device is not usable here.
 [[nodiscard]] ModelRuntime make_model_runtime(const model::ModelConfig& config,
-                                              const TrainOptions& options);
+                                              const TrainOptions& options,
+                                              const DeviceRecord& recorded = {});
 /// The same to plan with, not to run: works for a device that this machine lacks.
 [[nodiscard]] ModelRuntime make_model_sizes(const model::ModelConfig& config,
                                             const TrainOptions& options);

@@ -47,6 +47,9 @@ void RunDirectory::write_config(const RunConfig& config) const {
   document["train"] = json::parse(to_config_json(config.options));
   document["data"] = config.data;
   document["data_fingerprint"] = fmt::format("{:016x}", config.data_fingerprint);
+  document["device"] = {{"name", config.device.name},
+                        {"libraries", config.device.libraries},
+                        {"algorithms", config.device.algorithms}};
   write_sealed_json(this->config(), document);
 }
 
@@ -65,6 +68,10 @@ RunConfig RunDirectory::read_config() const {
   result.data = document["data"].get<std::string>();
   result.data_fingerprint =
       std::stoull(document["data_fingerprint"].get<std::string>(), nullptr, 16);
+  const json device = document.value("device", json::object());
+  result.device = {.name = device.value("name", std::string("host")),
+                   .libraries = device.value("libraries", std::string()),
+                   .algorithms = device.value("algorithms", std::string())};
   return result;
 }
 

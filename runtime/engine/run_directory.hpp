@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/train_options.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/workload.hpp"
@@ -19,6 +20,7 @@ struct RunConfig {
   TrainOptions options;
   std::string data;                    ///< the data directory, as given
   std::uint64_t data_fingerprint = 0;  ///< of the training tokens; resume compares it
+  DeviceRecord device{};               ///< where the run began
 };
 
 class RunDirectory {

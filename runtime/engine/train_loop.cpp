@@ -83,6 +83,7 @@ class Loop {
 
  private:
   void open();
+  void make_model(const DeviceRecord& recorded);
   void plan();
   void create_trainer();
   void start_from_run();
@@ -144,18 +145,22 @@ void Loop::open() {
     if (committed) store_options_.directories = recorded;
   }
   RunConfig& now = run_config_;
-  now = {config_, options_, std::filesystem::absolute(request_.data).string(),
-         data_->fingerprint(config_.vocab_size)};
+  now = {.model = config_,
+         .options = options_,
+         .data = std::filesystem::absolute(request_.data).string(),
+         .data_fingerprint = data_->fingerprint(config_.vocab_size)};
   if (resumes_) {
     const RunConfig recorded = run_.read_config();
     // A schedule that was to end with the run keeps the end that it started with.
     options_.schedule = resolve_schedule(options_.schedule, recorded.options.schedule.total_steps);
     now.options = options_;
     check_same_mathematics(recorded, now);
+    make_model(recorded.device);
     return;
   }
   options_.schedule = resolve_schedule(options_.schedule, steps_);
   now.options = options_;
+  make_model({});
   std::filesystem::create_directories(request_.run);
   for (const auto& directory : store_options_.directories) {
     std::filesystem::create_directories(directory);
@@ -164,8 +169,20 @@ void Loop::open() {
   run_.write_manifest(store_options_.directories);
 }
 
+/// Operators before a byte is written: a device that cannot run leaves no run behind.
+void Loop::make_model(const DeviceRecord& recorded) {
+  model_ = make_model_runtime(config_, options_, recorded);
+  run_config_.device = record_of(options_, *model_.ops);
+  if (resumes_ && (run_config_.device.name != recorded.name ||
+                   run_config_.device.libraries != recorded.libraries)) {
+    observer_.noted(fmt::format(
+        "the run began on {} {}; on {} {} its bits may differ from those "
+        "of an uninterrupted run",
+        recorded.name, recorded.libraries, run_config_.device.name, run_config_.device.libraries));
+  }
+}
+
 void Loop::plan() {
-  model_ = make_model_runtime(config_, options_);
   workload_ = make_workload(config_, *model_.transformer, options_);
   budgets_ = make_budgets(options_, request_.run);
   if (resumes_) budgets_.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already

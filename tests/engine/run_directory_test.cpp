@@ -25,7 +25,11 @@ class SealedFiles : public testing::Test {
  protected:
   SealedFiles() {
     run_.write_config(
-        {.model = tiny_gpt2(), .options = {}, .data = "some/text", .data_fingerprint = 7});
+        {.model = tiny_gpt2(),
+         .options = {},
+         .data = "some/text",
+         .data_fingerprint = 7,
+         .device = {.name = "A GPU", .libraries = "cuBLASLt 130100", .algorithms = "{\"a\": 1}"}});
     run_.write_manifest({run_.state(), "/elsewhere/state"});
   }
 
@@ -63,6 +67,9 @@ class SealedFiles : public testing::Test {
 
 TEST_F(SealedFiles, SayWhatWasWritten) {
   const RunConfig config = run_.read_config();
+  EXPECT_EQ(config.device.name, "A GPU");
+  EXPECT_EQ(config.device.libraries, "cuBLASLt 130100");
+  EXPECT_EQ(config.device.algorithms, "{\"a\": 1}");
   EXPECT_EQ(config.data, "some/text");
   EXPECT_EQ(config.data_fingerprint, 7U);
   EXPECT_EQ(config.model.width, tiny_gpt2().width);
