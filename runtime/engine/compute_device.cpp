@@ -26,7 +26,9 @@ std::unique_ptr<model::Ops> make_host_ops(const TrainOptions& options) {
   return model::host::make_ops(host);
 }
 
-model::cuda::CudaMath math_of(const TrainOptions& options) { return {.compute = options.compute}; }
+model::cuda::CudaMath math_of(const TrainOptions& options) {
+  return {.compute = options.compute, .deterministic = options.deterministic, .tf32 = options.tf32};
+}
 
 void check_usable() {
   const std::string reason = offload::cuda_unavailable_reason();
@@ -71,6 +73,10 @@ std::unique_ptr<DeviceMath> make_device_math(const TrainOptions& options,
                                              offload::Stream& compute) {
   if (is_cuda(options)) return make_cuda_device_math(compute);
   return make_host_device_math(options.isa.value_or(cpu_adam::best_isa()));
+}
+
+std::string device_name(DeviceKind device) {
+  return device == DeviceKind::cuda ? offload::query_cuda_device(0).name : "host";
 }
 
 Bytes free_device_memory() {

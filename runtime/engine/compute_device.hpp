@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "offload/device_backend.hpp"
 #include "runtime/base/wake_signal.hpp"
@@ -27,6 +28,9 @@ namespace spillway::engine {
                                                                    WakeSignal* wake);
 [[nodiscard]] std::unique_ptr<DeviceMath> make_device_math(const TrainOptions& options,
                                                            offload::Stream& compute);
+
+/// "host", or the GPU as its driver names it.
+[[nodiscard]] std::string device_name(DeviceKind device);
 
 /// What a run may take of the memory of a device that has memory of its own.
 [[nodiscard]] Bytes free_device_memory();

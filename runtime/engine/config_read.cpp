@@ -254,6 +254,8 @@ void read_spillway(Section& spillway, TrainOptions& options) {
   if (spillway.text("device") != "auto") {
     assign(options.device, spillway.choice<DeviceKind>("device"));
   }
+  assign(options.deterministic, spillway.flag("deterministic"));
+  assign(options.tf32, spillway.flag("tf32"));
   assign(options.rounds, spillway.integer32("rounds", 1, {"1"}));
   assign(options.context, spillway.integer32("context", 0, {"the model's"}));
   assign(options.decay, spillway.choice<DecayScope>("decay"));

@@ -60,6 +60,8 @@ Json spillway_json(const TrainOptions& options) {
   Json json;
   json["compute"] = config_name(options.compute);
   if (options.device) json["device"] = config_name(*options.device);
+  json["deterministic"] = options.deterministic;
+  json["tf32"] = options.tf32;
   json["context"] = options.context;
   json["rounds"] = options.rounds;
   json["decay"] = config_name(options.decay);

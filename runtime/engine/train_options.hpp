@@ -60,6 +60,8 @@ struct TrainOptions {
   double gradient_clipping = 1.0;                 ///< global norm; 0 switches it off
   DType compute = DType::fp32;
   std::optional<DeviceKind> device;  ///< absent: cuda where a GPU is usable, else the host
+  bool deterministic = true;         ///< cuda: only algorithms whose sums have one order
+  bool tf32 = false;  ///< cuda: fp32 products on tensor cores, with 10 bits of mantissa
   LossScaleOptions loss_scale;
   cpu_adam::AdamOptions adam;  ///< lr is the schedule's peak
   ScheduleOptions schedule;

@@ -4,9 +4,9 @@
 
 namespace spillway::model {
 
-std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary) {
-  constexpr std::uint64_t kChunkBytes = 32ULL << 20;
-  const std::uint64_t fitting = kChunkBytes / (vocabulary * sizeof(float)) / 64 * 64;
+std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary, const Ops& ops) {
+  const std::uint64_t fitting =
+      ops.logits_at_once().value() / (vocabulary * sizeof(float)) / 64 * 64;
   return std::min(tokens, std::max<std::uint64_t>(64, fitting));
 }
 
@@ -21,7 +21,7 @@ Head::Head(const ModelConfig& config, BatchShape batch, const BlockLayout& block
   norm_weight_ = require_tensors(block, {gpt2 ? "ln_f.weight" : "norm.weight"});
   if (gpt2) norm_bias_ = require_tensors(block, {"ln_f.bias"});
   if (!config.tied_head) projection_ = require_tensors(block, {"lm_head.weight"});
-  chunk_ = chunk_tokens(tokens(), config.vocab_size);
+  chunk_ = chunk_tokens(tokens(), config.vocab_size, ops);
   full_ = plan_chunk(chunk_);
   const std::uint64_t rest = tokens() % chunk_;
   tail_ = rest > 0 ? plan_chunk(rest) : full_;

@@ -10,9 +10,9 @@
 
 namespace spillway::model {
 
-/// Tokens in a chunk: a function of the shape alone, for it is part of the mathematics. Logits of a
-/// chunk stay near 32 MiB, which a matrix product fills well for any vocabulary in use.
-[[nodiscard]] std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary);
+/// Tokens in a chunk, whose logits are about Ops::logits_at_once.
+[[nodiscard]] std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary,
+                                         const Ops& ops);
 
 class Head {
  public:

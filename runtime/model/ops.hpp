@@ -281,6 +281,9 @@ class Ops {
   /// Of a call that sums `rows` rows of `columns` elements.
   [[nodiscard]] virtual Bytes reduction_workspace(std::uint64_t rows,
                                                   std::uint64_t columns) const = 0;
+  /// fp32 logits that the head computes at once, part of the mathematics: as many tokens as fill a
+  /// matrix product, which for each chunk reads the projection and adds to its gradient once.
+  [[nodiscard]] virtual Bytes logits_at_once() const { return Bytes{32ULL << 20}; }
   /// Of `embedding_backward`.
   [[nodiscard]] virtual Bytes embedding_workspace(const EmbeddingShape& shape) const = 0;
 

@@ -25,7 +25,7 @@ TiledHead::TiledHead(const ModelConfig& config, BatchShape batch,
                       .tail = {}});
     largest_tile_ = std::max(largest_tile_, tiles_.back().rows);
   }
-  chunk_ = chunk_tokens(tokens(), largest_tile_);
+  chunk_ = chunk_tokens(tokens(), largest_tile_, ops);
   const std::uint64_t rest = tokens() % chunk_;
   for (Tile& tile : tiles_) {
     tile.full = plan_chunk(chunk_, tile.rows);

@@ -18,20 +18,21 @@ using testing::HasSubstr;
 /// Every member, by structured bindings: a new one does not compile until it is compared here.
 void expect_equal(const TrainOptions& a, const TrainOptions& b) {
   const auto members = [](const TrainOptions& options) {
-    const auto& [micro_batch, accumulation, rounds, context, clipping, compute, device, loss_scale,
-                 adam, schedule, decay, format, order, seed, steps, tile, update, work_order,
-                 checkpointing, residency, home, activations, prefetch, device_memory, host_memory,
-                 nvme, engine, threads, compute_threads, isa, link, disk, commit, save, keep, eval,
-                 stage] = options;
+    const auto& [micro_batch, accumulation, rounds, context, clipping, compute, device,
+                 deterministic, tf32, loss_scale, adam, schedule, decay, format, order, seed, steps,
+                 tile, operator_tile, update, work_order, checkpointing, residency, home,
+                 activations, prefetch, device_memory, host_memory, nvme, engine, threads,
+                 compute_threads, isa, link, disk, commit, commits, save, keep, eval, stage] =
+        options;
     const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
     const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding] = adam;
     const auto& [kind, peak, from, warmup, logarithmic, total, decay_steps, min_lr] = schedule;
     return std::tuple(
-        std::tuple(micro_batch, accumulation, rounds, context, clipping, compute, device, decay,
-                   format, order, seed, steps, tile, update, work_order, checkpointing, residency,
-                   home, activations),
+        std::tuple(micro_batch, accumulation, rounds, context, clipping, compute, device,
+                   deterministic, tf32, decay, format, order, seed, steps, tile, operator_tile,
+                   update, work_order, checkpointing, residency, home, activations),
         std::tuple(prefetch, device_memory, host_memory, nvme, engine, threads, compute_threads,
-                   isa, link, disk, commit, save, keep, eval, stage),
+                   isa, link, disk, commits, commit, save, keep, eval, stage),
         std::tuple(dynamic, initial, window, hysteresis, consecutive, minimum),
         std::tuple(lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding),
         std::tuple(kind, peak, from, warmup, logarithmic, total, decay_steps, min_lr));
@@ -103,6 +104,8 @@ class OptionsSource {
     options.decay = any<DecayScope>();
     options.order = any<data::Order>();
     if (coin()) options.device = any<DeviceKind>();
+    options.deterministic = coin();
+    options.tf32 = coin();
     options.seed = random_();
     options.steps = random_();
     options.tile_parameters = kLeafParameters * (1 + below(10000));

@@ -1,9 +1,8 @@
 // A tiny model and a tiny text, trained in memory: what the engine's tests vary and compare.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/error.hpp"
 #include "runtime/base/random.hpp"
 #include "runtime/engine/trainer.hpp"
 #include "runtime/model/initialize.hpp"
@@ -22,10 +22,10 @@ namespace spillway::engine {
 /// A directory of its own under the test's temporary directory, removed at the end.
 class ScratchDirectory {
  public:
-  explicit ScratchDirectory(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() /
-              (name + "." + std::to_string(::getpid()) + "." + std::to_string(counter()++))) {
-    std::filesystem::create_directories(path_);
+  explicit ScratchDirectory(const std::string& name) {
+    std::string pattern = (std::filesystem::temp_directory_path() / (name + ".XXXXXX")).string();
+    check(::mkdtemp(pattern.data()) != nullptr, ErrorCode::io_error, "mkdtemp " + pattern);
+    path_ = pattern;
   }
   ~ScratchDirectory() { std::filesystem::remove_all(path_); }
   ScratchDirectory(const ScratchDirectory&) = delete;
@@ -33,10 +33,6 @@ class ScratchDirectory {
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
 
  private:
-  static int& counter() {
-    static int next = 0;
-    return next;
-  }
   std::filesystem::path path_;
 };
 

@@ -14,6 +14,7 @@ class Bench : public ::testing::Test {
  protected:
   void SetUp() override {
     directory_ = fs::path(::testing::TempDir()) / ("spillway_bench_" + std::to_string(::getpid()));
+    fs::remove_all(directory_);  // of a process of this number that was killed
     fs::create_directories(directory_);
   }
   void TearDown() override { fs::remove_all(directory_); }

@@ -11,7 +11,6 @@
 #include <limits>
 #include <memory>
 
-#include "offload/cuda/cuda_backend.hpp"
 #include "offload/memory.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
@@ -361,8 +360,7 @@ GpuCase default_case(DeviceKind device) {
 GpuMeasurement measure_gpu(const GpuCase& shapes) {
   Device device(shapes);
   GpuMeasurement measured;
-  measured.device =
-      shapes.device == DeviceKind::cuda ? offload::query_cuda_device(0).name : "host backend";
+  measured.device = engine::device_name(shapes.device);
   double flops = 0;
   double seconds = 0;
   const auto add = [&](const ProductRate& rate, std::vector<ProductRate>& list) {

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/compute_device.hpp"
 #include "tools/bench/synthetic_training.hpp"
 
 namespace spillway::bench {
@@ -65,7 +66,6 @@ class Recorder final : public engine::TrainObserver {
     result_.exposed.push_back(exposed);
     result_.last_loss = step.loss;
     const offload::DeviceBackend& backend = trainer.backend();
-    result_.device = backend.name();
     result_.tiers[0].high_water = backend.usage(offload::MemoryKind::device).high_water;
     result_.tiers[1].high_water = backend.usage(offload::MemoryKind::pinned).high_water;
     result_.tiers[2].high_water = space_of(state_);
@@ -134,6 +134,7 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   (void)engine::train(train, recorder, never);
   StepBenchResult result = recorder.take();
   result.options = train.options;
+  result.device = engine::device_name(*train.options.device);
   result.options.steps = measured;
   return result;
 }

@@ -45,7 +45,7 @@ struct StepBenchResult {
   double last_loss = 0;
   std::array<TierUse, 3> tiers{};               ///< by plan::Tier
   std::array<Bytes, plan::kLaneCount> moved{};  ///< in one step, by copy and disk lane
-  std::string device;                           ///< as the backend names it
+  std::string device;                           ///< engine::device_name
 
   [[nodiscard]] std::uint64_t tokens_per_step() const {
     return workload.tokens * workload.micro_batches * workload.rounds;

@@ -93,12 +93,18 @@ ordered_json placement_json(const StepBenchResult& result) {
   const auto lives = [&](plan::Tier tier) {
     return count([tier](const plan::BlockPlacement& b) { return b.state == tier; });
   };
+  const auto waits = [&](plan::Tier tier) {
+    return count([tier](const plan::BlockPlacement& b) { return b.activations == tier; });
+  };
   return {{"blocks", result.placement.blocks.size()},
           {"resident", count([](const plan::BlockPlacement& b) { return b.resident; })},
           {"keep_activations", count([](const plan::BlockPlacement& b) { return b.keep; })},
           {"state_device", lives(plan::Tier::device)},
           {"state_host", lives(plan::Tier::host)},
-          {"state_nvme", lives(plan::Tier::nvme)}};
+          {"state_nvme", lives(plan::Tier::nvme)},
+          {"activations_device", waits(plan::Tier::device)},
+          {"activations_host", waits(plan::Tier::host)},
+          {"activations_nvme", waits(plan::Tier::nvme)}};
 }
 
 std::uint64_t parameters_of(const plan::Workload& workload) {

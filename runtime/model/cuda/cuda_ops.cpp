@@ -52,6 +52,7 @@ class DeviceOps final : public CudaOps {
     return multiplier_.plan(shape);
   }
   [[nodiscard]] AttentionPlan plan_attention(const AttentionShape& shape) override;
+  [[nodiscard]] Bytes logits_at_once() const override { return kLogitsAtOnce; }
   [[nodiscard]] Bytes reduction_workspace(std::uint64_t rows,
                                           std::uint64_t columns) const override {
     return cuda::reduction_workspace(rows, columns);

@@ -22,6 +22,7 @@ class SizingOps final : public Ops {
     plan.workspace = attention_workspace(shape, math_);
     return plan;
   }
+  [[nodiscard]] Bytes logits_at_once() const override { return kLogitsAtOnce; }
   [[nodiscard]] Bytes reduction_workspace(std::uint64_t rows,
                                           std::uint64_t columns) const override {
     return Bytes{bodies::reduction_bytes(rows, columns)};
