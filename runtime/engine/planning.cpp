@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
@@ -25,8 +26,27 @@ struct Remedy {
   TrainOptions options;
 };
 
+/// Tiles to try where whole layers, or larger tiles, do not fit: powers of two, largest first.
+std::vector<std::uint64_t> operator_tiles(const model::ModelConfig& config,
+                                          const TrainOptions& options) {
+  std::vector<std::uint64_t> tiles;
+  if (config.is_gpt2() || config.tied_head) return tiles;
+  std::uint64_t below = options.operator_tile;
+  if (below == 0) {
+    for (const model::BlockLayout& block : model::make_layout(config).blocks) {
+      below = std::max(below, block.parameters.value());
+    }
+  }
+  const std::uint64_t least = model::least_operator_tile(config);
+  for (std::uint64_t tile = std::bit_floor(below - 1); tile >= least; tile /= 2) {
+    tiles.push_back(tile);
+  }
+  return tiles;
+}
+
 /// Changes that make the tier's need smaller, each alone.
-std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
+std::vector<Remedy> remedies(const model::ModelConfig& config, const TrainOptions& options,
+                             Tier tier) {
   std::vector<Remedy> list;
   const auto add = [&](std::string what, auto change) {
     TrainOptions changed = options;
@@ -64,6 +84,12 @@ std::vector<Remedy> remedies(const TrainOptions& options, Tier tier) {
     }
     if (options.residency == Residency::all) {
       add("streamed parameters", [](TrainOptions& o) { o.residency = Residency::none; });
+    }
+    for (const std::uint64_t tile : operator_tiles(config, options)) {
+      add(fmt::format("spillway.operator_tile {} (other rounding)", tile), [=](TrainOptions& o) {
+        o.operator_tile = tile;
+        o.activations = StateHome::automatic;
+      });
     }
   }
   if (tier != Tier::device && options.compute == DType::bf16) {
@@ -178,7 +204,7 @@ plan::Placement place(const model::ModelConfig& config, const TrainOptions& opti
 
   std::vector<std::string> advice{
       fmt::format("{} of at least {}", flag_of(shortage.tier), format_bytes(shortage.needed))};
-  for (const Remedy& remedy : remedies(options, shortage.tier)) {
+  for (const Remedy& remedy : remedies(config, options, shortage.tier)) {
     const ModelRuntime runtime = make_model_sizes(config, remedy.options);
     const plan::Workload changed = make_workload(config, *runtime.transformer, remedy.options);
     const auto retried =

@@ -321,7 +321,7 @@ class Ops {
   virtual void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
                              Tensor workspace) = 0;
   virtual void fill_zero(offload::DeviceSpan<float> values) = 0;
-  /// out = sums, rounded to C.
+  /// out = sums, rounded to C: as many elements.
   virtual void round_sums(offload::DeviceSpan<const float> sums, Tensor out) = 0;
 };
 

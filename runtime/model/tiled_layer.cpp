@@ -128,8 +128,9 @@ void TiledLayer::backward(std::uint32_t tile, const BackwardArguments& a) {
 
 Tensor TiledLayer::round(offload::DeviceSpan<float> sums, const Space& space) {
   if (ops_->compute() == DType::fp32) return sums.as<std::byte>();
-  ops_->round_sums(sums, space.rounded);
-  return space.rounded;
+  const Tensor rounded = space.rounded.subspan(0, sums.size() * size_of(ops_->compute()));
+  ops_->round_sums(sums, rounded);
+  return rounded;
 }
 
 void TiledLayer::finish_backward(const Part& part, const BackwardArguments& vectors,

@@ -83,6 +83,79 @@ class CudaLoss : public CudaBodies {
   }
 };
 
+/// Rows and columns of a tile that are no whole packs, targets in every tile and in none.
+TEST_P(CudaLoss, TilesOfTheVocabulary) {
+  constexpr std::size_t kRows = 9;
+  constexpr std::size_t kVocabulary = 1300;
+  for (const float spread : {1.0F, 40.0F}) {
+    std::vector<float> values(kRows * kVocabulary);
+    for (float& value : values) value = random_.normal(spread);
+    auto targets = tokens(kRows, kVocabulary);
+    targets[4] = -1;
+    compare([&](Ops& ops) {
+      std::vector<VocabularyScan> scans(kRows);
+      const TestMemory space(ops.reduction_workspace(kRows, 2).value());
+      Results results;
+      for (const bool scanning : {true, false}) {
+        for (const auto& [first, last] : {std::pair{0U, 600U}, {600U, 601U}, {601U, 1300U}}) {
+          std::vector<float> part;
+          for (std::size_t r = 0; r < kRows; ++r) {
+            const float* row = values.data() + r * kVocabulary;
+            part.insert(part.end(), row + first, row + last);
+          }
+          const TestMemory logits{std::span<const float>(part)};
+          const VocabularyTile tile{.rows = kRows,
+                                    .columns = last - first,
+                                    .first_column = first,
+                                    .vocabulary = kVocabulary,
+                                    .logits = logits.device().as<const float>(),
+                                    .targets = device(targets)};
+          if (scanning) {
+            ops.scan_vocabulary(tile, {scans.data(), kRows});
+            continue;
+          }
+          TestMemory gradient = elements(part.size());
+          ops.vocabulary_gradient(tile, {scans.data(), kRows}, 0.25F, gradient.device());
+          results.push_back({"gradient of a tile", std::move(gradient), dtype_});
+        }
+      }
+      double sum = -7;
+      ops.sum_losses(device(targets), {scans.data(), kRows}, {&sum, 1}, space.device());
+      const auto total = static_cast<float>(sum);
+      results.push_back({"loss", TestMemory(std::span(&total, 1)), DType::fp32});
+      return results;
+    });
+  }
+}
+
+TEST_P(CudaLoss, TilesOfTheEmbedding) {
+  const EmbeddingShape whole{.batch = 2, .sequence = 40, .width = 33, .vocabulary = 57};
+  const auto ids = tokens(80, 57);
+  const Operand table = random(57 * 33);
+  const Operand dy = random(80 * 33);
+  compare([&](Ops& ops) {
+    TestMemory out = elements(80 * 33);
+    TestMemory gradient = floats(57 * 33);
+    const TestMemory space(ops.embedding_workspace(whole).value());
+    for (const auto& [first, last] : {std::pair{0U, 20U}, {20U, 21U}, {21U, 57U}}) {
+      EmbeddingShape tile = whole;
+      tile.first_row = first;
+      tile.rows = last - first;
+      const Tensor rows = from(table.memory, first * 33);
+      ops.embedding_forward(tile, device(ids), rows, {}, out.device());
+      const auto sums = gradient.device().as<float>().subspan(first * 33, tile.rows * 33);
+      for (const bool overwrite : {true, false}) {
+        ops.embedding_backward(tile, device(ids), dy.device(), {sums, overwrite}, {},
+                               space.device());
+      }
+    }
+    Results results;
+    results.push_back({"out", std::move(out), dtype_});
+    results.push_back({"table gradient", std::move(gradient), DType::fp32});
+    return results;
+  });
+}
+
 TEST_P(CudaLoss, EmbeddingAgreesWithTheHost) {
   check_embedding({.batch = 3, .sequence = 11, .width = 40, .vocabulary = 9, .positions = 16});
   check_embedding({.batch = 2, .sequence = 8, .width = 130, .vocabulary = 50, .positions = 0});

@@ -1,6 +1,7 @@
 // A whole model whose operations are the CUDA kernels' bodies: losses and gradients are the host's,
 // from the workspace that the model asks those operations for.
 #include "tests/model/cuda_bodies_support.hpp"
+#include "tests/model/tiled_harness.hpp"
 
 namespace spillway::model {
 namespace {
@@ -73,6 +74,39 @@ TEST_P(CudaBodiesModel, HasTheLossesAndGradientsOfTheHost) {
       ASSERT_NEAR(static_cast<double>(own->gradients(block)[i]),
                   static_cast<double>(host->gradients(block)[i]), 1e-5 * largest)
           << "block " << block << ", element " << i << ", seed " << Random::seed();
+    }
+  }
+}
+
+TEST(CudaBodiesTiledModel, HasTheLossesAndGradientsOfTheHost) {
+  const ModelConfig config = config_of(Family::llama);
+  std::vector<double> ignored;
+  const auto whole = stepped(config, host::make_ops({.compute = DType::fp32}), ignored);
+  Random random;
+  std::vector<std::int32_t> tokens, targets;
+  for (std::size_t i = 0; i < kTokens; ++i) {
+    tokens.push_back(random.below(config.vocab_size));
+    targets.push_back(random.below(config.vocab_size));
+  }
+  for (const std::uint64_t tile : {64U, 500U, 100'000U}) {
+    TiledHarness host(config, kBatch, host::make_ops({.compute = DType::fp32}), tile);
+    TiledHarness own(config, kBatch, std::make_unique<SerialOps>(DType::fp32, Order::backward),
+                     tile);
+    host.copy_parameters(*whole);
+    own.copy_parameters(*whole);
+    const double expected = host.step(tokens, targets, 1.0F / kTokens, true);
+    EXPECT_NEAR(own.step(tokens, targets, 1.0F / kTokens, true), expected, 1e-6 * expected);
+    const auto actual = own.gradients();
+    for (const auto& [name, gradient] : host.gradients()) {
+      double largest = 0;
+      for (const float value : gradient) {
+        largest = std::max(largest, std::fabs(static_cast<double>(value)));
+      }
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        ASSERT_NEAR(static_cast<double>(actual.at(name)[i]), static_cast<double>(gradient[i]),
+                    1e-5 * largest)
+            << name << ", element " << i << ", tiles of " << tile << ", seed " << Random::seed();
+      }
     }
   }
 }

@@ -54,11 +54,16 @@ class CudaMatmulLayout : public testing::Test {
   }
 
   void check(const MatmulShape& shape, bool first) {
-    const auto a = values(shape.rows * shape.inner);
-    const auto b = values(shape.inner * shape.columns);
+    const auto stored = [&](std::uint64_t rows, std::uint64_t columns, std::uint64_t stride) {
+      return values(rows * (stride > 0 ? stride : columns));
+    };
+    const auto a = shape.transpose_a ? stored(shape.inner, shape.rows, shape.a_stride)
+                                     : stored(shape.rows, shape.inner, shape.a_stride);
+    const auto b = shape.transpose_b ? stored(shape.columns, shape.inner, shape.b_stride)
+                                     : stored(shape.inner, shape.columns, shape.b_stride);
     const auto bias = values(shape.columns);
-    const auto residual = values(shape.rows * shape.columns);
-    const auto held = values(shape.rows * shape.columns);
+    const auto residual = stored(shape.rows, shape.columns, shape.out_stride);
+    const auto held = stored(shape.rows, shape.columns, shape.out_stride);
     const auto ops = host::make_ops({.compute_threads = 1});
     const MatmulPlan plan = ops->plan_matmul(shape);
     const TestMemory space(plan.workspace.value());
@@ -79,7 +84,9 @@ class CudaMatmulLayout : public testing::Test {
                         shape.residual ? residual : held, bias);
     const std::vector<float> expected = decode(out, DType::fp32);
     ASSERT_EQ(actual.size(), expected.size());
+    const std::size_t stride = shape.out_stride > 0 ? shape.out_stride : shape.columns;
     for (std::size_t i = 0; i < actual.size(); ++i) {
+      if (i % stride >= shape.columns) continue;  // another matrix's columns
       // Sums of a dozen products of order 1 in fp32, in two orders.
       ASSERT_NEAR(actual[i], expected[i], 1e-5) << i << ", seed " << Random::seed();
     }
@@ -119,6 +126,23 @@ TEST_F(CudaMatmulLayout, AddsBiasAndResidual) {
                .residual = residual},
               true);
       }
+    }
+  }
+}
+
+TEST_F(CudaMatmulLayout, WorksOnColumnsOfWiderMatrices) {
+  for (const bool a : {false, true}) {
+    for (const bool b : {false, true}) {
+      check({.rows = 5,
+             .columns = 7,
+             .inner = 11,
+             .transpose_a = a,
+             .transpose_b = b,
+             .residual = true,
+             .a_stride = 13,
+             .b_stride = 17,
+             .out_stride = 19},
+            true);
     }
   }
 }
@@ -198,6 +222,11 @@ TEST(MatmulKey, DiffersWhereTheAlgorithmMay) {
   others[12].shape.output = MatmulOutput::gradient;
   others.push_back(base);
   others.back().deterministic = false;
+  for (std::uint64_t MatmulShape::*const stride :
+       {&MatmulShape::a_stride, &MatmulShape::b_stride, &MatmulShape::out_stride}) {
+    others.push_back(base);
+    others.back().shape.*stride = 8;
+  }
   MatmulChoices choices;
   choices.set(base.text(), {});
   for (const MatmulKey& key : others) choices.set(key.text(), {});

@@ -11,19 +11,21 @@ namespace spillway::model {
 
 class TiledHarness {
  public:
-  TiledHarness(const ModelConfig& config, BatchShape batch, const host::HostOpsOptions& options,
+  TiledHarness(const ModelConfig& config, BatchShape batch, std::unique_ptr<Ops> ops,
                std::uint64_t operator_tile)
-      : batch_(batch),
-        compute_(options.compute),
-        ops_(host::make_ops(options)),
+      : compute_(ops->compute()),
+        ops_(std::move(ops)),
         transformer_(config, batch, compute_, *ops_, operator_tile),
-        constants_(transformer_.constants()),
+        constants_(std::span<const float>(transformer_.constants())),
         workspace_(transformer_.workspace_bytes().value()),
         boundary_gradient_(transformer_.boundary_bytes().value()),
         carried_(transformer_.carried_bytes().value()),
         boundary_(config.layers + 1),
         saved_(config.layers + 1) {
-    transformer_.bind_constants({constants_.data(), constants_.size()});
+    transformer_.bind_constants(constants_.device().as<const float>());
+    const std::size_t tokens = std::size_t{batch.batch} * batch.sequence;
+    tokens_ = TestMemory(tokens * sizeof(std::int32_t));
+    targets_ = TestMemory(tokens * sizeof(std::int32_t));
     for (const BlockLayout& block : layout().blocks) {
       parameters_.emplace_back(block.padded_parameters.value() * size_of(compute_));
       gradients_.emplace_back(block.padded_parameters.value() * sizeof(float));
@@ -65,25 +67,24 @@ class TiledHarness {
   /// As ModelHarness::step.
   double step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
               float scale, bool first, Activations activations = Activations::kept) {
-    for (std::uint32_t b = 1; b < begin_of(head()); ++b) run_forward(b, tokens, false);
-    double sum = -1;
-    for (std::uint32_t b = begin_of(head()); b < blocks(); ++b) run_loss(b, targets, sum, {}, true);
+    std::memcpy(tokens_.data(), tokens.data(), tokens_.size());
+    std::memcpy(targets_.data(), targets.data(), targets_.size());
+    for (std::uint32_t b = 1; b < begin_of(head()); ++b) run_forward(b, false);
+    for (std::uint32_t b = begin_of(head()); b < blocks(); ++b) run_loss(b, {}, true);
     const LossScale loss{scale, boundary_gradient_.device()};
-    for (std::uint32_t b = blocks(); b-- > begin_of(head());) {
-      run_loss(b, targets, sum, loss, first);
-    }
+    for (std::uint32_t b = blocks(); b-- > begin_of(head());) run_loss(b, loss, first);
     for (std::uint32_t layer = head(); layer-- > 0;) {
       if (activations == Activations::recomputed && layer > 0) {
         std::memset(saved_[layer].data(), 0xff, saved_[layer].size());
         for (std::uint32_t b = begin_of(layer); b < begin_of(layer + 1); ++b) {
-          if (transformer_.feeds_backward(b)) run_forward(b, tokens, true);
+          if (transformer_.feeds_backward(b)) run_forward(b, true);
         }
       }
       for (std::uint32_t b = begin_of(layer + 1); b-- > begin_of(layer);) {
-        run_backward(b, tokens, first);
+        run_backward(b, first);
       }
     }
-    return sum;
+    return loss_sum_.as<double>()[0];
   }
 
   /// fp32 gradients of whole tensors, by name; then the padding of all blocks.
@@ -127,21 +128,21 @@ class TiledHarness {
     return layer > 0 ? ConstTensor(boundary_[layer - 1].device()) : ConstTensor{};
   }
 
-  void run_forward(std::uint32_t block, std::span<const std::int32_t> tokens, bool again) {
+  void run_forward(std::uint32_t block, bool again) {
     transformer_.forward({.block = block,
                           .parameters = parameters_[block].device(),
                           .shared = parameters_[0].device(),
-                          .tokens = {tokens.data(), tokens.size()},
+                          .tokens = tokens_.device().as<const std::int32_t>(),
                           .input = input_of(block),
                           .output = again ? Tensor{} : boundary_[layer_of(block)].device(),
                           .saved = saved_[layer_of(block)].device(),
                           .workspace = workspace_.device()});
   }
-  void run_backward(std::uint32_t block, std::span<const std::int32_t> tokens, bool first) {
+  void run_backward(std::uint32_t block, bool first) {
     transformer_.backward({.block = block,
                            .parameters = parameters_[block].device(),
                            .shared = parameters_[0].device(),
-                           .tokens = {tokens.data(), tokens.size()},
+                           .tokens = tokens_.device().as<const std::int32_t>(),
                            .input = input_of(block),
                            .saved = saved_[layer_of(block)].device(),
                            .carried = carried_.device(),
@@ -151,15 +152,14 @@ class TiledHarness {
                            .first = first,
                            .workspace = workspace_.device()});
   }
-  void run_loss(std::uint32_t block, std::span<const std::int32_t> targets, double& sum,
-                const LossScale& loss, bool first) {
+  void run_loss(std::uint32_t block, const LossScale& loss, bool first) {
     transformer_.loss({.block = block,
                        .parameters = parameters_[block].device(),
                        .shared = parameters_[0].device(),
                        .tied_parameters = {},
-                       .targets = {targets.data(), targets.size()},
+                       .targets = targets_.device().as<const std::int32_t>(),
                        .input = input_of(block),
-                       .loss_sum = {&sum, 1},
+                       .loss_sum = loss_sum_.device().as<double>(),
                        .gradient_scale = loss.scale,
                        .boundary_gradient = loss.boundary_gradient,
                        .carried = carried_.device(),
@@ -170,11 +170,11 @@ class TiledHarness {
                        .workspace = workspace_.device()});
   }
 
-  BatchShape batch_;
   DType compute_;
   std::unique_ptr<Ops> ops_;
   Transformer transformer_;
-  std::vector<float> constants_;
+  TestMemory constants_, tokens_, targets_;
+  TestMemory loss_sum_{sizeof(double)};
   TestMemory workspace_, boundary_gradient_, carried_;
   std::vector<TestMemory> boundary_, saved_;  ///< by layer
   std::vector<TestMemory> parameters_, gradients_;

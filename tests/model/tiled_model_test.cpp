@@ -49,8 +49,7 @@ struct Data {
 };
 
 std::unique_ptr<ModelHarness> whole_model(const ModelConfig& config, DType compute) {
-  auto model = std::make_unique<ModelHarness>(
-      config, kBatch, host::HostOpsOptions{.compute_threads = 2, .compute = compute});
+  auto model = std::make_unique<ModelHarness>(config, kBatch, make_case_ops(case_of(compute)));
   Random random;
   for (std::uint32_t block = 0; block < model->blocks(); ++block) {
     std::vector<float> values;
@@ -77,8 +76,8 @@ std::map<std::string, std::vector<float>> gradients_of(ModelHarness& model) {
 
 class TiledModel : public testing::TestWithParam<DType> {
  protected:
-  [[nodiscard]] host::HostOpsOptions options() const {
-    return {.compute_threads = 2, .compute = GetParam()};
+  void SetUp() override {
+    if (const std::string reason = reason_to_skip(); !reason.empty()) GTEST_SKIP() << reason;
   }
   /// Root mean square of the difference over that of `expected`.
   static double distance(const std::vector<float>& actual, const std::vector<float>& expected) {
@@ -96,9 +95,8 @@ class TiledModel : public testing::TestWithParam<DType> {
 TEST_P(TiledModel, HasTheLossAndGradientsOfTheWholeModel) {
   // Sums in other orders: fp32 a few units in 2^-24 times the depth; in 16 bits each activation
   // rounds by up to 2^-9 (bf16) or 2^-12 (fp16), and roundings of 20 operators add up.
-  const double tolerance = GetParam() == DType::fp32   ? 2e-6
-                           : GetParam() == DType::fp16 ? 4e-3
-                                                       : 3e-2;
+  const double of_host = GetParam() == DType::fp32 ? 2e-6 : GetParam() == DType::fp16 ? 4e-3 : 3e-2;
+  const double tolerance = std::max(of_host, device_tolerance(GetParam()));
   for (const Family family : {Family::llama, Family::qwen2, Family::qwen3}) {
     const ModelConfig config = config_of(family);
     const auto whole = whole_model(config, GetParam());
@@ -108,7 +106,7 @@ TEST_P(TiledModel, HasTheLossAndGradientsOfTheWholeModel) {
     const auto expected = gradients_of(*whole);
     for (const std::uint64_t tile : kTiles) {
       SCOPED_TRACE(testing::Message() << name_of(family) << " in tiles of " << tile);
-      TiledHarness tiled(config, kBatch, options(), tile);
+      TiledHarness tiled(config, kBatch, make_case_ops(case_of(GetParam())), tile);
       tiled.copy_parameters(*whole);
       EXPECT_NEAR(tiled.step(data.tokens, data.targets, 1.0F / kTokens, true), loss,
                   tolerance * loss);
@@ -128,14 +126,14 @@ TEST_P(TiledModel, HasTheSameBitsFromEveryCallAndFromRecomputation) {
   Random random;
   const Data data(random, config.vocab_size);
   for (const std::uint64_t tile : kTiles) {
-    TiledHarness tiled(config, kBatch, options(), tile);
+    TiledHarness tiled(config, kBatch, make_case_ops(case_of(GetParam())), tile);
     tiled.copy_parameters(*whole);
     const double loss = tiled.step(data.tokens, data.targets, 1.0F / kTokens, true);
     const auto first = tiled.gradients();
     EXPECT_EQ(tiled.step(data.tokens, data.targets, 1.0F / kTokens, true, Activations::recomputed),
               loss);
     EXPECT_EQ(tiled.gradients(), first) << tile;
-    TiledHarness other(config, kBatch, options(), tile);
+    TiledHarness other(config, kBatch, make_case_ops(case_of(GetParam())), tile);
     other.copy_parameters(*whole);
     EXPECT_EQ(other.step(data.tokens, data.targets, 1.0F / kTokens, true), loss);
     EXPECT_EQ(other.gradients(), first) << "from another instance, tiles of " << tile;
@@ -146,13 +144,20 @@ INSTANTIATE_TEST_SUITE_P(EveryDType, TiledModel,
                          testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& c) { return std::string(name_of(c.param)); });
 
-TEST(TiledModelGradients, OfMicroBatchesAddUp) {
+class TiledModels : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = reason_to_skip(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+TEST_F(TiledModels, AddTheGradientsOfMicroBatches) {
   const ModelConfig config = config_of(Family::llama);
   const auto whole = whole_model(config, DType::fp32);
   Random random;
   const Data one(random, config.vocab_size);
   const Data two(random, config.vocab_size);
-  TiledHarness tiled(config, kBatch, {.compute_threads = 2}, 700);
+  TiledHarness tiled(config, kBatch, make_case_ops(case_of(DType::fp32)), 700);
   tiled.copy_parameters(*whole);
   tiled.step(one.tokens, one.targets, 1, true);
   const auto of_one = tiled.gradients();
@@ -167,9 +172,9 @@ TEST(TiledModelGradients, OfMicroBatchesAddUp) {
   }
 }
 
-TEST(TiledModelWork, IsThatOfTheWholeModelInAnyTiles) {
+TEST_F(TiledModels, DoTheWorkOfTheWholeModel) {
   const ModelConfig config = config_of(Family::llama);
-  const auto ops = host::make_ops({.compute_threads = 1});
+  const auto ops = make_case_ops(case_of(DType::fp32));
   const auto total = [&](std::uint64_t tile) {
     const Transformer model(config, kBatch, DType::fp32, *ops, tile);
     std::pair<double, double> flops;
@@ -182,9 +187,9 @@ TEST(TiledModelWork, IsThatOfTheWholeModelInAnyTiles) {
   for (const std::uint64_t tile : kTiles) EXPECT_EQ(total(tile), total(0)) << tile;
 }
 
-TEST(TiledModelWork, RecomputesOnlyWhatBackwardReads) {
+TEST_F(TiledModels, RecomputeOnlyWhatBackwardReads) {
   const ModelConfig config = config_of(Family::llama);
-  const auto ops = host::make_ops({.compute_threads = 1});
+  const auto ops = make_case_ops(case_of(DType::fp32));
   const Transformer model(config, kBatch, DType::fp32, *ops, 700);
   for (std::uint32_t b = 0; b < model.layout().blocks.size(); ++b) {
     const BlockLayout& block = model.layout().blocks[b];

@@ -251,16 +251,12 @@ class Interpreter {
 
   void forward_tile(const Op& op) {
     need_parameters(0, kNoSlot, "the vectors are elsewhere");
-    if (layer_of(op) > 0) {
-      need_input(op);
-      const bool skips = op.again && !is_first(op) && !w_.blocks[op.block - 1].feeds_backward;
-      need(!skips, "a tile that does not feed backward stands before one that does");
-      follow(saved_by_tiles(op), op, is_first(op) ? op.block : op.block - 1,
-             "the tile before has not run");
-    } else {
-      follow(embedded_[op.micro_batch], op, is_first(op) ? op.block : op.block - 1,
-             "the tile before has not run");
-    }
+    const bool embeds = layer_of(op) == 0;
+    if (!embeds) need_input(op);
+    const bool skips = op.again && !is_first(op) && !w_.blocks[op.block - 1].feeds_backward;
+    need(!skips, "a tile that does not feed backward stands before one that does");
+    follow(embeds ? embedded_[op.micro_batch] : saved_by_tiles(op), op,
+           is_first(op) ? op.block : op.block - 1, "the tile before has not run");
     if (op.block == last_block(op) && !op.again) set_output(op);
   }
 

@@ -18,6 +18,10 @@ ModelSource::ModelSource(const SourceFlags& flags) {
     run_ = std::make_unique<engine::RunReader>(flags.run);
     config_ = run_->config().model;
     compute_ = run_->config().options.compute;
+    layout_ = model::make_layout(config_);
+    if (run_->layout().operator_tile > 0) {  // inference runs layers whole
+      whole_ = std::make_unique<model::LayoutView>(*run_, run_->layout(), layout_);
+    }
   } else {
     config_ = model::load_model_config(flags.model / "config.json");
     layout_ = model::make_layout(config_);
@@ -27,6 +31,7 @@ ModelSource::ModelSource(const SourceFlags& flags) {
 }
 
 const model::ParameterSource& ModelSource::parameters() const {
+  if (whole_) return *whole_;
   if (run_) return *run_;
   return *checkpoint_;
 }

@@ -7,6 +7,7 @@
 
 #include "runtime/engine/run_reader.hpp"
 #include "runtime/model/checkpoint.hpp"
+#include "runtime/model/layout_view.hpp"
 
 namespace spillway::cli {
 
@@ -34,6 +35,7 @@ class ModelSource {
   DType compute_ = DType::fp32;
   model::ModelLayout layout_;
   std::unique_ptr<engine::RunReader> run_;
+  std::unique_ptr<model::LayoutView> whole_;
   std::unique_ptr<model::CheckpointReader> checkpoint_;
 };
 

@@ -118,7 +118,7 @@ class DeviceOps final : public CudaOps {
   }
   void fill_zero(offload::DeviceSpan<float> values) override { cuda::fill_zero(stream(), values); }
   void round_sums(offload::DeviceSpan<const float> sums, Tensor out) override {
-    cuda::narrow(stream(), math_.compute, sums, out.subspan(0, sums.size() * size_of(compute())));
+    cuda::narrow(stream(), math_.compute, sums, out);
   }
 
  private:

@@ -318,7 +318,7 @@ void RowOps<T>::vocabulary_gradient(const VocabularyTile& tile,
 
 template <class T>
 void RowOps<T>::round_sums(offload::DeviceSpan<const float> sums, Tensor out) {
-  SPILLWAY_ASSERT(out.size() >= sums.size() * sizeof(T));
+  SPILLWAY_ASSERT(out.size() == sums.size() * sizeof(T));
   parallel_for(threads_, sums.size(), kUnit, [&](std::size_t first, std::size_t last, int) {
     table_.narrow(sums.address() + first, cast(out) + first, last - first);
   });

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "runtime/base/error.hpp"
+#include "runtime/model/layout_view.hpp"
 #include "tests/model/io/families.hpp"
 #include "tests/model/io/scratch.hpp"
 #include "tests/model/io/small_checkpoint.hpp"
@@ -120,6 +121,23 @@ TEST(CutLayout, StartsFromTheRandomNumbersOfTheWholeModel) {
   for (const std::uint64_t tile : kTiles) {
     const ModelLayout cut = make_layout(config, tile);
     EXPECT_EQ(by_name(cut, read_all(RandomInitializer(config, cut, 5), cut)), expected) << tile;
+  }
+}
+
+TEST(CutLayout, IsSeenAsTheWholeModelAndTheOtherWayRound) {
+  const ModelConfig config = biased_llama();
+  const ModelLayout whole = make_layout(config);
+  const RandomInitializer values(config, whole, 5);
+  for (const std::uint64_t tile : kTiles) {
+    const ModelLayout cut = make_layout(config, tile);
+    const RandomInitializer cut_values(config, cut, 5);
+    EXPECT_EQ(read_all(LayoutView(cut_values, cut, whole), whole), read_all(values, whole));
+    EXPECT_EQ(read_all(LayoutView(values, whole, cut), cut), read_all(cut_values, cut));
+    std::vector<float> part(100);
+    std::vector<float> expected(100);
+    LayoutView(cut_values, cut, whole).read(BlockIndex{1}, ElementCount{1000}, part);
+    values.read(BlockIndex{1}, ElementCount{1000}, expected);
+    EXPECT_EQ(part, expected) << "from the middle";
   }
 }
 
