@@ -59,8 +59,8 @@ TEST_F(CliTiles, AdviceForATooSmallDeviceTrainsAndExportsWholeMatrices) {
 }
 
 TEST_F(CliTiles, OtherTilesAreAnotherMathematics) {
-  ASSERT_EQ(train_small("4096").exit_code, 0);
-  write_all(path("train.json"), config_with("8192"));
+  ASSERT_EQ(train_small("65536").exit_code, 0);
+  write_all(path("train.json"), config_with("32768"));
   const Answer resumed = run(train("run", 22, {"--resume"}));
   EXPECT_EQ(resumed.exit_code, 2);
   EXPECT_NE(resumed.err.find("operator_tile"), std::string::npos) << resumed.err;
