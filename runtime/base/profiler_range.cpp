@@ -8,16 +8,16 @@ namespace spillway {
 
 #ifdef SPILLWAY_NVTX
 
-ProfilerRange::ProfilerRange(const char* name) noexcept { nvtxRangePushA(name); }
-ProfilerRange::~ProfilerRange() { nvtxRangePop(); }
+void push_profiler_range(const char* name) noexcept { nvtxRangePushA(name); }
+void pop_profiler_range() noexcept { nvtxRangePop(); }
 
 std::uint64_t start_profiler_range(const char* name) noexcept { return nvtxRangeStartA(name); }
 void end_profiler_range(std::uint64_t range) noexcept { nvtxRangeEnd(range); }
 
 #else
 
-ProfilerRange::ProfilerRange(const char* /*name*/) noexcept {}
-ProfilerRange::~ProfilerRange() = default;
+void push_profiler_range(const char* /*name*/) noexcept {}
+void pop_profiler_range() noexcept {}
 
 std::uint64_t start_profiler_range(const char* /*name*/) noexcept { return 0; }
 void end_profiler_range(std::uint64_t /*range*/) noexcept {}

@@ -7,11 +7,15 @@
 
 namespace spillway {
 
-/// What this thread does between construction and end; kernels launched meanwhile belong to it.
+/// Ranges of one thread nest; kernels launched meanwhile belong to them.
+void push_profiler_range(const char* name) noexcept;
+void pop_profiler_range() noexcept;
+
+/// What this thread does between construction and end.
 class ProfilerRange {
  public:
-  explicit ProfilerRange(const char* name) noexcept;
-  ~ProfilerRange();
+  explicit ProfilerRange(const char* name) noexcept { push_profiler_range(name); }
+  ~ProfilerRange() { pop_profiler_range(); }
   ProfilerRange(const ProfilerRange&) = delete;
   ProfilerRange& operator=(const ProfilerRange&) = delete;
 };
