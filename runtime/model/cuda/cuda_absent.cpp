@@ -4,6 +4,7 @@
 
 namespace spillway::model::cuda {
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): where there is CUDA it is kept
 std::unique_ptr<CudaOps> make_ops(CudaOpsOptions /*options*/) {
   throw Error(ErrorCode::not_supported,
               "this build has no CUDA backend: use --device host, or build where nvcc and the "
