@@ -74,6 +74,7 @@ model::ModelConfig config_of(const Shape& shape) {
 
 std::vector<std::string_view> model_names() {
   std::vector<std::string_view> names;
+  names.reserve(kShapes.size());
   for (const Shape& shape : kShapes) names.push_back(shape.name);
   return names;
 }

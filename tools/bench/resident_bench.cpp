@@ -18,7 +18,6 @@ namespace {
 
 using plan::OpIndex;
 using plan::OpKind;
-using plan::Tier;
 
 constexpr Bytes kUnlimited{std::numeric_limits<std::int64_t>::max()};
 

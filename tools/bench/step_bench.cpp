@@ -99,6 +99,7 @@ engine::Exposed StepBenchResult::median_exposed() const {
   engine::Exposed medians{};
   for (std::size_t lane = 0; lane < medians.size(); ++lane) {
     std::vector<double> values;
+    values.reserve(exposed.size());
     for (const engine::Exposed& step : exposed) values.push_back(step.at(lane));
     medians.at(lane) = median_of(values);
   }

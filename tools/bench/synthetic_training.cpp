@@ -1,10 +1,10 @@
 #include "tools/bench/synthetic_training.hpp"
 
 #include <fmt/format.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <fstream>
 
 #include "runtime/base/error.hpp"
