@@ -37,11 +37,20 @@ function(spillway_find_header variable header subfolder)
   find_path(${variable} ${header} HINTS ${own} PATHS /usr/local/cuda/include ${candidates})
 endfunction()
 
+# find_program's VALIDATOR: CUDA 13, which the libraries are of; older ones know no sm_100.
+function(spillway_is_new_enough result candidate)
+  execute_process(COMMAND ${candidate} --version OUTPUT_VARIABLE text ERROR_QUIET)
+  if(NOT text MATCHES "release ([0-9]+)" OR CMAKE_MATCH_1 LESS 13)
+    set(${result} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+
 # Sets CMAKE_CUDA_COMPILER if there is an nvcc that works.
 macro(spillway_find_nvcc)
   if(NOT CMAKE_CUDA_COMPILER)
     find_program(SPILLWAY_NVCC nvcc HINTS ${CUDAToolkit_ROOT}/bin $ENV{CUDAToolkit_ROOT}/bin
-                 PATHS /usr/local/cuda/bin ${SPILLWAY_CUDA_PACKAGES}/nvidia/cu13/bin)
+                 PATHS /usr/local/cuda/bin ${SPILLWAY_CUDA_PACKAGES}/nvidia/cu13/bin
+                 VALIDATOR spillway_is_new_enough)
     if(SPILLWAY_NVCC)
       set(ENV{CUDACXX} ${SPILLWAY_NVCC})
       unset(CMAKE_CUDA_COMPILER CACHE)  # an earlier failure would be remembered
@@ -75,7 +84,7 @@ if(NOT SPILLWAY_CUDA STREQUAL "OFF")
   spillway_find_header(SPILLWAY_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h include)
   if(NOT CMAKE_CUDA_COMPILER)
     spillway_without_cuda(
-      "no nvcc that works on PATH, in CUDAToolkit_ROOT or in ${SPILLWAY_CUDA_PACKAGES}")
+      "no nvcc of CUDA 13 that works on PATH, in CUDAToolkit_ROOT or in ${SPILLWAY_CUDA_PACKAGES}")
   elseif(NOT SPILLWAY_CUBLASLT_INCLUDE OR NOT SPILLWAY_CUDNN_INCLUDE OR
          NOT SPILLWAY_CUDNN_FRONTEND_INCLUDE)
     spillway_without_cuda("no headers of cuBLASLt, cuDNN and cudnn-frontend in the system, in \

@@ -59,4 +59,10 @@ class Memory {
 using DeviceMemory = Memory<MemoryKind::device>;
 using PinnedMemory = Memory<MemoryKind::pinned>;
 
+/// Gives `owner` memory of `size`; none where that is nothing.
+template <MemoryKind kind>
+void allocate(Memory<kind>& owner, DeviceBackend& backend, Bytes size) {
+  if (size > Bytes{}) owner = Memory<kind>(backend, size);
+}
+
 }  // namespace spillway::offload

@@ -10,15 +10,6 @@ using offload::DeviceSpan;
 using plan::BoundaryHome;
 using plan::kNoSlot;
 
-namespace {
-
-template <class Owner>
-void allocate(Owner& owner, offload::DeviceBackend& backend, Bytes size) {
-  if (size > Bytes{}) owner = Owner(backend, size);
-}
-
-}  // namespace
-
 BoundaryHomes::BoundaryHomes(const plan::Workload& workload, const plan::Placement& placement,
                              offload::DeviceBackend& backend)
     : workload_(workload), placement_(placement) {

@@ -32,8 +32,8 @@ constexpr Bytes kTunedState{std::uint64_t{1} << 30};
 /// DRAM bytes a second of the fused update with all its workers.
 double update_rate(const CalibrationRequest& request, const Tuning& tuning) {
   const plan::Workload& w = request.workload;
-  const std::size_t count = std::min<std::uint64_t>(request.options.tile_parameters,
-                                                    plan::largest_block(w).value());
+  const std::size_t count =
+      std::min<std::uint64_t>(request.options.tile_parameters, plan::largest_block(w).value());
   const cpu_adam::Kernel& kernel = update_kernel(request.options, w);
   cpu_adam::WorkerPool workers({.threads = request.options.threads});
   UpdateBench bench(kernel, count, request.options.adam, workers);

@@ -165,17 +165,6 @@ class BlockBench {
       loss_, tied_, vectors_, vector_gradients_, carried_;
 };
 
-double total_flops(const plan::Workload& workload) {
-  double flops = 0;
-  for (const plan::BlockShape& block : workload.blocks) {
-    flops += block.forward_flops + block.backward_flops;
-    // A head in tiles makes its logits twice.
-    const bool again = workload.tiled && block.layer + 1 == workload.layers();
-    if (again) flops += block.forward_flops;
-  }
-  return flops;
-}
-
 /// Copies between pinned memory and the device, of the size of a gradient slot.
 void measure_link(offload::DeviceBackend& backend, Bytes bytes, DeviceRates& rates) {
   const DeviceMemory above(backend, bytes);
@@ -243,7 +232,8 @@ DeviceRates measure_device(const TrainOptions& options, const ModelRuntime& mode
   const auto backend =
       make_backend(options, {.device = unlimited, .host = unlimited, .nvme = {}}, nullptr);
   DeviceRates rates;
-  rates.flops = total_flops(workload) / BlockBench(model, workload, *backend).whole_model();
+  rates.flops =
+      plan::micro_batch_flops(workload) / BlockBench(model, workload, *backend).whole_model();
   const std::uint64_t slot = plan::gradient_slot_elements(workload).value();
   measure_link(*backend, Bytes{slot * size_of(workload.compute)}, rates);
   if (options.device == DeviceKind::cuda) rates.update = update_rate(options, workload, *backend);

@@ -20,11 +20,6 @@ class Cursor {
   std::uint64_t end_ = 0;
 };
 
-template <class Owner>
-void allocate(Owner& owner, offload::DeviceBackend& backend, Bytes size) {
-  if (size > Bytes{}) owner = Owner(backend, size);
-}
-
 std::uint64_t leaves(const plan::Tile& tile) { return tile.count.value() / kLeafParameters; }
 
 }  // namespace

@@ -40,7 +40,7 @@ class Homes {
   [[nodiscard]] offload::DeviceSpan<std::byte> saved(std::uint32_t block, std::uint32_t m);
   /// What tiles leave each other; empty without tiles.
   [[nodiscard]] offload::DeviceSpan<std::byte> carried(std::uint32_t m);
-  /// The gradient slot of the vectors that tiles share, and their parameters and gradient.
+  /// The gradient slot of the vectors that tiles share.
   [[nodiscard]] std::uint32_t vectors_slot() const { return placement_.gradient_slots; }
   [[nodiscard]] offload::DeviceSpan<std::byte> workspace() { return workspace_.device(); }
   [[nodiscard]] offload::DeviceSpan<std::int32_t> tokens(std::uint32_t m);

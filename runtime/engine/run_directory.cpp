@@ -16,6 +16,8 @@ json mathematics(const TrainOptions& options) {
   TrainOptions plain;
   TrainOptions math = options;
   math.device = options.device.value_or(DeviceKind::host);
+  // Threads of FWD-BWD are the host backend's.
+  if (math.device == DeviceKind::cuda) math.compute_threads = plain.compute_threads;
   math.update = plain.update;
   math.work_order = plain.work_order;
   math.checkpointing = plain.checkpointing;

@@ -83,11 +83,11 @@ class Chooser {
   std::variant<Placement, Shortage> choose_rest() {
     if (request_.state.value_or(Tier::device) == Tier::device && request_.resident != false) {
       Placement everything = uniform(true, Tier::device, request_.keep.value_or(true));
-      if (fits(everything, Tier::device)) return finished(everything);
+      if (fits(everything, Tier::device)) return finished_with_boundaries(everything);
       if (request_.state == Tier::device) {
         everything = uniform(true, Tier::device, request_.keep == true);
         fill_device(everything);
-        return finished(everything);
+        return finished_with_boundaries(everything);
       }
     }
     Placement placement = uniform(request_.resident.value_or(false),
@@ -97,6 +97,11 @@ class Chooser {
     if (spill_boundaries_ && !request_.activations) spill_activations(placement);
     fill_device(placement);
     return finished(placement);
+  }
+
+  std::variant<Placement, Shortage> finished_with_boundaries(Placement placement) const {
+    if (spill_boundaries_ && !request_.activations) spill_activations(placement);
+    return finished(std::move(placement));
   }
 
   /// A tied head needs its own parameters and those of block 0 at once.
@@ -178,8 +183,10 @@ class Chooser {
     }
   }
 
+  /// The last block's output is only parked on the way to the head: the disk spares it nothing.
   void spill_activations(Placement& placement) const {
-    for (std::size_t b = 0; b < boundaries_.off_device && !fits(placement, Tier::host); ++b) {
+    const std::size_t end = std::min(boundaries_.off_device, placement.blocks.size() - 2);
+    for (std::size_t b = 0; b < end && !fits(placement, Tier::host); ++b) {
       placement.blocks[b].activations = Tier::nvme;
       stage_boundaries(placement);
     }

@@ -67,4 +67,14 @@ struct Workload {
   }
 };
 
+/// Of FWD-BWD of one micro-batch, nothing recomputed; a head in tiles makes its logits twice.
+[[nodiscard]] inline double micro_batch_flops(const Workload& workload) {
+  double flops = 0;
+  for (const BlockShape& block : workload.blocks) {
+    const bool twice = workload.tiled && block.layer + 1 == workload.layers();
+    flops += block.forward_flops * (twice ? 2 : 1) + block.backward_flops;
+  }
+  return flops;
+}
+
 }  // namespace spillway::plan

@@ -164,7 +164,11 @@ def main():
     torch.manual_seed(1337)
     torch.set_num_threads(2)
     torch.backends.cuda.matmul.allow_tf32 = False
-    work = pathlib.Path(options.work or tempfile.mkdtemp())
+    with tempfile.TemporaryDirectory() as folder:
+        compare(options, pathlib.Path(options.work or folder))
+
+
+def compare(options, work):
     weights = make_weights()
     # A noisy cycle: something to learn.
     count = options.steps * MICRO * ACCUMULATION * CONTEXT + 1

@@ -37,7 +37,8 @@ constexpr std::uint64_t kFar = (std::uint64_t{1} << 32) + 8;
 TEST(CudaIndices, NormRowsMayLieBeyond32Bits) {
   const Sparse x((kFar + 64) * sizeof(std::uint16_t));
   const Sparse y((kFar + 64) * sizeof(std::uint16_t));
-  if (!x.usable() || !y.usable()) GTEST_SKIP() << "no address space for two times 8 GiB";
+  if (!x.usable() || !y.usable())
+    GTEST_SKIP() << "this machine has no address space for two times 8 GiB";
   auto* elements = x.as<std::uint16_t>();
   for (std::size_t i = 0; i < 64; ++i) {
     elements[i] = to_bf16(static_cast<float>(i));
@@ -61,7 +62,8 @@ TEST(CudaIndices, TableRowsMayLieBeyond32Bits) {
   constexpr std::uint64_t kVocabulary = (1 << 16) + 2;
   const Sparse table(kVocabulary * kWidth * sizeof(std::uint16_t));
   const Sparse gradient(kVocabulary * kWidth * sizeof(float));
-  if (!table.usable() || !gradient.usable()) GTEST_SKIP() << "no address space for 24 GiB";
+  if (!table.usable() || !gradient.usable())
+    GTEST_SKIP() << "this machine has no address space for 24 GiB";
   constexpr std::int32_t kToken = (1 << 16) + 1;
   auto* row = table.as<std::uint16_t>() + std::uint64_t{kToken} * kWidth;
   row[kWidth - 1] = to_bf16(3);
@@ -80,7 +82,7 @@ TEST(CudaIndices, LogitsMayLieBeyond32Bits) {
   constexpr std::uint64_t kVocabulary = (std::uint64_t{1} << 27) + 1;
   constexpr std::uint64_t kRow = 33;
   const Sparse logits((kRow + 1) * kVocabulary * sizeof(float));
-  if (!logits.usable()) GTEST_SKIP() << "no address space for 17 GiB";
+  if (!logits.usable()) GTEST_SKIP() << "this machine has no address space for 17 GiB";
   std::vector<std::uint64_t> ends;
   // The last row's packs: where they start, and that they cover the row.
   std::uint64_t covered = 0;
@@ -105,9 +107,11 @@ TEST(CudaIndices, ItemsOfRowsOfHeadsAreCountedIn64Bits) {
                                                        .angles = nullptr,
                                                        .direction = 1};
   static_assert(std::is_same_v<decltype(rope.parts() * rope.packs()), std::uint64_t>);
-  const bodies::Rows<const float> rows{nullptr, kFar};
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(rows.at(3, 5, 128)),
-            (3 * kFar + std::uint64_t{5} * 128) * sizeof(float));
+  const Sparse space(4 * kFar);
+  if (!space.usable()) GTEST_SKIP() << "this machine has no address space for 16 GiB";
+  const auto* first = space.as<std::byte>();
+  const bodies::Rows<const std::byte> rows{first, kFar};
+  EXPECT_EQ(static_cast<std::uint64_t>(rows.at(3, 5, 128) - first), 3 * kFar + 5 * 128);
 }
 
 TEST(CudaReductions, GroupsCoverTheRowsAndFitTheWorkspaceOfAnyLargerCall) {

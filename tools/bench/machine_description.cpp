@@ -79,12 +79,6 @@ double attention_flops(const model::ModelConfig& config, const plan::Workload& w
   return 4 * pairs * query_width(config) * config.layers;
 }
 
-double block_flops(const plan::Workload& workload, double plan::BlockShape::*part) {
-  double sum = 0;
-  for (const plan::BlockShape& block : workload.blocks) sum += block.*part;
-  return sum;
-}
-
 }  // namespace
 
 MachineDescription parse_machine(std::string_view text, std::string_view origin) {
@@ -150,17 +144,16 @@ double passing_bytes(const model::ModelConfig& config, const plan::Workload& wor
 plan::MachineProfile profile_for(const MachineDescription& machine,
                                  const model::ModelConfig& config, const plan::Workload& workload,
                                  std::uint32_t context) {
-  const double forward = block_flops(workload, &plan::BlockShape::forward_flops);
-  const double backward = block_flops(workload, &plan::BlockShape::backward_flops);
+  const double all = plan::micro_batch_flops(workload);
   const double attention = attention_flops(config, workload, context);
   const double attention_backward = 2.5 * attention;  // five products instead of two
-  const double products = forward + backward - attention - attention_backward;
+  const double products = all - attention - attention_backward;
   const double seconds = products / machine.matmul_flops +
                          attention / machine.attention_forward_flops +
                          attention_backward / machine.attention_backward_flops +
                          passing_bytes(config, workload) / machine.lanes.gpu_update;
   plan::MachineProfile profile = machine.lanes;
-  profile.gpu_flops = (forward + backward) / seconds;
+  profile.gpu_flops = all / seconds;
   return profile;
 }
 

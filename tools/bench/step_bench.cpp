@@ -116,6 +116,7 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   // Swap files lie in directories of their own, so that they disappear too.
   std::vector<std::unique_ptr<ScratchDirectory>> state;
   for (std::filesystem::path& directory : train.options.nvme) {
+    std::filesystem::create_directories(directory);
     state.push_back(std::make_unique<ScratchDirectory>(directory));
     directory = state.back()->path();
   }

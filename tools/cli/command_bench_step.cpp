@@ -64,6 +64,11 @@ engine::TrainOptions options_of(const BenchStepFlags& flags) {
   // The nearest whole number of micro-batches that the rounds divide.
   const double per_round = std::max(1.0, std::round(micro_batches / flags.rounds));
   options.rounds = flags.rounds;
+  check(per_round * flags.rounds <= std::numeric_limits<std::uint32_t>::max(),
+        ErrorCode::invalid_argument,
+        fmt::format("{} rounds of {:.0f} micro-batches are more than a step can have: lower "
+                    "--tokens-per-step or --rounds",
+                    flags.rounds, per_round));
   options.gradient_accumulation_steps = static_cast<std::uint32_t>(per_round) * flags.rounds;
   options.gradient_clipping = flags.clip;
   if (options.steps == 0) options.steps = kDefaultSteps;

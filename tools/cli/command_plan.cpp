@@ -53,17 +53,13 @@ nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
   const double flops =
       plan::flops_per_token(engine::decoder_shape(config, options.context)).model();
   const double rate = tokens / view.prediction.step_seconds;
-  double micro_batch_flops = 0;
-  for (const plan::BlockShape& block : w.blocks) {
-    micro_batch_flops += block.forward_flops + block.backward_flops;
-  }
   nlohmann::ordered_json document{
       {"machine", machine.name},
       {"basis", machine.basis},
       {"tokens_per_second", rate},
       // FWD-BWD alone, nothing recomputed and nothing moved.
       {"resident_tokens_per_second",
-       static_cast<double>(w.tokens) * view.profile.gpu_flops / micro_batch_flops},
+       static_cast<double>(w.tokens) * view.profile.gpu_flops / plan::micro_batch_flops(w)},
       {"model_flops_per_token", flops},
       {"model_tflops", rate * flops * 1e-12}};
   if (const auto peak = bench::peak_flops(machine.gpu, options.compute)) {

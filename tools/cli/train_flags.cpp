@@ -34,6 +34,7 @@ void TrainFlags::add_to(CLI::App& command) {
   command.add_option("config", config, "Configuration, DeepSpeed's JSON with a spillway section")
       ->required();
   CLI::Option* const architecture = add_model_to(command);
+  command.get_option("--layers")->needs(architecture);
   command
       .add_option("--from", from, "Start from an HF checkpoint, or go on from a run or kept one")
       ->excludes(architecture);

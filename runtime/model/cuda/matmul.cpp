@@ -125,7 +125,10 @@ std::vector<cublasLtMatmulHeuristicResult_t> MatmulDescriptors::propose(cublasLt
   const cublasStatus_t status =
       library_->heuristic(handle, description_.get(), left_.get(), right_.get(), result_.get(),
                           result_.get(), made, count, results.data(), &found);
-  if (status != CUBLAS_STATUS_NOT_SUPPORTED) library_->check(status, "choosing an algorithm");
+  // A shape that the heuristic does not take has no algorithm either.
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) {
+    library_->check(status, "choosing an algorithm");
+  }
   results.resize(static_cast<std::size_t>(found));
   std::erase_if(results, [](const auto& r) {
     return r.state != CUBLAS_STATUS_SUCCESS || r.workspaceSize > kMatmulWorkspace.value();
@@ -183,7 +186,8 @@ std::string Multiplier::key(const MatmulShape& shape, Alignment alignment) const
       .text();
 }
 
-cublasLtMatmulAlgo_t Multiplier::choose(const MatmulDescriptors& descriptors, Alignment alignment) {
+std::optional<cublasLtMatmulAlgo_t> Multiplier::choose(const MatmulDescriptors& descriptors,
+                                                       Alignment alignment) {
   const std::string name = key(descriptors.shape(), alignment);
   cublasLtMatmulAlgo_t algorithm{};
   if (const auto chosen = options_.choices.find(name)) {
@@ -192,9 +196,7 @@ cublasLtMatmulAlgo_t Multiplier::choose(const MatmulDescriptors& descriptors, Al
           fmt::format("the table's algorithm for {} does not run there: measure it again", name));
   } else {
     const auto proposals = descriptors.propose(handle_, alignment, 1);
-    check(!proposals.empty(), ErrorCode::not_supported,
-          fmt::format("cuBLASLt has no deterministic algorithm for {} within {} bytes of workspace",
-                      descriptors.name(), kMatmulWorkspace.value()));
+    if (proposals.empty()) return std::nullopt;
     algorithm = proposals.front().algo;
   }
   MatmulAlgorithm words;
@@ -213,8 +215,12 @@ MatmulPlan Multiplier::plan(const MatmulShape& shape) {
   plan.workspace = matmul_workspace();
   if (known != prepared_.end()) return plan;
   MatmulDescriptors descriptors(*library_, shape, options_.math);
-  const cublasLtMatmulAlgo_t aligned = choose(descriptors, Alignment::sixteen);
-  const cublasLtMatmulAlgo_t unaligned = choose(descriptors, Alignment::element);
+  const auto aligned = choose(descriptors, Alignment::sixteen);
+  const auto unaligned = choose(descriptors, Alignment::element);
+  check(aligned || unaligned, ErrorCode::not_supported,
+        fmt::format("cuBLASLt has no {}algorithm for {} within {} bytes of workspace",
+                    options_.math.deterministic ? "deterministic " : "", descriptors.name(),
+                    kMatmulWorkspace.value()));
   prepared_.push_back({std::move(descriptors), aligned, unaligned});
   return plan;
 }
@@ -223,7 +229,13 @@ void Multiplier::run(MatmulPlan plan, const MatmulArguments& arguments, cudaStre
   SPILLWAY_ASSERT(arguments.workspace.size() >= plan.workspace.value());
   Prepared& p = prepared_[plan.index];
   const bool aligned = address_bits(p.descriptors.shape(), arguments) % kAligned == 0;
-  p.descriptors.run(handle_, aligned ? p.aligned : p.unaligned, arguments, stream);
+  // One that takes any operands takes aligned ones too, never the other way round.
+  const auto& algorithm = aligned && p.aligned ? p.aligned : p.unaligned;
+  check(algorithm.has_value(), ErrorCode::not_supported,
+        fmt::format("cuBLASLt has no algorithm for {} with operands that do not start at multiples "
+                    "of 16 bytes",
+                    p.descriptors.name()));
+  p.descriptors.run(handle_, *algorithm, arguments, stream);
 }
 
 }  // namespace spillway::model::cuda

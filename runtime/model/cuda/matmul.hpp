@@ -83,11 +83,12 @@ class Multiplier {
  private:
   struct Prepared {
     MatmulDescriptors descriptors;
-    cublasLtMatmulAlgo_t aligned, unaligned;
+    std::optional<cublasLtMatmulAlgo_t> aligned, unaligned;  ///< at least one
   };
   [[nodiscard]] std::string key(const MatmulShape& shape, Alignment alignment) const;
-  [[nodiscard]] cublasLtMatmulAlgo_t choose(const MatmulDescriptors& descriptors,
-                                            Alignment alignment);
+  /// Nothing where the library has none.
+  [[nodiscard]] std::optional<cublasLtMatmulAlgo_t> choose(const MatmulDescriptors& descriptors,
+                                                           Alignment alignment);
 
   const CublasLt* library_;
   MultiplierOptions options_;
