@@ -12,7 +12,8 @@ void add_device_flag(CLI::App& command, std::optional<engine::DeviceKind>& devic
       .add_option("--device", device,
                   "Where FWD-BWD runs: host or cuda; default: cuda where a GPU is usable")
       ->transform(CLI::CheckedTransformer(names).description(""))
-      ->type_name("DEVICE");
+      ->type_name("DEVICE")
+      ->envname("SPILLWAY_DEVICE");
 }
 
 }  // namespace spillway::cli
