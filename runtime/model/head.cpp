@@ -4,12 +4,6 @@
 
 namespace spillway::model {
 
-std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary, const Ops& ops) {
-  const std::uint64_t fitting =
-      ops.logits_at_once().value() / (vocabulary * sizeof(float)) / 64 * 64;
-  return std::min(tokens, std::max<std::uint64_t>(64, fitting));
-}
-
 Head::Head(const ModelConfig& config, BatchShape batch, const BlockLayout& block, Ops& ops)
     : config_(config), batch_(batch), ops_(&ops) {
   const bool gpt2 = config.is_gpt2();
@@ -22,15 +16,18 @@ Head::Head(const ModelConfig& config, BatchShape batch, const BlockLayout& block
   if (gpt2) norm_bias_ = require_tensors(block, {"ln_f.bias"});
   if (!config.tied_head) projection_ = require_tensors(block, {"lm_head.weight"});
   chunk_ = chunk_tokens(tokens(), config.vocab_size, ops);
-  full_ = plan_chunk(chunk_);
+  const ChunkShape chunk{.rows = chunk_, .columns = config.vocab_size, .width = config.width};
+  full_ = plan_chunk(chunk, ops);
   const std::uint64_t rest = tokens() % chunk_;
-  tail_ = rest > 0 ? plan_chunk(rest) : full_;
+  ChunkShape last = chunk;
+  last.rows = rest;
+  tail_ = rest > 0 ? plan_chunk(last, ops) : full_;
   last_positions_ = ops.plan_matmul({.rows = batch.batch,
                                      .columns = config.vocab_size,
                                      .inner = config.width,
                                      .transpose_b = true,
                                      .output = MatmulOutput::fp32});
-  ops_workspace_ = std::max({ops_workspace_, last_positions_.workspace,
+  ops_workspace_ = std::max({full_.workspace, tail_.workspace, last_positions_.workspace,
                              ops.reduction_workspace(tokens(), 2 * config.width),
                              ops.reduction_workspace(chunk_, 2)});
   Carver measure(ops.compute());
@@ -39,25 +36,6 @@ Head::Head(const ModelConfig& config, BatchShape batch, const BlockLayout& block
 }
 
 std::uint64_t Head::tokens() const { return std::uint64_t{batch_.batch} * batch_.sequence; }
-
-Head::ChunkPlans Head::plan_chunk(std::uint64_t rows) {
-  ChunkPlans plans;
-  plans.logits = ops_->plan_matmul({.rows = rows,
-                                    .columns = config_.vocab_size,
-                                    .inner = config_.width,
-                                    .transpose_b = true,
-                                    .output = MatmulOutput::fp32});
-  plans.input_gradient =
-      ops_->plan_matmul({.rows = rows, .columns = config_.width, .inner = config_.vocab_size});
-  plans.weight_gradient = ops_->plan_matmul({.rows = config_.vocab_size,
-                                             .columns = config_.width,
-                                             .inner = rows,
-                                             .transpose_a = true,
-                                             .output = MatmulOutput::gradient});
-  ops_workspace_ = std::max({ops_workspace_, plans.logits.workspace, plans.input_gradient.workspace,
-                             plans.weight_gradient.workspace});
-  return plans;
-}
 
 Head::Space Head::carve(Carver& carver) const {
   Space space;

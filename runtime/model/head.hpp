@@ -5,14 +5,11 @@
 #include <optional>
 
 #include "runtime/model/carver.hpp"
+#include "runtime/model/head_chunk.hpp"
 #include "runtime/model/tensor_range.hpp"
 #include "runtime/model/transformer.hpp"
 
 namespace spillway::model {
-
-/// Tokens in a chunk, whose logits are about Ops::logits_at_once.
-[[nodiscard]] std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary,
-                                         const Ops& ops);
 
 class Head {
  public:
@@ -25,24 +22,14 @@ class Head {
   void logits(const Transformer::LogitsArguments& arguments);
 
  private:
-  /// The three products of a chunk: full chunks share one, the last may be shorter.
-  struct ChunkPlans {
-    MatmulPlan logits, input_gradient, weight_gradient;
-  };
   struct Space {
     Tensor normal, normal_gradient;
     offload::DeviceSpan<float> statistics, logits;
     Tensor logits_gradient;
     Tensor ops;
   };
-  /// Where the projection's weight and its gradient are: in this block, or the embedding's.
-  struct Projection {
-    ConstTensor weight;
-    Gradient gradient;
-  };
 
   [[nodiscard]] std::uint64_t tokens() const;
-  ChunkPlans plan_chunk(std::uint64_t rows);
   Space carve(Carver& carver) const;
   void apply_norm(NormShape shape, ConstTensor parameters, HeadRows<ConstTensor> input,
                   const Space& space);

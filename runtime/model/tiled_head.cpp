@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
-#include "runtime/model/head.hpp"
 
 namespace spillway::model {
 
@@ -28,8 +27,14 @@ TiledHead::TiledHead(const ModelConfig& config, BatchShape batch,
   chunk_ = chunk_tokens(tokens(), largest_tile_, ops);
   const std::uint64_t rest = tokens() % chunk_;
   for (Tile& tile : tiles_) {
-    tile.full = plan_chunk(chunk_, tile.rows);
-    tile.tail = rest > 0 ? plan_chunk(rest, tile.rows) : tile.full;
+    ChunkShape chunk{.rows = chunk_,
+                     .columns = tile.rows,
+                     .width = config.width,
+                     .input_gradient = MatmulOutput::gradient};
+    tile.full = plan_chunk(chunk, ops);
+    chunk.rows = rest;
+    tile.tail = rest > 0 ? plan_chunk(chunk, ops) : tile.full;
+    ops_workspace_ = std::max({ops_workspace_, tile.full.workspace, tile.tail.workspace});
   }
   ops_workspace_ = std::max({ops_workspace_, ops.reduction_workspace(tokens(), 2 * config.width),
                              ops.reduction_workspace(tokens(), 2)});
@@ -42,25 +47,6 @@ TiledHead::TiledHead(const ModelConfig& config, BatchShape batch,
 }
 
 std::uint64_t TiledHead::tokens() const { return std::uint64_t{batch_.batch} * batch_.sequence; }
-
-TiledHead::ChunkPlans TiledHead::plan_chunk(std::uint64_t rows, std::uint64_t columns) {
-  ChunkPlans plans;
-  plans.logits = ops_->plan_matmul({.rows = rows,
-                                    .columns = columns,
-                                    .inner = config_.width,
-                                    .transpose_b = true,
-                                    .output = MatmulOutput::fp32});
-  plans.input_gradient = ops_->plan_matmul(
-      {.rows = rows, .columns = config_.width, .inner = columns, .output = MatmulOutput::gradient});
-  plans.weight_gradient = ops_->plan_matmul({.rows = columns,
-                                             .columns = config_.width,
-                                             .inner = rows,
-                                             .transpose_a = true,
-                                             .output = MatmulOutput::gradient});
-  ops_workspace_ = std::max({ops_workspace_, plans.logits.workspace, plans.input_gradient.workspace,
-                             plans.weight_gradient.workspace});
-  return plans;
-}
 
 TiledHead::Space TiledHead::carve_space(Carver& carver) const {
   const bool is_fp32 = ops_->compute() == DType::fp32;

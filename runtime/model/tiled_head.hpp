@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/model/carver.hpp"
+#include "runtime/model/head_chunk.hpp"
 #include "runtime/model/tensor_range.hpp"
 #include "runtime/model/transformer.hpp"
 
@@ -28,10 +29,6 @@ class TiledHead {
   void loss(std::uint32_t tile, const LossArguments& arguments);
 
  private:
-  /// The three products of a chunk: full chunks share one, the last may be shorter.
-  struct ChunkPlans {
-    MatmulPlan logits, input_gradient, weight_gradient;
-  };
   struct Tile {
     std::uint64_t first_row = 0;  ///< of the vocabulary
     std::uint64_t rows = 0;
@@ -49,7 +46,6 @@ class TiledHead {
   };
 
   [[nodiscard]] std::uint64_t tokens() const;
-  ChunkPlans plan_chunk(std::uint64_t rows, std::uint64_t columns);
   Space carve_space(Carver& carver) const;
   Carried carve_carried(Carver& carver) const;
   void scan(const Tile& tile, const LossArguments& a, const Space& space, const Carried& carried);

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "runtime/base/error.hpp"
+#include "tests/engine/expect_memory.hpp"
 #include "tests/engine/training_harness.hpp"
 #include "tests/support/allocation_counter.hpp"
 
@@ -192,11 +193,7 @@ TEST(BoundaryMemory, BackendHoldsExactlyWhatThePlanLists) {
   for (std::size_t i = 0; i < spreads().size(); ++i) {
     harness.adjust_placement = adjusted(spreads()[i]);
     const auto trainer = harness.make(options, harness.new_run());
-    const auto items = plan::memory_items(trainer->workload(), trainer->placement());
-    EXPECT_EQ(trainer->backend().usage(offload::MemoryKind::device).current,
-              plan::total(items, Tier::device));
-    EXPECT_EQ(trainer->backend().usage(offload::MemoryKind::pinned).current,
-              plan::total(items, Tier::host));
+    expect_memory_as_planned(*trainer);
   }
 }
 

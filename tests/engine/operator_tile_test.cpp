@@ -5,6 +5,7 @@
 #include <map>
 
 #include "runtime/base/error.hpp"
+#include "tests/engine/expect_memory.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -159,11 +160,9 @@ TEST(OperatorTile, BackendHoldsExactlyWhatThePlanLists) {
     TrainOptions options = tiled_options(DType::bf16);
     options.state_home = home;
     const auto trainer = harness.make(options, harness.new_run());
-    const auto items = plan::memory_items(trainer->workload(), trainer->placement());
     const auto constants = Bytes{trainer->workload().constant_bytes};
     EXPECT_GT(constants, Bytes{});
-    EXPECT_EQ(trainer->backend().usage(offload::MemoryKind::device).current,
-              plan::total(items, Tier::device));
+    expect_memory_as_planned(*trainer);
   }
 }
 

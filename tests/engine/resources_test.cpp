@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/base/error.hpp"
+#include "tests/engine/expect_memory.hpp"
 #include "tests/engine/training_harness.hpp"
 #include "tests/support/allocation_counter.hpp"
 
@@ -33,11 +34,7 @@ TEST(Memory, BackendHoldsExactlyWhatThePlanLists) {
     options.state_format = StateFormat::int8;
     options.state_home = home;
     const auto trainer = harness.make(options, harness.new_run());
-    const auto items = plan::memory_items(trainer->workload(), trainer->placement());
-    EXPECT_EQ(trainer->backend().usage(offload::MemoryKind::device).current,
-              plan::total(items, Tier::device));
-    EXPECT_EQ(trainer->backend().usage(offload::MemoryKind::pinned).current,
-              plan::total(items, Tier::host));
+    expect_memory_as_planned(*trainer);
   }
 }
 

@@ -44,6 +44,38 @@ struct RunningSum {
   }
 };
 
+/// Of one row: its largest value, and the sum of e^(x - top).
+struct SoftmaxSum {
+  float top;
+  double total;
+};
+constexpr std::size_t softmax_shared(unsigned lanes) {
+  return lanes * (sizeof(double) + 2 * sizeof(float));
+}
+
+/// Of logits [begin, end), on every lane. `shared`: softmax_shared(lanes).
+template <unsigned N, class Team>
+SPILLWAY_HOST_DEVICE SoftmaxSum sum_softmax(Team team, const float* logits, std::uint64_t begin,
+                                            std::uint64_t end, std::byte* shared) {
+  auto* sums = reinterpret_cast<double*>(shared);
+  auto* tops = reinterpret_cast<float*>(sums + Team::kLanes);
+  auto* own_tops = tops + Team::kLanes;  // `reduce` overwrites
+  team.each([&](unsigned lane) {
+    RunningSum running;
+    visit_range<N>(begin, end, lane, Team::kLanes, [&](auto pack, auto i) {
+      running.add(load<decltype(pack)::value>(logits + i));
+    });
+    tops[lane] = running.top;
+    own_tops[lane] = running.top;
+    sums[lane] = static_cast<double>(running.sum);
+  });
+  const float top = team.reduce(tops, [](float a, float b) { return larger(a, b); });
+  team.each(
+      [&](unsigned lane) { sums[lane] *= static_cast<double>(exponential(own_tops[lane] - top)); });
+  const double total = team.sum(sums);
+  return {top, total};
+}
+
 template <unsigned N, class T>
 struct CrossEntropy {
   const float* logits;
@@ -54,7 +86,7 @@ struct CrossEntropy {
   float scale;
 
   static constexpr unsigned kLanes = 512;
-  static constexpr std::size_t kShared = kLanes * (sizeof(double) + 2 * sizeof(float)) + 16;
+  static constexpr std::size_t kShared = softmax_shared(kLanes) + 16;
 
   /// What one lane tells the others: gradient = e^(x - top) * factor, but at the target.
   struct Row {
@@ -89,30 +121,16 @@ struct CrossEntropy {
 
   template <class Team>
   SPILLWAY_HOST_DEVICE void operator()(Team team, std::uint64_t row, std::byte* shared) const {
-    auto* sums = reinterpret_cast<double*>(shared);
-    auto* tops = reinterpret_cast<float*>(sums + Team::kLanes);
-    auto* own_tops = tops + Team::kLanes;  // `reduce` overwrites
-    auto* found = reinterpret_cast<Row*>(own_tops + Team::kLanes);
+    auto* found = reinterpret_cast<Row*>(shared + softmax_shared(Team::kLanes));
     if (targets[row] < 0) {
       ignore(team, row);
       return;
     }
     const std::uint64_t begin = row * vocabulary;
     const std::uint64_t end = begin + vocabulary;
-    team.each([&](unsigned lane) {
-      RunningSum running;
-      visit_range<N>(begin, end, lane, Team::kLanes, [&](auto pack, auto i) {
-        running.add(load<decltype(pack)::value>(logits + i));
-      });
-      tops[lane] = running.top;
-      own_tops[lane] = running.top;
-      sums[lane] = static_cast<double>(running.sum);
-    });
-    const float top = team.reduce(tops, [](float a, float b) { return larger(a, b); });
-    team.each([&](unsigned lane) {
-      sums[lane] *= static_cast<double>(exponential(own_tops[lane] - top));
-    });
-    const double total = team.sum(sums);
+    const SoftmaxSum scanned = sum_softmax<N>(team, logits, begin, end, shared);
+    const float top = scanned.top;
+    const double total = scanned.total;
     team.each([&](unsigned lane) {
       if (lane == 0) *found = finish(row, top, total);
     });

@@ -17,7 +17,7 @@ struct ScanVocabulary {
   std::uint64_t columns, first_column, vocabulary;
 
   static constexpr unsigned kLanes = 512;
-  static constexpr std::size_t kShared = kLanes * (sizeof(double) + 2 * sizeof(float));
+  static constexpr std::size_t kShared = softmax_shared(kLanes);
 
   SPILLWAY_HOST_DEVICE void merge(std::uint64_t row, double top, double total) const {
     VocabularyScan scan = scans[row];
@@ -38,27 +38,11 @@ struct ScanVocabulary {
 
   template <class Team>
   SPILLWAY_HOST_DEVICE void operator()(Team team, std::uint64_t row, std::byte* shared) const {
-    auto* sums = reinterpret_cast<double*>(shared);
-    auto* tops = reinterpret_cast<float*>(sums + Team::kLanes);
-    auto* own_tops = tops + Team::kLanes;  // `reduce` overwrites
     const std::uint64_t begin = row * columns;
     const std::uint64_t end = begin + columns;
+    const SoftmaxSum scanned = sum_softmax<N>(team, logits, begin, end, shared);
     team.each([&](unsigned lane) {
-      RunningSum running;
-      visit_range<N>(begin, end, lane, Team::kLanes, [&](auto pack, auto i) {
-        running.add(load<decltype(pack)::value>(logits + i));
-      });
-      tops[lane] = running.top;
-      own_tops[lane] = running.top;
-      sums[lane] = static_cast<double>(running.sum);
-    });
-    const float top = team.reduce(tops, [](float a, float b) { return larger(a, b); });
-    team.each([&](unsigned lane) {
-      sums[lane] *= static_cast<double>(exponential(own_tops[lane] - top));
-    });
-    const double total = team.sum(sums);
-    team.each([&](unsigned lane) {
-      if (lane == 0) merge(row, static_cast<double>(top), total);
+      if (lane == 0) merge(row, static_cast<double>(scanned.top), scanned.total);
     });
   }
 };

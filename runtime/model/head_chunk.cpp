@@ -1,0 +1,32 @@
+#include "runtime/model/head_chunk.hpp"
+
+#include <algorithm>
+
+namespace spillway::model {
+
+std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary, const Ops& ops) {
+  const std::uint64_t fitting =
+      ops.logits_at_once().value() / (vocabulary * sizeof(float)) / 64 * 64;
+  return std::min(tokens, std::max<std::uint64_t>(64, fitting));
+}
+
+ChunkPlans plan_chunk(const ChunkShape& s, Ops& ops) {
+  ChunkPlans plans;
+  plans.logits = ops.plan_matmul({.rows = s.rows,
+                                  .columns = s.columns,
+                                  .inner = s.width,
+                                  .transpose_b = true,
+                                  .output = MatmulOutput::fp32});
+  plans.input_gradient = ops.plan_matmul(
+      {.rows = s.rows, .columns = s.width, .inner = s.columns, .output = s.input_gradient});
+  plans.weight_gradient = ops.plan_matmul({.rows = s.columns,
+                                           .columns = s.width,
+                                           .inner = s.rows,
+                                           .transpose_a = true,
+                                           .output = MatmulOutput::gradient});
+  plans.workspace = std::max(
+      {plans.logits.workspace, plans.input_gradient.workspace, plans.weight_gradient.workspace});
+  return plans;
+}
+
+}  // namespace spillway::model

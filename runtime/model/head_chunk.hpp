@@ -1,0 +1,31 @@
+// A chunk of tokens in the head: what bounds its logits, and the three products on them. A head
+// runs over the whole vocabulary or over a tile of it.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/model/ops.hpp"
+
+namespace spillway::model {
+
+/// Tokens in a chunk, whose logits are about Ops::logits_at_once.
+[[nodiscard]] std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary,
+                                         const Ops& ops);
+
+/// Full chunks share their plans, the last may be shorter.
+struct ChunkPlans {
+  MatmulPlan logits, input_gradient, weight_gradient;
+  Bytes workspace;  ///< of the largest
+};
+
+struct ChunkShape {
+  std::uint64_t rows = 0;     ///< tokens
+  std::uint64_t columns = 0;  ///< of the vocabulary
+  std::uint64_t width = 0;
+  /// `gradient` where tiles of the vocabulary add to it.
+  MatmulOutput input_gradient = MatmulOutput::compute;
+};
+
+[[nodiscard]] ChunkPlans plan_chunk(const ChunkShape& shape, Ops& ops);
+
+}  // namespace spillway::model
