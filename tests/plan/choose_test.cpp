@@ -181,6 +181,24 @@ TEST(Choose, SpillsActivationsToNvmeOnlyWhereTheHostIsTooSmallForThemWithoutStat
   EXPECT_EQ(tight.blocks.front().activations, Tier::nvme);
 }
 
+TEST(Choose, SpillsActivationsToNvmeWhereStateIsOnTheDeviceAndTheHostTooSmall) {
+  const Workload workload = workload_of_many_boundaries();
+  const PlacementRequest request{.state = Tier::device, .keep = false};
+  Budgets budgets = kUnlimited;
+  budgets.device =
+      shortage_with_nothing(workload, request, Tier::device).needed + workload.boundary_bytes * 14U;
+  const Placement roomy = chosen(workload, budgets, request);
+  EXPECT_TRUE(roomy.any_activations(Tier::host));
+  EXPECT_FALSE(roomy.any_activations(Tier::nvme));
+  // Without the boundaries of the first six blocks, and with room to stage those on disk.
+  budgets.host = needed(workload, roomy, Tier::host) - workload.boundary_bytes * (12ULL * 6);
+  const Placement tight = chosen(workload, budgets, request);
+  EXPECT_EQ(tight.blocks.front().activations, Tier::nvme);
+  EXPECT_TRUE(tight.any_state(Tier::device));
+  // What the last block makes is only parked, and would gain nothing on disk.
+  EXPECT_NE(tight.blocks[tight.blocks.size() - 2].activations, Tier::nvme);
+}
+
 TEST(Choose, StagesNoMoreThanTheLargestTile) {
   const Workload workload = small_workload();
   const PlacementRequest request{.tile_parameters = ElementCount{1 << 20}};
