@@ -23,7 +23,17 @@ using fe::graph::Tensor_attributes;
 using TensorPtr = std::shared_ptr<Tensor_attributes>;
 
 /// Names of a graph's tensors in the map of addresses.
-enum Uid : std::int64_t { kQ = 1, kK, kV, kOut, kLogSum, kOutGradient, kDq, kDk, kDv };
+enum Uid : std::int64_t {
+  uid_q = 1,
+  uid_k,
+  uid_v,
+  uid_out,
+  uid_log_sum,
+  uid_out_gradient,
+  uid_q_gradient,
+  uid_k_gradient,
+  uid_v_gradient
+};
 using Addresses = std::unordered_map<std::int64_t, void*>;
 
 [[noreturn]] void refuse(const std::string& reason) {
@@ -59,7 +69,7 @@ class GraphBuilder {
   }
   /// log_sum [batch, heads, sequence] as cuDNN's [batch, heads, sequence, 1].
   Tensor_attributes& statistics(Tensor_attributes& tensor) const {
-    return tensor.set_uid(kLogSum)
+    return tensor.set_uid(uid_log_sum)
         .set_dim({part_.batch, part_.heads, part_.sequence, 1})
         .set_stride({all_heads_ * part_.sequence, part_.sequence, 1, 1})
         .set_data_type(fe::DataType_t::FLOAT);
@@ -116,9 +126,9 @@ std::unique_ptr<Graph> forward_graph(const AttentionShape& s, const CudaMath& ma
   const PartShape part = part_shape(s, {s.batch, s.kv_heads});
   const AttentionStrides strides = s.row_strides();
   GraphBuilder builder(s, math, part);
-  const TensorPtr q = builder.heads(kQ, part.heads, strides.q);
-  const TensorPtr k = builder.heads(kK, part.kv_heads, strides.k);
-  const TensorPtr v = builder.heads(kV, part.kv_heads, strides.v);
+  const TensorPtr q = builder.heads(uid_q, part.heads, strides.q);
+  const TensorPtr k = builder.heads(uid_k, part.kv_heads, strides.k);
+  const TensorPtr v = builder.heads(uid_v, part.kv_heads, strides.v);
   auto options = fe::graph::SDPA_attributes()
                      .set_name("attention")
                      .set_generate_stats(true)
@@ -126,7 +136,7 @@ std::unique_ptr<Graph> forward_graph(const AttentionShape& s, const CudaMath& ma
                      .set_diagonal_band_right_bound(0)
                      .set_attn_scale(score_scale(s));
   const auto [out, statistics] = builder.graph().sdpa(q, k, v, std::move(options));
-  builder.output(out, kOut, part.heads, strides.out);
+  builder.output(out, uid_out, part.heads, strides.out);
   builder.statistics(*statistics).set_output(true);
   return builder.finish(handle, attention_workspace(s, math));
 }
@@ -136,11 +146,11 @@ std::unique_ptr<Graph> backward_graph(const AttentionShape& s, const CudaMath& m
   const PartShape part = part_shape(s, at);
   const AttentionStrides strides = s.row_strides();
   GraphBuilder builder(s, math, part);
-  const TensorPtr q = builder.heads(kQ, part.heads, strides.q);
-  const TensorPtr k = builder.heads(kK, part.kv_heads, strides.k);
-  const TensorPtr v = builder.heads(kV, part.kv_heads, strides.v);
-  const TensorPtr out = builder.heads(kOut, part.heads, strides.out);
-  const TensorPtr out_gradient = builder.heads(kOutGradient, part.heads, strides.out);
+  const TensorPtr q = builder.heads(uid_q, part.heads, strides.q);
+  const TensorPtr k = builder.heads(uid_k, part.kv_heads, strides.k);
+  const TensorPtr v = builder.heads(uid_v, part.kv_heads, strides.v);
+  const TensorPtr out = builder.heads(uid_out, part.heads, strides.out);
+  const TensorPtr out_gradient = builder.heads(uid_out_gradient, part.heads, strides.out);
   Tensor_attributes log_sum;
   const TensorPtr statistics = builder.graph().tensor(builder.statistics(log_sum));
   auto options = fe::graph::SDPA_backward_attributes()
@@ -151,9 +161,9 @@ std::unique_ptr<Graph> backward_graph(const AttentionShape& s, const CudaMath& m
                      .set_deterministic_algorithm(math.deterministic);
   const auto [d_q, d_k, d_v] =
       builder.graph().sdpa_backward(q, k, v, out, out_gradient, statistics, std::move(options));
-  builder.output(d_q, kDq, part.heads, strides.q_gradient);
-  builder.output(d_k, kDk, part.kv_heads, strides.k_gradient);
-  builder.output(d_v, kDv, part.kv_heads, strides.v_gradient);
+  builder.output(d_q, uid_q_gradient, part.heads, strides.q_gradient);
+  builder.output(d_k, uid_k_gradient, part.kv_heads, strides.k_gradient);
+  builder.output(d_v, uid_v_gradient, part.kv_heads, strides.v_gradient);
   return builder.finish(handle, attention_workspace(s, math));
 }
 
@@ -168,11 +178,11 @@ class PreparedAttention final : public CudnnAttention {
         backward_(backward_graph(shape, math, part_, handle)) {}
 
   void forward(const AttentionForwardArguments& a, void* stream) override {
-    Addresses addresses{{kQ, address(a.q, 0, 0)},
-                        {kK, address(a.k, 0, 0)},
-                        {kV, address(a.v, 0, 0)},
-                        {kOut, address(a.out, 0, 0)},
-                        {kLogSum, a.log_sum.address()}};
+    Addresses addresses{{uid_q, address(a.q, 0, 0)},
+                        {uid_k, address(a.k, 0, 0)},
+                        {uid_v, address(a.v, 0, 0)},
+                        {uid_out, address(a.out, 0, 0)},
+                        {uid_log_sum, a.log_sum.address()}};
     run(*forward_, addresses, a.workspace, stream);
   }
 
@@ -183,15 +193,15 @@ class PreparedAttention final : public CudnnAttention {
         const std::uint32_t head = kv * group;
         const std::uint64_t row =
             (std::uint64_t{batch} * shape_.heads + head) * std::uint64_t{shape_.sequence};
-        Addresses addresses{{kQ, address(a.q, batch, head)},
-                            {kK, address(a.k, batch, kv)},
-                            {kV, address(a.v, batch, kv)},
-                            {kOut, address(a.out, batch, head)},
-                            {kOutGradient, address(a.out_gradient, batch, head)},
-                            {kLogSum, const_cast<float*>(a.log_sum.address() + row)},
-                            {kDq, address(a.q_gradient, batch, head)},
-                            {kDk, address(a.k_gradient, batch, kv)},
-                            {kDv, address(a.v_gradient, batch, kv)}};
+        Addresses addresses{{uid_q, address(a.q, batch, head)},
+                            {uid_k, address(a.k, batch, kv)},
+                            {uid_v, address(a.v, batch, kv)},
+                            {uid_out, address(a.out, batch, head)},
+                            {uid_out_gradient, address(a.out_gradient, batch, head)},
+                            {uid_log_sum, const_cast<float*>(a.log_sum.address() + row)},
+                            {uid_q_gradient, address(a.q_gradient, batch, head)},
+                            {uid_k_gradient, address(a.k_gradient, batch, kv)},
+                            {uid_v_gradient, address(a.v_gradient, batch, kv)}};
         run(*backward_, addresses, a.workspace, stream);
       }
     }
@@ -231,6 +241,7 @@ class PreparedAttention final : public CudnnAttention {
 
 struct Cudnn::State {
   SharedLibrary library;
+  cudnnStatus_t (*destroy)(cudnnHandle_t) = nullptr;  ///< not the frontend's, which may throw
   cudnnHandle_t handle = nullptr;
 };
 
@@ -239,6 +250,7 @@ Cudnn::Cudnn(std::span<const std::filesystem::path> directories)
           State{.library = {"libcudnn.so.9", directories,
                             "the CUDA backend attends with cuDNN 9; install it or the Python "
                             "package nvidia-cudnn-cu13, or run tools/setup cuda"}})) {
+  state_->destroy = state_->library.function<cudnnStatus_t(cudnnHandle_t)>("cudnnDestroy");
   fe::cudnn_dlhandle = state_->library.native();
   const cudnnStatus_t status = fe::detail::create_handle(&state_->handle);
   if (status != CUDNN_STATUS_SUCCESS) {
@@ -250,9 +262,7 @@ Cudnn::Cudnn(std::span<const std::filesystem::path> directories)
 }
 
 Cudnn::~Cudnn() {
-  if (fe::detail::destroy_handle(state_->handle) != CUDNN_STATUS_SUCCESS) {
-    log_warning("cuDNN did not stop");
-  }
+  if (state_->destroy(state_->handle) != CUDNN_STATUS_SUCCESS) log_warning("cuDNN did not stop");
 }
 
 std::size_t Cudnn::version() const { return fe::detail::get_backend_version(); }
