@@ -20,7 +20,8 @@ class Kill : public Cli {
  protected:
   void kill(const Program& program) {
     program.signal(SIGKILL);
-    ASSERT_EQ(program.wait().exit_code, -1);
+    const Answer answer = program.wait();
+    ASSERT_EQ(answer.exit_code, -1) << "it ended before it was killed: " << answer.err;
   }
   /// The same losses at every step, and the same weights.
   void expect_equal(const std::string& a, const std::string& b) {
@@ -48,31 +49,36 @@ TEST_F(Kill, ResumesAtEveryStageOfTheRunAsIfNothingHadHappened) {
 }
 
 // SPILLWAY_TEST_KILLS: how many. Half of them fall into the start, with its planning, recovery and
-// first step, half into the steps after it.
+// first step, half after some of the steps that follow: fewer than a kill's share of all, so that
+// there is a run left to kill, however the machine's speed changes.
 TEST_F(Kill, AtRandomInstantsChangesNothing) {
+  constexpr std::size_t kStepsPerKill = 30;
   const std::size_t kills = test_support::count_from("SPILLWAY_TEST_KILLS", 12);
   std::mt19937_64 random(test_support::test_seed());
-  const int steps = static_cast<int>(30 * kills);
+  const int steps = static_cast<int>(kStepsPerKill * kills);
 
   const auto begin = steady_clock::now();
   const Program whole(directory_, train("whole", steps, {"--nvme", path("disk_a")}));
   ASSERT_TRUE(wait_for_lines(directory_ / "whole/metrics.jsonl", 1)) << read_all(whole.err());
   const double start = seconds_since(begin);
   ASSERT_EQ(whole.wait().exit_code, 0);
-  const double training = seconds_since(begin) - start;
+  const double step = (seconds_since(begin) - start) / steps;
 
   const auto arguments = train("killed", steps, {"--nvme", path("disk_b"), "--resume"});
   const std::string metrics_file = directory_ / "killed/metrics.jsonl";
   for (std::size_t k = 0; k < kills; ++k) {
-    const bool early = k % 2 == 0;
-    const double longest = early ? start : training / static_cast<double>(kills);
-    const duration<double> delay(std::uniform_real_distribution<>(0, longest)(random));
     const std::size_t before = lines_of(metrics_file);
     const Program program(directory_, arguments);
-    if (!early) {
-      ASSERT_TRUE(wait_for_lines(metrics_file, before + 1)) << read_all(program.err());
+    if (k % 2 == 0) {
+      const duration<double> delay(std::uniform_real_distribution<>(0, start)(random));
+      wait_for_lines(metrics_file, before + 1, delay);
+    } else {
+      const std::size_t lines =
+          std::uniform_int_distribution<std::size_t>(1, kStepsPerKill)(random);
+      ASSERT_TRUE(wait_for_lines(metrics_file, before + lines)) << read_all(program.err());
+      const duration<double> delay(std::uniform_real_distribution<>(0, step)(random));
+      std::this_thread::sleep_for(delay);
     }
-    std::this_thread::sleep_for(delay);
     kill(program);
   }
   const Answer last = run(arguments);

@@ -76,9 +76,10 @@ inline std::size_t lines_of(const std::filesystem::path& path) {
   return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
 }
 
-/// Waits until `path` has at least `lines` lines; false after a minute.
-inline bool wait_for_lines(const std::filesystem::path& path, std::size_t lines) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+/// Waits until `path` has at least `lines` lines; false after `longest`.
+inline bool wait_for_lines(const std::filesystem::path& path, std::size_t lines,
+                           std::chrono::duration<double> longest = std::chrono::minutes(1)) {
+  const auto deadline = std::chrono::steady_clock::now() + longest;
   while (std::chrono::steady_clock::now() < deadline) {
     if (lines_of(path) >= lines) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
