@@ -72,6 +72,11 @@ constexpr std::array<Named<StateHome>, 4> kStateHomes{{
     {"host", StateHome::host},
     {"nvme", StateHome::nvme},
 }};
+constexpr std::array<Named<SumsHome>, 3> kSumsHomes{{
+    {"auto", SumsHome::automatic},
+    {"device", SumsHome::device},
+    {"host", SumsHome::host},
+}};
 
 constexpr std::string_view kZero = "zero_optimization";
 constexpr std::string_view kOffloadOptimizer = "zero_optimization.offload_optimizer";
@@ -261,6 +266,10 @@ std::span<const Named<Residency>> names_of<Residency>() {
 template <>
 std::span<const Named<StateHome>> names_of<StateHome>() {
   return kStateHomes;
+}
+template <>
+std::span<const Named<SumsHome>> names_of<SumsHome>() {
+  return kSumsHomes;
 }
 template <>
 std::span<const Named<DeviceKind>> names_of<DeviceKind>() {

@@ -47,6 +47,8 @@ std::span<const Named<Residency>> names_of<Residency>();
 template <>
 std::span<const Named<StateHome>> names_of<StateHome>();
 template <>
+std::span<const Named<SumsHome>> names_of<SumsHome>();
+template <>
 std::span<const Named<DeviceKind>> names_of<DeviceKind>();
 
 template <class Enum>

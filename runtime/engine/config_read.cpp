@@ -278,6 +278,7 @@ void read_spillway(Section& spillway, TrainOptions& options) {
   }
   assign(options.state_home, spillway.choice<StateHome>("state_home"));
   assign(options.activations, spillway.choice<StateHome>("activations"));
+  assign(options.gradient_sums, spillway.choice<SumsHome>("gradient_sums"));
   assign(options.io_engine, spillway.choice<nvme_swap::EngineKind>("io_engine"));
   assign(options.threads, spillway.integer32("threads", 0, {"every physical core"}));
   assign(options.compute_threads,

@@ -85,6 +85,7 @@ Json spillway_json(const TrainOptions& options) {
   }
   json["state_home"] = config_name(options.state_home);
   json["activations"] = config_name(options.activations);
+  json["gradient_sums"] = config_name(options.gradient_sums);
   json["io_engine"] = config_name(options.io_engine);
   json["threads"] = options.threads;
   json["compute_threads"] = options.compute_threads;

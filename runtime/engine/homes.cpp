@@ -52,8 +52,8 @@ void Homes::allocate_device(offload::DeviceBackend& backend) {
     const plan::BlockPlacement& place = placement_.blocks[b];
     const std::uint64_t saved = b + 1 < blocks ? workload_.blocks[b].saved_bytes.value() : 0;
     resident_at_.push_back(resident.take(place.resident ? padded(b) * compute_size() : 0));
-    device_gradient_at_.push_back(
-        gradient.take(place.state == Tier::device ? padded(b) * waiting : 0));
+    device_gradient_at_.push_back(gradient.take(
+        plan::gradient_on_device(workload_, placement_, b) ? padded(b) * waiting : 0));
     kept_at_.push_back(kept.take(place.keep ? saved * m : 0));
     if (!place.keep) scratch = std::max(scratch, saved);
   }
@@ -94,7 +94,7 @@ void Homes::allocate_host(offload::DeviceBackend& backend) {
   bool lands = false;
   for (std::uint32_t b = 0; b < workload_.blocks.size(); ++b) {
     const bool here = placement_.blocks[b].state != Tier::device;
-    lands = lands || here;
+    lands = lands || !plan::gradient_on_device(workload_, placement_, b);
     host_parameters_at_.push_back(parameters.take(here ? padded(b) * compute_size() : 0));
     host_gradient_at_.push_back(gradient.take(here ? padded(b) * waiting : 0));
     leaves_at_.push_back(sums.take(padded(b) / kLeafParameters * sizeof(double)));

@@ -56,9 +56,12 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
       return count(op.kind, source.size());
     }
     case OpKind::download_grads: {
-      const auto target = resources_.workload.rounds > 1 ? homes.landing(op.block, op.gradient_slot)
-                                                         : homes.host_gradient(op.block);
-      stream.download(target, homes.rounded(op.block, op.gradient_slot));
+      const bool summed = op.gradient_slot == kNoSlot;
+      const bool lands = resources_.workload.rounds > 1 && !summed;
+      const auto target =
+          lands ? homes.landing(op.block, op.gradient_slot) : homes.host_gradient(op.block);
+      stream.download(target, summed ? homes.device_gradient(op.block)
+                                     : homes.rounded(op.block, op.gradient_slot));
       return count(op.kind, target.size());
     }
     case OpKind::read_state: {
@@ -266,7 +269,7 @@ void OpActions::round_gradient(const Op& op) {
   if (op.block == 0 && resources_.workload.tied_head) gradient.tied = homes.tied_accumulator();
   gradient.rounded = homes.rounded(op.block, op.gradient_slot);
   gradient.dtype = resources_.workload.compute;
-  if (resources_.placement.blocks[op.block].state == Tier::device) {
+  if (plan::gradient_on_device(resources_.workload, resources_.placement, op.block)) {
     gradient.home = homes.device_gradient(op.block);
   }
   gradient.sums_rounds = resources_.workload.rounds > 1;

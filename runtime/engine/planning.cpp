@@ -82,6 +82,10 @@ std::vector<Remedy> remedies(const model::ModelConfig& config, const TrainOption
       add("activations on the host (spillway.activations)",
           [](TrainOptions& o) { o.activations = StateHome::automatic; });
     }
+    if (options.gradient_sums == SumsHome::device) {
+      add("gradients of rounds summed on the host (spillway.gradient_sums)",
+          [](TrainOptions& o) { o.gradient_sums = SumsHome::automatic; });
+    }
     if (options.residency == Residency::all) {
       add("streamed parameters", [](TrainOptions& o) { o.residency = Residency::none; });
     }

@@ -24,6 +24,7 @@ json mathematics(const TrainOptions& options) {
   math.residency = plain.residency;
   math.state_home = plain.state_home;
   math.activations = plain.activations;
+  math.gradient_sums = plain.gradient_sums;
   math.prefetch = plain.prefetch;
   math.device_memory = plain.device_memory;
   math.host_memory = plain.host_memory;

@@ -50,6 +50,7 @@ enum class DecayScope : std::uint8_t { matrices, all };
 enum class Checkpointing : std::uint8_t { automatic, recompute, keep };
 enum class Residency : std::uint8_t { automatic, none, all };
 enum class StateHome : std::uint8_t { automatic, device, host, nvme };
+enum class SumsHome : std::uint8_t { automatic, device, host };
 
 struct TrainOptions {
   // The mathematics: recorded in run/config.json, fixed for resume.
@@ -80,6 +81,7 @@ struct TrainOptions {
   Residency residency = Residency::automatic;
   StateHome state_home = StateHome::automatic;
   StateHome activations = StateHome::automatic;  ///< of the activations between blocks
+  SumsHome gradient_sums = SumsHome::automatic;  ///< where gradients of rounds are added up
   std::uint32_t prefetch = 1;                    ///< blocks uploaded ahead of use
   std::optional<Bytes> device_memory;            ///< absent: what the device has
   std::optional<Bytes> host_memory;              ///< absent: what cgroup and system leave

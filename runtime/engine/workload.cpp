@@ -86,6 +86,9 @@ plan::PlacementRequest placement_request(const TrainOptions& options) {
   if (options.checkpointing != Checkpointing::automatic) {
     request.keep = options.checkpointing == Checkpointing::keep;
   }
+  if (options.gradient_sums != SumsHome::automatic) {
+    request.sums = options.gradient_sums == SumsHome::device;
+  }
   request.order = options.work_order == WorkOrder::layer_major ? plan::WorkOrder::layer_major
                                                                : plan::WorkOrder::micro_batch_major;
   request.format = options.state_format;

@@ -119,7 +119,9 @@ class Chooser {
     // The same tiles, and no staging buffer larger than the largest of them.
     placement.tile_parameters = std::min(request_.tile_parameters, largest_block(workload_));
     const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
-    placement.blocks.assign(blocks, {.resident = resident, .state = state, .keep = keep});
+    const bool sums = request_.sums == true && workload_.rounds > 1 && state != Tier::device;
+    placement.blocks.assign(blocks,
+                            {.resident = resident, .state = state, .keep = keep, .sums = sums});
     if (workload_.tiled) placement.blocks.front().resident = true;  // every op reads them
     placement.parameter_slots = std::max(request_.prefetch + 1, least_parameter_slots(placement));
     if (request_.order == WorkOrder::micro_batch_major) {
@@ -206,16 +208,23 @@ class Chooser {
 
   void fill_device(Placement& placement) const {
     if (!fits(placement, Tier::device)) return;
-    const auto try_each = [&](bool BlockPlacement::*property, std::size_t end) {
+    const auto fill = [&](bool BlockPlacement::*property, std::size_t end) {
+      const std::vector<BlockPlacement> before = placement.blocks;
+      for (std::size_t b = 0; b < end; ++b) placement.blocks[b].*property = true;
+      // All of them together do without the slots or the scratch that only the others need.
+      if (fits(placement, Tier::device)) return;
+      placement.blocks = before;
       for (std::size_t b = end; b-- > 0;) {
-        const bool before = placement.blocks[b].*property;
         placement.blocks[b].*property = true;
-        if (!fits(placement, Tier::device)) placement.blocks[b].*property = before;
+        if (!fits(placement, Tier::device)) placement.blocks[b] = before[b];
       }
     };
     // The head has no saved activations: its two passes are one op.
-    if (!request_.keep) try_each(&BlockPlacement::keep, placement.blocks.size() - 1);
-    if (!request_.resident) try_each(&BlockPlacement::resident, placement.blocks.size());
+    if (!request_.keep) fill(&BlockPlacement::keep, placement.blocks.size() - 1);
+    if (!request_.resident) fill(&BlockPlacement::resident, placement.blocks.size());
+    if (!request_.sums && workload_.rounds > 1 && !placement.any_state(Tier::device)) {
+      fill(&BlockPlacement::sums, placement.blocks.size());
+    }
   }
 
   [[nodiscard]] std::variant<Placement, Shortage> finished(Placement placement) const {

@@ -16,6 +16,7 @@ struct PlacementRequest {
   std::optional<bool> resident{};     ///< all parameters on the device, or none
   std::optional<bool> keep{};         ///< all activations kept, or all recomputed
   std::optional<Tier> activations{};  ///< home of all boundary activations
+  std::optional<bool> sums{};         ///< gradients of rounds summed on the device, or off it
   WorkOrder order = WorkOrder::layer_major;
   StateFormat format = StateFormat::fp32;
   ElementCount tile_parameters{2u << 20};
@@ -34,7 +35,8 @@ struct Shortage {
 ///
 /// Order of preference: everything on the device; else state off the device, activations kept for
 /// as many blocks as fit (recomputation costs FLOPs that nothing hides), then parameters resident
-/// for as many blocks as fit (streaming is hidden behind compute while there are enough tokens).
+/// for as many blocks as fit (streaming is hidden behind compute while there are enough tokens),
+/// then their gradients of rounds summed there (which spares the link and the host's memory).
 /// State goes to the host, and to nvme for the blocks that do not fit there. Boundary activations
 /// leave the device for as few blocks as make the rest fit, the earliest first: theirs wait longest
 /// for their backward. They go to the host; to nvme only where moving state there is not enough,

@@ -122,17 +122,21 @@ void add_gradients(const Workload& w, const Placement& p, Items& items) {
     items.add(Tier::device, "tied accumulator", elements(w.tied_elements, DType::fp32));
   }
   const DType waiting = waiting_gradient_dtype(w);
-  const auto on_device = [](const BlockPlacement& b) { return b.state == Tier::device; };
-  const auto on_host = [](const BlockPlacement& b) { return b.state != Tier::device; };
-  const ElementCount device = count_if(w, p, on_device);
+  const auto updated_here = [](const BlockPlacement& b) { return b.state == Tier::device; };
+  const auto updated_on_host = [](const BlockPlacement& b) { return b.state != Tier::device; };
+  const auto summed_here = [](const BlockPlacement& b) {
+    return b.state != Tier::device && b.sums;
+  };
+  const ElementCount device = count_if(w, p, updated_here);
   items.add(Tier::device, "waiting gradients", elements(device, waiting));
   items.add(Tier::device, "gradient norm leaves",
             Bytes{device.value() / kLeafParameters * sizeof(double)});
-  const ElementCount host = count_if(w, p, on_host);
+  const ElementCount host = count_if(w, p, updated_on_host);
   items.add(Tier::host, "waiting gradients", elements(host, waiting));
-  if (w.rounds > 1 && host > ElementCount{}) {
-    items.add(Tier::host, "landing gradients", elements(slots, w.compute));
-  }
+  if (w.rounds == 1) return;
+  const ElementCount summed = count_if(w, p, summed_here);
+  items.add(Tier::device, "sums of rounds", elements(summed, waiting));
+  if (host > summed) items.add(Tier::host, "landing gradients", elements(slots, w.compute));
 }
 
 }  // namespace
@@ -190,6 +194,11 @@ ElementCount largest_block(const Workload& workload) {
 
 DType waiting_gradient_dtype(const Workload& workload) {
   return workload.rounds > 1 ? DType::fp32 : workload.compute;
+}
+
+bool gradient_on_device(const Workload& workload, const Placement& placement, std::size_t block) {
+  const BlockPlacement& place = placement.blocks[block];
+  return place.state == Tier::device || (place.sums && workload.rounds > 1);
 }
 
 std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {

@@ -19,6 +19,9 @@ struct BlockPlacement {
   bool keep = false;        ///< internal activations wait for backward; otherwise recomputed
   /// Home of the block's output between forward and backward; boundaries.hpp. Not of the head.
   Tier activations = Tier::device;
+  /// The gradients of rounds are summed in device memory though the state is elsewhere, and only
+  /// their sum goes there; otherwise every round's gradient goes there and is added up.
+  bool sums = false;
 };
 
 struct Placement {
@@ -72,5 +75,8 @@ struct MemoryItem {
 /// Element size of a gradient while it waits for its update: the compute dtype's, or fp32 where
 /// rounds are summed.
 [[nodiscard]] DType waiting_gradient_dtype(const Workload& workload);
+/// Whether a block's gradient waits in device memory: for its update there, or for other rounds.
+[[nodiscard]] bool gradient_on_device(const Workload& workload, const Placement& placement,
+                                      std::size_t block);
 
 }  // namespace spillway::plan

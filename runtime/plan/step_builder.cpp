@@ -184,14 +184,21 @@ void Builder::finish_gradient(std::uint32_t block) {
   finish.gradient_slot = slot;
   finish.bytes = rounding_traffic(workload_, placement_, block, round_);
   const OpIndex rounded = append(finish, {});
+  const bool sums_here = gradient_on_device(workload_, placement_, block);
+  if (sums_here) gradient_reader_[slot] = rounded;
   if (placement_.blocks[block].state == Tier::device) {
-    gradient_reader_[slot] = rounded;
     append_norms(block, Lane::gpu, rounded);
     return;
   }
+  if (sums_here && round_ + 1 != workload_.rounds) return;
   Op download = block_op(OpKind::download_grads, Lane::d2h, block);
-  download.gradient_slot = slot;
   download.bytes = compute_bytes(block);
+  if (sums_here) {
+    download.bytes = Bytes{workload_.blocks[block].padded_parameters.value() * sizeof(float)};
+    append_norms(block, Lane::cpu, append(download, {rounded}));
+    return;
+  }
+  download.gradient_slot = slot;
   OpIndex landed = append(download, {rounded, landing_reader_[slot]});
   gradient_reader_[slot] = landed;
   if (workload_.rounds > 1) {

@@ -58,8 +58,9 @@ struct Op {
   /// Parameters (kNoSlot: the resident home), tile state (kNoSlot: its home in memory), or the
   /// staging buffer of a boundary (kNoSlot: its home on the host).
   std::uint32_t slot = kNoSlot;
-  std::uint32_t tied_slot = kNoSlot;      ///< loss of a tied head: where block 0's parameters are
-  std::uint32_t gradient_slot = kNoSlot;  ///< fp32 accumulator of the block's visit
+  std::uint32_t tied_slot = kNoSlot;  ///< loss of a tied head: where block 0's parameters are
+  /// fp32 accumulator of the block's visit; download_grads, kNoSlot: the sum of rounds.
+  std::uint32_t gradient_slot = kNoSlot;
   // Device slots of boundaries; kNoSlot: the home of its own.
   std::uint32_t input_slot = kNoSlot;  ///< the activation that forward, loss and backward read
   /// Forward's output; the gradient that loss makes and backward changes; what is saved or loaded.

@@ -21,7 +21,7 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
     const auto& [micro_batch, accumulation, rounds, context, clipping, compute, device,
                  deterministic, tf32, loss_scale, adam, schedule, decay, format, order, seed, steps,
                  tile, operator_tile, update, work_order, checkpointing, residency, home,
-                 activations, prefetch, device_memory, host_memory, nvme, engine, threads,
+                 activations, sums, prefetch, device_memory, host_memory, nvme, engine, threads,
                  compute_threads, isa, link, disk, commit, commits, save, keep, eval, stage] =
         options;
     const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
@@ -30,7 +30,7 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
     return std::tuple(
         std::tuple(micro_batch, accumulation, rounds, context, clipping, compute, device,
                    deterministic, tf32, decay, format, order, seed, steps, tile, operator_tile,
-                   update, work_order, checkpointing, residency, home, activations),
+                   update, work_order, checkpointing, residency, home, activations, sums),
         std::tuple(prefetch, device_memory, host_memory, nvme, engine, threads, compute_threads,
                    isa, link, disk, commits, commit, save, keep, eval, stage),
         std::tuple(dynamic, initial, window, hysteresis, consecutive, minimum),
@@ -118,6 +118,7 @@ class OptionsSource {
     options.work_order = any<WorkOrder>();
     options.checkpointing = any<Checkpointing>();
     options.activations = any<StateHome>();
+    options.gradient_sums = any<SumsHome>();
     options.residency = any<Residency>();
     options.state_home = any<StateHome>();
     options.prefetch = count(0);

@@ -1,6 +1,7 @@
 // The first promise: nothing but the mathematics changes a bit.
 #include <gtest/gtest.h>
 
+#include "runtime/engine/config_keys.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -39,6 +40,7 @@ void streamed(TrainOptions& options) {
   options.state_home = StateHome::host;
   options.residency = Residency::none;
   options.checkpointing = Checkpointing::recompute;
+  options.gradient_sums = SumsHome::host;
 }
 
 void add_activation_homes(std::vector<Variation>& list) {
@@ -99,6 +101,14 @@ std::vector<Variation> variations() {
        }},
   };
   add_activation_homes(list);
+  for (const StateHome state : {StateHome::host, StateHome::nvme}) {
+    list.push_back({"rounds_summed_on_device_with_state_on_" + std::string(config_name(state)),
+                    [=](TrainOptions& o) {
+                      streamed(o);
+                      o.state_home = state;
+                      o.gradient_sums = SumsHome::device;
+                    }});
+  }
   for (const std::uint32_t prefetch : {0U, 2U, 5U}) {
     list.push_back({"prefetch_" + std::to_string(prefetch), [=](TrainOptions& o) {
                       streamed(o);

@@ -17,6 +17,7 @@ TrainOptions streamed_options() {
   options.state_home = StateHome::nvme;
   options.residency = Residency::none;
   options.checkpointing = Checkpointing::recompute;
+  options.gradient_sums = SumsHome::host;
   return options;
 }
 
@@ -151,6 +152,19 @@ TEST(Traffic, CountersEqualTheFormulas) {
     EXPECT_EQ(trainer->actions().moved(kind),
               plan::bytes_moved(trainer->step_plan(), kind) * kSteps);
   }
+}
+
+TEST(Traffic, RoundsSummedOnTheDeviceLeaveItOnce) {
+  TrainingHarness harness(tiny_gpt2());
+  TrainOptions options = streamed_options();
+  options.gradient_sums = SumsHome::device;
+  const auto trainer = harness.make(options, harness.new_run());
+  ASSERT_GT(trainer->workload().rounds, 1U);
+  Outcome outcome;
+  constexpr std::uint64_t kSteps = 3;
+  harness.steps(*trainer, options, kSteps, outcome);
+  EXPECT_EQ(trainer->actions().moved(OpKind::download_grads).value(),
+            kSteps * 4 * padded_parameters(trainer->workload()));
 }
 
 TEST(Traffic, OfStateOnDiskIsThatOfItsFormat) {

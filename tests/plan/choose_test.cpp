@@ -7,46 +7,12 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/plan/step_builder.hpp"
+#include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 
 namespace spillway::plan {
 namespace {
-
-constexpr Bytes kPlenty{1ULL << 50};
-constexpr Budgets kUnlimited{.device = kPlenty, .host = kPlenty, .nvme = kPlenty};
-constexpr Tier kTiers[] = {Tier::device, Tier::host, Tier::nvme};
-
-Bytes& budget_of(Budgets& budgets, Tier tier) {
-  return tier == Tier::device ? budgets.device : tier == Tier::host ? budgets.host : budgets.nvme;
-}
-
-Bytes needed(const Workload& workload, const Placement& placement, Tier tier) {
-  return total(memory_items(workload, placement), tier);
-}
-
-/// What a placement of this request needs of the tier at least, by its own shortage report.
-Shortage shortage_with_nothing(const Workload& workload, const PlacementRequest& request,
-                               Tier tier) {
-  Budgets budgets = kUnlimited;
-  budget_of(budgets, tier) = Bytes{};
-  const auto choice = choose_placement(workload, budgets, request);
-  const auto* shortage = std::get_if<Shortage>(&choice);
-  EXPECT_NE(shortage, nullptr) << "nothing of " << name_of(tier) << " is enough";
-  return shortage == nullptr ? Shortage{} : *shortage;
-}
-
-Placement chosen(const Workload& workload, const Budgets& budgets,
-                 const PlacementRequest& request = {}) {
-  const auto choice = choose_placement(workload, budgets, request);
-  const auto* placement = std::get_if<Placement>(&choice);
-  EXPECT_NE(placement, nullptr);
-  return placement == nullptr ? Placement{} : *placement;
-}
-
-bool all_blocks(const Placement& placement, bool (*holds)(const BlockPlacement&)) {
-  return std::all_of(placement.blocks.begin(), placement.blocks.end(), holds);
-}
 
 PlacementRequest random_request(RandomCases& cases) {
   PlacementRequest request;
@@ -55,6 +21,7 @@ PlacementRequest random_request(RandomCases& cases) {
   if (request.state == Tier::device && request.resident == false) request.resident.reset();
   if (cases.between(0, 2) == 0) request.keep = cases.maybe();
   if (cases.between(0, 2) == 0) request.activations = kTiers[cases.between(0, 2)];
+  if (cases.between(0, 2) == 0) request.sums = cases.maybe();
   if (cases.between(0, 3) == 0) request.order = WorkOrder::micro_batch_major;
   request.tile_parameters = ElementCount{cases.between(1, 4) * kLeafParameters};
   request.prefetch = static_cast<std::uint32_t>(cases.between(0, 3));
@@ -268,8 +235,10 @@ Bytes least_device(const Workload& workload, const PlacementRequest& request) {
       const bool keep = (mask >> (n + b) & 1) != 0;
       allowed = allowed && resident == request.resident.value_or(resident);
       allowed = allowed && keep == request.keep.value_or(keep);
-      p.blocks.push_back(
-          {.resident = resident, .state = request.state.value_or(Tier::host), .keep = keep});
+      p.blocks.push_back({.resident = resident,
+                          .state = request.state.value_or(Tier::host),
+                          .keep = keep,
+                          .sums = request.sums == true});
       allowed = allowed && (p.blocks[b].state != Tier::device || resident);
     }
     const bool pair = workload.tied_head && !p.blocks.front().resident && !p.blocks.back().resident;

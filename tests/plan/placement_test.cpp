@@ -80,6 +80,24 @@ TEST(MemoryItems, OfTiedBf16InTwoRoundsPartlyResidentStateOnNvme) {
   EXPECT_EQ(table(workload, placement, Tier::nvme), (Table{{"state, two slots", 96 * kLeaf * 2}}));
 }
 
+TEST(MemoryItems, OfRoundsSummedOnTheDevice) {
+  Workload workload = small_workload();
+  workload.compute = DType::bf16;
+  workload.rounds = 2;
+  Placement placement = uniform_placement(workload, {});
+  const Table host_only = table(workload, placement, Tier::host);
+  EXPECT_EQ(host_only.at("landing gradients"), 2 * 3 * kLeaf * 2);
+  placement.blocks[1].sums = true;
+  Table device = table(workload, placement, Tier::device);
+  EXPECT_EQ(device.at("sums of rounds"), 2 * kLeaf * 4);
+  EXPECT_EQ(table(workload, placement, Tier::host), host_only);
+  for (BlockPlacement& block : placement.blocks) block.sums = true;
+  EXPECT_EQ(table(workload, placement, Tier::device).at("sums of rounds"), 8 * kLeaf * 4);
+  EXPECT_EQ(table(workload, placement, Tier::host).count("landing gradients"), 0U);
+  workload.rounds = 1;
+  EXPECT_EQ(table(workload, placement, Tier::device).count("sums of rounds"), 0U);
+}
+
 TEST(MemoryItems, OfDeviceOnlyFp16) {
   Workload workload = small_workload();
   workload.compute = DType::fp16;

@@ -20,8 +20,12 @@ class Accesses {
         writes(parameters(op_.block, op_.slot));
         break;
       case OpKind::download_grads:
-        reads(rounded());
-        if (run_.workload.rounds > 1) {
+        if (op_.gradient_slot == kNoSlot) {
+          reads_tiles(BufferKind::device_gradient);
+        } else {
+          reads(rounded());
+        }
+        if (run_.workload.rounds > 1 && op_.gradient_slot != kNoSlot) {
           writes({BufferKind::landing, op_.gradient_slot});
         } else {
           writes_tiles(BufferKind::host_gradient);
@@ -202,7 +206,7 @@ class Accesses {
     writes({BufferKind::accumulator, op_.gradient_slot});
     if (op_.block == 0 && run_.workload.tied_head) reads({BufferKind::tied_accumulator});
     writes(rounded());
-    if (run_.placement.blocks[op_.block].state == Tier::device) {
+    if (gradient_on_device(run_.workload, run_.placement, op_.block)) {
       writes_tiles(BufferKind::device_gradient);
     }
   }

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "tests/plan/boundary_content.hpp"
 #include "tests/plan/plan_checker.hpp"
 
 namespace spillway::plan {
@@ -17,22 +18,14 @@ struct Content {
   auto operator<=>(const Content&) const = default;
 };
 
-/// A boundary: whose, of which pass. `pass` 0: nothing.
-struct TensorOf {
-  std::uint32_t block = 0;
-  std::uint32_t micro_batch = 0;
-  std::uint32_t pass = 0;  ///< round + 1
-  bool gradient = false;
-  auto operator<=>(const TensorOf&) const = default;
-};
-
 class Interpreter {
  public:
   explicit Interpreter(const RunOf& run)
       : run_(run),
         w_(run.workload),
         tiles_(make_tiles(run.workload, run.placement.tile_parameters)),
-        newest_(run.pending ? 1 : 0) {
+        newest_(run.pending ? 1 : 0),
+        boundaries_(run.workload) {
     each_head_tile([&](std::uint32_t slot, std::uint32_t tile) {
       if (run.warm) staging_[slot] = {tile, 0, 0};
     });
@@ -91,15 +84,7 @@ class Interpreter {
       case OpKind::read_state: return read_state(op);
       case OpKind::write_state: return write_state(op);
       case OpKind::upload_params: return upload(op);
-      case OpKind::download_grads:
-        need(rounded_[op.gradient_slot] == Content{op.block, w_.micro_batches, op.round},
-             "the rounded gradient is another one");
-        if (w_.rounds > 1) {
-          landing_[op.gradient_slot] = rounded_[op.gradient_slot];
-        } else {
-          each_tile(op.block, [&](std::uint32_t t) { gradient_[t] = 1; });
-        }
-        return;
+      case OpKind::download_grads: return download(op);
       case OpKind::forward: return forward(op);
       case OpKind::backward: return backward(op);
       case OpKind::loss: return loss(op);
@@ -111,21 +96,9 @@ class Interpreter {
       case OpKind::update: return update(op);
       case OpKind::checksum: return checksum(op);
       case OpKind::save_activation:
-        need(boundary_slots_[op.boundary_slot] == boundary_of(op),
-             "the slot's boundary is another");
-        host_boundary(op) = boundary_of(op);
-        return;
       case OpKind::load_activation:
-        need(host_boundary(op) == boundary_of(op), "another boundary lies on the host");
-        boundary_slots_[op.boundary_slot] = boundary_of(op);
-        return;
       case OpKind::spill_activation:
-        need(host_boundary(op) == boundary_of(op), "another boundary is staged");
-        disk_boundaries_[{op.block, op.micro_batch}] = host_boundary(op);
-        return;
-      case OpKind::fetch_activation:
-        host_boundary(op) = disk_boundaries_[{op.block, op.micro_batch}];
-        return;
+      case OpKind::fetch_activation: return need(boundaries_.move(op), "another boundary is there");
       case OpKind::commit:
         for (std::uint32_t t = 0; t < tiles_.size(); ++t) {
           const bool lives_there = run_.placement.blocks[tiles_[t].block].state == Tier::nvme;
@@ -172,6 +145,20 @@ class Interpreter {
     }
   }
 
+  void download(const Op& op) {
+    if (op.gradient_slot == kNoSlot) {
+      each_tile(op.block, [&](std::uint32_t t) { gradient_[t] = device_sums_[t]; });
+      return;
+    }
+    need(rounded_[op.gradient_slot] == Content{op.block, w_.micro_batches, op.round},
+         "the rounded gradient is another one");
+    if (w_.rounds > 1) {
+      landing_[op.gradient_slot] = rounded_[op.gradient_slot];
+    } else {
+      each_tile(op.block, [&](std::uint32_t t) { gradient_[t] = 1; });
+    }
+  }
+
   void update(const Op& op) {
     need(gradient_.count(op.tile) == 0, "the gradient is the next step's already");
     if (op.lane == Lane::gpu) {
@@ -189,18 +176,6 @@ class Interpreter {
     host_parameters_[op.tile] = newest_;
   }
 
-  /// What an op that moves a boundary has to find.
-  [[nodiscard]] static TensorOf boundary_of(const Op& op) {
-    return {op.block, op.micro_batch, op.round + 1, op.of_gradient};
-  }
-
-  TensorOf& host_boundary(const Op& op) {
-    if (op.slot != kNoSlot) return boundary_staging_[op.slot];
-    const bool last = op.block + 2 == w_.blocks.size();
-    if (op.of_gradient || last) return parked_[op.micro_batch];
-    return host_boundaries_[{op.block, op.micro_batch}];
-  }
-
   void need_input(const Op& op) {
     const TensorOf wanted{op.block - 1, op.micro_batch, op.round + 1, false};
     if (op.input_slot == kNoSlot) {
@@ -208,7 +183,7 @@ class Interpreter {
       need(on_device && boundary_[{layer_of(op) - 1, op.micro_batch}] == op.round + 1,
            "the input is missing");
     } else {
-      need(boundary_slots_[op.input_slot] == wanted, "the slot's input is another");
+      need(boundaries_.slot(op.input_slot) == wanted, "the slot's input is another");
     }
   }
 
@@ -217,14 +192,14 @@ class Interpreter {
       boundary_[{layer_of(op), op.micro_batch}] = op.round + 1;
     } else {
       need(op.boundary_slot != op.input_slot, "the output overwrites the input");
-      boundary_slots_[op.boundary_slot] = {op.block, op.micro_batch, op.round + 1, false};
+      boundaries_.slot(op.boundary_slot) = {op.block, op.micro_batch, op.round + 1, false};
     }
   }
 
   /// The gradient of the boundary behind `block`, where the op has it.
   TensorOf& gradient_of(const Op& op) {
     return op.boundary_slot == kNoSlot ? boundary_gradient_[op.micro_batch]
-                                       : boundary_slots_[op.boundary_slot];
+                                       : boundaries_.slot(op.boundary_slot);
   }
 
   [[nodiscard]] std::uint32_t layer_of(const Op& op) const { return w_.layer_of(op.block); }
@@ -346,14 +321,16 @@ class Interpreter {
 
   void accumulate(const Op& op) {
     const Content whole{op.block, w_.micro_batches, op.round};
-    const auto add_round = [&](std::uint32_t t) {
-      if (op.round == 0) gradient_[t] = 0;
-      need(gradient_[t] == op.round, "an earlier round is missing");
-      ++gradient_[t];
+    const auto add_round_to = [&](std::map<std::uint32_t, std::uint32_t>& sums) {
+      each_tile(op.block, [&](std::uint32_t t) {
+        if (op.round == 0) sums[t] = 0;
+        need(sums[t] == op.round, "an earlier round is missing");
+        ++sums[t];
+      });
     };
     if (op.lane == Lane::cpu) {
       need(landing_[op.gradient_slot] == whole, "another gradient has landed");
-      return each_tile(op.block, add_round);
+      return add_round_to(gradient_);
     }
     if (w_.tiled && op.block == 0) {
       need(vectors_ == w_.micro_batches * (w_.layers() - 1), "a layer's vectors are missing");
@@ -366,7 +343,8 @@ class Interpreter {
       need(tied_ == Content{head, w_.micro_batches, op.round}, "the tied gradient is missing");
     }
     rounded_[op.gradient_slot] = whole;
-    if (run_.placement.blocks[op.block].state == Tier::device) each_tile(op.block, add_round);
+    if (run_.placement.blocks[op.block].state == Tier::device) return add_round_to(gradient_);
+    if (gradient_on_device(w_, run_.placement, op.block)) add_round_to(device_sums_);
   }
 
   using Place = std::pair<std::uint32_t, std::uint32_t>;
@@ -376,11 +354,11 @@ class Interpreter {
   std::uint32_t newest_;  // version of state and parameters once the update is through
   std::string wrong_;
   std::map<std::uint32_t, Content> slots_, accumulator_, rounded_, landing_, staging_;
-  std::map<std::uint32_t, TensorOf> boundary_gradient_, boundary_slots_, boundary_staging_, parked_;
-  std::map<Place, TensorOf> host_boundaries_, disk_boundaries_;
+  BoundaryContent boundaries_;
+  std::map<std::uint32_t, TensorOf> boundary_gradient_;
   std::map<std::uint32_t, std::uint32_t> resident_, host_parameters_, host_state_, device_state_;
   std::map<std::uint32_t, std::uint32_t> disk_;
-  std::map<std::uint32_t, std::uint32_t> gradient_;  // tile: rounds of this step
+  std::map<std::uint32_t, std::uint32_t> gradient_, device_sums_;  // tile: rounds of this step
   std::map<Place, std::uint32_t> boundary_, saved_;
   // Tiles, by micro-batch: how far a layer has come.
   std::map<Place, Content> saved_by_tiles_;

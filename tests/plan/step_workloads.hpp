@@ -9,6 +9,8 @@
 
 namespace spillway::plan {
 
+inline constexpr Tier kTiers[] = {Tier::device, Tier::host, Tier::nvme};
+
 struct Case {
   Workload workload;
   Placement placement;
@@ -119,6 +121,7 @@ class RandomCases {
       const Tier other = maybe() ? Tier::host : Tier::nvme;
       p.blocks.push_back(
           {.resident = device || maybe(), .state = device ? Tier::device : other, .keep = maybe()});
+      p.blocks.back().sums = !device && maybe();
     }
     p.tile_parameters = ElementCount{between(1, 4) * kLeafParameters};
     p.state_slots = static_cast<std::uint32_t>(between(1, 4));
@@ -139,7 +142,6 @@ class RandomCases {
 
   /// Some activations off the device, and as few or as many slots as there may be.
   void place_boundaries(const Workload& w, Placement& p) {
-    constexpr Tier kTiers[] = {Tier::device, Tier::host, Tier::nvme};
     for (std::size_t b = 0; b + 1 < w.blocks.size(); ++b) {
       p.blocks[b].activations = kTiers[between(0, 2)];
     }
@@ -163,5 +165,18 @@ class RandomCases {
  private:
   std::mt19937_64 random_;
 };
+
+/// Sums over micro-batches stay on the device in either order: one gradient a round leaves it, or
+/// one fp32 sum of all rounds.
+inline Bytes downloads_by_formula(const Workload& workload, const Placement& placement) {
+  Bytes down;
+  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
+    if (placement.blocks[b].state == Tier::device) continue;
+    const bool once = placement.blocks[b].sums && workload.rounds > 1;
+    const std::uint64_t width = once ? 4 : size_of(workload.compute) * workload.rounds;
+    down += Bytes{workload.blocks[b].padded_parameters.value() * width};
+  }
+  return down;
+}
 
 }  // namespace spillway::plan

@@ -41,13 +41,14 @@ std::string placement_line(const plan::Placement& placement) {
   };
   return fmt::format(
       "{} blocks: {} resident, {} streamed; {} keep activations; state: {} device, {} host, {} "
-      "nvme; their outputs: {} device, {} host, {} nvme",
+      "nvme; their outputs: {} device, {} host, {} nvme; {} sum rounds on the device",
       placement.blocks.size(),
       count(placement, [](const plan::BlockPlacement& b) { return b.resident; }),
       count(placement, [](const plan::BlockPlacement& b) { return !b.resident; }),
       count(placement, [](const plan::BlockPlacement& b) { return b.keep; }),
       state_in(Tier::device), state_in(Tier::host), state_in(Tier::nvme), output_in(Tier::device),
-      output_in(Tier::host), output_in(Tier::nvme));
+      output_in(Tier::host), output_in(Tier::nvme),
+      count(placement, [](const plan::BlockPlacement& b) { return b.sums; }));
 }
 
 }  // namespace
@@ -109,7 +110,8 @@ nlohmann::ordered_json to_json(const PlanView& view) {
                       {"resident", place.resident},
                       {"keep", place.keep},
                       {"state", plan::name_of(place.state)},
-                      {"activations", plan::name_of(place.activations)}});
+                      {"activations", plan::name_of(place.activations)},
+                      {"sums_on_device", place.sums}});
   }
   for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
     const plan::LaneUse& use = view.prediction.lanes[lane];
