@@ -15,6 +15,7 @@
 #include "runtime/engine/training_data.hpp"
 #include "runtime/model/checkpoint.hpp"
 #include "runtime/model/initialize.hpp"
+#include "runtime/plan/fastest.hpp"
 #include "runtime/plan/theory.hpp"
 
 namespace spillway::engine {
@@ -198,7 +199,10 @@ void Loop::plan() {
   tune_store(tuning_.drives, store_options_);
   store_options_.weights = tuning_.weights;
   profile_ = calibrate(request, tuning_);
-  prediction_ = plan::simulate(plan::build_training_step(workload_, placement_), profile_);
+  plan::PlannedStep fastest = plan::fastest_placement(
+      workload_, budgets_, placement_request(options_), profile_, placement_);
+  placement_ = std::move(fastest.placement);
+  prediction_ = std::move(fastest.prediction);
   if (options_.commit_every == 0) {
     options_.commit_every =
         planned_commit_every(workload_, placement_, profile_, prediction_.step_seconds);

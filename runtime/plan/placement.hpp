@@ -22,6 +22,7 @@ struct BlockPlacement {
   /// The gradients of rounds are summed in device memory though the state is elsewhere, and only
   /// their sum goes there; otherwise every round's gradient goes there and is added up.
   bool sums = false;
+  bool operator==(const BlockPlacement&) const = default;
 };
 
 struct Placement {
@@ -40,6 +41,7 @@ struct Placement {
   [[nodiscard]] bool any_state(Tier tier) const;
   [[nodiscard]] bool any_activations(Tier tier) const;
   [[nodiscard]] bool any_streamed() const;
+  bool operator==(const Placement&) const = default;
 };
 
 /// One line of a memory table.

@@ -45,4 +45,37 @@ inline bool all_blocks(const Placement& placement, bool (*holds)(const BlockPlac
   return std::all_of(placement.blocks.begin(), placement.blocks.end(), holds);
 }
 
+inline PlacementRequest random_request(RandomCases& cases) {
+  PlacementRequest request;
+  if (cases.between(0, 2) == 0) request.state = kTiers[cases.between(0, 2)];
+  if (cases.between(0, 2) == 0) request.resident = cases.maybe();
+  if (request.state == Tier::device && request.resident == false) request.resident.reset();
+  if (cases.between(0, 2) == 0) request.keep = cases.maybe();
+  if (cases.between(0, 2) == 0) request.activations = kTiers[cases.between(0, 2)];
+  if (cases.between(0, 2) == 0) request.sums = cases.maybe();
+  if (cases.between(0, 3) == 0) request.order = WorkOrder::micro_batch_major;
+  request.tile_parameters = ElementCount{cases.between(1, 4) * kLeafParameters};
+  request.prefetch = static_cast<std::uint32_t>(cases.between(0, 3));
+  return request;
+}
+
+/// Within the budgets, and as asked for.
+inline void expect_honoured(const Workload& workload, const Placement& placement,
+                            const Budgets& budgets, const PlacementRequest& request) {
+  EXPECT_LE(needed(workload, placement, Tier::device), budgets.device);
+  EXPECT_LE(needed(workload, placement, Tier::host), budgets.host);
+  EXPECT_LE(needed(workload, placement, Tier::nvme), budgets.nvme);
+  EXPECT_EQ(placement.order, request.order);
+  for (const BlockPlacement& block : placement.blocks) {
+    EXPECT_EQ(block.state, request.state.value_or(block.state));
+    EXPECT_EQ(block.resident, request.resident.value_or(block.resident));
+    EXPECT_EQ(block.keep, request.keep.value_or(block.keep));
+    const bool summed = request.sums == true && workload.rounds > 1 && block.state != Tier::device;
+    EXPECT_EQ(block.sums, request.sums ? summed : block.sums);
+    const bool head = &block == &placement.blocks.back();
+    EXPECT_EQ(block.activations,
+              head ? Tier::device : request.activations.value_or(block.activations));
+  }
+}
+
 }  // namespace spillway::plan

@@ -14,20 +14,6 @@
 namespace spillway::plan {
 namespace {
 
-PlacementRequest random_request(RandomCases& cases) {
-  PlacementRequest request;
-  if (cases.between(0, 2) == 0) request.state = kTiers[cases.between(0, 2)];
-  if (cases.between(0, 2) == 0) request.resident = cases.maybe();
-  if (request.state == Tier::device && request.resident == false) request.resident.reset();
-  if (cases.between(0, 2) == 0) request.keep = cases.maybe();
-  if (cases.between(0, 2) == 0) request.activations = kTiers[cases.between(0, 2)];
-  if (cases.between(0, 2) == 0) request.sums = cases.maybe();
-  if (cases.between(0, 3) == 0) request.order = WorkOrder::micro_batch_major;
-  request.tile_parameters = ElementCount{cases.between(1, 4) * kLeafParameters};
-  request.prefetch = static_cast<std::uint32_t>(cases.between(0, 3));
-  return request;
-}
-
 TEST(Choose, PutsEverythingOnTheDeviceWhereItFits) {
   const Workload workload = small_workload();
   const Placement placement = chosen(workload, kUnlimited);
@@ -305,17 +291,7 @@ TEST(ChooseProperty, FitsHonoursRequestsAndCanBeBuilt) {
     const auto* placement = std::get_if<Placement>(&choice);
     if (placement == nullptr) continue;
     ++placed;
-    EXPECT_LE(needed(workload, *placement, Tier::device), budgets.device);
-    EXPECT_LE(needed(workload, *placement, Tier::host), budgets.host);
-    EXPECT_EQ(placement->order, request.order);
-    for (const BlockPlacement& block : placement->blocks) {
-      EXPECT_EQ(block.state, request.state.value_or(block.state));
-      EXPECT_EQ(block.resident, request.resident.value_or(block.resident));
-      EXPECT_EQ(block.keep, request.keep.value_or(block.keep));
-      const bool head = &block == &placement->blocks.back();
-      EXPECT_EQ(block.activations,
-                head ? Tier::device : request.activations.value_or(block.activations));
-    }
+    expect_honoured(workload, *placement, budgets, request);
     (void)build_training_step(workload, *placement);
     (void)build_flush(workload, *placement);
     (void)build_evaluation(workload, *placement);

@@ -12,10 +12,6 @@
 namespace spillway::plan {
 namespace {
 
-Bytes padded_bytes(const Workload& workload, std::size_t block) {
-  return Bytes{workload.blocks[block].padded_parameters.value() * size_of(workload.compute)};
-}
-
 /// Element size x padded parameters x visits of blocks that are not resident. A layer is visited in
 /// forward and in backward, the embedding in forward, the head once; a tied head visits the
 /// embedding too. A resident block goes up once, if it is updated off the device.

@@ -43,6 +43,10 @@ inline void tie(Workload& workload) {
   workload.tied_elements = workload.blocks.front().parameters;
 }
 
+inline Bytes padded_bytes(const Workload& workload, std::size_t block) {
+  return Bytes{workload.blocks[block].padded_parameters.value() * size_of(workload.compute)};
+}
+
 inline Placement uniform_placement(const Workload& workload, const BlockPlacement& block) {
   Placement placement;
   placement.blocks.assign(workload.blocks.size(), block);

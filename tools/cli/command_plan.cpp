@@ -4,6 +4,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/calibrate.hpp"
+#include "runtime/plan/fastest.hpp"
 #include "runtime/plan/step_builder.hpp"
 #include "tools/bench/machine_description.hpp"
 #include "tools/bench/peak_flops.hpp"
@@ -90,12 +91,12 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
                .host = options.host_memory.value_or(machine->capacity.host),
                .nvme = machine->capacity.nvme};
   }
-  const plan::Placement placement = engine::place(*config, options, workload, budgets);
+  const plan::Placement fitting = engine::place(*config, options, workload, budgets);
   const plan::MachineProfile profile =
       machine ? bench::profile_for(*machine, *config, workload, options.context)
-              : measured_profile(flags, *config, options, workload, placement);
-  const plan::StepPlan step = plan::build_training_step(workload, placement);
-  const plan::Prediction prediction = plan::simulate(step, profile);
+              : measured_profile(flags, *config, options, workload, fitting);
+  const auto [placement, prediction] = plan::fastest_placement(
+      workload, budgets, engine::placement_request(options), profile, fitting);
   const PlanView view{.workload = workload,
                       .placement = placement,
                       .budgets = budgets,
@@ -107,7 +108,9 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   if (!json) {
     fmt::print("{}", to_text(view));
     if (machine) fmt::print("machine    {} ({})\n", machine->name, machine->basis);
-    if (flags.explain) fmt::print("{}", plan::to_text(step));
+    if (flags.explain) {
+      fmt::print("{}", plan::to_text(plan::build_training_step(workload, placement)));
+    }
   }
   return document;
 }

@@ -1,0 +1,72 @@
+#include "runtime/plan/fastest.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "runtime/plan/step_builder.hpp"
+
+namespace spillway::plan {
+namespace {
+
+constexpr double kWorthwhile = 0.99;  ///< of the best step so far
+
+/// What to try of an option: what the user said, or first the chooser's own way.
+template <class Value>
+std::vector<std::optional<Value>> ways(const std::optional<Value>& given,
+                                       std::initializer_list<Value> others) {
+  std::vector<std::optional<Value>> list{given};
+  if (!given) list.insert(list.end(), others.begin(), others.end());
+  return list;
+}
+
+std::vector<PlacementRequest> requests(const Workload& workload, const PlacementRequest& request) {
+  std::vector<PlacementRequest> list;
+  const bool rounds = workload.rounds > 1;
+  const auto sums = rounds ? ways<bool>(request.sums, {false}) : std::vector{request.sums};
+  const auto activations = workload.tiled ? std::vector{request.activations}
+                                          : ways<Tier>(request.activations, {Tier::host});
+  for (const auto& home : activations) {
+    for (const auto& keep : ways<bool>(request.keep, {true, false})) {
+      for (const auto& resident : ways<bool>(request.resident, {true, false})) {
+        for (const auto& sum : sums) {
+          PlacementRequest each = request;
+          each.activations = home;
+          each.keep = keep;
+          each.resident = resident;
+          each.sums = sum;
+          const bool excluded = each.state == Tier::device && each.resident == false;
+          if (!excluded) list.push_back(each);
+        }
+      }
+    }
+  }
+  return list;
+}
+
+bool uses_disk(const Placement& placement) {
+  return placement.any_state(Tier::nvme) || placement.any_activations(Tier::nvme);
+}
+
+}  // namespace
+
+PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
+                              const PlacementRequest& request, const MachineProfile& profile,
+                              const Placement& first) {
+  std::vector<Placement> tried{first};
+  PlannedStep best{first, simulate(build_training_step(workload, first), profile)};
+  for (const PlacementRequest& each : requests(workload, request)) {
+    auto choice = choose_placement(workload, budgets, each);
+    auto* placement = std::get_if<Placement>(&choice);
+    if (placement == nullptr || (uses_disk(*placement) && !uses_disk(first))) continue;
+    if (std::find(tried.begin(), tried.end(), *placement) != tried.end()) continue;
+    tried.push_back(*placement);
+    Prediction prediction = simulate(build_training_step(workload, *placement), profile);
+    if (prediction.step_seconds < kWorthwhile * best.prediction.step_seconds) {
+      best = {std::move(*placement), std::move(prediction)};
+    }
+  }
+  return best;
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,23 @@
+// Compares placements by what the simulator says of their steps. Pure.
+#pragma once
+
+#include "runtime/plan/choose.hpp"
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/simulator.hpp"
+
+namespace spillway::plan {
+
+struct PlannedStep {
+  Placement placement;
+  Prediction prediction;
+};
+
+/// `first`, a placement for the request, or one with a shorter step: whatever the request leaves
+/// open is tried in each way, by itself and together with the rest. None uses the disk if `first`
+/// does not, and none takes the place of an earlier one for less than a hundredth of a step, which
+/// no profile is good for. Throws `Error{invalid_argument}` for a rate that the profile lacks.
+[[nodiscard]] PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
+                                            const PlacementRequest& request,
+                                            const MachineProfile& profile, const Placement& first);
+
+}  // namespace spillway::plan
