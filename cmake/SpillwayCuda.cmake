@@ -91,6 +91,9 @@ if(NOT SPILLWAY_CUDA STREQUAL "OFF")
 CUDA's folders or in Python packages")
   else()
     enable_language(CUDA)
+    if(NOT TARGET CUDA::nvToolsExt)  # CMake 3.25 insists on it, and CUDA 13 has it no more
+      add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+    endif()
     find_package(CUDAToolkit REQUIRED)
     set(CMAKE_CUDA_STANDARD 20)
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 passes none to nvcc
