@@ -1,6 +1,6 @@
-// Own CUDA kernels of Ops: every operation but matrix products and attention, and the elementwise
-// ones that those need around library calls. Arithmetic and indexing lie in bodies/, which plain
-// compilers take too: tests run them on the CPU against the host Ops.
+// Own CUDA kernels of Ops: every operation but matrix products and attention. Arithmetic and
+// indexing lie in bodies/, which plain compilers take too: tests run them on the CPU against the
+// host Ops.
 //
 // `stream` is a cudaStream_t (offload::Stream::native()). A call only enqueues on it: no
 // allocation, no synchronisation, so CUDA graphs can capture it. Spans are device memory of
@@ -50,20 +50,7 @@ void vocabulary_gradient(void* stream, DType compute, const VocabularyTile& tile
 void bias_gradient(void* stream, DType compute, std::uint64_t rows, ConstTensor out_gradient,
                    Gradient gradient, Tensor workspace);
 void fill_zero(void* stream, offload::DeviceSpan<float> values);
-
-// --- elementwise; C is `compute`, sizes in elements follow from `out`
-
-/// out = a + b, all C. `out` may be either.
-void add(void* stream, DType compute, ConstTensor a, ConstTensor b, Tensor out);
-/// out [rows, columns] = input [rows, columns] + bias [columns], all C; columns = bias's size.
-/// `out` may be `input`.
-void add_bias(void* stream, DType compute, std::uint64_t rows, ConstTensor input, ConstTensor bias,
-              Tensor out);
-/// C = fp32, to nearest even.
+/// C = fp32, to nearest even; sizes follow from `out`.
 void narrow(void* stream, DType compute, offload::DeviceSpan<const float> input, Tensor out);
-/// fp32 = C, exact.
-void widen(void* stream, DType compute, ConstTensor input, offload::DeviceSpan<float> out);
-/// out (+)= input: fp32 gradient from C.
-void accumulate(void* stream, DType compute, ConstTensor input, Gradient out);
 
 }  // namespace spillway::model::cuda
