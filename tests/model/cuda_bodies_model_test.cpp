@@ -2,6 +2,7 @@
 // from the workspace that the model asks those operations for.
 #include "tests/model/cuda_bodies_support.hpp"
 #include "tests/model/tiled_harness.hpp"
+#include "tests/model/tiny_models.hpp"
 
 namespace spillway::model {
 namespace {
@@ -26,29 +27,13 @@ ModelConfig config_of(Family family) {
   return config;
 }
 
-constexpr BatchShape kBatch{.batch = 3, .sequence = 19};
-constexpr std::size_t kTokens = 57;
-
 std::unique_ptr<ModelHarness> stepped(const ModelConfig& config, std::unique_ptr<Ops> ops,
                                       std::vector<double>& losses) {
-  auto model = std::make_unique<ModelHarness>(config, kBatch, std::move(ops));
+  auto model = make_model(config, std::move(ops));
   Random random;
-  for (std::uint32_t block = 0; block < model->blocks(); ++block) {
-    std::vector<float> values;
-    for (const ParameterTensor& tensor : model->layout().blocks[block].tensors) {
-      for (std::uint64_t i = 0; i < tensor.count.value(); ++i) {
-        values.push_back(random.normal(0.2F) + (tensor.initial == Initial::ones ? 1.0F : 0.0F));
-      }
-    }
-    model->set_parameters(block, values);
-  }
   for (const bool first : {true, false}) {
-    std::vector<std::int32_t> tokens, targets;
-    for (std::size_t i = 0; i < kTokens; ++i) {
-      tokens.push_back(random.below(config.vocab_size));
-      targets.push_back(random.below(config.vocab_size));
-    }
-    losses.push_back(model->step(tokens, targets, 1.0F / kTokens, first));
+    const Data data(random, config.vocab_size);
+    losses.push_back(model->step(data.tokens, data.targets, 1.0F / kTokens, first));
   }
   return model;
 }
@@ -83,19 +68,16 @@ TEST(CudaBodiesTiledModel, HasTheLossesAndGradientsOfTheHost) {
   std::vector<double> ignored;
   const auto whole = stepped(config, host::make_ops({.compute = DType::fp32}), ignored);
   Random random;
-  std::vector<std::int32_t> tokens, targets;
-  for (std::size_t i = 0; i < kTokens; ++i) {
-    tokens.push_back(random.below(config.vocab_size));
-    targets.push_back(random.below(config.vocab_size));
-  }
+  const Data data(random, config.vocab_size);
   for (const std::uint64_t tile : {64U, 500U, 100'000U}) {
     TiledHarness host(config, kBatch, host::make_ops({.compute = DType::fp32}), tile);
     TiledHarness own(config, kBatch, std::make_unique<SerialOps>(DType::fp32, Order::backward),
                      tile);
     host.copy_parameters(*whole);
     own.copy_parameters(*whole);
-    const double expected = host.step(tokens, targets, 1.0F / kTokens, true);
-    EXPECT_NEAR(own.step(tokens, targets, 1.0F / kTokens, true), expected, 1e-6 * expected);
+    const double expected = host.step(data.tokens, data.targets, 1.0F / kTokens, true);
+    EXPECT_NEAR(own.step(data.tokens, data.targets, 1.0F / kTokens, true), expected,
+                1e-6 * expected);
     const auto actual = own.gradients();
     for (const auto& [name, gradient] : host.gradients()) {
       double largest = 0;

@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "runtime/base/error.hpp"
-#include "tests/model/ops_support.hpp"
 #include "tests/model/tiled_harness.hpp"
+#include "tests/model/tiny_models.hpp"
 
 namespace spillway::model {
 namespace {
@@ -33,34 +33,11 @@ ModelConfig config_of(Family family) {
   return config;
 }
 
-constexpr BatchShape kBatch{.batch = 3, .sequence = 19};
-constexpr std::size_t kTokens = 57;
 /// From one row of the widest matrix at a time to whole layers in a tile.
 constexpr std::uint64_t kTiles[] = {52, 700, 1664, 100000};
 
-struct Data {
-  std::vector<std::int32_t> tokens, targets;
-  Data(Random& random, std::uint32_t vocabulary) {
-    for (std::size_t i = 0; i < kTokens; ++i) {
-      tokens.push_back(random.below(vocabulary));
-      targets.push_back(random.below(vocabulary));
-    }
-  }
-};
-
 std::unique_ptr<ModelHarness> whole_model(const ModelConfig& config, DType compute) {
-  auto model = std::make_unique<ModelHarness>(config, kBatch, make_case_ops(case_of(compute)));
-  Random random;
-  for (std::uint32_t block = 0; block < model->blocks(); ++block) {
-    std::vector<float> values;
-    for (const ParameterTensor& tensor : model->layout().blocks[block].tensors) {
-      for (std::uint64_t i = 0; i < tensor.count.value(); ++i) {
-        values.push_back(random.normal(0.2F) + (tensor.initial == Initial::ones ? 1.0F : 0.0F));
-      }
-    }
-    model->set_parameters(block, values);
-  }
-  return model;
+  return make_model(config, make_case_ops(case_of(compute)));
 }
 
 std::map<std::string, std::vector<float>> gradients_of(ModelHarness& model) {
