@@ -1,5 +1,7 @@
 #include "runtime/engine/compute_device.hpp"
 
+#include <utility>
+
 #include "cpu_adam/adam.hpp"
 #include "offload/cuda/cuda_backend.hpp"
 #include "offload/host/host_backend.hpp"
@@ -42,16 +44,26 @@ DeviceKind usable_device() {
   return offload::cuda_unavailable_reason().empty() ? DeviceKind::cuda : DeviceKind::host;
 }
 
-std::unique_ptr<model::Ops> make_ops(const TrainOptions& options, const DeviceRecord& recorded) {
+model::cuda::MatmulChoices products_of(const DeviceRecord& record) {
+  if (record.algorithms.empty()) return {};
+  return model::cuda::MatmulChoices::from_json(record.algorithms);
+}
+
+model::cuda::MatmulChoices choose_products(const ProductSources& sources) {
+  if (sources.resumed != nullptr) return products_of(*sources.resumed);
+  model::cuda::MatmulChoices choices = sources.measured;
+  if (sources.continued != nullptr) choices.take(products_of(*sources.continued));
+  return choices;
+}
+
+std::unique_ptr<model::Ops> make_ops(const TrainOptions& options,
+                                     model::cuda::MatmulChoices products) {
   if (!is_cuda(options)) return make_host_ops(options);
   check_usable();
-  return model::cuda::make_ops(
-      {.math = math_of(options),
-       .device = 0,
-       .choices = recorded.algorithms.empty()
-                      ? model::cuda::MatmulChoices{}
-                      : model::cuda::MatmulChoices::from_json(recorded.algorithms),
-       .library_directories = cuda_library_directories()});
+  return model::cuda::make_ops({.math = math_of(options),
+                                .device = 0,
+                                .choices = std::move(products),
+                                .library_directories = cuda_library_directories()});
 }
 
 DeviceRecord record_of(const TrainOptions& options, const model::Ops& ops) {
@@ -66,7 +78,8 @@ DeviceRecord record_of(const TrainOptions& options, const model::Ops& ops) {
 }
 
 std::unique_ptr<model::Ops> make_sizing_ops(const TrainOptions& options) {
-  return is_cuda(options) ? model::cuda::make_sizing_ops(math_of(options)) : make_host_ops(options);
+  if (is_cuda(options)) return model::cuda::make_sizing_ops(math_of(options));
+  return make_host_ops(options);
 }
 
 std::unique_ptr<offload::DeviceBackend> make_backend(const TrainOptions& options,

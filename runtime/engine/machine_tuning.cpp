@@ -73,6 +73,7 @@ MachineTuning::MachineTuning(std::filesystem::path file) : file_(std::move(file)
     if (std::filesystem::exists(file_)) read();
   } catch (const std::exception& error) {
     forget();
+    products_ = {};
     log_warning("the machine profile is measured anew: {}", error.what());
   }
 }
@@ -81,11 +82,17 @@ void MachineTuning::read() {
   const json document = read_sealed_json(file_);
   for (const auto& [key, distance] : document.at("prefetch").items()) prefetch_[key] = distance;
   for (const auto& [key, drive] : document.at("drives").items()) drives_[key] = drive_of(drive);
+  // A file from before there were any has none.
+  if (const auto products = document.find("products"); products != document.end()) {
+    products_ = model::cuda::MatmulChoices::from_json(products->dump());
+  }
 }
 
 void MachineTuning::write() const {
   if (file_.empty()) return;
-  json document{{"prefetch", prefetch_}, {"drives", json::object()}};
+  json document{{"prefetch", prefetch_},
+                {"drives", json::object()},
+                {"products", json::parse(products_.to_json())}};
   for (const auto& [key, drive] : drives_) document["drives"][key] = to_json(drive);
   try {
     std::filesystem::create_directories(std::filesystem::absolute(file_).parent_path());
@@ -117,6 +124,12 @@ DriveTuning MachineTuning::drive(const std::filesystem::path& directory,
   const DriveTuning& drive = drives_[key] = measure();
   write();
   return drive;
+}
+
+void MachineTuning::keep_product(const std::string& key,
+                                 const model::cuda::MatmulAlgorithm& algorithm) {
+  products_.set(key, algorithm);
+  write();
 }
 
 }  // namespace spillway::engine

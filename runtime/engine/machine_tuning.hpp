@@ -1,6 +1,7 @@
 // MachineTuning: what this machine does best, measured once and kept in a file, the machine
-// profile: the software prefetch distance of each update kernel, and of each filesystem the queue
-// depth and transfer size. Nothing in it changes a bit of any result. Control thread only.
+// profile: the software prefetch distance of each update kernel, of each filesystem the queue depth
+// and transfer size, and the algorithms of a GPU's matrix products. The first two change no bit of
+// any result; algorithms do, and a run records those that it takes. Control thread only.
 #pragma once
 
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "cpu_adam/adam.hpp"
 #include "nvme_swap/calibration.hpp"
 #include "nvme_swap/tile_store.hpp"
+#include "runtime/model/cuda/matmul_choices.hpp"
 
 namespace spillway::engine {
 
@@ -33,7 +35,11 @@ class MachineTuning {
   /// What is known of the filesystem of `directory` under the engine, else what `measure` says.
   nvme_swap::DriveTuning drive(const std::filesystem::path& directory, nvme_swap::EngineKind engine,
                                const std::function<nvme_swap::DriveTuning()>& measure);
-  /// Forgets everything, in the file as well once something is measured.
+  /// Of products measured on any GPU that was in this machine.
+  [[nodiscard]] const model::cuda::MatmulChoices& products() const { return products_; }
+  /// In place of what was known of `key`.
+  void keep_product(const std::string& key, const model::cuda::MatmulAlgorithm& algorithm);
+  /// Forgets everything but products, in the file as well once something is measured.
   void forget();
 
   [[nodiscard]] const std::filesystem::path& file() const { return file_; }
@@ -45,6 +51,7 @@ class MachineTuning {
   std::filesystem::path file_;
   std::map<std::string, std::size_t> prefetch_;
   std::map<std::string, nvme_swap::DriveTuning> drives_;
+  model::cuda::MatmulChoices products_;
 };
 
 }  // namespace spillway::engine

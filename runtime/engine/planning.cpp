@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
@@ -168,8 +169,8 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
 }
 
 ModelRuntime make_model_runtime(const model::ModelConfig& config, const TrainOptions& options,
-                                const DeviceRecord& recorded) {
-  return with_transformer(config, options, make_ops(options, recorded));
+                                model::cuda::MatmulChoices products) {
+  return with_transformer(config, options, make_ops(options, std::move(products)));
 }
 
 ModelRuntime make_model_sizes(const model::ModelConfig& config, const TrainOptions& options) {

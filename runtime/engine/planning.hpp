@@ -26,10 +26,11 @@ struct ModelRuntime {
 /// `Error{invalid_argument}` when the model cannot take the context. Call before everything else.
 void resolve(TrainOptions& options, const model::ModelConfig& config);
 
-/// Throws `Error{not_supported}` where the options' device is not usable here.
+/// Throws `Error{not_supported}` where the options' device is not usable here. `products`: as
+/// `make_ops` takes them.
 [[nodiscard]] ModelRuntime make_model_runtime(const model::ModelConfig& config,
                                               const TrainOptions& options,
-                                              const DeviceRecord& recorded = {});
+                                              model::cuda::MatmulChoices products = {});
 /// The same to plan with, not to run: works for a device that this machine lacks.
 [[nodiscard]] ModelRuntime make_model_sizes(const model::ModelConfig& config,
                                             const TrainOptions& options);

@@ -78,13 +78,18 @@ std::unique_ptr<model::ParameterSource> initial_parameters(const TrainRequest& r
 class Loop {
  public:
   Loop(const TrainRequest& request, TrainObserver& observer, const std::atomic<int>& interrupt)
-      : request_(request), observer_(observer), interrupt_(interrupt), run_(request.run) {}
+      : request_(request),
+        observer_(observer),
+        interrupt_(interrupt),
+        run_(request.run),
+        known_(request.profile) {}
 
   TrainReport run();
 
  private:
   void open();
-  void make_model(const DeviceRecord& recorded);
+  void make_model();
+  void resume_model(const DeviceRecord& recorded);
   void plan();
   void create_trainer();
   void start_from_run();
@@ -98,6 +103,7 @@ class Loop {
   TrainObserver& observer_;
   const std::atomic<int>& interrupt_;
   RunDirectory run_;
+  MachineTuning known_;
 
   model::ModelConfig config_;
   TrainOptions options_;
@@ -108,6 +114,7 @@ class Loop {
   RunConfig run_config_;
   bool resumes_ = false;
   ModelRuntime model_;
+  std::size_t measured_products_ = 0;
   plan::Workload workload_;
   plan::Budgets budgets_;
   plan::Placement placement_;
@@ -156,12 +163,12 @@ void Loop::open() {
     options_.schedule = resolve_schedule(options_.schedule, recorded.options.schedule.total_steps);
     now.options = options_;
     check_same_mathematics(recorded, now);
-    make_model(recorded.device);
+    resume_model(recorded.device);
     return;
   }
   options_.schedule = resolve_schedule(options_.schedule, steps_);
   now.options = options_;
-  make_model({});
+  make_model();
   std::filesystem::create_directories(request_.run);
   for (const auto& directory : store_options_.directories) {
     std::filesystem::create_directories(directory);
@@ -171,11 +178,30 @@ void Loop::open() {
 }
 
 /// Operators before a byte is written: a device that cannot run leaves no run behind.
-void Loop::make_model(const DeviceRecord& recorded) {
-  model_ = make_model_runtime(config_, options_, recorded);
+void Loop::make_model() {
+  std::optional<DeviceRecord> origin;
+  if (request_.from && is_run(*request_.from)) {
+    origin = RunDirectory(*request_.from).read_config().device;
+  }
+  model_ = make_model_runtime(
+      config_, options_,
+      choose_products({.continued = origin ? &*origin : nullptr, .measured = known_.products()}));
   run_config_.device = record_of(options_, *model_.ops);
-  if (resumes_ && (run_config_.device.name != recorded.name ||
-                   run_config_.device.libraries != recorded.libraries)) {
+  measured_products_ = products_of(run_config_.device).common(known_.products());
+  if (measured_products_ > 0) {
+    observer_.noted(
+        fmt::format("{} matrix products use algorithms that were measured on this "
+                    "machine ({})",
+                    measured_products_, known_.file().string()));
+  }
+}
+
+void Loop::resume_model(const DeviceRecord& recorded) {
+  model_ = make_model_runtime(
+      config_, options_, choose_products({.resumed = &recorded, .measured = known_.products()}));
+  run_config_.device = record_of(options_, *model_.ops);
+  if (run_config_.device.name != recorded.name ||
+      run_config_.device.libraries != recorded.libraries) {
     observer_.noted(fmt::format(
         "the run began on {} {}; on {} {} its bits may differ from those "
         "of an uninterrupted run",
@@ -193,9 +219,8 @@ void Loop::plan() {
                                    .model = model_,
                                    .workload = workload_,
                                    .state_directories = store_options_.directories};
-  MachineTuning known(request_.profile);
   tuning_ =
-      tune(request, placement_, known, [this](const std::string& text) { observer_.noted(text); });
+      tune(request, placement_, known_, [this](const std::string& text) { observer_.noted(text); });
   tune_store(tuning_.drives, store_options_);
   store_options_.weights = tuning_.weights;
   profile_ = calibrate(request, tuning_);
@@ -233,7 +258,8 @@ void Loop::create_trainer() {
                      .memory = plan::memory_items(workload_, placement_),
                      .steps = steps_,
                      .first_step = trainer_->state().step + 1,
-                     .commit_every = options_.commit_every});
+                     .commit_every = options_.commit_every,
+                     .measured_products = measured_products_});
 }
 
 void Loop::start_from_run() {

@@ -27,7 +27,8 @@ struct TrainRequest {
   /// What a new run starts with instead of random initialisation; outlives the run. Null: nothing.
   const model::ParameterSource* initial = nullptr;
   bool resume = false;
-  std::filesystem::path profile;  ///< the machine profile; empty: measured, not kept
+  /// The machine profile; empty: measured, not kept, and no algorithms of matrix products.
+  std::filesystem::path profile;
 };
 
 /// What is known before the first step.
@@ -41,6 +42,8 @@ struct TrainPlan {
   std::uint64_t steps = 0;
   std::uint64_t first_step = 1;
   std::uint64_t commit_every = 1;
+  /// Algorithms of matrix products that the run took from the machine profile.
+  std::size_t measured_products = 0;
 };
 
 /// Told of everything that happens, on the control thread, between steps.

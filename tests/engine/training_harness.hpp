@@ -126,6 +126,8 @@ class TrainingHarness {
   /// Changes what the planner chose, for every trainer from here on.
   std::function<void(const plan::Workload&, plan::Placement&)> adjust_placement;
   std::function<void(nvme_swap::StoreOptions&)> adjust_store;
+  /// Algorithms that models on a GPU start with, from here on.
+  model::cuda::MatmulChoices products;
 
   [[nodiscard]] const model::ModelConfig& config() const { return config_; }
   [[nodiscard]] const data::TokenFile& tokens() const { return *tokens_; }
@@ -140,7 +142,7 @@ class TrainingHarness {
   [[nodiscard]] std::unique_ptr<Trainer> make(const TrainOptions& options,
                                               const std::filesystem::path& run, bool resume = false,
                                               plan::Budgets budgets = {1_GiB, 1_GiB, 1_GiB}) const {
-    ModelRuntime model = make_model_runtime(config_, options);
+    ModelRuntime model = make_model_runtime(config_, options, products);
     const plan::Workload workload = make_workload(config_, *model.transformer, options);
     if (options.device_memory) budgets.device = *options.device_memory;
     plan::Placement placement = place(config_, options, workload, budgets);

@@ -1,5 +1,5 @@
-// What of the CUDA matrix products needs no GPU: how they are put to a column-major library, and
-// the table of algorithms that a run records.
+// What of the CUDA matrix products needs no GPU: how they are put to a column-major library, the
+// table of algorithms that a run records, and the choice among timings.
 #include "runtime/base/error.hpp"
 #include "runtime/model/cuda/matmul_choices.hpp"
 #include "runtime/model/cuda/matmul_layout.hpp"
@@ -202,10 +202,48 @@ TEST(MatmulChoices, RefuseAMalformedTable) {
   }
 }
 
+TEST(MatmulChoices, TakeAnothersAndCountWhatIsCommon) {
+  MatmulChoices choices;
+  choices.set("one", algorithm(1));
+  choices.set("two", algorithm(2));
+  MatmulChoices others;
+  others.set("two", algorithm(3));
+  others.set("three", algorithm(4));
+  EXPECT_EQ(choices.common(others), 0U);
+  choices.take(others);
+  EXPECT_EQ(choices.find("one"), algorithm(1));
+  EXPECT_EQ(choices.find("two"), algorithm(3));
+  EXPECT_EQ(choices.size(), 3U);
+  EXPECT_EQ(choices.common(others), 2U);
+  EXPECT_EQ(MatmulChoices().common(others), 0U);
+}
+
+TEST(BestMatmul, IsTheFastestButNoneThatGainsLessThanNoise) {
+  const auto best = [](std::initializer_list<double> milliseconds) {
+    std::vector<cuda::MatmulTiming> timings;
+    for (const double time : milliseconds) timings.push_back({{}, time});
+    return cuda::best_of(timings);
+  };
+  EXPECT_EQ(best({3}), 0U);
+  EXPECT_EQ(best({3, 2, 1, 2}), 2U);
+  EXPECT_EQ(best({3, 1, 1}), 1U);  // the library's order
+  EXPECT_EQ(best({1, 0.99}), 0U);
+  EXPECT_EQ(best({1, 0.97}), 1U);
+  EXPECT_EQ(best({1, 1.5, 0.985, 0.981}), 0U);
+}
+
 TEST(MatmulKey, DiffersWhereTheAlgorithmMay) {
   const MatmulKey base{
       .device = "GPU", .library = 130100, .shape = {.rows = 2, .columns = 3, .inner = 4}};
   EXPECT_EQ(base.text(), "GPU/130100/bf16/2x3x4/nn/plain/compute/aligned");
+  EXPECT_EQ(cuda::name_of({.rows = 2,
+                           .columns = 3,
+                           .inner = 4,
+                           .transpose_b = true,
+                           .bias = true,
+                           .residual = true,
+                           .out_stride = 8}),
+            "2x3x4/nt/bias+residual/compute/rows of 0,0,8");
   std::vector<MatmulKey> others(13, base);
   others[0].device = "other";
   others[1].library = 130200;

@@ -64,6 +64,9 @@ class DeviceOps final : public CudaOps {
   void matmul(MatmulPlan plan, const MatmulArguments& a) override {
     multiplier_.run(plan, a, static_cast<cudaStream_t>(stream()));
   }
+  [[nodiscard]] std::string matmul_key(const MatmulShape& shape) const override {
+    return multiplier_.key(shape, Alignment::sixteen);
+  }
   [[nodiscard]] std::vector<MatmulTiming> measure_matmul(const MatmulShape& shape,
                                                          const MatmulArguments& a,
                                                          int count) override {

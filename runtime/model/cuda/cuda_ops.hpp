@@ -27,21 +27,17 @@ struct CudaOpsOptions {
   std::vector<std::filesystem::path> library_directories = {};
 };
 
-struct MatmulTiming {
-  std::string key;  ///< of MatmulChoices
-  MatmulAlgorithm algorithm{};
-  double milliseconds = 0;
-};
-
 class CudaOps : public Ops {
  public:
   /// What every matrix product planned so far uses.
   [[nodiscard]] virtual const MatmulChoices& choices() const = 0;
   /// "cuBLASLt 130100, cuDNN 91900": those loaded so far, for the record of a run.
   [[nodiscard]] virtual std::string libraries() const = 0;
-  /// Times the first `count` algorithms that the library proposes for `shape`, fastest first, on
-  /// operands that start at multiples of 16 bytes. Waits for the device: for benchmarks and
-  /// profiles, never in a run.
+  /// Where MatmulChoices keeps the algorithm of `shape` for operands that start at multiples of 16
+  /// bytes.
+  [[nodiscard]] virtual std::string matmul_key(const MatmulShape& shape) const = 0;
+  /// Times the first `count` algorithms that the library proposes for `shape` and such operands, in
+  /// its order; none where it has none. Waits for the device: for profiles, never in a run.
   [[nodiscard]] virtual std::vector<MatmulTiming> measure_matmul(const MatmulShape& shape,
                                                                  const MatmulArguments& arguments,
                                                                  int count) = 0;
@@ -51,8 +47,13 @@ class CudaOps : public Ops {
 /// build without CUDA, where there is no GPU, or where a library is missing, naming the places.
 [[nodiscard]] std::unique_ptr<CudaOps> make_ops(CudaOpsOptions options);
 
-/// Ops that plan as `make_ops` does, on any machine and in any build, and throw
+/// Ops that plan as those of `make_ops` do, on any machine and in any build, and throw
 /// `Error{not_supported}` when they are to compute.
-[[nodiscard]] std::unique_ptr<Ops> make_sizing_ops(const CudaMath& math);
+class SizingOps : public Ops {
+ public:
+  /// Every matrix product planned so far, each once, in the order of first plans.
+  [[nodiscard]] virtual const std::vector<MatmulShape>& products() const = 0;
+};
+[[nodiscard]] std::unique_ptr<SizingOps> make_sizing_ops(const CudaMath& math);
 
 }  // namespace spillway::model::cuda

@@ -32,6 +32,11 @@ std::uint64_t address_bits(const MatmulShape& shape, const MatmulArguments& a) {
          (shape.residual ? bits(a.residual.address()) : 0);
 }
 
+std::uint32_t operand_alignment(Alignment alignment, const CudaMath& math) {
+  return static_cast<std::uint32_t>(alignment == Alignment::sixteen ? kAligned
+                                                                    : size_of(math.compute));
+}
+
 /// The library's workspace within the caller's, which may be aligned to less.
 void* aligned_workspace(const MatmulArguments& a) {
   const auto first = std::bit_cast<std::uintptr_t>(a.workspace.address());
@@ -85,6 +90,15 @@ std::string MatmulDescriptors::name() const {
                      shape_.columns, spillway::name_of(math_.compute));
 }
 
+void MatmulDescriptors::describe_bias(Alignment alignment) const {
+  if (!shape_.bias) return;
+  const auto bias = std::uintptr_t{kWorkspaceAlignment} + operand_alignment(alignment, math_);
+  const auto* pointer = std::bit_cast<const void*>(bias);
+  library_->check(library_->set_description(description_.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                            &pointer, sizeof(pointer)),
+                  "describing a bias");
+}
+
 std::vector<cublasLtMatmulHeuristicResult_t> MatmulDescriptors::propose(cublasLtHandle_t handle,
                                                                         Alignment alignment,
                                                                         int count) const {
@@ -103,8 +117,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> MatmulDescriptors::propose(cublasLt
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   }
-  const auto operand = static_cast<std::uint32_t>(
-      alignment == Alignment::sixteen ? kAligned : size_of(math_.compute));
+  const std::uint32_t operand = operand_alignment(alignment, math_);
   const bool fp32_result = shape_.output != MatmulOutput::compute;
   const auto result =
       alignment == Alignment::element && fp32_result ? std::uint32_t{sizeof(float)} : operand;
@@ -112,14 +125,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> MatmulDescriptors::propose(cublasLt
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, operand);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, result);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, result);
-  if (shape_.bias) {
-    // Only its alignment is looked at.
-    const auto bias = std::uintptr_t{kWorkspaceAlignment} + operand;
-    const auto* pointer = std::bit_cast<const void*>(bias);
-    library_->check(library_->set_description(description_.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                              &pointer, sizeof(pointer)),
-                    "describing a bias");
-  }
+  describe_bias(alignment);
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(count));
   int found = 0;
   const cublasStatus_t status =
@@ -136,8 +142,9 @@ std::vector<cublasLtMatmulHeuristicResult_t> MatmulDescriptors::propose(cublasLt
   return results;
 }
 
-bool MatmulDescriptors::accepts(cublasLtHandle_t handle,
+bool MatmulDescriptors::accepts(cublasLtHandle_t handle, Alignment alignment,
                                 const cublasLtMatmulAlgo_t& algorithm) const {
+  describe_bias(alignment);
   cublasLtMatmulHeuristicResult_t result{};
   return library_->check_algorithm(handle, description_.get(), left_.get(), right_.get(),
                                    result_.get(), result_.get(), &algorithm,
@@ -192,8 +199,10 @@ std::optional<cublasLtMatmulAlgo_t> Multiplier::choose(const MatmulDescriptors& 
   cublasLtMatmulAlgo_t algorithm{};
   if (const auto chosen = options_.choices.find(name)) {
     std::memcpy(&algorithm, chosen->data(), sizeof(algorithm));
-    check(descriptors.accepts(handle_, algorithm), ErrorCode::invalid_argument,
-          fmt::format("the table's algorithm for {} does not run there: measure it again", name));
+    check(descriptors.accepts(handle_, alignment, algorithm), ErrorCode::invalid_argument,
+          fmt::format("the table's algorithm for {} does not run there: measure it again "
+                      "(spillway profile --again)",
+                      name));
   } else {
     const auto proposals = descriptors.propose(handle_, alignment, 1);
     if (proposals.empty()) return std::nullopt;

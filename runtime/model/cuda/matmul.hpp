@@ -32,7 +32,8 @@ class MatmulDescriptors {
                                                                      Alignment alignment,
                                                                      int count) const;
   /// Whether `algorithm` runs this shape here within the workspace.
-  [[nodiscard]] bool accepts(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const;
+  [[nodiscard]] bool accepts(cublasLtHandle_t handle, Alignment alignment,
+                             const cublasLtMatmulAlgo_t& algorithm) const;
   void run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm,
            const MatmulArguments& arguments, cudaStream_t stream);
 
@@ -45,6 +46,8 @@ class MatmulDescriptors {
       std::unique_ptr<cublasLtMatmulDescOpaque_t, decltype(&cublasLtMatmulDescDestroy)>;
   using Layout =
       std::unique_ptr<cublasLtMatrixLayoutOpaque_t, decltype(&cublasLtMatrixLayoutDestroy)>;
+  /// Of a bias that is not there yet only the alignment is looked at.
+  void describe_bias(Alignment alignment) const;
   [[nodiscard]] Layout make_layout(const ColumnMajor& matrix, cudaDataType_t type) const;
 
   const CublasLt* library_;
@@ -71,11 +74,13 @@ class Multiplier {
   /// Throws `Error{not_supported}` if no algorithm runs `shape` within kMatmulWorkspace.
   [[nodiscard]] MatmulPlan plan(const MatmulShape& shape);
   void run(MatmulPlan plan, const MatmulArguments& arguments, cudaStream_t stream);
+  /// Where MatmulChoices keeps the shape's algorithm.
+  [[nodiscard]] std::string key(const MatmulShape& shape, Alignment alignment) const;
   /// What every planned shape uses, for the record of a run.
   [[nodiscard]] const MatmulChoices& used() const { return used_; }
 
-  /// Times the library's first `count` proposals on `arguments`, fastest first. Waits for the
-  /// device: for benchmarks and profiles.
+  /// Times the library's first `count` proposals on `arguments`, in its order. Waits for the
+  /// device: for profiles.
   [[nodiscard]] std::vector<MatmulTiming> measure(const MatmulShape& shape,
                                                   const MatmulArguments& arguments, int count,
                                                   cudaStream_t stream);
@@ -85,7 +90,6 @@ class Multiplier {
     MatmulDescriptors descriptors;
     std::optional<cublasLtMatmulAlgo_t> aligned, unaligned;  ///< at least one
   };
-  [[nodiscard]] std::string key(const MatmulShape& shape, Alignment alignment) const;
   /// Nothing where the library has none.
   [[nodiscard]] std::optional<cublasLtMatmulAlgo_t> choose(const MatmulDescriptors& descriptors,
                                                            Alignment alignment);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 
@@ -39,26 +40,52 @@ const char* name_of(MatmulOutput output) {
   return "";
 }
 
+std::string strides_of(const MatmulShape& shape) {
+  const bool strided = shape.a_stride > 0 || shape.b_stride > 0 || shape.out_stride > 0;
+  return strided
+             ? fmt::format("/rows of {},{},{}", shape.a_stride, shape.b_stride, shape.out_stride)
+             : "";
+}
+
+std::string packed_name_of(const MatmulShape& shape) {
+  const char* added = shape.bias && shape.residual ? "bias+residual"
+                      : shape.bias                 ? "bias"
+                      : shape.residual             ? "residual"
+                                                   : "plain";
+  return fmt::format("{}x{}x{}/{}{}/{}/{}", shape.rows, shape.columns, shape.inner,
+                     shape.transpose_a ? 't' : 'n', shape.transpose_b ? 't' : 'n', added,
+                     name_of(shape.output));
+}
+
 [[noreturn]] void refuse(const std::string& reason) {
   throw Error(ErrorCode::invalid_argument, "table of matrix product algorithms: " + reason);
 }
 
 }  // namespace
 
+std::string name_of(const MatmulShape& shape) { return packed_name_of(shape) + strides_of(shape); }
+
 std::string MatmulKey::text() const {
-  const char* added = shape.bias && shape.residual ? "bias+residual"
-                      : shape.bias                 ? "bias"
-                      : shape.residual             ? "residual"
-                                                   : "plain";
-  const bool strided = shape.a_stride > 0 || shape.b_stride > 0 || shape.out_stride > 0;
-  const std::string strides =
-      strided ? fmt::format("/rows of {},{},{}", shape.a_stride, shape.b_stride, shape.out_stride)
-              : "";
-  return fmt::format("{}/{}/{}/{}x{}x{}/{}{}/{}/{}/{}{}{}", device, library,
-                     tf32 ? "tf32" : spillway::name_of(compute), shape.rows, shape.columns,
-                     shape.inner, shape.transpose_a ? 't' : 'n', shape.transpose_b ? 't' : 'n',
-                     added, name_of(shape.output), aligned ? "aligned" : "unaligned",
-                     deterministic ? "" : "/any order", strides);
+  return fmt::format("{}/{}/{}/{}/{}{}{}", device, library,
+                     tf32 ? "tf32" : spillway::name_of(compute), packed_name_of(shape),
+                     aligned ? "aligned" : "unaligned", deterministic ? "" : "/any order",
+                     strides_of(shape));
+}
+
+void MatmulChoices::take(const MatmulChoices& other) {
+  for (const auto& [key, algorithm] : other.table_) table_[key] = algorithm;
+}
+
+std::size_t MatmulChoices::common(const MatmulChoices& other) const {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      table_, [&](const auto& entry) { return other.find(entry.first) == entry.second; }));
+}
+
+std::size_t best_of(std::span<const MatmulTiming> timings) {
+  const auto best = std::ranges::min_element(timings, {}, &MatmulTiming::milliseconds);
+  const double first = timings.front().milliseconds;
+  if (best->milliseconds > first * (1 - kLeastMatmulGain)) return 0;
+  return static_cast<std::size_t>(best - timings.begin());
 }
 
 std::optional<MatmulAlgorithm> MatmulChoices::find(const std::string& key) const {

@@ -1,8 +1,9 @@
-// Timing of matrix product algorithms: for benchmarks and profiles, never in a run.
+// Timing of matrix product algorithms: for profiles, never in a run.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 
 #include "runtime/model/cuda/cuda_check.hpp"
@@ -11,7 +12,8 @@
 namespace spillway::model::cuda {
 namespace {
 
-constexpr int kRuns = 10;
+constexpr int kRuns = 5;    ///< in a row, timed together
+constexpr int kRounds = 3;  ///< of them the fastest counts
 
 using Event = std::unique_ptr<CUevent_st, decltype(&cudaEventDestroy)>;
 
@@ -27,27 +29,32 @@ std::vector<MatmulTiming> Multiplier::measure(const MatmulShape& shape,
                                               const MatmulArguments& arguments, int count,
                                               cudaStream_t stream) {
   MatmulDescriptors descriptors(*library_, shape, options_.math);
+  const auto proposals = descriptors.propose(handle_, Alignment::sixteen, count);
   const Event first = make_event();
   const Event last = make_event();
-  std::vector<MatmulTiming> timings;
-  for (const auto& proposal : descriptors.propose(handle_, Alignment::sixteen, count)) {
-    // The first run loads the kernel.
-    descriptors.run(handle_, proposal.algo, arguments, stream);
+  const auto milliseconds = [&](const cublasLtMatmulAlgo_t& algorithm) {
     check_cuda(cudaEventRecord(first.get(), stream), "recording an event");
-    for (int i = 0; i < kRuns; ++i) descriptors.run(handle_, proposal.algo, arguments, stream);
+    for (int i = 0; i < kRuns; ++i) descriptors.run(handle_, algorithm, arguments, stream);
     check_cuda(cudaEventRecord(last.get(), stream), "recording an event");
     check_cuda(cudaEventSynchronize(last.get()), "timing a product");
-    float milliseconds = 0;
-    check_cuda(cudaEventElapsedTime(&milliseconds, first.get(), last.get()), "timing a product");
-    MatmulTiming timing{.key = key(shape, Alignment::sixteen),
-                        .algorithm = {},
-                        .milliseconds = static_cast<double>(milliseconds) / kRuns};
-    std::memcpy(timing.algorithm.data(), &proposal.algo, sizeof(timing.algorithm));
-    timings.push_back(std::move(timing));
+    float sum = 0;
+    check_cuda(cudaEventElapsedTime(&sum, first.get(), last.get()), "timing a product");
+    return static_cast<double>(sum) / kRuns;
+  };
+  std::vector<MatmulTiming> timings(proposals.size());
+  for (std::size_t i = 0; i < proposals.size(); ++i) {
+    // The first run loads the kernel.
+    descriptors.run(handle_, proposals[i].algo, arguments, stream);
+    std::memcpy(timings[i].algorithm.data(), &proposals[i].algo, sizeof(MatmulAlgorithm));
+    timings[i].milliseconds = std::numeric_limits<double>::infinity();
   }
-  std::stable_sort(
-      timings.begin(), timings.end(),
-      [](const MatmulTiming& a, const MatmulTiming& b) { return a.milliseconds < b.milliseconds; });
+  // Round by round, so that a clock that rises or falls does so for all.
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::size_t i = 0; i < proposals.size(); ++i) {
+      double& least = timings[i].milliseconds;
+      least = std::min(least, milliseconds(proposals[i].algo));
+    }
+  }
   return timings;
 }
 

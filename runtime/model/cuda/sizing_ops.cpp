@@ -1,4 +1,6 @@
 // Plans without a GPU.
+#include <algorithm>
+
 #include "runtime/base/error.hpp"
 #include "runtime/model/cuda/bodies/embedding.hpp"
 #include "runtime/model/cuda/bodies/reduction.hpp"
@@ -7,12 +9,14 @@
 namespace spillway::model::cuda {
 namespace {
 
-class SizingOps final : public Ops {
+class PlanningOps final : public SizingOps {
  public:
-  explicit SizingOps(const CudaMath& math) : math_(math) {}
+  explicit PlanningOps(const CudaMath& math) : math_(math) {}
 
   [[nodiscard]] DType compute() const override { return math_.compute; }
-  [[nodiscard]] MatmulPlan plan_matmul(const MatmulShape& /*shape*/) override {
+  [[nodiscard]] const std::vector<MatmulShape>& products() const override { return products_; }
+  [[nodiscard]] MatmulPlan plan_matmul(const MatmulShape& shape) override {
+    if (std::ranges::find(products_, shape) == products_.end()) products_.push_back(shape);
     MatmulPlan plan;
     plan.workspace = matmul_workspace();
     return plan;
@@ -71,12 +75,13 @@ class SizingOps final : public Ops {
   }
 
   CudaMath math_;
+  std::vector<MatmulShape> products_;
 };
 
 }  // namespace
 
-std::unique_ptr<Ops> make_sizing_ops(const CudaMath& math) {
-  return std::make_unique<SizingOps>(math);
+std::unique_ptr<SizingOps> make_sizing_ops(const CudaMath& math) {
+  return std::make_unique<PlanningOps>(math);
 }
 
 }  // namespace spillway::model::cuda
