@@ -179,6 +179,17 @@ TEST_F(Cli, ADamagedStateIsRefusedAndNotTrainedOn) {
   EXPECT_NE(run(train("run", 6, {"--resume"})).exit_code, 0);
 }
 
+TEST_F(Cli, ProfileOfMatrixProductsIsRefusedWithoutAGpuBeforeAnythingIsMeasured) {
+  Answer answer = run({"profile", "--model", path("model.json"), "--device", "host", "--profile",
+                       path("m.json"), "--json"});
+  EXPECT_NE(answer.exit_code, 0);
+  EXPECT_EQ(answer.json()["error"]["code"], "not_supported") << answer.err;
+  answer = run({"profile", path("train.json"), "--profile", path("m.json"), "--json"});
+  EXPECT_NE(answer.exit_code, 0);
+  EXPECT_EQ(answer.json()["error"]["code"], "invalid_argument") << answer.err;
+  EXPECT_FALSE(fs::exists(path("m.json")));
+}
+
 TEST_F(Cli, PlanForAMachineThatIsNotHereMeasuresNothing) {
   write_all(path("large.json"), R"({
     "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 68,

@@ -6,6 +6,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/executor.hpp"
+#include "runtime/engine/machine_tuning.hpp"
 #include "runtime/engine/model_constants.hpp"
 #include "runtime/engine/op_actions.hpp"
 #include "runtime/plan/choose.hpp"
@@ -60,7 +61,8 @@ class ResidentModel {
  public:
   ResidentModel(const StepBenchRequest& request, const std::filesystem::path& scratch)
       : options_(one_micro_batch(request)),
-        model_(engine::make_model_runtime(request.config, options_)),
+        model_(engine::make_model_runtime(request.config, options_,
+                                          engine::MachineTuning(request.profile).products())),
         workload_(engine::make_workload(request.config, *model_.transformer, options_)),
         budgets_{.device = engine::make_budgets(options_, scratch).device,
                  .host = kUnlimited,

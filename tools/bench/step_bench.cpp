@@ -48,6 +48,7 @@ class Recorder final : public engine::TrainObserver {
     result_.placement = plan.placement;
     result_.prediction = plan.prediction;
     result_.profile = plan.profile;
+    result_.measured_products = plan.measured_products;
     const plan::Budgets& budgets = plan.budgets;
     const std::array<Bytes, 3> limits{budgets.device, budgets.host, budgets.nvme};
     for (std::size_t tier = 0; tier < limits.size(); ++tier) {

@@ -41,6 +41,7 @@ struct StepBenchResult {
   plan::MachineProfile profile;
   std::vector<double> seconds;           ///< of each measured step
   std::vector<engine::Exposed> exposed;  ///< of each measured step, by lane
+  std::size_t measured_products = 0;     ///< algorithms that the machine profile had
   double first_loss = 0;                 ///< of the first step, warm-up included
   double last_loss = 0;
   std::array<TierUse, 3> tiers{};               ///< by plan::Tier

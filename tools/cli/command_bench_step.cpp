@@ -137,7 +137,8 @@ ordered_json describe(const BenchStepFlags& flags, const model::ModelConfig& con
           {"clip", o.gradient_clipping},
           {"threads", o.threads},
           {"compute_threads", o.compute_threads},
-          {"warmup", flags.warmup}};
+          {"warmup", flags.warmup},
+          {"measured_products", result.measured_products}};
 }
 
 void add_speed(ordered_json& document, const model::ModelConfig& config,

@@ -27,7 +27,8 @@ plan::MachineProfile measured_profile(const PlanFlags& flags, const model::Model
                                       const engine::TrainOptions& options,
                                       const plan::Workload& workload,
                                       const plan::Placement& placement) {
-  const engine::ModelRuntime model = engine::make_model_runtime(config, options);
+  engine::MachineTuning known(flags.train.profile);
+  const engine::ModelRuntime model = engine::make_model_runtime(config, options, known.products());
   const bool on_disk =
       placement.any_state(plan::Tier::nvme) || placement.any_activations(plan::Tier::nvme);
   const engine::CalibrationRequest request{
@@ -38,7 +39,6 @@ plan::MachineProfile measured_profile(const PlanFlags& flags, const model::Model
       .state_directories = on_disk
                                ? std::optional(engine::state_directories(options, flags.train.run))
                                : std::nullopt};
-  engine::MachineTuning known(flags.train.profile);
   const engine::Tuning tuning =
       engine::tune(request, placement, known,
                    [](const std::string& text) { fmt::print(stderr, "note: {}\n", text); });

@@ -1,11 +1,16 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 
+#include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
 #include "runtime/engine/machine_tuning.hpp"
+#include "runtime/engine/planning.hpp"
+#include "runtime/engine/product_tuning.hpp"
 #include "runtime/engine/update_bench.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/device_flag.hpp"
 #include "tools/cli/train_flags.hpp"
 
 namespace spillway::cli {
@@ -13,11 +18,18 @@ namespace {
 
 using nlohmann::ordered_json;
 
+/// Of a step's shapes where no configuration says it, as `bench step` has it.
+constexpr std::uint32_t kDefaultContext = 4096;
+
 struct ProfileFlags {
   std::filesystem::path file = default_profile();
   std::vector<std::filesystem::path> directories;
   std::uint32_t threads = 0;
   bool again = false;
+  TrainFlags train;  ///< whose model has the matrix products; no model: none
+  std::string compute;
+  std::uint32_t context = 0;
+  std::uint32_t micro_batch = 0;
 };
 
 /// The kernels that runs use: 16-bit gradients and parameters in every format, and plain fp32.
@@ -30,11 +42,78 @@ std::vector<const cpu_adam::Kernel*> usual_kernels() {
   return kernels;
 }
 
+/// What the shapes of a step's products depend on.
+engine::TrainOptions options_of(const ProfileFlags& flags, const model::ModelConfig& config) {
+  engine::TrainOptions options = flags.train.options();
+  if (flags.train.config.empty()) {
+    options.compute = DType::bf16;
+    options.context = std::min(kDefaultContext, config.max_context);
+  }
+  if (!flags.compute.empty()) options.compute = parse_dtype(flags.compute);
+  if (flags.context > 0) options.context = flags.context;
+  if (flags.micro_batch > 0) options.micro_batch = flags.micro_batch;
+  engine::resolve(options, config);
+  return options;
+}
+
+void print(const engine::TunedProduct& product) {
+  const std::string name = model::cuda::name_of(product.shape);
+  if (product.known) {
+    fmt::print("           {:<48} known\n", name);
+  } else if (product.algorithms == 0) {
+    fmt::print("           {:<48} no algorithm for aligned operands\n", name);
+  } else {
+    fmt::print("           {:<48} {:>9.4f} ms, best of {:>2} {:>9.4f} ms, {:+.1f} %\n", name,
+               product.first_milliseconds, product.algorithms, product.best_milliseconds,
+               100 * (product.gain() - 1));
+  }
+}
+
+ordered_json to_json(const engine::TunedProduct& product) {
+  ordered_json entry{{"key", product.key},
+                     {"rows", product.shape.rows},
+                     {"columns", product.shape.columns},
+                     {"inner", product.shape.inner},
+                     {"known", product.known},
+                     {"algorithms", product.algorithms}};
+  if (product.algorithms == 0) return entry;
+  entry["first_milliseconds"] = product.first_milliseconds;
+  entry["best_milliseconds"] = product.best_milliseconds;
+  entry["gain"] = product.gain();
+  return entry;
+}
+
+/// Of the model that the flags name.
+ordered_json tune_products(const ProfileFlags& flags, const model::ModelConfig& config,
+                           engine::MachineTuning& tuning, bool json) {
+  const engine::TrainOptions options = options_of(flags, config);
+  check(options.device == engine::DeviceKind::cuda, ErrorCode::not_supported,
+        "--model measures matrix products on a GPU, and the device is the host; without --model "
+        "everything else is measured");
+  const auto shapes = engine::planned_products(config, options);
+  if (!json) {
+    fmt::print("products   {} of a step with {} x {} tokens in {}; operands of up to {}\n",
+               shapes.size(), options.micro_batch, options.context, name_of(options.compute),
+               format_bytes(engine::ProductOperands::needed(shapes, options.compute)));
+  }
+  ordered_json list = ordered_json::array();
+  engine::tune_products({.options = options, .shapes = shapes, .again = flags.again}, tuning,
+                        [&](const engine::TunedProduct& product) {
+                          list.push_back(to_json(product));
+                          if (!json) print(product);
+                        });
+  return list;
+}
+
 ordered_json run(const ProfileFlags& flags, bool json) {
+  const auto config = flags.train.model_config();
+  check(config.has_value() || flags.train.config.empty(), ErrorCode::invalid_argument,
+        "a configuration says how a model is trained: give the model too, by --model or --from");
   const std::size_t threads = flags.threads != 0 ? flags.threads : read_topology().cores.size();
   engine::MachineTuning tuning(flags.file);
   if (flags.again) tuning.forget();
   ordered_json document{{"file", flags.file.string()}};
+  if (config) document["products"] = tune_products(flags, *config, tuning, json);
   for (const cpu_adam::Kernel* const kernel : usual_kernels()) {
     const std::size_t distance =
         tuning.prefetch(*kernel, threads, [&] { return engine::best_prefetch(*kernel, threads); });
@@ -65,13 +144,29 @@ ordered_json run(const ProfileFlags& flags, bool json) {
 void add_profile(CLI::App& app, Session& session) {
   auto flags = std::make_shared<ProfileFlags>();
   CLI::App* command = add_command(
-      app, session, "profile",
-      "Measures what this machine does best, and keeps it for later runs; changes no result",
+      app, session, "profile", "Measures what this machine does best, and keeps it for later runs",
       [flags, &session] { return run(*flags, session.json); });
   command->add_option("--profile", flags->file, "The machine profile")->capture_default_str();
   command->add_option("--dir", flags->directories, "Also the disk of this directory; several")
       ->check(CLI::ExistingDirectory);
   command->add_option("--threads", flags->threads, "Of the update; default: one a physical core");
+  command->add_option("config", flags->train.config,
+                      "With --model: the configuration that the model is trained with");
+  CLI::Option* const architecture = flags->train.add_model_to(*command);
+  architecture->description("Also the matrix products of this model's step on the GPU: " +
+                            architecture->get_description());
+  command->get_option("--layers")->needs(architecture);
+  command->add_option("--from", flags->train.from, "The same of an HF checkpoint or a run")
+      ->excludes(architecture);
+  add_device_flag(*command, flags->train.device);
+  command->add_option("--device-memory", flags->train.device_memory,
+                      "Most that the products' operands may take; default: what is free");
+  command->add_option("--context", flags->context,
+                      "Tokens a window; default: the configuration's, else at most 4096");
+  command->add_option("--micro-batch", flags->micro_batch,
+                      "Windows a micro-batch; default: the configuration's, else 1");
+  command->add_option("--compute", flags->compute,
+                      "fp32, bf16 or fp16; default: the configuration's, else bf16");
   command->add_flag("--again", flags->again, "Measure also what is known");
 }
 
