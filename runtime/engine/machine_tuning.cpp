@@ -74,7 +74,7 @@ MachineTuning::MachineTuning(std::filesystem::path file) : file_(std::move(file)
   } catch (const std::exception& error) {
     forget();
     products_ = {};
-    log_warning("the machine profile is measured anew: {}", error.what());
+    log_warning("the machine profile is forgotten and begins anew: {}", error.what());
   }
 }
 
