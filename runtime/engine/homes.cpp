@@ -1,6 +1,5 @@
 #include "runtime/engine/homes.hpp"
 
-#include <algorithm>
 #include <string_view>
 
 namespace spillway::engine {
@@ -30,6 +29,7 @@ Homes::Homes(const plan::Workload& workload, const plan::Placement& placement,
       placement_(placement),
       slots_(placement.format, plan::make_tiles(workload, placement.tile_parameters)),
       boundaries_(workload, placement, backend),
+      internals_(workload, placement, backend),
       tiles_of_block_(workload.blocks.size()) {
   for (std::uint32_t tile = 0; tile < tiles().size(); ++tile) {
     tiles_of_block_[tiles()[tile].block].push_back(tile);
@@ -43,19 +43,15 @@ Homes::Homes(const plan::Workload& workload, const plan::Placement& placement,
 std::uint64_t Homes::state_size(std::uint32_t tile) const { return slots_.layout(tile).bytes; }
 
 void Homes::allocate_device(offload::DeviceBackend& backend) {
-  Cursor resident, gradient, kept;
-  std::uint64_t scratch = 0;
+  Cursor resident, gradient;
   const std::size_t waiting = size_of(plan::waiting_gradient_dtype(workload_));
   const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
   const std::uint64_t m = workload_.micro_batches;
   for (std::uint32_t b = 0; b < blocks; ++b) {
     const plan::BlockPlacement& place = placement_.blocks[b];
-    const std::uint64_t saved = b + 1 < blocks ? workload_.blocks[b].saved_bytes.value() : 0;
     resident_at_.push_back(resident.take(place.resident ? padded(b) * compute_size() : 0));
     device_gradient_at_.push_back(gradient.take(
         plan::gradient_on_device(workload_, placement_, b) ? padded(b) * waiting : 0));
-    kept_at_.push_back(kept.take(place.keep ? saved * m : 0));
-    if (!place.keep) scratch = std::max(scratch, saved);
   }
   Cursor state, norm_leaves;
   for (std::uint32_t t = 0; t < tiles().size(); ++t) {
@@ -80,8 +76,6 @@ void Homes::allocate_device(offload::DeviceBackend& backend) {
   }
   allocate(device_gradient_, backend, gradient.end());
   allocate(device_leaves_, backend, norm_leaves.end());
-  allocate(kept_, backend, kept.end());
-  allocate(scratch_, backend, Bytes{workload_.tiled ? scratch * m : scratch});
   allocate(carried_, backend, workload_.carried_bytes * m);
   allocate(workspace_, backend, workload_.workspace_bytes);
   allocate(tokens_, backend, workload_.token_bytes * m);
@@ -157,15 +151,6 @@ DeviceSpan<double> Homes::device_leaves(std::uint32_t tile) {
   return device_leaves_.device()
       .subspan(device_leaves_at_[tile], leaves(tiles()[tile]) * sizeof(double))
       .as<double>();
-}
-
-DeviceSpan<std::byte> Homes::saved(std::uint32_t block, std::uint32_t m) {
-  const std::uint32_t first = workload_.first_block(workload_.layer_of(block));
-  const std::uint64_t bytes = workload_.blocks[first].saved_bytes.value();
-  if (placement_.blocks[first].keep) {
-    return kept_.device().subspan(kept_at_[first] + m * bytes, bytes);
-  }
-  return scratch_.device().subspan(workload_.tiled ? m * bytes : 0, bytes);
 }
 
 DeviceSpan<std::byte> Homes::carried(std::uint32_t m) {

@@ -9,6 +9,7 @@
 
 #include "offload/memory.hpp"
 #include "runtime/engine/boundary_homes.hpp"
+#include "runtime/engine/internals_homes.hpp"
 #include "runtime/engine/state_slots.hpp"
 #include "runtime/plan/placement.hpp"
 
@@ -22,6 +23,7 @@ class Homes {
 
   [[nodiscard]] const StateSlots& slots() const { return slots_; }
   [[nodiscard]] BoundaryHomes& boundaries() { return boundaries_; }
+  [[nodiscard]] InternalsHomes& internals() { return internals_; }
   [[nodiscard]] std::span<const plan::Tile> tiles() const { return slots_.tiles(); }
   [[nodiscard]] std::span<const std::uint32_t> tiles_of(std::uint32_t block) const;
 
@@ -36,8 +38,6 @@ class Homes {
   [[nodiscard]] offload::DeviceSpan<std::byte> device_gradient(std::uint32_t block);
   [[nodiscard]] offload::DeviceSpan<std::byte> device_state(std::uint32_t tile);
   [[nodiscard]] offload::DeviceSpan<double> device_leaves(std::uint32_t tile);
-  /// Kept activations of a block's layer, or the shared scratch for recomputation.
-  [[nodiscard]] offload::DeviceSpan<std::byte> saved(std::uint32_t block, std::uint32_t m);
   /// What tiles leave each other; empty without tiles.
   [[nodiscard]] offload::DeviceSpan<std::byte> carried(std::uint32_t m);
   /// The gradient slot of the vectors that tiles share.
@@ -80,15 +80,16 @@ class Homes {
   const plan::Placement& placement_;
   StateSlots slots_;
   BoundaryHomes boundaries_;
+  InternalsHomes internals_;
   std::vector<std::vector<std::uint32_t>> tiles_of_block_;
 
   // Byte offsets of a block or tile in the allocation named alike.
   std::vector<std::uint64_t> resident_at_, device_gradient_at_, device_state_at_, device_leaves_at_,
-      kept_at_, host_parameters_at_, host_gradient_at_, host_state_at_, leaves_at_;
+      host_parameters_at_, host_gradient_at_, host_state_at_, leaves_at_;
 
   offload::DeviceMemory resident_, parameter_slots_, device_state_, accumulators_, rounded_,
-      tied_accumulator_, device_gradient_, device_leaves_, kept_, scratch_, carried_, workspace_,
-      tokens_, loss_sums_;
+      tied_accumulator_, device_gradient_, device_leaves_, carried_, workspace_, tokens_,
+      loss_sums_;
   offload::PinnedMemory host_parameters_, host_gradient_, landing_, host_state_, staging_,
       host_tokens_, sums_;
 };

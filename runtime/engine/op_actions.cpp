@@ -78,6 +78,8 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     }
     case OpKind::save_activation:
     case OpKind::load_activation: return copy_boundary(op, stream);
+    case OpKind::save_internals:
+    case OpKind::load_internals: return copy_internals(op, stream);
     case OpKind::forward:
       if (op.block == resources_.workload.first_block(0)) {
         // Token ids are far below one block's parameters; they ride in the compute stream's order.
@@ -120,6 +122,8 @@ Ticket OpActions::start(const Op& op) {
     case OpKind::download_grads:
     case OpKind::save_activation:
     case OpKind::load_activation:
+    case OpKind::save_internals:
+    case OpKind::load_internals:
     case OpKind::forward:
     case OpKind::backward:
     case OpKind::loss: break;
@@ -197,7 +201,7 @@ model::ForwardArguments OpActions::forward_arguments(const Op& op, bool save) {
   } else if (!op.again) {
     arguments.output = boundaries.activation(layer, op.micro_batch, op.boundary_slot);
   }
-  if (save) arguments.saved = homes.saved(op.block, op.micro_batch);
+  if (save) arguments.saved = homes.internals().device(op);
   arguments.workspace = homes.workspace();
   return arguments;
 }

@@ -105,6 +105,7 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] Ticket write(const plan::Op& op);
   [[nodiscard]] Ticket commit();
   void copy_boundary(const plan::Op& op, offload::Stream& stream);
+  void copy_internals(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket spill(const plan::Op& op);
   [[nodiscard]] Ticket write_boundary(const plan::Op& op);
   [[nodiscard]] Ticket fetch(const plan::Op& op);
@@ -136,7 +137,7 @@ class OpActions final : public OpPerformer {
   TicketChains<SecondHalf> boundary_moves_;        // by staging buffer
   std::vector<std::uint64_t> boundary_checksums_;  // by staging buffer
   std::vector<std::uint32_t> held_;  // by staging slot: the tile whose newest state lies in it
-  std::array<Bytes, 16> moved_{};
+  std::array<Bytes, plan::kOpKindCount> moved_{};
 };
 
 }  // namespace spillway::engine

@@ -4,6 +4,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/plan/boundaries.hpp"
+#include "runtime/plan/internals.hpp"
 #include "runtime/plan/theory.hpp"
 
 namespace spillway::plan {
@@ -92,7 +93,8 @@ void add_activations(const Workload& w, const Placement& p, Items& items) {
   const std::uint64_t micro_batches = w.micro_batches;
   Bytes kept;
   Bytes scratch;
-  for (std::size_t b = 0; b + 1 < w.blocks.size(); ++b) {
+  for (std::uint32_t b = 0; b + 1 < w.blocks.size(); ++b) {
+    if (internals_leave(w, p, b)) continue;
     if (p.blocks[b].keep) {
       kept += w.blocks[b].saved_bytes * micro_batches;
     } else {
@@ -103,12 +105,15 @@ void add_activations(const Workload& w, const Placement& p, Items& items) {
   // The blocks of a layer in tiles meet in it, each after all micro-batches of the one before.
   if (w.tiled) scratch = scratch * micro_batches;
   items.add(Tier::device, "kept activations", kept);
+  items.add(Tier::device, "kept activation slots",
+            saved_slot_bytes(w, p) * std::uint64_t{p.saved_slots});
   items.add(Tier::device, "recomputation scratch", scratch);
   items.add(Tier::device, "between tiles", w.carried_bytes * micro_batches);
   items.add(Tier::device, "operator workspace", w.workspace_bytes);
   items.add(Tier::device, "rotary tables", w.constant_bytes);
   items.add(Tier::device, "token ids", w.token_bytes * micro_batches);
   items.add(Tier::device, "loss sums", Bytes{sizeof(double) * micro_batches * w.rounds});
+  items.add(Tier::host, "kept activations", offloaded_internals(w, p) * micro_batches);
 }
 
 void add_gradients(const Workload& w, const Placement& p, Items& items) {

@@ -17,6 +17,7 @@ struct BlockPlacement {
   bool resident = false;    ///< parameters stay in device memory; otherwise they are streamed
   Tier state = Tier::host;  ///< home of master, m and v
   bool keep = false;        ///< internal activations wait for backward; otherwise recomputed
+  bool offload = false;     ///< ... in host memory; only with `keep`, not in tiles; internals.hpp
   /// Home of the block's output between forward and backward; boundaries.hpp. Not of the head.
   Tier activations = Tier::device;
   /// The gradients of rounds are summed in device memory though the state is elsewhere, and only
@@ -36,6 +37,7 @@ struct Placement {
   std::uint32_t boundary_slots = 0;    ///< device homes shared by boundaries that come and go
   std::uint32_t carried = 0;           ///< micro-batches whose boundary stays from block to block
   std::uint32_t boundary_staging = 0;  ///< host buffers for boundaries on nvme
+  std::uint32_t saved_slots = 0;       ///< device homes shared by internals that come and go
   bool commits = true;  ///< every tile has slots on disk; else only those whose home it is
 
   [[nodiscard]] bool any_state(Tier tier) const;

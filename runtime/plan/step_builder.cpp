@@ -1,6 +1,7 @@
 #include "runtime/plan/step_builder.hpp"
 
 #include "runtime/plan/detail/builder.hpp"
+#include "runtime/plan/internals.hpp"
 #include "runtime/plan/op_traffic.hpp"
 
 namespace spillway::plan {
@@ -65,16 +66,19 @@ void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train,
   forward.flops = workload_.blocks[block].forward_flops;
   forward.again = again;
   const bool leaves = activation_home(placement_, block) != BoundaryHome::device;
+  const bool saves = train && internals_leave(workload_, placement_, block);
   OpIndex last = kNone;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     forward.micro_batch = m;
     const Boundary input = is_embedding(block) ? Boundary{} : passing_activation(block - 1, m);
     SlotUsers before;
     if (leaves) before = take_slot(forward.boundary_slot);
+    const OpIndex drained = saves ? take_saved_slot(forward.saved_slot) : kNone;
     forward.input_slot = input.slot;
-    last =
-        append(forward, {available, vectors_ready(), input.filled, before.computed, before.saved});
+    last = append(forward, {available, vectors_ready(), input.filled, before.computed, before.saved,
+                            drained});
     release_slot(input.slot, last);
+    if (saves) save_internals(block, m, forward.saved_slot, last);
     pass_activation(block, m, {forward.boundary_slot, last}, train);
   }
   release_parameters(forward.slot, last);
@@ -139,13 +143,15 @@ void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
   OpIndex last = kNone;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     backward.micro_batch = m;
+    const OpIndex loaded = load_internals(block, m, backward.saved_slot);
     const Boundary input = embeds ? Boundary{} : returning_activation(block - 1, m);
     const Boundary gradient = passing_gradient(block, m);
     backward.input_slot = input.slot;
     backward.boundary_slot = gradient.slot;
     last = append(backward, {available, drained, embeds ? kNone : vectors_drained(), input.filled,
-                             gradient.filled});
+                             gradient.filled, loaded});
     release_slot(input.slot, last);
+    release_saved_slot(backward.saved_slot, last);
     if (embeds) {
       release_slot(gradient.slot, last);
     } else {

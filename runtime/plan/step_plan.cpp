@@ -11,7 +11,8 @@ namespace {
 bool is_of_micro_batch(OpKind kind) {
   return kind == OpKind::forward || kind == OpKind::backward || kind == OpKind::loss ||
          kind == OpKind::save_activation || kind == OpKind::load_activation ||
-         kind == OpKind::spill_activation || kind == OpKind::fetch_activation;
+         kind == OpKind::spill_activation || kind == OpKind::fetch_activation ||
+         kind == OpKind::save_internals || kind == OpKind::load_internals;
 }
 
 }  // namespace
@@ -33,6 +34,8 @@ std::string_view name_of(OpKind kind) {
     case OpKind::load_activation: return "load_activation";
     case OpKind::spill_activation: return "spill_activation";
     case OpKind::fetch_activation: return "fetch_activation";
+    case OpKind::save_internals: return "save_internals";
+    case OpKind::load_internals: return "load_internals";
     case OpKind::commit: return "commit";
   }
   return "unknown";
@@ -86,7 +89,7 @@ std::string to_text(const StepPlan& plan) {
     }
     text += slot_text("slot", op.slot) + slot_text("tied_slot", op.tied_slot) +
             slot_text("gradient_slot", op.gradient_slot) + slot_text("input_slot", op.input_slot) +
-            slot_text("boundary_slot", op.boundary_slot);
+            slot_text("boundary_slot", op.boundary_slot) + slot_text("saved_slot", op.saved_slot);
     if (op.again) text += " again";
     if (op.of_gradient) text += " gradient";
     if (op.bytes > Bytes{}) fmt::format_to(std::back_inserter(text), " bytes={}", op.bytes.value());

@@ -35,8 +35,11 @@ enum class OpKind : std::uint8_t {
   load_activation,   ///< a boundary, host to device slot
   spill_activation,  ///< a boundary, staging to disk
   fetch_activation,  ///< a boundary, disk to staging
+  save_internals,    ///< a block's kept activations, device slot to their home on the host
+  load_internals,    ///< a block's kept activations, host to device slot
   commit,            ///< make the step true on disk
 };
+inline constexpr std::size_t kOpKindCount = 18;
 
 enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, nvme_read, nvme_write };
 inline constexpr std::size_t kLaneCount = 6;
@@ -65,8 +68,10 @@ struct Op {
   std::uint32_t input_slot = kNoSlot;  ///< the activation that forward, loss and backward read
   /// Forward's output; the gradient that loss makes and backward changes; what is saved or loaded.
   std::uint32_t boundary_slot = kNoSlot;
-  bool of_gradient = false;  ///< save and load: the gradient of the block's boundary
-  bool again = false;        ///< forward of a tile in backward: recomputes what backward reads
+  /// Device slot of kept activations: what forward computes, backward reads, save and load copy.
+  std::uint32_t saved_slot = kNoSlot;  ///< kNoSlot: a home of its own, or none
+  bool of_gradient = false;            ///< save and load: the gradient of the block's boundary
+  bool again = false;  ///< forward of a tile in backward: recomputes what backward reads
   /// read_state: the step before has left the tile in the slot; read only where it has not.
   bool held = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending

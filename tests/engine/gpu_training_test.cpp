@@ -71,6 +71,14 @@ TEST_P(GpuTraining, SameBitsFromEveryTierAndTwice) {
   }
   options.work_order = WorkOrder::micro_batch_major;
   EXPECT_EQ(harness.train(options, kSteps), device) << "micro-batch-major";
+  harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
+    for (plan::BlockPlacement& block : placement.blocks) block.keep = block.offload = true;
+    placement.saved_slots = 2;
+  };
+  for (const WorkOrder order : {WorkOrder::layer_major, WorkOrder::micro_batch_major}) {
+    options.work_order = order;
+    EXPECT_EQ(harness.train(options, kSteps), device) << "kept activations on the host";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Compute, GpuTraining, testing::Values(DType::fp32, DType::bf16),

@@ -122,6 +122,33 @@ TEST(MemoryItems, OfDeviceOnlyFp16) {
   EXPECT_EQ(total(memory_items(workload, placement), Tier::device).value(), sum);
 }
 
+TEST(MemoryItems, OfKeptActivationsOnTheHost) {
+  Workload workload = small_workload();
+  workload.micro_batches = 3;
+  workload.blocks[1].saved_bytes = Bytes{700};
+  const auto lines = [&](const Placement& placement, Tier tier) {
+    Table found;
+    for (const char* what :
+         {"kept activations", "kept activation slots", "recomputation scratch"}) {
+      const Table all = table(workload, placement, tier);
+      if (all.count(what) > 0) found[what] = all.at(what);
+    }
+    return found;
+  };
+  Placement placement = uniform_placement(workload, {.keep = true, .offload = true});
+  placement.saved_slots = 4;
+  EXPECT_EQ(lines(placement, Tier::device), (Table{{"kept activation slots", 4 * 1000}}));
+  EXPECT_EQ(lines(placement, Tier::host), (Table{{"kept activations", 1700 * 3}}));
+  placement.blocks[2].offload = false;
+  EXPECT_EQ(lines(placement, Tier::device),
+            (Table{{"kept activation slots", 4 * 700}, {"kept activations", 1000 * 3}}));
+  EXPECT_EQ(lines(placement, Tier::host), (Table{{"kept activations", 700 * 3}}));
+  placement.blocks[2].keep = false;
+  EXPECT_EQ(lines(placement, Tier::device),
+            (Table{{"kept activation slots", 4 * 700}, {"recomputation scratch", 1000}}));
+  EXPECT_EQ(lines(placement, Tier::nvme), Table{});
+}
+
 TEST(StateBytes, AgreeWithTheTableOfBytesPerParameter) {
   const ElementCount leaf{kLeaf};
   const auto per_parameter = [&](StateFormat format) {

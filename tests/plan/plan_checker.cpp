@@ -57,6 +57,8 @@ class Accesses {
         reads({BufferKind::disk_boundary, op_.block, op_.micro_batch});
         writes(host_boundary());
         break;
+      case OpKind::save_internals:
+      case OpKind::load_internals: copy_internals(); break;
       case OpKind::read_state:
         reads({op_.lane == Lane::d2h ? BufferKind::device_state : BufferKind::disk, op_.tile});
         writes({BufferKind::staging, op_.slot});
@@ -136,6 +138,7 @@ class Accesses {
   }
   [[nodiscard]] Buffer saved() const {
     constexpr std::uint32_t kScratch = ~0U;
+    if (op_.saved_slot != kNoSlot) return {BufferKind::saved_slot, op_.saved_slot};
     if (!kept()) return {BufferKind::saved, kScratch, tiled() ? op_.micro_batch : 0};
     return {BufferKind::saved, layer(), op_.micro_batch};
   }
@@ -145,6 +148,12 @@ class Accesses {
     if (!tiled()) return;
     reads(parameters(0, kNoSlot));
     if (gradient) writes({BufferKind::accumulator, run_.placement.gradient_slots});
+  }
+
+  void copy_internals() {
+    const bool saves = op_.kind == OpKind::save_internals;
+    list_.push_back({saved(), !saves});
+    list_.push_back({{BufferKind::host_saved, op_.block, op_.micro_batch}, saves});
   }
 
   void forward() {

@@ -38,6 +38,8 @@ enum class BufferKind : std::uint8_t {
   boundary_staging,     ///< staging slot
   disk_boundary,        ///< block, micro-batch
   saved,                ///< layer, micro-batch; of a block that is not kept: the shared scratch
+  saved_slot,           ///< device slot
+  host_saved,           ///< block, micro-batch
   carried,              ///< micro-batch
   workspace,
   tokens,    ///< micro-batch

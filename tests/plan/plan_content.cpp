@@ -5,6 +5,7 @@
 #include <set>
 
 #include "tests/plan/boundary_content.hpp"
+#include "tests/plan/internals_content.hpp"
 #include "tests/plan/plan_checker.hpp"
 
 namespace spillway::plan {
@@ -99,6 +100,9 @@ class Interpreter {
       case OpKind::load_activation:
       case OpKind::spill_activation:
       case OpKind::fetch_activation: return need(boundaries_.move(op), "another boundary is there");
+      case OpKind::save_internals:
+      case OpKind::load_internals:
+        return need(internals_.move(op), "others' activations are there");
       case OpKind::commit:
         for (std::uint32_t t = 0; t < tiles_.size(); ++t) {
           const bool lives_there = run_.placement.blocks[tiles_[t].block].state == Tier::nvme;
@@ -283,7 +287,7 @@ class Interpreter {
     if (w_.tiled) return forward_tile(op);
     if (op.block > 0) need_input(op);
     set_output(op);
-    saved_[{op.block, op.micro_batch}] = op.round + 1;
+    internals_.save(op);
   }
 
   void sum_into(Content& sums, const Op& op) {
@@ -297,7 +301,10 @@ class Interpreter {
     if (op.block > 0) {
       need_parameters(op.block, op.slot, "the slot holds another block");
       need_input(op);
-      need(saved_[{op.block, op.micro_batch}] == op.round + 1, "nothing was saved");
+      const bool leaves =
+          run_.placement.blocks[op.block].offload && w_.blocks[op.block].saved_bytes > Bytes{};
+      need((op.saved_slot != kNoSlot) == leaves, "the slot is not of this placement");
+      need(internals_.finds(op), "nothing was saved");
     }
     TensorOf& gradient = gradient_of(op);
     need(gradient == TensorOf{op.block, op.micro_batch, op.round + 1, true},
@@ -355,11 +362,12 @@ class Interpreter {
   std::string wrong_;
   std::map<std::uint32_t, Content> slots_, accumulator_, rounded_, landing_, staging_;
   BoundaryContent boundaries_;
+  InternalsContent internals_;
   std::map<std::uint32_t, TensorOf> boundary_gradient_;
   std::map<std::uint32_t, std::uint32_t> resident_, host_parameters_, host_state_, device_state_;
   std::map<std::uint32_t, std::uint32_t> disk_;
   std::map<std::uint32_t, std::uint32_t> gradient_, device_sums_;  // tile: rounds of this step
-  std::map<Place, std::uint32_t> boundary_, saved_;
+  std::map<Place, std::uint32_t> boundary_;
   // Tiles, by micro-batch: how far a layer has come.
   std::map<Place, Content> saved_by_tiles_;
   std::map<std::uint32_t, Content> embedded_, scanned_, carried_;

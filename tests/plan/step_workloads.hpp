@@ -141,7 +141,17 @@ class RandomCases {
     } else if (maybe()) {
       place_boundaries(w, p);
     }
+    if (!w.tiled && maybe()) offload_internals(w, p);
     return p;
+  }
+
+  /// Kept activations of some blocks on the host, and as few or as many slots as there may be.
+  void offload_internals(const Workload& w, Placement& p) {
+    for (std::size_t b = 0; b < w.blocks.size(); ++b) {
+      p.blocks[b].offload = maybe();
+      p.blocks[b].keep = p.blocks[b].keep || p.blocks[b].offload;
+    }
+    p.saved_slots = static_cast<std::uint32_t>(between(2, 5));
   }
 
   /// Some activations off the device, and as few or as many slots as there may be.

@@ -1,6 +1,7 @@
 // Builder: the state of building one step plan. Its sides stand apart: builder_state.cpp has
 // the way of optimizer state between its home, the update and the disk; builder_boundaries.cpp that
-// of the tensors between blocks; step_builder.cpp the rest.
+// of the tensors between blocks; builder_internals.cpp that of those inside blocks;
+// step_builder.cpp the rest.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +59,9 @@ class Builder {
         boundary_staging_user_(placement.boundary_staging, kNone),
         passing_(workload.micro_batches, kNoSlot),
         parked_(workload.micro_batches, kNone),
-        saved_(workload.blocks.size() * workload.micro_batches, kNone) {
+        saved_(workload.blocks.size() * workload.micro_batches, kNone),
+        saved_slot_user_(placement.saved_slots, kNone),
+        internals_home_(workload.blocks.size() * workload.micro_batches, kNone) {
     SPILLWAY_ASSERT(placement.blocks.size() == workload.blocks.size());
     SPILLWAY_ASSERT(workload.blocks.size() >= 2 && placement.gradient_slots >= 1);
     const bool needs_pair =
@@ -73,6 +76,7 @@ class Builder {
                     (placement.blocks[0].resident && placement.boundary_slots == 0));
     if (workload.tiled) gradient_slot_[0] = vectors_slot();
     open_boundaries();
+    open_internals();
   }
 
   void flush();
@@ -108,6 +112,13 @@ class Builder {
   Boundary returning_activation(std::uint32_t block, std::uint32_t m);
   void pass_activation(std::uint32_t block, std::uint32_t m, const Boundary& made, bool train);
   void pass_gradient(std::uint32_t block, std::uint32_t m, const Boundary& made);
+
+  void open_internals() const;
+  [[nodiscard]] Op internals_op(OpKind kind, Lane lane, std::uint32_t block, std::uint32_t m) const;
+  OpIndex take_saved_slot(std::uint32_t& slot);
+  void save_internals(std::uint32_t block, std::uint32_t m, std::uint32_t slot, OpIndex computed);
+  OpIndex load_internals(std::uint32_t block, std::uint32_t m, std::uint32_t& slot);
+  void release_saved_slot(std::uint32_t slot, OpIndex user);
 
   void visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again = false);
   void forward_layer(std::uint32_t layer, MicroBatches range, bool train, bool update_first);
@@ -159,14 +170,17 @@ class Builder {
   std::vector<SlotUsers> boundary_users_;          // slot: its last users
   std::deque<std::uint32_t> free_boundary_slots_;  // free for longest first
   std::vector<OpIndex> boundary_staging_user_;     // staging buffer: its last user
-  std::vector<std::uint32_t> passing_;  // micro-batch: slot of the boundary that is carried on
-  std::vector<OpIndex> parked_;         // micro-batch: the op that filled its place
-  std::vector<OpIndex> saved_;          // block and micro-batch: the op that filled its home
+  std::vector<std::uint32_t> passing_;    // micro-batch: slot of the boundary that is carried on
+  std::vector<OpIndex> parked_;           // micro-batch: the op that filled its place
+  std::vector<OpIndex> saved_;            // block and micro-batch: the op that filled its home
+  std::vector<OpIndex> saved_slot_user_;  // slot: last op that uses it
+  std::vector<OpIndex> internals_home_;   // block and micro-batch: the op that filled it
   std::uint32_t parameter_visits_ = 0;
   std::uint32_t gradient_visits_ = 0;
   std::uint32_t staging_visits_ = 0;  // of tiles that live on disk: `read_ahead` counts on it
   std::uint32_t record_visits_ = 0;
   std::uint32_t boundary_staging_visits_ = 0;
+  std::uint32_t saved_visits_ = 0;
   std::uint32_t round_ = 0;
 };
 

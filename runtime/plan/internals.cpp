@@ -1,0 +1,35 @@
+#include "runtime/plan/internals.hpp"
+
+#include <algorithm>
+
+namespace spillway::plan {
+
+bool internals_leave(const Workload& workload, const Placement& placement, std::uint32_t block) {
+  const bool head = block + 1 == workload.blocks.size();
+  return !head && placement.blocks[block].offload && workload.blocks[block].saved_bytes > Bytes{};
+}
+
+Bytes offloaded_internals(const Workload& workload, const Placement& placement) {
+  Bytes sum;
+  for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
+    if (internals_leave(workload, placement, b)) sum += workload.blocks[b].saved_bytes;
+  }
+  return sum;
+}
+
+Bytes saved_slot_bytes(const Workload& workload, const Placement& placement) {
+  Bytes largest;
+  for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
+    if (internals_leave(workload, placement, b)) {
+      largest = std::max(largest, workload.blocks[b].saved_bytes);
+    }
+  }
+  return largest;
+}
+
+Bytes internals_traffic(const Workload& workload, const Placement& placement) {
+  const std::uint64_t passes = std::uint64_t{workload.rounds} * workload.micro_batches;
+  return offloaded_internals(workload, placement) * passes;
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,186 @@
+// Kept activations on the host: the bits of recomputation and of the device, as few bytes as
+// planned.
+#include "runtime/plan/internals.hpp"
+
+#include <gtest/gtest.h>
+
+#include "runtime/base/error.hpp"
+#include "tests/engine/expect_memory.hpp"
+#include "tests/engine/training_harness.hpp"
+#include "tests/support/allocation_counter.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using plan::OpKind;
+using plan::Tier;
+
+constexpr OpKind kMoves[] = {OpKind::save_internals, OpKind::load_internals};
+
+/// Rounds of as many micro-batches, parameters streamed and activations recomputed.
+TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t rounds) {
+  TrainOptions options = tiny_options();
+  options.compute = DType::bf16;
+  options.micro_batch = 1;
+  options.gradient_accumulation_steps = micro_batches * rounds;
+  options.rounds = rounds;
+  options.state_home = StateHome::host;
+  options.residency = Residency::none;
+  options.checkpointing = Checkpointing::recompute;
+  return options;
+}
+
+enum class Saved : std::uint8_t { recomputed, kept, offloaded };
+
+struct Spread {
+  std::vector<Saved> saved;  ///< by block, the last again for all that follow
+  std::uint32_t slots = 2;
+  Tier boundaries = Tier::device;
+  std::uint32_t carried = 0;
+};
+
+auto adjusted(const Spread& spread) {
+  return [spread](const plan::Workload&, plan::Placement& placement) {
+    for (std::size_t b = 0; b + 1 < placement.blocks.size(); ++b) {
+      const Saved saved = spread.saved[std::min(b, spread.saved.size() - 1)];
+      placement.blocks[b].keep = saved != Saved::recomputed;
+      placement.blocks[b].offload = saved == Saved::offloaded;
+      placement.blocks[b].activations = spread.boundaries;
+    }
+    placement.saved_slots = spread.slots;
+    placement.boundary_slots = spread.boundaries == Tier::device ? 0 : 3;
+    placement.boundary_staging = spread.boundaries == Tier::nvme ? 2 : 0;
+    placement.carried = spread.carried;
+  };
+}
+
+const std::vector<Spread>& spreads() {
+  using enum Saved;
+  static const std::vector<Spread> all{
+      {.saved = {offloaded}, .slots = 2},
+      {.saved = {offloaded}, .slots = 3},
+      {.saved = {offloaded}, .slots = 7},
+      {.saved = {recomputed, offloaded, kept}, .slots = 2},
+      {.saved = {kept, kept, offloaded, recomputed}, .slots = 4},
+      {.saved = {offloaded}, .slots = 2, .boundaries = Tier::host},
+      {.saved = {offloaded}, .slots = 3, .boundaries = Tier::host, .carried = 3},
+      {.saved = {recomputed, recomputed, offloaded},
+       .slots = 2,
+       .boundaries = Tier::nvme,
+       .carried = 1},
+  };
+  return all;
+}
+
+TEST(InternalsExactness, AnySpreadAndNumberOfSlotsGivesTheBitsOfRecomputation) {
+  for (const WorkOrder order : {WorkOrder::layer_major, WorkOrder::micro_batch_major}) {
+    for (const std::uint32_t rounds : {1U, 3U}) {
+      TrainOptions options = options_of(3, rounds);
+      options.work_order = order;
+      TrainingHarness harness(tiny_gpt2());
+      const Outcome recomputed = harness.train(options, 4);
+      options.checkpointing = Checkpointing::keep;
+      EXPECT_EQ(harness.train(options, 4), recomputed);
+      for (std::size_t i = 0; i < spreads().size(); ++i) {
+        harness.adjust_placement = adjusted(spreads()[i]);
+        EXPECT_EQ(harness.train(options, 4), recomputed)
+            << "spread " << i << ", rounds " << rounds << ", order " << static_cast<int>(order);
+      }
+    }
+  }
+}
+
+TEST(InternalsExactness, ManyMicroBatchesThroughTwoSlotsGiveTheBitsOfTheDevice) {
+  const TrainOptions options = options_of(9, 2);
+  TrainingHarness harness(tiny_llama(4));
+  const Outcome device = harness.train(options, 3);
+  harness.adjust_placement = adjusted(spreads()[0]);
+  EXPECT_EQ(harness.train(options, 3), device);
+}
+
+TEST(InternalsExactness, AnEvaluationSeesTheSameLossAndMovesNothing) {
+  const TrainOptions options = options_of(3, 1);
+  TrainingHarness harness(tiny_llama());
+  const auto loss = [&] {
+    const auto trainer = harness.make(options, harness.new_run());
+    Outcome outcome;
+    harness.steps(*trainer, options, 2, outcome);
+    const Bytes before = trainer->actions().moved(OpKind::save_internals);
+    const double first = trainer->evaluate(harness.tokens()).loss;
+    EXPECT_EQ(trainer->actions().moved(OpKind::save_internals), before);
+    harness.steps(*trainer, options, 1, outcome);
+    EXPECT_NE(trainer->evaluate(harness.tokens()).loss, first);
+    return first;
+  };
+  const double device = loss();
+  for (const std::size_t i : {std::size_t{0}, std::size_t{5}}) {
+    harness.adjust_placement = adjusted(spreads()[i]);
+    EXPECT_EQ(loss(), device) << "spread " << i;
+  }
+}
+
+TEST(InternalsExactness, ARunResumesWithItsActivationsElsewhere) {
+  const TrainOptions options = options_of(2, 2);
+  TrainingHarness harness(tiny_llama());
+  const Outcome whole = harness.train(options, 6);
+  Outcome outcome;
+  const std::filesystem::path run = harness.new_run();
+  harness.adjust_placement = adjusted(spreads()[0]);
+  {
+    const auto trainer = harness.make(options, run);
+    harness.steps(*trainer, options, 3, outcome);
+    trainer->commit();
+  }
+  harness.adjust_placement = adjusted(spreads()[3]);
+  const auto trainer = harness.make(options, run, true);
+  harness.steps(*trainer, options, 3, outcome);
+  harness.finish(*trainer, outcome);
+  EXPECT_EQ(outcome, whole);
+}
+
+TEST(InternalsTraffic, CountersEqualTheFormula) {
+  TrainingHarness harness(tiny_llama());
+  const TrainOptions options = options_of(3, 2);
+  for (std::size_t i = 0; i < spreads().size(); ++i) {
+    harness.adjust_placement = adjusted(spreads()[i]);
+    const auto trainer = harness.make(options, harness.new_run());
+    Outcome outcome;
+    constexpr std::uint64_t kSteps = 3;
+    harness.steps(*trainer, options, kSteps, outcome);
+    const Bytes traffic = plan::internals_traffic(trainer->workload(), trainer->placement());
+    EXPECT_GT(traffic, Bytes{}) << "spread " << i;
+    for (const OpKind kind : kMoves) {
+      EXPECT_EQ(trainer->actions().moved(kind), traffic * kSteps) << "spread " << i;
+      EXPECT_EQ(plan::bytes_moved(trainer->step_plan(), kind), traffic) << "spread " << i;
+    }
+  }
+}
+
+TEST(InternalsMemory, BackendHoldsExactlyWhatThePlanLists) {
+  TrainingHarness harness(tiny_gpt2());
+  const TrainOptions options = options_of(4, 1);
+  for (const Spread& spread : spreads()) {
+    harness.adjust_placement = adjusted(spread);
+    const auto trainer = harness.make(options, harness.new_run());
+    expect_memory_as_planned(*trainer);
+  }
+}
+
+TEST(InternalsSteadyState, AllocatesNothingAndOpensNothing) {
+  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
+  TrainingHarness harness(tiny_gpt2());
+  const TrainOptions options = options_of(3, 2);
+  for (const std::size_t spread : {std::size_t{0}, std::size_t{5}}) {
+    harness.adjust_placement = adjusted(spreads()[spread]);
+    const auto trainer = harness.make(options, harness.new_run());
+    const data::Sampler sampler = harness.sampler(options);
+    for (int i = 0; i < 3; ++i) trainer->step(harness.tokens(), sampler);
+    const test_support::AllocationCounter counter;
+    for (int i = 0; i < 5; ++i) trainer->step(harness.tokens(), sampler);
+    EXPECT_EQ(counter.allocations(), 0);
+    EXPECT_EQ(counter.opens(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace spillway::engine

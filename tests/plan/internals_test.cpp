@@ -1,0 +1,186 @@
+// Kept activations that wait on the host: the plan against the formula, and its slots.
+#include "runtime/plan/internals.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "runtime/plan/simulator.hpp"
+#include "runtime/plan/step_builder.hpp"
+#include "tests/plan/plan_checker.hpp"
+#include "tests/plan/plan_helpers.hpp"
+#include "tests/plan/step_workloads.hpp"
+
+namespace spillway::plan {
+namespace {
+
+constexpr OpKind kMoves[] = {OpKind::save_internals, OpKind::load_internals};
+
+Case next_offloaded(RandomCases& cases) {
+  Workload w = cases.workload();
+  w.micro_batches = static_cast<std::uint32_t>(cases.between(1, 6));
+  Placement p = cases.placement(w);
+  cases.offload_internals(w, p);
+  return {std::move(w), std::move(p)};
+}
+
+Placement offloaded(const Workload& workload, std::uint32_t slots) {
+  Placement placement = uniform_placement(
+      workload, {.resident = true, .state = Tier::host, .keep = true, .offload = true});
+  placement.saved_slots = slots;
+  return placement;
+}
+
+TEST(Internals, PrintTheirWayAsTheGoldenFile) {
+  Workload workload = small_workload();
+  workload.micro_batches = 3;
+  Placement placement = offloaded(workload, 2);
+  placement.blocks[2].offload = false;
+  expect_golden("step_offloaded_internals.txt", to_text(build_training_step(workload, placement)));
+}
+
+TEST(InternalsProperty, MoveWhatTheFormulaSays) {
+  RandomCases cases(property_seed());
+  int moved = 0;
+  for (int i = 0; i < 500; ++i) {
+    const auto [workload, placement] = next_offloaded(cases);
+    const Bytes traffic = internals_traffic(workload, placement);
+    moved += traffic > Bytes{} ? 1 : 0;
+    for (const StepPlan& plan :
+         {build_training_step(workload, placement), build_recorded_step(workload, placement)}) {
+      for (const OpKind kind : kMoves) EXPECT_EQ(bytes_moved(plan, kind), traffic) << "case " << i;
+    }
+  }
+  EXPECT_GT(moved, 100);
+}
+
+TEST(Internals, CrossTheLinkOnceEachWayForEveryMicroBatch) {
+  Workload workload = small_workload();
+  workload.micro_batches = 5;
+  workload.rounds = 2;
+  // Two layers of 1000 bytes; the embedding and the head save nothing.
+  const Placement placement = offloaded(workload, 2);
+  EXPECT_EQ(internals_traffic(workload, placement), Bytes{2 * 1000 * 5 * 2});
+}
+
+TEST(Internals, MoveNothingButInTraining) {
+  const Workload workload = small_workload();
+  for (const bool offload : {true, false}) {
+    Placement placement = offloaded(workload, 2);
+    for (BlockPlacement& block : placement.blocks) block.offload = offload;
+    for (const OpKind kind : kMoves) {
+      EXPECT_EQ(bytes_moved(build_evaluation(workload, placement), kind), Bytes{});
+      EXPECT_EQ(bytes_moved(build_flush(workload, placement), kind), Bytes{});
+      EXPECT_EQ(bytes_moved(build_snapshot(workload, placement), kind), Bytes{});
+      const Bytes trained = bytes_moved(build_training_step(workload, placement), kind);
+      EXPECT_EQ(trained > Bytes{}, offload);
+    }
+  }
+}
+
+TEST(Internals, UseTheirSlotsInTurnAndRecomputeNothing) {
+  Workload workload = small_workload();
+  workload.micro_batches = 4;
+  std::map<std::uint32_t, int> used;
+  for (const Op& op : build_training_step(workload, offloaded(workload, 3)).ops) {
+    if (op.kind == OpKind::backward) {
+      EXPECT_EQ(op.flops, workload.blocks[op.block].backward_flops);
+    }
+    if (op.saved_slot != kNoSlot) ++used[op.saved_slot];
+  }
+  // Two layers of four micro-batches take a slot for forward and save, and for load and backward:
+  // 16 times, in turn.
+  EXPECT_EQ(used, (std::map<std::uint32_t, int>{{0, 2 * 6}, {1, 2 * 5}, {2, 2 * 5}}));
+}
+
+/// The layers' passes take 1 ms forward and 1 ms back, and nothing else takes time.
+struct Timed {
+  Workload workload = small_workload();
+  MachineProfile profile;
+  Timed() {
+    workload.micro_batches = 16;
+    for (BlockShape& block : workload.blocks) {
+      const bool layer = block.saved_bytes > Bytes{};
+      block.forward_flops = block.backward_flops = layer ? 1e6 : 0;
+    }
+    profile.gpu_flops = 1e9;
+  }
+  /// State on the device: nothing else crosses the link.
+  [[nodiscard]] double seconds(Placement placement) const {
+    for (BlockPlacement& block : placement.blocks) block.state = Tier::device;
+    return simulate(build_training_step(workload, placement), profile).step_seconds;
+  }
+};
+
+TEST(Internals, TwoSlotsHideALinkThatKeepsUp) {
+  Timed timed;
+  timed.profile.h2d = timed.profile.d2h = 1000 / 0.8e-3;
+  const double compute = 16 * 2 * 2 * 1e-3;
+  // Not hidden: the last save, which the first load waits for, and that load, 0.8 ms each.
+  EXPECT_LT(timed.seconds(offloaded(timed.workload, 2)), compute + 1.7e-3);
+  // Recomputation adds a forward to every backward.
+  Placement recomputed = uniform_placement(timed.workload, {.resident = true});
+  EXPECT_GT(timed.seconds(recomputed), compute * 1.49);
+}
+
+TEST(Internals, ASlowLinkIsWhatTheStepWaitsFor) {
+  Timed timed;
+  timed.profile.h2d = timed.profile.d2h = 1000 / 2e-3;
+  // Every micro-batch of two layers crosses it down, then up: 2 ms each.
+  const double link = 16 * 2 * 2 * 2e-3;
+  EXPECT_NEAR(timed.seconds(offloaded(timed.workload, 2)), link, link * 0.05);
+  // With more slots forward is over while the last saves are still on their way, and the first
+  // loads pass them.
+  EXPECT_LT(timed.seconds(offloaded(timed.workload, 8)), link - 5 * 2e-3);
+}
+
+TEST(InternalsProperty, TheCheckerSeesLostDependencies) {
+  RandomCases cases(property_seed());
+  std::map<OpKind, int> lost, seen;
+  for (int round = 0; round < 40; ++round) {
+    const auto [workload, placement] = next_offloaded(cases);
+    const StepPlan plan = build_training_step(workload, placement);
+    const RunOf run{.workload = workload, .placement = placement};
+    for (OpIndex i = 0; i < plan.ops.size(); ++i) {
+      const Op& op = plan.ops[i];
+      if (op.saved_slot == kNoSlot) continue;
+      for (std::uint32_t d = 0; d < op.dependency_count; ++d) {
+        StepPlan broken = plan;
+        broken.dependencies[op.first_dependency + d] = broken.dependencies[op.first_dependency];
+        if (d == 0) {
+          ++broken.ops[i].first_dependency;
+          --broken.ops[i].dependency_count;
+        }
+        ++lost[op.kind];
+        if (!find_race(broken, run).empty()) ++seen[op.kind];
+      }
+    }
+  }
+  for (const OpKind kind :
+       {OpKind::save_internals, OpKind::load_internals, OpKind::forward, OpKind::backward}) {
+    EXPECT_GT(lost[kind], 50) << name_of(kind);
+    EXPECT_GT(seen[kind], 0) << name_of(kind) << ": none of " << lost[kind] << " seen";
+  }
+  // A save has one dependency, the forward that fills its slot, and nothing else that orders them.
+  EXPECT_EQ(seen[OpKind::save_internals], lost[OpKind::save_internals]);
+}
+
+TEST(InternalsProperty, PlansAreFreeOfRacesAndFindTheRightContent) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 500; ++i) {
+    const auto [workload, placement] = next_offloaded(cases);
+    const RunOf training{.workload = workload, .placement = placement};
+    const StepPlan step = build_training_step(workload, placement);
+    ASSERT_EQ(find_race(step, training), "") << "case " << i << '\n' << to_text(step);
+    ASSERT_EQ(find_wrong_content(step, training), "") << "case " << i << '\n' << to_text(step);
+    const RunOf rest{
+        .workload = workload, .placement = placement, .training = false, .pending = false};
+    const StepPlan evaluation = build_evaluation(workload, placement);
+    ASSERT_EQ(find_race(evaluation, rest), "") << "case " << i << '\n' << to_text(evaluation);
+    ASSERT_EQ(find_wrong_content(evaluation, rest), "") << "case " << i;
+  }
+}
+
+}  // namespace
+}  // namespace spillway::plan
