@@ -45,40 +45,56 @@ std::vector<std::uint64_t> operator_tiles(const model::ModelConfig& config,
   return tiles;
 }
 
+/// Fewer activations on the device at once, by as many rounds more.
+std::vector<Remedy> more_rounds(const TrainOptions& options) {
+  std::vector<Remedy> list;
+  for (std::uint32_t micro = options.micro_batch / 2; micro >= 1; micro /= 2) {
+    const std::uint32_t factor = options.micro_batch / micro;
+    if (micro * factor != options.micro_batch) continue;
+    TrainOptions changed = options;
+    changed.micro_batch = micro;
+    changed.gradient_accumulation_steps *= factor;
+    changed.rounds *= factor;
+    list.push_back({fmt::format("train_micro_batch_size_per_gpu {}, gradient_accumulation_steps {} "
+                                "and spillway.rounds {}",
+                                micro, changed.gradient_accumulation_steps, changed.rounds),
+                    changed});
+  }
+  for (std::uint32_t rounds = 2; rounds <= options.gradient_accumulation_steps; ++rounds) {
+    if (options.gradient_accumulation_steps % rounds != 0 || rounds <= options.rounds) continue;
+    TrainOptions changed = options;
+    changed.rounds = rounds;
+    list.push_back({fmt::format("spillway.rounds {}", rounds), changed});
+  }
+  return list;
+}
+
 /// Changes that make the tier's need smaller, each alone.
 std::vector<Remedy> remedies(const model::ModelConfig& config, const TrainOptions& options,
                              Tier tier) {
   std::vector<Remedy> list;
+  if (tier == Tier::device) list = more_rounds(options);
   const auto add = [&](std::string what, auto change) {
     TrainOptions changed = options;
     change(changed);
     list.push_back({std::move(what), std::move(changed)});
   };
+  const auto add_recomputation = [&] {
+    const bool keeps = options.checkpointing == Checkpointing::keep ||
+                       options.checkpointing == Checkpointing::offload;
+    if (!keeps) return;
+    add("activation recomputation",
+        [](TrainOptions& o) { o.checkpointing = Checkpointing::recompute; });
+  };
   if (tier == Tier::device) {
-    for (std::uint32_t micro = options.micro_batch / 2; micro >= 1; micro /= 2) {
-      const std::uint32_t factor = options.micro_batch / micro;
-      if (micro * factor != options.micro_batch) continue;
-      // As many rounds more, so that fewer activations wait on the device at once.
-      add(fmt::format("train_micro_batch_size_per_gpu {}, gradient_accumulation_steps {} and "
-                      "spillway.rounds {}",
-                      micro, options.gradient_accumulation_steps * factor, options.rounds * factor),
-          [&](TrainOptions& o) {
-            o.micro_batch = micro;
-            o.gradient_accumulation_steps *= factor;
-            o.rounds *= factor;
-          });
-    }
-    for (std::uint32_t rounds = 2; rounds <= options.gradient_accumulation_steps; ++rounds) {
-      if (options.gradient_accumulation_steps % rounds != 0 || rounds <= options.rounds) continue;
-      add(fmt::format("spillway.rounds {}", rounds), [&](TrainOptions& o) { o.rounds = rounds; });
-    }
     if (options.state_home == StateHome::device) {
       add("state on the host", [](TrainOptions& o) { o.state_home = StateHome::host; });
     }
-    if (options.checkpointing == Checkpointing::keep) {
-      add("activation recomputation",
-          [](TrainOptions& o) { o.checkpointing = Checkpointing::recompute; });
+    if (options.checkpointing == Checkpointing::keep && options.operator_tile == 0) {
+      add("kept activations on the host (spillway.checkpointing offload)",
+          [](TrainOptions& o) { o.checkpointing = Checkpointing::offload; });
     }
+    add_recomputation();
     if (options.activations == StateHome::device) {
       add("activations on the host (spillway.activations)",
           [](TrainOptions& o) { o.activations = StateHome::automatic; });
@@ -94,6 +110,7 @@ std::vector<Remedy> remedies(const model::ModelConfig& config, const TrainOption
       add(fmt::format("spillway.operator_tile {} (other rounding)", tile), [=](TrainOptions& o) {
         o.operator_tile = tile;
         o.activations = StateHome::automatic;
+        if (o.checkpointing == Checkpointing::offload) o.checkpointing = Checkpointing::automatic;
       });
     }
   }
@@ -105,6 +122,7 @@ std::vector<Remedy> remedies(const model::ModelConfig& config, const TrainOption
           [&](TrainOptions& o) { o.state_format = format; });
     }
   }
+  if (tier == Tier::host) add_recomputation();
   if (tier == Tier::host && options.activations == StateHome::host) {
     add("activations on disk (spillway.activations nvme)",
         [](TrainOptions& o) { o.activations = StateHome::nvme; });

@@ -84,7 +84,8 @@ plan::PlacementRequest placement_request(const TrainOptions& options) {
     request.resident = options.residency == Residency::all;
   }
   if (options.checkpointing != Checkpointing::automatic) {
-    request.keep = options.checkpointing == Checkpointing::keep;
+    request.keep = options.checkpointing != Checkpointing::recompute;
+    request.offload = options.checkpointing == Checkpointing::offload;
   }
   if (options.gradient_sums != SumsHome::automatic) {
     request.sums = options.gradient_sums == SumsHome::device;

@@ -30,6 +30,11 @@ class Chooser {
           ErrorCode::not_supported,
           "spillway.activations: with spillway.operator_tile activations stay on the device; use "
           "\"auto\"");
+    SPILLWAY_ASSERT(!request_.offload || request_.keep == true);
+    check(
+        !workload_.tiled || !request_.offload, ErrorCode::not_supported,
+        "spillway.checkpointing: with spillway.operator_tile kept activations stay on the device; "
+        "use \"auto\" instead of \"offload\"");
     std::optional<Shortage> least;
     for (const bool spill : {false, true}) {
       if (spill && workload_.tiled) break;
@@ -86,6 +91,7 @@ class Chooser {
       if (fits(everything, Tier::device)) return finished_with_boundaries(everything);
       if (request_.state == Tier::device) {
         everything = uniform(true, Tier::device, request_.keep == true);
+        offload_internals(everything);
         fill_device(everything);
         return finished_with_boundaries(everything);
       }
@@ -93,6 +99,7 @@ class Chooser {
     Placement placement = uniform(request_.resident.value_or(false),
                                   request_.state.value_or(Tier::host), request_.keep == true);
     if (shrink_) shrink_slots(placement);
+    offload_internals(placement);
     if (!request_.state) spill_state(placement);
     if (spill_boundaries_ && !request_.activations) spill_activations(placement);
     fill_device(placement);
@@ -168,6 +175,17 @@ class Chooser {
       const bool head = size(workload_.blocks.back()) <= size(workload_.blocks.front());
       (head ? placement.blocks.back() : placement.blocks.front()).resident = true;
       placement.parameter_slots = 1;
+    }
+  }
+
+  /// The earliest blocks' internal activations wait longest for their backward.
+  void offload_internals(Placement& placement) const {
+    if (!request_.offload || fits(placement, Tier::device)) return;
+    placement.saved_slots = 2;
+    for (std::uint32_t b = 0; b + 1 < placement.blocks.size(); ++b) {
+      if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
+      placement.blocks[b].offload = true;
+      if (fits(placement, Tier::device)) return;
     }
   }
 

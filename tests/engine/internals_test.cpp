@@ -166,6 +166,34 @@ TEST(InternalsMemory, BackendHoldsExactlyWhatThePlanLists) {
   }
 }
 
+TEST(InternalsMemory, WhatTheDeviceCannotKeepTrainsInItsBudget) {
+  TrainingHarness harness(tiny_llama(6));
+  TrainOptions options = options_of(16, 1);
+  const Outcome recomputed = harness.train(options, 2);
+  options.checkpointing = Checkpointing::keep;
+  ModelRuntime model = make_model_runtime(harness.config(), options);
+  const plan::Workload workload = make_workload(harness.config(), *model.transformer, options);
+  const plan::Budgets plenty{1_GiB, 1_GiB, 1_GiB};
+  const plan::Placement kept = place(harness.config(), options, workload, plenty);
+  const Bytes saved = workload.blocks[1].saved_bytes;
+  // All six layers' do not fit, those of three do.
+  options.device_memory =
+      plan::total(plan::memory_items(workload, kept), Tier::device) - saved * (3ULL * 16);
+  options.activations = StateHome::device;
+  EXPECT_THROW((void)harness.make(options, harness.new_run()), Error);
+  options.checkpointing = Checkpointing::offload;
+  const auto trainer = harness.make(options, harness.new_run());
+  const plan::Placement& placement = trainer->placement();
+  EXPECT_TRUE(placement.blocks[1].keep && placement.blocks[1].offload);
+  EXPECT_TRUE(placement.blocks[6].keep && !placement.blocks[6].offload);
+  Outcome outcome;
+  harness.steps(*trainer, options, 2, outcome);
+  harness.finish(*trainer, outcome);
+  EXPECT_EQ(outcome, recomputed);
+  EXPECT_LE(trainer->backend().usage(offload::MemoryKind::device).high_water,
+            *options.device_memory);
+}
+
 TEST(InternalsSteadyState, AllocatesNothingAndOpensNothing) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   TrainingHarness harness(tiny_gpt2());

@@ -215,5 +215,43 @@ TEST_F(Cli, PlanForAMachineThatIsNotHereMeasuresNothing) {
   EXPECT_EQ(run(arguments).exit_code, 3);
 }
 
+TEST_F(Cli, PlanSaysHowManyBlocksKeepTheirActivationsOnTheHost) {
+  write_all(path("kept.json"), R"({
+    "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 16,
+    "bf16": {"enabled": true}, "spillway": {"context": 8192, "checkpointing": "offload"}})");
+  const std::string h100 = std::string(SPILLWAY_SOURCE_DIR) + "/docs/machines/h100.json";
+  std::vector<std::string> arguments{"plan",
+                                     path("kept.json"),
+                                     "--model",
+                                     "llama-3-8b",
+                                     "--machine",
+                                     h100,
+                                     "--profile",
+                                     "",
+                                     "--device-memory",
+                                     "200GB",
+                                     "--host-memory",
+                                     "900GB",
+                                     "--no-commits"};
+  const Answer text = run(arguments);
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  arguments.emplace_back("--json");
+  const Answer answer = run(arguments);
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const nlohmann::json plan = answer.json();
+  int away = 0;
+  for (const nlohmann::json& block : plan["blocks"]) {
+    EXPECT_EQ(block["keep"], true);
+    away += block["offload"] == true ? 1 : 0;
+  }
+  // Some of the 32 layers' activations fit on the device, and not all.
+  EXPECT_GT(away, 0);
+  EXPECT_LT(away, 32);
+  EXPECT_GT(plan["memory"]["host"]["items"]["kept activations"], 0);
+  EXPECT_GT(plan["memory"]["device"]["items"]["kept activations"], 0);
+  EXPECT_NE(text.out.find(std::to_string(away) + " of them on the host"), std::string::npos)
+      << text.out;
+}
+
 }  // namespace
 }  // namespace spillway::testing

@@ -104,6 +104,7 @@ ordered_json placement_json(const StepBenchResult& result) {
   return {{"blocks", result.placement.blocks.size()},
           {"resident", count([](const plan::BlockPlacement& b) { return b.resident; })},
           {"keep_activations", count([](const plan::BlockPlacement& b) { return b.keep; })},
+          {"offload_activations", count([](const plan::BlockPlacement& b) { return b.offload; })},
           {"state_device", lives(plan::Tier::device)},
           {"state_host", lives(plan::Tier::host)},
           {"state_nvme", lives(plan::Tier::nvme)},

@@ -40,12 +40,14 @@ std::string placement_line(const plan::Placement& placement) {
     return count(placement, [&](const plan::BlockPlacement& b) { return b.activations == tier; });
   };
   return fmt::format(
-      "{} blocks: {} resident, {} streamed; {} keep activations; state: {} device, {} host, {} "
-      "nvme; their outputs: {} device, {} host, {} nvme; {} sum rounds on the device",
+      "{} blocks: {} resident, {} streamed; {} keep activations, {} of them on the host; state: {} "
+      "device, {} host, {} nvme; their outputs: {} device, {} host, {} nvme; {} sum rounds on the "
+      "device",
       placement.blocks.size(),
       count(placement, [](const plan::BlockPlacement& b) { return b.resident; }),
       count(placement, [](const plan::BlockPlacement& b) { return !b.resident; }),
       count(placement, [](const plan::BlockPlacement& b) { return b.keep; }),
+      count(placement, [](const plan::BlockPlacement& b) { return b.offload; }),
       state_in(Tier::device), state_in(Tier::host), state_in(Tier::nvme), output_in(Tier::device),
       output_in(Tier::host), output_in(Tier::nvme),
       count(placement, [](const plan::BlockPlacement& b) { return b.sums; }));
@@ -109,6 +111,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
                       {"parameters", view.workload.blocks[b].parameters.value()},
                       {"resident", place.resident},
                       {"keep", place.keep},
+                      {"offload", place.offload},
                       {"state", plan::name_of(place.state)},
                       {"activations", plan::name_of(place.activations)},
                       {"sums_on_device", place.sums}});

@@ -1,0 +1,172 @@
+// The choice of a placement whose kept activations wait on the host where the device is too small.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "runtime/base/error.hpp"
+#include "runtime/plan/internals.hpp"
+#include "runtime/plan/step_builder.hpp"
+#include "tests/plan/choose_helpers.hpp"
+#include "tests/plan/plan_helpers.hpp"
+#include "tests/plan/step_workloads.hpp"
+
+namespace spillway::plan {
+namespace {
+
+constexpr std::uint64_t kSaved = 100'000;
+
+/// Four layers that save as much as they have to, two micro-batches.
+Workload saving_workload() {
+  Workload workload = small_workload();
+  workload.micro_batches = 2;
+  workload.blocks[1].saved_bytes = Bytes{kSaved};
+  workload.blocks[2] = workload.blocks[1];
+  workload.blocks.insert(workload.blocks.begin() + 1, 2, workload.blocks[1]);
+  return workload;
+}
+
+PlacementRequest request_of(bool offload) {
+  return {.state = Tier::host,
+          .resident = false,
+          .keep = true,
+          .offload = offload,
+          .activations = Tier::device};
+}
+
+std::vector<bool> offloaded(const Placement& placement) {
+  std::vector<bool> list;
+  for (const BlockPlacement& block : placement.blocks) {
+    EXPECT_TRUE(block.keep);
+    list.push_back(block.offload);
+  }
+  return list;
+}
+
+TEST(ChooseOffload, LeavesOnTheDeviceWhatFitsThere) {
+  const Workload workload = saving_workload();
+  const Placement placement = chosen(workload, kUnlimited, request_of(true));
+  EXPECT_EQ(offloaded_internals(workload, placement), Bytes{});
+  EXPECT_EQ(needed(workload, placement, Tier::device),
+            needed(workload, chosen(workload, kUnlimited, request_of(false)), Tier::device));
+}
+
+TEST(ChooseOffload, MovesTheEarliestBlocksAndNoMoreThanItMust) {
+  const Workload workload = saving_workload();
+  Budgets budgets = kUnlimited;
+  const Bytes kept = needed(workload, chosen(workload, budgets, request_of(false)), Tier::device);
+  // One block off the device gains its two micro-batches and costs two slots: nothing. The second
+  // gains 200,000 bytes, the third as many, the fourth too.
+  const std::vector<std::vector<bool>> expected{{false, false, false, false, false, false},
+                                                {false, true, true, false, false, false},
+                                                {false, true, true, true, false, false},
+                                                {false, true, true, true, true, false}};
+  for (std::uint64_t i = 0; i < expected.size(); ++i) {
+    budgets.device = kept - Bytes{2 * kSaved * i};
+    const Placement placement = chosen(workload, budgets, request_of(true));
+    EXPECT_EQ(offloaded(placement), expected[i]) << i;
+    EXPECT_LE(needed(workload, placement, Tier::device), budgets.device);
+    const bool fits_without =
+        std::holds_alternative<Placement>(choose_placement(workload, budgets, request_of(false)));
+    EXPECT_EQ(fits_without, i == 0);
+  }
+}
+
+TEST(ChooseOffload, AShortageOfRoomForThemNamesTheHost) {
+  const Workload workload = saving_workload();
+  Budgets budgets = kUnlimited;
+  budgets.device = needed(workload, chosen(workload, budgets, request_of(false)), Tier::device) -
+                   Bytes{3 * 2 * kSaved};
+  const Placement placement = chosen(workload, budgets, request_of(true));
+  // Gradients have a second landing place only where there is room for it.
+  budgets.host = needed(workload, placement, Tier::host);
+  EXPECT_EQ(offloaded(chosen(workload, budgets, request_of(true))), offloaded(placement));
+  budgets.host -= Bytes{2 * kSaved};
+  const auto choice = choose_placement(workload, budgets, request_of(true));
+  const auto* shortage = std::get_if<Shortage>(&choice);
+  ASSERT_NE(shortage, nullptr);
+  EXPECT_EQ(shortage->tier, Tier::host);
+  EXPECT_GT(shortage->needed, budgets.host);
+}
+
+TEST(ChooseOffload, StateGoesToTheDiskBeforeTheyStay) {
+  const Workload workload = saving_workload();
+  PlacementRequest request = request_of(true);
+  request.state.reset();
+  Budgets budgets = kUnlimited;
+  budgets.device = needed(workload, chosen(workload, budgets, request_of(false)), Tier::device) -
+                   Bytes{3 * 2 * kSaved};
+  const Placement roomy = chosen(workload, budgets, request);
+  EXPECT_FALSE(roomy.any_state(Tier::nvme));
+  budgets.host = needed(workload, roomy, Tier::host) - Bytes{1};
+  const Placement placement = chosen(workload, budgets, request);
+  EXPECT_TRUE(placement.any_state(Tier::nvme));
+  EXPECT_EQ(offloaded(placement), offloaded(roomy));
+}
+
+TEST(ChooseOffload, RefusesTiles) {
+  RandomCases cases(property_seed());
+  const Workload workload = cases.tiled_workload();
+  try {
+    (void)choose_placement(workload, kUnlimited, {.keep = true, .offload = true});
+    FAIL() << "tiles were placed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::not_supported);
+    EXPECT_NE(std::string(error.what()).find("spillway.checkpointing"), std::string::npos)
+        << error.what();
+  }
+}
+
+PlacementRequest random_offload_request(RandomCases& cases) {
+  PlacementRequest request = random_request(cases);
+  request.keep = request.offload = true;
+  return request;
+}
+
+TEST(ChooseOffloadProperty, FitsAndCanBeBuilt) {
+  RandomCases cases(property_seed());
+  int placed = 0, away = 0;
+  for (int i = 0; i < 600; ++i) {
+    Workload workload = cases.workload();
+    workload.micro_batches += 3;
+    const PlacementRequest request = random_offload_request(cases);
+    const Budgets budgets{Bytes{cases.between(0, 1'000'000)}, Bytes{cases.between(0, 1'500'000)},
+                          kPlenty};
+    const auto choice = choose_placement(workload, budgets, request);
+    const auto* placement = std::get_if<Placement>(&choice);
+    if (placement == nullptr) continue;
+    ++placed;
+    away += offloaded_internals(workload, *placement) > Bytes{} ? 1 : 0;
+    EXPECT_LE(needed(workload, *placement, Tier::device), budgets.device);
+    EXPECT_LE(needed(workload, *placement, Tier::host), budgets.host);
+    for (const BlockPlacement& block : placement->blocks) EXPECT_TRUE(block.keep);
+    EXPECT_EQ(bytes_moved(build_training_step(workload, *placement), OpKind::save_internals),
+              internals_traffic(workload, *placement));
+    (void)build_evaluation(workload, *placement);
+  }
+  EXPECT_GT(placed, 100);
+  EXPECT_GT(away, 20);
+}
+
+TEST(ChooseOffloadProperty, ALargerBudgetNeverFailsWhereASmallerFits) {
+  RandomCases cases(property_seed());
+  int compared = 0;
+  for (int i = 0; i < 600; ++i) {
+    Workload workload = cases.workload();
+    workload.micro_batches += 3;
+    const PlacementRequest request = random_offload_request(cases);
+    Budgets budgets{Bytes{cases.between(0, 1'000'000)}, Bytes{cases.between(0, 1'500'000)},
+                    Bytes{cases.between(0, 3'000'000)}};
+    if (std::holds_alternative<Shortage>(choose_placement(workload, budgets, request))) continue;
+    for (int grown = 0; grown < 5; ++grown) {
+      Bytes& one = cases.maybe() ? budgets.device : cases.maybe() ? budgets.host : budgets.nvme;
+      one += Bytes{cases.between(0, 300'000)};
+      EXPECT_TRUE(std::holds_alternative<Placement>(choose_placement(workload, budgets, request)))
+          << "case " << i;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 200);
+}
+
+}  // namespace
+}  // namespace spillway::plan
