@@ -20,6 +20,20 @@ std::vector<std::optional<Value>> ways(const std::optional<Value>& given,
   return list;
 }
 
+/// What becomes of internal activations.
+struct Internals {
+  std::optional<bool> keep;
+  bool offload = false;
+};
+
+std::vector<Internals> internals(const Workload& workload, const PlacementRequest& request) {
+  std::vector<Internals> list{{request.keep, request.offload}};
+  if (request.keep) return list;
+  for (const bool keep : {true, false}) list.push_back({.keep = keep});
+  if (!workload.tiled) list.push_back({.keep = true, .offload = true});
+  return list;
+}
+
 std::vector<PlacementRequest> requests(const Workload& workload, const PlacementRequest& request) {
   std::vector<PlacementRequest> list;
   const bool rounds = workload.rounds > 1;
@@ -27,12 +41,13 @@ std::vector<PlacementRequest> requests(const Workload& workload, const Placement
   const auto activations = workload.tiled ? std::vector{request.activations}
                                           : ways<Tier>(request.activations, {Tier::host});
   for (const auto& home : activations) {
-    for (const auto& keep : ways<bool>(request.keep, {true, false})) {
+    for (const auto& [keep, offload] : internals(workload, request)) {
       for (const auto& resident : ways<bool>(request.resident, {true, false})) {
         for (const auto& sum : sums) {
           PlacementRequest each = request;
           each.activations = home;
           each.keep = keep;
+          each.offload = offload;
           each.resident = resident;
           each.sums = sum;
           const bool excluded = each.state == Tier::device && each.resident == false;
