@@ -31,6 +31,7 @@ class Chooser {
           "spillway.activations: with spillway.operator_tile activations stay on the device; use "
           "\"auto\"");
     SPILLWAY_ASSERT(!request_.offload || request_.keep == true);
+    SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.tiled));
     check(
         !workload_.tiled || !request_.offload, ErrorCode::not_supported,
         "spillway.checkpointing: with spillway.operator_tile kept activations stay on the device; "
@@ -178,8 +179,23 @@ class Chooser {
     }
   }
 
+  /// The link has the time of the blocks between two of them to carry what one saves.
+  void spread_internals(Placement& placement) const {
+    const bool one_at_a_time = request_.order == WorkOrder::micro_batch_major;
+    placement.saved_slots = 2 * (one_at_a_time ? 1 : workload_.micro_batches);
+    double due = 0.5;
+    for (std::uint32_t b = 0; b + 1 < placement.blocks.size(); ++b) {
+      if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
+      due += request_.offload_share;
+      if (due < 1) continue;
+      due -= 1;
+      placement.blocks[b].keep = placement.blocks[b].offload = true;
+    }
+  }
+
   /// The earliest blocks' internal activations wait longest for their backward.
   void offload_internals(Placement& placement) const {
+    if (request_.offload_share > 0) return spread_internals(placement);
     if (!request_.offload || fits(placement, Tier::device)) return;
     placement.saved_slots = 2;
     for (std::uint32_t b = 0; b + 1 < placement.blocks.size(); ++b) {

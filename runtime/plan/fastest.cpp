@@ -9,7 +9,7 @@
 namespace spillway::plan {
 namespace {
 
-constexpr double kWorthwhile = 0.99;  ///< of the best step so far
+constexpr double kWorthwhile = 0.99;  ///< of the first placement's step
 
 /// What to try of an option: what the user said, or first the chooser's own way.
 template <class Value>
@@ -24,13 +24,18 @@ std::vector<std::optional<Value>> ways(const std::optional<Value>& given,
 struct Internals {
   std::optional<bool> keep;
   bool offload = false;
+  double offload_share = 0;
 };
 
 std::vector<Internals> internals(const Workload& workload, const PlacementRequest& request) {
   std::vector<Internals> list{{request.keep, request.offload}};
   if (request.keep) return list;
   for (const bool keep : {true, false}) list.push_back({.keep = keep});
-  if (!workload.tiled) list.push_back({.keep = true, .offload = true});
+  if (workload.tiled) return list;
+  for (int tenths = 1; tenths < 10; ++tenths) {
+    list.push_back({.keep = {}, .offload_share = tenths / 10.0});
+  }
+  list.push_back({.keep = true, .offload = true});
   return list;
 }
 
@@ -41,13 +46,14 @@ std::vector<PlacementRequest> requests(const Workload& workload, const Placement
   const auto activations = workload.tiled ? std::vector{request.activations}
                                           : ways<Tier>(request.activations, {Tier::host});
   for (const auto& home : activations) {
-    for (const auto& [keep, offload] : internals(workload, request)) {
+    for (const auto& [keep, offload, share] : internals(workload, request)) {
       for (const auto& resident : ways<bool>(request.resident, {true, false})) {
         for (const auto& sum : sums) {
           PlacementRequest each = request;
           each.activations = home;
           each.keep = keep;
           each.offload = offload;
+          each.offload_share = share;
           each.resident = resident;
           each.sums = sum;
           const bool excluded = each.state == Tier::device && each.resident == false;
@@ -70,6 +76,7 @@ PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                               const Placement& first) {
   std::vector<Placement> tried{first};
   PlannedStep best{first, simulate(build_training_step(workload, first), profile)};
+  const double worthwhile = kWorthwhile * best.prediction.step_seconds;
   for (const PlacementRequest& each : requests(workload, request)) {
     auto choice = choose_placement(workload, budgets, each);
     auto* placement = std::get_if<Placement>(&choice);
@@ -77,7 +84,8 @@ PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
     if (std::find(tried.begin(), tried.end(), *placement) != tried.end()) continue;
     tried.push_back(*placement);
     Prediction prediction = simulate(build_training_step(workload, *placement), profile);
-    if (prediction.step_seconds < kWorthwhile * best.prediction.step_seconds) {
+    const double seconds = prediction.step_seconds;
+    if (seconds < worthwhile && seconds < best.prediction.step_seconds) {
       best = {std::move(*placement), std::move(prediction)};
     }
   }

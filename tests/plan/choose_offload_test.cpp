@@ -50,6 +50,33 @@ TEST(ChooseOffload, LeavesOnTheDeviceWhatFitsThere) {
             needed(workload, chosen(workload, kUnlimited, request_of(false)), Tier::device));
 }
 
+TEST(ChooseOffload, SpreadsAShareOfTheBlocksEvenly) {
+  const Workload workload = saving_workload();
+  const auto moved = [&](double share) {
+    const PlacementRequest request{.state = Tier::host,
+                                   .resident = false,
+                                   .offload_share = share,
+                                   .activations = Tier::device};
+    std::vector<bool> list;
+    for (const BlockPlacement& block : chosen(workload, kUnlimited, request).blocks) {
+      EXPECT_TRUE(block.keep || !block.offload);
+      list.push_back(block.offload);
+    }
+    return list;
+  };
+  EXPECT_EQ(moved(0.25), (std::vector<bool>{false, false, true, false, false, false}));
+  EXPECT_EQ(moved(0.5), (std::vector<bool>{false, true, false, true, false, false}));
+  EXPECT_EQ(moved(0.75), (std::vector<bool>{false, true, true, false, true, false}));
+}
+
+TEST(ChooseOffload, HasRoomForTheMicroBatchesOfTwoBlocksWhereItSpreads) {
+  const Workload workload = saving_workload();
+  PlacementRequest request{.state = Tier::host, .resident = false, .offload_share = 0.5};
+  EXPECT_EQ(chosen(workload, kUnlimited, request).saved_slots, 4U);
+  request.order = WorkOrder::micro_batch_major;
+  EXPECT_EQ(chosen(workload, kUnlimited, request).saved_slots, 2U);
+}
+
 TEST(ChooseOffload, MovesTheEarliestBlocksAndNoMoreThanItMust) {
   const Workload workload = saving_workload();
   Budgets budgets = kUnlimited;

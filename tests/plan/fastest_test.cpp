@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "runtime/plan/step_builder.hpp"
 #include "tests/plan/choose_helpers.hpp"
+#include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
 namespace spillway::plan {
@@ -62,7 +65,7 @@ TEST(FastestPlacement, LeavesTheDiskAloneWhereTheFirstDoes) {
 
 TEST(FastestPlacementProperty, IsAPlacementForTheRequestAndNoSlowerThanTheFirst) {
   RandomCases cases(property_seed());
-  int faster = 0;
+  int faster = 0, spread = 0;
   for (int i = 0; i < 1000; ++i) {
     const Workload workload = i % 4 == 0 ? cases.tiled_workload() : cases.workload();
     PlacementRequest request = random_request(cases);
@@ -80,6 +83,8 @@ TEST(FastestPlacementProperty, IsAPlacementForTheRequestAndNoSlowerThanTheFirst)
     machine.update = static_cast<double>(cases.between(1, 1000)) * 1e6;
     const PlannedStep step = fastest_placement(workload, budgets, request, machine, *first);
     expect_honoured(workload, step.placement, budgets, request);
+    expect_correct({workload, step.placement});
+    spread += std::ranges::any_of(step.placement.blocks, &BlockPlacement::offload);
     const StepPlan plan = build_training_step(workload, step.placement);
     EXPECT_EQ(step.prediction.step_seconds, simulate(plan, machine).step_seconds);
     const double before = simulate(build_training_step(workload, *first), machine).step_seconds;
@@ -89,6 +94,7 @@ TEST(FastestPlacementProperty, IsAPlacementForTheRequestAndNoSlowerThanTheFirst)
     }
   }
   EXPECT_GT(faster, 20);
+  EXPECT_GT(spread, 5);
 }
 
 }  // namespace
