@@ -28,7 +28,7 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
   train.device = options_.device;
   resolve(train, config_);
   options_.context = train.context;
-  model_ = make_model_runtime(config_, train);
+  model_ = make_model_runtime(config_, train, products_of(options_.trained_on));
   // The whole model is resident and every allocation below is its exact size: no budget to keep.
   const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
   backend_ = make_backend(train, {.device = unlimited, .host = unlimited, .nvme = {}}, nullptr);

@@ -22,6 +22,7 @@ struct InferenceOptions {
   std::uint32_t context = 0;  ///< tokens a window
   std::uint32_t compute_threads = 0;
   std::optional<DeviceKind> device = std::nullopt;  ///< absent: as for training
+  DeviceRecord trained_on = {};                     ///< algorithms of a run's products: the same
 };
 
 class Inference {

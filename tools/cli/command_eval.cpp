@@ -39,7 +39,8 @@ nlohmann::ordered_json run(const EvalFlags& flags, bool json) {
                                .batch = flags.batch,
                                .context = context,
                                .compute_threads = flags.compute_threads,
-                               .device = flags.device},
+                               .device = flags.device,
+                               .trained_on = source.trained_on()},
                               source.parameters());
   const engine::Evaluation result = inference.evaluate(tokens);
   const double perplexity = std::exp(result.loss);

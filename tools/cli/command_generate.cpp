@@ -68,7 +68,8 @@ nlohmann::ordered_json run(const GenerateFlags& flags, bool json) {
                                .batch = 1,
                                .context = wanted,
                                .compute_threads = flags.compute_threads,
-                               .device = flags.device},
+                               .device = flags.device,
+                               .trained_on = source.trained_on()},
                               source.parameters());
   const std::size_t prompt_length = tokens.size();
   if (!json && tokenizer) fmt::print("{}", tokenizer->decode(tokens));

@@ -26,6 +26,10 @@ class ModelSource {
 
   [[nodiscard]] const model::ModelConfig& config() const { return config_; }
   [[nodiscard]] DType compute() const { return compute_; }
+  /// Of a run; empty of a checkpoint.
+  [[nodiscard]] engine::DeviceRecord trained_on() const {
+    return run_ ? run_->config().device : engine::DeviceRecord{};
+  }
   [[nodiscard]] const model::ParameterSource& parameters() const;
   /// The run, if that is what the model comes from.
   [[nodiscard]] engine::RunReader* run() { return run_.get(); }

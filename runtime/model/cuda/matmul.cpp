@@ -200,8 +200,8 @@ std::optional<cublasLtMatmulAlgo_t> Multiplier::choose(const MatmulDescriptors& 
   if (const auto chosen = options_.choices.find(name)) {
     std::memcpy(&algorithm, chosen->data(), sizeof(algorithm));
     check(descriptors.accepts(handle_, alignment, algorithm), ErrorCode::invalid_argument,
-          fmt::format("the table's algorithm for {} does not run there: measure it again "
-                      "(spillway profile --again)",
+          fmt::format("the recorded algorithm of {} does not run here; one of this machine's "
+                      "profile is measured again by spillway profile --again with the model",
                       name));
   } else {
     const auto proposals = descriptors.propose(handle_, alignment, 1);

@@ -5,7 +5,10 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <vector>
 
+#include "runtime/base/error.hpp"
+#include "runtime/base/log.hpp"
 #include "runtime/model/cuda/cuda_check.hpp"
 #include "runtime/model/cuda/matmul.hpp"
 
@@ -29,7 +32,18 @@ std::vector<MatmulTiming> Multiplier::measure(const MatmulShape& shape,
                                               const MatmulArguments& arguments, int count,
                                               cudaStream_t stream) {
   MatmulDescriptors descriptors(*library_, shape, options_.math);
-  const auto proposals = descriptors.propose(handle_, Alignment::sixteen, count);
+  auto proposals = descriptors.propose(handle_, Alignment::sixteen, count);
+  // The library says that a proposal may still not run; the first run of one also loads its kernel.
+  std::erase_if(proposals, [&](const auto& proposal) {
+    if (!descriptors.accepts(handle_, Alignment::sixteen, proposal.algo)) return true;
+    try {
+      descriptors.run(handle_, proposal.algo, arguments, stream);
+      return false;
+    } catch (const Error& error) {
+      log_warning("an algorithm of {} is left out: {}", name_of(shape), error.what());
+      return true;
+    }
+  });
   const Event first = make_event();
   const Event last = make_event();
   const auto milliseconds = [&](const cublasLtMatmulAlgo_t& algorithm) {
@@ -43,8 +57,6 @@ std::vector<MatmulTiming> Multiplier::measure(const MatmulShape& shape,
   };
   std::vector<MatmulTiming> timings(proposals.size());
   for (std::size_t i = 0; i < proposals.size(); ++i) {
-    // The first run loads the kernel.
-    descriptors.run(handle_, proposals[i].algo, arguments, stream);
     std::memcpy(timings[i].algorithm.data(), &proposals[i].algo, sizeof(MatmulAlgorithm));
     timings[i].milliseconds = std::numeric_limits<double>::infinity();
   }
