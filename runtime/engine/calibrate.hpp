@@ -36,6 +36,10 @@ struct Tuning {
                           MachineTuning& known,
                           const std::function<void(const std::string&)>& note);
 
+/// Sets the directories' shares for the placement that is chosen; none where one lacks the space.
+void share_disks(const CalibrationRequest& request, const plan::Placement& placement,
+                 Tuning& tuning);
+
 [[nodiscard]] plan::MachineProfile calibrate(const CalibrationRequest& request,
                                              const Tuning& tuning = {});
 

@@ -222,12 +222,13 @@ void Loop::plan() {
   tuning_ =
       tune(request, placement_, known_, [this](const std::string& text) { observer_.noted(text); });
   tune_store(tuning_.drives, store_options_);
-  store_options_.weights = tuning_.weights;
   profile_ = calibrate(request, tuning_);
   plan::PlannedStep fastest = plan::fastest_placement(
       workload_, budgets_, placement_request(options_), profile_, placement_);
   placement_ = std::move(fastest.placement);
   prediction_ = std::move(fastest.prediction);
+  share_disks(request, placement_, tuning_);
+  store_options_.weights = tuning_.weights;
   if (options_.commit_every == 0) {
     options_.commit_every =
         planned_commit_every(workload_, placement_, profile_, prediction_.step_seconds);
