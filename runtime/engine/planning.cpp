@@ -100,7 +100,8 @@ std::vector<Remedy> remedies(const model::ModelConfig& config, const TrainOption
           [](TrainOptions& o) { o.activations = StateHome::automatic; });
     }
     if (options.gradient_sums == SumsHome::device) {
-      add("gradients of rounds summed on the host (spillway.gradient_sums)",
+      add("gradients of rounds summed on the host where the device has no room "
+          "(spillway.gradient_sums auto)",
           [](TrainOptions& o) { o.gradient_sums = SumsHome::automatic; });
     }
     if (options.residency == Residency::all) {

@@ -27,11 +27,11 @@ struct Internals {
   double offload_share = 0;
 };
 
-std::vector<Internals> internals(const Workload& workload, const PlacementRequest& request) {
+std::vector<Internals> internals(const PlacementRequest& request, bool may_leave) {
   std::vector<Internals> list{{request.keep, request.offload}};
   if (request.keep) return list;
   for (const bool keep : {true, false}) list.push_back({.keep = keep});
-  if (workload.tiled) return list;
+  if (!may_leave) return list;
   for (int tenths = 1; tenths < 10; ++tenths) {
     list.push_back({.keep = {}, .offload_share = tenths / 10.0});
   }
@@ -39,29 +39,43 @@ std::vector<Internals> internals(const Workload& workload, const PlacementReques
   return list;
 }
 
-std::vector<PlacementRequest> requests(const Workload& workload, const PlacementRequest& request) {
-  std::vector<PlacementRequest> list;
-  const bool rounds = workload.rounds > 1;
-  const auto sums = rounds ? ways<bool>(request.sums, {false}) : std::vector{request.sums};
-  const auto activations = workload.tiled ? std::vector{request.activations}
-                                          : ways<Tier>(request.activations, {Tier::host});
-  for (const auto& home : activations) {
-    for (const auto& [keep, offload, share] : internals(workload, request)) {
-      for (const auto& resident : ways<bool>(request.resident, {true, false})) {
-        for (const auto& sum : sums) {
-          PlacementRequest each = request;
-          each.activations = home;
-          each.keep = keep;
-          each.offload = offload;
-          each.offload_share = share;
-          each.resident = resident;
-          each.sums = sum;
-          const bool excluded = each.state == Tier::device && each.resident == false;
-          if (!excluded) list.push_back(each);
-        }
-      }
-    }
+/// Every request of `list` with each of the ways; `set` writes one into a request.
+template <class Way, class Set>
+void vary(std::vector<PlacementRequest>& list, const std::vector<Way>& ways, const Set& set) {
+  std::vector<PlacementRequest> varied;
+  for (const PlacementRequest& request : list) {
+    for (const Way& way : ways) set(varied.emplace_back(request), way);
   }
+  list = std::move(varied);
+}
+
+std::vector<PlacementRequest> requests(const Workload& workload, const PlacementRequest& request,
+                                       const MachineProfile& profile) {
+  std::vector<PlacementRequest> list{request};
+  // The copies of a host backend cost it FWD-BWD time, which the simulator does not see.
+  const bool may_leave = !workload.tiled && !profile.cpu_shares_gpu;
+  if (profile.gpu_update > 0) {
+    vary(list, ways<Tier>(request.state, {Tier::device}),
+         [](PlacementRequest& each, const auto& way) { each.state = way; });
+  }
+  if (!workload.tiled) {
+    vary(list, ways<Tier>(request.activations, {Tier::host}),
+         [](PlacementRequest& each, const auto& way) { each.activations = way; });
+  }
+  vary(list, internals(request, may_leave), [](PlacementRequest& each, const Internals& way) {
+    each.keep = way.keep;
+    each.offload = way.offload;
+    each.offload_share = way.offload_share;
+  });
+  vary(list, ways<bool>(request.resident, {true, false}),
+       [](PlacementRequest& each, const auto& way) { each.resident = way; });
+  if (workload.rounds > 1) {
+    vary(list, ways<bool>(request.sums, {true, false}),
+         [](PlacementRequest& each, const auto& way) { each.sums = way; });
+  }
+  std::erase_if(list, [](const PlacementRequest& each) {
+    return each.state == Tier::device && each.resident == false;
+  });
   return list;
 }
 
@@ -77,7 +91,7 @@ PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
   std::vector<Placement> tried{first};
   PlannedStep best{first, simulate(build_training_step(workload, first), profile)};
   const double worthwhile = kWorthwhile * best.prediction.step_seconds;
-  for (const PlacementRequest& each : requests(workload, request)) {
+  for (const PlacementRequest& each : requests(workload, request, profile)) {
     auto choice = choose_placement(workload, budgets, each);
     auto* placement = std::get_if<Placement>(&choice);
     if (placement == nullptr || (uses_disk(*placement) && !uses_disk(first))) continue;

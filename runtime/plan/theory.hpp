@@ -162,7 +162,7 @@ struct LinkWork {
 };
 struct LinkVolume {
   Bytes up{};           ///< parameters to the device
-  Bytes down{};         ///< gradients from the device
+  Bytes down{};         ///< gradients from the device, which sums no rounds
   Bytes activations{};  ///< both ways, if boundary tensors are offloaded: an upper bound for
                         ///< layer-major
 };

@@ -81,6 +81,7 @@ TEST(FastestPlacementProperty, IsAPlacementForTheRequestAndNoSlowerThanTheFirst)
     MachineProfile machine = fast_machine();
     machine.h2d = machine.d2h = static_cast<double>(cases.between(1, 1000)) * 1e5;
     machine.update = static_cast<double>(cases.between(1, 1000)) * 1e6;
+    if (cases.maybe()) machine.gpu_update = static_cast<double>(cases.between(1, 1000)) * 1e7;
     const PlannedStep step = fastest_placement(workload, budgets, request, machine, *first);
     expect_honoured(workload, step.placement, budgets, request);
     expect_correct({workload, step.placement});

@@ -31,14 +31,23 @@ std::size_t count(const plan::Placement& placement, Predicate predicate) {
       std::count_if(placement.blocks.begin(), placement.blocks.end(), predicate));
 }
 
+bool sums_rounds_on_device(const plan::Workload& workload, const plan::Placement& placement,
+                           std::size_t block) {
+  return workload.rounds > 1 && plan::gradient_on_device(workload, placement, block);
+}
+
 /// Blocks in each home, as one line.
-std::string placement_line(const plan::Placement& placement) {
+std::string placement_line(const plan::Workload& workload, const plan::Placement& placement) {
   const auto state_in = [&](Tier tier) {
     return count(placement, [&](const plan::BlockPlacement& b) { return b.state == tier; });
   };
   const auto output_in = [&](Tier tier) {
     return count(placement, [&](const plan::BlockPlacement& b) { return b.activations == tier; });
   };
+  std::size_t sums_on_device = 0;
+  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+    sums_on_device += sums_rounds_on_device(workload, placement, b);
+  }
   return fmt::format(
       "{} blocks: {} resident, {} streamed; {} keep activations, {} of them on the host; state: {} "
       "device, {} host, {} nvme; their outputs: {} device, {} host, {} nvme; {} sum rounds on the "
@@ -49,8 +58,7 @@ std::string placement_line(const plan::Placement& placement) {
       count(placement, [](const plan::BlockPlacement& b) { return b.keep; }),
       count(placement, [](const plan::BlockPlacement& b) { return b.offload; }),
       state_in(Tier::device), state_in(Tier::host), state_in(Tier::nvme), output_in(Tier::device),
-      output_in(Tier::host), output_in(Tier::nvme),
-      count(placement, [](const plan::BlockPlacement& b) { return b.sums; }));
+      output_in(Tier::host), output_in(Tier::nvme), sums_on_device);
 }
 
 }  // namespace
@@ -64,7 +72,7 @@ std::string to_text(const PlanView& view) {
                  name_of(view.placement.format));
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  w.tokens * w.micro_batches * w.rounds, w.rounds, w.micro_batches, w.tokens);
-  fmt::format_to(out, "placement  {}\n", placement_line(view.placement));
+  fmt::format_to(out, "placement  {}\n", placement_line(w, view.placement));
   for (const Tier tier : kTiers) {
     fmt::format_to(out, "{:<10} {} of {}\n", plan::name_of(tier),
                    format_bytes(plan::total(view.memory, tier)),
@@ -114,7 +122,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
                       {"offload", place.offload},
                       {"state", plan::name_of(place.state)},
                       {"activations", plan::name_of(place.activations)},
-                      {"sums_on_device", place.sums}});
+                      {"sums_on_device", sums_rounds_on_device(view.workload, view.placement, b)}});
   }
   for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
     const plan::LaneUse& use = view.prediction.lanes[lane];
