@@ -5,8 +5,8 @@
 
 #include "runtime/base/error.hpp"
 #include "tests/engine/expect_memory.hpp"
+#include "tests/engine/steady_state.hpp"
 #include "tests/engine/training_harness.hpp"
-#include "tests/support/allocation_counter.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -230,13 +230,7 @@ TEST(BoundarySteadyState, AllocatesNothingAndOpensNothing) {
   const TrainOptions options = options_of(3, 2);
   for (const std::size_t spread : {std::size_t{1}, std::size_t{5}}) {
     harness.adjust_placement = adjusted(spreads()[spread]);
-    const auto trainer = harness.make(options, harness.new_run());
-    const data::Sampler sampler = harness.sampler(options);
-    for (int i = 0; i < 3; ++i) trainer->step(harness.tokens(), sampler);
-    const test_support::AllocationCounter counter;
-    for (int i = 0; i < 5; ++i) trainer->step(harness.tokens(), sampler);
-    EXPECT_EQ(counter.allocations(), 0);
-    EXPECT_EQ(counter.opens(), 0);
+    expect_steady(harness, options);
   }
 }
 

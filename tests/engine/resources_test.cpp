@@ -3,8 +3,8 @@
 
 #include "runtime/base/error.hpp"
 #include "tests/engine/expect_memory.hpp"
+#include "tests/engine/steady_state.hpp"
 #include "tests/engine/training_harness.hpp"
-#include "tests/support/allocation_counter.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -239,13 +239,7 @@ TEST(SteadyState, AllocatesNothingAndOpensNothing) {
     options.io_engine = engine;
     options.compute = DType::bf16;
     options.state_format = StateFormat::split;
-    const auto trainer = harness.make(options, harness.new_run());
-    const data::Sampler sampler = harness.sampler(options);
-    for (int i = 0; i < 3; ++i) trainer->step(harness.tokens(), sampler);
-    const test_support::AllocationCounter counter;
-    for (int i = 0; i < 5; ++i) trainer->step(harness.tokens(), sampler);
-    EXPECT_EQ(counter.allocations(), 0);
-    EXPECT_EQ(counter.opens(), 0);
+    expect_steady(harness, options);
   }
 }
 

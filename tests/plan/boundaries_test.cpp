@@ -4,20 +4,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
+#include <initializer_list>
 
 #include "runtime/plan/simulator.hpp"
 #include "runtime/plan/step_builder.hpp"
 #include "runtime/plan/theory.hpp"
-#include "tests/plan/plan_checker.hpp"
+#include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 
 namespace spillway::plan {
 namespace {
 
-constexpr OpKind kMoves[] = {OpKind::save_activation, OpKind::load_activation,
-                             OpKind::spill_activation, OpKind::fetch_activation};
+constexpr std::initializer_list<OpKind> kMoves = {OpKind::save_activation, OpKind::load_activation,
+                                                  OpKind::spill_activation,
+                                                  OpKind::fetch_activation};
 
 Case next_off_device(RandomCases& cases) {
   Workload w = cases.workload();
@@ -141,48 +142,21 @@ TEST(Boundaries, TwoSlotsWaitAndFourHideTheLink) {
 
 TEST(BoundariesProperty, TheCheckerSeesLostDependencies) {
   RandomCases cases(property_seed());
-  std::map<OpKind, int> lost, seen;
+  LostDependencies dependencies;
   for (int round = 0; round < 40; ++round) {
-    const auto [workload, placement] = next_off_device(cases);
-    const StepPlan plan = build_training_step(workload, placement);
-    const RunOf run{.workload = workload, .placement = placement};
-    for (OpIndex i = 0; i < plan.ops.size(); ++i) {
-      const Op& op = plan.ops[i];
-      if (std::ranges::find(kMoves, op.kind) == std::end(kMoves)) continue;
-      for (std::uint32_t d = 0; d < op.dependency_count; ++d) {
-        StepPlan broken = plan;
-        broken.dependencies[op.first_dependency + d] = broken.dependencies[op.first_dependency];
-        if (d == 0) {
-          ++broken.ops[i].first_dependency;
-          --broken.ops[i].dependency_count;
-        }
-        ++lost[op.kind];
-        if (!find_race(broken, run).empty()) ++seen[op.kind];
-      }
-    }
+    dependencies.try_each(next_off_device(cases), [](const Op& op) {
+      return std::ranges::find(kMoves, op.kind) != std::end(kMoves);
+    });
   }
-  for (const OpKind kind : kMoves) {
-    EXPECT_GT(lost[kind], 50) << name_of(kind);
-    EXPECT_GT(seen[kind], 0) << name_of(kind) << ": none of " << lost[kind] << " seen";
-  }
+  dependencies.expect_seen(kMoves);
   // A spill has one dependency, the copy that fills its buffer, and nothing else that orders them.
-  EXPECT_EQ(seen[OpKind::spill_activation], lost[OpKind::spill_activation]);
+  EXPECT_EQ(dependencies.seen[OpKind::spill_activation],
+            dependencies.lost[OpKind::spill_activation]);
 }
 
 TEST(BoundariesProperty, PlansAreFreeOfRacesAndFindTheRightContent) {
   RandomCases cases(property_seed());
-  for (int i = 0; i < 500; ++i) {
-    const auto [workload, placement] = next_off_device(cases);
-    const RunOf training{.workload = workload, .placement = placement};
-    const StepPlan step = build_training_step(workload, placement);
-    ASSERT_EQ(find_race(step, training), "") << "case " << i << '\n' << to_text(step);
-    ASSERT_EQ(find_wrong_content(step, training), "") << "case " << i << '\n' << to_text(step);
-    const RunOf rest{
-        .workload = workload, .placement = placement, .training = false, .pending = false};
-    const StepPlan evaluation = build_evaluation(workload, placement);
-    ASSERT_EQ(find_race(evaluation, rest), "") << "case " << i << '\n' << to_text(evaluation);
-    ASSERT_EQ(find_wrong_content(evaluation, rest), "") << "case " << i;
-  }
+  for (int i = 0; i < 150; ++i) expect_correct(next_off_device(cases));
 }
 
 }  // namespace

@@ -4,11 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 
 #include "runtime/plan/simulator.hpp"
 #include "runtime/plan/step_builder.hpp"
-#include "tests/plan/plan_checker.hpp"
+#include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 
@@ -137,49 +136,20 @@ TEST(Internals, ASlowLinkIsWhatTheStepWaitsFor) {
 
 TEST(InternalsProperty, TheCheckerSeesLostDependencies) {
   RandomCases cases(property_seed());
-  std::map<OpKind, int> lost, seen;
+  LostDependencies dependencies;
   for (int round = 0; round < 40; ++round) {
-    const auto [workload, placement] = next_offloaded(cases);
-    const StepPlan plan = build_training_step(workload, placement);
-    const RunOf run{.workload = workload, .placement = placement};
-    for (OpIndex i = 0; i < plan.ops.size(); ++i) {
-      const Op& op = plan.ops[i];
-      if (op.saved_slot == kNoSlot) continue;
-      for (std::uint32_t d = 0; d < op.dependency_count; ++d) {
-        StepPlan broken = plan;
-        broken.dependencies[op.first_dependency + d] = broken.dependencies[op.first_dependency];
-        if (d == 0) {
-          ++broken.ops[i].first_dependency;
-          --broken.ops[i].dependency_count;
-        }
-        ++lost[op.kind];
-        if (!find_race(broken, run).empty()) ++seen[op.kind];
-      }
-    }
+    dependencies.try_each(next_offloaded(cases),
+                          [](const Op& op) { return op.saved_slot != kNoSlot; });
   }
-  for (const OpKind kind :
-       {OpKind::save_internals, OpKind::load_internals, OpKind::forward, OpKind::backward}) {
-    EXPECT_GT(lost[kind], 50) << name_of(kind);
-    EXPECT_GT(seen[kind], 0) << name_of(kind) << ": none of " << lost[kind] << " seen";
-  }
+  dependencies.expect_seen(
+      {OpKind::save_internals, OpKind::load_internals, OpKind::forward, OpKind::backward});
   // A save has one dependency, the forward that fills its slot, and nothing else that orders them.
-  EXPECT_EQ(seen[OpKind::save_internals], lost[OpKind::save_internals]);
+  EXPECT_EQ(dependencies.seen[OpKind::save_internals], dependencies.lost[OpKind::save_internals]);
 }
 
 TEST(InternalsProperty, PlansAreFreeOfRacesAndFindTheRightContent) {
   RandomCases cases(property_seed());
-  for (int i = 0; i < 500; ++i) {
-    const auto [workload, placement] = next_offloaded(cases);
-    const RunOf training{.workload = workload, .placement = placement};
-    const StepPlan step = build_training_step(workload, placement);
-    ASSERT_EQ(find_race(step, training), "") << "case " << i << '\n' << to_text(step);
-    ASSERT_EQ(find_wrong_content(step, training), "") << "case " << i << '\n' << to_text(step);
-    const RunOf rest{
-        .workload = workload, .placement = placement, .training = false, .pending = false};
-    const StepPlan evaluation = build_evaluation(workload, placement);
-    ASSERT_EQ(find_race(evaluation, rest), "") << "case " << i << '\n' << to_text(evaluation);
-    ASSERT_EQ(find_wrong_content(evaluation, rest), "") << "case " << i;
-  }
+  for (int i = 0; i < 150; ++i) expect_correct(next_offloaded(cases));
 }
 
 }  // namespace
