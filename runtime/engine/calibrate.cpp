@@ -94,28 +94,19 @@ std::vector<double> weights_that_fit(const DriveTunings& drives,
   return weights;
 }
 
-/// Of the tiles that live on disk, or of all that have slots there.
-Bytes one_slot_of(const CalibrationRequest& request, const plan::Placement& placement,
-                  bool with_commits) {
-  Bytes sum;
-  for (std::size_t b = 0; b < request.workload.blocks.size(); ++b) {
-    const bool lives_there = placement.blocks[b].state == plan::Tier::nvme;
-    if (!lives_there && !with_commits) continue;
-    sum += plan::slot_bytes(placement.format, request.workload.blocks[b].padded_parameters);
-  }
-  return sum;
-}
-
 }  // namespace
 
 Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
             MachineTuning& known, const std::function<void(const std::string&)>& note) {
   const TrainOptions& options = request.options;
   std::uint64_t parameters = 0;
-  for (const plan::BlockShape& block : request.workload.blocks) {
-    parameters += block.padded_parameters.value();
+  Bytes on_disk;
+  for (std::size_t b = 0; b < request.workload.blocks.size(); ++b) {
+    const ElementCount padded = request.workload.blocks[b].padded_parameters;
+    parameters += padded.value();
+    if (placement.blocks[b].state != plan::Tier::nvme) continue;
+    on_disk += plan::slot_bytes(placement.format, padded);
   }
-  const Bytes on_disk = one_slot_of(request, placement, false);
   Tuning tuning;
   if (parameters >= kTunedParameters) {
     const cpu_adam::Kernel& kernel = update_kernel(options, request.workload);
@@ -139,11 +130,11 @@ Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
   return tuning;
 }
 
-void share_disks(const CalibrationRequest& request, const plan::Placement& placement,
-                 Tuning& tuning) {
-  if (tuning.drives.empty()) return;
-  tuning.weights = weights_that_fit(tuning.drives, *request.state_directories,
-                                    one_slot_of(request, placement, placement.commits));
+std::vector<double> disk_weights(const CalibrationRequest& request, const DriveTunings& drives,
+                                 const plan::Placement& placement) {
+  if (drives.empty()) return {};
+  return weights_that_fit(drives, *request.state_directories,
+                          plan::slots_on_disk(request.workload, placement));
 }
 
 plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& tuning) {

@@ -26,8 +26,6 @@ struct CalibrationRequest {
 struct Tuning {
   std::size_t update_prefetch = 0;
   DriveTunings drives;  ///< of the state directories, in order; none: the store's own defaults
-  /// Each directory's share of a new store's tiles; none: all the same.
-  std::vector<double> weights;
 };
 
 /// Measures what is worth it for a run of this size and not known yet; `note` is told of what takes
@@ -36,9 +34,11 @@ struct Tuning {
                           MachineTuning& known,
                           const std::function<void(const std::string&)>& note);
 
-/// Sets the directories' shares for the placement that is chosen; none where one lacks the space.
-void share_disks(const CalibrationRequest& request, const plan::Placement& placement,
-                 Tuning& tuning);
+/// Each state directory's share of a new store's tiles, by what its drive does; none, which is all
+/// the same, where nothing was measured or one lacks the space for its own.
+[[nodiscard]] std::vector<double> disk_weights(const CalibrationRequest& request,
+                                               const DriveTunings& drives,
+                                               const plan::Placement& placement);
 
 [[nodiscard]] plan::MachineProfile calibrate(const CalibrationRequest& request,
                                              const Tuning& tuning = {});

@@ -227,8 +227,7 @@ void Loop::plan() {
       workload_, budgets_, placement_request(options_), profile_, placement_);
   placement_ = std::move(fastest.placement);
   prediction_ = std::move(fastest.prediction);
-  share_disks(request, placement_, tuning_);
-  store_options_.weights = tuning_.weights;
+  store_options_.weights = disk_weights(request, tuning_.drives, placement_);
   if (options_.commit_every == 0) {
     options_.commit_every =
         planned_commit_every(workload_, placement_, profile_, prediction_.step_seconds);

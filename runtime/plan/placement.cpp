@@ -43,13 +43,6 @@ Bytes tier_state(const Workload& workload, const Placement& placement, Tier tier
   return sum_of_tiles(workload, placement, here, state_bytes);
 }
 
-Bytes slots_on_disk(const Workload& workload, const Placement& placement) {
-  const auto has_slots = [&](const BlockPlacement& b) {
-    return placement.commits || b.state == Tier::nvme;
-  };
-  return sum_of_tiles(workload, placement, has_slots, slot_bytes);
-}
-
 /// Parameters of the blocks for which `select` holds.
 template <class Select>
 ElementCount count_if(const Workload& workload, const Placement& placement, Select select) {
@@ -237,6 +230,13 @@ Bytes total(const std::vector<MemoryItem>& items, Tier tier) {
     if (item.tier == tier) sum += item.bytes;
   }
   return sum;
+}
+
+Bytes slots_on_disk(const Workload& workload, const Placement& placement) {
+  const auto has_slots = [&](const BlockPlacement& b) {
+    return placement.commits || b.state == Tier::nvme;
+  };
+  return sum_of_tiles(workload, placement, has_slots, slot_bytes);
 }
 
 std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters) {

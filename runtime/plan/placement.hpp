@@ -65,6 +65,10 @@ struct MemoryItem {
 /// parameters; design.md, "Two-slot commit".
 [[nodiscard]] Bytes slot_bytes(StateFormat format, ElementCount parameters);
 
+/// One slot of each tile that has slots on disk: all of them with commits, else those that live
+/// there.
+[[nodiscard]] Bytes slots_on_disk(const Workload& workload, const Placement& placement);
+
 /// Tiles of all blocks in block order; each starts on a leaf of its block.
 [[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters);
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/engine/calibrate.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -94,6 +95,37 @@ TEST(TunedStore, TakesWhatSuitsAllDrives) {
   nvme_swap::StoreOptions untouched;
   tune_store({}, untouched);
   EXPECT_EQ(untouched.queue_depth, plain.queue_depth);
+}
+
+TEST(DiskWeights, AreThoseOfTheDrivesWhereEveryTileWithSlotsHasRoom) {
+  const ScratchDirectory scratch("disk-weights");
+  plan::Workload workload;
+  workload.blocks.resize(2);
+  workload.blocks[0].padded_parameters = workload.blocks[1].padded_parameters =
+      ElementCount{kLeafParameters};
+  const model::ModelConfig config = tiny_gpt2();
+  const TrainOptions options;
+  const ModelRuntime model;
+  const CalibrationRequest request{.config = config,
+                                   .options = options,
+                                   .model = model,
+                                   .workload = workload,
+                                   .state_directories = {{scratch.path(), scratch.path()}}};
+  const DriveTunings drives{{.mixed_gbps = 6}, {.mixed_gbps = 2}};
+  plan::Placement placement;
+  placement.blocks = {{.state = plan::Tier::host}, {.state = plan::Tier::nvme}};
+  const std::vector<double> weights = disk_weights(request, drives, placement);
+  ASSERT_EQ(weights.size(), 2U);
+  EXPECT_DOUBLE_EQ(weights[0], 3 * weights[1]);
+  EXPECT_TRUE(disk_weights(request, {}, placement).empty());
+
+  // No disk has room for the first block, which has slots there only if steps are committed.
+  workload.blocks[0].padded_parameters = ElementCount{kLeafParameters << 40};
+  EXPECT_TRUE(disk_weights(request, drives, placement).empty());
+  placement.commits = false;
+  EXPECT_EQ(disk_weights(request, drives, placement), weights);
+  placement.blocks[0].state = plan::Tier::nvme;
+  EXPECT_TRUE(disk_weights(request, drives, placement).empty());
 }
 
 }  // namespace

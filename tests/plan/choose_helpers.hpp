@@ -59,6 +59,22 @@ inline PlacementRequest random_request(RandomCases& cases) {
   return request;
 }
 
+/// Grows budgets in which the request may fit, a little at a time: if it does once, it does ever
+/// after. Returns how often that was seen.
+inline int expect_larger_budgets_fit(RandomCases& cases, const Workload& workload,
+                                     const PlacementRequest& request, Budgets budgets) {
+  const auto fits = [&] {
+    return std::holds_alternative<Placement>(choose_placement(workload, budgets, request));
+  };
+  if (!fits()) return 0;
+  constexpr int kTimes = 5;
+  for (int grown = 0; grown < kTimes; ++grown) {
+    budget_of(budgets, kTiers[cases.between(0, 2)]) += Bytes{cases.between(0, 500'000)};
+    EXPECT_TRUE(fits());
+  }
+  return kTimes;
+}
+
 /// Within the budgets, and as asked for.
 inline void expect_honoured(const Workload& workload, const Placement& placement,
                             const Budgets& budgets, const PlacementRequest& request) {
