@@ -105,6 +105,7 @@ void encode_header(const StoreMap& map, std::size_t file_index, std::span<std::b
   FileHeader header;
   header.slots = map.slots;
   header.store_id = map.store_id;
+  header.owner = map.owner;
   header.file_index = static_cast<std::uint32_t>(file_index);
   header.file_count = static_cast<std::uint32_t>(map.file_bytes.size());
   header.file_bytes = map.file_bytes[file_index];
@@ -144,6 +145,16 @@ FileHeader decode_header(std::span<const std::byte> page, std::uint64_t actual_b
       header.slots >= 1 && header.slots <= kMaxSlots && header.file_index < header.file_count;
   if (!sizes_agree) corrupt(where, "the header contradicts itself");
   return header;
+}
+
+void check_owner(const FileHeader& header, const RunId& owner, std::string_view where) {
+  if (header.owner == owner) return;
+  const std::string other =
+      header.owner == RunId{} ? "no run" : fmt::format("run {}", to_text(header.owner));
+  throw Error(ErrorCode::corrupt_data,
+              fmt::format("{} belongs to {}, not to run {}; put back this run's own file, or name "
+                          "the directory where it lies",
+                          where, other, to_text(owner)));
 }
 
 std::vector<TileEntry> decode_table(const FileHeader& header, std::span<const std::byte> table,

@@ -28,6 +28,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/base/run_id.hpp"
 #include "runtime/base/units.hpp"
 
 namespace spillway::nvme_swap {
@@ -36,7 +37,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 
 inline constexpr std::uint64_t kFileMagic = 0x5041575359415753;    // "SWAYSWAP"
 inline constexpr std::uint64_t kRecordMagic = 0x4d4d4f4359415753;  // "SWAYCOMM"
-inline constexpr std::uint32_t kFormatVersion = 2;
+inline constexpr std::uint32_t kFormatVersion = 3;
 inline constexpr std::uint32_t kNoSlot = 0xffffffff;  ///< a tile without a version
 inline constexpr std::uint32_t kMaxSlots = 16;
 inline constexpr std::size_t kMaxCommitPayload = 2048;
@@ -47,6 +48,7 @@ struct FileHeader {
   std::uint32_t version = kFormatVersion;
   std::uint32_t slots = 0;
   StoreId store_id{};
+  RunId owner{};  ///< the run whose state it is; 0 if the store belongs to no run
   std::uint32_t file_index = 0;
   std::uint32_t file_count = 0;
   std::uint64_t file_bytes = 0;
@@ -55,7 +57,7 @@ struct FileHeader {
   std::uint64_t table_checksum = 0;
   std::array<std::uint64_t, 2> record_offset{};  ///< in file 0
   std::uint64_t record_bytes = 0;                ///< of one area
-  std::array<std::byte, kPageBytes - 104> reserved{};
+  std::array<std::byte, kPageBytes - 120> reserved{};
   std::uint64_t checksum = 0;  ///< of all bytes before it
 };
 static_assert(sizeof(FileHeader) == kPageBytes);
@@ -94,6 +96,7 @@ static_assert(sizeof(TileRecord) == 16);
 /// Where everything of a store is; the content of the headers.
 struct StoreMap {
   StoreId store_id{};
+  RunId owner{};
   std::uint32_t slots = 2;
   std::vector<TileEntry> tiles{};
   std::vector<std::uint64_t> file_bytes{};
@@ -126,6 +129,8 @@ void encode_header(const StoreMap& map, std::size_t file_index, std::span<std::b
 /// and what is wrong, `Error{not_supported}` for another version of the format.
 [[nodiscard]] FileHeader decode_header(std::span<const std::byte> page, std::uint64_t actual_bytes,
                                        std::string_view where);
+/// Throws `Error{corrupt_data}` naming both runs unless the file of `header` belongs to `owner`.
+void check_owner(const FileHeader& header, const RunId& owner, std::string_view where);
 /// Checks the table that follows `header` against it and returns the entries.
 [[nodiscard]] std::vector<TileEntry> decode_table(const FileHeader& header,
                                                   std::span<const std::byte> table,

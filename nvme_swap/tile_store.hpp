@@ -28,6 +28,7 @@
 
 #include "nvme_swap/format.hpp"
 #include "nvme_swap/io_engine.hpp"
+#include "runtime/base/run_id.hpp"
 #include "runtime/base/ticket.hpp"
 #include "runtime/base/units.hpp"
 #include "runtime/base/wake_signal.hpp"
@@ -45,6 +46,10 @@ struct StoreOptions {
   std::vector<double> weights;  ///< of the directories: the share of the tiles that a new store
                                 ///< puts into each, by measured bandwidth; all the same if empty
   std::string name = "tiles";   ///< of the files; differs between stores that share a directory
+  /// The run whose state the store holds, written into every file by `create`. Files that belong to
+  /// another are refused on opening. A store for which none is given belongs to nobody and opens
+  /// whatever the files say.
+  std::optional<RunId> owner;
   EngineKind engine = EngineKind::automatic;
   std::size_t queue_depth = 32;
   Bytes transfer_bytes{4 << 20};  ///< a tile moves in pieces of this size: of 4 MiB, in huge pages,

@@ -1,10 +1,8 @@
 #include "nvme_swap/detail/store_files.hpp"
 
 #include <fmt/format.h>
-#include <sys/random.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "nvme_swap/detail/aligned_buffer.hpp"
@@ -12,13 +10,6 @@
 
 namespace spillway::nvme_swap::detail {
 namespace {
-
-StoreId random_id() {
-  StoreId id{};
-  const ssize_t got = ::getrandom(id.data(), sizeof id, 0);
-  if (got != static_cast<ssize_t>(sizeof id)) throw_errno(got < 0 ? errno : EIO, "getrandom");
-  return id;
-}
 
 /// An empty file, or one whose first page was never written: a creation that was cut off.
 bool is_blank(const SwapFile& file) {
@@ -48,6 +39,7 @@ FileHead read_head(const SwapFile& file) {
 
 StoreMap map_of(FileHead&& head) {
   return {.store_id = head.header.store_id,
+          .owner = head.header.owner,
           .slots = head.header.slots,
           .tiles = std::move(head.tiles),
           .file_bytes = {head.header.file_bytes},
@@ -102,8 +94,9 @@ StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout) 
   const std::vector<double> weights = options.weights.empty()
                                           ? std::vector<double>(options.directories.size(), 1)
                                           : options.weights;
-  StoreFiles store{.map = plan_store(layout.tiles, options.slots, weights, random_id()),
+  StoreFiles store{.map = plan_store(layout.tiles, options.slots, weights, random_run_id().words),
                    .files = {}};
+  store.map.owner = options.owner.value_or(RunId{});
   store.files.reserve(options.directories.size());
   for (std::size_t i = 0; i < options.directories.size(); ++i) {
     std::filesystem::create_directories(options.directories[i]);
@@ -129,6 +122,7 @@ StoreFiles open_files(const StoreOptions& options) {
     const SwapFile& file = store.files.back();
     FileHead head = read_head(file);
     const FileHeader header = head.header;
+    if (options.owner) check_owner(header, *options.owner, file.path().string());
     check(header.file_index == i && header.file_count == options.directories.size(),
           ErrorCode::corrupt_data,
           fmt::format("{} is file {} of a store of {}, not file {} of {}; name the same "

@@ -237,6 +237,40 @@ TEST_F(StoreFilesTest, OfTwoStoresAreNotMixed) {
               HasSubstr("belong to different stores"));
 }
 
+TEST_F(StoreFilesTest, OfAnotherRunAreRefusedByName) {
+  const RunId mine{{1, 2}};
+  const RunId other{{3, 4}};
+  options_.owner = mine;
+  create(true);
+  expect_step(*TileStore::open(options_), 1);
+  options_.owner = other;
+  const auto open = [&] { return TileStore::open(options_); };
+  EXPECT_EQ(code_of(open), ErrorCode::corrupt_data);
+  EXPECT_THAT(message_of(open), AllOf(HasSubstr(file(0).string()), HasSubstr(to_text(mine)),
+                                      HasSubstr(to_text(other))));
+  options_.owner.reset();
+  expect_step(*TileStore::open(options_), 1);
+}
+
+TEST_F(StoreFilesTest, OfNobodyAreRefusedToARun) {
+  create(true);
+  options_.owner = RunId{{1, 2}};
+  EXPECT_THAT(message_of([&] { return TileStore::open(options_); }),
+              HasSubstr("belongs to no run, not to run 00000000000000010000000000000002"));
+}
+
+TEST_F(StoreFilesTest, NameTheirRunInEachOfThem) {
+  options_.owner = RunId{{1, 2}};
+  create(true);
+  std::vector<std::filesystem::path> mine{file(0), file(1)};
+  options_.directories = {scratch_.path() / "other0", scratch_.path() / "other1"};
+  options_.owner = RunId{{3, 4}};
+  create(true);
+  std::filesystem::copy_file(mine[1], file(1), std::filesystem::copy_options::overwrite_existing);
+  EXPECT_THAT(message_of([&] { return TileStore::open(options_); }),
+              AllOf(HasSubstr(file(1).string()), HasSubstr("belongs to run")));
+}
+
 TEST_F(StoreFilesTest, ShareADirectoryUnderTwoNames) {
   options_.name = "rank0";
   create(true);
