@@ -19,15 +19,16 @@ from torch.nn import functional
 
 VOCAB, CONTEXT, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD, FFN = 1000, 128, 256, 4, 4, 2, 64, 512
 MICRO, ACCUMULATION, THETA, EPS, LR = 2, 2, 10000.0, 1e-5, 1e-3
-# Of a loss, relative. fp32: sums in another order. bf16: every activation is rounded to 8 bits.
-BOUNDS = {"fp32": 1e-4, "bf16": 1e-2}
+# Of a loss, relative. fp32: sums in another order, 1.1e-6 of it after 20 steps of AdamW on the host.
+# bf16: every activation is rounded to 8 bits, and by PyTorch in other places; 3.2e-4 on the host.
+BOUNDS = {"host": {"fp32": 1e-5, "bf16": 3e-3}, "cuda": {"fp32": 1e-4, "bf16": 1e-2}}
 
 
 def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("spillway")
     parser.add_argument("--device", choices=("host", "cuda"), default="host")
-    parser.add_argument("--dtype", choices=tuple(BOUNDS), default="fp32")
+    parser.add_argument("--dtype", choices=tuple(BOUNDS["host"]), default="fp32")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--work", default=None)
     return parser.parse_args()
@@ -184,7 +185,7 @@ def compare(options, work):
                       "first_losses": [ours[0], theirs[0]], "last_losses": [ours[-1], theirs[-1]]}))
     assert len(ours) == options.steps
     assert ours[-1] < ours[0] - 0.5, "nothing was learnt"
-    assert difference <= BOUNDS[options.dtype], f"losses differ by {difference}"
+    assert difference <= BOUNDS[options.device][options.dtype], f"losses differ by {difference}"
 
 
 if __name__ == "__main__":

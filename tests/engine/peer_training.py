@@ -19,6 +19,9 @@ import numpy
 import torch
 import transformers
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "reference"))
+from window_order import shuffled_window
+
 CONTEXT, BATCH, SEED = 64, 12, 1234
 PEAK, LOWEST = 1e-3, 1e-4
 
@@ -57,30 +60,6 @@ def learning_rate(t, warmup, steps):
         return PEAK * t / warmup
     share = (t - warmup) / (steps - warmup)
     return LOWEST + 0.5 * (1 + math.cos(math.pi * share)) * (PEAK - LOWEST)
-
-
-WORD = (1 << 64) - 1
-
-
-def mix(x):
-    x = ((x ^ (x >> 30)) * 0xbf58476d1ce4e5b9) & WORD
-    x = ((x ^ (x >> 27)) * 0x94d049bb133111eb) & WORD
-    return x ^ (x >> 31)
-
-
-def shuffled_window(cursor, count, seed):
-    """runtime/data/sampler.hpp's order, written again from its description."""
-    half = max(4, ((count - 1).bit_length() + 1) // 2)
-    key = mix((mix((seed + 0x9e3779b97f4a7c15) & WORD) + cursor // count) & WORD)
-    word = cursor % count
-    while True:
-        left, right = word >> half, word & ((1 << half) - 1)
-        for step in range(8):
-            scatter = mix((right + mix((key + step * 0x9e3779b97f4a7c15) & WORD)) & WORD)
-            left, right = right, left ^ (scatter & ((1 << half) - 1))
-        word = left << half | right
-        if word < count:
-            return word
 
 
 def windows(tokens, first, count):
@@ -159,7 +138,9 @@ def main():
         for name in ("train.bin", "val.bin"))
     theirs, their_validation = train_torch(model.train(), train, validation, options)
 
-    # Two fp32 implementations sum in different orders; what starts at 1e-6 grows with the steps.
+    # Two fp32 implementations sum in different orders: 3.4e-7 of a loss within 20 steps, and 1.7e-8
+    # of the validation loss, a mean of many, after 60. It grows with the steps, and after 2,000 the
+    # two have parted; the bounds leave a factor of 10 to other processors.
     early = max(abs(a - b) for a, b in zip(ours[:20], theirs[:20]))
     difference = abs(report["val_loss"] - their_validation)
     print(json.dumps({"steps": options.steps, "val_loss": report["val_loss"],
@@ -167,8 +148,8 @@ def main():
                       "first_20_losses_max_difference": early,
                       "last_loss": ours[-1], "torch_last_loss": theirs[-1]}))
     assert len(ours) == options.steps
-    assert early <= 2e-4, f"training losses of the first steps differ by {early}"
-    assert difference <= (0.02 if options.full else 0.005), f"validation differs by {difference}"
+    assert early <= 4e-6, f"training losses of the first steps differ by {early}"
+    assert difference <= (0.02 if options.full else 1e-6), f"validation differs by {difference}"
     if options.full:
         assert report["val_loss"] <= 1.92, report["val_loss"]
 

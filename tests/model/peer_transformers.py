@@ -55,6 +55,9 @@ CASES = [
     ("llama", "llama", dict(tie_word_embeddings=False), 2, 37),
     ("llama-tied-mha", "llama", dict(tie_word_embeddings=True, num_key_value_heads=4), 2, 65),
     ("llama3-rope", "llama", rope(rope_theta=500000.0, **LLAMA3), 2, 100),
+    # Wavelengths 6.3, 29, 135, ...: one is kept, one lies between the bands 16 and 64, one beyond.
+    ("llama3-rope-bands", "llama", rope(**LLAMA3 | {"original_max_position_embeddings": 64}),
+     2, 100),
     ("llama-linear-rope", "llama", rope(rope_type="linear", factor=4.0), 2, 33),
     ("llama-biases", "llama", dict(attention_bias=True, mlp_bias=True), 2, 21),
     ("llama-head-dim", "llama", dict(head_dim=20), 2, 37),

@@ -1,0 +1,103 @@
+"""What the reference trainer and Spillway are compared on: every pair of choices, in few runs."""
+import dataclasses
+import itertools
+import random
+
+import torch
+
+from model import Shape
+from trainer import Recipe
+from window_order import shuffled_window
+
+SEED = 1234
+STEPS = 20
+WINDOWS = 150  # of the data: fewer than 20 steps draw, so that a second epoch begins
+
+# Wavelengths of a head of 12 with theta 10,000: 6.3, 29, 135, 628, ... With these bands the first
+# is kept, the second interpolated, and the others are slowed down.
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
+
+FACTORS = {
+    "family": ("gpt2", "llama", "mistral", "qwen2", "qwen3"),
+    "optimizer": ("AdamW", "Adam", "Adagrad", "Lion", "SGD"),
+    "compute": ("fp32", "bf16", "fp16", "fp16 dynamic"),
+    "rounds": (1, 2, 4),
+    "clip": (0.0, 0.5),
+    "decay": ("matrices", "all"),
+    "tied": (True, False),
+    "order": ("sequential", "shuffled"),
+    "state_format": ("fp32", "split"),
+}
+LEARNING_RATES = {"AdamW": 2e-3, "Adam": 2e-3, "Adagrad": 1e-2, "Lion": 5e-4, "SGD": 5e-2}
+
+
+def allowed(choice):
+    """Whether a partial choice can be part of a run. The split format needs bf16 parameters."""
+    return choice.get("state_format") != "split" or choice.get("compute", "bf16") == "bf16"
+
+
+def pairs_of(choice):
+    return set(itertools.combinations(sorted(choice.items()), 2))
+
+
+def all_pairs():
+    """Every pair of values of two factors that can meet."""
+    pairs = set()
+    for (a, of_a), (b, of_b) in itertools.combinations(sorted(FACTORS.items()), 2):
+        for x, y in itertools.product(of_a, of_b):
+            if allowed({a: x, b: y}):
+                pairs.add(((a, x), (b, y)))
+    return pairs
+
+
+def covering_choices():
+    """Greedily: the best of 200 random choices that hold a pair that is still missing."""
+    generator = random.Random(1)
+    missing, choices = all_pairs(), []
+    while missing:
+        wanted = dict(sorted(missing)[0])
+        drawn = [{f: generator.choice(v) for f, v in FACTORS.items()} | wanted for _ in range(200)]
+        choices.append(max(filter(allowed, drawn), key=lambda c: len(pairs_of(c) & missing)))
+        missing -= pairs_of(choices[-1])
+    return choices
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    name: str
+    shape: Shape
+    recipe: Recipe
+    order: str
+    state_format: str
+
+
+def make_case(number, choice):
+    family, compute = choice["family"], choice["compute"]
+    shape = Shape(family, tied=choice["tied"], rope=LLAMA3 if family == "llama" else None,
+                  kv_heads={"gpt2": 4, "mistral": 1}.get(family, 2))
+    recipe = Recipe(compute=compute[:4], optimizer=choice["optimizer"], clip=choice["clip"],
+                    lr=LEARNING_RATES[choice["optimizer"]], decay=choice["decay"],
+                    rounds=choice["rounds"], loss_scale=1024.0 if compute == "fp16" else 0.0)
+    name = "_".join(str(value) for value in (f"{number:02}", *choice.values())).replace(" ", "-")
+    return Case(name, shape, recipe, choice["order"], choice["state_format"])
+
+
+CASES = [make_case(number, choice) for number, choice in enumerate(covering_choices())]
+
+
+def tokens_of(case):
+    """A noisy cycle: something to learn, and windows that are told apart by their loss. The last
+    tokens are too few for a window."""
+    generator = torch.Generator().manual_seed(11)
+    count = WINDOWS * case.shape.context + 1 + case.shape.context // 2
+    noise = torch.rand(count, generator=generator) < 0.3
+    drawn = torch.randint(0, case.shape.vocabulary, (count,), generator=generator)
+    return torch.where(noise, drawn, torch.arange(count) * 7 % case.shape.vocabulary)
+
+
+def order_of(case):
+    """The window of the data that is drawn as the n-th."""
+    if case.order == "sequential":
+        return lambda n: n % WINDOWS
+    return lambda n: shuffled_window(n, WINDOWS, SEED)
