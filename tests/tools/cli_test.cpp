@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "tests/support/environment.hpp"
 #include "tests/tools/cli_fixture.hpp"
 
 namespace spillway::testing {
@@ -42,6 +43,30 @@ TEST_F(Cli, ATeamThatTheEnvironmentLimitsIsRefused) {
   ::unsetenv("OMP_THREAD_LIMIT");
   EXPECT_EQ(answer.exit_code, 2);
   EXPECT_NE(answer.err.find("OMP_THREAD_LIMIT"), std::string::npos) << answer.err;
+}
+
+/// What the OpenMP runtime says of its environment in the process that did the work: the last one,
+/// where the program has started itself again.
+std::string spins_shown(const Answer& answer) {
+  const std::string name = "GOMP_SPINCOUNT = '";
+  const std::size_t at = answer.err.rfind(name);
+  if (at == std::string::npos) return "not shown: " + answer.err;
+  const std::size_t first = at + name.size();
+  return answer.err.substr(first, answer.err.find('\'', first) - first);
+}
+
+TEST_F(Cli, BoundsTheSpinningOfOpenMpUnlessTheUserHasChosen) {
+  const test_support::Variable display("OMP_DISPLAY_ENV", "verbose");
+  const auto shown = [this](const char* spins, const char* policy) {
+    const test_support::Variable count("GOMP_SPINCOUNT", spins), wait("OMP_WAIT_POLICY", policy);
+    const Answer answer = run({"--version"});
+    EXPECT_EQ(answer.exit_code, 0);
+    return spins_shown(answer);
+  };
+  EXPECT_EQ(shown(nullptr, nullptr), "1000");
+  EXPECT_EQ(shown("77", nullptr), "77");
+  EXPECT_GT(shown(nullptr, "active").size(), 6U);
+  EXPECT_EQ(shown(nullptr, "passive"), "0");
 }
 
 TEST_F(Cli, PlanSaysWhatTrainingThenDoes) {

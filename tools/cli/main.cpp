@@ -8,6 +8,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/wait_policy.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -94,6 +95,7 @@ int run_program(int argc, char** argv) {
 }  // namespace spillway::cli
 
 int main(int argc, char** argv) {
+  spillway::cli::bound_waiting(argv);
   // `run` reports what commands throw; this is for what throws before and after them.
   try {
     return spillway::cli::run_program(argc, argv);
