@@ -157,6 +157,14 @@ void check_owner(const FileHeader& header, const RunId& owner, std::string_view 
                           where, other, to_text(owner)));
 }
 
+void encode_owner(const FileHeader& header, const RunId& owner, std::span<std::byte> page) {
+  SPILLWAY_ASSERT(page.size() == kPageBytes);
+  FileHeader changed = header;
+  changed.owner = owner;
+  changed.checksum = header_checksum(changed);
+  std::memcpy(page.data(), &changed, sizeof changed);
+}
+
 std::vector<TileEntry> decode_table(const FileHeader& header, std::span<const std::byte> table,
                                     std::string_view where) {
   const std::uint64_t checksum = checksum_of(table);
@@ -201,6 +209,14 @@ void seal_record(const StoreMap& map, const RecordContent& content, std::span<st
   std::copy(content.payload.begin(), content.payload.end(), header.payload.begin());
   header.checksum = header_checksum(header);
   std::memcpy(area.data(), &header, sizeof header);
+}
+
+bool is_committed_record(std::span<const std::byte> page) {
+  SPILLWAY_ASSERT(page.size() == kPageBytes);
+  RecordHeader header;
+  std::memcpy(&header, page.data(), sizeof header);
+  return header.magic == kRecordMagic && header.committed != 0 &&
+         header.checksum == header_checksum(header);
 }
 
 std::optional<RecordContent> open_record(const StoreMap& map, std::span<const std::byte> area,

@@ -131,6 +131,8 @@ void encode_header(const StoreMap& map, std::size_t file_index, std::span<std::b
                                        std::string_view where);
 /// Throws `Error{corrupt_data}` naming both runs unless the file of `header` belongs to `owner`.
 void check_owner(const FileHeader& header, const RunId& owner, std::string_view where);
+/// Fills `page` with `header` of another owner.
+void encode_owner(const FileHeader& header, const RunId& owner, std::span<std::byte> page);
 /// Checks the table that follows `header` against it and returns the entries.
 [[nodiscard]] std::vector<TileEntry> decode_table(const FileHeader& header,
                                                   std::span<const std::byte> table,
@@ -149,6 +151,8 @@ struct RecordContent {
                                                        std::span<const std::byte> area);
 /// Writes the record's header and checksums around the table that `area` holds.
 void seal_record(const StoreMap& map, const RecordContent& content, std::span<std::byte> area);
+/// Whether `page` is the whole header of a committed record, of whatever store.
+[[nodiscard]] bool is_committed_record(std::span<const std::byte> page);
 /// The content of a record area (the payload refers to `area`), or nothing, and why in `reason`.
 [[nodiscard]] std::optional<RecordContent> open_record(const StoreMap& map,
                                                        std::span<const std::byte> area,

@@ -112,6 +112,7 @@ class Check {
       total += bytes;
       largest = std::max(largest, bytes);
     }
+    if (!recovered_.commit) return;
     files_.files.clear();  // unlocks them for the store
     const auto store = TileStore::open(options_);
     report_.engine = store->engine_name();

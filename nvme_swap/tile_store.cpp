@@ -34,6 +34,7 @@ std::unique_ptr<TileStore> TileStore::open(const StoreOptions& options) {
   detail::check_options(options);
   detail::StoreFiles store = detail::open_files(options);
   const detail::Recovered recovered = detail::recover(store.map, store.files.front());
+  detail::check_committed(recovered, store.files.front());
   if (!recovered.warning.empty()) log_line(LogLevel::warning, recovered.warning);
   prepare(store.files, options);
   auto implementation = std::make_unique<Implementation>(options, std::move(store));
@@ -42,11 +43,16 @@ std::unique_ptr<TileStore> TileStore::open(const StoreOptions& options) {
   return std::unique_ptr<TileStore>(new TileStore(std::move(implementation)));
 }
 
-bool TileStore::has_commit(const StoreOptions& options) {
+StoreContent TileStore::content(const StoreOptions& options) {
   detail::check_options(options);
   const auto path = swap_file_path(options.directories.front(), options.name, 0);
-  if (!std::filesystem::exists(std::filesystem::symlink_status(path))) return false;
-  return detail::content_of(detail::SwapFile::open_unlocked(path)) == detail::Content::committed;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path))) return StoreContent::nothing;
+  return detail::content_of(detail::SwapFile::open_unlocked(path), options.owner);
+}
+
+void TileStore::change_owner(const StoreOptions& options, const RunId& owner) {
+  detail::check_options(options);
+  detail::change_owner(options, owner);
 }
 
 const StoreLayout& TileStore::layout() const { return implementation_->layout(); }
@@ -55,6 +61,7 @@ EngineAbilities TileStore::engine_abilities() const { return implementation_->en
 const std::optional<CommitHeader>& TileStore::committed() const {
   return implementation_->committed();
 }
+void TileStore::check_present() const { implementation_->check_present(); }
 StoreCounters TileStore::counters() const { return implementation_->counters(); }
 
 Ticket TileStore::read(TileIndex tile, std::span<std::byte> target) {

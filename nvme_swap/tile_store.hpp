@@ -76,6 +76,14 @@ struct StoreLayout {
   std::vector<Bytes> tiles;
 };
 
+/// What lies where a store is looked for.
+enum class StoreContent : std::uint8_t {
+  nothing,      ///< no first file
+  unfinished,   ///< a first file without a header: a creation that was cut off
+  uncommitted,  ///< a whole store without a committed step
+  committed,
+};
+
 /// What a commit records beside the slots and checksums of all tiles.
 struct CommitHeader {
   StepIndex step{};
@@ -98,12 +106,22 @@ class TileStore final : public TicketSource {
   /// `Error{does_not_fit}` if the disk lacks the space.
   [[nodiscard]] static std::unique_ptr<TileStore> create(const StoreOptions& options,
                                                          const StoreLayout& layout);
-  /// Opens an existing store and recovers its newest valid commit. Throws `Error{corrupt_data}`
-  /// when the layout or both records are not what was written.
+  /// Opens a store that has a committed step and recovers the newest valid one. Throws
+  /// `Error{corrupt_data}` naming file and remedy for anything else: a file that is missing, empty,
+  /// cut short, blank, damaged or another run's, or a store without a commit.
   [[nodiscard]] static std::unique_ptr<TileStore> open(const StoreOptions& options);
-  /// True if `directories[0]` holds a store that has a committed step. Takes no lock, so that it
-  /// also answers for a store in use. Throws `Error{corrupt_data}` if the store cannot tell.
-  [[nodiscard]] static bool has_commit(const StoreOptions& options);
+  /// For whoever starts a run and has no record that it ever committed: what `create` would find in
+  /// `directories[0]`. Whoever has such a record calls `open`, which takes nothing for a fresh
+  /// start. Takes no lock, so that it also answers for a store in use. Throws `Error{corrupt_data}`
+  /// if the store cannot tell.
+  [[nodiscard]] static StoreContent content(const StoreOptions& options);
+  [[nodiscard]] static bool has_commit(const StoreOptions& options) {
+    return content(options) == StoreContent::committed;
+  }
+  /// Gives a store that belongs to `options.owner`, or to `owner` already, to the run `owner`; for
+  /// a copy of a run. A call that was cut off is completed by another. Throws `Error{busy}` if the
+  /// store is in use.
+  static void change_owner(const StoreOptions& options, const RunId& owner);
   /// No ticket of the store may outlive it.
   ~TileStore();
 
@@ -136,6 +154,11 @@ class TileStore final : public TicketSource {
   /// commits, and opening it again recovers one of the two.
   [[nodiscard]] Ticket commit(const CommitHeader& header);
 
+  /// Throws `Error{corrupt_data}` naming the file unless the path of every swap file still leads to
+  /// the file that the store has open, in its full length. What is written to a file that was
+  /// removed or replaced is lost when the store is closed. Costs two system calls a file, and no
+  /// allocation.
+  void check_present() const;
   [[nodiscard]] StoreCounters counters() const;
 
   [[nodiscard]] bool ready(std::uint32_t slot) override;

@@ -11,12 +11,31 @@
 namespace spillway::nvme_swap::detail {
 namespace {
 
+/// Records begin behind the table of tiles; no store that can be made has a longer one.
+constexpr std::uint64_t kRecordSearchBytes = 64 << 20;
+
+bool is_blank(const AlignedBuffer& page) {
+  return std::all_of(page.bytes().begin(), page.bytes().end(),
+                     [](std::byte byte) { return byte == std::byte{0}; });
+}
+
 /// An empty file, or one whose first page was never written: a creation that was cut off.
 bool is_blank(const SwapFile& file) {
   AlignedBuffer page(kPageBytes);
   static_cast<void>(file.read_at(0, page.bytes()));
-  return std::all_of(page.bytes().begin(), page.bytes().end(),
-                     [](std::byte byte) { return byte == std::byte{0}; });
+  return is_blank(page);
+}
+
+/// Whether a first file whose header is blank has a committed record behind it. A creation that was
+/// cut off has none: the header is durable before the first commit begins.
+bool has_committed_record(const SwapFile& first_file) {
+  AlignedBuffer page(kPageBytes);
+  const std::uint64_t end = std::min(first_file.size(), kRecordSearchBytes);
+  for (std::uint64_t offset = kPageBytes; offset + kPageBytes <= end; offset += kPageBytes) {
+    static_cast<void>(first_file.read_at(offset, page.bytes()));
+    if (is_committed_record(page.bytes())) return true;
+  }
+  return false;
 }
 
 struct FileHead {
@@ -26,8 +45,13 @@ struct FileHead {
 
 FileHead read_head(const SwapFile& file) {
   const std::string where = file.path().string();
+  check(file.size() > 0, ErrorCode::corrupt_data,
+        fmt::format("{} is empty where a swap file was written; {}", where, kLossRemedy));
   AlignedBuffer page(kPageBytes);
   static_cast<void>(file.read_at(0, page.bytes()));
+  check(!is_blank(page), ErrorCode::corrupt_data,
+        fmt::format("{}: its first page is blank where a header was written; {}", where,
+                    kLossRemedy));
   FileHead head{.header = decode_header(page.bytes(), file.size(), where), .tiles = {}};
   check(head.header.table_bytes <= head.header.file_bytes, ErrorCode::corrupt_data,
         where + ": the tile table is larger than the file");
@@ -52,8 +76,9 @@ StoreMap map_of(FileHead&& head) {
 /// committed. Anything else may be somebody's state and is refused.
 void check_replaceable(const std::vector<SwapFile>& files) {
   const SwapFile& first = files.front();
-  const Content content = content_of(first);
-  if (content == Content::committed) {
+  const StoreContent content =
+      first.adopted() ? content_of(first, std::nullopt) : StoreContent::nothing;
+  if (content == StoreContent::committed) {
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("{} holds a committed step; resume that run or choose another directory",
@@ -61,8 +86,8 @@ void check_replaceable(const std::vector<SwapFile>& files) {
   }
   for (std::size_t i = 1; i < files.size(); ++i) {
     if (!files[i].adopted() || is_blank(files[i])) continue;
-    const bool cut_off = first.adopted() && content == Content::unfinished;
-    const bool same_store = content == Content::uncommitted &&
+    const bool cut_off = first.adopted() && content == StoreContent::unfinished;
+    const bool same_store = content == StoreContent::uncommitted &&
                             read_head(files[i]).header.store_id == read_head(first).header.store_id;
     check(cut_off || same_store, ErrorCode::invalid_argument,
           fmt::format("{} belongs to a store whose first file is not {}; name the directories as "
@@ -141,6 +166,20 @@ StoreFiles open_files(const StoreOptions& options) {
   return store;
 }
 
+void change_owner(const StoreOptions& options, const RunId& owner) {
+  for (std::size_t i = 0; i < options.directories.size(); ++i) {
+    const SwapFile file = SwapFile::open_existing(
+        swap_file_path(options.directories[i], options.name, i), options.lock_patience);
+    FileHead head = read_head(file);
+    if (head.header.owner == owner) continue;
+    if (options.owner) check_owner(head.header, *options.owner, file.path().string());
+    AlignedBuffer page(kPageBytes);
+    encode_owner(head.header, owner, page.bytes());
+    file.write_at(0, page.bytes());
+    file.flush();
+  }
+}
+
 void check_head(const SwapFile& file) { static_cast<void>(read_head(file)); }
 
 Recovered recover(const StoreMap& map, const SwapFile& first_file) {
@@ -177,11 +216,23 @@ Recovered recover(const StoreMap& map, const SwapFile& first_file) {
   return result;
 }
 
-Content content_of(const SwapFile& first_file) {
-  if (!first_file.adopted()) return Content::nothing;
-  if (is_blank(first_file)) return Content::unfinished;
-  const StoreMap map = map_of(read_head(first_file));
-  return recover(map, first_file).commit ? Content::committed : Content::uncommitted;
+void check_committed(const Recovered& recovered, const SwapFile& first_file) {
+  check(recovered.commit.has_value(), ErrorCode::corrupt_data,
+        fmt::format("{} holds no committed step; {}", first_file.path().string(), kLossRemedy));
+}
+
+StoreContent content_of(const SwapFile& first_file, const std::optional<RunId>& owner) {
+  if (is_blank(first_file)) {
+    check(!has_committed_record(first_file), ErrorCode::corrupt_data,
+          fmt::format("{} holds a committed step, and its first page is blank where a header was "
+                      "written; {}",
+                      first_file.path().string(), kLossRemedy));
+    return StoreContent::unfinished;
+  }
+  FileHead head = read_head(first_file);
+  if (owner) check_owner(head.header, *owner, first_file.path().string());
+  const StoreMap map = map_of(std::move(head));
+  return recover(map, first_file).commit ? StoreContent::committed : StoreContent::uncommitted;
 }
 
 }  // namespace spillway::nvme_swap::detail

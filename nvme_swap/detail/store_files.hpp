@@ -31,15 +31,21 @@ void check_options(const StoreOptions& options);
 /// Creates and preallocates the files of a new store; the headers are still to be written. The
 /// files vanish with their owners until `SwapFile::set_remove_on_close(false)`.
 [[nodiscard]] StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout);
-/// Opens and locks the files and checks their headers.
+/// Opens and locks the files and checks their headers and their owner.
 [[nodiscard]] StoreFiles open_files(const StoreOptions& options);
 /// Checks the header and the tile table of one file; throws `Error{corrupt_data}` for damage.
 void check_head(const SwapFile& file);
+/// Writes another owner into the header of every file.
+void change_owner(const StoreOptions& options, const RunId& owner);
 /// Reads both record areas. Throws `Error{corrupt_data}` if neither is valid.
 [[nodiscard]] Recovered recover(const StoreMap& map, const SwapFile& first_file);
 
-/// What a file of that name holds; for a file 0 that may be missing, unfinished or in use.
-enum class Content { nothing, unfinished, uncommitted, committed };
-[[nodiscard]] Content content_of(const SwapFile& first_file);
+/// Throws `Error{corrupt_data}` unless a commit was recovered from `first_file`.
+void check_committed(const Recovered& recovered, const SwapFile& first_file);
+
+/// What the first file of a store holds; it may be in use. Throws `Error{corrupt_data}` for a
+/// store of another `owner`, if one is given, and for one with a committed step and no header.
+[[nodiscard]] StoreContent content_of(const SwapFile& first_file,
+                                      const std::optional<RunId>& owner);
 
 }  // namespace spillway::nvme_swap::detail

@@ -92,6 +92,10 @@ void TileStore::Implementation::keep_files(bool keep) {
   for (detail::SwapFile& file : files_) file.set_remove_on_close(!keep);
 }
 
+void TileStore::Implementation::check_present() const {
+  for (std::size_t i = 0; i < files_.size(); ++i) files_[i].check_present(map_.file_bytes[i]);
+}
+
 void TileStore::Implementation::recover(const detail::Recovered& recovered) {
   versions_.recover(recovered.tiles);
   committed_ = recovered.commit;

@@ -28,6 +28,7 @@ class TileStore::Implementation {
   void format(const StoreOptions& options);
   void recover(const detail::Recovered& recovered);
   void keep_files(bool keep);
+  void check_present() const;
 
   [[nodiscard]] const StoreLayout& layout() const { return layout_; }
   [[nodiscard]] const std::optional<CommitHeader>& committed() const { return committed_; }

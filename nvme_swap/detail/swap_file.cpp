@@ -27,6 +27,13 @@ struct stat status_of(int descriptor, const std::filesystem::path& path) {
   return status;
 }
 
+[[noreturn]] void throw_missing(const std::filesystem::path& path) {
+  throw Error(
+      ErrorCode::corrupt_data,
+      fmt::format("{} is not there, and it holds state of the run; {}", path.string(), kLossRemedy),
+      ENOENT);
+}
+
 }  // namespace
 
 SwapFile::SwapFile(std::filesystem::path path, int descriptor, bool adopted)
@@ -71,7 +78,9 @@ SwapFile SwapFile::create_or_adopt(const std::filesystem::path& path,
 SwapFile SwapFile::open_existing(const std::filesystem::path& path,
                                  std::chrono::milliseconds patience) {
   for (;;) {
-    SwapFile file(path, ::open(path.c_str(), kOpenFlags), true);
+    const int descriptor = ::open(path.c_str(), kOpenFlags);
+    if (descriptor < 0 && (errno == ENOENT || errno == ENOTDIR)) throw_missing(path);
+    SwapFile file(path, descriptor, true);
     file.lock(patience);
     if (file.is_unlinked()) continue;
     file.check_ownership();
@@ -117,6 +126,29 @@ std::uint64_t SwapFile::size() const {
   return static_cast<std::uint64_t>(status_of(descriptor_, path_).st_size);
 }
 
+void SwapFile::check_present(std::uint64_t bytes) const {
+  const struct stat open = status_of(descriptor_, path_);
+  struct stat named {};
+  if (::lstat(path_.c_str(), &named) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR) throw_errno(errno, "lstat " + path_.string());
+    throw Error(ErrorCode::corrupt_data,
+                fmt::format("{} was removed while the run used it, so its state cannot be kept; {}",
+                            path_.string(), kLossRemedy),
+                ENOENT);
+  }
+  if (named.st_dev != open.st_dev || named.st_ino != open.st_ino) {
+    throw Error(ErrorCode::corrupt_data,
+                fmt::format("{} was replaced by another file while the run used it, so its state "
+                            "cannot be kept; {}",
+                            path_.string(), kLossRemedy));
+  }
+  if (static_cast<std::uint64_t>(open.st_size) < bytes) {
+    throw Error(ErrorCode::corrupt_data,
+                fmt::format("{} was cut to {} bytes of {} while the run used it; {}",
+                            path_.string(), open.st_size, bytes, kLossRemedy));
+  }
+}
+
 void SwapFile::truncate() {
   if (::ftruncate(descriptor_, 0) != 0) throw_errno(errno, "truncate " + path_.string());
   remove_on_close_ = true;
@@ -160,6 +192,21 @@ std::size_t SwapFile::read_at(std::uint64_t offset, std::span<std::byte> target)
     done += static_cast<std::size_t>(got);
   }
   return done;
+}
+
+void SwapFile::write_at(std::uint64_t offset, std::span<const std::byte> source) const {
+  std::size_t done = 0;
+  while (done < source.size()) {
+    const ssize_t put = ::pwrite(descriptor_, source.data() + done, source.size() - done,
+                                 static_cast<off_t>(offset + done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) throw_errno(errno, fmt::format("write {} at {}", path_.string(), offset + done));
+    done += static_cast<std::size_t>(put);
+  }
+}
+
+void SwapFile::flush() const {
+  if (::fdatasync(descriptor_) != 0) throw_errno(errno, "fdatasync " + path_.string());
 }
 
 void check_free_space(std::span<const SwapFile> files, std::span<const std::uint64_t> file_bytes) {

@@ -6,12 +6,18 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/base/units.hpp"
 
 namespace spillway::nvme_swap::detail {
+
+/// What to do about state that is gone; the end of an error's message.
+inline constexpr std::string_view kLossRemedy =
+    "mount the drive that holds the run's state, put the file back from a copy, or start a new run "
+    "from a kept checkpoint";
 
 /// Owns the descriptor and the lock on its file description. io_uring registers that description,
 /// so the lock of a killed process lasts until its writes in flight are over.
@@ -22,6 +28,7 @@ class SwapFile {
   /// keeps it locked for longer than `patience`.
   [[nodiscard]] static SwapFile create_or_adopt(const std::filesystem::path& path,
                                                 std::chrono::milliseconds patience);
+  /// Throws `Error{corrupt_data}` if there is none.
   [[nodiscard]] static SwapFile open_existing(const std::filesystem::path& path,
                                               std::chrono::milliseconds patience);
   /// For a look inside while another process may use it.
@@ -40,6 +47,8 @@ class SwapFile {
   /// Set at first for a file that this process created or truncated.
   void set_remove_on_close(bool remove) { remove_on_close_ = remove; }
   [[nodiscard]] std::uint64_t size() const;
+  /// Throws `Error{corrupt_data}` unless the path leads to this file and it has `bytes` or more.
+  void check_present(std::uint64_t bytes) const;
 
   /// Drops the content; the file is ours from here on.
   void truncate();
@@ -50,6 +59,9 @@ class SwapFile {
   /// Plain blocking read of what `target` can hold; returns the bytes read. Only before
   /// `use_direct_io`.
   [[nodiscard]] std::size_t read_at(std::uint64_t offset, std::span<std::byte> target) const;
+  /// Plain blocking write, durable after `flush`. Only before `use_direct_io`.
+  void write_at(std::uint64_t offset, std::span<const std::byte> source) const;
+  void flush() const;
 
  private:
   SwapFile(std::filesystem::path path, int descriptor, bool adopted);

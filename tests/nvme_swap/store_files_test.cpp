@@ -118,7 +118,9 @@ TEST_F(StoreFilesTest, OfACommittedRunAreNeverReplaced) {
 TEST_F(StoreFilesTest, LeftBeforeTheFirstCommitAreReplaced) {
   create(false);
   EXPECT_FALSE(TileStore::has_commit(options_));
-  EXPECT_FALSE(TileStore::open(options_)->committed());
+  EXPECT_EQ(TileStore::content(options_), StoreContent::uncommitted);
+  EXPECT_THAT(message_of([&] { return TileStore::open(options_); }),
+              HasSubstr("holds no committed step"));
   layout_ = layout_of(5, 4_KiB);
   create(true);
   EXPECT_EQ(TileStore::open(options_)->layout().tiles, layout_.tiles);
@@ -221,7 +223,105 @@ TEST_F(StoreFilesTest, AreCheckedForOrderAndCompleteness) {
   EXPECT_THAT(message_of([&] { return TileStore::open(options_); }),
               AllOf(HasSubstr("tiles-1.swap"), HasSubstr("has 8192 bytes where")));
   std::filesystem::remove(file(1));
-  EXPECT_EQ(code_of([&] { return TileStore::open(options_); }), ErrorCode::io_error);
+  EXPECT_EQ(code_of([&] { return TileStore::open(options_); }), ErrorCode::corrupt_data);
+}
+
+TEST_F(StoreFilesTest, SayWhatTheyHoldToWhoeverStartsARun) {
+  EXPECT_EQ(TileStore::content(options_), StoreContent::nothing);
+  put(file(0), "");
+  EXPECT_EQ(TileStore::content(options_), StoreContent::unfinished);
+  create(false);
+  EXPECT_EQ(TileStore::content(options_), StoreContent::uncommitted);
+  create(true);
+  EXPECT_EQ(TileStore::content(options_), StoreContent::committed);
+  options_.owner = RunId{{1, 2}};
+  EXPECT_EQ(code_of([&] { return TileStore::content(options_); }), ErrorCode::corrupt_data);
+}
+
+TEST_F(StoreFilesTest, ThatWereCommittedAndAreGoneAreNamedWithTheRemedy) {
+  create(true);
+  for (const std::size_t index : {std::size_t{0}, std::size_t{1}}) {
+    const std::filesystem::path aside = file(index).string() + ".aside";
+    const auto expect_refused = [&](const char* cause) {
+      const auto open = [&] { return TileStore::open(options_); };
+      EXPECT_EQ(code_of(open), ErrorCode::corrupt_data) << cause;
+      EXPECT_THAT(message_of(open), AllOf(HasSubstr(file(index).string()), HasSubstr(cause),
+                                          HasSubstr("mount the drive")));
+    };
+    std::filesystem::rename(file(index), aside);
+    expect_refused("is not there");
+    put(file(index), "");
+    expect_refused("is empty");
+    put(file(index), std::string(8192, '\0'));
+    expect_refused("its first page is blank");
+    std::filesystem::rename(aside, file(index));
+  }
+  const std::filesystem::path away = scratch_.path() / "unmounted";
+  std::filesystem::rename(options_.directories[0], away);
+  EXPECT_EQ(code_of([&] { return TileStore::open(options_); }), ErrorCode::corrupt_data);
+  std::filesystem::rename(away, options_.directories[0]);
+  expect_step(*TileStore::open(options_), 1);
+}
+
+TEST_F(StoreFilesTest, WithACommitAndABlankHeaderAreNotTakenForACreationThatWasCutOff) {
+  create(true);
+  {
+    std::fstream first(file(0), std::ios::in | std::ios::out | std::ios::binary);
+    first << std::string(kPageBytes, '\0');
+  }
+  EXPECT_EQ(code_of([&] { return TileStore::content(options_); }), ErrorCode::corrupt_data);
+  const auto again = [&] { return TileStore::create(options_, layout_); };
+  EXPECT_EQ(code_of(again), ErrorCode::corrupt_data);
+  EXPECT_THAT(message_of(again), HasSubstr("holds a committed step, and its first page is blank"));
+}
+
+TEST_F(StoreFilesTest, AreMissedWhileTheStoreIsOpen) {
+  create(true);
+  const auto store = TileStore::open(options_);
+  const auto look = [&] { return store->check_present(), 0; };
+  EXPECT_EQ(look(), 0);
+  const auto expect_missed = [&](const char* cause) {
+    EXPECT_EQ(code_of(look), ErrorCode::corrupt_data) << cause;
+    EXPECT_THAT(message_of(look), AllOf(HasSubstr(file(1).string()), HasSubstr(cause)));
+  };
+  const std::filesystem::path aside = file(1).string() + ".aside";
+  std::filesystem::rename(file(1), aside);
+  expect_missed("was removed while the run used it");
+  std::filesystem::copy_file(aside, file(1));
+  expect_missed("was replaced by another file");
+  std::filesystem::rename(aside, file(1));
+  EXPECT_EQ(look(), 0);
+  const auto bytes = std::filesystem::file_size(file(1));
+  std::filesystem::resize_file(file(1), 8192);
+  expect_missed("was cut to 8192 bytes of");
+  std::filesystem::resize_file(file(1), bytes);
+  std::filesystem::rename(options_.directories[1], scratch_.path() / "away");
+  expect_missed("was removed while the run used it");
+}
+
+TEST_F(StoreFilesTest, OfACopiedRunAreGivenToAnother) {
+  const RunId mine{{1, 2}};
+  const RunId copy{{3, 4}};
+  options_.owner = mine;
+  create(true);
+  {
+    const auto store = TileStore::open(options_);
+    EXPECT_EQ(code_of([&] { return TileStore::change_owner(options_, copy), 0; }), ErrorCode::busy);
+  }
+  // A change that was cut off after the first file.
+  StoreOptions first = options_;
+  first.directories.pop_back();
+  TileStore::change_owner(first, copy);
+  EXPECT_EQ(code_of([&] { return TileStore::open(options_); }), ErrorCode::corrupt_data);
+  TileStore::change_owner(options_, copy);
+  EXPECT_EQ(code_of([&] { return TileStore::open(options_); }), ErrorCode::corrupt_data);
+  EXPECT_EQ(code_of([&] {
+              return TileStore::change_owner(options_, RunId{{5, 6}}), 0;
+            }),
+            ErrorCode::corrupt_data)
+      << "it is not theirs to give";
+  options_.owner = copy;
+  expect_step(*TileStore::open(options_), 1);
 }
 
 TEST_F(StoreFilesTest, OfTwoStoresAreNotMixed) {
