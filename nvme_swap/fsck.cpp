@@ -11,6 +11,7 @@
 
 #include "nvme_swap/detail/aligned_buffer.hpp"
 #include "nvme_swap/detail/store_files.hpp"
+#include "nvme_swap/detail/store_recovery.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::nvme_swap {

@@ -4,17 +4,10 @@
 
 #include "nvme_swap/detail/store_files.hpp"
 #include "nvme_swap/detail/store_implementation.hpp"
+#include "nvme_swap/detail/store_recovery.hpp"
 #include "runtime/base/log.hpp"
 
 namespace spillway::nvme_swap {
-namespace {
-
-void prepare(std::vector<detail::SwapFile>& files, const StoreOptions& options) {
-  if (options.cache == CacheUse::always) return;
-  for (detail::SwapFile& file : files) file.use_direct_io();
-}
-
-}  // namespace
 
 TileStore::TileStore(std::unique_ptr<Implementation> implementation)
     : implementation_(std::move(implementation)) {}
@@ -24,7 +17,7 @@ std::unique_ptr<TileStore> TileStore::create(const StoreOptions& options,
                                              const StoreLayout& layout) {
   detail::check_options(options);
   detail::StoreFiles store = detail::create_files(options, layout);
-  prepare(store.files, options);
+  detail::use_cache(store.files, options.cache);
   auto implementation = std::make_unique<Implementation>(options, std::move(store));
   implementation->format(options);
   return std::unique_ptr<TileStore>(new TileStore(std::move(implementation)));
@@ -36,7 +29,7 @@ std::unique_ptr<TileStore> TileStore::open(const StoreOptions& options) {
   const detail::Recovered recovered = detail::recover(store.map, store.files.front());
   detail::check_committed(recovered, store.files.front());
   if (!recovered.warning.empty()) log_line(LogLevel::warning, recovered.warning);
-  prepare(store.files, options);
+  detail::use_cache(store.files, options.cache);
   auto implementation = std::make_unique<Implementation>(options, std::move(store));
   implementation->recover(recovered);
   implementation->keep_files(!options.remove_on_close);

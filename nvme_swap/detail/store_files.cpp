@@ -3,16 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "nvme_swap/detail/aligned_buffer.hpp"
+#include "nvme_swap/detail/store_recovery.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::nvme_swap::detail {
 namespace {
-
-/// Records begin behind the table of tiles; no store that can be made has a longer one.
-constexpr std::uint64_t kRecordSearchBytes = 64 << 20;
 
 bool is_blank(const AlignedBuffer& page) {
   return std::all_of(page.bytes().begin(), page.bytes().end(),
@@ -24,18 +23,6 @@ bool is_blank(const SwapFile& file) {
   AlignedBuffer page(kPageBytes);
   static_cast<void>(file.read_at(0, page.bytes()));
   return is_blank(page);
-}
-
-/// Whether a first file whose header is blank has a committed record behind it. A creation that was
-/// cut off has none: the header is durable before the first commit begins.
-bool has_committed_record(const SwapFile& first_file) {
-  AlignedBuffer page(kPageBytes);
-  const std::uint64_t end = std::min(first_file.size(), kRecordSearchBytes);
-  for (std::uint64_t offset = kPageBytes; offset + kPageBytes <= end; offset += kPageBytes) {
-    static_cast<void>(first_file.read_at(offset, page.bytes()));
-    if (is_committed_record(page.bytes())) return true;
-  }
-  return false;
 }
 
 struct FileHead {
@@ -96,6 +83,34 @@ void check_replaceable(const std::vector<SwapFile>& files) {
   }
 }
 
+StoreFiles open_each(const StoreOptions& options,
+                     const std::function<SwapFile(const std::filesystem::path&)>& open) {
+  StoreFiles store;
+  store.files.reserve(options.directories.size());
+  for (std::size_t i = 0; i < options.directories.size(); ++i) {
+    store.files.push_back(open(swap_file_path(options.directories[i], options.name, i)));
+    const SwapFile& file = store.files.back();
+    FileHead head = read_head(file);
+    const FileHeader header = head.header;
+    if (options.owner) check_owner(header, *options.owner, file.path().string());
+    check(header.file_index == i && header.file_count == options.directories.size(),
+          ErrorCode::corrupt_data,
+          fmt::format("{} is file {} of a store of {}, not file {} of {}; name the same "
+                      "directories in the same order as when it was created",
+                      file.path().string(), header.file_index, header.file_count, i,
+                      options.directories.size()));
+    if (i == 0) {
+      store.map = map_of(std::move(head));
+      continue;
+    }
+    store.map.file_bytes.push_back(header.file_bytes);
+    check(header.store_id == store.map.store_id, ErrorCode::corrupt_data,
+          fmt::format("{} and {} belong to different stores", store.files[0].path().string(),
+                      file.path().string()));
+  }
+  return store;
+}
+
 }  // namespace
 
 void check_options(const StoreOptions& options) {
@@ -139,31 +154,18 @@ StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout) 
 }
 
 StoreFiles open_files(const StoreOptions& options) {
-  StoreFiles store;
-  store.files.reserve(options.directories.size());
-  for (std::size_t i = 0; i < options.directories.size(); ++i) {
-    store.files.push_back(SwapFile::open_existing(
-        swap_file_path(options.directories[i], options.name, i), options.lock_patience));
-    const SwapFile& file = store.files.back();
-    FileHead head = read_head(file);
-    const FileHeader header = head.header;
-    if (options.owner) check_owner(header, *options.owner, file.path().string());
-    check(header.file_index == i && header.file_count == options.directories.size(),
-          ErrorCode::corrupt_data,
-          fmt::format("{} is file {} of a store of {}, not file {} of {}; name the same "
-                      "directories in the same order as when it was created",
-                      file.path().string(), header.file_index, header.file_count, i,
-                      options.directories.size()));
-    if (i == 0) {
-      store.map = map_of(std::move(head));
-      continue;
-    }
-    store.map.file_bytes.push_back(header.file_bytes);
-    check(header.store_id == store.map.store_id, ErrorCode::corrupt_data,
-          fmt::format("{} and {} belong to different stores", store.files[0].path().string(),
-                      file.path().string()));
-  }
-  return store;
+  return open_each(options, [&options](const std::filesystem::path& path) {
+    return SwapFile::open_existing(path, options.lock_patience);
+  });
+}
+
+StoreFiles open_files_unlocked(const StoreOptions& options) {
+  return open_each(options, SwapFile::open_unlocked);
+}
+
+void use_cache(std::vector<SwapFile>& files, CacheUse cache) {
+  if (cache == CacheUse::always) return;
+  for (SwapFile& file : files) file.use_direct_io();
 }
 
 void change_owner(const StoreOptions& options, const RunId& owner) {
@@ -182,45 +184,6 @@ void change_owner(const StoreOptions& options, const RunId& owner) {
 
 void check_head(const SwapFile& file) { static_cast<void>(read_head(file)); }
 
-Recovered recover(const StoreMap& map, const SwapFile& first_file) {
-  const std::string where = first_file.path().string();
-  std::array<AlignedBuffer, 2> areas{AlignedBuffer(map.record_bytes),
-                                     AlignedBuffer(map.record_bytes)};
-  std::array<std::optional<RecordContent>, 2> records;
-  std::array<std::string, 2> reasons;
-  for (std::size_t i = 0; i < 2; ++i) {
-    static_cast<void>(first_file.read_at(map.record_offset[i], areas[i].bytes()));
-    records[i] = open_record(map, areas[i].bytes(), reasons[i]);
-  }
-  check(records[0] || records[1], ErrorCode::corrupt_data,
-        fmt::format("{}: neither commit record can be used (first: {}; second: {})", where,
-                    reasons[0], reasons[1]));
-  Recovered result;
-  const bool second =
-      !records[0] || (records[1] && records[1]->generation > records[0]->generation);
-  result.area = second ? 1 : 0;
-  const RecordContent& record = *records[result.area];
-  if (!records[1 - result.area]) {
-    result.warning = fmt::format(
-        "{}: commit record {} cannot be used ({}), as after a crash during a commit; continuing "
-        "from step {}",
-        where, 1 - result.area, reasons[1 - result.area], record.step.value());
-  }
-  const auto table = record_table(map, std::as_const(areas[result.area]).bytes());
-  result.tiles.assign(table.begin(), table.end());
-  result.generation = record.generation;
-  if (record.committed) {
-    result.commit = CommitHeader{.step = record.step,
-                                 .payload = {record.payload.begin(), record.payload.end()}};
-  }
-  return result;
-}
-
-void check_committed(const Recovered& recovered, const SwapFile& first_file) {
-  check(recovered.commit.has_value(), ErrorCode::corrupt_data,
-        fmt::format("{} holds no committed step; {}", first_file.path().string(), kLossRemedy));
-}
-
 StoreContent content_of(const SwapFile& first_file, const std::optional<RunId>& owner) {
   if (is_blank(first_file)) {
     check(!has_committed_record(first_file), ErrorCode::corrupt_data,
@@ -232,7 +195,8 @@ StoreContent content_of(const SwapFile& first_file, const std::optional<RunId>& 
   FileHead head = read_head(first_file);
   if (owner) check_owner(head.header, *owner, first_file.path().string());
   const StoreMap map = map_of(std::move(head));
-  return recover(map, first_file).commit ? StoreContent::committed : StoreContent::uncommitted;
+  return recover_in_use(map, first_file).commit ? StoreContent::committed
+                                                : StoreContent::uncommitted;
 }
 
 }  // namespace spillway::nvme_swap::detail

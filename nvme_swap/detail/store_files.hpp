@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "nvme_swap/detail/swap_file.hpp"
@@ -10,15 +9,6 @@
 #include "nvme_swap/tile_store.hpp"
 
 namespace spillway::nvme_swap::detail {
-
-/// The newest commit that the record areas hold.
-struct Recovered {
-  std::vector<TileRecord> tiles{};
-  std::optional<CommitHeader> commit{};  ///< empty if nothing was ever committed
-  std::uint64_t generation = 0;
-  std::size_t area = 0;   ///< that holds it
-  std::string warning{};  ///< why the other area could not be used, if so
-};
 
 /// The locked files of one store and where everything in them is.
 struct StoreFiles {
@@ -33,16 +23,13 @@ void check_options(const StoreOptions& options);
 [[nodiscard]] StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout);
 /// Opens and locks the files and checks their headers and their owner.
 [[nodiscard]] StoreFiles open_files(const StoreOptions& options);
+/// The same for reading alone, without the locks.
+[[nodiscard]] StoreFiles open_files_unlocked(const StoreOptions& options);
+void use_cache(std::vector<SwapFile>& files, CacheUse cache);
 /// Checks the header and the tile table of one file; throws `Error{corrupt_data}` for damage.
 void check_head(const SwapFile& file);
 /// Writes another owner into the header of every file.
 void change_owner(const StoreOptions& options, const RunId& owner);
-/// Reads both record areas. Throws `Error{corrupt_data}` if neither is valid.
-[[nodiscard]] Recovered recover(const StoreMap& map, const SwapFile& first_file);
-
-/// Throws `Error{corrupt_data}` unless a commit was recovered from `first_file`.
-void check_committed(const Recovered& recovered, const SwapFile& first_file);
-
 /// What the first file of a store holds; it may be in use. Throws `Error{corrupt_data}` for a
 /// store of another `owner`, if one is given, and for one with a committed step and no header.
 [[nodiscard]] StoreContent content_of(const SwapFile& first_file,

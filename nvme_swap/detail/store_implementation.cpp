@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "nvme_swap/detail/throttled_engine.hpp"
+#include "nvme_swap/detail/tile_checks.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 
@@ -33,10 +34,6 @@ std::unique_ptr<IoEngine> engine_for(const StoreOptions& options, std::span<cons
   }
   if (options.adapt) engine = options.adapt(std::move(engine), engine_options);
   return engine;
-}
-
-bool is_page_aligned(const std::byte* data) {
-  return reinterpret_cast<std::uintptr_t>(data) % kPageBytes == 0;
 }
 
 }  // namespace
@@ -117,20 +114,6 @@ std::uint32_t TileStore::Implementation::take_operation(Kind kind) {
   return ticket;
 }
 
-void TileStore::Implementation::check_tile(TileIndex tile, std::span<const std::byte> data) const {
-  if (tile.value() >= map_.tiles.size()) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("tile {} of a store with {} tiles", tile.value(), map_.tiles.size()));
-  }
-  const std::uint64_t bytes = map_.tiles[tile.value()].bytes;
-  if (data.size() != bytes || !is_page_aligned(data.data())) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("a buffer of {} bytes at {} for tile {}, which needs {} bytes aligned "
-                            "to {}",
-                            data.size(), fmt::ptr(data.data()), tile.value(), bytes, kPageBytes));
-  }
-}
-
 void TileStore::Implementation::check_usable() const {
   if (map_.slots == 1 && (committed_ || commit_ticket_)) {
     throw Error(ErrorCode::not_supported,
@@ -142,7 +125,7 @@ void TileStore::Implementation::check_usable() const {
 }
 
 std::uint32_t TileStore::Implementation::read(TileIndex tile, std::span<std::byte> target) {
-  check_tile(tile, target);
+  detail::check_tile(map_, tile, target);
   const std::uint32_t slot = versions_.newest(tile);
   if (slot == kNoSlot) {
     throw Error(ErrorCode::invalid_argument,
@@ -163,7 +146,7 @@ std::uint32_t TileStore::Implementation::read(TileIndex tile, std::span<std::byt
 
 std::uint32_t TileStore::Implementation::write(TileIndex tile, std::span<const std::byte> source,
                                                std::uint64_t checksum) {
-  check_tile(tile, source);
+  detail::check_tile(map_, tile, source);
   check_usable();
   if (versions_.write_pending(tile)) {
     throw Error(ErrorCode::invalid_argument,
@@ -213,7 +196,7 @@ std::uint32_t TileStore::Implementation::commit(const CommitHeader& header) {
 }
 
 void TileStore::Implementation::verify(TileIndex tile, std::span<const std::byte> data) const {
-  check_tile(tile, data);
+  detail::check_tile(map_, tile, data);
   verify(tile, checksum_of(data));
 }
 
@@ -223,13 +206,8 @@ void TileStore::Implementation::verify(TileIndex tile, std::uint64_t actual) con
   }
   const std::uint64_t expected = versions_.checksum(tile);
   if (expected == actual) return;
-  const std::uint32_t slot = versions_.newest(tile);
-  throw Error(
-      ErrorCode::corrupt_data,
-      fmt::format("tile {} of {} (slot {}, {} bytes at offset {}) is not what was written: "
-                  "checksum {:016x} instead of {:016x}",
-                  tile.value(), files_[map_.tiles[tile.value()].file].path().string(), slot,
-                  map_.tiles[tile.value()].bytes, map_.slot_offset(tile, slot), actual, expected));
+  detail::throw_damaged(map_, tile, {.checksum = expected, .slot = versions_.newest(tile)}, actual,
+                        files_[map_.tiles[tile.value()].file].path());
 }
 
 void TileStore::Implementation::discard(TileIndex tile) {

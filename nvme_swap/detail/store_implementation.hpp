@@ -10,6 +10,7 @@
 
 #include "nvme_swap/detail/aligned_buffer.hpp"
 #include "nvme_swap/detail/store_files.hpp"
+#include "nvme_swap/detail/store_recovery.hpp"
 #include "nvme_swap/detail/tile_versions.hpp"
 #include "nvme_swap/detail/transfer_queue.hpp"
 #include "nvme_swap/tile_store.hpp"
@@ -68,7 +69,6 @@ class TileStore::Implementation {
   };
 
   [[nodiscard]] std::uint32_t take_operation(Kind kind);
-  void check_tile(TileIndex tile, std::span<const std::byte> data) const;
   void check_usable() const;
   void start_transfer(std::uint32_t ticket, IoOperation operation, std::uint32_t file,
                       std::uint64_t offset, std::span<std::byte> data);

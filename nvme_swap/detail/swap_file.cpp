@@ -89,7 +89,12 @@ SwapFile SwapFile::open_existing(const std::filesystem::path& path,
 }
 
 SwapFile SwapFile::open_unlocked(const std::filesystem::path& path) {
-  return {path, ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC), true};
+  // A named pipe would wait for its writer.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0 && (errno == ENOENT || errno == ENOTDIR)) throw_missing(path);
+  SwapFile file(path, descriptor, true);
+  file.check_regular();
+  return file;
 }
 
 void SwapFile::lock(std::chrono::milliseconds patience) {
@@ -110,11 +115,15 @@ void SwapFile::lock(std::chrono::milliseconds patience) {
 
 bool SwapFile::is_unlinked() const { return status_of(descriptor_, path_).st_nlink == 0; }
 
+void SwapFile::check_regular() const {
+  check(S_ISREG(status_of(descriptor_, path_).st_mode), ErrorCode::invalid_argument,
+        path_.string() + " is not a regular file");
+}
+
 /// A file that others can reach may be changed under our feet.
 void SwapFile::check_ownership() const {
+  check_regular();
   const struct stat status = status_of(descriptor_, path_);
-  check(S_ISREG(status.st_mode), ErrorCode::invalid_argument,
-        path_.string() + " is not a regular file");
   check(status.st_uid == ::geteuid() && status.st_nlink == 1 && (status.st_mode & 077) == 0,
         ErrorCode::invalid_argument,
         fmt::format("{} must belong to this user alone (mode 0600, one name); its mode is {:o}, "

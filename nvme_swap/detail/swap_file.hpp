@@ -31,7 +31,8 @@ class SwapFile {
   /// Throws `Error{corrupt_data}` if there is none.
   [[nodiscard]] static SwapFile open_existing(const std::filesystem::path& path,
                                               std::chrono::milliseconds patience);
-  /// For a look inside while another process may use it.
+  /// For reading alone, while another process may use it. Throws `Error{corrupt_data}` if there is
+  /// none.
   [[nodiscard]] static SwapFile open_unlocked(const std::filesystem::path& path);
   SwapFile(SwapFile&& other) noexcept;
   SwapFile& operator=(SwapFile&& other) = delete;
@@ -68,6 +69,7 @@ class SwapFile {
   void lock(std::chrono::milliseconds patience);
   /// Its last user removed it while this one waited for the lock.
   [[nodiscard]] bool is_unlinked() const;
+  void check_regular() const;
   void check_ownership() const;
 
   std::filesystem::path path_;
