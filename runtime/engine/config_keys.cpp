@@ -33,11 +33,16 @@ constexpr std::array<Named<nvme_swap::EngineKind>, 4> kEngines{{
     {"aio", nvme_swap::EngineKind::aio},
     {"posix", nvme_swap::EngineKind::posix},
 }};
-constexpr std::array<Named<ScheduleKind>, 4> kSchedules{{
+constexpr std::array<Named<ScheduleKind>, 9> kSchedules{{
     {"Constant", ScheduleKind::constant},
     {"Linear", ScheduleKind::linear},
     {"Cosine", ScheduleKind::cosine},
     {"WSD", ScheduleKind::wsd},
+    {"WarmupLR", ScheduleKind::warmup_lr},
+    {"WarmupDecayLR", ScheduleKind::warmup_decay_lr},
+    {"WarmupCosineLR", ScheduleKind::warmup_cosine_lr},
+    {"OneCycle", ScheduleKind::one_cycle},
+    {"LRRangeTest", ScheduleKind::lr_range_test},
 }};
 constexpr std::array<Named<UpdateMode>, 3> kUpdateModes{{
     {"auto", UpdateMode::automatic},
@@ -132,7 +137,6 @@ constexpr std::array kUnneeded = std::to_array<UnneededKey>({
     {"optimizer.params", "foreach", "the update is one fused pass"},
     {"optimizer.params", "set_grad_none", kAlways},
     {"optimizer.params", "freeze_step", "it belongs to 1-bit Adam"},
-    {"scheduler.params", "last_batch_iteration", "--resume restores the step"},
     {kZero, "allgather_partitions", kRanks},
     {kZero, "allgather_bucket_size", kBuckets},
     {kZero, "reduce_scatter", kRanks},

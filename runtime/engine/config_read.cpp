@@ -118,7 +118,8 @@ void read_optimizer_type(Section& optimizer, Section& params, cpu_adam::AdamOpti
   }
 }
 
-/// What differs from Adam in the names and defaults of the others' parameters, as torch has them.
+/// What differs from Adam in the names and defaults of the others' parameters, as DeepSpeed has
+/// them, and torch those of SGD.
 void read_optimizer_params(Section& params, cpu_adam::AdamOptions& adam) {
   using cpu_adam::Optimizer;
   if (adam.optimizer == Optimizer::sgd) {
@@ -130,16 +131,15 @@ void read_optimizer_params(Section& params, cpu_adam::AdamOptions& adam) {
     return;
   }
   if (adam.optimizer == Optimizer::adagrad) {
+    adam.lr = 1e-2;
     adam.eps = 1e-10;
     assign(adam.eps, params.non_negative("eps", {"1e-10"}));
     return;
   }
-  if (adam.optimizer == Optimizer::lion) adam.beta2 = 0.99;
-  const bool lion = adam.optimizer == Optimizer::lion;
-  if (const auto betas = params.pair("betas", {lion ? "[0.9, 0.99]" : "[0.9, 0.999]"})) {
+  if (const auto betas = params.pair("betas", {"[0.9, 0.999]"})) {
     std::tie(adam.beta1, adam.beta2) = *betas;
   }
-  if (lion) return;
+  if (adam.optimizer == Optimizer::lion) return;
   assign(adam.eps, params.non_negative("eps", {"1e-08"}));
   assign(adam.bias_correction, params.flag("bias_correction", {"true"}));
 }
@@ -191,7 +191,7 @@ void read_optimizer(Section& root, TrainOptions& options) {
     params.refuse(ErrorCode::not_supported, "fp32_optimizer_states",
                   "is false; the state's format is spillway.state_format");
   }
-  options.schedule.peak_lr = adam.lr;
+  options.schedule.optimizer_lr = options.schedule.peak_lr = adam.lr;
 }
 
 void read_zero(Section& root, TrainOptions& options) {

@@ -1,8 +1,10 @@
-#include <array>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json_fwd.hpp>
 
 #include "runtime/engine/detail/config_read.hpp"
+#include "runtime/engine/detail/schedule_deepspeed.hpp"
+#include "runtime/engine/schedule.hpp"
 
 namespace spillway::engine::detail {
 namespace {
@@ -17,67 +19,120 @@ void read_warmup_type(Section& params, ScheduleOptions& schedule) {
   schedule.warmup_logarithmic = *type == "log";
 }
 
-/// WarmupLR and WarmupDecayLR: between two learning rates of their own.
-void read_deepspeed_rates(Section& params, TrainOptions& options) {
-  ScheduleOptions& schedule = options.schedule;
-  const double optimizer_lr = schedule.peak_lr;
-  schedule.warmup_from = params.non_negative("warmup_min_lr", {"0"}).value_or(0);
-  schedule.minimum_lr = schedule.warmup_from;
-  const AutoMeans of_optimizer{"optimizer.params.lr"};
-  const bool given = params.has("warmup_max_lr");
-  const auto highest = params.non_negative("warmup_max_lr", of_optimizer);
-  if (!given) {
-    schedule.peak_lr = 0.001;
-    params.note("warmup_max_lr", "absent: 0.001, as in DeepSpeed");
-  } else if (highest) {
-    schedule.peak_lr = *highest;
+/// The scheduler's step before the run's first, which DeepSpeed counts from -1.
+void read_last_iteration(Section& params, ScheduleOptions& schedule) {
+  constexpr std::string_view kKey = "last_batch_iteration";
+  const auto last = params.real(kKey, {"-1"});
+  if (!last) return;
+  const bool whole = *last >= -1 && *last <= 0x1p52 && *last == std::floor(*last);
+  if (!whole) params.refuse_value(kKey, "a whole number from -1 on");
+  schedule.last_batch_iteration = static_cast<std::int64_t>(*last);
+  if (schedule.last_batch_iteration >= 0) {
+    params.note(kKey, fmt::format("the first update has optimizer.params.lr {}, as in DeepSpeed",
+                                  schedule.optimizer_lr));
   }
-  if (schedule.peak_lr != optimizer_lr) {
-    params.note("warmup_max_lr", fmt::format("{} takes the place of optimizer.params.lr {}",
-                                             schedule.peak_lr, optimizer_lr));
-  }
-  options.adam.lr = schedule.peak_lr;
 }
 
-void read_deepspeed(Section& params, const std::string& type, TrainOptions& options) {
-  ScheduleOptions& schedule = options.schedule;
+/// WarmupLR and WarmupDecayLR: between two learning rates of their own.
+void read_warmup_rates(Section& params, ScheduleOptions& schedule) {
+  schedule.warmup_from = params.non_negative("warmup_min_lr", {"0"}).value_or(0);
+  const bool given = params.has("warmup_max_lr");
+  const auto highest = params.non_negative("warmup_max_lr", {"optimizer.params.lr"});
+  if (highest) {
+    schedule.peak_lr = *highest;
+  } else if (!given && schedule.kind == ScheduleKind::warmup_decay_lr) {
+    schedule.peak_lr = 0.001;
+    params.note("warmup_max_lr", "absent: 0.001, as in DeepSpeed");
+  }
+  if (schedule.peak_lr != schedule.optimizer_lr) {
+    params.note("warmup_max_lr", fmt::format("{} takes the place of optimizer.params.lr {}",
+                                             schedule.peak_lr, schedule.optimizer_lr));
+  }
+}
+
+void read_warmup(Section& params, ScheduleOptions& schedule) {
   schedule.warmup_logarithmic = true;
   read_warmup_type(params, schedule);
   schedule.warmup_steps =
       params.integer("warmup_num_steps", 0, kAnySteps, {"0"})
           .value_or(params.has("warmup_num_steps") ? 0 : 1000);  // absent and "auto" differ
-  if (type == "WarmupCosineLR") {
-    schedule.kind = ScheduleKind::cosine;
-    schedule.warmup_from =
-        schedule.peak_lr * params.non_negative("warmup_min_ratio", {"0"}).value_or(0);
-    schedule.minimum_lr =
-        schedule.peak_lr * params.non_negative("cos_min_ratio", {"0.0001"}).value_or(0.0001);
+  if (schedule.warmup_steps < 2) {
+    params.note("warmup_num_steps", "2 is the least that DeepSpeed's schedules warm up for");
+    schedule.warmup_steps = 2;
+  }
+  if (schedule.kind == ScheduleKind::warmup_cosine_lr) {
+    assign(schedule.warmup_min_ratio, params.non_negative("warmup_min_ratio", {"0"}));
+    assign(schedule.cosine_min_ratio, params.non_negative("cos_min_ratio", {"0.0001"}));
   } else {
-    read_deepspeed_rates(params, options);
-    schedule.kind = type == "WarmupLR" ? ScheduleKind::constant : ScheduleKind::linear;
+    read_warmup_rates(params, schedule);
   }
   // HF writes total_num_steps for every type; a constant rate has no use for it.
   const auto total = params.integer("total_num_steps", 0, kAnySteps, kRunSteps);
-  if (schedule.kind != ScheduleKind::constant) {
+  if (decays(schedule.kind)) {
     schedule.total_steps = total.value_or(0);
   } else if (total) {
     params.note("total_num_steps", "not needed: WarmupLR has no decay");
   }
 }
 
+void read_one_cycle(Section& params, const cpu_adam::AdamOptions& adam, OneCycleOptions& cycle) {
+  const auto needed = [&](std::string_view key) {
+    const auto value = params.non_negative(key);
+    if (!value) params.refuse(ErrorCode::invalid_argument, key, "is missing; OneCycle needs it");
+    return *value;
+  };
+  cycle.min_lr = needed("cycle_min_lr");
+  cycle.max_lr = needed("cycle_max_lr");
+  assign(cycle.decay_lr_rate, params.non_negative("decay_lr_rate", {"0"}));
+  assign(cycle.first_steps, params.integer("cycle_first_step_size", 1, kAnySteps, {"2000"}));
+  cycle.second_steps =
+      params.integer("cycle_second_step_size", 0, kAnySteps, {"cycle_first_step_size"})
+          .value_or(cycle.first_steps);
+  assign(cycle.first_stairs, params.integer32("cycle_first_stair_count", 0, {"0"}));
+  cycle.second_stairs = params.integer32("cycle_second_stair_count", 0, {"cycle_first_stair_count"})
+                            .value_or(cycle.first_stairs);
+  assign(cycle.decay_step_size, params.integer("decay_step_size", 0, kAnySteps, {"0"}));
+  assign(cycle.cycle_momentum, params.flag("cycle_momentum", {"true"}));
+  assign(cycle.min_momentum, params.non_negative("cycle_min_mom", {"0.8"}));
+  assign(cycle.max_momentum, params.non_negative("cycle_max_mom", {"0.9"}));
+  assign(cycle.decay_momentum_rate, params.non_negative("decay_mom_rate", {"0"}));
+  const bool betas =
+      adam.optimizer == cpu_adam::Optimizer::adam || adam.optimizer == cpu_adam::Optimizer::lion;
+  if (cycle.cycle_momentum && betas) {
+    params.note("cycle_momentum", "takes the place of optimizer.params.betas; the second is 0.99");
+  }
+}
+
+void read_range_test(Section& params, RangeTestOptions& test) {
+  assign(test.min_lr, params.non_negative("lr_range_test_min_lr", {"0.001"}));
+  assign(test.step_size, params.integer("lr_range_test_step_size", 1, kAnySteps, {"2000"}));
+  assign(test.step_rate, params.non_negative("lr_range_test_step_rate", {"1"}));
+  assign(test.staircase, params.flag("lr_range_test_staircase", {"false"}));
+}
+
+void read_deepspeed(Section& params, TrainOptions& options) {
+  ScheduleOptions& schedule = options.schedule;
+  read_last_iteration(params, schedule);
+  switch (schedule.kind) {
+    case ScheduleKind::one_cycle: return read_one_cycle(params, options.adam, schedule.one_cycle);
+    case ScheduleKind::lr_range_test: return read_range_test(params, schedule.range_test);
+    default: return read_warmup(params, schedule);
+  }
+}
+
 /// Constant, Linear, Cosine and WSD: everything that ScheduleOptions can say.
-void read_own(Section& params, ScheduleKind kind, ScheduleOptions& schedule) {
-  schedule.kind = kind;
+void read_own(Section& params, ScheduleOptions& schedule) {
   read_warmup_type(params, schedule);
   assign(schedule.warmup_steps, params.integer("warmup_num_steps", 0, kAnySteps, {"0"}));
   assign(schedule.warmup_from, params.non_negative("warmup_min_lr", {"0"}));
-  assign(schedule.total_steps, params.integer("total_num_steps", 0, kAnySteps, kRunSteps));
+  const auto total = params.integer("total_num_steps", 0, kAnySteps, kRunSteps);
+  if (decays(schedule.kind)) schedule.total_steps = total.value_or(0);
   const auto lowest = params.non_negative("min_lr");
   const auto ratio = params.non_negative("min_ratio");
   if (lowest && ratio) params.refuse_value("min_ratio", "either min_lr or min_ratio");
   assign(schedule.minimum_lr, std::optional(lowest));
   if (ratio) schedule.minimum_lr = *ratio * schedule.peak_lr;
-  if (kind == ScheduleKind::wsd) {
+  if (schedule.kind == ScheduleKind::wsd) {
     assign(schedule.decay_steps,
            params.integer("decay_num_steps", 0, kAnySteps, {"a tenth of total_num_steps"}));
   }
@@ -86,8 +141,6 @@ void read_own(Section& params, ScheduleKind kind, ScheduleOptions& schedule) {
 }  // namespace
 
 void read_scheduler(Section& root, TrainOptions& options) {
-  constexpr std::array<std::string_view, 3> kDeepSpeed{"WarmupLR", "WarmupDecayLR",
-                                                       "WarmupCosineLR"};
   Section scheduler = root.section("scheduler");
   Section params = scheduler.section("params");
   const auto type = scheduler.text("type");
@@ -98,17 +151,17 @@ void read_scheduler(Section& root, TrainOptions& options) {
     }
     return;
   }
-  for (const std::string_view name : kDeepSpeed) {
-    if (*type == name) return read_deepspeed(params, *type, options);
-  }
+  std::string known;
   for (const Named<ScheduleKind>& each : names_of<ScheduleKind>()) {
-    if (*type == each.name) return read_own(params, each.value, options.schedule);
+    if (*type == each.name) {
+      options.schedule.kind = each.value;
+      return is_deepspeed(each.value) ? read_deepspeed(params, options)
+                                      : read_own(params, options.schedule);
+    }
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", each.name);
   }
-  const bool known = *type == "LRRangeTest" || *type == "OneCycle";
-  scheduler.refuse(known ? ErrorCode::not_supported : ErrorCode::invalid_argument, "type",
-                   fmt::format("is \"{}\"; Spillway has WarmupLR, WarmupDecayLR, WarmupCosineLR, "
-                               "Constant, Linear, Cosine and WSD",
-                               type->substr(0, 64)));
+  scheduler.refuse(ErrorCode::invalid_argument, "type",
+                   fmt::format("is \"{}\"; write one of {}", type->substr(0, 64), known));
 }
 
 }  // namespace spillway::engine::detail

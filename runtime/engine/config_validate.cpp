@@ -5,6 +5,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/config_keys.hpp"
+#include "runtime/engine/detail/schedule_deepspeed.hpp"
 #include "runtime/engine/schedule.hpp"
 #include "runtime/engine/train_options.hpp"
 
@@ -50,13 +51,37 @@ void validate_optimizer(const TrainOptions& options) {
   require_not_negative(adam.weight_decay, "optimizer.params.weight_decay");
 }
 
+void validate_one_cycle(const OneCycleOptions& cycle) {
+  require_not_negative(cycle.min_lr, "scheduler.params.cycle_min_lr");
+  require_not_negative(cycle.max_lr, "scheduler.params.cycle_max_lr");
+  require_not_negative(cycle.decay_lr_rate, "scheduler.params.decay_lr_rate");
+  require_positive(cycle.first_steps, "scheduler.params.cycle_first_step_size");
+  require_not_negative(cycle.decay_momentum_rate, "scheduler.params.decay_mom_rate");
+  for (const double momentum : {cycle.min_momentum, cycle.max_momentum}) {
+    require(momentum >= 0 && momentum < 1,
+            fmt::format("scheduler.params has a momentum of {}; cycle_min_mom and cycle_max_mom "
+                        "must be in [0, 1)",
+                        momentum));
+  }
+}
+
 void validate_schedule(const ScheduleOptions& schedule) {
+  require_not_negative(schedule.optimizer_lr, "optimizer.params.lr");
   require_not_negative(schedule.peak_lr, "optimizer.params.lr");
   require_not_negative(schedule.warmup_from, "scheduler.params.warmup_min_lr");
   require_not_negative(schedule.minimum_lr, "scheduler.params.min_lr");
-  require(schedule.minimum_lr <= schedule.peak_lr || schedule.kind == ScheduleKind::constant,
+  require_not_negative(schedule.warmup_min_ratio, "scheduler.params.warmup_min_ratio");
+  require_not_negative(schedule.cosine_min_ratio, "scheduler.params.cos_min_ratio");
+  const bool falls = decays(schedule.kind) && !detail::is_deepspeed(schedule.kind);
+  require(schedule.minimum_lr <= schedule.peak_lr || !falls,
           fmt::format("scheduler.params.min_lr {} is above the peak {}", schedule.minimum_lr,
                       schedule.peak_lr));
+  if (schedule.kind == ScheduleKind::one_cycle) validate_one_cycle(schedule.one_cycle);
+  if (schedule.kind == ScheduleKind::lr_range_test) {
+    require_not_negative(schedule.range_test.min_lr, "scheduler.params.lr_range_test_min_lr");
+    require_positive(schedule.range_test.step_size, "scheduler.params.lr_range_test_step_size");
+    require_not_negative(schedule.range_test.step_rate, "scheduler.params.lr_range_test_step_rate");
+  }
 }
 
 void validate_loss_scale(const LossScaleOptions& scale) {

@@ -3,6 +3,8 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/config_keys.hpp"
+#include "runtime/engine/detail/schedule_deepspeed.hpp"
+#include "runtime/engine/schedule.hpp"
 #include "runtime/engine/train_options.hpp"
 
 namespace spillway::engine {
@@ -26,7 +28,8 @@ Json loss_scale_json(const TrainOptions& options) {
 Json optimizer_json(const TrainOptions& options) {
   const cpu_adam::AdamOptions& adam = options.adam;
   Json params;
-  params["lr"] = options.schedule.peak_lr;
+  const ScheduleOptions& schedule = options.schedule;
+  params["lr"] = detail::is_deepspeed(schedule.kind) ? schedule.optimizer_lr : schedule.peak_lr;
   params["weight_decay"] = adam.weight_decay;
   const auto document = [&](const char* type) { return Json{{"type", type}, {"params", params}}; };
   switch (adam.optimizer) {
@@ -45,14 +48,58 @@ Json optimizer_json(const TrainOptions& options) {
   return document("Adam");
 }
 
-Json scheduler_json(const ScheduleOptions& schedule) {
+Json one_cycle_json(const OneCycleOptions& cycle) {
+  return {{"cycle_min_lr", cycle.min_lr},
+          {"cycle_max_lr", cycle.max_lr},
+          {"decay_lr_rate", cycle.decay_lr_rate},
+          {"cycle_first_step_size", cycle.first_steps},
+          {"cycle_second_step_size", cycle.second_steps},
+          {"cycle_first_stair_count", cycle.first_stairs},
+          {"cycle_second_stair_count", cycle.second_stairs},
+          {"decay_step_size", cycle.decay_step_size},
+          {"cycle_momentum", cycle.cycle_momentum},
+          {"cycle_min_mom", cycle.min_momentum},
+          {"cycle_max_mom", cycle.max_momentum},
+          {"decay_mom_rate", cycle.decay_momentum_rate}};
+}
+
+Json range_test_json(const RangeTestOptions& test) {
+  return {{"lr_range_test_min_lr", test.min_lr},
+          {"lr_range_test_step_size", test.step_size},
+          {"lr_range_test_step_rate", test.step_rate},
+          {"lr_range_test_staircase", test.staircase}};
+}
+
+/// What the schedules with a warm-up have; each is written what it reads.
+Json warmup_json(const ScheduleOptions& schedule) {
   Json params;
   params["warmup_num_steps"] = schedule.warmup_steps;
   params["warmup_type"] = schedule.warmup_logarithmic ? "log" : "linear";
-  params["warmup_min_lr"] = schedule.warmup_from;
-  params["total_num_steps"] = schedule.total_steps;
-  params["min_lr"] = schedule.minimum_lr;
+  if (schedule.kind == ScheduleKind::warmup_cosine_lr) {
+    params["warmup_min_ratio"] = schedule.warmup_min_ratio;
+    params["cos_min_ratio"] = schedule.cosine_min_ratio;
+  } else {
+    params["warmup_min_lr"] = schedule.warmup_from;
+  }
+  const bool own = !detail::is_deepspeed(schedule.kind);
+  const bool between_rates = !own && schedule.kind != ScheduleKind::warmup_cosine_lr;
+  if (between_rates) params["warmup_max_lr"] = schedule.peak_lr;
+  if (decays(schedule.kind)) params["total_num_steps"] = schedule.total_steps;
+  if (own) params["min_lr"] = schedule.minimum_lr;
   if (schedule.kind == ScheduleKind::wsd) params["decay_num_steps"] = schedule.decay_steps;
+  return params;
+}
+
+Json scheduler_json(const ScheduleOptions& schedule) {
+  Json params;
+  switch (schedule.kind) {
+    case ScheduleKind::one_cycle: params = one_cycle_json(schedule.one_cycle); break;
+    case ScheduleKind::lr_range_test: params = range_test_json(schedule.range_test); break;
+    default: params = warmup_json(schedule); break;
+  }
+  if (detail::is_deepspeed(schedule.kind)) {
+    params["last_batch_iteration"] = schedule.last_batch_iteration;
+  }
   return {{"type", config_name(schedule.kind)}, {"params", params}};
 }
 

@@ -11,6 +11,7 @@
 #include "runtime/engine/calibrate.hpp"
 #include "runtime/engine/kept_checkpoints.hpp"
 #include "runtime/engine/run_reader.hpp"
+#include "runtime/engine/schedule.hpp"
 #include "runtime/engine/step_trace.hpp"
 #include "runtime/engine/training_data.hpp"
 #include "runtime/model/checkpoint.hpp"
@@ -136,6 +137,7 @@ void Loop::open() {
   data_.emplace(TrainingData::open(request_.data, config_));
   sampler_.emplace(data_->train.size(), options_.context, options_.order, options_.seed);
   steps_ = steps_of(options_, *sampler_);
+  check_momentum(options_.schedule, steps_);
 
   store_options_.directories = state_directories(options_, request_.run);
   store_options_.engine = options_.io_engine;

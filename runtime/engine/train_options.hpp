@@ -21,25 +21,69 @@ namespace spillway::engine {
 struct LossScaleOptions {
   bool dynamic = true;
   double initial = 65536;               ///< static scale when not dynamic
-  std::uint32_t window = 1000;          ///< good steps before the scale doubles
+  std::uint32_t window = 1000;          ///< good steps before the one that doubles the scale
   std::uint32_t hysteresis = 2;         ///< overflows before it halves; restored when it doubles
   bool consecutive_hysteresis = false;  ///< ... and by every good step
   double minimum = 1;
 };
 
-enum class ScheduleKind : std::uint8_t { constant, linear, cosine, wsd };
+/// Spillway's own kinds, then those of DeepSpeed.
+enum class ScheduleKind : std::uint8_t {
+  constant,
+  linear,
+  cosine,
+  wsd,
+  warmup_lr,
+  warmup_decay_lr,
+  warmup_cosine_lr,
+  one_cycle,
+  lr_range_test,
+};
 
-/// Learning rate as a function of the applied-update count t, from 1. The warm-up ends and the peak
-/// is reached at t = warmup_steps, the minimum at t = total_steps, whatever the kind.
+/// What DeepSpeed's OneCycle alone has; its names.
+struct OneCycleOptions {
+  double min_lr = 0;
+  double max_lr = 0;
+  double decay_lr_rate = 0;
+  std::uint64_t first_steps = 2000;
+  std::uint64_t second_steps = 2000;
+  std::uint32_t first_stairs = 0;  ///< 0: no stairs
+  std::uint32_t second_stairs = 0;
+  std::uint64_t decay_step_size = 0;  ///< 0: no decay
+  bool cycle_momentum = true;
+  double min_momentum = 0.8;
+  double max_momentum = 0.9;
+  double decay_momentum_rate = 0;
+  bool operator==(const OneCycleOptions&) const = default;
+};
+
+/// What DeepSpeed's LRRangeTest alone has.
+struct RangeTestOptions {
+  double min_lr = 1e-3;
+  std::uint64_t step_size = 2000;
+  double step_rate = 1;
+  bool staircase = false;
+  bool operator==(const RangeTestOptions&) const = default;
+};
+
+/// Learning rate as a function of the applied-update count t, from 1. Of Spillway's own kinds the
+/// warm-up ends and the peak is reached at t = warmup_steps, the minimum at t = total_steps.
+/// DeepSpeed's kinds give what its engine would use: schedule.hpp.
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::constant;
-  double peak_lr = 1e-3;
-  double warmup_from = 0;  ///< lr before the first warm-up step
+  double optimizer_lr = 1e-3;  ///< optimizer.params.lr
+  double peak_lr = 1e-3;       ///< the same, but for WarmupLR and WarmupDecayLR
+  double warmup_from = 0;      ///< lr before the first warm-up step
   std::uint64_t warmup_steps = 0;
   bool warmup_logarithmic = false;  ///< DeepSpeed's warmup_type "log"
   std::uint64_t total_steps = 0;    ///< end of decay; 0: the run's steps
   std::uint64_t decay_steps = 0;    ///< wsd: length of the final decay; 0: a tenth of total_steps
   double minimum_lr = 0;
+  double warmup_min_ratio = 0;             ///< WarmupCosineLR: of the optimizer's lr
+  double cosine_min_ratio = 0.0001;        ///< WarmupCosineLR: of the optimizer's lr
+  std::int64_t last_batch_iteration = -1;  ///< of DeepSpeed's kinds, before the run
+  OneCycleOptions one_cycle{};
+  RangeTestOptions range_test{};
 };
 
 /// Where FWD-BWD runs. Another device computes other bits.
@@ -64,7 +108,7 @@ struct TrainOptions {
   bool deterministic = true;         ///< cuda: only algorithms whose sums have one order
   bool tf32 = false;  ///< cuda: fp32 products on tensor cores, with 10 bits of mantissa
   LossScaleOptions loss_scale;
-  cpu_adam::AdamOptions adam;  ///< lr is the schedule's peak
+  cpu_adam::AdamOptions adam;  ///< lr is optimizer.params.lr; the schedule gives each step's
   ScheduleOptions schedule;
   DecayScope decay = DecayScope::matrices;
   StateFormat state_format = StateFormat::fp32;

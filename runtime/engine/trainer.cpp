@@ -239,13 +239,17 @@ void Trainer::decide(StepResult& result) {
   result.skipped = !finite;
   const double scale_before = state_.loss_scale.scale;
   if (options_.compute == DType::fp16) {
+    check(finite || !is_at_minimum(options_.loss_scale, state_.loss_scale), ErrorCode::diverged,
+          fmt::format("step {}: gradients overflow at the least loss scale, fp16.min_loss_scale {} "
+                      "(loss {}); lower the learning rate, or resume from an earlier checkpoint",
+                      result.step, options_.loss_scale.minimum, result.loss));
     state_.loss_scale = next_loss_scale(options_.loss_scale, state_.loss_scale, finite);
   }
   if (!finite) {
     ++state_.skipped;
     ++state_.skipped_in_a_row;
-    const bool can_scale_down = state_.loss_scale.scale < scale_before;
-    check(state_.skipped_in_a_row < kMostSkipsInARow || can_scale_down, ErrorCode::diverged,
+    const bool scales_down = state_.loss_scale.hysteresis_left > 0;  // until it is at its minimum
+    check(state_.skipped_in_a_row < kMostSkipsInARow || scales_down, ErrorCode::diverged,
           fmt::format("step {}: {} steps in a row had non-finite gradients (loss {}, loss scale "
                       "{}); lower the learning rate, or resume from an earlier checkpoint",
                       result.step, state_.skipped_in_a_row, result.loss, scale_before));
@@ -259,6 +263,12 @@ void Trainer::decide(StepResult& result) {
                           : 1.0;
   cpu_adam::AdamOptions adam = options_.adam;
   adam.lr = result.lr;
+  const bool has_betas =
+      adam.optimizer == cpu_adam::Optimizer::adam || adam.optimizer == cpu_adam::Optimizer::lion;
+  if (const auto momentum = first_momentum(options_.schedule, t); momentum && has_betas) {
+    adam.beta1 = *momentum;
+    adam.beta2 = kOneCycleBeta2;
+  }
   adam.rounding_seed = options_.seed;
   pending_.decayed = cpu_adam::make_scalars(adam, t, clip / scale_before);
   adam.weight_decay = 0;

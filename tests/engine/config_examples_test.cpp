@@ -64,7 +64,7 @@ TEST(ConfigExamples, TrainerFileWithNumbersResolvesTheOtherAutos) {
   EXPECT_EQ(options.adam.beta1, 0.9);
   EXPECT_EQ(options.adam.beta2, 0.999);
   EXPECT_EQ(options.adam.eps, 1e-8);
-  EXPECT_EQ(options.schedule.kind, ScheduleKind::linear);
+  EXPECT_EQ(options.schedule.kind, ScheduleKind::warmup_decay_lr);
   EXPECT_EQ(options.schedule.peak_lr, 5e-5);
   EXPECT_EQ(options.schedule.warmup_steps, 100U);
   EXPECT_TRUE(options.schedule.warmup_logarithmic);
@@ -98,7 +98,7 @@ TEST(ConfigExamples, TutorialOfStageZero) {
   EXPECT_EQ(options.loss_scale.initial, 32768);
   EXPECT_EQ(options.loss_scale.window, 500U);
   EXPECT_EQ(options.state_home, StateHome::automatic);
-  EXPECT_EQ(options.schedule.kind, ScheduleKind::constant);
+  EXPECT_EQ(options.schedule.kind, ScheduleKind::warmup_lr);
   EXPECT_EQ(options.schedule.warmup_steps, 1000U);
   EXPECT_TRUE(options.schedule.warmup_logarithmic);
 }
@@ -107,10 +107,10 @@ TEST(ConfigExamples, MonitorsAndSwitchedOffFeaturesDoNotMatter) {
   const auto [options, notes] = parse_example("chat_bf16_monitors.json");
   EXPECT_EQ(options.compute, DType::bf16);
   EXPECT_EQ(options.state_home, StateHome::device);
-  EXPECT_EQ(options.schedule.kind, ScheduleKind::cosine);
+  EXPECT_EQ(options.schedule.kind, ScheduleKind::warmup_cosine_lr);
   EXPECT_FALSE(options.schedule.warmup_logarithmic);
-  EXPECT_DOUBLE_EQ(options.schedule.warmup_from, 9.65e-7);
-  EXPECT_DOUBLE_EQ(options.schedule.minimum_lr, 4.825e-7);
+  EXPECT_DOUBLE_EQ(options.schedule.warmup_min_ratio * options.schedule.optimizer_lr, 9.65e-7);
+  EXPECT_DOUBLE_EQ(options.schedule.cosine_min_ratio * options.schedule.optimizer_lr, 4.825e-7);
   EXPECT_EQ(options.schedule.total_steps, 5000U);
   EXPECT_THAT(notes, Contains(HasSubstr("wandb: not needed")));
 }

@@ -194,11 +194,13 @@ TEST(ConfigRead, OtherOptimizersHaveTorchsNamesAndDefaults) {
   const auto lion = adam(R"({"type": "Lion"})");
   EXPECT_EQ(lion.optimizer, Optimizer::lion);
   EXPECT_EQ(lion.decay_mode, DecayMode::decoupled);
-  EXPECT_EQ(lion.beta2, 0.99);
+  EXPECT_EQ(lion.beta2, 0.999);  // as DeepSpeed has it; the paper has 0.99
   const auto adagrad = adam(R"({"type": "Adagrad"})");
   EXPECT_EQ(adagrad.optimizer, Optimizer::adagrad);
   EXPECT_EQ(adagrad.decay_mode, DecayMode::l2);
   EXPECT_EQ(adagrad.eps, 1e-10);
+  EXPECT_EQ(adagrad.lr, 1e-2);
+  EXPECT_EQ(options_of(R"({"optimizer": {"type": "Adagrad"}})").schedule.peak_lr, 1e-2);
 }
 
 TEST(ConfigRead, AdamMeansAdamWUnlessItSaysOtherwise) {

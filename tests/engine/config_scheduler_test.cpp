@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "runtime/engine/schedule.hpp"
 #include "tests/engine/config_test_support.hpp"
 
 namespace spillway::engine {
@@ -20,10 +21,10 @@ TEST(ConfigScheduler, WarmupLRHasRatesOfItsOwn) {
   const auto [options, notes] = with_scheduler(
       R"({"type": "WarmupLR", "params": {"warmup_min_lr": 0.0001, "warmup_max_lr": 0.004,
           "warmup_num_steps": 10, "warmup_type": "linear"}})");
-  EXPECT_EQ(options.schedule.kind, ScheduleKind::constant);
+  EXPECT_EQ(options.schedule.kind, ScheduleKind::warmup_lr);
   EXPECT_EQ(options.schedule.warmup_from, 0.0001);
   EXPECT_EQ(options.schedule.peak_lr, 0.004);
-  EXPECT_EQ(options.adam.lr, 0.004);
+  EXPECT_EQ(options.schedule.optimizer_lr, 0.002);
   EXPECT_EQ(options.schedule.warmup_steps, 10U);
   EXPECT_FALSE(options.schedule.warmup_logarithmic);
   EXPECT_THAT(notes, Contains("scheduler.params.warmup_max_lr: 0.004 takes the place of "
@@ -31,11 +32,13 @@ TEST(ConfigScheduler, WarmupLRHasRatesOfItsOwn) {
 }
 
 TEST(ConfigScheduler, AbsentParametersAreDeepSpeeds) {
-  const auto [options, notes] = with_scheduler(R"({"type": "WarmupLR"})");
-  EXPECT_EQ(options.schedule.peak_lr, 0.001);
+  const TrainOptions options = with_scheduler(R"({"type": "WarmupLR"})").options;
+  EXPECT_EQ(options.schedule.peak_lr, 0.002);  // the optimizer's
   EXPECT_EQ(options.schedule.warmup_from, 0);
   EXPECT_EQ(options.schedule.warmup_steps, 1000U);
   EXPECT_TRUE(options.schedule.warmup_logarithmic);
+  const auto [decaying, notes] = with_scheduler(R"({"type": "WarmupDecayLR"})");
+  EXPECT_EQ(decaying.schedule.peak_lr, 0.001);
   EXPECT_THAT(notes, Contains(HasSubstr("absent: 0.001, as in DeepSpeed")));
 }
 
@@ -43,19 +46,11 @@ TEST(ConfigScheduler, AutoFollowsTheOptimizerAndTheRun) {
   const auto [options, notes] = with_scheduler(
       R"({"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
           "warmup_num_steps": "auto", "total_num_steps": "auto"}})");
-  EXPECT_EQ(options.schedule.kind, ScheduleKind::linear);
+  EXPECT_EQ(options.schedule.kind, ScheduleKind::warmup_decay_lr);
   EXPECT_EQ(options.schedule.peak_lr, 0.002);
-  EXPECT_EQ(options.schedule.warmup_steps, 0U);
+  EXPECT_EQ(options.schedule.warmup_steps, 2U);
   EXPECT_EQ(options.schedule.total_steps, 0U);
   EXPECT_THAT(notes, Contains("scheduler.params.warmup_max_lr: \"auto\" is optimizer.params.lr"));
-}
-
-TEST(ConfigScheduler, WarmupDecayLREndsAtItsMinimum) {
-  const auto [options, notes] = with_scheduler(
-      R"({"type": "WarmupDecayLR", "params": {"warmup_min_lr": 1e-5, "warmup_max_lr": 0.002,
-          "total_num_steps": 500}})");
-  EXPECT_EQ(options.schedule.minimum_lr, 1e-5);
-  EXPECT_EQ(options.schedule.total_steps, 500U);
 }
 
 TEST(ConfigScheduler, OwnTypesSayEverything) {
@@ -76,13 +71,36 @@ TEST(ConfigScheduler, OwnTypesSayEverything) {
             ScheduleKind::constant);
 }
 
+TEST(ConfigScheduler, ACycleThatWouldDivideByZeroOrLoseItsMomentumIsRefused) {
+  const auto refused = [](std::string_view params) {
+    return std::string(test::validate_error(
+                           with_scheduler(R"({"type": "OneCycle", "params": {"cycle_min_lr": 0, )" +
+                                          std::string(params) + "}}")
+                               .options)
+                           .what());
+  };
+  EXPECT_THAT(refused(R"("cycle_max_lr": 1, "cycle_max_mom": 1)"), HasSubstr("a momentum of 1"));
+  EXPECT_THAT(refused(R"("cycle_max_lr": 1e31)"), HasSubstr("cycle_max_lr is 1e+31"));
+  const TrainOptions rising =
+      with_scheduler(R"({"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1,
+                         "cycle_first_step_size": 10, "decay_step_size": 1,
+                         "decay_mom_rate": 0.01}})")
+          .options;
+  EXPECT_NO_THROW(check_momentum(rising.schedule, 30));
+  EXPECT_THROW(check_momentum(rising.schedule, 40), Error);
+}
+
 TEST(ConfigScheduler, RefusesWhatItCannotDoByName) {
-  for (const char* const type : {"LRRangeTest", "OneCycle"}) {
-    const Error error = test::parse_error(std::string(R"({"scheduler": {"type": ")") + type +
-                                          R"(", "params": {"cycle_min_lr": 1}}})");
-    EXPECT_EQ(error.code(), ErrorCode::not_supported);
-    EXPECT_THAT(error.what(), HasSubstr(std::string("scheduler.type is \"") + type + "\""));
-  }
+  EXPECT_THAT(test::parse_error(R"({"scheduler": {"type": "OneCycle",
+                                    "params": {"cycle_min_lr": 1}}})")
+                  .what(),
+              HasSubstr("scheduler.params.cycle_max_lr is missing"));
+  EXPECT_THAT(test::parse_error(R"({"scheduler": {"type": "StepLR"}})").what(),
+              HasSubstr("scheduler.type is \"StepLR\"; write one of Constant, Linear"));
+  EXPECT_THAT(test::parse_error(R"({"scheduler": {"type": "WarmupLR",
+                                    "params": {"last_batch_iteration": -2}}})")
+                  .what(),
+              HasSubstr("last_batch_iteration is -2; write a whole number from -1 on"));
   EXPECT_THAT(test::parse_error(R"({"scheduler": {"type": "Cosine",
                                     "params": {"min_lr": 0, "min_ratio": 0}}})")
                   .what(),

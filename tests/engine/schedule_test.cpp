@@ -26,7 +26,7 @@ TEST(Schedule, WithoutWarmupTheFirstStepHasThePeak) {
             0.3);
 }
 
-TEST(Schedule, LogarithmicWarmupIsDeepSpeeds) {
+TEST(Schedule, LogarithmicWarmupEndsAtThePeakToo) {
   const ScheduleOptions options{
       .peak_lr = 1, .warmup_from = 0, .warmup_steps = 8, .warmup_logarithmic = true};
   EXPECT_EQ(at(options, 1), 0);
@@ -123,7 +123,7 @@ TEST(ScheduleDeathTest, AnUnresolvedLengthIsABrokenInvariant) {
   EXPECT_DEATH(static_cast<void>(at({.kind = ScheduleKind::cosine}, 1)), "total_steps > 0");
 }
 
-// From here: DeepSpeed's DynamicLossScaler, followed by hand.
+// From here: what schedule_deepspeed_test.py compares with DeepSpeed itself, followed by hand.
 constexpr LossScaleOptions kSmall{.dynamic = true,
                                   .initial = 16,
                                   .window = 3,
@@ -142,15 +142,15 @@ std::vector<double> scales(const LossScaleOptions& options, std::string_view ste
   return found;
 }
 
-TEST(LossScale, DoublesAfterAWindowOfGoodSteps) {
-  EXPECT_THAT(scales(kSmall, "+++++++"), testing::ElementsAre(16, 16, 32, 32, 32, 64, 64));
+TEST(LossScale, DoublesAtTheStepAfterAWindowOfGoodOnes) {
+  EXPECT_THAT(scales(kSmall, "+++++++"), testing::ElementsAre(16, 16, 16, 32, 32, 32, 64));
 }
 
 TEST(LossScale, TheFirstOverflowCostsHysteresisAndTheNextTheScale) {
   EXPECT_THAT(scales(kSmall, "xxx"), testing::ElementsAre(16, 8, 4));
   // A good step in between does not restore the hysteresis; a full window does.
   EXPECT_THAT(scales(kSmall, "x+x"), testing::ElementsAre(16, 16, 8));
-  EXPECT_THAT(scales(kSmall, "x+++xx"), testing::ElementsAre(16, 16, 16, 32, 32, 16));
+  EXPECT_THAT(scales(kSmall, "x++++xx"), testing::ElementsAre(16, 16, 16, 16, 32, 32, 16));
 }
 
 TEST(LossScale, ConsecutiveHysteresisIsRestoredByEveryGoodStep) {
@@ -160,15 +160,25 @@ TEST(LossScale, ConsecutiveHysteresisIsRestoredByEveryGoodStep) {
 }
 
 TEST(LossScale, AnOverflowStartsTheWindowAgain) {
-  EXPECT_THAT(scales(kSmall, "++x++++"), testing::ElementsAre(16, 16, 16, 16, 16, 32, 32));
+  EXPECT_THAT(scales(kSmall, "++x++++"), testing::ElementsAre(16, 16, 16, 16, 16, 16, 32));
 }
 
 TEST(LossScale, StaysBetweenItsMinimumAndWhatFp32Holds) {
   EXPECT_THAT(scales(kSmall, "xxxxxx"), testing::ElementsAre(16, 8, 4, 2, 2, 2));
   LossScaleOptions options = kSmall;
   options.initial = kMaxLossScale;
-  EXPECT_EQ(scales(options, "+++").back(), kMaxLossScale);
+  EXPECT_EQ(scales(options, "++++").back(), kMaxLossScale);
   EXPECT_TRUE(std::isnormal(static_cast<float>(1 / kMaxLossScale)));
+}
+
+TEST(LossScale, IsAtItsMinimumWhereAnOverflowCouldNotLowerIt) {
+  LossScaleState state = initial_loss_scale(kSmall, true);
+  for (int halved = 0; halved < 3; ++halved) {
+    EXPECT_FALSE(is_at_minimum(kSmall, state));
+    state = next_loss_scale(kSmall, state, false);  // the first one uses up the hysteresis
+  }
+  EXPECT_FALSE(is_at_minimum(kSmall, state));
+  EXPECT_TRUE(is_at_minimum(kSmall, next_loss_scale(kSmall, state, false)));
 }
 
 TEST(LossScale, WithHysteresisOneEveryOverflowHalves) {
