@@ -32,6 +32,7 @@ std::unique_ptr<TileStore> TileStore::open(const StoreOptions& options) {
   detail::use_cache(store.files, options.cache);
   auto implementation = std::make_unique<Implementation>(options, std::move(store));
   implementation->recover(recovered);
+  implementation->make_durable();
   implementation->keep_files(!options.remove_on_close);
   return std::unique_ptr<TileStore>(new TileStore(std::move(implementation)));
 }

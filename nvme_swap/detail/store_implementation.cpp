@@ -85,6 +85,12 @@ void TileStore::Implementation::format(const StoreOptions& options) {
   keep_files(!options.remove_on_close);
 }
 
+void TileStore::Implementation::make_durable() {
+  for (std::uint32_t file = 0; file < files_.size(); ++file) {
+    transfer_now(IoOperation::flush, file, 0, {});
+  }
+}
+
 void TileStore::Implementation::keep_files(bool keep) {
   for (detail::SwapFile& file : files_) file.set_remove_on_close(!keep);
 }

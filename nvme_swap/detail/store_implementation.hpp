@@ -28,6 +28,10 @@ class TileStore::Implementation {
   /// Writes headers and empty records; the store exists when this returns.
   void format(const StoreOptions& options);
   void recover(const detail::Recovered& recovered);
+  /// Makes what was recovered durable. Its writer may have been killed between the record and its
+  /// flush: the next write could go to a slot of the commit before, and a power cut then take the
+  /// record, so that neither commit would be whole.
+  void make_durable();
   void keep_files(bool keep);
   void check_present() const;
 
