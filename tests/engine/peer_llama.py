@@ -19,8 +19,8 @@ from torch.nn import functional
 
 VOCAB, CONTEXT, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD, FFN = 1000, 128, 256, 4, 4, 2, 64, 512
 MICRO, ACCUMULATION, THETA, EPS, LR = 2, 2, 10000.0, 1e-5, 1e-3
-# Of a loss, relative. fp32: sums in another order, 1.1e-6 of it after 20 steps of AdamW on the host.
-# bf16: every activation is rounded to 8 bits, and by PyTorch in other places; 3.2e-4 on the host.
+# Of a loss, relative, on the host. fp32: sums in another order, 1.1e-6 after 20 steps of AdamW.
+# bf16: every activation is rounded to 8 bits, by PyTorch in other places too; 3.2e-4.
 BOUNDS = {"host": {"fp32": 1e-5, "bf16": 3e-3}, "cuda": {"fp32": 1e-4, "bf16": 1e-2}}
 
 
