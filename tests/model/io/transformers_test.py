@@ -94,6 +94,15 @@ def architecture(config):
     return {k: v for k, v in config.to_dict().items() if k not in ignored}
 
 
+def shards(path):
+    """Names of a checkpoint's files, as (name, the name at its place in their number)."""
+    names = sorted(file.name for file in path.glob("*.safetensors"))
+    if names == ["model.safetensors"]:
+        return [(names[0], names[0])]
+    return [(name, f"model-{i:05}-of-{len(names):05}.safetensors")
+            for i, name in enumerate(names, start=1)]
+
+
 class Exchange(unittest.TestCase):
     def setUp(self):
         # In memory where possible: the tool's many fsync calls would wait for a busy disk.
@@ -112,6 +121,9 @@ class Exchange(unittest.TestCase):
     def check_copy(self, model, source, dtype, names, shard):
         target = pathlib.Path(f"{source}-out")
         tool("copy", source, target, names[0], shard)
+        for path in (source, target):  # transformers names its own so, and tools count on it
+            for name, expected in shards(path):
+                self.assertEqual(name, expected)
         again = load(target, "auto")
         self.assertEqual(again.dtype, dtype)
         self.same_parameters(again, model)
