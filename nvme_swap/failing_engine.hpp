@@ -57,6 +57,7 @@ class FailingEngine final : public IoEngine {
 
   [[nodiscard]] std::string_view name() const override;
   [[nodiscard]] EngineAbilities abilities() const override { return inner_->abilities(); }
+  [[nodiscard]] std::string_view failure() const override { return inner_->failure(); }
   [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override;
   [[nodiscard]] std::size_t poll(std::span<IoResult> results) override;
   void wait() override;

@@ -63,11 +63,17 @@ struct EngineAbilities {
 /// any other; `TileStore` continues and retries them. A flush covers the writes whose results were
 /// polled before it was submitted. Destroying an engine waits for the requests in flight, so that
 /// no buffer is touched afterwards. Control thread only.
+///
+/// Where the kernel refuses a call that serves all requests (io_uring_enter, io_getevents), the
+/// engine closes: it waits for what the kernel has taken, so that here too no buffer is touched
+/// behind its owner's back, and -errno is the result of everything else, now and from then on.
 class IoEngine {
  public:
   virtual ~IoEngine() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;
   [[nodiscard]] virtual EngineAbilities abilities() const { return {}; }
+  /// Why the engine has closed; empty while it has not.
+  [[nodiscard]] virtual std::string_view failure() const { return {}; }
   /// Takes a prefix of `requests` and returns its length: fewer when the queue is full.
   [[nodiscard]] virtual std::size_t submit(std::span<const IoRequest> requests) = 0;
   /// Collects finished requests without blocking; returns how many were written to `results`.

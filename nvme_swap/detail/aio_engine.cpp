@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/error.hpp"
@@ -47,17 +49,17 @@ class AioEngine final : public IoEngine {
   AioEngine& operator=(const AioEngine&) = delete;
 
   ~AioEngine() override {
-    try {
-      // What was taken is done, as with every engine; io_destroy waits for what is under way.
-      while (!queued_.empty()) wait();
-    } catch (const std::exception& error) {
-      log_error("aio could not be drained: {}", error.what());
+    // What was taken is done, as with every engine.
+    while (!queued_.empty()) {
+      ready_.clear();
+      wait();
     }
-    const int failed = io_destroy(context_);
-    if (failed < 0) log_error("io_destroy failed: {}", std::strerror(-failed));
+    end();
   }
 
   [[nodiscard]] std::string_view name() const override { return "aio"; }
+
+  [[nodiscard]] std::string_view failure() const override { return failure_; }
 
   [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override {
     const std::size_t taken = std::min(requests.size(), depth_ - in_flight_);
@@ -121,8 +123,37 @@ class AioEngine final : public IoEngine {
     free_.push_back(block);
   }
 
+  /// Waits for what is under way.
+  void end() {
+    if (context_ == nullptr) return;
+    const int failed = io_destroy(std::exchange(context_, nullptr));
+    if (failed < 0) log_error("io_destroy failed: {}", std::strerror(-failed));
+  }
+
+  /// The kernel no longer says what has finished: that of nothing in flight is known.
+  void give_up(int error) {
+    error_ = error;
+    failure_ = fmt::format("Linux AIO was closed, since io_getevents failed: {} (errno {})",
+                           std::strerror(error), error);
+    log_error("{}", failure_);
+    end();
+    queued_.clear();
+    in_kernel_ = 0;
+    for (iocb& block : blocks_) {
+      if (std::find(free_.begin(), free_.end(), &block) == free_.end()) finish(&block, -error);
+    }
+    if (wake_ != nullptr) wake_->notify();
+  }
+
   /// What the kernel cannot take now (EAGAIN) stays queued; what it refuses is a result.
   void give_to_kernel() {
+    if (error_ != 0) {
+      if (queued_.empty()) return;
+      for (iocb* block : queued_) finish(block, -error_);
+      queued_.clear();
+      if (wake_ != nullptr) wake_->notify();
+      return;
+    }
     std::size_t done = 0;
     while (done < queued_.size()) {
       const int taken =
@@ -142,13 +173,14 @@ class AioEngine final : public IoEngine {
 
   /// Takes what has finished, and waits until at least `least` have.
   void collect(long least) {
+    if (error_ != 0) return;
     timespec at_once{};
     int got = 0;
     do {
       got = io_getevents(context_, least, static_cast<long>(in_kernel_), events_.data(),
                          least == 0 ? &at_once : nullptr);
     } while (got == -EINTR);
-    if (got < 0) throw_errno(-got, "io_getevents");
+    if (got < 0) return give_up(-got);
     for (int i = 0; i < got; ++i) {
       const io_event& event = events_[static_cast<std::size_t>(i)];
       finish(event.obj, static_cast<std::int64_t>(event.res));
@@ -165,6 +197,8 @@ class AioEngine final : public IoEngine {
   std::vector<iocb*> free_;
   std::vector<iocb*> queued_;    // taken, not yet given to the kernel
   std::vector<IoResult> ready_;  // finished, not yet polled
+  int error_ = 0;                // with which the engine has closed
+  std::string failure_;
   std::size_t in_kernel_ = 0;
   std::size_t in_flight_ = 0;  // taken by submit, result not polled yet
 };

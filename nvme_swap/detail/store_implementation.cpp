@@ -248,10 +248,12 @@ void TileStore::Implementation::throw_failure(const detail::IoFailure& failure,
       failure.error != 0
           ? fmt::format("{} (errno {})", std::strerror(failure.error), failure.error)
           : fmt::format("no byte moved in {} attempts", detail::TransferQueue::kMaxStalls);
+  const std::string_view closed = engine_->failure();
   throw Error(
       ErrorCode::io_error,
-      fmt::format("{}{} of {} bytes at offset {} of {}: {}", context, name_of(failure.operation),
-                  failure.length, failure.offset.value(), files_.at(index).path().string(), reason),
+      fmt::format("{}{} of {} bytes at offset {} of {}: {}{}{}", context,
+                  name_of(failure.operation), failure.length, failure.offset.value(),
+                  files_.at(index).path().string(), reason, closed.empty() ? "" : "; ", closed),
       failure.error);
 }
 

@@ -30,6 +30,8 @@ class ThrottledEngine final : public IoEngine {
   [[nodiscard]] std::string_view name() const override { return inner_->name(); }
   [[nodiscard]] EngineAbilities abilities() const override { return inner_->abilities(); }
 
+  [[nodiscard]] std::string_view failure() const override { return inner_->failure(); }
+
   [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override {
     // What is held back here still occupies the queue.
     const std::size_t room = scratch_.size() - in_flight_.size() - held_.size();

@@ -1,29 +1,27 @@
 #include "nvme_swap/detail/uring_engine.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <liburing.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "nvme_swap/detail/polled_queues.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 
 namespace spillway::nvme_swap::detail {
 namespace {
+
+constexpr std::chrono::microseconds kPause{50};
 
 /// A submission entry holds 32 bits of length; what is longer comes back short and is continued.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
@@ -41,29 +39,6 @@ std::string_view remedy_for(int error_number) {
               fmt::format("io_uring is not usable here: {}: {} (errno {}){}", what,
                           std::strerror(error_number), error_number, remedy_for(error_number)),
               error_number);
-}
-
-/// Why completions of these files cannot be polled for; empty if they can. A queue that the device
-/// does not poll would cost a spinning thread and gain nothing.
-std::string obstacle_to_polling(std::span<const int> files) {
-  for (const int file : files) {
-    struct stat status {};
-    if (::fstat(file, &status) != 0) return std::strerror(errno);
-    const int flags = ::fcntl(file, F_GETFL);
-    if (flags < 0 || (flags & O_DIRECT) == 0) return "a file is not open for direct I/O";
-    const std::filesystem::path device =
-        fmt::format("/sys/dev/block/{}:{}", major(status.st_dev), minor(status.st_dev));
-    char value = '0';
-    for (const char* queue : {"queue/io_poll", "../queue/io_poll"}) {  // a disk, a partition
-      std::ifstream stream(device / queue);
-      if (stream >> value) break;
-    }
-    if (value != '1') {
-      return fmt::format("{} has no polled queues (for NVMe, boot with nvme.poll_queues=N)",
-                         device.string());
-    }
-  }
-  return {};
 }
 
 /// Memory registered with a ring, in chunks that the kernel accepts.
@@ -132,6 +107,13 @@ class Ring {
 
   [[nodiscard]] io_uring& get() { return ring_; }
 
+  /// An entry to fill, or none if the ring is full.
+  [[nodiscard]] io_uring_sqe* prepare() {
+    io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
+    if (entry != nullptr) ++in_flight_;
+    return entry;
+  }
+
   void require_operations() {
     io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
     if (probe == nullptr) refuse("the kernel does not report its operations", ENOSYS);
@@ -158,16 +140,17 @@ class Ring {
   }
 
   /// Gives prepared entries to the kernel. What it cannot take now (EAGAIN, EBUSY) stays in the
-  /// ring and goes with the next call.
-  void submit() {
+  /// ring and goes with the next call. Returns the errno of any other refusal, or 0.
+  [[nodiscard]] int submit() {
     while (io_uring_sq_ready(&ring_) > 0) {
       const int taken = io_uring_submit(&ring_);
       // The kernel's thread empties the ring at its own pace; it is awake now.
-      if (polled_by_kernel_ && taken >= 0) return;
+      if (polled_by_kernel_ && taken >= 0) return 0;
       if (taken > 0 || taken == -EINTR) continue;
-      if (taken == 0 || taken == -EAGAIN || taken == -EBUSY) return;
-      throw_errno(-taken, "submit to io_uring");
+      if (taken == 0 || taken == -EAGAIN || taken == -EBUSY) return 0;
+      return -taken;
     }
+    return 0;
   }
 
   [[nodiscard]] std::size_t collect(std::span<IoResult> results) {
@@ -183,6 +166,7 @@ class Ring {
       }
       io_uring_cq_advance(&ring_, got);
     }
+    in_flight_ -= count;
     return count;
   }
 
@@ -192,12 +176,28 @@ class Ring {
   }
   [[nodiscard]] bool has_result() { return io_uring_cq_ready(&ring_) > 0; }
 
-  /// Returns when there is a result, or sooner.
-  void wait() {
+  /// Returns when there is a result, or sooner; the errno of a refusal, or 0.
+  [[nodiscard]] int wait() {
     io_uring_cqe* entry = nullptr;
     const int got = io_uring_wait_cqe(&ring_, &entry);
-    if (got != 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY) {
-      throw_errno(-got, "wait for an io_uring completion");
+    return got == 0 || got == -EINTR || got == -EAGAIN || got == -EBUSY ? 0 : -got;
+  }
+
+  /// Ends a ring that the kernel refuses to serve. Results of what the kernel has taken still
+  /// arrive, in shared memory; what it has not taken fails with `error`.
+  void abandon(int error, std::vector<IoResult>& results) {
+    IoResult result;
+    while (in_flight_ > io_uring_sq_ready(&ring_)) {
+      if (collect({&result, 1}) == 1) {
+        results.push_back(result);
+      } else {
+        std::this_thread::sleep_for(kPause);
+      }
+    }
+    for (; in_flight_ > 0; --in_flight_) {
+      const unsigned place = ring_.sq.sqe_tail - static_cast<unsigned>(in_flight_);
+      const io_uring_sqe& entry = ring_.sq.sqes[place & *ring_.sq.kring_mask];
+      results.push_back({.tag = entry.user_data, .result = -std::int64_t{error}});
     }
   }
 
@@ -208,12 +208,16 @@ class Ring {
   io_uring ring_{};
   const bool polled_by_kernel_;
   bool has_files_ = false;
+  std::size_t in_flight_ = 0;  // prepared, and not collected yet
 };
 
 class UringEngine final : public IoEngine {
  public:
   explicit UringEngine(const EngineOptions& options)
-      : files_(options.files.begin(), options.files.end()), depth_(options.queue_depth) {
+      : files_(options.files.begin(), options.files.end()),
+        depth_(options.queue_depth),
+        wake_(options.wake) {
+    ready_.reserve(depth_);
     open_rings(options);
     ring_->require_operations();
     ring_->register_with(files_, options.wake);
@@ -229,18 +233,21 @@ class UringEngine final : public IoEngine {
   [[nodiscard]] std::string_view name() const override { return "uring"; }
   [[nodiscard]] EngineAbilities abilities() const override { return abilities_; }
 
+  [[nodiscard]] std::string_view failure() const override { return failure_; }
+
   [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override {
     std::size_t taken = 0;
     while (taken < requests.size() && in_flight_ < depth_) {
       const int index = index_of(requests[taken].file);
-      Ring& ring = ring_for(requests[taken].operation);
-      io_uring_sqe* entry = io_uring_get_sqe(&ring.get());
-      if (entry == nullptr) {
-        ring.submit();
-        entry = io_uring_get_sqe(&ring.get());
-        if (entry == nullptr) break;
+      io_uring_sqe* const entry = entry_for(requests[taken].operation);
+      if (entry != nullptr) {
+        fill(*entry, requests[taken], index);
+      } else if (ring_) {
+        break;
+      } else {
+        ready_.push_back({.tag = requests[taken].tag, .result = -std::int64_t{error_}});
+        if (wake_ != nullptr) wake_->notify();
       }
-      fill(*entry, requests[taken], index);
       ++taken;
       ++in_flight_;
     }
@@ -251,7 +258,10 @@ class UringEngine final : public IoEngine {
   [[nodiscard]] std::size_t poll(std::span<IoResult> results) override {
     if (in_flight_ == 0) return 0;
     submit_prepared();
-    std::size_t count = ring_->collect(results);
+    std::size_t count = std::min(results.size(), ready_.size());
+    std::copy_n(ready_.begin(), count, results.begin());
+    ready_.erase(ready_.begin(), ready_.begin() + static_cast<std::ptrdiff_t>(count));
+    if (ring_) count += ring_->collect(results.subspan(count));
     if (flush_ring_) count += flush_ring_->collect(results.subspan(count));
     in_flight_ -= count;
     return count;
@@ -259,20 +269,19 @@ class UringEngine final : public IoEngine {
 
   void wait() override {
     if (in_flight_ == 0) return;
-    while (!ring_->has_result() && !(flush_ring_ && flush_ring_->has_result())) {
+    while (ring_ && !ring_->has_result() && !(flush_ring_ && flush_ring_->has_result())) {
       submit_prepared();
+      if (!ring_) return;
       if (flush_ring_ || ring_->holds_back()) {
         // No call waits for two rings, or for the kernel to have room.
         std::this_thread::sleep_for(kPause);
-      } else {
-        ring_->wait();
+      } else if (const int error = ring_->wait(); error != 0) {
+        give_up(error);
       }
     }
   }
 
  private:
-  static constexpr std::chrono::microseconds kPause{50};
-
   void open_rings(const EngineOptions& options) {
     const auto depth = static_cast<unsigned>(depth_);
     // The kernel's thread frees the entries of a batch when it has submitted all of it; until then
@@ -302,8 +311,15 @@ class UringEngine final : public IoEngine {
     ring_.emplace(depth, 0);
   }
 
-  [[nodiscard]] Ring& ring_for(IoOperation operation) {
-    return operation == IoOperation::flush && flush_ring_ ? *flush_ring_ : *ring_;
+  /// An entry of the ring for `operation`; none if it is full or the engine has closed.
+  [[nodiscard]] io_uring_sqe* entry_for(IoOperation operation) {
+    std::optional<Ring>& ring =
+        operation == IoOperation::flush && flush_ring_ ? flush_ring_ : ring_;
+    if (!ring) return nullptr;
+    io_uring_sqe* const entry = ring->prepare();
+    if (entry != nullptr) return entry;
+    submit_prepared();
+    return ring ? ring->prepare() : nullptr;
   }
 
   [[nodiscard]] int index_of(int file) const {
@@ -335,26 +351,39 @@ class UringEngine final : public IoEngine {
   }
 
   void submit_prepared() {
-    ring_->submit();
-    if (flush_ring_) flush_ring_->submit();
+    int error = ring_ ? ring_->submit() : 0;
+    if (error == 0 && flush_ring_) error = flush_ring_->submit();
+    if (error != 0) give_up(error);
   }
 
-  void drain() noexcept {
-    try {
-      std::array<IoResult, 64> results;
-      while (in_flight_ > 0) {
-        wait();
-        static_cast<void>(poll(results));
-      }
-    } catch (const std::exception& error) {
-      log_error("io_uring could not be drained: {}", error.what());
+  void give_up(int error) {
+    error_ = error;
+    failure_ = fmt::format("io_uring was closed, since io_uring_enter failed: {} (errno {})",
+                           std::strerror(error), error);
+    log_error("{}", failure_);
+    for (std::optional<Ring>* ring : {&ring_, &flush_ring_}) {
+      if (*ring) (*ring)->abandon(error, ready_);
+      ring->reset();
+    }
+    if (wake_ != nullptr) wake_->notify();
+  }
+
+  void drain() {
+    std::array<IoResult, 64> results;
+    while (in_flight_ > 0) {
+      wait();
+      static_cast<void>(poll(results));
     }
   }
 
   const std::vector<int> files_;
   const std::size_t depth_;
-  std::optional<Ring> ring_;
+  WakeSignal* const wake_;
+  std::optional<Ring> ring_;        // until the engine closes
   std::optional<Ring> flush_ring_;  // beside a ring that polls
+  std::vector<IoResult> ready_;     // known without a ring
+  int error_ = 0;                   // with which the engine has closed
+  std::string failure_;
   RegisteredBuffers buffers_;
   EngineAbilities abilities_;
   std::size_t in_flight_ = 0;  // taken by submit, result not polled yet
