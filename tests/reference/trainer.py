@@ -31,6 +31,7 @@ class Recipe:
     loss_scale: float = 0.0  # fp16; 0: dynamic
     first_scale_power: int = 22  # overflows at first, whatever the model
     hysteresis: int = 2
+    scale_window: int = 4
 
 
 @dataclasses.dataclass
@@ -95,21 +96,31 @@ class Optimizer:
 
 
 class LossScale:
-    """DeepSpeed's rule until the first doubling, which lies beyond the steps of these tests."""
+    """DeepSpeed's rule: an overflow halves the scale once the hysteresis is used up; the step after
+    each full window of steps without one doubles it and fills the hysteresis up again."""
 
     def __init__(self, recipe):
         self.dynamic = recipe.compute == "fp16" and recipe.loss_scale == 0
+        self.window, self.hysteresis = recipe.scale_window, recipe.hysteresis
         self.left = recipe.hysteresis
+        self.step, self.last_overflow = 0, -1
         static = recipe.loss_scale if recipe.compute == "fp16" else 1.0
         self.value = 2.0 ** recipe.first_scale_power if self.dynamic else static
 
-    def overflowed(self):
+    def update(self, overflow):
         if not self.dynamic:
             return
-        if self.left > 1:
+        stable = self.step - self.last_overflow - 1
+        if not overflow and stable > 0 and stable % self.window == 0:
+            self.value *= 2
+            self.left = self.hysteresis
+        elif overflow and self.left > 1:
             self.left -= 1
-        else:
+        elif overflow:
             self.value = max(self.value / 2, 1.0)
+        if overflow:
+            self.last_overflow = self.step
+        self.step += 1
 
 
 class Trainer:
@@ -156,9 +167,9 @@ class Trainer:
         record.losses.append(loss)
         record.norms.append(norm)
         record.scales.append(scale)
+        self.scale.update(overflow=not math.isfinite(norm))
         if not math.isfinite(norm):
             record.skipped += 1
-            self.scale.overflowed()
             return
         clip = min(1.0, recipe.clip / (norm + 1e-6)) if recipe.clip > 0 else 1.0
         self.optimizer.apply(self.masters, {name: g * (clip / scale) for name, g in landed.items()})
