@@ -12,10 +12,12 @@ std::uint32_t head_of(const Placement& placement) {
 }  // namespace
 
 BoundaryHome activation_home(const Placement& placement, std::uint32_t block) {
-  const Tier tier = placement.blocks[block].activations;
+  return activation_home(placement.blocks[block].activations, block + 1 == head_of(placement));
+}
+
+BoundaryHome activation_home(Tier tier, bool last) {
   if (tier == Tier::device) return BoundaryHome::device;
-  // Only the head reads the last block's: none waits for a backward.
-  if (block + 1 == head_of(placement)) return BoundaryHome::parking;
+  if (last) return BoundaryHome::parking;  // none waits for a backward
   return tier == Tier::host ? BoundaryHome::host : BoundaryHome::nvme;
 }
 
@@ -26,9 +28,8 @@ bool is_parked(const Placement& placement, std::uint32_t micro_batch) {
 }
 
 std::uint32_t parked_micro_batches(const Workload& workload, const Placement& placement) {
-  std::uint32_t parked = 0;
-  for (std::uint32_t m = 0; m < workload.micro_batches; ++m) parked += is_parked(placement, m);
-  return parked;
+  if (!is_parked(placement, placement.carried)) return 0;
+  return workload.micro_batches - std::min(workload.micro_batches, placement.carried);
 }
 
 std::uint32_t device_boundary_slots(const Workload& workload, const Placement& placement) {

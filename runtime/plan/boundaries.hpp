@@ -28,6 +28,8 @@ enum class BoundaryHome : std::uint8_t {
 };
 
 [[nodiscard]] BoundaryHome activation_home(const Placement& placement, std::uint32_t block);
+/// The same of a block whose activations are placed in `tier`; `last`: only the head reads them.
+[[nodiscard]] BoundaryHome activation_home(Tier tier, bool last);
 /// Whether the boundaries that pass from block to block leave the device in between.
 [[nodiscard]] bool is_parked(const Placement& placement, std::uint32_t micro_batch);
 [[nodiscard]] std::uint32_t parked_micro_batches(const Workload& workload,

@@ -1,28 +1,71 @@
 #include "runtime/plan/choose.hpp"
 
 #include <algorithm>
+#include <set>
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/boundaries.hpp"
+#include "runtime/plan/detail/draft.hpp"
 
 namespace spillway::plan {
 namespace {
 
-/// How boundaries are spread, before everything else is.
-struct BoundaryPlan {
-  std::size_t off_device = 0;  ///< blocks, from the first, whose activations leave the device
-  std::uint32_t slots = 0;
-  std::uint32_t carried = 0;
-};
+using detail::BoundaryPlan;
+using detail::BoundaryPlans;
+using detail::Draft;
+
+/// Blocks of placements that are tried one after the other where none is known to be the first that
+/// fits: all of a small workload's.
+constexpr std::size_t kBlocksTried = 1024;
+
+PlacementRequest bounded(PlacementRequest request, const Workload& workload) {
+  // More slots than blocks would hold nothing.
+  request.prefetch = std::min(request.prefetch, static_cast<std::uint32_t>(workload.blocks.size()));
+  return request;
+}
+
+/// The first of [first, end) for which `holds`, which does for all after one for which it does.
+template <class Holds>
+std::size_t first_where(std::size_t first, std::size_t end, const Holds& holds) {
+  while (first < end) {
+    const std::size_t middle = first + (end - first) / 2;
+    if (holds(middle)) {
+      end = middle;
+    } else {
+      first = middle + 1;
+    }
+  }
+  return first;
+}
 
 class Chooser {
  public:
   Chooser(const Workload& workload, const Budgets& budgets, const PlacementRequest& request)
-      : workload_(workload), budgets_(budgets), request_(request) {}
+      : workload_(workload),
+        budgets_(budgets),
+        request_(bounded(request, workload)),
+        tile_parameters_(std::min(request.tile_parameters, largest_block(workload))),
+        sizes_(workload, request.format, tile_parameters_) {}
 
   /// The first way to spread boundaries with which the rest fits.
-  std::variant<Placement, Shortage> choose() {
+  CountedChoice choose() {
+    check_request();
+    for (const bool spill : {false, true}) {
+      if (spill && workload_.tiled) break;
+      if (spill != (request_.activations == Tier::nvme) && request_.activations) continue;
+      for (const bool shrink : {false, true}) {
+        spill_boundaries_ = spill;
+        shrink_ = shrink;
+        if (try_plans(BoundaryPlans(workload_, request_, spill, shrink))) {
+          return {std::move(*found_), tried_};
+        }
+      }
+    }
+    return {*least_, tried_};
+  }
+
+ private:
+  void check_request() const {
     check(request_.state != Tier::device || request_.resident != false, ErrorCode::invalid_argument,
           "state on the device and streamed parameters exclude each other: the device updates "
           "parameters where they live; ask for state on the host, or for resident parameters");
@@ -36,80 +79,93 @@ class Chooser {
         !workload_.tiled || !request_.offload, ErrorCode::not_supported,
         "spillway.checkpointing: with spillway.operator_tile kept activations stay on the device; "
         "use \"auto\" instead of \"offload\"");
-    std::optional<Shortage> least;
-    for (const bool spill : {false, true}) {
-      if (spill && workload_.tiled) break;
-      if (spill != (request_.activations == Tier::nvme) && request_.activations) continue;
-      for (const bool shrink : {false, true}) {
-        for (const BoundaryPlan& plan : boundary_plans(spill, shrink)) {
-          boundaries_ = plan;
-          spill_boundaries_ = spill;
-          shrink_ = shrink;
-          std::variant<Placement, Shortage> choice = choose_rest();
-          if (std::holds_alternative<Placement>(choice)) return choice;
-          const Shortage& shortage = std::get<Shortage>(choice);
-          if (!least || nearer(shortage, *least)) least = shortage;
-        }
-      }
-    }
-    return *least;
   }
 
- private:
+  /// Whether one of the plans fits. From some plan on the device holds what it must, and from some
+  /// plan on it holds everything; what the other tiers need grows from plan to plan within these
+  /// stretches, so that what does not fit at the start of one fits nowhere in it, but where a few
+  /// blocks more or less on the device tip the scales. So the first few of each are tried.
+  bool try_plans(const BoundaryPlans& plans) {
+    const std::size_t end = plans.size();
+    if (plans.on_device() == 1 && try_plan(plans[0])) return true;
+    if (end == plans.on_device()) return false;
+    // A host that is too small may give up a gradient slot, and the device has no use for it then.
+    const std::size_t first = first_where(plans.on_device(), end, [&](std::size_t i) {
+      boundaries_ = plans[i];
+      Draft draft = base().draft;
+      give_up_gradient_slot(draft);
+      return draft.fits(Tier::device);
+    });
+    if (first == end) return try_plan(plans[end - 1]);
+    const std::size_t with_slots = first_where(first, end, [&](std::size_t i) {
+      boundaries_ = plans[i];
+      return base().draft.fits(Tier::device);
+    });
+    const std::size_t everything = first_where(with_slots, end, [&](std::size_t i) {
+      boundaries_ = plans[i];
+      return base().everything;
+    });
+    const std::size_t few = std::max<std::size_t>(4, kBlocksTried / workload_.blocks.size());
+    std::set<std::size_t> worth_it{end - 1};
+    for (const std::size_t start :
+         {first, with_slots, everything, std::max(first, plans.first_with_fewer_slots())}) {
+      for (std::size_t i = start; i < std::min(end, start + few); ++i) worth_it.insert(i);
+    }
+    return std::ranges::any_of(worth_it, [&](std::size_t i) { return try_plan(plans[i]); });
+  }
+
+  bool try_plan(const BoundaryPlan& plan) {
+    ++tried_;
+    boundaries_ = plan;
+    Draft draft = complete();
+    for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
+      if (draft.fits(tier)) continue;
+      const Shortage shortage{tier, draft.needed(tier), draft.budget(tier)};
+      if (!least_ || nearer(shortage, *least_)) least_ = shortage;
+      return false;
+    }
+    found_ = draft.placement();
+    return true;
+  }
+
   /// Whether less is missing than for `other`.
   [[nodiscard]] static bool nearer(const Shortage& shortage, const Shortage& other) {
     if (shortage.tier != other.tier) return shortage.tier > other.tier;
     return shortage.needed < other.needed;
   }
 
-  /// In order of preference. Boundaries that are carried cost room and no time; parked ones move
-  /// once more each way, still far less than a pass computes.
-  [[nodiscard]] std::vector<BoundaryPlan> boundary_plans(bool spill, bool shrink) const {
-    std::vector<BoundaryPlan> plans;
-    const std::size_t head = workload_.blocks.size() - 1;
-    const std::uint32_t all = workload_.micro_batches;
-    const std::uint32_t slots = 2 * (request_.prefetch + 1);
-    if (!spill && request_.activations.value_or(Tier::device) == Tier::device) {
-      plans.push_back({});
-      if (request_.activations || workload_.tiled) return plans;
-    }
-    for (std::size_t b = request_.activations ? head : 1; b <= head; ++b) {
-      plans.push_back({.off_device = b, .slots = slots, .carried = all});
-    }
-    const bool waits = request_.order == WorkOrder::layer_major;
-    for (std::uint32_t carried = waits ? all : 0; carried-- > 0;) {
-      plans.push_back({.off_device = head, .slots = slots, .carried = carried});
-    }
-    for (std::uint32_t fewer = slots; shrink && fewer-- > 2;) {
-      plans.push_back({.off_device = head, .slots = fewer});
-    }
-    return plans;
-  }
+  /// What the device must hold, before the rest of it is filled.
+  struct Base {
+    Draft draft;
+    bool everything = false;  ///< it holds everything
+  };
 
-  std::variant<Placement, Shortage> choose_rest() {
+  [[nodiscard]] Base base() const {
     if (request_.state.value_or(Tier::device) == Tier::device && request_.resident != false) {
-      Placement everything = uniform(true, Tier::device, request_.keep.value_or(true));
-      if (fits(everything, Tier::device)) return finished_with_boundaries(everything);
+      Draft everything = uniform(true, Tier::device, request_.keep.value_or(true));
+      if (everything.fits(Tier::device)) return {std::move(everything), true};
       if (request_.state == Tier::device) {
         everything = uniform(true, Tier::device, request_.keep == true);
+        if (request_.offload_share > 0) spread_internals(everything);
         offload_internals(everything);
-        fill_device(everything);
-        return finished_with_boundaries(everything);
+        return {std::move(everything)};
       }
     }
-    Placement placement = uniform(request_.resident.value_or(false),
-                                  request_.state.value_or(Tier::host), request_.keep == true);
-    if (shrink_) shrink_slots(placement);
-    offload_internals(placement);
-    if (!request_.state) spill_state(placement);
-    if (spill_boundaries_ && !request_.activations) spill_activations(placement);
-    fill_device(placement);
-    return finished(placement);
+    Draft draft = uniform(request_.resident.value_or(false), request_.state.value_or(Tier::host),
+                          request_.keep == true);
+    if (request_.offload_share > 0) spread_internals(draft);
+    if (shrink_) shrink_slots(draft);
+    offload_internals(draft);
+    return {std::move(draft)};
   }
 
-  std::variant<Placement, Shortage> finished_with_boundaries(Placement placement) const {
-    if (spill_boundaries_ && !request_.activations) spill_activations(placement);
-    return finished(std::move(placement));
+  [[nodiscard]] Draft complete() const {
+    auto [draft, everything] = base();
+    if (!everything && !request_.state) spill_state(draft);
+    if (spill_boundaries_ && !request_.activations) spill_activations(draft);
+    if (!everything) fill_device(draft);
+    shrink_host_slots(draft);
+    return std::move(draft);
   }
 
   /// A tied head needs its own parameters and those of block 0 at once.
@@ -119,13 +175,13 @@ class Chooser {
     return pair ? 2 : 1;
   }
 
-  [[nodiscard]] Placement uniform(bool resident, Tier state, bool keep) const {
+  [[nodiscard]] Draft uniform(bool resident, Tier state, bool keep) const {
     Placement placement;
     placement.order = request_.order;
     placement.format = request_.format;
     placement.commits = request_.commits;
     // The same tiles, and no staging buffer larger than the largest of them.
-    placement.tile_parameters = std::min(request_.tile_parameters, largest_block(workload_));
+    placement.tile_parameters = tile_parameters_;
     const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
     const bool sums = request_.sums == true && workload_.rounds > 1 && state != Tier::device;
     placement.blocks.assign(blocks,
@@ -144,144 +200,157 @@ class Chooser {
     }
     placement.boundary_slots = boundaries_.slots;
     placement.carried = boundaries_.carried;
-    if (on_disk) stage_boundaries(placement);
-    return placement;
-  }
-
-  [[nodiscard]] Bytes needed(const Placement& placement, Tier tier) const {
-    return total(memory_items(workload_, placement), tier);
-  }
-
-  [[nodiscard]] Bytes budget(Tier tier) const {
-    return tier == Tier::device ? budgets_.device
-           : tier == Tier::host ? budgets_.host
-                                : budgets_.nvme;
-  }
-
-  [[nodiscard]] bool fits(const Placement& placement, Tier tier) const {
-    return needed(placement, tier) <= budget(tier);
+    // The last block's output is only parked on the way to the head.
+    if (on_disk && boundaries_.off_device > 0 && blocks > 2) stage_boundaries(placement);
+    return {workload_, sizes_, budgets_, std::move(placement)};
   }
 
   /// Gives up what only hides time where the device is too small for it: prefetch, the second
   /// gradient slot, the second parameter slot of a tied head.
-  void shrink_slots(Placement& placement) const {
-    const auto too_large = [&] { return !fits(placement, Tier::device); };
-    while (too_large() && placement.parameter_slots > least_parameter_slots(placement)) {
-      --placement.parameter_slots;
+  void shrink_slots(Draft& draft) const {
+    const auto too_large = [&] { return !draft.fits(Tier::device); };
+    const std::uint32_t least = least_parameter_slots(draft.placement());
+    while (too_large() && draft.placement().parameter_slots > least) {
+      draft.adjust([](Placement& placement) { --placement.parameter_slots; });
     }
-    if (too_large() && request_.order == WorkOrder::layer_major) placement.gradient_slots = 1;
-    if (too_large() && least_parameter_slots(placement) == 2 && !request_.resident) {
+    if (too_large()) give_up_gradient_slot(draft);
+    if (too_large() && least == 2 && !request_.resident) {
       // A resident home for the smaller of the pair costs no more than a slot for the larger.
       const auto size = [](const BlockShape& block) { return block.padded_parameters; };
       const bool head = size(workload_.blocks.back()) <= size(workload_.blocks.front());
-      (head ? placement.blocks.back() : placement.blocks.front()).resident = true;
-      placement.parameter_slots = 1;
+      set(draft, head ? draft.size() - 1 : 0, &BlockPlacement::resident, true);
+      draft.adjust([](Placement& placement) { placement.parameter_slots = 1; });
     }
   }
 
+  void give_up_gradient_slot(Draft& draft) const {
+    if (request_.order == WorkOrder::micro_batch_major) return;
+    draft.adjust([](Placement& placement) { placement.gradient_slots = 1; });
+  }
+
+  template <class Value>
+  static void set(Draft& draft, std::uint32_t block, Value BlockPlacement::*property, Value value) {
+    BlockPlacement place = draft.block(block);
+    place.*property = value;
+    draft.set(block, place);
+  }
+
   /// The link has the time of the blocks between two of them to carry what one saves.
-  void spread_internals(Placement& placement) const {
+  void spread_internals(Draft& draft) const {
     const bool one_at_a_time = request_.order == WorkOrder::micro_batch_major;
-    placement.saved_slots = 2 * (one_at_a_time ? 1 : workload_.micro_batches);
+    draft.adjust([&](Placement& placement) {
+      placement.saved_slots = 2 * (one_at_a_time ? 1 : workload_.micro_batches);
+    });
     double due = 0.5;
-    for (std::uint32_t b = 0; b + 1 < placement.blocks.size(); ++b) {
+    for (std::uint32_t b = 0; b + 1 < draft.size(); ++b) {
       if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
       due += request_.offload_share;
       if (due < 1) continue;
       due -= 1;
-      placement.blocks[b].keep = placement.blocks[b].offload = true;
+      set(draft, b, &BlockPlacement::keep, true);
+      set(draft, b, &BlockPlacement::offload, true);
     }
   }
 
   /// The earliest blocks' internal activations wait longest for their backward.
-  void offload_internals(Placement& placement) const {
-    if (request_.offload_share > 0) return spread_internals(placement);
-    if (!request_.offload || fits(placement, Tier::device)) return;
-    placement.saved_slots = 2;
-    for (std::uint32_t b = 0; b + 1 < placement.blocks.size(); ++b) {
+  void offload_internals(Draft& draft) const {
+    if (!request_.offload || draft.fits(Tier::device)) return;
+    draft.adjust([](Placement& placement) { placement.saved_slots = 2; });
+    for (std::uint32_t b = 0; b + 1 < draft.size(); ++b) {
       if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
-      placement.blocks[b].offload = true;
-      if (fits(placement, Tier::device)) return;
+      set(draft, b, &BlockPlacement::offload, true);
+      if (draft.fits(Tier::device)) return;
     }
   }
 
-  void spill_state(Placement& placement) const {
-    if (fits(placement, Tier::host)) return;
-    placement.state_slots = Placement().state_slots;
-    for (std::size_t b = placement.blocks.size(); b-- > 0 && !fits(placement, Tier::host);) {
-      placement.blocks[b].state = Tier::nvme;
+  static void spill_state(Draft& draft) {
+    if (draft.fits(Tier::host)) return;
+    draft.adjust([](Placement& placement) { placement.state_slots = Placement().state_slots; });
+    for (std::uint32_t b = draft.size(); b-- > 0 && !draft.fits(Tier::host);) {
+      set(draft, b, &BlockPlacement::state, Tier::nvme);
     }
   }
 
   static void stage_boundaries(Placement& placement) {
-    if (blocks_with(placement, BoundaryHome::nvme) > 0) {
-      placement.boundary_staging = placement.boundary_slots;
-    }
+    placement.boundary_staging = placement.boundary_slots;
   }
 
   /// The last block's output is only parked on the way to the head: the disk spares it nothing.
-  void spill_activations(Placement& placement) const {
-    const std::size_t end = std::min(boundaries_.off_device, placement.blocks.size() - 2);
-    for (std::size_t b = 0; b < end && !fits(placement, Tier::host); ++b) {
-      placement.blocks[b].activations = Tier::nvme;
-      stage_boundaries(placement);
+  void spill_activations(Draft& draft) const {
+    const std::size_t end = std::min<std::size_t>(boundaries_.off_device, draft.size() - 2);
+    for (std::uint32_t b = 0; b < end && !draft.fits(Tier::host); ++b) {
+      set(draft, b, &BlockPlacement::activations, Tier::nvme);
+      draft.adjust(stage_boundaries);
     }
   }
 
   /// Gives up read-ahead of state, then the second landing place of gradients, where the host is
   /// too small for them.
-  void shrink_host_slots(Placement& placement) const {
-    while (!fits(placement, Tier::host) && placement.state_slots > 1) --placement.state_slots;
-    while (!fits(placement, Tier::host) && placement.boundary_staging > 1) {
-      --placement.boundary_staging;
+  void shrink_host_slots(Draft& draft) const {
+    while (!draft.fits(Tier::host) && draft.placement().state_slots > 1) {
+      draft.adjust([](Placement& placement) { --placement.state_slots; });
     }
-    if (!fits(placement, Tier::host) && request_.order == WorkOrder::layer_major) {
-      placement.gradient_slots = 1;
+    while (!draft.fits(Tier::host) && draft.placement().boundary_staging > 1) {
+      draft.adjust([](Placement& placement) { --placement.boundary_staging; });
     }
+    if (!draft.fits(Tier::host)) give_up_gradient_slot(draft);
   }
 
-  void fill_device(Placement& placement) const {
-    if (!fits(placement, Tier::device)) return;
-    const auto fill = [&](bool BlockPlacement::*property, std::size_t end) {
-      const std::vector<BlockPlacement> before = placement.blocks;
-      for (std::size_t b = 0; b < end; ++b) placement.blocks[b].*property = true;
-      // All of them together do without the slots or the scratch that only the others need.
-      if (fits(placement, Tier::device)) return;
-      placement.blocks = before;
-      for (std::size_t b = end; b-- > 0;) {
-        placement.blocks[b].*property = true;
-        if (!fits(placement, Tier::device)) placement.blocks[b] = before[b];
-      }
+  /// Sets the property of all blocks before `end`, else of as many as fit, the latest first.
+  static void fill(Draft& draft, bool BlockPlacement::*property, std::uint32_t end) {
+    const Draft before = draft;
+    for (std::uint32_t b = 0; b < end; ++b) set(draft, b, property, true);
+    // All of them together do without the slots or the scratch that only the others need.
+    if (draft.fits(Tier::device)) return;
+    draft = before;
+    const auto alike = [&](std::uint32_t a, std::uint32_t b) {
+      return draft.sizes().blocks[a] == draft.sizes().blocks[b] && draft.block(a) == draft.block(b);
     };
-    // The head has no saved activations: its two passes are one op.
-    if (!request_.keep) fill(&BlockPlacement::keep, placement.blocks.size() - 1);
-    if (!request_.resident) fill(&BlockPlacement::resident, placement.blocks.size());
-    if (!request_.sums && workload_.rounds > 1 && !placement.any_state(Tier::device)) {
-      fill(&BlockPlacement::sums, placement.blocks.size());
+    std::optional<std::uint32_t> refused;  // the last block that did not fit
+    for (std::uint32_t b = end; b-- > 0;) {
+      if (refused && alike(b, *refused)) continue;
+      const BlockPlacement place = draft.block(b);
+      set(draft, b, property, true);
+      refused.reset();
+      if (draft.fits(Tier::device)) continue;
+      draft.set(b, place);
+      refused = b;
     }
   }
 
-  [[nodiscard]] std::variant<Placement, Shortage> finished(Placement placement) const {
-    shrink_host_slots(placement);
-    for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
-      if (!fits(placement, tier)) return Shortage{tier, needed(placement, tier), budget(tier)};
+  void fill_device(Draft& draft) const {
+    if (!draft.fits(Tier::device)) return;
+    // The head has no saved activations: its two passes are one op.
+    if (!request_.keep) fill(draft, &BlockPlacement::keep, draft.size() - 1);
+    if (!request_.resident) fill(draft, &BlockPlacement::resident, draft.size());
+    if (!request_.sums && workload_.rounds > 1 && !draft.placement().any_state(Tier::device)) {
+      fill(draft, &BlockPlacement::sums, draft.size());
     }
-    return placement;
   }
 
   const Workload& workload_;
   const Budgets& budgets_;
-  const PlacementRequest& request_;
+  const PlacementRequest request_;
+  const ElementCount tile_parameters_;
+  const BlockSizes sizes_;
   BoundaryPlan boundaries_;
   bool spill_boundaries_ = false;
   bool shrink_ = false;
+  std::optional<Placement> found_;
+  std::optional<Shortage> least_;
+  std::size_t tried_ = 0;
 };
 
 }  // namespace
 
+CountedChoice count_choice(const Workload& workload, const Budgets& budgets,
+                           const PlacementRequest& request) {
+  return Chooser(workload, budgets, request).choose();
+}
+
 std::variant<Placement, Shortage> choose_placement(const Workload& workload, const Budgets& budgets,
                                                    const PlacementRequest& request) {
-  return Chooser(workload, budgets, request).choose();
+  return count_choice(workload, budgets, request).choice;
 }
 
 }  // namespace spillway::plan

@@ -1,6 +1,7 @@
 // Chooses a placement: which blocks stay on the device, what is kept, where state lives. Pure.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <variant>
@@ -52,5 +53,13 @@ struct Shortage {
 [[nodiscard]] std::variant<Placement, Shortage> choose_placement(const Workload& workload,
                                                                  const Budgets& budgets,
                                                                  const PlacementRequest& request);
+
+/// The same, with the number of placements that were looked at.
+struct CountedChoice {
+  std::variant<Placement, Shortage> choice;
+  std::size_t tried = 0;
+};
+[[nodiscard]] CountedChoice count_choice(const Workload& workload, const Budgets& budgets,
+                                         const PlacementRequest& request);
 
 }  // namespace spillway::plan

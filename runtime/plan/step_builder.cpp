@@ -175,8 +175,7 @@ void Builder::backward_layer(std::uint32_t layer, MicroBatches range) {
 
 void Builder::append_norms(std::uint32_t block, Lane lane, OpIndex landed) {
   if (round_ + 1 != workload_.rounds) return;
-  for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
-    if (tiles_[tile].block != block) continue;
+  for (std::uint32_t tile = first_tile_[block]; tile < first_tile_[block + 1]; ++tile) {
     Op norm = tile_op(OpKind::grad_norm, lane, tile);
     norm.bytes = norm_traffic(workload_, tiles_[tile]);
     append(norm, {landed});

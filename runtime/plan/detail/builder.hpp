@@ -75,6 +75,7 @@ class Builder {
     SPILLWAY_ASSERT(!workload.tiled ||
                     (placement.blocks[0].resident && placement.boundary_slots == 0));
     if (workload.tiled) gradient_slot_[0] = vectors_slot();
+    open_tiles();
     open_boundaries();
     open_internals();
   }
@@ -90,6 +91,7 @@ class Builder {
   Op block_op(OpKind kind, Lane lane, std::uint32_t block) const;
   Op tile_op(OpKind kind, Lane lane, std::uint32_t tile) const;
 
+  void open_tiles();
   void update_tile(std::uint32_t tile);
   void record_tile(std::uint32_t tile, OpIndex updated);
   void read_ahead();
@@ -156,11 +158,12 @@ class Builder {
   const bool records_;
   StepPlan plan_;
   std::vector<Tile> tiles_;
-  std::vector<OpIndex> ready_;                // block: the op after which its home copy may be read
-  std::vector<OpIndex> last_update_;          // block: its last update op
-  std::vector<OpIndex> parameter_user_;       // slot: last op that reads it
-  std::vector<OpIndex> gradient_reader_;      // slot: last op that reads it
-  std::vector<OpIndex> landing_reader_;       // host landing slot: last op that reads it
+  std::vector<std::uint32_t> first_tile_;  // block: its first tile; behind them the number of all
+  std::vector<OpIndex> ready_;             // block: the op after which its home copy may be read
+  std::vector<OpIndex> last_update_;       // block: its last update op
+  std::vector<OpIndex> parameter_user_;    // slot: last op that reads it
+  std::vector<OpIndex> gradient_reader_;   // slot: last op that reads it
+  std::vector<OpIndex> landing_reader_;    // host landing slot: last op that reads it
   std::vector<std::uint32_t> gradient_slot_;  // block: slot of the visit under way
   std::vector<OpIndex> staging_user_;         // slot: last op that uses it
   // Slot: last write of a record from it, which happens also where updates are skipped.

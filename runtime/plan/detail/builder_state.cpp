@@ -1,7 +1,15 @@
+#include <numeric>
+
 #include "runtime/plan/detail/builder.hpp"
 #include "runtime/plan/op_traffic.hpp"
 
 namespace spillway::plan::detail {
+
+void Builder::open_tiles() {
+  first_tile_.assign(workload_.blocks.size() + 1, 0);
+  for (const Tile& tile : tiles_) ++first_tile_[tile.block + 1];
+  std::partial_sum(first_tile_.begin(), first_tile_.end(), first_tile_.begin());
+}
 
 void Builder::update_tile(std::uint32_t tile) {
   const std::uint32_t block = tiles_[tile].block;
@@ -73,8 +81,8 @@ void Builder::append_commit() {
 
 /// The previous step's update of a block, and its new parameters if they live on the device.
 void Builder::update_block(std::uint32_t block) {
-  for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
-    if (tiles_[tile].block == block) update_tile(tile);
+  for (std::uint32_t tile = first_tile_[block]; tile < first_tile_[block + 1]; ++tile) {
+    update_tile(tile);
   }
   ready_[block] = last_update_[block];
   const BlockPlacement& place = placement_.blocks[block];

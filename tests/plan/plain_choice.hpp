@@ -1,0 +1,15 @@
+// The choice of a placement without any shortcut: every way to spread boundaries, one block at a
+// time, all memory counted anew at each. What the product's search must find in less time.
+#pragma once
+
+#include <variant>
+
+#include "runtime/plan/choose.hpp"
+
+namespace spillway::plan {
+
+[[nodiscard]] std::variant<Placement, Shortage> plain_choice(const Workload& workload,
+                                                             const Budgets& budgets,
+                                                             const PlacementRequest& request);
+
+}  // namespace spillway::plan
