@@ -4,12 +4,22 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/plan/step_bound.hpp"
 #include "runtime/plan/step_builder.hpp"
 
 namespace spillway::plan {
 namespace {
 
 constexpr double kWorthwhile = 0.99;  ///< of the first placement's step
+/// Ops of all plans that are simulated, about a second's worth; of a large step still some plans.
+constexpr std::size_t kOpsSimulated = 4'000'000;
+constexpr std::size_t kLeastSimulated = 3;
+
+struct Candidate {
+  Placement placement;
+  double least_seconds = 0;  ///< no step is shorter
+  std::size_t order = 0;     ///< among all that are tried
+};
 
 /// What to try of an option: what the user said, or first the chooser's own way.
 template <class Value>
@@ -83,24 +93,50 @@ bool uses_disk(const Placement& placement) {
   return placement.any_state(Tier::nvme) || placement.any_activations(Tier::nvme);
 }
 
+/// Placements for the requests, without those that use the disk where `first` does not, each once,
+/// by the time that their step takes at least.
+std::vector<Candidate> candidates(const Workload& workload, const Budgets& budgets,
+                                  const PlacementRequest& request, const MachineProfile& profile,
+                                  const Placement& first) {
+  std::vector<Candidate> list;
+  for (const PlacementRequest& each : requests(workload, request, profile)) {
+    auto choice = choose_placement(workload, budgets, each);
+    auto* placement = std::get_if<Placement>(&choice);
+    if (placement == nullptr || (uses_disk(*placement) && !uses_disk(first))) continue;
+    const auto same = [&](const Candidate& other) { return other.placement == *placement; };
+    if (*placement == first || std::ranges::any_of(list, same)) continue;
+    const double least = least_step_seconds(workload, *placement, profile);
+    list.push_back({std::move(*placement), least, list.size()});
+  }
+  std::ranges::stable_sort(list, {}, &Candidate::least_seconds);
+  return list;
+}
+
 }  // namespace
 
 PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                               const PlacementRequest& request, const MachineProfile& profile,
                               const Placement& first) {
-  std::vector<Placement> tried{first};
-  PlannedStep best{first, simulate(build_training_step(workload, first), profile)};
+  StepPlan plan = build_training_step(workload, first);
+  PlannedStep best{first, simulate(plan, profile), 1};
   const double worthwhile = kWorthwhile * best.prediction.step_seconds;
-  for (const PlacementRequest& each : requests(workload, request, profile)) {
-    auto choice = choose_placement(workload, budgets, each);
-    auto* placement = std::get_if<Placement>(&choice);
-    if (placement == nullptr || (uses_disk(*placement) && !uses_disk(first))) continue;
-    if (std::find(tried.begin(), tried.end(), *placement) != tried.end()) continue;
-    tried.push_back(*placement);
-    Prediction prediction = simulate(build_training_step(workload, *placement), profile);
+  const std::size_t at_most =
+      std::max<std::size_t>(kLeastSimulated, kOpsSimulated / plan.ops.size());
+  std::size_t place = 0;
+  for (Candidate& each : candidates(workload, budgets, request, profile, first)) {
+    // No step is shorter than its bound, and those that follow have longer ones.
+    const double to_beat = std::min(worthwhile, best.prediction.step_seconds);
+    if (each.least_seconds > to_beat || best.simulated == at_most) break;
+    plan = build_training_step(workload, each.placement);
+    Prediction prediction = simulate(plan, profile);
+    ++best.simulated;
     const double seconds = prediction.step_seconds;
-    if (seconds < worthwhile && seconds < best.prediction.step_seconds) {
-      best = {std::move(*placement), std::move(prediction)};
+    // Of equals the one that was asked for first.
+    const bool earlier = seconds == best.prediction.step_seconds && each.order < place;
+    if (seconds < worthwhile && (seconds < best.prediction.step_seconds || earlier)) {
+      best.placement = std::move(each.placement);
+      best.prediction = std::move(prediction);
+      place = each.order;
     }
   }
   return best;

@@ -5,11 +5,17 @@
 #include <variant>
 
 #include "runtime/plan/choose.hpp"
+#include "runtime/plan/fastest.hpp"
 
 namespace spillway::plan {
 
 [[nodiscard]] std::variant<Placement, Shortage> plain_choice(const Workload& workload,
                                                              const Budgets& budgets,
                                                              const PlacementRequest& request);
+
+/// Every placement that there is to try, chosen so and simulated.
+[[nodiscard]] PlannedStep plain_fastest(const Workload& workload, const Budgets& budgets,
+                                        const PlacementRequest& request,
+                                        const MachineProfile& profile, const Placement& first);
 
 }  // namespace spillway::plan

@@ -95,13 +95,14 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const plan::MachineProfile profile =
       machine ? bench::profile_for(*machine, *config, workload, options.context)
               : measured_profile(flags, *config, options, workload, fitting);
-  const auto [placement, prediction] = plan::fastest_placement(
+  const plan::PlannedStep step = plan::fastest_placement(
       workload, budgets, engine::placement_request(options), profile, fitting);
+  const plan::Placement& placement = step.placement;
   const PlanView view{.workload = workload,
                       .placement = placement,
                       .budgets = budgets,
                       .profile = profile,
-                      .prediction = prediction,
+                      .prediction = step.prediction,
                       .memory = plan::memory_items(workload, placement)};
   nlohmann::ordered_json document = to_json(view);
   if (machine) document["speed"] = speed_on(*machine, *config, options, view);
