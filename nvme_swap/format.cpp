@@ -157,14 +157,6 @@ void check_owner(const FileHeader& header, const RunId& owner, std::string_view 
                           where, other, to_text(owner)));
 }
 
-void encode_owner(const FileHeader& header, const RunId& owner, std::span<std::byte> page) {
-  SPILLWAY_ASSERT(page.size() == kPageBytes);
-  FileHeader changed = header;
-  changed.owner = owner;
-  changed.checksum = header_checksum(changed);
-  std::memcpy(page.data(), &changed, sizeof changed);
-}
-
 std::vector<TileEntry> decode_table(const FileHeader& header, std::span<const std::byte> table,
                                     std::string_view where) {
   const std::uint64_t checksum = checksum_of(table);

@@ -131,8 +131,6 @@ void encode_header(const StoreMap& map, std::size_t file_index, std::span<std::b
                                        std::string_view where);
 /// Throws `Error{corrupt_data}` naming both runs unless the file of `header` belongs to `owner`.
 void check_owner(const FileHeader& header, const RunId& owner, std::string_view where);
-/// Fills `page` with `header` of another owner.
-void encode_owner(const FileHeader& header, const RunId& owner, std::span<std::byte> page);
 /// Checks the table that follows `header` against it and returns the entries.
 [[nodiscard]] std::vector<TileEntry> decode_table(const FileHeader& header,
                                                   std::span<const std::byte> table,

@@ -44,11 +44,6 @@ StoreContent TileStore::content(const StoreOptions& options) {
   return detail::content_of(detail::SwapFile::open_unlocked(path), options.owner);
 }
 
-void TileStore::change_owner(const StoreOptions& options, const RunId& owner) {
-  detail::check_options(options);
-  detail::change_owner(options, owner);
-}
-
 const StoreLayout& TileStore::layout() const { return implementation_->layout(); }
 std::string_view TileStore::engine_name() const { return implementation_->engine_name(); }
 EngineAbilities TileStore::engine_abilities() const { return implementation_->engine_abilities(); }

@@ -115,13 +115,10 @@ class TileStore final : public TicketSource {
   /// start. Takes no lock, so that it also answers for a store in use. Throws `Error{corrupt_data}`
   /// if the store cannot tell.
   [[nodiscard]] static StoreContent content(const StoreOptions& options);
+  /// Whether `content` is a committed store.
   [[nodiscard]] static bool has_commit(const StoreOptions& options) {
     return content(options) == StoreContent::committed;
   }
-  /// Gives a store that belongs to `options.owner`, or to `owner` already, to the run `owner`; for
-  /// a copy of a run. A call that was cut off is completed by another. Throws `Error{busy}` if the
-  /// store is in use.
-  static void change_owner(const StoreOptions& options, const RunId& owner);
   /// No ticket of the store may outlive it.
   ~TileStore();
 

@@ -168,20 +168,6 @@ void use_cache(std::vector<SwapFile>& files, CacheUse cache) {
   for (SwapFile& file : files) file.use_direct_io();
 }
 
-void change_owner(const StoreOptions& options, const RunId& owner) {
-  for (std::size_t i = 0; i < options.directories.size(); ++i) {
-    const SwapFile file = SwapFile::open_existing(
-        swap_file_path(options.directories[i], options.name, i), options.lock_patience);
-    FileHead head = read_head(file);
-    if (head.header.owner == owner) continue;
-    if (options.owner) check_owner(head.header, *options.owner, file.path().string());
-    AlignedBuffer page(kPageBytes);
-    encode_owner(head.header, owner, page.bytes());
-    file.write_at(0, page.bytes());
-    file.flush();
-  }
-}
-
 void check_head(const SwapFile& file) { static_cast<void>(read_head(file)); }
 
 StoreContent content_of(const SwapFile& first_file, const std::optional<RunId>& owner) {

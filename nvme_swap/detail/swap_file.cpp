@@ -203,21 +203,6 @@ std::size_t SwapFile::read_at(std::uint64_t offset, std::span<std::byte> target)
   return done;
 }
 
-void SwapFile::write_at(std::uint64_t offset, std::span<const std::byte> source) const {
-  std::size_t done = 0;
-  while (done < source.size()) {
-    const ssize_t put = ::pwrite(descriptor_, source.data() + done, source.size() - done,
-                                 static_cast<off_t>(offset + done));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) throw_errno(errno, fmt::format("write {} at {}", path_.string(), offset + done));
-    done += static_cast<std::size_t>(put);
-  }
-}
-
-void SwapFile::flush() const {
-  if (::fdatasync(descriptor_) != 0) throw_errno(errno, "fdatasync " + path_.string());
-}
-
 void check_free_space(std::span<const SwapFile> files, std::span<const std::uint64_t> file_bytes) {
   for (std::size_t i = 0; i < files.size(); ++i) {
     const dev_t device = status_of(files[i].descriptor(), files[i].path()).st_dev;

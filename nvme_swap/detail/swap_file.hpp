@@ -60,9 +60,6 @@ class SwapFile {
   /// Plain blocking read of what `target` can hold; returns the bytes read. Only before
   /// `use_direct_io`.
   [[nodiscard]] std::size_t read_at(std::uint64_t offset, std::span<std::byte> target) const;
-  /// Plain blocking write, durable after `flush`. Only before `use_direct_io`.
-  void write_at(std::uint64_t offset, std::span<const std::byte> source) const;
-  void flush() const;
 
  private:
   SwapFile(std::filesystem::path path, int descriptor, bool adopted);

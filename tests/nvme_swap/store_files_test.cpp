@@ -299,31 +299,6 @@ TEST_F(StoreFilesTest, AreMissedWhileTheStoreIsOpen) {
   expect_missed("was removed while the run used it");
 }
 
-TEST_F(StoreFilesTest, OfACopiedRunAreGivenToAnother) {
-  const RunId mine{{1, 2}};
-  const RunId copy{{3, 4}};
-  options_.owner = mine;
-  create(true);
-  {
-    const auto store = TileStore::open(options_);
-    EXPECT_EQ(code_of([&] { return TileStore::change_owner(options_, copy), 0; }), ErrorCode::busy);
-  }
-  // A change that was cut off after the first file.
-  StoreOptions first = options_;
-  first.directories.pop_back();
-  TileStore::change_owner(first, copy);
-  EXPECT_EQ(code_of([&] { return TileStore::open(options_); }), ErrorCode::corrupt_data);
-  TileStore::change_owner(options_, copy);
-  EXPECT_EQ(code_of([&] { return TileStore::open(options_); }), ErrorCode::corrupt_data);
-  EXPECT_EQ(code_of([&] {
-              return TileStore::change_owner(options_, RunId{{5, 6}}), 0;
-            }),
-            ErrorCode::corrupt_data)
-      << "it is not theirs to give";
-  options_.owner = copy;
-  expect_step(*TileStore::open(options_), 1);
-}
-
 TEST_F(StoreFilesTest, OfTwoStoresAreNotMixed) {
   create(true);
   StoreOptions other = small_options(scratch_.path() / "other", 2);
