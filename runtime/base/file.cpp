@@ -135,6 +135,27 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
   write_file_atomically(path, std::as_bytes(std::span(content.data(), content.size())));
 }
 
+void MadeDirectories::make(const fs::path& directory) {
+  if (fs::is_directory(directory)) return;
+  const fs::path path = directory.has_filename() ? directory : directory.parent_path();
+  const fs::path parent = directory_of(path);
+  make(parent);
+  if (::mkdir(path.c_str(), 0777) == 0) {
+    made_.push_back(path);
+  } else if (errno != EEXIST || !fs::is_directory(path)) {
+    fail(errno, "create directory", path);
+  }
+  synchronize_directory(parent);
+}
+
+MadeDirectories::~MadeDirectories() {
+  for (auto path = made_.rbegin(); path != made_.rend(); ++path) {
+    if (::rmdir(path->c_str()) == 0 || errno == ENOENT) continue;
+    if (errno == ENOTEMPTY || errno == EEXIST) return;
+    log_warning("remove {}: {}", path->string(), std::strerror(errno));
+  }
+}
+
 MappedFile::MappedFile(const fs::path& path) {
   const FileDescriptor file = open_file(path, O_RDONLY);
   struct stat status {};

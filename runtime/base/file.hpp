@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "runtime/base/units.hpp"
 
@@ -58,6 +59,23 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 
 /// Makes the names in `directory` durable.
 void synchronize_directory(const std::filesystem::path& directory);
+
+/// Directories that were made for a purpose and go with their owner, as far as they are empty then,
+/// unless they are kept. Move-only.
+class MadeDirectories {
+ public:
+  MadeDirectories() = default;
+  MadeDirectories(MadeDirectories&&) noexcept = default;
+  MadeDirectories& operator=(MadeDirectories&&) = delete;
+  ~MadeDirectories();
+
+  /// Makes `directory` and the parents that it lacks; each name is durable when this returns.
+  void make(const std::filesystem::path& directory);
+  void keep() { made_.clear(); }
+
+ private:
+  std::vector<std::filesystem::path> made_;  ///< in the order of their making
+};
 
 /// A whole file as read-only memory. Move-only. Whoever shortens the file meanwhile breaks the
 /// reader (SIGBUS), so map only files that are replaced, never rewritten.

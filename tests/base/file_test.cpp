@@ -178,6 +178,32 @@ TEST(MappedFile, SurvivesTheReplacementOfItsFile) {
   EXPECT_EQ(std::memcmp(mapped.bytes().data(), "old text", 8), 0);
 }
 
+TEST(MadeDirectories, GoWithTheirOwnerUnlessTheyAreKeptOrUsed) {
+  const TemporaryDirectory directory;
+  const fs::path deep = directory.path() / "a/b/c/";
+  {
+    MadeDirectories made;
+    made.make(deep);
+    EXPECT_TRUE(fs::is_directory(deep));
+  }
+  EXPECT_FALSE(fs::exists(directory.path() / "a"));
+  {
+    MadeDirectories made;
+    made.make(deep);
+    directory.write("a/b/file", "used");
+  }
+  EXPECT_FALSE(fs::exists(deep));
+  EXPECT_TRUE(fs::exists(directory.path() / "a/b/file"));
+  {
+    MadeDirectories made;
+    made.make(deep);
+    made.keep();
+  }
+  EXPECT_TRUE(fs::is_directory(deep));
+  MadeDirectories made;
+  EXPECT_THROW(made.make(directory.path() / "a/b/file/d"), Error);
+}
+
 TEST(MappedFile, TakesAnEmptyFileAndRefusesWhatIsNone) {
   const TemporaryDirectory directory;
   directory.write("empty", "");
