@@ -44,4 +44,9 @@ using FsckProgress = std::function<void(Bytes done, Bytes total)>;
 /// store is in use.
 [[nodiscard]] FsckReport check_store(const StoreOptions& options, const FsckProgress& progress);
 
+/// The same of the newest commit alone, without a lock, while another process commits further ones.
+/// Throws `Error{busy}` if these come faster than one can be read.
+[[nodiscard]] FsckReport check_store_in_use(const StoreOptions& options,
+                                            const FsckProgress& progress);
+
 }  // namespace spillway::nvme_swap
