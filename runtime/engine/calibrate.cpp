@@ -13,6 +13,7 @@
 #include "nvme_swap/tile_store.hpp"
 #include "offload/host/host_backend.hpp"
 #include "offload/memory.hpp"
+#include "runtime/base/file.hpp"
 #include "runtime/engine/device_rates.hpp"
 #include "runtime/engine/least_seconds.hpp"
 #include "runtime/engine/update_bench.hpp"
@@ -55,7 +56,8 @@ void measure_disk(const CalibrationRequest& request, const Tuning& tuning,
   options.disk_gigabytes_per_second = request.options.disk_gbps;
   options.remove_on_close = true;
   tune_store(tuning.drives, options);
-  for (const auto& directory : options.directories) std::filesystem::create_directories(directory);
+  MadeDirectories made;  // which are not there yet when a run is only planned
+  for (const auto& directory : options.directories) made.make(directory);
   const auto backend = offload::make_host_backend(
       {.device_capacity = Bytes{}, .pinned_capacity = tile * std::uint64_t{kTiles}});
   const PinnedMemory buffer(*backend, tile * std::uint64_t{kTiles});
@@ -115,9 +117,10 @@ Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
   }
   if (on_disk < kTunedState || options.disk_gbps || !request.state_directories) return tuning;
   const auto& directories = *request.state_directories;
+  MadeDirectories made;
   try {
     for (const auto& directory : directories) {
-      std::filesystem::create_directories(directory);
+      made.make(directory);
       tuning.drives.push_back(known.drive(directory, options.io_engine, [&] {
         note(fmt::format("measuring what the disk of {} does best", directory.string()));
         return nvme_swap::calibrate_drive({.directory = directory, .engine = options.io_engine});

@@ -57,6 +57,12 @@ std::vector<std::uint64_t> KeptCheckpoints::steps(const RunDirectory& run) {
   return complete;
 }
 
+std::vector<RunDirectory> KeptCheckpoints::in(const RunDirectory& run) {
+  std::vector<RunDirectory> checkpoints;
+  for (const std::uint64_t step : steps(run)) checkpoints.push_back(at(run, step));
+  return checkpoints;
+}
+
 void KeptCheckpoints::check_space(const nvme_swap::StoreLayout& layout) const {
   if (save_every_ == 0) return;
   Bytes one;
@@ -82,8 +88,11 @@ void KeptCheckpoints::start(Trainer& trainer) {
   started_ = trainer.state().step;
   const RunDirectory checkpoint = at(run_, *started_);
   remove(checkpoint);
-  fs::create_directories(checkpoint.state());
+  MadeDirectories made;
+  made.make(checkpoint.state());
+  made.keep();
   nvme_swap::StoreOptions options;
+  options.owner = id_;
   options.directories = {checkpoint.state()};
   options.slots = 1;
   trainer.copy_next(options);
@@ -95,9 +104,12 @@ std::optional<KeptCheckpoints::Saved> KeptCheckpoints::finish(const Trainer& tra
   const std::uint64_t step = *std::exchange(started_, std::nullopt);
   const RunDirectory checkpoint = at(run_, step);
   checkpoint.write_config(config);
-  synchronize_directory(run_.root());
-  synchronize_directory(run_.checkpoints());
-  checkpoint.write_manifest({checkpoint.state()});
+  checkpoint.write_manifest({.id = id_,
+                             .state_id = id_,
+                             .state = {checkpoint.in_manifest(checkpoint.state())},
+                             .committed = true,
+                             .directory = checkpoint.root(),
+                             .kept = step});
   remove_old();
   return Saved{.step = step, .directory = checkpoint.root()};
 }

@@ -17,8 +17,8 @@ namespace spillway::engine {
 class KeptCheckpoints {
  public:
   /// Every `save_every` steps (0: never) one, and the newest `keep` of them.
-  KeptCheckpoints(RunDirectory run, std::uint64_t save_every, std::uint32_t keep)
-      : run_(std::move(run)), save_every_(save_every), keep_(keep) {}
+  KeptCheckpoints(RunDirectory run, const RunId& id, std::uint64_t save_every, std::uint32_t keep)
+      : run_(std::move(run)), id_(id), save_every_(save_every), keep_(keep) {}
 
   /// Throws `Error{does_not_fit}` unless the disk has the space for all that will be kept at once.
   void check_space(const nvme_swap::StoreLayout& layout) const;
@@ -37,12 +37,15 @@ class KeptCheckpoints {
 
   /// Steps that are kept in `run`, ascending.
   [[nodiscard]] static std::vector<std::uint64_t> steps(const RunDirectory& run);
+  /// The kept checkpoints themselves, in that order.
+  [[nodiscard]] static std::vector<RunDirectory> in(const RunDirectory& run);
 
  private:
   [[nodiscard]] static RunDirectory at(const RunDirectory& run, std::uint64_t step);
   void remove_old() const;
 
   RunDirectory run_;
+  RunId id_;
   std::uint64_t save_every_;
   std::uint32_t keep_;
   std::optional<std::uint64_t> started_;  ///< the step of the copy under way

@@ -1,9 +1,10 @@
 // metrics.jsonl: one line a step, floats in shortest round-trip form, so that runs can be compared.
+// A step's line is durable before the commit that makes the step true.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
+#include <span>
 
 #include "runtime/base/file.hpp"
 #include "runtime/engine/trainer.hpp"
@@ -12,15 +13,34 @@ namespace spillway::engine {
 
 class MetricsLog {
  public:
-  /// Appends to `path`; lines of steps beyond `keep_up_to` (and a torn last line) are cut off.
-  MetricsLog(const std::filesystem::path& path, std::uint64_t keep_up_to);
+  /// Goes on with `path`: lines of steps beyond `keep_up_to` are cut off. A line that cannot be
+  /// read is dropped, and what follows it stays.
+  MetricsLog(std::filesystem::path path, std::uint64_t keep_up_to);
+
+  /// Lines that could not be read, other than a torn last one.
+  [[nodiscard]] std::size_t damaged() const { return damaged_; }
+  /// The last line has no validation loss. Of a log that goes on, it must be that of `keep_up_to`.
+  [[nodiscard]] bool can_amend() const { return can_amend_; }
 
   /// One line, in one write: a kill leaves whole lines.
-  void append(const StepResult& result, const Exposed& exposed, std::optional<double> val_loss);
+  void append(const StepResult& result, const Exposed& exposed);
+  /// Adds the validation loss to the last line, in one write.
+  void amend(double val_loss);
+  /// Makes the lines durable, if they are not.
+  void synchronize();
+  /// Throws `Error{io_error}` if the file was removed or replaced. Allocates nothing if all is
+  /// well.
+  void check_present() const;
 
  private:
+  void write(std::span<const char> text, std::uint64_t at);
+
   std::filesystem::path path_;
   FileDescriptor file_;
+  std::uint64_t end_ = 0;
+  std::size_t damaged_ = 0;
+  bool can_amend_ = false;
+  bool dirty_ = true;
 };
 
 }  // namespace spillway::engine

@@ -46,6 +46,7 @@ json mathematics(const TrainOptions& options) {
 
 void RunDirectory::write_config(const RunConfig& config) const {
   json document;
+  document["id"] = to_text(config.id);
   document["model"] = json::parse(model::to_config_json(config.model, config.options.compute));
   document["train"] = json::parse(to_config_json(config.options));
   document["data"] = config.data;
@@ -60,12 +61,15 @@ RunConfig RunDirectory::read_config() const {
   check(std::filesystem::exists(config()), ErrorCode::invalid_argument,
         fmt::format("{} is not a run: it has no config.json", root_.string()));
   const json document = read_sealed_json(config());
-  for (const char* key : {"model", "train", "data", "data_fingerprint"}) {
+  for (const char* key : {"id", "model", "train", "data", "data_fingerprint"}) {
     check(document.contains(key), ErrorCode::corrupt_data,
           fmt::format("{} has no \"{}\"", config().string(), key));
   }
   RunConfig result;
   const std::string origin = config().string();
+  const auto id = parse_run_id(document["id"].get<std::string>());
+  check(id.has_value(), ErrorCode::corrupt_data, fmt::format("{}: \"id\" is not a run's", origin));
+  result.id = *id;
   result.model = model::parse_model_config(document["model"].dump(), origin);
   result.options = parse_train_config(document["train"].dump(), origin).options;
   result.data = document["data"].get<std::string>();
@@ -76,34 +80,6 @@ RunConfig RunDirectory::read_config() const {
                    .libraries = device.value("libraries", std::string()),
                    .algorithms = device.value("algorithms", std::string())};
   return result;
-}
-
-void RunDirectory::write_manifest(
-    const std::vector<std::filesystem::path>& state_directories) const {
-  json document;
-  document["state"] = json::array();
-  const std::filesystem::path root = std::filesystem::absolute(root_).lexically_normal();
-  for (const auto& directory : state_directories) {
-    const auto path = std::filesystem::absolute(directory).lexically_normal();
-    const auto relative = path.lexically_relative(root);
-    const bool below = !relative.empty() && *relative.begin() != "..";
-    document["state"].push_back(below ? relative.string() : path.string());
-  }
-  write_sealed_json(manifest(), document);
-}
-
-std::vector<std::filesystem::path> RunDirectory::read_manifest() const {
-  const json document = read_sealed_json(manifest());
-  check(document.contains("state") && document["state"].is_array(), ErrorCode::corrupt_data,
-        fmt::format("{} names no state directories", manifest().string()));
-  std::vector<std::filesystem::path> directories;
-  for (const json& entry : document["state"]) {
-    check(entry.is_string(), ErrorCode::corrupt_data,
-          fmt::format("{}: a state directory is not a string", manifest().string()));
-    // An absolute path stands for itself.
-    directories.push_back(root_ / entry.get<std::string>());
-  }
-  return directories;
 }
 
 bool RunDirectory::exists() const { return std::filesystem::exists(manifest()); }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/run_id.hpp"
 #include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/train_options.hpp"
 #include "runtime/model/model_config.hpp"
@@ -16,11 +17,31 @@ namespace spillway::engine {
 
 /// What RUN/config.json records: enough to resume, evaluate or export without any other file.
 struct RunConfig {
+  RunId id{};
   model::ModelConfig model;
   TrainOptions options;
   std::string data;                    ///< the data directory, as given
   std::uint64_t data_fingerprint = 0;  ///< of the training tokens; resume compares it
   DeviceRecord device{};               ///< where the run began
+};
+
+/// What RUN/manifest.json says: who the run is and where its state lies. Written once the swap
+/// files are whole, so that a manifest whose swap files are missing or blank has lost them.
+struct RunManifest {
+  RunId id{};
+  std::vector<RunId> earlier_ids{};  ///< of the runs that it is a copy of, the last one last
+  RunId state_id{};  ///< the owner that its swap files name: `id`, or an earlier one
+  /// Of the swap files, in their order; those below the run relative to it, so that it can be
+  /// moved.
+  std::vector<std::filesystem::path> state{};
+  bool committed = false;               ///< a step has been: without its state the run is damaged
+  std::filesystem::path directory{};    ///< of the run when it was last trained
+  std::optional<std::uint64_t> kept{};  ///< this is a kept checkpoint of that step
+
+  /// Its own id or an earlier one.
+  [[nodiscard]] bool has_been(const RunId& other) const;
+  /// All swap files lie below the run.
+  [[nodiscard]] bool holds_its_state() const;
 };
 
 class RunDirectory {
@@ -33,6 +54,7 @@ class RunDirectory {
   [[nodiscard]] std::filesystem::path metrics() const { return root_ / "metrics.jsonl"; }
   [[nodiscard]] std::filesystem::path trace() const { return root_ / "trace.json"; }
   [[nodiscard]] std::filesystem::path report() const { return root_ / "report.json"; }
+  [[nodiscard]] std::filesystem::path lock() const { return root_ / "lock"; }
   [[nodiscard]] std::filesystem::path state() const { return root_ / "state"; }
   /// Kept checkpoints, each a run directory of its own.
   [[nodiscard]] std::filesystem::path checkpoints() const { return root_ / "checkpoints"; }
@@ -40,11 +62,21 @@ class RunDirectory {
   void write_config(const RunConfig& config) const;
   /// Throws `Error{invalid_argument}` if this is not a run.
   [[nodiscard]] RunConfig read_config() const;
+  /// Both files. Throws `Error{corrupt_data}` if they are of different runs.
+  struct Files {
+    RunManifest manifest;
+    RunConfig config;
+  };
+  [[nodiscard]] Files read() const;
 
-  /// Where the swap files of the run are. Those below the run are named relative to it, so that a
-  /// run can be moved. Written once, when the run is created.
-  void write_manifest(const std::vector<std::filesystem::path>& state_directories) const;
-  [[nodiscard]] std::vector<std::filesystem::path> read_manifest() const;
+  void write_manifest(const RunManifest& manifest) const;
+  /// Throws `Error{corrupt_data}` unless it is what was written.
+  [[nodiscard]] RunManifest read_manifest() const;
+  /// `directory` as a manifest names it: relative to the run if it lies below.
+  [[nodiscard]] std::filesystem::path in_manifest(const std::filesystem::path& directory) const;
+  /// Where the swap files are, from here.
+  [[nodiscard]] std::vector<std::filesystem::path> state_directories(
+      const RunManifest& manifest) const;
   [[nodiscard]] bool exists() const;
 
  private:

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "offload/host/host_backend.hpp"
@@ -11,9 +12,28 @@
 
 namespace spillway::engine {
 
-RunReader::RunReader(const std::filesystem::path& run) {
+namespace {
+
+RunDirectory::Files read_files(const RunDirectory& run) {
+  check(run.exists(), ErrorCode::invalid_argument,
+        fmt::format("{} is not a run: it has no manifest.json", run.root().string()));
+  return run.read();
+}
+
+}  // namespace
+
+Overtaken::Overtaken(const std::filesystem::path& run)
+    : Error(ErrorCode::busy,
+            fmt::format("{} is trained by a process that commits steps faster than they can be "
+                        "read; interrupt it first, or read a checkpoint that it keeps "
+                        "(spillway.save_every)",
+                        run.string())) {}
+
+RunReader::RunReader(const std::filesystem::path& run) : root_(run) {
   const RunDirectory directory(run);
-  config_ = directory.read_config();
+  RunDirectory::Files files = read_files(directory);
+  manifest_ = std::move(files.manifest);
+  config_ = std::move(files.config);
   layout_ = model::make_layout(config_.model, config_.options.operator_tile);
   plan::Workload workload;
   for (const model::BlockLayout& block : layout_.blocks) {
@@ -25,12 +45,14 @@ RunReader::RunReader(const std::filesystem::path& run) {
             plan::make_tiles(workload, ElementCount{config_.options.tile_parameters})};
 
   nvme_swap::StoreOptions options;
-  options.directories = directory.read_manifest();
-  check(nvme_swap::TileStore::has_commit(options), ErrorCode::invalid_argument,
-        fmt::format("{} has no committed step yet", run.string()));
-  store_ = nvme_swap::TileStore::open(options);
-  state_ = decode(store_->committed()->payload);
-  check(store_->layout().tiles == slots_.store_layout().tiles, ErrorCode::corrupt_data,
+  options.directories = directory.state_directories(manifest_);
+  options.owner = manifest_.state_id;
+  // Before its first commit a run is nothing that could be read; after it, its state must be there.
+  check(manifest_.committed || nvme_swap::TileStore::has_commit(options),
+        ErrorCode::invalid_argument, fmt::format("{} has no committed step yet", run.string()));
+  tiles_ = std::make_unique<nvme_swap::CommittedTiles>(options);
+  state_ = decode(tiles_->commit().payload);
+  check(tiles_->layout().tiles == slots_.store_layout().tiles, ErrorCode::corrupt_data,
         fmt::format("{}: its state is not of the model and format that its config.json says",
                     run.string()));
   Bytes largest;
@@ -51,7 +73,7 @@ void RunReader::read(BlockIndex block, ElementCount first, std::span<float> targ
     if (t.block != block.value() || begin >= end) continue;
     const cpu_adam::StateLayout& layout = slots_.layout(tile);
     const auto slot = staging_.host().first(layout.disk_bytes);
-    slots_.load(*store_, tile, slot);
+    if (slots_.load(*tiles_, tile, slot) == nvme_swap::TileRead::moved_on) throw Overtaken(root_);
     masters.resize(t.count.value());
     cpu_adam::unpack_state(layout, slot.data(), slot.data() + layout.parameters, {masters, {}, {}});
     std::copy(masters.begin() + static_cast<std::ptrdiff_t>((begin - t.first).value()),

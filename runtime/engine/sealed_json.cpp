@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr Bytes kLargestFile = 16_MiB;
-constexpr int kFormat = 2;  // 1 had no checksum
+constexpr int kFormat = 3;  // 1 had no checksum, 2 no run id
 constexpr const char* kChecksum = "xxh3";
 
 /// The text of the file: keys in alphabetical order, two spaces a level.

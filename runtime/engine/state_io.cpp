@@ -33,12 +33,14 @@ void StateIo::restore() {
   upload_residents();
 }
 
-void StateIo::adopt(nvme_swap::TileStore& source) {
+nvme_swap::TileRead StateIo::adopt(const nvme_swap::CommittedTiles& source) {
   for (std::uint32_t tile = 0; tile < homes_.tiles().size(); ++tile) {
-    homes_.slots().load(source, tile, homes_.staging(tile, 0));
+    const auto result = homes_.slots().load(source, tile, homes_.staging(tile, 0));
+    if (result == nvme_swap::TileRead::moved_on) return result;
     bring_home(tile, false);
   }
   upload_residents();
+  return nvme_swap::TileRead::whole;
 }
 
 void StateIo::copy_committed(nvme_swap::TileStore& target) {

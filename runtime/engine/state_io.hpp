@@ -27,8 +27,9 @@ class StateIo {
   void initialize(const model::ParameterSource& source);
   /// All tiles from the store's committed version, every checksum verified.
   void restore();
-  /// The same from the store of another run, with equal tiles.
-  void adopt(nvme_swap::TileStore& source);
+  /// The same from the store of another run, with equal tiles. After `moved_on` nothing here can be
+  /// counted on.
+  [[nodiscard]] nvme_swap::TileRead adopt(const nvme_swap::CommittedTiles& source);
   /// All tiles of the store's committed version into `target`, and the commit itself.
   void copy_committed(nvme_swap::TileStore& target);
   /// The masters of one block, [padded], from wherever they live. No update may be pending.

@@ -46,6 +46,13 @@ void StateSlots::load(nvme_swap::TileStore& store, std::uint32_t tile,
   if (with_parameters()) read(parameters(tile), parameters_of(tile, slot));
 }
 
+nvme_swap::TileRead StateSlots::load(const nvme_swap::CommittedTiles& tiles, std::uint32_t tile,
+                                     std::span<std::byte> slot) const {
+  const auto result = tiles.read(state(tile), state_of(tile, slot));
+  if (result == nvme_swap::TileRead::moved_on || !with_parameters()) return result;
+  return tiles.read(parameters(tile), parameters_of(tile, slot));
+}
+
 void StateSlots::save(nvme_swap::TileStore& store, std::uint32_t tile,
                       std::span<std::byte> slot) const {
   const auto write = [&](TileIndex index, std::span<const std::byte> bytes) {

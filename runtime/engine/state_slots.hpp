@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu_adam/state_format.hpp"
+#include "nvme_swap/committed_tiles.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/plan/placement.hpp"
 
@@ -37,6 +38,9 @@ class StateSlots {
 
   /// Reads `tile` from `store` and verifies it. `slot`: [layout.disk_bytes]. Blocks.
   void load(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
+  /// The same of the newest commit of another run's store, which may have moved on.
+  [[nodiscard]] nvme_swap::TileRead load(const nvme_swap::CommittedTiles& tiles, std::uint32_t tile,
+                                         std::span<std::byte> slot) const;
   /// Writes it. Blocks.
   void save(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
   /// The parts of a whole slot in memory.

@@ -4,14 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <exception>
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/calibrate.hpp"
 #include "runtime/engine/kept_checkpoints.hpp"
+#include "runtime/engine/run_claim.hpp"
 #include "runtime/engine/run_reader.hpp"
 #include "runtime/engine/schedule.hpp"
+#include "runtime/engine/start_values.hpp"
 #include "runtime/engine/step_trace.hpp"
 #include "runtime/engine/training_data.hpp"
 #include "runtime/model/checkpoint.hpp"
@@ -22,57 +24,13 @@
 namespace spillway::engine {
 namespace {
 
-/// Commits of state that lives in memory may keep the disk busy for this share of the time: they
-/// are written behind a step, but wear the drive.
-constexpr double kCommitShare = 0.05;
-
 bool is_run(const std::filesystem::path& path) { return RunDirectory(path).exists(); }
-
-model::ModelConfig model_of(const TrainRequest& request, const RunDirectory& run) {
-  if (request.model) return *request.model;
-  if (request.from) return model_config_in(*request.from);
-  check(request.resume && run.exists(), ErrorCode::invalid_argument,
-        "no model: give --model CONFIG_JSON for a new one or --from DIR for a trained one");
-  return run.read_config().model;
-}
-
-std::uint64_t steps_of(const TrainOptions& options, const data::Sampler& sampler) {
-  if (options.steps > 0) return options.steps;
-  const std::uint64_t windows =
-      std::uint64_t{options.micro_batch} * options.gradient_accumulation_steps;
-  return std::max<std::uint64_t>(sampler.windows() / windows, 1);
-}
-
-/// Steps between commits so that writing all state takes `kCommitShare` of their time.
-std::uint64_t planned_commit_every(const plan::Workload& workload, const plan::Placement& placement,
-                                   const plan::MachineProfile& profile, double step_seconds) {
-  double bytes = 0;
-  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
-    if (placement.blocks[b].state == plan::Tier::nvme) continue;
-    const Bytes state = plan::slot_bytes(placement.format, workload.blocks[b].padded_parameters);
-    bytes += static_cast<double>(state.value());
-  }
-  if (bytes == 0) return 1;
-  const double commit_seconds = bytes / profile.nvme_write;
-  return static_cast<std::uint64_t>(
-      std::ceil(std::max(1.0, commit_seconds / (kCommitShare * step_seconds))));
-}
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
-}
-
-std::unique_ptr<model::ParameterSource> initial_parameters(const TrainRequest& request,
-                                                           const model::ModelConfig& config,
-                                                           const model::ModelLayout& layout,
-                                                           std::uint64_t seed) {
-  if (request.from) {
-    return std::make_unique<model::CheckpointReader>(*request.from, config, layout);
-  }
-  return std::make_unique<model::RandomInitializer>(config, layout, seed);
 }
 
 /// One run of `train`: the pieces that its phases share.
@@ -82,7 +40,7 @@ class Loop {
       : request_(request),
         observer_(observer),
         interrupt_(interrupt),
-        run_(request.run),
+        claim_({.run = request.run, .resume = request.resume, .nvme = request.options.nvme}),
         known_(request.profile) {}
 
   TrainReport run();
@@ -94,16 +52,21 @@ class Loop {
   void plan();
   void create_trainer();
   void start_from_run();
+  void open_metrics();
+  void note_commit();
   void finish_save();
   void save_if_due();
   void train_steps();
+  void evaluate_if_due();
+  void commit();
   void finish();
+  [[noreturn]] void fail();
   [[nodiscard]] bool evaluation_due(std::uint64_t step) const;
 
   const TrainRequest& request_;
   TrainObserver& observer_;
   const std::atomic<int>& interrupt_;
-  RunDirectory run_;
+  RunClaim claim_;
   MachineTuning known_;
 
   model::ModelConfig config_;
@@ -113,7 +76,6 @@ class Loop {
   std::uint64_t steps_ = 0;
   nvme_swap::StoreOptions store_options_;
   RunConfig run_config_;
-  bool resumes_ = false;
   ModelRuntime model_;
   std::size_t measured_products_ = 0;
   plan::Workload workload_;
@@ -126,57 +88,44 @@ class Loop {
   std::optional<KeptCheckpoints> checkpoints_;
   std::optional<MetricsLog> metrics_;
   std::optional<StepTrace> trace_;
+  std::optional<std::uint64_t> noted_commit_;
   std::vector<double> step_seconds_;
   TrainReport report_;
 };
 
+/// Whatever refuses this start does so before a file of the run is changed.
 void Loop::open() {
-  config_ = model_of(request_, run_);
+  config_ = model_of(request_, claim_.run());
   options_ = request_.options;
   resolve(options_, config_);
-  data_.emplace(TrainingData::open(request_.data, config_));
+  data_.emplace(TrainingData::open(request_.data, config_, options_.context));
   sampler_.emplace(data_->train.size(), options_.context, options_.order, options_.seed);
   steps_ = steps_of(options_, *sampler_);
   check_momentum(options_.schedule, steps_);
-
-  store_options_.directories = state_directories(options_, request_.run);
   store_options_.engine = options_.io_engine;
   store_options_.disk_gigabytes_per_second = options_.disk_gbps;
-  if (run_.exists()) {
-    const auto recorded = run_.read_manifest();
-    nvme_swap::StoreOptions where = store_options_;
-    where.directories = recorded;
-    const bool committed = nvme_swap::TileStore::has_commit(where);
-    check(!committed || request_.resume, ErrorCode::invalid_argument,
-          fmt::format("{} holds a run with a committed step; continue it with --resume or choose "
-                      "another --run",
-                      request_.run.string()));
-    resumes_ = committed;
-    if (committed) store_options_.directories = recorded;
-  }
   RunConfig& now = run_config_;
-  now = {.model = config_,
+  now = {.id = {},
+         .model = config_,
          .options = options_,
          .data = std::filesystem::absolute(request_.data).string(),
          .data_fingerprint = data_->fingerprint(config_.vocab_size)};
-  if (resumes_) {
-    const RunConfig recorded = run_.read_config();
+  if (claim_.resumes()) {
+    const RunConfig& recorded = claim_.recorded();
     // A schedule that was to end with the run keeps the end that it started with.
     options_.schedule = resolve_schedule(options_.schedule, recorded.options.schedule.total_steps);
     now.options = options_;
     check_same_mathematics(recorded, now);
     resume_model(recorded.device);
-    return;
+  } else {
+    options_.schedule = resolve_schedule(options_.schedule, steps_);
+    now.options = options_;
+    make_model();
   }
-  options_.schedule = resolve_schedule(options_.schedule, steps_);
-  now.options = options_;
-  make_model();
-  std::filesystem::create_directories(request_.run);
-  for (const auto& directory : store_options_.directories) {
-    std::filesystem::create_directories(directory);
-  }
-  run_.write_config(now);
-  run_.write_manifest(store_options_.directories);
+  claim_.prepare_state();
+  store_options_.directories = claim_.state_directories();
+  store_options_.owner = claim_.manifest().state_id;
+  for (const std::string& note : claim_.take_notes()) observer_.noted(note);
 }
 
 /// Operators before a byte is written: a device that cannot run leaves no run behind.
@@ -214,7 +163,8 @@ void Loop::resume_model(const DeviceRecord& recorded) {
 void Loop::plan() {
   workload_ = make_workload(config_, *model_.transformer, options_);
   budgets_ = make_budgets(options_, request_.run);
-  if (resumes_) budgets_.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already
+  if (claim_.resumes())
+    budgets_.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already
   placement_ = place(config_, options_, workload_, budgets_);
   const CalibrationRequest request{.config = config_,
                                    .options = options_,
@@ -237,19 +187,20 @@ void Loop::plan() {
 }
 
 void Loop::create_trainer() {
-  trainer_ =
-      std::make_unique<Trainer>(config_, options_, placement_, budgets_, std::move(model_),
-                                workload_, store_options_, resumes_, tuning_.update_prefetch);
-  checkpoints_.emplace(run_, options_.save_every, options_.keep);
+  const bool resumes = claim_.resumes();
+  trainer_ = std::make_unique<Trainer>(config_, options_, placement_, budgets_, std::move(model_),
+                                       workload_, store_options_, resumes, tuning_.update_prefetch);
+  checkpoints_.emplace(claim_.run(), claim_.manifest().id, options_.save_every, options_.keep);
   checkpoints_->check_space(trainer_->store().layout());
-  if (!resumes_ && request_.from && is_run(*request_.from)) {
+  claim_.record(run_config_);
+  if (!resumes && request_.from && is_run(*request_.from)) {
     start_from_run();
-  } else if (!resumes_ && request_.initial != nullptr) {
+  } else if (!resumes && request_.initial != nullptr) {
     trainer_->initialize(*request_.initial);
-  } else if (!resumes_) {
+  } else if (!resumes) {
     trainer_->initialize(*initial_parameters(request_, config_, trainer_->layout(), options_.seed));
   }
-  metrics_.emplace(run_.metrics(), trainer_->state().step);
+  open_metrics();
   trace_.emplace(trainer_->most_ops());
   step_seconds_.reserve(steps_);
   observer_.planned({.workload = workload_,
@@ -262,14 +213,37 @@ void Loop::create_trainer() {
                      .first_step = trainer_->state().step + 1,
                      .commit_every = options_.commit_every,
                      .measured_products = measured_products_});
+  claim_.keep();
+}
+
+void Loop::open_metrics() {
+  metrics_.emplace(claim_.run().metrics(), trainer_->state().step);
+  if (metrics_->damaged() > 0) {
+    observer_.noted(fmt::format("{}: {} lines that could not be read were dropped",
+                                claim_.run().metrics().string(), metrics_->damaged()));
+  }
 }
 
 void Loop::start_from_run() {
-  const RunReader source(*request_.from);
-  for (const std::string& difference : differences_in_mathematics(source.config(), run_config_)) {
+  const RunConfig origin = RunDirectory(*request_.from).read_config();
+  for (const std::string& difference : differences_in_mathematics(origin, run_config_)) {
     observer_.noted(fmt::format("not as in {}: {}", request_.from->string(), difference));
   }
-  trainer_->adopt(source.store());
+  retry_overtaken([&] {
+    const RunReader source(*request_.from);
+    const auto result = trainer_->adopt(source.tiles());
+    if (result == nvme_swap::TileRead::moved_on) throw Overtaken(*request_.from);
+  });
+}
+
+/// What a commit relies on is looked at again when it is durable: files can be removed meanwhile.
+void Loop::note_commit() {
+  if (trainer_->committed_step() == noted_commit_) return;
+  noted_commit_ = trainer_->committed_step();
+  claim_.check_present();
+  trainer_->store().check_present();
+  metrics_->check_present();
+  claim_.note_commit();
 }
 
 void Loop::finish_save() {
@@ -288,31 +262,63 @@ bool Loop::evaluation_due(std::uint64_t step) const {
   return last || (options_.eval_every > 0 && step % options_.eval_every == 0);
 }
 
+/// Of the step whose line is the last one of the metrics, if that lacks it: after the step, or
+/// where the process was killed between the evaluation's commit and its line.
+void Loop::evaluate_if_due() {
+  const std::uint64_t step = trainer_->state().step;
+  if (!evaluation_due(step) || !metrics_->can_amend()) return;
+  if (trainer_->commits_to_evaluate()) metrics_->synchronize();
+  const Evaluation evaluation = trainer_->evaluate(*data_->validation);
+  note_commit();
+  metrics_->amend(evaluation.loss);
+  report_.val_loss = evaluation.loss;
+  observer_.evaluated(step, evaluation);
+}
+
 void Loop::train_steps() {
   save_if_due();  // the process before may have been killed between a commit and its copy
+  evaluate_if_due();
   while (trainer_->state().step < steps_ && interrupt_.load(std::memory_order_relaxed) == 0) {
+    if (trainer_->commits_next()) metrics_->synchronize();
     const StepResult result = trainer_->step(data_->train, *sampler_);
+    const Exposed exposed = trainer_->step_executor().exposed();
+    metrics_->append(result, exposed);
+    note_commit();
     finish_save();
     save_if_due();  // before an evaluation, which writes the state too
-    const Exposed exposed = trainer_->step_executor().exposed();
     trace_->record(trainer_->step_executor());
     step_seconds_.push_back(result.seconds);
     report_.last_loss = result.loss;
-    std::optional<double> val_loss;
     observer_.stepped(result, exposed, *trainer_);
-    if (evaluation_due(result.step)) {
-      const Evaluation evaluation = trainer_->evaluate(*data_->validation);
-      val_loss = report_.val_loss = evaluation.loss;
-      observer_.evaluated(result.step, evaluation);
-    }
-    metrics_->append(result, exposed, val_loss);
+    evaluate_if_due();
   }
 }
 
-void Loop::finish() {
+void Loop::commit() {
+  metrics_->synchronize();
   trainer_->commit();
+  note_commit();
   finish_save();
-  trace_->write(run_.trace());
+}
+
+/// Ends the run with the error that is under way, after its last step is true on disk if what is
+/// in memory is still sound.
+void Loop::fail() {
+  const std::exception_ptr error = std::current_exception();
+  if (trainer_ && metrics_ && trainer_->is_sound() && trainer_->placement().commits) try {
+      commit();
+      observer_.noted(fmt::format("step {} is committed before the run ends with an error",
+                                  trainer_->state().step));
+    } catch (const std::exception& second) {
+      observer_.noted(
+          fmt::format("the last step could not be committed either: {}", second.what()));
+    }
+  std::rethrow_exception(error);
+}
+
+void Loop::finish() {
+  commit();
+  trace_->write(claim_.run().trace());
   const Trainer& trainer = *trainer_;
   report_.steps = step_seconds_.size();
   report_.last_step = trainer.state().step;
@@ -337,7 +343,11 @@ TrainReport Loop::run() {
   open();
   plan();
   create_trainer();
-  train_steps();
+  try {
+    train_steps();
+  } catch (...) {
+    fail();
+  }
   finish();
   return report_;
 }

@@ -43,7 +43,7 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
   if (placement_.any_state(plan::Tier::nvme)) opened.buffers = {homes_->all_staging()};
   store_ = resume ? nvme_swap::TileStore::open(opened)
                   : nvme_swap::TileStore::create(opened, homes_->slots().store_layout());
-  check_tiles(*store_);
+  check_tiles(store_->layout());
   open_activation_store(store_options);
 
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
@@ -94,6 +94,23 @@ bool Trainer::commits_in_step() const {
   return !placement_.any_state(plan::Tier::device) && !placement_.any_state(plan::Tier::host);
 }
 
+bool Trainer::commits_next() const {
+  const bool due = placement_.commits && state_.step > 0 &&
+                   state_.step % std::max<std::uint64_t>(options_.commit_every, 1) == 0;
+  return (due || copying()) && committed_step_ != state_.step;
+}
+
+bool Trainer::commits_to_evaluate() const {
+  return commits_in_step() && copying() && pending_.pending && committed_step_ != state_.step;
+}
+
+/// An error in the middle of a plan leaves some tiles updated and some not.
+void Trainer::run(Executor& executor) {
+  sound_ = false;
+  executor.run(*actions_);
+  sound_ = true;
+}
+
 /// One slot a boundary and never a commit: a write takes the place of the one before.
 void Trainer::open_activation_store(const nvme_swap::StoreOptions& options) {
   const nvme_swap::StoreLayout layout = homes_->boundaries().disk_layout();
@@ -107,20 +124,21 @@ void Trainer::open_activation_store(const nvme_swap::StoreOptions& options) {
   activation_store_ = nvme_swap::TileStore::create(scratch, layout);
 }
 
-void Trainer::check_tiles(const nvme_swap::TileStore& store) const {
-  check(store.layout().tiles == homes_->slots().store_layout().tiles, ErrorCode::corrupt_data,
+void Trainer::check_tiles(const nvme_swap::StoreLayout& layout) const {
+  check(layout.tiles == homes_->slots().store_layout().tiles, ErrorCode::corrupt_data,
         "the run's state was written with another model, tile size or state format");
 }
 
 void Trainer::initialize(const model::ParameterSource& source) { state_io_->initialize(source); }
 
-void Trainer::adopt(nvme_swap::TileStore& source) {
-  check(source.committed().has_value(), ErrorCode::invalid_argument,
-        "the run to start from has no committed step");
-  check_tiles(source);
-  state_ = decode(source.committed()->payload);
-  state_io_->adopt(source);
+nvme_swap::TileRead Trainer::adopt(const nvme_swap::CommittedTiles& source) {
+  check_tiles(source.layout());
+  if (const auto result = state_io_->adopt(source); result == nvme_swap::TileRead::moved_on) {
+    return result;
+  }
+  state_ = decode(source.commit().payload);
   commit();
+  return nvme_swap::TileRead::whole;
 }
 
 void Trainer::copy_next(const nvme_swap::StoreOptions& options) {
@@ -187,12 +205,10 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
   step.training = true;
   step.loss_gradient_scale = static_cast<float>(result.scale / static_cast<double>(result.tokens));
   // Inside this plan the previous step's update lands, and with it that step becomes committable.
-  const bool due = placement_.commits && state_.step > 0 &&
-                   state_.step % std::max<std::uint64_t>(options_.commit_every, 1) == 0;
-  prepare_commit(due || copying(), true);
+  prepare_commit(commits_next(), true);
   const bool records = (step.commit_due || copying()) && !commits_in_step();
   Executor& executor = records ? *recorded_executor_ : *step_executor_;
-  executor.run(*actions_);
+  run(executor);
   last_executor_ = &executor;
   finish_commit();
   if (copying()) copy_committed();
@@ -277,15 +293,15 @@ void Trainer::decide(StepResult& result) {
 }
 
 void Trainer::flush(bool commit) {
-  prepare_commit(commit && commits_in_step(), commits_in_step());
-  flush_executor_->run(*actions_);
+  prepare_commit((commit && commits_in_step()) || commits_to_evaluate(), commits_in_step());
+  run(*flush_executor_);
   finish_commit();
 }
 
 void Trainer::snapshot() {
   prepare_commit(true, !placement_.any_state(plan::Tier::nvme));
   if (!actions_->step().commit_due && actions_->step().copy == nullptr) return;
-  snapshot_executor_->run(*actions_);
+  run(*snapshot_executor_);
   finish_commit();
 }
 
@@ -312,7 +328,7 @@ Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
     for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
       data::read_windows(tokens, first + std::uint64_t{m} * options_.micro_batch, host_batch(0, m));
     }
-    evaluation_executor_->run(*actions_);
+    run(*evaluation_executor_);
     reduce_loss();
     for (const double loss : sums) sum += loss;
   }

@@ -49,7 +49,8 @@ class Trainer {
   /// Step 0: masters from `source`.
   void initialize(const model::ParameterSource& source);
   /// All state of the committed step of another run, whose tiles must be equal; commits it here.
-  void adopt(nvme_swap::TileStore& source);
+  /// After `moved_on` the state is nobody's: adopt or initialize again.
+  [[nodiscard]] nvme_swap::TileRead adopt(const nvme_swap::CommittedTiles& source);
 
   StepResult step(const data::TokenFile& tokens, const data::Sampler& sampler);
   /// Mean loss over all whole windows of `tokens`, in file order.
@@ -78,10 +79,19 @@ class Trainer {
   [[nodiscard]] const model::ModelLayout& layout() const { return model_.transformer->layout(); }
   /// Commits happen inside the step plan: all state is on disk.
   [[nodiscard]] bool commits_in_step() const;
+  /// The next `step` makes the one before it true on disk.
+  [[nodiscard]] bool commits_next() const;
+  /// An evaluation would: it completes the copy under way, which is never ahead of its run.
+  [[nodiscard]] bool commits_to_evaluate() const;
+  /// The last step that is true on disk, if there is one.
+  [[nodiscard]] std::optional<std::uint64_t> committed_step() const { return committed_step_; }
+  /// No operation has been cut off by an error: what is in memory can be committed.
+  [[nodiscard]] bool is_sound() const { return sound_; }
 
  private:
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
   [[nodiscard]] data::MicroBatch host_batch(std::uint32_t round, std::uint32_t m) const;
+  void run(Executor& executor);
   void flush(bool commit);
   void snapshot();
   void prepare_commit(bool due, bool writes_all);
@@ -90,7 +100,7 @@ class Trainer {
   double reduce_loss();
   double reduce_norm();
   void decide(StepResult& result);
-  void check_tiles(const nvme_swap::TileStore& store) const;
+  void check_tiles(const nvme_swap::StoreLayout& layout) const;
   void open_activation_store(const nvme_swap::StoreOptions& options);
 
   model::ModelConfig config_;
@@ -121,6 +131,7 @@ class Trainer {
   TrainingState state_;
   PendingUpdate pending_;
   std::optional<std::uint64_t> committed_step_;
+  bool sound_ = true;
 };
 
 }  // namespace spillway::engine

@@ -6,32 +6,60 @@
 #include <span>
 #include <vector>
 
-#include "nvme_swap/tile_store.hpp"
+#include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::engine {
+namespace {
+
+constexpr std::uint64_t kBlock = 64 << 10;  ///< tokens
+constexpr std::uint64_t kSampledBlocks = 2048;
+
+void check_validation(const data::TokenFile& tokens, const std::filesystem::path& path,
+                      std::uint32_t context, std::uint32_t vocab_size) {
+  check(tokens.size() > context, ErrorCode::invalid_argument,
+        fmt::format("{} holds {} tokens, and a window of spillway.context {} needs {}; give more "
+                    "text, a shorter context, or remove the file to train without evaluation",
+                    path.string(), tokens.size(), context, std::uint64_t{context} + 1));
+  std::vector<std::int32_t> block(std::min(tokens.size(), kBlock));
+  for (std::uint64_t first = 0; first < tokens.size(); first += kBlock) {
+    const std::uint64_t count = std::min(kBlock, tokens.size() - first);
+    tokens.read(first, std::span(block).first(count), vocab_size);
+  }
+}
+
+}  // namespace
 
 TrainingData TrainingData::open(const std::filesystem::path& directory,
-                                const model::ModelConfig& config) {
+                                const model::ModelConfig& config, std::uint32_t context) {
   const data::Meta meta = data::load_meta(directory / "meta.json");
   check(meta.vocab_size <= config.vocab_size, ErrorCode::invalid_argument,
         fmt::format("{} holds tokens of a vocabulary of {}, and the model's is {}",
                     directory.string(), meta.vocab_size, config.vocab_size));
   TrainingData data{meta, data::TokenFile(directory / "train.bin", meta.dtype), std::nullopt};
-  if (std::filesystem::exists(directory / "val.bin")) {
-    data.validation.emplace(directory / "val.bin", meta.dtype);
+  const std::filesystem::path validation = directory / "val.bin";
+  if (std::filesystem::exists(validation)) {
+    data.validation.emplace(validation, meta.dtype);
+    check_validation(*data.validation, validation, context, config.vocab_size);
   }
   return data;
 }
 
 std::uint64_t TrainingData::fingerprint(std::uint32_t vocab_size) const {
-  const std::uint64_t part = std::min<std::uint64_t>(train.size(), 65536);
-  std::vector<std::int32_t> tokens(2 * part + 2);
-  train.read(0, std::span(tokens).first(part), vocab_size);
-  train.read(train.size() - part, std::span(tokens).subspan(part, part), vocab_size);
-  tokens[2 * part] = static_cast<std::int32_t>(train.size() & 0x7fffffffU);
-  tokens[2 * part + 1] = static_cast<std::int32_t>(train.size() >> 31);
-  return nvme_swap::checksum_of(std::as_bytes(std::span(tokens)));
+  const std::uint64_t size = train.size();
+  const std::uint64_t blocks = (size + kBlock - 1) / kBlock;
+  const std::uint64_t sampled = std::min(blocks, kSampledBlocks);
+  std::vector<std::uint64_t> parts{size};
+  std::vector<std::int32_t> tokens(std::min(size, kBlock));
+  for (std::uint64_t i = 0; i < sampled; ++i) {
+    // The last sample is the last block; without gaps where all are taken.
+    const std::uint64_t block = sampled == 1 ? 0 : i * (blocks - 1) / (sampled - 1);
+    const std::uint64_t first = block * kBlock;
+    const auto part = std::span(tokens).first(std::min(kBlock, size - first));
+    train.read(first, part, vocab_size);
+    parts.push_back(nvme_swap::checksum_of(std::as_bytes(part)));
+  }
+  return nvme_swap::checksum_of(std::as_bytes(std::span(parts)));
 }
 
 }  // namespace spillway::engine

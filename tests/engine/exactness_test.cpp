@@ -287,7 +287,7 @@ Outcome go_on_from_a_copy(StateHome home, bool updated_before) {
     EXPECT_FALSE(trainer->copying());
   }
   const auto trainer = harness.make(options, harness.new_run());
-  trainer->adopt(*nvme_swap::TileStore::open(copy));
+  EXPECT_EQ(trainer->adopt(nvme_swap::CommittedTiles(copy)), nvme_swap::TileRead::whole);
   EXPECT_EQ(trainer->state().step, 3U);
   harness.steps(*trainer, options, 3, outcome);
   harness.finish(*trainer, outcome);

@@ -16,11 +16,12 @@ TEST_P(KeptCheckpointsOf, HaveTheirManifestOnlyOnceTheirStateIsWhole) {
   TrainOptions options = tiny_options();
   options.state_home = GetParam();
   const RunDirectory run(harness.new_run());
-  const RunConfig config{.model = harness.config(), .options = options, .data = "data"};
+  const RunConfig config{
+      .id = RunId{{1, 2}}, .model = harness.config(), .options = options, .data = "data"};
   const auto trainer = harness.make(options, run.root());
   Outcome outcome;
   harness.steps(*trainer, options, 2, outcome);
-  KeptCheckpoints kept(run, 2, 1);
+  KeptCheckpoints kept(run, config.id, 2, 1);
   ASSERT_TRUE(kept.due(2));
   kept.start(*trainer);
   const RunDirectory checkpoint(run.checkpoints() / "step-2");

@@ -127,9 +127,10 @@ def main():
             "warmup_num_steps": options.warmup, "total_num_steps": options.steps,
             "min_lr": LOWEST}},
         "spillway": {"context": CONTEXT, "order": "shuffled", "seed": SEED}}))
+    (work / "disk").mkdir()
     report = run(options.spillway, "train", work / "train.json", "--from", work / "start",
                  "--data", work / "data", "--run", work / "run", "--steps", options.steps,
-                 "--device-memory", "16MiB", "--nvme", work / "run/state", "--json")
+                 "--device-memory", "16MiB", "--nvme", work / "disk", "--json")
     lines = [json.loads(line) for line in (work / "run/metrics.jsonl").open()]
     ours = [line["loss"] for line in lines]
 

@@ -21,16 +21,24 @@ void replace(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
 }
 
+constexpr RunId kId{{1, 2}};
+
 class SealedFiles : public testing::Test {
  protected:
   SealedFiles() {
     run_.write_config(
-        {.model = tiny_gpt2(),
+        {.id = kId,
+         .model = tiny_gpt2(),
          .options = {},
          .data = "some/text",
          .data_fingerprint = 7,
          .device = {.name = "A GPU", .libraries = "cuBLASLt 130100", .algorithms = "{\"a\": 1}"}});
-    run_.write_manifest({run_.state(), "/elsewhere/state"});
+    run_.write_manifest({.id = kId,
+                         .earlier_ids = {RunId{{3, 4}}},
+                         .state_id = RunId{{3, 4}},
+                         .state = {run_.in_manifest(run_.state()), "/elsewhere/state"},
+                         .committed = true,
+                         .directory = "/elsewhere/run"});
   }
 
   /// The error with which the run's two files are refused; internal if they are accepted.
@@ -73,7 +81,17 @@ TEST_F(SealedFiles, SayWhatWasWritten) {
   EXPECT_EQ(config.data, "some/text");
   EXPECT_EQ(config.data_fingerprint, 7U);
   EXPECT_EQ(config.model.width, tiny_gpt2().width);
-  EXPECT_EQ(run_.read_manifest(),
+  EXPECT_EQ(config.id, kId);
+  const RunManifest manifest = run_.read_manifest();
+  EXPECT_EQ(manifest.id, kId);
+  EXPECT_TRUE(manifest.has_been(RunId{{3, 4}}));
+  EXPECT_FALSE(manifest.has_been(RunId{{5, 6}}));
+  EXPECT_EQ(manifest.state_id, (RunId{{3, 4}}));
+  EXPECT_TRUE(manifest.committed);
+  EXPECT_EQ(manifest.directory, "/elsewhere/run");
+  EXPECT_FALSE(manifest.kept.has_value());
+  EXPECT_FALSE(manifest.holds_its_state());
+  EXPECT_EQ(run_.state_directories(manifest),
             std::vector<std::filesystem::path>({scratch_.path() / "state", "/elsewhere/state"}));
 }
 
@@ -92,7 +110,7 @@ TEST_F(SealedFiles, AreRefusedWithAnEndOrAByteMissing) {
 
 TEST_F(SealedFiles, OfAnotherFormatAreRefusedAsSuch) {
   std::string text = contents(run_.manifest());
-  text.replace(text.find("\"format\": 2"), 11, "\"format\": 1");
+  text.replace(text.find("\"format\": 3"), 11, "\"format\": 2");
   replace(run_.manifest(), text);
   EXPECT_EQ(refusal(), ErrorCode::not_supported);
 }

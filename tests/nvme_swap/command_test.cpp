@@ -43,6 +43,7 @@ TEST_F(DiskCommands, FsckFindsDamageInARunAndNamesIt) {
   ASSERT_EQ(
       run({"data", path("text.txt"), "--out", path("data"), "--tokenizer", "bytes"}).exit_code, 0);
   EXPECT_EQ(run({"fsck", path("data")}).exit_code, 2) << "not a run";
+  fs::create_directory(path("disk"));
   const auto trained =
       run({"train", path("train.json"), "--model", path("model.json"), "--data", path("data"),
            "--run", path("run"), "--nvme", path("disk"), "--steps", "3", "--json"});
@@ -55,7 +56,7 @@ TEST_F(DiskCommands, FsckFindsDamageInARunAndNamesIt) {
   EXPECT_GT(sound.json()["stores"][0]["bytes_checked"], 100'000);
   EXPECT_THAT(run({"fsck", path("run")}).out, HasSubstr("sound: committed step 3"));
 
-  const fs::path swap = scratch_.path() / "disk/tiles-0.swap";
+  const fs::path swap = fs::directory_iterator(path("disk"))->path() / "tiles-0.swap";
   std::string bytes = spillway::testing::read_all(swap);
   // Pages of both slots of the last tile.
   for (std::size_t i = 1; i < 200'000; i += 4096) bytes[bytes.size() - i] ^= 1;

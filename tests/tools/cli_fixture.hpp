@@ -57,6 +57,16 @@ class Cli : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
   [[nodiscard]] std::string path(const std::string& name) const { return directory_ / name; }
+  /// An empty directory of that name, as a mounted drive is.
+  [[nodiscard]] std::string drive(const std::string& name) const {
+    std::filesystem::create_directories(directory_ / name);
+    return path(name);
+  }
+  /// The only swap file of a run whose state lies in `directory`.
+  [[nodiscard]] std::filesystem::path swap_file(const std::string& directory) const {
+    const auto folder = *std::filesystem::directory_iterator(directory_ / directory);
+    return folder.path() / "tiles-0.swap";
+  }
   [[nodiscard]] Answer run(std::vector<std::string> arguments) const {
     return Program(directory_, std::move(arguments)).wait();
   }

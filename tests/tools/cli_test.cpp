@@ -80,7 +80,7 @@ TEST_F(Cli, PlanSaysWhatTrainingThenDoes) {
 }
 
 TEST_F(Cli, TrainsEvaluatesGeneratesAndExports) {
-  const Answer trained = run(train("run", 60, {"--nvme", path("disk")}));
+  const Answer trained = run(train("run", 60, {"--nvme", drive("disk")}));
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   const json report = trained.json();
   EXPECT_LT(report["loss"], 3.0);
@@ -141,9 +141,10 @@ TEST_F(Cli, KeepsCheckpointsFromWhichANewRunGoesOnBitForBit) {
   std::string config = kConfig;
   config.replace(config.find("\"seed\""), 0, R"("save_every": 4, "keep": 2, )");
   write_all(path("train.json"), config);
+  ASSERT_EQ(run(train("run", 2)).exit_code, 0);
   // What a process that was killed while it copied leaves behind.
   fs::create_directories(directory_ / "run/checkpoints/step-3/state");
-  const Answer trained = run(train("run", 14));
+  const Answer trained = run(train("run", 14, {"--resume"}));
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   EXPECT_EQ(run({"info", path("run"), "--json"}).json()["kept_checkpoints"], json({8, 12}));
   EXPECT_FALSE(fs::exists(directory_ / "run/checkpoints/step-3"));
@@ -159,7 +160,7 @@ TEST_F(Cli, KeepsCheckpointsFromWhichANewRunGoesOnBitForBit) {
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run(arguments);
   };
-  const Answer forked = from("fork", {"--nvme", path("fork_disk")});
+  const Answer forked = from("fork", {"--nvme", drive("fork_disk")});
   ASSERT_EQ(forked.exit_code, 0) << forked.err;
   auto expected = metrics("run");
   expected.erase(expected.begin(), expected.begin() + 8);
@@ -190,7 +191,7 @@ TEST_F(Cli, AnInterruptFinishesTheStepSavesAndExitsZero) {
 
 TEST_F(Cli, ADamagedStateIsRefusedAndNotTrainedOn) {
   ASSERT_EQ(run(train("run", 3)).exit_code, 0);
-  const fs::path swap = directory_ / "run/state/tiles-0.swap";
+  const fs::path swap = swap_file("run/state");
   ASSERT_TRUE(fs::exists(swap));
   std::string bytes = read_all(swap);
   // Flip one bit in every page: whatever slot is committed, its payload is hit.

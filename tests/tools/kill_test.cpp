@@ -35,8 +35,8 @@ class Kill : public Cli {
 
 TEST_F(Kill, ResumesAtEveryStageOfTheRunAsIfNothingHadHappened) {
   constexpr int kSteps = 40;
-  ASSERT_EQ(run(train("whole", kSteps, {"--nvme", path("disk_a")})).exit_code, 0);
-  const auto arguments = train("killed", kSteps, {"--nvme", path("disk_b"), "--resume"});
+  ASSERT_EQ(run(train("whole", kSteps, {"--nvme", drive("disk_a")})).exit_code, 0);
+  const auto arguments = train("killed", kSteps, {"--nvme", drive("disk_b"), "--resume"});
   for (const std::size_t lines : {3U, 11U, 19U, 30U}) {
     const Program program(directory_, arguments);
     ASSERT_TRUE(wait_for_lines(directory_ / "killed/metrics.jsonl", lines))
@@ -58,13 +58,13 @@ TEST_F(Kill, AtRandomInstantsChangesNothing) {
   const int steps = static_cast<int>(kStepsPerKill * kills);
 
   const auto begin = steady_clock::now();
-  const Program whole(directory_, train("whole", steps, {"--nvme", path("disk_a")}));
+  const Program whole(directory_, train("whole", steps, {"--nvme", drive("disk_a")}));
   ASSERT_TRUE(wait_for_lines(directory_ / "whole/metrics.jsonl", 1)) << read_all(whole.err());
   const double start = seconds_since(begin);
   ASSERT_EQ(whole.wait().exit_code, 0);
   const double step = (seconds_since(begin) - start) / steps;
 
-  const auto arguments = train("killed", steps, {"--nvme", path("disk_b"), "--resume"});
+  const auto arguments = train("killed", steps, {"--nvme", drive("disk_b"), "--resume"});
   const std::string metrics_file = directory_ / "killed/metrics.jsonl";
   for (std::size_t k = 0; k < kills; ++k) {
     const std::size_t before = lines_of(metrics_file);

@@ -30,7 +30,7 @@ Bytes space_of(const std::vector<std::filesystem::path>& directories) {
   Bytes sum;
   for (const auto& directory : directories) {
     if (!std::filesystem::exists(directory)) continue;
-    for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
       if (entry.is_regular_file()) sum += Bytes{entry.file_size()};
     }
   }

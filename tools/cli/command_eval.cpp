@@ -29,7 +29,7 @@ data::TokenFile open_tokens(const std::filesystem::path& path) {
   return {file, meta.dtype};
 }
 
-nlohmann::ordered_json run(const EvalFlags& flags, bool json) {
+nlohmann::ordered_json evaluate(const EvalFlags& flags, bool json) {
   ModelSource source(flags.source);
   const data::TokenFile tokens = open_tokens(flags.data);
   std::uint32_t context = flags.context;
@@ -49,6 +49,10 @@ nlohmann::ordered_json run(const EvalFlags& flags, bool json) {
                result.tokens);
   }
   return {{"loss", result.loss}, {"perplexity", perplexity}, {"tokens", result.tokens}};
+}
+
+nlohmann::ordered_json run(const EvalFlags& flags, bool json) {
+  return engine::retry_overtaken([&] { return evaluate(flags, json); });
 }
 
 }  // namespace

@@ -1,8 +1,12 @@
 #include <fmt/format.h>
 
+#include <atomic>
+#include <csignal>
 #include <memory>
 #include <vector>
 
+#include "runtime/base/error.hpp"
+#include "runtime/engine/run_contents.hpp"
 #include "runtime/engine/run_reader.hpp"
 #include "runtime/model/checkpoint.hpp"
 #include "tools/cli/commands.hpp"
@@ -18,8 +22,27 @@ struct ExportFlags {
   bool force = false;
 };
 
-nlohmann::ordered_json run(const ExportFlags& flags, bool json) {
-  engine::RunReader reader(flags.run);
+// A signal handler can reach nothing else.
+std::atomic<int> caught{0};
+
+/// The next signal of that kind ends the process at once.
+void on_signal(int signal) {
+  caught = signal;
+  std::signal(signal, SIG_DFL);
+}
+
+struct Interrupted {};
+
+/// What replaces a run or a directory above one would destroy it.
+void check_target(const ExportFlags& flags) {
+  const auto run = engine::run_in(flags.out);
+  check(!run.has_value(), ErrorCode::invalid_argument,
+        fmt::format("{} holds the run {}; export into a directory of its own", flags.out.string(),
+                    run ? run->string() : ""));
+}
+
+nlohmann::ordered_json write(const ExportFlags& flags, bool json) {
+  const engine::RunReader reader(flags.run);
   const DType dtype =
       flags.dtype.empty() ? reader.config().options.compute : parse_dtype(flags.dtype);
   model::CheckpointWriter writer(
@@ -30,6 +53,7 @@ nlohmann::ordered_json run(const ExportFlags& flags, bool json) {
   std::vector<float> masters;
   const auto& blocks = reader.layout().blocks;
   for (std::uint32_t block = 0; block < blocks.size(); ++block) {
+    if (caught != 0) throw Interrupted();
     masters.resize(blocks[block].parameters.value());
     reader.read(BlockIndex{block}, ElementCount{}, masters);
     writer.append(BlockIndex{block}, std::as_bytes(std::span(masters)), DType::fp32);
@@ -43,6 +67,18 @@ nlohmann::ordered_json run(const ExportFlags& flags, bool json) {
           {"step", reader.state().step},
           {"parameters", reader.layout().parameters().value()},
           {"dtype", name_of(dtype)}};
+}
+
+nlohmann::ordered_json run(const ExportFlags& flags, bool json) {
+  check_target(flags);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, on_signal);
+  try {
+    return engine::retry_overtaken([&] { return write(flags, json); });
+  } catch (const Interrupted&) {
+    // What was written is gone with its writer; now the signal does what it would have done.
+    std::raise(caught);
+    throw;
+  }
 }
 
 }  // namespace

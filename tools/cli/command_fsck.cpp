@@ -1,4 +1,4 @@
-// `spillway fsck RUN`: checks the files of a run and every byte of its committed state, offline.
+// `spillway fsck RUN`: checks the files of a run and every byte of its committed state.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -99,29 +99,51 @@ void print(const std::string& name, const FsckReport& report) {
   }
 }
 
+/// Of a store that a process is using, its newest commit alone.
+FsckReport check_store(nvme_swap::StoreOptions options) {
+  ProgressLine line;
+  const auto show = [&line](Bytes done, Bytes total) { line.show(done, total); };
+  options.lock_patience = {};
+  try {
+    return nvme_swap::check_store(options, show);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::busy) throw;
+    return nvme_swap::check_store_in_use(options, show);
+  }
+}
+
 /// The manifest and the configuration of a run, and its stores.
 ordered_json check_run(const fs::path& run, bool json) {
   const engine::RunDirectory directory(run);
   check(directory.exists(), ErrorCode::invalid_argument,
         fmt::format("{} is not a run: it has no manifest.json", run.string()));
-  static_cast<void>(directory.read_config());
-  const std::vector<fs::path> directories = directory.read_manifest();
-  check(!directories.empty(), ErrorCode::corrupt_data,
-        fmt::format("{} names no state directory", directory.manifest().string()));
+  const engine::RunManifest manifest = directory.read().manifest;
+  const std::vector<fs::path> directories = directory.state_directories(manifest);
   check(fs::is_directory(directories.front()), ErrorCode::corrupt_data,
         fmt::format("{} names {}, which is not there", directory.manifest().string(),
                     directories.front().string()));
   const std::vector<std::string> names = nvme_swap::stores_in(directories.front());
   check(!names.empty(), ErrorCode::corrupt_data,
         fmt::format("{} has no swap files", directories.front().string()));
-  ordered_json document{{"run", run.string()}, {"sound", true}, {"stores", ordered_json::array()}};
+  ordered_json document{{"run", run.string()},
+                        {"id", to_text(manifest.id)},
+                        {"sound", true},
+                        {"stores", ordered_json::array()},
+                        {"scratch", ordered_json::array()}};
   for (const std::string& name : names) {
     nvme_swap::StoreOptions options;
+    if (name != options.name) {
+      document["scratch"].push_back(name);
+      if (!json)
+        fmt::print(
+            "scratch file '{}': in use, or left by a process that was killed; the "
+            "next start removes it\n",
+            name);
+      continue;
+    }
     options.directories = directories;
-    options.name = name;
-    ProgressLine line;
-    const FsckReport report = nvme_swap::check_store(
-        options, [&line](Bytes done, Bytes total) { line.show(done, total); });
+    options.owner = manifest.state_id;
+    const FsckReport report = check_store(std::move(options));
     document["stores"].push_back(to_json(name, report));
     if (!report.damage.empty()) document["sound"] = false;
     if (!json) print(name, report);
@@ -133,14 +155,17 @@ ordered_json check_run(const fs::path& run, bool json) {
 
 void add_fsck(CLI::App& app, Session& session) {
   auto run = std::make_shared<fs::path>();
-  CLI::App* command = add_command(
-      app, session, "fsck", "Checks a run's files and every byte of its committed state, offline",
-      [run, &session] {
-        ordered_json document = check_run(*run, session.json);
-        if (!document["sound"].get<bool>()) session.exit_code = 1;
-        return document;
-      });
-  command->add_option("run", *run, "RUN: the run directory, which no process may be using")
+  CLI::App* command =
+      add_command(app, session, "fsck",
+                  "Checks a run's files and every byte of its committed state", [run, &session] {
+                    ordered_json document = check_run(*run, session.json);
+                    if (!document["sound"].get<bool>()) session.exit_code = 1;
+                    return document;
+                  });
+  command
+      ->add_option(
+          "run", *run,
+          "RUN: the run directory; while a process trains it, its newest commit is checked")
       ->required();
 }
 

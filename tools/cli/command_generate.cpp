@@ -49,7 +49,7 @@ std::optional<data::Tokenizer> tokenizer_of(const GenerateFlags& flags, ModelSou
   return data::Tokenizer(data::load_meta(directory / "meta.json"));
 }
 
-nlohmann::ordered_json run(const GenerateFlags& flags, bool json) {
+nlohmann::ordered_json generate(const GenerateFlags& flags, bool json) {
   check(flags.temperature >= 0, ErrorCode::invalid_argument,
         fmt::format("--temperature {} is negative", flags.temperature));
   ModelSource source(flags.source);
@@ -92,6 +92,10 @@ nlohmann::ordered_json run(const GenerateFlags& flags, bool json) {
             .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   }
   return document;
+}
+
+nlohmann::ordered_json run(const GenerateFlags& flags, bool json) {
+  return engine::retry_overtaken([&] { return generate(flags, json); });
 }
 
 }  // namespace

@@ -30,9 +30,10 @@ ordered_json model_info(const model::ModelConfig& config, const model::ModelLayo
 }
 
 ordered_json run_info(const fs::path& path) {
-  engine::RunReader reader(path);
+  const engine::RunReader reader(path);
   const engine::TrainingState& state = reader.state();
   return {{"kind", "run"},
+          {"id", to_text(reader.manifest().id)},
           {"step", state.step},
           {"updates", state.updates},
           {"skipped", state.skipped},

@@ -1,0 +1,59 @@
+// StateFolders: where the swap files of one run lie, a folder named by the run's id in each of the
+// directories that it was given. A text file `run` in it says whose it is. Control thread only.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/base/file.hpp"
+#include "runtime/base/run_id.hpp"
+
+namespace spillway::engine {
+
+/// What the file `run` in a folder of state says.
+struct FolderMark {
+  std::filesystem::path run;                   ///< the directory of the run that made it
+  std::vector<std::filesystem::path> folders;  ///< all of that run's, in the order of its files
+};
+/// Replaces the file durably.
+void write_mark(const std::filesystem::path& folder, const FolderMark& mark);
+/// Nothing if there is none.
+[[nodiscard]] std::optional<FolderMark> read_mark(const std::filesystem::path& folder);
+
+/// Another process makes or trains the run of that folder before its first commit.
+[[nodiscard]] bool is_claimed(const std::filesystem::path& folder);
+
+/// Owns the folders of a run that begins: they go, with all that is in them, unless they are kept.
+class StateFolders {
+ public:
+  StateFolders() = default;
+  StateFolders(const StateFolders&) = delete;
+  StateFolders& operator=(const StateFolders&) = delete;
+  ~StateFolders();
+
+  /// Makes a folder of run `id` in each of `directories` for the run in `run`, and claims them:
+  /// until this process ends no other takes them for left over.
+  void make(std::span<const std::filesystem::path> directories, const RunId& id,
+            const std::filesystem::path& run);
+  /// In the order of the directories.
+  [[nodiscard]] const std::vector<std::filesystem::path>& paths() const { return paths_; }
+  void keep();
+
+ private:
+  MadeDirectories made_;
+  std::vector<std::filesystem::path> paths_;
+  std::vector<FileDescriptor> claims_;
+  bool kept_ = false;
+};
+
+/// Removes folders in `directories` that starts of the run in `run` have left when they were
+/// killed: nobody claims them and nothing was ever committed there. One line each, of what was
+/// removed and of what is left because it holds a committed step. Whoever calls holds the lock of
+/// `run`.
+[[nodiscard]] std::vector<std::string> remove_left_over(
+    std::span<const std::filesystem::path> directories, const std::filesystem::path& run);
+
+}  // namespace spillway::engine

@@ -1,0 +1,141 @@
+// metrics.jsonl and the fingerprint of the training data: what a run that goes on finds of them.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/metrics_log.hpp"
+#include "runtime/engine/training_data.hpp"
+#include "tests/engine/training_harness.hpp"
+
+namespace spillway::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Metrics : public testing::Test {
+ protected:
+  void append(std::uint64_t first, std::uint64_t last) {
+    MetricsLog log(path_, first - 1);
+    for (std::uint64_t step = first; step <= last; ++step) {
+      StepResult result;
+      result.step = step;
+      log.append(result, {});
+    }
+  }
+  /// Steps of the lines that JSON can be read from.
+  [[nodiscard]] std::vector<std::uint64_t> steps() const {
+    std::ifstream file(path_);
+    std::vector<std::uint64_t> result;
+    for (std::string line; std::getline(file, line);) {
+      result.push_back(nlohmann::json::parse(line).at("step"));
+    }
+    return result;
+  }
+
+  ScratchDirectory scratch_{"metrics"};
+  fs::path path_ = scratch_.path() / "metrics.jsonl";
+};
+
+TEST_F(Metrics, LinesBeyondTheCommitAreCutOff) {
+  append(1, 5);
+  { const MetricsLog log(path_, 3); }
+  EXPECT_EQ(steps(), (std::vector<std::uint64_t>{1, 2, 3}));
+  append(4, 4);
+  EXPECT_EQ(steps(), (std::vector<std::uint64_t>{1, 2, 3, 4}));
+}
+
+TEST_F(Metrics, ADamagedLineTakesNoOtherWithIt) {
+  append(1, 5);
+  std::string text = contents(path_);
+  const std::size_t second = text.find('\n') + 1;
+  text.replace(second, 8, std::string(8, '\0'));
+  std::ofstream(path_, std::ios::binary) << text << R"({"step":6,"lo)";
+  const MetricsLog log(path_, 5);
+  EXPECT_EQ(log.damaged(), 1U);
+  EXPECT_EQ(steps(), (std::vector<std::uint64_t>{1, 3, 4, 5}));
+}
+
+TEST_F(Metrics, AValidationLossIsAddedToTheLastLine) {
+  append(1, 2);
+  {
+    MetricsLog log(path_, 2);
+    EXPECT_TRUE(log.can_amend());
+    log.amend(0.5);
+    EXPECT_FALSE(log.can_amend());
+  }
+  {
+    const MetricsLog log(path_, 2);
+    EXPECT_FALSE(log.can_amend());
+  }
+  const std::string text = contents(path_);
+  EXPECT_TRUE(text.ends_with("},\"val_loss\":0.5}\n")) << text;
+  EXPECT_EQ(steps().size(), 2U);
+}
+
+TEST_F(Metrics, AFileThatWasRemovedIsMissed) {
+  const MetricsLog log(path_, 0);
+  log.check_present();
+  fs::remove(path_);
+  EXPECT_THROW(log.check_present(), Error);
+  std::ofstream(path_) << "another";
+  EXPECT_THROW(log.check_present(), Error);
+}
+
+class Data : public testing::Test {
+ protected:
+  Data() {
+    std::ofstream(scratch_.path() / "meta.json") << R"({"dtype": "uint16", "vocab_size": 67})";
+    write_tokens(scratch_.path() / "train.bin", 67, 300'000);
+  }
+  [[nodiscard]] TrainingData open(std::uint32_t context = 16) const {
+    return TrainingData::open(scratch_.path(), tiny_gpt2(), context);
+  }
+  [[nodiscard]] std::uint64_t fingerprint() const { return open().fingerprint(67); }
+
+  ScratchDirectory scratch_{"training-data"};
+};
+
+TEST_F(Data, AChangedTokenAnywhereChangesTheFingerprint) {
+  const std::uint64_t before = fingerprint();
+  EXPECT_EQ(fingerprint(), before);
+  const std::string text = contents(scratch_.path() / "train.bin");
+  // The ends, the middle, and both sides of where blocks of 64 Ki tokens meet.
+  for (const std::size_t token : {0U, 65'535U, 65'536U, 150'000U, 262'144U, 299'999U}) {
+    std::string changed = text;
+    changed[2 * token] = static_cast<char>(changed[2 * token] ^ 1);
+    std::ofstream(scratch_.path() / "train.bin", std::ios::binary) << changed;
+    EXPECT_NE(fingerprint(), before) << token;
+  }
+  std::ofstream(scratch_.path() / "train.bin", std::ios::binary) << text.substr(0, text.size() - 2);
+  EXPECT_NE(fingerprint(), before);
+}
+
+TEST_F(Data, ValidationThatNoEvaluationCouldReadIsRefusedAtTheStart) {
+  write_tokens(scratch_.path() / "val.bin", 67, 17);
+  EXPECT_NO_THROW((void)open(16));
+  EXPECT_THROW((void)open(17), Error);
+  write_tokens(scratch_.path() / "val.bin", 67, 70'000);
+  EXPECT_NO_THROW((void)open());
+  std::fstream file(scratch_.path() / "val.bin", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(2 * 69'999);
+  file.put(67);
+  file.close();
+  try {
+    (void)open();
+    FAIL() << "a token beyond the vocabulary was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::corrupt_data);
+    EXPECT_NE(std::string(error.what()).find("69999"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace spillway::engine

@@ -1,0 +1,127 @@
+// Who may train a run: one process at a time, in a directory that is a run's or nobody's.
+#include "runtime/engine/run_lock.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/run_contents.hpp"
+#include "runtime/engine/sealed_json.hpp"
+#include "tests/engine/training_harness.hpp"
+
+namespace spillway::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+void write(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path) << text;
+}
+
+TEST(RunLock, IsRefusedAtOnceWhileItsHolderLivesAndNamesIt) {
+  const ScratchDirectory scratch("run-lock");
+  const RunLock held(scratch.path() / "run", 0ms);
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    const RunLock second(scratch.path() / "run", 1h);
+    FAIL() << "it was given twice";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::busy);
+    EXPECT_NE(std::string(error.what()).find(std::to_string(::getpid())), std::string::npos);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 1min);
+}
+
+TEST(RunLock, TakesBackWhatItMadeUnlessItIsKept) {
+  const ScratchDirectory scratch("run-lock");
+  const fs::path root = scratch.path() / "new/run";
+  { const RunLock lock(root, 0ms); }
+  EXPECT_FALSE(fs::exists(scratch.path() / "new"));
+  {
+    RunLock lock(root, 0ms);
+    lock.keep();
+  }
+  { const RunLock lock(root, 0ms); }
+  EXPECT_TRUE(fs::exists(root / "lock"));
+}
+
+TEST(RunLock, WaitsForAHolderThatIsGoing) {
+  const ScratchDirectory scratch("run-lock");
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const RunLock lock(scratch.path(), 0ms);
+    // As of a process that was killed: nobody of this number lives.
+    write(scratch.path() / "lock", "99999999\n");
+    if (::write(ready[1], "1", 1) != 1) ::_exit(1);
+    ::usleep(100'000);
+    ::_exit(0);
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  const RunLock lock(scratch.path(), 1h);
+  EXPECT_TRUE(lock.still_there());
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
+
+TEST(RunLock, NoticesThatItsDirectoryIsAnother) {
+  const ScratchDirectory scratch("run-lock");
+  const RunLock lock(scratch.path() / "run", 0ms);
+  EXPECT_TRUE(lock.still_there());
+  fs::rename(scratch.path() / "run", scratch.path() / "aside");
+  EXPECT_FALSE(lock.still_there());
+  fs::copy(scratch.path() / "aside", scratch.path() / "run");
+  EXPECT_FALSE(lock.still_there());
+}
+
+TEST(RunContents, TellWhatAKilledStartLeftFromWhatIsSomebodys) {
+  const ScratchDirectory scratch("run-contents");
+  const fs::path root = scratch.path() / "run";
+  EXPECT_FALSE(foreign_entry(root));
+  fs::create_directories(root / "state/0123456789abcdef0123456789abcdef");
+  write(root / "lock", "");
+  write(root / ".manifest.json.17.0.tmp", "half");
+  write_sealed_json(root / "config.json", {{"id", "x"}});
+  EXPECT_FALSE(foreign_entry(root));
+  write(root / "config.json", R"({"model_type": "gpt2"})");
+  EXPECT_EQ(foreign_entry(root), root / "config.json");
+  fs::remove(root / "config.json");
+  write(root / "state/notes.txt", "mine");
+  EXPECT_EQ(foreign_entry(root), root / "state/notes.txt");
+  fs::remove_all(root / "state");
+  for (const char* name :
+       {"metrics.jsonl", "model.safetensors", "checkpoints/step-1/config.json"}) {
+    write(root / name, "x");
+    EXPECT_TRUE(foreign_entry(root)) << name;
+    fs::remove_all(root / *fs::path(name).begin());
+  }
+  EXPECT_FALSE(foreign_entry(root));
+  write(scratch.path() / "file", "x");
+  EXPECT_EQ(foreign_entry(scratch.path() / "file"), scratch.path() / "file");
+}
+
+TEST(RunContents, FindsRunsAndTheirSwapFilesAtAnyDepth) {
+  const ScratchDirectory scratch("run-contents");
+  write(scratch.path() / "hf/config.json", "{}");
+  EXPECT_FALSE(run_in(scratch.path()));
+  EXPECT_FALSE(run_in(scratch.path() / "absent"));
+  write(scratch.path() / "a/b/tiles-0.swap", "");
+  EXPECT_TRUE(run_in(scratch.path()));
+  fs::remove_all(scratch.path() / "a");
+  write(scratch.path() / "c/run/manifest.json", "{}");
+  EXPECT_EQ(run_in(scratch.path()), scratch.path() / "c/run");
+  EXPECT_EQ(run_in(scratch.path() / "c/run"), scratch.path() / "c/run");
+}
+
+}  // namespace
+}  // namespace spillway::engine
