@@ -23,13 +23,17 @@ FACTORS = {
     "optimizer": ("AdamW", "Adam", "Adagrad", "Lion", "SGD"),
     "compute": ("fp32", "bf16", "fp16", "fp16 dynamic"),
     "rounds": (1, 2, 4),
-    "clip": (0.0, 0.5),
+    "clipped": (False, True),
     "decay": ("matrices", "all"),
     "tied": (True, False),
     "order": ("sequential", "shuffled"),
     "state_format": ("fp32", "split"),
 }
 LEARNING_RATES = {"AdamW": 2e-3, "Adam": 2e-3, "Adagrad": 1e-2, "Lion": 5e-4, "SGD": 5e-2}
+
+
+# Above these the gradients of the first steps have their norms, and below them those of the last.
+CLIPS = {"gpt2": 1.0, "llama": 1.85, "mistral": 1.6, "qwen2": 1.75, "qwen3": 1.9}
 
 
 def allowed(choice):
@@ -76,10 +80,14 @@ def make_case(number, choice):
     family, compute = choice["family"], choice["compute"]
     shape = Shape(family, tied=choice["tied"], rope=LLAMA3 if family == "llama" else None,
                   kv_heads={"gpt2": 4, "mistral": 1}.get(family, 2))
-    recipe = Recipe(compute=compute[:4], optimizer=choice["optimizer"], clip=choice["clip"],
+    recipe = Recipe(compute=compute[:4], optimizer=choice["optimizer"],
+                    clip=CLIPS[family] if choice["clipped"] else 0.0,
                     lr=LEARNING_RATES[choice["optimizer"]], decay=choice["decay"],
                     rounds=choice["rounds"], loss_scale=1024.0 if compute == "fp16" else 0.0)
-    name = "_".join(str(value) for value in (f"{number:02}", *choice.values())).replace(" ", "-")
+    parts = [f"{number:02}", family, recipe.optimizer, compute, f"rounds-{recipe.rounds}",
+             "clipped" if choice["clipped"] else "", f"decay-{recipe.decay}",
+             "tied" if shape.tied else "", choice["order"], choice["state_format"]]
+    name = "_".join(part.replace(" ", "-") for part in parts if part)
     return Case(name, shape, recipe, choice["order"], choice["state_format"])
 
 
