@@ -29,8 +29,8 @@ class Recipe:
     micro_batches: int = 4
     rounds: int = 1
     loss_scale: float = 0.0  # fp16; 0: dynamic
-    first_scale_power: int = 22  # overflows at first, whatever the model
-    hysteresis: int = 2
+    first_scale_power: int = 20  # overflows at first, whatever the model
+    hysteresis: int = 3
     scale_window: int = 4
 
 
