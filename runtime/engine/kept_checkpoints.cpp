@@ -59,7 +59,9 @@ std::vector<std::uint64_t> KeptCheckpoints::steps(const RunDirectory& run) {
 
 std::vector<RunDirectory> KeptCheckpoints::in(const RunDirectory& run) {
   std::vector<RunDirectory> checkpoints;
-  for (const std::uint64_t step : steps(run)) checkpoints.push_back(at(run, step));
+  const std::vector<std::uint64_t> complete = steps(run);
+  checkpoints.reserve(complete.size());
+  for (const std::uint64_t step : complete) checkpoints.push_back(at(run, step));
   return checkpoints;
 }
 

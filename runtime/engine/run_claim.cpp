@@ -28,6 +28,7 @@ std::string place(const fs::path& path) { return fs::weakly_canonical(path).stri
 
 std::string places(const std::vector<fs::path>& paths) {
   std::vector<std::string> texts;
+  texts.reserve(paths.size());
   for (const fs::path& path : paths) texts.push_back(place(path));
   return fmt::format("{}", fmt::join(texts, ", "));
 }
@@ -137,6 +138,7 @@ void RunClaim::read_run() {
 void RunClaim::find_state() {
   const std::vector<fs::path> there = state_directories();
   std::vector<fs::path> named;
+  named.reserve(request_.nvme.size());
   for (const fs::path& directory : request_.nvme) {
     named.push_back(directory / to_text(manifest_.state_id));
   }

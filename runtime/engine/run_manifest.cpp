@@ -120,6 +120,7 @@ std::filesystem::path RunDirectory::in_manifest(const std::filesystem::path& dir
 std::vector<std::filesystem::path> RunDirectory::state_directories(
     const RunManifest& manifest) const {
   std::vector<std::filesystem::path> directories;
+  directories.reserve(manifest.state.size());
   // An absolute path stands for itself.
   for (const auto& path : manifest.state) directories.push_back(root_ / path);
   return directories;

@@ -53,6 +53,7 @@ class Loop {
   void create_trainer();
   void start_from_run();
   void open_metrics();
+  void check_present() const;
   void note_commit();
   void finish_save();
   void save_if_due();
@@ -236,13 +237,18 @@ void Loop::start_from_run() {
   });
 }
 
-/// What a commit relies on is looked at again when it is durable: files can be removed meanwhile.
-void Loop::note_commit() {
-  if (trainer_->committed_step() == noted_commit_) return;
-  noted_commit_ = trainer_->committed_step();
+/// Files can be removed while they are open.
+void Loop::check_present() const {
   claim_.check_present();
   trainer_->store().check_present();
   metrics_->check_present();
+}
+
+/// What a commit relies on is looked at again when it is durable.
+void Loop::note_commit() {
+  if (trainer_->committed_step() == noted_commit_) return;
+  noted_commit_ = trainer_->committed_step();
+  check_present();
   claim_.note_commit();
 }
 
@@ -318,6 +324,7 @@ void Loop::fail() {
 
 void Loop::finish() {
   commit();
+  check_present();
   trace_->write(claim_.run().trace());
   const Trainer& trainer = *trainer_;
   report_.steps = step_seconds_.size();

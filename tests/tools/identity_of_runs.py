@@ -137,14 +137,16 @@ def interrupted_export(scene):
     for number in (signal.SIGTERM, signal.SIGINT):
         code = 0
         while code == 0:  # until one is not over before the signal comes
-            process = scene.start("export", "run", "hf", "--force")
-            while process.poll() is None and not scene.path(".hf.partial").exists():
+            shutil.rmtree(scene.path("new"), ignore_errors=True)
+            process = scene.start("export", "run", "new/hf")
+            while process.poll() is None and not scene.path("new/.hf.partial").exists():
                 pass
             process.send_signal(number)
             process.communicate()
             code = process.returncode
-            assert not scene.path(".hf.partial").exists()
+            assert not scene.path("new/.hf.partial").exists()
         assert code == -number, code
+        assert not scene.path("new").exists()
 
 
 # Kept checkpoints.

@@ -53,7 +53,7 @@ StagingDirectory::StagingDirectory(const fs::path& target, TargetPolicy policy) 
   check(target_.has_filename(), ErrorCode::invalid_argument,
         fmt::format("{} cannot be an export; name a directory below it", target_.string()));
   check_target();
-  fs::create_directories(target_.parent_path());
+  made_.make(target_.parent_path());
   take_lock();
   remove_contents(staging_);
 } catch (const fs::filesystem_error& error) {
@@ -128,6 +128,7 @@ void StagingDirectory::publish() try {
     fs::rename(aside, staging_);
   }
   synchronize_directory(target_.parent_path());
+  made_.keep();
   std::error_code failed;
   if (replaces) fs::remove_all(staging_, failed);
   if (failed) log_warning("remove {}: {}", staging_.string(), failed.message());

@@ -12,8 +12,8 @@ namespace spillway::model::detail {
 
 enum class TargetPolicy : std::uint8_t { must_be_empty, replace };
 
-/// Owns `.NAME.partial` beside the target, locked against other processes. Removed with its owner
-/// unless published.
+/// Owns `.NAME.partial` beside the target, locked against other processes. Removed with its owner,
+/// and with the parents that were missing, unless published.
 class StagingDirectory {
  public:
   /// Throws `Error{invalid_argument}` if the policy forbids the target, `Error{busy}` if another
@@ -35,6 +35,7 @@ class StagingDirectory {
   void take_lock();
   void keep_foreign_files() const;
 
+  MadeDirectories made_;  // after what is in them
   std::filesystem::path target_;
   std::filesystem::path staging_;
   TargetPolicy policy_;
