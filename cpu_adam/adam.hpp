@@ -75,6 +75,7 @@ struct UpdateScalars {
 /// One contiguous range. Inputs and outputs are the same pointers (in place) or do not overlap.
 /// No alignment is required, not even that of float; but only outputs that all are aligned to a
 /// cache line of 64 bytes are written with non-temporal stores when the update is out of place.
+/// Long arrays are read fastest where they are staggered (runtime/base/stagger.hpp).
 struct UpdateRange {
   const void* gradient = nullptr;   ///< [count] of gradient_dtype
   const void* master_in = nullptr;  ///< [count]: fp32 master (format fp32), else remainder

@@ -8,13 +8,10 @@
 #include "cpu_adam/codec.hpp"
 #include "cpu_adam/detail/flush_denormals.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/base/units.hpp"
+#include "runtime/base/stagger.hpp"
 
 namespace spillway::cpu_adam {
 namespace {
-
-constexpr std::size_t kArrayAlignment = 64;
-constexpr std::size_t kPage = 4096;
 
 template <class T>
 void put(std::byte* array, std::size_t i, T value) {
@@ -116,22 +113,20 @@ void check_count(std::size_t given, std::size_t count, std::string_view name) {
 }  // namespace
 
 StateLayout make_layout(StateFormat format, std::size_t count) {
+  const std::uint64_t moment = count * moment_size(format);
+  const std::uint64_t blocks = round_up(count, kQuantizationBlock) / kQuantizationBlock;
+  const std::uint64_t scales = format == StateFormat::int8 ? blocks * 2 * sizeof(float) : 0;
+  const auto arrays =
+      stagger(std::array<std::uint64_t, 4>{count * master_size(format), moment, moment, scales});
   StateLayout layout{.format = format, .count = count};
-  std::size_t end = 0;
-  const auto place = [&end](std::size_t bytes) {
-    const std::size_t start = end;
-    end = round_up(start + bytes, kArrayAlignment);
-    return start;
-  };
-  layout.master = place(count * master_size(format));
-  layout.m = place(count * moment_size(format));
-  layout.v = place(count * moment_size(format));
-  const std::size_t blocks = round_up(count, kQuantizationBlock) / kQuantizationBlock;
-  layout.scales = place(format == StateFormat::int8 ? blocks * 2 * sizeof(float) : 0);
-  layout.bytes = round_up(end, kPage);
+  layout.master = arrays.starts[0];
+  layout.m = arrays.starts[1];
+  layout.v = arrays.starts[2];
+  layout.scales = arrays.starts[3];
+  layout.bytes = round_up(arrays.end, kPageBytes);
   layout.parameters = layout.bytes;
   layout.disk_bytes =
-      needs_parameters(format) ? round_up(layout.bytes + count * 2, kPage) : layout.bytes;
+      needs_parameters(format) ? round_up(layout.bytes + count * 2, kPageBytes) : layout.bytes;
   return layout;
 }
 

@@ -1,8 +1,10 @@
 #include "runtime/plan/placement.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/stagger.hpp"
 #include "runtime/plan/boundaries.hpp"
 #include "runtime/plan/memory_sums.hpp"
 #include "runtime/plan/theory.hpp"
@@ -116,7 +118,10 @@ bool Placement::any_streamed() const {
 
 Bytes state_bytes(StateFormat format, ElementCount parameters) {
   const std::uint64_t master = parameters.value() * (format == StateFormat::fp32 ? 4 : 2);
-  return Bytes{round_up(master + (moment_bytes(format, parameters) * 2U).value(), kPageBytes)};
+  const Bytes moment = moment_values(format, parameters);
+  const Bytes scales = (moment_bytes(format, parameters) - moment) * 2U;
+  const std::array sizes{master, moment.value(), moment.value(), scales.value()};
+  return Bytes{round_up(stagger(sizes).end, kPageBytes)};
 }
 
 Bytes slot_bytes(StateFormat format, ElementCount parameters) {

@@ -51,12 +51,15 @@ StateBytes state_bytes_per_parameter(StateFormat format, DType compute) {
           .variance = moment};
 }
 
+Bytes moment_values(StateFormat format, ElementCount parameters) {
+  return Bytes{static_cast<std::uint64_t>(moment_width(format)) * parameters.value()};
+}
+
 Bytes moment_bytes(StateFormat format, ElementCount parameters) {
-  const auto values = static_cast<std::uint64_t>(moment_width(format)) * parameters.value();
   const bool scaled = format == StateFormat::int8;
   const std::uint64_t scales =
       scaled ? round_up(parameters.value(), kInt8ScaleGroup) / kInt8ScaleGroup * 4 : 0;
-  return Bytes{values + scales};
+  return moment_values(format, parameters) + Bytes{scales};
 }
 
 double update_traffic_per_parameter(StateFormat format, DType compute) {

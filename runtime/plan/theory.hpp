@@ -30,7 +30,8 @@ struct StateBytes {
 
 /// Values that share one scale in the int8 format.
 inline constexpr std::uint64_t kInt8ScaleGroup = 256;
-/// Bytes of momentum (or of variance) of `parameters` parameters, scales included.
+/// Bytes of momentum (or of variance) of `parameters` parameters without and with their scales.
+[[nodiscard]] Bytes moment_values(StateFormat format, ElementCount parameters);
 [[nodiscard]] Bytes moment_bytes(StateFormat format, ElementCount parameters);
 
 /// Bytes read plus written by the fused pass: fp32 28, split 26, bf16 18, int8 14.06 at 16-bit

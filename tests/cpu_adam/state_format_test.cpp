@@ -40,11 +40,33 @@ TEST_P(Format, LaysArraysOneAfterAnotherOnCacheLinesAndLeavesOnPages) {
   }
 }
 
+TEST_P(Format, StaggersItsArraysModuloHugePages) {
+  constexpr std::size_t kHuge = std::size_t{2} << 20;
+  constexpr std::size_t kLeast = std::size_t{16} << 10;
+  for (const std::size_t count : {1U << 20, 1U << 21, (1U << 21) + 4096, 1U << 26, 100'000'000U}) {
+    const StateLayout layout = make_layout(GetParam(), count);
+    std::vector<std::size_t> starts = {layout.master, layout.m, layout.v};
+    if (GetParam() == StateFormat::int8) starts.push_back(layout.scales);
+    for (std::size_t a = 0; a < starts.size(); ++a) {
+      for (std::size_t b = a + 1; b < starts.size(); ++b) {
+        const std::size_t apart = (starts[b] - starts[a]) % kHuge;
+        EXPECT_GE(apart, kLeast) << count << ": arrays " << a << " and " << b;
+        EXPECT_LE(apart, kHuge - kLeast) << count << ": arrays " << a << " and " << b;
+      }
+    }
+  }
+}
+
 TEST_P(Format, HoldsTheBytesAParameterThatTheDocumentationSays) {
-  constexpr std::size_t kTile = std::size_t{2} << 20;
-  const double state = static_cast<double>(make_layout(GetParam(), kTile).bytes) / kTile;
-  const double expected[] = {12, 10, 6, 4 + 1.0 / 32};
-  EXPECT_EQ(state, expected[static_cast<std::size_t>(GetParam())]);
+  // The shorter tile is within a huge page, where nothing lies between the arrays.
+  for (const std::size_t count : {std::size_t{1} << 16, std::size_t{2} << 20}) {
+    const double expected[] = {12, 10, 6, 4 + 1.0 / 32};
+    const double arrays =
+        expected[static_cast<std::size_t>(GetParam())] * static_cast<double>(count);
+    const std::size_t gaps = GetParam() == StateFormat::int8 ? 3 : 2;
+    const std::size_t between = count == 1 << 16 ? 0 : gaps * 16384;
+    EXPECT_EQ(make_layout(GetParam(), count).bytes, static_cast<std::size_t>(arrays) + between);
+  }
 }
 
 TEST_P(Format, GivesBackWhatWasPackedAndPacksItAgainToTheSameBytes) {
