@@ -36,8 +36,8 @@ class CudaBackend final : public DeviceBackend {
   [[nodiscard]] std::string_view name() const override { return "cuda"; }
 
   [[nodiscard]] std::byte* allocate(MemoryKind kind, Bytes size) override {
-    account_of(kind).take(size);
-    return kind == MemoryKind::device ? allocate_device(size) : allocate_pinned(size);
+    const std::uint32_t number = account_of(kind).take(size);
+    return kind == MemoryKind::device ? allocate_device(size) : allocate_pinned(size, number);
   }
 
   void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept override {
@@ -104,8 +104,8 @@ class CudaBackend final : public DeviceBackend {
     log_cuda(*api_, api_->deallocate(base), "freeing device memory");
   }
 
-  std::byte* allocate_pinned(Bytes size) {
-    const PinnedResult result = map_pinned(*api_, size.value(), node_);
+  std::byte* allocate_pinned(Bytes size, std::uint32_t number) {
+    const PinnedResult result = map_pinned(*api_, {.size = size.value(), .number = number}, node_);
     if (result.address == nullptr) {
       pinned_.refuse(size,
                      {.reason = result.reason, .remedy = pinned_remedy(), .native = result.native});

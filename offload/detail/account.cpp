@@ -27,7 +27,7 @@ std::string_view remedy_for(MemoryKind kind) {
 Account::Account(MemoryKind kind, Bytes capacity)
     : kind_(kind), usage_{.current = {}, .high_water = {}, .capacity = capacity} {}
 
-void Account::take(Bytes size) {
+std::uint32_t Account::take(Bytes size) {
   const std::lock_guard lock(mutex_);
   if (size > usage_.capacity - usage_.current) {
     throw Error(
@@ -37,6 +37,7 @@ void Account::take(Bytes size) {
   }
   usage_.current += size;
   usage_.high_water = std::max(usage_.high_water, usage_.current);
+  return number_++;
 }
 
 void Account::give_back(Bytes size) noexcept {

@@ -4,6 +4,7 @@
 // Threads: any.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 #include <string_view>
 
@@ -22,8 +23,9 @@ class Account {
  public:
   Account(MemoryKind kind, Bytes capacity);
 
-  /// Counts `size` as used. Throws `Error{out_of_memory}` where the limit does not allow it.
-  void take(Bytes size);
+  /// Counts `size` as used and numbers it, from 0 on. Throws `Error{out_of_memory}` where the limit
+  /// does not allow it.
+  std::uint32_t take(Bytes size);
   void give_back(Bytes size) noexcept;
   /// Gives `size` back and throws `Error{out_of_memory}`: the system refused what the limit
   /// allowed.
@@ -34,7 +36,8 @@ class Account {
  private:
   const MemoryKind kind_;
   mutable std::mutex mutex_;
-  MemoryUsage usage_;  // guarded by mutex_
+  MemoryUsage usage_;         // guarded by mutex_
+  std::uint32_t number_ = 0;  // guarded by mutex_
 };
 
 }  // namespace spillway::offload::detail

@@ -7,14 +7,18 @@
 #include <new>
 
 #include "runtime/base/log.hpp"
-#include "runtime/base/units.hpp"
+#include "runtime/base/stagger.hpp"
 
 namespace spillway::offload::detail {
 namespace {
 
-constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+/// Places in a huge page where buffers start. They are not at equal parts of it, which would be one
+/// place to whatever looks at fewer bits of an address.
+constexpr std::size_t kPlaces = 8;
+constexpr std::size_t kPlaceBytes = kHugePageBytes / kPlaces + kStaggerBytes;
+static_assert((kPlaces - 1) * kPlaceBytes + kStaggerBytes <= kHugePageBytes);
 
-/// Large buffers start on a huge page, so that the kernel can back all of them with huge pages.
+/// Large buffers lie in huge pages, so that the kernel can back all of them but the ends.
 std::size_t alignment_for(std::size_t size) {
   return size >= 2 * kHugePageBytes ? kHugePageBytes : kPageBytes;
 }
@@ -46,9 +50,10 @@ void free_heap(std::byte* address, std::size_t size) noexcept {
   ::operator delete(address, std::align_val_t{alignment_for(size)});
 }
 
-std::byte* map_pages(std::size_t size) noexcept {
-  const std::size_t alignment = alignment_for(size);
-  const std::size_t wanted = mapped_size(size);
+std::byte* map_pages(const PageRequest& request) noexcept {
+  const std::size_t alignment = alignment_for(request.size);
+  const std::size_t place = request.number % kPlaces * kPlaceBytes % alignment;
+  const std::size_t wanted = mapped_size(request.size);
   // The kernel aligns to its own page only: map more address space and give back what sticks out.
   const std::size_t slack = alignment - kPageBytes;
   void* mapping =
@@ -56,7 +61,7 @@ std::byte* map_pages(std::size_t size) noexcept {
   if (mapping == MAP_FAILED) return nullptr;
   auto* start = static_cast<std::byte*>(mapping);
   const std::size_t misalignment = reinterpret_cast<std::uintptr_t>(start) % alignment;
-  const std::size_t head = misalignment == 0 ? 0 : alignment - misalignment;
+  const std::size_t head = (place + alignment - misalignment) % alignment;
   unmap(start, head);
   unmap(start + head + wanted, slack - head);
   advise_huge_pages(start + head, wanted);

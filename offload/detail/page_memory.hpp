@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace spillway::offload::detail {
 
@@ -11,10 +12,16 @@ namespace spillway::offload::detail {
 [[nodiscard]] std::byte* allocate_heap(std::size_t size) noexcept;
 void free_heap(std::byte* address, std::size_t size) noexcept;
 
+struct PageRequest {
+  std::size_t size = 0;
+  std::uint32_t number = 0;  ///< of the buffers of one owner, in any order
+};
+
 /// Pages of the process, as many as `size` needs and no more, in huge pages where the kernel grants
-/// them. Locking is left to the caller's limits: RLIMIT_MEMLOCK is 8 MiB by default. Null, with
-/// errno set, when the system refuses.
-[[nodiscard]] std::byte* map_pages(std::size_t size) noexcept;
+/// them. Large buffers whose numbers differ modulo 8 are staggered (runtime/base/stagger.hpp), with
+/// room between them for what is staggered inside each. Locking is left to the caller's limits:
+/// RLIMIT_MEMLOCK is 8 MiB by default. Null, with errno set, when the system refuses.
+[[nodiscard]] std::byte* map_pages(const PageRequest& request) noexcept;
 void unmap_pages(std::byte* address, std::size_t size) noexcept;
 
 }  // namespace spillway::offload::detail

@@ -46,9 +46,10 @@ class HostBackend final : public DeviceBackend {
 
   [[nodiscard]] std::byte* allocate(MemoryKind kind, Bytes size) override {
     detail::Account& account = account_of(kind);
-    account.take(size);
-    std::byte* const address = kind == MemoryKind::device ? detail::allocate_heap(size.value())
-                                                          : detail::map_pages(size.value());
+    const std::uint32_t number = account.take(size);
+    std::byte* const address = kind == MemoryKind::device
+                                   ? detail::allocate_heap(size.value())
+                                   : detail::map_pages({.size = size.value(), .number = number});
     if (address == nullptr) {
       account.refuse(size, {.reason = std::strerror(ENOMEM),
                             .remedy = "lower the limit, free memory, or raise the cgroup's or "

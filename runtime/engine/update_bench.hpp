@@ -2,16 +2,17 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
+#include <memory>
 
 #include "cpu_adam/adam.hpp"
 #include "cpu_adam/worker_pool.hpp"
+#include "offload/memory.hpp"
 
 namespace spillway::engine {
 
 class UpdateBench {
  public:
-  /// Arrays for `count` parameters. `workers` outlives this.
+  /// Arrays for `count` parameters, in memory like that of a run. `workers` outlives this.
   UpdateBench(const cpu_adam::Kernel& kernel, std::size_t count,
               const cpu_adam::AdamOptions& options, cpu_adam::WorkerPool& workers);
 
@@ -23,7 +24,8 @@ class UpdateBench {
   cpu_adam::UpdateScalars scalars_;
   cpu_adam::WorkerPool& workers_;
   cpu_adam::StateLayout layout_;
-  std::vector<std::byte> state_, gradient_, parameters_;
+  std::unique_ptr<offload::DeviceBackend> backend_;
+  offload::PinnedMemory state_, gradient_, parameters_;
 };
 
 /// The software prefetch distance that suits a kernel here, by passes over more state than caches

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/offload/device_backend_fixture.hpp"
 #include "tests/offload/device_backend_stream_contract.hpp"
@@ -28,6 +29,25 @@ TEST_P(DeviceBackendContract, AlignsEverySizeToPages) {
       EXPECT_EQ(backend->usage(kind).current, Bytes{});
     }
   }
+}
+
+TEST_P(DeviceBackendContract, StartsLargePinnedBuffersApartModuloHugePages) {
+  constexpr std::uintptr_t kHuge = std::uintptr_t{2} << 20;
+  constexpr std::uintptr_t kLeast = std::uintptr_t{64} << 10;  // room for four arrays of a tile
+  constexpr Bytes kSize{4 << 20};
+  const auto backend = make(Bytes{1}, Bytes{8 * kSize.value()});
+  std::vector<std::byte*> buffers(8);
+  for (std::byte*& buffer : buffers) buffer = backend->allocate(MemoryKind::pinned, kSize);
+  for (std::size_t a = 0; a < buffers.size(); ++a) {
+    for (std::size_t b = 0; b < a; ++b) {
+      const auto apart = (reinterpret_cast<std::uintptr_t>(buffers[a]) -
+                          reinterpret_cast<std::uintptr_t>(buffers[b])) %
+                         kHuge;
+      EXPECT_GE(apart, kLeast) << a << " and " << b;
+      EXPECT_LE(apart, kHuge - kLeast) << a << " and " << b;
+    }
+  }
+  for (std::byte* const buffer : buffers) backend->deallocate(MemoryKind::pinned, buffer, kSize);
 }
 
 TEST_P(DeviceBackendContract, EnforcesEachCapacityToTheByte) {

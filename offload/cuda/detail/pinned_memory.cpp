@@ -13,7 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include "offload/detail/page_memory.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/memory_budget.hpp"
 #include "runtime/base/units.hpp"
@@ -66,12 +65,14 @@ void touch(std::byte* address, std::size_t size) {
 
 }  // namespace
 
-PinnedResult map_pinned(CudaApi& api, std::size_t size, std::optional<NodeIndex> node) {
+PinnedResult map_pinned(CudaApi& api, const detail::PageRequest& request,
+                        std::optional<NodeIndex> node) {
+  const std::size_t size = request.size;
   // Touching more than there is ends the process, with no word about why.
   if (size >= kLargeBytes && Bytes{size} > read_memory_budget().available()) {
     return {.address = nullptr, .reason = "less memory than that is available", .native = ENOMEM};
   }
-  std::byte* const address = detail::map_pages(size);
+  std::byte* const address = detail::map_pages(request);
   if (address == nullptr) {
     const int error = errno;
     return {.address = nullptr,

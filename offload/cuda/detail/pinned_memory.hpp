@@ -9,6 +9,7 @@
 #include <string>
 
 #include "offload/cuda/detail/cuda_api.hpp"
+#include "offload/detail/page_memory.hpp"
 #include "runtime/base/topology.hpp"
 
 namespace spillway::offload::cuda {
@@ -20,9 +21,8 @@ struct PinnedResult {
   int native = 0;      ///< errno or cudaError_t
 };
 
-/// `size` bytes aligned to kPageBytes, on `node` as far as it has room. A refusal leaves nothing
-/// mapped.
-[[nodiscard]] PinnedResult map_pinned(CudaApi& api, std::size_t size,
+/// Bytes aligned to kPageBytes, on `node` as far as it has room. A refusal leaves nothing mapped.
+[[nodiscard]] PinnedResult map_pinned(CudaApi& api, const detail::PageRequest& request,
                                       std::optional<NodeIndex> node);
 void unmap_pinned(CudaApi& api, std::byte* address, std::size_t size) noexcept;
 
