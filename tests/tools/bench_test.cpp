@@ -53,10 +53,31 @@ TEST_F(Bench, AdamPrintsATableAndMeasuresDenormals) {
   EXPECT_NE(answer.out.find("below the normal range"), std::string::npos);
 }
 
+TEST_F(Bench, AdamTakesSizesAndTilesInTurnAndSaysHowFarApartTheyAre) {
+  const Answer answer = run({"adam", "--size", "64Ki,300000/80Ki", "--repetitions", "2", "--format",
+                             "fp32,int8", "--prefetch", "0", "--json"});
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const nlohmann::json document = answer.json();
+  ASSERT_EQ(document["results"].size(), 4U);
+  EXPECT_EQ(document["results"][0]["tile"], 0);
+  EXPECT_EQ(document["results"][3]["parameters"], 300'000);
+  EXPECT_EQ(document["results"][3]["tile"], 80 << 10);
+  for (const auto& result : document["results"]) {
+    EXPECT_TRUE(result["exact"]);
+    EXPECT_TRUE(result["limit"]["skew"].is_null() || result["limit"]["skew"] >= 0);
+    EXPECT_GT(result["limit"]["median_ns"], 0.0);
+    EXPECT_GT(result["fraction_of_layout"], 0.0);
+  }
+  ASSERT_EQ(document["spread"].size(), 2U);
+  EXPECT_EQ(document["spread"][1]["format"], "int8");
+  EXPECT_GE(document["spread"][1]["ratio"], 1.0);
+}
+
 TEST_F(Bench, AdamNamesWhatItDoesNotKnow) {
-  for (const auto& [flag, value] : {std::pair{"--format", "fp8"}, std::pair{"--isa", "sse9"},
-                                    std::pair{"--gradient", "int4"}}) {
-    const Answer answer = run({"adam", "--size", "4Ki", flag, value});
+  for (const auto& [flag, value] :
+       {std::pair{"--format", "fp8"}, std::pair{"--isa", "sse9"}, std::pair{"--gradient", "int4"},
+        std::pair{"--size", "4Kj"}, std::pair{"--size", "4Ki/x"}}) {
+    const Answer answer = run({"adam", flag, value, "--repetitions", "1"});
     EXPECT_EQ(answer.exit_code, 2) << flag;
     EXPECT_NE(answer.err.find(value), std::string::npos) << answer.err;
   }

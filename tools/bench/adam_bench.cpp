@@ -1,158 +1,99 @@
 #include "tools/bench/adam_bench.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 
 #include "cpu_adam/calibration.hpp"
 #include "cpu_adam/traffic.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/base/random.hpp"
 #include "runtime/base/units.hpp"
-#include "tools/bench/huge_array.hpp"
+#include "tools/bench/adam_arena.hpp"
 
 namespace spillway::bench {
 namespace {
 
 using cpu_adam::Kernel;
-using cpu_adam::StateLayout;
 using cpu_adam::UpdateRange;
 using cpu_adam::UpdateScalars;
 
-/// Two slots of state and parameters, and a gradient.
-class Arena {
- public:
-  Arena(const Kernel& kernel, std::size_t count)
-      : kernel_(kernel),
-        layout_(cpu_adam::make_layout(kernel.format, count)),
-        gradient_(count * size_of(kernel.gradient_dtype)),
-        state_{HugeArray(layout_.bytes), HugeArray(layout_.bytes)},
-        parameters_{HugeArray(count * size_of(kernel.parameter_dtype)),
-                    HugeArray(count * size_of(kernel.parameter_dtype))} {}
-
-  [[nodiscard]] UpdateRange range(std::size_t from, std::size_t to) const {
-    return cpu_adam::tile_range(layout_, state_[from].data(), state_[to].data(), gradient_.data(),
-                                parameters_[from].data(), parameters_[to].data());
-  }
-
-  /// First touch by the workers that will use each page, then values: gradients and masters of
-  /// ordinary size, moments zero. The same values every few leaves: only their kind matters.
-  void fill(cpu_adam::WorkerPool& pool) {
-    const Wide sample(kernel_);
-    in_parallel(pool, [&](std::size_t first, std::size_t last) {
-      for (std::size_t i = first; i < last; i += kLeafParameters) {
-        const std::size_t n = std::min(kLeafParameters, last - i);
-        copy_leaf(sample, 0, i, n);
-        copy_leaf(sample, 1, i, n);
-        std::memcpy(gradient_.data() + i * size_of(kernel_.gradient_dtype), sample.gradient.data(),
-                    n * size_of(kernel_.gradient_dtype));
-      }
-    });
-  }
-
-  /// In slot 0, fp32 moments only: every `period`-th leaf gets values below the normal range.
-  void make_denormal(cpu_adam::WorkerPool& pool, std::size_t period) {
-    in_parallel(pool, [&](std::size_t first, std::size_t last) {
-      for (std::size_t i = first; i < last; i += kLeafParameters) {
-        if (i / kLeafParameters % period != 0) continue;
-        for (std::size_t k = i; k < std::min(i + kLeafParameters, last); ++k) {
-          const float tiny = 1e-40F;
-          std::memcpy(state_[0].data() + layout_.m + 4 * k, &tiny, 4);
-          std::memcpy(state_[0].data() + layout_.v + 4 * k, &tiny, 4);
-        }
-      }
-    });
-  }
-
-  template <class Body>
-  void in_parallel(cpu_adam::WorkerPool& pool, const Body& body) const {
-    pool.submit([&] { pool.parallel_for(layout_.count, kLeafParameters, body); }).wait();
-  }
-
- private:
-  /// One leaf of state, packed.
-  struct Wide {
-    explicit Wide(const Kernel& kernel)
-        : layout(cpu_adam::make_layout(kernel.format, kLeafParameters)),
-          state(layout.bytes),
-          parameters(kLeafParameters * sizeof(float)),
-          gradient(kLeafParameters * sizeof(float)) {
-      std::vector<float> master(kLeafParameters), g(kLeafParameters);
-      for (std::size_t i = 0; i < kLeafParameters; ++i) {
-        const auto [a, b] = normal_pair(random_block(1, {.stream = 0, .index = i}));
-        master[i] = static_cast<float>(0.02 * a);
-        g[i] = static_cast<float>(1e-3 * b);
-      }
-      cpu_adam::pack_state(layout, {.master = master, .m = {}, .v = {}}, state.data(),
-                           parameters.data());
-      cpu_adam::cast_parameters(cpu_adam::Isa::scalar, kernel.parameter_dtype, master.data(),
-                                parameters.data(), kLeafParameters);
-      cpu_adam::round_gradient(cpu_adam::Isa::scalar, kernel.gradient_dtype, g.data(),
-                               gradient.data(), kLeafParameters);
-    }
-    StateLayout layout;
-    std::vector<std::byte> state, parameters, gradient;
-  };
-
-  void copy_leaf(const Wide& sample, std::size_t slot, std::size_t i, std::size_t n) {
-    const std::size_t master = cpu_adam::master_size(kernel_.format);
-    const std::size_t moment = cpu_adam::moment_size(kernel_.format);
-    std::byte* const to = state_[slot].data();
-    const std::byte* const from = sample.state.data();
-    std::memcpy(to + layout_.master + i * master, from + sample.layout.master, n * master);
-    std::memcpy(to + layout_.m + i * moment, from + sample.layout.m, n * moment);
-    std::memcpy(to + layout_.v + i * moment, from + sample.layout.v, n * moment);
-    const std::size_t parameter = size_of(kernel_.parameter_dtype);
-    std::memcpy(parameters_[slot].data() + i * parameter, sample.parameters.data(), n * parameter);
-  }
-
-  const Kernel& kernel_;
-  StateLayout layout_;
-  HugeArray gradient_;
-  HugeArray state_[2];
-  HugeArray parameters_[2];
-};
-
 enum class Pass { traffic, update };
+
+/// How far apart in a huge page the arrays of the limit start, beside the layout of the update.
+constexpr std::array<std::size_t, 8> kLimitSkews = {0,        4 << 10,  8 << 10,  12 << 10,
+                                                    16 << 10, 20 << 10, 64 << 10, 272 << 10};
 
 /// One pass over the arena; its steps are counted so that the bias correction is a real one.
 class Runner {
  public:
-  Runner(std::size_t parameters, const Kernel& kernel, cpu_adam::WorkerPool& pool)
-      : kernel_(kernel), count_(parameters), arena_(kernel, parameters), pool_(pool) {
+  using Slots = AdamArena::Slots;
+
+  Runner(std::size_t parameters, std::size_t tile, const Kernel& kernel, cpu_adam::WorkerPool& pool)
+      : kernel_(kernel), count_(parameters), arena_(kernel, parameters, tile), pool_(pool) {
     arena_.fill(pool_);
   }
 
   /// Nanoseconds a parameter.
-  double run(Pass pass, std::size_t from, std::size_t to, std::size_t prefetch) {
-    UpdateRange range = arena_.range(from, to);
-    range.prefetch_distance = prefetch;
+  double run(Pass pass, Slots slots, std::size_t prefetch) {
     const UpdateScalars scalars = cpu_adam::make_scalars({.weight_decay = 0.01}, ++steps_, 0.5);
-    const auto start = std::chrono::steady_clock::now();
-    arena_.in_parallel(pool_, [&](std::size_t first, std::size_t last) {
-      const UpdateRange part = slice(kernel_, range, first, last - first);
-      if (pass == Pass::traffic) {
-        cpu_adam::move_traffic(kernel_, part);
-      } else {
-        kernel_.update(scalars, part);
-      }
+    return timed([&] {
+      arena_.for_each_part(pool_, slots, [&](UpdateRange part) {
+        part.prefetch_distance = prefetch;
+        if (pass == Pass::traffic) {
+          cpu_adam::move_traffic(kernel_, part);
+        } else {
+          kernel_.update(scalars, part);
+        }
+      });
     });
-    const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
-    return spent.count() / static_cast<double>(count_);
+  }
+
+  /// The traffic in place over arrays of this skew.
+  double run_limit(std::size_t skew, std::size_t prefetch) {
+    UpdateRange whole = arena_.skewed(skew);
+    whole.prefetch_distance = prefetch;
+    return timed([&] {
+      arena_.for_each_part(pool_, whole,
+                           [&](const UpdateRange& part) { cpu_adam::move_traffic(kernel_, part); });
+    });
   }
 
   std::size_t calibrate(Pass pass) {
     return cpu_adam::calibrate_prefetch(
-        [&](std::size_t distance) { return run(pass, 0, 0, distance); });
+        [&](std::size_t distance) { return run(pass, {}, distance); });
   }
 
-  Arena& arena() { return arena_; }
+  /// The layout with the fastest traffic: a skew, or nothing for that of the update.
+  std::optional<std::size_t> best_skew(std::size_t prefetch) {
+    constexpr int kRounds = 5;
+    Series here;
+    std::array<Series, kLimitSkews.size()> skewed;
+    for (int round = 0; round < kRounds; ++round) {
+      here.ns.push_back(run(Pass::traffic, {}, prefetch));
+      for (std::size_t k = 0; k < skewed.size(); ++k) {
+        skewed[k].ns.push_back(run_limit(kLimitSkews[k], prefetch));
+      }
+    }
+    const auto best = std::ranges::min_element(skewed, {}, &Series::median);
+    if (here.median() <= best->median()) return std::nullopt;
+    return kLimitSkews[static_cast<std::size_t>(best - skewed.begin())];
+  }
+
+  AdamArena& arena() { return arena_; }
 
  private:
+  template <class Work>
+  [[nodiscard]] double timed(const Work& work) const {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
+    return spent.count() / static_cast<double>(count_);
+  }
+
   const Kernel& kernel_;
   std::size_t count_;
-  Arena arena_;
+  AdamArena arena_;
   cpu_adam::WorkerPool& pool_;
   std::uint64_t steps_ = 0;
 };
@@ -163,13 +104,13 @@ bool is_exact(const AdamCase& what, const Kernel& kernel) {
   const Kernel& plain =
       find_kernel(cpu_adam::Isa::scalar, what.gradient, what.parameter, what.format);
   cpu_adam::WorkerPool pool({.threads = 1});
-  Runner mine(kParameters, kernel, pool), theirs(kParameters, plain, pool);
+  Runner mine(kParameters, 0, kernel, pool), theirs(kParameters, 0, plain, pool);
   for (int step = 0; step < 3; ++step) {
-    mine.run(Pass::update, 0, 0, 0);
-    theirs.run(Pass::update, 0, 0, 0);
+    mine.run(Pass::update, {}, 0);
+    theirs.run(Pass::update, {}, 0);
   }
-  const UpdateRange a = mine.arena().range(0, 0);
-  const UpdateRange b = theirs.arena().range(0, 0);
+  const UpdateRange a = mine.arena().range({}, 0);
+  const UpdateRange b = theirs.arena().range({}, 0);
   const std::size_t bytes = cpu_adam::make_layout(what.format, kParameters).bytes;
   return std::memcmp(a.master_in, b.master_in, bytes) == 0 &&
          std::memcmp(a.parameters_out, b.parameters_out, kParameters * size_of(what.parameter)) ==
@@ -178,15 +119,27 @@ bool is_exact(const AdamCase& what, const Kernel& kernel) {
 
 void measure_denormals(Runner& ordinary, const Kernel& kernel, AdamMeasurement& result,
                        cpu_adam::WorkerPool& pool) {
-  Runner denormal(result.of.parameters, kernel, pool);
+  constexpr Runner::Slots kApart{.from = 0, .to = 1};
+  Runner denormal(result.of.parameters, result.of.tile, kernel, pool);
   for (const std::size_t period : {10U, 1U}) {
     denormal.arena().make_denormal(pool, period);
     Series& series = period == 1 ? result.denormal_all : result.denormal_tenth;
     for (std::size_t k = 0; k < result.of.repetitions; ++k) {
-      const double usual = ordinary.run(Pass::update, 0, 1, result.prefetch);
-      series.ns.push_back(denormal.run(Pass::update, 0, 1, result.prefetch) / usual);
+      const double usual = ordinary.run(Pass::update, kApart, result.prefetch);
+      series.ns.push_back(denormal.run(Pass::update, kApart, result.prefetch) / usual);
     }
   }
+}
+
+void measure_once(Runner& runner, AdamMeasurement& result) {
+  constexpr Runner::Slots kApart{.from = 0, .to = 1};
+  const std::size_t prefetch = result.traffic_prefetch;
+  result.traffic.ns.push_back(runner.run(Pass::traffic, {}, prefetch));
+  result.update.ns.push_back(runner.run(Pass::update, {}, result.prefetch));
+  result.limit.ns.push_back(result.limit_skew ? runner.run_limit(*result.limit_skew, prefetch)
+                                              : result.traffic.ns.back());
+  result.traffic_apart.ns.push_back(runner.run(Pass::traffic, kApart, prefetch));
+  result.update_apart.ns.push_back(runner.run(Pass::update, kApart, result.prefetch));
 }
 
 }  // namespace
@@ -201,19 +154,9 @@ double Series::median() const {
 
 double Series::minimum() const { return ns.empty() ? 0 : *std::min_element(ns.begin(), ns.end()); }
 
-double AdamMeasurement::fraction_of_limit() const {
+double median_ratio(const Series& over, const Series& under) {
   Series ratios;
-  for (std::size_t k = 0; k < update.ns.size(); ++k) {
-    ratios.ns.push_back(traffic.ns[k] / update.ns[k]);
-  }
-  return ratios.median();
-}
-
-double speedup(const AdamMeasurement& slower, const AdamMeasurement& faster) {
-  Series ratios;
-  for (std::size_t k = 0; k < faster.update.ns.size(); ++k) {
-    ratios.ns.push_back(slower.update.ns[k] / faster.update.ns[k]);
-  }
+  for (std::size_t k = 0; k < under.ns.size(); ++k) ratios.ns.push_back(over.ns[k] / under.ns[k]);
   return ratios.median();
 }
 
@@ -233,18 +176,15 @@ std::vector<AdamMeasurement> measure_adam(std::span<const AdamCase> cases,
     result.bytes_per_parameter =
         cpu_adam::bytes_per_parameter(what.format, what.gradient, what.parameter);
     result.threads = pool.threads();
-    Runner& runner = *runners.emplace_back(std::make_unique<Runner>(what.parameters, kernel, pool));
+    Runner& runner =
+        *runners.emplace_back(std::make_unique<Runner>(what.parameters, what.tile, kernel, pool));
     result.prefetch = what.prefetch ? *what.prefetch : runner.calibrate(Pass::update);
     result.traffic_prefetch = what.prefetch ? *what.prefetch : runner.calibrate(Pass::traffic);
+    result.limit_skew = runner.best_skew(result.traffic_prefetch);
   }
   for (std::size_t k = 0; k < cases.front().repetitions; ++k) {
     for (std::size_t c = 0; c < cases.size(); ++c) {
-      AdamMeasurement& result = results[c];
-      Runner& runner = *runners[c];
-      result.traffic.ns.push_back(runner.run(Pass::traffic, 0, 0, result.traffic_prefetch));
-      result.update.ns.push_back(runner.run(Pass::update, 0, 0, result.prefetch));
-      result.traffic_apart.ns.push_back(runner.run(Pass::traffic, 0, 1, result.traffic_prefetch));
-      result.update_apart.ns.push_back(runner.run(Pass::update, 0, 1, result.prefetch));
+      measure_once(*runners[c], results[c]);
     }
     if (between) between();
   }

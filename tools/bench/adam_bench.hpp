@@ -16,6 +16,7 @@ namespace spillway::bench {
 
 struct AdamCase {
   std::size_t parameters = 0;
+  std::size_t tile = 0;  ///< parameters that share a layout; 0: all of them
   StateFormat format = StateFormat::fp32;
   DType gradient = DType::bf16;
   DType parameter = DType::bf16;
@@ -33,24 +34,29 @@ struct Series {
   [[nodiscard]] double minimum() const;
 };
 
+/// Median over repetitions of `over` / `under`, which were measured in turn.
+[[nodiscard]] double median_ratio(const Series& over, const Series& under);
+
 struct AdamMeasurement {
   AdamCase of;
   std::size_t threads = 0;
   std::size_t prefetch = 0;          ///< of the update
   std::size_t traffic_prefetch = 0;  ///< of the traffic-only pass
   double bytes_per_parameter = 0;
-  Series traffic, update;              ///< in place
+  Series traffic, update;  ///< in place
+  /// The traffic in the layout that was fastest for it: arrays of this skew in bytes, or those of
+  /// the update itself.
+  std::optional<std::size_t> limit_skew;
+  Series limit;
   Series traffic_apart, update_apart;  ///< read one slot, write the other
   /// update_apart from moments below the normal range, over that from ordinary ones just before.
   Series denormal_tenth, denormal_all;
   bool exact = false;  ///< a sample equalled the plain kernel bit for bit
 
-  /// Median over repetitions of traffic / update: 1 is the limit of memory.
-  [[nodiscard]] double fraction_of_limit() const;
+  /// 1 is the limit of memory, of any layout or of this one.
+  [[nodiscard]] double fraction_of_limit() const { return median_ratio(limit, update); }
+  [[nodiscard]] double fraction_of_layout() const { return median_ratio(traffic, update); }
 };
-
-/// Median over repetitions of `slower`'s update / `faster`'s, which were measured together.
-[[nodiscard]] double speedup(const AdamMeasurement& slower, const AdamMeasurement& faster);
 
 /// Cases of equal threads and repetitions, each repetition all of them in turn: a noisy moment of
 /// the machine hits all. `between` runs once a repetition, for whoever else measures side by side.

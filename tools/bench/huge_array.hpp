@@ -10,17 +10,17 @@ namespace spillway::bench {
 /// touched.
 class HugeArray {
  public:
-  /// Throws `Error{out_of_memory}`.
-  explicit HugeArray(std::size_t bytes);
+  /// Starts `offset` bytes behind a huge page's start. Throws `Error{out_of_memory}`.
+  explicit HugeArray(std::size_t bytes, std::size_t offset = 0);
   ~HugeArray();
   HugeArray(const HugeArray&) = delete;
   HugeArray& operator=(const HugeArray&) = delete;
 
   [[nodiscard]] std::byte* data() const { return data_; }
-  [[nodiscard]] std::size_t size() const { return size_; }
 
  private:
-  std::size_t size_;
+  std::size_t mapped_;
+  std::byte* mapping_;
   std::byte* data_;
 };
 

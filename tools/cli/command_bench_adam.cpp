@@ -20,10 +20,8 @@ using bench::AdamMeasurement;
 using bench::Series;
 using nlohmann::ordered_json;
 
-constexpr std::size_t kDefaultParameters = std::size_t{64} << 20;
-
 struct BenchAdamFlags {
-  std::vector<std::size_t> sizes = {kDefaultParameters};
+  std::vector<std::string> sizes = {"64Mi"};
   std::vector<std::string> formats = {"fp32", "split", "bf16", "int8"};
   std::vector<std::string> isas;
   std::vector<std::size_t> threads = {0};
@@ -48,7 +46,7 @@ ordered_json to_json(const Series& series) {
   return {{"median_ns", series.median()}, {"minimum_ns", series.minimum()}};
 }
 
-/// What was measured together: the formats of one size, instruction set and number of threads.
+/// What was measured together: the sizes and formats of one instruction set and number of threads.
 struct Group {
   std::vector<AdamMeasurement> measurements;
   Peers peers;
@@ -56,9 +54,26 @@ struct Group {
   /// How much faster than format fp32, if that is among them.
   [[nodiscard]] std::optional<double> over_fp32(const AdamMeasurement& m) const {
     for (const AdamMeasurement& other : measurements) {
-      if (other.of.format == StateFormat::fp32) return bench::speedup(other, m);
+      const bool same = other.of.parameters == m.of.parameters && other.of.tile == m.of.tile;
+      if (same && other.of.format == StateFormat::fp32) {
+        return bench::median_ratio(other.update, m.update);
+      }
     }
     return std::nullopt;
+  }
+  /// Of all sizes in this format: the slowest over the fastest.
+  [[nodiscard]] double spread(StateFormat format) const {
+    const Series* first = nullptr;
+    double lowest = 1;
+    double highest = 1;
+    for (const AdamMeasurement& m : measurements) {
+      if (m.of.format != format) continue;
+      if (first == nullptr) first = &m.update;
+      const double ratio = bench::median_ratio(m.update, *first);
+      lowest = std::min(lowest, ratio);
+      highest = std::max(highest, ratio);
+    }
+    return highest / lowest;
   }
   /// The peers know one format: fp32 masters and moments.
   [[nodiscard]] const PeerSeries& peers_of(const AdamMeasurement& m) const {
@@ -74,18 +89,22 @@ ordered_json to_json(const AdamMeasurement& m, const Group& group) {
                         {"isa", name_of(m.of.isa)},
                         {"threads", m.threads},
                         {"parameters", m.of.parameters},
+                        {"tile", m.of.tile},
                         {"repetitions", m.of.repetitions},
                         {"exact", m.exact},
                         {"bytes_per_parameter", m.bytes_per_parameter},
                         {"ns_per_parameter", m.update.median()},
                         {"gb_per_s", m.bytes_per_parameter / m.update.median()},
                         {"fraction_of_limit", m.fraction_of_limit()},
+                        {"fraction_of_layout", m.fraction_of_layout()},
                         {"prefetch", m.prefetch},
                         {"traffic_prefetch", m.traffic_prefetch},
                         {"update", to_json(m.update)},
                         {"traffic", to_json(m.traffic)},
+                        {"limit", to_json(m.limit)},
                         {"update_out_of_place", to_json(m.update_apart)},
                         {"traffic_out_of_place", to_json(m.traffic_apart)}};
+  document["limit"]["skew"] = m.limit_skew ? ordered_json(*m.limit_skew) : ordered_json();
   if (!m.denormal_all.ns.empty()) {
     document["denormal_tenth_ratio"] = m.denormal_tenth.median();
     document["denormal_all_ratio"] = m.denormal_all.median();
@@ -99,16 +118,18 @@ ordered_json to_json(const AdamMeasurement& m, const Group& group) {
 }
 
 void print_header() {
-  fmt::print("{:<7}{:<10}{:>8}{:>9}{:>9}{:>9}{:>10}{:>13}{:>10}{:>10}{:>7}\n", "format", "isa",
-             "threads", "ns/param", "minimum", "GB/s", "of limit", "out of place", "over fp32",
-             "prefetch", "exact");
+  fmt::print("{:<7}{:<10}{:>8}{:>12}{:>10}{:>9}{:>9}{:>8}{:>10}{:>11}{:>14}{:>10}{:>10}{:>7}\n",
+             "format", "isa", "threads", "parameters", "tile", "ns/param", "minimum", "GB/s",
+             "of limit", "of layout", "out of place", "over fp32", "prefetch", "exact");
 }
 
 void print_row(const AdamMeasurement& m, const Group& group) {
   const auto ratio = group.over_fp32(m);
-  fmt::print("{:<7}{:<10}{:>8}{:>9.4f}{:>9.4f}{:>9.1f}{:>10.3f}{:>12.2f}x{:>10}{:>10}{:>7}\n",
-             name_of(m.of.format), name_of(m.of.isa), m.threads, m.update.median(),
-             m.update.minimum(), m.bytes_per_parameter / m.update.median(), m.fraction_of_limit(),
+  fmt::print("{:<7}{:<10}{:>8}{:>12}{:>10}", name_of(m.of.format), name_of(m.of.isa), m.threads,
+             m.of.parameters, m.of.tile == 0 ? "-" : std::to_string(m.of.tile));
+  fmt::print("{:>9.4f}{:>9.4f}{:>8.1f}{:>10.3f}{:>11.3f}{:>13.2f}x{:>10}{:>10}{:>7}\n",
+             m.update.median(), m.update.minimum(), m.bytes_per_parameter / m.update.median(),
+             m.fraction_of_limit(), m.fraction_of_layout(),
              m.update_apart.median() / m.update.median(),
              ratio ? fmt::format("{:.2f}x", *ratio) : "-", m.prefetch, m.exact ? "yes" : "NO");
   if (!m.denormal_all.ns.empty()) {
@@ -148,26 +169,53 @@ Group measure(const BenchAdamFlags& flags, std::span<const AdamCase> cases) {
   return group;
 }
 
-/// The cases of each group.
+struct Size {
+  std::size_t parameters;
+  std::size_t tile;
+};
+
+std::size_t parse_count(std::string text) {
+  const std::string given = text;
+  const std::string error = CLI::AsSizeValue(false)(text);
+  check(error.empty(), ErrorCode::invalid_argument,
+        fmt::format("--size: \"{}\" is not a number of parameters such as 64Mi", given));
+  return std::stoull(text);
+}
+
+Size parse_size(const std::string& text) {
+  const std::size_t slash = text.find('/');
+  return {.parameters = parse_count(text.substr(0, slash)),
+          .tile = slash == std::string::npos ? 0 : parse_count(text.substr(slash + 1))};
+}
+
+void add_cases(const BenchAdamFlags& flags, const Size& size, AdamCase what,
+               std::vector<AdamCase>& cases) {
+  for (const std::string& format : flags.formats) {
+    what.parameters = size.parameters;
+    what.tile = size.tile;
+    what.format = parse_state_format(format);
+    what.gradient = parse_dtype(flags.gradient);
+    what.parameter = parse_dtype(flags.parameter);
+    what.repetitions = flags.repetitions;
+    what.prefetch = flags.prefetch;
+    what.denormals = flags.denormals;
+    cases.push_back(what);
+  }
+}
+
+/// The cases of each group. A peer holds the arrays of one size, so with peers sizes are apart.
 std::vector<std::vector<AdamCase>> cases_of(const BenchAdamFlags& flags) {
   std::vector<std::string> isas = flags.isas;
   if (isas.empty()) isas.emplace_back(name_of(cpu_adam::best_isa()));
   std::vector<std::vector<AdamCase>> groups;
-  for (const std::size_t size : flags.sizes) {
-    for (const std::string& isa : isas) {
-      for (const std::size_t threads : flags.threads) {
-        std::vector<AdamCase>& cases = groups.emplace_back();
-        for (const std::string& format : flags.formats) {
-          cases.push_back({.parameters = size,
-                           .format = parse_state_format(format),
-                           .gradient = parse_dtype(flags.gradient),
-                           .parameter = parse_dtype(flags.parameter),
-                           .isa = cpu_adam::parse_isa(isa),
-                           .threads = threads,
-                           .repetitions = flags.repetitions,
-                           .prefetch = flags.prefetch,
-                           .denormals = flags.denormals});
-        }
+  for (const std::string& isa : isas) {
+    for (const std::size_t threads : flags.threads) {
+      AdamCase what;
+      what.isa = cpu_adam::parse_isa(isa);
+      what.threads = threads;
+      for (std::size_t k = 0; k < flags.sizes.size(); ++k) {
+        if (k == 0 || !flags.compare.empty()) groups.emplace_back();
+        add_cases(flags, parse_size(flags.sizes[k]), what, groups.back());
       }
     }
   }
@@ -189,6 +237,12 @@ ordered_json run(const BenchAdamFlags& flags, bool json) {
       document["results"].push_back(to_json(measured, group));
       lowest = std::min(lowest, measured.fraction_of_limit());
     }
+    if (flags.sizes.size() == 1 || !flags.compare.empty()) continue;
+    for (const std::string& format : flags.formats) {
+      const double spread = group.spread(parse_state_format(format));
+      if (!json) fmt::print("{}: the slowest size takes {:.3f}x the fastest\n", format, spread);
+      document["spread"].push_back({{"format", format}, {"ratio", spread}});
+    }
   }
   document["fraction_of_limit"] = lowest;
   return document;
@@ -203,9 +257,10 @@ void add_bench_adam(CLI::App& bench, Session& session) {
                                   [flags, &session] { return run(*flags, session.json); });
   command
       ->add_option("--size", flags->sizes,
-                   "Parameters; several by commas. The four formats together take 88 bytes each")
+                   "Parameters, or PARAMETERS/TILE; several by commas, in turn. The four formats "
+                   "together take 88 bytes each")
       ->delimiter(',')
-      ->transform(CLI::AsSizeValue(false));
+      ->capture_default_str();
   command->add_option("--format", flags->formats, "State formats: fp32, split, bf16, int8")
       ->delimiter(',');
   command->add_option("--isa", flags->isas, "Instruction sets; default: the best")
