@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 
 #include "nvme_swap/format.hpp"
 
@@ -24,18 +23,23 @@ std::uint64_t xxh3(const void* data, std::size_t bytes) {
 #endif
 }
 
-/// The checksum of what came before and of one piece more.
-std::uint64_t fold(std::uint64_t before, std::uint64_t piece) {
-  const std::array both{before, piece};
+/// The checksum of the pieces before these, and of these: a group.
+std::uint64_t fold(std::uint64_t before, std::span<const std::uint64_t> group) {
+  const std::array both{before, xxh3(group.data(), group.size_bytes())};
   return xxh3(both.data(), sizeof both);
 }
 
 }  // namespace
 
 std::uint64_t checksum_of(std::span<const std::byte> data) {
-  std::uint64_t checksum = checksum_of_piece(data, 0);
-  for (std::size_t piece = 1; piece < checksum_pieces(data.size()); ++piece) {
-    checksum = fold(checksum, checksum_of_piece(data, piece));
+  const std::size_t pieces = checksum_pieces(data.size());
+  if (pieces == 1) return checksum_of_piece(data, 0);
+  std::uint64_t checksum = 0;
+  std::array<std::uint64_t, kChecksumGroup> group;
+  for (std::size_t first = 0; first < pieces; first += group.size()) {
+    const std::size_t count = std::min(group.size(), pieces - first);
+    for (std::size_t k = 0; k < count; ++k) group[k] = checksum_of_piece(data, first + k);
+    checksum = fold(checksum, std::span(group).first(count));
   }
   return checksum;
 }
@@ -48,7 +52,12 @@ std::uint64_t checksum_of_piece(std::span<const std::byte> data, std::size_t pie
 }
 
 std::uint64_t combine_checksums(std::span<const std::uint64_t> pieces) {
-  return std::accumulate(pieces.begin() + 1, pieces.end(), pieces.front(), fold);
+  if (pieces.size() == 1) return pieces.front();
+  std::uint64_t checksum = 0;
+  for (; !pieces.empty(); pieces = pieces.subspan(std::min(kChecksumGroup, pieces.size()))) {
+    checksum = fold(checksum, pieces.first(std::min(kChecksumGroup, pieces.size())));
+  }
+  return checksum;
 }
 
 }  // namespace spillway::nvme_swap

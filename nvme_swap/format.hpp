@@ -10,11 +10,11 @@
 //
 //   record area  | RecordHeader (1 page) | TileRecord[tile_count], padded to pages |
 //
-// A header and a record carry XXH3-64 checksums over all their bytes, padding included, so that any
-// changed bit is noticed. Both areas hold an empty record (generation 0, not committed) before the
-// store is complete, and file 0's header is written last: a store with that header is whole.
-// Commit g > 0 goes to the area that does not hold the newest record; the first one goes to both,
-// one after the other, so that losing one area can never make a committed store look fresh.
+// A header and a record carry checksums (`checksum_of`) over all their bytes, padding included, so
+// that any changed bit is noticed. Both areas hold an empty record (generation 0, not committed)
+// before the store is complete, and file 0's header is written last: a store with that header is
+// whole. Commit g > 0 goes to the area that does not hold the newest record; the first one goes to
+// both, one after the other, so that losing one area can never make a committed store look fresh.
 #pragma once
 
 #include <array>
@@ -156,10 +156,13 @@ void seal_record(const StoreMap& map, const RecordContent& content, std::span<st
                                                        std::span<const std::byte> area,
                                                        std::string& reason);
 
-/// Threads share the work of a checksum by pieces of this size.
-inline constexpr std::size_t kChecksumPiece = 256 << 10;
+/// Threads share the work of a checksum by pieces of this size, in any order: whoever goes through
+/// a tile's arrays part by part can sum the pieces of each while they are in the cache.
+inline constexpr std::size_t kChecksumPiece = kPageBytes;
+inline constexpr std::size_t kChecksumGroup = 64;  ///< pieces
 
-/// XXH3-64 of up to one piece; of each piece more, XXH3-64 of the checksum so far and the piece's.
+/// XXH3-64 of up to one piece. Of more: of 0, then for each group of pieces XXH3-64 of the checksum
+/// so far and of XXH3-64 of the pieces' own.
 [[nodiscard]] std::uint64_t checksum_of(std::span<const std::byte> data);
 [[nodiscard]] constexpr std::size_t checksum_pieces(std::size_t bytes) {
   return bytes <= kChecksumPiece ? 1 : (bytes + kChecksumPiece - 1) / kChecksumPiece;

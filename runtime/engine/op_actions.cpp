@@ -25,6 +25,8 @@ OpActions::OpActions(OpResources resources)
               plan::slot_bytes(resources_.placement.format, resources_.placement.tile_parameters),
               plan::boundary_disk_bytes(resources_.workload))
               .value())),
+      tile_update_(resources_.workers, plan::state_bytes(resources_.placement.format,
+                                                         resources_.placement.tile_parameters)),
       writes_(resources_.homes.tiles().size()),
       copy_writes_(resources_.homes.tiles().size()),
       copies_(resources_.homes.tiles().size() + 1),
@@ -356,16 +358,28 @@ void OpActions::host_update(const Op& op) {
   Homes& homes = resources_.homes;
   const std::span<std::byte> state = state_of(op);
   const std::span<std::byte> parameters = homes.host_parameters_of_tile(op.tile);
-  const bool staged = op.slot != kNoSlot;
-  if (staged) resources_.store.verify(StateSlots::state(op.tile), checksum(state));
   const cpu_adam::UpdateRange whole =
       tile_range(op.tile, state.data(), homes.host_gradient(op.block).data(), parameters.data());
   const auto groups = groups_of(op.block);
+  if (op.slot != kNoSlot) {
+    const TileChecksums sums = tile_update_.run(
+        {.kernel = kernel_,
+         .groups = groups,
+         .range = whole,
+         .layout = homes.slots().layout(op.tile),
+         .state = state,
+         .parameters = homes.slots().with_parameters() ? parameters : std::span<std::byte>{}});
+    // A tile that is not what was written ends the run here, before anything of it is on its way to
+    // the disk or the device.
+    resources_.store.verify(StateSlots::state(op.tile), sums.before);
+    state_checksums_[op.tile] = sums.state;
+    parameter_checksums_[op.tile] = sums.parameters;
+    return;
+  }
   resources_.workers.parallel_for(
       whole.count, kLeafParameters, [&](std::size_t first, std::size_t last) {
         cpu_adam::update(kernel_, groups, cpu_adam::slice(kernel_, whole, first, last - first));
       });
-  if (staged) host_checksum(op);
 }
 
 void OpActions::host_checksum(const Op& op) {

@@ -15,6 +15,7 @@
 #include "runtime/engine/homes.hpp"
 #include "runtime/engine/ticket_chains.hpp"
 #include "runtime/engine/ticket_pairs.hpp"
+#include "runtime/engine/tile_update.hpp"
 #include "runtime/model/transformer.hpp"
 
 namespace spillway::engine {
@@ -132,6 +133,7 @@ class OpActions final : public OpPerformer {
   /// By tile, of what its next write to disk writes.
   std::vector<std::uint64_t> state_checksums_, parameter_checksums_;
   std::vector<std::uint64_t> piece_checksums_;  // of the checksum under way
+  TileUpdate tile_update_;
   TicketPairs writes_, copy_writes_;  // by tile: its state and its parameters, to either store
   TicketPairs copies_;                // by tile, and one for the commit: to both stores
   TicketChains<SecondHalf> boundary_moves_;        // by staging buffer

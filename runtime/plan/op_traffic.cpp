@@ -17,13 +17,8 @@ Bytes update_traffic(const Workload& workload, const Placement& placement, const
   const double widening = static_cast<double>(size_of(waiting_gradient_dtype(workload))) -
                           static_cast<double>(size_of(workload.compute));
   const double each = update_traffic_per_parameter(placement.format, workload.compute) + widening;
-  Bytes traffic{static_cast<std::uint64_t>(each * static_cast<double>(tile.count.value()))};
-  // State from the disk is verified before the pass and summed for the disk after it.
-  const bool staged = placement.blocks[tile.block].state == Tier::nvme;
-  if (staged) {
-    traffic += state_bytes(placement.format, tile.count) + slot_bytes(placement.format, tile.count);
-  }
-  return traffic;
+  // State on its way from and to the disk is summed while the pass has it in the cache.
+  return Bytes{static_cast<std::uint64_t>(each * static_cast<double>(tile.count.value()))};
 }
 
 Bytes rounding_traffic(const Workload& workload, const Placement& placement, std::uint32_t block,

@@ -10,7 +10,7 @@
 
 namespace spillway::plan {
 
-/// The update of a tile, and the checksums around it where its state comes from the disk.
+/// The update of a tile. Checksums of state from the disk are made of what it has in the cache.
 [[nodiscard]] Bytes update_traffic(const Workload& workload, const Placement& placement,
                                    const Tile& tile);
 

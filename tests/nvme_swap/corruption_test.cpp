@@ -222,11 +222,12 @@ TEST_F(CorruptionTest, OfTheVersionIsToldFromANewerFormat) {
 }
 
 TEST(Checksum, OfPiecesIsThatOfTheWhole) {
-  std::vector<std::byte> data(3 * kChecksumPiece + 100);
+  std::vector<std::byte> data(130 * kChecksumPiece + 100);
   for (std::size_t i = 0; i < data.size(); ++i)
     data[i] = static_cast<std::byte>(i * 2654435761U >> 21);
-  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, kChecksumPiece, kChecksumPiece + 1,
-                                 2 * kChecksumPiece, data.size()}) {
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{1}, kChecksumPiece, kChecksumPiece + 1, 2 * kChecksumPiece,
+        64 * kChecksumPiece, 64 * kChecksumPiece + 1, 128 * kChecksumPiece, data.size()}) {
     const std::span<const std::byte> part = std::span(data).first(size);
     std::vector<std::uint64_t> pieces(checksum_pieces(size));
     for (std::size_t p = 0; p < pieces.size(); ++p) pieces[p] = checksum_of_piece(part, p);

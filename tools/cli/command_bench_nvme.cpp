@@ -61,15 +61,16 @@ void print_swap(const ordered_json& document) {
       "{:.0f} M parameters in {}, engine {}, kernel {}, medians of {} rounds\n"
       "  drive alone      {:8.3f} s   {:.2f} GB/s, read and write together\n"
       "  update alone     {:8.3f} s\n"
-      "  checksums        {:8.3f} s   on one thread, of what is read and of what is written\n"
+      "  checksums        {:8.3f} s   more, of what is read and of what is written: {:.3f} s of "
+      "CPU\n"
       "  whole pipeline   {:8.3f} s   {:.3f} x the slower of drive and update\n"
       "drive wear: {} written a step, {:.1f} TB a day at this speed; result verified\n",
       document["parameters"].get<double>() / 1e6, document["state_format"].get<std::string>(),
       document["engine"].get<std::string>(), document["kernel"].get<std::string>(),
       document["rounds"].get<int>(), document["io_seconds"].get<double>(),
       document["io_gigabytes_per_second"].get<double>(), document["update_seconds"].get<double>(),
-      document["checksum_seconds"].get<double>(), document["pipeline_seconds"].get<double>(),
-      document["ratio_to_limit"].get<double>(),
+      document["checksum_seconds"].get<double>(), document["checksum_cpu_seconds"].get<double>(),
+      document["pipeline_seconds"].get<double>(), document["ratio_to_limit"].get<double>(),
       format_bytes(Bytes{document["wear"]["bytes_written_a_step"].get<std::uint64_t>()}),
       document["wear"]["terabytes_written_a_day"].get<double>());
 }
