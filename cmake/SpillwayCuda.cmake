@@ -113,8 +113,6 @@ CUDA's folders or in Python packages")
                                  $<BUILD_INTERFACE:${directory}>)
     endforeach()
     target_link_libraries(spillway_cuda_libraries INTERFACE spillway_cuda_runtime)
-    set_property(GLOBAL APPEND PROPERTY SPILLWAY_MODULES
-                 spillway_cuda_runtime spillway_cuda_libraries)
     message(STATUS
             "Building with CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
   endif()

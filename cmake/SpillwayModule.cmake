@@ -40,5 +40,4 @@ function(spillway_module name)
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/spillway>)
   target_link_libraries(spillway_${name} PUBLIC ${arg_PUBLIC}
     PRIVATE ${arg_PRIVATE} $<BUILD_INTERFACE:spillway_flags>)
-  set_property(GLOBAL APPEND PROPERTY SPILLWAY_MODULES spillway_${name})
 endfunction()
