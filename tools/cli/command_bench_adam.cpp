@@ -175,17 +175,23 @@ struct Size {
 };
 
 std::size_t parse_count(std::string text) {
-  const std::string given = text;
   const std::string error = CLI::AsSizeValue(false)(text);
-  check(error.empty(), ErrorCode::invalid_argument,
-        fmt::format("--size: \"{}\" is not a number of parameters such as 64Mi", given));
+  check(error.empty(), ErrorCode::invalid_argument, error);
   return std::stoull(text);
 }
 
 Size parse_size(const std::string& text) {
   const std::size_t slash = text.find('/');
-  return {.parameters = parse_count(text.substr(0, slash)),
-          .tile = slash == std::string::npos ? 0 : parse_count(text.substr(slash + 1))};
+  try {
+    return {.parameters = parse_count(text.substr(0, slash)),
+            .tile = slash == std::string::npos ? 0 : parse_count(text.substr(slash + 1))};
+  } catch (const std::exception&) {  // CLI11's, whose message leaves out what was given
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("--size: \"{}\" is not a number of parameters; give one such as 64Mi, or "
+                    "64Mi/2Mi for tiles of 2 Mi",
+                    text));
+  }
 }
 
 void add_cases(const BenchAdamFlags& flags, const Size& size, AdamCase what,
