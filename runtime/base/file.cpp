@@ -27,6 +27,14 @@ fs::path directory_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
+/// What a file is that is not a regular one.
+std::string_view kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
 void synchronize(const FileDescriptor& file, const fs::path& path) {
   if (::fsync(file.get()) != 0) fail(errno, "fsync", path);
 }
@@ -91,8 +99,18 @@ FileDescriptor open_file(const fs::path& path, int flags, unsigned mode) {
   return file;
 }
 
+FileDescriptor open_regular_file(const fs::path& path) {
+  // O_NONBLOCK: opening a pipe must report what it is, not wait for a writer.
+  FileDescriptor file = open_file(path, O_RDONLY | O_NONBLOCK);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail(errno, "stat", path);
+  check(S_ISREG(status.st_mode), ErrorCode::invalid_argument,
+        fmt::format("{} is {}; give a regular file", path.string(), kind_of(status.st_mode)));
+  return file;
+}
+
 std::string read_text_file(const fs::path& path, Bytes limit) {
-  const FileDescriptor file = open_file(path, O_RDONLY);
+  const FileDescriptor file = open_regular_file(path);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) fail(errno, "stat", path);
   const auto refuse = [&](std::uint64_t size) {
@@ -101,7 +119,7 @@ std::string read_text_file(const fs::path& path, Bytes limit) {
                             size, limit.value()));
   };
   const auto stated = static_cast<std::uint64_t>(status.st_size);
-  if (S_ISREG(status.st_mode) && stated > limit.value()) refuse(stated);
+  if (stated > limit.value()) refuse(stated);
   std::string text;
   std::size_t filled = 0;
   for (;;) {
@@ -157,11 +175,9 @@ MadeDirectories::~MadeDirectories() {
 }
 
 MappedFile::MappedFile(const fs::path& path) {
-  const FileDescriptor file = open_file(path, O_RDONLY);
+  const FileDescriptor file = open_regular_file(path);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) fail(errno, "stat", path);
-  check(S_ISREG(status.st_mode), ErrorCode::invalid_argument,
-        fmt::format("{} is not a regular file", path.string()));
   if (status.st_size == 0) return;  // mmap refuses an empty length
   const auto size = static_cast<std::size_t>(status.st_size);
   void* const address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);

@@ -47,8 +47,12 @@ class FileDescriptor {
 [[nodiscard]] FileDescriptor open_file(const std::filesystem::path& path, int flags,
                                        unsigned mode = 0666);
 
-/// The whole file. Throws `Error{invalid_argument}` naming both sizes if it is longer than `limit`.
-/// Works for files of /proc and /sys, whose size reads as 0.
+/// Opens a regular file for reading. Throws `Error{invalid_argument}` that says what it is for a
+/// directory, a pipe, a socket or a device, at once: it never waits for a pipe's writer.
+[[nodiscard]] FileDescriptor open_regular_file(const std::filesystem::path& path);
+
+/// A whole regular file. Throws `Error{invalid_argument}` naming both sizes if it is longer than
+/// `limit`. Works for files of /proc and /sys, whose size reads as 0.
 [[nodiscard]] std::string read_text_file(const std::filesystem::path& path, Bytes limit);
 
 /// Replaces or creates `path` in one step that survives a crash at any instant: readers see the old

@@ -15,18 +15,6 @@
 
 namespace spillway::data::detail {
 
-FileDescriptor open_regular(const std::filesystem::path& path) {
-  // O_NONBLOCK: opening a pipe must report what it is, not wait for a writer.
-  FileDescriptor file = open_file(path, O_RDONLY | O_NONBLOCK);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) throw_errno(errno, fmt::format("stat {}", path.string()));
-  if (!S_ISREG(status.st_mode)) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} is not a regular file; give a file on disk", path.string()));
-  }
-  return file;
-}
-
 std::uint64_t size_of_file(const FileDescriptor& file, const std::filesystem::path& path) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) throw_errno(errno, fmt::format("stat {}", path.string()));

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
 #include "runtime/data/detail/files.hpp"
 #include "runtime/data/detail/utf8.hpp"
 #include "runtime/data/tokenizer.hpp"
@@ -30,7 +31,7 @@ template <class Visit>
 void for_each_unit(const PrepareOptions& options, Visit&& visit) {
   std::vector<std::byte> chunk(kChunkBytes);
   for (const fs::path& path : options.texts) {
-    const FileDescriptor file = detail::open_regular(path);
+    const FileDescriptor file = open_regular_file(path);
     detail::Utf8Decoder decoder;
     std::uint64_t position = 0;
     const auto refuse = [&] {
@@ -66,7 +67,7 @@ Survey survey(const PrepareOptions& options) {
   Survey result;
   if (options.tokenizer == TextTokenizer::bytes) {
     for (const fs::path& path : options.texts) {
-      result.tokens += detail::size_of_file(detail::open_regular(path), path);
+      result.tokens += detail::size_of_file(open_regular_file(path), path);
     }
     result.meta.tokenizer = kBytesTokenizer;
     result.meta.vocab_size = 256;

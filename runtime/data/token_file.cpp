@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
 #include "runtime/data/detail/files.hpp"
 
 namespace spillway::data {
@@ -17,7 +18,7 @@ static_assert(std::endian::native == std::endian::little, "token files are mappe
 class TokenFile::Implementation {
  public:
   Implementation(const std::filesystem::path& path, TokenType type)
-      : path_(path), type_(type), file_(detail::open_regular(path)) {
+      : path_(path), type_(type), file_(open_regular_file(path)) {
     bytes_ = detail::size_of_file(file_, path_);
     check(bytes_ > 0, ErrorCode::corrupt_data,
           fmt::format("{} is empty; make it with `spillway data`", path_.string()));

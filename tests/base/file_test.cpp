@@ -76,8 +76,25 @@ TEST(ReadTextFile, RefusesMoreThanTheLimitByName) {
     EXPECT_NE(std::string(error.what()).find("5 bytes; at most 4"), std::string::npos)
         << error.what();
   }
-  EXPECT_THROW((void)read_text_file("/dev/zero", 10_KiB), Error);  // and never reads for ever
-  EXPECT_THROW((void)read_text_file(directory.path(), 10_KiB), Error);
+}
+
+TEST(ReadTextFile, RefusesWhatIsNoRegularFileByWhatItIs) {
+  const TemporaryDirectory directory;
+  const fs::path pipe = directory.path() / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  // Reading a device or waiting for a pipe's writer would never end.
+  for (const auto& [path, kind] :
+       {std::pair{fs::path("/dev/zero"), "a device"}, std::pair{directory.path(), "a directory"},
+        std::pair{pipe, "a pipe"}}) {
+    try {
+      (void)read_text_file(path, 10_KiB);
+      ADD_FAILURE() << "nothing was thrown for " << path;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find(kind), std::string::npos) << error.what();
+    }
+    EXPECT_THROW(MappedFile{path}, Error);
+  }
 }
 
 TEST(WriteFileAtomically, CreatesAndReplacesAndLeavesNothingBeside) {

@@ -88,7 +88,11 @@ model::ModelConfig model_named(std::string_view name) {
 }
 
 model::ModelConfig model_from(const std::filesystem::path& name_or_path) {
-  if (std::filesystem::is_regular_file(name_or_path)) return model::load_model_config(name_or_path);
+  // A pipe or a device is refused by what it is, not taken for a name; a folder is no architecture.
+  const bool path = std::filesystem::exists(name_or_path);
+  if (path && !std::filesystem::is_directory(name_or_path)) {
+    return model::load_model_config(name_or_path);
+  }
   return model_named(name_or_path.string());
 }
 

@@ -15,6 +15,7 @@ import argparse
 import array
 import json
 import os
+import stat
 import sys
 
 OUTPUTS = ("meta.json", "train.bin", "val.bin")
@@ -45,10 +46,19 @@ def load_tokenizer(hf_dir):
     return tokenizer
 
 
+def open_regular(path):
+    """For reading. Opening a pipe must report what it is, not wait for its writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Refused(f"{path} is not a regular file; give a file on disk")
+    return descriptor
+
+
 def read_text(path):
     """As it is: no newline translation, no repair of what is not UTF-8."""
     try:
-        with open(path, encoding="utf-8", errors="strict", newline="") as file:
+        with open(open_regular(path), encoding="utf-8", errors="strict", newline="") as file:
             return file.read()
     except UnicodeDecodeError as error:
         raise Refused(f"{path} is not valid UTF-8 at byte {error.start}; convert it") from error

@@ -11,9 +11,6 @@
 
 namespace spillway::data::detail {
 
-/// Opens a regular file for reading. Throws `Error{io_error}`, or `Error{invalid_argument}` for a
-/// directory, pipe or device.
-[[nodiscard]] FileDescriptor open_regular(const std::filesystem::path& path);
 [[nodiscard]] std::uint64_t size_of_file(const FileDescriptor& file,
                                          const std::filesystem::path& path);
 /// Fills a prefix of `target`; 0 at the end of the file.

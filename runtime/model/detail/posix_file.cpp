@@ -21,11 +21,9 @@ constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 }  // namespace
 
 ReadableFile::ReadableFile(const std::filesystem::path& path)
-    : path_(path.string()), descriptor_(open_file(path, O_RDONLY | O_NONBLOCK)) {
+    : path_(path.string()), descriptor_(open_regular_file(path)) {
   struct stat status {};
   if (::fstat(descriptor_.get(), &status) != 0) throw_errno(errno, fmt::format("stat {}", path_));
-  check(S_ISREG(status.st_mode), ErrorCode::invalid_argument,
-        fmt::format("{} is not a regular file", path_));
   size_ = Bytes{static_cast<std::uint64_t>(status.st_size)};
 }
 
