@@ -66,7 +66,7 @@ void check_shard_name(const std::string& name, const std::string& origin) {
 std::map<std::string, std::string> read_index(const std::filesystem::path& path) {
   const std::string origin = path.string();
   const auto index =
-      detail::parse_strict_json(read_text_file(path, kMaxIndex), origin, ErrorCode::corrupt_data);
+      detail::parse_strict_table(read_text_file(path, kMaxIndex), origin, ErrorCode::corrupt_data);
   const auto found = index.is_object() ? index.find("weight_map") : index.end();
   check(found != index.end() && found->is_object() && !found->empty(), ErrorCode::corrupt_data,
         fmt::format("{}: \"weight_map\" is missing; it says which file holds a tensor", origin));

@@ -19,12 +19,11 @@ std::string cut(std::string text) {
   return text + "...";
 }
 
-}  // namespace
-
-OrderedJson parse_strict_json(std::string_view text, std::string_view origin, ErrorCode code) {
+template <class Json>
+Json parse_strict(std::string_view text, std::string_view origin, ErrorCode code) {
   std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, OrderedJson::parse_event_t event, OrderedJson& parsed) {
-    using Event = OrderedJson::parse_event_t;
+  using Event = typename Json::parse_event_t;
+  const auto watch = [&](int depth, Event event, Json& parsed) {
     if (event == Event::object_start || event == Event::array_start) {
       check(static_cast<std::size_t>(depth) < kMaxJsonDepth, code,
             fmt::format("{}: nested deeper than {} levels", origin, kMaxJsonDepth));
@@ -32,17 +31,27 @@ OrderedJson parse_strict_json(std::string_view text, std::string_view origin, Er
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
+      const auto& key = parsed.template get_ref<const std::string&>();
       check(keys.back().insert(key).second, code,
             fmt::format("{}: the key {} appears twice in one object", origin, brief_name(key)));
     }
     return true;
   };
   try {
-    return OrderedJson::parse(text.begin(), text.end(), watch);
-  } catch (const OrderedJson::exception& error) {
+    return Json::parse(text.begin(), text.end(), watch);
+  } catch (const nlohmann::json::exception& error) {
     throw Error(code, fmt::format("{}: not valid JSON: {}", origin, cut(error.what())));
   }
+}
+
+}  // namespace
+
+OrderedJson parse_strict_json(std::string_view text, std::string_view origin, ErrorCode code) {
+  return parse_strict<OrderedJson>(text, origin, code);
+}
+
+nlohmann::json parse_strict_table(std::string_view text, std::string_view origin, ErrorCode code) {
+  return parse_strict<nlohmann::json>(text, origin, code);
 }
 
 std::string brief(const OrderedJson& value) {
