@@ -12,6 +12,7 @@
 #include "runtime/engine/kept_checkpoints.hpp"
 #include "runtime/engine/run_claim.hpp"
 #include "runtime/engine/run_reader.hpp"
+#include "runtime/engine/running_median.hpp"
 #include "runtime/engine/schedule.hpp"
 #include "runtime/engine/start_values.hpp"
 #include "runtime/engine/step_trace.hpp"
@@ -25,13 +26,6 @@ namespace spillway::engine {
 namespace {
 
 bool is_run(const std::filesystem::path& path) { return RunDirectory(path).exists(); }
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 /// One run of `train`: the pieces that its phases share.
 class Loop {
@@ -90,7 +84,7 @@ class Loop {
   std::optional<MetricsLog> metrics_;
   std::optional<StepTrace> trace_;
   std::optional<std::uint64_t> noted_commit_;
-  std::vector<double> step_seconds_;
+  RunningMedian step_seconds_;
   TrainReport report_;
 };
 
@@ -203,7 +197,6 @@ void Loop::create_trainer() {
   }
   open_metrics();
   trace_.emplace(trainer_->most_ops());
-  step_seconds_.reserve(steps_);
   observer_.planned({.workload = workload_,
                      .placement = placement_,
                      .budgets = budgets_,
@@ -213,6 +206,7 @@ void Loop::create_trainer() {
                      .steps = steps_,
                      .first_step = trainer_->state().step + 1,
                      .commit_every = options_.commit_every,
+                     .device = options_.device.value_or(DeviceKind::host),
                      .measured_products = measured_products_});
   claim_.keep();
 }
@@ -293,7 +287,7 @@ void Loop::train_steps() {
     finish_save();
     save_if_due();  // before an evaluation, which writes the state too
     trace_->record(trainer_->step_executor());
-    step_seconds_.push_back(result.seconds);
+    step_seconds_.add(result.seconds);
     report_.last_loss = result.loss;
     observer_.stepped(result, exposed, *trainer_);
     evaluate_if_due();
@@ -325,14 +319,15 @@ void Loop::fail() {
 void Loop::finish() {
   commit();
   check_present();
-  trace_->write(claim_.run().trace());
+  // A process that had no step left to do has no trace; that of the steps before it stays.
+  if (step_seconds_.count() > 0) trace_->write(claim_.run().trace());
   const Trainer& trainer = *trainer_;
-  report_.steps = step_seconds_.size();
+  report_.steps = step_seconds_.count();
   report_.last_step = trainer.state().step;
   report_.skipped = trainer.state().skipped;
   report_.interrupted = trainer.state().step < steps_;
   report_.predicted_step_seconds = prediction_.step_seconds;
-  report_.measured_step_seconds = median(step_seconds_);
+  report_.measured_step_seconds = step_seconds_.value();
   if (report_.measured_step_seconds > 0) {
     report_.tokens_per_second =
         static_cast<double>(workload_.tokens * workload_.micro_batches * workload_.rounds) /

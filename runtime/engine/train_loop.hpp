@@ -42,6 +42,7 @@ struct TrainPlan {
   std::uint64_t steps = 0;
   std::uint64_t first_step = 1;
   std::uint64_t commit_every = 1;
+  DeviceKind device = DeviceKind::host;
   /// Algorithms of matrix products that the run took from the machine profile.
   std::size_t measured_products = 0;
 };
@@ -63,8 +64,8 @@ class TrainObserver {
 struct TrainReport {
   std::uint64_t steps = 0;  ///< done by this process
   std::uint64_t last_step = 0;
-  double last_loss = 0;
-  std::optional<double> val_loss;  ///< after the last step, with all updates applied
+  std::optional<double> last_loss;  ///< absent where no step was left to do
+  std::optional<double> val_loss;   ///< after the last step, with all updates applied
   double predicted_step_seconds = 0;
   double measured_step_seconds = 0;  ///< median
   double tokens_per_second = 0;

@@ -11,6 +11,7 @@
 #include "tools/bench/adam_bench.hpp"
 #include "tools/bench/peer_process.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -118,29 +119,28 @@ ordered_json to_json(const AdamMeasurement& m, const Group& group) {
 }
 
 void print_header() {
-  fmt::print("{:<7}{:<10}{:>8}{:>12}{:>10}{:>9}{:>9}{:>8}{:>10}{:>11}{:>14}{:>10}{:>10}{:>7}\n",
-             "format", "isa", "threads", "parameters", "tile", "ns/param", "minimum", "GB/s",
-             "of limit", "of layout", "out of place", "over fp32", "prefetch", "exact");
+  answer("{:<7}{:<10}{:>8}{:>12}{:>10}{:>9}{:>9}{:>8}{:>10}{:>11}{:>14}{:>10}{:>10}{:>7}\n",
+         "format", "isa", "threads", "parameters", "tile", "ns/param", "minimum", "GB/s",
+         "of limit", "of layout", "out of place", "over fp32", "prefetch", "exact");
 }
 
 void print_row(const AdamMeasurement& m, const Group& group) {
   const auto ratio = group.over_fp32(m);
-  fmt::print("{:<7}{:<10}{:>8}{:>12}{:>10}", name_of(m.of.format), name_of(m.of.isa), m.threads,
-             m.of.parameters, m.of.tile == 0 ? "-" : std::to_string(m.of.tile));
-  fmt::print("{:>9.4f}{:>9.4f}{:>8.1f}{:>10.3f}{:>11.3f}{:>13.2f}x{:>10}{:>10}{:>7}\n",
-             m.update.median(), m.update.minimum(), m.bytes_per_parameter / m.update.median(),
-             m.fraction_of_limit(), m.fraction_of_layout(),
-             m.update_apart.median() / m.update.median(),
-             ratio ? fmt::format("{:.2f}x", *ratio) : "-", m.prefetch, m.exact ? "yes" : "NO");
+  answer("{:<7}{:<10}{:>8}{:>12}{:>10}", name_of(m.of.format), name_of(m.of.isa), m.threads,
+         m.of.parameters, m.of.tile == 0 ? "-" : std::to_string(m.of.tile));
+  answer("{:>9.4f}{:>9.4f}{:>8.1f}{:>10.3f}{:>11.3f}{:>13.2f}x{:>10}{:>10}{:>7}\n",
+         m.update.median(), m.update.minimum(), m.bytes_per_parameter / m.update.median(),
+         m.fraction_of_limit(), m.fraction_of_layout(), m.update_apart.median() / m.update.median(),
+         ratio ? fmt::format("{:.2f}x", *ratio) : "-", m.prefetch, m.exact ? "yes" : "NO");
   if (!m.denormal_all.ns.empty()) {
-    fmt::print("  moments below the normal range: a tenth {:.2f}x, all {:.2f}x (out of place)\n",
-               m.denormal_tenth.median(), m.denormal_all.median());
+    answer("  moments below the normal range: a tenth {:.2f}x, all {:.2f}x (out of place)\n",
+           m.denormal_tenth.median(), m.denormal_all.median());
   }
   for (const auto& [name, series] : group.peers_of(m)) {
-    fmt::print("  {:<26}{:>9.4f}{:>9.4f}   {:.2f}x ours\n", name, series.median(), series.minimum(),
-               series.median() / m.update.median());
+    answer("  {:<26}{:>9.4f}{:>9.4f}   {:.2f}x ours\n", name, series.median(), series.minimum(),
+           series.median() / m.update.median());
   }
-  std::fflush(stdout);
+  flush_answers();
 }
 
 Group measure(const BenchAdamFlags& flags, std::span<const AdamCase> cases) {
@@ -246,7 +246,7 @@ ordered_json run(const BenchAdamFlags& flags, bool json) {
     if (flags.sizes.size() == 1 || !flags.compare.empty()) continue;
     for (const std::string& format : flags.formats) {
       const double spread = group.spread(parse_state_format(format));
-      if (!json) fmt::print("{}: the slowest size takes {:.3f}x the fastest\n", format, spread);
+      if (!json) answer("{}: the slowest size takes {:.3f}x the fastest\n", format, spread);
       document["spread"].push_back({{"format", format}, {"ratio", spread}});
     }
   }

@@ -6,6 +6,7 @@
 #include "runtime/engine/compute_device.hpp"
 #include "tools/bench/gpu_bench.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
 #include "tools/cli/device_flag.hpp"
 
 namespace spillway::cli {
@@ -53,17 +54,17 @@ ordered_json to_json(const std::vector<ProductRate>& rates) {
 }
 
 void print(const GpuMeasurement& m) {
-  fmt::print("{}\n", m.device);
+  answer("{}\n", m.device);
   for (const auto* list : {&m.products, &m.attention}) {
     for (const ProductRate& rate : *list) {
-      fmt::print("  {:<28} {:>6} x {:>6} x {:>6}  {:>9.3f} ms  {:>8.2f} TFLOP/s\n", rate.name,
-                 rate.rows, rate.columns, rate.inner, rate.seconds * 1e3, rate.tflops());
+      answer("  {:<28} {:>6} x {:>6} x {:>6}  {:>9.3f} ms  {:>8.2f} TFLOP/s\n", rate.name,
+             rate.rows, rate.columns, rate.inner, rate.seconds * 1e3, rate.tflops());
     }
   }
-  fmt::print("  one layer, forward and backward: {:.2f} TFLOP/s\n", m.layer_tflops);
+  answer("  one layer, forward and backward: {:.2f} TFLOP/s\n", m.layer_tflops);
   for (const auto& [name, rates] : {std::pair{"pinned", m.pinned}, {"pageable", m.pageable}}) {
-    fmt::print("  {:<8} copies: up {:.1f} GB/s, down {:.1f} GB/s, both at once {:.1f} GB/s\n", name,
-               rates.h2d, rates.d2h, rates.both);
+    answer("  {:<8} copies: up {:.1f} GB/s, down {:.1f} GB/s, both at once {:.1f} GB/s\n", name,
+           rates.h2d, rates.d2h, rates.both);
   }
 }
 

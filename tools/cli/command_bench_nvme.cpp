@@ -8,6 +8,7 @@
 #include "tools/bench/nvme_bench.hpp"
 #include "tools/bench/nvme_swap_bench.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -23,21 +24,20 @@ void print_row(const ordered_json& row) {
           ? fmt::format("  checksums {:.1f} ms/GiB, commit {:.1f} ms",
                         row["checksum_ms_per_gib"].get<double>(), row["commit_ms"].get<double>())
           : "";
-  fmt::print("{:<11} {:<9} {:<6} {:>5} {:>10} {:>8.2f} {:>8.1f}{}\n",
-             row["shape"].get<std::string>(), row["engine"].get<std::string>(),
-             row["pattern"].get<std::string>(), row["depth"].get<std::uint64_t>(),
-             format_bytes(Bytes{row["block"].get<std::uint64_t>()}),
-             row["gigabytes_per_second"].get<double>(), row["cpu_ms_per_gib"].get<double>(), extra);
-  std::fflush(stdout);
+  answer("{:<11} {:<9} {:<6} {:>5} {:>10} {:>8.2f} {:>8.1f}{}\n", row["shape"].get<std::string>(),
+         row["engine"].get<std::string>(), row["pattern"].get<std::string>(),
+         row["depth"].get<std::uint64_t>(), format_bytes(Bytes{row["block"].get<std::uint64_t>()}),
+         row["gigabytes_per_second"].get<double>(), row["cpu_ms_per_gib"].get<double>(), extra);
+  flush_answers();
 }
 
 void print_summary(const ordered_json& document) {
   for (const auto& [pattern, best] : document["best"].items()) {
-    fmt::print("best {:<6} {:.2f} GB/s at depth {}, blocks of {}\n", pattern,
-               best["gigabytes_per_second"].get<double>(), best["depth"].get<std::uint64_t>(),
-               format_bytes(Bytes{best["block"].get<std::uint64_t>()}));
+    answer("best {:<6} {:.2f} GB/s at depth {}, blocks of {}\n", pattern,
+           best["gigabytes_per_second"].get<double>(), best["depth"].get<std::uint64_t>(),
+           format_bytes(Bytes{best["block"].get<std::uint64_t>()}));
   }
-  fmt::print(
+  answer(
       "tuning: depth {}, transfers of {} with {}: read {:.2f}, write {:.2f}, mixed {:.2f} "
       "GB/s\n",
       document["tuning"]["queue_depth"].get<std::uint64_t>(),
@@ -46,10 +46,10 @@ void print_summary(const ordered_json& document) {
       document["tuning"]["read_gbps"].get<double>(), document["tuning"]["write_gbps"].get<double>(),
       document["tuning"]["mixed_gbps"].get<double>());
   if (!document["fraction_of_limit"].is_null()) {
-    fmt::print("at least {:.3f} of {}'s best in every pattern\n",
-               document["fraction_of_limit"].get<double>(), document["limit"].get<std::string>());
+    answer("at least {:.3f} of {}'s best in every pattern\n",
+           document["fraction_of_limit"].get<double>(), document["limit"].get<std::string>());
   }
-  fmt::print(
+  answer(
       "all data verified; drive wear: {} written by this benchmark; state that is always "
       "swapped at full rate writes {:.0f} TB a day\n",
       format_bytes(Bytes{document["wear"]["bytes_written"].get<std::uint64_t>()}),
@@ -57,7 +57,7 @@ void print_summary(const ordered_json& document) {
 }
 
 void print_swap(const ordered_json& document) {
-  fmt::print(
+  answer(
       "{:.0f} M parameters in {}, engine {}, kernel {}, medians of {} rounds\n"
       "  drive alone      {:8.3f} s   {:.2f} GB/s, read and write together\n"
       "  update alone     {:8.3f} s\n"
@@ -95,8 +95,8 @@ ordered_json run_nvme(NvmeFlags flags, bool json) {
         fmt::format("--compare {}: this benchmark compares with fio", flags.compare));
   options.compare_fio = !flags.compare.empty();
   if (!json) {
-    fmt::print("{:<11} {:<9} {:<6} {:>5} {:>10} {:>8} {:>8}\n", "shape", "engine", "load", "depth",
-               "block", "GB/s", "CPU ms/GiB");
+    answer("{:<11} {:<9} {:<6} {:>5} {:>10} {:>8} {:>8}\n", "shape", "engine", "load", "depth",
+           "block", "GB/s", "CPU ms/GiB");
   }
   ordered_json document =
       bench::bench_nvme(options, json ? bench::NvmeBenchRow{} : bench::NvmeBenchRow{print_row});
@@ -152,8 +152,8 @@ void add_bench_swap(CLI::App& bench, Session& session) {
         if (!flags->transfer.empty()) options.transfer_bytes = parse_bytes(flags->transfer);
         for (auto& directory : options.directories) directory /= "spillway-bench";
         const bool json = session.json;
-        ordered_json document = bench::bench_swap(
-            options, [](const std::string& line) { fmt::print(stderr, "{}\n", line); });
+        ordered_json document =
+            bench::bench_swap(options, [](const std::string& line) { tell("{}\n", line); });
         if (!json) print_swap(document);
         return document;
       });

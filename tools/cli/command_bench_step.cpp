@@ -12,6 +12,7 @@
 #include "tools/bench/peak_flops.hpp"
 #include "tools/bench/step_bench.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
 #include "tools/cli/train_flags.hpp"
 
 namespace spillway::cli {
@@ -174,41 +175,39 @@ void add_resources(ordered_json& document, const StepBenchResult& result) {
 
 void print(const ordered_json& d) {
   const auto text = [&](const char* key) { return d[key].get<std::string>(); };
-  fmt::print("model      {}: {:.2f} M parameters, {} compute, state format {}, on {}\n",
-             text("model"), d["parameters"].get<double>() * 1e-6, text("compute"),
-             text("state_format"), text("device"));
-  fmt::print("step       {} tokens: {} round(s) of {} micro-batch(es) of {} x {}\n",
-             d["tokens_per_step"].get<std::uint64_t>(), d["rounds"].get<std::uint32_t>(),
-             d["micro_batches_per_round"].get<std::uint32_t>(),
-             d["micro_batch"].get<std::uint32_t>(), d["context"].get<std::uint32_t>());
-  fmt::print(
-      "speed      {:.0f} tokens/s, {:.4f} s a step (predicted {:.4f}), {:.3f} model TFLOP/s\n",
-      d["tokens_per_second"].get<double>(), d["step_seconds"]["median"].get<double>(),
-      d["predicted_step_seconds"].get<double>(), d["model_tflops"].get<double>());
+  answer("model      {}: {:.2f} M parameters, {} compute, state format {}, on {}\n", text("model"),
+         d["parameters"].get<double>() * 1e-6, text("compute"), text("state_format"),
+         text("device"));
+  answer("step       {} tokens: {} round(s) of {} micro-batch(es) of {} x {}\n",
+         d["tokens_per_step"].get<std::uint64_t>(), d["rounds"].get<std::uint32_t>(),
+         d["micro_batches_per_round"].get<std::uint32_t>(), d["micro_batch"].get<std::uint32_t>(),
+         d["context"].get<std::uint32_t>());
+  answer("speed      {:.0f} tokens/s, {:.4f} s a step (predicted {:.4f}), {:.3f} model TFLOP/s\n",
+         d["tokens_per_second"].get<double>(), d["step_seconds"]["median"].get<double>(),
+         d["predicted_step_seconds"].get<double>(), d["model_tflops"].get<double>());
   if (!d["mfu"].is_null()) {
-    fmt::print("mfu        {:.3f} of {:.3f} TFLOP/s ({})\n", d["mfu"].get<double>(),
-               d["peak_tflops"].get<double>(), text("peak_basis"));
+    answer("mfu        {:.3f} of {:.3f} TFLOP/s ({})\n", d["mfu"].get<double>(),
+           d["peak_tflops"].get<double>(), text("peak_basis"));
   }
   if (d.contains("resident")) {
-    fmt::print("limit      {:.3f} of {:.0f} tokens/s with the model resident and no optimizer\n",
-               d["fraction_of_limit"].get<double>(),
-               d["resident"]["tokens_per_second"].get<double>());
+    answer("limit      {:.3f} of {:.0f} tokens/s with the model resident and no optimizer\n",
+           d["fraction_of_limit"].get<double>(), d["resident"]["tokens_per_second"].get<double>());
   }
   for (const auto& [tier, use] : d["memory"].items()) {
-    fmt::print("{:<10} {} used, {} planned, of {}\n", tier,
-               format_bytes(Bytes{use["high_water"].get<std::uint64_t>()}),
-               format_bytes(Bytes{use["planned"].get<std::uint64_t>()}),
-               format_bytes(Bytes{use["budget"].get<std::uint64_t>()}));
+    answer("{:<10} {} used, {} planned, of {}\n", tier,
+           format_bytes(Bytes{use["high_water"].get<std::uint64_t>()}),
+           format_bytes(Bytes{use["planned"].get<std::uint64_t>()}),
+           format_bytes(Bytes{use["budget"].get<std::uint64_t>()}));
   }
-  fmt::print("lanes      {:<12} {:>10} {:>12}\n", "", "exposed s", "moved");
+  answer("lanes      {:<12} {:>10} {:>12}\n", "", "exposed s", "moved");
   for (const auto& [lane, seconds] : d["exposed_seconds"].items()) {
     const Bytes moved{d["bytes_moved"][lane].get<std::uint64_t>()};
     if (lane == "gpu" || (seconds.get<double>() <= 0 && moved == Bytes{})) continue;
-    fmt::print("           {:<12} {:>10.4f} {:>12}\n", lane, seconds.get<double>(),
-               format_bytes(moved));
+    answer("           {:<12} {:>10.4f} {:>12}\n", lane, seconds.get<double>(),
+           format_bytes(moved));
   }
-  fmt::print("loss       {:.4f} at first, {:.4f} at last\n", d["loss"]["first"].get<double>(),
-             d["loss"]["last"].get<double>());
+  answer("loss       {:.4f} at first, {:.4f} at last\n", d["loss"]["first"].get<double>(),
+         d["loss"]["last"].get<double>());
 }
 
 ordered_json run(const BenchStepFlags& flags, bool json) {
@@ -218,7 +217,7 @@ ordered_json run(const BenchStepFlags& flags, bool json) {
       .warmup = flags.warmup,
       .scratch = flags.scratch,
       .profile = flags.train.profile,
-      .note = [](const std::string& text) { fmt::print(stderr, "note: {}\n", text); }};
+      .note = [](const std::string& text) { tell("note: {}\n", text); }};
   const StepBenchResult result = bench::bench_step(request);
   const Peak peak = peak_of(request, result);
   ordered_json document = describe(flags, request.config, result);

@@ -5,6 +5,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/data/prepare.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -30,8 +31,8 @@ nlohmann::ordered_json run(const DataFlags& flags, bool json) {
        .validation_fraction = flags.validation,
        .existing = flags.force ? data::ExistingOutput::replace : data::ExistingOutput::refuse});
   if (!json) {
-    fmt::print("{}: {} training and {} validation tokens, vocabulary {}\n", flags.out.string(),
-               prepared.train_tokens, prepared.validation_tokens, prepared.meta.vocab_size);
+    answer("{}: {} training and {} validation tokens, vocabulary {}\n", flags.out.string(),
+           prepared.train_tokens, prepared.validation_tokens, prepared.meta.vocab_size);
   }
   return {{"out", flags.out.string()},
           {"train_tokens", prepared.train_tokens},

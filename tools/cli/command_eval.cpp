@@ -6,6 +6,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/inference.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
 #include "tools/cli/device_flag.hpp"
 #include "tools/cli/run_source.hpp"
 
@@ -45,8 +46,7 @@ nlohmann::ordered_json evaluate(const EvalFlags& flags, bool json) {
   const engine::Evaluation result = inference.evaluate(tokens);
   const double perplexity = std::exp(result.loss);
   if (!json) {
-    fmt::print("loss {:.6f}, perplexity {:.4f}, {} tokens\n", result.loss, perplexity,
-               result.tokens);
+    answer("loss {:.6f}, perplexity {:.4f}, {} tokens\n", result.loss, perplexity, result.tokens);
   }
   return {{"loss", result.loss}, {"perplexity", perplexity}, {"tokens", result.tokens}};
 }

@@ -10,6 +10,7 @@
 #include "runtime/engine/run_reader.hpp"
 #include "runtime/model/checkpoint.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -60,8 +61,8 @@ nlohmann::ordered_json write(const ExportFlags& flags, bool json) {
   }
   writer.finish();
   if (!json) {
-    fmt::print("{}: step {} of {}, {} parameters in {}\n", flags.out.string(), reader.state().step,
-               flags.run.string(), reader.layout().parameters().value(), name_of(dtype));
+    answer("{}: step {} of {}, {} parameters in {}\n", flags.out.string(), reader.state().step,
+           flags.run.string(), reader.layout().parameters().value(), name_of(dtype));
   }
   return {{"out", flags.out.string()},
           {"step", reader.state().step},

@@ -1,15 +1,17 @@
 // `spillway fsck RUN`: checks the files of a run and every byte of its committed state.
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
-#include <cstdio>
 #include <memory>
 
 #include "nvme_swap/fsck.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/run_directory.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
+#include "tools/cli/status_line.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -18,30 +20,28 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 using nvme_swap::FsckReport;
 
-/// A line that is rewritten in place on a terminal, and nothing elsewhere.
+/// How far the check is, on a terminal; nothing elsewhere.
 class ProgressLine {
  public:
-  ~ProgressLine() {
-    if (shown_) fmt::print(stderr, "\r\033[K");
-  }
+  ~ProgressLine() { line_.clear(); }
   void show(Bytes done, Bytes total) {
     const auto now = Clock::now();
-    if (!terminal_ || now - last_ < std::chrono::milliseconds{100}) return;
+    if (!line_.on_terminal() || now - last_ < std::chrono::milliseconds{100}) return;
     last_ = now;
-    shown_ = true;
     const double seconds = std::chrono::duration<double>(now - begin_).count();
-    fmt::print(stderr, "\r\033[Kchecked {} of {} at {}/s", format_bytes(done), format_bytes(total),
-               format_bytes(Bytes{static_cast<std::uint64_t>(static_cast<double>(done.value()) /
-                                                             std::max(seconds, 1e-3))}));
-    std::fflush(stderr);
+    const Bytes rate{
+        static_cast<std::uint64_t>(static_cast<double>(done.value()) / std::max(seconds, 1e-3))};
+    const std::array fields{
+        StatusField{fmt::format("checked {} of {}", format_bytes(done), format_bytes(total)), 0},
+        StatusField{fmt::format("at {}/s", format_bytes(rate)), 1}};
+    line_.show(fields);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  const bool terminal_ = ::isatty(STDERR_FILENO) != 0;
+  StatusLine line_;
   const Clock::time_point begin_ = Clock::now();
   Clock::time_point last_{};
-  bool shown_ = false;
 };
 
 ordered_json to_json(const std::vector<nvme_swap::FsckFinding>& findings) {
@@ -71,29 +71,28 @@ ordered_json to_json(const std::string& name, const FsckReport& report) {
 }
 
 void print(const std::string& name, const FsckReport& report) {
-  fmt::print("store '{}' in {}\n", name, report.files.front().parent_path().string());
+  answer("store '{}' in {}\n", name, report.files.front().parent_path().string());
   if (report.tiles_checked > 0) {
-    fmt::print("  {} of {} tiles hold state; {} checked in {:.1f} s ({:.2f} GB/s)\n",
-               report.tiles_checked, report.tiles, format_bytes(report.bytes_checked),
-               report.seconds,
-               static_cast<double>(report.bytes_checked.value()) / 1e9 / report.seconds);
+    answer("  {} of {} tiles hold state; {} checked in {:.1f} s ({:.2f} GB/s)\n",
+           report.tiles_checked, report.tiles, format_bytes(report.bytes_checked), report.seconds,
+           static_cast<double>(report.bytes_checked.value()) / 1e9 / report.seconds);
   }
   for (const auto& finding : report.damage) {
-    fmt::print("  DAMAGED {}: {}\n", finding.file.filename().string(), finding.what);
+    answer("  DAMAGED {}: {}\n", finding.file.filename().string(), finding.what);
   }
   for (const auto& finding : report.notes) {
-    fmt::print("  note {}: {}\n", finding.file.filename().string(), finding.what);
+    answer("  note {}: {}\n", finding.file.filename().string(), finding.what);
   }
   if (report.damage.empty()) {
-    fmt::print("  sound{}\n",
-               report.step ? fmt::format(": committed step {}", report.step->value()) : "");
+    answer("  sound{}\n",
+           report.step ? fmt::format(": committed step {}", report.step->value()) : "");
   } else if (report.resumable) {
-    fmt::print(
+    answer(
         "  the committed state{} is whole: the run can be resumed, and the next commit "
         "repairs the record\n",
         report.step ? fmt::format(" of step {}", report.step->value()) : "");
   } else {
-    fmt::print(
+    answer(
         "  the committed state is lost: restore the run from a kept checkpoint or start it "
         "again\n");
   }

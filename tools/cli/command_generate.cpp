@@ -10,6 +10,7 @@
 #include "runtime/data/tokenizer.hpp"
 #include "runtime/engine/inference.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
 #include "tools/cli/device_flag.hpp"
 #include "tools/cli/run_source.hpp"
 
@@ -72,17 +73,17 @@ nlohmann::ordered_json generate(const GenerateFlags& flags, bool json) {
                                .trained_on = source.trained_on()},
                               source.parameters());
   const std::size_t prompt_length = tokens.size();
-  if (!json && tokenizer) fmt::print("{}", tokenizer->decode(tokens));
+  if (!json && tokenizer) answer("{}", tokenizer->decode(tokens));
   for (std::uint32_t i = 0; i < flags.tokens; ++i) {
     const double uniform =
         uniform_from(as_u64(random_block(flags.seed, {.stream = 0, .index = i}))[0]);
     tokens.push_back(sample(inference.next_logits(tokens), flags.temperature, uniform));
     if (json || !tokenizer) continue;
-    fmt::print("{}", tokenizer->decode(std::span(tokens).last(1)));
-    std::fflush(stdout);
+    answer("{}", tokenizer->decode(std::span(tokens).last(1)));
+    if (!flush_answers()) finish_answers();
   }
-  if (!json && !tokenizer) fmt::print("{}", fmt::join(tokens, " "));
-  if (!json) fmt::print("\n");
+  if (!json && !tokenizer) answer("{}", fmt::join(tokens, " "));
+  if (!json) answer("\n");
   nlohmann::ordered_json document{
       {"prompt_tokens", prompt_length}, {"tokens", tokens}, {"seed", flags.seed}};
   if (tokenizer) {

@@ -9,6 +9,8 @@
 #include "runtime/model/checkpoint.hpp"
 #include "runtime/model/safetensors.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
+#include "tools/cli/printable.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -69,10 +71,15 @@ ordered_json data_info(const fs::path& directory) {
 
 ordered_json safetensors_info(const fs::path& path) {
   const model::SafetensorsFile file(path);
-  ordered_json document{{"kind", "safetensors"}};
+  // An object of this library looks a key up in linear time: its pairs are put down as they come.
+  ordered_json::object_t tensors;
+  tensors.reserve(file.header().tensors.size());
   for (const auto& [name, tensor] : file.header().tensors) {
-    document["tensors"][name] = {{"type", tensor.type}, {"shape", tensor.shape}};
+    const ordered_json entry{{"type", tensor.type}, {"shape", tensor.shape}};
+    tensors.push_back({name, entry});
   }
+  ordered_json document{{"kind", "safetensors"}};
+  document["tensors"] = std::move(tensors);
   return document;
 }
 
@@ -92,11 +99,12 @@ ordered_json info(const fs::path& path) {
 void print(const ordered_json& document, int indent) {
   for (const auto& [key, value] : document.items()) {
     if (value.is_object()) {
-      fmt::print("{:{}}{}\n", "", indent, key);
+      answer("{:{}}{}\n", "", indent, printable_name(key));
       print(value, indent + 2);
     } else {
-      fmt::print("{:{}}{:<16} {}\n", "", indent, key,
-                 value.is_string() ? value.get<std::string>() : value.dump());
+      answer("{:{}}{:<16} {}\n", "", indent, printable_name(key),
+             value.is_string() ? printable_name(value.get<std::string>())
+                               : printable_message(value.dump()));
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "tools/bench/machine_description.hpp"
 #include "tools/bench/peak_flops.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
 #include "tools/cli/plan_text.hpp"
 #include "tools/cli/train_flags.hpp"
 
@@ -39,9 +40,8 @@ plan::MachineProfile measured_profile(const PlanFlags& flags, const model::Model
       .state_directories = on_disk
                                ? std::optional(engine::state_directories(options, flags.train.run))
                                : std::nullopt};
-  const engine::Tuning tuning =
-      engine::tune(request, placement, known,
-                   [](const std::string& text) { fmt::print(stderr, "note: {}\n", text); });
+  const engine::Tuning tuning = engine::tune(
+      request, placement, known, [](const std::string& text) { tell("note: {}\n", text); });
   return engine::calibrate(request, tuning);
 }
 
@@ -103,14 +103,15 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
                       .budgets = budgets,
                       .profile = profile,
                       .prediction = step.prediction,
-                      .memory = plan::memory_items(workload, placement)};
+                      .memory = plan::memory_items(workload, placement),
+                      .device = options.device.value_or(engine::DeviceKind::host)};
   nlohmann::ordered_json document = to_json(view);
   if (machine) document["speed"] = speed_on(*machine, *config, options, view);
   if (!json) {
-    fmt::print("{}", to_text(view));
-    if (machine) fmt::print("machine    {} ({})\n", machine->name, machine->basis);
+    answer("{}", to_text(view));
+    if (machine) answer("machine    {} ({})\n", machine->name, machine->basis);
     if (flags.explain) {
-      fmt::print("{}", plan::to_text(plan::build_training_step(workload, placement)));
+      answer("{}", plan::to_text(plan::build_training_step(workload, placement)));
     }
   }
   return document;

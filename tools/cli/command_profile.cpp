@@ -10,6 +10,7 @@
 #include "runtime/engine/product_tuning.hpp"
 #include "runtime/engine/update_bench.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
 #include "tools/cli/device_flag.hpp"
 #include "tools/cli/train_flags.hpp"
 
@@ -59,13 +60,13 @@ engine::TrainOptions options_of(const ProfileFlags& flags, const model::ModelCon
 void print(const engine::TunedProduct& product) {
   const std::string name = model::cuda::name_of(product.shape);
   if (product.known) {
-    fmt::print("           {:<48} known\n", name);
+    answer("           {:<48} known\n", name);
   } else if (product.algorithms == 0) {
-    fmt::print("           {:<48} no algorithm for aligned operands\n", name);
+    answer("           {:<48} no algorithm for aligned operands\n", name);
   } else {
-    fmt::print("           {:<48} {:>9.4f} ms, best of {:>2} {:>9.4f} ms, {:+.1f} %\n", name,
-               product.first_milliseconds, product.algorithms, product.best_milliseconds,
-               100 * (product.gain() - 1));
+    answer("           {:<48} {:>9.4f} ms, best of {:>2} {:>9.4f} ms, {:+.1f} %\n", name,
+           product.first_milliseconds, product.algorithms, product.best_milliseconds,
+           100 * (product.gain() - 1));
   }
 }
 
@@ -92,9 +93,9 @@ ordered_json tune_products(const ProfileFlags& flags, const model::ModelConfig& 
         "everything else is measured");
   const auto shapes = engine::planned_products(config, options);
   if (!json) {
-    fmt::print("products   {} of a step with {} x {} tokens in {}; operands of up to {}\n",
-               shapes.size(), options.micro_batch, options.context, name_of(options.compute),
-               format_bytes(engine::ProductOperands::needed(shapes, options.compute)));
+    answer("products   {} of a step with {} x {} tokens in {}; operands of up to {}\n",
+           shapes.size(), options.micro_batch, options.context, name_of(options.compute),
+           format_bytes(engine::ProductOperands::needed(shapes, options.compute)));
   }
   ordered_json list = ordered_json::array();
   engine::tune_products({.options = options, .shapes = shapes, .again = flags.again}, tuning,
@@ -118,7 +119,7 @@ ordered_json run(const ProfileFlags& flags, bool json) {
     const std::size_t distance =
         tuning.prefetch(*kernel, threads, [&] { return engine::best_prefetch(*kernel, threads); });
     document["prefetch"][std::string(kernel->name)] = distance;
-    if (!json) fmt::print("prefetch   {:<28} {} parameters ahead\n", kernel->name, distance);
+    if (!json) answer("prefetch   {:<28} {} parameters ahead\n", kernel->name, distance);
   }
   for (const auto& directory : flags.directories) {
     const nvme_swap::DriveTuning drive =
@@ -130,12 +131,11 @@ ordered_json run(const ProfileFlags& flags, bool json) {
         {"read_gbps", drive.read_gbps},     {"write_gbps", drive.write_gbps},
         {"mixed_gbps", drive.mixed_gbps}};
     if (json) continue;
-    fmt::print("disk       {}: {}{}, {} x {}, read {:.2f}, write {:.2f}, both {:.2f} GB/s\n",
-               directory.string(), drive.engine, drive.direct ? " direct" : "", drive.queue_depth,
-               format_bytes(drive.transfer_bytes), drive.read_gbps, drive.write_gbps,
-               drive.mixed_gbps);
+    answer("disk       {}: {}{}, {} x {}, read {:.2f}, write {:.2f}, both {:.2f} GB/s\n",
+           directory.string(), drive.engine, drive.direct ? " direct" : "", drive.queue_depth,
+           format_bytes(drive.transfer_bytes), drive.read_gbps, drive.write_gbps, drive.mixed_gbps);
   }
-  if (!json) fmt::print("kept in    {}\n", flags.file.empty() ? "-" : flags.file.string());
+  if (!json) answer("kept in    {}\n", flags.file.empty() ? "-" : flags.file.string());
   return document;
 }
 

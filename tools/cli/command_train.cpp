@@ -1,12 +1,12 @@
 #include <fmt/format.h>
 
-#include <atomic>
-#include <csignal>
 #include <memory>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
+#include "tools/cli/interrupts.hpp"
 #include "tools/cli/live_line.hpp"
 #include "tools/cli/plan_text.hpp"
 #include "tools/cli/train_flags.hpp"
@@ -22,20 +22,9 @@ struct TrainCommandFlags {
   bool resume = false;
 };
 
-// A signal handler can reach nothing else.
-std::atomic<int> interrupts{0};
-
-/// The first SIGINT or SIGTERM ends the run after the step; the second ends the process.
-void on_signal(int signal) {
-  if (interrupts.fetch_add(1) > 0) {
-    std::signal(signal, SIG_DFL);
-    std::raise(signal);
-  }
-}
-
 class Face final : public engine::TrainObserver {
  public:
-  explicit Face(bool json) : json_(json) {}
+  Face(bool json, Interrupts& interrupts) : json_(json), interrupts_(interrupts) {}
 
   void planned(const engine::TrainPlan& plan) override {
     const PlanView view{.workload = plan.workload,
@@ -43,18 +32,23 @@ class Face final : public engine::TrainObserver {
                         .budgets = plan.budgets,
                         .profile = plan.profile,
                         .prediction = plan.prediction,
-                        .memory = plan.memory};
+                        .memory = plan.memory,
+                        .device = plan.device};
     document_ = to_json(view);
-    fmt::print(json_ ? stderr : stdout, "{}commits    every {} step(s)\n", to_text(view),
-               plan.commit_every);
+    const std::string text =
+        fmt::format("{}commits    every {} step(s)\n", to_text(view), plan.commit_every);
+    json_ ? tell_text(text) : answer_text(text);
+    flush_answers();
     if (plan.first_step > 1) live_.note(fmt::format("resumed after step {}", plan.first_step - 1));
-    std::fflush(stdout);
-    live_.start(plan.first_step, plan.steps);
+    live_.start(plan);
+    steps_ = plan.steps;
+    next_step(plan.first_step);
   }
 
   void stepped(const engine::StepResult& result, const engine::Exposed& exposed,
                const engine::Trainer& trainer) override {
     live_.step(result, exposed, trainer);
+    next_step(result.step + 1);
   }
 
   void evaluated(std::uint64_t step, const engine::Evaluation& evaluation) override {
@@ -68,10 +62,17 @@ class Face final : public engine::TrainObserver {
 
   void noted(const std::string& text) override { live_.note(text); }
 
+  void finish() { live_.finish(); }
   [[nodiscard]] const ordered_json& plan() const { return document_; }
 
  private:
+  void next_step(std::uint64_t step) {
+    step <= steps_ ? interrupts_.in_step(step) : interrupts_.saving();
+  }
+
   bool json_;
+  Interrupts& interrupts_;
+  std::uint64_t steps_ = 0;
   LiveLine live_;
   ordered_json document_;
 };
@@ -79,7 +80,7 @@ class Face final : public engine::TrainObserver {
 ordered_json to_json(const engine::TrainReport& report, const ordered_json& plan) {
   ordered_json document{{"steps", report.steps},
                         {"last_step", report.last_step},
-                        {"loss", report.last_loss},
+                        {"loss", report.last_loss ? ordered_json(*report.last_loss) : nullptr},
                         {"tokens_per_second", report.tokens_per_second},
                         {"predicted_step_seconds", report.predicted_step_seconds},
                         {"measured_step_seconds", report.measured_step_seconds},
@@ -96,22 +97,26 @@ ordered_json to_json(const engine::TrainReport& report, const ordered_json& plan
 }
 
 void print(const engine::TrainReport& report) {
-  fmt::print(
-      "trained    {} step(s) to step {}{}, loss {:.4f}{}\n", report.steps, report.last_step,
-      report.interrupted ? " (interrupted, saved)" : "", report.last_loss,
-      report.val_loss ? fmt::format(", validation loss {:.4f}", *report.val_loss) : std::string());
-  fmt::print("step time  predicted {:.4f} s, measured {:.4f} s ({:+.1f} %), {:.0f} tokens/s\n",
-             report.predicted_step_seconds, report.measured_step_seconds,
-             report.measured_step_seconds > 0
-                 ? 100 * (report.measured_step_seconds / report.predicted_step_seconds - 1)
-                 : 0.0,
-             report.tokens_per_second);
-  fmt::print("memory     device {} of {}, host {}; disk read {}, written {}\n",
-             format_bytes(report.device_high_water), format_bytes(report.device_capacity),
-             format_bytes(report.host_high_water), format_bytes(report.state_read),
-             format_bytes(report.state_written));
-  if (report.skipped > 0)
-    fmt::print("skipped    {} step(s) with non-finite gradients\n", report.skipped);
+  const char* const interrupted = report.interrupted ? " (interrupted, saved)" : "";
+  if (report.steps == 0) {
+    answer("trained    no step: the run is at step {}{}\n", report.last_step,
+           report.interrupted ? interrupted : ", its last; --steps N goes on to step N");
+    return;
+  }
+  answer("trained    {} step(s) to step {}{}, loss {:.4f}{}\n", report.steps, report.last_step,
+         interrupted, report.last_loss.value_or(0),
+         report.val_loss ? fmt::format(", validation loss {:.4f}", *report.val_loss) : "");
+  answer("step time  predicted {:.4f} s, measured {:.4f} s ({:+.1f} %), {}\n",
+         report.predicted_step_seconds, report.measured_step_seconds,
+         100 * (report.measured_step_seconds / report.predicted_step_seconds - 1),
+         shown_rate(report.tokens_per_second));
+  answer("memory     device {} of {}, host {}; disk read {}, written {}\n",
+         format_bytes(report.device_high_water), format_bytes(report.device_capacity),
+         format_bytes(report.host_high_water), format_bytes(report.state_read),
+         format_bytes(report.state_written));
+  if (report.skipped > 0) {
+    answer("skipped    {} step(s) with non-finite gradients\n", report.skipped);
+  }
 }
 
 ordered_json run(const TrainCommandFlags& flags, bool json) {
@@ -123,10 +128,10 @@ ordered_json run(const TrainCommandFlags& flags, bool json) {
   if (!flags.train.from.empty()) request.from = flags.train.from;
   request.resume = flags.resume;
   request.profile = flags.train.profile;
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
-  Face face(json);
-  const engine::TrainReport report = engine::train(request, face, interrupts);
+  Interrupts interrupts;
+  Face face(json, interrupts);
+  const engine::TrainReport report = engine::train(request, face, interrupts.count());
+  face.finish();
   if (!json) print(report);
   return to_json(report, face.plan());
 }

@@ -1,10 +1,11 @@
 #include "tools/cli/live_line.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <vector>
+
+#include "tools/cli/plan_text.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -26,65 +27,54 @@ std::string duration(double seconds) {
 }
 
 /// Lanes that the step waited for while the device idled, largest first would jump: fixed order.
-std::string waits(const engine::StepResult& result, const engine::Exposed& exposed) {
+std::string waits(const engine::StepResult& result, const engine::Exposed& exposed,
+                  engine::DeviceKind device) {
   std::string text;
   for (std::size_t lane = 0; lane < exposed.size(); ++lane) {
     const double share = result.seconds > 0 ? exposed[lane] / result.seconds : 0;
     if (share < 0.01) continue;
-    text += fmt::format(" {} +{:.0f}%", plan::name_of(static_cast<plan::Lane>(lane)), share * 100);
+    text +=
+        fmt::format(" {} +{:.0f}%", shown_name(static_cast<plan::Lane>(lane), device), share * 100);
   }
   return text.empty() ? std::string(" nothing exposed") : text;
 }
 
 }  // namespace
 
-LiveLine::LiveLine() : terminal_(::isatty(STDERR_FILENO) == 1) {}
-
-LiveLine::~LiveLine() {
-  if (open_) std::fputc('\n', stderr);
-}
-
-void LiveLine::start(std::uint64_t first_step, std::uint64_t steps) {
-  first_step_ = first_step;
-  steps_ = steps;
+void LiveLine::start(const engine::TrainPlan& plan) {
+  device_ = plan.device;
+  first_step_ = plan.first_step;
+  steps_ = plan.steps;
   begin_ = Clock::now();
 }
 
 void LiveLine::step(const engine::StepResult& result, const engine::Exposed& exposed,
                     const engine::Trainer& trainer) {
+  seconds_.add(result.seconds);
   const auto now = Clock::now();
   const bool last = result.step == steps_;
-  const bool due =
-      terminal_ ? now - last_shown_ >= kTerminalInterval : now - last_shown_ >= kLogInterval;
-  if (!due && !last && result.step != first_step_) return;
+  const bool due = now - last_shown_ >= (line_.on_terminal() ? kTerminalInterval : kLogInterval);
+  if (!due && !last && result.step != first_step_ && !line_.resized()) return;
   last_shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
   const auto done = static_cast<double>(result.step - first_step_ + 1);
-  const double speed = done * static_cast<double>(result.tokens) / elapsed;
   const double left = elapsed / done * static_cast<double>(steps_ - result.step);
   const auto device = trainer.backend().usage(offload::MemoryKind::device);
   const auto host = trainer.backend().usage(offload::MemoryKind::pinned);
-  show(fmt::format(
-      "step {}/{} [{}] loss {:.4f} {:.0f} tok/s left {} | device {}/{} host {} |{}{}", result.step,
-      steps_, bar(static_cast<double>(result.step) / static_cast<double>(steps_)), result.loss,
-      speed, duration(left), format_bytes(device.high_water), format_bytes(device.capacity),
-      format_bytes(host.high_water), waits(result, exposed), result.skipped ? " SKIPPED" : ""));
-}
-
-void LiveLine::show(const std::string& text) {
-  if (terminal_) {
-    fmt::print(stderr, "\r\x1b[2K{}", text);
-    open_ = true;
-  } else {
-    fmt::print(stderr, "{}\n", text);
-  }
-  std::fflush(stderr);
-}
-
-void LiveLine::note(const std::string& text) {
-  if (open_) fmt::print(stderr, "\r\x1b[2K");
-  open_ = false;
-  fmt::print(stderr, "{}\n", text);
+  const double share = static_cast<double>(result.step) / static_cast<double>(steps_);
+  std::vector<StatusField> fields{
+      {fmt::format("step {}/{}", result.step, steps_), 0},
+      {fmt::format("[{}]", bar(share)), 5},
+      {fmt::format("loss {:.4f}", result.loss), 2},
+      {shown_rate(static_cast<double>(result.tokens) / seconds_.value()), 4},
+      {fmt::format("left {}", duration(left)), 3},
+      {fmt::format("| device {} of {}", format_bytes(device.high_water),
+                   format_bytes(device.capacity)),
+       6},
+      {fmt::format("host {}", format_bytes(host.high_water)), 7},
+      {fmt::format("|{}", waits(result, exposed, device_)), 8}};
+  if (result.skipped) fields.push_back({"SKIPPED", 1});
+  line_.show(fields);
 }
 
 }  // namespace spillway::cli

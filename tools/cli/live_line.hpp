@@ -1,35 +1,38 @@
 // The live line of `spillway train`: progress, loss, speed, time left, memory and lanes, on stderr.
+//
+// Control thread only.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <string>
 
+#include "runtime/engine/running_median.hpp"
 #include "runtime/engine/train_loop.hpp"
+#include "tools/cli/status_line.hpp"
 
 namespace spillway::cli {
 
-/// On a terminal the line is rewritten in place; elsewhere a line is printed every few seconds.
+/// On a terminal the line is rewritten in place, with the fields that its width allows; elsewhere a
+/// line is printed every few seconds.
 class LiveLine {
  public:
-  LiveLine();
-  ~LiveLine();
-
-  void start(std::uint64_t first_step, std::uint64_t steps);
+  void start(const engine::TrainPlan& plan);
   void step(const engine::StepResult& result, const engine::Exposed& exposed,
             const engine::Trainer& trainer);
   /// A line of its own that stays.
-  void note(const std::string& text);
+  void note(const std::string& text) { line_.note(text); }
+  /// No more steps: what comes next begins on a line of its own.
+  void finish() { line_.finish(); }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  void show(const std::string& text);
-
-  bool terminal_;
-  bool open_ = false;  // the cursor stands behind a live line
+  StatusLine line_;
+  engine::DeviceKind device_ = engine::DeviceKind::host;
   std::uint64_t first_step_ = 1;
   std::uint64_t steps_ = 0;
+  engine::RunningMedian seconds_;  // of a step
   Clock::time_point begin_{};
   Clock::time_point last_shown_{};
 };

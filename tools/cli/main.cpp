@@ -2,12 +2,15 @@
 // not fit.
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <exception>
+#include <sstream>
+#include <string>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 #include "tools/cli/commands.hpp"
+#include "tools/cli/console.hpp"
+#include "tools/cli/printable.hpp"
 #include "tools/cli/wait_policy.hpp"
 
 namespace spillway::cli {
@@ -26,13 +29,18 @@ int exit_code(ErrorCode code) {
   }
 }
 
+/// Names from files need not be UTF-8; JSON must.
+std::string text_of(const nlohmann::ordered_json& document) {
+  return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 /// The failure as text on stderr and, with --json, as the document on stdout.
 int report(const Session& session, int code, std::string_view kind, std::string_view message) {
-  fmt::print(stderr, "spillway: {}\n", message);
+  tell("spillway: {}\n", printable_message(message));
   if (session.json) {
     const nlohmann::ordered_json document{
         {"error", {{"code", kind}, {"message", message}, {"exit", code}}}};
-    fmt::print("{}\n", document.dump(2));
+    answer("{}\n", text_of(document));
   }
   return code;
 }
@@ -40,7 +48,7 @@ int report(const Session& session, int code, std::string_view kind, std::string_
 int run(Session& session) {
   try {
     const nlohmann::ordered_json document = session.run();
-    if (session.json) fmt::print("{}\n", document.dump(2));
+    if (session.json) answer("{}\n", text_of(document));
     return session.exit_code;
   } catch (const Error& error) {
     return report(session, exit_code(error.code()), name_of(error.code()), error.what());
@@ -86,7 +94,12 @@ int run_program(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kExitUsage;
+    std::ostringstream help;
+    std::ostringstream complaint;
+    const bool helped = app.exit(error, help, complaint) == 0;
+    answer_text(help.str());
+    tell_text(complaint.str());
+    return helped ? 0 : kExitUsage;
   }
   return run(session);
 }
@@ -95,12 +108,16 @@ int run_program(int argc, char** argv) {
 }  // namespace spillway::cli
 
 int main(int argc, char** argv) {
-  spillway::cli::bound_waiting(argv);
+  using namespace spillway::cli;
+  bound_waiting(argv);
   // `run` reports what commands throw; this is for what throws before and after them.
   try {
-    return spillway::cli::run_program(argc, argv);
+    open_standard_streams();
+    const int code = run_program(argc, argv);
+    if (code == 0) finish_answers();
+    return code;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "spillway: %s\n", error.what());
+    tell_text(std::string("spillway: ") + error.what() + "\n");
   }
-  return spillway::cli::kExitFailed;
+  return kExitFailed;
 }

@@ -15,6 +15,9 @@ namespace {
 
 constexpr std::array<Tier, 3> kTiers{Tier::device, Tier::host, Tier::nvme};
 
+/// Budgets from here on say that nothing is counted: the files are there already.
+constexpr Bytes kUnlimited{std::uint64_t{1} << 60};
+
 Bytes budget(const plan::Budgets& budgets, Tier tier) {
   return tier == Tier::device ? budgets.device : tier == Tier::host ? budgets.host : budgets.nvme;
 }
@@ -63,20 +66,32 @@ std::string placement_line(const plan::Workload& workload, const plan::Placement
 
 }  // namespace
 
+std::string_view shown_name(Lane lane, engine::DeviceKind device) {
+  const bool no_gpu = lane == Lane::gpu && device == engine::DeviceKind::host;
+  return no_gpu ? "device" : plan::name_of(lane);
+}
+
+std::string shown_rate(double tokens_per_second) {
+  return tokens_per_second < 100 ? fmt::format("{:.3g} tokens/s", tokens_per_second)
+                                 : fmt::format("{:.0f} tokens/s", tokens_per_second);
+}
+
 std::string to_text(const PlanView& view) {
   std::string text;
   const auto out = std::back_inserter(text);
   const plan::Workload& w = view.workload;
-  fmt::format_to(out, "model      {:.2f} M parameters, {} compute, state format {}\n",
+  fmt::format_to(out, "model      {:.2f} M parameters, {} compute on {}, state format {}\n",
                  static_cast<double>(parameters(w)) / 1e6, name_of(w.compute),
+                 view.device == engine::DeviceKind::cuda ? "a GPU" : "the CPU",
                  name_of(view.placement.format));
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  w.tokens * w.micro_batches * w.rounds, w.rounds, w.micro_batches, w.tokens);
   fmt::format_to(out, "placement  {}\n", placement_line(w, view.placement));
   for (const Tier tier : kTiers) {
-    fmt::format_to(out, "{:<10} {} of {}\n", plan::name_of(tier),
+    const Bytes limit = budget(view.budgets, tier);
+    fmt::format_to(out, "{:<10} {}{}\n", plan::name_of(tier),
                    format_bytes(plan::total(view.memory, tier)),
-                   format_bytes(budget(view.budgets, tier)));
+                   limit < kUnlimited ? fmt::format(" of {}", format_bytes(limit)) : "");
     for (const plan::MemoryItem& item : view.memory) {
       if (item.tier == tier) {
         fmt::format_to(out, "    {:<26} {:>12}\n", item.what, format_bytes(item.bytes));
@@ -88,13 +103,12 @@ std::string to_text(const PlanView& view) {
     const plan::LaneUse& use = view.prediction.lanes[lane];
     if (use.busy <= 0) continue;
     fmt::format_to(out, "           {:<12} {:>10.4f} {:>10.4f}\n",
-                   plan::name_of(static_cast<Lane>(lane)), use.busy, use.exposed);
+                   shown_name(static_cast<Lane>(lane), view.device), use.busy, use.exposed);
   }
-  fmt::format_to(
-      out, "predicted  {:.4f} s a step, {:.0f} tokens/s, bounded by {}\n",
-      view.prediction.step_seconds,
-      static_cast<double>(w.tokens * w.micro_batches * w.rounds) / view.prediction.step_seconds,
-      plan::name_of(view.prediction.bounding));
+  const double seconds = view.prediction.step_seconds;
+  fmt::format_to(out, "predicted  {:.4f} s a step, {}, bounded by {}\n", seconds,
+                 shown_rate(static_cast<double>(w.tokens * w.micro_batches * w.rounds) / seconds),
+                 shown_name(view.prediction.bounding, view.device));
   return text;
 }
 

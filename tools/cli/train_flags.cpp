@@ -10,6 +10,7 @@
 #include "runtime/base/file.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "tools/bench/model_shapes.hpp"
+#include "tools/cli/console.hpp"
 #include "tools/cli/device_flag.hpp"
 
 namespace spillway::cli {
@@ -71,7 +72,7 @@ engine::TrainOptions TrainFlags::options() const {
   if (!config.empty()) {
     parsed = engine::parse_train_config(read_text_file(config, kLargestConfig), config.string());
   }
-  for (const std::string& note : parsed.notes) fmt::print(stderr, "note: {}\n", note);
+  for (const std::string& note : parsed.notes) tell("note: {}\n", note);
   engine::TrainOptions options = parsed.options;
   if (device) options.device = device;
   if (!device_memory.empty()) options.device_memory = parse_bytes(device_memory);

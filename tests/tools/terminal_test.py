@@ -1,0 +1,116 @@
+"""What a user sees of `spillway train` in terminals of 40, 80 and 200 columns.
+usage: terminal_test.py PROGRAM"""
+import json
+import os
+import re
+import unittest
+
+from program_test_case import PROGRAM, SECONDS, ProgramTestCase
+from screen import Terminal
+
+WIDTHS = (40, 80, 200)
+
+
+class LiveLine(ProgramTestCase):
+    def terminal(self, columns, *arguments) -> Terminal:
+        terminal = Terminal([PROGRAM, *map(str, arguments)], columns, self.folder)
+        self.addCleanup(terminal.close)
+        return terminal
+
+    def live_rows(self, rows) -> list:
+        return [row for row in rows if row.startswith("step ") and re.match(r"step \d+/\d+", row)]
+
+    def test_never_wraps_and_shows_what_matters_most(self):
+        shown = {}
+        for columns in WIDTHS:
+            terminal = self.terminal(columns, *self.train(f"run{columns}", 300))
+            self.assertEqual(terminal.finish(SECONDS), 0, terminal.text)
+            self.assertEqual(self.live_rows(terminal.screen.wrapped), [])
+            frames = self.live_rows(terminal.screen.frames)
+            self.assertGreater(len(frames), 0, terminal.text)
+            self.assertTrue(frames[-1].startswith("step 300/300 "), frames[-1])
+            self.assertLess(max(map(len, frames)), columns)
+            shown[columns] = frames[-1]
+        for word in ("loss ", "left "):
+            self.assertIn(word, shown[40])
+        self.assertIn("tokens/s", shown[80])
+        for word in ("[====", "device ", " of ", "host ", "tokens/s"):
+            self.assertIn(word, shown[200])
+
+    def test_follows_a_terminal_that_is_made_narrower(self):
+        terminal = self.terminal(200, *self.train("run", 100000))
+        frames = terminal.screen.frames
+        terminal.read_until(lambda: len(self.live_rows(frames)) > 2, SECONDS)
+        terminal.resize(40)
+        before = len(frames)
+        terminal.read_until(lambda: len(frames) > before + 4, SECONDS)
+        # The line that was written while the terminal changed may still be the wide one.
+        for frame in frames[before + 3:]:
+            self.assertLess(len(frame), 40)
+        terminal.type(b"\x03")
+        self.assertEqual(terminal.finish(SECONDS), 0)
+
+    def test_an_interrupt_is_answered_at_once(self):
+        for columns in WIDTHS:
+            terminal = self.terminal(columns, *self.train(f"run{columns}", 100000))
+            terminal.read_until(lambda t=terminal: self.live_rows(t.screen.frames), SECONDS)
+            terminal.type(b"\x03")
+            self.assertEqual(terminal.finish(SECONDS), 0, terminal.text)
+            said = " ".join(re.sub(r"\x1b\[\d*K", " ", terminal.text).split())
+            answer = re.search(r"finishing step (\d+), then saving; again to stop now", said)
+            self.assertIsNotNone(answer, terminal.text)
+            # It names the step that ran; the handler may have come between two.
+            steps = len(self.metrics(f"run{columns}"))
+            self.assertIn(int(answer.group(1)), (steps, steps + 1))
+            self.assertIn(f"to step {steps} (interrupted, saved)", said)
+            self.assertFalse([row for row in terminal.screen.wrapped if "finishing" in row])
+
+    def test_a_second_interrupt_ends_the_process(self):
+        slow = json.loads((self.folder / "train.json").read_text())
+        slow["gradient_accumulation_steps"] = 2000  # a step of seconds
+        self.write("train.json", json.dumps(slow))
+        terminal = self.terminal(80, *self.train("run", 100000))
+        terminal.read_until(lambda: "predicted " in terminal.text, SECONDS)
+        terminal.type(b"\x03")
+        terminal.read_until(lambda: "again to stop now" in terminal.text, SECONDS)
+        terminal.type(b"\x03")
+        self.assertEqual(terminal.finish(SECONDS), -2, terminal.text)
+
+
+class WhatIsSaid(ProgramTestCase):
+    def test_of_a_run_on_the_cpu_names_no_gpu_and_one_rate(self):
+        plan = self.run_program("plan", "train.json", "--model", "model.json")
+        self.assertEqual(plan.returncode, 0, plan.stderr)
+        done = self.run_program(*self.train("run", 20))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for said in (plan.stdout, done.stdout, done.stderr):
+            self.assertNotRegex(said, r"(?i)\bgpu\b")
+            self.assertNotIn("tok/s", said)
+        self.assertIn("compute on the CPU", plan.stdout)
+        self.assertRegex(plan.stdout, r"(?m)^           device +\d")
+        self.assertRegex(plan.stdout, r"predicted .* \d+ tokens/s, bounded by \w+")
+        # The last live line and the report are of the same steps.
+        live = re.findall(r"step 20/20 .* (\S+) tokens/s", done.stderr)
+        report = re.findall(r"measured .*, (\S+) tokens/s", done.stdout)
+        self.assertEqual(live, report)
+        # Documents and metrics keep the names that their format states.
+        self.assertIn("gpu", self.metrics("run")[0]["exposed"])
+
+    def test_of_a_finished_run_that_is_resumed(self):
+        self.assertEqual(self.run_program(*self.train("run", 5)).returncode, 0)
+        trace = (self.folder / "run" / "trace.json").read_bytes()
+        self.assertGreater(len(json.loads(trace)["traceEvents"]), 10)
+        done = self.run_program(*self.train("run", 5, "--resume"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("trained    no step: the run is at step 5, its last", done.stdout)
+        self.assertNotRegex(done.stdout + done.stderr, r"loss \d")
+        self.assertNotRegex(done.stdout, r"\d{6} TiB")
+        self.assertEqual((self.folder / "run" / "trace.json").read_bytes(), trace)
+        answer = self.run_program(*self.train("run", 5, "--resume", "--json"))
+        report = json.loads(answer.stdout)
+        self.assertEqual((report["steps"], report["last_step"], report["loss"]), (0, 5, None))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("SPILLWAY_DEVICE", "host")
+    unittest.main()

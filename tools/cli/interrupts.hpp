@@ -1,0 +1,26 @@
+// Interrupts: the signals that ask a training run to end, and what the user is told at once.
+//
+// SIGINT, SIGTERM and SIGHUP ask to finish the step and save; SIGINT or SIGTERM again ends the
+// process. SIGHUP only ever asks, as a terminal that closes sends more than one. Whoever started
+// the process with SIGHUP ignored (nohup) is obeyed. One object at a time; the handlers stay
+// installed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace spillway::cli {
+
+class Interrupts {
+ public:
+  Interrupts();
+
+  /// How often the run was asked to end.
+  [[nodiscard]] const std::atomic<int>& count() const;
+  /// The step that runs now, from 1; what is said names it.
+  void in_step(std::uint64_t step);
+  /// Every step is done: what is left is to save.
+  void saving();
+};
+
+}  // namespace spillway::cli
