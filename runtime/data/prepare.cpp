@@ -162,8 +162,8 @@ void check_output(const PrepareOptions& options) {
     const fs::path path = options.output / name;
     if (options.existing == ExistingOutput::refuse && fs::exists(fs::symlink_status(path))) {
       throw Error(ErrorCode::invalid_argument,
-                  fmt::format("{} exists; choose another output directory or ask for it to be "
-                              "replaced",
+                  fmt::format("{} exists; choose another output directory, or replace it with "
+                              "--force",
                               path.string()));
     }
   }

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "nvme_swap/tile_store.hpp"
@@ -12,6 +11,7 @@
 #include "runtime/base/memory_budget.hpp"
 #include "runtime/base/topology.hpp"
 #include "runtime/engine/compute_device.hpp"
+#include "runtime/engine/remedies.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -21,124 +21,6 @@ using plan::Tier;
 /// Share of free memory that a run takes when nothing limits it: the rest is for the page cache,
 /// the process itself and everybody else.
 constexpr double kShareOfFreeMemory = 0.9;
-
-struct Remedy {
-  std::string what;
-  TrainOptions options;
-};
-
-/// Tiles to try where whole layers, or larger tiles, do not fit: powers of two, largest first.
-std::vector<std::uint64_t> operator_tiles(const model::ModelConfig& config,
-                                          const TrainOptions& options) {
-  std::vector<std::uint64_t> tiles;
-  if (config.is_gpt2() || config.tied_head) return tiles;
-  std::uint64_t below = options.operator_tile;
-  if (below == 0) {
-    for (const model::BlockLayout& block : model::make_layout(config).blocks) {
-      below = std::max(below, block.parameters.value());
-    }
-  }
-  const std::uint64_t least = model::least_operator_tile(config);
-  for (std::uint64_t tile = std::bit_floor(below - 1); tile >= least; tile /= 2) {
-    tiles.push_back(tile);
-  }
-  return tiles;
-}
-
-/// Fewer activations on the device at once, by as many rounds more.
-std::vector<Remedy> more_rounds(const TrainOptions& options) {
-  std::vector<Remedy> list;
-  for (std::uint32_t micro = options.micro_batch / 2; micro >= 1; micro /= 2) {
-    const std::uint32_t factor = options.micro_batch / micro;
-    if (micro * factor != options.micro_batch) continue;
-    TrainOptions changed = options;
-    changed.micro_batch = micro;
-    changed.gradient_accumulation_steps *= factor;
-    changed.rounds *= factor;
-    list.push_back({fmt::format("train_micro_batch_size_per_gpu {}, gradient_accumulation_steps {} "
-                                "and spillway.rounds {}",
-                                micro, changed.gradient_accumulation_steps, changed.rounds),
-                    changed});
-  }
-  for (std::uint32_t rounds = 2; rounds <= options.gradient_accumulation_steps; ++rounds) {
-    if (options.gradient_accumulation_steps % rounds != 0 || rounds <= options.rounds) continue;
-    TrainOptions changed = options;
-    changed.rounds = rounds;
-    list.push_back({fmt::format("spillway.rounds {}", rounds), changed});
-  }
-  return list;
-}
-
-/// Changes that make the tier's need smaller, each alone.
-std::vector<Remedy> remedies(const model::ModelConfig& config, const TrainOptions& options,
-                             Tier tier) {
-  std::vector<Remedy> list;
-  if (tier == Tier::device) list = more_rounds(options);
-  const auto add = [&](std::string what, auto change) {
-    TrainOptions changed = options;
-    change(changed);
-    list.push_back({std::move(what), std::move(changed)});
-  };
-  const auto add_recomputation = [&] {
-    const bool keeps = options.checkpointing == Checkpointing::keep ||
-                       options.checkpointing == Checkpointing::offload;
-    if (!keeps) return;
-    add("activation recomputation",
-        [](TrainOptions& o) { o.checkpointing = Checkpointing::recompute; });
-  };
-  if (tier == Tier::device) {
-    if (options.state_home == StateHome::device) {
-      add("state on the host", [](TrainOptions& o) { o.state_home = StateHome::host; });
-    }
-    if (options.checkpointing == Checkpointing::keep && options.operator_tile == 0) {
-      add("kept activations on the host (spillway.checkpointing offload)",
-          [](TrainOptions& o) { o.checkpointing = Checkpointing::offload; });
-    }
-    add_recomputation();
-    if (options.activations == StateHome::device) {
-      add("activations on the host (spillway.activations)",
-          [](TrainOptions& o) { o.activations = StateHome::automatic; });
-    }
-    if (options.gradient_sums == SumsHome::device) {
-      add("gradients of rounds summed on the host where the device has no room "
-          "(spillway.gradient_sums auto)",
-          [](TrainOptions& o) { o.gradient_sums = SumsHome::automatic; });
-    }
-    if (options.residency == Residency::all) {
-      add("streamed parameters", [](TrainOptions& o) { o.residency = Residency::none; });
-    }
-    for (const std::uint64_t tile : operator_tiles(config, options)) {
-      add(fmt::format("spillway.operator_tile {} (other rounding)", tile), [=](TrainOptions& o) {
-        o.operator_tile = tile;
-        o.activations = StateHome::automatic;
-        if (o.checkpointing == Checkpointing::offload) o.checkpointing = Checkpointing::automatic;
-      });
-    }
-  }
-  if (tier != Tier::device && options.compute == DType::bf16) {
-    for (const auto format : {StateFormat::split, StateFormat::bf16, StateFormat::int8}) {
-      if (format <= options.state_format) continue;
-      add(fmt::format("spillway.state_format {}{}", name_of(format),
-                      format == StateFormat::split ? "" : " (other mathematics)"),
-          [&](TrainOptions& o) { o.state_format = format; });
-    }
-  }
-  if (tier == Tier::host) add_recomputation();
-  if (tier == Tier::host && options.activations == StateHome::host) {
-    add("activations on disk (spillway.activations nvme)",
-        [](TrainOptions& o) { o.activations = StateHome::nvme; });
-  }
-  if (tier == Tier::host && options.state_home == StateHome::host) {
-    add("state on disk (--nvme DIR)", [](TrainOptions& o) { o.state_home = StateHome::nvme; });
-  }
-  return list;
-}
-
-std::string flag_of(Tier tier) {
-  return tier == Tier::device ? "--device-memory"
-         : tier == Tier::host ? "--host-memory"
-                              : "--nvme (another directory, or more free space)";
-}
 
 ModelRuntime with_transformer(const model::ModelConfig& config, const TrainOptions& options,
                               std::unique_ptr<model::Ops> ops) {
@@ -226,23 +108,12 @@ plan::Placement place(const model::ModelConfig& config, const TrainOptions& opti
   if (auto* placement = std::get_if<plan::Placement>(&choice)) return std::move(*placement);
   const plan::Shortage shortage = std::get<plan::Shortage>(choice);
 
-  std::vector<std::string> advice{
-      fmt::format("{} of at least {}", flag_of(shortage.tier), format_bytes(shortage.needed))};
-  for (const Remedy& remedy : remedies(config, options, shortage.tier)) {
-    const ModelRuntime runtime = make_model_sizes(config, remedy.options);
-    const plan::Workload changed = make_workload(config, *runtime.transformer, remedy.options);
-    const auto retried =
-        plan::choose_placement(changed, budgets, placement_request(remedy.options));
-    if (std::holds_alternative<plan::Placement>(retried)) {
-      advice.push_back(remedy.what);
-      break;
-    }
-  }
   throw Error(ErrorCode::does_not_fit,
               fmt::format("does not fit: {} memory needs at least {} and the budget is {}. What "
                           "would make it fit: {}",
                           plan::name_of(shortage.tier), format_bytes(shortage.needed),
-                          format_bytes(shortage.budget), fmt::join(advice, "; or ")));
+                          format_bytes(shortage.budget),
+                          fmt::join(what_would_fit(config, options, budgets, shortage), "; or ")));
 }
 
 }  // namespace spillway::engine

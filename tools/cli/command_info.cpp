@@ -10,6 +10,7 @@
 #include "runtime/model/safetensors.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
+#include "tools/cli/hub.hpp"
 #include "tools/cli/printable.hpp"
 
 namespace spillway::cli {
@@ -116,7 +117,7 @@ void add_info(CLI::App& app, Session& session) {
   CLI::App* command = add_command(
       app, session, "info", "Says what a run, checkpoint, data directory or safetensors file holds",
       [path, &session] {
-        ordered_json document = info(*path);
+        ordered_json document = info(find_checkpoint(*path));
         if (!session.json) print(document, 0);
         return document;
       });

@@ -125,7 +125,10 @@ ordered_json run(const TrainCommandFlags& flags, bool json) {
   request.model = flags.train.model_config();
   request.data = flags.data;
   request.run = flags.train.run;
-  if (!flags.train.from.empty()) request.from = flags.train.from;
+  request.from = flags.train.checkpoint();
+  if (request.from && *request.from != flags.train.from) {
+    tell("note: {} is {}\n", flags.train.from.string(), request.from->string());
+  }
   request.resume = flags.resume;
   request.profile = flags.train.profile;
   Interrupts interrupts;

@@ -1,16 +1,20 @@
 // spillway: the command line. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 does
 // not fit.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <exception>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/printable.hpp"
+#include "tools/cli/suggestion.hpp"
 #include "tools/cli/wait_policy.hpp"
 
 namespace spillway::cli {
@@ -71,9 +75,49 @@ CLI::App* add_command(CLI::App& app, Session& session, const std::string& name,
 
 namespace {
 
+/// The innermost command that the arguments chose, or the program itself.
+const CLI::App& chosen(const CLI::App& app) {
+  const auto commands = app.get_subcommands();
+  return commands.empty() ? app : chosen(*commands.front());
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+std::vector<std::string> flag_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+/// What to say of a word that nothing takes, with what it was probably meant to be; empty where
+/// something else is wrong.
+std::string explain_unknown_word(const CLI::App& app) {
+  const CLI::App& command = chosen(app);
+  const std::vector<std::string> words = command.remaining();
+  if (words.empty()) return {};
+  const bool flag = words.front().starts_with("--");
+  const std::vector<std::string> known = flag ? flag_names(command) : command_names(command);
+  if (known.empty()) return {};
+  const std::string word = words.front().substr(0, words.front().find('='));
+  const std::optional<std::string> meant = nearest(word, known);
+  if (flag && !meant) return {};
+  return fmt::format("{} has no {} \"{}\"; {}\n", command.get_name(), flag ? "flag" : "command",
+                     word,
+                     meant ? fmt::format("did you mean \"{}\"?", *meant)
+                           : fmt::format("its commands are {}", fmt::join(known, ", ")));
+}
+
 int run_program(int argc, char** argv) {
   Session session;
-  CLI::App app{"Spillway: trains models too large for the GPU"};
+  CLI::App app{"Spillway: trains models too large for the GPU", "spillway"};
   app.set_version_flag("--version", std::string("spillway ") + SPILLWAY_VERSION);
   app.require_subcommand(1);
   bool verbose = false;
@@ -98,7 +142,8 @@ int run_program(int argc, char** argv) {
     std::ostringstream complaint;
     const bool helped = app.exit(error, help, complaint) == 0;
     answer_text(help.str());
-    tell_text(complaint.str());
+    const std::string unknown = helped ? std::string() : explain_unknown_word(app);
+    tell_text(unknown.empty() ? complaint.str() : printable_message(unknown));
     return helped ? 0 : kExitUsage;
   }
   return run(session);

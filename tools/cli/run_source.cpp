@@ -1,11 +1,13 @@
 #include "tools/cli/run_source.hpp"
 
 #include "runtime/base/error.hpp"
+#include "tools/cli/hub.hpp"
 
 namespace spillway::cli {
 
 void SourceFlags::add_to(CLI::App& command) {
-  auto* checkpoint = command.add_option("--model", model, "HF checkpoint directory");
+  auto* checkpoint = command.add_option(
+      "--model", model, "HF checkpoint: a directory, or a model of the hub in the local cache");
   command.add_option("--run", run, "Run directory: its last committed step")->excludes(checkpoint);
   command.add_option("--compute", compute,
                      "fp32, bf16 or fp16; default: the run's, or fp32 for a checkpoint");
@@ -23,9 +25,10 @@ ModelSource::ModelSource(const SourceFlags& flags) {
       whole_ = std::make_unique<model::LayoutView>(*run_, run_->layout(), layout_);
     }
   } else {
-    config_ = model::load_model_config(flags.model / "config.json");
+    const std::filesystem::path directory = find_checkpoint(flags.model);
+    config_ = model::load_model_config(directory / "config.json");
     layout_ = model::make_layout(config_);
-    checkpoint_ = std::make_unique<model::CheckpointReader>(flags.model, config_, layout_);
+    checkpoint_ = std::make_unique<model::CheckpointReader>(directory, config_, layout_);
   }
   if (!flags.compute.empty()) compute_ = parse_dtype(flags.compute);
 }

@@ -12,6 +12,7 @@
 #include "tools/bench/model_shapes.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/device_flag.hpp"
+#include "tools/cli/hub.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -37,7 +38,10 @@ void TrainFlags::add_to(CLI::App& command) {
   CLI::Option* const architecture = add_model_to(command);
   command.get_option("--layers")->needs(architecture);
   command
-      .add_option("--from", from, "Start from an HF checkpoint, or go on from a run or kept one")
+      .add_option(
+          "--from", from,
+          "Start from an HF checkpoint (a directory, or a hub's model in the local cache), or go "
+          "on from a run or kept one")
       ->excludes(architecture);
   command.add_option("--steps", steps, "Optimizer steps; default: spillway.steps, or one epoch");
   command.add_option("--seed", seed, "Seed of initialisation and data order");
@@ -89,10 +93,17 @@ engine::TrainOptions TrainFlags::options() const {
   return options;
 }
 
+std::optional<std::filesystem::path> TrainFlags::checkpoint() const {
+  return from.empty() ? std::nullopt : std::optional(find_checkpoint(from));
+}
+
 std::optional<model::ModelConfig> TrainFlags::model_config() const {
   std::optional<model::ModelConfig> result;
-  if (!model.empty()) result = bench::model_from(model);
-  if (!from.empty()) result = engine::model_config_in(from);
+  if (!model.empty()) {
+    const std::filesystem::path found = find_checkpoint(model);
+    result = bench::model_from(found == model ? model : found / "config.json");
+  }
+  if (const auto directory = checkpoint()) result = engine::model_config_in(*directory);
   if (result && layers > 0) result->layers = layers;
   return result;
 }

@@ -20,7 +20,7 @@ struct TrainFlags {
   std::filesystem::path config;
   std::filesystem::path model;  ///< config.json or a name of bench/model_shapes, or empty
   std::uint32_t layers = 0;     ///< instead of the model's; 0: the model's
-  std::filesystem::path from;   ///< HF directory, or empty
+  std::filesystem::path from;   ///< HF directory, run or name of a hub's model, or empty
   std::filesystem::path run;
   std::optional<engine::DeviceKind> device;
   std::string device_memory, host_memory, isa;
@@ -39,6 +39,8 @@ struct TrainFlags {
   /// The configuration, or the defaults where there is none, with the flags applied; notes go to
   /// stderr, one line each.
   [[nodiscard]] engine::TrainOptions options() const;
+  /// What --from names: a path, or the snapshot of a hub's model in the local cache.
+  [[nodiscard]] std::optional<std::filesystem::path> checkpoint() const;
   /// From --model or --from; absent when neither is given.
   [[nodiscard]] std::optional<model::ModelConfig> model_config() const;
 };

@@ -71,9 +71,11 @@ void StagingDirectory::check_target() const {
   if (!fs::exists(target_)) return;
   check(fs::is_directory(target_), ErrorCode::invalid_argument,
         fmt::format("{} exists and is not a directory; choose another name", target_.string()));
-  check(policy_ == TargetPolicy::replace || fs::is_empty(target_), ErrorCode::invalid_argument,
-        fmt::format("{} exists and is not empty; remove it or choose another name",
-                    target_.string()));
+  check(
+      policy_ == TargetPolicy::replace || fs::is_empty(target_), ErrorCode::invalid_argument,
+      fmt::format(
+          "{} exists and is not empty; choose another name, or replace what it holds with --force",
+          target_.string()));
 }
 
 void StagingDirectory::take_lock() {

@@ -1,0 +1,20 @@
+// What would make a run fit that does not: changes of its options, planned again one by one.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/engine/train_options.hpp"
+#include "runtime/model/model_config.hpp"
+#include "runtime/plan/choose.hpp"
+
+namespace spillway::engine {
+
+/// One text each: a larger budget, and of every kind of change the smallest that fits, with what it
+/// then takes of each tier; where none of the usual ones does, how much those still lack.
+[[nodiscard]] std::vector<std::string> what_would_fit(const model::ModelConfig& config,
+                                                      const TrainOptions& options,
+                                                      const plan::Budgets& budgets,
+                                                      const plan::Shortage& shortage);
+
+}  // namespace spillway::engine

@@ -1,0 +1,154 @@
+"""Words that nothing takes, names of the hub, and what a refusal advises.
+usage: commands_test.py PROGRAM"""
+import json
+import os
+import re
+import unittest
+
+from program_test_case import CONFIG, ProgramTestCase
+
+
+class Words(ProgramTestCase):
+    def refused(self, *arguments, **options) -> str:
+        done = self.run_program(*arguments, **options)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertEqual(done.stdout, "")
+        return done.stderr
+
+    def test_a_mistyped_command_or_flag_names_the_nearest(self):
+        for wrong, right in (("trian", "train"), ("evall", "eval"), ("genrate", "generate"),
+                             ("exprot", "export"), ("fcsk", "fsck"), ("benhc", "bench")):
+            said = self.refused(wrong, "train.json", "--model", "model.json")
+            self.assertIn(f'no command "{wrong}"; did you mean "{right}"?', said)
+        self.assertIn('did you mean "adam"?', self.refused("bench", "adma"))
+        for wrong, right in (("--step", "--steps"), ("--host-memroy=1GB", "--host-memory")):
+            said = self.refused("plan", "train.json", "--model", "model.json", wrong, "3")
+            self.assertIn(f'did you mean "{right}"?', said)
+
+    def test_a_word_that_is_near_to_nothing_is_answered_with_what_there_is(self):
+        said = self.refused("metamorphosis")
+        self.assertNotIn("did you mean", said)
+        for command in ("train", "plan", "export"):
+            self.assertIn(command, said)
+
+    def test_force_is_named_where_it_helps(self):
+        self.assertIn("--force", self.refused("data", "text.txt", "--out", "data"))
+        self.assertEqual(self.run_program(*self.train("run", 1)).returncode, 0)
+        for expected in (0, 2):
+            done = self.run_program("export", "run", "hf")
+            self.assertEqual(done.returncode, expected, done.stderr)
+        self.assertIn("--force", done.stderr)
+        self.assertEqual(self.run_program("export", "run", "hf", "--force").returncode, 0)
+
+
+class Hub(ProgramTestCase):
+    def setUp(self):
+        super().setUp()
+        self.assertEqual(self.run_program(*self.train("run", 2)).returncode, 0)
+        folder = self.folder / "home" / "hub" / "models--somebody--tiny-1.0"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("0123abc")
+        (folder / "snapshots").mkdir()
+        done = self.run_program("export", "run", folder / "snapshots" / "0123abc")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.environment = {key: value for key, value in os.environ.items()
+                            if not key.startswith(("HF_", "HUGGINGFACE_", "XDG_"))}
+        self.environment["HF_HOME"] = str(self.folder / "home")
+
+    def run_there(self, *arguments):
+        return self.run_program(*arguments, env=self.environment)
+
+    def test_a_name_is_looked_up_in_the_local_cache(self):
+        name = "somebody/tiny-1.0"
+        done = self.run_there("eval", "--model", name, "--data", "data", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        of_run = self.run_there("eval", "--run", "run", "--data", "data", "--json")
+        self.assertEqual(json.loads(done.stdout)["tokens"], json.loads(of_run.stdout)["tokens"])
+        done = self.run_there("train", "train.json", "--from", name, "--data", "data", "--run",
+                              "next", "--steps", "1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("snapshots/0123abc", done.stderr)
+        for word in (name, f"{name}@main", f"{name}@0123abc"):
+            done = self.run_there("info", word, "--json")
+            self.assertEqual(json.loads(done.stdout)["kind"], "hf_checkpoint", word)
+        self.environment["HOME"] = self.environment.pop("HF_HOME")
+        (self.folder / "home" / ".cache").mkdir()
+        (self.folder / "home" / "hub").rename(self.folder / "home" / ".cache" / "hub")
+        (self.folder / "home" / ".cache" / "huggingface").mkdir()
+        (self.folder / "home" / ".cache" / "hub").rename(
+            self.folder / "home" / ".cache" / "huggingface" / "hub")
+        self.assertEqual(self.run_there("info", name).returncode, 0)
+
+    def test_what_is_not_there_is_answered_with_how_to_download_it(self):
+        for arguments in (["train", "train.json", "--from", "meta-llama/Llama-3.1-8B", "--data",
+                           "data", "--run", "next"],
+                          ["eval", "--model", "meta-llama/Llama-3.1-8B", "--data", "data"],
+                          ["plan", "train.json", "--from", "meta-llama/Llama-3.1-8B"]):
+            done = self.run_there(*arguments)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("hf download meta-llama/Llama-3.1-8B", done.stderr)
+        done = self.run_there("info", "somebody/tiny-1.0@beta")
+        self.assertIn("hf download somebody/tiny-1.0 --revision beta", done.stderr)
+        self.assertFalse((self.folder / "next").exists())
+
+
+class DoesNotFit(ProgramTestCase):
+    def plan(self, *more):
+        return self.run_program("plan", "train.json", "--model", "model.json", *more)
+
+    def configure(self, micro_batch=4, accumulation=1, rounds=1, **section):
+        config = {**CONFIG, "train_micro_batch_size_per_gpu": micro_batch,
+                  "gradient_accumulation_steps": accumulation, "bf16": {"enabled": True},
+                  "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+                  "spillway": {**CONFIG["spillway"], "rounds": rounds, **section}}
+        self.write("train.json", json.dumps(config))
+
+    def advice(self, *budgets) -> dict:
+        """What each change would need, as the refusal says: change -> its parenthesis."""
+        done = self.plan(*budgets)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        parts = done.stderr.split("What would make it fit: ")[1].strip().split("; or ")
+        self.assertIn("memory of at least", parts[0])
+        return {re.sub(r" \([^()]*\)$", "", part): part.rsplit("(", 1)[-1].rstrip(")")
+                for part in parts[1:]}
+
+    def expect_needs(self, text, *arguments):
+        """The change, tried, fits into what was said of device and host, to three digits."""
+        for tier in ("device", "host"):
+            number, unit = re.search(rf"\b{tier} (\S+) (\w+)", text).groups()
+            enough = f"{float(number) * 1.01}{unit}"
+            done = self.plan(*arguments, f"--{tier}-memory", enough)
+            self.assertEqual(done.returncode, 0, f"{text}: {done.stderr}")
+            done = self.plan(*arguments, f"--{tier}-memory", f"{float(number) * 0.3}{unit}")
+            self.assertEqual(done.returncode, 3, text)
+
+    def test_of_the_host_advises_disk_and_smaller_states_with_their_needs(self):
+        self.configure()
+        budget = ("--host-memory", "900KB")
+        advice = self.advice(*budget)
+        (self.folder / "disk").mkdir()
+        self.expect_needs(advice["state on disk (--nvme DIR)"], "--nvme", "disk")
+        form = next(key for key in advice if key.startswith("spillway.state_format "))
+        self.configure(state_format=form.split()[1])
+        self.expect_needs(advice[form])
+
+    def test_of_the_device_advises_smaller_micro_batches_with_their_needs(self):
+        self.configure(micro_batch=64)
+        budget = ("--device-memory", "900KB")
+        advice = self.advice(*budget)
+        change = next(key for key in advice if key.startswith("train_micro_batch_size_per_gpu"))
+        micro, accumulation, rounds = map(int, re.findall(r"\d+", change))
+        self.assertEqual(micro * accumulation, 64)
+        self.configure(micro, accumulation, rounds)
+        self.expect_needs(advice[change])
+
+    def test_says_how_much_a_change_lacks_that_is_not_enough(self):
+        self.configure(micro_batch=1)
+        done = self.plan("--host-memory", "64KiB")
+        self.assertEqual(done.returncode, 3)
+        self.assertRegex(done.stderr, r"int8 \(other mathematics\) with --host-memory of at least")
+        self.assertRegex(done.stderr, r"--nvme DIR\) with --host-memory of at least")
+
+
+if __name__ == "__main__":
+    unittest.main()
