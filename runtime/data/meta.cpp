@@ -113,6 +113,10 @@ Meta parse_meta(std::string_view json_text, std::string_view origin) {
     if (!found->is_string()) refuse(origin, "`tokenizer` is not a string");
     meta.tokenizer = found->get<std::string>();
   }
+  if (const auto found = fields.find("tokenizer_crc32"); found != fields.end()) {
+    if (!found->is_string()) refuse(origin, "`tokenizer_crc32` is not a string");
+    meta.tokenizer_crc32 = found->get<std::string>();
+  }
   meta.characters = parse_characters(fields, origin);
   check_consistent(meta, origin);
   return meta;
@@ -136,6 +140,7 @@ std::string to_meta_json(const Meta& meta) {
   fields["dtype"] = name_of(meta.dtype);
   fields["vocab_size"] = meta.vocab_size;
   if (meta.tokenizer) fields["tokenizer"] = *meta.tokenizer;
+  if (meta.tokenizer_crc32) fields["tokenizer_crc32"] = *meta.tokenizer_crc32;
   if (!meta.characters.empty()) {
     std::string text;
     for (const char32_t character : meta.characters) detail::append_utf8(text, character);

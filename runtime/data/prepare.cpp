@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bitset>
+#include <cctype>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -157,6 +159,24 @@ void check_options(const PrepareOptions& options) {
   }
 }
 
+/// Files whose bytes are not text that a model should learn, by the names that they go by.
+void check_texts(const PrepareOptions& options) {
+  constexpr std::array<std::string_view, 3> kRecords{".jsonl", ".ndjson", ".parquet"};
+  constexpr std::array<std::string_view, 6> kPacked{".gz", ".zst", ".bz2", ".xz", ".zip", ".arrow"};
+  for (const fs::path& path : options.texts) {
+    std::string kind = path.extension().string();
+    std::ranges::transform(kind, kind.begin(),
+                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    check(
+        std::ranges::find(kRecords, kind) == kRecords.end(), ErrorCode::invalid_argument,
+        fmt::format("{} holds records and not text; tools/python/spillway_tokenize.py takes their "
+                    "field `text`, or write it to a text file",
+                    path.string()));
+    check(std::ranges::find(kPacked, kind) == kPacked.end(), ErrorCode::invalid_argument,
+          fmt::format("{} does not hold plain text; unpack or convert it", path.string()));
+  }
+}
+
 void check_output(const PrepareOptions& options) {
   for (const std::string_view name : kOutputs) {
     const fs::path path = options.output / name;
@@ -193,6 +213,7 @@ void publish(const PrepareOptions& options, const PreparedData& report, TokenWri
 
 PreparedData prepare_tokens(const PrepareOptions& options) {
   check_options(options);
+  check_texts(options);
   std::error_code code;
   fs::create_directories(options.output, code);
   if (code) throw_errno(code.value(), fmt::format("create {}", options.output.string()));

@@ -10,6 +10,8 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/engine/run_tokenizer.hpp"
+#include "runtime/model/tokenizer_files.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -106,6 +108,7 @@ std::optional<KeptCheckpoints::Saved> KeptCheckpoints::finish(const Trainer& tra
   const std::uint64_t step = *std::exchange(started_, std::nullopt);
   const RunDirectory checkpoint = at(run_, step);
   checkpoint.write_config(config);
+  model::copy_tokenizer_files(tokenizer_directory(run_.root()), checkpoint.root() / "tokenizer");
   checkpoint.write_manifest({.id = id_,
                              .state_id = id_,
                              .state = {checkpoint.in_manifest(checkpoint.state())},

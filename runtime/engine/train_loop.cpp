@@ -12,6 +12,7 @@
 #include "runtime/engine/kept_checkpoints.hpp"
 #include "runtime/engine/run_claim.hpp"
 #include "runtime/engine/run_reader.hpp"
+#include "runtime/engine/run_tokenizer.hpp"
 #include "runtime/engine/running_median.hpp"
 #include "runtime/engine/schedule.hpp"
 #include "runtime/engine/start_values.hpp"
@@ -93,6 +94,7 @@ void Loop::open() {
   config_ = model_of(request_, claim_.run());
   options_ = request_.options;
   resolve(options_, config_);
+  if (request_.from) check_tokenizer(request_.data, *request_.from);
   data_.emplace(TrainingData::open(request_.data, config_, options_.context));
   sampler_.emplace(data_->train.size(), options_.context, options_.order, options_.seed);
   steps_ = steps_of(options_, *sampler_);
@@ -276,6 +278,10 @@ void Loop::evaluate_if_due() {
 }
 
 void Loop::train_steps() {
+  keep_tokenizer({.run = claim_.run().root(),
+                  .from = request_.from,
+                  .data = request_.data,
+                  .old = claim_.resumes() ? OldTokenizer::stays : OldTokenizer::goes});
   save_if_due();  // the process before may have been killed between a commit and its copy
   evaluate_if_due();
   while (trainer_->state().step < steps_ && interrupt_.load(std::memory_order_relaxed) == 0) {

@@ -59,7 +59,7 @@ class CheckpointReader final : public ParameterSource {
 
 enum class IfExists : std::uint8_t {
   refuse,   ///< an error, unless the directory is empty
-  replace,  ///< weights and config.json are replaced, other files (a tokenizer) stay
+  replace,  ///< what is written is replaced, other files stay
 };
 
 struct SaveOptions {
@@ -86,6 +86,8 @@ class CheckpointWriter {
   /// (`parameter_to_bf16`). Throws `Error{invalid_argument}` naming the tensor if a finite weight
   /// is beyond the range of the type to be stored.
   void append(BlockIndex block, std::span<const std::byte> elements, DType source);
+  /// A small file of the checkpoint besides weights and config.json, as a tokenizer's.
+  void add_file(std::string_view name, std::string_view content);
   /// Writes config.json and the index, and gives the checkpoint its name.
   void finish();
 

@@ -158,6 +158,10 @@ void CheckpointWriter::write_index() const {
   staging_->write_text("model.safetensors.index.json", index.dump(2) + "\n");
 }
 
+void CheckpointWriter::add_file(std::string_view name, std::string_view content) {
+  staging_->write_text(name, content);
+}
+
 void CheckpointWriter::finish() {
   check(shard_ == shards_.size(), ErrorCode::invalid_argument,
         fmt::format("the checkpoint is incomplete: block {} is at element {} of {}", block_.value(),

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import zlib
 
 import numpy
 import pytest
@@ -55,17 +56,70 @@ def test_writes_what_the_tokenizer_says(hf_dir, text, tmp_path):
     assert train + val == one + one
     assert len(train) == int(len(one + one) * 0.75)
     meta = json.loads((out / "meta.json").read_text())
+    assert meta.pop("tokenizer_crc32") == fingerprint(tokenizer)
     assert meta == {"dtype": "uint16", "vocab_size": tokenizer.get_vocab_size(),
                     "tokenizer": str(hf_dir)}
     assert sorted(os.listdir(out)) == ["meta.json", "train.bin", "val.bin"]
 
 
-def test_decode_inverts_encode(hf_dir):
+def fingerprint(tokenizer):
+    """As tokenizer_files.hpp says it, from what the library itself knows."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    lines = [f"{number} {token}" for number, token in sorted((i, t) for t, i in vocabulary.items())]
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    lines += [each if isinstance(each, str) else " ".join(each) for each in merges]
+    return f"{zlib.crc32(chr(10).join(lines).encode()):08x}"
+
+
+@pytest.mark.parametrize("of_run", [False, True])
+def test_decode_inverts_encode(hf_dir, tmp_path, of_run):
+    if of_run:  # a run keeps its checkpoint's tokenizer in a folder
+        (tmp_path / "run").mkdir()
+        hf_dir = hf_dir.rename(tmp_path / "run" / "tokenizer").parent
     ids = run(hf_dir, "--encode", stdin=TEXT)
     assert ids.returncode == 0, ids.stderr
     text = subprocess.run([sys.executable, str(HELPER), str(hf_dir), "--decode"],
                           input=ids.stdout.encode(), capture_output=True, check=True)
     assert text.stdout.decode() == TEXT
+
+
+DOCUMENTS = ["one document", "another,\nin two lines", "naïve café"]
+
+
+def tokens_in(out):
+    return [each for name in ("train.bin", "val.bin")
+            for each in numpy.fromfile(out / name, dtype="<u2").tolist()]
+
+
+@pytest.mark.parametrize("name", ["texts.jsonl", "texts.NDJSON"])
+def test_takes_the_field_of_every_line(hf_dir, tmp_path, name):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps({"id": 1, "content": each}) + "\n\n" for each in DOCUMENTS))
+    done = run(hf_dir, path, "--out", tmp_path / "out", "--field", "content", "--separator",
+               "<|endoftext|>")
+    assert done.returncode == 0, done.stderr
+    tokenizer = Tokenizer.from_file(str(hf_dir / "tokenizer.json"))
+    tokenizer.no_truncation()
+    end = [tokenizer.token_to_id("<|endoftext|>")]
+    expected = [each for text in DOCUMENTS for each in tokenizer.encode(text).ids + end]
+    assert tokens_in(tmp_path / "out") == expected
+    done = run(hf_dir, path, "--out", tmp_path / "out2")
+    assert done.returncode == 2 and "--field" in done.stderr and "content" in done.stderr
+    path.write_text("not json\n")
+    done = run(hf_dir, path, "--out", tmp_path / "out2")
+    assert done.returncode == 2 and "line 1 is not JSON" in done.stderr
+
+
+def test_reads_parquet_with_pyarrow_or_says_so(hf_dir, tmp_path):
+    (tmp_path / "texts.parquet").write_bytes(b"PAR1")
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "pyarrow.py").write_text("raise ImportError('not here')\n")
+    done = run(hf_dir, tmp_path / "texts.parquet", "--out", tmp_path / "out",
+               PYTHONPATH=str(tmp_path / "path"))
+    assert done.returncode == 2 and "pip install pyarrow" in done.stderr, done.stderr
+    (tmp_path / "texts.jsonl.gz").write_bytes(b"\x1f\x8b")
+    done = run(hf_dir, tmp_path / "texts.jsonl.gz", "--out", tmp_path / "out")
+    assert done.returncode == 2 and "unpack" in done.stderr
 
 
 def test_refuses_to_replace_unless_forced(hf_dir, text, tmp_path):

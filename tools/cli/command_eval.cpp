@@ -5,9 +5,11 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/inference.hpp"
+#include "runtime/engine/run_tokenizer.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/device_flag.hpp"
+#include "tools/cli/hub.hpp"
 #include "tools/cli/run_source.hpp"
 
 namespace spillway::cli {
@@ -33,6 +35,11 @@ data::TokenFile open_tokens(const std::filesystem::path& path) {
 nlohmann::ordered_json evaluate(const EvalFlags& flags, bool json) {
   ModelSource source(flags.source);
   const data::TokenFile tokens = open_tokens(flags.data);
+  if (!flags.source.model.empty()) {
+    const bool directory = std::filesystem::is_directory(flags.data);
+    engine::check_tokenizer(directory ? flags.data : flags.data.parent_path(),
+                            find_checkpoint(flags.source.model));
+  }
   std::uint32_t context = flags.context;
   if (context == 0 && source.run() != nullptr) context = source.run()->config().options.context;
   engine::Inference inference(source.config(),

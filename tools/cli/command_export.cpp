@@ -3,12 +3,15 @@
 #include <atomic>
 #include <csignal>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/run_contents.hpp"
 #include "runtime/engine/run_reader.hpp"
+#include "runtime/engine/run_tokenizer.hpp"
 #include "runtime/model/checkpoint.hpp"
+#include "runtime/model/tokenizer_files.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 
@@ -58,6 +61,10 @@ nlohmann::ordered_json write(const ExportFlags& flags, bool json) {
     masters.resize(blocks[block].parameters.value());
     reader.read(BlockIndex{block}, ElementCount{}, masters);
     writer.append(BlockIndex{block}, std::as_bytes(std::span(masters)), DType::fp32);
+  }
+  const std::filesystem::path tokenizer = engine::tokenizer_directory(flags.run);
+  for (const std::string& name : model::tokenizer_files(tokenizer)) {
+    writer.add_file(name, model::read_tokenizer_file(tokenizer / name));
   }
   writer.finish();
   if (!json) {

@@ -134,7 +134,7 @@ ordered_json check_run(const fs::path& run, bool json) {
     if (name != options.name) {
       document["scratch"].push_back(name);
       if (!json)
-        fmt::print(
+        answer(
             "scratch file '{}': in use, or left by a process that was killed; the "
             "next start removes it\n",
             name);

@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <cmath>
-#include <cstdio>
+#include <iostream>
+#include <iterator>
 #include <memory>
 
 #include "runtime/base/error.hpp"
@@ -21,7 +24,7 @@ struct GenerateFlags {
   SourceFlags source;
   std::filesystem::path data;  ///< whose meta.json names the tokenizer
   std::string prompt = "\n";
-  std::vector<std::int32_t> prompt_tokens;
+  std::string prompt_tokens;
   std::uint32_t tokens = 200;
   double temperature = 0.8;
   std::uint64_t seed = 1234;
@@ -43,23 +46,71 @@ std::int32_t sample(std::span<const float> logits, double temperature, double un
   return static_cast<std::int32_t>(logits.size() - 1);
 }
 
-std::optional<data::Tokenizer> tokenizer_of(const GenerateFlags& flags, ModelSource& source) {
+/// The ids of a list with commas or spaces between them; "-": of stdin.
+std::vector<std::int32_t> parse_ids(std::string text) {
+  if (text == "-") text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  std::vector<std::int32_t> ids;
+  const char* at = text.data();
+  const char* const end = text.data() + text.size();
+  while (true) {
+    while (at != end && (*at == ',' || std::isspace(static_cast<unsigned char>(*at)) != 0)) ++at;
+    if (at == end) return ids;
+    std::int32_t id = 0;
+    const auto [next, status] = std::from_chars(at, end, id);
+    check(status == std::errc{} && id >= 0, ErrorCode::invalid_argument,
+          fmt::format("--prompt-tokens: \"{}\" is no token id; give whole numbers with commas or "
+                      "spaces between them",
+                      std::string_view(at, std::find(at, end, ' '))));
+    ids.push_back(id);
+    at = next;
+  }
+}
+
+/// The tokenizer of the text, or none: then what is known of it, and how text is had all the same.
+struct TextTokenizer {
+  std::optional<data::Tokenizer> own;
+  std::string why_not;
+};
+
+TextTokenizer tokenizer_of(const GenerateFlags& flags, ModelSource& source) {
   std::filesystem::path directory = flags.data;
   if (directory.empty() && source.run() != nullptr) directory = source.run()->config().data;
-  if (directory.empty()) return std::nullopt;
-  return data::Tokenizer(data::load_meta(directory / "meta.json"));
+  std::optional<data::Meta> meta;
+  // A run outlives its data: then its tokens are numbers only.
+  const bool known = !directory.empty() &&
+                     (!flags.data.empty() || std::filesystem::exists(directory / "meta.json"));
+  if (known) meta = data::load_meta(directory / "meta.json");
+  const bool built_in =
+      meta && meta->tokenizer &&
+      (*meta->tokenizer == data::kBytesTokenizer || *meta->tokenizer == data::kCharsTokenizer);
+  if (built_in) return {data::Tokenizer(*meta), ""};
+  const std::filesystem::path& where =
+      flags.source.run.empty() ? flags.source.model : flags.source.run;
+  const std::string helper =
+      fmt::format("tools/python/spillway_tokenize.py {} --encode", where.string());
+  return {std::nullopt,
+          fmt::format("the text of {} is not this program's: give token ids by --prompt-tokens, "
+                      "which {} makes of text ({} --decode is the way back), or --data DIR whose "
+                      "meta.json names bytes or chars",
+                      where.string(), helper, helper.substr(0, helper.find(" --encode")))};
 }
 
 nlohmann::ordered_json generate(const GenerateFlags& flags, bool json) {
   check(flags.temperature >= 0, ErrorCode::invalid_argument,
         fmt::format("--temperature {} is negative", flags.temperature));
   ModelSource source(flags.source);
-  const auto tokenizer = tokenizer_of(flags, source);
+  const TextTokenizer text = tokenizer_of(flags, source);
+  const std::optional<data::Tokenizer>& tokenizer = text.own;
   check(tokenizer.has_value() || !flags.prompt_tokens.empty(), ErrorCode::invalid_argument,
-        "no tokenizer: give --data DIR with a meta.json, or token ids by --prompt-tokens");
-  std::vector<std::int32_t> tokens = flags.prompt_tokens;
-  if (tokens.empty()) tokens = tokenizer->encode(flags.prompt);
+        text.why_not);
+  std::vector<std::int32_t> tokens = flags.prompt_tokens.empty() ? tokenizer->encode(flags.prompt)
+                                                                 : parse_ids(flags.prompt_tokens);
   check(!tokens.empty(), ErrorCode::invalid_argument, "the prompt is empty");
+  const auto largest = std::ranges::max_element(tokens);
+  check(static_cast<std::uint32_t>(*largest) < source.config().vocab_size,
+        ErrorCode::invalid_argument,
+        fmt::format("--prompt-tokens: {} is not below the model's vocabulary of {}", *largest,
+                    source.config().vocab_size));
   const std::uint32_t longest = source.run() != nullptr ? source.run()->config().options.context
                                                         : source.config().max_context;
   const auto wanted =
@@ -108,8 +159,8 @@ void add_generate(CLI::App& app, Session& session) {
   flags->source.add_to(*command);
   command->add_option("--data", flags->data, "Data directory whose meta.json names the tokenizer");
   command->add_option("--prompt", flags->prompt, "Text to continue");
-  command->add_option("--prompt-tokens", flags->prompt_tokens, "Token ids to continue")
-      ->delimiter(',');
+  command->add_option("--prompt-tokens,--prompt-ids", flags->prompt_tokens,
+                      "Token ids to continue, with commas or spaces between them; -: from stdin");
   command->add_option("--tokens", flags->tokens, "Tokens to add")->capture_default_str();
   command->add_option("--temperature", flags->temperature, "0: the most likely token")
       ->capture_default_str();

@@ -5,10 +5,14 @@
   spillway_tokenize.py HF_DIR --encode     text on stdin, token ids on stdout
   spillway_tokenize.py HF_DIR --decode     token ids on stdin, text on stdout
 
-Writes the files that `spillway data` writes: train.bin and val.bin (little-endian uint16, or uint32
-for vocabularies above 65,536) and meta.json. Needs the `tokenizers` package and nothing else. A
-text is encoded as a whole, because a tokenizer may look across any border: memory is that of the
-largest text and 4 bytes a token.
+HF_DIR has a tokenizer.json, or is a run that keeps the tokenizer of its checkpoint. Writes the
+files that `spillway data` writes: train.bin and val.bin (little-endian uint16, or uint32 for
+vocabularies above 65,536) and meta.json. Needs the `tokenizers` package and nothing else. A text is
+encoded as a whole, because a tokenizer may look across any border: memory is that of the largest
+text and 4 bytes a token.
+
+A TEXT that ends in .jsonl or .ndjson has a JSON object a line, and one in .parquet rows (read with
+the package `pyarrow`): their field --field is the text, each a document of its own.
 """
 
 import argparse
@@ -17,12 +21,38 @@ import json
 import os
 import stat
 import sys
+import zlib
 
 OUTPUTS = ("meta.json", "train.bin", "val.bin")
 
 
 class Refused(Exception):
     """A cause that the user can remove. Exit code 2, as of every Spillway command."""
+
+
+def tokenizer_file(hf_dir):
+    """The tokenizer.json itself, that of a checkpoint, or what a run keeps of its checkpoint."""
+    if hf_dir.endswith(".json"):
+        return hf_dir
+    of_checkpoint = os.path.join(hf_dir, "tokenizer.json")
+    of_run = os.path.join(hf_dir, "tokenizer", "tokenizer.json")
+    return of_run if os.path.isfile(of_run) and not os.path.isfile(of_checkpoint) else of_checkpoint
+
+
+def fingerprint(path):
+    """What `spillway` compares a checkpoint's tokenizer with; tokenizer_files.hpp defines it."""
+    with open(path, encoding="utf-8") as file:
+        document = json.load(file)
+    vocabulary = document["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        tokens = {(number, token) for token, number in vocabulary.items()}
+    else:
+        tokens = {(number, entry[0]) for number, entry in enumerate(vocabulary)}
+    tokens |= {(each["id"], each["content"]) for each in document.get("added_tokens") or []}
+    lines = [f"{number} {token}" for number, token in sorted(tokens)]
+    lines += [merge if isinstance(merge, str) else " ".join(merge)
+              for merge in document["model"].get("merges") or []]
+    return f"{zlib.crc32(chr(10).join(lines).encode()):08x}"
 
 
 def load_tokenizer(hf_dir):
@@ -33,7 +63,7 @@ def load_tokenizer(hf_dir):
             f"the Python package `tokenizers` cannot be imported ({error}); "
             f"install it with: {sys.executable} -m pip install tokenizers"
         ) from error
-    path = hf_dir if hf_dir.endswith(".json") else os.path.join(hf_dir, "tokenizer.json")
+    path = tokenizer_file(hf_dir)
     if not os.path.isfile(path):
         raise Refused(f"{path} does not exist; give a directory that holds a tokenizer.json")
     try:
@@ -64,6 +94,57 @@ def read_text(path):
         raise Refused(f"{path} is not valid UTF-8 at byte {error.start}; convert it") from error
 
 
+def json_documents(path, field):
+    """The field of every object of a file with one a line."""
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise Refused(f"{path}: line {number} is not JSON: {error}") from error
+        text = entry.get(field) if isinstance(entry, dict) else None
+        if not isinstance(text, str):
+            has = ", ".join(entry) if isinstance(entry, dict) else "no fields"
+            raise Refused(f"{path}: line {number} has no text in a field {field!r} (it has {has}); "
+                          "name the field with --field")
+        yield text
+
+
+def parquet_documents(path, field):
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise Refused(f"{path} is read with the Python package `pyarrow`, which cannot be imported "
+                      f"({error}); install it with: {sys.executable} -m pip install pyarrow, or "
+                      "convert the file to .jsonl") from error
+    os.close(open_regular(path))
+    file = parquet.ParquetFile(path)
+    if field not in file.schema_arrow.names:
+        raise Refused(f"{path} has no column {field!r} (it has "
+                      f"{', '.join(file.schema_arrow.names)}); name the column with --field")
+    for batch in file.iter_batches(columns=[field]):
+        for text in batch.column(0).to_pylist():
+            if not isinstance(text, str):
+                raise Refused(f"{path}: the column {field!r} is not text in every row")
+            yield text
+
+
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".arrow")
+
+
+def documents(path, field):
+    """The texts of a file."""
+    kind = os.path.splitext(path)[1].lower()
+    if kind in PACKED:
+        raise Refused(f"{path} does not hold plain text; unpack or convert it")
+    if kind in (".jsonl", ".ndjson"):
+        return json_documents(path, field)
+    if kind == ".parquet":
+        return parquet_documents(path, field)
+    return [read_text(path)]
+
+
 def token_type(vocab_size):
     """Name in meta.json and array type code of the narrowest type that holds every id."""
     name, code = ("uint16", "H") if vocab_size <= 65536 else ("uint32", "I")
@@ -71,18 +152,20 @@ def token_type(vocab_size):
     return name, code
 
 
-def encode_texts(tokenizer, texts, separator, code):
+def encode_texts(tokenizer, arguments, code):
     tokens = array.array(code)
     after = []
-    if separator is not None:
-        identifier = tokenizer.token_to_id(separator)
+    if arguments.separator is not None:
+        identifier = tokenizer.token_to_id(arguments.separator)
         if identifier is None:
-            raise Refused(f"the tokenizer has no token {separator!r} to put after each text")
+            raise Refused(f"the tokenizer has no token {arguments.separator!r} to put after each "
+                          "text")
         after = [identifier]
-    for path in texts:
-        # Ids are checked by the array: one that does not fit raises instead of wrapping around.
-        tokens.extend(tokenizer.encode(read_text(path), add_special_tokens=False).ids)
-        tokens.extend(after)
+    for path in arguments.texts:
+        for text in documents(path, arguments.field):
+            # Ids are checked by the array: one that does not fit raises, none wraps around.
+            tokens.extend(tokenizer.encode(text, add_special_tokens=False).ids)
+            tokens.extend(after)
     return tokens
 
 
@@ -133,7 +216,7 @@ def prepare(arguments):
             raise Refused(f"{path} exists; choose another --out or give --force to replace it")
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
     name, code = token_type(vocab_size)
-    tokens = encode_texts(tokenizer, arguments.texts, arguments.separator, code)
+    tokens = encode_texts(tokenizer, arguments, code)
     train = int(len(tokens) * (1 - arguments.val))
     if train == 0 or (arguments.val > 0 and train == len(tokens)):
         raise Refused(f"{len(tokens)} tokens cannot be split at --val {arguments.val}; "
@@ -141,7 +224,8 @@ def prepare(arguments):
     if sys.byteorder != "little":
         tokens.byteswap()
     meta = {"dtype": name, "vocab_size": vocab_size,
-            "tokenizer": os.path.abspath(arguments.hf_dir)}
+            "tokenizer": os.path.abspath(arguments.hf_dir),
+            "tokenizer_crc32": fingerprint(tokenizer_file(arguments.hf_dir))}
     files = {"train.bin": tokens[:train].tobytes()}
     if arguments.val > 0:
         files["val.bin"] = tokens[train:].tobytes()
@@ -165,13 +249,16 @@ def decode_stdin(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("hf_dir", metavar="HF_DIR", help="directory with tokenizer.json")
+    parser.add_argument("hf_dir", metavar="HF_DIR",
+                        help="directory with tokenizer.json, or a run")
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="UTF-8 files, in this order")
     parser.add_argument("--out", metavar="DIR", help="where the token files go")
     parser.add_argument("--val", type=float, default=0.1, metavar="FRACTION",
                         help="last part held out (default 0.1)")
     parser.add_argument("--separator", metavar="TOKEN",
                         help="put this token after each text, for example <|endoftext|>")
+    parser.add_argument("--field", metavar="NAME", default="text",
+                        help="of .jsonl and .parquet: what holds the text (default: text)")
     parser.add_argument("--force", action="store_true", help="replace existing output")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--encode", action="store_true", help="text on stdin to ids on stdout")

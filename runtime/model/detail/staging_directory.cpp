@@ -105,7 +105,7 @@ void StagingDirectory::keep_foreign_files() const {
   constexpr auto kHow = fs::copy_options::recursive | fs::copy_options::create_hard_links;
   for (const fs::directory_entry& entry : fs::directory_iterator(target_)) {
     const std::string name = entry.path().filename().string();
-    if (belongs_to_export(name)) continue;
+    if (belongs_to_export(name) || fs::exists(staging_ / name)) continue;
     if (entry.is_symlink()) {
       fs::copy_symlink(entry.path(), staging_ / name);
     } else {

@@ -1,0 +1,141 @@
+"""Runs of models with a Hugging Face tokenizer: token ids in and out, what exports carry, and data
+of another tokenizer. usage: tokenizer_runs_test.py PROGRAM"""
+import json
+import shutil
+import unittest
+import zlib
+
+from program_test_case import CONFIG, ProgramTestCase
+
+MERGES = ["a b", "ab c"]
+SMALL_FILES = {
+    "tokenizer_config.json": '{"tokenizer_class": "PreTrainedTokenizerFast"}',
+    "special_tokens_map.json": '{"eos_token": "<end>"}',
+    "chat_template.jinja": "{% for message in messages %}{{ message.content }}{% endfor %}",
+    "generation_config.json": '{"temperature": 0.6}'}
+
+
+def tokenizer(tokens, merges) -> str:
+    return json.dumps({"version": "1.0", "added_tokens": [{"id": 255, "content": "<end>"}],
+                       "model": {"type": "BPE", "merges": merges,
+                                 "vocab": {token: i for i, token in enumerate(tokens)}}})
+
+
+TOKENS = [f"é{i}" for i in range(255)]
+# As runtime/model/tokenizer_files.hpp says it: lines of the ids and tokens, then of the merges.
+LINES = [f"{i} {token}" for i, token in enumerate(TOKENS)] + ["255 <end>"] + MERGES
+CRC32 = f"{zlib.crc32(chr(10).join(LINES).encode()):08x}"
+
+
+class TokenizerRuns(ProgramTestCase):
+    def setUp(self):
+        super().setUp()
+        self.done("train", "train.json", "--model", "model.json", "--data", "data", "--run",
+                  "first", "--steps", 1)
+        self.done("export", "first", "hf")
+        for name, text in SMALL_FILES.items():
+            self.write(f"hf/{name}", text)
+        self.write("hf/tokenizer.json", tokenizer(TOKENS, MERGES))
+        shutil.copytree(self.folder / "data", self.folder / "ids")
+        self.describe(tokenizer=str(self.folder / "hf"), tokenizer_crc32=CRC32)
+
+    def describe(self, **record):
+        self.write("ids/meta.json", json.dumps({"dtype": "uint16", "vocab_size": 256, **record}))
+
+    def done(self, *arguments, **options) -> str:
+        done = self.run_program(*arguments, **options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def start(self, run, *more) -> list:
+        return ["train", "train.json", "--data", "ids", "--run", run, "--steps", "2", *more]
+
+    def expect_carried(self, folder):
+        for name in ("tokenizer.json", *SMALL_FILES):
+            self.assertEqual((self.folder / folder / name).read_bytes(),
+                             (self.folder / "origin" / name).read_bytes(), name)
+
+    def test_exports_carry_the_small_files_of_the_checkpoint(self):
+        config = {**CONFIG, "spillway": {**CONFIG["spillway"], "save_every": 1}}
+        self.write("train.json", json.dumps(config))
+        self.done(*self.start("run", "--from", "hf"))
+        (self.folder / "hf").rename(self.folder / "origin")  # the run needs it no more
+        self.done("export", "run", "out")
+        self.expect_carried("out")
+        self.done("export", "run/checkpoints/step-1", "of_step_1")
+        self.expect_carried("of_step_1")
+        # Those of the target stay where the run has none, and give way where it has.
+        self.write("out/tokenizer.json", "{}")
+        self.write("out/README.md", "mine")
+        self.done("export", "run", "out", "--force")
+        self.expect_carried("out")
+        self.assertEqual((self.folder / "out" / "README.md").read_text(), "mine")
+        self.describe()
+        self.done(*self.start("next", "--from", "run"))
+        self.done("export", "next", "of_next")
+        self.expect_carried("of_next")
+
+    def test_a_new_model_takes_the_tokenizer_of_its_data(self):
+        self.done(*self.start("run", "--model", "model.json"))
+        shutil.copytree(self.folder / "hf", self.folder / "origin")
+        self.expect_carried("run/tokenizer")
+
+    def test_token_ids_go_in_and_out(self):
+        self.done(*self.start("run", "--from", "hf"))
+        generate = ("generate", "--run", "run", "--tokens", "4", "--seed", "1")
+        ids = self.done(*generate, "--prompt-tokens", "7,8,9").split()
+        self.assertEqual((len(ids), ids[:3]), (7, ["7", "8", "9"]))
+        self.assertTrue(all(0 <= int(each) < 256 for each in ids))
+        self.assertEqual(self.done(*generate, "--prompt-tokens", "7 8 9").split(), ids)
+        piped = self.done(*generate, "--prompt-tokens", "-", input="7 8\n9\n")
+        self.assertEqual(piped.split(), ids)
+        document = json.loads(self.done(*generate, "--prompt-tokens", "7,8,9", "--json"))
+        self.assertEqual(document["tokens"], [int(each) for each in ids])
+        self.assertNotIn("text", document)
+        for wrong in (["--prompt", "text"], [], ["--prompt-tokens", "7,x"],
+                      ["--prompt-tokens", "256"]):
+            done = self.run_program(*generate, *wrong)
+            self.assertEqual(done.returncode, 2, done.stderr)
+        done = self.run_program(*generate, "--prompt", "text")
+        self.assertIn("spillway_tokenize.py run --encode", done.stderr)
+
+    def test_data_of_another_tokenizer_is_refused(self):
+        shutil.copytree(self.folder / "hf", self.folder / "other")
+        self.write("other/tokenizer.json", tokenizer(TOKENS, MERGES[:1]))
+        other = str(self.folder / "other")
+        for record in ({"tokenizer": other, "tokenizer_crc32": "00000000"}, {"tokenizer": other},
+                       {"tokenizer": "bytes"}):
+            with self.subTest(record=record):
+                self.describe(**record)
+                done = self.run_program(*self.start("run", "--from", "hf"))
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn("another", done.stderr)
+                self.assertFalse((self.folder / "run").exists())
+                done = self.run_program("eval", "--model", "hf", "--data", "ids")
+                self.assertEqual(done.returncode, 2, done.stderr)
+
+    def test_the_same_tokenizer_written_in_another_way_is_none(self):
+        pairs = [merge.split(" ") for merge in MERGES]
+        self.write("hf/tokenizer.json", json.dumps(json.loads(tokenizer(TOKENS, pairs)), indent=1))
+        self.done(*self.start("run", "--from", "hf"))
+        self.describe()  # made by somebody who did not say with what
+        self.done(*self.start("run2", "--from", "hf"))
+
+
+class TextFiles(ProgramTestCase):
+    def test_that_hold_no_plain_text_are_no_text(self):
+        for name, content in (("a.jsonl", b'{"text": "one"}\n'), ("b.NDJSON", b"{}\n"),
+                              ("c.parquet", b"PAR1"), ("d.txt.gz", b"\x1f\x8b")):
+            (self.folder / name).write_bytes(content * 50)
+            for kind in ("bytes", "chars"):
+                done = self.run_program("data", "text.txt", name, "--out", "out", "--tokenizer",
+                                        kind)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(name, done.stderr)
+                self.assertFalse((self.folder / "out" / "meta.json").exists())
+        done = self.run_program("data", "a.jsonl", "--out", "out")
+        self.assertIn("spillway_tokenize.py", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
