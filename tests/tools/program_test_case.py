@@ -1,6 +1,7 @@
 """What the tests of the program from outside share: a text, a tiny model and a way to run commands.
 The program's path is the last argument of the test script."""
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -28,6 +29,8 @@ class ProgramTestCase(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
+        # The user's machine profile may be another version's, which the program then says.
+        os.environ["XDG_CACHE_HOME"] = str(self.folder / "cache")
         text = "".join(f"Blessed are they that mourn, for line {i * i % 97}.\n" for i in range(400))
         self.write("text.txt", text)
         self.write("model.json", json.dumps(MODEL))

@@ -40,6 +40,8 @@ class Screen:
                 at += 1
 
     def control(self, match):
+        if match is not None and match.group(2) == "m":
+            return  # a colour
         if match is None or match.group(0) not in ("\x1b[2K", "\x1b[K"):
             raise AssertionError(f"this screen does not know {match}")
         if self.rows[-1]:
