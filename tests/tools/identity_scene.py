@@ -2,6 +2,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -73,7 +74,8 @@ class Scene:
 
     def start(self, *arguments):
         return subprocess.Popen([self.program, *map(str, arguments)], stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, cwd=self.root, text=True)
+                                stderr=subprocess.PIPE, cwd=self.root, text=True,
+                                env=os.environ | {"XDG_CACHE_HOME": str(self.root / "cache")})
 
     def run(self, *arguments):
         process = self.start(*arguments)
