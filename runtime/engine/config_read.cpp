@@ -4,12 +4,10 @@
 #include <array>
 #include <cctype>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "runtime/engine/schedule.hpp"
-#include "runtime/engine/train_options.hpp"
+#include "runtime/engine/options_table.hpp"
 
 namespace spillway::engine {
 namespace detail {
@@ -242,55 +240,9 @@ void read_zero(Section& root, TrainOptions& options) {
 }
 
 void read_spillway(Section& spillway, TrainOptions& options) {
-  constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
-  const auto update = spillway.text("update");
-  if (update == "speculative" || update == "delayed") {
-    spillway.refuse(ErrorCode::not_supported, "update",
-                    fmt::format("is \"{}\", which this version does not implement; write auto, "
-                                "deferred or immediate",
-                                *update));
+  for (const Option& option : options_table()) {
+    if (option.read != nullptr) option.read(spillway, option, options);
   }
-  assign(options.update, spillway.choice<UpdateMode>("update"));
-  if (spillway.text("device") != "auto") {
-    assign(options.device, spillway.choice<DeviceKind>("device"));
-  }
-  assign(options.deterministic, spillway.flag("deterministic"));
-  assign(options.tf32, spillway.flag("tf32"));
-  assign(options.rounds, spillway.integer32("rounds", 1, {"1"}));
-  assign(options.context, spillway.integer32("context", 0, {"the model's"}));
-  assign(options.decay, spillway.choice<DecayScope>("decay"));
-  assign(options.state_format, spillway.choice<StateFormat>("state_format"));
-  assign(options.order, spillway.choice<data::Order>("order"));
-  assign(options.seed, spillway.integer("seed", 0, kAny));
-  assign(options.steps, spillway.integer("steps", 0, kAny, {"one epoch"}));
-  assign(options.tile_parameters, spillway.integer("tile_parameters", kLeafParameters, 1ULL << 40));
-  assign(options.operator_tile, spillway.integer("operator_tile", 0, 1ULL << 40));
-
-  assign(options.work_order, spillway.choice<WorkOrder>("work_order"));
-  assign(options.checkpointing, spillway.choice<Checkpointing>("checkpointing"));
-  assign(options.residency, spillway.choice<Residency>("residency"));
-  assign(options.prefetch, spillway.integer32("prefetch", 0, {"1"}));
-  assign(options.device_memory, spillway.size("device_memory"));
-  assign(options.host_memory, spillway.size("host_memory"));
-  if (const auto paths = spillway.texts("nvme")) {
-    options.nvme.assign(paths->begin(), paths->end());
-    if (!paths->empty()) options.state_home = StateHome::nvme;
-  }
-  assign(options.state_home, spillway.choice<StateHome>("state_home"));
-  assign(options.activations, spillway.choice<StateHome>("activations"));
-  assign(options.gradient_sums, spillway.choice<SumsHome>("gradient_sums"));
-  assign(options.io_engine, spillway.choice<nvme_swap::EngineKind>("io_engine"));
-  assign(options.threads, spillway.integer32("threads", 0, {"every physical core"}));
-  assign(options.compute_threads,
-         spillway.integer32("compute_threads", 0, {"every physical core"}));
-  if (spillway.text("isa") != "auto") assign(options.isa, spillway.choice<cpu_adam::Isa>("isa"));
-  assign(options.host_link_gbps, spillway.non_negative("host_link_gbps"));
-  assign(options.disk_gbps, spillway.non_negative("disk_gbps"));
-
-  assign(options.commit_every, spillway.integer("commit_every", 0, kAny, {"planned"}));
-  assign(options.save_every, spillway.integer("save_every", 0, kAny));
-  assign(options.keep, spillway.integer32("keep", 0));
-  assign(options.eval_every, spillway.integer("eval_every", 0, kAny));
 }
 
 }  // namespace detail

@@ -2,12 +2,13 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/config_keys.hpp"
 #include "runtime/engine/detail/schedule_deepspeed.hpp"
+#include "runtime/engine/options_table.hpp"
 #include "runtime/engine/schedule.hpp"
-#include "runtime/engine/train_options.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -133,9 +134,22 @@ void validate_placement(const TrainOptions& options) {
           "spillway.keep is 0, but spillway.save_every asks for checkpoints to keep");
 }
 
+/// The ranges of the table, for options that flags may have set.
+void validate_ranges(const TrainOptions& options) {
+  for (const Option& option : options_table()) {
+    if (option.write == nullptr || option.high == 0) continue;
+    nlohmann::ordered_json json;
+    option.write(json, option, options);
+    const auto value = json.at(option.key).get<std::uint64_t>();
+    require(value >= option.low && value <= option.high,
+            fmt::format("{} is {}; it must be {}", option.path(), value, option.type));
+  }
+}
+
 }  // namespace
 
 void validate(const TrainOptions& options) {
+  validate_ranges(options);
   validate_batch(options);
   validate_optimizer(options);
   validate_schedule(options.schedule);

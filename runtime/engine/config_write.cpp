@@ -4,8 +4,8 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/config_keys.hpp"
 #include "runtime/engine/detail/schedule_deepspeed.hpp"
+#include "runtime/engine/options_table.hpp"
 #include "runtime/engine/schedule.hpp"
-#include "runtime/engine/train_options.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -105,45 +105,9 @@ Json scheduler_json(const ScheduleOptions& schedule) {
 
 Json spillway_json(const TrainOptions& options) {
   Json json;
-  json["compute"] = config_name(options.compute);
-  if (options.device) json["device"] = config_name(*options.device);
-  json["deterministic"] = options.deterministic;
-  json["tf32"] = options.tf32;
-  json["context"] = options.context;
-  json["rounds"] = options.rounds;
-  json["decay"] = config_name(options.decay);
-  json["state_format"] = config_name(options.state_format);
-  json["order"] = config_name(options.order);
-  json["seed"] = options.seed;
-  json["steps"] = options.steps;
-  json["tile_parameters"] = options.tile_parameters;
-  json["operator_tile"] = options.operator_tile;
-
-  json["update"] = config_name(options.update);
-  json["work_order"] = config_name(options.work_order);
-  json["checkpointing"] = config_name(options.checkpointing);
-  json["residency"] = config_name(options.residency);
-  json["prefetch"] = options.prefetch;
-  if (options.device_memory) json["device_memory"] = options.device_memory->value();
-  if (options.host_memory) json["host_memory"] = options.host_memory->value();
-  if (!options.nvme.empty()) {
-    json["nvme"] = Json::array();
-    for (const std::filesystem::path& path : options.nvme) json["nvme"].push_back(path.string());
+  for (const Option& option : options_table()) {
+    if (option.write != nullptr) option.write(json, option, options);
   }
-  json["state_home"] = config_name(options.state_home);
-  json["activations"] = config_name(options.activations);
-  json["gradient_sums"] = config_name(options.gradient_sums);
-  json["io_engine"] = config_name(options.io_engine);
-  json["threads"] = options.threads;
-  json["compute_threads"] = options.compute_threads;
-  if (options.isa) json["isa"] = config_name(*options.isa);
-  if (options.host_link_gbps) json["host_link_gbps"] = *options.host_link_gbps;
-  if (options.disk_gbps) json["disk_gbps"] = *options.disk_gbps;
-
-  json["commit_every"] = options.commit_every;
-  json["save_every"] = options.save_every;
-  json["keep"] = options.keep;
-  json["eval_every"] = options.eval_every;
   return json;
 }
 

@@ -4,43 +4,13 @@
 #include <fmt/ranges.h>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/options_table.hpp"
 #include "runtime/engine/sealed_json.hpp"
 
 namespace spillway::engine {
 namespace {
 
 using nlohmann::json;
-
-/// The options that are part of the mathematics, as JSON.
-json mathematics(const TrainOptions& options) {
-  TrainOptions plain;
-  TrainOptions math = options;
-  math.device = options.device.value_or(DeviceKind::host);
-  // Threads of FWD-BWD are the host backend's.
-  if (math.device == DeviceKind::cuda) math.compute_threads = plain.compute_threads;
-  math.update = plain.update;
-  math.work_order = plain.work_order;
-  math.checkpointing = plain.checkpointing;
-  math.residency = plain.residency;
-  math.state_home = plain.state_home;
-  math.activations = plain.activations;
-  math.gradient_sums = plain.gradient_sums;
-  math.prefetch = plain.prefetch;
-  math.device_memory = plain.device_memory;
-  math.host_memory = plain.host_memory;
-  math.nvme = plain.nvme;
-  math.io_engine = plain.io_engine;
-  math.threads = plain.threads;
-  math.isa = plain.isa;
-  math.host_link_gbps = plain.host_link_gbps;
-  math.disk_gbps = plain.disk_gbps;
-  math.commit_every = plain.commit_every;
-  math.save_every = plain.save_every;
-  math.keep = plain.keep;
-  math.eval_every = plain.eval_every;
-  math.steps = plain.steps;  // a run may be trained further; its schedule is recorded apart
-  return json::parse(to_config_json(math));
-}
 
 }  // namespace
 
@@ -87,16 +57,17 @@ bool RunDirectory::exists() const { return std::filesystem::exists(manifest()); 
 std::vector<std::string> differences_in_mathematics(const RunConfig& recorded,
                                                     const RunConfig& now) {
   std::vector<std::string> differences;
-  const json before = mathematics(recorded.options);
-  const json after = mathematics(now.options);
-  for (const json& change : json::diff(before, after)) {
-    const std::string path = change["path"].get<std::string>();
-    const json::json_pointer pointer(path);
-    const auto value = [&](const json& document) {
-      return document.contains(pointer) ? document[pointer].dump() : std::string("absent");
+  const json before = recorded_options(recorded.options);
+  const json after = recorded_options(now.options);
+  json paths = before;
+  paths.update(after);
+  for (const auto& [path, unused] : paths.items()) {
+    const auto value = [&key = path](const json& options) {
+      return options.contains(key) ? options[key].dump() : std::string("absent");
     };
+    if (value(before) == value(after)) continue;
     differences.push_back(
-        fmt::format("{}: {} in the run, {} now", path.substr(1), value(before), value(after)));
+        fmt::format("{}: {} in the run, {} now", path, value(before), value(after)));
   }
   model::ModelConfig model_before = recorded.model;
   model::ModelConfig model_after = now.model;

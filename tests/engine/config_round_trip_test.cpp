@@ -4,9 +4,11 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "runtime/engine/config_keys.hpp"
+#include "runtime/engine/options_table.hpp"
 #include "runtime/engine/schedule.hpp"
 #include "tests/engine/config_test_support.hpp"
 
@@ -102,7 +104,7 @@ class OptionsSource {
     options.deterministic = coin();
     options.tf32 = coin();
     options.seed = random_();
-    options.steps = random_();
+    options.steps = random_() >> 32;
     options.tile_parameters = kLeafParameters * (1 + below(10000));
     options.operator_tile = below(3) * 100'000;
   }
@@ -193,6 +195,7 @@ TEST(ConfigRoundTrip, AnyValidOptionsComeBackEqual) {
       EXPECT_THAT(note, HasSubstr("scheduler.params.")) << "what the schedule takes from elsewhere";
     }
     expect_equal(options, parsed.options);
+    EXPECT_EQ(recorded_options(options), recorded_options(parsed.options));
   }
 }
 
