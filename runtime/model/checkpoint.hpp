@@ -37,6 +37,7 @@ class CheckpointReader final : public ParameterSource {
   CheckpointReader(const std::filesystem::path& directory, const ModelConfig& config,
                    const ModelLayout& layout);
 
+  /// Throws `Error{corrupt_data}` naming the tensor for a weight that is not finite.
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
   /// The type that the embedding is stored in.
   [[nodiscard]] DType dtype() const;

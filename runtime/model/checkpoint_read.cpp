@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <system_error>
@@ -243,6 +244,23 @@ void CheckpointReader::check_tied_head(const Source& head) const {
   }
 }
 
+namespace {
+
+/// Weights that are not numbers train nothing and spoil everything that they meet.
+void check_finite(std::span<const float> weights, ElementCount first, const std::string& path,
+                  const std::string& tensor) {
+  const auto bad =
+      std::ranges::find_if(weights, [](float weight) { return !std::isfinite(weight); });
+  if (bad == weights.end()) return;
+  const auto element = first.value() + static_cast<std::uint64_t>(bad - weights.begin());
+  throw Error(ErrorCode::corrupt_data,
+              fmt::format("{}: tensor {} holds {} at element {}; weights must be finite: take a "
+                          "checkpoint from before it diverged",
+                          path, brief_name(tensor), *bad, element));
+}
+
+}  // namespace
+
 void CheckpointReader::read(BlockIndex block, ElementCount first, std::span<float> target) const {
   const BlockLayout& layout = layout_->blocks.at(block.value());
   SPILLWAY_ASSERT(first + ElementCount{target.size()} <= layout.padded_parameters);
@@ -256,7 +274,9 @@ void CheckpointReader::read(BlockIndex block, ElementCount first, std::span<floa
         target.first(std::min<std::uint64_t>(target.size(), tensor->count.value() - skip));
     const Source& source =
         sources_[block.value()][static_cast<std::size_t>(tensor - layout.tensors.begin())];
-    source.file->read(*source.tensor, tensor->skipped + ElementCount{skip}, part);
+    const ElementCount begin = tensor->skipped + ElementCount{skip};
+    source.file->read(*source.tensor, begin, part);
+    check_finite(part, begin, source.file->path(), tensor->name);
     target = target.subspan(part.size());
     first += ElementCount{part.size()};
   }

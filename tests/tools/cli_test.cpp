@@ -137,6 +137,26 @@ TEST_F(Cli, ResumeUnderAnotherMathematicsIsRefusedByName) {
   EXPECT_NE(answer.err.find("seed"), std::string::npos) << answer.err;
 }
 
+TEST_F(Cli, NumbersThatFitNothingAreRefusedBeforeARunIsMade) {
+  const std::pair<const char*, const char*> cases[] = {{"--seed", "-1"},
+                                                       {"--seed", "18446744073709551616"},
+                                                       {"--steps", "4294967296"},
+                                                       {"--threads", "-3"}};
+  for (const auto& [flag, value] : cases) {
+    std::vector<std::string> arguments = train("run", 2);
+    const auto given = std::ranges::find(arguments, flag);
+    if (given != arguments.end()) {
+      *(given + 1) = value;
+    } else {
+      arguments.insert(arguments.end(), {flag, value});
+    }
+    const Answer answer = run(arguments);
+    EXPECT_EQ(answer.exit_code, 2) << flag << ' ' << value;
+    EXPECT_NE(answer.err.find(value), std::string::npos) << answer.err;
+    EXPECT_FALSE(std::filesystem::exists(directory_ / "run")) << flag << ' ' << value;
+  }
+}
+
 TEST_F(Cli, KeepsCheckpointsFromWhichANewRunGoesOnBitForBit) {
   std::string config = kConfig;
   config.replace(config.find("\"seed\""), 0, R"("save_every": 4, "keep": 2, )");

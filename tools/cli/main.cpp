@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <charconv>
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <sstream>
@@ -115,6 +117,22 @@ std::string explain_unknown_word(const CLI::App& app) {
                            : fmt::format("its commands are {}", fmt::join(known, ", ")));
 }
 
+/// CLI11 reads "-1" as 2^64 - 1 and what is too large as the largest: both are refused here.
+std::string check_whole_number(const std::string& text) {
+  std::uint64_t number = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, status] = std::from_chars(text.data(), last, number);
+  if (status == std::errc{} && end == last) return {};
+  return fmt::format("{} is not a whole number from 0 to 18446744073709551615", text);
+}
+
+void check_whole_numbers(CLI::App& app) {
+  for (CLI::Option* const option : app.get_options()) {
+    if (option->get_type_name() == "UINT") option->check(check_whole_number);
+  }
+  for (CLI::App* const command : app.get_subcommands({})) check_whole_numbers(*command);
+}
+
 int run_program(int argc, char** argv) {
   Session session;
   CLI::App app{"Spillway: trains models too large for the GPU", "spillway"};
@@ -135,6 +153,7 @@ int run_program(int argc, char** argv) {
   add_fsck(app, session);
   add_profile(app, session);
   add_bench(app, session);
+  check_whole_numbers(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

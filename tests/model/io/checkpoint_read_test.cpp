@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -110,6 +112,31 @@ TEST(Checkpoint, AcceptsNamesWithoutThePrefixAndKnownBuffers) {
     const ModelLayout layout = make_layout(config);
     const Blocks blocks = read_all(CheckpointReader(scratch.path(), config, layout), layout);
     EXPECT_EQ(blocks[0][0], 1.0F);
+  }
+}
+
+TEST(Checkpoint, RefusesAWeightThatIsNotFiniteByName) {
+  const ModelConfig config = small_gpt2();
+  const ModelLayout layout = make_layout(config);
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -HUGE_VALF}) {
+    const Scratch scratch;
+    Blocks blocks = random_blocks(config, layout);
+    const ParameterTensor& last = layout.blocks[1].tensors.back();
+    blocks[1][last.first.value() + 2] = bad;
+    save(scratch.path() / "out", config, blocks, {});
+    const CheckpointReader reader(scratch.path() / "out", config, layout);
+    EXPECT_NO_THROW([&] {
+      std::vector<float> before(last.first.value());
+      reader.read(BlockIndex{1}, ElementCount{0}, before);
+    }());
+    try {
+      static_cast<void>(read_all(reader, layout));
+      ADD_FAILURE() << "accepted " << bad;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::corrupt_data);
+      EXPECT_THAT(error.what(), HasSubstr(last.name));
+      EXPECT_THAT(error.what(), HasSubstr("at element 2;"));
+    }
   }
 }
 
