@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -31,6 +32,12 @@ constexpr std::array<Unit, 14> kUnits{{{"", 1},
                                        {"G", 0x1p30},
                                        {"T", 0x1p40}}};
 
+/// Units are told apart by their letters, not by their case: "24g" is "24G".
+bool same_letters(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
+  return std::ranges::equal(a, b, {}, lower, lower);
+}
+
 }  // namespace
 
 Bytes parse_bytes(std::string_view text) {
@@ -46,7 +53,7 @@ Bytes parse_bytes(std::string_view text) {
   for (const Unit& known : kUnits) {
     const double bytes = number * known.bytes;
     const bool in_range = bytes >= 0 && bytes < 0x1p63;
-    if (status == std::errc{} && unit == known.name && in_range) {
+    if (status == std::errc{} && same_letters(unit, known.name) && in_range) {
       if (is_whole) return Bytes{whole * static_cast<std::uint64_t>(known.bytes)};
       return Bytes{static_cast<std::uint64_t>(std::floor(bytes))};
     }

@@ -37,8 +37,8 @@ constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) {
   return (n + unit - 1) / unit * unit;
 }
 
-/// "512MiB", "24GB", "4096", "1.5 GiB" to bytes. Binary units end in iB; KB, MB, GB, TB are powers
-/// of 1000. Throws `Error{invalid_argument}` naming the text for anything else.
+/// "512MiB", "24GB", "24g", "4096" to bytes, in any case: iB and single letters are binary, KB to
+/// TB powers of 1000. Throws `Error{invalid_argument}` naming the text for anything else.
 Bytes parse_bytes(std::string_view text);
 
 /// "1.50 GiB": three digits and the largest binary unit that leaves at least 1.

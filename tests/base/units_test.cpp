@@ -46,6 +46,10 @@ TEST(ParseBytes, ReadsBinaryAndDecimalUnits) {
   EXPECT_EQ(parse_bytes("24GB"), Bytes{24'000'000'000});
   EXPECT_EQ(parse_bytes("2TiB"), 2048_GiB);
   EXPECT_EQ(parse_bytes("3K"), 3_KiB);
+  EXPECT_EQ(parse_bytes("24G"), 24_GiB);
+  EXPECT_EQ(parse_bytes("24g"), 24_GiB);
+  EXPECT_EQ(parse_bytes("24gb"), Bytes{24'000'000'000});
+  EXPECT_EQ(parse_bytes("512mib"), 512_MiB);
   EXPECT_EQ(parse_bytes("9007199254740993"), Bytes{9007199254740993});  // 2^53 + 1: not a double
 }
 
