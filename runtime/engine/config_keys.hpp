@@ -67,11 +67,12 @@ struct UnneededKey {
 };
 [[nodiscard]] std::span<const UnneededKey> unneeded_keys();
 
-/// A DeepSpeed key that would change the mathematics in a way that Spillway does not implement:
-/// accepted while it is off (`false`, absent, or an object whose `enabled` is not true).
+/// A DeepSpeed key for what Spillway does not have: accepted while it is off (`false`, absent, a
+/// number up to 1, or an object whose `enabled` is not true), and refused with the reason.
 struct OffOnlyKey {
   std::string_view section;
   std::string_view key;
+  std::string_view reason;
 };
 [[nodiscard]] std::span<const OffOnlyKey> off_only_keys();
 

@@ -5,7 +5,9 @@
 #include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include "runtime/engine/options_table.hpp"
 
@@ -14,18 +16,27 @@ namespace detail {
 namespace {
 
 /// DeepSpeed's identity: train_batch_size = micro-batch x accumulation x ranks. Any two of the
-/// three give the third; what cannot be derived is 1.
+/// three give the third; what cannot be derived is 1 or, where the file says "auto", is chosen
+/// later.
 void read_batch(Section& root, std::uint32_t ranks, TrainOptions& options) {
   constexpr std::string_view kTrain = "train_batch_size";
   constexpr std::string_view kMicro = "train_micro_batch_size_per_gpu";
   constexpr std::string_view kAccumulation = "gradient_accumulation_steps";
+  constexpr AutoMeans kLeft{"what train_batch_size leaves"};
+  constexpr AutoMeans kChosen{"the largest that fits", AutoNote::later};
   const auto train = root.integer32(kTrain, 1, {"micro-batch x accumulation x ranks"});
-  const auto accumulation =
-      root.integer32(kAccumulation, 1, {train ? "what train_batch_size leaves" : "1"});
-  // Without a train_batch_size there is nothing that an "auto" micro-batch follows from.
-  const auto micro = root.integer32(kMicro, 1, {train ? "what train_batch_size leaves" : ""});
+  const auto accumulation = root.integer32(kAccumulation, 1, train ? kLeft : kChosen);
+  const bool derived = train && (accumulation || !root.has(kMicro));
+  const auto micro = root.integer32(kMicro, 1, derived ? kLeft : kChosen);
   options.micro_batch = micro.value_or(1);
   options.gradient_accumulation_steps = accumulation.value_or(1);
+  options.automatic.micro_batch = root.has(kMicro) && !micro && !derived;
+  options.automatic.accumulation =
+      !accumulation && (options.automatic.micro_batch || (root.has(kAccumulation) && !train));
+  if (options.automatic.micro_batch && train && *train % ranks == 0) {
+    options.automatic.windows = *train / ranks;
+    return;
+  }
   if (!train) return;
   const auto refuse = [&](std::string_view what) {
     root.refuse(ErrorCode::invalid_argument, kTrain, what);
@@ -145,16 +156,18 @@ void read_optimizer_params(Section& params, cpu_adam::AdamOptions& adam) {
 }  // namespace
 
 void read_precision(Section& root, Section& spillway, TrainOptions& options) {
-  constexpr AutoMeans kOff{"false; spillway.compute chooses the type"};
+  constexpr AutoMeans kChosen{"the type of the model", AutoNote::later};
   Section fp16 = root.section("fp16");
-  const bool fp16_on = fp16.flag("enabled", kOff).value_or(false);
+  const std::optional<bool> fp16_says = fp16.flag("enabled", kChosen);
+  const bool fp16_on = fp16_says.value_or(false);
   read_loss_scale(fp16, options.loss_scale);
   const bool old_name = root.has("bfloat16");
   Section bf16 = root.section(old_name ? "bfloat16" : "bf16");
   if (old_name && root.has("bf16")) {
     root.refuse(ErrorCode::invalid_argument, "bfloat16", "is the old name of bf16; remove one");
   }
-  const bool bf16_on = bf16.flag("enabled", kOff).value_or(false);
+  const std::optional<bool> bf16_says = bf16.flag("enabled", kChosen);
+  const bool bf16_on = bf16_says.value_or(false);
   if (fp16_on && bf16_on) {
     root.refuse(ErrorCode::invalid_argument, "fp16.enabled",
                 "and bf16.enabled are both true; enable one of them");
@@ -168,6 +181,17 @@ void read_precision(Section& root, Section& spillway, TrainOptions& options) {
     }
   } else {
     assign(options.compute, std::optional(compute));
+    options.automatic.fp16 = fp16.has("enabled") && !fp16_says;
+    const bool bf16_is_auto = bf16.has("enabled") && !bf16_says;
+    options.automatic.compute = !compute && (options.automatic.fp16 || bf16_is_auto);
+    options.automatic.state_format = options.automatic.compute && !spillway.has("state_format");
+    options.automatic.fp16 = options.automatic.fp16 && options.automatic.compute;
+  }
+  if (!options.automatic.compute) {
+    const std::string is_false =
+        fmt::format("\"auto\" is false: the type is {}", config_name(options.compute));
+    if (fp16.has("enabled") && !fp16_says) fp16.note("enabled", is_false);
+    if (bf16.has("enabled") && !bf16_says) bf16.note("enabled", is_false);
   }
   // The same bits as fp32, in two bytes less; an explicit spillway.state_format replaces it.
   if (options.compute == DType::bf16) options.state_format = StateFormat::split;
@@ -179,11 +203,17 @@ void read_optimizer(Section& root, TrainOptions& options) {
   Section params = optimizer.section("params");
   read_optimizer_type(optimizer, params, adam);
   read_optimizer_params(params, adam);
-  assign(adam.lr, params.non_negative("lr"));
+  const auto lr = params.non_negative("lr", {"5e-05, HF Trainer's"});
+  if (params.has("lr")) adam.lr = lr.value_or(5e-5);
   assign(adam.weight_decay, params.non_negative("weight_decay", {"0"}));
   if (params.has("max_grad_norm")) {
     params.refuse(ErrorCode::invalid_argument, "max_grad_norm",
                   "is not a parameter of the optimizer; write gradient_clipping at the top level");
+  }
+  if (params.has("adamw_mode")) {
+    params.refuse(
+        ErrorCode::invalid_argument, "adamw_mode",
+        "is the optimizer's own word; write adam_w_mode, as DeepSpeed's configurations do");
   }
   if (params.flag("fp32_optimizer_states") == false) {
     params.refuse(ErrorCode::not_supported, "fp32_optimizer_states",
@@ -239,9 +269,37 @@ void read_zero(Section& root, TrainOptions& options) {
   }
 }
 
-void read_spillway(Section& spillway, TrainOptions& options) {
+void read_monitors(Section& root, TrainOptions& options) {
+  for (auto [key, monitor] : {std::pair("tensorboard", &options.tensorboard),
+                              std::pair("csv_monitor", &options.csv_monitor)}) {
+    Section section = root.section(key);
+    assign(monitor->enabled, section.flag("enabled"));
+    assign(monitor->output_path, section.text("output_path"));
+    assign(monitor->job_name, section.text("job_name"));
+    const std::filesystem::path name = monitor->job_name;
+    if (name.empty() || name != name.filename() || name == "." || name == "..") {
+      section.refuse_value("job_name", "the name of one folder");
+    }
+  }
+  constexpr std::array<std::string_view, 11> kOfServices{
+      "group",     "team",    "project",         "samples_log_interval",
+      "workspace", "api_key", "experiment_name", "experiment_key",
+      "online",    "mode",    "entity"};
+  for (const std::string_view key : {"wandb", "comet"}) {
+    Section section = root.section(key);
+    for (const std::string_view each : kOfServices) static_cast<void>(section.has(each));
+    if (section.flag("enabled") == true) {
+      section.note("enabled",
+                   "Spillway sends nothing over a network; enable tensorboard, and "
+                   "upload its files (`wandb sync DIR` takes them)");
+    }
+  }
+}
+
+void read_spillway(ConfigContext& context, Section& spillway, TrainOptions& options) {
   for (const Option& option : options_table()) {
-    if (option.read != nullptr) option.read(spillway, option, options);
+    if (option.read == nullptr) continue;
+    context.attempt("", [&] { option.read(spillway, option, options); });
   }
 }
 
@@ -255,19 +313,30 @@ ParsedConfig parse_train_config(std::string_view text, std::string_view origin,
   TrainOptions& options = parsed.options;
   detail::ConfigContext context(origin, parsed.notes);
   detail::Section root(context, &file, "");
-  detail::Section spillway = root.section("spillway");
-  detail::read_batch(root, ranks, options);
-  if (const auto clip = root.non_negative("gradient_clipping", {"1"})) {
-    options.gradient_clipping = *clip;
+  const auto read = [&](std::string_view path, const auto& part) { context.attempt(path, part); };
+  read("", [&] { detail::read_batch(root, ranks, options); });
+  read("", [&] {
+    if (const auto clip = root.non_negative("gradient_clipping", {"1"})) {
+      options.gradient_clipping = *clip;
+    }
+  });
+  std::optional<detail::Section> spillway;
+  read("spillway", [&] { spillway.emplace(root.section("spillway")); });
+  if (spillway) read("fp16", [&] { detail::read_precision(root, *spillway, options); });
+  read("optimizer", [&] { detail::read_optimizer(root, options); });
+  read("scheduler", [&] { detail::read_scheduler(root, options); });
+  read("zero_optimization", [&] { detail::read_zero(root, options); });
+  read("activation_checkpointing", [&] {
+    detail::Section activations = root.section("activation_checkpointing");
+    if (activations.flag("cpu_checkpointing") == true) options.activations = StateHome::host;
+  });
+  read("tensorboard", [&] { detail::read_monitors(root, options); });
+  if (spillway) detail::read_spillway(context, *spillway, options);
+  if (options.tokens_per_step > 0 && !root.has("train_batch_size")) {
+    options.automatic.micro_batch |= !root.has("train_micro_batch_size_per_gpu");
+    options.automatic.accumulation |= !root.has("gradient_accumulation_steps");
   }
-  detail::read_precision(root, spillway, options);
-  detail::read_optimizer(root, options);
-  detail::read_scheduler(root, options);
-  detail::read_zero(root, options);
-  detail::Section activations = root.section("activation_checkpointing");
-  if (activations.flag("cpu_checkpointing") == true) options.activations = StateHome::host;
-  detail::read_spillway(spillway, options);
-  context.refuse_unknown_keys();
+  context.finish();
   return parsed;
 }
 

@@ -32,6 +32,11 @@ struct Switches {
   bool setting = false;  ///< there is any other value
 };
 
+/// A number of ranks or the like that is what there is without the feature: 1, or 0 for "not set".
+bool is_degree_of_one(const json& value) {
+  return value.is_number_integer() && value.get<double>() <= 1;
+}
+
 void look_for_switches(const json& object, Switches& found) {
   for (const auto& [key, value] : object.items()) {
     if (value.is_object()) {
@@ -40,7 +45,8 @@ void look_for_switches(const json& object, Switches& found) {
       found.any = true;
       found.on = found.on || value == true;
     } else {
-      found.setting = true;
+      const bool off = value.is_null() || value == false || is_degree_of_one(value);
+      found.setting = found.setting || !off;
     }
   }
 }
@@ -48,6 +54,7 @@ void look_for_switches(const json& object, Switches& found) {
 /// True for a feature that the file switches on: `true`, any `enabled` that is true, or settings
 /// where nothing says `enabled` (sparse_attention has no such key).
 bool is_on(const json& feature) {
+  if (is_degree_of_one(feature)) return false;
   if (!feature.is_object()) return feature != false;
   Switches found;
   look_for_switches(feature, found);
@@ -66,49 +73,6 @@ std::string shown(const json& value) {
 
 std::string join_path(std::string_view section, std::string_view key) {
   return section.empty() ? std::string(key) : fmt::format("{}.{}", section, key);
-}
-
-void ConfigContext::refuse(ErrorCode code, const std::string& path, std::string_view what) const {
-  throw Error(code, fmt::format("{}: {} {}", origin_, path, what));
-}
-
-void ConfigContext::note(const std::string& path, std::string_view what) {
-  notes_.push_back(fmt::format("{}: {}", path, what));
-}
-
-void ConfigContext::refuse_unknown_keys() const {
-  for (const auto& [section, object] : objects_) {
-    for (const auto& [key, value] : object->items()) {
-      const bool known = std::any_of(known_.begin(), known_.end(), [&](const Known& each) {
-        return each.section == section && each.key == key;
-      });
-      if (!known) refuse_unknown(section, key);
-    }
-  }
-}
-
-void ConfigContext::refuse_unknown(const std::string& section, const std::string& key) const {
-  const std::string shown_key = key.substr(0, kShownCharacters);
-  const Known* nearest = nullptr;
-  std::size_t least = std::numeric_limits<std::size_t>::max();
-  for (const Known& each : known_) {
-    // Twice the edits, and one more for another section: at equal distance the own section wins.
-    const std::size_t elsewhere = each.section == section ? 0 : 1;
-    // Half a key, "train_micro_batch_size", is nearer to the whole than to another of its length.
-    const bool half = shown_key.size() >= 4 && each.key.starts_with(shown_key);
-    const std::size_t edits = half ? 1 : edit_distance(shown_key, each.key);
-    const std::size_t distance = 2 * edits + elsewhere;
-    if (distance < least) {
-      least = distance;
-      nearest = &each;
-    }
-  }
-  const std::string hint =
-      nearest == nullptr
-          ? ""
-          : fmt::format("; the nearest known key is {}", join_path(nearest->section, nearest->key));
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{}: unknown key {}{}", origin_, join_path(section, shown_key), hint));
 }
 
 Section::Section(ConfigContext& context, const json* object, std::string path)
@@ -133,8 +97,7 @@ void Section::take_off_only() {
     if (each.section != path_) continue;
     const json* const value = find(each.key, {"off"});
     if (value == nullptr || !is_on(*value)) continue;
-    refuse(ErrorCode::not_supported, each.key,
-           "changes the mathematics in a way that Spillway does not implement; switch it off");
+    context_.attempt("", [&] { refuse(ErrorCode::not_supported, each.key, each.reason); });
   }
 }
 
@@ -150,7 +113,9 @@ const json* Section::find(std::string_view key, AutoMeans automatic) {
       refuse(ErrorCode::invalid_argument, key,
              "is \"auto\", and there is nothing that Spillway could take it from; write a value");
     }
-    note(key, fmt::format("\"auto\" is {}", automatic.words));
+    if (automatic.note == AutoNote::now) {
+      note(key, fmt::format("\"auto\" is {}", automatic.words));
+    }
     return nullptr;
   }
   return &*found;

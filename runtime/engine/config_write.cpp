@@ -103,6 +103,12 @@ Json scheduler_json(const ScheduleOptions& schedule) {
   return {{"type", config_name(schedule.kind)}, {"params", params}};
 }
 
+Json monitor_json(const MonitorOptions& monitor) {
+  Json json{{"enabled", monitor.enabled}, {"job_name", monitor.job_name}};
+  if (!monitor.output_path.empty()) json["output_path"] = monitor.output_path.string();
+  return json;
+}
+
 Json spillway_json(const TrainOptions& options) {
   Json json;
   for (const Option& option : options_table()) {
@@ -123,13 +129,15 @@ std::string to_config_json(const TrainOptions& options) {
   json["optimizer"] = optimizer_json(options);
   json["scheduler"] = scheduler_json(options.schedule);
   json["zero_optimization"] = {{"stage", options.zero_stage}};
+  json["tensorboard"] = monitor_json(options.tensorboard);
+  json["csv_monitor"] = monitor_json(options.csv_monitor);
   json["spillway"] = spillway_json(options);
   try {
     return json.dump(2) + "\n";
   } catch (const Json::exception&) {  // JSON text is UTF-8; a path need not be
     throw Error(ErrorCode::invalid_argument,
-                "spillway.nvme: a path is not UTF-8 and cannot be written to config.json; rename "
-                "the directory");
+                "spillway.nvme or output_path: a path is not UTF-8 and cannot be written to "
+                "config.json; rename the directory");
   }
 }
 

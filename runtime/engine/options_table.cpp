@@ -43,7 +43,8 @@ Option nvme_option() {
   option.write = [](ordered_json& section, const Option& self, const TrainOptions& options) {
     if (options.nvme.empty()) return;
     section[self.key] = ordered_json::array();
-    for (const std::filesystem::path& path : options.nvme) section[self.key].push_back(path.string());
+    for (const std::filesystem::path& path : options.nvme)
+      section[self.key].push_back(path.string());
   };
   return option;
 }
@@ -102,6 +103,11 @@ void add_mathematics(std::vector<Option>& table) {
       {"rounds", mathematics, "1",
        "passes over a step's micro-batches; divides `gradient_accumulation_steps`", "1"},
       Limits{.low = 1}));
+  add(member_option<&TrainOptions::tokens_per_step>(
+      kOwn,
+      {"tokens_per_step", free, "0: 8 windows",
+       "what an absent or \"auto\" micro-batch and accumulation are chosen for; what is chosen "
+       "is recorded"}));
   add(member_option<&TrainOptions::decay>(
       kOwn, {"decay", mathematics, "matrices",
              "what weight decay applies to; with `matrices` biases and norms are not decayed"}));

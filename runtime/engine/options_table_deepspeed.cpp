@@ -162,6 +162,19 @@ constexpr std::array kHomes = std::to_array<Row>({
      {"cpu_checkpointing", free, "false", "true is `spillway.activations` `host`"}},
 });
 
+constexpr std::array kMonitors = std::to_array<Row>({
+    {"tensorboard", kFlag, {"enabled", free, "false", "writes TensorBoard event files"}},
+    {"tensorboard",
+     "a path",
+     {"output_path", free, "`RUN/tensorboard`", "where; the files lie in a folder `job_name`"}},
+    {"tensorboard", "a name", {"job_name", free, "DeepSpeedJobName", "of the folder"}},
+    {"csv_monitor", kFlag, {"enabled", free, "false", "writes a CSV file for each scalar"}},
+    {"csv_monitor",
+     "a path",
+     {"output_path", free, "`RUN/csv_monitor`", "where; the files lie in a folder `job_name`"}},
+    {"csv_monitor", "a name", {"job_name", free, "DeepSpeedJobName", "of the folder"}},
+});
+
 }  // namespace
 
 std::vector<Option> deepspeed_options() {
@@ -176,6 +189,7 @@ std::vector<Option> deepspeed_options() {
   add(kOptimizerRows);
   add(kScheduler);
   add(kHomes);
+  add(kMonitors);
   return table;
 }
 

@@ -8,8 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/automatic.hpp"
 #include "runtime/engine/calibrate.hpp"
 #include "runtime/engine/kept_checkpoints.hpp"
+#include "runtime/engine/monitors.hpp"
 #include "runtime/engine/run_claim.hpp"
 #include "runtime/engine/run_reader.hpp"
 #include "runtime/engine/run_tokenizer.hpp"
@@ -42,6 +44,7 @@ class Loop {
 
  private:
   void open();
+  void resolve_automatic();
   void make_model();
   void resume_model(const DeviceRecord& recorded);
   void plan();
@@ -83,6 +86,7 @@ class Loop {
   std::unique_ptr<Trainer> trainer_;
   std::optional<KeptCheckpoints> checkpoints_;
   std::optional<MetricsLog> metrics_;
+  std::optional<Monitors> monitors_;
   std::optional<StepTrace> trace_;
   std::optional<std::uint64_t> noted_commit_;
   RunningMedian step_seconds_;
@@ -94,6 +98,7 @@ void Loop::open() {
   config_ = model_of(request_, claim_.run());
   options_ = request_.options;
   resolve(options_, config_);
+  resolve_automatic();
   if (request_.from) check_tokenizer(request_.data, *request_.from);
   data_.emplace(TrainingData::open(request_.data, config_, options_.context));
   sampler_.emplace(data_->train.size(), options_.context, options_.order, options_.seed);
@@ -123,6 +128,17 @@ void Loop::open() {
   store_options_.directories = claim_.state_directories();
   store_options_.owner = claim_.manifest().state_id;
   for (const std::string& note : claim_.take_notes()) observer_.noted(note);
+}
+
+/// A resumed run keeps what it chose when it began.
+void Loop::resolve_automatic() {
+  if (claim_.resumes()) take_automatic(options_, claim_.recorded().options);
+  const auto budgets = [this](const TrainOptions& options) {
+    return make_budgets(options, request_.run);
+  };
+  for (const std::string& line : choose_automatic(options_, config_, budgets)) {
+    observer_.noted(line);
+  }
 }
 
 /// Operators before a byte is written: a device that cannot run leaves no run behind.
@@ -211,6 +227,8 @@ void Loop::create_trainer() {
                      .device = options_.device.value_or(DeviceKind::host),
                      .measured_products = measured_products_});
   claim_.keep();
+  monitors_.emplace(options_, request_.run, trainer_->state().step,
+                    [this](const std::string& text) { observer_.noted(text); });
 }
 
 void Loop::open_metrics() {
@@ -273,6 +291,7 @@ void Loop::evaluate_if_due() {
   const Evaluation evaluation = trainer_->evaluate(*data_->validation);
   note_commit();
   metrics_->amend(evaluation.loss);
+  monitors_->append(step, evaluation);
   report_.val_loss = evaluation.loss;
   observer_.evaluated(step, evaluation);
 }
@@ -289,6 +308,7 @@ void Loop::train_steps() {
     const StepResult result = trainer_->step(data_->train, *sampler_);
     const Exposed exposed = trainer_->step_executor().exposed();
     metrics_->append(result, exposed);
+    monitors_->append(result);
     note_commit();
     finish_save();
     save_if_due();  // before an evaluation, which writes the state too

@@ -86,6 +86,14 @@ struct ScheduleOptions {
   RangeTestOptions range_test{};
 };
 
+/// A monitor of DeepSpeed that writes files: monitors.hpp.
+struct MonitorOptions {
+  bool enabled = false;
+  std::filesystem::path output_path;  ///< empty: a folder of the run
+  std::string job_name = "DeepSpeedJobName";
+  bool operator==(const MonitorOptions&) const = default;
+};
+
 /// Where FWD-BWD runs. Another device computes other bits.
 enum class DeviceKind : std::uint8_t { host, cuda };
 enum class UpdateMode : std::uint8_t { automatic, deferred, immediate };
@@ -95,6 +103,17 @@ enum class Checkpointing : std::uint8_t { automatic, recompute, keep, offload };
 enum class Residency : std::uint8_t { automatic, none, all };
 enum class StateHome : std::uint8_t { automatic, device, host, nvme };
 enum class SumsHome : std::uint8_t { automatic, device, host };
+
+/// What a configuration leaves as "auto" for the model and the machine to say: automatic.hpp.
+struct AutomaticOptions {
+  bool compute = false;
+  bool fp16 = false;          ///< ... which may be fp16
+  bool state_format = false;  ///< not given, so it follows the compute type
+  bool micro_batch = false;
+  bool accumulation = false;
+  std::uint64_t windows = 0;  ///< a step is to have, by train_batch_size; 0: it does not say
+  bool operator==(const AutomaticOptions&) const = default;
+};
 
 struct TrainOptions {
   // The mathematics: recorded in run/config.json, fixed for resume.
@@ -146,6 +165,12 @@ struct TrainOptions {
   std::uint32_t keep = 2;        ///< newest kept checkpoints; older ones are removed
   std::uint64_t eval_every = 0;  ///< 0: at the end only
   std::uint32_t zero_stage = 0;
+  MonitorOptions tensorboard;
+  MonitorOptions csv_monitor;
+
+  // What "auto" is taken from; empty once it is resolved.
+  AutomaticOptions automatic;
+  std::uint64_t tokens_per_step = 0;  ///< for an automatic accumulation; 0: not given
 };
 
 struct ParsedConfig {

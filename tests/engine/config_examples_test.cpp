@@ -42,16 +42,17 @@ TEST(ConfigExamples, ZeroOffloadWithCommentsIsReadAsItIs) {
   for (const std::string& note : notes) EXPECT_THAT(note, Not(HasSubstr("\n")));
 }
 
-TEST(ConfigExamples, TrainerTemplateIsRefusedForWhatNobodyCanKnow) {
-  const std::string text = example("trainer_zero3_auto.json");
-  const Error micro_batch = test::parse_error(text);
-  EXPECT_EQ(micro_batch.code(), ErrorCode::invalid_argument);
-  EXPECT_THAT(micro_batch.what(), HasSubstr("train_micro_batch_size_per_gpu is \"auto\""));
-
-  std::string with_batch = text;
-  const std::string key = "\"train_micro_batch_size_per_gpu\": ";
-  with_batch.replace(with_batch.find(key) + key.size(), 6, "4");
-  EXPECT_THAT(test::parse_error(with_batch).what(), HasSubstr("optimizer.params.lr is \"auto\""));
+TEST(ConfigExamples, TrainerTemplateIsTakenAsItIs) {
+  const auto [options, notes] = parse_example("trainer_zero3_auto.json");
+  EXPECT_TRUE(options.automatic.compute);
+  EXPECT_TRUE(options.automatic.fp16);
+  EXPECT_TRUE(options.automatic.micro_batch);
+  EXPECT_TRUE(options.automatic.accumulation);
+  EXPECT_EQ(options.schedule.peak_lr, 5e-5);
+  EXPECT_EQ(options.schedule.warmup_steps, 2U);
+  EXPECT_EQ(options.gradient_clipping, 1);
+  EXPECT_EQ(options.adam.weight_decay, 0);
+  EXPECT_THAT(notes, Contains("optimizer.params.lr: \"auto\" is 5e-05, HF Trainer's"));
 }
 
 TEST(ConfigExamples, TrainerFileWithNumbersResolvesTheOtherAutos) {
@@ -69,8 +70,7 @@ TEST(ConfigExamples, TrainerFileWithNumbersResolvesTheOtherAutos) {
   EXPECT_EQ(options.schedule.warmup_steps, 100U);
   EXPECT_TRUE(options.schedule.warmup_logarithmic);
   EXPECT_EQ(options.schedule.total_steps, 0U);  // the run's
-  EXPECT_THAT(notes,
-              Contains("fp16.enabled: \"auto\" is false; spillway.compute chooses the type"));
+  EXPECT_THAT(notes, Contains("fp16.enabled: \"auto\" is false: the type is bf16"));
   EXPECT_THAT(notes, Contains("optimizer.params.eps: \"auto\" is 1e-08"));
   EXPECT_THAT(notes, Contains("gradient_clipping: \"auto\" is 1"));
 }
@@ -112,7 +112,9 @@ TEST(ConfigExamples, MonitorsAndSwitchedOffFeaturesDoNotMatter) {
   EXPECT_DOUBLE_EQ(options.schedule.warmup_min_ratio * options.schedule.optimizer_lr, 9.65e-7);
   EXPECT_DOUBLE_EQ(options.schedule.cosine_min_ratio * options.schedule.optimizer_lr, 4.825e-7);
   EXPECT_EQ(options.schedule.total_steps, 5000U);
-  EXPECT_THAT(notes, Contains(HasSubstr("wandb: not needed")));
+  EXPECT_THAT(notes, Not(Contains(HasSubstr("wandb"))));  // it is off
+  EXPECT_FALSE(options.tensorboard.enabled);
+  EXPECT_EQ(options.tensorboard.job_name, "sft");
 }
 
 }  // namespace

@@ -25,8 +25,8 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
                  deterministic, tf32, loss_scale, adam, schedule, decay, format, order, seed, steps,
                  tile, operator_tile, update, work_order, checkpointing, residency, home,
                  activations, sums, prefetch, device_memory, host_memory, nvme, engine, threads,
-                 compute_threads, isa, link, disk, commit, commits, save, keep, eval, stage] =
-        options;
+                 compute_threads, isa, link, disk, commit, commits, save, keep, eval, stage,
+                 tensorboard, csv, automatic, tokens_per_step] = options;
     const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
     const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding] = adam;
     const auto& [kind, optimizer_lr, peak, from, warmup, logarithmic, total, decay_steps, min_lr,
@@ -36,7 +36,8 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
                    deterministic, tf32, decay, format, order, seed, steps, tile, operator_tile,
                    update, work_order, checkpointing, residency, home, activations, sums),
         std::tuple(prefetch, device_memory, host_memory, nvme, engine, threads, compute_threads,
-                   isa, link, disk, commits, commit, save, keep, eval, stage),
+                   isa, link, disk, commits, commit, save, keep, eval, stage, tensorboard, csv,
+                   automatic, tokens_per_step),
         std::tuple(dynamic, initial, window, hysteresis, consecutive, minimum),
         std::tuple(lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding),
         std::tuple(kind, optimizer_lr, peak, from, warmup, logarithmic, total, decay_steps, min_lr,
@@ -176,6 +177,8 @@ class OptionsSource {
     options.save_every = random_();
     options.keep = count(1);
     options.eval_every = random_();
+    if (coin()) options.tensorboard = {coin(), "/t", "a job"};
+    if (coin()) options.csv_monitor = {coin(), "", "another"};
     options.zero_stage = static_cast<std::uint32_t>(below(4));
   }
 
@@ -231,6 +234,11 @@ TEST(ConfigValidate, NamesTheKeyAndTheRemedy) {
       {[](TrainOptions& o) { o.adam.beta2 = -0.1; }, "betas holds -0.1"},
       {[](TrainOptions& o) { o.adam.eps = 0; }, "eps is 0"},
       {[](TrainOptions& o) { o.adam.eps = 1e-40; }, "eps is 1e-40"},
+      // The first update adds eps x sqrt(1 - 0.999), which fp32 flushes to zero.
+      {[](TrainOptions& o) { o.adam.eps = 3.7e-37; }, "it must be from 3.7e-37 to 1e30"},
+      {[](TrainOptions& o) { o.adam.eps = 1.2e-38; }, "eps is 1.2e-38"},
+      {[](TrainOptions& o) { o.steps = 1ULL << 32; },
+       "spillway.steps is 4294967296; it must be a whole number from 0 to 4294967295"},
       {[](TrainOptions& o) { o.adam.weight_decay = HUGE_VAL; }, "weight_decay is inf"},
       {[](TrainOptions& o) { o.schedule.peak_lr = -1; }, "optimizer.params.lr is -1"},
       {[](TrainOptions& o) {
@@ -269,6 +277,29 @@ TEST(ConfigValidate, NamesTheKeyAndTheRemedy) {
     const Error error = validate_error(options);
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << each.expected;
     EXPECT_THAT(error.what(), HasSubstr(each.expected));
+  }
+}
+
+/// The least eps that is accepted is one that every update can add.
+TEST(ConfigValidate, TheLeastEpsIsNotFlushedToZero) {
+  for (const double beta2 : {0.0, 0.9, 0.99, 0.999, 0.9999}) {
+    TrainOptions options;
+    options.adam.beta2 = beta2;
+    double refused = 1e-45;
+    double accepted = 1;
+    while (accepted / refused > 1.0001) {
+      options.adam.eps = std::sqrt(refused * accepted);
+      try {
+        validate(options);
+        accepted = options.adam.eps;
+      } catch (const Error&) {
+        refused = options.adam.eps;
+      }
+    }
+    options.adam.eps = accepted;
+    EXPECT_TRUE(std::isnormal(cpu_adam::make_scalars(options.adam, 1, 1).eps)) << beta2;
+    options.adam.eps = accepted * 0.999;
+    EXPECT_FALSE(std::isnormal(cpu_adam::make_scalars(options.adam, 1, 1).eps)) << beta2;
   }
 }
 

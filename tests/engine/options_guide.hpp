@@ -14,13 +14,14 @@ namespace spillway::engine::test {
 inline constexpr std::string_view kGuideHead =
     R"(# Configuration
 
-Every key that a configuration may say beside those that DeepSpeed has and Spillway does not need. This page is
-printed from the program's table of options (`build/release/tests/engine/options_print > docs/configuration.md`),
-and a test compares the two.
+Every key that a configuration may say beside those that DeepSpeed has and Spillway does not need.
+This page is printed from the program's table of options
+(`build/release/tests/engine/options_print > docs/configuration.md`), and a test compares the two.
 
-A key marked "recorded" stands in `RUN/config.json`, and a run that is resumed with another value is refused by
-name: it belongs to the mathematics or, where "layout" stands, to how state lies on disk. A key of something that is
-switched off (loss scales without fp16, `compute_threads` on a GPU) does not count. All others are free at every start.
+A key marked "recorded" stands in `RUN/config.json`, and a run that is resumed with another value is
+refused by name: it belongs to the mathematics or, where "layout" stands, to how state lies on disk.
+A key of something that is switched off (loss scales without fp16, `compute_threads` on a GPU) does
+not count. All others are free at every start.
 )";
 
 inline std::string options_guide() {

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/automatic.hpp"
 #include "runtime/engine/calibrate.hpp"
 #include "runtime/plan/fastest.hpp"
 #include "runtime/plan/step_builder.hpp"
@@ -81,16 +82,18 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
     if (!options.device) options.device = engine::DeviceKind::cuda;
   }
   engine::resolve(options, *config);
+  const auto budgets_for = [&](const engine::TrainOptions& tried) {
+    if (!machine) return engine::make_budgets(tried, flags.train.run);
+    return plan::Budgets{.device = tried.device_memory.value_or(machine->capacity.device),
+                         .host = tried.host_memory.value_or(machine->capacity.host),
+                         .nvme = machine->capacity.nvme};
+  };
+  for (const std::string& line : engine::choose_automatic(options, *config, budgets_for)) {
+    fmt::print(stderr, "note: {}\n", line);
+  }
   const plan::Workload workload = engine::make_workload(
       *config, *engine::make_model_sizes(*config, options).transformer, options);
-  plan::Budgets budgets;
-  if (!machine) {
-    budgets = engine::make_budgets(options, flags.train.run);
-  } else {
-    budgets = {.device = options.device_memory.value_or(machine->capacity.device),
-               .host = options.host_memory.value_or(machine->capacity.host),
-               .nvme = machine->capacity.nvme};
-  }
+  const plan::Budgets budgets = budgets_for(options);
   const plan::Placement fitting = engine::place(*config, options, workload, budgets);
   const plan::MachineProfile profile =
       machine ? bench::profile_for(*machine, *config, workload, options.context)

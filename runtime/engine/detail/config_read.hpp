@@ -14,7 +14,9 @@ void read_scheduler(Section& root, TrainOptions& options);
 /// zero_optimization and activation_checkpointing: where things live, as far as DeepSpeed can say
 /// it.
 void read_zero(Section& root, TrainOptions& options);
+/// tensorboard and csv_monitor, and what becomes of wandb and comet.
+void read_monitors(Section& root, TrainOptions& options);
 /// The spillway section but for `compute`; overrides what read_zero found.
-void read_spillway(Section& spillway, TrainOptions& options);
+void read_spillway(ConfigContext& context, Section& spillway, TrainOptions& options);
 
 }  // namespace spillway::engine::detail

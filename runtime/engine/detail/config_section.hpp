@@ -38,8 +38,19 @@ class ConfigContext {
 
   [[noreturn]] void refuse(ErrorCode code, const std::string& path, std::string_view what) const;
   void note(const std::string& path, std::string_view what);
-  /// Throws for the first key that no section was asked for.
-  void refuse_unknown_keys() const;
+
+  /// Runs `read`, which reads what lies at `path` ("" for keys at the top), and keeps its error for
+  /// the end: a file is refused for all that is wrong with it at once.
+  template <class Read>
+  void attempt(std::string_view path, const Read& read) {
+    try {
+      read();
+    } catch (const Error& error) {
+      keep(path, error);
+    }
+  }
+  /// Throws what was kept, and every key that nobody knows; one error alone as it was.
+  void finish();
 
  private:
   friend class Section;
@@ -47,17 +58,26 @@ class ConfigContext {
     std::string section;
     std::string_view key;
   };
-  [[noreturn]] void refuse_unknown(const std::string& section, const std::string& key) const;
+  void keep(std::string_view path, const Error& error);
+  void add_unknown_keys();
+  [[nodiscard]] bool is_known(const std::string& section, const std::string& key) const;
+  [[nodiscard]] std::string hint(const std::string& section, const std::string& key) const;
 
   std::string origin_;
   std::vector<std::string>& notes_;
   std::vector<Known> known_;
   std::vector<std::pair<std::string, const nlohmann::json*>> objects_;
+  std::vector<Error> errors_;
+  std::vector<std::string> broken_;  ///< sections that were not read to their end
 };
+
+/// When an "auto" is noted: as it is read, or where its value is chosen.
+enum class AutoNote : std::uint8_t { now, later };
 
 /// What an "auto" becomes, in words for a note; empty: it is refused by name.
 struct AutoMeans {
   std::string_view words;
+  AutoNote note = AutoNote::now;
 };
 
 /// Every reader returns nothing when the key is absent, null or a resolved "auto", and throws

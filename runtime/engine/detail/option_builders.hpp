@@ -28,22 +28,23 @@ struct Limits {
   std::uint64_t high = std::numeric_limits<std::uint64_t>::max();
 };
 
+/// The type that an option's value has, inside of std::optional or not.
 template <class Type>
 struct Inner {
-  using type = Type;
-  static constexpr bool optional = false;
+  using Value = Type;
+  static constexpr bool kOptional = false;
 };
 template <class Type>
 struct Inner<std::optional<Type>> {
-  using type = Type;
-  static constexpr bool optional = true;
+  using Value = Type;
+  static constexpr bool kOptional = true;
 };
 
 template <class Member>
 struct MemberType;
 template <class Type>
 struct MemberType<Type TrainOptions::*> {
-  using type = Type;
+  using Value = Type;
 };
 
 /// "fp32, bf16 or fp16".
@@ -105,8 +106,8 @@ nlohmann::ordered_json json_of(const Type& value) {
 /// The row of a member that the table reads and writes by itself.
 template <auto Member>
 Option member_option(std::string_view section, const Words& words, Limits limits = {}) {
-  using Declared = typename MemberType<decltype(Member)>::type;
-  using Type = typename Inner<Declared>::type;
+  using Declared = typename MemberType<decltype(Member)>::Value;
+  using Type = typename Inner<Declared>::Value;
   constexpr bool kNumber = std::is_integral_v<Type> && !std::same_as<Type, bool>;
   if constexpr (kNumber && sizeof(Type) == 4) {
     limits.high = std::min<std::uint64_t>(limits.high, std::numeric_limits<std::int32_t>::max());
@@ -126,7 +127,7 @@ Option member_option(std::string_view section, const Words& words, Limits limits
     assign(options.*Member, read_value<Type>(from, self));
   };
   option.write = [](nlohmann::ordered_json& json, const Option& self, const TrainOptions& options) {
-    if constexpr (Inner<Declared>::optional) {
+    if constexpr (Inner<Declared>::kOptional) {
       if (options.*Member) json[self.key] = json_of(*(options.*Member));
     } else {
       json[self.key] = json_of(options.*Member);

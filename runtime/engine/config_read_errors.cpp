@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "runtime/engine/detail/config_section.hpp"
+#include "runtime/engine/options_table.hpp"
+
+namespace spillway::engine::detail {
+namespace {
+
+constexpr std::size_t kShownCharacters = 64;
+
+/// What people write who know a key by another name.
+struct Alias {
+  std::string_view written;
+  std::string_view key;
+};
+
+constexpr std::array kAliases = std::to_array<Alias>({
+    {"learning_rate", "optimizer.params.lr"},
+    {"lr", "optimizer.params.lr"},
+    {"wd", "optimizer.params.weight_decay"},
+    {"beta1", "optimizer.params.betas"},
+    {"beta2", "optimizer.params.betas"},
+    {"adam_beta1", "optimizer.params.betas"},
+    {"adam_beta2", "optimizer.params.betas"},
+    {"epsilon", "optimizer.params.eps"},
+    {"adam_epsilon", "optimizer.params.eps"},
+    {"warmup_steps", "scheduler.params.warmup_num_steps"},
+    {"warmup", "scheduler.params.warmup_num_steps"},
+    {"lr_scheduler_type", "scheduler.type"},
+    {"lr_scheduler", "scheduler"},
+    {"max_grad_norm", "gradient_clipping"},
+    {"grad_clip", "gradient_clipping"},
+    {"batch_size", "train_micro_batch_size_per_gpu"},
+    {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+    {"per_device_train_batch_size", "train_micro_batch_size_per_gpu"},
+    {"global_batch_size", "train_batch_size"},
+    {"max_steps", "spillway.steps"},
+    {"num_steps", "spillway.steps"},
+    {"max_length", "spillway.context"},
+    {"sequence_length", "spillway.context"},
+    {"seq_len", "spillway.context"},
+    {"dtype", "spillway.compute"},
+    {"precision", "spillway.compute"},
+    {"save_steps", "spillway.save_every"},
+    {"eval_steps", "spillway.eval_every"},
+    {"save_total_limit", "spillway.keep"},
+    {"gradient_checkpointing", "spillway.checkpointing"},
+});
+
+/// True where `key` is `known` with at most a third of its letters wrong, or its first half.
+bool is_near(std::string_view key, std::string_view known) {
+  if (key.size() >= 4 && known.starts_with(key)) return true;
+  return edit_distance(key, known) <= std::max<std::size_t>(1, known.size() / 3);
+}
+
+}  // namespace
+
+void ConfigContext::refuse(ErrorCode code, const std::string& path, std::string_view what) const {
+  throw Error(code, fmt::format("{}: {} {}", origin_, path, what));
+}
+
+void ConfigContext::note(const std::string& path, std::string_view what) {
+  notes_.push_back(fmt::format("{}: {}", path, what));
+}
+
+void ConfigContext::keep(std::string_view path, const Error& error) {
+  errors_.push_back(error);
+  if (!path.empty()) broken_.emplace_back(path);
+}
+
+bool ConfigContext::is_known(const std::string& section, const std::string& key) const {
+  const bool asked = std::ranges::any_of(
+      known_, [&](const Known& each) { return each.section == section && each.key == key; });
+  const std::string path = join_path(section, key);
+  return asked || std::ranges::any_of(options_table(), [&](const Option& option) {
+           return option.path() == path || option.section == path ||
+                  option.section.starts_with(path + ".");
+         });
+}
+
+/// The key that was meant: a near one of the same section, another name of one, or the same name in
+/// another section. Nothing is better than a guess.
+std::string ConfigContext::hint(const std::string& section, const std::string& key) const {
+  const auto is = [](std::string_view path) {
+    return fmt::format("; the nearest known key is {}", path);
+  };
+  const Known* nearest = nullptr;
+  std::size_t least = 0;
+  for (const Known& each : known_) {
+    if (each.section != section || !is_near(key, each.key)) continue;
+    // Half a key, "train_micro_batch_size", is nearer to the whole than to another of its length.
+    const std::size_t edits = each.key.starts_with(key) ? 1 : edit_distance(key, each.key);
+    if (nearest == nullptr || edits < least) {
+      nearest = &each;
+      least = edits;
+    }
+  }
+  if (nearest != nullptr) return is(join_path(section, nearest->key));
+  for (const Alias& alias : kAliases) {
+    if (alias.written == key) return is(alias.key);
+  }
+  for (const Known& each : known_) {
+    if (each.key == key) return is(join_path(each.section, each.key));
+  }
+  for (const Option& option : options_table()) {
+    if (option.key == key) return is(option.path());
+  }
+  return {};
+}
+
+void ConfigContext::add_unknown_keys() {
+  for (const auto& [section, object] : objects_) {
+    // What is left of a section that was not read to its end would be unknown by accident.
+    const bool broken = std::ranges::any_of(broken_, [&path = section](const std::string& each) {
+      return path == each || path.starts_with(each + ".");
+    });
+    if (broken) continue;
+    for (const auto& [key, value] : object->items()) {
+      if (is_known(section, key)) continue;
+      const std::string shown_key = key.substr(0, kShownCharacters);
+      errors_.emplace_back(ErrorCode::invalid_argument,
+                           fmt::format("{}: unknown key {}{}", origin_,
+                                       join_path(section, shown_key), hint(section, shown_key)));
+    }
+  }
+}
+
+void ConfigContext::finish() {
+  add_unknown_keys();
+  if (errors_.empty()) return;
+  if (errors_.size() == 1) throw errors_.front();
+  const bool unsupported = std::ranges::all_of(
+      errors_, [](const Error& error) { return error.code() == ErrorCode::not_supported; });
+  std::string text = fmt::format("{}: {} errors", origin_, errors_.size());
+  const std::string prefix = origin_ + ": ";
+  for (const Error& error : errors_) {
+    std::string_view what = error.what();
+    if (what.starts_with(prefix)) what.remove_prefix(prefix.size());
+    text += fmt::format("\n  {}", what);
+  }
+  throw Error(unsupported ? ErrorCode::not_supported : ErrorCode::invalid_argument, text);
+}
+
+}  // namespace spillway::engine::detail

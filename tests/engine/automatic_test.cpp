@@ -1,0 +1,110 @@
+// What "auto" becomes: chosen by the model and by what fits, said in a line, kept on resume.
+#include "runtime/engine/automatic.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/planning.hpp"
+#include "tests/model/tiny_models.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+struct Chosen {
+  TrainOptions options;
+  std::vector<std::string> lines;
+};
+
+Chosen choose(std::string_view file, std::string_view stored, Bytes device = 1_GiB) {
+  model::ModelConfig config = model::tiny_gpt2();
+  config.source_json = stored;
+  Chosen chosen{.options = parse_train_config(file, "auto.json").options, .lines = {}};
+  chosen.options.device = DeviceKind::host;
+  resolve(chosen.options, config);
+  chosen.lines = choose_automatic(chosen.options, config, [&](const TrainOptions&) {
+    return plan::Budgets{.device = device, .host = 1_GiB, .nvme = 1_GiB};
+  });
+  EXPECT_EQ(chosen.options.automatic, AutomaticOptions{});
+  return chosen;
+}
+
+constexpr std::string_view kBf16Auto = R"({"bf16": {"enabled": "auto"}})";
+
+TEST(Automatic, TheComputeTypeIsTheModels) {
+  const Chosen bf16 = choose(kBf16Auto, R"({"torch_dtype": "bfloat16"})");
+  EXPECT_EQ(bf16.options.compute, DType::bf16);
+  EXPECT_EQ(bf16.options.state_format, StateFormat::split);
+  EXPECT_THAT(bf16.lines, ElementsAre(HasSubstr("compute is bf16, the type of the model")));
+  const Chosen fp32 = choose(kBf16Auto, R"({"dtype": "float32"})");
+  EXPECT_EQ(fp32.options.compute, DType::fp32);
+  EXPECT_THAT(fp32.lines, ElementsAre(HasSubstr("compute is fp32, the type of the model")));
+  EXPECT_EQ(choose(kBf16Auto, R"({"dtype": "float16"})").options.compute, DType::bf16);
+  EXPECT_EQ(choose(R"({"fp16": {"enabled": "auto"}})", R"({"dtype": "float16"})").options.compute,
+            DType::fp16);
+  const Chosen unsaid = choose(kBf16Auto, "{}");
+  EXPECT_EQ(unsaid.options.compute, DType::bf16);
+  EXPECT_THAT(unsaid.lines, ElementsAre(HasSubstr("names no type")));
+}
+
+TEST(Automatic, TheMicroBatchIsTheLargestThatFits) {
+  const std::string file = R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto",
+                               "gradient_accumulation_steps": "auto"})";
+  const Chosen roomy = choose(file, "{}");
+  EXPECT_EQ(roomy.options.micro_batch, 8U);  // 16 does not divide 24
+  EXPECT_EQ(roomy.options.gradient_accumulation_steps, 3U);
+  EXPECT_THAT(roomy.lines, ElementsAre(HasSubstr("for 24 windows a step (train_batch_size)")));
+  // Less device memory, down to where nothing fits: never a larger one, and always 24 windows.
+  std::uint32_t last = 8;
+  for (std::uint64_t kib = 4096; kib >= 16; kib /= 2) {
+    const TrainOptions tight = choose(file, "{}", Bytes{kib << 10}).options;
+    EXPECT_LE(tight.micro_batch, last);
+    EXPECT_EQ(tight.micro_batch * tight.gradient_accumulation_steps, 24U);
+    last = tight.micro_batch;
+  }
+  EXPECT_EQ(last, 1U);
+}
+
+TEST(Automatic, AStepHasTheTokensThatAreAskedFor) {
+  const std::string context = std::to_string(model::tiny_gpt2().max_context);
+  const TrainOptions both =
+      choose(R"({"spillway": {"tokens_per_step": )" + context + "00}}", "{}").options;
+  EXPECT_EQ(both.micro_batch * both.gradient_accumulation_steps, 100U);
+  const TrainOptions given =
+      choose(R"({"train_micro_batch_size_per_gpu": 5, "spillway": {"tokens_per_step": )" + context +
+                 "00}}",
+             "{}")
+          .options;
+  EXPECT_EQ(given.micro_batch, 5U);
+  EXPECT_EQ(given.gradient_accumulation_steps, 20U);
+  const TrainOptions neither =
+      choose(R"({"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"})",
+             "{}")
+          .options;
+  EXPECT_EQ(neither.micro_batch, 8U);
+  EXPECT_EQ(neither.gradient_accumulation_steps, 1U);
+}
+
+TEST(Automatic, AResumedRunKeepsWhatItChose) {
+  TrainOptions recorded;
+  recorded.micro_batch = 2;
+  recorded.gradient_accumulation_steps = 12;
+  recorded.compute = DType::bf16;
+  recorded.state_format = StateFormat::split;
+  TrainOptions now = parse_train_config(R"({"train_batch_size": 24, "bf16": {"enabled": "auto"},
+                                            "train_micro_batch_size_per_gpu": "auto"})",
+                                        "auto.json")
+                         .options;
+  take_automatic(now, recorded);
+  EXPECT_EQ(now.micro_batch, 2U);
+  EXPECT_EQ(now.gradient_accumulation_steps, 12U);
+  EXPECT_EQ(now.compute, DType::bf16);
+  EXPECT_EQ(now.state_format, StateFormat::split);
+  EXPECT_EQ(now.automatic, AutomaticOptions{});
+}
+
+}  // namespace
+}  // namespace spillway::engine
