@@ -9,7 +9,6 @@ namespace {
 
 using detail::Limits;
 using detail::member_option;
-using detail::Words;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
