@@ -103,7 +103,7 @@ TEST(CheckpointWriter, ShowsNothingUntilItIsFinished) {
     append_all(writer, blocks);
     EXPECT_FALSE(fs::exists(scratch.path() / "a/b/out"));
   }
-  EXPECT_TRUE(fs::is_empty(scratch.path() / "a/b"));
+  EXPECT_TRUE(fs::is_empty(scratch.path())) << "the directories above it go with it";
   {
     CheckpointWriter writer(scratch.path() / "out", config, layout, {});
     EXPECT_THROW(writer.finish(), Error) << "incomplete";
