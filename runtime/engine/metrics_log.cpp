@@ -94,7 +94,9 @@ void MetricsLog::append(const StepResult& result, const Exposed& exposed) {
                    plan::name_of(static_cast<plan::Lane>(lane)), number(exposed[lane]));
   }
   fmt::format_to(out, "}}}}\n");
+  complete_ = false;
   write({line.data(), line.size()}, end_);
+  complete_ = true;
   can_amend_ = true;
 }
 

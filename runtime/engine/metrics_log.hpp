@@ -22,6 +22,9 @@ class MetricsLog {
   /// The last line has no validation loss. Of a log that goes on, it must be that of `keep_up_to`.
   [[nodiscard]] bool can_amend() const { return can_amend_; }
 
+  /// Every step that was appended has its line: the last write did not fail.
+  [[nodiscard]] bool is_complete() const { return complete_; }
+
   /// One line, in one write: a kill leaves whole lines.
   void append(const StepResult& result, const Exposed& exposed);
   /// Adds the validation loss to the last line, in one write.
@@ -40,6 +43,7 @@ class MetricsLog {
   std::uint64_t end_ = 0;
   std::size_t damaged_ = 0;
   bool can_amend_ = false;
+  bool complete_ = true;
   bool dirty_ = true;
 };
 

@@ -328,10 +328,13 @@ void Loop::commit() {
 }
 
 /// Ends the run with the error that is under way, after its last step is true on disk if what is
-/// in memory is still sound.
+/// in memory is still sound. A step without its line in the metrics is not committed: it is done
+/// again, and has its line then.
 void Loop::fail() {
   const std::exception_ptr error = std::current_exception();
-  if (trainer_ && metrics_ && trainer_->is_sound() && trainer_->placement().commits) try {
+  if (trainer_ && metrics_ && metrics_->is_complete() && trainer_->is_sound() &&
+      trainer_->placement().commits)
+    try {
       commit();
       observer_.noted(fmt::format("step {} is committed before the run ends with an error",
                                   trainer_->state().step));
