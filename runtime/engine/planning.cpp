@@ -22,6 +22,23 @@ using plan::Tier;
 /// the process itself and everybody else.
 constexpr double kShareOfFreeMemory = 0.9;
 
+/// Beyond these no step is worth planning: the list of its operations alone takes gigabytes.
+constexpr std::uint32_t kMostLayers = 16'384;
+constexpr std::uint64_t kMostPasses = 2'097'152;
+
+/// A step passes through every layer forward and backward with each of its micro-batches.
+void check_step_size(const TrainOptions& options, const model::ModelConfig& config) {
+  check(config.layers <= kMostLayers, ErrorCode::invalid_argument,
+        fmt::format("the model has {} layers, more than the {} that can be planned; look at "
+                    "num_hidden_layers or --layers",
+                    config.layers, kMostLayers));
+  const std::uint64_t most = kMostPasses / (2 * (std::uint64_t{config.layers} + 2));
+  check(options.gradient_accumulation_steps <= most, ErrorCode::invalid_argument,
+        fmt::format("gradient_accumulation_steps {} is more than the {} that can be planned for {} "
+                    "layers; use a larger train_micro_batch_size_per_gpu",
+                    options.gradient_accumulation_steps, most, config.layers));
+}
+
 ModelRuntime with_transformer(const model::ModelConfig& config, const TrainOptions& options,
                               std::unique_ptr<model::Ops> ops) {
   ModelRuntime runtime{.ops = std::move(ops), .transformer = nullptr};
@@ -67,6 +84,7 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
         "spillway.update immediate: this version updates in deferred mode only, which gives the "
         "same bits; use \"auto\"");
   validate(options);
+  check_step_size(options, config);
 }
 
 ModelRuntime make_model_runtime(const model::ModelConfig& config, const TrainOptions& options,

@@ -18,6 +18,9 @@ namespace {
 
 using plan::Tier;
 
+/// Parts that a model is still streamed in, where a remedy is looked for.
+constexpr std::uint64_t kMostTiles = 65'536;
+
 struct Remedy {
   std::string what;
   TrainOptions options;
@@ -38,13 +41,13 @@ std::vector<std::uint64_t> operator_tiles(const model::ModelConfig& config,
                                           const TrainOptions& options) {
   std::vector<std::uint64_t> tiles;
   if (config.is_gpt2() || config.tied_head) return tiles;
-  std::uint64_t below = options.operator_tile;
-  if (below == 0) {
-    for (const model::BlockLayout& block : model::make_layout(config).blocks) {
-      below = std::max(below, block.parameters.value());
-    }
+  std::uint64_t largest = 0, parameters = 0;
+  for (const model::BlockLayout& block : model::make_layout(config).blocks) {
+    largest = std::max(largest, block.parameters.value());
+    parameters += block.parameters.value();
   }
-  const std::uint64_t least = model::least_operator_tile(config);
+  const std::uint64_t below = options.operator_tile == 0 ? largest : options.operator_tile;
+  const std::uint64_t least = std::max(model::least_operator_tile(config), parameters / kMostTiles);
   for (std::uint64_t tile = std::bit_floor(below - 1); tile >= least; tile /= 2) {
     tiles.push_back(tile);
   }

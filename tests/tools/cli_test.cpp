@@ -37,6 +37,20 @@ TEST_F(Cli, WhatDoesNotFitIsExitCodeThree) {
   EXPECT_NE(answer.err.find("What would make it fit"), std::string::npos) << answer.err;
 }
 
+TEST_F(Cli, AStepOfAbsurdSizeIsRefusedByName) {
+  std::vector<std::string> plan{"plan",     path("train.json"), "--model", path("model.json"),
+                                "--layers", "1000000"};
+  const Answer layers = run(plan);
+  EXPECT_EQ(layers.exit_code, 2);
+  EXPECT_NE(layers.err.find("1000000 layers"), std::string::npos) << layers.err;
+  write_all(path("train.json"), R"({"train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 1000000, "spillway": {"context": 16}})");
+  const Answer accumulation = run(train("run", 1));
+  EXPECT_EQ(accumulation.exit_code, 2);
+  EXPECT_NE(accumulation.err.find("gradient_accumulation_steps 1000000"), std::string::npos)
+      << accumulation.err;
+}
+
 TEST_F(Cli, ATeamThatTheEnvironmentLimitsIsRefused) {
   ::setenv("OMP_THREAD_LIMIT", "1", 1);
   const Answer answer = run(train("run", 1, {"--compute-threads", "2"}));
