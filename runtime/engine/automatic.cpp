@@ -51,11 +51,11 @@ std::string choose_compute(TrainOptions& options, const model::ModelConfig& conf
 }
 
 bool fits(const TrainOptions& options, const model::ModelConfig& config,
-          const std::function<plan::Budgets(const TrainOptions&)>& budgets) {
+          const BudgetsFor& budgets) {
   const ModelRuntime runtime = make_model_sizes(config, options);
   const plan::Workload workload = make_workload(config, *runtime.transformer, options);
   return std::holds_alternative<plan::Placement>(
-      plan::choose_placement(workload, budgets(options), placement_request(options)));
+      plan::choose_placement(workload, budgets(options, workload), placement_request(options)));
 }
 
 /// Windows that a step is to have, and in words where that comes from.
@@ -71,7 +71,7 @@ std::pair<std::uint64_t, std::string> target_of(const TrainOptions& options) {
 }
 
 std::string choose_micro_batch(TrainOptions& options, const model::ModelConfig& config,
-                               const std::function<plan::Budgets(const TrainOptions&)>& budgets) {
+                               const BudgetsFor& budgets) {
   const auto [windows, source] = target_of(options);
   const bool both = options.automatic.accumulation;
   for (std::uint64_t micro = std::min(std::bit_floor(windows), kMostMicroBatch); micro >= 1;
@@ -103,9 +103,8 @@ std::string choose_accumulation(TrainOptions& options) {
 
 }  // namespace
 
-std::vector<std::string> choose_automatic(
-    TrainOptions& options, const model::ModelConfig& config,
-    const std::function<plan::Budgets(const TrainOptions&)>& budgets) {
+std::vector<std::string> choose_automatic(TrainOptions& options, const model::ModelConfig& config,
+                                          const BudgetsFor& budgets) {
   std::vector<std::string> lines;
   const AutomaticOptions automatic = options.automatic;
   if (automatic.compute) lines.push_back(choose_compute(options, config));

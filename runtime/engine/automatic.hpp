@@ -2,10 +2,10 @@
 // micro-batch and the accumulation. Control thread only.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "runtime/engine/budgets.hpp"
 #include "runtime/engine/train_options.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/machine_profile.hpp"
@@ -16,9 +16,9 @@ namespace spillway::engine {
 /// the checkpoint's; the micro-batch is the largest power of two whose plan fits `budgets`, and
 /// accumulation makes up what a step is to have: train_batch_size, spillway.tokens_per_step or, as
 /// HF Trainer does, 8 windows. Returns a line for each choice.
-[[nodiscard]] std::vector<std::string> choose_automatic(
-    TrainOptions& options, const model::ModelConfig& config,
-    const std::function<plan::Budgets(const TrainOptions&)>& budgets);
+[[nodiscard]] std::vector<std::string> choose_automatic(TrainOptions& options,
+                                                        const model::ModelConfig& config,
+                                                        const BudgetsFor& budgets);
 
 /// The same where a run is resumed: what it chose when it began.
 void take_automatic(TrainOptions& options, const TrainOptions& recorded);

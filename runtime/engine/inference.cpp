@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/budgets.hpp"
 #include "runtime/engine/compute_device.hpp"
 
 namespace spillway::engine {
@@ -29,7 +30,8 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
   resolve(train, config_);
   options_.context = train.context;
   model_ = make_model_runtime(config_, train, products_of(options_.trained_on));
-  // The whole model is resident and every allocation below is its exact size: no budget to keep.
+  check_memory(*train.device);
+  // The whole model is resident and every allocation below is its exact size.
   const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
   backend_ = make_backend(train, {.device = unlimited, .host = unlimited, .nvme = {}}, nullptr);
   stream_ = backend_->make_stream("compute");
@@ -54,6 +56,38 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
 }
 
 Inference::~Inference() = default;
+
+/// Refuses what would be killed half-way: a model that is resident has no way to need less.
+void Inference::check_memory(DeviceKind device) const {
+  const model::Transformer& transformer = *model_.transformer;
+  const std::uint64_t width = size_of(options_.compute);
+  std::uint64_t resident = 0, largest = 0;
+  for (const model::BlockLayout& block : transformer.layout().blocks) {
+    resident += block.padded_parameters.value() * width;
+    largest = std::max(largest, block.padded_parameters.value());
+  }
+  const std::uint64_t rows = std::uint64_t{options_.batch} * options_.context;
+  const std::uint64_t logits =
+      options_.batch == 1 ? config_.vocab_size * (rows + 1) * sizeof(float) : 0;
+  const Bytes on_device = Bytes{resident + logits} + transformer.boundary_bytes() * 2U +
+                          transformer.workspace_bytes() + transformer.constant_bytes();
+  // A block at a time is read in fp32 and rounded on its way to the device.
+  const Bytes on_host{largest * (sizeof(float) + width)};
+  const MemoryBudget memory = read_memory_budget();
+  const bool own_memory = device == DeviceKind::cuda;
+  const Bytes needed = own_memory ? on_host : on_device + on_host;
+  check(needed <= room_in(memory), ErrorCode::does_not_fit,
+        fmt::format("does not fit: the model needs {} of memory at a context of {}, and the "
+                    "program {} itself; there are {}. Use fewer tokens a window (--context), or "
+                    "free memory",
+                    format_bytes(needed), options_.context, format_bytes(kProcessOverhead),
+                    memory.describe()));
+  if (!own_memory) return;
+  check(on_device <= free_device_memory(), ErrorCode::does_not_fit,
+        fmt::format("does not fit: the model needs {} of device memory at a context of {} and {} "
+                    "are free. Use --device host, or fewer tokens a window (--context)",
+                    format_bytes(on_device), options_.context, format_bytes(free_device_memory())));
+}
 
 void Inference::load(const model::ParameterSource& source) {
   std::vector<float> masters;

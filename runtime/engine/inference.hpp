@@ -27,6 +27,7 @@ struct InferenceOptions {
 
 class Inference {
  public:
+  /// Throws `Error{does_not_fit}` where the memory that is left is too small for the model.
   /// Parameters are the masters of `source`, rounded to the compute dtype as training rounds them.
   Inference(const model::ModelConfig& config, const InferenceOptions& options,
             const model::ParameterSource& source);
@@ -38,6 +39,7 @@ class Inference {
   [[nodiscard]] std::span<const float> next_logits(std::span<const std::int32_t> tokens);
 
  private:
+  void check_memory(DeviceKind device) const;
   void load(const model::ParameterSource& source);
   void forward();
   [[nodiscard]] offload::DeviceSpan<std::byte> parameters(std::uint32_t block) const;

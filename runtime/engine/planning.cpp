@@ -8,8 +8,8 @@
 
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/base/memory_budget.hpp"
 #include "runtime/base/topology.hpp"
+#include "runtime/engine/budgets.hpp"
 #include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/remedies.hpp"
 
@@ -17,10 +17,6 @@ namespace spillway::engine {
 namespace {
 
 using plan::Tier;
-
-/// Share of free memory that a run takes when nothing limits it: the rest is for the page cache,
-/// the process itself and everybody else.
-constexpr double kShareOfFreeMemory = 0.9;
 
 /// Beyond these no step is worth planning: the list of its operations alone takes gigabytes.
 constexpr std::uint32_t kMostLayers = 16'384;
@@ -46,22 +42,6 @@ ModelRuntime with_transformer(const model::ModelConfig& config, const TrainOptio
   runtime.transformer = std::make_unique<model::Transformer>(config, shape, options.compute,
                                                              *runtime.ops, options.operator_tile);
   return runtime;
-}
-
-/// Device and host memory, which the host backend takes from the same DRAM.
-void add_memory(const TrainOptions& options, plan::Budgets& budgets) {
-  const MemoryBudget memory = read_memory_budget();
-  const auto free = static_cast<double>(memory.available().value()) * kShareOfFreeMemory;
-  if (options.device == DeviceKind::cuda) {
-    budgets.device = options.device_memory ? *options.device_memory : free_device_memory();
-    budgets.host = options.host_memory.value_or(Bytes{static_cast<std::uint64_t>(free)});
-    return;
-  }
-  const double device =
-      options.device_memory ? static_cast<double>(options.device_memory->value()) : free / 2;
-  budgets.device = Bytes{static_cast<std::uint64_t>(device)};
-  budgets.host =
-      options.host_memory.value_or(Bytes{static_cast<std::uint64_t>(std::max(free - device, 0.0))});
 }
 
 }  // namespace
@@ -107,30 +87,20 @@ const cpu_adam::Kernel& update_kernel(const TrainOptions& options, const plan::W
                                options.state_format);
 }
 
-plan::Budgets make_budgets(const TrainOptions& options, const std::filesystem::path& run) {
-  plan::Budgets budgets;
-  add_memory(options, budgets);
-  for (std::filesystem::path directory : state_directories(options, run)) {
-    directory = std::filesystem::absolute(directory);
-    while (!std::filesystem::exists(directory) && directory.has_relative_path()) {
-      directory = directory.parent_path();
-    }
-    budgets.nvme += Bytes{std::filesystem::space(directory).available};
-  }
-  return budgets;
-}
-
 plan::Placement place(const model::ModelConfig& config, const TrainOptions& options,
                       const plan::Workload& workload, const plan::Budgets& budgets) {
   auto choice = plan::choose_placement(workload, budgets, placement_request(options));
   if (auto* placement = std::get_if<plan::Placement>(&choice)) return std::move(*placement);
   const plan::Shortage shortage = std::get<plan::Shortage>(choice);
 
+  const std::optional<Bytes> asked = shortage.tier == Tier::device ? options.device_memory
+                                     : shortage.tier == Tier::host ? options.host_memory
+                                                                   : std::nullopt;
   throw Error(ErrorCode::does_not_fit,
-              fmt::format("does not fit: {} memory needs at least {} and the budget is {}. What "
+              fmt::format("does not fit: {} memory needs at least {} and the budget is {}{}. What "
                           "would make it fit: {}",
                           plan::name_of(shortage.tier), format_bytes(shortage.needed),
-                          format_bytes(shortage.budget),
+                          format_bytes(shortage.budget), why_less(asked, shortage.budget),
                           fmt::join(what_would_fit(config, options, budgets, shortage), "; or ")));
 }
 

@@ -43,10 +43,6 @@ void resolve(TrainOptions& options, const model::ModelConfig& config);
 [[nodiscard]] const cpu_adam::Kernel& update_kernel(const TrainOptions& options,
                                                     const plan::Workload& workload);
 
-/// What the options allow; else what the system, cgroup and disks have left.
-[[nodiscard]] plan::Budgets make_budgets(const TrainOptions& options,
-                                         const std::filesystem::path& run);
-
 /// A placement within the budgets. Throws `Error{does_not_fit}` that names the tier, the bytes and
 /// what would make it fit.
 [[nodiscard]] plan::Placement place(const model::ModelConfig& config, const TrainOptions& options,

@@ -9,6 +9,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/automatic.hpp"
+#include "runtime/engine/budgets.hpp"
 #include "runtime/engine/calibrate.hpp"
 #include "runtime/engine/kept_checkpoints.hpp"
 #include "runtime/engine/monitors.hpp"
@@ -133,8 +134,8 @@ void Loop::open() {
 /// A resumed run keeps what it chose when it began.
 void Loop::resolve_automatic() {
   if (claim_.resumes()) take_automatic(options_, claim_.recorded().options);
-  const auto budgets = [this](const TrainOptions& options) {
-    return make_budgets(options, request_.run);
+  const auto budgets = [this](const TrainOptions& options, const plan::Workload& step) {
+    return make_budgets(options, request_.run, step);
   };
   for (const std::string& line : choose_automatic(options_, config_, budgets)) {
     observer_.noted(line);
@@ -175,7 +176,7 @@ void Loop::resume_model(const DeviceRecord& recorded) {
 
 void Loop::plan() {
   workload_ = make_workload(config_, *model_.transformer, options_);
-  budgets_ = make_budgets(options_, request_.run);
+  budgets_ = make_budgets(options_, request_.run, workload_);
   if (claim_.resumes())
     budgets_.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already
   placement_ = place(config_, options_, workload_, budgets_);

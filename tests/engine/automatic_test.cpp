@@ -25,9 +25,10 @@ Chosen choose(std::string_view file, std::string_view stored, Bytes device = 1_G
   Chosen chosen{.options = parse_train_config(file, "auto.json").options, .lines = {}};
   chosen.options.device = DeviceKind::host;
   resolve(chosen.options, config);
-  chosen.lines = choose_automatic(chosen.options, config, [&](const TrainOptions&) {
-    return plan::Budgets{.device = device, .host = 1_GiB, .nvme = 1_GiB};
-  });
+  chosen.lines =
+      choose_automatic(chosen.options, config, [&](const TrainOptions&, const plan::Workload&) {
+        return plan::Budgets{.device = device, .host = 1_GiB, .nvme = 1_GiB};
+      });
   EXPECT_EQ(chosen.options.automatic, AutomaticOptions{});
   return chosen;
 }

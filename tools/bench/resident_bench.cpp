@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/budgets.hpp"
 #include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/executor.hpp"
 #include "runtime/engine/machine_tuning.hpp"
@@ -64,7 +65,7 @@ class ResidentModel {
         model_(engine::make_model_runtime(request.config, options_,
                                           engine::MachineTuning(request.profile).products())),
         workload_(engine::make_workload(request.config, *model_.transformer, options_)),
-        budgets_{.device = engine::make_budgets(options_, scratch).device,
+        budgets_{.device = engine::make_budgets(options_, scratch, workload_).device,
                  .host = kUnlimited,
                  .nvme = kUnlimited},
         placement_(place(request.config)),

@@ -4,6 +4,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/automatic.hpp"
+#include "runtime/engine/budgets.hpp"
 #include "runtime/engine/calibrate.hpp"
 #include "runtime/plan/fastest.hpp"
 #include "runtime/plan/step_builder.hpp"
@@ -82,8 +83,8 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
     if (!options.device) options.device = engine::DeviceKind::cuda;
   }
   engine::resolve(options, *config);
-  const auto budgets_for = [&](const engine::TrainOptions& tried) {
-    if (!machine) return engine::make_budgets(tried, flags.train.run);
+  const auto budgets_for = [&](const engine::TrainOptions& tried, const plan::Workload& step) {
+    if (!machine) return engine::make_budgets(tried, flags.train.run, step);
     return plan::Budgets{.device = tried.device_memory.value_or(machine->capacity.device),
                          .host = tried.host_memory.value_or(machine->capacity.host),
                          .nvme = machine->capacity.nvme};
@@ -93,7 +94,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   }
   const plan::Workload workload = engine::make_workload(
       *config, *engine::make_model_sizes(*config, options).transformer, options);
-  const plan::Budgets budgets = budgets_for(options);
+  const plan::Budgets budgets = budgets_for(options, workload);
   const plan::Placement fitting = engine::place(*config, options, workload, budgets);
   const plan::MachineProfile profile =
       machine ? bench::profile_for(*machine, *config, workload, options.context)

@@ -1,0 +1,42 @@
+// What a run may fill of device memory, host memory and disks: what the options allow, within what
+// the machine and its cgroups have left. Any thread.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "runtime/base/memory_budget.hpp"
+#include "runtime/engine/train_options.hpp"
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::engine {
+
+/// What the process takes beside what a plan lists: libraries, code that oneDNN generates, stacks,
+/// the list of operations. Training GPT-2 in fp32 had 36 MiB more in memory than its plan.
+inline constexpr Bytes kProcessOverhead{std::uint64_t{64} << 20};
+
+/// What may still be allocated and listed in a plan, of `memory`.
+[[nodiscard]] Bytes room_in(const MemoryBudget& memory);
+
+/// What the options allow; else what the system, cgroup and disks have left.
+[[nodiscard]] plan::Budgets make_budgets(const TrainOptions& options,
+                                         const std::filesystem::path& run,
+                                         const plan::Workload& workload);
+
+using BudgetsFor = std::function<plan::Budgets(const TrainOptions&, const plan::Workload&)>;
+
+/// The device's and the host's part. `free_device`: of a GPU with memory of its own; without one
+/// both parts are of the same memory, and of the ways to share it the first is taken in which the
+/// workload fits without the disk, else with it: most for the device first, which then moves least.
+[[nodiscard]] plan::Budgets share_memory(const TrainOptions& options,
+                                         const plan::Workload& workload, const MemoryBudget& memory,
+                                         std::optional<Bytes> free_device);
+
+/// " (of 300 MiB asked for; 400 MiB of memory, ...)" where `budget` is less than what was asked
+/// for; else empty.
+[[nodiscard]] std::string why_less(std::optional<Bytes> asked, Bytes budget);
+
+}  // namespace spillway::engine

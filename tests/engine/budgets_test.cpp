@@ -1,0 +1,100 @@
+// What a run may fill: never more than there is, and shared by need where device and host are one
+// memory.
+#include "runtime/engine/budgets.hpp"
+
+#include <gtest/gtest.h>
+
+#include <variant>
+
+#include "runtime/engine/workload.hpp"
+#include "runtime/plan/choose.hpp"
+
+namespace spillway::engine {
+namespace {
+
+MemoryBudget memory_of(Bytes available) {
+  return {.physical = 64_GiB,
+          .physical_available = available,
+          .tightest_cgroup = std::nullopt,
+          .scarcest_cgroup = std::nullopt,
+          .lockable = std::nullopt};
+}
+
+/// Four blocks of 4 Mi parameters each.
+plan::Workload workload() {
+  plan::Workload workload;
+  const ElementCount parameters{4U << 20};
+  for (const char* name : {"embedding", "layer 0", "layer 1", "head"}) {
+    workload.blocks.push_back({.name = name,
+                               .parameters = parameters,
+                               .padded_parameters = parameters,
+                               .forward_flops = 1e6,
+                               .backward_flops = 2e6,
+                               .saved_bytes = 1_MiB});
+  }
+  workload.boundary_bytes = workload.workspace_bytes = 1_MiB;
+  workload.tokens = 16;
+  return workload;
+}
+
+TrainOptions options() {
+  TrainOptions options;
+  options.device = DeviceKind::host;
+  return options;
+}
+
+TEST(Budgets, SizesThatAreAskedForAreBoundedByWhatThereIsLessTheProgram) {
+  MemoryBudget memory = memory_of(8_GiB);
+  memory.scarcest_cgroup = {.limit = 400_MiB, .available = 390_MiB, .file = "memory.max"};
+  TrainOptions asked = options();
+  asked.device_memory = 249_MiB;
+  asked.host_memory = 258_MiB;
+  const plan::Budgets budgets = share_memory(asked, workload(), memory, std::nullopt);
+  EXPECT_LE(budgets.device, 249_MiB);
+  EXPECT_LE(budgets.host, 258_MiB);
+  EXPECT_LE(budgets.device + budgets.host, 390_MiB - kProcessOverhead);
+}
+
+TEST(Budgets, SizesThatFitAreTakenAsTheyAre) {
+  TrainOptions asked = options();
+  asked.device_memory = 249_MiB;
+  asked.host_memory = 258_MiB;
+  const plan::Budgets budgets = share_memory(asked, workload(), memory_of(1_GiB), std::nullopt);
+  EXPECT_EQ(budgets.device, 249_MiB);
+  EXPECT_EQ(budgets.host, 258_MiB);
+}
+
+TEST(Budgets, ADeviceOfItsOwnIsBoundedByItsFreeMemory) {
+  TrainOptions asked = options();
+  asked.device = DeviceKind::cuda;
+  asked.device_memory = 80_GiB;
+  asked.host_memory = 4_GiB;
+  const plan::Budgets budgets = share_memory(asked, workload(), memory_of(1_GiB), 24_GiB);
+  EXPECT_EQ(budgets.device, 24_GiB);
+  EXPECT_EQ(budgets.host, 1_GiB - kProcessOverhead);
+}
+
+TEST(Budgets, OneMemoryIsSharedByNeed) {
+  for (const StateHome home : {StateHome::host, StateHome::device}) {
+    TrainOptions asked = options();
+    asked.state_home = home;
+    // State in 400 MiB, of which a half has no room for 16 Mi parameters at 16 bytes each.
+    const MemoryBudget memory = memory_of(550_MiB);
+    plan::Budgets budgets = share_memory(asked, workload(), memory, std::nullopt);
+    EXPECT_LE(budgets.device + budgets.host, room_in(memory));
+    budgets.nvme = 1_GiB * 64U;
+    const auto choice = plan::choose_placement(workload(), budgets, placement_request(asked));
+    const auto* placement = std::get_if<plan::Placement>(&choice);
+    ASSERT_NE(placement, nullptr) << static_cast<int>(home);
+    EXPECT_FALSE(placement->any_state(plan::Tier::nvme));
+  }
+}
+
+TEST(Budgets, LessThanTheProgramTakesIsNothing) {
+  const plan::Budgets budgets =
+      share_memory(options(), workload(), memory_of(16_MiB), std::nullopt);
+  EXPECT_EQ(budgets.device + budgets.host, Bytes{});
+}
+
+}  // namespace
+}  // namespace spillway::engine
