@@ -14,14 +14,15 @@ namespace spillway::engine::test {
 inline constexpr std::string_view kGuideHead =
     R"(# Configuration
 
-Every key that a configuration may say beside those that DeepSpeed has and Spillway does not need.
-This page is printed from the program's table of options
+The tables list every key of a configuration, except the keys of DeepSpeed that Spillway does not
+need. This page is printed from the program's table of options
 (`build/release/tests/engine/options_print > docs/configuration.md`), and a test compares the two.
 
-A key marked "recorded" stands in `RUN/config.json`, and a run that is resumed with another value is
-refused by name: it belongs to the mathematics or, where "layout" stands, to how state lies on disk.
-A key of something that is switched off (loss scales without fp16, `compute_threads` on a GPU) does
-not count. All others are free at every start.
+The column "resumed" says whether a resumed run may change the key. A key marked "recorded" is
+stored in `RUN/config.json`. If a run is resumed with another value of it, the error names the key.
+Such a key belongs to the mathematics or, where "layout" stands, to the layout of the state on disk.
+A key of a feature that is switched off does not count: for example loss scales without fp16, or
+`compute_threads` on a GPU. A resumed run may change all other keys, which are marked "free".
 )";
 
 inline std::string options_guide() {
