@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <memory>
@@ -56,11 +57,16 @@ nlohmann::ordered_json write(const ExportFlags& flags, bool json) {
        .if_exists = flags.force ? model::IfExists::replace : model::IfExists::refuse});
   std::vector<float> masters;
   const auto& blocks = reader.layout().blocks;
+  // A tile of the run at a time: no model is too large for the memory that is left.
+  const std::uint64_t tile = reader.config().options.tile_parameters;
   for (std::uint32_t block = 0; block < blocks.size(); ++block) {
-    if (caught != 0) throw Interrupted();
-    masters.resize(blocks[block].parameters.value());
-    reader.read(BlockIndex{block}, ElementCount{}, masters);
-    writer.append(BlockIndex{block}, std::as_bytes(std::span(masters)), DType::fp32);
+    const std::uint64_t count = blocks[block].parameters.value();
+    for (std::uint64_t first = 0; first < count; first += tile) {
+      if (caught != 0) throw Interrupted();
+      masters.resize(std::min(tile, count - first));
+      reader.read(BlockIndex{block}, ElementCount{first}, masters);
+      writer.append(BlockIndex{block}, std::as_bytes(std::span(masters)), DType::fp32);
+    }
   }
   const std::filesystem::path tokenizer = engine::tokenizer_directory(flags.run);
   for (const std::string& name : model::tokenizer_files(tokenizer)) {
