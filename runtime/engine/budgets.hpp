@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "runtime/base/memory_budget.hpp"
 #include "runtime/engine/train_options.hpp"
@@ -35,8 +36,33 @@ using BudgetsFor = std::function<plan::Budgets(const TrainOptions&, const plan::
                                          const plan::Workload& workload, const MemoryBudget& memory,
                                          std::optional<Bytes> free_device);
 
-/// " (of 300 MiB asked for; 400 MiB of memory, ...)" where `budget` is less than what was asked
-/// for; else empty.
-[[nodiscard]] std::string why_less(std::optional<Bytes> asked, Bytes budget);
+/// " (of 300 MiB asked for; 400 MiB of memory, ...)" where less of host memory is the budget than
+/// was asked for, or nothing was asked for; else empty.
+[[nodiscard]] std::string why_this_budget(std::optional<Bytes> asked, Bytes budget);
+
+/// What the options allow within what there is. Device and host are parts of one memory without a
+/// GPU: then `both` is the most that they take together.
+struct MemoryLimits {
+  Bytes device;
+  Bytes host;
+  Bytes both;
+};
+
+[[nodiscard]] MemoryLimits memory_limits(const TrainOptions& options, const MemoryBudget& memory,
+                                         std::optional<Bytes> free_device);
+
+/// The free memory of the options' device, if it has memory of its own.
+[[nodiscard]] std::optional<Bytes> free_memory_of_device(const TrainOptions& options);
+
+/// What is in memory at once, where there is only one way to lie there.
+struct FixedNeeds {
+  Bytes device;
+  Bytes host;
+};
+
+/// Throws `Error{does_not_fit}` that names the memory, the bytes, the budget, what limits it and
+/// what would fit, unless `needs` keep the limits. `remedy` is what else would help: "use ...".
+void check_fits(const FixedNeeds& needs, const TrainOptions& options, const MemoryBudget& memory,
+                std::optional<Bytes> free_device, std::string_view remedy);
 
 }  // namespace spillway::engine

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/budgets.hpp"
@@ -27,38 +26,48 @@ Inference::Inference(const model::ModelConfig& config, const InferenceOptions& o
   train.context = options_.context;
   train.compute_threads = options_.compute_threads;
   train.device = options_.device;
+  train.device_memory = options_.device_memory;
+  train.host_memory = options_.host_memory;
   resolve(train, config_);
   options_.context = train.context;
   model_ = make_model_runtime(config_, train, products_of(options_.trained_on));
-  check_memory(*train.device);
-  // The whole model is resident and every allocation below is its exact size.
-  const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
-  backend_ = make_backend(train, {.device = unlimited, .host = unlimited, .nvme = {}}, nullptr);
+  const FixedNeeds needed = needs();
+  check_fits(needed, train, read_memory_budget(), free_memory_of_device(train),
+             "fewer tokens at once (eval: --batch and --context; generate: --tokens and a shorter "
+             "prompt)");
+  // The whole model is resident and every allocation below is part of the needs.
+  backend_ =
+      make_backend(train, {.device = needed.device, .host = needed.host, .nvme = {}}, nullptr);
   stream_ = backend_->make_stream("compute");
   model_.ops->bind_stream(stream_->native());
   constants_ = {*model_.transformer, *backend_, *stream_};
   const model::Transformer& transformer = *model_.transformer;
-  const std::uint64_t rows = std::uint64_t{options_.batch} * options_.context;
-  const Bytes token_bytes{2 * rows * sizeof(std::int32_t)};
-  // Only a single window's logits are ever looked at; evaluation needs the loss alone.
-  const Bytes logits_bytes{std::uint64_t{config_.vocab_size} * rows * sizeof(float)};
   for (auto& boundary : boundary_) boundary = {*backend_, transformer.boundary_bytes()};
   workspace_ = {*backend_, transformer.workspace_bytes()};
-  tokens_ = {*backend_, token_bytes};
+  tokens_ = {*backend_, token_bytes()};
   loss_ = {*backend_, Bytes{sizeof(double)}};
-  host_tokens_ = {*backend_, token_bytes};
+  host_tokens_ = {*backend_, token_bytes()};
   host_loss_ = {*backend_, Bytes{sizeof(double)}};
   if (options_.batch == 1) {
-    logits_ = {*backend_, logits_bytes};
-    host_logits_ = {*backend_, Bytes{std::uint64_t{config_.vocab_size} * sizeof(float)}};
+    logits_ = {*backend_, row_bytes() * options_.context};
+    host_logits_ = {*backend_, row_bytes()};
   }
   load(source);
 }
 
 Inference::~Inference() = default;
 
-/// Refuses what would be killed half-way: a model that is resident has no way to need less.
-void Inference::check_memory(DeviceKind device) const {
+/// Inputs and targets.
+Bytes Inference::token_bytes() const {
+  return Bytes{2 * std::uint64_t{options_.batch} * options_.context * sizeof(std::int32_t)};
+}
+
+/// Logits of one token. Those of a single window are looked at; evaluation needs the loss alone.
+Bytes Inference::row_bytes() const {
+  return Bytes{std::uint64_t{config_.vocab_size} * sizeof(float)};
+}
+
+FixedNeeds Inference::needs() const {
   const model::Transformer& transformer = *model_.transformer;
   const std::uint64_t width = size_of(options_.compute);
   std::uint64_t resident = 0, largest = 0;
@@ -66,27 +75,17 @@ void Inference::check_memory(DeviceKind device) const {
     resident += block.padded_parameters.value() * width;
     largest = std::max(largest, block.padded_parameters.value());
   }
-  const std::uint64_t rows = std::uint64_t{options_.batch} * options_.context;
-  const std::uint64_t logits =
-      options_.batch == 1 ? config_.vocab_size * (rows + 1) * sizeof(float) : 0;
-  const Bytes on_device = Bytes{resident + logits} + transformer.boundary_bytes() * 2U +
-                          transformer.workspace_bytes() + transformer.constant_bytes();
+  const Bytes shared = token_bytes() + Bytes{sizeof(double)};
   // A block at a time is read in fp32 and rounded on its way to the device.
-  const Bytes on_host{largest * (sizeof(float) + width)};
-  const MemoryBudget memory = read_memory_budget();
-  const bool own_memory = device == DeviceKind::cuda;
-  const Bytes needed = own_memory ? on_host : on_device + on_host;
-  check(needed <= room_in(memory), ErrorCode::does_not_fit,
-        fmt::format("does not fit: the model needs {} of memory at a context of {}, and the "
-                    "program {} itself; there are {}. Use fewer tokens a window (--context), or "
-                    "free memory",
-                    format_bytes(needed), options_.context, format_bytes(kProcessOverhead),
-                    memory.describe()));
-  if (!own_memory) return;
-  check(on_device <= free_device_memory(), ErrorCode::does_not_fit,
-        fmt::format("does not fit: the model needs {} of device memory at a context of {} and {} "
-                    "are free. Use --device host, or fewer tokens a window (--context)",
-                    format_bytes(on_device), options_.context, format_bytes(free_device_memory())));
+  FixedNeeds needed{.device = Bytes{resident} + transformer.boundary_bytes() * 2U +
+                              transformer.workspace_bytes() + transformer.constant_bytes() + shared,
+                    .host = Bytes{largest * (sizeof(float) + width)} + options_.source_bytes +
+                            std::max(shared, transformer.constant_bytes())};
+  if (options_.batch == 1) {
+    needed.device += row_bytes() * options_.context;
+    needed.host += row_bytes();
+  }
+  return needed;
 }
 
 void Inference::load(const model::ParameterSource& source) {

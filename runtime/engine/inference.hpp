@@ -9,6 +9,7 @@
 
 #include "offload/memory.hpp"
 #include "runtime/data/token_file.hpp"
+#include "runtime/engine/budgets.hpp"
 #include "runtime/engine/model_constants.hpp"
 #include "runtime/engine/planning.hpp"
 #include "runtime/engine/trainer.hpp"
@@ -21,13 +22,16 @@ struct InferenceOptions {
   std::uint32_t batch = 1;    ///< windows at once
   std::uint32_t context = 0;  ///< tokens a window
   std::uint32_t compute_threads = 0;
-  std::optional<DeviceKind> device = std::nullopt;  ///< absent: as for training
-  DeviceRecord trained_on = {};                     ///< algorithms of a run's products: the same
+  std::optional<DeviceKind> device = std::nullopt;    ///< absent: as for training
+  DeviceRecord trained_on = {};                       ///< algorithms of a run's products: the same
+  std::optional<Bytes> device_memory = std::nullopt;  ///< budgets, as for training
+  std::optional<Bytes> host_memory = std::nullopt;
+  Bytes source_bytes = {};  ///< of host memory, that reading the parameters takes
 };
 
 class Inference {
  public:
-  /// Throws `Error{does_not_fit}` where the memory that is left is too small for the model.
+  /// Throws `Error{does_not_fit}` where the budgets, or the memory that is left, are too small.
   /// Parameters are the masters of `source`, rounded to the compute dtype as training rounds them.
   Inference(const model::ModelConfig& config, const InferenceOptions& options,
             const model::ParameterSource& source);
@@ -39,7 +43,9 @@ class Inference {
   [[nodiscard]] std::span<const float> next_logits(std::span<const std::int32_t> tokens);
 
  private:
-  void check_memory(DeviceKind device) const;
+  [[nodiscard]] FixedNeeds needs() const;
+  [[nodiscard]] Bytes token_bytes() const;
+  [[nodiscard]] Bytes row_bytes() const;
   void load(const model::ParameterSource& source);
   void forward();
   [[nodiscard]] offload::DeviceSpan<std::byte> parameters(std::uint32_t block) const;

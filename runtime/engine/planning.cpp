@@ -93,14 +93,16 @@ plan::Placement place(const model::ModelConfig& config, const TrainOptions& opti
   if (auto* placement = std::get_if<plan::Placement>(&choice)) return std::move(*placement);
   const plan::Shortage shortage = std::get<plan::Shortage>(choice);
 
-  const std::optional<Bytes> asked = shortage.tier == Tier::device ? options.device_memory
-                                     : shortage.tier == Tier::host ? options.host_memory
-                                                                   : std::nullopt;
+  const bool of_device = shortage.tier == Tier::device;
+  const std::optional<Bytes> asked = of_device ? options.device_memory : options.host_memory;
+  const bool of_host_memory =
+      shortage.tier == Tier::host || (of_device && options.device != DeviceKind::cuda);
   throw Error(ErrorCode::does_not_fit,
               fmt::format("does not fit: {} memory needs at least {} and the budget is {}{}. What "
                           "would make it fit: {}",
                           plan::name_of(shortage.tier), format_bytes(shortage.needed),
-                          format_bytes(shortage.budget), why_less(asked, shortage.budget),
+                          format_bytes(shortage.budget),
+                          of_host_memory ? why_this_budget(asked, shortage.budget) : "",
                           fmt::join(what_would_fit(config, options, budgets, shortage), "; or ")));
 }
 

@@ -55,10 +55,12 @@ RunReader::RunReader(const std::filesystem::path& run) : root_(run) {
   check(tiles_->layout().tiles == slots_.store_layout().tiles, ErrorCode::corrupt_data,
         fmt::format("{}: its state is not of the model and format that its config.json says",
                     run.string()));
-  Bytes largest;
+  Bytes largest, masters;
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
     largest = std::max(largest, Bytes{slots_.layout(tile).disk_bytes});
+    masters = std::max(masters, Bytes{slots_.tiles()[tile].count.value() * sizeof(float)});
   }
+  reading_bytes_ = largest + masters;
   backend_ = offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = largest});
   staging_ = {*backend_, largest};
 }

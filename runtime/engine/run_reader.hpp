@@ -46,6 +46,8 @@ class RunReader final : public model::ParameterSource {
   [[nodiscard]] const RunConfig& config() const { return config_; }
   [[nodiscard]] const model::ModelLayout& layout() const { return layout_; }
   [[nodiscard]] const TrainingState& state() const { return state_; }
+  /// Of host memory, that reading takes: a tile as it lies on disk, and its masters.
+  [[nodiscard]] Bytes reading_bytes() const { return reading_bytes_; }
   /// To copy all of the committed state from; see Trainer::adopt.
   [[nodiscard]] const nvme_swap::CommittedTiles& tiles() const { return *tiles_; }
   /// Masters of the last committed step, every checksum verified. One call at a time. Throws
@@ -61,6 +63,7 @@ class RunReader final : public model::ParameterSource {
   StateSlots slots_;
   std::unique_ptr<offload::DeviceBackend> backend_;
   offload::PinnedMemory staging_;
+  Bytes reading_bytes_;
   std::unique_ptr<nvme_swap::CommittedTiles> tiles_;
 };
 

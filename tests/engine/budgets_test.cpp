@@ -2,15 +2,21 @@
 // memory.
 #include "runtime/engine/budgets.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
 #include <variant>
 
+#include "runtime/base/error.hpp"
 #include "runtime/engine/workload.hpp"
 #include "runtime/plan/choose.hpp"
 
 namespace spillway::engine {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 MemoryBudget memory_of(Bytes available) {
   return {.physical = 64_GiB,
@@ -94,6 +100,57 @@ TEST(Budgets, LessThanTheProgramTakesIsNothing) {
   const plan::Budgets budgets =
       share_memory(options(), workload(), memory_of(16_MiB), std::nullopt);
   EXPECT_EQ(budgets.device + budgets.host, Bytes{});
+}
+
+/// What check_fits says; empty where it fits.
+std::string refusal_of(const FixedNeeds& needs, const TrainOptions& options,
+                       const MemoryBudget& memory,
+                       std::optional<Bytes> free_device = std::nullopt) {
+  try {
+    check_fits(needs, options, memory, free_device, "fewer tokens");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::does_not_fit);
+    return error.what();
+  }
+  return {};
+}
+
+TEST(FixedNeeds, AreRefusedBeyondASizeThatWasAskedFor) {
+  TrainOptions asked = options();
+  asked.device_memory = 100_MiB;
+  EXPECT_EQ(refusal_of({100_MiB, 10_MiB}, asked, memory_of(1_GiB)), "");
+  EXPECT_THAT(
+      refusal_of({101_MiB, 10_MiB}, asked, memory_of(1_GiB)),
+      AllOf(HasSubstr("device memory needs 101 MiB and the budget is 100 MiB (--device-memory)"),
+            HasSubstr("--device-memory of at least 101 MiB"), HasSubstr("fewer tokens")));
+  asked.host_memory = 9_MiB;
+  EXPECT_THAT(
+      refusal_of({100_MiB, 10_MiB}, asked, memory_of(1_GiB)),
+      AllOf(HasSubstr("host memory needs 10.0 MiB and the budget is 9.00 MiB (--host-memory)"),
+            HasSubstr("--host-memory of at least 10.0 MiB")));
+}
+
+TEST(FixedNeeds, AreRefusedBeyondWhatThereIsWhateverWasAskedFor) {
+  TrainOptions asked = options();
+  asked.device_memory = asked.host_memory = 8_GiB;
+  MemoryBudget memory = memory_of(8_GiB);
+  memory.tightest_cgroup =
+      memory.scarcest_cgroup = {.limit = 400_MiB, .available = 364_MiB, .file = "memory.max"};
+  EXPECT_EQ(refusal_of({200_MiB, 100_MiB}, asked, memory), "");
+  EXPECT_THAT(refusal_of({200_MiB, 101_MiB}, asked, memory),
+              AllOf(HasSubstr("one here and need 301 MiB and the budget is 300 MiB"),
+                    HasSubstr("memory.max"), HasSubstr("free memory of at least 301 MiB")));
+}
+
+TEST(FixedNeeds, OfADeviceOfItsOwnAreComparedWithItsFreeMemory) {
+  TrainOptions asked = options();
+  asked.device = DeviceKind::cuda;
+  EXPECT_EQ(refusal_of({24_GiB, 1_MiB}, asked, memory_of(1_GiB), 24_GiB), "");
+  EXPECT_THAT(refusal_of({25_GiB, 1_MiB}, asked, memory_of(1_GiB), 24_GiB),
+              AllOf(HasSubstr("24.0 GiB of device memory are free"),
+                    HasSubstr("fit: free memory of at least 25.0 GiB")));
+  EXPECT_THAT(refusal_of({1_MiB, 1_GiB}, asked, memory_of(1_GiB), 24_GiB),
+              HasSubstr("host memory needs 1.00 GiB"));
 }
 
 }  // namespace

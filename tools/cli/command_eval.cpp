@@ -8,20 +8,16 @@
 #include "runtime/engine/run_tokenizer.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
-#include "tools/cli/device_flag.hpp"
 #include "tools/cli/hub.hpp"
-#include "tools/cli/run_source.hpp"
+#include "tools/cli/inference_flags.hpp"
 
 namespace spillway::cli {
 namespace {
 
-struct EvalFlags {
-  SourceFlags source;
+struct EvalFlags : InferenceFlags {
   std::filesystem::path data;
   std::uint32_t context = 0;
   std::uint32_t batch = 8;
-  std::uint32_t compute_threads = 0;
-  std::optional<engine::DeviceKind> device;
 };
 
 /// A directory means its val.bin; a file needs a meta.json beside it.
@@ -42,13 +38,7 @@ nlohmann::ordered_json evaluate(const EvalFlags& flags, bool json) {
   }
   std::uint32_t context = flags.context;
   if (context == 0 && source.run() != nullptr) context = source.run()->config().options.context;
-  engine::Inference inference(source.config(),
-                              {.compute = source.compute(),
-                               .batch = flags.batch,
-                               .context = context,
-                               .compute_threads = flags.compute_threads,
-                               .device = flags.device,
-                               .trained_on = source.trained_on()},
+  engine::Inference inference(source.config(), flags.options(source, flags.batch, context),
                               source.parameters());
   const engine::Evaluation result = inference.evaluate(tokens);
   const double perplexity = std::exp(result.loss);
@@ -74,8 +64,7 @@ void add_eval(CLI::App& app, Session& session) {
   command->add_option("--context", flags->context,
                       "Tokens a window; default: the run's or model's");
   command->add_option("--batch", flags->batch, "Windows at once")->capture_default_str();
-  add_device_flag(*command, flags->device);
-  command->add_option("--compute-threads", flags->compute_threads, "Default: physical cores");
+  flags->add_machine_to(*command);
 }
 
 }  // namespace spillway::cli

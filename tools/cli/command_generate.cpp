@@ -14,22 +14,18 @@
 #include "runtime/engine/inference.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
-#include "tools/cli/device_flag.hpp"
-#include "tools/cli/run_source.hpp"
+#include "tools/cli/inference_flags.hpp"
 
 namespace spillway::cli {
 namespace {
 
-struct GenerateFlags {
-  SourceFlags source;
+struct GenerateFlags : InferenceFlags {
   std::filesystem::path data;  ///< whose meta.json names the tokenizer
   std::string prompt = "\n";
   std::string prompt_tokens;
   std::uint32_t tokens = 200;
   double temperature = 0.8;
   std::uint64_t seed = 1234;
-  std::uint32_t compute_threads = 0;
-  std::optional<engine::DeviceKind> device;
 };
 
 /// Draws from softmax(logits / temperature); temperature 0 takes the most likely token.
@@ -115,13 +111,7 @@ nlohmann::ordered_json generate(const GenerateFlags& flags, bool json) {
                                                         : source.config().max_context;
   const auto wanted =
       static_cast<std::uint32_t>(std::min<std::uint64_t>(longest, tokens.size() + flags.tokens));
-  engine::Inference inference(source.config(),
-                              {.compute = source.compute(),
-                               .batch = 1,
-                               .context = wanted,
-                               .compute_threads = flags.compute_threads,
-                               .device = flags.device,
-                               .trained_on = source.trained_on()},
+  engine::Inference inference(source.config(), flags.options(source, 1, wanted),
                               source.parameters());
   const std::size_t prompt_length = tokens.size();
   if (!json && tokenizer) answer("{}", tokenizer->decode(tokens));
@@ -165,8 +155,7 @@ void add_generate(CLI::App& app, Session& session) {
   command->add_option("--temperature", flags->temperature, "0: the most likely token")
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "Of the sampling")->capture_default_str();
-  add_device_flag(*command, flags->device);
-  command->add_option("--compute-threads", flags->compute_threads, "Default: physical cores");
+  flags->add_machine_to(*command);
 }
 
 }  // namespace spillway::cli

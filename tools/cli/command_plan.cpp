@@ -81,13 +81,14 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   if (!flags.machine.empty()) {
     machine = bench::load_machine(flags.machine);
     if (!options.device) options.device = engine::DeviceKind::cuda;
+    options.device_memory = options.device_memory.value_or(machine->capacity.device);
+    options.host_memory = options.host_memory.value_or(machine->capacity.host);
   }
   engine::resolve(options, *config);
   const auto budgets_for = [&](const engine::TrainOptions& tried, const plan::Workload& step) {
     if (!machine) return engine::make_budgets(tried, flags.train.run, step);
-    return plan::Budgets{.device = tried.device_memory.value_or(machine->capacity.device),
-                         .host = tried.host_memory.value_or(machine->capacity.host),
-                         .nvme = machine->capacity.nvme};
+    return plan::Budgets{
+        .device = *tried.device_memory, .host = *tried.host_memory, .nvme = machine->capacity.nvme};
   };
   for (const std::string& line : engine::choose_automatic(options, *config, budgets_for)) {
     fmt::print(stderr, "note: {}\n", line);

@@ -159,7 +159,7 @@ void add_profile(CLI::App& app, Session& session) {
   command->add_option("--from", flags->train.from, "The same of an HF checkpoint or a run")
       ->excludes(architecture);
   add_device_flag(*command, flags->train.device);
-  command->add_option("--device-memory", flags->train.device_memory,
+  command->add_option("--device-memory", flags->train.memory.device,
                       "Most that the products' operands may take; default: what is free");
   command->add_option("--context", flags->context,
                       "Tokens a window; default: the configuration's, else at most 4096");

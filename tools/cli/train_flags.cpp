@@ -11,7 +11,6 @@
 #include "runtime/engine/train_loop.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/cli/console.hpp"
-#include "tools/cli/device_flag.hpp"
 #include "tools/cli/hub.hpp"
 
 namespace spillway::cli {
@@ -58,8 +57,7 @@ CLI::Option* TrainFlags::add_model_to(CLI::App& command) {
 
 void TrainFlags::add_machine_to(CLI::App& command) {
   add_device_flag(command, device);
-  command.add_option("--device-memory", device_memory, "Device memory budget, e.g. 512MiB");
-  command.add_option("--host-memory", host_memory, "Host memory budget, e.g. 24GB");
+  memory.add_to(command);
   command.add_option("--nvme", nvme, "Directory for optimizer state on disk; may be repeated");
   command.add_option("--threads", threads, "Threads of the update; default: physical cores");
   command.add_option("--compute-threads", compute_threads,
@@ -79,8 +77,8 @@ engine::TrainOptions TrainFlags::options() const {
   for (const std::string& note : parsed.notes) tell("note: {}\n", note);
   engine::TrainOptions options = parsed.options;
   if (device) options.device = device;
-  if (!device_memory.empty()) options.device_memory = parse_bytes(device_memory);
-  if (!host_memory.empty()) options.host_memory = parse_bytes(host_memory);
+  if (const auto device_memory = memory.device_bytes()) options.device_memory = device_memory;
+  if (const auto host_memory = memory.host_bytes()) options.host_memory = host_memory;
   if (!nvme.empty()) {
     options.nvme = nvme;
     options.state_home = engine::StateHome::nvme;

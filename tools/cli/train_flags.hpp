@@ -10,6 +10,7 @@
 
 #include "runtime/engine/train_options.hpp"
 #include "runtime/model/model_config.hpp"
+#include "tools/cli/device_flag.hpp"
 
 namespace spillway::cli {
 
@@ -23,7 +24,8 @@ struct TrainFlags {
   std::filesystem::path from;   ///< HF directory, run or name of a hub's model, or empty
   std::filesystem::path run;
   std::optional<engine::DeviceKind> device;
-  std::string device_memory, host_memory, isa;
+  MemoryFlags memory;
+  std::string isa;
   std::vector<std::filesystem::path> nvme;
   std::uint64_t steps = 0;
   std::uint32_t threads = 0;
