@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -59,22 +60,26 @@ template <class Enum>
   return "?";
 }
 
-/// A DeepSpeed key that is accepted and has no effect. `section` is its path, "" at the top.
-struct UnneededKey {
-  std::string_view section;
-  std::string_view key;
-  std::string_view reason;
+/// What a configuration hears of a DeepSpeed key that Spillway has no use for.
+enum class Answer : std::uint8_t {
+  note,             ///< it is accepted, and a note gives the reason
+  note_when_on,     ///< the same, and only where it is switched on
+  refuse_when_on,   ///< it is accepted while it is off, and refused with the reason
+  refuse_when_off,  ///< the same of what Spillway always has, where it is `false`
+  refuse,           ///< it is refused with the reason wherever it is given
 };
-[[nodiscard]] std::span<const UnneededKey> unneeded_keys();
 
-/// A DeepSpeed key for what Spillway does not have: accepted while it is off (`false`, absent, a
-/// number up to 1, or an object whose `enabled` is not true), and refused with the reason.
-struct OffOnlyKey {
-  std::string_view section;
+/// A key is off where it is `false`, absent, a number up to 1, or an object whose `enabled` is not
+/// true.
+struct ForeignKey {
+  std::string_view section;  ///< its path; "" at the top
   std::string_view key;
+  Answer answer;
   std::string_view reason;
+  /// The keys of its object by their paths, with blanks between; behind "a.*" every name may stand.
+  std::string_view inner = "*";
 };
-[[nodiscard]] std::span<const OffOnlyKey> off_only_keys();
+[[nodiscard]] std::span<const ForeignKey> foreign_keys();
 
 /// Edits (insert, delete, replace, swap of neighbours) that make `a` of `b`.
 [[nodiscard]] std::size_t edit_distance(std::string_view a, std::string_view b);

@@ -2,8 +2,8 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "runtime/engine/detail/config_section.hpp"
-#include "runtime/engine/options_table.hpp"
+#include "runtime/engine/config_keys.hpp"
+#include "runtime/engine/detail/config_file.hpp"
 
 namespace spillway::engine::detail {
 namespace {
@@ -49,46 +49,46 @@ constexpr std::array kAliases = std::to_array<Alias>({
     {"gradient_checkpointing", "spillway.checkpointing"},
 });
 
+/// A key that a section may have.
+struct Known {
+  std::string section;
+  std::string key;
+};
+
+/// Every key: of options where they apply, of DeepSpeed where Spillway has no use for it, and the
+/// names of sections.
+std::vector<Known> known_keys(const TrainOptions& options) {
+  std::vector<Known> known;
+  for (const Option& option : options_table()) {
+    if (option.applies != nullptr && !option.applies(options)) continue;
+    known.emplace_back(std::string(option.section), std::string(option.key));
+    const std::size_t last = option.section.rfind('.');
+    const std::string_view parent =
+        last == std::string_view::npos ? "" : option.section.substr(0, last);
+    known.emplace_back(std::string(parent), std::string(option.section.substr(last + 1)));
+  }
+  for (const ForeignKey& key : foreign_keys()) {
+    known.emplace_back(std::string(key.section), std::string(key.key));
+  }
+  return known;
+}
+
 /// True where `key` is `known` with at most a third of its letters wrong, or its first half.
 bool is_near(std::string_view key, std::string_view known) {
   if (key.size() >= 4 && known.starts_with(key)) return true;
   return edit_distance(key, known) <= std::max<std::size_t>(1, known.size() / 3);
 }
 
-}  // namespace
-
-void ConfigContext::refuse(ErrorCode code, const std::string& path, std::string_view what) const {
-  throw Error(code, fmt::format("{}: {} {}", origin_, path, what));
-}
-
-void ConfigContext::note(const std::string& path, std::string_view what) {
-  notes_.push_back(fmt::format("{}: {}", path, what));
-}
-
-void ConfigContext::keep(std::string_view path, const Error& error) {
-  errors_.push_back(error);
-  if (!path.empty()) broken_.emplace_back(path);
-}
-
-bool ConfigContext::is_known(const std::string& section, const std::string& key) const {
-  const bool asked = std::ranges::any_of(
-      known_, [&](const Known& each) { return each.section == section && each.key == key; });
-  const std::string path = join_path(section, key);
-  return asked || std::ranges::any_of(options_table(), [&](const Option& option) {
-           return option.path() == path || option.section == path ||
-                  option.section.starts_with(path + ".");
-         });
-}
-
 /// The key that was meant: a near one of the same section, another name of one, or the same name in
 /// another section. Nothing is better than a guess.
-std::string ConfigContext::hint(const std::string& section, const std::string& key) const {
+std::string hint(const std::vector<Known>& known, const std::string& section,
+                 const std::string& key) {
   const auto is = [](std::string_view path) {
     return fmt::format("; the nearest known key is {}", path);
   };
   const Known* nearest = nullptr;
   std::size_t least = 0;
-  for (const Known& each : known_) {
+  for (const Known& each : known) {
     if (each.section != section || !is_near(key, each.key)) continue;
     // Half a key, "train_micro_batch_size", is nearer to the whole than to another of its length.
     const std::size_t edits = each.key.starts_with(key) ? 1 : edit_distance(key, each.key);
@@ -101,7 +101,7 @@ std::string ConfigContext::hint(const std::string& section, const std::string& k
   for (const Alias& alias : kAliases) {
     if (alias.written == key) return is(alias.key);
   }
-  for (const Known& each : known_) {
+  for (const Known& each : known) {
     if (each.key == key) return is(join_path(each.section, each.key));
   }
   for (const Option& option : options_table()) {
@@ -110,25 +110,30 @@ std::string ConfigContext::hint(const std::string& section, const std::string& k
   return {};
 }
 
-void ConfigContext::add_unknown_keys() {
-  for (const auto& [section, object] : objects_) {
-    // What is left of a section that was not read to its end would be unknown by accident.
-    const bool broken = std::ranges::any_of(broken_, [&path = section](const std::string& each) {
-      return path == each || path.starts_with(each + ".");
-    });
-    if (broken) continue;
-    for (const auto& [key, value] : object->items()) {
-      if (is_known(section, key)) continue;
-      const std::string shown_key = key.substr(0, kShownCharacters);
-      errors_.emplace_back(ErrorCode::invalid_argument,
-                           fmt::format("{}: unknown key {}{}", origin_,
-                                       join_path(section, shown_key), hint(section, shown_key)));
-    }
-  }
+}  // namespace
+
+void ConfigFile::refuse(ErrorCode code, const std::string& path, std::string_view what) const {
+  throw Error(code, fmt::format("{}: {} {}", origin_, path, what));
 }
 
-void ConfigContext::finish() {
-  add_unknown_keys();
+void ConfigFile::refuse_value(const Option& option, std::string_view allowed) const {
+  refuse(ErrorCode::invalid_argument, option.path(),
+         fmt::format("is {}; write {}", shown(*find(option.path())), allowed));
+}
+
+void ConfigFile::note(const std::string& path, std::string_view what) {
+  notes_.push_back(fmt::format("{}: {}", path, what));
+}
+
+void ConfigFile::finish(const TrainOptions& options) {
+  answer_keys(root_, "");
+  const std::vector<Known> known = known_keys(options);
+  for (const auto& [section, key] : unknown_) {
+    const std::string shown_key = key.substr(0, kShownCharacters);
+    errors_.emplace_back(ErrorCode::invalid_argument,
+                         fmt::format("{}: unknown key {}{}", origin_, join_path(section, shown_key),
+                                     hint(known, section, shown_key)));
+  }
   if (errors_.empty()) return;
   if (errors_.size() == 1) throw errors_.front();
   const bool unsupported = std::ranges::all_of(

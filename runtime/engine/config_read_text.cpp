@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "runtime/engine/detail/config_section.hpp"
+#include "runtime/engine/detail/config_file.hpp"
 
 namespace spillway::engine::detail {
 namespace {

@@ -1,7 +1,7 @@
-// The table of options: every key that a configuration may say, its type and range, its default,
-// what it means and whether a run may change it. The section `spillway` is read and written by it,
-// ranges are checked by it, a resumed run is compared by it, and docs/configuration.md is printed
-// from it. Built once, constant after; any thread.
+// The table of options: every key that a configuration may say, its values, its default, what it
+// means and whether a run may change it. Configurations are read and written by it, values are
+// checked by it, a resumed run is compared by it, and docs/configuration.md is printed from it.
+// Built once, constant after; any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/engine/train_options.hpp"
 
 namespace spillway::engine {
 
 namespace detail {
-class Section;
+class ConfigFile;
 }
 
 /// What an option belongs to, which says whether a resumed run may change it.
@@ -25,34 +26,69 @@ enum class Part : std::uint8_t {
   free,         ///< may differ at every start
 };
 
-struct Option {
-  std::string_view section;  ///< its path; "" at the top
-  std::string_view key;
-  Part part;
-  std::string type;           ///< with its range, or its names
-  std::string_view standard;  ///< the default, in words where it is no value
-  std::string_view meaning;
-  /// True where the option has a say, for these options; null: always.
-  bool (*counts)(const TrainOptions&) = nullptr;
+enum class Kind : std::uint8_t {
+  flag,
+  whole,
+  number,
+  rate,  ///< a number, or what DeepSpeed's schedules take: an array of one for each group
+  pair,
+  name,    ///< one of some
+  folder,  ///< a file name without its path
+  path,
+  paths,
+  size,
+};
 
-  // Of options that are members: how the table reads, checks and writes them. Others are read and
-  // written by the code of their section.
-  std::uint64_t low = 0;
-  std::uint64_t high = 0;  ///< of whole numbers; 0: not checked here
-  std::string_view automatic{};
-  void (*read)(detail::Section&, const Option&, TrainOptions&) = nullptr;
-  void (*write)(nlohmann::ordered_json&, const Option&, const TrainOptions&) = nullptr;
+/// The values that an option may have.
+struct Domain {
+  Kind kind = Kind::flag;
+  double low = 0;  ///< of numbers; the whole ones among the limits are exact
+  double high = 0;
+  bool above = false;                     ///< `low` itself is not allowed
+  bool below = false;                     ///< `high` itself is not allowed
+  std::vector<std::string_view> names{};  ///< of Kind::name
+
+  /// "a whole number from 1 to 100", "one of log, linear".
+  [[nodiscard]] std::string in_words() const;
+  /// What is wrong with `value`, as "is 0" or "holds 2"; empty where it is allowed.
+  [[nodiscard]] std::string fault_of(const nlohmann::json& value) const;
+};
+
+/// What an "auto" becomes; empty: it is refused by name.
+namespace automatic {
+inline constexpr std::string_view kDefault = "the default";  ///< a note says its value
+inline constexpr std::string_view kChosenLater = "later";    ///< noted where it is chosen
+}  // namespace automatic
+
+struct Option {
+  using Condition = bool (*)(const TrainOptions&);
+
+  std::string_view section{};  ///< its path; "" at the top
+  std::string_view key{};
+  Part part = Part::mathematics;
+  Domain domain{};
+  std::string standard{};  ///< the default, in words where it is no value
+  std::string_view meaning{};
+  Condition applies = nullptr;   ///< where the key is used at all; null: always
+  Condition counts = nullptr;    ///< where it has a say in the mathematics; null: always
+  std::string_view automatic{};  ///< what an "auto" becomes, in words
+  std::string_view missing{};    ///< what to do where it is missing; empty: it may be
+
+  void (*read)(detail::ConfigFile&, const Option&, TrainOptions&) = nullptr;
+  /// Null where the options do not say it, or say it under another key.
+  nlohmann::json (*value)(const Option&, const TrainOptions&) = nullptr;
 
   [[nodiscard]] std::string path() const;
 };
 
-/// Every option, by section, in the order of the guide.
+/// Every option, by section, in the order of the guide, which is that of reading.
 [[nodiscard]] std::span<const Option> options_table();
 /// The option of a path such as "optimizer.params.lr"; null if the table has none.
 [[nodiscard]] const Option* find_option(std::string_view path);
+/// The value that `options` give `option`, where it applies; null elsewhere.
+[[nodiscard]] nlohmann::json value_of(const Option& option, const TrainOptions& options);
 
 /// What of `options` a resumed run must share, as {path: value}: a positive list, taken from the
-/// table. Every path of `to_config_json` must be in the table.
+/// table.
 [[nodiscard]] nlohmann::json recorded_options(const TrainOptions& options);
-
 }  // namespace spillway::engine

@@ -1,196 +1,271 @@
+#include <algorithm>
 #include <array>
+#include <cctype>
+#include <cmath>
+#include <optional>
 
 #include "runtime/engine/detail/option_builders.hpp"
+#include "runtime/engine/detail/schedule_deepspeed.hpp"
 
 namespace spillway::engine::detail {
 namespace {
 
-using enum Part;
-
-/// A row in words, for what the code of its section reads.
-struct Row {
-  std::string_view section;
-  std::string_view type;
-  Words words;
-  bool (*counts)(const TrainOptions&) = nullptr;
-};
-
-constexpr std::string_view kZero = "zero_optimization";
-constexpr std::string_view kOffloadOptimizer = "zero_optimization.offload_optimizer";
-constexpr std::string_view kOffloadParam = "zero_optimization.offload_param";
-constexpr std::string_view kOptimizer = "optimizer.params";
-constexpr std::string_view kSchedule = "scheduler.params";
-
-constexpr std::string_view kFlag = "true or false";
-constexpr std::string_view kCount = "a whole number from 1";
-constexpr std::string_view kSteps = "a whole number from 0";
-constexpr std::string_view kRate = "a number from 0";
-constexpr std::string_view kPart = "a number from 0, below 1";
+using nlohmann::json;
 
 bool fp16(const TrainOptions& options) { return options.compute == DType::fp16; }
 bool dynamic_scale(const TrainOptions& options) {
   return fp16(options) && options.loss_scale.dynamic;
 }
 
-constexpr std::array kTop = std::to_array<Row>({
-    {"",
-     kCount,
-     {"train_batch_size", mathematics, "micro-batch x accumulation x ranks",
-      "windows a step; gives whichever of the next two is absent"}},
-    {"", kCount, {"train_micro_batch_size_per_gpu", mathematics, "1", "windows a micro-batch"}},
-    {"", kCount, {"gradient_accumulation_steps", mathematics, "1", "micro-batches a step"}},
-    {"", kRate, {"gradient_clipping", mathematics, "1.0", "largest global norm; 0: not clipped"}},
-    {"fp16", kFlag, {"enabled", mathematics, "false", "parameters and activations in fp16"}},
-    {"fp16", kRate, {"loss_scale", mathematics, "0", "a static loss scale; 0: dynamic"}, fp16},
-    {"fp16",
-     "a whole number from 0 to 100",
-     {"initial_scale_power", mathematics, "16", "the dynamic scale starts at 2 to this"},
-     dynamic_scale},
-    {"fp16",
-     kCount,
-     {"loss_scale_window", mathematics, "1000", "good steps before the one that doubles the scale"},
-     dynamic_scale},
-    {"fp16",
-     kCount,
-     {"hysteresis", mathematics, "2", "overflows before the scale halves"},
-     dynamic_scale},
-    {"fp16",
-     kFlag,
-     {"consecutive_hysteresis", mathematics, "false", "every good step restores the hysteresis"},
-     dynamic_scale},
-    {"fp16",
-     "a number above 0",
-     {"min_loss_scale", mathematics, "1", "least dynamic scale; an overflow there ends the run"},
-     dynamic_scale},
-    {"bf16", kFlag, {"enabled", mathematics, "false", "parameters and activations in bf16"}},
-    {"bfloat16", kFlag, {"enabled", mathematics, "false", "the old name of `bf16.enabled`"}},
-});
+void only_check(ConfigFile& file, const Option& self, TrainOptions& options) {
+  static_cast<void>(file.value(self, options));
+}
 
-constexpr std::array kOptimizerRows = std::to_array<Row>({
-    {"optimizer",
-     "`AdamW`, `Adam`, `Adagrad`, `Lion` or `SGD`",
-     {"type", mathematics, "AdamW", "`Adam` is AdamW unless `adam_w_mode` is false"}},
-    {kOptimizer, kRate, {"lr", mathematics, "1e-3; Adagrad: 1e-2", "learning rate"}},
-    {kOptimizer, kRate, {"weight_decay", mathematics, "0", "see `spillway.decay`"}},
-    {kOptimizer,
-     "two numbers from 0, below 1",
-     {"betas", mathematics, "[0.9, 0.999]", "of Adam, AdamW and Lion"}},
-    {kOptimizer,
-     "a number above 0",
-     {"eps", mathematics, "1e-8; Adagrad: 1e-10", "of Adam, AdamW and Adagrad"}},
-    {kOptimizer, kFlag, {"bias_correction", mathematics, "true", "of Adam and AdamW"}},
-    {kOptimizer, kFlag, {"adam_w_mode", mathematics, "true", "of Adam: false is L2 decay"}},
-    {kOptimizer, kPart, {"momentum", mathematics, "0", "of SGD"}},
-});
+/// fp16.enabled, bf16.enabled and its old name; read_compute settles what they say together.
+template <DType Type>
+void read_enabled(ConfigFile& file, const Option& self, TrainOptions& options) {
+  const json* const enabled = file.value(self, options);
+  if (self.section == "bfloat16" && file.has("bfloat16") && file.has("bf16")) {
+    file.refuse(ErrorCode::invalid_argument, "bfloat16", "is the old name of bf16; remove one");
+  }
+  if (file.is_auto(self)) {
+    options.automatic.compute = true;
+    options.automatic.fp16 |= Type == DType::fp16;
+  }
+  if (enabled == nullptr || *enabled == false) return;
+  if (Type == DType::bf16 && options.compute == DType::fp16) {
+    file.refuse(ErrorCode::invalid_argument, "fp16.enabled",
+                "and bf16.enabled are both true; enable one of them");
+  }
+  options.compute = Type;
+}
 
-constexpr std::array kScheduler = std::to_array<Row>({
-    {"scheduler",
-     "`Constant`, `Linear`, `Cosine`, `WSD`, `WarmupLR`, `WarmupDecayLR`, `WarmupCosineLR`, "
-     "`OneCycle` or `LRRangeTest`",
-     {"type", mathematics, "a constant rate", "[user-guide.md](user-guide.md) says what each is"}},
-    {kSchedule,
-     kSteps,
-     {"warmup_num_steps", mathematics, "1000; Spillway's own: 0", "length of the warm-up"}},
-    {kSchedule,
-     "`log` or `linear`",
-     {"warmup_type", mathematics, "log; Spillway's own: linear", "shape of the warm-up"}},
-    {kSchedule, kRate, {"warmup_min_lr", mathematics, "0", "rate before the warm-up"}},
-    {kSchedule,
-     kRate,
-     {"warmup_max_lr", mathematics, "`lr` of the optimizer; WarmupDecayLR: 0.001",
-      "rate after the warm-up, of WarmupLR and WarmupDecayLR"}},
-    {kSchedule,
-     kRate,
-     {"warmup_min_ratio", mathematics, "0",
-      "of WarmupCosineLR: `warmup_min_lr` as a part of `lr`"}},
-    {kSchedule,
-     kRate,
-     {"cos_min_ratio", mathematics, "0.0001", "of WarmupCosineLR: last rate as a part of `lr`"}},
-    {kSchedule,
-     kSteps,
-     {"total_num_steps", mathematics, "the steps of the run", "where the decay ends"}},
-    {kSchedule,
-     "a whole number from -1",
-     {"last_batch_iteration", mathematics, "-1", "where one of DeepSpeed's schedules starts"}},
-    {kSchedule, kRate, {"min_lr", mathematics, "0", "of Linear, Cosine and WSD: the last rate"}},
-    {kSchedule, kRate, {"min_ratio", mathematics, "0", "`min_lr` as a part of `lr`"}},
-    {kSchedule,
-     kSteps,
-     {"decay_num_steps", mathematics, "a tenth of `total_num_steps`", "of WSD: its last part"}},
-    {kSchedule, kRate, {"cycle_min_lr", mathematics, "none: needed", "of OneCycle"}},
-    {kSchedule, kRate, {"cycle_max_lr", mathematics, "none: needed", "of OneCycle"}},
-    {kSchedule, kRate, {"decay_lr_rate", mathematics, "0", "of OneCycle, behind the cycle"}},
-    {kSchedule, kCount, {"cycle_first_step_size", mathematics, "2000", "of OneCycle: rising half"}},
-    {kSchedule,
-     kSteps,
-     {"cycle_second_step_size", mathematics, "as `cycle_first_step_size`",
-      "of OneCycle: falling half"}},
-    {kSchedule, kSteps, {"cycle_first_stair_count", mathematics, "0: a line", "of OneCycle"}},
-    {kSchedule,
-     kSteps,
-     {"cycle_second_stair_count", mathematics, "as `cycle_first_stair_count`", "of OneCycle"}},
-    {kSchedule, kSteps, {"decay_step_size", mathematics, "0: no decay", "of OneCycle"}},
-    {kSchedule,
-     kFlag,
-     {"cycle_momentum", mathematics, "true",
-      "of OneCycle: it sets `betas` too, the second to 0.99"}},
-    {kSchedule, kPart, {"cycle_min_mom", mathematics, "0.8", "of OneCycle"}},
-    {kSchedule, kPart, {"cycle_max_mom", mathematics, "0.9", "of OneCycle"}},
-    {kSchedule, kRate, {"decay_mom_rate", mathematics, "0", "of OneCycle, behind the cycle"}},
-    {kSchedule, kRate, {"lr_range_test_min_lr", mathematics, "0.001", "of LRRangeTest"}},
-    {kSchedule, kCount, {"lr_range_test_step_size", mathematics, "2000", "of LRRangeTest"}},
-    {kSchedule, kRate, {"lr_range_test_step_rate", mathematics, "1", "of LRRangeTest"}},
-    {kSchedule, kFlag, {"lr_range_test_staircase", mathematics, "false", "of LRRangeTest"}},
-});
+template <DType Type>
+json value_of_enabled(const Option&, const TrainOptions& options) {
+  return options.compute == Type;
+}
 
-constexpr std::array kHomes = std::to_array<Row>({
-    {kZero, "0, 1, 2 or 3", {"stage", free, "0", "below 3 `offload_param` is ignored"}},
-    {kZero, kFlag, {"cpu_offload", free, "false", "old name of `offload_optimizer.device` `cpu`"}},
-    {kZero,
-     kFlag,
-     {"cpu_offload_param", free, "false", "old name of `offload_param.device` `cpu`"}},
-    {kOffloadOptimizer,
-     "`none`, `cpu` or `nvme`",
-     {"device", free, "none", "`spillway.state_home` `device`, `host` or `nvme`"}},
-    {kOffloadOptimizer, "a path", {"nvme_path", free, "`RUN/state`", "`spillway.nvme`"}},
-    {kOffloadParam,
-     "`none`, `cpu` or `nvme`",
-     {"device", free, "none", "`cpu` and `nvme` stream every block: `spillway.residency` `none`"}},
-    {kOffloadParam, "a path", {"nvme_path", free, "none", "16-bit parameters stay in host memory"}},
-    {"activation_checkpointing",
-     kFlag,
-     {"cpu_checkpointing", free, "false", "true is `spillway.activations` `host`"}},
-});
+void add_loss_scale(std::vector<Option>& table) {
+  using Scale = LossScaleOptions;
+  Rows rows(table, {.section = "fp16", .counts = fp16, .automatic = automatic::kDefault});
+  rows.own(
+      {"loss_scale",
+       "The loss is multiplied by this constant number; with 0 the loss scale is dynamic.", "0"},
+      kNumber,
+      [](ConfigFile& file, const Option& self, TrainOptions& options) {
+        const json* const scale = file.value(self, options);
+        options.loss_scale.dynamic = scale == nullptr || *scale == 0;
+        if (!options.loss_scale.dynamic) options.loss_scale.initial = scale->get<double>();
+      },
+      [](const Option&, const TrainOptions& options) {
+        return json(options.loss_scale.dynamic ? 0 : options.loss_scale.initial);
+      });
+  Rows dynamic(table,
+               {.section = "fp16", .counts = dynamic_scale, .automatic = automatic::kDefault});
+  dynamic.own(
+      {"initial_scale_power", "The dynamic loss scale starts at 2 to this power.", "16"},
+      whole<std::uint32_t>(0, 100),
+      [](ConfigFile& file, const Option& self, TrainOptions& options) {
+        const json* const power = file.value(self, options);
+        if (power == nullptr || !options.loss_scale.dynamic) return;
+        options.loss_scale.initial = std::ldexp(1.0, power->get<int>());
+      },
+      [](const Option&, const TrainOptions& options) {
+        return options.loss_scale.dynamic ? json(std::ilogb(options.loss_scale.initial)) : json();
+      });
+  dynamic.member<&TrainOptions::loss_scale, &Scale::window>(
+      {"loss_scale_window",
+       "The loss scale doubles at the step that follows this many steps without an overflow."},
+      whole<std::uint32_t>(1));
+  dynamic.member<&TrainOptions::loss_scale, &Scale::hysteresis>(
+      {"hysteresis", "The loss scale is halved when this many steps have overflowed."},
+      whole<std::uint32_t>(1));
+  dynamic.member<&TrainOptions::loss_scale, &Scale::consecutive_hysteresis>(
+      {"consecutive_hysteresis",
+       "Every step without an overflow starts the count of `hysteresis` anew."});
+  dynamic.member<&TrainOptions::loss_scale, &Scale::minimum>(
+      {"min_loss_scale",
+       "The dynamic loss scale never falls below this number; an overflow there ends the run."},
+      kPositive);
+}
 
-constexpr std::array kMonitors = std::to_array<Row>({
-    {"tensorboard", kFlag, {"enabled", free, "false", "writes TensorBoard event files"}},
-    {"tensorboard",
-     "a path",
-     {"output_path", free, "`RUN/tensorboard`", "where; the files lie in a folder `job_name`"}},
-    {"tensorboard", "a name", {"job_name", free, "DeepSpeedJobName", "of the folder"}},
-    {"csv_monitor", kFlag, {"enabled", free, "false", "writes a CSV file for each scalar"}},
-    {"csv_monitor",
-     "a path",
-     {"output_path", free, "`RUN/csv_monitor`", "where; the files lie in a folder `job_name`"}},
-    {"csv_monitor", "a name", {"job_name", free, "DeepSpeedJobName", "of the folder"}},
-});
+struct OptimizerType {
+  std::string_view name;
+  cpu_adam::Optimizer optimizer;
+  /// As torch has them: decay goes through the gradient, but for Lion.
+  cpu_adam::DecayMode decay_mode;
+};
+
+constexpr std::array kOptimizerTypes{
+    OptimizerType{"AdamW", cpu_adam::Optimizer::adam, cpu_adam::DecayMode::decoupled},
+    OptimizerType{"Adam", cpu_adam::Optimizer::adam, cpu_adam::DecayMode::decoupled},
+    OptimizerType{"Adagrad", cpu_adam::Optimizer::adagrad, cpu_adam::DecayMode::l2},
+    OptimizerType{"Lion", cpu_adam::Optimizer::lion, cpu_adam::DecayMode::decoupled},
+    OptimizerType{"SGD", cpu_adam::Optimizer::sgd, cpu_adam::DecayMode::l2},
+};
+
+bool equals_ignoring_case(std::string_view a, std::string_view b) {
+  return std::ranges::equal(
+      a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+}
+
+const OptimizerType* find_optimizer(std::string_view type) {
+  const auto* const found = std::ranges::find_if(kOptimizerTypes, [&](const OptimizerType& known) {
+    return equals_ignoring_case(type, known.name);
+  });
+  return found == kOptimizerTypes.end() ? nullptr : found;
+}
+
+/// What the chosen optimizer has for what the file leaves out is DeepSpeed's, and torch's for SGD.
+void read_optimizer_type(ConfigFile& file, const Option& self, TrainOptions& options) {
+  const json* const type = file.find(self.path());
+  if (type == nullptr) return;
+  if (!type->is_string()) file.refuse_value(self, "a text, \"...\"");
+  const OptimizerType* const found = find_optimizer(type->get<std::string_view>());
+  if (found == nullptr) {
+    file.refuse(
+        ErrorCode::not_supported, self.path(),
+        fmt::format("is {}; Spillway has Adam, AdamW, Adagrad, Lion and SGD", shown(*type)));
+  }
+  options.adam.optimizer = found->optimizer;
+  options.adam.decay_mode = found->decay_mode;
+  if (found->optimizer == cpu_adam::Optimizer::sgd) options.adam.beta1 = 0;
+  if (found->optimizer == cpu_adam::Optimizer::adagrad) {
+    options.adam.lr = 1e-2;
+    options.adam.eps = 1e-10;
+  }
+}
+
+bool has_l2_adam(const TrainOptions& options) {
+  return options.adam.optimizer == cpu_adam::Optimizer::adam &&
+         options.adam.decay_mode == cpu_adam::DecayMode::l2;
+}
+
+json value_of_optimizer_type(const Option&, const TrainOptions& options) {
+  if (has_l2_adam(options)) return "Adam";
+  return std::ranges::find(kOptimizerTypes, options.adam.optimizer, &OptimizerType::optimizer)
+      ->name;
+}
+
+/// "Adam" means AdamW unless adam_w_mode is false; "AdamW" always does.
+void read_adam_w_mode(ConfigFile& file, const Option& self, TrainOptions& options) {
+  const json* const mode = file.value(self, options);
+  if (mode == nullptr || *mode == true) return;
+  const json* const type = file.find("optimizer.type");
+  if (type != nullptr && equals_ignoring_case(type->get<std::string_view>(), "Adam")) {
+    options.adam.decay_mode = cpu_adam::DecayMode::l2;
+  } else {
+    file.note(self.path(), "ignored: optimizer.type AdamW decouples the decay, as in DeepSpeed");
+  }
+}
+
+void read_lr(ConfigFile& file, const Option& self, TrainOptions& options) {
+  if (const json* const lr = file.value(self, options)) options.adam.lr = lr->get<double>();
+  if (file.is_auto(self)) options.adam.lr = 5e-5;
+  options.schedule.optimizer_lr = options.schedule.peak_lr = options.adam.lr;
+}
+
+template <cpu_adam::Optimizer... Used>
+bool uses(const TrainOptions& options) {
+  return ((options.adam.optimizer == Used) || ...);
+}
 
 }  // namespace
 
-std::vector<Option> deepspeed_options() {
-  std::vector<Option> table;
-  const auto add = [&](std::span<const Row> rows) {
-    for (const Row& row : rows) {
-      table.push_back(given_option(row.section, row.type, row.words));
-      table.back().counts = row.counts;
-    }
+void add_batch_and_precision(std::vector<Option>& table) {
+  Rows top(table, {.section = "", .automatic = automatic::kChosenLater});
+  top.own({"train_batch_size",
+           "A step trains on this many windows. It gives whichever of the next two keys is absent.",
+           "micro-batch x accumulation x ranks"},
+          whole<std::uint32_t>(1), only_check)
+      .automatic = "micro-batch x accumulation x ranks";
+  top.member<&TrainOptions::micro_batch>(
+      {"train_micro_batch_size_per_gpu",
+       "A micro-batch has this many windows; they run through the model together."},
+      whole<std::uint32_t>(1));
+  top.member<&TrainOptions::gradient_accumulation_steps>(
+      {"gradient_accumulation_steps", "A step adds up the gradients of this many micro-batches."},
+      whole<std::uint32_t>(1));
+  Rows(table, {.section = "", .automatic = automatic::kDefault})
+      .member<&TrainOptions::gradient_clipping>(
+          {"gradient_clipping",
+           "Gradients whose global norm is larger are scaled down to it; 0 never clips."});
+  const auto add_enabled = [&](std::string_view section, std::string_view meaning, auto read,
+                               auto value) {
+    Rows(table, {.section = section, .automatic = automatic::kChosenLater})
+        .own({"enabled", meaning, "false"}, kFlag, read, value);
   };
-  add(kTop);
-  add(kOptimizerRows);
-  add(kScheduler);
-  add(kHomes);
-  add(kMonitors);
-  return table;
+  add_enabled("fp16", "Parameters and activations are in fp16.", read_enabled<DType::fp16>,
+              value_of_enabled<DType::fp16>);
+  add_loss_scale(table);
+  add_enabled("bf16", "Parameters and activations are in bf16.", read_enabled<DType::bf16>,
+              value_of_enabled<DType::bf16>);
+  add_enabled("bfloat16", "This is the old name of `bf16.enabled`.", read_enabled<DType::bf16>,
+              nullptr);
+}
+
+void add_optimizer(std::vector<Option>& table) {
+  using Adam = cpu_adam::AdamOptions;
+  using enum cpu_adam::Optimizer;
+  Domain types{.kind = Kind::name};
+  for (const OptimizerType& type : kOptimizerTypes) types.names.push_back(type.name);
+  Rows(table, {.section = "optimizer"})
+      .own({"type", "`Adam` means AdamW unless `adam_w_mode` is false.", "AdamW"}, types,
+           read_optimizer_type, value_of_optimizer_type);
+
+  const auto rows = [&](Option::Condition applies) {
+    return Rows(
+        table,
+        {.section = "optimizer.params", .applies = applies, .automatic = automatic::kDefault});
+  };
+  rows(nullptr)
+      .own({"lr",
+            "An update moves parameters by this learning rate, which a schedule changes from step "
+            "to step.",
+            "0.001; Adagrad: 0.01"},
+           kNumber, read_lr,
+           [](const Option&, const TrainOptions& options) {
+             const ScheduleOptions& schedule = options.schedule;
+             return json(is_deepspeed(schedule.kind) ? schedule.optimizer_lr : schedule.peak_lr);
+           })
+      .automatic = "5e-05, HF Trainer's";
+  rows(nullptr).member<&TrainOptions::adam, &Adam::weight_decay>(
+      {"weight_decay",
+       "Each update takes this part, times the learning rate, off the parameters that "
+       "`spillway.decay` names."});
+  rows(uses<adam, lion>)
+      .own(
+          {"betas",
+           "Adam, AdamW and Lion keep these parts of their running averages at each update.",
+           "[0.9, 0.999]"},
+          {.kind = Kind::pair, .high = 1, .below = true},
+          [](ConfigFile& file, const Option& self, TrainOptions& options) {
+            const json* const betas = file.value(self, options);
+            if (betas == nullptr) return;
+            options.adam.beta1 = (*betas)[0];
+            options.adam.beta2 = (*betas)[1];
+          },
+          [](const Option&, const TrainOptions& options) {
+            return json{options.adam.beta1, options.adam.beta2};
+          });
+  rows(uses<adam, adagrad>)
+      .member<&TrainOptions::adam, &Adam::eps>(
+          {"eps", "Adam, AdamW and Adagrad add this number to what they divide by.",
+           "1e-8; Adagrad: 1e-10"},
+          kPositive);
+  rows(uses<adam>)
+      .member<&TrainOptions::adam, &Adam::bias_correction>(
+          {"bias_correction", "Adam and AdamW make up for averages that start from zero."});
+  rows(uses<adam>)
+      .own({"adam_w_mode",
+            "With false, `Adam` adds weight decay to the gradient (L2); with true it is AdamW.",
+            "true"},
+           kFlag, read_adam_w_mode, [](const Option&, const TrainOptions& options) {
+             return has_l2_adam(options) ? json(false) : json();
+           });
+  rows(uses<sgd>).member<&TrainOptions::adam, &Adam::beta1>(
+      {"momentum", "SGD keeps this part of its running sum of gradients at each update.", "0"},
+      kPart);
 }
 
 }  // namespace spillway::engine::detail

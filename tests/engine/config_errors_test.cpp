@@ -23,12 +23,13 @@ TEST(ConfigErrors, AllAreToldAtOnce) {
     "spillway": {"order": "backwards", "prefetch": "many", "seeed": 3},
     "colour": "red"
   })");
-  EXPECT_THAT(told, testing::StartsWith("test.json: 10 errors\n"));
+  EXPECT_THAT(told, testing::StartsWith("test.json: 12 errors\n"));
   for (const char* const each :
        {"\n  train_micro_batch_size_per_gpu is 0;", "\n  gradient_clipping is -1;",
         "\n  fp16.enabled is 3;", "\n  optimizer.type is \"Lamb\";",
-        "\n  zero_optimization.stage is 7;", "\n  amp changes the mathematics",
-        "\n  spillway.order is \"backwards\";", "\n  spillway.prefetch is \"many\";",
+        "\n  optimizer.params.betas is 4;", "\n  zero_optimization.stage is 7;",
+        "\n  amp changes the mathematics", "\n  spillway.order is \"backwards\";",
+        "\n  spillway.prefetch is \"many\";", "\n  unknown key zero_optimization.overlap_com; ",
         "\n  unknown key spillway.seeed; ", "\n  unknown key colour"}) {
     EXPECT_THAT(told, HasSubstr(each));
   }

@@ -328,7 +328,7 @@ TEST(ConfigRead, ValuesOfTheWrongKindNameKeyValueAndWhatIsAllowed) {
       {R"({"fp16": true})", "fp16 is true; write an object"},
       {R"({"fp16": {"enabled": 1}})", "fp16.enabled is 1; write true or false"},
       {R"({"fp16": {"hysteresis": 0}})", "fp16.hysteresis is 0; write a whole number from 1"},
-      {R"({"fp16": {"loss_scale": -1}})", "fp16.loss_scale is -1; write a number that is not"},
+      {R"({"fp16": {"loss_scale": -1}})", "fp16.loss_scale is -1; write a number from 0"},
       {R"({"fp16": {"initial_scale_power": 101}})", "a whole number from 0 to 100"},
       {R"({"train_batch_size": 1.5})", "train_batch_size is 1.5; write a whole number"},
       {R"({"train_batch_size": "32"})", "train_batch_size is \"32\"; write a whole number"},
@@ -345,7 +345,7 @@ TEST(ConfigRead, ValuesOfTheWrongKindNameKeyValueAndWhatIsAllowed) {
       {R"({"spillway": {"order": "random"}})", "is \"random\"; write one of shuffled, sequential"},
       {R"({"spillway": {"device_memory": "lots"}})",
        "spillway.device_memory is \"lots\"; write a size"},
-      {R"({"spillway": {"nvme": [1]}})", "a text or an array of texts"},
+      {R"({"spillway": {"nvme": [1]}})", "a path or an array of paths"},
       {R"({"spillway": {"disk_gbps": {}}})", "spillway.disk_gbps is an object; write a number"},
       {R"({"spillway": []})", "spillway is an array; write an object"},
   };

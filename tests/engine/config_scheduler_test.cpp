@@ -73,13 +73,18 @@ TEST(ConfigScheduler, OwnTypesSayEverything) {
 
 TEST(ConfigScheduler, ACycleThatWouldDivideByZeroOrLoseItsMomentumIsRefused) {
   const auto refused = [](std::string_view params) {
-    return std::string(test::validate_error(
-                           with_scheduler(R"({"type": "OneCycle", "params": {"cycle_min_lr": 0, )" +
-                                          std::string(params) + "}}")
-                               .options)
-                           .what());
+    return std::string(
+        test::parse_error(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, )" +
+                          std::string(params) + "}}}")
+            .what());
   };
-  EXPECT_THAT(refused(R"("cycle_max_lr": 1, "cycle_max_mom": 1)"), HasSubstr("a momentum of 1"));
+  EXPECT_THAT(refused(R"("cycle_max_lr": 1, "cycle_max_mom": 1)"),
+              HasSubstr("cycle_max_mom is 1; write a number from 0, below 1"));
+  TrainOptions flat = with_scheduler(R"({"type": "OneCycle", "params": {"cycle_min_lr": 0,
+                                         "cycle_max_lr": 1}})")
+                          .options;
+  flat.schedule.one_cycle.max_momentum = 1;
+  EXPECT_THAT(test::validate_error(flat).what(), HasSubstr("cycle_max_mom is 1"));
   EXPECT_THAT(refused(R"("cycle_max_lr": 1e31)"), HasSubstr("cycle_max_lr is 1e+31"));
   const TrainOptions rising =
       with_scheduler(R"({"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1,
@@ -88,6 +93,48 @@ TEST(ConfigScheduler, ACycleThatWouldDivideByZeroOrLoseItsMomentumIsRefused) {
           .options;
   EXPECT_NO_THROW(check_momentum(rising.schedule, 30));
   EXPECT_THROW(check_momentum(rising.schedule, 40), Error);
+}
+
+TEST(ConfigScheduler, AListOfRatesIsTakenWhereItSaysOneRate) {
+  const ScheduleOptions warmup =
+      with_scheduler(R"({"type": "WarmupLR", "params": {"warmup_min_lr": [1e-5],
+                         "warmup_max_lr": [0.004, 0.004]}})")
+          .options.schedule;
+  EXPECT_EQ(warmup.warmup_from, 1e-5);
+  EXPECT_EQ(warmup.peak_lr, 0.004);
+  const ScheduleOptions cycle =
+      with_scheduler(R"({"type": "OneCycle", "params": {"cycle_min_lr": [0.1, 0.1, 0.1],
+                         "cycle_max_lr": [1], "cycle_min_mom": [0.7], "cycle_max_mom": [0.8]}})")
+          .options.schedule;
+  EXPECT_EQ(cycle.one_cycle.min_lr, 0.1);
+  EXPECT_EQ(cycle.one_cycle.max_lr, 1);
+  EXPECT_EQ(cycle.one_cycle.min_momentum, 0.7);
+  EXPECT_EQ(cycle.one_cycle.max_momentum, 0.8);
+  EXPECT_EQ(with_scheduler(R"({"type": "LRRangeTest", "params": {"lr_range_test_min_lr": [0.5]}})")
+                .options.schedule.range_test.min_lr,
+            0.5);
+  const auto refused = [](const char* list) {
+    return std::string(
+        test::parse_error(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": )" +
+                          std::string(list) + "}}}")
+            .what());
+  };
+  EXPECT_THAT(refused("[0.1, 0.2]"),
+              HasSubstr("scheduler.params.warmup_max_lr holds 0.1 and 0.2, but all parameters have "
+                        "the same rate"));
+  EXPECT_THAT(refused("[]"), HasSubstr("warmup_max_lr is an array; write a number from 0"));
+  EXPECT_THAT(refused("[0.1, -1]"), HasSubstr("warmup_max_lr holds -1; write a number from 0"));
+  EXPECT_THAT(refused("[\"x\"]"), HasSubstr("warmup_max_lr is an array; write a number"));
+}
+
+TEST(ConfigScheduler, WhatTheTypeDoesNotUseIsNoted) {
+  EXPECT_THAT(with_scheduler(R"({"type": "WarmupLR", "params": {"total_num_steps": 9}})").notes,
+              Contains("scheduler.params.total_num_steps: not needed: scheduler.type \"WarmupLR\" "
+                       "does not use it"));
+  EXPECT_THAT(parse_train_config(R"({"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}})",
+                                 "test.json")
+                  .notes,
+              Contains(HasSubstr("optimizer.params.betas: not needed: optimizer.type \"SGD\"")));
 }
 
 TEST(ConfigScheduler, RefusesWhatItCannotDoByName) {
@@ -100,7 +147,7 @@ TEST(ConfigScheduler, RefusesWhatItCannotDoByName) {
   EXPECT_THAT(test::parse_error(R"({"scheduler": {"type": "WarmupLR",
                                     "params": {"last_batch_iteration": -2}}})")
                   .what(),
-              HasSubstr("last_batch_iteration is -2; write a whole number from -1 on"));
+              HasSubstr("last_batch_iteration is -2; write a whole number from -1"));
   EXPECT_THAT(test::parse_error(R"({"scheduler": {"type": "Cosine",
                                     "params": {"min_lr": 0, "min_ratio": 0}}})")
                   .what(),
@@ -108,7 +155,7 @@ TEST(ConfigScheduler, RefusesWhatItCannotDoByName) {
   EXPECT_THAT(test::parse_error(R"({"scheduler": {"type": "WarmupLR",
                                     "params": {"warmup_type": "cosine"}}})")
                   .what(),
-              HasSubstr("warmup_type is \"cosine\"; write log or linear"));
+              HasSubstr("warmup_type is \"cosine\"; write one of log, linear"));
 }
 
 }  // namespace

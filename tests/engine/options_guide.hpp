@@ -37,8 +37,8 @@ inline std::string options_guide() {
     const char* const resumed = option.part == Part::free     ? "free"
                                 : option.part == Part::layout ? "recorded (layout)"
                                                               : "recorded";
-    guide += fmt::format("| `{}` | {} | {} | {} | {} |\n", option.key, option.type, option.standard,
-                         resumed, option.meaning);
+    guide += fmt::format("| `{}` | {} | {} | {} | {} |\n", option.key, option.domain.in_words(),
+                         option.standard, resumed, option.meaning);
   }
   return guide;
 }

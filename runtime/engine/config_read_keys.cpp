@@ -1,0 +1,125 @@
+#include <algorithm>
+
+#include "runtime/engine/detail/config_file.hpp"
+
+namespace spillway::engine::detail {
+namespace {
+
+using nlohmann::json;
+
+bool is_section(const std::string& path) {
+  return std::ranges::any_of(options_table(), [&](const Option& option) {
+    return option.section == path || option.section.starts_with(path + ".");
+  });
+}
+
+/// True where `path` is one of the blank-separated `patterns`, or begins with one that ends in "*".
+bool is_inner(std::string_view path, std::string_view patterns) {
+  while (!patterns.empty()) {
+    const std::string_view pattern = patterns.substr(0, patterns.find(' '));
+    patterns.remove_prefix(std::min(patterns.size(), pattern.size() + 1));
+    if (pattern == path || pattern.starts_with(std::string(path) + ".")) return true;
+    if (pattern.ends_with('*') && path.starts_with(pattern.substr(0, pattern.size() - 1))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// What the switches inside a feature's object say.
+struct Switches {
+  bool any = false;      ///< there is an `enabled`
+  bool on = false;       ///< ... that is true
+  bool setting = false;  ///< there is any other value
+};
+
+/// A number of ranks or the like that is what there is without the feature: 1, or 0 for "not set".
+bool is_degree_of_one(const json& value) {
+  return value.is_number_integer() && value.get<double>() <= 1;
+}
+
+void look_for_switches(const json& object, Switches& found) {
+  for (const auto& [key, value] : object.items()) {
+    if (value.is_object()) {
+      look_for_switches(value, found);  // as deep as the parser lets a file nest
+    } else if (key == "enabled") {
+      found.any = true;
+      found.on = found.on || value == true;
+    } else {
+      const bool off = value.is_null() || value == false || is_degree_of_one(value);
+      found.setting = found.setting || !off;
+    }
+  }
+}
+
+/// True for a feature that the file switches on: `true`, any `enabled` that is true, or settings
+/// where nothing says `enabled` (sparse_attention has no such key).
+bool is_on(const json& feature) {
+  if (is_degree_of_one(feature)) return false;
+  if (!feature.is_object()) return feature != false;
+  Switches found;
+  look_for_switches(feature, found);
+  return found.on || (found.setting && !found.any);
+}
+
+}  // namespace
+
+void ConfigFile::answer_foreign(const ForeignKey& key, const json& value) {
+  const std::string path = join_path(key.section, key.key);
+  const bool given = !value.is_null() && value != "auto";
+  switch (key.answer) {
+    case Answer::note: return note(path, fmt::format("not needed: {}", key.reason));
+    case Answer::note_when_on:
+      if (given && is_on(value)) note(path, key.reason);
+      return;
+    case Answer::refuse_when_on:
+      if (given && is_on(value)) refuse(ErrorCode::not_supported, path, key.reason);
+      return;
+    case Answer::refuse_when_off:
+      if (value == false) refuse(ErrorCode::not_supported, path, key.reason);
+      return;
+    case Answer::refuse:
+      if (!value.is_null()) refuse(ErrorCode::invalid_argument, path, key.reason);
+      return;
+  }
+}
+
+void ConfigFile::answer_inner(const ForeignKey& key, const json& object,
+                              const std::string& inside) {
+  if (!object.is_object()) return;
+  for (const auto& [name, value] : object.items()) {
+    const std::string path = join_path(inside, name);
+    if (is_inner(path, key.inner)) {
+      answer_inner(key, value, path);
+    } else {
+      unknown_.emplace_back(join_path(join_path(key.section, key.key), inside), name);
+    }
+  }
+}
+
+void ConfigFile::answer_keys(const json& object, const std::string& section) {
+  for (const auto& [key, value] : object.items()) {
+    const std::string path = join_path(section, key);
+    if (find_option(path) != nullptr) continue;
+    const auto foreign = std::ranges::find_if(foreign_keys(), [&](const ForeignKey& each) {
+      return each.section == section && each.key == key;
+    });
+    if (is_section(path)) {
+      if (value.is_object()) {
+        answer_keys(value, path);
+      } else if (!value.is_null()) {
+        attempt([&] {
+          refuse(ErrorCode::invalid_argument, path,
+                 fmt::format("is {}; write an object, {{ ... }}", shown(value)));
+        });
+      }
+    } else if (foreign != foreign_keys().end()) {
+      attempt([&] { answer_foreign(*foreign, value); });
+      answer_inner(*foreign, value, "");
+    } else {
+      unknown_.emplace_back(section, key);
+    }
+  }
+}
+
+}  // namespace spillway::engine::detail
