@@ -1,9 +1,12 @@
 #include "nvme_swap/calibration.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 
 #include "nvme_swap/drive_load.hpp"
+#include "runtime/base/error.hpp"
 
 namespace spillway::nvme_swap {
 namespace {
@@ -11,11 +14,13 @@ namespace {
 constexpr std::array<Bytes, 5> kTransferSizes{512_KiB, 1_MiB, 2_MiB, 4_MiB, 8_MiB};
 constexpr std::array<std::size_t, 7> kDepths{1, 2, 4, 8, 16, 32, 64};
 constexpr double kGoodEnough = 0.97;
+constexpr Bytes kLeastFile = 2_MiB;
+constexpr Bytes kLeastBuffer = 1_MiB;
 
 class Calibration {
  public:
   explicit Calibration(const CalibrationOptions& options)
-      : options_(options), file_(options.directory, options.file_bytes) {}
+      : options_(options), file_(options.directory, options.file_bytes, options.buffer_bytes) {}
 
   DriveTuning run() {
     // Sizes first, at a depth that hides latency; then the depth, at that size.
@@ -99,6 +104,23 @@ class Calibration {
 
 DriveTuning calibrate_drive(const CalibrationOptions& options) {
   return Calibration(options).run();
+}
+
+CalibrationOptions made_to_fit(CalibrationOptions options, Bytes memory, Bytes free) {
+  while (options.file_bytes > free && options.file_bytes > kLeastFile) {
+    options.file_bytes = options.file_bytes / 2;
+  }
+  check(options.file_bytes <= free, ErrorCode::does_not_fit,
+        fmt::format("to measure the drive of {} takes a file of at least {} and it has {} free; "
+                    "free space, or choose another directory",
+                    options.directory.string(), format_bytes(options.file_bytes),
+                    format_bytes(free)));
+  options.buffer_bytes = std::min(options.buffer_bytes, memory);
+  check(options.buffer_bytes >= kLeastBuffer, ErrorCode::does_not_fit,
+        fmt::format("to measure the drive of {} takes at least {} of memory and the budget is {}; "
+                    "raise it (--host-memory)",
+                    options.directory.string(), format_bytes(kLeastBuffer), format_bytes(memory)));
+  return options;
 }
 
 std::vector<double> stripe_weights(std::span<const DriveTuning> drives) {

@@ -38,6 +38,10 @@ struct DriveTuning {
 /// `Error{does_not_fit}` if the filesystem lacks the space.
 [[nodiscard]] DriveTuning calibrate_drive(const CalibrationOptions& options);
 
+/// `options` with a smaller file and less in flight where `free`, of the drive, or `memory` has no
+/// room for them. Throws `Error{does_not_fit}` that names what has none even for the least.
+[[nodiscard]] CalibrationOptions made_to_fit(CalibrationOptions options, Bytes memory, Bytes free);
+
 /// The share of the tiles that each directory takes (`StoreOptions::weights`), by its mixed rate.
 [[nodiscard]] std::vector<double> stripe_weights(std::span<const DriveTuning> drives);
 

@@ -201,8 +201,9 @@ class Load {
 
 }  // namespace
 
-DriveFile::DriveFile(const std::filesystem::path& directory, Bytes bytes)
-    : descriptor_(open_unnamed(directory)) {
+DriveFile::DriveFile(const std::filesystem::path& directory, Bytes bytes, Bytes buffer)
+    : descriptor_(open_unnamed(directory)),
+      refill_depth_(std::clamp<std::size_t>(buffer.value() / kRefillBlock.value(), 1, 16)) {
   try {
     check(bytes.value() > 0 && bytes.value() % (2 << 20) == 0, ErrorCode::invalid_argument,
           fmt::format("a scratch file of {} bytes is not a multiple of 2 MiB", bytes.value()));
@@ -260,7 +261,8 @@ void DriveFile::verify(std::span<const std::byte> block, std::uint64_t offset) c
 }
 
 void DriveFile::refill() {
-  Load load(*this, {.pattern = AccessPattern::write, .queue_depth = 16, .block = kRefillBlock});
+  Load load(*this,
+            {.pattern = AccessPattern::write, .queue_depth = refill_depth_, .block = kRefillBlock});
   static_cast<void>(load.run([this](std::uint64_t done) { return done < bytes().value(); }));
 }
 

@@ -20,9 +20,10 @@ namespace spillway::nvme_swap {
 /// noticed when it is read.
 class DriveFile {
  public:
-  /// Writes every page once. `bytes`: a multiple of two MiB. Throws `Error{does_not_fit}` if the
-  /// filesystem of `directory` lacks the space.
-  DriveFile(const std::filesystem::path& directory, Bytes bytes);
+  /// Writes every page once, with no more than `buffer` in flight, or a block of 1 MiB. `bytes`: a
+  /// multiple of two MiB. Throws `Error{does_not_fit}` if the filesystem of `directory` lacks the
+  /// space.
+  DriveFile(const std::filesystem::path& directory, Bytes bytes, Bytes buffer = 16_MiB);
   DriveFile(const DriveFile&) = delete;
   DriveFile& operator=(const DriveFile&) = delete;
   ~DriveFile();
@@ -44,6 +45,7 @@ class DriveFile {
  private:
   int descriptor_;
   bool direct_ = false;
+  std::size_t refill_depth_;
   std::vector<std::uint64_t> versions_;  // of each page
   std::vector<std::byte> pattern_;       // what follows the stamp in every page
 };

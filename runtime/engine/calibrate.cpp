@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <numeric>
 #include <span>
 
@@ -14,6 +13,7 @@
 #include "offload/host/host_backend.hpp"
 #include "offload/memory.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/engine/calibration_sizes.hpp"
 #include "runtime/engine/device_rates.hpp"
 #include "runtime/engine/least_seconds.hpp"
 #include "runtime/engine/update_bench.hpp"
@@ -30,12 +30,21 @@ constexpr std::uint64_t kTunedParameters = std::uint64_t{32} << 20;
 /// From here on the two seconds that a drive takes are worth it.
 constexpr Bytes kTunedState{std::uint64_t{1} << 30};
 
+/// Host memory for buffers. Without a GPU it is one with the device's, which is not in use yet.
+Bytes room_of(const CalibrationRequest& request) {
+  const plan::Budgets& budgets = request.budgets;
+  const bool one_memory = request.options.device != DeviceKind::cuda;
+  return one_memory ? budgets.device + budgets.host : budgets.host;
+}
+
 /// DRAM bytes a second of the fused update with all its workers.
 double update_rate(const CalibrationRequest& request, const Tuning& tuning) {
   const plan::Workload& w = request.workload;
-  const std::size_t count =
-      std::min<std::uint64_t>(request.options.tile_parameters, plan::largest_block(w).value());
   const cpu_adam::Kernel& kernel = update_kernel(request.options, w);
+  const ElementCount tile =
+      std::min(ElementCount{request.options.tile_parameters}, plan::largest_block(w));
+  const std::size_t count =
+      update_parameters(kernel, tile, ElementCount{kLeafParameters}, room_of(request)).value();
   cpu_adam::WorkerPool workers({.threads = request.options.threads});
   UpdateBench bench(kernel, count, request.options.adam, workers);
   const double seconds = least_seconds([&] { bench.pass(tuning.update_prefetch); });
@@ -47,8 +56,6 @@ double update_rate(const CalibrationRequest& request, const Tuning& tuning) {
 
 void measure_disk(const CalibrationRequest& request, const Tuning& tuning,
                   plan::MachineProfile& profile) {
-  constexpr std::uint32_t kTiles = 4;
-  const Bytes tile{std::uint64_t{16} << 20};
   nvme_swap::StoreOptions options;
   options.directories = *request.state_directories;
   options.name = "calibration";
@@ -58,19 +65,21 @@ void measure_disk(const CalibrationRequest& request, const Tuning& tuning,
   tune_store(tuning.drives, options);
   MadeDirectories made;  // which are not there yet when a run is only planned
   for (const auto& directory : options.directories) made.make(directory);
-  const auto backend = offload::make_host_backend(
-      {.device_capacity = Bytes{}, .pinned_capacity = tile * std::uint64_t{kTiles}});
-  const PinnedMemory buffer(*backend, tile * std::uint64_t{kTiles});
+  const std::vector<Bytes> tiles = disk_tiles(room_of(request), spaces_of(options.directories));
+  const Bytes tile = tiles.front();
+  const Bytes all_tiles = tile * tiles.size();
+  const auto backend =
+      offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = all_tiles});
+  const PinnedMemory buffer(*backend, all_tiles);
   std::memset(buffer.host().data(), 1, buffer.host().size());
-  const auto store =
-      nvme_swap::TileStore::create(options, {.tiles = std::vector<Bytes>(kTiles, tile)});
+  const auto store = nvme_swap::TileStore::create(options, {.tiles = tiles});
   const auto slice = [&](std::uint32_t i) {
     return buffer.host().subspan(i * tile.value(), tile.value());
   };
   const std::uint64_t checksum = nvme_swap::checksum_of(slice(0));
   const auto all = [&](const auto& start) {
     std::vector<Ticket> tickets;
-    for (std::uint32_t i = 0; i < kTiles; ++i) tickets.push_back(start(i));
+    for (std::uint32_t i = 0; i < tiles.size(); ++i) tickets.push_back(start(i));
     for (Ticket& ticket : tickets) ticket.wait();
   };
   const auto bytes = static_cast<double>(buffer.size().value());
@@ -96,6 +105,51 @@ std::vector<double> weights_that_fit(const DriveTunings& drives,
   return weights;
 }
 
+std::size_t tuned_prefetch(const CalibrationRequest& request, MachineTuning& known,
+                           const std::function<void(const std::string&)>& note) {
+  const std::size_t threads = request.options.threads;
+  const cpu_adam::Kernel& kernel = update_kernel(request.options, request.workload);
+  const Bytes room = room_of(request);
+  const bool whole = update_bytes(kernel, kPrefetchParameters) <= room;
+  try {
+    return known.prefetch(
+        kernel, threads,
+        [&] { return best_prefetch(kernel, threads, prefetch_parameters(kernel, room)); },
+        whole ? Keep::yes : Keep::no);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::does_not_fit) throw;
+    note(fmt::format("no software prefetch, which was not measured: {}", error.what()));
+    return 0;
+  }
+}
+
+DriveTunings tuned_drives(const CalibrationRequest& request, MachineTuning& known,
+                          const std::function<void(const std::string&)>& note) {
+  const nvme_swap::EngineKind engine = request.options.io_engine;
+  DriveTunings drives;
+  MadeDirectories made;
+  try {
+    for (const auto& directory : *request.state_directories) {
+      made.make(directory);
+      const nvme_swap::CalibrationOptions usual{.directory = directory, .engine = engine};
+      const Bytes room = room_of(request);
+      const Bytes free{std::filesystem::space(directory).available};
+      const bool whole = usual.buffer_bytes <= room && usual.file_bytes <= free;
+      drives.push_back(known.drive(
+          directory, engine,
+          [&] {
+            note(fmt::format("measuring what the disk of {} does best", directory.string()));
+            return nvme_swap::calibrate_drive(nvme_swap::made_to_fit(usual, room, free));
+          },
+          whole ? Keep::yes : Keep::no));
+    }
+  } catch (const Error& error) {
+    drives.clear();  // a run can do without: its disk may be full but for its own files
+    note(fmt::format("the disk is used as it is, not measured: {}", error.what()));
+  }
+  return drives;
+}
+
 }  // namespace
 
 Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
@@ -110,26 +164,9 @@ Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
     on_disk += plan::slot_bytes(placement.format, padded);
   }
   Tuning tuning;
-  if (parameters >= kTunedParameters) {
-    const cpu_adam::Kernel& kernel = update_kernel(options, request.workload);
-    tuning.update_prefetch = known.prefetch(kernel, options.threads,
-                                            [&] { return best_prefetch(kernel, options.threads); });
-  }
-  if (on_disk < kTunedState || options.disk_gbps || !request.state_directories) return tuning;
-  const auto& directories = *request.state_directories;
-  MadeDirectories made;
-  try {
-    for (const auto& directory : directories) {
-      made.make(directory);
-      tuning.drives.push_back(known.drive(directory, options.io_engine, [&] {
-        note(fmt::format("measuring what the disk of {} does best", directory.string()));
-        return nvme_swap::calibrate_drive({.directory = directory, .engine = options.io_engine});
-      }));
-    }
-  } catch (const Error& error) {
-    tuning.drives.clear();  // a run can do without: its disk may be full but for its own files
-    note(fmt::format("the disk is used as it is, not measured: {}", error.what()));
-  }
+  if (parameters >= kTunedParameters) tuning.update_prefetch = tuned_prefetch(request, known, note);
+  const bool drives = on_disk >= kTunedState && !options.disk_gbps && request.state_directories;
+  if (drives) tuning.drives = tuned_drives(request, known, note);
   return tuning;
 }
 
@@ -141,7 +178,8 @@ std::vector<double> disk_weights(const CalibrationRequest& request, const DriveT
 }
 
 plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& tuning) {
-  const DeviceRates device = measure_device(request.options, request.model, request.workload);
+  const DeviceRates device =
+      measure_device(request.options, request.model, request.workload, request.budgets);
   const bool own_memory = device.update > 0;
   plan::MachineProfile profile;
   profile.gpu_flops = device.flops;

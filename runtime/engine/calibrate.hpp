@@ -1,5 +1,5 @@
 // Measures the machine for the planner, with the run's own operators, kernel and disks. Takes well
-// under a second for small models; one block's working set at a time.
+// under a second for small models; one block's working set at a time, within the run's budgets.
 #pragma once
 
 #include <filesystem>
@@ -18,6 +18,7 @@ struct CalibrationRequest {
   const TrainOptions& options;  ///< resolved
   const ModelRuntime& model;
   const plan::Workload& workload;
+  const plan::Budgets& budgets;  ///< of memory; how much a drive has free is looked at here
   /// Measured when state will live on disk; absent: no disk rates.
   std::optional<std::vector<std::filesystem::path>> state_directories;
 };
@@ -29,7 +30,8 @@ struct Tuning {
 };
 
 /// Measures what is worth it for a run of this size and not known yet; `note` is told of what takes
-/// seconds.
+/// seconds, and of what there is too little memory or disk to measure. What was measured in less
+/// than the usual memory or file is not kept for other runs.
 [[nodiscard]] Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
                           MachineTuning& known,
                           const std::function<void(const std::string&)>& note);
@@ -40,6 +42,8 @@ struct Tuning {
                                                const DriveTunings& drives,
                                                const plan::Placement& placement);
 
+/// Throws `Error{does_not_fit}` where the budgets or a drive have no room for the least that can be
+/// measured.
 [[nodiscard]] plan::MachineProfile calibrate(const CalibrationRequest& request,
                                              const Tuning& tuning = {});
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "cpu_adam/traffic.hpp"
 #include "offload/memory.hpp"
+#include "runtime/engine/calibration_sizes.hpp"
 #include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/least_seconds.hpp"
 #include "runtime/engine/model_constants.hpp"
@@ -192,11 +192,12 @@ void measure_link(offload::DeviceBackend& backend, Bytes bytes, DeviceRates& rat
 }
 
 /// The fused update of a tile whose state lies on the device.
-double update_rate(const TrainOptions& options, const plan::Workload& w,
+double update_rate(const TrainOptions& options, const plan::Workload& w, Bytes room,
                    offload::DeviceBackend& backend) {
-  const std::size_t count =
-      std::min<std::uint64_t>(options.tile_parameters, plan::largest_block(w).value());
   const cpu_adam::Kernel& kernel = update_kernel(options, w);
+  const ElementCount tile = std::min(ElementCount{options.tile_parameters}, plan::largest_block(w));
+  const std::size_t count =
+      update_parameters(kernel, tile, ElementCount{kLeafParameters}, room).value();
   const cpu_adam::StateLayout layout = cpu_adam::make_layout(kernel.format, count);
   const DeviceMemory state(backend, Bytes{layout.bytes});
   const DeviceMemory gradient(backend, Bytes{count * size_of(kernel.gradient_dtype)});
@@ -227,16 +228,17 @@ double update_rate(const TrainOptions& options, const plan::Workload& w,
 }  // namespace
 
 DeviceRates measure_device(const TrainOptions& options, const ModelRuntime& model,
-                           const plan::Workload& workload) {
-  const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
-  const auto backend =
-      make_backend(options, {.device = unlimited, .host = unlimited, .nvme = {}}, nullptr);
+                           const plan::Workload& workload, const plan::Budgets& budgets) {
+  const auto backend = make_backend(options, budgets, nullptr);
   DeviceRates rates;
   rates.flops =
       plan::micro_batch_flops(workload) / BlockBench(model, workload, *backend).whole_model();
   const std::uint64_t slot = plan::gradient_slot_elements(workload).value();
-  measure_link(*backend, Bytes{slot * size_of(workload.compute)}, rates);
-  if (options.device == DeviceKind::cuda) rates.update = update_rate(options, workload, *backend);
+  const Bytes parameters{slot * size_of(workload.compute)};
+  measure_link(*backend, link_bytes(parameters, budgets.device, budgets.host), rates);
+  if (options.device == DeviceKind::cuda) {
+    rates.update = update_rate(options, workload, budgets.device, *backend);
+  }
   return rates;
 }
 

@@ -14,8 +14,10 @@ struct DeviceRates {
   double update = 0;  ///< bytes of device memory of the fused update; 0: it has none of its own
 };
 
-/// Takes the memory of one block and one micro-batch for the time of the call.
+/// Takes the memory of one block and one micro-batch for the time of the call, which every
+/// placement has in `budgets`; copies and updates are as large as these allow.
 [[nodiscard]] DeviceRates measure_device(const TrainOptions& options, const ModelRuntime& model,
-                                         const plan::Workload& workload);
+                                         const plan::Workload& workload,
+                                         const plan::Budgets& budgets);
 
 }  // namespace spillway::engine

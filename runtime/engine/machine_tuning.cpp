@@ -108,9 +108,10 @@ void MachineTuning::forget() {
 }
 
 std::size_t MachineTuning::prefetch(const cpu_adam::Kernel& kernel, std::size_t threads,
-                                    const std::function<std::size_t()>& measure) {
+                                    const std::function<std::size_t()>& measure, Keep keep) {
   const std::string key = kernel_key(kernel, threads);
   if (const auto known = prefetch_.find(key); known != prefetch_.end()) return known->second;
+  if (keep == Keep::no) return measure();
   const std::size_t distance = prefetch_[key] = measure();
   write();
   return distance;
@@ -118,9 +119,10 @@ std::size_t MachineTuning::prefetch(const cpu_adam::Kernel& kernel, std::size_t 
 
 DriveTuning MachineTuning::drive(const std::filesystem::path& directory,
                                  nvme_swap::EngineKind engine,
-                                 const std::function<DriveTuning()>& measure) {
+                                 const std::function<DriveTuning()>& measure, Keep keep) {
   const std::string key = drive_key(directory, engine);
   if (const auto known = drives_.find(key); known != drives_.end()) return known->second;
+  if (keep == Keep::no) return measure();
   const DriveTuning& drive = drives_[key] = measure();
   write();
   return drive;

@@ -4,6 +4,7 @@
 // any result; algorithms do, and a run records those that it takes. Control thread only.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -23,18 +24,23 @@ using DriveTunings = std::vector<nvme_swap::DriveTuning>;
 /// Depth and transfer size that suit all of them.
 void tune_store(const DriveTunings& drives, nvme_swap::StoreOptions& options);
 
+/// Whether what is measured now is kept for other runs.
+enum class Keep : std::uint8_t { no, yes };
+
 class MachineTuning {
  public:
   /// Reads `file`, if it is there; a damaged one is as if it were not, with a note in the log. No
   /// `file`: nothing is kept.
   explicit MachineTuning(std::filesystem::path file);
 
-  /// What is known of the kernel with as many threads, else what `measure` says, kept from then on.
+  /// What is known of the kernel with as many threads, else what `measure` says, which is known
+  /// from then on if it is to be kept.
   std::size_t prefetch(const cpu_adam::Kernel& kernel, std::size_t threads,
-                       const std::function<std::size_t()>& measure);
+                       const std::function<std::size_t()>& measure, Keep keep = Keep::yes);
   /// What is known of the filesystem of `directory` under the engine, else what `measure` says.
   nvme_swap::DriveTuning drive(const std::filesystem::path& directory, nvme_swap::EngineKind engine,
-                               const std::function<nvme_swap::DriveTuning()>& measure);
+                               const std::function<nvme_swap::DriveTuning()>& measure,
+                               Keep keep = Keep::yes);
   /// Of products measured on any GPU that was in this machine.
   [[nodiscard]] const model::cuda::MatmulChoices& products() const { return products_; }
   /// In place of what was known of `key`.

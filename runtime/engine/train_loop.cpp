@@ -184,6 +184,7 @@ void Loop::plan() {
                                    .options = options_,
                                    .model = model_,
                                    .workload = workload_,
+                                   .budgets = budgets_,
                                    .state_directories = store_options_.directories};
   tuning_ =
       tune(request, placement_, known_, [this](const std::string& text) { observer_.noted(text); });

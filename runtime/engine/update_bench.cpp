@@ -7,6 +7,7 @@
 #include "cpu_adam/calibration.hpp"
 #include "cpu_adam/gradient_norm.hpp"
 #include "offload/host/host_backend.hpp"
+#include "runtime/engine/calibration_sizes.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -49,10 +50,14 @@ double UpdateBench::pass(std::size_t prefetch_distance) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-std::size_t best_prefetch(const cpu_adam::Kernel& kernel, std::size_t threads) {
-  constexpr std::size_t kParameters = std::size_t{8} << 20;
+ElementCount prefetch_parameters(const cpu_adam::Kernel& kernel, Bytes room) {
+  constexpr ElementCount kLeast{kPrefetchParameters.value() / 4};
+  return update_parameters(kernel, kPrefetchParameters, kLeast, room);
+}
+
+std::size_t best_prefetch(const cpu_adam::Kernel& kernel, std::size_t threads, ElementCount count) {
   cpu_adam::WorkerPool workers({.threads = threads});
-  UpdateBench bench(kernel, kParameters, {}, workers);
+  UpdateBench bench(kernel, count.value(), {}, workers);
   bench.pass(0);  // the first one is slower
   return cpu_adam::calibrate_prefetch([&](std::size_t distance) { return bench.pass(distance); });
 }

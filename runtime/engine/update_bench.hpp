@@ -28,8 +28,16 @@ class UpdateBench {
   offload::PinnedMemory state_, gradient_, parameters_;
 };
 
-/// The software prefetch distance that suits a kernel here, by passes over more state than caches
-/// hold: about a tenth of a second.
-[[nodiscard]] std::size_t best_prefetch(const cpu_adam::Kernel& kernel, std::size_t threads);
+/// Parameters over which a prefetch distance is measured: more state than caches hold.
+inline constexpr ElementCount kPrefetchParameters{std::uint64_t{8} << 20};
+
+/// As many, or fewer where `room` has no room for them. Throws `Error{does_not_fit}` if it has none
+/// for a quarter.
+[[nodiscard]] ElementCount prefetch_parameters(const cpu_adam::Kernel& kernel, Bytes room);
+
+/// The software prefetch distance that suits a kernel here, by passes over `count` parameters:
+/// about a tenth of a second.
+[[nodiscard]] std::size_t best_prefetch(const cpu_adam::Kernel& kernel, std::size_t threads,
+                                        ElementCount count = kPrefetchParameters);
 
 }  // namespace spillway::engine

@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <variant>
+
 #include "runtime/engine/calibrate.hpp"
+#include "runtime/engine/workload.hpp"
+#include "runtime/plan/choose.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -48,6 +52,16 @@ TEST_F(MachineProfileFile, IsMeasuredOnce) {
   EXPECT_EQ(depth(nvme_swap::EngineKind::uring), 5U);
   EXPECT_EQ(depth(nvme_swap::EngineKind::uring), 5U);
   EXPECT_EQ(measured_, 2);
+}
+
+TEST_F(MachineProfileFile, KeepsNothingThatIsForOneRunOnly) {
+  MachineTuning tuning(file_);
+  const auto measure = [this] { return static_cast<std::size_t>(++measured_); };
+  EXPECT_EQ(tuning.prefetch(kernel_, 2, measure, Keep::no), 1U);
+  EXPECT_EQ(tuning.prefetch(kernel_, 2, measure, Keep::no), 2U);
+  EXPECT_FALSE(std::filesystem::exists(file_));
+  EXPECT_EQ(tuning.prefetch(kernel_, 2, measure), 3U);
+  EXPECT_EQ(tuning.prefetch(kernel_, 2, measure, Keep::no), 3U) << "what is known is taken";
 }
 
 TEST_F(MachineProfileFile, KnowsKernelsThreadsAndEnginesApart) {
@@ -110,6 +124,7 @@ TEST(DiskWeights, AreThoseOfTheDrivesWhereEveryTileWithSlotsHasRoom) {
                                    .options = options,
                                    .model = model,
                                    .workload = workload,
+                                   .budgets = {},
                                    .state_directories = {{scratch.path(), scratch.path()}}};
   const DriveTunings drives{{.mixed_gbps = 6}, {.mixed_gbps = 2}};
   plan::Placement placement;
@@ -126,6 +141,46 @@ TEST(DiskWeights, AreThoseOfTheDrivesWhereEveryTileWithSlotsHasRoom) {
   EXPECT_EQ(disk_weights(request, drives, placement), weights);
   placement.blocks[0].state = plan::Tier::nvme;
   EXPECT_TRUE(disk_weights(request, drives, placement).empty());
+}
+
+/// The least memory of each kind in which the planner places the workload.
+plan::Budgets least_budgets(const plan::Workload& workload, const plan::PlacementRequest& request) {
+  plan::Budgets budgets{.device = {}, .host = {}, .nvme = 1_GiB};
+  for (;;) {
+    const auto choice = plan::choose_placement(workload, budgets, request);
+    const auto* const lacks = std::get_if<plan::Shortage>(&choice);
+    if (lacks == nullptr) return budgets;
+    (lacks->tier == plan::Tier::device ? budgets.device : budgets.host) = lacks->needed;
+  }
+}
+
+TEST(Calibration, FitsTheLeastMemoryThatARunFits) {
+  const ScratchDirectory scratch("calibration");
+  for (const model::ModelConfig& config : {tiny_gpt2(), tiny_llama()}) {
+    for (const Checkpointing kept : {Checkpointing::recompute, Checkpointing::keep}) {
+      for (const std::uint64_t tile : {0U, 8192U}) {
+        if (tile > 0 && config.is_gpt2()) continue;  // its layers are not cut
+        TrainOptions options = tiny_options();
+        options.checkpointing = kept;
+        options.operator_tile = tile;
+        options.state_home = StateHome::nvme;
+        resolve(options, config);
+        const ModelRuntime model = make_model_runtime(config, options);
+        const plan::Workload workload = make_workload(config, *model.transformer, options);
+        const plan::Budgets budgets = least_budgets(workload, placement_request(options));
+        const plan::MachineProfile profile = calibrate({.config = config,
+                                                        .options = options,
+                                                        .model = model,
+                                                        .workload = workload,
+                                                        .budgets = budgets,
+                                                        .state_directories = {{scratch.path()}}});
+        EXPECT_GT(profile.gpu_flops, 0);
+        EXPECT_GT(profile.h2d, 0);
+        EXPECT_GT(profile.update, 0);
+        EXPECT_GT(profile.nvme_write, 0);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -125,6 +125,27 @@ TEST(Calibration, KeepsWithinItsMemoryHoweverLittle) {
   }
 }
 
+TEST(Calibration, IsMadeToFitADriveAndAMemoryThatAreSmall) {
+  const CalibrationOptions usual{.directory = "/drive"};
+  const CalibrationOptions same = made_to_fit(usual, 1_GiB, 1_GiB);
+  EXPECT_EQ(same.file_bytes, usual.file_bytes);
+  EXPECT_EQ(same.buffer_bytes, usual.buffer_bytes);
+  EXPECT_EQ(made_to_fit(usual, 1_GiB, 100_MiB).file_bytes, 64_MiB);
+  EXPECT_EQ(made_to_fit(usual, 3_MiB, 1_GiB).buffer_bytes, 3_MiB);
+  EXPECT_THAT(message_of([&] { return made_to_fit(usual, 1_GiB, 1_MiB); }),
+              ::testing::AllOf(HasSubstr("/drive"), HasSubstr("it has 1.00 MiB free")));
+  EXPECT_EQ(code_of([&] { return made_to_fit(usual, 512_KiB, 1_GiB); }), ErrorCode::does_not_fit);
+
+  // What is made to fit can be measured.
+  ScratchDirectory scratch(Medium::memory);
+  for (const Bytes file : {2_MiB, 5_MiB, 40_MiB}) {
+    CalibrationOptions small = made_to_fit({.directory = scratch.path()}, 1_MiB, file);
+    small.point = milliseconds{1};
+    EXPECT_LE(small.file_bytes, file);
+    EXPECT_GT(calibrate_drive(small).mixed_gbps, 0);
+  }
+}
+
 TEST(Calibration, WeighsDrivesByTheirMixedRate) {
   const std::vector<DriveTuning> drives{{.mixed_gbps = 3}, {.mixed_gbps = 1.5}};
   EXPECT_THAT(stripe_weights(drives), ::testing::ElementsAre(3, 1.5));

@@ -53,6 +53,13 @@ class MemoryCgroup:
         with open(self.folder / "cgroup.procs", "w", encoding="ascii") as processes:
             processes.write("0")
 
+    def peak(self) -> int:
+        """The most that was in use."""
+        for file in ("memory.max_usage_in_bytes", "memory.peak"):
+            if (self.folder / file).exists():
+                return int((self.folder / file).read_text())
+        raise NotPossible(f"{self.folder} does not say the most that was in use")
+
     def remove(self):
         for _ in range(100):  # what its processes had is given back a moment after their end
             try:

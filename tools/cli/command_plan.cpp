@@ -28,7 +28,7 @@ struct PlanFlags {
 /// The rates of this machine, measured now.
 plan::MachineProfile measured_profile(const PlanFlags& flags, const model::ModelConfig& config,
                                       const engine::TrainOptions& options,
-                                      const plan::Workload& workload,
+                                      const plan::Workload& workload, const plan::Budgets& budgets,
                                       const plan::Placement& placement) {
   engine::MachineTuning known(flags.train.profile);
   const engine::ModelRuntime model = engine::make_model_runtime(config, options, known.products());
@@ -39,6 +39,7 @@ plan::MachineProfile measured_profile(const PlanFlags& flags, const model::Model
       .options = options,
       .model = model,
       .workload = workload,
+      .budgets = budgets,
       .state_directories = on_disk
                                ? std::optional(engine::state_directories(options, flags.train.run))
                                : std::nullopt};
@@ -99,7 +100,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const plan::Placement fitting = engine::place(*config, options, workload, budgets);
   const plan::MachineProfile profile =
       machine ? bench::profile_for(*machine, *config, workload, options.context)
-              : measured_profile(flags, *config, options, workload, fitting);
+              : measured_profile(flags, *config, options, workload, budgets, fitting);
   const plan::PlannedStep step = plan::fastest_placement(
       workload, budgets, engine::placement_request(options), profile, fitting);
   const plan::Placement& placement = step.placement;

@@ -5,6 +5,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
+#include "runtime/engine/budgets.hpp"
 #include "runtime/engine/machine_tuning.hpp"
 #include "runtime/engine/planning.hpp"
 #include "runtime/engine/product_tuning.hpp"
@@ -111,20 +112,25 @@ ordered_json run(const ProfileFlags& flags, bool json) {
   check(config.has_value() || flags.train.config.empty(), ErrorCode::invalid_argument,
         "a configuration says how a model is trained: give the model too, by --model or --from");
   const std::size_t threads = flags.threads != 0 ? flags.threads : read_topology().cores.size();
+  const Bytes room = engine::room_in(read_memory_budget());
   engine::MachineTuning tuning(flags.file);
   if (flags.again) tuning.forget();
   ordered_json document{{"file", flags.file.string()}};
   if (config) document["products"] = tune_products(flags, *config, tuning, json);
   for (const cpu_adam::Kernel* const kernel : usual_kernels()) {
-    const std::size_t distance =
-        tuning.prefetch(*kernel, threads, [&] { return engine::best_prefetch(*kernel, threads); });
+    const std::size_t distance = tuning.prefetch(*kernel, threads, [&] {
+      return engine::best_prefetch(*kernel, threads, engine::prefetch_parameters(*kernel, room));
+    });
     document["prefetch"][std::string(kernel->name)] = distance;
     if (!json) answer("prefetch   {:<28} {} parameters ahead\n", kernel->name, distance);
   }
   for (const auto& directory : flags.directories) {
     const nvme_swap::DriveTuning drive =
-        tuning.drive(directory, nvme_swap::EngineKind::automatic,
-                     [&directory] { return nvme_swap::calibrate_drive({.directory = directory}); });
+        tuning.drive(directory, nvme_swap::EngineKind::automatic, [&] {
+          const Bytes free{std::filesystem::space(directory).available};
+          return nvme_swap::calibrate_drive(
+              nvme_swap::made_to_fit({.directory = directory}, room, free));
+        });
     document["drives"][directory.string()] = {
         {"engine", drive.engine},           {"direct", drive.direct},
         {"queue_depth", drive.queue_depth}, {"transfer_bytes", drive.transfer_bytes.value()},
