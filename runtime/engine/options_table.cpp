@@ -96,4 +96,13 @@ json recorded_options(const TrainOptions& options) {
   return recorded;
 }
 
+std::string help_of(std::string_view path) {
+  const Option* const option = find_option(path);
+  SPILLWAY_ASSERT(option != nullptr);
+  return fmt::format("{} ({}; default {}; key {})", option->meaning,
+                     option->domain.kind == Kind::paths ? "a path, which may be repeated"
+                                                        : option->domain.in_words(),
+                     option->standard, path);
+}
+
 }  // namespace spillway::engine

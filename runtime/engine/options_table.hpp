@@ -1,7 +1,7 @@
 // The table of options: every key that a configuration may say, its values, its default, what it
 // means and whether a run may change it. Configurations are read and written by it, values are
-// checked by it, a resumed run is compared by it, and docs/configuration.md is printed from it.
-// Built once, constant after; any thread.
+// checked by it, a resumed run is compared by it, and docs/configuration.md and the help of flags
+// are printed from it. Built once, constant after; any thread.
 #pragma once
 
 #include <cstdint>
@@ -91,4 +91,6 @@ struct Option {
 /// What of `options` a resumed run must share, as {path: value}: a positive list, taken from the
 /// table.
 [[nodiscard]] nlohmann::json recorded_options(const TrainOptions& options);
+/// What --help says of a flag that sets the option of `path`, which is in the table.
+[[nodiscard]] std::string help_of(std::string_view path);
 }  // namespace spillway::engine

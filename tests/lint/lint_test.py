@@ -222,6 +222,16 @@ class Rules(LintTest):
         self.write("offload/a.hpp", HEADER + 'inline auto a = std::getenv("A");\n')
         self.assert_finds("rules", "offload/a.hpp:3", "environment")
 
+    def test_finds_words_of_the_program_that_pass_the_console_by(self):
+        self.write("tools/CMakeLists.txt", "cli/a.cpp cli/console.cpp")
+        for word in ('fmt::print("a");', 'std::cout << 1;', 'puts("a");'):
+            with self.subTest(word):
+                self.write("tools/cli/console.cpp", word + "\n")
+                self.write("tools/cli/a.cpp", 'answer("a");\n')
+                self.assert_clean("rules")
+                self.write("tools/cli/a.cpp", word + "\n")
+                self.assert_finds("rules", "tools/cli/a.cpp:1", "console.hpp")
+
     def test_finds_flags_that_change_results(self):
         for flag in ("-ffast-math", "-march=native", "-mavx2"):
             with self.subTest(flag):

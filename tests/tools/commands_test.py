@@ -5,7 +5,7 @@ import os
 import re
 import unittest
 
-from program_test_case import CONFIG, ProgramTestCase
+from program_test_case import CONFIG, ROOT, ProgramTestCase
 
 
 class Words(ProgramTestCase):
@@ -24,6 +24,20 @@ class Words(ProgramTestCase):
         for wrong, right in (("--step", "--steps"), ("--host-memroy=1GB", "--host-memory")):
             said = self.refused("plan", "train.json", "--model", "model.json", wrong, "3")
             self.assertIn(f'did you mean "{right}"?', said)
+
+    def test_flags_of_options_are_explained_as_in_the_table_of_options(self):
+        table = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+        for command in ("train", "plan"):
+            told = self.run_program(command, "--help").stdout
+            for key in ("steps", "seed", "device", "device_memory", "host_memory", "nvme",
+                        "threads", "compute_threads", "isa"):
+                row = table[table.index("## `spillway`"):].split(f"\n| `{key}` | ")[1]
+                values, standard, _, meaning = row.split(" |\n")[0].split(" | ")
+                values = values.replace("an array of paths", "")
+                line = next(line for line in told.splitlines() if f"key spillway.{key})" in line)
+                self.assertIn(f"{meaning} (", line)
+                self.assertIn(f"; default {standard}; ", line)
+                self.assertIn(values.split(" or ")[0], line)
 
     def test_a_word_that_is_near_to_nothing_is_answered_with_what_there_is(self):
         said = self.refused("metamorphosis")

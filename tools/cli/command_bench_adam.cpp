@@ -259,33 +259,47 @@ ordered_json run(const BenchAdamFlags& flags, bool json) {
 void add_bench_adam(CLI::App& bench, Session& session) {
   auto flags = std::make_shared<BenchAdamFlags>();
   CLI::App* command = add_command(bench, session, "adam",
-                                  "Speed of the update against the same traffic with no arithmetic",
+                                  "Measures the update against the same traffic with no arithmetic",
                                   [flags, &session] { return run(*flags, session.json); });
   command
-      ->add_option("--size", flags->sizes,
-                   "Parameters, or PARAMETERS/TILE; several by commas, in turn. The four formats "
-                   "together take 88 bytes each")
+      ->add_option(
+          "--size", flags->sizes,
+          "The update has this many parameters, or PARAMETERS/TILE; sizes with commas between "
+          "them are measured in turn. The four formats together take 88 bytes a parameter")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--format", flags->formats, "State formats: fp32, split, bf16, int8")
+  command
+      ->add_option("--format", flags->formats,
+                   "These formats of state are measured: fp32, split, bf16, int8")
       ->delimiter(',');
-  command->add_option("--isa", flags->isas, "Instruction sets; default: the best")
+  command
+      ->add_option("--isa", flags->isas, "These instruction sets are measured; by default the best")
       ->delimiter(',')
       ->envname("SPILLWAY_ISA");
-  command->add_option("--threads", flags->threads, "Threads; 0: one a physical core")
+  command
+      ->add_option("--threads", flags->threads,
+                   "These numbers of threads are measured; 0 is one on each physical core")
       ->delimiter(',');
-  command->add_option("--gradient", flags->gradient, "fp32, bf16 or fp16")->capture_default_str();
-  command->add_option("--parameters", flags->parameter, "fp32 (format fp32), bf16 or fp16")
+  command->add_option("--gradient", flags->gradient, "Gradients have this type: fp32, bf16 or fp16")
       ->capture_default_str();
-  command->add_option("--repetitions", flags->repetitions, "Interleaved repetitions")
+  command
+      ->add_option("--parameters", flags->parameter,
+                   "Parameters have this type: fp32 (format fp32), bf16 or fp16")
       ->capture_default_str();
-  command->add_option("--prefetch", flags->prefetch,
-                      "Software prefetch distance in parameters; default: calibrated");
+  command
+      ->add_option("--repetitions", flags->repetitions,
+                   "All measurements are repeated this often, interleaved")
+      ->capture_default_str();
+  command->add_option(
+      "--prefetch", flags->prefetch,
+      "Software prefetches this many parameters ahead; by default it is calibrated");
   command->add_flag("--denormals", flags->denormals,
-                    "Also with moments below the normal range (formats fp32 and split)");
-  command->add_option("--compare", flags->compare, "Peers side by side: torch, deepspeed")
+                    "Moments below the normal range are measured too (formats fp32 and split)");
+  command
+      ->add_option("--compare", flags->compare,
+                   "These peers are measured side by side: torch, deepspeed")
       ->delimiter(',');
-  command->add_option("--python", flags->python, "Python that has the peers")
+  command->add_option("--python", flags->python, "This Python has the peers")
       ->capture_default_str()
       ->envname("SPILLWAY_PYTHON");
 }

@@ -110,30 +110,37 @@ void add_bench_nvme(CLI::App& bench, Session& session) {
   auto flags = std::make_shared<NvmeFlags>();
   CLI::App* command = add_command(
       bench, session, "nvme",
-      "Reads, writes and both at once, sequentially and in tiles, with every engine; verifies all "
-      "data. CPU is the time of all threads, without making and checking the data",
+      "Measures reads, writes and both at once, sequentially and in tiles, with every engine, and "
+      "verifies all data. CPU is the time of all threads, without making and checking the data",
       [flags, &session] { return run_nvme(*flags, session.json); });
-  command->add_option("--dir", flags->options.directory, "Where to put the scratch files")
+  command->add_option("--dir", flags->options.directory, "The scratch files lie in this directory")
       ->check(CLI::ExistingDirectory)
       ->capture_default_str();
-  command->add_option("--size", flags->size, "Of the scratch file; default 1GiB");
-  command->add_option("--engines", flags->options.engines, "uring aio posix")->delimiter(',');
-  command->add_option("--depths", flags->options.depths, "Requests in flight; default 4,8,16")
+  command->add_option("--size", flags->size, "The scratch file has this size; by default 1GiB");
+  command
+      ->add_option("--engines", flags->options.engines,
+                   "These engines are measured: uring, aio, posix")
       ->delimiter(',');
-  command->add_option("--blocks", flags->blocks, "Sizes of requests; default 1MiB,4MiB")
+  command
+      ->add_option("--depths", flags->options.depths,
+                   "These numbers of requests are in flight; by default 4,8,16")
       ->delimiter(',');
-  command->add_option("--point-ms", flags->point_milliseconds, "Time spent on each measurement")
+  command->add_option("--blocks", flags->blocks, "Requests have these sizes; by default 1MiB,4MiB")
+      ->delimiter(',');
+  command
+      ->add_option("--point-ms", flags->point_milliseconds,
+                   "Each measurement takes this many milliseconds")
       ->check(CLI::Range(10, 60'000))
       ->capture_default_str();
-  command->add_option("--rounds", flags->options.rounds, "Of the comparison")
+  command->add_option("--rounds", flags->options.rounds, "The comparison has this many rounds")
       ->check(CLI::Range(1, 100))
       ->capture_default_str();
   command->add_option("--compare", flags->compare,
-                      "fio: the fraction of its best on the same file");
+                      "With fio, the answer has the fraction of its best on the same file");
   command->add_flag("--sqpoll", flags->options.uring.submission_thread,
-                    "uring with a kernel thread that submits");
+                    "A thread of the kernel submits what uring gets");
   command->add_flag("--iopoll", flags->options.uring.completion_polling,
-                    "uring that polls the device; needs --sqpoll");
+                    "uring polls the device; this needs --sqpoll");
 }
 
 void add_bench_swap(CLI::App& bench, Session& session) {
@@ -145,7 +152,7 @@ void add_bench_swap(CLI::App& bench, Session& session) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = add_command(
       bench, session, "swap",
-      "The whole read, update, write pipeline against the slower of the drive and the update",
+      "Measures the whole pipeline of read, update and write against its slower part alone",
       [flags, &session] {
         bench::SwapBenchOptions options = flags->options;
         options.format = parse_state_format(flags->format);
@@ -157,23 +164,32 @@ void add_bench_swap(CLI::App& bench, Session& session) {
         if (!json) print_swap(document);
         return document;
       });
-  command->add_option("--dir", flags->options.directories, "Where to put the swap files; several")
+  command
+      ->add_option("--dir", flags->options.directories,
+                   "The swap files lie in this directory; several may be given")
       ->capture_default_str();
-  command->add_option("--size", flags->options.parameters, "Parameters")->capture_default_str();
-  command->add_option("--tile", flags->options.tile_parameters, "Parameters of a tile")
+  command->add_option("--size", flags->options.parameters, "The state has this many parameters")
       ->capture_default_str();
-  command->add_option("--format", flags->format, "State format: fp32, split, bf16 or int8")
+  command->add_option("--tile", flags->options.tile_parameters, "A tile has this many parameters")
       ->capture_default_str();
-  command->add_option("--engine", flags->options.engine, "auto, uring, aio or posix")
+  command
+      ->add_option("--format", flags->format,
+                   "The state has this format: fp32, split, bf16 or int8")
       ->capture_default_str();
-  command->add_option("--threads", flags->options.threads, "Of the update; default: one a core");
-  command->add_option("--isa", flags->options.isa, "Of the update: scalar, avx2 or avx512");
-  command->add_option("--depth", flags->options.queue_depth, "Requests in flight")
+  command
+      ->add_option("--engine", flags->options.engine,
+                   "The disk is reached by this engine: auto, uring, aio or posix")
       ->capture_default_str();
-  command->add_option("--block", flags->transfer, "Size of requests; default 4MiB");
-  command->add_option("--buffers", flags->options.buffers, "Tiles in memory at once")
+  command->add_option("--threads", flags->options.threads,
+                      "The update uses this many threads; by default one on each core");
+  command->add_option("--isa", flags->options.isa,
+                      "The update uses this instruction set: scalar, avx2 or avx512");
+  command->add_option("--depth", flags->options.queue_depth, "This many requests are in flight")
       ->capture_default_str();
-  command->add_option("--rounds", flags->options.rounds, "Medians are taken over these")
+  command->add_option("--block", flags->transfer, "Requests have this size; by default 4MiB");
+  command->add_option("--buffers", flags->options.buffers, "This many tiles are in memory at once")
+      ->capture_default_str();
+  command->add_option("--rounds", flags->options.rounds, "Medians are taken over this many rounds")
       ->check(CLI::Range(1, 100))
       ->capture_default_str();
 }

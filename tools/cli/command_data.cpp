@@ -47,13 +47,21 @@ void add_data(CLI::App& app, Session& session) {
   auto flags = std::make_shared<DataFlags>();
   CLI::App* command = add_command(app, session, "data", "Turns texts into token files",
                                   [flags, &session] { return run(*flags, session.json); });
-  command->add_option("texts", flags->texts, "Text files, in order")->required();
-  command->add_option("--out", flags->out, "Directory for train.bin, val.bin and meta.json")
+  command->add_option("texts", flags->texts, "These text files are tokenised in this order")
       ->required();
-  command->add_option("--tokenizer", flags->tokenizer, "bytes or chars")->capture_default_str();
-  command->add_option("--val", flags->validation, "Share held out for validation, from the end")
+  command
+      ->add_option("--out", flags->out,
+                   "train.bin, val.bin and meta.json are written to this directory")
+      ->required();
+  command
+      ->add_option("--tokenizer", flags->tokenizer,
+                   "The tokens are the text's bytes or its characters (bytes or chars)")
       ->capture_default_str();
-  command->add_flag("--force", flags->force, "Replace what is in the directory");
+  command
+      ->add_option("--val", flags->validation,
+                   "This share of the text, its end, is held out for validation")
+      ->capture_default_str();
+  command->add_flag("--force", flags->force, "What is in the directory is replaced");
 }
 
 }  // namespace spillway::cli

@@ -57,13 +57,18 @@ nlohmann::ordered_json run(const EvalFlags& flags, bool json) {
 void add_eval(CLI::App& app, Session& session) {
   auto flags = std::make_shared<EvalFlags>();
   CLI::App* command =
-      add_command(app, session, "eval", "Loss and perplexity of a model on a token file",
+      add_command(app, session, "eval", "Computes loss and perplexity of a model on a token file",
                   [flags, &session] { return run(*flags, session.json); });
   flags->source.add_to(*command);
-  command->add_option("--data", flags->data, "Token file, or a directory with val.bin")->required();
-  command->add_option("--context", flags->context,
-                      "Tokens a window; default: the run's or model's");
-  command->add_option("--batch", flags->batch, "Windows at once")->capture_default_str();
+  command
+      ->add_option("--data", flags->data,
+                   "The model is evaluated on this token file, or on val.bin of this directory")
+      ->required();
+  command->add_option(
+      "--context", flags->context,
+      "A window has this many tokens; by default as many as in the run or the model");
+  command->add_option("--batch", flags->batch, "This many windows run through the model together")
+      ->capture_default_str();
   flags->add_machine_to(*command);
 }
 

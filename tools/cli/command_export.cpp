@@ -102,12 +102,19 @@ void add_export(CLI::App& app, Session& session) {
   CLI::App* command =
       add_command(app, session, "export", "Writes a run's last committed step as an HF checkpoint",
                   [flags, &session] { return run(*flags, session.json); });
-  command->add_option("run", flags->run, "Run directory")->required();
-  command->add_option("out", flags->out, "HF directory to write")->required();
-  command->add_option("--dtype", flags->dtype, "fp32, bf16 or fp16; default: the run's compute");
-  command->add_option("--max-shard-size", flags->max_shard, "Largest safetensors file")
+  command->add_option("run", flags->run, "This run is exported")->required();
+  command
+      ->add_option("out", flags->out,
+                   "The checkpoint is written to this directory, in the format of Hugging Face")
+      ->required();
+  command->add_option(
+      "--dtype", flags->dtype,
+      "The weights have this type: fp32, bf16 or fp16; by default it is the run's compute type");
+  command
+      ->add_option("--max-shard-size", flags->max_shard,
+                   "No safetensors file is larger than this size")
       ->capture_default_str();
-  command->add_flag("--force", flags->force, "Replace what is in the directory");
+  command->add_flag("--force", flags->force, "What is in the directory is replaced");
 }
 
 }  // namespace spillway::cli

@@ -162,9 +162,8 @@ void add_fsck(CLI::App& app, Session& session) {
                     return document;
                   });
   command
-      ->add_option(
-          "run", *run,
-          "RUN: the run directory; while a process trains it, its newest commit is checked")
+      ->add_option("run", *run,
+                   "This run is checked; while a process trains it, its newest commit is")
       ->required();
 }
 

@@ -121,7 +121,11 @@ void add_info(CLI::App& app, Session& session) {
         if (!session.json) print(document, 0);
         return document;
       });
-  command->add_option("path", *path, "RUN, HF_DIR, data directory or FILE.safetensors")->required();
+  command
+      ->add_option(
+          "path", *path,
+          "This is described: a run, an HF checkpoint, a data directory or a safetensors file")
+      ->required();
 }
 
 }  // namespace spillway::cli

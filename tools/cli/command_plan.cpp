@@ -92,7 +92,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
         .device = *tried.device_memory, .host = *tried.host_memory, .nvme = machine->capacity.nvme};
   };
   for (const std::string& line : engine::choose_automatic(options, *config, budgets_for)) {
-    fmt::print(stderr, "note: {}\n", line);
+    tell("note: {}\n", line);
   }
   const plan::Workload workload = engine::make_workload(
       *config, *engine::make_model_sizes(*config, options).transformer, options);
@@ -132,14 +132,16 @@ void add_plan(CLI::App& app, Session& session) {
                   [flags, &session] { return run(*flags, session.json); });
   flags->train.add_to(*command);
   flags->train.run = ".";
-  command->add_option("--run", flags->train.run, "Run directory: its disk holds the state");
+  command->add_option("--run", flags->train.run,
+                      "The run's state would lie on the disk of this directory");
   command
-      ->add_option("--machine", flags->machine,
-                   "Plan for the machine that this JSON file describes, see docs/machines")
+      ->add_option(
+          "--machine", flags->machine,
+          "The plan is made for the machine that this JSON file describes; docs/machines has some")
       ->check(CLI::ExistingFile);
   command->add_flag("--no-commits", flags->no_commits,
-                    "Of a run whose steps are never made true on disk, as `bench step` runs them");
-  command->add_flag("--explain", flags->explain, "List every op of the step");
+                    "The plan is for a run that never commits to disk, as those of `bench step`");
+  command->add_flag("--explain", flags->explain, "The answer lists every operation of the step");
 }
 
 }  // namespace spillway::cli

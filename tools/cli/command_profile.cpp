@@ -152,28 +152,40 @@ void add_profile(CLI::App& app, Session& session) {
   CLI::App* command = add_command(
       app, session, "profile", "Measures what this machine does best, and keeps it for later runs",
       [flags, &session] { return run(*flags, session.json); });
-  command->add_option("--profile", flags->file, "The machine profile")->capture_default_str();
-  command->add_option("--dir", flags->directories, "Also the disk of this directory; several")
+  command->add_option("--profile", flags->file, "This file keeps the profile of the machine")
+      ->capture_default_str();
+  command
+      ->add_option("--dir", flags->directories,
+                   "The disk of this directory is measured too; several directories may be given")
       ->check(CLI::ExistingDirectory);
-  command->add_option("--threads", flags->threads, "Of the update; default: one a physical core");
+  command->add_option("--threads", flags->threads,
+                      "The update uses this many threads; by default one on each physical core");
   command->add_option("config", flags->train.config,
-                      "With --model: the configuration that the model is trained with");
+                      "With --model, this is the configuration that the model is trained with");
   CLI::Option* const architecture = flags->train.add_model_to(*command);
-  architecture->description("Also the matrix products of this model's step on the GPU: " +
-                            architecture->get_description());
+  architecture->description(
+      "The matrix products of this model's step are measured too, on the GPU. " +
+      architecture->get_description());
   command->get_option("--layers")->needs(architecture);
-  command->add_option("--from", flags->train.from, "The same of an HF checkpoint or a run")
+  command->add_option("--from", flags->train.from, "The model is that of this HF checkpoint or run")
       ->excludes(architecture);
   add_device_flag(*command, flags->train.device);
-  command->add_option("--device-memory", flags->train.memory.device,
-                      "Most that the products' operands may take; default: what is free");
-  command->add_option("--context", flags->context,
-                      "Tokens a window; default: the configuration's, else at most 4096");
-  command->add_option("--micro-batch", flags->micro_batch,
-                      "Windows a micro-batch; default: the configuration's, else 1");
-  command->add_option("--compute", flags->compute,
-                      "fp32, bf16 or fp16; default: the configuration's, else bf16");
-  command->add_flag("--again", flags->again, "Measure also what is known");
+  command->add_option(
+      "--device-memory", flags->train.memory.device,
+      "The operands of the products take at most this much; by default what is free");
+  command->add_option(
+      "--context", flags->context,
+      "A window has this many tokens; by default as many as in the configuration, or at "
+      "most 4096");
+  command->add_option(
+      "--micro-batch", flags->micro_batch,
+      "A micro-batch has this many windows; by default as many as in the configuration, "
+      "or 1");
+  command->add_option(
+      "--compute", flags->compute,
+      "The products have this type: fp32, bf16 or fp16; by default the configuration's, "
+      "or bf16");
+  command->add_flag("--again", flags->again, "What is known already is measured again");
 }
 
 }  // namespace spillway::cli

@@ -146,11 +146,13 @@ void add_train(CLI::App& app, Session& session) {
   CLI::App* command = add_command(app, session, "train", "Trains a model",
                                   [flags, &session] { return run(*flags, session.json); });
   flags->train.add_to(*command);
-  command->add_option("--data", flags->data, "Directory with train.bin, val.bin and meta.json")
+  command->add_option("--data", flags->data, "This directory has train.bin, val.bin and meta.json")
       ->required();
-  command->add_option("--run", flags->train.run, "Run directory: state, metrics, configuration")
+  command
+      ->add_option("--run", flags->train.run,
+                   "The run keeps its state, metrics and configuration in this directory")
       ->required();
-  command->add_flag("--resume", flags->resume, "Continue the run from its last committed step");
+  command->add_flag("--resume", flags->resume, "The run continues from its last committed step");
 }
 
 }  // namespace spillway::cli

@@ -3,6 +3,9 @@
 #include <map>
 #include <string>
 
+#include "runtime/engine/config_keys.hpp"
+#include "runtime/engine/options_table.hpp"
+
 namespace spillway::cli {
 namespace {
 
@@ -13,19 +16,17 @@ std::optional<Bytes> bytes_of(const std::string& size) {
 }  // namespace
 
 void add_device_flag(CLI::App& command, std::optional<engine::DeviceKind>& device) {
-  const std::map<std::string, engine::DeviceKind> names{{"host", engine::DeviceKind::host},
-                                                        {"cuda", engine::DeviceKind::cuda}};
-  command
-      .add_option("--device", device,
-                  "Where FWD-BWD runs: host or cuda; default: cuda where a GPU is usable")
+  std::map<std::string, engine::DeviceKind> names;
+  for (const auto& [name, kind] : engine::names_of<engine::DeviceKind>()) names.emplace(name, kind);
+  command.add_option("--device", device, engine::help_of("spillway.device"))
       ->transform(CLI::CheckedTransformer(names).description(""))
       ->type_name("DEVICE")
       ->envname("SPILLWAY_DEVICE");
 }
 
 void MemoryFlags::add_to(CLI::App& command) {
-  command.add_option("--device-memory", device, "Device memory budget, e.g. 512MiB");
-  command.add_option("--host-memory", host, "Host memory budget, e.g. 24GB");
+  command.add_option("--device-memory", device, engine::help_of("spillway.device_memory"));
+  command.add_option("--host-memory", host, engine::help_of("spillway.host_memory"));
 }
 
 std::optional<Bytes> MemoryFlags::device_bytes() const { return bytes_of(device); }

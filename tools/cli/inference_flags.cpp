@@ -1,11 +1,14 @@
 #include "tools/cli/inference_flags.hpp"
 
+#include "runtime/engine/options_table.hpp"
+
 namespace spillway::cli {
 
 void InferenceFlags::add_machine_to(CLI::App& command) {
   add_device_flag(command, device);
   memory.add_to(command);
-  command.add_option("--compute-threads", compute_threads, "Default: physical cores");
+  command.add_option("--compute-threads", compute_threads,
+                     engine::help_of("spillway.compute_threads"));
 }
 
 engine::InferenceOptions InferenceFlags::options(ModelSource& from, std::uint32_t batch,

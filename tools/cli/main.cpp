@@ -70,7 +70,7 @@ CLI::App* add_command(CLI::App& app, Session& session, const std::string& name,
                       std::function<nlohmann::ordered_json()> work) {
   CLI::App* command = app.add_subcommand(name, description);
   command->add_flag("--json", session.json,
-                    "Print one JSON document on stdout, everything else on stderr");
+                    "The answer is one JSON document on stdout; everything else goes to stderr");
   command->callback([&session, work = std::move(work)] { session.run = work; });
   return command;
 }
@@ -139,7 +139,7 @@ int run_program(int argc, char** argv) {
   app.set_version_flag("--version", std::string("spillway ") + SPILLWAY_VERSION);
   app.require_subcommand(1);
   bool verbose = false;
-  app.add_flag("-v,--verbose", verbose, "Log what is chosen and why");
+  app.add_flag("-v,--verbose", verbose, "The log says what is chosen and why");
   app.parse_complete_callback([&] {
     if (verbose) set_log_level(LogLevel::info);
   });

@@ -8,6 +8,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/engine/options_table.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/cli/console.hpp"
@@ -32,40 +33,43 @@ std::filesystem::path default_profile() {
 }
 
 void TrainFlags::add_to(CLI::App& command) {
-  command.add_option("config", config, "Configuration, DeepSpeed's JSON with a spillway section")
+  command
+      .add_option("config", config,
+                  "This file is the configuration: DeepSpeed's JSON with a section `spillway`")
       ->required();
   CLI::Option* const architecture = add_model_to(command);
   command.get_option("--layers")->needs(architecture);
   command
       .add_option(
           "--from", from,
-          "Start from an HF checkpoint (a directory, or a hub's model in the local cache), or go "
-          "on from a run or kept one")
+          "The run starts from this checkpoint: a directory of Hugging Face, a hub's model in the "
+          "local cache, a run, or a checkpoint that a run has kept")
       ->excludes(architecture);
-  command.add_option("--steps", steps, "Optimizer steps; default: spillway.steps, or one epoch");
-  command.add_option("--seed", seed, "Seed of initialisation and data order");
+  command.add_option("--steps", steps, engine::help_of("spillway.steps"));
+  command.add_option("--seed", seed, engine::help_of("spillway.seed"));
   add_machine_to(command);
 }
 
 CLI::Option* TrainFlags::add_model_to(CLI::App& command) {
-  command.add_option("--layers", layers, "Layers instead of the model's own");
+  command.add_option("--layers", layers,
+                     "The model has this many layers instead of its own number");
   return command.add_option(
       "--model", model,
-      fmt::format("Architecture with random weights: an HF config.json, or one of {}",
+      fmt::format("This is the architecture, with random weights: an HF config.json, or one of {}",
                   fmt::join(bench::model_names(), ", ")));
 }
 
 void TrainFlags::add_machine_to(CLI::App& command) {
   add_device_flag(command, device);
   memory.add_to(command);
-  command.add_option("--nvme", nvme, "Directory for optimizer state on disk; may be repeated");
-  command.add_option("--threads", threads, "Threads of the update; default: physical cores");
+  command.add_option("--nvme", nvme, engine::help_of("spillway.nvme"));
+  command.add_option("--threads", threads, engine::help_of("spillway.threads"));
   command.add_option("--compute-threads", compute_threads,
-                     "Threads of FWD-BWD on the host; part of the mathematics");
+                     engine::help_of("spillway.compute_threads"));
+  command.add_option("--isa", isa, engine::help_of("spillway.isa"))->envname("SPILLWAY_ISA");
   command
-      .add_option("--isa", isa, "Instruction set of the update: scalar, portable, avx2 or avx512")
-      ->envname("SPILLWAY_ISA");
-  command.add_option("--profile", profile, "Machine profile; see `spillway profile`")
+      .add_option("--profile", profile,
+                  "This file keeps what `spillway profile` has measured on this machine")
       ->capture_default_str();
 }
 
