@@ -38,6 +38,11 @@ struct BenchAdamFlags {
 /// Timings of the peers by variant.
 using PeerSeries = std::map<std::string, Series>;
 
+/// The peers have fp32 masters and moments. Format `split` gives the same bits as `fp32`.
+bool as_the_peers(StateFormat format) {
+  return format == StateFormat::fp32 || format == StateFormat::split;
+}
+
 struct Peers {
   std::map<std::string, std::string> versions;  ///< by package
   PeerSeries series;
@@ -76,10 +81,9 @@ struct Group {
     }
     return highest / lowest;
   }
-  /// The peers know one format: fp32 masters and moments.
   [[nodiscard]] const PeerSeries& peers_of(const AdamMeasurement& m) const {
     static const PeerSeries none;
-    return m.of.format == StateFormat::fp32 ? peers.series : none;
+    return as_the_peers(m.of.format) ? peers.series : none;
   }
 };
 
@@ -113,7 +117,7 @@ ordered_json to_json(const AdamMeasurement& m, const Group& group) {
   if (const auto ratio = group.over_fp32(m)) document["speedup_over_fp32"] = *ratio;
   for (const auto& [name, series] : group.peers_of(m)) {
     document["peers"][name] = to_json(series);
-    document["peers"][name]["ratio"] = series.median() / m.update.median();
+    document["peers"][name]["ratio"] = bench::median_ratio(series, m.update);
   }
   return document;
 }
@@ -138,16 +142,16 @@ void print_row(const AdamMeasurement& m, const Group& group) {
   }
   for (const auto& [name, series] : group.peers_of(m)) {
     answer("  {:<26}{:>9.4f}{:>9.4f}   {:.2f}x ours\n", name, series.median(), series.minimum(),
-           series.median() / m.update.median());
+           bench::median_ratio(series, m.update));
   }
   flush_answers();
 }
 
 Group measure(const BenchAdamFlags& flags, std::span<const AdamCase> cases) {
   Group group;
-  const bool has_fp32 = std::ranges::any_of(
-      cases, [](const AdamCase& what) { return what.format == StateFormat::fp32; });
-  if (flags.compare.empty() || !has_fp32) {
+  const bool comparable =
+      std::ranges::any_of(cases, [](const AdamCase& what) { return as_the_peers(what.format); });
+  if (flags.compare.empty() || !comparable) {
     group.measurements = bench::measure_adam(cases);
     return group;
   }
