@@ -14,9 +14,9 @@ namespace spillway::model::cuda {
 
 /// What NVIDIA recommends for cuBLAS on Hopper and later; it is enough on the others too.
 inline constexpr Bytes kMatmulWorkspace{32ULL << 20};
-/// Ops::logits_at_once: 2,048 tokens of a vocabulary of 128 Ki. A chunk moves 10 bytes a parameter
-/// of the projection (two readings, an fp32 gradient read and written) and computes 6 FLOPs a
-/// parameter and token: at 1,000 tokens that is 600 FLOPs a byte, twice what an H100 balances.
+/// Ops::logits_at_once: 2,048 tokens of a vocabulary of 128 Ki. A chunk moves 12 bytes a parameter
+/// of the projection (two readings of 2 bytes, an fp32 gradient read and written) and computes 6
+/// FLOPs a parameter and token: at 1,000 tokens that is 500 FLOPs a byte, and an H100 balances 300.
 inline constexpr Bytes kLogitsAtOnce{1ULL << 30};
 /// Libraries want their workspace aligned to this; the pieces of a layer's are aligned to less.
 inline constexpr std::uint64_t kWorkspaceAlignment = 256;
