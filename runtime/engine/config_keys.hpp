@@ -76,10 +76,12 @@ struct ForeignKey {
   std::string_view key;
   Answer answer;
   std::string_view reason;
-  /// The keys of its object by their paths, with blanks between; behind "a.*" every name may stand.
+  /// The keys of its object by their paths, with blanks between; below "a.*" every name may stand.
   std::string_view inner = "*";
 };
 [[nodiscard]] std::span<const ForeignKey> foreign_keys();
+/// The words of `inner`.
+[[nodiscard]] std::vector<std::string_view> inner_keys(const ForeignKey& key);
 
 /// Edits (insert, delete, replace, swap of neighbours) that make `a` of `b`.
 [[nodiscard]] std::size_t edit_distance(std::string_view a, std::string_view b);

@@ -55,6 +55,12 @@ struct Known {
   std::string key;
 };
 
+Known split_path(const std::string& path) {
+  const std::size_t last = path.rfind('.');
+  if (last == std::string::npos) return {{}, path};
+  return {path.substr(0, last), path.substr(last + 1)};
+}
+
 /// Every key: of options where they apply, of DeepSpeed where Spillway has no use for it, and the
 /// names of sections.
 std::vector<Known> known_keys(const TrainOptions& options) {
@@ -62,13 +68,14 @@ std::vector<Known> known_keys(const TrainOptions& options) {
   for (const Option& option : options_table()) {
     if (option.applies != nullptr && !option.applies(options)) continue;
     known.emplace_back(std::string(option.section), std::string(option.key));
-    const std::size_t last = option.section.rfind('.');
-    const std::string_view parent =
-        last == std::string_view::npos ? "" : option.section.substr(0, last);
-    known.emplace_back(std::string(parent), std::string(option.section.substr(last + 1)));
+    known.push_back(split_path(std::string(option.section)));
   }
   for (const ForeignKey& key : foreign_keys()) {
     known.emplace_back(std::string(key.section), std::string(key.key));
+    const std::string path = join_path(key.section, key.key);
+    for (const std::string_view each : inner_keys(key)) {
+      if (!each.ends_with('*')) known.push_back(split_path(join_path(path, each)));
+    }
   }
   return known;
 }

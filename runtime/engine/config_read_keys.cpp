@@ -13,17 +13,12 @@ bool is_section(const std::string& path) {
   });
 }
 
-/// True where `path` is one of the blank-separated `patterns`, or begins with one that ends in "*".
-bool is_inner(std::string_view path, std::string_view patterns) {
-  while (!patterns.empty()) {
-    const std::string_view pattern = patterns.substr(0, patterns.find(' '));
-    patterns.remove_prefix(std::min(patterns.size(), pattern.size() + 1));
-    if (pattern == path || pattern.starts_with(std::string(path) + ".")) return true;
-    if (pattern.ends_with('*') && path.starts_with(pattern.substr(0, pattern.size() - 1))) {
-      return true;
-    }
-  }
-  return false;
+/// True where `path` is a key of the object of `key`, or one on the way to it.
+bool is_inner(const ForeignKey& key, const std::string& path) {
+  return std::ranges::any_of(inner_keys(key), [&](std::string_view known) {
+    if (known.ends_with('*') && path.starts_with(known.substr(0, known.size() - 1))) return true;
+    return known == path || known.starts_with(path + ".");
+  });
 }
 
 /// What the switches inside a feature's object say.
@@ -89,10 +84,11 @@ void ConfigFile::answer_inner(const ForeignKey& key, const json& object,
   if (!object.is_object()) return;
   for (const auto& [name, value] : object.items()) {
     const std::string path = join_path(inside, name);
-    if (is_inner(path, key.inner)) {
+    if (is_inner(key, path)) {
       answer_inner(key, value, path);
     } else {
-      unknown_.emplace_back(join_path(join_path(key.section, key.key), inside), name);
+      const std::string whole = join_path(key.section, key.key);
+      unknown_.emplace_back(inside.empty() ? whole : join_path(whole, inside), name);
     }
   }
 }

@@ -63,7 +63,8 @@ TEST(ConfigRead, ADuplicateKeyIsRefusedWithItsPath) {
               HasSubstr("key bf16 stands twice"));
   EXPECT_THAT(parse_error(R"({"aio": {"a": [{"b": 1}, {"b": 1, "b": 2}]}})").what(),
               HasSubstr("key aio.a.b stands twice"));
-  EXPECT_THAT(notes_of(R"({"aio": {"a": [{"b": 1}, {"b": 1}]}})"), ElementsAre(HasSubstr("aio")));
+  EXPECT_THAT(notes_of(R"({"datastates_ckpt": {"a": [{"b": 1}, {"b": 1}]}})"),
+              ElementsAre(HasSubstr("datastates_ckpt")));
 }
 
 TEST(ConfigRead, DeepNestingIsRefusedAndNotRecursedInto) {
@@ -91,6 +92,10 @@ TEST(ConfigRead, AnUnknownKeyIsRefusedWithTheNearestOne) {
        "scheduler.params.decay_steps;", "scheduler.params.decay_num_steps"},
       {R"({"spillway": {"comit_every": 5}})", "spillway.comit_every;", "spillway.commit_every"},
       {R"({"fp16": {"Enabled": true}})", "fp16.Enabled;", "fp16.enabled"},
+      // In a section that Spillway does not need.
+      {R"({"aio": {"blok_size": 1}})", "aio.blok_size;", "aio.block_size"},
+      {R"({"timers": {"throughput": {"enable": true}}})", "timers.throughput.enable;",
+       "timers.throughput.enabled"},
       // In the wrong section: the right one is named.
       {R"({"seed": 5})", "seed;", "spillway.seed"},
       {R"({"optimizer": {"lr": 5}})", "optimizer.lr;", "optimizer.params.lr"},

@@ -29,7 +29,8 @@ def train(tmp_path):
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
 
     def run(config, steps, *more):
-        (tmp_path / "train.json").write_text(json.dumps(config))
+        text = config if isinstance(config, str) else json.dumps(config)
+        (tmp_path / "train.json").write_text(text)
         done = subprocess.run(
             [SPILLWAY, "train", tmp_path / "train.json", "--model", tmp_path / "model.json",
              "--data", data, "--run", tmp_path / "run", "--steps", str(steps), *more],
@@ -110,10 +111,11 @@ def test_automatic_choices_are_one_line_each_and_kept(train):
 
 
 @pytest.mark.parametrize("name", ["trainer_zero3_auto", "trainer_zero2_auto", "factory_zero2_auto",
-                                  "factory_zero3_offload_auto"])
+                                  "factory_zero3_offload_auto", "axolotl_zero3_bf16",
+                                  "axolotl_zero1_compile"])
 def test_public_templates_train_as_they_are(train, name):
     corpus = pathlib.Path(__file__).parent / "config_fuzz_corpus"
-    train(json.loads((corpus / f"{name}.json").read_text()), 2)
+    train((corpus / f"{name}.json").read_text(), 2)
     assert [line["step"] for line in lines_of(train.path / "run")] == [1, 2]
 
 

@@ -1,6 +1,6 @@
-"""DeepSpeed's own engine as a peer: deepspeed.initialize with the configuration that `spillway train`
-reads, on one CPU rank. The rates of 50 updates with accumulation and clipping are those of its
-optimizer, value by value, and its loss scale over overflows is ours.
+"""DeepSpeed's own engine as a peer: deepspeed.initialize with the configuration that `spillway
+train` reads, on one CPU rank. The rates of 50 updates with accumulation and clipping are those of
+its optimizer, value by value, and its loss scale over overflows is ours.
 Usage: engine_deepspeed_test.py SPILLWAY SCHEDULE_PRINT"""
 
 import json
