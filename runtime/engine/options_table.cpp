@@ -27,6 +27,19 @@ ordered_json::json_pointer pointer_to(const std::string& path) {
   return ordered_json::json_pointer(pointer);
 }
 
+/// A flag's text as a configuration would have it: a number where it is one that JSON can hold.
+json json_of_text(const std::string& text) {
+  json value = json::parse(text, nullptr, false);
+  const bool exact = !value.is_number_float() || text.find_first_of(".eE") != std::string::npos;
+  return value.is_number() && exact ? value : json(text);
+}
+
+const Option& option_at(std::string_view path) {
+  const Option* const option = find_option(path);
+  SPILLWAY_ASSERT(option != nullptr);
+  return *option;
+}
+
 }  // namespace
 
 std::string detail::join_path(std::string_view section, std::string_view key) {
@@ -97,12 +110,22 @@ json recorded_options(const TrainOptions& options) {
 }
 
 std::string help_of(std::string_view path) {
-  const Option* const option = find_option(path);
-  SPILLWAY_ASSERT(option != nullptr);
-  return fmt::format("{} ({}; default {}; key {})", option->meaning,
-                     option->domain.kind == Kind::paths ? "a path, which may be repeated"
-                                                        : option->domain.in_words(),
-                     option->standard, path);
+  const Option& option = option_at(path);
+  return fmt::format("{} ({}; default {}; key {})", option.meaning,
+                     option.domain.kind == Kind::paths ? "a path, which may be repeated"
+                                                       : option.domain.in_words(),
+                     option.standard, path);
+}
+
+void set_option(TrainOptions& options, std::string_view path, std::string_view flag,
+                const std::vector<std::string>& texts) {
+  const Option& option = option_at(path);
+  json file;
+  file[json::json_pointer(pointer_to(option.path()).to_string())] =
+      option.domain.kind == Kind::paths ? json(texts) : json_of_text(texts.back());
+  std::vector<std::string> notes;
+  detail::ConfigFile given(std::move(file), flag, notes);
+  option.read(given, option, options);
 }
 
 }  // namespace spillway::engine

@@ -93,4 +93,7 @@ struct Option {
 [[nodiscard]] nlohmann::json recorded_options(const TrainOptions& options);
 /// What --help says of a flag that sets the option of `path`, which is in the table.
 [[nodiscard]] std::string help_of(std::string_view path);
+/// Sets the option of `path` as a configuration with these texts would; `flag` names it in errors.
+void set_option(TrainOptions& options, std::string_view path, std::string_view flag,
+                const std::vector<std::string>& texts);
 }  // namespace spillway::engine

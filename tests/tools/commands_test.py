@@ -39,6 +39,17 @@ class Words(ProgramTestCase):
                 self.assertIn(f"; default {standard}; ", line)
                 self.assertIn(values.split(" or ")[0], line)
 
+    def test_flags_of_options_are_checked_as_in_a_configuration(self):
+        for flag, value, told in (
+                ("--steps", "4294967296", "a whole number from 0 to 4294967295"),
+                ("--compute-threads", "2147483648", "a whole number from 0 to 2147483647"),
+                ("--device", "gpu", "one of host, cuda"), ("--isa", "sse", "one of scalar, "),
+                ("--host-memory", "lots", 'a size such as "512MiB"'), ("--nvme", "", "a path")):
+            said = self.refused("plan", "train.json", "--model", "model.json", flag, value)
+            self.assertIn(f"{flag}: spillway.{flag[2:].replace('-', '_')} ", said)
+            self.assertIn(value, said)
+            self.assertIn(f"; write {told}", said)
+
     def test_a_word_that_is_near_to_nothing_is_answered_with_what_there_is(self):
         said = self.refused("metamorphosis")
         self.assertNotIn("did you mean", said)

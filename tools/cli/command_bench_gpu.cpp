@@ -7,7 +7,7 @@
 #include "tools/bench/gpu_bench.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
-#include "tools/cli/device_flag.hpp"
+#include "tools/cli/option_flags.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -18,7 +18,7 @@ using bench::ProductRate;
 using nlohmann::ordered_json;
 
 struct BenchGpuFlags {
-  std::optional<engine::DeviceKind> device;
+  OptionFlags machine;
   std::string compute;
   std::uint32_t sequence = 0;
   std::string copy;
@@ -27,7 +27,8 @@ struct BenchGpuFlags {
 };
 
 bench::GpuCase case_of(const BenchGpuFlags& flags) {
-  bench::GpuCase shapes = bench::default_case(flags.device.value_or(engine::usable_device()));
+  const engine::TrainOptions machine = flags.machine.options();
+  bench::GpuCase shapes = bench::default_case(machine.device.value_or(engine::usable_device()));
   if (!flags.compute.empty()) shapes.compute = parse_dtype(flags.compute);
   if (flags.sequence > 0) shapes.sequence = flags.sequence;
   if (!flags.copy.empty()) shapes.copy = parse_bytes(flags.copy);
@@ -91,7 +92,7 @@ void add_bench_gpu(CLI::App& bench, Session& session) {
       bench, session, "gpu",
       "Measures products and attention at a layer's shapes, and copies to and from the device",
       [flags, &session] { return run(*flags, session.json); });
-  add_device_flag(*command, flags->device);
+  flags->machine.add(*command, "device")->envname("SPILLWAY_DEVICE");
   command->add_option(
       "--compute", flags->compute,
       "The products have this type: fp32, bf16 or fp16; by default bf16 on a GPU, fp32 on "

@@ -267,10 +267,11 @@ void add_bench_step(CLI::App& bench, Session& session) {
   command
       ->add_option("--clip", flags->clip, "Gradients with a larger norm are clipped; 0 never clips")
       ->capture_default_str();
-  command->add_option("--steps", flags->train.steps, "This many steps are measured; by default 4");
+  flags->train.set.add(*command, "steps")
+      ->description("This many steps are measured; by default 4");
   command->add_option("--warmup", flags->warmup, "This many steps run before them")
       ->capture_default_str();
-  command->add_option("--seed", flags->train.seed, "The tokens are drawn from this seed");
+  flags->train.set.add(*command, "seed")->description("The tokens are drawn from this seed");
   command->add_flag(
       "--limit", flags->limit,
       "Forward and backward are measured too, alone and with the whole model resident: "

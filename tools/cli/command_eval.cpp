@@ -69,7 +69,7 @@ void add_eval(CLI::App& app, Session& session) {
       "A window has this many tokens; by default as many as in the run or the model");
   command->add_option("--batch", flags->batch, "This many windows run through the model together")
       ->capture_default_str();
-  flags->add_machine_to(*command);
+  flags->machine.add_compute(*command);
 }
 
 }  // namespace spillway::cli

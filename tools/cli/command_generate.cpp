@@ -162,7 +162,7 @@ void add_generate(CLI::App& app, Session& session) {
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "The drawing of tokens starts from this seed")
       ->capture_default_str();
-  flags->add_machine_to(*command);
+  flags->machine.add_compute(*command);
 }
 
 }  // namespace spillway::cli

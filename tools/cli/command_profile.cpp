@@ -12,7 +12,6 @@
 #include "runtime/engine/update_bench.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
-#include "tools/cli/device_flag.hpp"
 #include "tools/cli/train_flags.hpp"
 
 namespace spillway::cli {
@@ -169,10 +168,9 @@ void add_profile(CLI::App& app, Session& session) {
   command->get_option("--layers")->needs(architecture);
   command->add_option("--from", flags->train.from, "The model is that of this HF checkpoint or run")
       ->excludes(architecture);
-  add_device_flag(*command, flags->train.device);
-  command->add_option(
-      "--device-memory", flags->train.memory.device,
-      "The operands of the products take at most this much; by default what is free");
+  flags->train.set.add(*command, "device")->envname("SPILLWAY_DEVICE");
+  flags->train.set.add(*command, "device_memory")
+      ->description("The operands of the products take at most this much; by default what is free");
   command->add_option(
       "--context", flags->context,
       "A window has this many tokens; by default as many as in the configuration, or at "

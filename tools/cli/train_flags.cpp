@@ -8,7 +8,6 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
-#include "runtime/engine/options_table.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/cli/console.hpp"
@@ -45,8 +44,8 @@ void TrainFlags::add_to(CLI::App& command) {
           "The run starts from this checkpoint: a directory of Hugging Face, a hub's model in the "
           "local cache, a run, or a checkpoint that a run has kept")
       ->excludes(architecture);
-  command.add_option("--steps", steps, engine::help_of("spillway.steps"));
-  command.add_option("--seed", seed, engine::help_of("spillway.seed"));
+  set.add(command, "steps");
+  set.add(command, "seed");
   add_machine_to(command);
 }
 
@@ -60,13 +59,10 @@ CLI::Option* TrainFlags::add_model_to(CLI::App& command) {
 }
 
 void TrainFlags::add_machine_to(CLI::App& command) {
-  add_device_flag(command, device);
-  memory.add_to(command);
-  command.add_option("--nvme", nvme, engine::help_of("spillway.nvme"));
-  command.add_option("--threads", threads, engine::help_of("spillway.threads"));
-  command.add_option("--compute-threads", compute_threads,
-                     engine::help_of("spillway.compute_threads"));
-  command.add_option("--isa", isa, engine::help_of("spillway.isa"))->envname("SPILLWAY_ISA");
+  set.add_compute(command);
+  set.add(command, "nvme");
+  set.add(command, "threads");
+  set.add(command, "isa")->envname("SPILLWAY_ISA");
   command
       .add_option("--profile", profile,
                   "This file keeps what `spillway profile` has measured on this machine")
@@ -79,20 +75,8 @@ engine::TrainOptions TrainFlags::options() const {
     parsed = engine::parse_train_config(read_text_file(config, kLargestConfig), config.string());
   }
   for (const std::string& note : parsed.notes) tell("note: {}\n", note);
-  engine::TrainOptions options = parsed.options;
-  if (device) options.device = device;
-  if (const auto device_memory = memory.device_bytes()) options.device_memory = device_memory;
-  if (const auto host_memory = memory.host_bytes()) options.host_memory = host_memory;
-  if (!nvme.empty()) {
-    options.nvme = nvme;
-    options.state_home = engine::StateHome::nvme;
-  }
-  if (steps > 0) options.steps = steps;
-  if (threads > 0) options.threads = threads;
-  if (compute_threads > 0) options.compute_threads = compute_threads;
-  if (!isa.empty()) options.isa = cpu_adam::parse_isa(isa);
-  if (seed) options.seed = *seed;
-  return options;
+  set.apply(parsed.options);
+  return parsed.options;
 }
 
 std::optional<std::filesystem::path> TrainFlags::checkpoint() const {

@@ -5,12 +5,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "runtime/engine/train_options.hpp"
 #include "runtime/model/model_config.hpp"
-#include "tools/cli/device_flag.hpp"
+#include "tools/cli/option_flags.hpp"
 
 namespace spillway::cli {
 
@@ -23,14 +21,7 @@ struct TrainFlags {
   std::uint32_t layers = 0;     ///< instead of the model's; 0: the model's
   std::filesystem::path from;   ///< HF directory, run or name of a hub's model, or empty
   std::filesystem::path run;
-  std::optional<engine::DeviceKind> device;
-  MemoryFlags memory;
-  std::string isa;
-  std::vector<std::filesystem::path> nvme;
-  std::uint64_t steps = 0;
-  std::uint32_t threads = 0;
-  std::uint32_t compute_threads = 0;
-  std::optional<std::uint64_t> seed;
+  OptionFlags set;  ///< of the configuration's section spillway
   std::filesystem::path profile = default_profile();
 
   void add_to(CLI::App& command);

@@ -1,0 +1,35 @@
+// Flags that set options of the table of options, and say and check of them what it does.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/engine/train_options.hpp"
+
+namespace spillway::cli {
+
+class OptionFlags {
+ public:
+  /// Adds the flag that sets `spillway.KEY`: "device_memory" is --device-memory. This must live as
+  /// long as `command`.
+  CLI::Option* add(CLI::App& command, std::string_view key);
+  /// --device, --device-memory, --host-memory and --compute-threads: what a model runs on.
+  void add_compute(CLI::App& command);
+  /// Sets what was given. Throws `Error{invalid_argument}`, which names the flag.
+  void apply(engine::TrainOptions& options) const;
+  /// The defaults with what was given.
+  [[nodiscard]] engine::TrainOptions options() const;
+
+ private:
+  struct Flag {
+    std::string name;
+    std::string path;
+    std::vector<std::string> texts;
+  };
+  std::list<Flag> flags_;  // CLI11 writes to where they are
+};
+
+}  // namespace spillway::cli
