@@ -133,7 +133,7 @@ void add_warmup(std::vector<Option>& table) {
       .member<&TrainOptions::schedule, &Schedule::last_batch_iteration>(
           {"last_batch_iteration",
            "A schedule of DeepSpeed continues behind this step of its own; -1 is its start."},
-          whole<std::int64_t>(-1))
+          whole<std::int64_t>(-1, 0x1p52))
       .read = read_last_iteration;
   Rows own(table, alike(is_own));
   own.member<&TrainOptions::schedule, &Schedule::minimum_lr>(

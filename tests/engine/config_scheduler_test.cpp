@@ -148,6 +148,10 @@ TEST(ConfigScheduler, RefusesWhatItCannotDoByName) {
                                     "params": {"last_batch_iteration": -2}}})")
                   .what(),
               HasSubstr("last_batch_iteration is -2; write a whole number from -1"));
+  EXPECT_THAT(test::parse_error(R"({"scheduler": {"type": "WarmupLR",
+                                    "params": {"last_batch_iteration": 9223372036854775808}}})")
+                  .what(),
+              HasSubstr("last_batch_iteration is 9223372036854775808; write a whole number"));
   EXPECT_THAT(test::parse_error(R"({"scheduler": {"type": "Cosine",
                                     "params": {"min_lr": 0, "min_ratio": 0}}})")
                   .what(),

@@ -18,6 +18,10 @@ The tables list every key of a configuration, except the keys of DeepSpeed that 
 need. This page is printed from the program's table of options
 (`build/release/tests/engine/options_print > docs/configuration.md`), and a test compares the two.
 
+A default such as "0: one epoch" is a value and what it means. A window is a piece of the data with
+`context` tokens. Blocks, tiles, tiers and rounds are explained by the vocabulary in
+[architecture.md](architecture.md).
+
 The column "resumed" says whether a resumed run may change the key. A key marked "recorded" is
 stored in `RUN/config.json`. If a run is resumed with another value of it, the error names the key.
 Such a key belongs to the mathematics or, where "layout" stands, to the layout of the state on disk.
