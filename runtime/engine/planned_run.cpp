@@ -1,0 +1,164 @@
+#include "runtime/engine/planned_run.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "runtime/engine/automatic.hpp"
+#include "runtime/engine/budgets.hpp"
+#include "runtime/engine/run_tokenizer.hpp"
+#include "runtime/engine/schedule.hpp"
+#include "runtime/engine/start_values.hpp"
+#include "runtime/plan/fastest.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// Fills a PlannedRun, in the order of its functions.
+class Planning {
+ public:
+  Planning(const TrainRequest& request, TrainObserver& observer, PlannedRun& run)
+      : request_(request), observer_(observer), run_(run) {}
+
+  void open();
+  void plan();
+
+ private:
+  void resolve_automatic();
+  void make_model();
+  void resume_model(const DeviceRecord& recorded);
+
+  const TrainRequest& request_;
+  TrainObserver& observer_;
+  PlannedRun& run_;
+};
+
+/// Whatever refuses this start does so before a file of the run is changed.
+void Planning::open() {
+  run_.config = model_of(request_, run_.claim.run());
+  run_.options = request_.options;
+  resolve(run_.options, run_.config);
+  resolve_automatic();
+  if (request_.from) check_tokenizer(request_.data, *request_.from);
+  run_.data.emplace(TrainingData::open(request_.data, run_.config, run_.options.context));
+  run_.sampler.emplace(run_.data->train.size(), run_.options.context, run_.options.order,
+                       run_.options.seed);
+  run_.steps = steps_of(run_.options, *run_.sampler);
+  check_momentum(run_.options.schedule, run_.steps);
+  run_.store_options.engine = run_.options.io_engine;
+  run_.store_options.disk_gigabytes_per_second = run_.options.disk_gbps;
+  RunConfig& now = run_.run_config;
+  now = {.id = {},
+         .model = run_.config,
+         .options = run_.options,
+         .data = std::filesystem::absolute(request_.data).string(),
+         .data_fingerprint = run_.data->fingerprint(run_.config.vocab_size)};
+  if (run_.claim.resumes()) {
+    const RunConfig& recorded = run_.claim.recorded();
+    // A schedule that was to end with the run keeps the end that it started with.
+    run_.options.schedule =
+        resolve_schedule(run_.options.schedule, recorded.options.schedule.total_steps);
+    now.options = run_.options;
+    check_same_mathematics(recorded, now);
+    resume_model(recorded.device);
+  } else {
+    run_.options.schedule = resolve_schedule(run_.options.schedule, run_.steps);
+    now.options = run_.options;
+    make_model();
+  }
+  run_.claim.prepare_state();
+  run_.store_options.directories = run_.claim.state_directories();
+  run_.store_options.owner = run_.claim.manifest().state_id;
+  for (const std::string& note : run_.claim.take_notes()) observer_.noted(note);
+}
+
+/// A resumed run keeps what it chose when it began.
+void Planning::resolve_automatic() {
+  if (run_.claim.resumes()) take_automatic(run_.options, run_.claim.recorded().options);
+  const auto budgets = [this](const TrainOptions& options, const plan::Workload& step) {
+    return make_budgets(options, request_.run, step);
+  };
+  for (const std::string& line : choose_automatic(run_.options, run_.config, budgets)) {
+    observer_.noted(line);
+  }
+}
+
+/// Operators before a byte is written: a device that cannot run leaves no run behind.
+void Planning::make_model() {
+  std::optional<DeviceRecord> origin;
+  if (request_.from && RunDirectory(*request_.from).exists()) {
+    origin = RunDirectory(*request_.from).read_config().device;
+  }
+  run_.model = make_model_runtime(run_.config, run_.options,
+                                  choose_products({.continued = origin ? &*origin : nullptr,
+                                                   .measured = run_.known.products()}));
+  run_.run_config.device = record_of(run_.options, *run_.model.ops);
+  run_.measured_products = products_of(run_.run_config.device).common(run_.known.products());
+  if (run_.measured_products > 0) {
+    observer_.noted(
+        fmt::format("{} matrix products use algorithms that were measured on this "
+                    "machine ({})",
+                    run_.measured_products, run_.known.file().string()));
+  }
+}
+
+void Planning::resume_model(const DeviceRecord& recorded) {
+  run_.model = make_model_runtime(
+      run_.config, run_.options,
+      choose_products({.resumed = &recorded, .measured = run_.known.products()}));
+  run_.run_config.device = record_of(run_.options, *run_.model.ops);
+  if (run_.run_config.device.name != recorded.name ||
+      run_.run_config.device.libraries != recorded.libraries) {
+    observer_.noted(
+        fmt::format("the run began on {} {}; on {} {} its bits may differ from those "
+                    "of an uninterrupted run",
+                    recorded.name, recorded.libraries, run_.run_config.device.name,
+                    run_.run_config.device.libraries));
+  }
+}
+
+void Planning::plan() {
+  run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options);
+  run_.budgets = make_budgets(run_.options, request_.run, run_.workload);
+  if (run_.claim.resumes()) {
+    run_.budgets.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already
+  }
+  run_.placement = place(run_.config, run_.options, run_.workload, run_.budgets);
+  const CalibrationRequest request{.config = run_.config,
+                                   .options = run_.options,
+                                   .model = run_.model,
+                                   .workload = run_.workload,
+                                   .budgets = run_.budgets,
+                                   .state_directories = run_.store_options.directories};
+  run_.tuning = tune(request, run_.placement, run_.known,
+                     [this](const std::string& text) { observer_.noted(text); });
+  tune_store(run_.tuning.drives, run_.store_options);
+  run_.profile = calibrate(request, run_.tuning);
+  plan::PlannedStep fastest = plan::fastest_placement(
+      run_.workload, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
+  run_.placement = std::move(fastest.placement);
+  run_.prediction = std::move(fastest.prediction);
+  run_.store_options.weights = disk_weights(request, run_.tuning.drives, run_.placement);
+  if (run_.options.commit_every == 0) {
+    run_.options.commit_every = planned_commit_every(run_.workload, run_.placement, run_.profile,
+                                                     run_.prediction.step_seconds);
+  }
+}
+
+}  // namespace
+
+PlannedRun::PlannedRun(const TrainRequest& request)
+    : claim({.run = request.run, .resume = request.resume, .nvme = request.options.nvme}),
+      known(request.profile) {}
+
+std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, TrainObserver& observer) {
+  auto run = std::make_unique<PlannedRun>(request);
+  Planning planning(request, observer, *run);
+  planning.open();
+  planning.plan();
+  return run;
+}
+
+}  // namespace spillway::engine

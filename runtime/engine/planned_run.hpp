@@ -1,0 +1,45 @@
+// A run of `train` from its request to its plan: claimed, checked, with a model and a placement,
+// and nothing of it trained yet. Control thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "runtime/data/sampler.hpp"
+#include "runtime/engine/calibrate.hpp"
+#include "runtime/engine/machine_tuning.hpp"
+#include "runtime/engine/run_claim.hpp"
+#include "runtime/engine/train_loop.hpp"
+#include "runtime/engine/training_data.hpp"
+
+namespace spillway::engine {
+
+struct PlannedRun {
+  explicit PlannedRun(const TrainRequest& request);
+
+  RunClaim claim;
+  MachineTuning known;  ///< what earlier runs measured of this machine
+  model::ModelConfig config;
+  TrainOptions options;  ///< resolved
+  std::optional<TrainingData> data;
+  std::optional<data::Sampler> sampler;
+  std::uint64_t steps = 0;  ///< the run ends with this one
+  nvme_swap::StoreOptions store_options;
+  RunConfig run_config;
+  ModelRuntime model;
+  std::size_t measured_products = 0;  ///< matrix products whose algorithms are taken from `known`
+  plan::Workload workload;
+  plan::Budgets budgets;
+  plan::Placement placement;
+  Tuning tuning;
+  plan::MachineProfile profile;
+  plan::Prediction prediction;
+};
+
+/// Whatever refuses the run has refused it when this returns; of the run's own files none is
+/// written yet. `request` and `observer` may go then.
+[[nodiscard]] std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request,
+                                                   TrainObserver& observer);
+
+}  // namespace spillway::engine
