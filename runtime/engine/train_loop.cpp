@@ -177,6 +177,8 @@ void Loop::train_step() {
   step_seconds_.add(result.seconds);
   report_.last_loss = result.loss;
   observer_.stepped(result, exposed, *trainer_);
+  // The step that ends the training has its line like any other.
+  check(result.diverged.empty(), ErrorCode::diverged, result.diverged);
   save_if_due();  // before an evaluation, which writes the state too
 }
 

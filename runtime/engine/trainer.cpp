@@ -247,29 +247,40 @@ double Trainer::reduce_norm() {
   return std::sqrt(total);
 }
 
+/// Of a step with a gradient that is not finite: its update is skipped, and the loss scale falls.
+void Trainer::skip(StepResult& result) {
+  result.skipped = true;
+  ++state_.skipped;
+  ++state_.skipped_in_a_row;
+  bool scales_down = false;
+  if (options_.compute == DType::fp16) {
+    if (is_at_minimum(options_.loss_scale, state_.loss_scale)) {
+      result.diverged = fmt::format(
+          "step {}: gradients overflow at the least loss scale, fp16.min_loss_scale {} "
+          "(loss {}); lower the learning rate, or resume from an earlier checkpoint",
+          result.step, options_.loss_scale.minimum, result.loss);
+      return;
+    }
+    state_.loss_scale = next_loss_scale(options_.loss_scale, state_.loss_scale, false);
+    scales_down = state_.loss_scale.hysteresis_left > 0;  // until it is at its minimum
+  }
+  if (state_.skipped_in_a_row < kMostSkipsInARow || scales_down) return;
+  result.diverged = fmt::format(
+      "step {}: {} steps in a row had non-finite gradients (loss {}, loss scale {}); "
+      "lower the learning rate, or resume from an earlier checkpoint",
+      result.step, state_.skipped_in_a_row, result.loss, result.scale);
+}
+
 /// With the norm known: apply, clip or skip. The update itself runs at the head of the next plan.
 void Trainer::decide(StepResult& result) {
-  const bool finite = std::isfinite(result.grad_norm);
   const std::uint64_t t = state_.updates + 1;
   result.lr = learning_rate(options_.schedule, t);
-  result.skipped = !finite;
-  const double scale_before = state_.loss_scale.scale;
-  if (options_.compute == DType::fp16) {
-    check(finite || !is_at_minimum(options_.loss_scale, state_.loss_scale), ErrorCode::diverged,
-          fmt::format("step {}: gradients overflow at the least loss scale, fp16.min_loss_scale {} "
-                      "(loss {}); lower the learning rate, or resume from an earlier checkpoint",
-                      result.step, options_.loss_scale.minimum, result.loss));
-    state_.loss_scale = next_loss_scale(options_.loss_scale, state_.loss_scale, finite);
-  }
-  if (!finite) {
-    ++state_.skipped;
-    ++state_.skipped_in_a_row;
-    const bool scales_down = state_.loss_scale.hysteresis_left > 0;  // until it is at its minimum
-    check(state_.skipped_in_a_row < kMostSkipsInARow || scales_down, ErrorCode::diverged,
-          fmt::format("step {}: {} steps in a row had non-finite gradients (loss {}, loss scale "
-                      "{}); lower the learning rate, or resume from an earlier checkpoint",
-                      result.step, state_.skipped_in_a_row, result.loss, scale_before));
+  if (!std::isfinite(result.grad_norm)) {
+    skip(result);
     return;
+  }
+  if (options_.compute == DType::fp16) {
+    state_.loss_scale = next_loss_scale(options_.loss_scale, state_.loss_scale, true);
   }
   state_.skipped_in_a_row = 0;
   state_.updates = t;
@@ -286,9 +297,9 @@ void Trainer::decide(StepResult& result) {
     adam.beta2 = kOneCycleBeta2;
   }
   adam.rounding_seed = options_.seed;
-  pending_.decayed = cpu_adam::make_scalars(adam, t, clip / scale_before);
+  pending_.decayed = cpu_adam::make_scalars(adam, t, clip / result.scale);
   adam.weight_decay = 0;
-  pending_.plain = cpu_adam::make_scalars(adam, t, clip / scale_before);
+  pending_.plain = cpu_adam::make_scalars(adam, t, clip / result.scale);
   pending_.pending = true;
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
@@ -29,6 +30,8 @@ struct StepResult {
   std::uint64_t tokens = 0;  ///< targets
   double seconds = 0;
   bool skipped = false;  ///< a gradient was not finite: state unchanged
+  /// Why training cannot go on after this step; empty if it can.
+  std::string diverged{};
 };
 
 struct Evaluation {
@@ -52,6 +55,8 @@ class Trainer {
   /// After `moved_on` the state is nobody's: adopt or initialize again.
   [[nodiscard]] nvme_swap::TileRead adopt(const nvme_swap::CommittedTiles& source);
 
+  /// The state after a step that diverged is whole and can be committed; another step would diverge
+  /// too.
   StepResult step(const data::TokenFile& tokens, const data::Sampler& sampler);
   /// Mean loss over all whole windows of `tokens`, in file order.
   Evaluation evaluate(const data::TokenFile& tokens);
@@ -100,6 +105,7 @@ class Trainer {
   double reduce_loss();
   double reduce_norm();
   void decide(StepResult& result);
+  void skip(StepResult& result);
   void check_tiles(const nvme_swap::StoreLayout& layout) const;
   void open_activation_store(const nvme_swap::StoreOptions& options);
 
