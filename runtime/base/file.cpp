@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
@@ -48,41 +49,6 @@ void write_all(const FileDescriptor& file, std::span<const std::byte> content,
     content = content.subspan(static_cast<std::size_t>(written));
   }
 }
-
-/// A new file beside its target. Removes itself unless it took the target's place.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const fs::path& target) {
-    // A crashed process may have left a file, and its number may have come round again.
-    for (int attempt = 0; !file_.is_open(); ++attempt) {
-      path_ = directory_of(target) /
-              fmt::format(".{}.{}.{}.tmp", target.filename().string(), ::getpid(), attempt);
-      const int descriptor =
-          ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-      if (descriptor < 0 && (errno != EEXIST || attempt == 1000)) fail(errno, "create", path_);
-      file_ = FileDescriptor(descriptor);
-    }
-  }
-  ~TemporaryFile() {
-    if (!path_.empty()) ::unlink(path_.c_str());
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-
-  void fill(std::span<const std::byte> content) {
-    write_all(file_, content, path_);
-    synchronize(file_, path_);
-  }
-
-  void replace(const fs::path& target) {
-    if (std::rename(path_.c_str(), target.c_str()) != 0) fail(errno, "rename to", target);
-    path_.clear();
-  }
-
- private:
-  fs::path path_;
-  FileDescriptor file_;
-};
 
 }  // namespace
 
@@ -142,11 +108,35 @@ void synchronize_directory(const fs::path& directory) {
   synchronize(open_file(directory, O_RDONLY | O_DIRECTORY), directory);
 }
 
+AtomicFile::AtomicFile(fs::path target) : target_(std::move(target)) {
+  // A crashed process may have left a file, and its number may have come round again.
+  for (int attempt = 0; !file_.is_open(); ++attempt) {
+    path_ = directory_of(target_) /
+            fmt::format(".{}.{}.{}.tmp", target_.filename().string(), ::getpid(), attempt);
+    const int descriptor =
+        ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (descriptor < 0 && (errno != EEXIST || attempt == 1000)) fail(errno, "create", path_);
+    file_ = FileDescriptor(descriptor);
+  }
+}
+
+AtomicFile::~AtomicFile() {
+  if (!path_.empty()) ::unlink(path_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> content) { write_all(file_, content, path_); }
+
+void AtomicFile::replace() {
+  synchronize(file_, path_);
+  if (std::rename(path_.c_str(), target_.c_str()) != 0) fail(errno, "rename to", target_);
+  path_.clear();
+  synchronize_directory(directory_of(target_));
+}
+
 void write_file_atomically(const fs::path& path, std::span<const std::byte> content) {
-  TemporaryFile temporary(path);
-  temporary.fill(content);
-  temporary.replace(path);
-  synchronize_directory(directory_of(path));
+  AtomicFile file(path);
+  file.write(content);
+  file.replace();
 }
 
 void write_file_atomically(const fs::path& path, std::string_view content) {

@@ -55,6 +55,25 @@ class FileDescriptor {
 /// `limit`. Works for files of /proc and /sys, whose size reads as 0.
 [[nodiscard]] std::string read_text_file(const std::filesystem::path& path, Bytes limit);
 
+/// A new file that takes its target's place whole, or goes. Readers see the old file or the new
+/// one, and once `replace` returns the new one is durable.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path target);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  /// Adds `content` at the end.
+  void write(std::span<const std::byte> content);
+  void replace();
+
+ private:
+  std::filesystem::path target_;
+  std::filesystem::path path_;  ///< beside the target; empty once it has taken its place
+  FileDescriptor file_;
+};
+
 /// Replaces or creates `path` in one step that survives a crash at any instant: readers see the old
 /// file or the new one, whole, and once this returns the new one is durable. On failure the old one
 /// is untouched and nothing is left beside it.

@@ -1,7 +1,12 @@
 #include "runtime/engine/step_trace.hpp"
 
 #include <chrono>
-#include <fstream>
+#include <ostream>
+#include <span>
+#include <streambuf>
+#include <string>
+
+#include "runtime/base/file.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -12,6 +17,37 @@ constexpr std::uint64_t kTracedSteps = 20;
 std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
 }
+
+/// Collects what a stream writes and hands it on in pieces. An error of the file is thrown through
+/// the stream.
+class FileBuffer final : public std::streambuf {
+ public:
+  explicit FileBuffer(AtomicFile& file) : file_(file) {}
+
+ protected:
+  std::streamsize xsputn(const char* text, std::streamsize count) override {
+    pending_.append(text, static_cast<std::size_t>(count));
+    if (pending_.size() >= kPiece) sync();
+    return count;
+  }
+  int_type overflow(int_type character) override {
+    if (traits_type::eq_int_type(character, traits_type::eof())) return 0;
+    const char text = traits_type::to_char_type(character);
+    xsputn(&text, 1);
+    return character;
+  }
+  int sync() override {
+    file_.write(std::as_bytes(std::span(pending_)));
+    pending_.clear();
+    return 0;
+  }
+
+ private:
+  static constexpr std::size_t kPiece = 64 << 10;
+
+  AtomicFile& file_;
+  std::string pending_;
+};
 
 }  // namespace
 
@@ -41,8 +77,13 @@ void StepTrace::record(const Executor& executor) {
 }
 
 void StepTrace::write(const std::filesystem::path& path) const {
-  std::ofstream file(path);
-  trace_.write_json(file);
+  AtomicFile file(path);
+  FileBuffer buffer(file);
+  std::ostream stream(&buffer);
+  stream.exceptions(std::ios::badbit);  // or the stream would keep the error to itself
+  trace_.write_json(stream);
+  stream.flush();
+  file.replace();
 }
 
 }  // namespace spillway::engine

@@ -20,7 +20,8 @@ class StepTrace {
 
   /// The step that `executor` has just run; nothing once enough steps are recorded.
   void record(const Executor& executor);
-  /// Chrome/Perfetto JSON.
+  /// Chrome/Perfetto JSON, in the place of what `path` held. Throws `Error{io_error}`, and then
+  /// leaves that.
   void write(const std::filesystem::path& path) const;
 
  private:

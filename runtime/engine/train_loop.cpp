@@ -48,6 +48,7 @@ class Loop {
   void evaluate_if_due();
   void commit();
   void commit_after_error();
+  void write_trace();
   void finish();
   [[nodiscard]] bool evaluation_due(std::uint64_t step) const;
 
@@ -218,11 +219,21 @@ void Loop::commit_after_error() {
   }
 }
 
+/// A process that had no step left to do has no trace; that of the steps before it stays. The trace
+/// is for whoever looks at the run's speed: without it the run is no less whole.
+void Loop::write_trace() {
+  if (step_seconds_.count() == 0) return;
+  try {
+    trace_->write(run_->claim.run().trace());
+  } catch (const Error& error) {
+    observer_.noted(fmt::format("the trace is not written: {}", error.what()));
+  }
+}
+
 void Loop::finish() {
   commit();
   check_present();
-  // A process that had no step left to do has no trace; that of the steps before it stays.
-  if (step_seconds_.count() > 0) trace_->write(run_->claim.run().trace());
+  write_trace();
   const Trainer& trainer = *trainer_;
   report_.steps = step_seconds_.count();
   report_.last_step = trainer.state().step;

@@ -1,12 +1,17 @@
-// metrics.jsonl and the fingerprint of the training data: what a run that goes on finds of them.
+// metrics.jsonl, trace.json and the fingerprint of the training data: what a run that goes on finds
+// of them.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <cerrno>
+#include <csignal>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/metrics_log.hpp"
+#include "runtime/engine/step_trace.hpp"
 #include "runtime/engine/training_data.hpp"
 #include "tests/engine/training_harness.hpp"
 
@@ -87,6 +92,31 @@ TEST_F(Metrics, AFileThatWasRemovedIsMissed) {
   EXPECT_THROW(log.check_present(), Error);
   std::ofstream(path_) << "another";
   EXPECT_THROW(log.check_present(), Error);
+}
+
+TEST(StepTrace, AnErrorOfItsFileIsThrownAndLeavesTheOldOne) {
+  const ScratchDirectory scratch("trace");
+  const fs::path path = scratch.path() / "trace.json";
+  const StepTrace trace(1);
+  trace.write(path);
+  const std::string before = contents(path);
+  EXPECT_FALSE(nlohmann::json::parse(before).at("traceEvents").empty());
+  // A limit on the size of files is the portable way to make write fail in the middle.
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small{.rlim_cur = before.size() / 2, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  int native = 0;
+  try {
+    trace.write(path);
+  } catch (const Error& error) {
+    native = error.native();
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_EQ(native, EFBIG);
+  EXPECT_EQ(contents(path), before);
+  EXPECT_EQ(std::distance(fs::directory_iterator(scratch.path()), {}), 1);
 }
 
 class Data : public testing::Test {

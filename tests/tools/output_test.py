@@ -87,6 +87,17 @@ class Output(ProgramTestCase):
             self.assertTrue(json.loads(out)["interrupted"])
             self.assertEqual(json.loads(out)["last_step"], len(self.metrics(run)))
 
+    def test_a_trace_that_cannot_be_written_is_told_and_fails_no_run(self):
+        (self.folder / "run").mkdir()
+        self.expect_trained(self.run_program(*self.train("run", 2)), "run", 2)
+        trace = self.folder / "run" / "trace.json"
+        trace.unlink()
+        trace.mkdir()
+        done = self.run_program(*self.train("run", 5, "--resume"))
+        self.expect_trained(done, "run", 5)
+        self.assertRegex(done.stderr, r"the trace is not written: .*trace\.json.*Is a directory")
+        self.assertEqual(list((self.folder / "run").glob(".*")), [])
+
     def test_nohup_is_obeyed(self):
         child = self.start(*self.train("run", 60, "--json"), stdout=subprocess.PIPE,
                            stderr=subprocess.DEVNULL,
