@@ -87,6 +87,23 @@ class Output(ProgramTestCase):
             self.assertTrue(json.loads(out)["interrupted"])
             self.assertEqual(json.loads(out)["last_step"], len(self.metrics(run)))
 
+    def test_a_second_hang_up_later_ends_the_process(self):
+        config = json.loads((self.folder / "train.json").read_text())
+        config["spillway"]["eval_every"] = 1
+        self.write("train.json", json.dumps(config))
+        os.truncate(self.write("data/val.bin", ""), 100_000_000)  # minutes of evaluation
+        child = self.start(*self.train("run", 100), stdout=subprocess.DEVNULL,
+                           stderr=subprocess.PIPE)
+        self.addCleanup(child.stderr.close)
+        self.wait_for_steps("run", 1)
+        child.send_signal(signal.SIGHUP)
+        said = b""
+        while b"again to stop now" not in said:
+            said += os.read(child.stderr.fileno(), 4096)
+        time.sleep(2.5)  # longer than the hang-ups of one terminal that closes
+        child.send_signal(signal.SIGHUP)
+        self.assertEqual(child.wait(SECONDS), -signal.SIGHUP)
+
     def test_a_trace_that_cannot_be_written_is_told_and_fails_no_run(self):
         (self.folder / "run").mkdir()
         self.expect_trained(self.run_program(*self.train("run", 2)), "run", 2)

@@ -5,6 +5,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <ctime>
 #include <limits>
 #include <string_view>
 
@@ -21,7 +22,11 @@ constexpr std::uint64_t kSaving = std::numeric_limits<std::uint64_t>::max();
 std::atomic<int> requests{0};
 std::atomic<std::uint64_t> current_step{kBeforeSteps};
 std::atomic<bool> on_terminal{false};
+std::atomic<std::int64_t> first_hangup{0};  // in milliseconds of the clock; 0: there was none
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a handler must not wait");
+
+/// A terminal that closes hangs up more than once: its shell does, and then the system.
+constexpr std::int64_t kOneHangupMs = 2000;
 
 /// Text put together without the heap.
 class SignalText {
@@ -70,11 +75,25 @@ void acknowledge() {
   tell_text(line.text());
 }
 
+std::int64_t now_ms() {
+  struct timespec now {};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
+
+/// Whether this hang-up is another than the first one.
+bool hangs_up_again() {
+  std::int64_t first = 0;
+  const std::int64_t now = now_ms();
+  return !first_hangup.compare_exchange_strong(first, now) && now - first >= kOneHangupMs;
+}
+
 void on_signal(int signal) {
   const int saved = errno;
+  const bool again = signal != SIGHUP || hangs_up_again();
   if (requests.fetch_add(1) == 0) {
     acknowledge();
-  } else if (signal != SIGHUP) {
+  } else if (again) {
     std::signal(signal, SIG_DFL);
     std::raise(signal);  // delivered when this handler returns
   }

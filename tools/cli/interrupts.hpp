@@ -1,7 +1,7 @@
 // Interrupts: the signals that ask a training run to end, and what the user is told at once.
 //
-// SIGINT, SIGTERM and SIGHUP ask to finish the step and save; SIGINT or SIGTERM again ends the
-// process. SIGHUP only ever asks, as a terminal that closes sends more than one. Whoever started
+// SIGINT, SIGTERM and SIGHUP ask to finish the step and save; another one ends the process. A
+// terminal that closes sends more than one SIGHUP: those of two seconds are one. Whoever started
 // the process with SIGHUP ignored (nohup) is obeyed. One object at a time; the handlers stay
 // installed.
 #pragma once
