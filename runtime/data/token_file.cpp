@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <bit>
@@ -37,6 +38,19 @@ class TokenFile::Implementation {
   Implementation(Implementation&&) = delete;
 
   [[nodiscard]] std::uint64_t size() const { return bytes_ / size_of(type_); }
+
+  [[nodiscard]] FileStamp stamp() const {
+    struct stat status {};
+    if (::fstat(file_.get(), &status) != 0)
+      throw_errno(errno, fmt::format("stat {}", path_.string()));
+    const auto nanoseconds = [](const timespec& time) {
+      return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+    };
+    return {.bytes = static_cast<std::uint64_t>(status.st_size),
+            .inode = status.st_ino,
+            .modified_ns = nanoseconds(status.st_mtim),
+            .changed_ns = nanoseconds(status.st_ctim)};
+  }
 
   void read(std::uint64_t first, std::span<std::int32_t> target, std::uint32_t vocab_size) const {
     if (target.size() > size() || first > size() - target.size()) {
@@ -102,6 +116,7 @@ TokenFile::~TokenFile() = default;
 TokenFile::TokenFile(TokenFile&&) noexcept = default;
 
 std::uint64_t TokenFile::size() const { return implementation_->size(); }
+FileStamp TokenFile::stamp() const { return implementation_->stamp(); }
 
 void TokenFile::read(std::uint64_t first, std::span<std::int32_t> target,
                      std::uint32_t vocab_size) const {

@@ -16,6 +16,8 @@
 namespace spillway::engine {
 namespace {
 
+constexpr std::uint64_t kLongRead = (2_GiB).value();
+
 /// Fills a PlannedRun, in the order of its functions.
 class Planning {
  public:
@@ -27,6 +29,7 @@ class Planning {
 
  private:
   void resolve_automatic();
+  [[nodiscard]] DataIdentity recognise_data() const;
   void make_model();
   void resume_model(const DeviceRecord& recorded);
 
@@ -54,7 +57,7 @@ void Planning::open() {
          .model = run_.config,
          .options = run_.options,
          .data = std::filesystem::absolute(request_.data).string(),
-         .data_fingerprint = run_.data->fingerprint(run_.config.vocab_size)};
+         .identity = recognise_data()};
   if (run_.claim.resumes()) {
     const RunConfig& recorded = run_.claim.recorded();
     // A schedule that was to end with the run keeps the end that it started with.
@@ -83,6 +86,17 @@ void Planning::resolve_automatic() {
   for (const std::string& line : choose_automatic(run_.options, run_.config, budgets)) {
     observer_.noted(line);
   }
+}
+
+/// A resumed run knows the file again, if nobody has touched it.
+DataIdentity Planning::recognise_data() const {
+  const DataIdentity known = run_.claim.resumes() ? run_.claim.recorded().identity : DataIdentity{};
+  const data::FileStamp file = run_.data->train.stamp();
+  if (known.stamp != file && file.bytes > kLongRead) {
+    observer_.noted(fmt::format("reading all {} of train.bin once, to know it again",
+                                format_bytes(Bytes{file.bytes})));
+  }
+  return run_.data->identity(run_.config.vocab_size, known);
 }
 
 /// Operators before a byte is written: a device that cannot run leaves no run behind.

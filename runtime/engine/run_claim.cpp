@@ -270,9 +270,11 @@ void RunClaim::record(RunConfig& config) {
     return;
   }
   if (changed_) run_.write_manifest(manifest_);
-  // A copy that was killed between the two has the id of its original in its configuration.
-  if (recorded_->id != manifest_.id) {
+  // A copy that was killed between the two has the id of its original in its configuration. Data
+  // that was moved is known by its new stamp from now on.
+  if (recorded_->id != manifest_.id || recorded_->identity.stamp != config.identity.stamp) {
     recorded_->id = manifest_.id;
+    recorded_->identity.stamp = config.identity.stamp;
     run_.write_config(*recorded_);
   }
   if (!changed_) return;

@@ -12,6 +12,20 @@ namespace {
 
 using nlohmann::json;
 
+json to_json(const data::FileStamp& stamp) {
+  return {{"bytes", stamp.bytes},
+          {"inode", stamp.inode},
+          {"modified_ns", stamp.modified_ns},
+          {"changed_ns", stamp.changed_ns}};
+}
+
+data::FileStamp stamp_of(const json& stamp) {
+  return {.bytes = stamp.at("bytes"),
+          .inode = stamp.at("inode"),
+          .modified_ns = stamp.at("modified_ns"),
+          .changed_ns = stamp.at("changed_ns")};
+}
+
 }  // namespace
 
 void RunDirectory::write_config(const RunConfig& config) const {
@@ -20,7 +34,8 @@ void RunDirectory::write_config(const RunConfig& config) const {
   document["model"] = json::parse(model::to_config_json(config.model, config.options.compute));
   document["train"] = json::parse(to_config_json(config.options));
   document["data"] = config.data;
-  document["data_fingerprint"] = fmt::format("{:016x}", config.data_fingerprint);
+  document["data_fingerprint"] = fmt::format("{:016x}", config.identity.fingerprint);
+  if (config.identity.stamp) document["data_stamp"] = to_json(*config.identity.stamp);
   document["device"] = {{"name", config.device.name},
                         {"libraries", config.device.libraries},
                         {"algorithms", config.device.algorithms}};
@@ -43,8 +58,9 @@ RunConfig RunDirectory::read_config() const {
   result.model = model::parse_model_config(document["model"].dump(), origin);
   result.options = parse_train_config(document["train"].dump(), origin).options;
   result.data = document["data"].get<std::string>();
-  result.data_fingerprint =
+  result.identity.fingerprint =
       std::stoull(document["data_fingerprint"].get<std::string>(), nullptr, 16);
+  if (document.contains("data_stamp")) result.identity.stamp = stamp_of(document["data_stamp"]);
   const json device = document.value("device", json::object());
   result.device = {.name = device.value("name", std::string("host")),
                    .libraries = device.value("libraries", std::string()),
@@ -74,7 +90,7 @@ std::vector<std::string> differences_in_mathematics(const RunConfig& recorded,
   model_before.source_json.clear();  // its spelling is free
   model_after.source_json.clear();
   if (!(model_before == model_after)) differences.emplace_back("the model's config.json differs");
-  if (recorded.data_fingerprint != now.data_fingerprint) {
+  if (recorded.identity.fingerprint != now.identity.fingerprint) {
     differences.emplace_back("the training tokens differ");
   }
   return differences;

@@ -10,6 +10,7 @@
 #include "runtime/base/run_id.hpp"
 #include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/train_options.hpp"
+#include "runtime/engine/training_data.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/workload.hpp"
 
@@ -20,9 +21,9 @@ struct RunConfig {
   RunId id{};
   model::ModelConfig model;
   TrainOptions options;
-  std::string data;                    ///< the data directory, as given
-  std::uint64_t data_fingerprint = 0;  ///< of the training tokens; resume compares it
-  DeviceRecord device{};               ///< where the run began
+  std::string data;         ///< the data directory, as given
+  DataIdentity identity{};  ///< of the training tokens; resume compares the fingerprint
+  DeviceRecord device{};    ///< where the run began
 };
 
 /// What RUN/manifest.json says: who the run is and where its state lies. Written once the swap

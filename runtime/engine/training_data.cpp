@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <span>
 #include <vector>
 
@@ -13,7 +14,25 @@ namespace spillway::engine {
 namespace {
 
 constexpr std::uint64_t kBlock = 64 << 10;  ///< tokens
-constexpr std::uint64_t kSampledBlocks = 2048;
+/// Longer than the steps in which any file system counts time.
+constexpr std::int64_t kSettledNs = 2'000'000'000;
+
+std::int64_t now_ns() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+std::uint64_t fingerprint_of(const data::TokenFile& file, std::uint32_t vocab_size) {
+  const std::uint64_t size = file.size();
+  std::vector<std::uint64_t> parts{size};
+  std::vector<std::int32_t> tokens(std::min(size, kBlock));
+  for (std::uint64_t first = 0; first < size; first += kBlock) {
+    const auto part = std::span(tokens).first(std::min(kBlock, size - first));
+    file.read(first, part, vocab_size);
+    parts.push_back(nvme_swap::checksum_of(std::as_bytes(part)));
+  }
+  return nvme_swap::checksum_of(std::as_bytes(std::span(parts)));
+}
 
 void check_validation(const data::TokenFile& tokens, const std::filesystem::path& path,
                       std::uint32_t context, std::uint32_t vocab_size) {
@@ -45,21 +64,13 @@ TrainingData TrainingData::open(const std::filesystem::path& directory,
   return data;
 }
 
-std::uint64_t TrainingData::fingerprint(std::uint32_t vocab_size) const {
-  const std::uint64_t size = train.size();
-  const std::uint64_t blocks = (size + kBlock - 1) / kBlock;
-  const std::uint64_t sampled = std::min(blocks, kSampledBlocks);
-  std::vector<std::uint64_t> parts{size};
-  std::vector<std::int32_t> tokens(std::min(size, kBlock));
-  for (std::uint64_t i = 0; i < sampled; ++i) {
-    // The last sample is the last block; without gaps where all are taken.
-    const std::uint64_t block = sampled == 1 ? 0 : i * (blocks - 1) / (sampled - 1);
-    const std::uint64_t first = block * kBlock;
-    const auto part = std::span(tokens).first(std::min(kBlock, size - first));
-    train.read(first, part, vocab_size);
-    parts.push_back(nvme_swap::checksum_of(std::as_bytes(part)));
-  }
-  return nvme_swap::checksum_of(std::as_bytes(std::span(parts)));
+DataIdentity TrainingData::identity(std::uint32_t vocab_size, const DataIdentity& known) const {
+  const data::FileStamp before = train.stamp();
+  if (known.stamp == before) return known;
+  const bool settled = now_ns() - before.changed_ns >= kSettledNs;
+  DataIdentity identity{.fingerprint = fingerprint_of(train, vocab_size)};
+  if (settled && train.stamp() == before) identity.stamp = before;
+  return identity;
 }
 
 }  // namespace spillway::engine

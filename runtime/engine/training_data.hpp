@@ -11,6 +11,15 @@
 
 namespace spillway::engine {
 
+/// By what the training tokens are known again.
+struct DataIdentity {
+  /// XXH3 over the number of training tokens and every one of them, in blocks of 64 Ki.
+  std::uint64_t fingerprint = 0;
+  /// Of the file when they were read. Absent where it had changed so short a time before that
+  /// another change could have the same time.
+  std::optional<data::FileStamp> stamp{};
+};
+
 struct TrainingData {
   data::Meta meta;
   data::TokenFile train;
@@ -23,9 +32,10 @@ struct TrainingData {
   [[nodiscard]] static TrainingData open(const std::filesystem::path& directory,
                                          const model::ModelConfig& config, std::uint32_t context);
 
-  /// XXH3 over the number of training tokens and the tokens themselves: all of up to 128 Mi tokens,
-  /// of more 2,048 blocks of 64 Ki at equal distances, the first and the last among them.
-  [[nodiscard]] std::uint64_t fingerprint(std::uint32_t vocab_size) const;
+  /// Reads every training token, unless they are in the file that `known` was made of, untouched
+  /// since. Throws `Error{corrupt_data}` naming a token that the vocabulary lacks.
+  [[nodiscard]] DataIdentity identity(std::uint32_t vocab_size,
+                                      const DataIdentity& known = {}) const;
 };
 
 }  // namespace spillway::engine

@@ -213,7 +213,7 @@ TEST(OptionsTable, WhatIsSwitchedOffDoesNotCount) {
 TEST(OptionsTable, TheDataAndTheModelAreComparedToo) {
   RunConfig recorded;
   RunConfig now;
-  now.data_fingerprint = 1;
+  now.identity.fingerprint = 1;
   EXPECT_THAT(differences_in_mathematics(recorded, now),
               testing::ElementsAre("the training tokens differ"));
   now = recorded;

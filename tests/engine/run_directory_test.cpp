@@ -22,6 +22,8 @@ void replace(const std::filesystem::path& path, const std::string& text) {
 }
 
 constexpr RunId kId{{1, 2}};
+constexpr data::FileStamp kStamp{
+    .bytes = 1, .inode = 2, .modified_ns = -3, .changed_ns = 1'800'000'000'123'456'789};
 
 class SealedFiles : public testing::Test {
  protected:
@@ -31,7 +33,7 @@ class SealedFiles : public testing::Test {
          .model = tiny_gpt2(),
          .options = {},
          .data = "some/text",
-         .data_fingerprint = 7,
+         .identity = {.fingerprint = 7, .stamp = kStamp},
          .device = {.name = "A GPU", .libraries = "cuBLASLt 130100", .algorithms = "{\"a\": 1}"}});
     run_.write_manifest({.id = kId,
                          .earlier_ids = {RunId{{3, 4}}},
@@ -79,7 +81,8 @@ TEST_F(SealedFiles, SayWhatWasWritten) {
   EXPECT_EQ(config.device.libraries, "cuBLASLt 130100");
   EXPECT_EQ(config.device.algorithms, "{\"a\": 1}");
   EXPECT_EQ(config.data, "some/text");
-  EXPECT_EQ(config.data_fingerprint, 7U);
+  EXPECT_EQ(config.identity.fingerprint, 7U);
+  EXPECT_EQ(config.identity.stamp, kStamp);
   EXPECT_EQ(config.model.width, tiny_gpt2().width);
   EXPECT_EQ(config.id, kId);
   const RunManifest manifest = run_.read_manifest();

@@ -4,10 +4,12 @@
 #include <sys/resource.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/metrics_log.hpp"
@@ -128,7 +130,7 @@ class Data : public testing::Test {
   [[nodiscard]] TrainingData open(std::uint32_t context = 16) const {
     return TrainingData::open(scratch_.path(), tiny_gpt2(), context);
   }
-  [[nodiscard]] std::uint64_t fingerprint() const { return open().fingerprint(67); }
+  [[nodiscard]] std::uint64_t fingerprint() const { return open().identity(67).fingerprint; }
 
   ScratchDirectory scratch_{"training-data"};
 };
@@ -146,6 +148,48 @@ TEST_F(Data, AChangedTokenAnywhereChangesTheFingerprint) {
   }
   std::ofstream(scratch_.path() / "train.bin", std::ios::binary) << text.substr(0, text.size() - 2);
   EXPECT_NE(fingerprint(), before);
+}
+
+TEST_F(Data, ATokenBeyondAHundredMillionsIsNoticedToo) {
+  // Zeros that take no space, in blocks of 64 Ki of which one more than 2,048 holds the change.
+  const fs::path path = scratch_.path() / "train.bin";
+  const std::uint64_t tokens = 2049 * std::uint64_t{65'536};
+  fs::resize_file(path, 0);
+  fs::resize_file(path, 2 * tokens);
+  const std::uint64_t before = fingerprint();
+  for (const std::uint64_t token : {tokens - 65'536 - 7, tokens / 2}) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(2 * token));
+    file.put(1);
+    file.close();
+    const std::uint64_t now = fingerprint();
+    EXPECT_NE(now, before) << token;
+    fs::resize_file(path, 0);
+    fs::resize_file(path, 2 * tokens);
+  }
+}
+
+TEST_F(Data, IsReadAgainWhereAnybodyMayHaveChangedIt) {
+  const fs::path path = scratch_.path() / "train.bin";
+  const DataIdentity fresh = open().identity(67);
+  EXPECT_FALSE(fresh.stamp.has_value()) << "a change in the same instant would go unnoticed";
+  std::this_thread::sleep_for(std::chrono::milliseconds(2100));
+  DataIdentity known = open().identity(67, fresh);
+  ASSERT_TRUE(known.stamp.has_value());
+  EXPECT_EQ(known.fingerprint, fresh.fingerprint);
+  // What is known of an untouched file is believed, which shows that it is not read.
+  known.fingerprint = 5;
+  EXPECT_EQ(open().identity(67, known).fingerprint, 5U);
+  // Touched, its content changed behind the old time of modification, and put in another's place.
+  fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_EQ(open().identity(67, known).fingerprint, fresh.fingerprint);
+  const auto time = fs::last_write_time(path);
+  std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).put(1);
+  fs::last_write_time(path, time);
+  EXPECT_NE(open().identity(67, known).fingerprint, 5U);
+  fs::copy_file(path, scratch_.path() / "copy");
+  fs::rename(scratch_.path() / "copy", path);
+  EXPECT_NE(open().identity(67, known).fingerprint, 5U);
 }
 
 TEST_F(Data, ValidationThatNoEvaluationCouldReadIsRefusedAtTheStart) {
