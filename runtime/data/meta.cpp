@@ -54,6 +54,15 @@ std::uint32_t parse_vocab_size(const json& fields, std::string_view origin) {
   return found->get<std::uint32_t>();
 }
 
+/// Of a string that may be absent.
+std::optional<std::string> parse_text(const json& fields, std::string_view key,
+                                      std::string_view origin) {
+  const auto found = fields.find(key);
+  if (found == fields.end()) return std::nullopt;
+  if (!found->is_string()) refuse(origin, fmt::format("`{}` is not a string", key));
+  return found->get<std::string>();
+}
+
 std::u32string parse_characters(const json& fields, std::string_view origin) {
   const auto found = fields.find("characters");
   if (found == fields.end()) return {};
@@ -113,10 +122,8 @@ Meta parse_meta(std::string_view json_text, std::string_view origin) {
     if (!found->is_string()) refuse(origin, "`tokenizer` is not a string");
     meta.tokenizer = found->get<std::string>();
   }
-  if (const auto found = fields.find("tokenizer_crc32"); found != fields.end()) {
-    if (!found->is_string()) refuse(origin, "`tokenizer_crc32` is not a string");
-    meta.tokenizer_crc32 = found->get<std::string>();
-  }
+  meta.tokenizer_crc32 = parse_text(fields, "tokenizer_crc32", origin);
+  meta.tokenizer_rules_crc32 = parse_text(fields, "tokenizer_rules_crc32", origin);
   meta.characters = parse_characters(fields, origin);
   check_consistent(meta, origin);
   return meta;
@@ -141,6 +148,7 @@ std::string to_meta_json(const Meta& meta) {
   fields["vocab_size"] = meta.vocab_size;
   if (meta.tokenizer) fields["tokenizer"] = *meta.tokenizer;
   if (meta.tokenizer_crc32) fields["tokenizer_crc32"] = *meta.tokenizer_crc32;
+  if (meta.tokenizer_rules_crc32) fields["tokenizer_rules_crc32"] = *meta.tokenizer_rules_crc32;
   if (!meta.characters.empty()) {
     std::string text;
     for (const char32_t character : meta.characters) detail::append_utf8(text, character);

@@ -28,8 +28,9 @@ struct Meta {
   /// Of `chars`: the code point of each token id, strictly ascending; else empty. In the file it is
   /// one string, `characters`.
   std::u32string characters;
-  /// Of a tokenizer with a path: the fingerprint that model/tokenizer_files.hpp defines.
+  /// Of a tokenizer with a path: both parts of what model/tokenizer_fingerprint.hpp defines.
   std::optional<std::string> tokenizer_crc32{};
+  std::optional<std::string> tokenizer_rules_crc32{};
 
   bool operator==(const Meta&) const = default;
 };
@@ -40,7 +41,8 @@ struct Meta {
 }
 
 /// Reads the text of a meta.json; `origin` names it in errors. Keys other than `dtype`,
-/// `vocab_size`, `tokenizer`, `tokenizer_crc32` and `characters` are left to whoever wrote them.
+/// `vocab_size`, `tokenizer`, `tokenizer_crc32`, `tokenizer_rules_crc32` and `characters` are left
+/// to whoever wrote them.
 /// Throws `Error{corrupt_data}` naming the key when the fields are missing or contradict each
 /// other.
 [[nodiscard]] Meta parse_meta(std::string_view json_text, std::string_view origin);

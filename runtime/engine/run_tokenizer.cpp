@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <string_view>
 
 #include "runtime/base/error.hpp"
 #include "runtime/data/tokenizer.hpp"
 #include "runtime/engine/run_directory.hpp"
 #include "runtime/model/tokenizer_files.hpp"
+#include "runtime/model/tokenizer_fingerprint.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -18,11 +20,23 @@ bool is_built_in(const std::string& tokenizer) {
   return tokenizer == data::kBytesTokenizer || tokenizer == data::kCharsTokenizer;
 }
 
-/// Of the tokenizer that made the data: what meta.json recorded, else what lies where it says.
-std::optional<std::string> fingerprint_of(const data::Meta& meta) {
-  if (meta.tokenizer_crc32) return meta.tokenizer_crc32;
-  if (!meta.tokenizer || is_built_in(*meta.tokenizer)) return std::nullopt;
-  return model::tokenizer_fingerprint(*meta.tokenizer);
+/// In what the tokenizer that made the data differs from `wanted`; empty if it is not known to. It
+/// is what meta.json recorded, else what lies where it says.
+std::string_view difference(const data::Meta& meta, const model::TokenizerFingerprint& wanted) {
+  if (is_built_in(*meta.tokenizer)) return "another one";
+  auto tokens = meta.tokenizer_crc32;
+  auto rules = meta.tokenizer_rules_crc32;
+  if (!tokens && !rules) {
+    if (const auto found = model::tokenizer_fingerprint(*meta.tokenizer)) {
+      tokens = found->tokens;
+      rules = found->rules;
+    }
+  }
+  if (tokens && *tokens != wanted.tokens) return "another one, with other tokens or merges";
+  if (rules && *rules != wanted.rules) {
+    return "another one, which has these tokens but normalizes or splits text in another way";
+  }
+  return {};
 }
 
 }  // namespace
@@ -37,13 +51,11 @@ void check_tokenizer(const fs::path& data, const fs::path& model) {
   const fs::path directory = tokenizer_directory(model);
   const auto wanted = model::tokenizer_fingerprint(directory);
   if (!wanted) return;
-  const auto used = fingerprint_of(meta);
-  const bool differs = used ? *used != *wanted : is_built_in(*meta.tokenizer);
-  check(
-      !differs, ErrorCode::invalid_argument,
-      fmt::format("the tokens in {} were made with the tokenizer {}, and {} has another one; make "
-                  "them with tools/python/spillway_tokenize.py {} TEXT... --out DIR",
-                  data.string(), *meta.tokenizer, model.string(), directory.string()));
+  const std::string_view other = difference(meta, *wanted);
+  check(other.empty(), ErrorCode::invalid_argument,
+        fmt::format("the tokens in {} were made with the tokenizer {}, and {} has {}; make them "
+                    "with tools/python/spillway_tokenize.py {} TEXT... --out DIR",
+                    data.string(), *meta.tokenizer, model.string(), other, directory.string()));
 }
 
 void keep_tokenizer(const TokenizerToKeep& keep) {

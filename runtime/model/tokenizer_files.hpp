@@ -5,7 +5,6 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,11 +20,5 @@ void copy_tokenizer_files(const std::filesystem::path& directory,
 
 /// The text of one of them.
 [[nodiscard]] std::string read_tokenizer_file(const std::filesystem::path& path);
-
-/// Eight hexadecimal digits that two tokenizers share if they have the same tokens with the same
-/// ids and the same merges, however their files are written: the CRC-32 of "ID TOKEN" lines in
-/// order of id and then of the merges' lines, joined by line feeds. `path`: a tokenizer.json, or a
-/// directory with one; absent without it. Throws `Error{corrupt_data}` if it is no tokenizer.
-[[nodiscard]] std::optional<std::string> tokenizer_fingerprint(const std::filesystem::path& path);
 
 }  // namespace spillway::model

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import zlib
@@ -57,6 +58,7 @@ def test_writes_what_the_tokenizer_says(hf_dir, text, tmp_path):
     assert len(train) == int(len(one + one) * 0.75)
     meta = json.loads((out / "meta.json").read_text())
     assert meta.pop("tokenizer_crc32") == fingerprint(tokenizer)
+    assert re.fullmatch("[0-9a-f]{8}", meta.pop("tokenizer_rules_crc32"))
     assert meta == {"dtype": "uint16", "vocab_size": tokenizer.get_vocab_size(),
                     "tokenizer": str(hf_dir)}
     assert sorted(os.listdir(out)) == ["meta.json", "train.bin", "val.bin"]

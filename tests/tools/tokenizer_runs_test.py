@@ -2,10 +2,14 @@
 of another tokenizer. usage: tokenizer_runs_test.py PROGRAM"""
 import json
 import shutil
+import sys
 import unittest
 import zlib
 
-from program_test_case import CONFIG, ProgramTestCase
+from program_test_case import CONFIG, ROOT, ProgramTestCase
+
+sys.path.append(str(ROOT / "tools" / "python"))
+import spillway_tokenize
 
 MERGES = ["a b", "ab c"]
 SMALL_FILES = {
@@ -22,7 +26,7 @@ def tokenizer(tokens, merges) -> str:
 
 
 TOKENS = [f"é{i}" for i in range(255)]
-# As runtime/model/tokenizer_files.hpp says it: lines of the ids and tokens, then of the merges.
+# As tokenizer_fingerprint.hpp says it: lines of the ids and tokens, then of the merges.
 LINES = [f"{i} {token}" for i, token in enumerate(TOKENS)] + ["255 <end>"] + MERGES
 CRC32 = f"{zlib.crc32(chr(10).join(LINES).encode()):08x}"
 
@@ -120,6 +124,95 @@ class TokenizerRuns(ProgramTestCase):
         self.done(*self.start("run", "--from", "hf"))
         self.describe()  # made by somebody who did not say with what
         self.done(*self.start("run2", "--from", "hf"))
+
+
+def written(**parts) -> dict:
+    """A tokenizer.json whose `parts` are not the usual ones."""
+    model = {**json.loads(tokenizer(TOKENS, MERGES))["model"], "dropout": None, "unk_token": None,
+             "ignore_merges": False, **parts.pop("model", {})}
+    end = {"id": 255, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False,
+           "normalized": False, "special": True, **parts.pop("added", {})}
+    return {"version": "1.0", "truncation": None, "added_tokens": [end], "normalizer": None,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False,
+                              "trim_offsets": True, "use_regex": True},
+            "post_processor": None, "decoder": None, "model": model, **parts}
+
+
+def metaspace(**settings) -> dict:
+    return {"type": "Sequence", "pretokenizers": [
+        {"type": "Metaspace", "replacement": "\u2581", **settings}]}
+
+
+SPLIT = {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}| "}, "behavior": "Isolated"}
+UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": [[token, -1.0 / (3 + i)] for i, token
+                                                     in enumerate(TOKENS + ["<end>"])]}
+OTHER_SCORE = {**UNIGRAM, "vocab": [["\u00e90", -0.25], *UNIGRAM["vocab"][1:]]}
+DIFFERENT = [
+    (written(), written(normalizer={"type": "NFC"})),
+    (written(normalizer={"type": "NFC"}), written(normalizer={"type": "NFKC"})),
+    (written(), written(pre_tokenizer=None)),
+    (written(), written(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True})),
+    (written(), written(pre_tokenizer={"type": "ByteLevel", "use_regex": False})),
+    (written(pre_tokenizer=SPLIT), written(pre_tokenizer={**SPLIT, "invert": True})),
+    (written(pre_tokenizer=metaspace()), written(pre_tokenizer=metaspace(add_prefix_space=False))),
+    (written(), written(added={"lstrip": True})),
+    (written(), written(added={"normalized": True})),
+    (written(), written(model={"ignore_merges": True})),
+    (written(), written(model={"unk_token": "\u00e91"})),
+    (written(), written(model={"byte_fallback": True})),
+    (written(), written(model={"dropout": 0.1})),
+    (written(model={"dropout": 0.1}), written(model={"dropout": 0.2})),
+    (written(model=UNIGRAM), written(model=OTHER_SCORE)),
+]
+SAME = [
+    (written(), dict(reversed(written().items()))),
+    (written(), written(decoder={"type": "ByteLevel"}, post_processor={"type": "ByteLevel"},
+                        truncation={"max_length": 5, "strategy": "LongestFirst"})),
+    (written(), written(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": False,
+                                       "trim_offsets": False})),
+    (written(), written(model={"type": None, "fuse_unk": False, "end_of_word_suffix": ""})),
+    (written(pre_tokenizer=metaspace(add_prefix_space=True, str_rep="\u2581")),
+     written(pre_tokenizer=metaspace(prepend_scheme="always", split=True))),
+    (written(pre_tokenizer=metaspace(add_prefix_space=False)),
+     written(pre_tokenizer=metaspace(prepend_scheme="never", split=True))),
+    (written(model=UNIGRAM), written(model=UNIGRAM, added={"content": "<end>"})),
+]
+
+
+class Rules(ProgramTestCase):
+    """What says how text becomes tokens, beside the tokens. The helper that makes the data and the
+    program that compares have each their own code for it."""
+
+    def setUp(self):
+        super().setUp()
+        self.assertEqual(self.run_program(*self.train("run", 1)).returncode, 0)
+        self.assertEqual(self.run_program("export", "run", "hf").returncode, 0)
+
+    def compare(self, of_data, of_model, record):
+        """The exit code and what is said of data of one tokenizer for a model with the other."""
+        made_with = self.write("other.json", json.dumps(of_data))
+        self.write("hf/tokenizer.json", json.dumps(of_model, indent=1))
+        meta = {"dtype": "uint16", "vocab_size": 256, "tokenizer": str(made_with)}
+        if record:
+            of_tokens, of_rules = spillway_tokenize.fingerprint(made_with)
+            meta |= {"tokenizer_crc32": of_tokens, "tokenizer_rules_crc32": of_rules}
+        self.write("data/meta.json", json.dumps(meta))
+        done = self.run_program("eval", "--model", "hf", "--data", "data")
+        return done.returncode, done.stderr
+
+    def test_that_differ_are_refused(self):
+        for number, pair in enumerate(DIFFERENT):
+            for of_data, of_model in (pair, pair[::-1]):
+                with self.subTest(number=number):
+                    code, said = self.compare(of_data, of_model, number % 2 == 0)
+                    self.assertEqual(code, 2, said)
+                    self.assertIn("normalizes or splits text in another way", said)
+
+    def test_that_are_written_in_another_way_are_taken(self):
+        for number, pair in enumerate(SAME + [(one, one) for one, _ in DIFFERENT]):
+            with self.subTest(number=number):
+                code, said = self.compare(*pair, record=True)
+                self.assertEqual(code, 0, said)
 
 
 class TextFiles(ProgramTestCase):

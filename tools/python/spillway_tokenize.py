@@ -20,6 +20,7 @@ import array
 import json
 import os
 import stat
+import struct
 import sys
 import zlib
 
@@ -39,8 +40,62 @@ def tokenizer_file(hf_dir):
     return of_run if os.path.isfile(of_run) and not os.path.isfile(of_checkpoint) else of_checkpoint
 
 
+def crc32(text):
+    return f"{zlib.crc32(text if isinstance(text, bytes) else text.encode()):08x}"
+
+
+def settled(value):
+    """What versions of the library write in two ways, in one."""
+    if isinstance(value, list):
+        return [settled(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    value = {key: settled(each) for key, each in value.items()}
+    if value.get("type") == "ByteLevel":
+        value.pop("trim_offsets", None)
+        value.setdefault("use_regex", True)
+    elif value.get("type") == "Metaspace":
+        never = value.pop("add_prefix_space", True) is False
+        value.setdefault("prepend_scheme", "never" if never else "always")
+        value.setdefault("split", True)
+        value.pop("str_rep", None)
+    return value
+
+
+def as_bytes(value):
+    if isinstance(value, str):
+        return f"{len(value.encode())}:{value}".encode()
+    if value is True:
+        return b"t"
+    if isinstance(value, (int, float)) and value is not False:
+        return b"n" + struct.pack(">d", value).hex().encode()
+    if isinstance(value, list):
+        return b"[" + b"".join(map(as_bytes, value)) + b"]"
+    if isinstance(value, dict):
+        told = sorted((key.encode(), key) for key, each in value.items()
+                      if each is not None and each is not False and each not in ("", [], {}))
+        return b"{" + b"".join(as_bytes(key) + as_bytes(value[key]) for _, key in told) + b"}"
+    return b"-"
+
+
+def rules(document):
+    """How text becomes tokens, other than by the tokens themselves and their merges."""
+    model = {key: value for key, value in document["model"].items()
+             if key not in ("vocab", "merges")}
+    if "merges" in document["model"]:
+        model["type"] = "BPE"
+    added = document.get("added_tokens")
+    if added is not None:
+        added = sorted(added, key=lambda each: each["id"])
+    vocabulary = document["model"]["vocab"]
+    scores = [entry[1] for entry in vocabulary] if isinstance(vocabulary, list) else []
+    parts = [document.get("normalizer"), document.get("pre_tokenizer"), added, model, scores]
+    return as_bytes(settled(parts))
+
+
 def fingerprint(path):
-    """What `spillway` compares a checkpoint's tokenizer with; tokenizer_files.hpp defines it."""
+    """What `spillway` compares a checkpoint's tokenizer with, both parts of it;
+    tokenizer_fingerprint.hpp defines them."""
     with open(path, encoding="utf-8") as file:
         document = json.load(file)
     vocabulary = document["model"]["vocab"]
@@ -52,7 +107,7 @@ def fingerprint(path):
     lines = [f"{number} {token}" for number, token in sorted(tokens)]
     lines += [merge if isinstance(merge, str) else " ".join(merge)
               for merge in document["model"].get("merges") or []]
-    return f"{zlib.crc32(chr(10).join(lines).encode()):08x}"
+    return crc32("\n".join(lines)), crc32(rules(document))
 
 
 def load_tokenizer(hf_dir):
@@ -223,9 +278,10 @@ def prepare(arguments):
                       "give more text")
     if sys.byteorder != "little":
         tokens.byteswap()
+    of_tokens, of_rules = fingerprint(tokenizer_file(arguments.hf_dir))
     meta = {"dtype": name, "vocab_size": vocab_size,
             "tokenizer": os.path.abspath(arguments.hf_dir),
-            "tokenizer_crc32": fingerprint(tokenizer_file(arguments.hf_dir))}
+            "tokenizer_crc32": of_tokens, "tokenizer_rules_crc32": of_rules}
     files = {"train.bin": tokens[:train].tobytes()}
     if arguments.val > 0:
         files["val.bin"] = tokens[train:].tobytes()
