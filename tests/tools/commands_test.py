@@ -56,6 +56,22 @@ class Words(ProgramTestCase):
         for command in ("train", "plan", "export"):
             self.assertIn(command, said)
 
+    def test_a_usage_error_is_a_json_document_where_one_is_asked_for(self):
+        wrong = (["trian", "--json"], ["plan", "--json"], ["info", "--json"],
+                 ["plan", "train.json", "--json", "--stpes"], ["info", "data", "more", "--json"],
+                 ["plan", "train.json", "--seed", "-1", "--json"], ["bench", "adma", "--json"],
+                 ["generate", "--json", "--tokens"])
+        for arguments in wrong:
+            with self.subTest(arguments=arguments):
+                done = self.run_program(*arguments)
+                error = json.loads(done.stdout)["error"]
+                self.assertEqual((done.returncode, error["exit"]), (2, 2))
+                self.assertEqual(error["code"], "invalid_argument")
+                self.assertEqual(error["message"], done.stderr.strip("\n"))
+        for arguments in (["info"], ["info", "data", "--", "--json"]):
+            self.refused(*arguments)
+        self.assertIn("Usage", self.run_program("plan", "--help", "--json").stdout)
+
     def test_force_is_named_where_it_helps(self):
         self.assertIn("--force", self.refused("data", "text.txt", "--out", "data"))
         self.assertEqual(self.run_program(*self.train("run", 1)).returncode, 0)

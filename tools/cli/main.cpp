@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <exception>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -40,14 +42,17 @@ std::string text_of(const nlohmann::ordered_json& document) {
   return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+/// The document of a failure.
+void answer_failure(int code, std::string_view kind, std::string_view message) {
+  const nlohmann::ordered_json document{
+      {"error", {{"code", kind}, {"message", message}, {"exit", code}}}};
+  answer("{}\n", text_of(document));
+}
+
 /// The failure as text on stderr and, with --json, as the document on stdout.
 int report(const Session& session, int code, std::string_view kind, std::string_view message) {
   tell("spillway: {}\n", printable_message(message));
-  if (session.json) {
-    const nlohmann::ordered_json document{
-        {"error", {{"code", kind}, {"message", message}, {"exit", code}}}};
-    answer("{}\n", text_of(document));
-  }
+  if (session.json) answer_failure(code, kind, message);
   return code;
 }
 
@@ -133,6 +138,28 @@ void check_whole_numbers(CLI::App& app) {
   for (CLI::App* const command : app.get_subcommands({})) check_whole_numbers(*command);
 }
 
+/// Of arguments that could not be parsed. What comes after "--" is no flag.
+bool asks_for_json(int argc, char** argv) {
+  const std::span arguments(argv, static_cast<std::size_t>(argc));
+  const auto end = std::ranges::find(arguments, std::string_view("--"));
+  return std::find(arguments.begin(), end, std::string_view("--json")) != end;
+}
+
+/// Help that was asked for, or what is wrong with the arguments.
+int explain(const CLI::App& app, const CLI::ParseError& error, bool json) {
+  std::ostringstream help;
+  std::ostringstream complaint;
+  const bool helped = app.exit(error, help, complaint) == 0;
+  answer_text(help.str());
+  if (helped) return 0;
+  std::string said = explain_unknown_word(app);
+  if (said.empty()) said = complaint.str();
+  tell_text(printable_message(said));
+  said.erase(said.find_last_not_of('\n') + 1);
+  if (json) answer_failure(kExitUsage, name_of(ErrorCode::invalid_argument), said);
+  return kExitUsage;
+}
+
 int run_program(int argc, char** argv) {
   Session session;
   CLI::App app{"Spillway: trains models too large for the GPU", "spillway"};
@@ -157,13 +184,7 @@ int run_program(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    std::ostringstream help;
-    std::ostringstream complaint;
-    const bool helped = app.exit(error, help, complaint) == 0;
-    answer_text(help.str());
-    const std::string unknown = helped ? std::string() : explain_unknown_word(app);
-    tell_text(unknown.empty() ? complaint.str() : printable_message(unknown));
-    return helped ? 0 : kExitUsage;
+    return explain(app, error, asks_for_json(argc, argv));
   }
   return run(session);
 }
