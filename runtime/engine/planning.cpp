@@ -28,7 +28,7 @@ void check_step_size(const TrainOptions& options, const model::ModelConfig& conf
         fmt::format("the model has {} layers, more than the {} that can be planned; look at "
                     "num_hidden_layers or --layers",
                     config.layers, kMostLayers));
-  const std::uint64_t most = kMostPasses / (2 * (std::uint64_t{config.layers} + 2));
+  const std::uint64_t most = most_micro_batches(config);
   check(options.gradient_accumulation_steps <= most, ErrorCode::invalid_argument,
         fmt::format("gradient_accumulation_steps {} is more than the {} that can be planned for {} "
                     "layers; use a larger train_micro_batch_size_per_gpu",
@@ -45,6 +45,10 @@ ModelRuntime with_transformer(const model::ModelConfig& config, const TrainOptio
 }
 
 }  // namespace
+
+std::uint64_t most_micro_batches(const model::ModelConfig& config) {
+  return kMostPasses / (2 * (std::uint64_t{config.layers} + 2));
+}
 
 void resolve(TrainOptions& options, const model::ModelConfig& config) {
   if (!options.device) options.device = usable_device();

@@ -22,6 +22,9 @@ struct ModelRuntime {
   std::unique_ptr<model::Transformer> transformer;
 };
 
+/// The largest gradient_accumulation_steps with which a step of the model is planned.
+[[nodiscard]] std::uint64_t most_micro_batches(const model::ModelConfig& config);
+
 /// Fills what a configuration may leave open: device, context, threads. Throws
 /// `Error{invalid_argument}` when the model cannot take the context. Call before everything else.
 void resolve(TrainOptions& options, const model::ModelConfig& config);

@@ -1,4 +1,5 @@
-// What would make a run fit that does not: changes of its options, planned again one by one.
+// What would make a run fit that does not: changes of its options, planned again one by one, and
+// two by two where none alone is enough.
 #pragma once
 
 #include <string>
@@ -11,7 +12,8 @@
 namespace spillway::engine {
 
 /// One text each: a larger budget, and of every kind of change the smallest that fits, with what it
-/// then takes of each tier; where none of the usual ones does, how much those still lack.
+/// then takes of each tier. Where none does, some pairs of them that do; where no pair does either,
+/// how much each still lacks.
 [[nodiscard]] std::vector<std::string> what_would_fit(const model::ModelConfig& config,
                                                       const TrainOptions& options,
                                                       const plan::Budgets& budgets,

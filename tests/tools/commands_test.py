@@ -183,6 +183,30 @@ class DoesNotFit(ProgramTestCase):
         self.configure(micro, accumulation, rounds)
         self.expect_needs(advice[change])
 
+    def test_of_two_tiers_advises_two_changes_that_fit_together(self):
+        budget = ("--device-memory", "700KiB", "--host-memory", "700KiB")
+        self.configure(micro_batch=64)
+        advice = self.advice(*budget)
+        (self.folder / "disk").mkdir()
+        change = next(key for key in advice if key.startswith("train_micro_batch_size_per_gpu")
+                      and "together with state on disk" in key)
+        self.assertTrue(all(" together with " in key for key in advice), advice)
+        self.assertLessEqual(len(advice), 4)
+        micro, accumulation, rounds = map(int, re.findall(r"\d+", change))
+        # Neither alone is enough, both are.
+        self.assertEqual(self.plan(*budget, "--nvme", "disk").returncode, 3)
+        self.configure(micro, accumulation, rounds)
+        self.assertEqual(self.plan(*budget).returncode, 3)
+        self.assertEqual(self.plan(*budget, "--nvme", "disk").returncode, 0)
+
+    def test_no_change_is_advised_that_would_be_refused(self):
+        self.configure(micro_batch=64, accumulation=200000)  # 262,144 at most, of these layers
+        for budget in ("--device-memory", "--host-memory"):
+            done = self.plan(budget, "500KiB")
+            self.assertEqual(done.returncode, 3, done.stderr)
+            for number in re.findall(r"gradient_accumulation_steps (\d+)", done.stderr):
+                self.assertLessEqual(int(number), 262144, done.stderr)
+
     def test_says_how_much_a_change_lacks_that_is_not_enough(self):
         self.configure(micro_batch=1)
         done = self.plan("--host-memory", "64KiB")
