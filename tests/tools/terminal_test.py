@@ -12,8 +12,8 @@ WIDTHS = (40, 80, 200)
 
 
 class LiveLine(ProgramTestCase):
-    def terminal(self, columns, *arguments) -> Terminal:
-        terminal = Terminal([PROGRAM, *map(str, arguments)], columns, self.folder)
+    def terminal(self, columns, *arguments, **environment) -> Terminal:
+        terminal = Terminal([PROGRAM, *map(str, arguments)], columns, self.folder, **environment)
         self.addCleanup(terminal.close)
         return terminal
 
@@ -44,11 +44,31 @@ class LiveLine(ProgramTestCase):
         terminal.resize(40)
         before = len(frames)
         terminal.read_until(lambda: len(frames) > before + 4, SECONDS)
-        # The line that was written while the terminal changed may still be the wide one.
-        for frame in frames[before + 3:]:
+        self.assertGreater(len(frames[before]), 40)
+        for frame in frames[before + 1:]:
             self.assertLess(len(frame), 40)
         terminal.type(b"\x03")
         self.assertEqual(terminal.finish(SECONDS), 0)
+
+    def test_leaves_nothing_of_a_line_that_a_narrower_terminal_has_broken(self):
+        for reflows, environment in ((True, {}), (False, {"XTERM_VERSION": "XTerm(379)"})):
+            terminal = self.terminal(200, *self.train(f"run{reflows}", 100000), **environment)
+            frames = terminal.screen.frames
+            terminal.read_until(lambda f=frames: len(self.live_rows(f)) > 2, SECONDS)
+            said = terminal.screen.rows[:-1]
+            for columns in (40, 200, 17, 120, 60):
+                terminal.resize(columns, reflows)
+                before = len(frames)
+                terminal.read_until(lambda f=frames, b=before: len(f) > b + 2, SECONDS)
+                *above, live = terminal.screen.rows
+                self.assertTrue(live.startswith("step "), live)
+                self.assertLess(len(live), columns)
+                if reflows:
+                    self.assertEqual("".join(above), "".join(said))
+                else:
+                    self.assertEqual([row[:17] for row in above], [row[:17] for row in said])
+            terminal.type(b"\x03")
+            self.assertEqual(terminal.finish(SECONDS), 0)
 
     def test_an_interrupt_is_answered_at_once(self):
         for columns in WIDTHS:

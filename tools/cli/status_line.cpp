@@ -29,6 +29,14 @@ std::size_t terminal_columns(int descriptor) noexcept {
   return known ? size.ws_col : kUsualColumns;
 }
 
+bool reflows() {
+  const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
+  const char* const kind = std::getenv("TERM");
+  if (is_set("TMUX")) return true;
+  if (is_set("XTERM_VERSION") || is_set("STY")) return false;
+  return kind == nullptr || std::string_view(kind) != "linux";
+}
+
 std::string fitted(std::span<const StatusField> fields, std::size_t columns) {
   std::vector<std::size_t> by_rank(fields.size());
   for (std::size_t i = 0; i < by_rank.size(); ++i) by_rank[i] = i;
@@ -52,7 +60,7 @@ std::string fitted(std::span<const StatusField> fields, std::size_t columns) {
   return line;
 }
 
-StatusLine::StatusLine() : terminal_(is_terminal(STDERR_FILENO)) {}
+StatusLine::StatusLine() : terminal_(is_terminal(STDERR_FILENO)), reflows_(reflows()) {}
 
 void StatusLine::finish() {
   if (open_) tell_text("\n");
@@ -66,9 +74,12 @@ void StatusLine::show(std::span<const StatusField> fields) {
     tell("{}\n", fitted(fields, std::string::npos));
     return;
   }
+  const std::string erased = erase();
   columns_ = terminal_columns(STDERR_FILENO);
   // The last column stays free: some terminals go on to the next line once it is written.
-  tell("{}{}", kEraseLine, fitted(fields, columns_ - 1));
+  const std::string line = fitted(fields, columns_ - 1);
+  tell("{}{}", erased, line);
+  length_ = line.size();
   open_ = true;
 }
 
@@ -78,8 +89,16 @@ void StatusLine::note(const std::string& text) {
 }
 
 void StatusLine::clear() {
-  if (open_) tell_text(kEraseLine);
+  if (open_) tell_text(erase());
   open_ = false;
+}
+
+/// What takes the line away. In a terminal that was made narrower it takes several rows.
+std::string StatusLine::erase() const {
+  const std::size_t columns = terminal_columns(STDERR_FILENO);
+  const bool wrapped = open_ && reflows_ && length_ > columns;
+  if (!wrapped) return std::string(kEraseLine);
+  return fmt::format("\r\x1b[{}A\x1b[J", (length_ - 1) / columns);
 }
 
 }  // namespace spillway::cli

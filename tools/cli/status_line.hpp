@@ -15,6 +15,10 @@ namespace spillway::cli {
 /// a signal: ioctl is a plain system call.
 [[nodiscard]] std::size_t terminal_columns(int descriptor) noexcept;
 
+/// Whether a terminal that is made narrower breaks the lines that it shows. Those that cut them off
+/// are known by their environment: xterm, GNU Screen and Linux' own.
+[[nodiscard]] bool reflows();
+
 /// A part of a line. Of those that do not fit together the least important is left out; 0 is the
 /// most important.
 struct StatusField {
@@ -47,9 +51,13 @@ class StatusLine {
   void clear();
 
  private:
+  [[nodiscard]] std::string erase() const;
+
   const bool terminal_;
+  const bool reflows_;
   bool open_ = false;  // the cursor stands behind a line
   std::size_t columns_ = 0;
+  std::size_t length_ = 0;  // of the last line
 };
 
 }  // namespace spillway::cli
