@@ -91,7 +91,19 @@ def make_case(number, choice):
     return Case(name, shape, recipe, choice["order"], choice["state_format"])
 
 
-CASES = [make_case(number, choice) for number, choice in enumerate(covering_choices())]
+def rounded_choices():
+    """State that is rounded between steps, with every optimizer and family, and with either value
+    of the rest."""
+    for i, (form, optimizer) in enumerate(itertools.product(("bf16", "int8"),
+                                                            FACTORS["optimizer"])):
+        yield {"family": FACTORS["family"][(i + i // 5) % 5], "optimizer": optimizer,
+               "compute": "bf16", "rounds": FACTORS["rounds"][i % 3], "clipped": i % 2 == 0,
+               "decay": FACTORS["decay"][i // 2 % 2], "tied": i % 4 < 2,
+               "order": FACTORS["order"][i // 3 % 2], "state_format": form}
+
+
+CASES = [make_case(number, choice) for number, choice in
+         enumerate(itertools.chain(covering_choices(), rounded_choices()))]
 
 
 def tokens_of(case):

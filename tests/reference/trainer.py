@@ -1,8 +1,9 @@
 """The reference trainer: steps of rounds of micro-batches, clipping, loss scale, optimizers.
 
 Written from the formulas of the papers and of PyTorch's documentation. Everything is computed in
-`wide` (fp64) and stored as Spillway says that it stores it: masters and moments in fp32, parameters
-and each round's gradient in the compute type, sums of several rounds in fp32.
+`wide` (fp64) and stored as Spillway says that it stores it: masters in fp32, moments as the state
+format has them, parameters and each round's gradient in the compute type, sums of several rounds in
+fp32.
 """
 import dataclasses
 import math
@@ -49,8 +50,9 @@ def fp32(x):
 
 
 class Optimizer:
-    def __init__(self, recipe, masters):
+    def __init__(self, recipe, masters, state):
         self.recipe = recipe
+        self.state = state
         self.t = 0
         self.m = {name: torch.zeros_like(p) for name, p in masters.items()}
         self.v = {name: torch.zeros_like(p) for name, p in masters.items()}
@@ -65,7 +67,8 @@ class Optimizer:
                 "SGD": self.sgd}[self.recipe.optimizer]
         for name, master in masters.items():
             masters[name] = fp32(rule(name, master, gradients[name], self.decay_of(master)))
-            self.m[name], self.v[name] = fp32(self.m[name]), fp32(self.v[name])
+            self.m[name] = self.state.store_m(self.m[name])
+            self.v[name] = self.state.store_v(self.v[name])
 
     def adam(self, name, p, g, decay):
         recipe = self.recipe
@@ -124,14 +127,13 @@ class LossScale:
 
 
 class Trainer:
-    def __init__(self, shape, recipe, weights, tokens, order=lambda window: window,
-                 wide=torch.float64):
+    def __init__(self, shape, recipe, weights, tokens, order, state, wide=torch.float64):
         self.shape, self.recipe, self.tokens, self.order = shape, recipe, tokens, order
         self.dtype = TYPES[recipe.compute]
         self.wide = wide
         self.model = Model(shape, self.dtype)
         self.masters = {name: p.to(wide) for name, p in weights.items()}
-        self.optimizer = Optimizer(recipe, self.masters)
+        self.optimizer = Optimizer(recipe, self.masters, state)
         self.scale = LossScale(recipe)
         self.record = Record([], [], [], self.masters)
 
