@@ -152,7 +152,8 @@ void read_adam_w_mode(ConfigFile& file, const Option& self, TrainOptions& option
   const json* const mode = file.value(self, options);
   if (mode == nullptr || *mode == true) return;
   const json* const type = file.find("optimizer.type");
-  if (type != nullptr && equals_ignoring_case(type->get<std::string_view>(), "Adam")) {
+  const bool named = type != nullptr && type->is_string();
+  if (named && equals_ignoring_case(type->get<std::string_view>(), "Adam")) {
     options.adam.decay_mode = cpu_adam::DecayMode::l2;
   } else {
     file.note(self.path(), "ignored: optimizer.type AdamW decouples the decay, as in DeepSpeed");

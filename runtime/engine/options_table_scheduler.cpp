@@ -135,7 +135,7 @@ void add_warmup(std::vector<Option>& table) {
            "A schedule of DeepSpeed continues behind this step of its own; -1 is its start."},
           whole<std::int64_t>(-1, 0x1p52))
       .read = read_last_iteration;
-  Rows own(table, alike(is_own));
+  Rows own(table, {.section = "scheduler.params", .applies = is_own});
   own.member<&TrainOptions::schedule, &Schedule::minimum_lr>(
       {"min_lr", "Linear, Cosine and WSD end at this rate."});
   own.own({"min_ratio", "This is another way to write `min_lr`: as a part of `lr`.", "0"}, kNumber,

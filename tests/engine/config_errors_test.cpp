@@ -38,6 +38,11 @@ TEST(ConfigErrors, AllAreToldAtOnce) {
   EXPECT_THAT(told, Not(HasSubstr("unknown key fp16")));
 }
 
+TEST(ConfigErrors, AKeyOfTheWrongKindHarmsNoOther) {
+  EXPECT_EQ(refusal(R"({"optimizer": {"type": 3, "params": {"adam_w_mode": false}}})"),
+            "test.json: optimizer.type is 3; write a text, \"...\"");
+}
+
 TEST(ConfigErrors, ValuesThatFlagsMaySetAreToldAtOnceToo) {
   TrainOptions options;
   options.gradient_clipping = -1;

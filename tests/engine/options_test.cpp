@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 #include <sstream>
 
@@ -186,6 +189,86 @@ TEST(OptionsTable, AKeyThatChangesIsRefusedByNameOrFree) {
         << change.path;
     EXPECT_THROW(check_same_mathematics(before, after), Error) << change.path;
   }
+}
+
+TEST(OptionsTable, AnyKeyMaySayAutoAndIsReadOrRefused) {
+  int refused = 0;
+  for (const Change& change : kChanges) {
+    json file = json::parse(change.base);
+    file[pointer_of(change.path)] = "auto";
+    try {
+      static_cast<void>(parse_train_config(file.dump(), "test.json"));
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr(std::string(change.path) + " is \"auto\""));
+      ++refused;
+    }
+  }
+  EXPECT_THAT(refused, testing::AllOf(testing::Gt(10), testing::Lt(50)));
+}
+
+/// Several keys at once, most of them with a value that means something.
+json drawn_file(std::mt19937_64& random) {
+  const std::vector<json> odd{nullptr,
+                              "auto",
+                              "",
+                              "x",
+                              "a/b",
+                              "..",
+                              -1,
+                              0,
+                              1,
+                              0.5,
+                              1e300,
+                              1e-310,
+                              1ULL << 63,
+                              true,
+                              false,
+                              json::array(),
+                              json::object(),
+                              {0.1},
+                              {0.1, 0.1},
+                              {0.1, 0.2},
+                              {"a", 1},
+                              {{"enabled", true}},
+                              "512MiB",
+                              "nvme"};
+  json file = json::parse(kChanges[random() % kChanges.size()].base);
+  for (std::uint64_t left = 1 + random() % 6; left > 0; --left) {
+    const Change& change = kChanges[random() % kChanges.size()];
+    const json value = random() % 4 == 0
+                           ? odd[random() % odd.size()]
+                           : json::parse(random() % 2 == 0 ? change.first : change.second);
+    try {
+      file[pointer_of(change.path)] = value;
+    } catch (const json::exception&) {  // the section is already something else
+    }
+  }
+  return file;
+}
+
+TEST(OptionsTable, AnyValuesAreReadAndWrittenBackOrRefused) {
+  const char* const given = std::getenv("SPILLWAY_TEST_SEED");
+  const std::uint64_t seed = given != nullptr ? std::stoull(given) : std::random_device{}();
+  std::cout << "SPILLWAY_TEST_SEED=" << seed << '\n';
+  std::mt19937_64 random(seed);
+  int valid = 0;
+  for (int i = 0; i < 800 && !testing::Test::HasFailure(); ++i) {
+    const std::string text = drawn_file(random).dump();
+    try {
+      const TrainOptions options = test::options_of(text);
+      validate(options);
+      const std::string written = to_config_json(options);
+      EXPECT_EQ(written, to_config_json(test::options_of(written))) << text;
+      ++valid;
+    } catch (const Error& error) {
+      const bool expected =
+          error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::not_supported;
+      EXPECT_TRUE(expected) << text << error.what();
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << text << error.what();
+    }
+  }
+  EXPECT_GT(valid, 50);
 }
 
 TEST(OptionsTable, WhatIsSwitchedOffDoesNotCount) {
