@@ -96,11 +96,12 @@ void ConfigFile::answer_inner(const ForeignKey& key, const json& object,
 void ConfigFile::answer_keys(const json& object, const std::string& section) {
   for (const auto& [key, value] : object.items()) {
     const std::string path = join_path(section, key);
-    if (find_option(path) != nullptr) continue;
+    const bool is_path = key.find('.') != std::string::npos;  // "a.b" is no b within a
+    if (!is_path && find_option(path) != nullptr) continue;
     const auto foreign = std::ranges::find_if(foreign_keys(), [&](const ForeignKey& each) {
       return each.section == section && each.key == key;
     });
-    if (is_section(path)) {
+    if (!is_path && is_section(path)) {
       if (value.is_object()) {
         answer_keys(value, path);
       } else if (!value.is_null()) {

@@ -71,8 +71,12 @@ std::span<const Option> options_table() {
 }
 
 const Option* find_option(std::string_view path) {
+  const std::size_t dot = path.rfind('.');
+  const bool top = dot == std::string_view::npos;
+  const std::string_view section = top ? "" : path.substr(0, dot);
+  const std::string_view key = top ? path : path.substr(dot + 1);
   for (const Option& option : options_table()) {
-    if (option.path() == path) return &option;
+    if (option.key == key && option.section == section) return &option;
   }
   return nullptr;
 }

@@ -38,6 +38,12 @@ TEST(ConfigErrors, AllAreToldAtOnce) {
   EXPECT_THAT(told, Not(HasSubstr("unknown key fp16")));
 }
 
+TEST(ConfigErrors, APathIsNoKey) {
+  EXPECT_EQ(refusal(R"({"optimizer.params.lr": 1})"), "test.json: unknown key optimizer.params.lr");
+  EXPECT_EQ(refusal(R"({"zero_optimization.offload_param": {"device": "cpu"}})"),
+            "test.json: unknown key zero_optimization.offload_param");
+}
+
 TEST(ConfigErrors, AKeyOfTheWrongKindHarmsNoOther) {
   EXPECT_EQ(refusal(R"({"optimizer": {"type": 3, "params": {"adam_w_mode": false}}})"),
             "test.json: optimizer.type is 3; write a text, \"...\"");
