@@ -100,7 +100,9 @@ class Output(ProgramTestCase):
         said = b""
         while b"again to stop now" not in said:
             said += os.read(child.stderr.fileno(), 4096)
+        child.send_signal(signal.SIGHUP)  # of the same terminal
         time.sleep(2.5)  # longer than the hang-ups of one terminal that closes
+        self.assertIsNone(child.poll())
         child.send_signal(signal.SIGHUP)
         self.assertEqual(child.wait(SECONDS), -signal.SIGHUP)
 
