@@ -96,6 +96,20 @@ TEST(Budgets, OneMemoryIsSharedByNeed) {
   }
 }
 
+TEST(Budgets, OneMemoryIsSharedWithTheDiskOnlyWhereItIsTooSmallWithoutIt) {
+  // Kept activations leave no room for the state beside them: it is on the host, or on the disk.
+  plan::Workload large = workload();
+  for (plan::BlockShape& block : large.blocks) block.saved_bytes = 80_MiB;
+  for (const auto& [available, on_disk] : {std::pair(700_MiB, false), {450_MiB, true}}) {
+    plan::Budgets budgets = share_memory(options(), large, memory_of(available), std::nullopt);
+    budgets.nvme = 64_GiB;
+    const auto choice = plan::choose_placement(large, budgets, placement_request(options()));
+    const auto* placement = std::get_if<plan::Placement>(&choice);
+    ASSERT_NE(placement, nullptr) << format_bytes(available);
+    EXPECT_EQ(placement->any_state(plan::Tier::nvme), on_disk) << format_bytes(available);
+  }
+}
+
 TEST(Budgets, LessThanTheProgramTakesIsNothing) {
   const plan::Budgets budgets =
       share_memory(options(), workload(), memory_of(16_MiB), std::nullopt);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/plain_choice.hpp"
@@ -76,6 +77,34 @@ TEST(ChooseSearchProperty, FindsWhatAPlainSearchFinds) {
   }
   EXPECT_GT(placed, 100);
   EXPECT_GT(refused, 100);
+}
+
+TEST(ChooseSearch, PrefetchesNoMoreBlocksThanThereAre) {
+  const Workload workload = small_workload();
+  const PlacementRequest request{.state = Tier::host, .resident = false, .prefetch = ~0U >> 1};
+  const Placement placement = chosen(workload, kUnlimited, request);
+  EXPECT_LE(placement.parameter_slots, workload.blocks.size() + 1);
+}
+
+/// The first of many spreads with which the device has room for all else, where the host has none
+/// for anything but those boundaries.
+TEST(ChooseSearch, FindsTheSpreadWithWhichTheDeviceHoldsEverythingElse) {
+  Workload workload = small_workload();
+  workload.blocks.insert(workload.blocks.begin() + 1, 60, workload.blocks[1]);
+  workload.micro_batches = 64;
+  PlacementRequest everything{.state = Tier::device, .resident = true, .keep = true};
+  Budgets budgets = kUnlimited;
+  for (const Tier activations : {Tier::device, Tier::host}) {
+    everything.activations = activations;
+    const Placement placement = chosen(workload, kUnlimited, everything);
+    budgets.device = std::exchange(budgets.host, needed(workload, placement, Tier::device));
+  }
+  budgets.device = (budgets.device + budgets.host) / 2U;
+  budgets.host = kPlenty;
+  everything.activations.reset();
+  const Placement placement = chosen(workload, budgets, everything);
+  budgets.host = needed(workload, placement, Tier::host);
+  EXPECT_EQ(chosen(workload, budgets), placement);
 }
 
 TEST(ChooseSearch, LooksAtFewPlacementsOfALargeModelWithManyMicroBatches) {

@@ -216,17 +216,30 @@ TEST(StepBoundProperty, IsNeverLongerThanTheStepAndNearItWhereOneLaneDoesAll) {
   }
 }
 
+/// How many placements are simulated where the device has room for four times the least.
+std::size_t simulated(const Workload& workload, double link) {
+  MachineProfile machine = fast_machine();
+  machine.h2d = machine.d2h = link;
+  Budgets budgets = kUnlimited;
+  budgets.device = shortage_with_nothing(workload, {}, Tier::device).needed * 4U;
+  const Placement first = chosen(workload, budgets);
+  return fastest_placement(workload, budgets, {}, machine, first).simulated;
+}
+
 TEST(FastestPlacement, SimulatesFewPlacementsOfALargeStep) {
   Workload workload = small_workload();
   workload.blocks.insert(workload.blocks.begin() + 1, 1000, workload.blocks[1]);
   workload.micro_batches = 64;
-  MachineProfile machine = fast_machine();
-  machine.h2d = machine.d2h = 1e7;
-  Budgets budgets = kUnlimited;
-  budgets.device = shortage_with_nothing(workload, {}, Tier::device).needed * 4U;
-  const PlannedStep step =
-      fastest_placement(workload, budgets, {}, machine, chosen(workload, budgets));
-  EXPECT_LE(step.simulated, 20U);
+  EXPECT_LE(simulated(workload, 1e7), 20U);
+}
+
+TEST(FastestPlacement, SimulatesFewerPlacementsTheMoreOpsAStepHas) {
+  Workload workload = small_workload();
+  workload.blocks.insert(workload.blocks.begin() + 1, workload.blocks[1]);
+  workload.micro_batches = 64;
+  EXPECT_GT(simulated(workload, 1e5), 20U);
+  workload.micro_batches = 100'000;
+  EXPECT_LE(simulated(workload, 1e5), 5U);
 }
 
 }  // namespace

@@ -38,17 +38,27 @@ TEST_F(Cli, WhatDoesNotFitIsExitCodeThree) {
 }
 
 TEST_F(Cli, AStepOfAbsurdSizeIsRefusedByName) {
-  std::vector<std::string> plan{"plan",     path("train.json"), "--model", path("model.json"),
-                                "--layers", "1000000"};
-  const Answer layers = run(plan);
+  const Answer layers = run({"plan", path("train.json"), "--model", path("model.json"), "--layers",
+                             std::to_string(16'384 + 1)});
   EXPECT_EQ(layers.exit_code, 2);
-  EXPECT_NE(layers.err.find("1000000 layers"), std::string::npos) << layers.err;
+  EXPECT_NE(layers.err.find("16385 layers"), std::string::npos) << layers.err;
+  // Two layers, the embedding and the head, forward and backward: 2 Mi passes are the most.
   write_all(path("train.json"), R"({"train_micro_batch_size_per_gpu": 1,
-    "gradient_accumulation_steps": 1000000, "spillway": {"context": 16}})");
-  const Answer accumulation = run(train("run", 1));
+    "gradient_accumulation_steps": 262145, "spillway": {"context": 16}})");
+  const Answer accumulation =
+      run({"plan", path("train.json"), "--model", path("model.json"), "--json"});
   EXPECT_EQ(accumulation.exit_code, 2);
-  EXPECT_NE(accumulation.err.find("gradient_accumulation_steps 1000000"), std::string::npos)
+  EXPECT_NE(accumulation.err.find("gradient_accumulation_steps 262145"), std::string::npos)
       << accumulation.err;
+}
+
+TEST_F(Cli, AnEvaluationThatMemoryIsTooSmallForIsRefused) {
+  ASSERT_EQ(run(train("run", 1)).exit_code, 0);
+  const Answer answer =
+      run({"eval", "--run", path("run"), "--data", path("data"), "--batch", "1000000000"});
+  EXPECT_EQ(answer.exit_code, 3);
+  EXPECT_NE(answer.err.find("does not fit: "), std::string::npos) << answer.err;
+  EXPECT_NE(answer.err.find("eval: --batch"), std::string::npos) << answer.err;
 }
 
 TEST_F(Cli, ATeamThatTheEnvironmentLimitsIsRefused) {

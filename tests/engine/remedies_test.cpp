@@ -1,0 +1,69 @@
+// What is advised where a run does not fit.
+#include "runtime/engine/remedies.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <variant>
+
+#include "runtime/engine/planning.hpp"
+#include "runtime/engine/workload.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// 520 Mi parameters: 33,000 tiles of 16,384, and more than 65,536 of 8,192.
+model::ModelConfig large_model() {
+  model::ModelConfig config;
+  config.family = model::Family::llama;
+  config.activation = model::Activation::silu;
+  config.tied_head = false;
+  config.vocab_size = 64;
+  config.width = config.ffn_width = 1024;
+  config.layers = 74;
+  config.heads = config.kv_heads = 16;
+  config.head_dim = 64;
+  config.max_context = 16;
+  return config;
+}
+
+TrainOptions options_of_tile(std::uint64_t operator_tile) {
+  TrainOptions options;
+  options.device = DeviceKind::host;
+  options.micro_batch = 1;
+  options.context = 16;
+  options.compute_threads = 1;
+  options.operator_tile = operator_tile;
+  return options;
+}
+
+constexpr plan::Budgets kNoDevice{.device = {}, .host = 64_GiB, .nvme = 64_GiB};
+
+/// The refusal of layers in tiles of this size by a device without memory.
+plan::Shortage shortage_with_tiles(std::uint64_t operator_tile) {
+  const TrainOptions options = options_of_tile(operator_tile);
+  const ModelRuntime runtime = make_model_sizes(large_model(), options);
+  const plan::Workload workload = make_workload(large_model(), *runtime.transformer, options);
+  return std::get<plan::Shortage>(
+      plan::choose_placement(workload, kNoDevice, placement_request(options)));
+}
+
+bool advises(const plan::Budgets& budgets, std::string_view what) {
+  const auto advice =
+      what_would_fit(large_model(), options_of_tile(0), budgets, shortage_with_tiles(0));
+  return std::ranges::any_of(
+      advice, [&](const std::string& text) { return text.find(what) != std::string::npos; });
+}
+
+// A plan lists every part of every layer: looking at millions of them would take minutes.
+TEST(Remedies, CutLayersIntoPartsOnlyWhileThereAreFewEnough) {
+  plan::Budgets budgets = kNoDevice;
+  budgets.device = shortage_with_tiles(16'384).needed;
+  EXPECT_TRUE(advises(budgets, "spillway.operator_tile 16384 (other rounding) ("));
+  budgets.device = shortage_with_tiles(8'192).needed;
+  ASSERT_LT(budgets.device, shortage_with_tiles(16'384).needed);
+  EXPECT_FALSE(advises(budgets, "spillway.operator_tile 8192"));
+}
+
+}  // namespace
+}  // namespace spillway::engine
