@@ -85,6 +85,7 @@ void Executor::reset() {
 
 void Executor::run(OpPerformer& performer) {
   reset();
+  performer.begin(plan_);
   try {
     while (completed_ < plan_.ops.size()) {
       if (!advance(performer)) sleep();

@@ -22,6 +22,8 @@ namespace spillway::engine {
 class OpPerformer {
  public:
   virtual ~OpPerformer() = default;
+  /// The ops that follow are those of `plan`.
+  virtual void begin(const plan::StepPlan& plan) = 0;
   /// True for ops of an update that is not pending: complete without doing anything.
   [[nodiscard]] virtual bool skips(const plan::Op& op) const = 0;
   /// Puts the op's work on its stream (lanes gpu, h2d, d2h). Does not block.

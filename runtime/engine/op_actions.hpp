@@ -1,5 +1,6 @@
-// OpActions: what each op of a plan does to the homes of a run. One function an op kind; nothing
-// here decides when. Control thread, except the bodies that it hands to streams and workers.
+// OpActions: what each op of a plan does to the memory that it declares. One function an op kind;
+// nothing here decides when. Control thread, except the bodies that it hands to streams and
+// workers.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,8 @@
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/device_math.hpp"
 #include "runtime/engine/executor.hpp"
-#include "runtime/engine/homes.hpp"
+#include "runtime/engine/op_memory.hpp"
+#include "runtime/engine/state_slots.hpp"
 #include "runtime/engine/ticket_chains.hpp"
 #include "runtime/engine/ticket_pairs.hpp"
 #include "runtime/engine/tile_update.hpp"
@@ -24,7 +26,8 @@ namespace spillway::engine {
 struct OpResources {
   const plan::Workload& workload;
   const plan::Placement& placement;
-  Homes& homes;
+  Memory& memory;
+  const StateSlots& slots;
   model::Transformer& transformer;
   DeviceMath& device_math;
   cpu_adam::WorkerPool& workers;
@@ -50,7 +53,6 @@ class OpActions final : public OpPerformer {
 
   /// Decisions of the control thread, set between plans.
   struct Step {
-    bool training = false;  ///< a backward follows: kept activations are saved
     PendingUpdate update;
     float loss_gradient_scale = 0;  ///< loss scale / targets of the step
     bool commit_due = false;
@@ -64,6 +66,7 @@ class OpActions final : public OpPerformer {
   /// Somebody else has used the staging buffers: what they held is no longer there.
   void forget_staged() { std::ranges::fill(held_, kNoTile); }
 
+  void begin(const plan::StepPlan& plan) override { plan_ = &plan; }
   [[nodiscard]] bool skips(const plan::Op& op) const override;
   void enqueue(const plan::Op& op, offload::Stream& stream) override;
   [[nodiscard]] Ticket start(const plan::Op& op) override;
@@ -75,11 +78,22 @@ class OpActions final : public OpPerformer {
 
  private:
   void count(plan::OpKind kind, std::size_t bytes);
-  [[nodiscard]] std::span<std::byte> state_of(const plan::Op& op);
-  [[nodiscard]] offload::DeviceSpan<const std::byte> input_of(const plan::Op& op);
-  /// Of all layers in tiles; empty without tiles.
-  [[nodiscard]] offload::DeviceSpan<const std::byte> vectors();
-  [[nodiscard]] model::ForwardArguments forward_arguments(const plan::Op& op, bool save);
+  [[nodiscard]] OpMemory memory_of(const plan::Op& op) const {
+    return {resources_.memory, plan_->accesses_of(op)};
+  }
+  [[nodiscard]] Bytes compute_bytes(std::uint32_t block) const {
+    return Bytes{resources_.workload.blocks[block].padded_parameters.value() *
+                 size_of(resources_.workload.compute)};
+  }
+  [[nodiscard]] Bytes sum_bytes(std::uint32_t block) const {
+    return Bytes{resources_.workload.blocks[block].padded_parameters.value() * sizeof(float)};
+  }
+  /// Returns the state of an op's tile where the op reads it.
+  [[nodiscard]] std::span<std::byte> state_of(const plan::Op& op) const;
+  /// Returns what the op's arguments of every pass share.
+  template <class Arguments>
+  [[nodiscard]] Arguments common_arguments(const plan::Op& op) const;
+  [[nodiscard]] model::ForwardArguments forward_arguments(const plan::Op& op) const;
 
   // Bodies; on the stream's side or on the workers.
   void forward(const plan::Op& op);
@@ -93,20 +107,22 @@ class OpActions final : public OpPerformer {
   void host_update(const plan::Op& op);
   void host_checksum(const plan::Op& op);
 
-  /// The update in place of a tile whose state, block's gradient and parameters lie there.
+  /// Returns the update in place of a tile whose state, gradient and parameters lie there.
   [[nodiscard]] cpu_adam::UpdateRange tile_range(std::uint32_t tile, std::byte* state,
-                                                 const std::byte* block_gradient,
+                                                 const std::byte* gradient,
                                                  std::byte* parameters) const;
   /// What decays of a block, then what does not.
   [[nodiscard]] std::array<cpu_adam::ParameterGroup, 2> groups_of(std::uint32_t block) const;
-  /// Where a write of the tile's slot finds its 16-bit parameters.
-  [[nodiscard]] std::span<const std::byte> parameters_to_write(const plan::Op& op);
+  /// Returns the 16-bit parameters of a tile's slot where an op to the disk finds them.
+  [[nodiscard]] std::span<const std::byte> parameters_to_write(const plan::Op& op) const;
   [[nodiscard]] Ticket write_slot(const plan::Op& op, nvme_swap::TileStore& store,
                                   TicketPairs& pairs);
   [[nodiscard]] Ticket write(const plan::Op& op);
   [[nodiscard]] Ticket commit();
-  void copy_boundary(const plan::Op& op, offload::Stream& stream);
-  void copy_internals(const plan::Op& op, offload::Stream& stream);
+  void copy(const plan::Op& op, offload::Stream& stream);
+  void stage_state(const plan::Op& op, offload::Stream& stream);
+  [[nodiscard]] Ticket read_state(const plan::Op& op);
+  [[nodiscard]] TileIndex activation_tile(const plan::Buffer& buffer) const;
   [[nodiscard]] Ticket spill(const plan::Op& op);
   [[nodiscard]] Ticket write_boundary(const plan::Op& op);
   [[nodiscard]] Ticket fetch(const plan::Op& op);
@@ -127,6 +143,7 @@ class OpActions final : public OpPerformer {
   };
 
   OpResources resources_;
+  const plan::StepPlan* plan_ = nullptr;  ///< whose ops are performed
   const cpu_adam::Kernel& kernel_;
   UpdateTypes types_;
   Step step_;

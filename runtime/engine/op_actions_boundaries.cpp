@@ -1,56 +1,52 @@
-// The ops that move boundaries: device slots to the host and back, staging to the disk and back.
+// The ops that move boundaries between staging and the disk.
 #include <utility>
 
 #include "runtime/engine/op_actions.hpp"
+#include "runtime/plan/boundaries.hpp"
 
 namespace spillway::engine {
 
 using plan::Op;
-using plan::OpKind;
 
-void OpActions::copy_boundary(const Op& op, offload::Stream& stream) {
-  BoundaryHomes& boundaries = resources_.homes.boundaries();
-  const auto host = boundaries.host(op);
-  const auto device = boundaries.slot(op.boundary_slot);
-  if (op.kind == OpKind::save_activation) {
-    stream.download(host, device);
-  } else {
-    stream.upload(device, host);
-  }
-  count(op.kind, host.size());
+/// Returns the place of a boundary in the store of activations, which has tiles of one size only
+/// for those that go to the disk.
+TileIndex OpActions::activation_tile(const plan::Buffer& buffer) const {
+  const std::uint64_t each = plan::boundary_disk_bytes(resources_.workload).value();
+  return TileIndex{
+      static_cast<std::uint32_t>(resources_.memory.pool(buffer.pool).offset(buffer.first) / each)};
 }
 
 /// The workers' checksum, then the disk.
 Ticket OpActions::spill(const Op& op) {
-  Ticket summed = resources_.workers.submit([this, &op] {
-    boundary_checksums_[op.slot] = checksum(resources_.homes.boundaries().staging(op.slot));
+  const plan::Buffer source = memory_of(op).source();
+  Ticket summed = resources_.workers.submit([this, source] {
+    boundary_checksums_[source.first] = checksum(resources_.memory.host(source));
   });
-  return boundary_moves_.start(op.slot, std::move(summed), {this, &op});
+  return boundary_moves_.start(source.first, std::move(summed), {this, &op});
 }
 
 Ticket OpActions::write_boundary(const Op& op) {
-  BoundaryHomes& boundaries = resources_.homes.boundaries();
-  const auto source = boundaries.staging(op.slot);
+  const OpMemory memory = memory_of(op);
+  const auto source = memory.host(memory.source());
   count(op.kind, source.size());
-  return resources_.activation_store->write(boundaries.on_disk(op.block, op.micro_batch), source,
-                                            boundary_checksums_[op.slot]);
+  return resources_.activation_store->write(activation_tile(memory.target()), source,
+                                            boundary_checksums_[memory.source().first]);
 }
 
 /// The disk, then the workers' comparison.
 Ticket OpActions::fetch(const Op& op) {
-  BoundaryHomes& boundaries = resources_.homes.boundaries();
-  const auto target = boundaries.staging(op.slot);
+  const OpMemory memory = memory_of(op);
+  const auto target = memory.host(memory.target());
   count(op.kind, target.size());
-  Ticket read =
-      resources_.activation_store->read(boundaries.on_disk(op.block, op.micro_batch), target);
-  return boundary_moves_.start(op.slot, std::move(read), {this, &op});
+  Ticket read = resources_.activation_store->read(activation_tile(memory.source()), target);
+  return boundary_moves_.start(memory.target().first, std::move(read), {this, &op});
 }
 
 Ticket OpActions::verify_boundary(const Op& op) {
   return resources_.workers.submit([this, &op] {
-    BoundaryHomes& boundaries = resources_.homes.boundaries();
-    resources_.activation_store->verify(boundaries.on_disk(op.block, op.micro_batch),
-                                        checksum(boundaries.staging(op.slot)));
+    const OpMemory memory = memory_of(op);
+    resources_.activation_store->verify(activation_tile(memory.source()),
+                                        checksum(memory.host(memory.target())));
   });
 }
 

@@ -7,18 +7,20 @@
 #include "cpu_adam/adam.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/executor.hpp"
-#include "runtime/engine/homes.hpp"
+#include "runtime/engine/memory.hpp"
+#include "runtime/engine/state_slots.hpp"
 #include "runtime/model/parameter_source.hpp"
 
 namespace spillway::engine {
 
 class StateIo {
  public:
-  StateIo(const plan::Workload& workload, const plan::Placement& placement, Homes& homes,
-          Streams& streams, nvme_swap::TileStore& store, cpu_adam::Isa isa)
+  StateIo(const plan::Workload& workload, const plan::Placement& placement, Memory& memory,
+          const StateSlots& slots, Streams& streams, nvme_swap::TileStore& store, cpu_adam::Isa isa)
       : workload_(workload),
         placement_(placement),
-        homes_(homes),
+        memory_(memory),
+        slots_(slots),
         streams_(streams),
         store_(store),
         isa_(isa) {}
@@ -36,6 +38,13 @@ class StateIo {
   void read_masters(std::uint32_t block, std::span<float> masters);
 
  private:
+  /// Returns staging buffer 0, as a whole slot of the tile.
+  [[nodiscard]] std::span<std::byte> staging(std::uint32_t tile) const {
+    return slots_.slot_of(tile, memory_.host({plan::PoolKind::state_staging}));
+  }
+  [[nodiscard]] std::span<std::byte> host_parameters(std::uint32_t tile) const {
+    return memory_.host({plan::PoolKind::host_parameters, tile});
+  }
   /// A whole slot of `tile`, its parameters included, lies in staging slot 0: bring it home.
   void bring_home(std::uint32_t tile, bool already_on_disk);
   /// The 16-bit parameters of the slot, or in format fp32 those that follow from its masters.
@@ -44,7 +53,8 @@ class StateIo {
 
   const plan::Workload& workload_;
   const plan::Placement& placement_;
-  Homes& homes_;
+  Memory& memory_;
+  const StateSlots& slots_;
   Streams& streams_;
   nvme_swap::TileStore& store_;
   cpu_adam::Isa isa_;

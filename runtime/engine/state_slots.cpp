@@ -9,11 +9,22 @@ namespace spillway::engine {
 StateSlots::StateSlots(StateFormat format, std::vector<plan::Tile> tiles)
     : format_(format), tiles_(std::move(tiles)), off_disk_(tiles_.size()) {
   layouts_.reserve(tiles_.size());
-  for (const plan::Tile& tile : tiles_) {
+  for (std::uint32_t i = 0; i < tiles_.size(); ++i) {
+    const plan::Tile& tile = tiles_[i];
     const auto& layout = layouts_.emplace_back(cpu_adam::make_layout(format, tile.count.value()));
     // The plan counts what the kernels lay out.
     SPILLWAY_ASSERT(layout.bytes == plan::state_bytes(format, tile.count).value());
     SPILLWAY_ASSERT(layout.disk_bytes == plan::slot_bytes(format, tile.count).value());
+    if (tile.block == first_tile_.size()) first_tile_.push_back(i);
+  }
+  first_tile_.push_back(static_cast<std::uint32_t>(tiles_.size()));
+}
+
+StateSlots::StateSlots(const plan::Workload& workload, const plan::Placement& placement)
+    : StateSlots(placement.format, plan::make_tiles(workload, placement.tile_parameters)) {
+  for (std::size_t i = 0; i < tiles_.size(); ++i) {
+    const bool lives_there = placement.blocks[tiles_[i].block].state == plan::Tier::nvme;
+    off_disk_[i] = !placement.commits && !lives_there;
   }
 }
 

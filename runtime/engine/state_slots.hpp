@@ -11,6 +11,7 @@
 #include "cpu_adam/state_format.hpp"
 #include "nvme_swap/committed_tiles.hpp"
 #include "nvme_swap/tile_store.hpp"
+#include "runtime/plan/buffers.hpp"
 #include "runtime/plan/placement.hpp"
 
 namespace spillway::engine {
@@ -19,11 +20,14 @@ class StateSlots {
  public:
   StateSlots() = default;
   StateSlots(StateFormat format, std::vector<plan::Tile> tiles);
-
-  /// The tile never goes to a store: there it has a page, the least, instead of a slot's bytes.
-  void keep_off_disk(std::uint32_t tile) { off_disk_[tile] = true; }
+  /// The same, with room on disk only for the tiles that go there.
+  StateSlots(const plan::Workload& workload, const plan::Placement& placement);
 
   [[nodiscard]] std::span<const plan::Tile> tiles() const { return tiles_; }
+  /// Returns the tiles of a block as buffers of a pool that has them all.
+  [[nodiscard]] plan::Buffer tiles_of(plan::PoolKind pool, std::uint32_t block) const {
+    return {pool, first_tile_[block], first_tile_[block + 1] - first_tile_[block]};
+  }
   /// The store's tiles: the state of every tile, then the parameters of every tile.
   [[nodiscard]] nvme_swap::StoreLayout store_layout() const;
   [[nodiscard]] const cpu_adam::StateLayout& layout(std::uint32_t tile) const {
@@ -43,6 +47,11 @@ class StateSlots {
                                          std::span<std::byte> slot) const;
   /// Writes it. Blocks.
   void save(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
+  /// Returns the whole slot of `tile` in a buffer that has room for the largest.
+  [[nodiscard]] std::span<std::byte> slot_of(std::uint32_t tile,
+                                             std::span<std::byte> buffer) const {
+    return buffer.first(layouts_[tile].disk_bytes);
+  }
   /// The parts of a whole slot in memory.
   [[nodiscard]] std::span<std::byte> state_of(std::uint32_t tile, std::span<std::byte> slot) const {
     return slot.first(layouts_[tile].bytes);
@@ -54,7 +63,9 @@ class StateSlots {
   StateFormat format_ = StateFormat::fp32;
   std::vector<plan::Tile> tiles_;
   std::vector<cpu_adam::StateLayout> layouts_;  ///< by tile
-  std::vector<bool> off_disk_;                  ///< by tile
+  /// By tile: it never goes to a store, where it has a page, the least, instead of a slot's bytes.
+  std::vector<bool> off_disk_;
+  std::vector<std::uint32_t> first_tile_;  ///< by block; behind them the number of all
 };
 
 }  // namespace spillway::engine

@@ -11,6 +11,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/schedule.hpp"
+#include "runtime/plan/boundaries.hpp"
 
 namespace spillway::engine {
 
@@ -29,20 +30,23 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
       options_(options),
       workload_(std::move(workload)),
       placement_(placement),
-      model_(std::move(model)) {
+      model_(std::move(model)),
+      slots_(workload_, placement_) {
   const cpu_adam::Isa isa = options_.isa.value_or(cpu_adam::best_isa());
   backend_ = make_backend(options_, budgets, &wake_);
   streams_ = std::make_unique<Streams>(*backend_);
   model_.ops->bind_stream(streams_->compute->native());
   device_math_ = make_device_math(options_, *streams_->compute);
   constants_ = {*model_.transformer, *backend_, *streams_->upload};
-  homes_ = std::make_unique<Homes>(workload_, placement_, *backend_);
+  memory_ = std::make_unique<Memory>(plan::make_pools(workload_, placement_), *backend_);
 
   nvme_swap::StoreOptions opened = store_options;
   opened.wake = &wake_;
-  if (placement_.any_state(plan::Tier::nvme)) opened.buffers = {homes_->all_staging()};
+  if (placement_.any_state(plan::Tier::nvme)) {
+    opened.buffers = {memory_->all_host(plan::PoolKind::state_staging)};
+  }
   store_ = resume ? nvme_swap::TileStore::open(opened)
-                  : nvme_swap::TileStore::create(opened, homes_->slots().store_layout());
+                  : nvme_swap::TileStore::create(opened, slots_.store_layout());
   check_tiles(store_->layout());
   open_activation_store(store_options);
 
@@ -51,7 +55,8 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
   actions_ = std::make_unique<OpActions>(
       OpResources{.workload = workload_,
                   .placement = placement_,
-                  .homes = *homes_,
+                  .memory = *memory_,
+                  .slots = slots_,
                   .transformer = *model_.transformer,
                   .device_math = *device_math_,
                   .workers = *workers_,
@@ -61,8 +66,23 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
                   .kernel = update_kernel(options_, workload_),
                   .update_prefetch = update_prefetch,
                   .decayed = decayed_parameters(model_.transformer->layout(), options_.decay)});
-  state_io_ = std::make_unique<StateIo>(workload_, placement_, *homes_, *streams_, *store_, isa);
+  state_io_ =
+      std::make_unique<StateIo>(workload_, placement_, *memory_, slots_, *streams_, *store_, isa);
 
+  prepare_plans();
+  state_.loss_scale = initial_loss_scale(options_.loss_scale, options_.compute == DType::fp16);
+  if (resume) {
+    check(store_->committed().has_value(), ErrorCode::invalid_argument,
+          "the run has no committed step to resume from");
+    state_ = decode(store_->committed()->payload);
+    committed_step_ = state_.step;
+    state_io_->restore();
+  }
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::prepare_plans() {
   step_plan_ = plan::build_training_step(workload_, placement_);
   recorded_plan_ = plan::build_recorded_step(workload_, placement_);
   flush_plan_ = plan::build_flush(workload_, placement_);
@@ -77,18 +97,7 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
   flush_executor_ = prepare(flush_plan_);
   evaluation_executor_ = prepare(evaluation_plan_);
   snapshot_executor_ = prepare(snapshot_plan_);
-
-  state_.loss_scale = initial_loss_scale(options_.loss_scale, options_.compute == DType::fp16);
-  if (resume) {
-    check(store_->committed().has_value(), ErrorCode::invalid_argument,
-          "the run has no committed step to resume from");
-    state_ = decode(store_->committed()->payload);
-    committed_step_ = state_.step;
-    state_io_->restore();
-  }
 }
-
-Trainer::~Trainer() = default;
 
 bool Trainer::commits_in_step() const {
   return !placement_.any_state(plan::Tier::device) && !placement_.any_state(plan::Tier::host);
@@ -113,19 +122,21 @@ void Trainer::run(Executor& executor) {
 
 /// One slot a boundary and never a commit: a write takes the place of the one before.
 void Trainer::open_activation_store(const nvme_swap::StoreOptions& options) {
-  const nvme_swap::StoreLayout layout = homes_->boundaries().disk_layout();
-  if (layout.tiles.empty()) return;
+  const Bytes each = plan::boundary_disk_bytes(workload_);
+  const Bytes all = memory_->pool(plan::PoolKind::disk_boundaries).bytes();
+  if (all == Bytes{}) return;
+  const nvme_swap::StoreLayout layout{.tiles = std::vector<Bytes>(all / each, each)};
   nvme_swap::StoreOptions scratch = options;
   scratch.name = "activations";
   scratch.slots = 1;
   scratch.remove_on_close = true;
   scratch.wake = &wake_;
-  scratch.buffers = {homes_->boundaries().all_staging()};
+  scratch.buffers = {memory_->all_host(plan::PoolKind::boundary_staging)};
   activation_store_ = nvme_swap::TileStore::create(scratch, layout);
 }
 
 void Trainer::check_tiles(const nvme_swap::StoreLayout& layout) const {
-  check(layout.tiles == homes_->slots().store_layout().tiles, ErrorCode::corrupt_data,
+  check(layout.tiles == slots_.store_layout().tiles, ErrorCode::corrupt_data,
         "the run's state was written with another model, tile size or state format");
 }
 
@@ -144,7 +155,7 @@ nvme_swap::TileRead Trainer::adopt(const nvme_swap::CommittedTiles& source) {
 void Trainer::copy_next(const nvme_swap::StoreOptions& options) {
   nvme_swap::StoreOptions created = options;
   created.wake = &wake_;
-  copy_ = nvme_swap::TileStore::create(created, homes_->slots().store_layout());
+  copy_ = nvme_swap::TileStore::create(created, slots_.store_layout());
 }
 
 void Trainer::copy_committed() {
@@ -172,7 +183,11 @@ void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler)
 }
 
 data::MicroBatch Trainer::host_batch(std::uint32_t round, std::uint32_t m) const {
-  return {homes_->host_tokens(round, m), options_.context, config_.vocab_size};
+  const std::span<std::byte> bytes =
+      memory_->host({plan::PoolKind::host_tokens, round * workload_.micro_batches + m});
+  const std::span tokens{reinterpret_cast<std::int32_t*>(bytes.data()),
+                         bytes.size() / sizeof(std::int32_t)};
+  return {tokens, options_.context, config_.vocab_size};
 }
 
 /// `writes_all`: the plan that is about to run writes every tile, if an update is pending.
@@ -202,7 +217,6 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
   result.scale = state_.loss_scale.scale;
 
   OpActions::Step& step = actions_->step();
-  step.training = true;
   step.loss_gradient_scale = static_cast<float>(result.scale / static_cast<double>(result.tokens));
   // Inside this plan the previous step's update lands, and with it that step becomes committable.
   prepare_commit(commits_next(), true);
@@ -222,10 +236,18 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
   return result;
 }
 
+std::span<double> Trainer::host_losses() const {
+  // Behind the leaves of all tiles.
+  const auto tiles = static_cast<std::uint32_t>(slots_.tiles().size());
+  const std::span<std::byte> bytes = memory_->host({plan::PoolKind::host_sums, tiles});
+  return {reinterpret_cast<double*>(bytes.data()), bytes.size() / sizeof(double)};
+}
+
 double Trainer::reduce_loss() {
-  const std::span<double> sums = homes_->host_loss_sums();
+  const std::span<double> sums = host_losses();
+  const auto passes = static_cast<std::uint32_t>(sums.size());
   streams_->compute->download(std::as_writable_bytes(sums),
-                              homes_->all_loss_sums().as<const std::byte>());
+                              memory_->device({plan::PoolKind::device_losses, 0, passes}));
   streams_->compute->synchronize();
   double total = 0;
   for (const double sum : sums) total += sum;
@@ -235,14 +257,15 @@ double Trainer::reduce_loss() {
 double Trainer::reduce_norm() {
   double total = 0;
   for (std::uint32_t block = 0; block < workload_.blocks.size(); ++block) {
+    const std::span<std::byte> bytes =
+        memory_->host(slots_.tiles_of(plan::PoolKind::host_sums, block));
     if (placement_.blocks[block].state == plan::Tier::device) {
-      for (const std::uint32_t tile : homes_->tiles_of(block)) {
-        streams_->compute->download(std::as_writable_bytes(homes_->leaves_of_tile(tile)),
-                                    homes_->device_leaves(tile).as<const std::byte>());
-      }
+      streams_->compute->download(
+          bytes, memory_->device(slots_.tiles_of(plan::PoolKind::device_leaves, block)));
       streams_->compute->synchronize();
     }
-    total += cpu_adam::sum_leaves(homes_->leaves_of_block(block));
+    total += cpu_adam::sum_leaves(
+        {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)});
   }
   return std::sqrt(total);
 }
@@ -329,12 +352,11 @@ Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
                     "targets",
                     tokens.size(), options_.context));
   flush(false);
-  actions_->step().training = false;
   const std::uint64_t windows = data::window_count(tokens, options_.context);
   const std::uint64_t at_once = std::uint64_t{options_.micro_batch} * workload_.micro_batches;
   Evaluation evaluation;
   double sum = 0;
-  const std::span<double> sums = homes_->host_loss_sums().first(workload_.micro_batches);
+  const std::span<double> sums = host_losses().first(workload_.micro_batches);
   for (std::uint64_t first = 0; first < windows; first += at_once) {
     for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
       data::read_windows(tokens, first + std::uint64_t{m} * options_.micro_batch, host_batch(0, m));

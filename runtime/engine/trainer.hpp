@@ -94,7 +94,9 @@ class Trainer {
   [[nodiscard]] bool is_sound() const { return sound_; }
 
  private:
+  void prepare_plans();
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
+  [[nodiscard]] std::span<double> host_losses() const;
   [[nodiscard]] data::MicroBatch host_batch(std::uint32_t round, std::uint32_t m) const;
   void run(Executor& executor);
   void flush(bool commit);
@@ -120,7 +122,8 @@ class Trainer {
   std::unique_ptr<offload::DeviceBackend> backend_;
   ModelConstants constants_;
   std::unique_ptr<DeviceMath> device_math_;
-  std::unique_ptr<Homes> homes_;
+  StateSlots slots_;
+  std::unique_ptr<Memory> memory_;
   std::unique_ptr<nvme_swap::TileStore> store_;
   std::unique_ptr<nvme_swap::TileStore> copy_;              ///< see `copy_next`
   std::unique_ptr<nvme_swap::TileStore> activation_store_;  ///< of boundaries on disk, or null

@@ -45,7 +45,7 @@ class Chooser {
         budgets_(budgets),
         request_(bounded(request, workload)),
         tile_parameters_(std::min(request.tile_parameters, largest_block(workload))),
-        sizes_(workload, request.format, tile_parameters_) {}
+        sizes_(workload, request.format, tile_parameters_, request.commits) {}
 
   /// The first way to spread boundaries with which the rest fits.
   CountedChoice choose() {
@@ -202,7 +202,7 @@ class Chooser {
     placement.carried = boundaries_.carried;
     // The last block's output is only parked on the way to the head.
     if (on_disk && boundaries_.off_device > 0 && blocks > 2) stage_boundaries(placement);
-    return {workload_, sizes_, budgets_, std::move(placement)};
+    return {sizes_, budgets_, std::move(placement)};
   }
 
   /// Gives up what only hides time where the device is too small for it: prefetch, the second
@@ -304,7 +304,7 @@ class Chooser {
     if (draft.fits(Tier::device)) return;
     draft = before;
     const auto alike = [&](std::uint32_t a, std::uint32_t b) {
-      return draft.sizes().blocks[a] == draft.sizes().blocks[b] && draft.block(a) == draft.block(b);
+      return draft.sizes().block(a) == draft.sizes().block(b) && draft.block(a) == draft.block(b);
     };
     std::optional<std::uint32_t> refused;  // the last block that did not fit
     for (std::uint32_t b = end; b-- > 0;) {
@@ -332,7 +332,7 @@ class Chooser {
   const Budgets& budgets_;
   const PlacementRequest request_;
   const ElementCount tile_parameters_;
-  const BlockSizes sizes_;
+  const PoolSizes sizes_;
   BoundaryPlan boundaries_;
   bool spill_boundaries_ = false;
   bool shrink_ = false;

@@ -4,8 +4,9 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/plan/simulator.hpp"
+#include "runtime/plan/step/builder.hpp"
 #include "runtime/plan/step_bound.hpp"
-#include "runtime/plan/step_builder.hpp"
 
 namespace spillway::plan {
 namespace {
@@ -117,18 +118,20 @@ std::vector<Candidate> candidates(const Workload& workload, const Budgets& budge
 PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                               const PlacementRequest& request, const MachineProfile& profile,
                               const Placement& first) {
-  StepPlan plan = build_training_step(workload, first);
-  PlannedStep best{first, simulate(plan, profile), 1};
+  Builder builder(workload, first);
+  builder.training();
+  PlannedStep best{first, simulate(builder.plan(), profile), 1};
   const double worthwhile = kWorthwhile * best.prediction.step_seconds;
   const std::size_t at_most =
-      std::max<std::size_t>(kLeastSimulated, kOpsSimulated / plan.ops.size());
+      std::max<std::size_t>(kLeastSimulated, kOpsSimulated / builder.plan().ops.size());
   std::size_t place = 0;
   for (Candidate& each : candidates(workload, budgets, request, profile, first)) {
     // No step is shorter than its bound, and those that follow have longer ones.
     const double to_beat = std::min(worthwhile, best.prediction.step_seconds);
     if (each.least_seconds > to_beat || best.simulated == at_most) break;
-    plan = build_training_step(workload, each.placement);
-    Prediction prediction = simulate(plan, profile);
+    builder.restart(each.placement);
+    builder.training();
+    Prediction prediction = simulate(builder.plan(), profile);
     ++best.simulated;
     const double seconds = prediction.step_seconds;
     // Of equals the one that was asked for first.

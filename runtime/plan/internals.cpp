@@ -1,7 +1,5 @@
 #include "runtime/plan/internals.hpp"
 
-#include <algorithm>
-
 namespace spillway::plan {
 
 bool internals_leave(const Workload& workload, const Placement& placement, std::uint32_t block) {
@@ -15,16 +13,6 @@ Bytes offloaded_internals(const Workload& workload, const Placement& placement) 
     if (internals_leave(workload, placement, b)) sum += workload.blocks[b].saved_bytes;
   }
   return sum;
-}
-
-Bytes saved_slot_bytes(const Workload& workload, const Placement& placement) {
-  Bytes largest;
-  for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
-    if (internals_leave(workload, placement, b)) {
-      largest = std::max(largest, workload.blocks[b].saved_bytes);
-    }
-  }
-  return largest;
 }
 
 Bytes internals_traffic(const Workload& workload, const Placement& placement) {

@@ -22,8 +22,6 @@ namespace spillway::plan {
                                    std::uint32_t block);
 /// Of all blocks whose internal activations leave, one micro-batch.
 [[nodiscard]] Bytes offloaded_internals(const Workload& workload, const Placement& placement);
-/// Of a device slot: the largest block's that leave; 0 where none do.
-[[nodiscard]] Bytes saved_slot_bytes(const Workload& workload, const Placement& placement);
 /// Bytes that a training step saves, and as many that it loads: with R rounds of M micro-batches
 /// and S_b the `saved_bytes` of block b, R M times the sum of S_b over the blocks that leave.
 [[nodiscard]] Bytes internals_traffic(const Workload& workload, const Placement& placement);

@@ -72,9 +72,6 @@ struct MemoryItem {
 /// Tiles of all blocks in block order; each starts on a leaf of its block.
 [[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters);
 
-/// The largest streamed block, the size of a parameter slot; 0 when all are resident.
-[[nodiscard]] ElementCount parameter_slot_elements(const Workload& workload,
-                                                   const Placement& placement);
 /// The size of a gradient slot: the largest block that takes one. The vectors of tiles have one of
 /// their own size behind the others.
 [[nodiscard]] ElementCount gradient_slot_elements(const Workload& workload);

@@ -70,10 +70,21 @@ Bytes bytes_moved(const StepPlan& plan, OpKind kind) {
   return sum;
 }
 
+namespace {
+
+/// Returns " reads a, b" of the buffers that the op reads, or writes.
+std::string text_of_accesses(const StepPlan& plan, const Op& op, bool writes) {
+  std::vector<std::string> buffers;
+  for (const Access& access : plan.accesses_of(op)) {
+    if (access.writes == writes) buffers.push_back(to_text(access.buffer));
+  }
+  if (buffers.empty()) return {};
+  return fmt::format(" {} {}", writes ? "writes" : "reads", fmt::join(buffers, ", "));
+}
+
+}  // namespace
+
 std::string to_text(const StepPlan& plan) {
-  const auto slot_text = [](std::string_view what, std::uint32_t slot) {
-    return slot == kNoSlot ? std::string() : fmt::format(" {}={}", what, slot);
-  };
   std::string text;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
@@ -87,11 +98,7 @@ std::string to_text(const StepPlan& plan) {
       fmt::format_to(std::back_inserter(text), " round={} micro_batch={}", op.round,
                      op.micro_batch);
     }
-    text += slot_text("slot", op.slot) + slot_text("tied_slot", op.tied_slot) +
-            slot_text("gradient_slot", op.gradient_slot) + slot_text("input_slot", op.input_slot) +
-            slot_text("boundary_slot", op.boundary_slot) + slot_text("saved_slot", op.saved_slot);
-    if (op.again) text += " again";
-    if (op.of_gradient) text += " gradient";
+    text += text_of_accesses(plan, op, false) + text_of_accesses(plan, op, true);
     if (op.bytes > Bytes{}) fmt::format_to(std::back_inserter(text), " bytes={}", op.bytes.value());
     if (op.held) text += " held";
     if (op.if_pending) text += " if_pending";

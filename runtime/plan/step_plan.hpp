@@ -2,8 +2,9 @@
 //
 // One list, three consumers: the engine runs it, the simulator predicts it, the trace names it.
 // Ops of one lane start in list order. An op starts when its dependencies, all of which stand
-// before it in the list, are complete. Buffers are slots: a slot is reused only by an op that
-// depends on the last user of the slot, so "double buffering" is a number and not a class.
+// before it in the list, are complete. An op names the buffers that it reads and writes, and its
+// dependencies follow from them: a buffer is used again only by an op that waits for its last user,
+// so "double buffering" is the number of a pool's buffers and not a class.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "runtime/base/units.hpp"
+#include "runtime/plan/buffers.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {
@@ -24,8 +26,8 @@ enum class OpKind : std::uint8_t {
   download_grads,  ///< block gradients, device to host
   forward,         ///< one block, one micro-batch
   backward,        ///< one block, one micro-batch, recomputation included
-  /// The head: forward, loss and (when training) backward of one micro-batch. Of a tile: without a
-  /// gradient slot its part of the loss, with one its part of the backward.
+  /// The head: forward, loss and (when training) backward of one micro-batch. Of a tile: its part
+  /// of the loss, or, where it writes a gradient, its part of the backward.
   loss,
   accumulate,  ///< finish a round's gradient of a block: round to its dtype, add to earlier rounds
   grad_norm,   ///< sum of squares of a tile's gradients
@@ -49,7 +51,6 @@ std::string_view name_of(Lane lane);
 std::string_view name_of(Tier tier);
 
 using OpIndex = std::uint32_t;
-inline constexpr std::uint32_t kNoSlot = ~0U;
 
 struct Op {
   OpKind kind{};
@@ -58,25 +59,13 @@ struct Op {
   std::uint32_t tile = 0;  ///< of the model, for tile ops
   std::uint32_t round = 0;
   std::uint32_t micro_batch = 0;  ///< within the round
-  /// Parameters (kNoSlot: the resident home), tile state (kNoSlot: its home in memory), or the
-  /// staging buffer of a boundary (kNoSlot: its home on the host).
-  std::uint32_t slot = kNoSlot;
-  std::uint32_t tied_slot = kNoSlot;  ///< loss of a tied head: where block 0's parameters are
-  /// fp32 accumulator of the block's visit; download_grads, kNoSlot: the sum of rounds.
-  std::uint32_t gradient_slot = kNoSlot;
-  // Device slots of boundaries; kNoSlot: the home of its own.
-  std::uint32_t input_slot = kNoSlot;  ///< the activation that forward, loss and backward read
-  /// Forward's output; the gradient that loss makes and backward changes; what is saved or loaded.
-  std::uint32_t boundary_slot = kNoSlot;
-  /// Device slot of kept activations: what forward computes, backward reads, save and load copy.
-  std::uint32_t saved_slot = kNoSlot;  ///< kNoSlot: a home of its own, or none
-  bool of_gradient = false;            ///< save and load: the gradient of the block's boundary
-  bool again = false;  ///< forward of a tile in backward: recomputes what backward reads
   /// read_state: the step before has left the tile in the slot; read only where it has not.
   bool held = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending
   Bytes bytes;              ///< moved by the op on its lane
   double flops = 0;
+  std::uint32_t first_access = 0;  ///< into StepPlan::accesses
+  std::uint32_t access_count = 0;
   std::uint32_t first_dependency = 0;  ///< into StepPlan::dependencies
   std::uint32_t dependency_count = 0;
 };
@@ -88,9 +77,28 @@ struct Tile {
   ElementCount count;  ///< a multiple of kLeafParameters
 };
 
+/// A set of the circumstances in which a plan may run: an update is pending and staging is empty,
+/// one is pending and staging is as the step before left it, none is pending.
+using Circumstances = std::uint8_t;
+inline constexpr std::size_t kCircumstances = 3;
+/// Returns the circumstances in which the op is not skipped.
+[[nodiscard]] constexpr Circumstances performed_in(const Op& op) {
+  const Circumstances held = op.held ? 0b101 : 0b111;
+  return op.if_pending ? held & 0b011 : held;
+}
+/// Returns whether ops of the lane run one after the other in list order; disk operations do not.
+[[nodiscard]] constexpr bool is_serial(Lane lane) {
+  return lane != Lane::nvme_read && lane != Lane::nvme_write;
+}
+
 struct StepPlan {
   std::vector<Op> ops;
+  std::vector<Access> accesses;
   std::vector<OpIndex> dependencies;
+
+  [[nodiscard]] std::span<const Access> accesses_of(const Op& op) const {
+    return {accesses.data() + op.first_access, op.access_count};
+  }
 
   [[nodiscard]] std::span<const OpIndex> dependencies_of(const Op& op) const {
     return {dependencies.data() + op.first_dependency, op.dependency_count};

@@ -1,4 +1,6 @@
 // Boundary activations off the device: the same bits from anywhere, as few bytes as planned.
+#include "runtime/plan/boundaries.hpp"
+
 #include <gtest/gtest.h>
 
 #include <map>

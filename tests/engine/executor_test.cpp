@@ -32,6 +32,7 @@ plan::StepPlan chain(std::uint32_t length) {
 
 class RecordingPerformer final : public OpPerformer {
  public:
+  void begin(const plan::StepPlan&) override {}
   [[nodiscard]] bool skips(const Op&) const override { return false; }
   void enqueue(const Op& op, offload::Stream& stream) override {
     stream.submit([this, block = op.block] { ran_.push_back(block); });

@@ -1,74 +1,76 @@
-// Every plan of a case, in all circumstances, through both questions of plan_checker.hpp.
+// Every plan of a case through the checks of a plan and the second telling of op_meaning.hpp.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <map>
 #include <vector>
 
+#include "runtime/plan/step/check.hpp"
 #include "runtime/plan/step_builder.hpp"
-#include "tests/plan/plan_checker.hpp"
+#include "tests/plan/op_meaning.hpp"
 #include "tests/plan/step_workloads.hpp"
 
 namespace spillway::plan {
 
-/// All runs that a case can have.
+/// Checks all plans of a case.
 inline void expect_correct(const Case& c) {
-  const StepPlan training = build_training_step(c.workload, c.placement);
-  const StepPlan recorded = build_recorded_step(c.workload, c.placement);
-  const StepPlan flush = build_flush(c.workload, c.placement);
-  for (const auto& [pending, warm] :
-       {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
-    const RunOf run{
-        .workload = c.workload, .placement = c.placement, .pending = pending, .warm = warm};
-    for (const StepPlan* plan : {&training, &recorded, &flush}) {
-      ASSERT_EQ(find_race(*plan, run), "") << to_text(*plan);
-      ASSERT_EQ(find_wrong_content(*plan, run), "") << to_text(*plan);
-    }
-  }
-  const RunOf rest{
-      .workload = c.workload, .placement = c.placement, .training = false, .pending = false};
   for (const StepPlan& plan :
-       {build_evaluation(c.workload, c.placement), build_snapshot(c.workload, c.placement)}) {
-    ASSERT_EQ(find_race(plan, rest), "") << to_text(plan);
-    ASSERT_EQ(find_wrong_content(plan, rest), "") << to_text(plan);
+       {build_training_step(c.workload, c.placement), build_recorded_step(c.workload, c.placement),
+        build_flush(c.workload, c.placement), build_evaluation(c.workload, c.placement),
+        build_snapshot(c.workload, c.placement)}) {
+    const auto is_backward = [](const Op& op) { return op.kind == OpKind::backward; };
+    const bool training = std::ranges::any_of(plan.ops, is_backward);
+    ASSERT_EQ(find_race(plan), "") << to_text(plan);
+    ASSERT_EQ(find_wrong_content(plan), "") << to_text(plan);
+    ASSERT_EQ(find_wrong_meaning(plan, {c.workload, c.placement, training}), "") << to_text(plan);
   }
 }
 
-/// Dependencies that were taken away, one at a time, and how often the race checker noticed.
+/// Dependencies that were taken away, one at a time, and how often the race check noticed.
 struct LostDependencies {
   std::map<OpKind, int> lost, seen;
 
-  /// Of the ops of a training step that `selects` chooses.
-  template <class Selects>
-  void try_each(const Case& c, const Selects& selects) {
-    const StepPlan plan = build_training_step(c.workload, c.placement);
-    const RunOf run{.workload = c.workload, .placement = c.placement};
+  void try_each(const StepPlan& plan) {
     for (OpIndex i = 0; i < plan.ops.size(); ++i) {
       const Op& op = plan.ops[i];
-      if (!selects(op)) continue;
       for (std::uint32_t d = 0; d < op.dependency_count; ++d) {
         StepPlan broken = plan;
-        std::vector<OpIndex>& all = broken.dependencies;
-        // In its place a dependency that the op has anyway, or none.
-        all[op.first_dependency + d] = all[op.first_dependency];
-        if (d == 0) {
-          ++broken.ops[i].first_dependency;
-          --broken.ops[i].dependency_count;
-        }
+        const auto first = broken.dependencies.begin() + op.first_dependency;
+        std::swap(*first, *(first + d));
+        ++broken.ops[i].first_dependency;
+        --broken.ops[i].dependency_count;
         ++lost[op.kind];
-        if (!find_race(broken, run).empty()) ++seen[op.kind];
+        if (!find_race(broken).empty()) ++seen[op.kind];
       }
     }
   }
-
-  /// A loss that no other order replaces must be seen, or the checker proves nothing.
-  void expect_seen(std::initializer_list<OpKind> kinds) {
-    for (const OpKind kind : kinds) {
-      EXPECT_GT(seen[kind], 0) << name_of(kind) << ": none of " << lost[kind] << " seen";
-    }
+  /// None is superfluous: without any of them something races.
+  void expect_all_seen(std::initializer_list<OpKind> kinds) {
+    EXPECT_EQ(seen, lost);
+    for (const OpKind kind : kinds) EXPECT_GT(lost[kind], 0) << name_of(kind);
   }
 };
+
+/// Declared reads and writes that were taken away, one at a time: each must be noticed.
+inline void expect_lost_accesses_seen(const Case& c, const StepPlan& plan, bool training) {
+  for (OpIndex i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    for (std::uint32_t a = 0; a < op.access_count; ++a) {
+      StepPlan broken = plan;
+      const auto first = broken.accesses.begin() + op.first_access;
+      std::swap(*first, *(first + a));
+      ++broken.ops[i].first_access;
+      --broken.ops[i].access_count;
+      const Access& lost = plan.accesses_of(op)[a];
+      ASSERT_NE(find_wrong_meaning(broken, {c.workload, c.placement, training}), "")
+          << "op " << i << " without " << (lost.writes ? "writing " : "reading ")
+          << to_text(lost.buffer) << "\n"
+          << to_text(plan);
+    }
+  }
+}
 
 }  // namespace spillway::plan

@@ -33,6 +33,28 @@ inline OpIndex append(StepPlan& plan, const OpSpec& spec,
   return static_cast<OpIndex>(plan.ops.size() - 1);
 }
 
+/// Returns the only buffer that an op writes.
+inline Buffer written_by(const StepPlan& plan, const Op& op) {
+  Buffer written;
+  int count = 0;
+  for (const Access& access : plan.accesses_of(op)) {
+    if (!access.writes) continue;
+    written = access.buffer;
+    ++count;
+  }
+  EXPECT_EQ(count, 1);
+  return written;
+}
+
+/// Returns the buffers of a pool that an op reads or writes.
+inline std::vector<std::uint32_t> used_of(const StepPlan& plan, const Op& op, PoolKind pool) {
+  std::vector<std::uint32_t> used;
+  for (const Access& access : plan.accesses_of(op)) {
+    if (access.buffer.pool == pool) used.push_back(access.buffer.first);
+  }
+  return used;
+}
+
 inline std::string read_golden(const std::string& name) {
   std::ifstream file(std::string(SPILLWAY_SOURCE_DIR "/tests/plan/golden/") + name);
   EXPECT_TRUE(file.good()) << name;

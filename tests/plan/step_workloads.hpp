@@ -128,6 +128,9 @@ class RandomCases {
       p.blocks.back().sums = !device && maybe();
     }
     p.tile_parameters = ElementCount{between(1, 4) * kLeafParameters};
+    const StateFormat formats[] = {StateFormat::fp32, StateFormat::split, StateFormat::bf16,
+                                   StateFormat::int8};
+    p.format = formats[between(0, 3)];
     p.state_slots = static_cast<std::uint32_t>(between(1, 4));
     const bool pair = w.tied_head && !p.blocks.front().resident && !p.blocks.back().resident;
     p.parameter_slots = static_cast<std::uint32_t>(between(pair ? 2 : 1, 4));

@@ -27,6 +27,7 @@ constexpr Bytes kUnlimited{std::numeric_limits<std::int64_t>::max()};
 plan::StepPlan compute_only(const plan::StepPlan& plan) {
   constexpr OpIndex kLeftOut = ~OpIndex{0};
   plan::StepPlan result;
+  result.accesses = plan.accesses;
   std::vector<OpIndex> place(plan.ops.size(), kLeftOut);
   for (OpIndex i = 0; i < plan.ops.size(); ++i) {
     plan::Op op = plan.ops[i];
@@ -73,13 +74,15 @@ class ResidentModel {
         backend_(engine::make_backend(options_, budgets_, &wake_)),
         streams_(*backend_),
         constants_(*model_.transformer, *backend_, *streams_.upload),
-        homes_(workload_, placement_, *backend_),
+        slots_(workload_, placement_),
+        memory_(plan::make_pools(workload_, placement_), *backend_),
         store_(empty_store(scratch)),
         workers_({.threads = 1, .wake = &wake_}),
         device_math_(engine::make_device_math(options_, *streams_.compute)),
         actions_({.workload = workload_,
                   .placement = placement_,
-                  .homes = homes_,
+                  .memory = memory_,
+                  .slots = slots_,
                   .transformer = *model_.transformer,
                   .device_math = *device_math_,
                   .workers = workers_,
@@ -92,8 +95,10 @@ class ResidentModel {
         executor_(plan_, *backend_, streams_, wake_) {
     model_.ops->bind_stream(streams_.compute->native());
     upload_parameters(request.config);
-    fill_random_tokens(homes_.host_tokens(0, 0), request.config.vocab_size, options_.seed);
-    actions_.step().training = true;
+    const std::span<std::byte> tokens = memory_.host({plan::PoolKind::host_tokens});
+    fill_random_tokens(
+        {reinterpret_cast<std::int32_t*>(tokens.data()), tokens.size() / sizeof(std::int32_t)},
+        request.config.vocab_size, options_.seed);
     actions_.step().loss_gradient_scale = 1.0F / static_cast<float>(workload_.tokens);
   }
 
@@ -133,8 +138,11 @@ class ResidentModel {
     for (std::uint32_t b = 0; b < workload_.blocks.size(); ++b) {
       values.resize(workload_.blocks[b].padded_parameters.value());
       source.read(BlockIndex{b}, ElementCount{}, values);
-      round_parameters(values, workload_.compute, homes_.host_parameters(b));
-      streams_.upload->upload(homes_.parameters(b, plan::kNoSlot), homes_.host_parameters(b));
+      const std::span<std::byte> host =
+          memory_.host(slots_.tiles_of(plan::PoolKind::host_parameters, b));
+      round_parameters(values, workload_.compute, host);
+      streams_.upload->upload(
+          memory_.device(slots_.tiles_of(plan::PoolKind::resident_parameters, b)), host);
     }
     streams_.upload->synchronize();
   }
@@ -150,7 +158,8 @@ class ResidentModel {
   std::unique_ptr<offload::DeviceBackend> backend_;
   engine::Streams streams_;
   engine::ModelConstants constants_;
-  engine::Homes homes_;
+  engine::StateSlots slots_;
+  engine::Memory memory_;
   std::unique_ptr<nvme_swap::TileStore> store_;
   cpu_adam::WorkerPool workers_;
   std::unique_ptr<engine::DeviceMath> device_math_;

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <array>
 #include <memory>
 
 #include "runtime/base/error.hpp"
@@ -7,6 +8,7 @@
 #include "runtime/engine/budgets.hpp"
 #include "runtime/engine/calibrate.hpp"
 #include "runtime/plan/fastest.hpp"
+#include "runtime/plan/step/check.hpp"
 #include "runtime/plan/step_builder.hpp"
 #include "tools/bench/machine_description.hpp"
 #include "tools/bench/peak_flops.hpp"
@@ -23,6 +25,7 @@ struct PlanFlags {
   std::filesystem::path machine;  ///< a description, or empty: this machine
   bool no_commits = false;
   bool explain = false;
+  bool check = false;
 };
 
 /// The rates of this machine, measured now.
@@ -72,6 +75,26 @@ nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
   return document;
 }
 
+/// Checks every list of operations that a run of the placement would use, by what the operations
+/// declare that they read and write. Throws `Error{internal}` that names the first fault.
+nlohmann::ordered_json check_lists(const plan::Workload& workload,
+                                   const plan::Placement& placement) {
+  std::size_t ops = 0;
+  std::size_t dependencies = 0;
+  const std::array lists{
+      plan::build_training_step(workload, placement),
+      plan::build_recorded_step(workload, placement), plan::build_flush(workload, placement),
+      plan::build_evaluation(workload, placement), plan::build_snapshot(workload, placement)};
+  for (const plan::StepPlan& list : lists) {
+    for (const std::string& fault : {plan::find_race(list), plan::find_wrong_content(list)}) {
+      check(fault.empty(), ErrorCode::internal, "the plan is wrong: " + fault);
+    }
+    ops += list.ops.size();
+    dependencies += list.dependencies.size();
+  }
+  return {{"lists", lists.size()}, {"operations", ops}, {"dependencies", dependencies}};
+}
+
 nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   engine::TrainOptions options = flags.train.options();
   options.commits = !flags.no_commits;
@@ -113,9 +136,18 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
                       .device = options.device.value_or(engine::DeviceKind::host)};
   nlohmann::ordered_json document = to_json(view);
   if (machine) document["speed"] = speed_on(*machine, *config, options, view);
+  if (flags.check) document["check"] = check_lists(workload, placement);
   if (!json) {
     answer("{}", to_text(view));
     if (machine) answer("machine    {} ({})\n", machine->name, machine->basis);
+    if (flags.check) {
+      const nlohmann::ordered_json& found = document["check"];
+      answer(
+          "check      {} operations in {} lists with {} dependencies: no two race, and each "
+          "finds what it reads\n",
+          found["operations"].get<std::size_t>(), found["lists"].get<std::size_t>(),
+          found["dependencies"].get<std::size_t>());
+    }
     if (flags.explain) {
       answer("{}", plan::to_text(plan::build_training_step(workload, placement)));
     }
@@ -142,6 +174,9 @@ void add_plan(CLI::App& app, Session& session) {
   command->add_flag("--no-commits", flags->no_commits,
                     "The plan is for a run that never commits to disk, as those of `bench step`");
   command->add_flag("--explain", flags->explain, "The answer lists every operation of the step");
+  command->add_flag("--check", flags->check,
+                    "The operations of a run are checked: no two race for a buffer, and each finds "
+                    "in its buffers what it needs");
 }
 
 }  // namespace spillway::cli

@@ -10,19 +10,15 @@
 
 namespace spillway::plan::detail {
 
-/// Borrows the workload, the sizes and the budgets.
+/// Borrows the sizes and the budgets.
 class Draft {
  public:
-  Draft(const Workload& workload, const BlockSizes& sizes, const Budgets& budgets,
-        Placement placement)
-      : workload_(&workload),
-        budgets_(&budgets),
-        placement_(std::move(placement)),
-        sums_(sizes, placement_) {}
+  Draft(const PoolSizes& sizes, const Budgets& budgets, Placement placement)
+      : budgets_(&budgets), placement_(std::move(placement)), sums_(sizes, placement_) {}
 
   [[nodiscard]] const Placement& placement() const { return placement_; }
   [[nodiscard]] const BlockPlacement& block(std::uint32_t b) const { return placement_.blocks[b]; }
-  [[nodiscard]] const BlockSizes& sizes() const { return sums_.sizes(); }
+  [[nodiscard]] const PoolSizes& sizes() const { return sums_.sizes(); }
   [[nodiscard]] std::uint32_t size() const {
     return static_cast<std::uint32_t>(placement_.blocks.size());
   }
@@ -37,9 +33,7 @@ class Draft {
     placement_.blocks[b] = place;
     sums_.add(b, place);
   }
-  [[nodiscard]] Bytes needed(Tier tier) const {
-    return memory_totals(*workload_, placement_, sums_)[static_cast<std::size_t>(tier)];
-  }
+  [[nodiscard]] Bytes needed(Tier tier) const { return memory_total(placement_, sums_, tier); }
   [[nodiscard]] Bytes budget(Tier tier) const {
     return tier == Tier::device ? budgets_->device
            : tier == Tier::host ? budgets_->host
@@ -48,7 +42,6 @@ class Draft {
   [[nodiscard]] bool fits(Tier tier) const { return needed(tier) <= budget(tier); }
 
  private:
-  const Workload* workload_;
   const Budgets* budgets_;
   Placement placement_;
   MemorySums sums_;

@@ -1,0 +1,111 @@
+// Buffers and values: the nouns of a step plan's memory. An op names the buffers that it reads and
+// writes and the values that it finds and leaves there; nothing else knows what an op touches.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace spillway::plan {
+
+/// Names a pool: buffers of one purpose in one tier, one line of the memory table.
+///
+/// Parameters, gradients of all rounds and optimizer state lie tile by tile in the order of the
+/// model, so that those of a block are a range of buffers. A buffer that a placement does not use
+/// is empty.
+enum class PoolKind : std::uint8_t {
+  // Device.
+  resident_parameters,    ///< by tile
+  parameter_slots,        ///< each holds a streamed block
+  device_state,           ///< by tile
+  accumulators,           ///< fp32 sums over micro-batches; the last is of the vectors of tiles
+  rounded_gradients,      ///< in the compute dtype; the last is of the vectors of tiles
+  tied_accumulator,       ///< one: what a tied head adds to block 0's sum
+  device_gradients,       ///< by tile, where the device updates
+  device_leaves,          ///< by tile: the sums of squares of its leaves
+  device_sums,            ///< by tile, where rounds are summed for an update elsewhere
+  boundaries,             ///< by layer and micro-batch
+  boundary_gradients,     ///< by micro-batch
+  boundary_slots,         ///< shared by boundaries that come and go
+  recomputed_boundary,    ///< one: an output that recomputation writes and nobody reads
+  kept_activations,       ///< by layer's first block and micro-batch
+  kept_activation_slots,  ///< shared by kept activations that come and go
+  recomputation_scratch,  ///< one, or with tiles by micro-batch
+  between_tiles,          ///< by micro-batch
+  workspace,              ///< one
+  constants,              ///< one: tables that operators read
+  device_tokens,          ///< by micro-batch
+  device_losses,          ///< by round and micro-batch
+  // Host.
+  host_gradients,         ///< by tile
+  landing_gradients,      ///< as `rounded_gradients`
+  host_boundaries,        ///< by layer and micro-batch
+  parked_boundaries,      ///< by parked micro-batch
+  boundary_staging,       ///< each holds a boundary in whole pages
+  host_kept_activations,  ///< by layer's first block and micro-batch
+  host_parameters,        ///< by tile
+  host_state,             ///< by tile
+  state_staging,          ///< each holds a tile's slot
+  checksums,              ///< by tile: of what its next write to disk writes; a few bytes
+  host_tokens,            ///< by round and micro-batch
+  host_sums,              ///< by tile: as `device_leaves`; the last holds all losses
+  // NVMe.
+  disk_boundaries,  ///< by layer and micro-batch
+  disk_state,       ///< by tile, both slots
+};
+inline constexpr std::size_t kPoolCount = 35;
+
+/// A buffer of a pool, or several in a row.
+struct Buffer {
+  PoolKind pool{};
+  std::uint32_t first = 0;
+  std::uint32_t count = 1;
+  auto operator<=>(const Buffer&) const = default;
+};
+
+enum class ValueKind : std::uint8_t {
+  parameters,           ///< of a block, in the compute dtype
+  state,                ///< of a tile; part 0: before the step's update, 1: after it
+  checksum,             ///< of a tile's state after the update
+  gradient_sum,         ///< of a block and a round, fp32; the parts are micro-batches
+  tied_gradient_sum,    ///< the same, of what a tied head adds to block 0
+  gradient,             ///< of a block and a round, in the compute dtype
+  total_gradient,       ///< of a block, of rounds up to one; kLastStep: of the step before
+  norm_leaves,          ///< of a tile
+  activation,           ///< of a layer: its output; the parts are its tiles
+  activation_gradient,  ///< of a layer: of its output
+  saved,                ///< of a layer: what its backward needs; the parts are its tiles
+  scanned,              ///< of the head: its loss so far; the parts are its tiles
+  between_tiles,        ///< of a layer: what backward leaves the tile before; parts: its tiles
+  tokens,
+  loss,
+  scratch,  ///< nothing that another op reads
+};
+inline constexpr std::uint32_t kLastStep = ~0U;
+
+/// What a buffer holds. `of` is a block, tile or layer, as the kind says; of several buffers in a
+/// row that hold values of tiles, the first tile. What is made in parts names the last part in it.
+struct Value {
+  ValueKind kind = ValueKind::scratch;
+  std::uint32_t of = 0;
+  std::uint32_t micro_batch = 0;
+  std::uint32_t round = 0;
+  std::uint32_t part = 0;
+  auto operator<=>(const Value&) const = default;
+};
+
+/// One buffer that an op reads or writes, and the value that it finds or leaves there.
+struct Access {
+  Buffer buffer;
+  Value value;
+  bool writes = false;
+  bool operator==(const Access&) const = default;
+};
+
+std::string_view name_of(PoolKind pool);
+std::string_view name_of(ValueKind kind);
+/// Returns "parameter_slots 1", or "host_parameters 4..7" for a range.
+std::string to_text(const Buffer& buffer);
+
+}  // namespace spillway::plan

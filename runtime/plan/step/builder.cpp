@@ -1,0 +1,364 @@
+#include "runtime/plan/step/builder.hpp"
+
+#include <algorithm>
+
+#include "runtime/plan/boundaries.hpp"
+#include "runtime/plan/internals.hpp"
+
+namespace spillway::plan {
+
+Builder::Builder(const Workload& workload, const Placement& placement, bool records)
+    : workload_(workload), records_(records) {
+  restart(placement);
+}
+
+void Builder::restart(const Placement& placement) {
+  placement_ = placement;
+  check_placement();
+  plan_.ops.clear();
+  plan_.accesses.clear();
+  plan_.dependencies.clear();
+  tracker_.clear();
+  tiles_ = make_tiles(workload_, placement_.tile_parameters);
+  open_tiles();
+  accumulator_.assign(workload_.blocks.size(), {});
+  passing_.assign(workload_.micro_batches, {});
+  staged_tile_.assign(placement_.state_slots, ~0U);
+  staging_visits_ = record_visits_ = round_ = 0;
+  open_pool(PoolKind::parameter_slots, placement_.parameter_slots);
+  open_pool(PoolKind::accumulators, placement_.gradient_slots);
+  open_pool(PoolKind::rounded_gradients, placement_.gradient_slots);
+  open_pool(PoolKind::landing_gradients, placement_.gradient_slots);
+  open_pool(PoolKind::boundary_slots, device_boundary_slots(workload_, placement_));
+  open_pool(PoolKind::boundary_staging, placement_.boundary_staging);
+  open_pool(PoolKind::kept_activation_slots, placement_.saved_slots);
+}
+
+void Builder::check_placement() const {
+  SPILLWAY_ASSERT(placement_.blocks.size() == workload_.blocks.size());
+  SPILLWAY_ASSERT(workload_.blocks.size() >= 2 && placement_.gradient_slots >= 1);
+  const bool needs_pair =
+      workload_.tied_head && !placement_.blocks[0].resident && !placement_.blocks.back().resident;
+  SPILLWAY_ASSERT(!placement_.any_streamed() || placement_.parameter_slots >= (needs_pair ? 2 : 1));
+  SPILLWAY_ASSERT(placement_.state_slots >= 1);
+  for (const BlockPlacement& block : placement_.blocks) {
+    // The device updates parameters where they live.
+    SPILLWAY_ASSERT(block.state != Tier::device || block.resident);
+    SPILLWAY_ASSERT(!block.offload || (block.keep && !workload_.tiled));
+  }
+  const bool uses_slots = placement_.boundary_slots > 0;
+  SPILLWAY_ASSERT(!workload_.tiled || (placement_.blocks[0].resident && !uses_slots));
+  // An op may hold two boundaries: what it reads and what it writes.
+  SPILLWAY_ASSERT(!uses_slots || placement_.boundary_slots >= 2);
+  SPILLWAY_ASSERT(uses_slots || blocks_with(placement_, BoundaryHome::device) == head());
+  SPILLWAY_ASSERT(placement_.boundary_staging > 0 ||
+                  blocks_with(placement_, BoundaryHome::nvme) == 0);
+  // One to compute in or read from, and one that is copied meanwhile.
+  SPILLWAY_ASSERT(placement_.saved_slots >= 2 ||
+                  offloaded_internals(workload_, placement_) == Bytes{});
+}
+
+void Builder::append(const OpDraft& draft) {
+  Op op = draft.op;
+  const std::span<const Access> accesses = draft.accesses();
+  op.round = round_;
+  op.first_access = static_cast<std::uint32_t>(plan_.accesses.size());
+  op.access_count = static_cast<std::uint32_t>(accesses.size());
+  plan_.accesses.insert(plan_.accesses.end(), accesses.begin(), accesses.end());
+  const std::span<const OpIndex> dependencies = tracker_.append(op, accesses);
+  op.first_dependency = static_cast<std::uint32_t>(plan_.dependencies.size());
+  op.dependency_count = static_cast<std::uint32_t>(dependencies.size());
+  plan_.dependencies.insert(plan_.dependencies.end(), dependencies.begin(), dependencies.end());
+  plan_.ops.push_back(op);
+}
+
+OpDraft Builder::draft(OpKind kind, Lane lane, std::uint32_t block, std::uint32_t m) const {
+  OpDraft draft(kind, lane, block);
+  draft.op.micro_batch = m;
+  return draft;
+}
+
+void Builder::open_pool(PoolKind pool, std::uint32_t buffers) {
+  auto& free = free_[static_cast<std::size_t>(pool)];
+  free.clear();
+  for (std::uint32_t i = 0; i < buffers; ++i) free.push_back(i);
+}
+
+Buffer Builder::take_free(PoolKind pool) {
+  auto& free = free_[static_cast<std::size_t>(pool)];
+  SPILLWAY_ASSERT(!free.empty());
+  const Buffer buffer{pool, free.front()};
+  free.pop_front();
+  return buffer;
+}
+
+void Builder::give_back(const Buffer& buffer) {
+  switch (buffer.pool) {
+    case PoolKind::accumulators:
+    case PoolKind::rounded_gradients:
+      if (buffer.first == placement_.gradient_slots) return;  // the vectors' own
+      [[fallthrough]];
+    case PoolKind::landing_gradients:
+    case PoolKind::parameter_slots:
+    case PoolKind::boundary_slots:
+    case PoolKind::boundary_staging:
+    case PoolKind::kept_activation_slots:
+      free_[static_cast<std::size_t>(buffer.pool)].push_back(buffer.first);
+      return;
+    default: return;
+  }
+}
+
+/// Returns where the block's parameters are on the device; uploads them if they are streamed.
+Buffer Builder::bring_parameters(std::uint32_t block) {
+  if (placement_.blocks[block].resident) return tiles_of(PoolKind::resident_parameters, block);
+  const Buffer slot = take_free(PoolKind::parameter_slots);
+  OpDraft upload = draft(OpKind::upload_params, Lane::h2d, block);
+  upload.read(tiles_of(PoolKind::host_parameters, block), parameters(block));
+  upload.write(slot, parameters(block));
+  upload.op.bytes = compute_bytes(block);
+  append(upload);
+  return slot;
+}
+
+void Builder::read_vectors(OpDraft& draft) const {
+  if (!workload_.tiled) return;
+  draft.read(tiles_of(PoolKind::resident_parameters, 0), parameters(0));
+}
+
+void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again) {
+  const std::uint32_t layer = workload_.layer_of(block);
+  const Buffer weights = bring_parameters(block);
+  const bool leaves = train && internals_leave(workload_, placement_, block);
+  // Tiles of a layer meet in what it saves, whether that is kept or not.
+  const bool is_first = block == workload_.first_block(layer);
+  const bool saves = workload_.tiled ? layer > 0 : train && placement_.blocks[block].keep;
+  for (std::uint32_t m = range.first; m < range.last; ++m) {
+    OpDraft forward = draft(OpKind::forward, Lane::gpu, block, m);
+    forward.op.flops = workload_.blocks[block].forward_flops;
+    forward.read(weights, parameters(block));
+    read_vectors(forward);
+    Buffer input;
+    if (layer == 0) {
+      const Buffer tokens{PoolKind::device_tokens, m};
+      if (block == workload_.first_block(0)) {
+        forward.read({PoolKind::host_tokens, pass_index(m)}, of_pass(ValueKind::tokens, m));
+        forward.write(tokens, of_pass(ValueKind::tokens, m));
+      } else {
+        forward.read(tokens, of_pass(ValueKind::tokens, m));
+      }
+    } else {
+      input = passing_activation(layer - 1, m);
+      forward.read(input, activation(layer - 1, m));
+    }
+    const Buffer output = again ? Buffer{} : place_for_output(layer, m);
+    if (!again) forward.write(output, made_by(ValueKind::activation, block, m));
+    const Buffer kept =
+        leaves ? take_free(PoolKind::kept_activation_slots) : kept_activations(block, m);
+    if (saves) {
+      if (!is_first) forward.read(kept, made_by(ValueKind::saved, block - 1, m));
+      forward.write(kept, made_by(ValueKind::saved, block, m));
+    }
+    forward.write({PoolKind::workspace}, {});
+    append(forward);
+    if (layer > 0) give_back(input);
+    if (leaves) save_activations(block, m, kept);
+    if (!again) pass_activation(layer, m, output, train);
+  }
+  give_back(weights);
+}
+
+void Builder::forward_layer(std::uint32_t layer, MicroBatches range, bool train,
+                            bool update_first) {
+  const std::uint32_t end = workload_.first_block(layer + 1);
+  for (std::uint32_t block = workload_.first_block(layer); block < end; ++block) {
+    if (update_first) update_block(block);
+    visit_forward(block, range, train);
+  }
+}
+
+/// Backward of a tile goes on from what that of the tile behind it has left.
+void Builder::meet_tiles(OpDraft& draft) const {
+  const std::uint32_t block = draft.op.block;
+  const std::uint32_t m = draft.op.micro_batch;
+  const Buffer between{PoolKind::between_tiles, m};
+  const std::uint32_t end = workload_.first_block(workload_.layer_of(block) + 1);
+  if (block + 1 < end) draft.read(between, made_by(ValueKind::between_tiles, block + 1, m));
+  draft.write(between, made_by(ValueKind::between_tiles, block, m));
+}
+
+/// The head's tiles are scanned for the loss, first to last, before they run backward.
+void Builder::meet_tiles_of_head(OpDraft& draft, bool train) const {
+  const std::uint32_t block = draft.op.block;
+  const std::uint32_t m = draft.op.micro_batch;
+  const Buffer between{PoolKind::between_tiles, m};
+  if (train) {
+    if (block == head()) draft.read(between, made_by(ValueKind::scanned, block, m));
+    return meet_tiles(draft);
+  }
+  const bool is_first = block == workload_.first_block(workload_.layer_of(block));
+  if (!is_first) draft.read(between, made_by(ValueKind::scanned, block - 1, m));
+  draft.write(between, made_by(ValueKind::scanned, block, m));
+}
+
+void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
+  const BlockShape& shape = workload_.blocks[block];
+  const std::uint32_t layer = workload_.layer_of(block);
+  Buffer tied;
+  if (workload_.tied_head) tied = bring_parameters(0);
+  const Buffer weights = bring_parameters(block);
+  Buffer accumulator;
+  if (train) accumulator = accumulator_of(block, range);
+  for (std::uint32_t m = range.first; m < range.last; ++m) {
+    OpDraft loss = draft(OpKind::loss, Lane::gpu, block, m);
+    loss.op.flops = shape.forward_flops + (train ? shape.backward_flops : 0);
+    loss.read(weights, parameters(block));
+    if (workload_.tied_head) loss.read(tied, parameters(0));
+    read_vectors(loss);
+    const Buffer input = passing_activation(layer - 1, m);
+    loss.read(input, activation(layer - 1, m));
+    loss.read({PoolKind::device_tokens, m}, of_pass(ValueKind::tokens, m));
+    if (!workload_.tiled || !train) {
+      loss.write({PoolKind::device_losses, pass_index(m)}, of_pass(ValueKind::loss, m));
+    }
+    if (workload_.tiled) meet_tiles_of_head(loss, train);
+    Buffer gradient;
+    if (train) {
+      gradient = place_for_gradient(m);
+      loss.write(gradient, activation_gradient(layer - 1, m));
+      add_gradient(loss, accumulator);
+      if (workload_.tied_head)
+        loss.write({PoolKind::tied_accumulator}, {ValueKind::tied_gradient_sum});
+      write_vectors(loss);
+    }
+    loss.write({PoolKind::workspace}, {});
+    append(loss);
+    give_back(input);
+    if (train) pass_gradient(layer - 1, m, gradient);
+  }
+  if (workload_.tied_head) give_back(tied);
+  give_back(weights);
+  if (train && range.last == workload_.micro_batches) finish_gradient(block);
+}
+
+void Builder::visit_head(MicroBatches range, bool train) {
+  const std::uint32_t first = workload_.first_block(workload_.layers() - 1);
+  if (!workload_.tiled) return visit_loss(first, range, train);
+  for (std::uint32_t block = first; block <= head(); ++block) visit_loss(block, range, false);
+  for (std::uint32_t block = head() + 1; train && block-- > first;) visit_loss(block, range, true);
+}
+
+void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
+  const BlockShape& shape = workload_.blocks[block];
+  const std::uint32_t layer = workload_.layer_of(block);
+  const bool embeds = layer == 0;
+  // The embedding's backward scatters gradients and reads no parameters.
+  const Buffer weights = embeds ? Buffer{} : bring_parameters(block);
+  const Buffer accumulator = accumulator_of(block, range);
+  const bool with_forward = !workload_.tiled && recomputes(layer);
+  for (std::uint32_t m = range.first; m < range.last; ++m) {
+    OpDraft backward = draft(OpKind::backward, Lane::gpu, block, m);
+    backward.op.flops = shape.backward_flops + (with_forward ? shape.forward_flops : 0);
+    const Buffer kept = embeds ? Buffer{} : returning_activations(block, m);
+    const Buffer input = embeds ? Buffer{} : returning_activation(layer - 1, m);
+    const Buffer gradient = passing_gradient(layer, m);
+    if (embeds) {
+      backward.read({PoolKind::device_tokens, m}, of_pass(ValueKind::tokens, m));
+    } else {
+      backward.read(weights, parameters(block));
+      read_vectors(backward);
+      backward.read(input, activation(layer - 1, m));
+      if (with_forward) {
+        const bool home = activation_home(placement_, layer) == BoundaryHome::device;
+        backward.write(home ? of_micro_batch(PoolKind::boundaries, layer, m)
+                            : Buffer{PoolKind::recomputed_boundary},
+                       activation(layer, m));
+        backward.write(kept, saved(layer, m));
+      } else {
+        backward.read(kept, saved(layer, m));
+      }
+      if (workload_.tiled) meet_tiles(backward);
+      write_vectors(backward);
+    }
+    backward.read(gradient, activation_gradient(layer, m));
+    const bool ends_layer = !embeds && block == workload_.first_block(layer);
+    backward.write(gradient, activation_gradient(ends_layer ? layer - 1 : layer, m));
+    add_gradient(backward, accumulator);
+    backward.write({PoolKind::workspace}, {});
+    append(backward);
+    if (!embeds) {
+      give_back(input);
+      give_back(kept);
+    }
+    if (embeds) {
+      give_back(gradient);
+    } else {
+      pass_gradient(layer - 1, m, gradient);
+    }
+  }
+  if (!embeds) give_back(weights);
+  if (range.last == workload_.micro_batches) finish_gradient(block);
+}
+
+void Builder::backward_layer(std::uint32_t layer, MicroBatches range) {
+  const std::uint32_t first = workload_.first_block(layer);
+  const std::uint32_t end = workload_.first_block(layer + 1);
+  if (workload_.tiled && recomputes(layer)) {
+    for (std::uint32_t block = first; block < end; ++block) {
+      if (workload_.blocks[block].feeds_backward) visit_forward(block, range, true, true);
+    }
+  }
+  for (std::uint32_t block = end; block-- > first;) visit_backward(block, range);
+}
+
+/// Appends one pass forward and backward. `update_first`: the pending update of each block stands
+/// just ahead of the block's forward, so that on every lane it delays nothing that an earlier block
+/// needs.
+void Builder::pass(MicroBatches range, bool update_first) {
+  const std::uint32_t last = workload_.layers() - 1;
+  if (workload_.tiled && update_first) update_block(0);
+  for (std::uint32_t layer = 0; layer < last; ++layer) {
+    forward_layer(layer, range, true, update_first);
+  }
+  if (update_first) {
+    for (std::uint32_t block = workload_.first_block(last); block <= head(); ++block) {
+      update_block(block);
+    }
+    append_step_commit();
+  }
+  visit_head(range, true);
+  for (std::uint32_t layer = last; layer-- > 0;) backward_layer(layer, range);
+  if (workload_.tiled && range.last == workload_.micro_batches) finish_gradient(0);
+}
+
+void Builder::round(std::uint32_t round) {
+  round_ = round;
+  if (placement_.order == WorkOrder::layer_major) {
+    pass({0, workload_.micro_batches}, round == 0);
+    return;
+  }
+  SPILLWAY_ASSERT(placement_.gradient_slots == workload_.blocks.size());
+  for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
+    pass({m, m + 1}, round == 0 && m == 0);
+  }
+}
+
+void Builder::training() {
+  for (std::uint32_t r = 0; r < workload_.rounds; ++r) round(r);
+  read_ahead();
+}
+
+void Builder::evaluation() {
+  // In the order of training, whose pools it uses.
+  const bool whole = placement_.order == WorkOrder::layer_major;
+  const std::uint32_t at_once = whole ? workload_.micro_batches : 1;
+  for (std::uint32_t m = 0; m < workload_.micro_batches; m += at_once) {
+    const MicroBatches range{m, m + at_once};
+    for (std::uint32_t layer = 0; layer + 1 < workload_.layers(); ++layer) {
+      forward_layer(layer, range, false, false);
+    }
+    visit_head(range, false);
+  }
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,169 @@
+// Builder: the state of building one step plan. It decides the order of ops and the buffers that
+// they use; what they have to wait for follows from that. Its sides stand apart:
+// builder_state.cpp has the way of optimizer state between its tier, the update and the disk,
+// builder_gradients.cpp that of gradients, builder_activations.cpp that of the tensors between and
+// inside blocks, builder.cpp the rest.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "runtime/plan/placement.hpp"
+#include "runtime/plan/step/dependency_tracker.hpp"
+#include "runtime/plan/step/op_draft.hpp"
+#include "runtime/plan/step_plan.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+/// A half-open range of micro-batches that one visit of a block works through.
+struct MicroBatches {
+  std::uint32_t first;
+  std::uint32_t last;
+};
+
+class Builder {
+ public:
+  /// `records`: state that lives in memory goes to disk after its update.
+  Builder(const Workload& workload, const Placement& placement, bool records = false);
+  /// Begins a list for another placement in the memory of the last.
+  void restart(const Placement& placement);
+
+  void flush();
+  void training();
+  void evaluation();
+  void snapshot();
+  [[nodiscard]] const StepPlan& plan() const { return plan_; }
+  StepPlan take() { return std::move(plan_); }
+
+ private:
+  void check_placement() const;
+  void append(const OpDraft& draft);
+  [[nodiscard]] OpDraft draft(OpKind kind, Lane lane, std::uint32_t block,
+                              std::uint32_t micro_batch = 0) const;
+  [[nodiscard]] OpDraft draft_of_tile(OpKind kind, Lane lane, std::uint32_t tile) const;
+
+  // Buffers. Those of the pools named ..._slots, of accumulators and of staging come and go.
+  void open_pool(PoolKind pool, std::uint32_t buffers);
+  /// Returns the buffer of the pool that has been free for longest.
+  Buffer take_free(PoolKind pool);
+  void give_back(const Buffer& buffer);  ///< Does nothing to a buffer that never comes and goes.
+  [[nodiscard]] Buffer tiles_of(PoolKind pool, std::uint32_t block) const {
+    return {pool, first_tile_[block], first_tile_[block + 1] - first_tile_[block]};
+  }
+  [[nodiscard]] Buffer of_micro_batch(PoolKind pool, std::uint32_t layer, std::uint32_t m) const {
+    return {pool, layer * workload_.micro_batches + m};
+  }
+  [[nodiscard]] std::uint32_t pass_index(std::uint32_t m) const {
+    return round_ * workload_.micro_batches + m;
+  }
+  [[nodiscard]] Buffer rounded(const Buffer& accumulator);
+  [[nodiscard]] Buffer kept_activations(std::uint32_t block, std::uint32_t m) const;
+
+  // Values.
+  /// Returns the output of a layer after its last block.
+  [[nodiscard]] Value activation(std::uint32_t layer, std::uint32_t m) const {
+    return {ValueKind::activation, layer, m, round_, last_part(layer)};
+  }
+  [[nodiscard]] Value activation_gradient(std::uint32_t layer, std::uint32_t m) const {
+    return {ValueKind::activation_gradient, layer, m, round_};
+  }
+  /// Returns what is made by the blocks of a layer in turn, after one of them.
+  [[nodiscard]] Value made_by(ValueKind kind, std::uint32_t block, std::uint32_t m) const {
+    const std::uint32_t layer = workload_.layer_of(block);
+    return {kind, layer, m, round_, block - workload_.first_block(layer)};
+  }
+  /// Returns what backward of a layer needs.
+  [[nodiscard]] Value saved(std::uint32_t layer, std::uint32_t m) const;
+  [[nodiscard]] Value of_pass(ValueKind kind, std::uint32_t m) const {
+    return {kind, 0, m, round_};
+  }
+  [[nodiscard]] static Value parameters(std::uint32_t block) {
+    return {ValueKind::parameters, block};
+  }
+
+  // Optimizer state.
+  void open_tiles();
+  void update_tile(std::uint32_t tile);
+  void record_tile(std::uint32_t tile);
+  void write_tile(std::uint32_t tile, const Buffer& state);
+  void read_ahead();
+  void update_block(std::uint32_t block);
+  void append_step_commit();
+  void append_commit();
+  [[nodiscard]] bool keeps_parameters_with_state() const {
+    return placement_.format != StateFormat::fp32;
+  }
+
+  // Parameters and gradients.
+  Buffer bring_parameters(std::uint32_t block);
+  Buffer accumulator_of(std::uint32_t block, MicroBatches range);
+  void read_vectors(OpDraft& draft) const;
+  void write_vectors(OpDraft& draft) const;
+  void meet_tiles(OpDraft& draft) const;
+  void meet_tiles_of_head(OpDraft& draft, bool train) const;
+  void add_gradient(OpDraft& draft, const Buffer& accumulator);
+  void finish_gradient(std::uint32_t block);
+  void download_gradient(std::uint32_t block, const Buffer& gradient);
+  void append_norms(std::uint32_t block, PoolKind gradients);
+
+  // Activations.
+  [[nodiscard]] OpDraft copy_of_boundary(OpKind kind, Lane lane, std::uint32_t layer,
+                                         std::uint32_t m) const;
+  [[nodiscard]] Buffer host_of_boundary(std::uint32_t layer, std::uint32_t m, bool gradient) const;
+  Buffer load_boundary(std::uint32_t layer, std::uint32_t m, bool gradient);
+  void save_boundary(std::uint32_t layer, std::uint32_t m, bool gradient, const Buffer& made);
+  Buffer passing_activation(std::uint32_t layer, std::uint32_t m);
+  Buffer passing_gradient(std::uint32_t layer, std::uint32_t m);
+  Buffer returning_activation(std::uint32_t layer, std::uint32_t m);
+  Buffer place_for_output(std::uint32_t layer, std::uint32_t m);
+  Buffer place_for_gradient(std::uint32_t m);
+  void pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer& made, bool train);
+  void pass_gradient(std::uint32_t layer, std::uint32_t m, const Buffer& made);
+  void save_activations(std::uint32_t block, std::uint32_t m, const Buffer& made);
+  Buffer returning_activations(std::uint32_t block, std::uint32_t m);
+
+  // Passes.
+  void visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again = false);
+  void forward_layer(std::uint32_t layer, MicroBatches range, bool train, bool update_first);
+  void visit_loss(std::uint32_t block, MicroBatches range, bool train);
+  void visit_head(MicroBatches range, bool train);
+  void visit_backward(std::uint32_t block, MicroBatches range);
+  void backward_layer(std::uint32_t layer, MicroBatches range);
+  void pass(MicroBatches range, bool update_first);
+  void round(std::uint32_t round);
+
+  [[nodiscard]] std::uint32_t head() const {
+    return static_cast<std::uint32_t>(workload_.blocks.size() - 1);
+  }
+  [[nodiscard]] std::uint32_t last_part(std::uint32_t layer) const {
+    return workload_.first_block(layer + 1) - workload_.first_block(layer) - 1;
+  }
+  [[nodiscard]] bool recomputes(std::uint32_t layer) const {
+    return layer > 0 && !placement_.blocks[workload_.first_block(layer)].keep;
+  }
+  [[nodiscard]] Bytes compute_bytes(std::uint32_t block) const {
+    return Bytes{workload_.blocks[block].padded_parameters.value() * size_of(workload_.compute)};
+  }
+
+  const Workload& workload_;
+  Placement placement_;
+  const bool records_;
+  StepPlan plan_;
+  DependencyTracker tracker_;
+  std::vector<Tile> tiles_;
+  std::vector<std::uint32_t> first_tile_;  // by block; behind them the number of all
+  std::array<std::deque<std::uint32_t>, kPoolCount> free_;  // by pool, free for longest first
+  std::vector<Buffer> accumulator_;                         // by block, of the visit under way
+  std::vector<Buffer> passing_;             // by micro-batch: the boundary that is carried on
+  std::vector<std::uint32_t> staged_tile_;  // by staging buffer: the last tile in it
+  std::uint32_t staging_visits_ = 0;        // of tiles that live on disk: `read_ahead` counts on it
+  std::uint32_t record_visits_ = 0;
+  std::uint32_t round_ = 0;
+};
+
+}  // namespace spillway::plan

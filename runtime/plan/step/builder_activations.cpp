@@ -1,0 +1,155 @@
+// The ways of the tensors between blocks and inside them: boundaries, and what backward needs.
+#include "runtime/plan/boundaries.hpp"
+#include "runtime/plan/internals.hpp"
+#include "runtime/plan/step/builder.hpp"
+
+namespace spillway::plan {
+
+OpDraft Builder::copy_of_boundary(OpKind kind, Lane lane, std::uint32_t layer,
+                                  std::uint32_t m) const {
+  OpDraft copy = draft(kind, lane, layer, m);
+  const bool disk = lane == Lane::nvme_read || lane == Lane::nvme_write;
+  copy.op.bytes = disk ? boundary_disk_bytes(workload_) : workload_.boundary_bytes;
+  return copy;
+}
+
+/// Returns where a boundary waits on the host for more than a copy to or from the disk.
+Buffer Builder::host_of_boundary(std::uint32_t layer, std::uint32_t m, bool gradient) const {
+  const bool parks = gradient || activation_home(placement_, layer) == BoundaryHome::parking;
+  const std::uint32_t first = workload_.micro_batches - parked_micro_batches(workload_, placement_);
+  if (parks) return {PoolKind::parked_boundaries, m - first};
+  return of_micro_batch(PoolKind::host_boundaries, layer, m);
+}
+
+Buffer Builder::load_boundary(std::uint32_t layer, std::uint32_t m, bool gradient) {
+  const Value value = gradient ? activation_gradient(layer, m) : activation(layer, m);
+  const bool on_disk = !gradient && activation_home(placement_, layer) == BoundaryHome::nvme;
+  Buffer host = host_of_boundary(layer, m, gradient);
+  if (on_disk) {
+    host = take_free(PoolKind::boundary_staging);
+    OpDraft fetch = copy_of_boundary(OpKind::fetch_activation, Lane::nvme_read, layer, m);
+    fetch.read(of_micro_batch(PoolKind::disk_boundaries, layer, m), value);
+    fetch.write(host, value);
+    append(fetch);
+  }
+  const Buffer device = take_free(PoolKind::boundary_slots);
+  OpDraft load = copy_of_boundary(OpKind::load_activation, Lane::h2d, layer, m);
+  load.read(host, value);
+  load.write(device, value);
+  append(load);
+  give_back(host);
+  return device;
+}
+
+void Builder::save_boundary(std::uint32_t layer, std::uint32_t m, bool gradient,
+                            const Buffer& made) {
+  const Value value = gradient ? activation_gradient(layer, m) : activation(layer, m);
+  const bool spills = !gradient && activation_home(placement_, layer) == BoundaryHome::nvme;
+  const Buffer host =
+      spills ? take_free(PoolKind::boundary_staging) : host_of_boundary(layer, m, gradient);
+  OpDraft save = copy_of_boundary(OpKind::save_activation, Lane::d2h, layer, m);
+  save.read(made, value);
+  save.write(host, value);
+  append(save);
+  if (!spills) return;
+  OpDraft spill = copy_of_boundary(OpKind::spill_activation, Lane::nvme_write, layer, m);
+  spill.read(host, value);
+  spill.write(of_micro_batch(PoolKind::disk_boundaries, layer, m), value);
+  append(spill);
+  give_back(host);
+}
+
+/// Returns where the layer's output is for the next layer's forward.
+Buffer Builder::passing_activation(std::uint32_t layer, std::uint32_t m) {
+  if (activation_home(placement_, layer) == BoundaryHome::device) {
+    return of_micro_batch(PoolKind::boundaries, layer, m);
+  }
+  return is_parked(placement_, m) ? load_boundary(layer, m, false) : passing_[m];
+}
+
+/// Returns where the gradient of the layer's output is for its backward.
+Buffer Builder::passing_gradient(std::uint32_t layer, std::uint32_t m) {
+  if (placement_.boundary_slots == 0) return {PoolKind::boundary_gradients, m};
+  return is_parked(placement_, m) ? load_boundary(layer, m, true) : passing_[m];
+}
+
+/// Returns where the layer's output is for the next layer's backward.
+Buffer Builder::returning_activation(std::uint32_t layer, std::uint32_t m) {
+  if (activation_home(placement_, layer) == BoundaryHome::device) {
+    return of_micro_batch(PoolKind::boundaries, layer, m);
+  }
+  return load_boundary(layer, m, false);
+}
+
+Buffer Builder::place_for_output(std::uint32_t layer, std::uint32_t m) {
+  if (activation_home(placement_, layer) == BoundaryHome::device) {
+    return of_micro_batch(PoolKind::boundaries, layer, m);
+  }
+  return take_free(PoolKind::boundary_slots);
+}
+
+Buffer Builder::place_for_gradient(std::uint32_t m) {
+  if (placement_.boundary_slots == 0) return {PoolKind::boundary_gradients, m};
+  return take_free(PoolKind::boundary_slots);
+}
+
+void Builder::pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer& made,
+                              bool train) {
+  if (made.pool != PoolKind::boundary_slots) return;
+  const bool parked = is_parked(placement_, m);
+  const bool returns = train && activation_home(placement_, layer) != BoundaryHome::parking;
+  if (parked || returns) save_boundary(layer, m, false, made);
+  if (parked) {
+    give_back(made);
+  } else {
+    passing_[m] = made;
+  }
+}
+
+/// Takes the gradient of the layer's output to the layer's backward; that of the embedding's input
+/// leads nowhere.
+void Builder::pass_gradient(std::uint32_t layer, std::uint32_t m, const Buffer& made) {
+  if (made.pool != PoolKind::boundary_slots) return;
+  if (!is_parked(placement_, m)) {
+    passing_[m] = made;
+    return;
+  }
+  save_boundary(layer, m, true, made);
+  give_back(made);
+}
+
+Value Builder::saved(std::uint32_t layer, std::uint32_t m) const {
+  std::uint32_t last = workload_.first_block(layer + 1) - 1;
+  while (workload_.tiled && recomputes(layer) && !workload_.blocks[last].feeds_backward) --last;
+  return made_by(ValueKind::saved, last, m);
+}
+
+/// Returns the buffer of its own of what the block's layer saves, or the scratch.
+Buffer Builder::kept_activations(std::uint32_t block, std::uint32_t m) const {
+  const std::uint32_t first = workload_.first_block(workload_.layer_of(block));
+  if (placement_.blocks[first].keep) return of_micro_batch(PoolKind::kept_activations, first, m);
+  return {PoolKind::recomputation_scratch, workload_.tiled ? m : 0};
+}
+
+void Builder::save_activations(std::uint32_t block, std::uint32_t m, const Buffer& made) {
+  OpDraft save = draft(OpKind::save_internals, Lane::d2h, block, m);
+  save.op.bytes = workload_.blocks[block].saved_bytes;
+  save.read(made, saved(block, m));
+  save.write(of_micro_batch(PoolKind::host_kept_activations, block, m), saved(block, m));
+  append(save);
+  give_back(made);
+}
+
+/// Returns where backward finds what forward saved, or where it saves what it recomputes.
+Buffer Builder::returning_activations(std::uint32_t block, std::uint32_t m) {
+  if (!internals_leave(workload_, placement_, block)) return kept_activations(block, m);
+  const Buffer slot = take_free(PoolKind::kept_activation_slots);
+  OpDraft load = draft(OpKind::load_internals, Lane::h2d, block, m);
+  load.op.bytes = workload_.blocks[block].saved_bytes;
+  load.read(of_micro_batch(PoolKind::host_kept_activations, block, m), saved(block, m));
+  load.write(slot, saved(block, m));
+  append(load);
+  return slot;
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,116 @@
+// The way of a gradient from the sum over micro-batches to the update's tier, and its norm.
+#include "runtime/plan/op_traffic.hpp"
+#include "runtime/plan/step/builder.hpp"
+
+namespace spillway::plan {
+
+/// Every op of tiles adds to the gradient of the vectors, which is complete with the first layer's.
+void Builder::write_vectors(OpDraft& draft) const {
+  if (!workload_.tiled) return;
+  draft.write({PoolKind::accumulators, placement_.gradient_slots}, {ValueKind::gradient_sum});
+}
+
+Buffer Builder::accumulator_of(std::uint32_t block, MicroBatches range) {
+  if (range.first == 0) accumulator_[block] = take_free(PoolKind::accumulators);
+  return accumulator_[block];
+}
+
+void Builder::add_gradient(OpDraft& draft, const Buffer& accumulator) {
+  const std::uint32_t m = draft.op.micro_batch;
+  if (m > 0) {
+    draft.read(accumulator, {ValueKind::gradient_sum, draft.op.block, 0, round_, m - 1});
+  }
+  draft.write(accumulator, {ValueKind::gradient_sum, draft.op.block, 0, round_, m});
+}
+
+Buffer Builder::rounded(const Buffer& accumulator) {
+  if (workload_.compute == DType::fp32) return accumulator;
+  const bool vectors = accumulator.first == placement_.gradient_slots;
+  if (vectors) return {PoolKind::rounded_gradients, accumulator.first};
+  return take_free(PoolKind::rounded_gradients);
+}
+
+/// The round's gradient of a block is complete in its accumulator: rounds it and moves it on.
+void Builder::finish_gradient(std::uint32_t block) {
+  const Buffer accumulator = workload_.tiled && block == 0
+                                 ? Buffer{PoolKind::accumulators, placement_.gradient_slots}
+                                 : accumulator_[block];
+  const Buffer narrow = rounded(accumulator);
+  const bool device = gradient_on_device(workload_, placement_, block);
+  const bool updates_here = placement_.blocks[block].state == Tier::device;
+  const PoolKind totals = updates_here ? PoolKind::device_gradients : PoolKind::device_sums;
+  const std::uint32_t last = workload_.micro_batches - 1;
+  OpDraft finish = draft(OpKind::accumulate, Lane::gpu, block);
+  finish.op.bytes = rounding_traffic(workload_, placement_, block, round_);
+  const bool vectors = workload_.tiled && block == 0;
+  finish.read(accumulator, vectors ? Value{ValueKind::gradient_sum}
+                                   : Value{ValueKind::gradient_sum, block, 0, round_, last});
+  finish.write(accumulator, {});
+  if (block == 0 && workload_.tied_head) {
+    finish.read({PoolKind::tied_accumulator}, {ValueKind::tied_gradient_sum});
+  }
+  finish.write(narrow, {ValueKind::gradient, block, 0, round_});
+  if (device) {
+    if (round_ > 0)
+      finish.read(tiles_of(totals, block), {ValueKind::total_gradient, block, 0, round_ - 1});
+    finish.write(tiles_of(totals, block), {ValueKind::total_gradient, block, 0, round_});
+  }
+  append(finish);
+  if (narrow.pool != accumulator.pool) give_back(accumulator);
+  if (!device) return download_gradient(block, narrow);
+  give_back(narrow);
+  if (round_ + 1 != workload_.rounds) return;
+  if (updates_here) return append_norms(block, PoolKind::device_gradients);
+  OpDraft download = draft(OpKind::download_grads, Lane::d2h, block);
+  download.op.bytes = Bytes{workload_.blocks[block].padded_parameters.value() * sizeof(float)};
+  download.read(tiles_of(totals, block), {ValueKind::total_gradient, block, 0, round_});
+  download.write(tiles_of(PoolKind::host_gradients, block),
+                 {ValueKind::total_gradient, block, 0, round_});
+  append(download);
+  append_norms(block, PoolKind::host_gradients);
+}
+
+/// Brings a round's gradient to the host, where rounds are summed.
+void Builder::download_gradient(std::uint32_t block, const Buffer& gradient) {
+  const Buffer home = tiles_of(PoolKind::host_gradients, block);
+  const Value total{ValueKind::total_gradient, block, 0, round_};
+  const bool lands = workload_.rounds > 1;
+  OpDraft download = draft(OpKind::download_grads, Lane::d2h, block);
+  download.op.bytes = compute_bytes(block);
+  download.read(gradient, {ValueKind::gradient, block, 0, round_});
+  if (!lands) {
+    download.write(home, total);
+    append(download);
+    give_back(gradient);
+    return append_norms(block, PoolKind::host_gradients);
+  }
+  const bool vectors = gradient.first == placement_.gradient_slots;
+  const Buffer landing = vectors ? Buffer{PoolKind::landing_gradients, gradient.first}
+                                 : take_free(PoolKind::landing_gradients);
+  download.write(landing, {ValueKind::gradient, block, 0, round_});
+  append(download);
+  give_back(gradient);
+  OpDraft sum = draft(OpKind::accumulate, Lane::cpu, block);
+  sum.op.bytes = summing_traffic(workload_, block, round_);
+  sum.read(landing, {ValueKind::gradient, block, 0, round_});
+  if (round_ > 0) sum.read(home, {ValueKind::total_gradient, block, 0, round_ - 1});
+  sum.write(home, total);
+  append(sum);
+  if (!vectors) give_back(landing);
+  append_norms(block, PoolKind::host_gradients);
+}
+
+void Builder::append_norms(std::uint32_t block, PoolKind gradients) {
+  if (round_ + 1 != workload_.rounds) return;
+  const bool device = gradients == PoolKind::device_gradients;
+  for (std::uint32_t tile = first_tile_[block]; tile < first_tile_[block + 1]; ++tile) {
+    OpDraft norm = draft_of_tile(OpKind::grad_norm, device ? Lane::gpu : Lane::cpu, tile);
+    norm.op.bytes = norm_traffic(workload_, tiles_[tile]);
+    norm.read({gradients, tile}, {ValueKind::total_gradient, block, 0, round_});
+    norm.write({device ? PoolKind::device_leaves : PoolKind::host_sums, tile},
+               {ValueKind::norm_leaves, tile});
+    append(norm);
+  }
+}
+
+}  // namespace spillway::plan

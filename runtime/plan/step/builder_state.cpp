@@ -1,0 +1,169 @@
+// The way of optimizer state between its tier, the update and the disk.
+#include <numeric>
+
+#include "runtime/plan/op_traffic.hpp"
+#include "runtime/plan/step/builder.hpp"
+
+namespace spillway::plan {
+namespace {
+
+constexpr std::uint32_t kNoTile = ~0U;
+
+Value state_before(std::uint32_t tile) { return {ValueKind::state, tile}; }
+Value state_after(std::uint32_t tile) { return {ValueKind::state, tile, 0, 0, 1}; }
+Value checksum_of(std::uint32_t tile) { return {ValueKind::checksum, tile}; }
+
+}  // namespace
+
+void Builder::open_tiles() {
+  first_tile_.assign(workload_.blocks.size() + 1, 0);
+  for (const Tile& tile : tiles_) ++first_tile_[tile.block + 1];
+  std::partial_sum(first_tile_.begin(), first_tile_.end(), first_tile_.begin());
+}
+
+OpDraft Builder::draft_of_tile(OpKind kind, Lane lane, std::uint32_t tile) const {
+  OpDraft draft(kind, lane, tiles_[tile].block);
+  draft.op.tile = tile;
+  return draft;
+}
+
+void Builder::update_tile(std::uint32_t tile) {
+  const std::uint32_t block = tiles_[tile].block;
+  const Tier tier = placement_.blocks[block].state;
+  const bool device = tier == Tier::device;
+  const bool staged = tier == Tier::nvme;
+  Buffer state{device ? PoolKind::device_state : PoolKind::host_state, tile};
+  if (staged) {
+    state = {PoolKind::state_staging, staging_visits_++ % placement_.state_slots};
+    OpDraft read = draft_of_tile(OpKind::read_state, Lane::nvme_read, tile);
+    // What comes from the disk meets its 16-bit parameters in memory.
+    read.op.bytes = state_bytes(placement_.format, tiles_[tile].count);
+    read.op.held = staged_tile_[state.first] == kNoTile;
+    read.op.if_pending = true;
+    read.read({PoolKind::disk_state, tile}, state_before(tile));
+    read.write(state, state_before(tile));
+    append(read);
+    staged_tile_[state.first] = tile;
+  }
+  OpDraft update = draft_of_tile(OpKind::update, device ? Lane::gpu : Lane::cpu, tile);
+  update.op.if_pending = true;
+  update.op.bytes = update_traffic(workload_, placement_, tiles_[tile]);
+  const Buffer weights{device ? PoolKind::resident_parameters : PoolKind::host_parameters, tile};
+  update.read({device ? PoolKind::device_gradients : PoolKind::host_gradients, tile},
+              {ValueKind::total_gradient, block, 0, kLastStep});
+  update.read(state, state_before(tile));
+  update.write(state, state_after(tile));
+  update.write(weights, parameters(block));
+  // The pass makes the checksums that a write of the tile needs.
+  if (staged) update.write({PoolKind::checksums, tile}, checksum_of(tile));
+  append(update);
+  if (staged) {
+    write_tile(tile, state);
+  } else if (records_) {
+    record_tile(tile);
+  }
+}
+
+/// Brings a tile that lives in memory to its spare slot on disk.
+void Builder::record_tile(std::uint32_t tile) {
+  const std::uint32_t block = tiles_[tile].block;
+  const bool device = placement_.blocks[block].state == Tier::device;
+  Buffer state{PoolKind::host_state, tile};
+  if (device) {
+    state = {PoolKind::state_staging, record_visits_++ % placement_.state_slots};
+    OpDraft read = draft_of_tile(OpKind::read_state, Lane::d2h, tile);
+    read.op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
+    read.read({PoolKind::device_state, tile}, state_after(tile));
+    if (keeps_parameters_with_state()) {
+      read.read({PoolKind::resident_parameters, tile}, parameters(block));
+    }
+    read.write(state, state_after(tile));
+    append(read);
+    staged_tile_[state.first] = tile;
+  }
+  OpDraft sum = draft_of_tile(OpKind::checksum, Lane::cpu, tile);
+  sum.op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
+  sum.read(state, state_after(tile));
+  if (!device && keeps_parameters_with_state()) {
+    sum.read({PoolKind::host_parameters, tile}, parameters(block));
+  }
+  sum.write({PoolKind::checksums, tile}, checksum_of(tile));
+  append(sum);
+  write_tile(tile, state);
+}
+
+void Builder::write_tile(std::uint32_t tile, const Buffer& state) {
+  const std::uint32_t block = tiles_[tile].block;
+  OpDraft write = draft_of_tile(OpKind::write_state, Lane::nvme_write, tile);
+  write.op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
+  write.op.if_pending = placement_.blocks[block].state == Tier::nvme;
+  write.read(state, state_after(tile));
+  if (keeps_parameters_with_state() && placement_.blocks[block].state != Tier::device) {
+    write.read({PoolKind::host_parameters, tile}, parameters(block));
+  }
+  write.read({PoolKind::checksums, tile}, checksum_of(tile));
+  write.write({PoolKind::disk_state, tile}, state_after(tile));
+  append(write);
+}
+
+/// The staging buffers are free once the last update is on its way to the disk: what the next step
+/// reads first can come in while this one runs its backward. A buffer whose only tile is the one
+/// that it starts with holds it anyway.
+void Builder::read_ahead() {
+  std::uint32_t slot = 0;
+  for (std::uint32_t tile = 0; tile < tiles_.size() && slot < placement_.state_slots; ++tile) {
+    if (placement_.blocks[tiles_[tile].block].state != Tier::nvme) continue;
+    if (staged_tile_[slot] != tile) {
+      OpDraft read = draft_of_tile(OpKind::read_state, Lane::nvme_read, tile);
+      read.op.bytes = state_bytes(placement_.format, tiles_[tile].count);
+      read.read({PoolKind::disk_state, tile}, state_after(tile));
+      read.write({PoolKind::state_staging, slot}, state_after(tile));
+      append(read);
+    }
+    ++slot;
+  }
+}
+
+/// Appends the commit, which waits for all that is written.
+void Builder::append_commit() {
+  OpDraft commit = draft(OpKind::commit, Lane::nvme_write, 0);
+  commit.read({PoolKind::disk_state, 0, static_cast<std::uint32_t>(tiles_.size())}, state_after(0));
+  append(commit);
+}
+
+/// Appends the pending update of a block, and its new parameters if they live on the device.
+void Builder::update_block(std::uint32_t block) {
+  for (std::uint32_t tile = first_tile_[block]; tile < first_tile_[block + 1]; ++tile) {
+    update_tile(tile);
+  }
+  const BlockPlacement& place = placement_.blocks[block];
+  if (!place.resident || place.state == Tier::device) return;
+  OpDraft refresh = draft(OpKind::upload_params, Lane::h2d, block);
+  refresh.op.if_pending = true;
+  refresh.op.bytes = compute_bytes(block);
+  refresh.read(tiles_of(PoolKind::host_parameters, block), parameters(block));
+  refresh.write(tiles_of(PoolKind::resident_parameters, block), parameters(block));
+  append(refresh);
+}
+
+/// With all state on disk, or on its way there, the step becomes true as soon as its last tile is
+/// written.
+void Builder::append_step_commit() {
+  const bool all_on_disk = !placement_.any_state(Tier::device) && !placement_.any_state(Tier::host);
+  if (all_on_disk || records_) append_commit();
+}
+
+void Builder::flush() {
+  for (std::uint32_t block = 0; block <= head(); ++block) update_block(block);
+  append_step_commit();
+}
+
+void Builder::snapshot() {
+  for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
+    const bool on_disk = placement_.blocks[tiles_[tile].block].state == Tier::nvme;
+    if (!on_disk) record_tile(tile);
+  }
+  append_commit();
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,20 @@
+// Checks a step plan by what its ops declare, in every circumstance in which it may run. Pure.
+#pragma once
+
+#include <string>
+
+#include "runtime/plan/step_plan.hpp"
+
+namespace spillway::plan {
+
+/// Returns nothing, or names the first two ops that use one buffer, at least one of them writing,
+/// without an order between them. Order comes from dependencies and from serial lanes; a skipped op
+/// orders nothing.
+[[nodiscard]] std::string find_race(const StepPlan& plan);
+
+/// Returns nothing, or names the first op that, run in list order, finds another value in a buffer
+/// than the one that it declares. Without races every order that the lanes may take gives what list
+/// order gives.
+[[nodiscard]] std::string find_wrong_content(const StepPlan& plan);
+
+}  // namespace spillway::plan

@@ -1,0 +1,146 @@
+#include "runtime/plan/step/dependency_tracker.hpp"
+
+#include <algorithm>
+
+namespace spillway::plan {
+namespace {
+
+constexpr std::size_t index_of(Lane lane) { return static_cast<std::size_t>(lane); }
+
+constexpr bool is_in(std::size_t circumstance, Circumstances when) {
+  return (when >> circumstance & 1U) != 0;
+}
+
+}  // namespace
+
+void DependencyTracker::clear() {
+  for (auto& pool : uses_) {
+    for (std::vector<Use>& uses : pool) uses.clear();
+  }
+  ops_.clear();
+  orders_.clear();
+  dependencies_.clear();
+  started_ = {};
+}
+
+std::span<const OpIndex> DependencyTracker::append(const Op& op, std::span<const Access> accesses) {
+  const auto index = static_cast<OpIndex>(ops_.size());
+  ops_.push_back({.lane = op.lane, .when = performed_in(op), .first = 0, .count = 0});
+  orders_.resize(orders_.size() + kCircumstances);
+  candidates_.clear();
+  for (const Access& access : accesses) {
+    auto& pool = uses_[static_cast<std::size_t>(access.buffer.pool)];
+    const std::size_t end = std::size_t{access.buffer.first} + access.buffer.count;
+    if (pool.size() < end) pool.resize(end);
+    for (std::size_t b = access.buffer.first; b < end; ++b) use(index, access.writes, pool[b]);
+  }
+  if (!std::ranges::is_sorted(candidates_)) std::ranges::sort(candidates_);
+  const auto repeated = std::ranges::unique(candidates_);
+  candidates_.erase(repeated.begin(), repeated.end());
+  kept_.assign(candidates_.size(), false);
+  for (std::size_t c = 0; c < kCircumstances; ++c) {
+    if (is_in(c, ops_[index].when)) reduce(index, c);
+  }
+  ops_[index].first = static_cast<std::uint32_t>(dependencies_.size());
+  for (std::size_t i = 0; i < candidates_.size(); ++i) {
+    if (kept_[i]) dependencies_.push_back(candidates_[i]);
+  }
+  ops_[index].count = static_cast<std::uint32_t>(dependencies_.size()) - ops_[index].first;
+  if (is_serial(op.lane)) {
+    for (const OpIndex dependency : dependencies_of(index)) {
+      for (std::size_t c = 0; c < kCircumstances; ++c) {
+        if (is_in(c, ops_[index].when)) mark_seen(dependency, index, c);
+      }
+    }
+  }
+  return dependencies_of(index);
+}
+
+/// Notes the use of a buffer, and the earlier uses that it has to wait for.
+void DependencyTracker::use(OpIndex op, bool writes, std::vector<Use>& uses) {
+  const Circumstances when = ops_[op].when;
+  const Lane lane = ops_[op].lane;
+  Circumstances open = when;  // in which no write later than the use at hand has been met
+  for (auto earlier = uses.rbegin(); earlier != uses.rend() && open != 0; ++earlier) {
+    if (earlier->op == op) {
+      if (earlier->writes) return;  // what it writes it may read as well
+      continue;
+    }
+    // A serial lane orders its ops by itself.
+    const bool elsewhere = ops_[earlier->op].lane != lane || !is_serial(lane);
+    if ((writes || earlier->writes) && elsewhere && (earlier->when & open) != 0) {
+      candidates_.push_back(earlier->op);
+    }
+    if (earlier->writes) open &= static_cast<Circumstances>(~earlier->when);
+  }
+  std::erase_if(uses, [&](Use& earlier) {
+    // The next write waits for the last reader of a lane, and so for all of them.
+    const bool last_reader =
+        !earlier.writes && earlier.when == when && is_serial(lane) && ops_[earlier.op].lane == lane;
+    if (writes) earlier.when &= static_cast<Circumstances>(~when);
+    return earlier.when == 0 || last_reader;
+  });
+  uses.push_back({.op = op, .when = when, .writes = writes});
+}
+
+/// Keeps the candidates that nothing else puts before the op, latest first.
+void DependencyTracker::reduce(OpIndex op, std::size_t circumstance) {
+  Order& order = order_of(op, circumstance);
+  Complete& started = started_[circumstance];
+  const std::size_t lane = index_of(ops_[op].lane);
+  if (is_serial(ops_[op].lane)) {
+    if (started[lane] > 0) follow(started[lane] - 1, order, circumstance);
+    started[lane] = op + 1;
+  }
+  passed_.clear();
+  for (std::size_t i = candidates_.size(); i-- > 0;) {
+    const OpIndex candidate = candidates_[i];
+    if (!is_in(circumstance, ops_[candidate].when)) continue;
+    if (is_complete(candidate, order, circumstance)) continue;
+    kept_[i] = true;
+    follow(candidate, order, circumstance);
+  }
+}
+
+bool DependencyTracker::is_complete(OpIndex op, const Order& order,
+                                    std::size_t circumstance) const {
+  const Lane lane = ops_[op].lane;
+  if (is_serial(lane)) return order.complete[index_of(lane)] > op;
+  const OpIndex seen_by = order_of(op, circumstance).seen_by;
+  if (seen_by > 0 && order.complete[index_of(ops_[seen_by - 1].lane)] >= seen_by) return true;
+  return std::ranges::find(passed_, op) != passed_.end();
+}
+
+/// Adds to what is complete a dependency, and with it all that was complete when it started.
+void DependencyTracker::follow(OpIndex dependency, Order& order, std::size_t circumstance) {
+  const Order& earlier = order_of(dependency, circumstance);
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    order.complete[lane] = std::max(order.complete[lane], earlier.complete[lane]);
+  }
+  const Lane lane = ops_[dependency].lane;
+  if (is_serial(lane)) {
+    OpIndex& complete = order.complete[index_of(lane)];
+    complete = std::max(complete, dependency + 1);
+    return;
+  }
+  for (const OpIndex before : dependencies_of(dependency)) {
+    if (is_serial(ops_[before].lane) || !is_in(circumstance, ops_[before].when)) continue;
+    passed_.push_back(before);
+    follow(before, order, circumstance);
+  }
+}
+
+/// Notes that `by`, of a serial lane, comes after an op of a disk lane and the disk ops before it.
+void DependencyTracker::mark_seen(OpIndex op, OpIndex by, std::size_t circumstance) {
+  if (is_serial(ops_[op].lane) || !is_in(circumstance, ops_[op].when)) return;
+  OpIndex& seen_by = order_of(op, circumstance).seen_by;
+  if (seen_by > 0) return;
+  seen_by = by + 1;
+  for (const OpIndex before : dependencies_of(op)) mark_seen(before, by, circumstance);
+}
+
+std::span<const OpIndex> DependencyTracker::dependencies_of(OpIndex op) const {
+  return std::span(dependencies_).subspan(ops_[op].first, ops_[op].count);
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,71 @@
+// DependencyTracker: derives the dependencies of ops from what they read and write, op by op as a
+// plan is built: read after write, write after read, write after write.
+//
+// A skipped op orders nothing, so dependencies are derived for each circumstance in which a plan
+// may run, and an op gets those of all. What is ordered anyway is left out: by a lane that works
+// in list order, or through another dependency.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/plan/step_plan.hpp"
+
+namespace spillway::plan {
+
+class DependencyTracker {
+ public:
+  /// Begins a new list in the memory of the last.
+  void clear();
+  /// Returns the ops that `op`, the next of the list, has to wait for, in list order. The span
+  /// holds until the next call.
+  [[nodiscard]] std::span<const OpIndex> append(const Op& op, std::span<const Access> accesses);
+
+ private:
+  /// An op that has used a buffer, and the circumstances in which no later op has overwritten it.
+  struct Use {
+    OpIndex op;
+    Circumstances when;
+    bool writes;
+  };
+  /// What is complete when an op starts: of each serial lane the ops before this one.
+  using Complete = std::array<OpIndex, kLaneCount>;
+  /// An op in one circumstance.
+  struct Order {
+    Complete complete{};
+    /// Of an op of a disk lane: the first op of a serial lane that comes after it, plus 1.
+    OpIndex seen_by = 0;
+  };
+  struct Placed {
+    Lane lane;
+    Circumstances when;
+    std::uint32_t first;  ///< into dependencies_
+    std::uint32_t count;
+  };
+
+  void use(OpIndex op, bool writes, std::vector<Use>& uses);
+  void reduce(OpIndex op, std::size_t circumstance);
+  void follow(OpIndex dependency, Order& order, std::size_t circumstance);
+  void mark_seen(OpIndex op, OpIndex by, std::size_t circumstance);
+  [[nodiscard]] bool is_complete(OpIndex op, const Order& order, std::size_t circumstance) const;
+  [[nodiscard]] std::span<const OpIndex> dependencies_of(OpIndex op) const;
+  [[nodiscard]] Order& order_of(OpIndex op, std::size_t circumstance) {
+    return orders_[op * kCircumstances + circumstance];
+  }
+  [[nodiscard]] const Order& order_of(OpIndex op, std::size_t circumstance) const {
+    return orders_[op * kCircumstances + circumstance];
+  }
+
+  std::array<std::vector<std::vector<Use>>, kPoolCount> uses_;  // by pool and buffer, latest last
+  std::vector<Placed> ops_;
+  std::vector<Order> orders_;  // by op and circumstance
+  std::vector<OpIndex> dependencies_;
+  std::array<Complete, kCircumstances> started_{};  // of each serial lane, by circumstance
+  std::vector<OpIndex> candidates_;                 // of the op that is appended
+  std::vector<bool> kept_;                          // by candidate
+  std::vector<OpIndex> passed_;  // disk ops that are complete through a kept candidate
+};
+
+}  // namespace spillway::plan

@@ -1,0 +1,261 @@
+// An op reaches no memory that it does not declare: a step whose ops each find all other memory
+// filled with NaNs, and lose what they write there, leaves the same bits as any other step.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "runtime/engine/compute_device.hpp"
+#include "runtime/engine/op_actions.hpp"
+#include "runtime/engine/planning.hpp"
+#include "runtime/engine/state_io.hpp"
+#include "runtime/plan/step_builder.hpp"
+#include "tests/engine/training_harness.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using plan::PoolKind;
+using plan::Tier;
+
+/// The bytes of a pool, whose device memory the host backend can reach; empty if it has none.
+std::span<std::byte> bytes_of(const Memory& memory, std::size_t p) {
+  const auto kind = static_cast<PoolKind>(p);
+  const plan::Pool& pool = memory.pool(kind);
+  const Tier tier = plan::tier_of(kind);
+  if (pool.bytes() == Bytes{} || tier == Tier::nvme || kind == PoolKind::constants) return {};
+  if (tier == Tier::host) return memory.all_host(kind);
+  const auto all = memory.device({kind, 0, static_cast<std::uint32_t>(pool.ends.size())});
+  return {all.address(), all.size()};
+}
+
+using Image = std::vector<std::vector<std::byte>>;
+
+Image image_of(const Memory& memory) {
+  Image image;
+  for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
+    const auto bytes = bytes_of(memory, p);
+    image.emplace_back(bytes.begin(), bytes.end());
+  }
+  return image;
+}
+
+/// Runs the ops one at a time, each with nothing to find but what it declares.
+class Blindfold final : public OpPerformer {
+ public:
+  Blindfold(OpActions& actions, const Memory& memory) : actions_(actions), memory_(memory) {}
+
+  void begin(const plan::StepPlan& plan) override {
+    plan_ = &plan;
+    actions_.begin(plan);
+  }
+  [[nodiscard]] bool skips(const plan::Op& op) const override { return actions_.skips(op); }
+  void enqueue(const plan::Op& op, offload::Stream& stream) override {
+    hide(op);
+    actions_.enqueue(op, stream);
+    stream.synchronize();
+    show(op);
+  }
+  [[nodiscard]] Ticket start(const plan::Op& op) override {
+    hide(op);
+    actions_.start(op).wait();
+    show(op);
+    return {};
+  }
+
+ private:
+  void hide(const plan::Op& op) {
+    before_ = image_of(memory_);
+    for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
+      std::ranges::fill(bytes_of(memory_, p), std::byte{0xff});
+    }
+    each_declared(op, [&](std::size_t p, std::size_t first, std::size_t last) {
+      for (std::size_t i = first; i < last; ++i) bytes_of(memory_, p)[i] = before_[p][i];
+    });
+  }
+
+  void show(const plan::Op& op) {
+    each_declared(op, [&](std::size_t p, std::size_t first, std::size_t last) {
+      for (std::size_t i = first; i < last; ++i) before_[p][i] = bytes_of(memory_, p)[i];
+    });
+    for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
+      std::ranges::copy(before_[p], bytes_of(memory_, p).begin());
+    }
+  }
+
+  template <class Visit>
+  void each_declared(const plan::Op& op, const Visit& visit) const {
+    for (const plan::Access& access : plan_->accesses_of(op)) {
+      const auto p = static_cast<std::size_t>(access.buffer.pool);
+      if (bytes_of(memory_, p).empty()) continue;
+      const plan::Pool& pool = memory_.pool(access.buffer.pool);
+      visit(p, pool.offset(access.buffer.first),
+            pool.offset(access.buffer.first + access.buffer.count));
+    }
+  }
+
+  OpActions& actions_;
+  const Memory& memory_;
+  const plan::StepPlan* plan_ = nullptr;
+  Image before_;
+};
+
+/// All that an op of a training step needs.
+class BareEngine {
+ public:
+  BareEngine(const TrainingHarness& harness, const TrainOptions& options,
+             const std::filesystem::path& directory)
+      : options_(options),
+        model_(make_model_runtime(harness.config(), options_, {})),
+        workload_(make_workload(harness.config(), *model_.transformer, options_)),
+        placement_(placed(harness)),
+        plan_(plan::build_recorded_step(workload_, placement_)),
+        backend_(make_backend(options_, {1_GiB, 1_GiB, 1_GiB}, &wake_)),
+        streams_(*backend_),
+        constants_(*model_.transformer, *backend_, *streams_.upload),
+        device_math_(make_device_math(options_, *streams_.compute)),
+        slots_(workload_, placement_),
+        memory_(plan::make_pools(workload_, placement_), *backend_),
+        store_(store_in(directory, "tiles", slots_.store_layout(), 2)),
+        activations_(
+            store_in(directory, "activations", {.tiles = std::vector<Bytes>(16, 4_KiB)}, 1)),
+        workers_({.threads = 1, .wake = &wake_}),
+        actions_({.workload = workload_,
+                  .placement = placement_,
+                  .memory = memory_,
+                  .slots = slots_,
+                  .transformer = *model_.transformer,
+                  .device_math = *device_math_,
+                  .workers = workers_,
+                  .store = *store_,
+                  .activation_store = activations_.get(),
+                  .isa = cpu_adam::best_isa(),
+                  .kernel = update_kernel(options_, workload_),
+                  .update_prefetch = 0,
+                  .decayed = std::vector<std::uint64_t>(workload_.blocks.size())}),
+        executor_(plan_, *backend_, streams_, wake_) {
+    model_.ops->bind_stream(streams_.compute->native());
+    for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
+      std::ranges::fill(bytes_of(memory_, p), std::byte{0});
+    }
+    StateIo(workload_, placement_, memory_, slots_, streams_, *store_, cpu_adam::best_isa())
+        .initialize(model::RandomInitializer(harness.config(), model_.transformer->layout(), 7));
+    const auto tokens = memory_.all_host(PoolKind::host_tokens);
+    for (std::size_t i = 0; i < tokens.size(); i += sizeof(std::int32_t)) {
+      tokens[i] =
+          static_cast<std::byte>(i / sizeof(std::int32_t) * 7 % harness.config().vocab_size);
+    }
+  }
+
+  /// Two steps, of which the second applies the update of the first and writes all state.
+  Image two_steps(bool blindfolded) {
+    Blindfold blindfold(actions_, memory_);
+    OpPerformer& performer = blindfolded ? static_cast<OpPerformer&>(blindfold) : actions_;
+    OpActions::Step& step = actions_.step();
+    step.loss_gradient_scale = 1e-2F;
+    step.commit.payload = {std::byte{1}};
+    executor_.run(performer);
+    step.update.pending = true;
+    step.update.decayed = step.update.plain = cpu_adam::make_scalars(options_.adam, 1, 1.0);
+    step.commit_due = true;
+    executor_.run(performer);
+    return image_of(memory_);
+  }
+
+ private:
+  [[nodiscard]] plan::Placement placed(const TrainingHarness& harness) const {
+    plan::Placement placement = place(harness.config(), options_, workload_, {1_GiB, 1_GiB, 1_GiB});
+    if (harness.adjust_placement) harness.adjust_placement(workload_, placement);
+    return placement;
+  }
+
+  [[nodiscard]] std::unique_ptr<nvme_swap::TileStore> store_in(
+      const std::filesystem::path& directory, const std::string& name,
+      const nvme_swap::StoreLayout& layout, std::uint32_t slots) {
+    nvme_swap::StoreOptions options;
+    options.directories = {directory};
+    options.name = name;
+    options.slots = slots;
+    options.engine = options_.io_engine;
+    options.wake = &wake_;
+    std::filesystem::create_directories(directory);
+    return nvme_swap::TileStore::create(options, layout);
+  }
+
+  TrainOptions options_;
+  ModelRuntime model_;
+  plan::Workload workload_;
+  plan::Placement placement_;
+  plan::StepPlan plan_;
+  WakeSignal wake_;
+  std::unique_ptr<offload::DeviceBackend> backend_;
+  Streams streams_;
+  ModelConstants constants_;
+  std::unique_ptr<DeviceMath> device_math_;
+  StateSlots slots_;
+  Memory memory_;
+  std::unique_ptr<nvme_swap::TileStore> store_, activations_;
+  cpu_adam::WorkerPool workers_;
+  OpActions actions_;
+  Executor executor_;
+};
+
+void expect_no_other_memory(TrainingHarness& harness, const TrainOptions& options) {
+  if (options.device == DeviceKind::cuda) GTEST_SKIP() << "the CPU does not reach device memory";
+  const Image seeing = BareEngine(harness, options, harness.new_run()).two_steps(false);
+  const Image blindfolded = BareEngine(harness, options, harness.new_run()).two_steps(true);
+  for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
+    EXPECT_TRUE(seeing[p] == blindfolded[p]) << plan::name_of(static_cast<PoolKind>(p));
+  }
+}
+
+TEST(DeclaredMemory, IsAllThatStreamedBlocksReach) {
+  TrainingHarness harness(tiny_gpt2());
+  TrainOptions options = tiny_options();
+  options.compute = DType::bf16;
+  options.state_format = StateFormat::split;
+  options.residency = Residency::none;
+  harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
+    // State in each tier but the device's, boundaries in each tier, activations recomputed.
+    for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+      placement.blocks[b].state = b % 2 == 0 ? Tier::nvme : Tier::host;
+      placement.blocks[b].activations = b == 1 ? Tier::nvme : Tier::host;
+      placement.blocks[b].keep = false;
+      placement.blocks[b].sums = b == 2;
+    }
+    placement.boundary_slots = 3;
+    placement.carried = 1;
+    placement.boundary_staging = 1;
+    placement.state_slots = 2;
+  };
+  expect_no_other_memory(harness, options);
+}
+
+TEST(DeclaredMemory, IsAllThatResidentBlocksReach) {
+  TrainingHarness harness(tiny_llama(3));
+  TrainOptions options = tiny_options();
+  options.residency = Residency::all;
+  harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
+    for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+      placement.blocks[b].state = b == 1 ? Tier::device : Tier::host;
+      placement.blocks[b].keep = true;
+      placement.blocks[b].offload = b == 2;
+    }
+    placement.saved_slots = 2;
+  };
+  expect_no_other_memory(harness, options);
+}
+
+TEST(DeclaredMemory, IsAllThatTilesReach) {
+  TrainingHarness harness(tiny_llama(2));
+  TrainOptions options = tiny_options();
+  options.compute = DType::bf16;
+  options.operator_tile = 2 * kLeafParameters;
+  options.state_home = StateHome::host;
+  options.residency = Residency::none;
+  expect_no_other_memory(harness, options);
+}
+
+}  // namespace
+}  // namespace spillway::engine

@@ -1,0 +1,367 @@
+#include "tests/plan/op_meaning.hpp"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <vector>
+
+namespace spillway::plan {
+namespace {
+
+struct Need {
+  Value value;
+  bool writes;
+  auto operator<=>(const Need&) const = default;
+};
+using Needs = std::set<Need>;
+
+/// A pool's tier, as its name says.
+Tier tier_of(PoolKind pool) {
+  const std::string_view name = name_of(pool);
+  if (name.starts_with("disk_")) return Tier::nvme;
+  for (const char* host :
+       {"host_", "landing_", "state_staging", "checksums", "parked_", "boundary_staging"}) {
+    if (name.starts_with(host)) return Tier::host;
+  }
+  return Tier::device;
+}
+
+class Meaning {
+ public:
+  Meaning(const RunOf& run, const Op& op)
+      : w_(run.workload), p_(run.placement), op_(op), training_(run.training) {}
+
+  Needs of_op() {
+    switch (op_.kind) {
+      case OpKind::forward: forward(); break;
+      case OpKind::backward: backward(); break;
+      case OpKind::loss: loss(); break;
+      case OpKind::accumulate: accumulate(); break;
+      case OpKind::grad_norm:
+        reads({ValueKind::total_gradient, op_.block, 0, w_.rounds - 1});
+        writes({ValueKind::norm_leaves, op_.tile});
+        break;
+      case OpKind::update: update(); break;
+      case OpKind::checksum:
+      case OpKind::write_state: to_disk(); break;
+      case OpKind::commit: reads(state(1)); break;
+      default: break;  // copies, which are told by what they carry
+    }
+    return std::move(needs_);
+  }
+
+ private:
+  void reads(const Value& value) { needs_.insert({value, false}); }
+  void writes(const Value& value) { needs_.insert({value, true}); }
+  [[nodiscard]] Value here(ValueKind kind, std::uint32_t of, std::uint32_t part = 0) const {
+    return {kind, of, op_.micro_batch, op_.round, part};
+  }
+  [[nodiscard]] Value state(std::uint32_t part) const {
+    return {ValueKind::state, op_.kind == OpKind::commit ? 0 : op_.tile, 0, 0, part};
+  }
+  [[nodiscard]] std::uint32_t layer() const {
+    return w_.tiled ? w_.blocks[op_.block].layer : op_.block;
+  }
+  [[nodiscard]] std::uint32_t first() const {
+    return w_.tiled ? w_.first_block(layer()) : op_.block;
+  }
+  [[nodiscard]] std::uint32_t tiles_of(std::uint32_t layer) const {
+    if (!w_.tiled) return 1;
+    std::uint32_t count = 0;
+    for (std::size_t b = 1; b < w_.blocks.size(); ++b) count += w_.blocks[b].layer == layer;
+    return count;
+  }
+  [[nodiscard]] std::uint32_t part() const { return op_.block - first(); }
+  [[nodiscard]] bool kept() const { return p_.blocks[first()].keep; }
+  [[nodiscard]] bool split() const { return p_.format != StateFormat::fp32; }
+
+  void parameters() {
+    reads({ValueKind::parameters, op_.block});
+    if (w_.tiled) reads({ValueKind::parameters, 0});
+  }
+  void input() { reads(here(ValueKind::activation, layer() - 1, tiles_of(layer() - 1) - 1)); }
+  void scratch() { writes({}); }
+  void sum_gradient() {
+    const std::uint32_t m = op_.micro_batch;
+    if (m > 0) reads({ValueKind::gradient_sum, op_.block, 0, op_.round, m - 1});
+    writes({ValueKind::gradient_sum, op_.block, 0, op_.round, m});
+    if (w_.tiled && layer() > 0) writes({ValueKind::gradient_sum});
+  }
+  void go_on_from_the_tile_behind() {
+    if (part() + 1 < tiles_of(layer())) reads(here(ValueKind::between_tiles, layer(), part() + 1));
+    writes(here(ValueKind::between_tiles, layer(), part()));
+  }
+
+  void forward() {
+    parameters();
+    const bool again = recomputes_tile;
+    if (layer() > 0) {
+      input();
+    } else {
+      reads(here(ValueKind::tokens, 0));
+      if (part() == 0) writes(here(ValueKind::tokens, 0));
+    }
+    if (!again) writes(here(ValueKind::activation, layer(), part()));
+    const bool saves = w_.tiled ? layer() > 0 : kept() && training_;
+    if (saves && part() > 0) reads(here(ValueKind::saved, layer(), part() - 1));
+    if (saves) writes(here(ValueKind::saved, layer(), part()));
+    scratch();
+  }
+
+  void backward() {
+    if (layer() > 0) {
+      parameters();
+      input();
+      if (kept() || w_.tiled) {
+        std::uint32_t last = tiles_of(layer()) - 1;
+        while (!kept() && !w_.blocks[first() + last].feeds_backward) --last;
+        reads(here(ValueKind::saved, layer(), last));
+      } else {
+        writes(here(ValueKind::saved, layer()));
+        writes(here(ValueKind::activation, layer()));
+      }
+      if (w_.tiled) go_on_from_the_tile_behind();
+    } else {
+      reads(here(ValueKind::tokens, 0));
+    }
+    reads(here(ValueKind::activation_gradient, layer()));
+    const bool ends = layer() > 0 && part() == 0;
+    writes(here(ValueKind::activation_gradient, ends ? layer() - 1 : layer()));
+    sum_gradient();
+    scratch();
+  }
+
+  void loss() {
+    parameters();
+    if (w_.tied_head) reads({ValueKind::parameters, 0});
+    input();
+    reads(here(ValueKind::tokens, 0));
+    const bool scans = w_.tiled && !with_gradient;
+    if (scans) {
+      if (part() > 0) reads(here(ValueKind::scanned, layer(), part() - 1));
+      writes(here(ValueKind::scanned, layer(), part()));
+    } else if (w_.tiled) {
+      if (part() + 1 == tiles_of(layer())) reads(here(ValueKind::scanned, layer(), part()));
+      go_on_from_the_tile_behind();
+    }
+    if (scans || !w_.tiled) writes(here(ValueKind::loss, 0));
+    scratch();
+    if (!with_gradient) return;
+    writes(here(ValueKind::activation_gradient, layer() - 1));
+    sum_gradient();
+    if (w_.tied_head) writes({ValueKind::tied_gradient_sum});
+  }
+
+  void accumulate() {
+    const Value narrow{ValueKind::gradient, op_.block, 0, op_.round};
+    const bool sums_rounds = op_.lane == Lane::cpu || p_.blocks[op_.block].state == Tier::device ||
+                             (p_.blocks[op_.block].sums && w_.rounds > 1);
+    if (sums_rounds) {
+      if (op_.round > 0) reads({ValueKind::total_gradient, op_.block, 0, op_.round - 1});
+      writes({ValueKind::total_gradient, op_.block, 0, op_.round});
+    }
+    if (op_.lane == Lane::cpu) return reads(narrow);
+    const bool vectors = w_.tiled && op_.block == 0;
+    reads(vectors ? Value{ValueKind::gradient_sum}
+                  : Value{ValueKind::gradient_sum, op_.block, 0, op_.round, w_.micro_batches - 1});
+    if (op_.block == 0 && w_.tied_head) reads({ValueKind::tied_gradient_sum});
+    writes(narrow);
+    scratch();
+  }
+
+  void update() {
+    reads({ValueKind::total_gradient, op_.block, 0, kLastStep});
+    reads(state(0));
+    writes(state(1));
+    writes({ValueKind::parameters, op_.block});
+    if (p_.blocks[op_.block].state == Tier::nvme) writes({ValueKind::checksum, op_.tile});
+  }
+
+  /// 16-bit parameters that the state is not whole without come from where the host keeps them.
+  void to_disk() {
+    reads(state(1));
+    if (split() && p_.blocks[op_.block].state != Tier::device) {
+      reads({ValueKind::parameters, op_.block});
+    }
+    if (op_.kind == OpKind::checksum) return writes({ValueKind::checksum, op_.tile});
+    reads({ValueKind::checksum, op_.tile});
+    writes(state(1));
+  }
+
+ public:
+  bool recomputes_tile = false;  ///< told by the plan: a second forward of a tile in a round
+  bool with_gradient = false;    ///< of loss: its second visit with tiles, or any in training
+
+ private:
+  const Workload& w_;
+  const Placement& p_;
+  const Op& op_;
+  bool training_;
+  Needs needs_;
+};
+
+bool is_copy(OpKind kind) {
+  return kind != OpKind::forward && kind != OpKind::backward && kind != OpKind::loss &&
+         kind != OpKind::accumulate && kind != OpKind::grad_norm && kind != OpKind::update &&
+         kind != OpKind::checksum && kind != OpKind::commit && kind != OpKind::write_state;
+}
+
+/// What comes out of a copy is what went in; of one round, the gradient is all of it. The 16-bit
+/// parameters that state on the device is not whole without go with it.
+std::string wrong_copy(const StepPlan& plan, const Op& op, StateFormat format) {
+  std::set<Value> in;
+  std::set<Value> out;
+  bool rides = false;
+  for (const Access& access : plan.accesses_of(op)) {
+    Value value = access.value;
+    if (value.kind == ValueKind::gradient) value.kind = ValueKind::total_gradient;
+    if (op.kind == OpKind::read_state && value == Value{ValueKind::parameters, op.block}) {
+      rides = true;
+    } else {
+      (access.writes ? out : in).insert(value);
+    }
+  }
+  const bool stages = op.kind == OpKind::read_state && op.lane == Lane::d2h;
+  if (rides != (stages && format != StateFormat::fp32)) return "parameters ride or they do not";
+  return in.size() == 1 && in == out ? "" : "it copies one thing to another";
+}
+
+std::string wrong_tier(const Op& op, const Access& access) {
+  const Tier tier = tier_of(access.buffer.pool);
+  const bool tokens = access.value.kind == ValueKind::tokens && !access.writes;
+  bool fits = true;
+  switch (op.lane) {
+    case Lane::gpu: fits = tier == Tier::device || tokens; break;
+    case Lane::cpu: fits = tier == Tier::host; break;
+    case Lane::h2d: fits = tier == (access.writes ? Tier::device : Tier::host); break;
+    case Lane::d2h: fits = tier == (access.writes ? Tier::host : Tier::device); break;
+    case Lane::nvme_read: fits = tier == (access.writes ? Tier::host : Tier::nvme); break;
+    case Lane::nvme_write:
+      fits = op.kind == OpKind::commit || tier == (access.writes ? Tier::nvme : Tier::host);
+      break;
+  }
+  return fits ? "" : fmt::format("its lane does not reach {}", to_text(access.buffer));
+}
+
+bool is_by_tile(PoolKind pool) {
+  switch (pool) {
+    case PoolKind::resident_parameters:
+    case PoolKind::device_state:
+    case PoolKind::device_gradients:
+    case PoolKind::device_leaves:
+    case PoolKind::device_sums:
+    case PoolKind::host_gradients:
+    case PoolKind::host_parameters:
+    case PoolKind::host_state:
+    case PoolKind::checksums:
+    case PoolKind::host_sums:
+    case PoolKind::disk_state: return true;
+    default: return false;
+  }
+}
+
+/// An op of a tile uses its tile, one of a block all tiles of the block, and a commit all tiles.
+std::string wrong_range(const Op& op, const Access& access, const std::vector<Tile>& tiles) {
+  if (!is_by_tile(access.buffer.pool)) return access.buffer.count == 1 ? "" : "it uses two buffers";
+  const bool of_tile = op.kind == OpKind::update || op.kind == OpKind::grad_norm ||
+                       op.kind == OpKind::checksum || op.kind == OpKind::write_state ||
+                       op.kind == OpKind::read_state;
+  Buffer whole{access.buffer.pool, 0, 0};
+  for (std::uint32_t t = 0; t < tiles.size(); ++t) {
+    const bool meant =
+        op.kind == OpKind::commit || (of_tile ? t == op.tile : tiles[t].block == access.value.of);
+    if (meant && whole.count++ == 0) whole.first = t;
+  }
+  return access.buffer == whole ? "" : fmt::format("it uses {}", to_text(access.buffer));
+}
+
+/// Values with a place of their own lie where the placement says.
+std::string wrong_place(const Access& access, const RunOf& run, const std::vector<Tile>& tiles) {
+  const Workload& w = run.workload;
+  const Buffer& at = access.buffer;
+  const Value& value = access.value;
+  bool fits = true;
+  switch (at.pool) {
+    case PoolKind::resident_parameters:
+      fits =
+          run.placement.blocks[tiles[at.first].block].resident && tiles[at.first].block == value.of;
+      break;
+    case PoolKind::host_parameters:
+      fits =
+          run.placement.blocks[value.of].state != Tier::device && tiles[at.first].block == value.of;
+      break;
+    case PoolKind::device_state:
+    case PoolKind::host_state: {
+      const Tier tier = run.placement.blocks[tiles[at.first].block].state;
+      fits = at.first == value.of && tier == tier_of(at.pool);
+      break;
+    }
+    case PoolKind::boundaries:
+    case PoolKind::host_boundaries:
+    case PoolKind::disk_boundaries: {
+      const Tier tier = w.tiled ? Tier::device : run.placement.blocks[value.of].activations;
+      fits = at.first == value.of * w.micro_batches + value.micro_batch && tier == tier_of(at.pool);
+      break;
+    }
+    case PoolKind::kept_activations:
+    case PoolKind::host_kept_activations: {
+      const std::uint32_t first = w.tiled ? w.first_block(value.of) : value.of;
+      const bool leaves =
+          run.placement.blocks[first].offload && w.blocks[first].saved_bytes > Bytes{};
+      fits = at.first == first * w.micro_batches + value.micro_batch &&
+             run.placement.blocks[first].keep &&
+             leaves == (at.pool == PoolKind::host_kept_activations);
+      break;
+    }
+    default: break;
+  }
+  return fits ? ""
+              : fmt::format("{} is no place for {} of {}", to_text(at), name_of(value.kind),
+                            value.of);
+}
+
+}  // namespace
+
+std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
+  const std::vector<Tile> tiles = make_tiles(run.workload, run.placement.tile_parameters);
+  std::set<std::vector<std::uint32_t>> seen;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    const auto fail = [&](const std::string& what) {
+      return fmt::format("op {} ({} of block {}): {}", i, name_of(op.kind), op.block, what);
+    };
+    Needs declared;
+    for (const Access& access : plan.accesses_of(op)) {
+      declared.insert({access.value, access.writes});
+      for (const std::string& wrong : {wrong_tier(op, access), wrong_range(op, access, tiles),
+                                       wrong_place(access, run, tiles)}) {
+        if (!wrong.empty()) return fail(wrong);
+      }
+    }
+    if (is_copy(op.kind)) {
+      if (const std::string wrong = wrong_copy(plan, op, run.placement.format); !wrong.empty())
+        return fail(wrong);
+      continue;
+    }
+    Meaning meaning(run, op);
+    const bool first = seen.insert({static_cast<std::uint32_t>(op.kind), op.block, op.round,
+                                    op.micro_batch, op.tile})
+                           .second;
+    meaning.recomputes_tile = !first;
+    meaning.with_gradient = run.training && (!run.workload.tiled || !first);
+    const Needs needed = meaning.of_op();
+    for (const Need& need : needed) {
+      if (declared.contains(need)) continue;
+      return fail(fmt::format("it does not {} {} of {}", need.writes ? "write" : "read",
+                              name_of(need.value.kind), need.value.of));
+    }
+    for (const Need& need : declared) {
+      if (needed.contains(need)) continue;
+      return fail(fmt::format("it should not {} {} of {}", need.writes ? "write" : "read",
+                              name_of(need.value.kind), need.value.of));
+    }
+  }
+  return {};
+}
+
+}  // namespace spillway::plan
