@@ -87,9 +87,8 @@ inline constexpr std::size_t kCircumstances = 3;
   return op.if_pending ? held & 0b011 : held;
 }
 /// Returns whether ops of the lane run one after the other in list order; disk operations do not.
-[[nodiscard]] constexpr bool is_serial(Lane lane) {
-  return lane != Lane::nvme_read && lane != Lane::nvme_write;
-}
+[[nodiscard]] constexpr bool is_serial(Lane lane) { return lane < Lane::nvme_read; }
+inline constexpr std::size_t kSerialLanes = 4;
 
 struct StepPlan {
   std::vector<Op> ops;

@@ -165,8 +165,8 @@ TEST(StepBuilderProperty, EveryTileIsUpdatedAndNormedOnceAndEveryMicroBatchWorke
 TEST(StepBuilderProperty, NoDependencyCanBeLeftOut) {
   RandomCases cases(property_seed());
   LostDependencies dependencies;
-  for (int i = 0; i < 40; ++i) {
-    const auto [workload, placement] = cases.next();
+  for (int i = 0; i < 120; ++i) {
+    const auto [workload, placement] = i % 4 == 3 ? cases.next_tiled() : cases.next();
     dependencies.try_each(build_training_step(workload, placement));
     dependencies.try_each(build_recorded_step(workload, placement));
   }

@@ -86,7 +86,7 @@ void DependencyTracker::use(OpIndex op, bool writes, std::vector<Use>& uses) {
 /// Keeps the candidates that nothing else puts before the op, latest first.
 void DependencyTracker::reduce(OpIndex op, std::size_t circumstance) {
   Order& order = order_of(op, circumstance);
-  Complete& started = started_[circumstance];
+  PerLane& started = started_[circumstance];
   const std::size_t lane = index_of(ops_[op].lane);
   if (is_serial(ops_[op].lane)) {
     if (started[lane] > 0) follow(started[lane] - 1, order, circumstance);
@@ -106,15 +106,18 @@ bool DependencyTracker::is_complete(OpIndex op, const Order& order,
                                     std::size_t circumstance) const {
   const Lane lane = ops_[op].lane;
   if (is_serial(lane)) return order.complete[index_of(lane)] > op;
-  const OpIndex seen_by = order_of(op, circumstance).seen_by;
-  if (seen_by > 0 && order.complete[index_of(ops_[seen_by - 1].lane)] >= seen_by) return true;
+  const PerLane& seen_by = order_of(op, circumstance).seen_by;
+  for (std::size_t lane_after = 0; lane_after < kSerialLanes; ++lane_after) {
+    const OpIndex first = seen_by[lane_after];
+    if (first > 0 && order.complete[lane_after] >= first) return true;
+  }
   return std::ranges::find(passed_, op) != passed_.end();
 }
 
 /// Adds to what is complete a dependency, and with it all that was complete when it started.
 void DependencyTracker::follow(OpIndex dependency, Order& order, std::size_t circumstance) {
   const Order& earlier = order_of(dependency, circumstance);
-  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+  for (std::size_t lane = 0; lane < kSerialLanes; ++lane) {
     order.complete[lane] = std::max(order.complete[lane], earlier.complete[lane]);
   }
   const Lane lane = ops_[dependency].lane;
@@ -133,7 +136,7 @@ void DependencyTracker::follow(OpIndex dependency, Order& order, std::size_t cir
 /// Notes that `by`, of a serial lane, comes after an op of a disk lane and the disk ops before it.
 void DependencyTracker::mark_seen(OpIndex op, OpIndex by, std::size_t circumstance) {
   if (is_serial(ops_[op].lane) || !is_in(circumstance, ops_[op].when)) return;
-  OpIndex& seen_by = order_of(op, circumstance).seen_by;
+  OpIndex& seen_by = order_of(op, circumstance).seen_by[index_of(ops_[by].lane)];
   if (seen_by > 0) return;
   seen_by = by + 1;
   for (const OpIndex before : dependencies_of(op)) mark_seen(before, by, circumstance);

@@ -30,13 +30,12 @@ class DependencyTracker {
     Circumstances when;
     bool writes;
   };
-  /// What is complete when an op starts: of each serial lane the ops before this one.
-  using Complete = std::array<OpIndex, kLaneCount>;
+  /// An op of each serial lane, plus 1; 0: none.
+  using PerLane = std::array<OpIndex, kSerialLanes>;
   /// An op in one circumstance.
   struct Order {
-    Complete complete{};
-    /// Of an op of a disk lane: the first op of a serial lane that comes after it, plus 1.
-    OpIndex seen_by = 0;
+    PerLane complete{};  ///< the last that is complete when the op starts
+    PerLane seen_by{};   ///< of an op of a disk lane: the first that comes after it
   };
   struct Placed {
     Lane lane;
@@ -62,9 +61,9 @@ class DependencyTracker {
   std::vector<Placed> ops_;
   std::vector<Order> orders_;  // by op and circumstance
   std::vector<OpIndex> dependencies_;
-  std::array<Complete, kCircumstances> started_{};  // of each serial lane, by circumstance
-  std::vector<OpIndex> candidates_;                 // of the op that is appended
-  std::vector<bool> kept_;                          // by candidate
+  std::array<PerLane, kCircumstances> started_{};  // the last, by circumstance
+  std::vector<OpIndex> candidates_;                // of the op that is appended
+  std::vector<bool> kept_;                         // by candidate
   std::vector<OpIndex> passed_;  // disk ops that are complete through a kept candidate
 };
 
