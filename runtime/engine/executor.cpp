@@ -30,7 +30,7 @@ constexpr std::chrono::microseconds kPollInterval{50};
 
 /// As in "forward 12.3": of block 12, micro-batch 3.
 std::string profiler_name(const Op& op) {
-  return fmt::format("{} {}.{}", plan::name_of(op.kind), op.block, op.micro_batch);
+  return fmt::format("{} {}.{}", plan::name_of(op), op.block, op.micro_batch);
 }
 
 bool is_stream(Lane lane) { return lane == Lane::gpu || lane == Lane::h2d || lane == Lane::d2h; }

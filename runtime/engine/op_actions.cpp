@@ -10,6 +10,7 @@ namespace spillway::engine {
 
 using plan::Op;
 using plan::OpKind;
+using plan::Tier;
 using plan::ValueKind;
 
 OpActions::OpActions(OpResources resources)
@@ -36,13 +37,9 @@ OpActions::OpActions(OpResources resources)
   step_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
 }
 
-void OpActions::count(OpKind kind, std::size_t bytes) {
-  moved_[static_cast<std::size_t>(kind)] += Bytes{bytes};
-}
-
 bool OpActions::skips(const Op& op) const {
   if (op.kind == OpKind::commit) return !step_.commit_due && step_.copy == nullptr;
-  const bool from_disk = op.kind == OpKind::read_state && op.lane == plan::Lane::nvme_read;
+  const bool from_disk = plan::is_copy(op, plan::kReadState);
   // What a later user of the buffer reads may still lie there from before: its turn has not come.
   const bool first_user = op.held || !op.if_pending;
   if (from_disk && first_user && held_[memory_of(op).target().first] == op.tile) return true;
@@ -51,13 +48,9 @@ bool OpActions::skips(const Op& op) const {
 
 void OpActions::enqueue(const Op& op, offload::Stream& stream) {
   switch (op.kind) {
-    case OpKind::upload_params:
-    case OpKind::download_grads:
-    case OpKind::save_activation:
-    case OpKind::load_activation:
-    case OpKind::save_internals:
-    case OpKind::load_internals: return copy(op, stream);
-    case OpKind::read_state: return stage_state(op, stream);
+    case OpKind::copy:
+      if (op.copied == plan::kStageState) return stage_state(op, stream);
+      return copy(op, stream);
     case OpKind::forward: {
       const OpMemory memory = memory_of(op);
       if (memory.writes(ValueKind::tokens)) {
@@ -73,9 +66,6 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::grad_norm: return stream.submit([this, &op] { device_norm(op); });
     case OpKind::update: return stream.submit([this, &op] { device_update(op); });
     case OpKind::checksum:
-    case OpKind::write_state:
-    case OpKind::spill_activation:
-    case OpKind::fetch_activation:
     case OpKind::commit: break;
   }
   SPILLWAY_ASSERT(false && "no stream runs this kind of op");
@@ -92,7 +82,14 @@ void OpActions::copy(const Op& op, offload::Stream& stream) {
     stream.download(memory.host(memory.target()).first(bytes),
                     memory.device(memory.source(), op.bytes));
   }
-  count(op.kind, bytes);
+  count(op, bytes);
+}
+
+/// Starts a copy to or from the disk.
+Ticket OpActions::copy(const Op& op) {
+  const bool state = op.copied.what == ValueKind::state;
+  if (op.copied.to == Tier::nvme) return state ? write(op) : spill(op);
+  return state ? read_state(op) : fetch(op);
 }
 
 /// Brings state that lives on the device, and the parameters that belong to it, to a staging buffer
@@ -109,7 +106,7 @@ void OpActions::stage_state(const Op& op, offload::Stream& stream) {
     stream.download(slots.parameters_of(op.tile, slot),
                     memory.device(memory.read(ValueKind::parameters, op.block)));
   }
-  count(op.kind, slot.size());
+  count(op, slot.size());
 }
 
 Ticket OpActions::read_state(const Op& op) {
@@ -117,28 +114,19 @@ Ticket OpActions::read_state(const Op& op) {
   const plan::Buffer staging = memory.target();
   const auto target = resources_.slots.state_of(op.tile, memory.host(staging));
   held_[staging.first] = op.tile;  // an update keeps it so: what it writes is the newest
-  count(op.kind, target.size());
+  count(op, target.size());
   return resources_.store.read(StateSlots::state(memory.source().first), target);
 }
 
 Ticket OpActions::start(const Op& op) {
   cpu_adam::WorkerPool& workers = resources_.workers;
   switch (op.kind) {
-    case OpKind::read_state: return read_state(op);
-    case OpKind::write_state: return write(op);
-    case OpKind::spill_activation: return spill(op);
-    case OpKind::fetch_activation: return fetch(op);
+    case OpKind::copy: return copy(op);
     case OpKind::commit: return commit();
     case OpKind::accumulate: return workers.submit([this, &op] { host_accumulate(op); });
     case OpKind::grad_norm: return workers.submit([this, &op] { host_norm(op); });
     case OpKind::update: return workers.submit([this, &op] { host_update(op); });
     case OpKind::checksum: return workers.submit([this, &op] { host_checksum(op); });
-    case OpKind::upload_params:
-    case OpKind::download_grads:
-    case OpKind::save_activation:
-    case OpKind::load_activation:
-    case OpKind::save_internals:
-    case OpKind::load_internals:
     case OpKind::forward:
     case OpKind::backward:
     case OpKind::loss: break;
@@ -175,8 +163,8 @@ Ticket OpActions::write_slot(const Op& op, nvme_swap::TileStore& store, TicketPa
 }
 
 Ticket OpActions::write(const Op& op) {
-  count(op.kind, state_of(op).size());
-  if (resources_.slots.with_parameters()) count(op.kind, parameters_to_write(op).size());
+  count(op, state_of(op).size());
+  if (resources_.slots.with_parameters()) count(op, parameters_to_write(op).size());
   Ticket written = write_slot(op, resources_.store, writes_);
   if (step_.copy == nullptr) return written;
   return copies_.join(op.tile, std::move(written), write_slot(op, *step_.copy, copy_writes_));

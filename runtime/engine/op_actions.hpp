@@ -71,13 +71,15 @@ class OpActions final : public OpPerformer {
   void enqueue(const plan::Op& op, offload::Stream& stream) override;
   [[nodiscard]] Ticket start(const plan::Op& op) override;
 
-  /// Bytes really moved since construction, by kind of op.
-  [[nodiscard]] Bytes moved(plan::OpKind kind) const {
-    return moved_[static_cast<std::size_t>(kind)];
-  }
+  /// Returns the bytes that copies of one sort have really moved since construction.
+  [[nodiscard]] Bytes moved(const plan::Copy& copied) const { return moved_[index_of(copied)]; }
 
  private:
-  void count(plan::OpKind kind, std::size_t bytes);
+  [[nodiscard]] static std::size_t index_of(const plan::Copy& copied) {
+    return (static_cast<std::size_t>(copied.what) * 3 + static_cast<std::size_t>(copied.from)) * 3 +
+           static_cast<std::size_t>(copied.to);
+  }
+  void count(const plan::Op& op, std::size_t bytes) { moved_[index_of(op.copied)] += Bytes{bytes}; }
   [[nodiscard]] OpMemory memory_of(const plan::Op& op) const {
     return {resources_.memory, plan_->accesses_of(op)};
   }
@@ -120,6 +122,7 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] Ticket write(const plan::Op& op);
   [[nodiscard]] Ticket commit();
   void copy(const plan::Op& op, offload::Stream& stream);
+  [[nodiscard]] Ticket copy(const plan::Op& op);
   void stage_state(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket read_state(const plan::Op& op);
   [[nodiscard]] TileIndex activation_tile(const plan::Buffer& buffer) const;
@@ -137,8 +140,8 @@ class OpActions final : public OpPerformer {
     OpActions* actions = nullptr;
     const plan::Op* op = nullptr;
     Ticket operator()() const {
-      return op->kind == plan::OpKind::spill_activation ? actions->write_boundary(*op)
-                                                        : actions->verify_boundary(*op);
+      return op->copied == plan::kSpillActivation ? actions->write_boundary(*op)
+                                                  : actions->verify_boundary(*op);
     }
   };
 
@@ -156,7 +159,7 @@ class OpActions final : public OpPerformer {
   TicketChains<SecondHalf> boundary_moves_;        // by staging buffer
   std::vector<std::uint64_t> boundary_checksums_;  // by staging buffer
   std::vector<std::uint32_t> held_;  // by staging slot: the tile whose newest state lies in it
-  std::array<Bytes, plan::kOpKindCount> moved_{};
+  std::array<Bytes, plan::kValueKindCount * 9> moved_{};  // by what and by the tiers
 };
 
 }  // namespace spillway::engine

@@ -28,7 +28,7 @@ Ticket OpActions::spill(const Op& op) {
 Ticket OpActions::write_boundary(const Op& op) {
   const OpMemory memory = memory_of(op);
   const auto source = memory.host(memory.source());
-  count(op.kind, source.size());
+  count(op, source.size());
   return resources_.activation_store->write(activation_tile(memory.target()), source,
                                             boundary_checksums_[memory.source().first]);
 }
@@ -37,7 +37,7 @@ Ticket OpActions::write_boundary(const Op& op) {
 Ticket OpActions::fetch(const Op& op) {
   const OpMemory memory = memory_of(op);
   const auto target = memory.host(memory.target());
-  count(op.kind, target.size());
+  count(op, target.size());
   Ticket read = resources_.activation_store->read(activation_tile(memory.source()), target);
   return boundary_moves_.start(memory.target().first, std::move(read), {this, &op});
 }

@@ -66,7 +66,7 @@ void StepTrace::record(const Executor& executor) {
     const plan::OpTiming& timing = executor.timings()[i];
     if (timing.end <= 0) continue;
     trace_.record({.lane = lanes_[static_cast<std::size_t>(ops[i].lane)],
-                   .name = plan::name_of(ops[i].kind),
+                   .name = plan::name_of(ops[i]),
                    .category = plan::name_of(ops[i].lane),
                    .start = begin + nanoseconds(timing.start),
                    .duration = nanoseconds(timing.end - timing.start),

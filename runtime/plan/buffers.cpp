@@ -45,7 +45,7 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "disk_state",
 };
 
-constexpr std::array<std::string_view, 16> kValues{
+constexpr std::array<std::string_view, kValueKindCount> kValues{
     "parameters", "state",          "checksum",      "gradient_sum", "tied_gradient_sum",
     "gradient",   "total_gradient", "norm_leaves",   "activation",   "activation_gradient",
     "saved",      "scanned",        "between_tiles", "tokens",       "loss",

@@ -82,6 +82,7 @@ enum class ValueKind : std::uint8_t {
   loss,
   scratch,  ///< nothing that another op reads
 };
+inline constexpr std::size_t kValueKindCount = 16;
 inline constexpr std::uint32_t kLastStep = ~0U;
 
 /// What a buffer holds. `of` is a block, tile or layer, as the kind says; of several buffers in a

@@ -8,21 +8,39 @@ namespace spillway::plan {
 
 namespace {
 
-bool is_of_micro_batch(OpKind kind) {
-  return kind == OpKind::forward || kind == OpKind::backward || kind == OpKind::loss ||
-         kind == OpKind::save_activation || kind == OpKind::load_activation ||
-         kind == OpKind::spill_activation || kind == OpKind::fetch_activation ||
-         kind == OpKind::save_internals || kind == OpKind::load_internals;
+std::string_view name_of(const Copy& copied) {
+  const bool down = copied.from < copied.to;
+  switch (copied.what) {
+    case ValueKind::parameters: return "upload_params";
+    case ValueKind::gradient: return "download_grads";
+    case ValueKind::state: return copied.to == Tier::nvme ? "write_state" : "read_state";
+    case ValueKind::saved: return down ? "save_internals" : "load_internals";
+    case ValueKind::activation:
+      if (copied.to == Tier::nvme) return "spill_activation";
+      if (copied.from == Tier::nvme) return "fetch_activation";
+      return down ? "save_activation" : "load_activation";
+    default: return "copy";
+  }
+}
+
+bool is_of_tile(const Op& op) {
+  const bool copies_state = op.kind == OpKind::copy && op.copied.what == ValueKind::state;
+  return copies_state || op.kind == OpKind::update || op.kind == OpKind::grad_norm ||
+         op.kind == OpKind::checksum;
+}
+
+bool is_of_micro_batch(const Op& op) {
+  const ValueKind what = op.copied.what;
+  const bool copies = what == ValueKind::activation || what == ValueKind::saved;
+  return op.kind == OpKind::forward || op.kind == OpKind::backward || op.kind == OpKind::loss ||
+         (op.kind == OpKind::copy && copies);
 }
 
 }  // namespace
 
 std::string_view name_of(OpKind kind) {
   switch (kind) {
-    case OpKind::read_state: return "read_state";
-    case OpKind::write_state: return "write_state";
-    case OpKind::upload_params: return "upload_params";
-    case OpKind::download_grads: return "download_grads";
+    case OpKind::copy: return "copy";
     case OpKind::forward: return "forward";
     case OpKind::backward: return "backward";
     case OpKind::loss: return "loss";
@@ -30,15 +48,13 @@ std::string_view name_of(OpKind kind) {
     case OpKind::grad_norm: return "grad_norm";
     case OpKind::update: return "update";
     case OpKind::checksum: return "checksum";
-    case OpKind::save_activation: return "save_activation";
-    case OpKind::load_activation: return "load_activation";
-    case OpKind::spill_activation: return "spill_activation";
-    case OpKind::fetch_activation: return "fetch_activation";
-    case OpKind::save_internals: return "save_internals";
-    case OpKind::load_internals: return "load_internals";
     case OpKind::commit: return "commit";
   }
   return "unknown";
+}
+
+std::string_view name_of(const Op& op) {
+  return op.kind == OpKind::copy ? name_of(op.copied) : name_of(op.kind);
 }
 
 std::string_view name_of(Lane lane) {
@@ -62,10 +78,10 @@ std::string_view name_of(Tier tier) {
   return "unknown";
 }
 
-Bytes bytes_moved(const StepPlan& plan, OpKind kind) {
+Bytes bytes_moved(const StepPlan& plan, const Copy& copied) {
   Bytes sum;
   for (const Op& op : plan.ops) {
-    if (op.kind == kind && !op.held) sum += op.bytes;
+    if (is_copy(op, copied) && !op.held) sum += op.bytes;
   }
   return sum;
 }
@@ -88,13 +104,10 @@ std::string to_text(const StepPlan& plan) {
   std::string text;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
-    const bool of_tile = op.kind == OpKind::read_state || op.kind == OpKind::write_state ||
-                         op.kind == OpKind::update || op.kind == OpKind::grad_norm ||
-                         op.kind == OpKind::checksum;
     fmt::format_to(std::back_inserter(text), "{:4} {:<10} {:<14} block={}", i, name_of(op.lane),
-                   name_of(op.kind), op.block);
-    if (of_tile) fmt::format_to(std::back_inserter(text), " tile={}", op.tile);
-    if (is_of_micro_batch(op.kind)) {
+                   name_of(op), op.block);
+    if (is_of_tile(op)) fmt::format_to(std::back_inserter(text), " tile={}", op.tile);
+    if (is_of_micro_batch(op)) {
       fmt::format_to(std::back_inserter(text), " round={} micro_batch={}", op.round,
                      op.micro_batch);
     }

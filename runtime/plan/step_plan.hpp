@@ -20,12 +20,9 @@
 namespace spillway::plan {
 
 enum class OpKind : std::uint8_t {
-  read_state,      ///< tile state to a staging slot: from disk, or (lane d2h) from the device
-  write_state,     ///< tile state, staging slot (or host home) to the tile's spare slot on disk
-  upload_params,   ///< block parameters, host to device slot (or resident home)
-  download_grads,  ///< block gradients, device to host
-  forward,         ///< one block, one micro-batch
-  backward,        ///< one block, one micro-batch, recomputation included
+  copy,      ///< from a buffer to one in another tier; `Op::copied` says what
+  forward,   ///< one block, one micro-batch
+  backward,  ///< one block, one micro-batch, recomputation included
   /// The head: forward, loss and (when training) backward of one micro-batch. Of a tile: its part
   /// of the loss, or, where it writes a gradient, its part of the backward.
   loss,
@@ -33,18 +30,32 @@ enum class OpKind : std::uint8_t {
   grad_norm,   ///< sum of squares of a tile's gradients
   update,      ///< Adam of one tile, and its 16-bit parameters
   checksum,    ///< of a tile's slot that goes to disk from memory; an update makes its own
-  save_activation,   ///< a boundary, device slot to host: its home, or staging
-  load_activation,   ///< a boundary, host to device slot
-  spill_activation,  ///< a boundary, staging to disk
-  fetch_activation,  ///< a boundary, disk to staging
-  save_internals,    ///< a block's kept activations, device slot to their home on the host
-  load_internals,    ///< a block's kept activations, host to device slot
-  commit,            ///< make the step true on disk
+  commit,      ///< make the step true on disk
 };
-inline constexpr std::size_t kOpKindCount = 18;
+inline constexpr std::size_t kOpKindCount = 9;
 
 enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, nvme_read, nvme_write };
 inline constexpr std::size_t kLaneCount = 6;
+
+/// What a copy carries from one tier to another. Gradients, of one round or of all, are `gradient`;
+/// activations between layers and their gradients are `activation`.
+struct Copy {
+  ValueKind what{};
+  Tier from{};
+  Tier to{};
+  bool operator==(const Copy&) const = default;
+};
+inline constexpr Copy kUploadParams{ValueKind::parameters, Tier::host, Tier::device};
+inline constexpr Copy kDownloadGrads{ValueKind::gradient, Tier::device, Tier::host};
+inline constexpr Copy kReadState{ValueKind::state, Tier::nvme, Tier::host};
+inline constexpr Copy kStageState{ValueKind::state, Tier::device, Tier::host};
+inline constexpr Copy kWriteState{ValueKind::state, Tier::host, Tier::nvme};
+inline constexpr Copy kSaveActivation{ValueKind::activation, Tier::device, Tier::host};
+inline constexpr Copy kLoadActivation{ValueKind::activation, Tier::host, Tier::device};
+inline constexpr Copy kSpillActivation{ValueKind::activation, Tier::host, Tier::nvme};
+inline constexpr Copy kFetchActivation{ValueKind::activation, Tier::nvme, Tier::host};
+inline constexpr Copy kSaveInternals{ValueKind::saved, Tier::device, Tier::host};
+inline constexpr Copy kLoadInternals{ValueKind::saved, Tier::host, Tier::device};
 
 std::string_view name_of(OpKind kind);
 std::string_view name_of(Lane lane);
@@ -55,11 +66,13 @@ using OpIndex = std::uint32_t;
 struct Op {
   OpKind kind{};
   Lane lane{};
+  Copy copied{};  ///< of a copy
   std::uint32_t block = 0;
   std::uint32_t tile = 0;  ///< of the model, for tile ops
   std::uint32_t round = 0;
   std::uint32_t micro_batch = 0;  ///< within the round
-  /// read_state: the step before has left the tile in the slot; read only where it has not.
+  /// Of a copy of state from the disk: the step before has left the tile in the slot; read only
+  /// where it has not.
   bool held = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending
   Bytes bytes;              ///< moved by the op on its lane
@@ -104,8 +117,14 @@ struct StepPlan {
   }
 };
 
-/// Bytes that the ops of `kind` move in one run of the plan, of many in a row.
-[[nodiscard]] Bytes bytes_moved(const StepPlan& plan, OpKind kind);
+/// Returns whether the op is a copy of that sort.
+[[nodiscard]] constexpr bool is_copy(const Op& op, const Copy& copied) {
+  return op.kind == OpKind::copy && op.copied == copied;
+}
+/// Returns the name of an op's kind, or of what it copies where.
+std::string_view name_of(const Op& op);
+/// Returns the bytes that copies of one sort move in one run of the plan, of many in a row.
+[[nodiscard]] Bytes bytes_moved(const StepPlan& plan, const Copy& copied);
 /// One line an op, for golden files and for people.
 [[nodiscard]] std::string to_text(const StepPlan& plan);
 

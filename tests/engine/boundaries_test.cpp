@@ -16,8 +16,8 @@ namespace {
 using plan::OpKind;
 using plan::Tier;
 
-constexpr OpKind kMoves[] = {OpKind::save_activation, OpKind::load_activation,
-                             OpKind::spill_activation, OpKind::fetch_activation};
+constexpr plan::Copy kMoves[] = {plan::kSaveActivation, plan::kLoadActivation,
+                                 plan::kSpillActivation, plan::kFetchActivation};
 
 /// Rounds of as many micro-batches, parameters streamed and activations recomputed.
 TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t rounds) {
@@ -179,11 +179,11 @@ TEST(BoundaryTraffic, CountersEqualTheFormulas) {
     const plan::BoundaryTraffic traffic =
         plan::boundary_traffic(trainer->workload(), trainer->placement());
     const OpActions& actions = trainer->actions();
-    EXPECT_EQ(actions.moved(OpKind::save_activation), traffic.saved * kSteps) << "spread " << i;
-    EXPECT_EQ(actions.moved(OpKind::load_activation), traffic.loaded * kSteps) << "spread " << i;
-    EXPECT_EQ(actions.moved(OpKind::spill_activation), traffic.spilled * kSteps) << "spread " << i;
-    EXPECT_EQ(actions.moved(OpKind::fetch_activation), traffic.fetched * kSteps) << "spread " << i;
-    for (const OpKind kind : kMoves) {
+    EXPECT_EQ(actions.moved(plan::kSaveActivation), traffic.saved * kSteps) << "spread " << i;
+    EXPECT_EQ(actions.moved(plan::kLoadActivation), traffic.loaded * kSteps) << "spread " << i;
+    EXPECT_EQ(actions.moved(plan::kSpillActivation), traffic.spilled * kSteps) << "spread " << i;
+    EXPECT_EQ(actions.moved(plan::kFetchActivation), traffic.fetched * kSteps) << "spread " << i;
+    for (const plan::Copy& kind : kMoves) {
       EXPECT_EQ(actions.moved(kind), plan::bytes_moved(trainer->step_plan(), kind) * kSteps);
     }
   }

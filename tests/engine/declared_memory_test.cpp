@@ -206,6 +206,8 @@ void expect_no_other_memory(TrainingHarness& harness, const TrainOptions& option
   const Image seeing = BareEngine(harness, options, harness.new_run()).two_steps(false);
   const Image blindfolded = BareEngine(harness, options, harness.new_run()).two_steps(true);
   for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
+    // What an op leaves in its workspace is nothing that another one reads.
+    if (static_cast<PoolKind>(p) == PoolKind::workspace) continue;
     EXPECT_TRUE(seeing[p] == blindfolded[p]) << plan::name_of(static_cast<PoolKind>(p));
   }
 }

@@ -15,7 +15,7 @@ namespace {
 using plan::OpKind;
 using plan::Tier;
 
-constexpr OpKind kMoves[] = {OpKind::save_internals, OpKind::load_internals};
+constexpr plan::Copy kMoves[] = {plan::kSaveInternals, plan::kLoadInternals};
 
 /// Rounds of as many micro-batches, parameters streamed and activations recomputed.
 TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t rounds) {
@@ -105,9 +105,9 @@ TEST(InternalsExactness, AnEvaluationSeesTheSameLossAndMovesNothing) {
     const auto trainer = harness.make(options, harness.new_run());
     Outcome outcome;
     harness.steps(*trainer, options, 2, outcome);
-    const Bytes before = trainer->actions().moved(OpKind::save_internals);
+    const Bytes before = trainer->actions().moved(plan::kSaveInternals);
     const double first = trainer->evaluate(harness.tokens()).loss;
-    EXPECT_EQ(trainer->actions().moved(OpKind::save_internals), before);
+    EXPECT_EQ(trainer->actions().moved(plan::kSaveInternals), before);
     harness.steps(*trainer, options, 1, outcome);
     EXPECT_NE(trainer->evaluate(harness.tokens()).loss, first);
     return first;
@@ -149,7 +149,7 @@ TEST(InternalsTraffic, CountersEqualTheFormula) {
     harness.steps(*trainer, options, kSteps, outcome);
     const Bytes traffic = plan::internals_traffic(trainer->workload(), trainer->placement());
     EXPECT_GT(traffic, Bytes{}) << "spread " << i;
-    for (const OpKind kind : kMoves) {
+    for (const plan::Copy& kind : kMoves) {
       EXPECT_EQ(trainer->actions().moved(kind), traffic * kSteps) << "spread " << i;
       EXPECT_EQ(plan::bytes_moved(trainer->step_plan(), kind), traffic) << "spread " << i;
     }

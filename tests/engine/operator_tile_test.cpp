@@ -148,10 +148,9 @@ TEST(OperatorTile, MovesEachTileThreeTimesARoundAndItsGradientOnce) {
   const std::uint64_t vectors = w.blocks[0].padded_parameters.value();
   const std::uint64_t rounds = kSteps * 2;
   // The vectors go up after each of their updates, of which the last is still due.
-  EXPECT_EQ(trainer->actions().moved(OpKind::upload_params).value(),
+  EXPECT_EQ(trainer->actions().moved(plan::kUploadParams).value(),
             2 * (rounds * up + (kSteps - 1) * vectors));
-  EXPECT_EQ(trainer->actions().moved(OpKind::download_grads).value(),
-            2 * rounds * (down + vectors));
+  EXPECT_EQ(trainer->actions().moved(plan::kDownloadGrads).value(), 2 * rounds * (down + vectors));
 }
 
 TEST(OperatorTile, BackendHoldsExactlyWhatThePlanLists) {

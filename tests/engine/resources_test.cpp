@@ -121,7 +121,7 @@ TEST(Memory, TheLargestFreeDeviceRangeIsTheSameAfterAThousandStepsAsAfterTwo) {
 Bytes read_ahead(const Trainer& trainer) {
   Bytes sum;
   for (const plan::Op& op : trainer.step_plan().ops) {
-    if (op.kind == OpKind::read_state && !op.if_pending) sum += op.bytes;
+    if (is_copy(op, plan::kReadState) && !op.if_pending) sum += op.bytes;
   }
   return sum;
 }
@@ -140,15 +140,15 @@ TEST(Traffic, CountersEqualTheFormulas) {
   // Layers are visited forward and backward, the tied embedding forward and at the head, the head
   // once; 4 bytes an element, twice for the two rounds.
   const std::uint64_t visits = 2 * (all - embedding - head) + 2 * embedding + head;
-  EXPECT_EQ(trainer->actions().moved(OpKind::upload_params).value(), kSteps * 2 * 4 * visits);
-  EXPECT_EQ(trainer->actions().moved(OpKind::download_grads).value(), kSteps * 2 * 4 * all);
+  EXPECT_EQ(trainer->actions().moved(plan::kUploadParams).value(), kSteps * 2 * 4 * visits);
+  EXPECT_EQ(trainer->actions().moved(plan::kDownloadGrads).value(), kSteps * 2 * 4 * all);
   // The update of step n runs in step n + 1: fp32 state is 12 bytes each way.
   // What it reads first, the step before has read ahead.
   const std::uint64_t ahead = read_ahead(*trainer).value();
   EXPECT_GT(ahead, 0U);
-  EXPECT_EQ(trainer->actions().moved(OpKind::read_state).value(), (kSteps - 1) * 12 * all + ahead);
-  EXPECT_EQ(trainer->actions().moved(OpKind::write_state).value(), (kSteps - 1) * 12 * all);
-  for (const OpKind kind : {OpKind::upload_params, OpKind::download_grads}) {
+  EXPECT_EQ(trainer->actions().moved(plan::kReadState).value(), (kSteps - 1) * 12 * all + ahead);
+  EXPECT_EQ(trainer->actions().moved(plan::kWriteState).value(), (kSteps - 1) * 12 * all);
+  for (const plan::Copy& kind : {plan::kUploadParams, plan::kDownloadGrads}) {
     EXPECT_EQ(trainer->actions().moved(kind),
               plan::bytes_moved(trainer->step_plan(), kind) * kSteps);
   }
@@ -163,7 +163,7 @@ TEST(Traffic, RoundsSummedOnTheDeviceLeaveItOnce) {
   Outcome outcome;
   constexpr std::uint64_t kSteps = 3;
   harness.steps(*trainer, options, kSteps, outcome);
-  EXPECT_EQ(trainer->actions().moved(OpKind::download_grads).value(),
+  EXPECT_EQ(trainer->actions().moved(plan::kDownloadGrads).value(),
             kSteps * 4 * padded_parameters(trainer->workload()));
 }
 
@@ -187,13 +187,13 @@ TEST(Traffic, OfStateOnDiskIsThatOfItsFormat) {
     // Scales fill whole pages.
     const double exact = format == StateFormat::int8 ? 0.5 * all : 0;
     const plan::StepPlan& plan = trainer->step_plan();
-    const Bytes in_a_step = plan::bytes_moved(plan, OpKind::read_state);
-    const Bytes out_of_a_step = plan::bytes_moved(plan, OpKind::write_state);
+    const Bytes in_a_step = plan::bytes_moved(plan, plan::kReadState);
+    const Bytes out_of_a_step = plan::bytes_moved(plan, plan::kWriteState);
     EXPECT_NEAR(static_cast<double>(in_a_step.value()), read * all, exact);
     EXPECT_NEAR(static_cast<double>(out_of_a_step.value()), written * all, exact);
     const OpActions& actions = trainer->actions();
-    EXPECT_EQ(actions.moved(OpKind::read_state), in_a_step * 2U + read_ahead(*trainer));
-    EXPECT_EQ(actions.moved(OpKind::write_state), out_of_a_step * 2U);
+    EXPECT_EQ(actions.moved(plan::kReadState), in_a_step * 2U + read_ahead(*trainer));
+    EXPECT_EQ(actions.moved(plan::kWriteState), out_of_a_step * 2U);
   }
 }
 
@@ -205,7 +205,7 @@ TEST(Traffic, ResidentParametersMoveUpOncePerUpdate) {
   const auto trainer = harness.make(options, harness.new_run());
   Outcome outcome;
   harness.steps(*trainer, options, 4, outcome);
-  EXPECT_EQ(trainer->actions().moved(OpKind::upload_params).value(),
+  EXPECT_EQ(trainer->actions().moved(plan::kUploadParams).value(),
             3 * 4 * padded_parameters(trainer->workload()));  // the fourth update is pending
 }
 

@@ -92,6 +92,17 @@ TEST_F(CorruptionTest, IsFoundInEveryBitOfBothRecords) {
   }
 }
 
+TEST_F(CorruptionTest, IsWhatTheRecordOfAnotherStoreWouldBe) {
+  const PageBuffer page = load(0, 0, kPageBytes);
+  map_.store_id = decode_header(page.bytes(), map_.file_bytes[0], "intact").store_id;
+  const PageBuffer area = load(0, map_.record_offset[0], map_.record_bytes);
+  std::string reason;
+  ASSERT_TRUE(open_record(map_, area.bytes(), reason));
+  ++map_.store_id[0];
+  EXPECT_FALSE(open_record(map_, area.bytes(), reason));
+  EXPECT_EQ(reason, "it belongs to another store");
+}
+
 TEST_F(CorruptionTest, IsFoundInEveryBitOfATile) {
   PageBuffer tile = tile_content(4_KiB, 1, 2);
   const std::uint64_t expected = checksum_of(tile.bytes());

@@ -9,8 +9,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <thread>
 
+#include "offload/host/detail/stream_progress.hpp"
 #include "offload/host/host_view.hpp"
 #include "tests/offload/device_backend_contract.hpp"
 
@@ -91,6 +93,18 @@ TEST(HostBackend, AFailureSkipsLaterWorkAndIsToldToEveryoneWhoAsks) {
   }
   EXPECT_TRUE(before->done());  // what was recorded before the failure is good
   EXPECT_EQ(ran, 1);
+}
+
+TEST(StreamProgress, TellsAFailureFromItsOwnEntryOn) {
+  host::StreamProgress progress;
+  progress.advance(nullptr);
+  progress.advance(std::make_exception_ptr(Error(ErrorCode::internal, "planted")));
+  progress.advance(nullptr);
+  EXPECT_TRUE(progress.reached(1));
+  for (const std::uint64_t position : {2U, 3U}) {
+    EXPECT_THROW(static_cast<void>(progress.reached(position)), Error);
+    EXPECT_THROW(progress.wait_until(position), Error);
+  }
 }
 
 TEST(HostBackend, AFailureReachesTheStreamsThatWaitForIt) {

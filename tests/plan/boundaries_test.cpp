@@ -16,9 +16,8 @@
 namespace spillway::plan {
 namespace {
 
-constexpr std::initializer_list<OpKind> kMoves = {OpKind::save_activation, OpKind::load_activation,
-                                                  OpKind::spill_activation,
-                                                  OpKind::fetch_activation};
+constexpr std::initializer_list<Copy> kMoves = {kSaveActivation, kLoadActivation, kSpillActivation,
+                                                kFetchActivation};
 
 Case next_off_device(RandomCases& cases) {
   Workload w = cases.workload();
@@ -52,10 +51,10 @@ TEST(BoundariesProperty, MoveWhatTheFormulaSays) {
     const auto [workload, placement] = next_off_device(cases);
     const StepPlan plan = build_training_step(workload, placement);
     const BoundaryTraffic traffic = boundary_traffic(workload, placement);
-    EXPECT_EQ(bytes_moved(plan, OpKind::save_activation), traffic.saved) << "case " << i;
-    EXPECT_EQ(bytes_moved(plan, OpKind::load_activation), traffic.loaded) << "case " << i;
-    EXPECT_EQ(bytes_moved(plan, OpKind::spill_activation), traffic.spilled) << "case " << i;
-    EXPECT_EQ(bytes_moved(plan, OpKind::fetch_activation), traffic.fetched) << "case " << i;
+    EXPECT_EQ(bytes_moved(plan, kSaveActivation), traffic.saved) << "case " << i;
+    EXPECT_EQ(bytes_moved(plan, kLoadActivation), traffic.loaded) << "case " << i;
+    EXPECT_EQ(bytes_moved(plan, kSpillActivation), traffic.spilled) << "case " << i;
+    EXPECT_EQ(bytes_moved(plan, kFetchActivation), traffic.fetched) << "case " << i;
   }
 }
 
@@ -64,7 +63,7 @@ TEST(Boundaries, MoveNothingWhereEverythingStaysOnTheDevice) {
   workload.micro_batches = 3;
   const Placement placement = uniform_placement(workload, {.resident = true, .state = Tier::host});
   const StepPlan plan = build_training_step(workload, placement);
-  for (const OpKind kind : kMoves) EXPECT_EQ(bytes_moved(plan, kind), Bytes{});
+  for (const Copy& kind : kMoves) EXPECT_EQ(bytes_moved(plan, kind), Bytes{});
 }
 
 TEST(Boundaries, CrossTheLinkOnceEachWayWhereTheyAreCarried) {
@@ -76,8 +75,8 @@ TEST(Boundaries, CrossTheLinkOnceEachWayWhereTheyAreCarried) {
   const StepPlan plan = build_training_step(workload, placement);
   // The embedding's and the first layer's: the second layer's goes to the head alone.
   const Bytes once = workload.boundary_bytes * (5ULL * 2 * 2);
-  EXPECT_EQ(bytes_moved(plan, OpKind::save_activation), once);
-  EXPECT_EQ(bytes_moved(plan, OpKind::load_activation), once);
+  EXPECT_EQ(bytes_moved(plan, kSaveActivation), once);
+  EXPECT_EQ(bytes_moved(plan, kLoadActivation), once);
   // Never more than what the papers count: every boundary down and up again.
   const LinkWork work{.micro_batches = 5, .rounds = 2, .checkpoint = workload.boundary_bytes * 3U};
   EXPECT_LE(once * 2U, link_volume(Schedule::layer_major, work).activations);
@@ -89,12 +88,12 @@ TEST(Boundaries, AnEvaluationMovesOnlyWhatIsNotCarried) {
   for (const Tier tier : {Tier::host, Tier::nvme}) {
     Placement placement = off_device(workload, tier);
     placement.carried = 3;
-    for (const OpKind kind : kMoves) {
+    for (const Copy& kind : kMoves) {
       EXPECT_EQ(bytes_moved(build_evaluation(workload, placement), kind), Bytes{});
     }
     placement.carried = 1;
     // Two micro-batches, three blocks before the head.
-    EXPECT_EQ(bytes_moved(build_evaluation(workload, placement), OpKind::save_activation),
+    EXPECT_EQ(bytes_moved(build_evaluation(workload, placement), kSaveActivation),
               workload.boundary_bytes * 6U);
   }
 }
@@ -107,7 +106,7 @@ TEST(Boundaries, TheLastStagesOfAStepUseEverySlot) {
   std::map<std::uint32_t, int> used;
   const StepPlan plan = build_training_step(workload, placement);
   for (const Op& op : plan.ops) {
-    if (op.kind == OpKind::load_activation) ++used[written_by(plan, op).first];
+    if (is_copy(op, kLoadActivation)) ++used[written_by(plan, op).first];
   }
   EXPECT_EQ(device_boundary_slots(workload, placement), 6U);
   EXPECT_GE(used.size(), 4U);
@@ -148,7 +147,8 @@ TEST(BoundariesProperty, NoDependencyCanBeLeftOut) {
     const auto [workload, placement] = next_off_device(cases);
     dependencies.try_each(build_training_step(workload, placement));
   }
-  dependencies.expect_all_seen(kMoves);
+  dependencies.expect_all_seen(
+      {"save_activation", "load_activation", "spill_activation", "fetch_activation"});
 }
 
 TEST(BoundariesProperty, PlansAreFreeOfRacesAndFindTheRightContent) {

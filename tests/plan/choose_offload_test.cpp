@@ -164,7 +164,7 @@ TEST(ChooseOffloadProperty, FitsAndCanBeBuilt) {
     ++placed;
     away += offloaded_internals(workload, *placement) > Bytes{} ? 1 : 0;
     expect_honoured(workload, *placement, budgets, request);
-    EXPECT_EQ(bytes_moved(build_training_step(workload, *placement), OpKind::save_internals),
+    EXPECT_EQ(bytes_moved(build_training_step(workload, *placement), kSaveInternals),
               internals_traffic(workload, *placement));
     (void)build_evaluation(workload, *placement);
   }

@@ -14,7 +14,7 @@
 namespace spillway::plan {
 namespace {
 
-constexpr OpKind kMoves[] = {OpKind::save_internals, OpKind::load_internals};
+constexpr Copy kMoves[] = {kSaveInternals, kLoadInternals};
 
 Case next_offloaded(RandomCases& cases) {
   Workload w = cases.workload();
@@ -48,7 +48,7 @@ TEST(InternalsProperty, MoveWhatTheFormulaSays) {
     moved += traffic > Bytes{} ? 1 : 0;
     for (const StepPlan& plan :
          {build_training_step(workload, placement), build_recorded_step(workload, placement)}) {
-      for (const OpKind kind : kMoves) EXPECT_EQ(bytes_moved(plan, kind), traffic) << "case " << i;
+      for (const Copy& kind : kMoves) EXPECT_EQ(bytes_moved(plan, kind), traffic) << "case " << i;
     }
   }
   EXPECT_GT(moved, 100);
@@ -68,7 +68,7 @@ TEST(Internals, MoveNothingButInTraining) {
   for (const bool offload : {true, false}) {
     Placement placement = offloaded(workload, 2);
     for (BlockPlacement& block : placement.blocks) block.offload = offload;
-    for (const OpKind kind : kMoves) {
+    for (const Copy& kind : kMoves) {
       EXPECT_EQ(bytes_moved(build_evaluation(workload, placement), kind), Bytes{});
       EXPECT_EQ(bytes_moved(build_flush(workload, placement), kind), Bytes{});
       EXPECT_EQ(bytes_moved(build_snapshot(workload, placement), kind), Bytes{});
@@ -142,7 +142,7 @@ TEST(InternalsProperty, NoDependencyCanBeLeftOut) {
     const auto [workload, placement] = next_offloaded(cases);
     dependencies.try_each(build_training_step(workload, placement));
   }
-  dependencies.expect_all_seen({OpKind::save_internals, OpKind::load_internals});
+  dependencies.expect_all_seen({"save_internals", "load_internals"});
 }
 
 TEST(InternalsProperty, PlansAreFreeOfRacesAndFindTheRightContent) {

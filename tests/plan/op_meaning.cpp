@@ -42,10 +42,9 @@ class Meaning {
         writes({ValueKind::norm_leaves, op_.tile});
         break;
       case OpKind::update: update(); break;
-      case OpKind::checksum:
-      case OpKind::write_state: to_disk(); break;
+      case OpKind::checksum: to_disk(); break;
+      case OpKind::copy: to_disk(); break;
       case OpKind::commit: reads(state(1)); break;
-      default: break;  // copies, which are told by what they carry
     }
     return std::move(needs_);
   }
@@ -200,11 +199,8 @@ class Meaning {
   Needs needs_;
 };
 
-bool is_copy(OpKind kind) {
-  return kind != OpKind::forward && kind != OpKind::backward && kind != OpKind::loss &&
-         kind != OpKind::accumulate && kind != OpKind::grad_norm && kind != OpKind::update &&
-         kind != OpKind::checksum && kind != OpKind::commit && kind != OpKind::write_state;
-}
+/// A tile's slot on disk is made of several things; other copies have one source.
+bool has_one_source(const Op& op) { return op.kind == OpKind::copy && op.copied != kWriteState; }
 
 /// What comes out of a copy is what went in; of one round, the gradient is all of it. The 16-bit
 /// parameters that state on the device is not whole without go with it.
@@ -212,16 +208,16 @@ std::string wrong_copy(const StepPlan& plan, const Op& op, StateFormat format) {
   std::set<Value> in;
   std::set<Value> out;
   bool rides = false;
+  const bool stages = is_copy(op, kStageState);
   for (const Access& access : plan.accesses_of(op)) {
     Value value = access.value;
     if (value.kind == ValueKind::gradient) value.kind = ValueKind::total_gradient;
-    if (op.kind == OpKind::read_state && value == Value{ValueKind::parameters, op.block}) {
+    if (stages && value == Value{ValueKind::parameters, op.block}) {
       rides = true;
     } else {
       (access.writes ? out : in).insert(value);
     }
   }
-  const bool stages = op.kind == OpKind::read_state && op.lane == Lane::d2h;
   if (rides != (stages && format != StateFormat::fp32)) return "parameters ride or they do not";
   return in.size() == 1 && in == out ? "" : "it copies one thing to another";
 }
@@ -264,8 +260,8 @@ bool is_by_tile(PoolKind pool) {
 std::string wrong_range(const Op& op, const Access& access, const std::vector<Tile>& tiles) {
   if (!is_by_tile(access.buffer.pool)) return access.buffer.count == 1 ? "" : "it uses two buffers";
   const bool of_tile = op.kind == OpKind::update || op.kind == OpKind::grad_norm ||
-                       op.kind == OpKind::checksum || op.kind == OpKind::write_state ||
-                       op.kind == OpKind::read_state;
+                       op.kind == OpKind::checksum ||
+                       (op.kind == OpKind::copy && op.copied.what == ValueKind::state);
   Buffer whole{access.buffer.pool, 0, 0};
   for (std::uint32_t t = 0; t < tiles.size(); ++t) {
     const bool meant =
@@ -328,7 +324,7 @@ std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     const auto fail = [&](const std::string& what) {
-      return fmt::format("op {} ({} of block {}): {}", i, name_of(op.kind), op.block, what);
+      return fmt::format("op {} ({} of block {}): {}", i, name_of(op), op.block, what);
     };
     Needs declared;
     for (const Access& access : plan.accesses_of(op)) {
@@ -338,7 +334,7 @@ std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
         if (!wrong.empty()) return fail(wrong);
       }
     }
-    if (is_copy(op.kind)) {
+    if (has_one_source(op)) {
       if (const std::string wrong = wrong_copy(plan, op, run.placement.format); !wrong.empty())
         return fail(wrong);
       continue;

@@ -38,7 +38,7 @@ TEST(StepTrafficProperty, EqualsTheFormulasExactly) {
   for (int i = 0; i < 300; ++i) {
     const auto [workload, placement] = cases.next();
     const StepPlan plan = build_training_step(workload, placement);
-    EXPECT_EQ(bytes_moved(plan, OpKind::upload_params), uploads_by_formula(workload, placement));
+    EXPECT_EQ(bytes_moved(plan, kUploadParams), uploads_by_formula(workload, placement));
     std::vector<Tile> paged = make_tiles(workload, placement.tile_parameters);
     std::erase_if(
         paged, [&](const Tile& tile) { return placement.blocks[tile.block].state != Tier::nvme; });
@@ -50,9 +50,9 @@ TEST(StepTrafficProperty, EqualsTheFormulasExactly) {
       if (!alone) read += state_bytes(placement.format, paged[t].count);
       written += slot_bytes(placement.format, paged[t].count);
     }
-    EXPECT_EQ(bytes_moved(plan, OpKind::download_grads), downloads_by_formula(workload, placement));
-    EXPECT_EQ(bytes_moved(plan, OpKind::read_state), read);
-    EXPECT_EQ(bytes_moved(plan, OpKind::write_state), written);
+    EXPECT_EQ(bytes_moved(plan, kDownloadGrads), downloads_by_formula(workload, placement));
+    EXPECT_EQ(bytes_moved(plan, kReadState), read);
+    EXPECT_EQ(bytes_moved(plan, kWriteState), written);
   }
 }
 
@@ -63,10 +63,10 @@ TEST(StepTraffic, OfLayersFollowsTheScheduleTable) {
   for (const std::uint32_t rounds : {1U, 3U}) {
     workload.rounds = rounds;
     const ElementCount layers = workload.blocks[1].padded_parameters * 2;
-    const auto moved = [&](const Placement& placement, OpKind kind) {
+    const auto moved = [&](const Placement& placement, const Copy& copied) {
       Bytes sum;
       for (const Op& op : build_training_step(workload, placement).ops) {
-        if (op.kind == kind && (op.block == 1 || op.block == 2)) sum += op.bytes;
+        if (is_copy(op, copied) && (op.block == 1 || op.block == 2)) sum += op.bytes;
       }
       return sum;
     };
@@ -76,18 +76,18 @@ TEST(StepTraffic, OfLayersFollowsTheScheduleTable) {
                         .rounds = rounds};
     Placement placement = uniform_placement(workload, {.resident = false, .state = Tier::host});
     const LinkVolume layer = link_volume(Schedule::layer_major, work);
-    EXPECT_EQ(moved(placement, OpKind::upload_params), layer.up);
-    EXPECT_EQ(moved(placement, OpKind::download_grads), layer.down);
+    EXPECT_EQ(moved(placement, kUploadParams), layer.up);
+    EXPECT_EQ(moved(placement, kDownloadGrads), layer.down);
     placement.order = WorkOrder::micro_batch_major;
     placement.gradient_slots = 4;
     const LinkVolume micro = link_volume(Schedule::micro_batch_major, work);
-    EXPECT_EQ(moved(placement, OpKind::upload_params), micro.up);
+    EXPECT_EQ(moved(placement, kUploadParams), micro.up);
     // The table's gradient leaves after each micro-batch; here they are summed on the device.
-    EXPECT_EQ(moved(placement, OpKind::download_grads) * workload.micro_batches, micro.down);
+    EXPECT_EQ(moved(placement, kDownloadGrads) * workload.micro_batches, micro.down);
     placement = uniform_placement(workload, {.resident = true, .state = Tier::host});
     const LinkVolume resident = link_volume(Schedule::resident_parameters, work);
-    EXPECT_EQ(moved(placement, OpKind::upload_params), resident.up);
-    EXPECT_EQ(moved(placement, OpKind::download_grads), resident.down * rounds);
+    EXPECT_EQ(moved(placement, kUploadParams), resident.up);
+    EXPECT_EQ(moved(placement, kDownloadGrads), resident.down * rounds);
   }
 }
 

@@ -45,9 +45,9 @@ TEST(TiledStepProperty, MovesWhatTheFormulasSay) {
   for (int i = 0; i < 300; ++i) {
     const auto [workload, placement] = cases.next_tiled();
     const StepPlan plan = build_training_step(workload, placement);
-    EXPECT_EQ(bytes_moved(plan, OpKind::upload_params), uploads_by_formula(workload, placement));
-    EXPECT_EQ(bytes_moved(plan, OpKind::download_grads), downloads_by_formula(workload, placement));
-    EXPECT_EQ(bytes_moved(plan, OpKind::save_activation), Bytes{});
+    EXPECT_EQ(bytes_moved(plan, kUploadParams), uploads_by_formula(workload, placement));
+    EXPECT_EQ(bytes_moved(plan, kDownloadGrads), downloads_by_formula(workload, placement));
+    EXPECT_EQ(bytes_moved(plan, kSaveActivation), Bytes{});
   }
 }
 

@@ -4,8 +4,23 @@
 
 #include "runtime/plan/boundaries.hpp"
 #include "runtime/plan/internals.hpp"
+#include "runtime/plan/pools.hpp"
 
 namespace spillway::plan {
+namespace {
+
+/// Returns what a copy carries: the first thing that it reads, to where it writes it.
+Copy copied_by(std::span<const Access> accesses) {
+  const Access& source = accesses.front();
+  const Access& target = accesses.back();
+  SPILLWAY_ASSERT(!source.writes && target.writes);
+  ValueKind what = source.value.kind;
+  if (what == ValueKind::total_gradient) what = ValueKind::gradient;
+  if (what == ValueKind::activation_gradient) what = ValueKind::activation;
+  return {.what = what, .from = tier_of(source.buffer.pool), .to = tier_of(target.buffer.pool)};
+}
+
+}  // namespace
 
 Builder::Builder(const Workload& workload, const Placement& placement, bool records)
     : workload_(workload), records_(records) {
@@ -62,6 +77,7 @@ void Builder::append(const OpDraft& draft) {
   Op op = draft.op;
   const std::span<const Access> accesses = draft.accesses();
   op.round = round_;
+  if (op.kind == OpKind::copy) op.copied = copied_by(accesses);
   op.first_access = static_cast<std::uint32_t>(plan_.accesses.size());
   op.access_count = static_cast<std::uint32_t>(accesses.size());
   plan_.accesses.insert(plan_.accesses.end(), accesses.begin(), accesses.end());
@@ -113,7 +129,7 @@ void Builder::give_back(const Buffer& buffer) {
 Buffer Builder::bring_parameters(std::uint32_t block) {
   if (placement_.blocks[block].resident) return tiles_of(PoolKind::resident_parameters, block);
   const Buffer slot = take_free(PoolKind::parameter_slots);
-  OpDraft upload = draft(OpKind::upload_params, Lane::h2d, block);
+  OpDraft upload = draft(OpKind::copy, Lane::h2d, block);
   upload.read(tiles_of(PoolKind::host_parameters, block), parameters(block));
   upload.write(slot, parameters(block));
   upload.op.bytes = compute_bytes(block);

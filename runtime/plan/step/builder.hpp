@@ -112,8 +112,7 @@ class Builder {
   void append_norms(std::uint32_t block, PoolKind gradients);
 
   // Activations.
-  [[nodiscard]] OpDraft copy_of_boundary(OpKind kind, Lane lane, std::uint32_t layer,
-                                         std::uint32_t m) const;
+  [[nodiscard]] OpDraft copy_of_boundary(Lane lane, std::uint32_t layer, std::uint32_t m) const;
   [[nodiscard]] Buffer host_of_boundary(std::uint32_t layer, std::uint32_t m, bool gradient) const;
   Buffer load_boundary(std::uint32_t layer, std::uint32_t m, bool gradient);
   void save_boundary(std::uint32_t layer, std::uint32_t m, bool gradient, const Buffer& made);

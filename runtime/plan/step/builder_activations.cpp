@@ -5,9 +5,8 @@
 
 namespace spillway::plan {
 
-OpDraft Builder::copy_of_boundary(OpKind kind, Lane lane, std::uint32_t layer,
-                                  std::uint32_t m) const {
-  OpDraft copy = draft(kind, lane, layer, m);
+OpDraft Builder::copy_of_boundary(Lane lane, std::uint32_t layer, std::uint32_t m) const {
+  OpDraft copy = draft(OpKind::copy, lane, layer, m);
   const bool disk = lane == Lane::nvme_read || lane == Lane::nvme_write;
   copy.op.bytes = disk ? boundary_disk_bytes(workload_) : workload_.boundary_bytes;
   return copy;
@@ -27,13 +26,13 @@ Buffer Builder::load_boundary(std::uint32_t layer, std::uint32_t m, bool gradien
   Buffer host = host_of_boundary(layer, m, gradient);
   if (on_disk) {
     host = take_free(PoolKind::boundary_staging);
-    OpDraft fetch = copy_of_boundary(OpKind::fetch_activation, Lane::nvme_read, layer, m);
+    OpDraft fetch = copy_of_boundary(Lane::nvme_read, layer, m);
     fetch.read(of_micro_batch(PoolKind::disk_boundaries, layer, m), value);
     fetch.write(host, value);
     append(fetch);
   }
   const Buffer device = take_free(PoolKind::boundary_slots);
-  OpDraft load = copy_of_boundary(OpKind::load_activation, Lane::h2d, layer, m);
+  OpDraft load = copy_of_boundary(Lane::h2d, layer, m);
   load.read(host, value);
   load.write(device, value);
   append(load);
@@ -47,12 +46,12 @@ void Builder::save_boundary(std::uint32_t layer, std::uint32_t m, bool gradient,
   const bool spills = !gradient && activation_home(placement_, layer) == BoundaryHome::nvme;
   const Buffer host =
       spills ? take_free(PoolKind::boundary_staging) : host_of_boundary(layer, m, gradient);
-  OpDraft save = copy_of_boundary(OpKind::save_activation, Lane::d2h, layer, m);
+  OpDraft save = copy_of_boundary(Lane::d2h, layer, m);
   save.read(made, value);
   save.write(host, value);
   append(save);
   if (!spills) return;
-  OpDraft spill = copy_of_boundary(OpKind::spill_activation, Lane::nvme_write, layer, m);
+  OpDraft spill = copy_of_boundary(Lane::nvme_write, layer, m);
   spill.read(host, value);
   spill.write(of_micro_batch(PoolKind::disk_boundaries, layer, m), value);
   append(spill);
@@ -132,7 +131,7 @@ Buffer Builder::kept_activations(std::uint32_t block, std::uint32_t m) const {
 }
 
 void Builder::save_activations(std::uint32_t block, std::uint32_t m, const Buffer& made) {
-  OpDraft save = draft(OpKind::save_internals, Lane::d2h, block, m);
+  OpDraft save = draft(OpKind::copy, Lane::d2h, block, m);
   save.op.bytes = workload_.blocks[block].saved_bytes;
   save.read(made, saved(block, m));
   save.write(of_micro_batch(PoolKind::host_kept_activations, block, m), saved(block, m));
@@ -144,7 +143,7 @@ void Builder::save_activations(std::uint32_t block, std::uint32_t m, const Buffe
 Buffer Builder::returning_activations(std::uint32_t block, std::uint32_t m) {
   if (!internals_leave(workload_, placement_, block)) return kept_activations(block, m);
   const Buffer slot = take_free(PoolKind::kept_activation_slots);
-  OpDraft load = draft(OpKind::load_internals, Lane::h2d, block, m);
+  OpDraft load = draft(OpKind::copy, Lane::h2d, block, m);
   load.op.bytes = workload_.blocks[block].saved_bytes;
   load.read(of_micro_batch(PoolKind::host_kept_activations, block, m), saved(block, m));
   load.write(slot, saved(block, m));

@@ -61,7 +61,7 @@ void Builder::finish_gradient(std::uint32_t block) {
   give_back(narrow);
   if (round_ + 1 != workload_.rounds) return;
   if (updates_here) return append_norms(block, PoolKind::device_gradients);
-  OpDraft download = draft(OpKind::download_grads, Lane::d2h, block);
+  OpDraft download = draft(OpKind::copy, Lane::d2h, block);
   download.op.bytes = Bytes{workload_.blocks[block].padded_parameters.value() * sizeof(float)};
   download.read(tiles_of(totals, block), {ValueKind::total_gradient, block, 0, round_});
   download.write(tiles_of(PoolKind::host_gradients, block),
@@ -75,7 +75,7 @@ void Builder::download_gradient(std::uint32_t block, const Buffer& gradient) {
   const Buffer home = tiles_of(PoolKind::host_gradients, block);
   const Value total{ValueKind::total_gradient, block, 0, round_};
   const bool lands = workload_.rounds > 1;
-  OpDraft download = draft(OpKind::download_grads, Lane::d2h, block);
+  OpDraft download = draft(OpKind::copy, Lane::d2h, block);
   download.op.bytes = compute_bytes(block);
   download.read(gradient, {ValueKind::gradient, block, 0, round_});
   if (!lands) {

@@ -35,7 +35,7 @@ void Builder::update_tile(std::uint32_t tile) {
   Buffer state{device ? PoolKind::device_state : PoolKind::host_state, tile};
   if (staged) {
     state = {PoolKind::state_staging, staging_visits_++ % placement_.state_slots};
-    OpDraft read = draft_of_tile(OpKind::read_state, Lane::nvme_read, tile);
+    OpDraft read = draft_of_tile(OpKind::copy, Lane::nvme_read, tile);
     // What comes from the disk meets its 16-bit parameters in memory.
     read.op.bytes = state_bytes(placement_.format, tiles_[tile].count);
     read.op.held = staged_tile_[state.first] == kNoTile;
@@ -71,7 +71,7 @@ void Builder::record_tile(std::uint32_t tile) {
   Buffer state{PoolKind::host_state, tile};
   if (device) {
     state = {PoolKind::state_staging, record_visits_++ % placement_.state_slots};
-    OpDraft read = draft_of_tile(OpKind::read_state, Lane::d2h, tile);
+    OpDraft read = draft_of_tile(OpKind::copy, Lane::d2h, tile);
     read.op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
     read.read({PoolKind::device_state, tile}, state_after(tile));
     if (keeps_parameters_with_state()) {
@@ -94,7 +94,7 @@ void Builder::record_tile(std::uint32_t tile) {
 
 void Builder::write_tile(std::uint32_t tile, const Buffer& state) {
   const std::uint32_t block = tiles_[tile].block;
-  OpDraft write = draft_of_tile(OpKind::write_state, Lane::nvme_write, tile);
+  OpDraft write = draft_of_tile(OpKind::copy, Lane::nvme_write, tile);
   write.op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
   write.op.if_pending = placement_.blocks[block].state == Tier::nvme;
   write.read(state, state_after(tile));
@@ -114,7 +114,7 @@ void Builder::read_ahead() {
   for (std::uint32_t tile = 0; tile < tiles_.size() && slot < placement_.state_slots; ++tile) {
     if (placement_.blocks[tiles_[tile].block].state != Tier::nvme) continue;
     if (staged_tile_[slot] != tile) {
-      OpDraft read = draft_of_tile(OpKind::read_state, Lane::nvme_read, tile);
+      OpDraft read = draft_of_tile(OpKind::copy, Lane::nvme_read, tile);
       read.op.bytes = state_bytes(placement_.format, tiles_[tile].count);
       read.read({PoolKind::disk_state, tile}, state_after(tile));
       read.write({PoolKind::state_staging, slot}, state_after(tile));
@@ -138,7 +138,7 @@ void Builder::update_block(std::uint32_t block) {
   }
   const BlockPlacement& place = placement_.blocks[block];
   if (!place.resident || place.state == Tier::device) return;
-  OpDraft refresh = draft(OpKind::upload_params, Lane::h2d, block);
+  OpDraft refresh = draft(OpKind::copy, Lane::h2d, block);
   refresh.op.if_pending = true;
   refresh.op.bytes = compute_bytes(block);
   refresh.read(tiles_of(PoolKind::host_parameters, block), parameters(block));

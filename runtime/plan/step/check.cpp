@@ -109,8 +109,8 @@ std::string find_race(const StepPlan& plan, std::size_t circumstance) {
         const auto need_order = [&](OpIndex earlier) {
           if (!race.empty() || earlier == i || order.is_before(earlier, i)) return;
           race = fmt::format("ops {} ({}) and {} ({}) race on {} when {}", earlier,
-                             name_of(plan.ops[earlier].kind), i, name_of(plan.ops[i].kind),
-                             to_text(buffer), kNames[circumstance]);
+                             name_of(plan.ops[earlier]), i, name_of(plan.ops[i]), to_text(buffer),
+                             kNames[circumstance]);
         };
         Users& uses = users[buffer];
         if (uses.writer != kNone) need_order(uses.writer);
@@ -186,7 +186,7 @@ std::string find_wrong_content(const StepPlan& plan, std::size_t circumstance) {
       }
     }
     if (!wrong.empty()) {
-      return fmt::format("op {} ({} of block {}), when {}: {}", i, name_of(op.kind), op.block,
+      return fmt::format("op {} ({} of block {}), when {}: {}", i, name_of(op), op.block,
                          kNames[circumstance], wrong);
     }
   }
