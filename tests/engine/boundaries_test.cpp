@@ -13,7 +13,6 @@
 namespace spillway::engine {
 namespace {
 
-using plan::OpKind;
 using plan::Tier;
 
 constexpr plan::Copy kMoves[] = {plan::kSaveActivation, plan::kLoadActivation,

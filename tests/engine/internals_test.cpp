@@ -12,7 +12,6 @@
 namespace spillway::engine {
 namespace {
 
-using plan::OpKind;
 using plan::Tier;
 
 constexpr plan::Copy kMoves[] = {plan::kSaveInternals, plan::kLoadInternals};

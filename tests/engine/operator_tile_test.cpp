@@ -11,7 +11,6 @@
 namespace spillway::engine {
 namespace {
 
-using plan::OpKind;
 using plan::Tier;
 
 constexpr int kSteps = 4;

@@ -9,7 +9,6 @@
 namespace spillway::engine {
 namespace {
 
-using plan::OpKind;
 using plan::Tier;
 
 TrainOptions streamed_options() {
