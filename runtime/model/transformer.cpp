@@ -2,13 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "runtime/base/error.hpp"
+#include "runtime/model/blocks/head.hpp"
+#include "runtime/model/blocks/layer.hpp"
 #include "runtime/model/ops.hpp"
 #include "runtime/model/rope_frequencies.hpp"
-#include "runtime/model/transformer_body.hpp"
 
 namespace spillway::model {
 namespace {
+
+using blocks::TensorRange;
 
 void check_shape(const ModelConfig& config, BatchShape shape, DType compute, const Ops& ops) {
   check(shape.batch > 0 && shape.sequence > 0, ErrorCode::invalid_argument,
@@ -22,52 +28,222 @@ void check_shape(const ModelConfig& config, BatchShape shape, DType compute, con
 
 }  // namespace
 
+/// What runs the blocks, and which part of what each block is.
+struct Transformer::Body {
+  Body(const ModelConfig& model, BatchShape shape, const ModelLayout& model_layout, Ops& operations)
+      : Body(model, shape, model_layout, make_layout(model), operations) {}
+
+  [[nodiscard]] bool is_cut() const { return layout.operator_tile > 0; }
+  [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
+    return layout.blocks[block].layer;
+  }
+  [[nodiscard]] bool is_head(std::uint32_t block) const {
+    return layer_of(block) == config.layers + 1;
+  }
+  [[nodiscard]] bool is_layer(std::uint32_t block) const {
+    return layer_of(block) > 0 && !is_head(block);
+  }
+  [[nodiscard]] bool is_embedding(std::uint32_t block) const {
+    return layer_of(block) == 0 && block >= blocks::first_block(layout, 0);
+  }
+  [[nodiscard]] std::uint32_t last_block() const {
+    return static_cast<std::uint32_t>(layout.blocks.size() - 1);
+  }
+  [[nodiscard]] std::uint32_t part_of(std::uint32_t block) const {
+    return block - blocks::first_block(layout, layer_of(block));
+  }
+  /// The vectors of the block's layer, in block 0 of a model that is cut.
+  [[nodiscard]] TensorRange vectors_of(std::uint32_t block) const {
+    return {(layer_of(block) - 1) * layer_vectors, is_head(block) ? head_vectors : layer_vectors};
+  }
+  [[nodiscard]] EmbeddingShape embedding_of(std::uint32_t block) const;
+  /// Where the block has rows of the embedding's table.
+  [[nodiscard]] TensorRange table_of(std::uint32_t block) const {
+    const ParameterTensor& table = layout.blocks[block].tensors.front();
+    return {table.first.value(), table.count.value()};
+  }
+  /// Sets `shared` and `shared_gradients` to the vectors of the block's layer.
+  template <class Arguments>
+  void share_vectors(Arguments& a, std::uint32_t block) const;
+  /// A block's padding has no gradient; norms and updates run over it.
+  void clear_padding(std::uint32_t block, offload::DeviceSpan<float> gradients, bool first) const;
+
+  ModelConfig config;
+  BatchShape batch;
+  const ModelLayout& layout;
+  Ops& ops;
+  blocks::Layer layer;
+  blocks::Head head;
+  std::optional<TensorRange> positions;  ///< the embedding's, where the family has them
+  std::uint64_t layer_vectors, head_vectors;
+
+ private:
+  Body(const ModelConfig& model, BatchShape shape, const ModelLayout& model_layout,
+       const ModelLayout& whole, Ops& operations);
+};
+
+Transformer::Body::Body(const ModelConfig& model, BatchShape shape, const ModelLayout& model_layout,
+                        const ModelLayout& whole, Ops& operations)
+    : config(model),
+      batch(shape),
+      layout(model_layout),
+      ops(operations),
+      layer(model, shape, blocks::parts_of(layout, whole, 1), ops),
+      head(model, shape, blocks::parts_of(layout, whole, model.tied_head ? 0 : model.layers + 1),
+           blocks::parts_of(layout, whole, model.layers + 1).vectors, ops),
+      positions(blocks::find_tensors(layout.blocks.front(), {"wpe.weight"})),
+      layer_vectors(blocks::parts_of(layout, whole, 1).vectors.parameters.value()),
+      head_vectors(blocks::parts_of(layout, whole, model.layers + 1).vectors.parameters.value()) {}
+
+EmbeddingShape Transformer::Body::embedding_of(std::uint32_t block) const {
+  EmbeddingShape shape{.batch = batch.batch,
+                       .sequence = batch.sequence,
+                       .width = config.width,
+                       .vocabulary = config.vocab_size,
+                       .positions = positions ? config.max_context : 0};
+  if (is_cut()) {
+    const ParameterTensor& table = layout.blocks[block].tensors.front();
+    shape.first_row = table.skipped.value() / config.width;
+    shape.rows = table.count.value() / config.width;
+  }
+  return shape;
+}
+
+template <class Arguments>
+void Transformer::Body::share_vectors(Arguments& a, std::uint32_t block) const {
+  a.shared = is_cut() ? vectors_of(block).in(a.shared, ops.compute()) : a.parameters;
+  if constexpr (requires { a.shared_gradients; }) {
+    if (!is_cut()) {
+      a.shared_gradients = a.gradients;
+    } else if (!a.boundary_gradient.empty()) {
+      a.shared_gradients = vectors_of(block).in(a.shared_gradients, a.first).values;
+    }
+  }
+}
+
+void Transformer::Body::clear_padding(std::uint32_t block, offload::DeviceSpan<float> gradients,
+                                      bool first) const {
+  const std::uint64_t used = layout.blocks[block].parameters.value();
+  if (first && gradients.size() > used) {
+    ops.fill_zero(gradients.subspan(used, gradients.size() - used));
+  }
+}
+
 Transformer::Transformer(const ModelConfig& config, BatchShape shape, DType compute, Ops& ops,
                          std::uint64_t operator_tile)
-    : config_(config), batch_(shape), ops_(&ops) {
+    : layout_(make_layout(config, operator_tile)) {
   check_shape(config, shape, compute, ops);
-  layout_ = make_layout(config, operator_tile);
-  body_ = operator_tile > 0 ? make_tiled_model(config_, shape, layout_, ops)
-                            : make_whole_model(config_, shape, layout_, ops);
+  body_ = std::make_unique<Body>(config, shape, layout_, ops);
 }
 Transformer::~Transformer() = default;
 
 const ModelLayout& Transformer::layout() const { return layout_; }
 
 Bytes Transformer::boundary_bytes() const {
-  return Bytes{std::uint64_t{batch_.batch} * batch_.sequence * config_.width *
-               size_of(ops_->compute())};
+  return Bytes{std::uint64_t{body_->batch.batch} * body_->batch.sequence * body_->config.width *
+               size_of(body_->ops.compute())};
 }
 
-Bytes Transformer::saved_bytes(std::uint32_t block) const { return body_->saved_bytes(block); }
-Bytes Transformer::carried_bytes() const { return body_->carried_bytes(); }
-bool Transformer::feeds_backward(std::uint32_t block) const { return body_->feeds_backward(block); }
-Bytes Transformer::workspace_bytes() const { return body_->workspace_bytes(); }
+Bytes Transformer::saved_bytes(std::uint32_t block) const {
+  const bool first = body_->is_layer(block) && body_->part_of(block) == 0;
+  return first ? body_->layer.saved_bytes() : Bytes{};
+}
+
+Bytes Transformer::carried_bytes() const {
+  return std::max(body_->layer.carried_bytes(), body_->head.carried_bytes());
+}
+
+bool Transformer::feeds_backward(std::uint32_t block) const {
+  return body_->is_layer(block) && body_->layer.feeds_backward(body_->part_of(block));
+}
+
+Bytes Transformer::workspace_bytes() const {
+  Bytes largest = std::max(body_->layer.workspace_bytes(), body_->head.workspace_bytes());
+  const std::uint32_t end = blocks::first_block(layout_, 1);
+  for (std::uint32_t block = blocks::first_block(layout_, 0); block < end; ++block) {
+    largest = std::max(largest, body_->ops.embedding_workspace(body_->embedding_of(block)));
+  }
+  return largest;
+}
 
 Bytes Transformer::constant_bytes() const {
-  const std::uint64_t angles =
-      config_.is_gpt2() ? 0 : std::uint64_t{batch_.sequence} * config_.head_dim;
-  return Bytes{angles * sizeof(float)};
+  if (body_->config.is_gpt2()) return {};
+  return Bytes{std::uint64_t{body_->batch.sequence} * body_->config.head_dim * sizeof(float)};
 }
 
 std::vector<float> Transformer::constants() const {
-  if (config_.is_gpt2()) return {};
-  return rope_angles(rope_inverse_frequencies(config_), batch_.sequence);
+  if (body_->config.is_gpt2()) return {};
+  return rope_angles(rope_inverse_frequencies(body_->config), body_->batch.sequence);
 }
 
 void Transformer::bind_constants(offload::DeviceSpan<const float> constants) {
   SPILLWAY_ASSERT(constants.size() * sizeof(float) == constant_bytes().value());
-  body_->bind_constants(constants);
+  body_->layer.bind_constants(constants);
 }
 
-double Transformer::forward_flops(std::uint32_t block) const { return body_->forward_flops(block); }
+double Transformer::forward_flops(std::uint32_t block) const {
+  if (body_->is_head(block)) return body_->head.forward_flops(body_->part_of(block));
+  return body_->is_layer(block) ? body_->layer.forward_flops(body_->part_of(block)) : 0;
+}
+
 double Transformer::backward_flops(std::uint32_t block) const {
-  return body_->backward_flops(block);
+  if (body_->is_head(block)) return 2 * body_->head.forward_flops(body_->part_of(block));
+  return body_->is_layer(block) ? body_->layer.backward_flops(body_->part_of(block)) : 0;
 }
 
-void Transformer::forward(const ForwardArguments& arguments) { body_->forward(arguments); }
-void Transformer::backward(const BackwardArguments& arguments) { body_->backward(arguments); }
-void Transformer::loss(const LossArguments& arguments) { body_->loss(arguments); }
-void Transformer::logits(const LogitsArguments& arguments) { body_->logits(arguments); }
+void Transformer::forward(const ForwardArguments& a) {
+  if (body_->is_layer(a.block)) {
+    ForwardArguments own = a;
+    body_->share_vectors(own, a.block);
+    return body_->layer.forward(body_->part_of(a.block), own);
+  }
+  SPILLWAY_ASSERT(body_->is_embedding(a.block));
+  const DType compute = body_->ops.compute();
+  const auto& positions = body_->positions;
+  body_->ops.embedding_forward(
+      body_->embedding_of(a.block), a.tokens, body_->table_of(a.block).in(a.parameters, compute),
+      positions ? positions->in(a.parameters, compute) : ConstTensor{}, a.output);
+}
+
+void Transformer::backward(const BackwardArguments& a) {
+  if (body_->is_layer(a.block)) {
+    BackwardArguments own = a;
+    body_->share_vectors(own, a.block);
+    body_->layer.backward(body_->part_of(a.block), own);
+  } else {
+    SPILLWAY_ASSERT(body_->is_embedding(a.block));
+    const auto& positions = body_->positions;
+    body_->ops.embedding_backward(body_->embedding_of(a.block), a.tokens, a.boundary_gradient,
+                                  body_->table_of(a.block).in(a.gradients, a.first),
+                                  positions ? positions->in(a.gradients, a.first) : Gradient{},
+                                  a.workspace);
+  }
+  body_->clear_padding(a.block, a.gradients, a.first);
+}
+
+void Transformer::loss(const LossArguments& a) {
+  const std::uint32_t block = body_->is_cut() ? a.block : body_->last_block();
+  SPILLWAY_ASSERT(body_->is_head(block));
+  LossArguments own = a;
+  body_->share_vectors(own, block);
+  if (body_->config.tied_head) {
+    own.parameters = a.tied_parameters;
+    own.gradients = a.tied_gradients;
+  }
+  if (!a.boundary_gradient.empty()) {
+    body_->clear_padding(block, a.gradients, a.first);
+    // The head's is the first backward of a micro-batch, and every vector's gradient is to come.
+    if (body_->is_cut()) body_->clear_padding(0, a.shared_gradients, a.first);
+  }
+  body_->head.loss(body_->part_of(block), own);
+}
+
+void Transformer::logits(const LogitsArguments& a) {
+  check(!body_->is_cut(), ErrorCode::not_supported,
+        "logits of a model in tiles: make it without operator_tile");
+  LogitsArguments own = a;
+  if (body_->config.tied_head) own.parameters = a.tied_parameters;
+  body_->head.logits(own, a.parameters);
+}
 
 }  // namespace spillway::model

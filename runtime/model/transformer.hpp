@@ -79,8 +79,6 @@ struct LossArguments {
   offload::DeviceSpan<std::byte> workspace;
 };
 
-class TransformerBody;
-
 class Transformer {
  public:
   /// `ops` must outlive this and have been made for `compute`. `operator_tile`: see ModelLayout.
@@ -90,30 +88,32 @@ class Transformer {
 
   [[nodiscard]] const ModelLayout& layout() const;
   [[nodiscard]] Bytes boundary_bytes() const;
-  /// Internal activations of one micro-batch that backward needs; the same from recomputation. Of a
-  /// tiled layer they belong to its first block.
+  /// Counts the saved activations of one micro-batch, which backward needs; the same from
+  /// recomputation. Those of a tiled layer belong to its first block.
   [[nodiscard]] Bytes saved_bytes(std::uint32_t block) const;
-  /// What the blocks of a tiled layer leave each other in backward, those of a tiled head between
-  /// their passes; of one micro-batch. 0 without tiles.
+  /// Counts what the blocks of a tiled layer leave each other in backward, and those of a tiled
+  /// head between their passes, of one micro-batch. 0 without tiles.
   [[nodiscard]] Bytes carried_bytes() const;
-  /// Whether recomputation of the block's layer runs this block.
+  /// Tells whether recomputation of the block's layer runs this block.
   [[nodiscard]] bool feeds_backward(std::uint32_t block) const;
-  /// Temporaries of the largest call on any block.
+  /// Counts the temporaries of the largest call on any block.
   [[nodiscard]] Bytes workspace_bytes() const;
-  /// What every layer reads and no step changes: rotary tables. fp32; 0 where there are none.
+  /// Counts what every layer reads and no step changes: rotary tables. fp32; 0 where there are
+  /// none.
   [[nodiscard]] Bytes constant_bytes() const;
   [[nodiscard]] std::vector<float> constants() const;
-  /// Where `constants` lie in device memory, for all calls from now on.
+  /// Takes `constants` in device memory, for all calls from now on.
   void bind_constants(offload::DeviceSpan<const float> constants);
-  /// Of one micro-batch; backward is without recomputation. The head's forward is that of the loss.
+  /// Count those of one micro-batch; backward is without recomputation. The head's forward is that
+  /// of the loss.
   [[nodiscard]] double forward_flops(std::uint32_t block) const;
   [[nodiscard]] double backward_flops(std::uint32_t block) const;
 
   void forward(const ForwardArguments& arguments);
   void backward(const BackwardArguments& arguments);
   void loss(const LossArguments& arguments);
-  /// Logits of the last position of each window, for generation and tests: [rows, vocab] fp32.
-  /// `all_positions`: of every position. Of a model without tiles.
+  /// Writes the logits of the last position of each window, for generation and tests: [rows, vocab]
+  /// fp32. `all_positions`: of every position. Refused with tiles.
   struct LogitsArguments {
     offload::DeviceSpan<const std::byte> parameters;
     offload::DeviceSpan<const std::byte> tied_parameters;
@@ -125,11 +125,9 @@ class Transformer {
   void logits(const LogitsArguments& arguments);
 
  private:
-  ModelConfig config_;
-  BatchShape batch_;
-  Ops* ops_;
+  struct Body;
   ModelLayout layout_;
-  std::unique_ptr<TransformerBody> body_;
+  std::unique_ptr<Body> body_;
 };
 
 }  // namespace spillway::model

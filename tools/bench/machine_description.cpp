@@ -122,8 +122,8 @@ double passing_bytes(const model::ModelConfig& config, const plan::Workload& wor
   const double rotated = config.is_gpt2() ? 0 : query_width(config) + kv_width;
   const double mlp = config.ffn_width;
   const double gates = config.activation == model::Activation::silu ? 2 : 1;
-  // Elements read plus written, per token and layer, as runtime/model/layer.cpp calls its ops.
-  // Forward: two norms and two residuals (6 widths), a rotation in place, the activation.
+  // Elements read plus written, per token and layer, as runtime/model/blocks/layer.cpp calls its
+  // ops. Forward: two norms and two residuals (6 widths), a rotation in place, the activation.
   const double forward = 6 * width + 2 * rotated + (gates + 1) * mlp;
   // Backward: both norms again and their gradients (12 widths), a rotation, the activation's
   // gradient with its result again.

@@ -1,6 +1,6 @@
-#include "runtime/model/tensor_range.hpp"
+#include "runtime/model/blocks/tensor_range.hpp"
 
-namespace spillway::model {
+namespace spillway::model::blocks {
 
 std::optional<TensorRange> find_tensors(const BlockLayout& block,
                                         std::initializer_list<std::string_view> suffixes) {
@@ -27,4 +27,4 @@ TensorRange require_tensors(const BlockLayout& block,
   return *range;
 }
 
-}  // namespace spillway::model
+}  // namespace spillway::model::blocks

@@ -1,8 +1,8 @@
-#include "runtime/model/head_chunk.hpp"
+#include "runtime/model/blocks/head_chunk.hpp"
 
 #include <algorithm>
 
-namespace spillway::model {
+namespace spillway::model::blocks {
 
 std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary, const Ops& ops) {
   const std::uint64_t fitting =
@@ -29,4 +29,4 @@ ChunkPlans plan_chunk(const ChunkShape& s, Ops& ops) {
   return plans;
 }
 
-}  // namespace spillway::model
+}  // namespace spillway::model::blocks

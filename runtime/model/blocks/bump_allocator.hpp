@@ -1,5 +1,6 @@
-// Carver: cuts a span of device memory into aligned pieces, or only measures what they would take.
-// The same code lays out and sizes a buffer, so the two cannot differ.
+// BumpAllocator: hands out aligned pieces of a span of device memory one after the other, or only
+// measures what they would take. The same code lays out and sizes a buffer, so the two cannot
+// differ.
 #pragma once
 
 #include <cstddef>
@@ -8,16 +9,16 @@
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/units.hpp"
 
-namespace spillway::model {
+namespace spillway::model::blocks {
 
-class Carver {
+class BumpAllocator {
  public:
   /// Measures: every piece is an empty span.
-  explicit Carver(DType compute) : compute_(compute) {}
-  Carver(DType compute, offload::DeviceSpan<std::byte> space)
+  explicit BumpAllocator(DType compute) : compute_(compute) {}
+  BumpAllocator(DType compute, offload::DeviceSpan<std::byte> space)
       : compute_(compute), space_(space), measuring_(false) {}
 
-  /// `count` elements of the compute dtype.
+  /// Returns `count` elements of the compute dtype.
   offload::DeviceSpan<std::byte> elements(std::uint64_t count) {
     return bytes(count * size_of(compute_));
   }
@@ -40,4 +41,4 @@ class Carver {
   std::uint64_t used_ = 0;
 };
 
-}  // namespace spillway::model
+}  // namespace spillway::model::blocks

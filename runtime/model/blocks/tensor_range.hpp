@@ -8,7 +8,7 @@
 #include "runtime/model/ops.hpp"
 #include "runtime/model/parameter_layout.hpp"
 
-namespace spillway::model {
+namespace spillway::model::blocks {
 
 struct TensorRange {
   std::uint64_t first = 0;
@@ -31,4 +31,4 @@ struct TensorRange {
 [[nodiscard]] TensorRange require_tensors(const BlockLayout& block,
                                           std::initializer_list<std::string_view> suffixes);
 
-}  // namespace spillway::model
+}  // namespace spillway::model::blocks

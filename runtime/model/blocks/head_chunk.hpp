@@ -6,7 +6,7 @@
 
 #include "runtime/model/ops.hpp"
 
-namespace spillway::model {
+namespace spillway::model::blocks {
 
 /// Tokens in a chunk, whose logits are about Ops::logits_at_once.
 [[nodiscard]] std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary,
@@ -28,4 +28,4 @@ struct ChunkShape {
 
 [[nodiscard]] ChunkPlans plan_chunk(const ChunkShape& shape, Ops& ops);
 
-}  // namespace spillway::model
+}  // namespace spillway::model::blocks
