@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads)
 template <DType Type>
 __global__ void __launch_bounds__(kThreads)
     sum_squares_kernel(const void* gradient, std::size_t count, double* leaves) {
-  sum_squares_warp<Type>(DeviceWarp{}, gradient, count, leaves, thread_number() / kWarpLanes,
+  sum_squares_warp<Type>(WarpTeam{}, gradient, count, leaves, thread_number() / kWarpLanes,
                          thread_count() / kWarpLanes);
 }
 
@@ -71,13 +71,13 @@ void round_gradient(DType dtype, const float* source, void* target, std::size_t 
 
 void copy(void* target, const void* source, std::size_t bytes, void* stream) {
   if (bytes == 0) return;
-  check_device(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream_of(stream)),
-               "a copy");
+  check_cuda(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream_of(stream)),
+             "a copy");
 }
 
 void fill_zero(void* target, std::size_t bytes, void* stream) {
   if (bytes == 0) return;
-  check_device(cudaMemsetAsync(target, 0, bytes, stream_of(stream)), "clearing");
+  check_cuda(cudaMemsetAsync(target, 0, bytes, stream_of(stream)), "clearing");
 }
 
 }  // namespace spillway::cpu_adam::cuda

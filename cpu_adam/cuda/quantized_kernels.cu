@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::size_t warp = (std::size_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarpLanes;
   const std::size_t blocks = job.blocks();
   for (std::size_t block = warp; block < blocks; block += warps) {
-    update_quantized<Gradient>(DeviceWarp{}, job, tables, block);
+    update_quantized<Gradient>(WarpTeam{}, job, tables, block);
   }
 }
 

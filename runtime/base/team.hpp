@@ -4,11 +4,20 @@
 //
 //   team.each([&](unsigned lane) { partial[lane] = ...; });   // ends with a barrier
 //   const float total = team.sum(partial);                    // the same order, so the same bits
+//
+// The lanes of a warp can keep their values in registers instead, and need no barrier of the thread
+// block, so several warps of a block work each on its own:
+//
+//   typename Warp::template Lanes<float> values;              // one of each lane
+//   warp.each([&](unsigned lane) { values[lane] = ...; });
+//   const float total = warp.reduce(values, add);
 #pragma once
 
 #include "runtime/base/host_device.hpp"
 
 namespace spillway {
+
+inline constexpr unsigned kWarpLanes = 32;
 
 /// `Lanes`, a power of two of at least 32, one after the other.
 template <unsigned Lanes>
@@ -38,7 +47,60 @@ struct SerialTeam {
   }
 };
 
+/// The lanes of a warp, one after the other.
+struct SerialWarp : SerialTeam<kWarpLanes> {
+  template <class T>
+  struct Lanes {
+    T values[kWarpLanes];
+    SPILLWAY_HOST_DEVICE T& operator[](unsigned lane) { return values[lane]; }
+  };
+
+  using SerialTeam::reduce;
+  template <class T, class Combine>
+  SPILLWAY_HOST_DEVICE T reduce(Lanes<T>& lanes, Combine combine) const {
+    return reduce(lanes.values, combine);
+  }
+};
+
 #ifdef __CUDACC__
+
+/// The warp of the calling thread, all of it active, in blocks of one dimension. It combines as
+/// SerialWarp, bit for bit.
+struct WarpTeam {
+  static constexpr unsigned kLanes = kWarpLanes;
+  template <class T>
+  struct Lanes {
+    T value;
+    __device__ T& operator[](unsigned /*lane*/) { return value; }
+  };
+
+  template <class Body>
+  __device__ void each(Body body) const {
+    body(threadIdx.x % kLanes);
+    __syncwarp();
+  }
+
+  /// Lanes j and j + 16 are combined, then j and j + 8, and so on to one: what every lane gets.
+  template <class T, class Combine>
+  __device__ T reduce(Lanes<T>& lanes, Combine combine) const {
+    T value = lanes.value;
+    for (unsigned half = kLanes / 2; half > 0; half /= 2) {
+      value = combine(value, __shfl_down_sync(~0U, value, half));
+    }
+    return __shfl_sync(~0U, value, 0);
+  }
+  template <class T, class Combine>
+  __device__ T reduce(T* values, Combine combine) const {
+    Lanes<T> lanes{values[threadIdx.x % kLanes]};
+    const T value = reduce(lanes, combine);
+    __syncwarp();  // before anyone reuses `values`
+    return value;
+  }
+  template <class T>
+  __device__ T sum(T* values) const {
+    return reduce(values, [](T a, T b) { return a + b; });
+  }
+};
 
 /// The threads of a one-dimensional thread block of `Lanes`.
 template <unsigned Lanes>

@@ -88,8 +88,8 @@ class SerialDevice {
     const FlushDenormals guard;
     device::with_dtype(dtype, [&](auto type) {
       each_of(kGridWarps, [&](std::size_t warp) {
-        device::sum_squares_warp<decltype(type)::value>(device::SerialWarp{}, gradient, count,
-                                                        leaves, warp, kGridWarps);
+        device::sum_squares_warp<decltype(type)::value>(SerialWarp{}, gradient, count, leaves, warp,
+                                                        kGridWarps);
       });
     });
   }
@@ -107,7 +107,7 @@ class SerialDevice {
     static constexpr device::CodecTables kTables = device::make_codec_tables();
     const FlushDenormals guard;
     each_of(job.blocks(), [&](std::size_t block) {
-      device::update_quantized<Gradient>(device::SerialWarp{}, job, kTables, block);
+      device::update_quantized<Gradient>(SerialWarp{}, job, kTables, block);
     });
   }
 

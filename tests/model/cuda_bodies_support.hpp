@@ -51,7 +51,7 @@ class SerialRunner {
   void teams(const Body& body, std::uint64_t count, std::size_t shared_bytes) {
     namespace bodies = cuda::bodies;
     static_assert(std::is_trivially_copyable_v<Body> && sizeof(Body) <= 4096);
-    const std::size_t in_block = Lanes == bodies::kWarp ? bodies::kWarpsInBlock : 1;
+    const std::size_t in_block = Lanes == kWarpLanes ? bodies::kWarpsInBlock : 1;
     EXPECT_LE(in_block * shared_bytes, bodies::kSharedBytes);
     for (std::uint64_t i = 0; i < count; ++i) {
       const TestMemory shared(shared_bytes);

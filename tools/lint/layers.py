@@ -27,7 +27,7 @@ HOMES = (
     (r"nccl", ("comm/nccl",)),
     (r"nvtx3/", ("runtime/base",)),
     (r"cuda|cub/|cooperative_groups|mma\.h",
-     ("offload/cuda", "runtime/model/cuda", "cpu_adam/cuda", "comm/nccl")),
+     ("offload/cuda", "runtime/model/cuda", "cpu_adam/cuda", "comm/nccl", "runtime/base/cuda")),
     (r"(oneapi/)?dnnl", ("runtime/model/host",)),
     (r"omp\.h$", ("runtime/model/host",)),
     (r"liburing", ("nvme_swap",)),

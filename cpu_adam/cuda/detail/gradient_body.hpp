@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "cpu_adam/cuda/detail/elements.hpp"
-#include "cpu_adam/cuda/detail/warp.hpp"
+#include "runtime/base/team.hpp"
 #include "runtime/base/units.hpp"
 
 namespace spillway::cpu_adam::cuda::detail {

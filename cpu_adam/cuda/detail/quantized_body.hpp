@@ -12,8 +12,8 @@
 #include "cpu_adam/codec.hpp"
 #include "cpu_adam/cuda/detail/codec_tables.hpp"
 #include "cpu_adam/cuda/detail/update_body.hpp"
-#include "cpu_adam/cuda/detail/warp.hpp"
 #include "cpu_adam/cuda/device_update.hpp"
+#include "runtime/base/team.hpp"
 
 namespace spillway::cpu_adam::cuda::detail {
 

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <limits>
 
+#include "runtime/base/cuda/check.hpp"
 #include "runtime/base/team.hpp"
 #include "runtime/model/cuda/attention_kernel.hpp"
 #include "runtime/model/cuda/bodies/attention.hpp"
-#include "runtime/model/cuda/cuda_check.hpp"
 
 namespace spillway::model::cuda {
 namespace {

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "runtime/base/cuda/check.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/model/cuda/attention_cudnn.hpp"
 #include "runtime/model/cuda/attention_kernel.hpp"
-#include "runtime/model/cuda/cuda_check.hpp"
 #include "runtime/model/cuda/kernels.hpp"
 #include "runtime/model/cuda/matmul.hpp"
 

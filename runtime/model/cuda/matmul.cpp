@@ -7,9 +7,9 @@
 #include <bit>
 #include <cstring>
 
+#include "runtime/base/cuda/check.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
-#include "runtime/model/cuda/cuda_check.hpp"
 
 namespace spillway::model::cuda {
 namespace {

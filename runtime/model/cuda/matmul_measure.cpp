@@ -7,9 +7,9 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/base/cuda/check.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
-#include "runtime/model/cuda/cuda_check.hpp"
 #include "runtime/model/cuda/matmul.hpp"
 
 namespace spillway::model::cuda {

@@ -217,7 +217,7 @@ template <class Runner, class Body>
 void run_norm(Runner& runner, const Body& body, std::uint64_t count, std::uint64_t width,
               std::uint64_t floats) {
   if (width <= kWarpWidth) {
-    runner.template teams<kWarp>(body, count, (2 * kWarp + floats) * sizeof(float));
+    runner.template teams<kWarpLanes>(body, count, (2 * kWarpLanes + floats) * sizeof(float));
   } else {
     runner.template teams<kNormLanes>(body, count, (2 * kNormLanes + floats) * sizeof(float));
   }
@@ -264,7 +264,7 @@ NormBackwardCall<T> norm_backward_call(const NormShape& shape, const NormBackwar
                            .sums_in_shared = false};
   if (!a.residual_gradient.data.empty()) call.residual_gradient = rows<T>(a.residual_gradient);
   const std::uint64_t teams = shape.width <= kWarpWidth ? kWarpsInBlock : 1;
-  const std::uint64_t lanes = shape.width <= kWarpWidth ? kWarp : kNormLanes;
+  const std::uint64_t lanes = shape.width <= kWarpWidth ? kWarpLanes : kNormLanes;
   call.sums_in_shared = teams * (2 * lanes + call.columns) * sizeof(float) <= kSharedBytes;
   return call;
 }

@@ -19,6 +19,7 @@
 
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/team.hpp"
 #include "runtime/model/cuda/bodies/element.hpp"
 #include "runtime/model/ops.hpp"
 
@@ -26,8 +27,7 @@ namespace spillway::model::cuda::bodies {
 
 /// What every device gives a thread block unasked.
 inline constexpr std::size_t kSharedBytes = std::size_t{48} << 10;
-/// Teams of so many lanes share thread blocks, kWarpsInBlock in each.
-inline constexpr unsigned kWarp = 32;
+/// Teams of kWarpLanes share thread blocks, so many in each.
 inline constexpr unsigned kWarpsInBlock = 4;
 
 /// Calls call(T{}) with the element type of `compute`.
