@@ -10,24 +10,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
-#include "offload/device_span.hpp"
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/units.hpp"
-#include "runtime/model/model_config.hpp"
+#include "runtime/model/row_ops.hpp"
 
 namespace spillway::model {
-
-using Tensor = offload::DeviceSpan<std::byte>;             ///< elements of C, written
-using ConstTensor = offload::DeviceSpan<const std::byte>;  ///< elements of C, read
-using Tokens = offload::DeviceSpan<const std::int32_t>;
-
-/// A gradient of a parameter: fp32, overwritten by the first micro-batch, added to by the others.
-struct Gradient {
-  offload::DeviceSpan<float> values;
-  bool first = false;
-};
 
 // --- matmul: out [rows, columns] = op(a) [rows, inner] x op(b) [inner, columns] (+ bias) (+
 // residual)
@@ -117,14 +105,6 @@ struct AttentionShape {
   }
 };
 
-/// Heads side by side in the rows of a matrix: head h of token t starts at element
-/// t * stride + h * head_dim of `data`.
-template <class View>
-struct HeadRows {
-  View data;
-  std::uint64_t stride = 0;
-};
-
 struct AttentionForwardArguments {
   HeadRows<ConstTensor> q, k, v;
   HeadRows<Tensor> out;
@@ -155,174 +135,76 @@ struct AttentionBackwardArguments {
          a.v_gradient.stride == strides.v_gradient;
 }
 
-// --- normalization of rows of `width` elements
-
-enum class NormKind : std::uint8_t { layer, rms };
-
-/// `tokens * heads` rows; row (t, h) starts at element t * stride + h * width, stride per view.
-struct NormShape {
-  NormKind kind = NormKind::layer;
-  std::uint64_t tokens = 0;
-  std::uint64_t heads = 1;
-  std::uint64_t width = 0;
-  float eps = 1e-5F;
-  [[nodiscard]] std::uint64_t rows() const { return tokens * heads; }
-};
-
-struct NormForwardArguments {
-  HeadRows<ConstTensor> input;
-  ConstTensor weight;
-  ConstTensor bias;  ///< empty: none
-  HeadRows<Tensor> out;
-  offload::DeviceSpan<float> statistics;  ///< [rows, 2] mean (0 for rms) and 1/deviation, out
-};
-
-struct NormBackwardArguments {
-  HeadRows<ConstTensor> input;
-  ConstTensor weight;
-  HeadRows<ConstTensor> out_gradient;
-  offload::DeviceSpan<const float> statistics;  ///< as forward wrote them
-  HeadRows<ConstTensor> residual_gradient;      ///< added to the input's gradient; empty: none
-  HeadRows<Tensor> input_gradient;              ///< may be one of the gradients read
-  Gradient weight_gradient;
-  Gradient bias_gradient;  ///< empty: no bias
-  Tensor workspace;        ///< reduction_workspace(tokens, 2 * width)
-};
-
-// --- rotary position embedding, HF's rotate_half convention
-
-enum class RopeDirection : std::uint8_t { forward, backward };
-
-struct RopeArguments {
-  HeadRows<Tensor> heads;  ///< rotated in place
-  std::uint64_t tokens = 0;
-  std::uint32_t head_count = 0;
-  std::uint32_t head_dim = 0;
-  std::uint32_t sequence = 0;               ///< position of token t is t % sequence
-  offload::DeviceSpan<const float> angles;  ///< [sequence, 2, head_dim / 2] cosines, sines
-  RopeDirection direction = RopeDirection::forward;
-};
-
-// --- activation. gelu: [rows, columns] -> [rows, columns].
-//     silu: input [rows, 2 * columns] = gate | up -> silu(gate) * up.
-
-struct ActivationShape {
-  Activation kind = Activation::gelu_tanh;
-  std::uint64_t rows = 0;
-  std::uint64_t columns = 0;
-};
-
-struct ActivationBackwardArguments {
-  ConstTensor input;
-  ConstTensor out_gradient;
-  Tensor input_gradient;  ///< shaped as input; may be `out_gradient` for gelu
-  Tensor out;             ///< the forward result again, which the weight gradient needs
-};
-
-// --- embedding
-
-struct EmbeddingShape {
-  std::uint32_t batch = 0;
-  std::uint32_t sequence = 0;
-  std::uint64_t width = 0;
-  std::uint64_t vocabulary = 0;
-  std::uint64_t positions = 0;  ///< rows of the position table, 0: no table
-  // The table given holds `rows` of the vocabulary from `first_row`: tokens elsewhere are passed
-  // over, and neither their rows of `out` nor any gradient is touched. 0 rows: all.
-  std::uint64_t first_row = 0;
-  std::uint64_t rows = 0;
-};
-
-// --- cross-entropy of one chunk of tokens
-
-struct CrossEntropyArguments {
-  std::uint64_t rows = 0;
-  std::uint64_t vocabulary = 0;
-  offload::DeviceSpan<const float> logits;  ///< [rows, vocabulary]
-  Tokens targets;                           ///< [rows]; a negative one is ignored
-  offload::DeviceSpan<double> loss_sum;     ///< [1], overwritten by the first chunk, else added to
-  bool first = false;
-  float gradient_scale = 0;
-  Tensor logits_gradient;  ///< [rows, vocabulary] C; empty: none. May be `logits` where C is fp32
-  Tensor workspace;        ///< reduction_workspace(rows, 2)
-};
-
-// --- cross-entropy over tiles of the vocabulary: every tile is scanned, in order, and the sums
-// then
-//     give the loss and, tile by tile once more, the gradient.
-
-/// What is known of one token after the tiles scanned so far.
-struct VocabularyScan {
-  double largest = 0;  ///< logit
-  double total = 0;    ///< sum of exp(logit - largest)
-  double target = 0;   ///< logit of the target, once its tile was there
-};
-
-/// Columns [first_column, first_column + columns) of the vocabulary.
-struct VocabularyTile {
-  std::uint64_t rows = 0;
-  std::uint64_t columns = 0;
-  std::uint64_t first_column = 0;
-  std::uint64_t vocabulary = 0;
-  offload::DeviceSpan<const float> logits;  ///< [rows, columns]
-  Tokens targets;                           ///< [rows]; a negative one is ignored
-};
-
 class Ops {
  public:
   virtual ~Ops() = default;
   [[nodiscard]] virtual DType compute() const = 0;
-  /// Where a device's operations are launched from now on: an offload::Stream::native(). Called
-  /// once, before the first operation; an implementation without streams ignores it.
+  /// Says where a device's operations are launched from now on: an offload::Stream::native().
+  /// Called once, before the first operation; an implementation without streams ignores it.
   virtual void bind_stream(void* /*native*/) {}
 
   [[nodiscard]] virtual MatmulPlan plan_matmul(const MatmulShape& shape) = 0;
   [[nodiscard]] virtual AttentionPlan plan_attention(const AttentionShape& shape) = 0;
-  /// Of a call that sums `rows` rows of `columns` elements.
+  /// Returns what a call that sums `rows` rows of `columns` elements needs.
   [[nodiscard]] virtual Bytes reduction_workspace(std::uint64_t rows,
                                                   std::uint64_t columns) const = 0;
-  /// fp32 logits that the head computes at once, part of the mathematics: as many tokens as fill a
-  /// matrix product, which for each chunk reads the projection and adds to its gradient once.
-  [[nodiscard]] virtual Bytes logits_at_once() const { return Bytes{32ULL << 20}; }
-  /// Of `embedding_backward`.
+  /// Returns what `embedding_backward` needs.
   [[nodiscard]] virtual Bytes embedding_workspace(const EmbeddingShape& shape) const = 0;
+  /// Bounds the fp32 logits that the head computes at once, part of the mathematics: as many tokens
+  /// as fill a gemm, which for each chunk reads the projection and adds to its gradient once.
+  [[nodiscard]] virtual Bytes logits_at_once() const { return Bytes{32ULL << 20}; }
 
   virtual void matmul(MatmulPlan plan, const MatmulArguments& arguments) = 0;
   virtual void attention_forward(AttentionPlan plan,
                                  const AttentionForwardArguments& arguments) = 0;
   virtual void attention_backward(AttentionPlan plan,
                                   const AttentionBackwardArguments& arguments) = 0;
-  virtual void norm_forward(const NormShape& shape, const NormForwardArguments& arguments) = 0;
-  virtual void norm_backward(const NormShape& shape, const NormBackwardArguments& arguments) = 0;
-  virtual void rope(const RopeArguments& arguments) = 0;
-  virtual void activation_forward(const ActivationShape& shape, ConstTensor input, Tensor out) = 0;
-  virtual void activation_backward(const ActivationShape& shape,
-                                   const ActivationBackwardArguments& arguments) = 0;
-  /// out [batch * sequence, width] = table[token] (+ positions[t % sequence]).
-  virtual void embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
-                                 ConstTensor positions, Tensor out) = 0;
-  virtual void embedding_backward(const EmbeddingShape& shape, Tokens tokens,
-                                  ConstTensor out_gradient, Gradient table, Gradient positions,
-                                  Tensor workspace) = 0;
-  virtual void cross_entropy(const CrossEntropyArguments& arguments) = 0;
-  /// Takes a tile into `scans` [rows]; the vocabulary's first tile overwrites them.
-  virtual void scan_vocabulary(const VocabularyTile& tile,
-                               offload::DeviceSpan<VocabularyScan> scans) = 0;
-  /// loss_sum [1] = sum over rows of -log softmax(target), 0 where the target is negative.
-  /// `workspace`: reduction_workspace(rows, 2).
-  virtual void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
-                          offload::DeviceSpan<double> loss_sum, Tensor workspace) = 0;
-  /// logits_gradient [rows, columns] C = gradient_scale * (softmax - one-hot target), with the
-  /// scans of all tiles. May be `logits` where C is fp32.
-  virtual void vocabulary_gradient(const VocabularyTile& tile,
-                                   offload::DeviceSpan<const VocabularyScan> scans,
-                                   float gradient_scale, Tensor logits_gradient) = 0;
-  /// gradient[c] (+)= sum over rows of out_gradient[rows, columns]; columns = gradient's size.
-  virtual void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
-                             Tensor workspace) = 0;
-  virtual void fill_zero(offload::DeviceSpan<float> values) = 0;
-  /// out = sums, rounded to C: as many elements.
-  virtual void round_sums(offload::DeviceSpan<const float> sums, Tensor out) = 0;
+  /// Runs any of the others.
+  virtual void run(const RowOp& op) = 0;
+
+  void norm_forward(const NormShape& shape, const NormForwardArguments& arguments) {
+    run(NormForwardOp{shape, arguments});
+  }
+  void norm_backward(const NormShape& shape, const NormBackwardArguments& arguments) {
+    run(NormBackwardOp{shape, arguments});
+  }
+  void rope(const RopeArguments& arguments) { run(arguments); }
+  void activation_forward(const ActivationShape& shape, ConstTensor input, Tensor out) {
+    run(ActivationForwardOp{shape, input, out});
+  }
+  void activation_backward(const ActivationShape& shape,
+                           const ActivationBackwardArguments& arguments) {
+    run(ActivationBackwardOp{shape, arguments});
+  }
+  void embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
+                         ConstTensor positions, Tensor out) {
+    run(EmbeddingForwardOp{shape, tokens, table, positions, out});
+  }
+  void embedding_backward(const EmbeddingShape& shape, Tokens tokens, ConstTensor out_gradient,
+                          Gradient table, Gradient positions, Tensor workspace) {
+    run(EmbeddingBackwardOp{shape, tokens, out_gradient, table, positions, workspace});
+  }
+  void cross_entropy(const CrossEntropyArguments& arguments) { run(arguments); }
+  void scan_vocabulary(const VocabularyTile& tile, offload::DeviceSpan<VocabularyScan> scans) {
+    run(ScanVocabularyOp{tile, scans});
+  }
+  void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
+                  offload::DeviceSpan<double> loss_sum, Tensor workspace) {
+    run(SumLossesOp{targets, scans, loss_sum, workspace});
+  }
+  void vocabulary_gradient(const VocabularyTile& tile,
+                           offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
+                           Tensor logits_gradient) {
+    run(VocabularyGradientOp{tile, scans, gradient_scale, logits_gradient});
+  }
+  void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
+                     Tensor workspace) {
+    run(BiasGradientOp{rows, out_gradient, gradient, workspace});
+  }
+  void fill_zero(offload::DeviceSpan<float> values) { run(FillZeroOp{values}); }
+  void round_sums(offload::DeviceSpan<const float> sums, Tensor out) {
+    run(RoundSumsOp{sums, out});
+  }
 };
 
 }  // namespace spillway::model

@@ -199,8 +199,8 @@ TEST_P(CudaRows, SumsAreRoundedToNearestEven) {
       const TestMemory input{std::span<const float>(sums)};
       const TestMemory out = elements(count);
       SerialRunner runner(Order::backward);
-      cuda::bodies::narrow(runner, dtype_, input.device().as<const float>().subspan(shift, count),
-                           out.device());
+      const auto unrounded = input.device().as<const float>().subspan(shift, count);
+      cuda::bodies::run(runner, dtype_, RoundSumsOp{unrounded, out.device()});
       const std::vector<float> expected =
           decode(encode(std::span(sums).subspan(shift), dtype_), dtype_);
       EXPECT_EQ(decode(out, dtype_), expected);

@@ -100,55 +100,8 @@ class SerialOps final : public Ops {
   void attention_backward(AttentionPlan plan, const AttentionBackwardArguments& a) override {
     host_->attention_backward(plan, a);
   }
-  void norm_forward(const NormShape& shape, const NormForwardArguments& a) override {
-    cuda::bodies::norm_forward(runner_, compute_, shape, a);
-  }
-  void norm_backward(const NormShape& shape, const NormBackwardArguments& a) override {
-    cuda::bodies::norm_backward(runner_, compute_, shape, a);
-  }
-  void rope(const RopeArguments& a) override { cuda::bodies::rope(runner_, compute_, a); }
-  void activation_forward(const ActivationShape& shape, ConstTensor input, Tensor out) override {
-    cuda::bodies::activation_forward(runner_, compute_, shape, input, out);
-  }
-  void activation_backward(const ActivationShape& shape,
-                           const ActivationBackwardArguments& a) override {
-    cuda::bodies::activation_backward(runner_, compute_, shape, a);
-  }
-  void embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
-                         ConstTensor positions, Tensor out) override {
-    cuda::bodies::embedding_forward(runner_, compute_, shape, tokens, table, positions, out);
-  }
-  void embedding_backward(const EmbeddingShape& shape, Tokens tokens, ConstTensor out_gradient,
-                          Gradient table, Gradient positions, Tensor workspace) override {
-    cuda::bodies::embedding_backward(runner_, compute_, shape, tokens, out_gradient, table,
-                                     positions, workspace);
-  }
-  void cross_entropy(const CrossEntropyArguments& a) override {
-    cuda::bodies::cross_entropy(runner_, compute_, a);
-  }
-  void scan_vocabulary(const VocabularyTile& tile,
-                       offload::DeviceSpan<VocabularyScan> scans) override {
-    cuda::bodies::scan_vocabulary(runner_, tile, scans);
-  }
-  void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
-                  offload::DeviceSpan<double> loss_sum, Tensor workspace) override {
-    cuda::bodies::sum_losses(runner_, targets, scans, loss_sum, workspace);
-  }
-  void vocabulary_gradient(const VocabularyTile& tile,
-                           offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
-                           Tensor logits_gradient) override {
-    cuda::bodies::vocabulary_gradient(runner_, compute_, tile, scans, gradient_scale,
-                                      logits_gradient);
-  }
-  void round_sums(offload::DeviceSpan<const float> sums, Tensor out) override {
-    cuda::bodies::narrow(runner_, compute_, sums, out);
-  }
-  void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
-                     Tensor workspace) override {
-    cuda::bodies::bias_gradient(runner_, compute_, rows, out_gradient, gradient, workspace);
-  }
-  void fill_zero(offload::DeviceSpan<float> values) override {
-    runner_.zero(values.address(), values.size());
+  void run(const RowOp& op) override {
+    std::visit([&](const auto& one) { cuda::bodies::run(runner_, compute_, one); }, op);
   }
 
  private:

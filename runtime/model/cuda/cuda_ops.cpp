@@ -10,6 +10,8 @@
 #include "runtime/base/log.hpp"
 #include "runtime/model/cuda/attention_cudnn.hpp"
 #include "runtime/model/cuda/attention_kernel.hpp"
+#include "runtime/model/cuda/bodies/embedding.hpp"
+#include "runtime/model/cuda/bodies/reduction.hpp"
 #include "runtime/model/cuda/kernels.hpp"
 #include "runtime/model/cuda/matmul.hpp"
 
@@ -55,10 +57,10 @@ class DeviceOps final : public CudaOps {
   [[nodiscard]] Bytes logits_at_once() const override { return kLogitsAtOnce; }
   [[nodiscard]] Bytes reduction_workspace(std::uint64_t rows,
                                           std::uint64_t columns) const override {
-    return cuda::reduction_workspace(rows, columns);
+    return Bytes{bodies::reduction_bytes(rows, columns)};
   }
   [[nodiscard]] Bytes embedding_workspace(const EmbeddingShape& shape) const override {
-    return cuda::embedding_workspace(shape);
+    return Bytes{bodies::embedding_bytes(shape)};
   }
 
   void matmul(MatmulPlan plan, const MatmulArguments& a) override {
@@ -75,53 +77,8 @@ class DeviceOps final : public CudaOps {
   void attention_forward(AttentionPlan plan, const AttentionForwardArguments& a) override;
   void attention_backward(AttentionPlan plan, const AttentionBackwardArguments& a) override;
 
-  void norm_forward(const NormShape& shape, const NormForwardArguments& a) override {
-    cuda::norm_forward(stream(), math_.compute, shape, a);
-  }
-  void norm_backward(const NormShape& shape, const NormBackwardArguments& a) override {
-    cuda::norm_backward(stream(), math_.compute, shape, a);
-  }
-  void rope(const RopeArguments& a) override { cuda::rope(stream(), math_.compute, a); }
-  void activation_forward(const ActivationShape& shape, ConstTensor input, Tensor out) override {
-    cuda::activation_forward(stream(), math_.compute, shape, input, out);
-  }
-  void activation_backward(const ActivationShape& shape,
-                           const ActivationBackwardArguments& a) override {
-    cuda::activation_backward(stream(), math_.compute, shape, a);
-  }
-  void embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
-                         ConstTensor positions, Tensor out) override {
-    cuda::embedding_forward(stream(), math_.compute, shape, tokens, table, positions, out);
-  }
-  void embedding_backward(const EmbeddingShape& shape, Tokens tokens, ConstTensor out_gradient,
-                          Gradient table, Gradient positions, Tensor workspace) override {
-    cuda::embedding_backward(stream(), math_.compute, shape, tokens, out_gradient, table, positions,
-                             workspace);
-  }
-  void cross_entropy(const CrossEntropyArguments& a) override {
-    cuda::cross_entropy(stream(), math_.compute, a);
-  }
-  void scan_vocabulary(const VocabularyTile& tile,
-                       offload::DeviceSpan<VocabularyScan> scans) override {
-    cuda::scan_vocabulary(stream(), tile, scans);
-  }
-  void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
-                  offload::DeviceSpan<double> loss_sum, Tensor workspace) override {
-    cuda::sum_losses(stream(), targets, scans, loss_sum, workspace);
-  }
-  void vocabulary_gradient(const VocabularyTile& tile,
-                           offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
-                           Tensor logits_gradient) override {
-    cuda::vocabulary_gradient(stream(), math_.compute, tile, scans, gradient_scale,
-                              logits_gradient);
-  }
-  void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
-                     Tensor workspace) override {
-    cuda::bias_gradient(stream(), math_.compute, rows, out_gradient, gradient, workspace);
-  }
-  void fill_zero(offload::DeviceSpan<float> values) override { cuda::fill_zero(stream(), values); }
-  void round_sums(offload::DeviceSpan<const float> sums, Tensor out) override {
-    cuda::narrow(stream(), math_.compute, sums, out);
+  void run(const RowOp& op) override {
+    std::visit([&](const auto& one) { launch(stream(), math_.compute, one); }, op);
   }
 
  private:

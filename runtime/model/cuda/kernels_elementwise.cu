@@ -1,17 +1,10 @@
-// Elementwise operations on the device.
+// Launches elementwise operations.
 #include "runtime/model/cuda/bodies/elementwise.hpp"
-#include "runtime/model/cuda/device_runner.cuh"
-#include "runtime/model/cuda/kernels.hpp"
+#include "runtime/model/cuda/launch.cuh"
 
 namespace spillway::model::cuda {
 
-void fill_zero(void* stream, offload::DeviceSpan<float> values) {
-  if (!values.empty()) DeviceRunner(stream).zero(values.address(), values.size());
-}
-
-void narrow(void* stream, DType compute, offload::DeviceSpan<const float> input, Tensor out) {
-  DeviceRunner runner(stream);
-  bodies::narrow(runner, compute, input, out);
-}
+template void launch(void*, DType, const FillZeroOp&);
+template void launch(void*, DType, const RoundSumsOp&);
 
 }  // namespace spillway::model::cuda

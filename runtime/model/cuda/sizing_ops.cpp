@@ -38,35 +38,7 @@ class PlanningOps final : public SizingOps {
   void matmul(MatmulPlan, const MatmulArguments&) override { refuse(); }
   void attention_forward(AttentionPlan, const AttentionForwardArguments&) override { refuse(); }
   void attention_backward(AttentionPlan, const AttentionBackwardArguments&) override { refuse(); }
-  void norm_forward(const NormShape&, const NormForwardArguments&) override { refuse(); }
-  void norm_backward(const NormShape&, const NormBackwardArguments&) override { refuse(); }
-  void rope(const RopeArguments&) override { refuse(); }
-  void activation_forward(const ActivationShape&, ConstTensor, Tensor) override { refuse(); }
-  void activation_backward(const ActivationShape&, const ActivationBackwardArguments&) override {
-    refuse();
-  }
-  void embedding_forward(const EmbeddingShape&, Tokens, ConstTensor, ConstTensor, Tensor) override {
-    refuse();
-  }
-  void embedding_backward(const EmbeddingShape&, Tokens, ConstTensor, Gradient, Gradient,
-                          Tensor) override {
-    refuse();
-  }
-  void cross_entropy(const CrossEntropyArguments&) override { refuse(); }
-  void scan_vocabulary(const VocabularyTile&, offload::DeviceSpan<VocabularyScan>) override {
-    refuse();
-  }
-  void sum_losses(Tokens, offload::DeviceSpan<const VocabularyScan>, offload::DeviceSpan<double>,
-                  Tensor) override {
-    refuse();
-  }
-  void vocabulary_gradient(const VocabularyTile&, offload::DeviceSpan<const VocabularyScan>, float,
-                           Tensor) override {
-    refuse();
-  }
-  void bias_gradient(std::uint64_t, ConstTensor, Gradient, Tensor) override { refuse(); }
-  void fill_zero(offload::DeviceSpan<float>) override { refuse(); }
-  void round_sums(offload::DeviceSpan<const float>, Tensor) override { refuse(); }
+  void run(const RowOp&) override { refuse(); }
 
  private:
   [[noreturn]] static void refuse() {

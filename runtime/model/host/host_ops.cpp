@@ -26,7 +26,6 @@ class HostOps final : public RowOps<T> {
   void matmul(MatmulPlan plan, const MatmulArguments& arguments) override;
   void attention_forward(AttentionPlan plan, const AttentionForwardArguments& a) override;
   void attention_backward(AttentionPlan plan, const AttentionBackwardArguments& a) override;
-  void rope(const RopeArguments& a) override;
 
  private:
   struct Multiplication {
@@ -148,7 +147,7 @@ void HostOps<T>::widened_matmul(Multiplication& multiplication, const MatmulArgu
   });
 }
 
-// --- attention and rope
+// --- attention
 
 template <class T>
 AttentionPlan HostOps<T>::plan_attention(const AttentionShape& shape) {
@@ -211,25 +210,6 @@ void HostOps<T>::attention_backward(AttentionPlan plan, const AttentionBackwardA
   call.log_sum = const_cast<float*>(a.log_sum.address());  // the backward kernel only reads it
   attention_tasks(table().attention_backward, call, AttentionScratch(call.shape).backward_floats(),
                   a.workspace);
-}
-
-template <class T>
-void HostOps<T>::rope(const RopeArguments& a) {
-  const std::size_t half = a.head_dim / 2;
-  SPILLWAY_ASSERT(a.head_dim % 2 == 0 && a.angles.size() == std::size_t{a.sequence} * a.head_dim);
-  const Heads<T> view = heads<T>(a.heads);
-  const float direction = a.direction == RopeDirection::forward ? 1.0F : -1.0F;
-  parallel_for(threads(), a.tokens, items_in_unit(std::size_t{a.head_count} * a.head_dim),
-               [&](std::size_t first, std::size_t last, int) {
-                 for (std::size_t token = first; token < last; ++token) {
-                   const float* cosine =
-                       a.angles.address() + token % a.sequence * std::size_t{a.head_dim};
-                   for (std::size_t head = 0; head < a.head_count; ++head) {
-                     table().rotate(view.data + token * view.stride + head * a.head_dim, cosine,
-                                    cosine + half, direction, half);
-                   }
-                 }
-               });
 }
 
 }  // namespace

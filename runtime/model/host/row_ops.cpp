@@ -64,7 +64,9 @@ Bytes RowOps<T>::reduction_workspace(std::uint64_t rows, std::uint64_t columns) 
 // --- norm
 
 template <class T>
-void RowOps<T>::norm_forward(const NormShape& shape, const NormForwardArguments& a) {
+void RowOps<T>::run_one(const NormForwardOp& op) {
+  const NormShape& shape = op.shape;
+  const NormForwardArguments& a = op.arguments;
   NormCall<T> call;
   call.input = heads<T>(a.input);
   call.weight = cast(a.weight);
@@ -81,7 +83,9 @@ void RowOps<T>::norm_forward(const NormShape& shape, const NormForwardArguments&
 }
 
 template <class T>
-void RowOps<T>::norm_backward(const NormShape& shape, const NormBackwardArguments& a) {
+void RowOps<T>::run_one(const NormBackwardOp& op) {
+  const NormShape& shape = op.shape;
+  const NormBackwardArguments& a = op.arguments;
   NormCall<T> call;
   call.input = heads<T>(a.input);
   call.weight = cast(a.weight);
@@ -129,14 +133,14 @@ void RowOps<T>::sum_partials(const float* partials, std::size_t chunks, Gradient
 }
 
 template <class T>
-void RowOps<T>::bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
-                              Tensor workspace) {
-  const std::size_t columns = gradient.values.size();
+void RowOps<T>::run_one(const BiasGradientOp& op) {
+  const std::size_t rows = op.rows;
+  const std::size_t columns = op.gradient.values.size();
   const std::size_t chunk = chunk_rows(rows);
   const std::size_t chunks = chunk_count(rows);
-  SPILLWAY_ASSERT(workspace.size() >= chunks * columns * sizeof(float));
-  auto* partial = reinterpret_cast<float*>(workspace.address());
-  const T* input = cast(out_gradient);
+  SPILLWAY_ASSERT(op.workspace.size() >= chunks * columns * sizeof(float));
+  auto* partial = reinterpret_cast<float*>(op.workspace.address());
+  const T* input = cast(op.out_gradient);
   parallel_for(threads_, chunks, items_in_unit(chunk * columns),
                [&](std::size_t first, std::size_t last, int) {
                  for (std::size_t i = first; i < last; ++i) {
@@ -146,15 +150,37 @@ void RowOps<T>::bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Grad
                                      partial + i * columns);
                  }
                });
-  sum_partials(partial, chunks, gradient);
+  sum_partials(partial, chunks, op.gradient);
+}
+
+// --- rope
+
+template <class T>
+void RowOps<T>::run_one(const RopeArguments& a) {
+  const std::size_t half = a.head_dim / 2;
+  SPILLWAY_ASSERT(a.head_dim % 2 == 0 && a.angles.size() == std::size_t{a.sequence} * a.head_dim);
+  const Heads<T> view = heads<T>(a.heads);
+  const float direction = a.direction == RopeDirection::forward ? 1.0F : -1.0F;
+  parallel_for(threads_, a.tokens, items_in_unit(std::size_t{a.head_count} * a.head_dim),
+               [&](std::size_t first, std::size_t last, int) {
+                 for (std::size_t token = first; token < last; ++token) {
+                   const float* cosine =
+                       a.angles.address() + token % a.sequence * std::size_t{a.head_dim};
+                   for (std::size_t head = 0; head < a.head_count; ++head) {
+                     table_.rotate(view.data + token * view.stride + head * a.head_dim, cosine,
+                                   cosine + half, direction, half);
+                   }
+                 }
+               });
 }
 
 // --- activation
 
 template <class T>
-void RowOps<T>::activation_forward(const ActivationShape& shape, ConstTensor input, Tensor out) {
-  const T* x = cast(input);
-  T* y = cast(out);
+void RowOps<T>::run_one(const ActivationForwardOp& op) {
+  const ActivationShape& shape = op.shape;
+  const T* x = cast(op.input);
+  T* y = cast(op.out);
   if (shape.kind == Activation::silu) {
     const std::size_t columns = shape.columns;
     parallel_for(threads_, shape.rows, items_in_unit(columns),
@@ -171,8 +197,9 @@ void RowOps<T>::activation_forward(const ActivationShape& shape, ConstTensor inp
 }
 
 template <class T>
-void RowOps<T>::activation_backward(const ActivationShape& shape,
-                                    const ActivationBackwardArguments& a) {
+void RowOps<T>::run_one(const ActivationBackwardOp& op) {
+  const ActivationShape& shape = op.shape;
+  const ActivationBackwardArguments& a = op.arguments;
   const T* x = cast(a.input);
   const T* dy = cast(a.out_gradient);
   T* dx = cast(a.input_gradient);
@@ -197,15 +224,16 @@ void RowOps<T>::activation_backward(const ActivationShape& shape,
 // --- embedding, loss, zeros
 
 template <class T>
-void RowOps<T>::embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
-                                  ConstTensor positions, Tensor out) {
+void RowOps<T>::run_one(const EmbeddingForwardOp& op) {
+  const EmbeddingShape& shape = op.shape;
+  const Tokens tokens = op.tokens;
   check_embedding(shape);
   check_tokens(tokens, shape.vocabulary);
   const Rows rows(shape);
   const std::size_t width = shape.width;
-  const T* words = cast(table);
-  const T* places = shape.positions > 0 ? cast(positions) : nullptr;
-  T* y = cast(out);
+  const T* words = cast(op.table);
+  const T* places = shape.positions > 0 ? cast(op.positions) : nullptr;
+  T* y = cast(op.out);
   parallel_for(
       threads_, tokens.size(), items_in_unit(width), [&](std::size_t first, std::size_t last, int) {
         for (std::size_t t = first; t < last; ++t) {
@@ -223,17 +251,19 @@ void RowOps<T>::embedding_forward(const EmbeddingShape& shape, Tokens tokens, Co
 
 /// Each thread owns a range of columns and adds the tokens in order.
 template <class T>
-void RowOps<T>::embedding_backward(const EmbeddingShape& shape, Tokens tokens,
-                                   ConstTensor out_gradient, Gradient table, Gradient positions,
-                                   Tensor /*workspace*/) {
+void RowOps<T>::run_one(const EmbeddingBackwardOp& op) {
+  const EmbeddingShape& shape = op.shape;
+  const Tokens tokens = op.tokens;
+  const Gradient& table = op.table;
+  const Gradient& positions = op.positions;
   check_embedding(shape);
   check_tokens(tokens, shape.vocabulary);
-  if (table.first) fill_zero(table.values);
+  if (table.first) run_one(FillZeroOp{table.values});
   const bool has_positions = shape.positions > 0;
-  if (has_positions && positions.first) fill_zero(positions.values);
+  if (has_positions && positions.first) run_one(FillZeroOp{positions.values});
   const Rows rows(shape);
   const std::size_t width = shape.width;
-  const T* dy = cast(out_gradient);
+  const T* dy = cast(op.out_gradient);
   parallel_for(threads_, width, std::max<std::size_t>(64, items_in_unit(tokens.size())),
                [&](std::size_t first, std::size_t last, int) {
                  for (std::size_t t = 0; t < tokens.size(); ++t) {
@@ -252,7 +282,7 @@ void RowOps<T>::embedding_backward(const EmbeddingShape& shape, Tokens tokens,
 }
 
 template <class T>
-void RowOps<T>::cross_entropy(const CrossEntropyArguments& a) {
+void RowOps<T>::run_one(const CrossEntropyArguments& a) {
   check_targets(a.targets, a.vocabulary);
   SPILLWAY_ASSERT(a.workspace.size() >= a.rows * sizeof(double));
   CrossEntropyCall<T> call;
@@ -271,14 +301,14 @@ void RowOps<T>::cross_entropy(const CrossEntropyArguments& a) {
 }
 
 template <class T>
-void RowOps<T>::scan_vocabulary(const VocabularyTile& tile,
-                                offload::DeviceSpan<VocabularyScan> scans) {
+void RowOps<T>::run_one(const ScanVocabularyOp& op) {
+  const VocabularyTile& tile = op.tile;
   check_targets(tile.targets, tile.vocabulary);
-  SPILLWAY_ASSERT(scans.size() >= tile.rows);
+  SPILLWAY_ASSERT(op.scans.size() >= tile.rows);
   VocabularyCall<T> call;
   call.logits = tile.logits.address();
   call.targets = tile.targets.address();
-  call.scans = scans.address();
+  call.scans = op.scans.address();
   call.columns = tile.columns;
   call.first_column = tile.first_column;
   parallel_for(
@@ -287,29 +317,27 @@ void RowOps<T>::scan_vocabulary(const VocabularyTile& tile,
 }
 
 template <class T>
-void RowOps<T>::sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
-                           offload::DeviceSpan<double> loss_sum, Tensor) {
+void RowOps<T>::run_one(const SumLossesOp& op) {
   double total = 0;
-  for (std::size_t row = 0; row < targets.size(); ++row) {
-    if (targets.address()[row] < 0) continue;
-    const VocabularyScan& scan = scans.address()[row];
+  for (std::size_t row = 0; row < op.targets.size(); ++row) {
+    if (op.targets.address()[row] < 0) continue;
+    const VocabularyScan& scan = op.scans.address()[row];
     total += std::log(scan.total) + scan.largest - scan.target;
   }
-  *loss_sum.address() = total;
+  *op.loss_sum.address() = total;
 }
 
 template <class T>
-void RowOps<T>::vocabulary_gradient(const VocabularyTile& tile,
-                                    offload::DeviceSpan<const VocabularyScan> scans,
-                                    float gradient_scale, Tensor logits_gradient) {
+void RowOps<T>::run_one(const VocabularyGradientOp& op) {
+  const VocabularyTile& tile = op.tile;
   VocabularyCall<T> call;
   call.logits = tile.logits.address();
   call.targets = tile.targets.address();
-  call.scans = const_cast<VocabularyScan*>(scans.address());  // the kernel only reads them
-  call.gradient = cast(logits_gradient);
+  call.scans = const_cast<VocabularyScan*>(op.scans.address());  // the kernel only reads them
+  call.gradient = cast(op.logits_gradient);
   call.columns = tile.columns;
   call.first_column = tile.first_column;
-  call.scale = gradient_scale;
+  call.scale = op.gradient_scale;
   parallel_for(threads_, tile.rows, items_in_unit(tile.columns),
                [&](std::size_t first, std::size_t last, int) {
                  table_.vocabulary_gradient(call, first, last);
@@ -317,17 +345,18 @@ void RowOps<T>::vocabulary_gradient(const VocabularyTile& tile,
 }
 
 template <class T>
-void RowOps<T>::round_sums(offload::DeviceSpan<const float> sums, Tensor out) {
-  SPILLWAY_ASSERT(out.size() == sums.size() * sizeof(T));
-  parallel_for(threads_, sums.size(), kUnit, [&](std::size_t first, std::size_t last, int) {
-    table_.narrow(sums.address() + first, cast(out) + first, last - first);
+void RowOps<T>::run_one(const RoundSumsOp& op) {
+  SPILLWAY_ASSERT(op.out.size() == op.sums.size() * sizeof(T));
+  parallel_for(threads_, op.sums.size(), kUnit, [&](std::size_t first, std::size_t last, int) {
+    table_.narrow(op.sums.address() + first, cast(op.out) + first, last - first);
   });
 }
 
 template <class T>
-void RowOps<T>::fill_zero(offload::DeviceSpan<float> values) {
-  parallel_for(threads_, values.size(), kUnit, [&](std::size_t first, std::size_t last, int) {
-    std::fill(values.address() + first, values.address() + last, 0.0F);
+void RowOps<T>::run_one(const FillZeroOp& op) {
+  float* values = op.values.address();
+  parallel_for(threads_, op.values.size(), kUnit, [&](std::size_t first, std::size_t last, int) {
+    std::fill(values + first, values + last, 0.0F);
   });
 }
 

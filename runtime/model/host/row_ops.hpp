@@ -48,32 +48,29 @@ class RowOps : public Ops {
     return Bytes{};
   }
 
-  void norm_forward(const NormShape& shape, const NormForwardArguments& a) final;
-  void norm_backward(const NormShape& shape, const NormBackwardArguments& a) final;
-  void activation_forward(const ActivationShape& shape, ConstTensor input, Tensor out) final;
-  void activation_backward(const ActivationShape& shape,
-                           const ActivationBackwardArguments& a) final;
-  void embedding_forward(const EmbeddingShape& shape, Tokens tokens, ConstTensor table,
-                         ConstTensor positions, Tensor out) final;
-  void embedding_backward(const EmbeddingShape& shape, Tokens tokens, ConstTensor out_gradient,
-                          Gradient table, Gradient positions, Tensor workspace) final;
-  void cross_entropy(const CrossEntropyArguments& a) final;
-  void scan_vocabulary(const VocabularyTile& tile, offload::DeviceSpan<VocabularyScan> scans) final;
-  void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
-                  offload::DeviceSpan<double> loss_sum, Tensor workspace) final;
-  void vocabulary_gradient(const VocabularyTile& tile,
-                           offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
-                           Tensor logits_gradient) final;
-  void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
-                     Tensor workspace) final;
-  void fill_zero(offload::DeviceSpan<float> values) final;
-  void round_sums(offload::DeviceSpan<const float> sums, Tensor out) final;
+  void run(const RowOp& op) final {
+    std::visit([&](const auto& one) { run_one(one); }, op);
+  }
 
  protected:
   [[nodiscard]] int threads() const { return threads_; }
   [[nodiscard]] const KernelTable<T>& table() const { return table_; }
 
  private:
+  void run_one(const NormForwardOp& op);
+  void run_one(const NormBackwardOp& op);
+  void run_one(const RopeArguments& a);
+  void run_one(const ActivationForwardOp& op);
+  void run_one(const ActivationBackwardOp& op);
+  void run_one(const EmbeddingForwardOp& op);
+  void run_one(const EmbeddingBackwardOp& op);
+  void run_one(const CrossEntropyArguments& a);
+  void run_one(const ScanVocabularyOp& op);
+  void run_one(const SumLossesOp& op);
+  void run_one(const VocabularyGradientOp& op);
+  void run_one(const BiasGradientOp& op);
+  void run_one(const FillZeroOp& op);
+  void run_one(const RoundSumsOp& op);
   void sum_partials(const float* partials, std::size_t chunks, Gradient gradient);
   static const T* cast(ConstTensor tensor) { return reinterpret_cast<const T*>(tensor.address()); }
   static T* cast(Tensor tensor) { return reinterpret_cast<T*>(tensor.address()); }

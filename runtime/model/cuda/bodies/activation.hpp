@@ -96,14 +96,14 @@ struct GatedBackward {
 };
 
 template <class Runner>
-void activation_forward(Runner& runner, DType compute, const ActivationShape& shape,
-                        ConstTensor input, Tensor out) {
+void run(Runner& runner, DType compute, const ActivationForwardOp& op) {
+  const ActivationShape& shape = op.shape;
   const std::uint64_t count = shape.rows * shape.columns;
   const bool gated = shape.kind == Activation::silu;
   with_element(compute, [&](auto element) {
     using T = decltype(element);
-    const T* x = elements<T>(input);
-    T* y = elements<T>(out);
+    const T* x = elements<T>(op.input);
+    T* y = elements<T>(op.out);
     with_pack(aligned(x, y) && (!gated || whole_packs(shape.columns)), [&](auto pack) {
       constexpr unsigned kN = decltype(pack)::value;
       if (gated) {
@@ -118,8 +118,9 @@ void activation_forward(Runner& runner, DType compute, const ActivationShape& sh
 }
 
 template <class Runner>
-void activation_backward(Runner& runner, DType compute, const ActivationShape& shape,
-                         const ActivationBackwardArguments& a) {
+void run(Runner& runner, DType compute, const ActivationBackwardOp& op) {
+  const ActivationShape& shape = op.shape;
+  const ActivationBackwardArguments& a = op.arguments;
   const std::uint64_t count = shape.rows * shape.columns;
   const bool gated = shape.kind == Activation::silu;
   with_element(compute, [&](auto element) {

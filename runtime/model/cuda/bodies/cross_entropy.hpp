@@ -176,7 +176,7 @@ struct SumLosses {
 };
 
 template <class Runner>
-void cross_entropy(Runner& runner, DType compute, const CrossEntropyArguments& a) {
+void run(Runner& runner, DType compute, const CrossEntropyArguments& a) {
   SPILLWAY_ASSERT(a.workspace.size() >= a.rows * sizeof(double));
   auto* losses = reinterpret_cast<double*>(a.workspace.address());
   with_element(compute, [&](auto element) {

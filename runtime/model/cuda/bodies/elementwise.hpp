@@ -36,13 +36,20 @@ struct Narrow {
 };
 
 template <class Runner>
-void narrow(Runner& runner, DType compute, offload::DeviceSpan<const float> input, Tensor out) {
+void run(Runner& runner, DType /*compute*/, const FillZeroOp& op) {
+  if (!op.values.empty()) runner.zero(op.values.address(), op.values.size());
+}
+
+template <class Runner>
+void run(Runner& runner, DType compute, const RoundSumsOp& op) {
   with_element(compute, [&](auto element) {
     using T = decltype(element);
-    const std::uint64_t count = out.size() / sizeof(T);
-    with_pack(aligned(input.address(), elements<T>(out)), [&](auto pack) {
+    const float* sums = op.sums.address();
+    T* out = elements<T>(op.out);
+    const std::uint64_t count = op.out.size() / sizeof(T);
+    with_pack(aligned(sums, out), [&](auto pack) {
       constexpr unsigned kN = decltype(pack)::value;
-      runner.items(Narrow<kN, T>{input.address(), elements<T>(out), count}, item_count<kN>(count));
+      runner.items(Narrow<kN, T>{sums, out, count}, item_count<kN>(count));
     });
   });
 }

@@ -100,30 +100,31 @@ struct PositionGradient {
 };
 
 template <class Runner>
-void embedding_forward(Runner& runner, DType compute, const EmbeddingShape& shape, Tokens tokens,
-                       ConstTensor table, ConstTensor positions, Tensor out) {
+void run(Runner& runner, DType compute, const EmbeddingForwardOp& op) {
+  const EmbeddingShape& shape = op.shape;
   with_element(compute, [&](auto element) {
     using T = decltype(element);
-    const T* words = elements<T>(table);
-    const T* places = shape.positions > 0 ? elements<T>(positions) : nullptr;
-    T* y = elements<T>(out);
+    const T* words = elements<T>(op.table);
+    const T* places = shape.positions > 0 ? elements<T>(op.positions) : nullptr;
+    T* y = elements<T>(op.out);
     with_pack(aligned(words, places, y) && whole_packs(shape.width), [&](auto pack) {
       constexpr unsigned kN = decltype(pack)::value;
-      runner.items(EmbeddingForward<kN, T>{tokens.address(), words, places, y, shape.sequence,
+      runner.items(EmbeddingForward<kN, T>{op.tokens.address(), words, places, y, shape.sequence,
                                            shape.width, shape.vocabulary, table_rows(shape)},
-                   tokens.size() * (shape.width / kN));
+                   op.tokens.size() * (shape.width / kN));
     });
   });
 }
 
 template <class Runner>
-void embedding_backward(Runner& runner, DType compute, const EmbeddingShape& shape, Tokens tokens,
-                        ConstTensor out_gradient, Gradient table, Gradient positions,
-                        Tensor workspace) {
-  const std::uint64_t count = tokens.size();
-  SPILLWAY_ASSERT(workspace.size() >= count * 2 * sizeof(Occurrence) && count <= 0xffffffffU);
-  auto* buffer = reinterpret_cast<Occurrence*>(workspace.address());
-  const TokenSort sort{.tokens = tokens.address(),
+void run(Runner& runner, DType compute, const EmbeddingBackwardOp& op) {
+  const EmbeddingShape& shape = op.shape;
+  const Gradient& table = op.table;
+  const Gradient& positions = op.positions;
+  const std::uint64_t count = op.tokens.size();
+  SPILLWAY_ASSERT(op.workspace.size() >= count * 2 * sizeof(Occurrence) && count <= 0xffffffffU);
+  auto* buffer = reinterpret_cast<Occurrence*>(op.workspace.address());
+  const TokenSort sort{.tokens = op.tokens.address(),
                        .count = count,
                        .vocabulary = shape.vocabulary,
                        .even = buffer,
@@ -138,7 +139,7 @@ void embedding_backward(Runner& runner, DType compute, const EmbeddingShape& sha
   }
   with_element(compute, [&](auto element) {
     using T = decltype(element);
-    const T* dy = elements<T>(out_gradient);
+    const T* dy = elements<T>(op.out_gradient);
     float* words = table.values.address();
     float* places = has_positions ? positions.values.address() : nullptr;
     with_pack(aligned(dy, words, places) && whole_packs(shape.width), [&](auto pack) {

@@ -224,8 +224,9 @@ void run_norm(Runner& runner, const Body& body, std::uint64_t count, std::uint64
 }
 
 template <class Runner>
-void norm_forward(Runner& runner, DType compute, const NormShape& shape,
-                  const NormForwardArguments& a) {
+void run(Runner& runner, DType compute, const NormForwardOp& op) {
+  const NormShape& shape = op.shape;
+  const NormForwardArguments& a = op.arguments;
   with_element(compute, [&](auto element) {
     using T = decltype(element);
     const NormForwardCall<T> call{.kind = shape.kind,
@@ -270,8 +271,9 @@ NormBackwardCall<T> norm_backward_call(const NormShape& shape, const NormBackwar
 }
 
 template <class Runner>
-void norm_backward(Runner& runner, DType compute, const NormShape& shape,
-                   const NormBackwardArguments& a) {
+void run(Runner& runner, DType compute, const NormBackwardOp& op) {
+  const NormShape& shape = op.shape;
+  const NormBackwardArguments& a = op.arguments;
   const std::uint64_t groups = group_count(shape.tokens, 2 * shape.width);
   with_element(compute, [&](auto element) {
     using T = decltype(element);

@@ -107,22 +107,22 @@ struct ColumnSums {
 };
 
 template <class Runner>
-void bias_gradient(Runner& runner, DType compute, std::uint64_t rows, ConstTensor out_gradient,
-                   Gradient gradient, Tensor workspace) {
-  const std::uint64_t columns = gradient.values.size();
+void run(Runner& runner, DType compute, const BiasGradientOp& op) {
+  const std::uint64_t rows = op.rows;
+  const std::uint64_t columns = op.gradient.values.size();
   const std::uint64_t groups = group_count(rows, columns);
-  SPILLWAY_ASSERT(workspace.size() >= groups * columns * sizeof(float));
-  auto* partial = reinterpret_cast<float*>(workspace.address());
+  SPILLWAY_ASSERT(op.workspace.size() >= groups * columns * sizeof(float));
+  auto* partial = reinterpret_cast<float*>(op.workspace.address());
   with_element(compute, [&](auto element) {
     using T = decltype(element);
-    const T* input = elements<T>(out_gradient);
+    const T* input = elements<T>(op.out_gradient);
     with_pack(aligned(input, partial) && whole_packs(columns), [&](auto pack) {
       constexpr unsigned kN = decltype(pack)::value;
       runner.items(ColumnSums<kN, T>{input, partial, rows, columns, rows_in_group(rows, columns)},
                    groups * (columns / kN));
     });
   });
-  sum_partials(runner, partial, groups, columns, gradient);
+  sum_partials(runner, partial, groups, columns, op.gradient);
 }
 
 }  // namespace spillway::model::cuda::bodies

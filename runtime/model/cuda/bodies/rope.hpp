@@ -46,7 +46,7 @@ struct Rope {
 };
 
 template <class Runner>
-void rope(Runner& runner, DType compute, const RopeArguments& a) {
+void run(Runner& runner, DType compute, const RopeArguments& a) {
   SPILLWAY_ASSERT(a.head_dim % 2 == 0 && a.angles.size() == std::size_t{a.sequence} * a.head_dim);
   with_element(compute, [&](auto element) {
     using T = decltype(element);

@@ -1,6 +1,10 @@
-// How kernels are run: an operation is a function template over a Runner, which launches its bodies
-// on a stream (../device_runner.hpp) or, in tests, calls them one after the other. So what is
-// launched, with which arguments and how often, is the same code on both.
+// How kernels are run: each row-wise operation is an overload of
+//
+//   run(runner, compute, op)                   op: one of RowOp's
+//
+// over a Runner, which launches its bodies on a stream (../device_runner.cuh) or, in tests, calls
+// them one after the other. So what is launched, with which arguments and how often, is the same
+// code on both. A Runner has
 //
 //   runner.items(body, count)                  body(item) for every item < count, in any order
 //   runner.template teams<Lanes>(body, count, shared_bytes)

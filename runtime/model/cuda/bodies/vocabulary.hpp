@@ -97,41 +97,39 @@ struct VocabularyGradient {
 };
 
 template <class Runner>
-void scan_vocabulary(Runner& runner, const VocabularyTile& tile,
-                     offload::DeviceSpan<VocabularyScan> scans) {
+void run(Runner& runner, DType /*compute*/, const ScanVocabularyOp& op) {
+  const VocabularyTile& tile = op.tile;
   const float* logits = tile.logits.address();
   with_pack(aligned(logits), [&](auto pack) {
     using Body = ScanVocabulary<decltype(pack)::value>;
-    runner.template teams<Body::kLanes>(Body{logits, tile.targets.address(), scans.address(),
+    runner.template teams<Body::kLanes>(Body{logits, tile.targets.address(), op.scans.address(),
                                              tile.columns, tile.first_column, tile.vocabulary},
                                         tile.rows, Body::kShared);
   });
 }
 
 template <class Runner>
-void sum_losses(Runner& runner, Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
-                offload::DeviceSpan<double> loss_sum, Tensor workspace) {
-  const std::uint64_t rows = targets.size();
-  SPILLWAY_ASSERT(workspace.size() >= rows * sizeof(double));
-  auto* losses = reinterpret_cast<double*>(workspace.address());
-  runner.items(ScannedLoss{scans.address(), targets.address(), losses}, rows);
-  runner.template teams<SumLosses::kLanes>(SumLosses{losses, loss_sum.address(), rows, true}, 1,
+void run(Runner& runner, DType /*compute*/, const SumLossesOp& op) {
+  const std::uint64_t rows = op.targets.size();
+  SPILLWAY_ASSERT(op.workspace.size() >= rows * sizeof(double));
+  auto* losses = reinterpret_cast<double*>(op.workspace.address());
+  runner.items(ScannedLoss{op.scans.address(), op.targets.address(), losses}, rows);
+  runner.template teams<SumLosses::kLanes>(SumLosses{losses, op.loss_sum.address(), rows, true}, 1,
                                            SumLosses::kShared);
 }
 
 template <class Runner>
-void vocabulary_gradient(Runner& runner, DType compute, const VocabularyTile& tile,
-                         offload::DeviceSpan<const VocabularyScan> scans, float gradient_scale,
-                         Tensor logits_gradient) {
+void run(Runner& runner, DType compute, const VocabularyGradientOp& op) {
+  const VocabularyTile& tile = op.tile;
   with_element(compute, [&](auto element) {
     using T = decltype(element);
     const float* logits = tile.logits.address();
-    T* gradient = elements<T>(logits_gradient);
+    T* gradient = elements<T>(op.logits_gradient);
     with_pack(aligned(logits, gradient), [&](auto pack) {
       using Body = VocabularyGradient<decltype(pack)::value, T>;
       runner.template teams<Body::kLanes>(
-          Body{logits, tile.targets.address(), scans.address(), gradient, tile.columns,
-               tile.first_column, tile.vocabulary, gradient_scale},
+          Body{logits, tile.targets.address(), op.scans.address(), gradient, tile.columns,
+               tile.first_column, tile.vocabulary, op.gradient_scale},
           tile.rows, 0);
     });
   });
