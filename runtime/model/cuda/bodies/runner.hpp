@@ -25,7 +25,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/team.hpp"
 #include "runtime/model/cuda/bodies/element.hpp"
-#include "runtime/model/ops.hpp"
+#include "runtime/model/row_ops.hpp"
 
 namespace spillway::model::cuda::bodies {
 
