@@ -37,6 +37,10 @@ void check_step_size(const TrainOptions& options, const model::ModelConfig& conf
 
 ModelRuntime with_transformer(const model::ModelConfig& config, const TrainOptions& options,
                               std::unique_ptr<model::Ops> ops) {
+  check(options.operator_tile == 0 || !config.tied_head, ErrorCode::not_supported,
+        fmt::format("operator_tile {}: matrices of a model with a tied head are not trained in "
+                    "tiles; set it to 0",
+                    options.operator_tile));
   ModelRuntime runtime{.ops = std::move(ops), .transformer = nullptr};
   const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
   runtime.transformer = std::make_unique<model::Transformer>(config, shape, options.compute,

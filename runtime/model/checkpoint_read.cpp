@@ -107,7 +107,7 @@ class CheckpointReader::Matcher {
         check(tied_head_.file == nullptr, ErrorCode::corrupt_data,
               fmt::format("{}: tensor {} is stored twice", file.path(), brief_name(name)));
         tied_head_ = {.file = &file, .tensor = &tensor};
-        check_tensor(name, layout_.blocks[0].tensors[0], tied_head_);
+        check_tensor(name, layout_.blocks[layout_.blocks_of(0).first].tensors[0], tied_head_);
       } else if (!is_known_buffer(name, config_)) {
         throw Error(
             ErrorCode::invalid_argument,
@@ -227,7 +227,7 @@ void CheckpointReader::open_shards(const std::filesystem::path& directory) {
 }
 
 void CheckpointReader::check_tied_head(const Source& head) const {
-  const Source& embedding = sources_[0][0];
+  const Source& embedding = sources_[layout_->blocks_of(0).first][0];
   const std::uint64_t count = head.tensor->count().value();
   std::vector<float> ours(std::min<std::uint64_t>(count, std::uint64_t{1} << 16));
   std::vector<float> theirs(ours.size());

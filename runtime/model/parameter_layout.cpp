@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/model/detail/cut_layout.hpp"
@@ -133,6 +134,18 @@ ElementCount ModelLayout::parameters() const {
   ElementCount total;
   for (const BlockLayout& block : blocks) total += block.parameters;
   return total;
+}
+
+BlockRange ModelLayout::blocks_of(std::uint32_t layer) const {
+  const std::uint32_t shared = operator_tile > 0 ? 1 : 0;
+  const auto found = std::ranges::equal_range(blocks.begin() + shared, blocks.end(), layer, {},
+                                              &BlockLayout::layer);
+  return {static_cast<std::uint32_t>(found.begin() - blocks.begin()),
+          static_cast<std::uint32_t>(found.end() - blocks.begin())};
+}
+
+BlockRange ModelLayout::loss_blocks(const ModelConfig& config) const {
+  return blocks_of(operator_tile > 0 && config.tied_head ? 0 : config.layers + 1);
 }
 
 ElementCount ParameterTensor::elements() const {

@@ -32,6 +32,12 @@ struct BlockLayout {
   std::uint32_t layer = 0;         ///< 0: embedding; 1, 2, ...: transformer layers; last: head
 };
 
+/// Blocks [first, end) of a layout.
+struct BlockRange {
+  std::uint32_t first = 0;
+  std::uint32_t end = 0;
+};
+
 /// Blocks in forward order: embedding, one a layer, head (final norm and, when untied, lm_head).
 /// Tensors that are used as one matrix are adjacent: q, k, v weights; gate and up weights; their
 /// biases likewise. A tied head has no weight of its own: it uses the first tensor of block 0.
@@ -39,14 +45,19 @@ struct BlockLayout {
 /// Cut (`operator_tile`), a layer's matrices become several blocks of whole rows, each with at most
 /// that many parameters: a tensor may go on in the next block. All vectors of the model then lie in
 /// block 0, which operators read beside the block that they run, and matrices alone in the others.
+/// A tied head then has no block at all: its loss runs on those of the embedding.
 struct ModelLayout {
   std::vector<BlockLayout> blocks;
   std::uint64_t operator_tile = 0;                ///< parameters; 0: not cut
   [[nodiscard]] ElementCount parameters() const;  ///< without padding
+  /// Returns the blocks of `layer`, without the one that all layers of a cut model share.
+  [[nodiscard]] BlockRange blocks_of(std::uint32_t layer) const;
+  /// Returns the blocks that the loss runs on, one after the other.
+  [[nodiscard]] BlockRange loss_blocks(const ModelConfig& config) const;
 };
 
 /// Throws `Error{invalid_argument}` for an `operator_tile` below one row of the widest matrix, and
-/// `Error{not_supported}` for a model that is not cut: GPT-2, or one with a tied head.
+/// `Error{not_supported}` for a model that is not cut: GPT-2.
 [[nodiscard]] ModelLayout make_layout(const ModelConfig& config, std::uint64_t operator_tile = 0);
 /// The least `operator_tile` of a model: its longest row.
 [[nodiscard]] std::uint64_t least_operator_tile(const ModelConfig& config);

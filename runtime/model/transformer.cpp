@@ -44,17 +44,17 @@ struct Transformer::Body {
     return layer_of(block) > 0 && !is_head(block);
   }
   [[nodiscard]] bool is_embedding(std::uint32_t block) const {
-    return layer_of(block) == 0 && block >= blocks::first_block(layout, 0);
+    return layer_of(block) == 0 && block >= layout.blocks_of(0).first;
   }
-  [[nodiscard]] std::uint32_t last_block() const {
-    return static_cast<std::uint32_t>(layout.blocks.size() - 1);
-  }
+  /// The part of the head that the loss on `block` runs.
+  [[nodiscard]] std::uint32_t head_part_of(std::uint32_t block) const;
   [[nodiscard]] std::uint32_t part_of(std::uint32_t block) const {
-    return block - blocks::first_block(layout, layer_of(block));
+    return block - layout.blocks_of(layer_of(block)).first;
   }
-  /// The vectors of the block's layer, in block 0 of a model that is cut.
-  [[nodiscard]] TensorRange vectors_of(std::uint32_t block) const {
-    return {(layer_of(block) - 1) * layer_vectors, is_head(block) ? head_vectors : layer_vectors};
+  /// The vectors of `number`, in block 0 of a model that is cut.
+  [[nodiscard]] TensorRange vectors_of(std::uint32_t number) const {
+    return {(number - 1) * layer_vectors,
+            number == config.layers + 1 ? head_vectors : layer_vectors};
   }
   [[nodiscard]] EmbeddingShape embedding_of(std::uint32_t block) const;
   /// Where the block has rows of the embedding's table.
@@ -62,9 +62,9 @@ struct Transformer::Body {
     const ParameterTensor& table = layout.blocks[block].tensors.front();
     return {table.first.value(), table.count.value()};
   }
-  /// Sets `shared` and `shared_gradients` to the vectors of the block's layer.
+  /// Sets `shared` and `shared_gradients` to the vectors of the layer `number`.
   template <class Arguments>
-  void share_vectors(Arguments& a, std::uint32_t block) const;
+  void share_vectors(Arguments& a, std::uint32_t number) const;
   /// A block's padding has no gradient; norms and updates run over it.
   void clear_padding(std::uint32_t block, offload::DeviceSpan<float> gradients, bool first) const;
 
@@ -109,14 +109,20 @@ EmbeddingShape Transformer::Body::embedding_of(std::uint32_t block) const {
   return shape;
 }
 
+std::uint32_t Transformer::Body::head_part_of(std::uint32_t block) const {
+  const BlockRange range = layout.loss_blocks(config);
+  SPILLWAY_ASSERT(block >= range.first && block < range.end);
+  return block - range.first;
+}
+
 template <class Arguments>
-void Transformer::Body::share_vectors(Arguments& a, std::uint32_t block) const {
-  a.shared = is_cut() ? vectors_of(block).in(a.shared, ops.compute()) : a.parameters;
+void Transformer::Body::share_vectors(Arguments& a, std::uint32_t number) const {
+  a.shared = is_cut() ? vectors_of(number).in(a.shared, ops.compute()) : a.parameters;
   if constexpr (requires { a.shared_gradients; }) {
     if (!is_cut()) {
       a.shared_gradients = a.gradients;
     } else if (!a.boundary_gradient.empty()) {
-      a.shared_gradients = vectors_of(block).in(a.shared_gradients, a.first).values;
+      a.shared_gradients = vectors_of(number).in(a.shared_gradients, a.first).values;
     }
   }
 }
@@ -159,8 +165,8 @@ bool Transformer::feeds_backward(std::uint32_t block) const {
 
 Bytes Transformer::workspace_bytes() const {
   Bytes largest = std::max(body_->layer.workspace_bytes(), body_->head.workspace_bytes());
-  const std::uint32_t end = blocks::first_block(layout_, 1);
-  for (std::uint32_t block = blocks::first_block(layout_, 0); block < end; ++block) {
+  const BlockRange embedding = layout_.blocks_of(0);
+  for (std::uint32_t block = embedding.first; block < embedding.end; ++block) {
     largest = std::max(largest, body_->ops.embedding_workspace(body_->embedding_of(block)));
   }
   return largest;
@@ -182,19 +188,23 @@ void Transformer::bind_constants(offload::DeviceSpan<const float> constants) {
 }
 
 double Transformer::forward_flops(std::uint32_t block) const {
-  if (body_->is_head(block)) return body_->head.forward_flops(body_->part_of(block));
+  if (body_->is_head(block)) return loss_flops(block);
   return body_->is_layer(block) ? body_->layer.forward_flops(body_->part_of(block)) : 0;
 }
 
 double Transformer::backward_flops(std::uint32_t block) const {
-  if (body_->is_head(block)) return 2 * body_->head.forward_flops(body_->part_of(block));
+  if (body_->is_head(block)) return 2 * loss_flops(block);
   return body_->is_layer(block) ? body_->layer.backward_flops(body_->part_of(block)) : 0;
+}
+
+double Transformer::loss_flops(std::uint32_t block) const {
+  return body_->head.forward_flops(body_->head_part_of(block));
 }
 
 void Transformer::forward(const ForwardArguments& a) {
   if (body_->is_layer(a.block)) {
     ForwardArguments own = a;
-    body_->share_vectors(own, a.block);
+    body_->share_vectors(own, body_->layer_of(a.block));
     return body_->layer.forward(body_->part_of(a.block), own);
   }
   SPILLWAY_ASSERT(body_->is_embedding(a.block));
@@ -208,7 +218,7 @@ void Transformer::forward(const ForwardArguments& a) {
 void Transformer::backward(const BackwardArguments& a) {
   if (body_->is_layer(a.block)) {
     BackwardArguments own = a;
-    body_->share_vectors(own, a.block);
+    body_->share_vectors(own, body_->layer_of(a.block));
     body_->layer.backward(body_->part_of(a.block), own);
   } else {
     SPILLWAY_ASSERT(body_->is_embedding(a.block));
@@ -222,20 +232,19 @@ void Transformer::backward(const BackwardArguments& a) {
 }
 
 void Transformer::loss(const LossArguments& a) {
-  const std::uint32_t block = body_->is_cut() ? a.block : body_->last_block();
-  SPILLWAY_ASSERT(body_->is_head(block));
+  const std::uint32_t block = body_->is_cut() ? a.block : layout_.loss_blocks(body_->config).first;
   LossArguments own = a;
-  body_->share_vectors(own, block);
+  body_->share_vectors(own, body_->config.layers + 1);
   if (body_->config.tied_head) {
     own.parameters = a.tied_parameters;
     own.gradients = a.tied_gradients;
   }
   if (!a.boundary_gradient.empty()) {
-    body_->clear_padding(block, a.gradients, a.first);
+    if (body_->is_head(block)) body_->clear_padding(block, a.gradients, a.first);
     // The head's is the first backward of a micro-batch, and every vector's gradient is to come.
     if (body_->is_cut()) body_->clear_padding(0, a.shared_gradients, a.first);
   }
-  body_->head.loss(body_->part_of(block), own);
+  body_->head.loss(body_->head_part_of(block), own);
 }
 
 void Transformer::logits(const LogitsArguments& a) {

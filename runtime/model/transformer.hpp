@@ -61,20 +61,22 @@ struct BackwardArguments {
 /// A head in tiles runs twice: all its blocks without a boundary gradient, which makes the loss,
 /// then all in reverse order with one.
 struct LossArguments {
-  std::uint32_t block = 0;                               ///< of a head in tiles
-  offload::DeviceSpan<const std::byte> parameters;       ///< the head block's
-  offload::DeviceSpan<const std::byte> shared{};         ///< block 0's, for tiles
-  offload::DeviceSpan<const std::byte> tied_parameters;  ///< block 0's, for a tied head
-  offload::DeviceSpan<const std::int32_t> targets;       ///< [batch, sequence]
-  offload::DeviceSpan<const std::byte> input;            ///< [T, W] C
-  offload::DeviceSpan<double> loss_sum;                  ///< [1], sum over targets, overwritten
+  std::uint32_t block = 0;                          ///< with tiles: one of ModelLayout::loss_blocks
+  offload::DeviceSpan<const std::byte> parameters;  ///< the head block's
+  offload::DeviceSpan<const std::byte> shared{};    ///< block 0's, for tiles
+  /// For a tied head: block 0's; with tiles those of `block`.
+  offload::DeviceSpan<const std::byte> tied_parameters;
+  offload::DeviceSpan<const std::int32_t> targets;  ///< [batch, sequence]
+  offload::DeviceSpan<const std::byte> input;       ///< [T, W] C
+  offload::DeviceSpan<double> loss_sum;             ///< [1], sum over targets, overwritten
   /// d(objective)/d(loss of one target): loss scale / targets in the step.
   float gradient_scale = 0;
   offload::DeviceSpan<std::byte> boundary_gradient;  ///< [T, W] C out; empty: loss only
   offload::DeviceSpan<std::byte> carried{};          ///< carried_bytes(), for tiles
   offload::DeviceSpan<float> gradients;              ///< head block [padded] fp32
   offload::DeviceSpan<float> shared_gradients{};     ///< block 0's [padded] fp32, for tiles
-  offload::DeviceSpan<float> tied_gradients;         ///< [vocab * W] fp32, for a tied head
+  /// For a tied head: of this second use of its rows, [vocab * W] fp32; with tiles the block's.
+  offload::DeviceSpan<float> tied_gradients;
   bool first = false;
   offload::DeviceSpan<std::byte> workspace;
 };
@@ -108,6 +110,8 @@ class Transformer {
   /// of the loss.
   [[nodiscard]] double forward_flops(std::uint32_t block) const;
   [[nodiscard]] double backward_flops(std::uint32_t block) const;
+  /// Counts those of the loss on one of ModelLayout::loss_blocks; its gradients take twice as many.
+  [[nodiscard]] double loss_flops(std::uint32_t block) const;
 
   void forward(const ForwardArguments& arguments);
   void backward(const BackwardArguments& arguments);

@@ -111,6 +111,18 @@ TEST(OperatorTile, TrainsAsTheWholeModelDoes) {
   }
 }
 
+TEST(OperatorTile, RefusesATiedHead) {
+  model::ModelConfig config = tiny_llama();
+  config.tied_head = true;
+  TrainingHarness harness(config);
+  try {
+    static_cast<void>(harness.train(tiled_options(DType::fp32), 1));
+    FAIL() << "trained";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::not_supported) << error.what();
+  }
+}
+
 TEST(OperatorTile, ResumesWithTheSameBits) {
   TrainingHarness harness(tiny_llama());
   TrainOptions options = tiled_options(DType::bf16);

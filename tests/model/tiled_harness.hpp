@@ -20,6 +20,8 @@ class TiledHarness {
         workspace_(transformer_.workspace_bytes().value()),
         boundary_gradient_(transformer_.boundary_bytes().value()),
         carried_(transformer_.carried_bytes().value()),
+        loss_(layout().loss_blocks(config)),
+        tied_(config.tied_head),
         boundary_(config.layers + 1),
         saved_(config.layers + 1) {
     transformer_.bind_constants(constants_.device().as<const float>());
@@ -29,6 +31,7 @@ class TiledHarness {
     for (const BlockLayout& block : layout().blocks) {
       parameters_.emplace_back(block.padded_parameters.value() * size_of(compute_));
       gradients_.emplace_back(block.padded_parameters.value() * sizeof(float));
+      tied_gradients_.emplace_back(block.parameters.value() * sizeof(float));
     }
     for (auto& boundary : boundary_) boundary = TestMemory(transformer_.boundary_bytes().value());
     for (std::uint32_t b = 1; b < blocks(); ++b) {
@@ -70,9 +73,9 @@ class TiledHarness {
     std::memcpy(tokens_.data(), tokens.data(), tokens_.size());
     std::memcpy(targets_.data(), targets.data(), targets_.size());
     for (std::uint32_t b = 1; b < begin_of(head()); ++b) run_forward(b, false);
-    for (std::uint32_t b = begin_of(head()); b < blocks(); ++b) run_loss(b, {}, true);
+    for (std::uint32_t b = loss_.first; b < loss_.end; ++b) run_loss(b, {}, true);
     const LossScale loss{scale, boundary_gradient_.device()};
-    for (std::uint32_t b = blocks(); b-- > begin_of(head());) run_loss(b, loss, first);
+    for (std::uint32_t b = loss_.end; b-- > loss_.first;) run_loss(b, loss, first);
     for (std::uint32_t layer = head(); layer-- > 0;) {
       if (activations == Activations::recomputed && layer > 0) {
         std::memset(saved_[layer].data(), 0xff, saved_[layer].size());
@@ -104,6 +107,15 @@ class TiledHarness {
     }
     return tensors;
   }
+  /// Of a tied head: the fp32 gradients of the second use of the embedding's rows.
+  [[nodiscard]] std::vector<float> tied_gradients() const {
+    std::vector<float> rows;
+    for (std::uint32_t b = loss_.first; b < loss_.end; ++b) {
+      const std::span<const float> part = tied_gradients_[b].as<float>();
+      rows.insert(rows.end(), part.begin(), part.end());
+    }
+    return rows;
+  }
 
  private:
   struct LossScale {
@@ -117,7 +129,7 @@ class TiledHarness {
   [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
     return layout().blocks[block].layer;
   }
-  [[nodiscard]] std::uint32_t head() const { return layout().blocks.back().layer; }
+  [[nodiscard]] std::uint32_t head() const { return static_cast<std::uint32_t>(boundary_.size()); }
   [[nodiscard]] std::uint32_t begin_of(std::uint32_t layer) const {
     std::uint32_t b = 1;
     while (b < blocks() && layer_of(b) < layer) ++b;
@@ -153,21 +165,22 @@ class TiledHarness {
                            .workspace = workspace_.device()});
   }
   void run_loss(std::uint32_t block, const LossScale& loss, bool first) {
-    transformer_.loss({.block = block,
-                       .parameters = parameters_[block].device(),
-                       .shared = parameters_[0].device(),
-                       .tied_parameters = {},
-                       .targets = targets_.device().as<const std::int32_t>(),
-                       .input = input_of(block),
-                       .loss_sum = loss_sum_.device().as<double>(),
-                       .gradient_scale = loss.scale,
-                       .boundary_gradient = loss.boundary_gradient,
-                       .carried = carried_.device(),
-                       .gradients = gradients_[block].device().as<float>(),
-                       .shared_gradients = gradients_[0].device().as<float>(),
-                       .tied_gradients = {},
-                       .first = first,
-                       .workspace = workspace_.device()});
+    transformer_.loss(
+        {.block = block,
+         .parameters = parameters_[block].device(),
+         .shared = parameters_[0].device(),
+         .tied_parameters = tied_ ? parameters_[block].device() : Tensor{},
+         .targets = targets_.device().as<const std::int32_t>(),
+         .input = boundary_.back().device(),
+         .loss_sum = loss_sum_.device().as<double>(),
+         .gradient_scale = loss.scale,
+         .boundary_gradient = loss.boundary_gradient,
+         .carried = carried_.device(),
+         .gradients = tied_ ? offload::DeviceSpan<float>{} : gradients_[block].device().as<float>(),
+         .shared_gradients = gradients_[0].device().as<float>(),
+         .tied_gradients = tied_gradients_[block].device().as<float>(),
+         .first = first,
+         .workspace = workspace_.device()});
   }
 
   DType compute_;
@@ -176,8 +189,10 @@ class TiledHarness {
   TestMemory constants_, tokens_, targets_;
   TestMemory loss_sum_{sizeof(double)};
   TestMemory workspace_, boundary_gradient_, carried_;
+  BlockRange loss_;
+  bool tied_;
   std::vector<TestMemory> boundary_, saved_;  ///< by layer
-  std::vector<TestMemory> parameters_, gradients_;
+  std::vector<TestMemory> parameters_, gradients_, tied_gradients_;
 };
 
 }  // namespace spillway::model

@@ -117,6 +117,33 @@ TEST_P(TiledModel, HasTheSameBitsFromEveryCallAndFromRecomputation) {
   }
 }
 
+TEST_P(TiledModel, HasTheGradientsOfATiedHeadForEachUseOfTheEmbedding) {
+  const double of_host = GetParam() == DType::fp32 ? 2e-6 : GetParam() == DType::fp16 ? 4e-3 : 3e-2;
+  const double tolerance = std::max(of_host, device_tolerance(GetParam()));  // as above
+  ModelConfig config = config_of(Family::qwen3);
+  config.tied_head = true;
+  const auto whole = whole_model(config, GetParam());
+  Random random;
+  const Data data(random, config.vocab_size);
+  const double loss = whole->step(data.tokens, data.targets, 1.0F / kTokens, true);
+  const auto expected = gradients_of(*whole);
+  const std::vector<float> tied(whole->tied_gradients().begin(), whole->tied_gradients().end());
+  for (const std::uint64_t tile : kTiles) {
+    SCOPED_TRACE(tile);
+    TiledHarness tiled(config, kBatch, make_case_ops(case_of(GetParam())), tile);
+    tiled.copy_parameters(*whole);
+    EXPECT_NEAR(tiled.step(data.tokens, data.targets, 1.0F / kTokens, true), loss,
+                tolerance * loss);
+    auto actual = tiled.gradients();
+    EXPECT_THAT(actual["padding"], testing::Each(0.0F));
+    for (const auto& [name, gradient] : expected) {
+      EXPECT_LT(distance(actual[name], gradient), tolerance) << name;
+    }
+    ASSERT_EQ(tiled.tied_gradients().size(), tied.size());
+    EXPECT_LT(distance(tiled.tied_gradients(), tied), tolerance);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(EveryDType, TiledModel,
                          testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& c) { return std::string(name_of(c.param)); });

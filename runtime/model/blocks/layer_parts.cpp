@@ -1,6 +1,6 @@
 #include "runtime/model/blocks/layer_parts.hpp"
 
-#include <algorithm>
+#include <utility>
 
 namespace spillway::model::blocks {
 namespace {
@@ -19,19 +19,11 @@ BlockLayout vectors_of(const BlockLayout& layer) {
 
 }  // namespace
 
-std::uint32_t first_block(const ModelLayout& layout, std::uint32_t layer) {
-  const std::uint32_t shared = layout.operator_tile > 0 ? 1 : 0;
-  const auto blocks = std::span(layout.blocks).subspan(shared);
-  const auto found = std::ranges::lower_bound(blocks, layer, {}, &BlockLayout::layer);
-  return static_cast<std::uint32_t>(shared + (found - blocks.begin()));
-}
-
 LayerParts parts_of(const ModelLayout& layout, const ModelLayout& whole, std::uint32_t layer) {
-  const std::uint32_t begin = first_block(layout, layer);
-  const std::uint32_t count = first_block(layout, layer + 1) - begin;
+  const BlockRange range = layout.blocks_of(layer);
   const bool cut = layout.operator_tile > 0;
   const BlockLayout& uncut = whole.blocks.at(layer);
-  return {.blocks = std::span(layout.blocks).subspan(begin, count),
+  return {.blocks = std::span(layout.blocks).subspan(range.first, range.end - range.first),
           .vectors = cut ? vectors_of(uncut) : uncut,
           .cut = cut};
 }

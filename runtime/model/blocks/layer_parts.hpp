@@ -18,9 +18,6 @@ struct LayerParts {
   bool cut = false;
 };
 
-/// Returns the index of the first block of `layer`; the block that all layers share is in none.
-[[nodiscard]] std::uint32_t first_block(const ModelLayout& layout, std::uint32_t layer);
-
 /// Returns the parts of `layer`. `whole` is the layout of the same model uncut. The result refers
 /// to `layout`.
 [[nodiscard]] LayerParts parts_of(const ModelLayout& layout, const ModelLayout& whole,

@@ -82,9 +82,10 @@ BlockLayout all_vectors(const ModelLayout& whole) {
 
 ModelLayout cut_layout(const ModelConfig& config, const ModelLayout& whole,
                        std::uint64_t operator_tile) {
-  check(!config.is_gpt2() && !config.tied_head, ErrorCode::not_supported,
-        fmt::format("operator_tile {}: matrices of {} are not cut into tiles; set it to 0",
-                    operator_tile, config.is_gpt2() ? "a gpt2 model" : "a model with a tied head"));
+  check(
+      !config.is_gpt2(), ErrorCode::not_supported,
+      fmt::format("operator_tile {}: matrices of a gpt2 model are not cut into tiles; set it to 0",
+                  operator_tile));
   const std::uint64_t least = least_operator_tile(config);
   check(operator_tile >= least, ErrorCode::invalid_argument,
         fmt::format("operator_tile {}: a tile holds whole rows, and the longest of this model has "

@@ -158,6 +158,20 @@ TEST(Checkpoint, AcceptsATiedHeadOnlyIfItIsTheEmbedding) {
   EXPECT_THAT(refusal(scratch.path(), config), HasSubstr("lm_head.weight"));
 }
 
+TEST(Checkpoint, ComparesATiedHeadWithAnEmbeddingInTiles) {
+  const ModelConfig config = small_llama(Family::qwen3);
+  const ModelLayout layout = make_layout(config, 500);
+  const Scratch scratch;
+  const fs::path path = scratch.path() / "model.safetensors";
+  std::vector<TensorToStore> tensors = tensors_of(config);
+  tensors.push_back({"lm_head.weight", tensors[0].shape});
+  write_tensors(path, tensors);
+  EXPECT_THROW(CheckpointReader(scratch.path(), config, layout), Error);
+  fs::remove(path);
+  write_tensors(path, tensors, DType::fp16);  // all zero
+  EXPECT_NO_THROW(CheckpointReader(scratch.path(), config, layout));
+}
+
 TEST(Checkpoint, NamesTheTensorThatIsMissingExtraMisshapenOrOfAnotherType) {
   const ModelConfig config = small_llama(Family::llama);
   const Scratch scratch;

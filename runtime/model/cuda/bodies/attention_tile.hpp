@@ -31,7 +31,7 @@ struct AttentionSize {
   float scale = 0;  ///< of scores, 1 / sqrt(head_dim)
 };
 
-/// HeadRows of ops.hpp, in elements.
+/// HeadRows of row_ops.hpp, in elements.
 template <class T>
 struct Heads {
   T* data = nullptr;
