@@ -44,20 +44,20 @@ DeviceKind usable_device() {
   return offload::cuda_unavailable_reason().empty() ? DeviceKind::cuda : DeviceKind::host;
 }
 
-model::cuda::MatmulChoices products_of(const DeviceRecord& record) {
+model::cuda::GemmChoices products_of(const DeviceRecord& record) {
   if (record.algorithms.empty()) return {};
-  return model::cuda::MatmulChoices::from_json(record.algorithms);
+  return model::cuda::GemmChoices::from_json(record.algorithms);
 }
 
-model::cuda::MatmulChoices choose_products(const ProductSources& sources) {
+model::cuda::GemmChoices choose_products(const ProductSources& sources) {
   if (sources.resumed != nullptr) return products_of(*sources.resumed);
-  model::cuda::MatmulChoices choices = sources.measured;
+  model::cuda::GemmChoices choices = sources.measured;
   if (sources.continued != nullptr) choices.take(products_of(*sources.continued));
   return choices;
 }
 
 std::unique_ptr<model::Ops> make_ops(const TrainOptions& options,
-                                     model::cuda::MatmulChoices products) {
+                                     model::cuda::GemmChoices products) {
   if (!is_cuda(options)) return make_host_ops(options);
   check_usable();
   return model::cuda::make_ops({.math = math_of(options),

@@ -9,7 +9,7 @@
 #include "runtime/base/wake_signal.hpp"
 #include "runtime/engine/device_math.hpp"
 #include "runtime/engine/train_options.hpp"
-#include "runtime/model/cuda/matmul_choices.hpp"
+#include "runtime/model/cuda/gemm_choices.hpp"
 #include "runtime/model/ops.hpp"
 #include "runtime/plan/machine_profile.hpp"
 
@@ -28,23 +28,23 @@ struct DeviceRecord {
 
 /// Where the algorithms of a run's matrix products come from.
 struct ProductSources {
-  const DeviceRecord* resumed = nullptr;       ///< of the run that is resumed, if there is one
-  const DeviceRecord* continued = nullptr;     ///< of the run that a new one goes on from, if any
-  const model::cuda::MatmulChoices& measured;  ///< on this machine
+  const DeviceRecord* resumed = nullptr;     ///< of the run that is resumed, if there is one
+  const DeviceRecord* continued = nullptr;   ///< of the run that a new one goes on from, if any
+  const model::cuda::GemmChoices& measured;  ///< on this machine
 };
 
 /// A resumed run has its own alone, whatever was measured since; a new one what was measured, and
 /// instead of it what the run that it goes on from used. The library's first proposal serves the
 /// rest.
-[[nodiscard]] model::cuda::MatmulChoices choose_products(const ProductSources& sources);
+[[nodiscard]] model::cuda::GemmChoices choose_products(const ProductSources& sources);
 
 /// Of a record.
-[[nodiscard]] model::cuda::MatmulChoices products_of(const DeviceRecord& record);
+[[nodiscard]] model::cuda::GemmChoices products_of(const DeviceRecord& record);
 
 /// Operators that are ready to run, with the algorithms of `products` where they are of this GPU
 /// and library. Throws `Error{not_supported}` that says why the device cannot.
 [[nodiscard]] std::unique_ptr<model::Ops> make_ops(const TrainOptions& options,
-                                                   model::cuda::MatmulChoices products = {});
+                                                   model::cuda::GemmChoices products = {});
 /// Of what `ops` has planned so far.
 [[nodiscard]] DeviceRecord record_of(const TrainOptions& options, const model::Ops& ops);
 /// Operators to plan with, which a machine without the device has too.

@@ -84,7 +84,7 @@ void MachineTuning::read() {
   for (const auto& [key, drive] : document.at("drives").items()) drives_[key] = drive_of(drive);
   // A file from before there were any has none.
   if (const auto products = document.find("products"); products != document.end()) {
-    products_ = model::cuda::MatmulChoices::from_json(products->dump());
+    products_ = model::cuda::GemmChoices::from_json(products->dump());
   }
 }
 
@@ -129,7 +129,7 @@ DriveTuning MachineTuning::drive(const std::filesystem::path& directory,
 }
 
 void MachineTuning::keep_product(const std::string& key,
-                                 const model::cuda::MatmulAlgorithm& algorithm) {
+                                 const model::cuda::GemmAlgorithm& algorithm) {
   products_.set(key, algorithm);
   write();
 }

@@ -14,7 +14,7 @@
 #include "cpu_adam/adam.hpp"
 #include "nvme_swap/calibration.hpp"
 #include "nvme_swap/tile_store.hpp"
-#include "runtime/model/cuda/matmul_choices.hpp"
+#include "runtime/model/cuda/gemm_choices.hpp"
 
 namespace spillway::engine {
 
@@ -42,9 +42,9 @@ class MachineTuning {
                                const std::function<nvme_swap::DriveTuning()>& measure,
                                Keep keep = Keep::yes);
   /// Of products measured on any GPU that was in this machine.
-  [[nodiscard]] const model::cuda::MatmulChoices& products() const { return products_; }
+  [[nodiscard]] const model::cuda::GemmChoices& products() const { return products_; }
   /// In place of what was known of `key`.
-  void keep_product(const std::string& key, const model::cuda::MatmulAlgorithm& algorithm);
+  void keep_product(const std::string& key, const model::cuda::GemmAlgorithm& algorithm);
   /// Forgets everything but products, in the file as well once something is measured.
   void forget();
 
@@ -57,7 +57,7 @@ class MachineTuning {
   std::filesystem::path file_;
   std::map<std::string, std::size_t> prefetch_;
   std::map<std::string, nvme_swap::DriveTuning> drives_;
-  model::cuda::MatmulChoices products_;
+  model::cuda::GemmChoices products_;
 };
 
 }  // namespace spillway::engine

@@ -76,7 +76,7 @@ void resolve(TrainOptions& options, const model::ModelConfig& config) {
 }
 
 ModelRuntime make_model_runtime(const model::ModelConfig& config, const TrainOptions& options,
-                                model::cuda::MatmulChoices products) {
+                                model::cuda::GemmChoices products) {
   return with_transformer(config, options, make_ops(options, std::move(products)));
 }
 

@@ -33,7 +33,7 @@ void resolve(TrainOptions& options, const model::ModelConfig& config);
 /// `make_ops` takes them.
 [[nodiscard]] ModelRuntime make_model_runtime(const model::ModelConfig& config,
                                               const TrainOptions& options,
-                                              model::cuda::MatmulChoices products = {});
+                                              model::cuda::GemmChoices products = {});
 /// The same to plan with, not to run: works for a device that this machine lacks.
 [[nodiscard]] ModelRuntime make_model_sizes(const model::ModelConfig& config,
                                             const TrainOptions& options);

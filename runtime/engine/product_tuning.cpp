@@ -11,13 +11,13 @@
 #include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/planning.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
-#include "runtime/model/cuda/matmul_layout.hpp"
+#include "runtime/model/cuda/gemm_layout.hpp"
 
 namespace spillway::engine {
 namespace {
 
-using model::MatmulOutput;
-using model::MatmulShape;
+using model::GemmOutput;
+using model::GemmShape;
 using model::cuda::ColumnMajor;
 using offload::DeviceMemory;
 using offload::PinnedMemory;
@@ -37,12 +37,12 @@ struct OperandBytes {
   [[nodiscard]] std::uint64_t inputs() const { return a + b + bias + residual; }
 };
 
-OperandBytes bytes_of(const MatmulShape& shape, DType compute) {
+OperandBytes bytes_of(const GemmShape& shape, DType compute) {
   const auto whole = [](std::uint64_t bytes) { return round_up(bytes, kOperandAlignment); };
   const auto matrix = [&](const ColumnMajor& m, std::uint64_t element) {
     return whole(m.columns * m.leading * element);
   };
-  const model::cuda::ColumnMajorProduct product = model::cuda::column_major(shape);
+  const model::cuda::ColumnMajorGemm product = model::cuda::column_major(shape);
   const std::uint64_t element = size_of(compute);
   return {.a = matrix(product.right, element),
           .b = matrix(product.left, element),
@@ -56,9 +56,9 @@ struct Extent {
   Bytes inputs, out, workspace;
 };
 
-Extent extent_of(std::span<const MatmulShape> shapes, DType compute) {
-  Extent extent{.inputs = {}, .out = {}, .workspace = model::cuda::matmul_workspace()};
-  for (const MatmulShape& shape : shapes) {
+Extent extent_of(std::span<const GemmShape> shapes, DType compute) {
+  Extent extent{.inputs = {}, .out = {}, .workspace = model::cuda::gemm_workspace()};
+  for (const GemmShape& shape : shapes) {
     const OperandBytes bytes = bytes_of(shape, compute);
     extent.inputs = std::max(extent.inputs, Bytes{bytes.inputs()});
     extent.out = std::max(extent.out, Bytes{bytes.out});
@@ -82,25 +82,25 @@ void write_normal_numbers(std::span<std::byte> target, DType compute) {
 
 }  // namespace
 
-std::vector<MatmulShape> planned_products(const model::ModelConfig& config,
-                                          const TrainOptions& options) {
+std::vector<GemmShape> planned_products(const model::ModelConfig& config,
+                                        const TrainOptions& options) {
   TrainOptions on_gpu = options;
   on_gpu.device = DeviceKind::cuda;
   const ModelRuntime sizes = make_model_sizes(config, on_gpu);
   const auto* ops = dynamic_cast<const model::cuda::SizingOps*>(sizes.ops.get());
   SPILLWAY_ASSERT(ops != nullptr);
-  return ops->products();
+  return ops->gemms();
 }
 
 // --- operands
 
-Bytes ProductOperands::needed(std::span<const MatmulShape> shapes, DType compute) {
+Bytes ProductOperands::needed(std::span<const GemmShape> shapes, DType compute) {
   const Extent extent = extent_of(shapes, compute);
   return extent.inputs + extent.out + extent.workspace;
 }
 
 ProductOperands::ProductOperands(offload::DeviceBackend& backend, offload::Stream& stream,
-                                 std::span<const MatmulShape> shapes, DType compute)
+                                 std::span<const GemmShape> shapes, DType compute)
     : compute_(compute) {
   const Extent extent = extent_of(shapes, compute);
   inputs_ = {backend, extent.inputs};
@@ -118,7 +118,7 @@ ProductOperands::ProductOperands(offload::DeviceBackend& backend, offload::Strea
   stream.synchronize();
 }
 
-model::MatmulArguments ProductOperands::arguments(const MatmulShape& shape) const {
+model::GemmArguments ProductOperands::arguments(const GemmShape& shape) const {
   const OperandBytes bytes = bytes_of(shape, compute_);
   std::uint64_t taken = 0;
   const auto next = [&](std::uint64_t size) {
@@ -126,7 +126,7 @@ model::MatmulArguments ProductOperands::arguments(const MatmulShape& shape) cons
     taken += size;
     return operand;
   };
-  model::MatmulArguments arguments;
+  model::GemmArguments arguments;
   arguments.a = next(bytes.a);
   arguments.b = next(bytes.b);
   arguments.bias = next(bytes.bias);
@@ -139,15 +139,15 @@ model::MatmulArguments ProductOperands::arguments(const MatmulShape& shape) cons
 
 // --- choosing
 
-TunedProduct tune_product(const MatmulShape& shape, const std::string& key, MachineTuning& known,
+TunedProduct tune_product(const GemmShape& shape, const std::string& key, MachineTuning& known,
                           bool again, const MeasureProduct& measure) {
   TunedProduct product{.shape = shape, .key = key};
   product.known = !again && known.products().find(key).has_value();
   if (product.known) return product;
-  const std::vector<model::cuda::MatmulTiming> timings = measure();
+  const std::vector<model::cuda::GemmTiming> timings = measure();
   product.algorithms = timings.size();
   if (timings.empty()) return product;
-  const model::cuda::MatmulTiming& best = timings[model::cuda::best_of(timings)];
+  const model::cuda::GemmTiming& best = timings[model::cuda::best_of(timings)];
   product.first_milliseconds = timings.front().milliseconds;
   product.best_milliseconds = best.milliseconds;
   known.keep_product(key, best.algorithm);
@@ -173,11 +173,11 @@ void tune_products(const ProductTuningRequest& request, MachineTuning& known,
   const auto stream = backend->make_stream("products");
   ops->bind_stream(stream->native());
   const ProductOperands operands(*backend, *stream, request.shapes, options.compute);
-  for (const MatmulShape& shape : request.shapes) {
-    tuned(tune_product(shape, ops->matmul_key(shape), known, request.again, [&] {
-      const model::MatmulArguments arguments = operands.arguments(shape);
-      if (shape.output == MatmulOutput::gradient) ops->fill_zero(arguments.out.as<float>());
-      return ops->measure_matmul(shape, arguments, kProposals);
+  for (const GemmShape& shape : request.shapes) {
+    tuned(tune_product(shape, ops->gemm_key(shape), known, request.again, [&] {
+      const model::GemmArguments arguments = operands.arguments(shape);
+      if (shape.output == GemmOutput::gradient) ops->fill_zero(arguments.out.as<float>());
+      return ops->measure_gemm(shape, arguments, kProposals);
     }));
   }
 }

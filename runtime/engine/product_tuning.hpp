@@ -11,30 +11,30 @@
 #include "offload/memory.hpp"
 #include "runtime/engine/machine_tuning.hpp"
 #include "runtime/engine/train_options.hpp"
-#include "runtime/model/cuda/matmul_choices.hpp"
+#include "runtime/model/cuda/gemm_choices.hpp"
 #include "runtime/model/model_config.hpp"
 
 namespace spillway::engine {
 
 /// Every matrix product that the model plans on a GPU with these options, resolved, each once.
 /// Needs no GPU.
-[[nodiscard]] std::vector<model::MatmulShape> planned_products(const model::ModelConfig& config,
-                                                               const TrainOptions& options);
+[[nodiscard]] std::vector<model::GemmShape> planned_products(const model::ModelConfig& config,
+                                                             const TrainOptions& options);
 
 /// Operands of one product after another, in memory that is taken once and filled with normal
 /// numbers: zeros or denormals would take less power, and another time, than training does.
 class ProductOperands {
  public:
   /// Device memory for any of `shapes`, one at a time.
-  [[nodiscard]] static Bytes needed(std::span<const model::MatmulShape> shapes, DType compute);
+  [[nodiscard]] static Bytes needed(std::span<const model::GemmShape> shapes, DType compute);
 
   /// Takes as much from `backend`, which outlives this, and 2 or 4 MiB of pinned memory meanwhile.
   ProductOperands(offload::DeviceBackend& backend, offload::Stream& stream,
-                  std::span<const model::MatmulShape> shapes, DType compute);
+                  std::span<const model::GemmShape> shapes, DType compute);
 
   /// Of one of the shapes, each operand at a multiple of 256 bytes. A gradient is added to, as by
   /// all micro-batches but the first; what it holds is left from before.
-  [[nodiscard]] model::MatmulArguments arguments(const model::MatmulShape& shape) const;
+  [[nodiscard]] model::GemmArguments arguments(const model::GemmShape& shape) const;
 
  private:
   DType compute_;
@@ -43,8 +43,8 @@ class ProductOperands {
 
 /// What is known of one product now.
 struct TunedProduct {
-  model::MatmulShape shape;
-  std::string key;             ///< of MatmulChoices
+  model::GemmShape shape;
+  std::string key;             ///< of GemmChoices
   bool known = false;          ///< from before: nothing was measured
   std::size_t algorithms = 0;  ///< measured; 0: the library has none for aligned operands
   double first_milliseconds = 0, best_milliseconds = 0;
@@ -55,16 +55,16 @@ struct TunedProduct {
 };
 
 /// In the library's order.
-using MeasureProduct = std::function<std::vector<model::cuda::MatmulTiming>()>;
+using MeasureProduct = std::function<std::vector<model::cuda::GemmTiming>()>;
 
 /// Measures the product unless `known` has an algorithm for `key` and keeps what is best.
 /// `again`: measures also what is known.
-TunedProduct tune_product(const model::MatmulShape& shape, const std::string& key,
+TunedProduct tune_product(const model::GemmShape& shape, const std::string& key,
                           MachineTuning& known, bool again, const MeasureProduct& measure);
 
 struct ProductTuningRequest {
   const TrainOptions& options;  ///< resolved
-  std::span<const model::MatmulShape> shapes;
+  std::span<const model::GemmShape> shapes;
   bool again = false;  ///< measure also what is known
 };
 

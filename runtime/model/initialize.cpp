@@ -46,8 +46,8 @@ struct SineCosine {
   double cosine;
 };
 
-/// Of 2 pi u for u in [0, 1). The octant is taken out of u exactly; what is left is at most pi / 4,
-/// where the terms left out are below 1e-17.
+/// Returns those of 2 pi u for u in [0, 1). The octant is taken out of u exactly; what is left is
+/// at most pi / 4, where the terms left out are below 1e-17.
 SineCosine sine_cosine_of_turn(double u) {
   static constexpr std::array<double, 9> kSine{1.0,
                                                -1.0 / 6,

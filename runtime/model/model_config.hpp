@@ -45,7 +45,8 @@ struct ModelConfig {
   std::optional<double> rope_linear_factor = std::nullopt;
   std::optional<Llama3RopeScaling> rope_llama3 = std::nullopt;
   double init_std = 0.02;
-  /// Of any layer. Attention is full, so windows of tokens must not be longer: `check_context`.
+  /// That of any layer counts. Attention is full, so windows of tokens must not be longer:
+  /// `check_context`.
   std::optional<std::uint32_t> sliding_window = std::nullopt;
   double dropout = 0;            ///< as found in config.json; trained as 0, noted in one line
   std::string source_json = {};  ///< the config.json this came from, for a faithful export
@@ -71,8 +72,8 @@ void check_context(const ModelConfig& config, std::uint32_t context);
 /// the mathematics is read or refused by name with `Error{invalid_argument | not_supported}`.
 [[nodiscard]] ModelConfig parse_model_config(std::string_view json_text, std::string_view origin);
 [[nodiscard]] ModelConfig load_model_config(const std::filesystem::path& config_json);
-/// A config.json that transformers loads: the source's fields, changed ones replaced. `dtype` is
-/// that of the weights beside it.
+/// Returns a config.json that transformers loads: the source's fields, changed ones replaced.
+/// `dtype` is that of the weights beside it.
 [[nodiscard]] std::string to_config_json(const ModelConfig& config, DType dtype);
 
 }  // namespace spillway::model

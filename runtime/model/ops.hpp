@@ -17,16 +17,16 @@
 
 namespace spillway::model {
 
-// --- matmul: out [rows, columns] = op(a) [rows, inner] x op(b) [inner, columns] (+ bias) (+
+// --- gemm: out [rows, columns] = op(a) [rows, inner] x op(b) [inner, columns] (+ bias) (+
 // residual)
 
-enum class MatmulOutput : std::uint8_t {
+enum class GemmOutput : std::uint8_t {
   compute,   ///< C
   fp32,      ///< fp32, overwritten (logits)
   gradient,  ///< fp32, overwritten or added to, as `Gradient::first` says
 };
 
-struct MatmulShape {
+struct GemmShape {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
   std::uint64_t inner = 0;
@@ -34,13 +34,13 @@ struct MatmulShape {
   bool transpose_b = false;  ///< b is stored [columns, inner]
   bool bias = false;         ///< + bias [columns], C; only with output C
   bool residual = false;     ///< + residual [rows, columns], C; only with output C
-  MatmulOutput output = MatmulOutput::compute;
+  GemmOutput output = GemmOutput::compute;
   // Elements from one stored row to the next, where a matrix is a range of another one's columns;
   // 0: rows lie side by side. `residual` is strided as `out`.
   std::uint64_t a_stride = 0;
   std::uint64_t b_stride = 0;
   std::uint64_t out_stride = 0;
-  bool operator==(const MatmulShape&) const = default;
+  bool operator==(const GemmShape&) const = default;
 };
 
 /// Handle of a prepared operation, and the workspace that a call of it needs.
@@ -48,10 +48,10 @@ struct Plan {
   std::uint32_t index = 0;
   Bytes workspace;
 };
-struct MatmulPlan : Plan {};
+struct GemmPlan : Plan {};
 struct AttentionPlan : Plan {};
 
-struct MatmulArguments {
+struct GemmArguments {
   ConstTensor a;
   ConstTensor b;
   ConstTensor bias;
@@ -119,7 +119,7 @@ struct AttentionBackwardArguments {
   Tensor workspace;
 };
 
-/// Whether a call's matrices have the rows that its plan was made for.
+/// Tells whether a call's matrices have the rows that its plan was made for.
 [[nodiscard]] inline bool keeps_strides(const AttentionShape& shape,
                                         const AttentionForwardArguments& a) {
   const AttentionStrides strides = shape.row_strides();
@@ -143,7 +143,7 @@ class Ops {
   /// Called once, before the first operation; an implementation without streams ignores it.
   virtual void bind_stream(void* /*native*/) {}
 
-  [[nodiscard]] virtual MatmulPlan plan_matmul(const MatmulShape& shape) = 0;
+  [[nodiscard]] virtual GemmPlan plan_gemm(const GemmShape& shape) = 0;
   [[nodiscard]] virtual AttentionPlan plan_attention(const AttentionShape& shape) = 0;
   /// Returns what a call that sums `rows` rows of `columns` elements needs.
   [[nodiscard]] virtual Bytes reduction_workspace(std::uint64_t rows,
@@ -154,7 +154,7 @@ class Ops {
   /// as fill a gemm, which for each chunk reads the projection and adds to its gradient once.
   [[nodiscard]] virtual Bytes logits_at_once() const { return Bytes{32ULL << 20}; }
 
-  virtual void matmul(MatmulPlan plan, const MatmulArguments& arguments) = 0;
+  virtual void gemm(GemmPlan plan, const GemmArguments& arguments) = 0;
   virtual void attention_forward(AttentionPlan plan,
                                  const AttentionForwardArguments& arguments) = 0;
   virtual void attention_backward(AttentionPlan plan,

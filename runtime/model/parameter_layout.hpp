@@ -59,7 +59,7 @@ struct ModelLayout {
 /// Throws `Error{invalid_argument}` for an `operator_tile` below one row of the widest matrix, and
 /// `Error{not_supported}` for a model that is not cut: GPT-2.
 [[nodiscard]] ModelLayout make_layout(const ModelConfig& config, std::uint64_t operator_tile = 0);
-/// The least `operator_tile` of a model: its longest row.
+/// Returns the least `operator_tile` of a model: its longest row.
 [[nodiscard]] std::uint64_t least_operator_tile(const ModelConfig& config);
 
 }  // namespace spillway::model

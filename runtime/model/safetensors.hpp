@@ -32,7 +32,7 @@ struct StoredTensor {
   Bytes size;
 
   [[nodiscard]] ElementCount count() const;
-  /// Absent for types that hold no weights here (integers, 8-bit floats, F64).
+  /// Returns nothing for types that hold no weights here (integers, 8-bit floats, F64).
   [[nodiscard]] std::optional<DType> dtype() const;
 };
 

@@ -18,7 +18,7 @@ namespace spillway::model {
 void copy_tokenizer_files(const std::filesystem::path& directory,
                           const std::filesystem::path& target);
 
-/// The text of one of them.
+/// Returns the text of one of them.
 [[nodiscard]] std::string read_tokenizer_file(const std::filesystem::path& path);
 
 }  // namespace spillway::model

@@ -9,7 +9,7 @@
 namespace spillway::engine {
 namespace {
 
-using model::cuda::MatmulChoices;
+using model::cuda::GemmChoices;
 
 /// Wide enough for several algorithms of each product.
 model::ModelConfig small_model() {
@@ -52,10 +52,10 @@ TEST_P(GpuProducts, AreMeasuredOnceAndTakenByARunThatStartsLater) {
     EXPECT_LE(product.best_milliseconds, product.first_milliseconds) << product.key;
   }
   for (const TunedProduct& product : tune()) EXPECT_TRUE(product.known) << product.key;
-  const MatmulChoices table = MachineTuning(file_).products();
+  const GemmChoices table = MachineTuning(file_).products();
   EXPECT_EQ(table.size(), measured.size());
   const ModelRuntime model = make_model_runtime(small_model(), options_, table);
-  const MatmulChoices used = products_of(record_of(options_, *model.ops));
+  const GemmChoices used = products_of(record_of(options_, *model.ops));
   EXPECT_EQ(used.common(table), table.size());
 }
 

@@ -11,21 +11,21 @@
 #include "offload/host/host_backend.hpp"
 #include "runtime/engine/compute_device.hpp"
 #include "runtime/engine/sealed_json.hpp"
-#include "runtime/model/cuda/matmul_layout.hpp"
+#include "runtime/model/cuda/gemm_layout.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
 namespace {
 
-using model::MatmulOutput;
-using model::MatmulShape;
-using model::cuda::MatmulAlgorithm;
-using model::cuda::MatmulChoices;
-using model::cuda::MatmulTiming;
+using model::GemmOutput;
+using model::GemmShape;
+using model::cuda::GemmAlgorithm;
+using model::cuda::GemmChoices;
+using model::cuda::GemmTiming;
 
-MatmulAlgorithm algorithm(std::uint64_t word) { return {word, 1, 2, 3, 4, 5, 6, 7}; }
+GemmAlgorithm algorithm(std::uint64_t word) { return {word, 1, 2, 3, 4, 5, 6, 7}; }
 
-bool has(const std::vector<MatmulShape>& shapes, const MatmulShape& shape) {
+bool has(const std::vector<GemmShape>& shapes, const GemmShape& shape) {
   return std::ranges::find(shapes, shape) != shapes.end();
 }
 
@@ -37,7 +37,7 @@ TEST(PlannedProducts, AreThoseOfALayerAndOfTheHeadEachOnce) {
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     EXPECT_EQ(std::ranges::count(shapes, shapes[i]), 1) << i;
   }
-  const MatmulOutput gradient = MatmulOutput::gradient;
+  const GemmOutput gradient = GemmOutput::gradient;
   // gate and up: 48 to 2 * 96; its input's and its weights' gradient; the head of 67 tokens.
   EXPECT_TRUE(has(shapes, {.rows = 32, .columns = 192, .inner = 48, .transpose_b = true}));
   EXPECT_TRUE(has(shapes, {.rows = 32, .columns = 48, .inner = 192}));
@@ -45,7 +45,7 @@ TEST(PlannedProducts, AreThoseOfALayerAndOfTheHeadEachOnce) {
       shapes, {.rows = 192, .columns = 48, .inner = 32, .transpose_a = true, .output = gradient}));
   EXPECT_TRUE(has(
       shapes,
-      {.rows = 32, .columns = 67, .inner = 48, .transpose_b = true, .output = MatmulOutput::fp32}));
+      {.rows = 32, .columns = 67, .inner = 48, .transpose_b = true, .output = GemmOutput::fp32}));
   EXPECT_EQ(shapes, planned_products(tiny_llama(2), options)) << "all layers are alike";
   options.device = DeviceKind::host;
   EXPECT_EQ(shapes, planned_products(tiny_llama(2), options)) << "they are a GPU's";
@@ -61,7 +61,7 @@ TEST(PlannedProducts, OfAModelInTilesAreTheTiles) {
   const auto tiled = planned_products(tiny_llama(), options);
   EXPECT_FALSE(tiled.empty());
   EXPECT_NE(tiled, whole);
-  for (const MatmulShape& shape : tiled) EXPECT_NE(shape.columns, 192U);
+  for (const GemmShape& shape : tiled) EXPECT_NE(shape.columns, 192U);
 }
 
 // --- operands
@@ -81,7 +81,7 @@ class Operands : public testing::TestWithParam<DType> {
 };
 
 TEST_P(Operands, LieApartInAlignedMemoryOfTheStatedSize) {
-  std::vector<MatmulShape> shapes = planned_products(tiny_gpt2(), tiny_options());
+  std::vector<GemmShape> shapes = planned_products(tiny_gpt2(), tiny_options());
   shapes.push_back({.rows = 5,
                     .columns = 7,
                     .inner = 11,
@@ -97,8 +97,8 @@ TEST_P(Operands, LieApartInAlignedMemoryOfTheStatedSize) {
   const ProductOperands operands(*backend, *stream, shapes, GetParam());
   EXPECT_EQ(backend->usage(offload::MemoryKind::device).high_water, needed);
   EXPECT_EQ(backend->usage(offload::MemoryKind::pinned).current, Bytes{});
-  for (const MatmulShape& shape : shapes) {
-    const model::MatmulArguments a = operands.arguments(shape);
+  for (const GemmShape& shape : shapes) {
+    const model::GemmArguments a = operands.arguments(shape);
     const std::uint64_t element = size_of(GetParam());
     const auto product = model::cuda::column_major(shape);
     EXPECT_GE(a.a.size(), product.right.columns * product.right.leading * element);
@@ -122,7 +122,7 @@ TEST_P(Operands, LieApartInAlignedMemoryOfTheStatedSize) {
 }
 
 TEST_P(Operands, HoldNormalNumbers) {
-  const std::vector<MatmulShape> shapes{{.rows = 1100, .columns = 3, .inner = 1000}};
+  const std::vector<GemmShape> shapes{{.rows = 1100, .columns = 3, .inner = 1000}};
   const auto backend =
       offload::make_host_backend({.device_capacity = 64_MiB, .pinned_capacity = 4_MiB});
   const auto stream = backend->make_stream("test");
@@ -153,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(EveryDType, Operands,
 
 class ProductTuning : public testing::Test {
  protected:
-  TunedProduct tune(const std::string& key, const std::vector<MatmulTiming>& timings,
+  TunedProduct tune(const std::string& key, const std::vector<GemmTiming>& timings,
                     bool again = false) {
     MachineTuning known(file_);
     return tune_product({.rows = 2, .columns = 3, .inner = 4}, key, known, again, [&] {
@@ -161,7 +161,7 @@ class ProductTuning : public testing::Test {
       return timings;
     });
   }
-  [[nodiscard]] std::optional<MatmulAlgorithm> kept(const std::string& key) const {
+  [[nodiscard]] std::optional<GemmAlgorithm> kept(const std::string& key) const {
     return MachineTuning(file_).products().find(key);
   }
 
@@ -259,16 +259,16 @@ TEST_F(ProductTuning, SaysThatItNeedsAGpu) {
 
 class RunProducts : public testing::Test {
  protected:
-  static MatmulChoices table(std::initializer_list<std::pair<std::string, std::uint64_t>> list) {
-    MatmulChoices choices;
+  static GemmChoices table(std::initializer_list<std::pair<std::string, std::uint64_t>> list) {
+    GemmChoices choices;
     for (const auto& [key, word] : list) choices.set(key, algorithm(word));
     return choices;
   }
-  static DeviceRecord record(const MatmulChoices& choices) {
+  static DeviceRecord record(const GemmChoices& choices) {
     return {.name = "A GPU", .libraries = "cuBLASLt 130100", .algorithms = choices.to_json()};
   }
 
-  MatmulChoices measured_ = table({{"one", 1}, {"two", 2}});
+  GemmChoices measured_ = table({{"one", 1}, {"two", 2}});
 };
 
 TEST_F(RunProducts, OfANewRunAreThoseMeasured) {
@@ -279,7 +279,7 @@ TEST_F(RunProducts, OfAResumedRunAreItsOwnAlone) {
   const DeviceRecord own = record(table({{"one", 7}}));
   EXPECT_EQ(choose_products({.resumed = &own, .measured = measured_}), table({{"one", 7}}));
   const DeviceRecord host{.name = "host", .libraries = {}, .algorithms = {}};
-  EXPECT_EQ(choose_products({.resumed = &host, .measured = measured_}), MatmulChoices());
+  EXPECT_EQ(choose_products({.resumed = &host, .measured = measured_}), GemmChoices());
 }
 
 TEST_F(RunProducts, OfARunThatGoesOnFromAnotherAreTheOthersFirst) {

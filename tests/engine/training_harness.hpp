@@ -127,7 +127,7 @@ class TrainingHarness {
   std::function<void(const plan::Workload&, plan::Placement&)> adjust_placement;
   std::function<void(nvme_swap::StoreOptions&)> adjust_store;
   /// Algorithms that models on a GPU start with, from here on.
-  model::cuda::MatmulChoices products;
+  model::cuda::GemmChoices products;
 
   [[nodiscard]] const model::ModelConfig& config() const { return config_; }
   [[nodiscard]] const data::TokenFile& tokens() const { return *tokens_; }

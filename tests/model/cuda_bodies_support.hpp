@@ -82,7 +82,7 @@ class SerialOps final : public Ops {
       : compute_(compute), runner_(order), host_(host::make_ops({.compute = compute})) {}
 
   [[nodiscard]] DType compute() const override { return compute_; }
-  MatmulPlan plan_matmul(const MatmulShape& shape) override { return host_->plan_matmul(shape); }
+  GemmPlan plan_gemm(const GemmShape& shape) override { return host_->plan_gemm(shape); }
   AttentionPlan plan_attention(const AttentionShape& shape) override {
     return host_->plan_attention(shape);
   }
@@ -93,7 +93,7 @@ class SerialOps final : public Ops {
   [[nodiscard]] Bytes embedding_workspace(const EmbeddingShape& shape) const override {
     return Bytes{cuda::bodies::embedding_bytes(shape)};
   }
-  void matmul(MatmulPlan plan, const MatmulArguments& a) override { host_->matmul(plan, a); }
+  void gemm(GemmPlan plan, const GemmArguments& a) override { host_->gemm(plan, a); }
   void attention_forward(AttentionPlan plan, const AttentionForwardArguments& a) override {
     host_->attention_forward(plan, a);
   }

@@ -77,9 +77,9 @@ TEST(SizingOps, PlanAWholeModelOnAnyMachineAndComputeNothing) {
     EXPECT_EQ(ops->compute(), dtype);
     const ModelConfig config = tiny_qwen3();
     const Transformer model(config, kBatch, dtype, *ops);
-    EXPECT_GE(model.workspace_bytes(), cuda::kMatmulWorkspace);
-    EXPECT_GE(ops->plan_matmul({.rows = 1, .columns = 1, .inner = 1}).workspace,
-              cuda::kMatmulWorkspace);
+    EXPECT_GE(model.workspace_bytes(), cuda::kGemmWorkspace);
+    EXPECT_GE(ops->plan_gemm({.rows = 1, .columns = 1, .inner = 1}).workspace,
+              cuda::kGemmWorkspace);
     const TestMemory values(64);
     try {
       ops->fill_zero(values.device().as<float>());
@@ -87,7 +87,7 @@ TEST(SizingOps, PlanAWholeModelOnAnyMachineAndComputeNothing) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::not_supported);
     }
-    EXPECT_THROW(ops->matmul({}, {}), Error);
+    EXPECT_THROW(ops->gemm({}, {}), Error);
     EXPECT_THROW(ops->attention_forward({}, {}), Error);
   }
 }

@@ -24,7 +24,7 @@ std::unique_ptr<Ops> make_case_ops(const OpsCase& c) {
   return host::make_ops({.compute_threads = c.threads,
                          .compute = c.dtype,
                          .kernels = c.kernels,
-                         .widen_matmul = c.widen});
+                         .widen_gemm = c.widen});
 }
 
 double device_tolerance(DType /*dtype*/) { return 0; }

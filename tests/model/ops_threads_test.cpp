@@ -1,5 +1,5 @@
 // What only the host's operations do: refuse tokens, and deal themselves to threads, whose number
-// changes no bit of any of them but matmul, whose sums oneDNN arranges by it.
+// changes no bit of any of them but gemm, whose sums oneDNN arranges by it.
 #include "runtime/base/error.hpp"
 #include "runtime/model/host/host_ops.hpp"
 #include "runtime/model/rope_frequencies.hpp"
@@ -14,7 +14,7 @@ constexpr std::size_t kCount = kRows * kColumns;
 constexpr AttentionShape kAttention{
     .batch = 3, .sequence = 200, .heads = 4, .kv_heads = 2, .head_dim = 25};
 
-/// One run of every operation but matmul on a number of threads, from the same operands.
+/// One run of every operation but gemm on a number of threads, from the same operands.
 class AllOperations {
  public:
   AllOperations(int threads, DType dtype)
@@ -166,7 +166,7 @@ class AllOperations {
 
 class Threads : public testing::TestWithParam<DType> {};
 
-TEST_P(Threads, ChangeNoBitOutsideMatmul) {
+TEST_P(Threads, ChangeNoBitOutsideGemm) {
   const AllOperations one(1, GetParam());
   for (const int threads : {2, 3, 7}) {
     const AllOperations several(threads, GetParam());

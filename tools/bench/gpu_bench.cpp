@@ -99,25 +99,25 @@ class Device {
 
 struct Product {
   std::string name;
-  model::MatmulShape shape;
+  model::GemmShape shape;
 };
 
 /// out = op(a) op(b), checked at a few places against the sum in fp64.
 ProductRate measure(Device& device, const Product& product, double budget) {
-  const model::MatmulShape& s = product.shape;
-  const model::MatmulPlan plan = device.ops().plan_matmul(s);
+  const model::GemmShape& s = product.shape;
+  const model::GemmPlan plan = device.ops().plan_gemm(s);
   const DeviceMemory a = device.random(s.rows * s.inner, 1);
   const DeviceMemory b = device.random(s.inner * s.columns, 2);
   const DeviceMemory out(device.backend(), Bytes{s.rows * s.columns * sizeof(float)});
   const DeviceMemory workspace(device.backend(), std::max(plan.workspace, Bytes{1}));
-  const bool wide = s.output != model::MatmulOutput::compute;
+  const bool wide = s.output != model::GemmOutput::compute;
   const std::size_t element = wide ? sizeof(float) : device.element();
-  model::MatmulArguments arguments;
+  model::GemmArguments arguments;
   arguments.a = a.device();
   arguments.b = b.device();
   arguments.out = out.device().subspan(0, s.rows * s.columns * element);
   arguments.workspace = workspace.device();
-  const auto call = [&] { device.stream().submit([&] { device.ops().matmul(plan, arguments); }); };
+  const auto call = [&] { device.stream().submit([&] { device.ops().gemm(plan, arguments); }); };
   ProductRate rate{.name = product.name, .rows = s.rows, .columns = s.columns, .inner = s.inner};
   rate.seconds = seconds_of(device.stream(), budget, call);
   rate.flops = 2.0 * static_cast<double>(s.rows) * static_cast<double>(s.columns) *
@@ -161,13 +161,12 @@ std::vector<Product> products_of(const GpuCase& g) {
   std::vector<Product> products;
   for (const Weight& w : weights) {
     const bool logits = w.out == g.vocabulary;
-    products.push_back(
-        {fmt::format("{} forward", w.name),
-         {.rows = w.rows,
-          .columns = w.out,
-          .inner = w.in,
-          .transpose_b = true,
-          .output = logits ? model::MatmulOutput::fp32 : model::MatmulOutput::compute}});
+    products.push_back({fmt::format("{} forward", w.name),
+                        {.rows = w.rows,
+                         .columns = w.out,
+                         .inner = w.in,
+                         .transpose_b = true,
+                         .output = logits ? model::GemmOutput::fp32 : model::GemmOutput::compute}});
     products.push_back({fmt::format("{} input gradient", w.name),
                         {.rows = w.rows, .columns = w.in, .inner = w.out}});
     products.push_back({fmt::format("{} weight gradient", w.name),
@@ -175,7 +174,7 @@ std::vector<Product> products_of(const GpuCase& g) {
                          .columns = w.in,
                          .inner = w.rows,
                          .transpose_a = true,
-                         .output = model::MatmulOutput::gradient}});
+                         .output = model::GemmOutput::gradient}});
   }
   return products;
 }

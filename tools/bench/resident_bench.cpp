@@ -192,7 +192,7 @@ double product_flops(const StepBenchRequest& request) {
       options, {.device = kUnlimited, .host = kUnlimited, .nvme = kUnlimited}, nullptr);
   const auto stream = backend->make_stream("product");
   model.ops->bind_stream(stream->native());
-  const model::MatmulPlan plan = model.ops->plan_matmul(
+  const model::GemmPlan plan = model.ops->plan_gemm(
       {.rows = kRows, .columns = kColumns, .inner = kInner, .transpose_b = true});
   const std::uint64_t element = size_of(options.compute);
   const offload::DeviceMemory a(*backend, Bytes{kRows * kInner * element});
@@ -209,12 +209,12 @@ double product_flops(const StepBenchRequest& request) {
   for (int i = 0; i < kRepetitions; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     stream->submit([&] {
-      model.ops->matmul(plan, {.a = a.device(),
-                               .b = b.device(),
-                               .bias = {},
-                               .residual = {},
-                               .out = out.device(),
-                               .workspace = workspace.device()});
+      model.ops->gemm(plan, {.a = a.device(),
+                             .b = b.device(),
+                             .bias = {},
+                             .residual = {},
+                             .out = out.device(),
+                             .workspace = workspace.device()});
     });
     stream->synchronize();
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;

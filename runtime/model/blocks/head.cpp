@@ -22,11 +22,11 @@ Head::Head(const ModelConfig& config, BatchShape batch, const LayerParts& projec
     ops_workspace_ = std::max({ops_workspace_, part.full.workspace, part.tail.workspace});
   }
   if (!cut_) {
-    last_positions_ = ops.plan_matmul({.rows = batch.batch,
-                                       .columns = config.vocab_size,
-                                       .inner = config.width,
-                                       .transpose_b = true,
-                                       .output = MatmulOutput::fp32});
+    last_positions_ = ops.plan_gemm({.rows = batch.batch,
+                                     .columns = config.vocab_size,
+                                     .inner = config.width,
+                                     .transpose_b = true,
+                                     .output = GemmOutput::fp32});
     ops_workspace_ = std::max(ops_workspace_, last_positions_.workspace);
   }
   ops_workspace_ = std::max({ops_workspace_, ops.reduction_workspace(tokens(), 2 * config.width),
@@ -56,7 +56,7 @@ std::vector<Head::Part> Head::make_parts(const LayerParts& projection, Ops& ops)
   const std::uint64_t rest = tokens() % chunk_;
   for (Part& part : parts) {
     ChunkShape chunk{.rows = chunk_, .columns = part.rows, .width = config_.width};
-    if (cut_) chunk.input_gradient = MatmulOutput::gradient;
+    if (cut_) chunk.input_gradient = GemmOutput::gradient;
     part.full = plan_chunk(chunk, ops);
     chunk.rows = rest;
     part.tail = rest > 0 ? plan_chunk(chunk, ops) : part.full;
@@ -116,13 +116,13 @@ void Head::apply_norm(NormShape shape, ConstTensor vectors, HeadRows<ConstTensor
 
 void Head::project(const Part& part, const Chunk& chunk, ConstTensor parameters, const Space& space,
                    offload::DeviceSpan<float> logits) {
-  ops_->matmul(chunk.plans->logits, {.a = rows_of(space.normal, chunk),
-                                     .b = part.weight.in(parameters, ops_->compute()),
-                                     .bias = {},
-                                     .residual = {},
-                                     .out = logits.as<std::byte>(),
-                                     .first = true,
-                                     .workspace = space.ops});
+  ops_->gemm(chunk.plans->logits, {.a = rows_of(space.normal, chunk),
+                                   .b = part.weight.in(parameters, ops_->compute()),
+                                   .bias = {},
+                                   .residual = {},
+                                   .out = logits.as<std::byte>(),
+                                   .first = true,
+                                   .workspace = space.ops});
 }
 
 void Head::loss(std::uint32_t index, const LossArguments& a) {
@@ -201,21 +201,21 @@ void Head::backward_chunk(const Part& part, const Chunk& chunk, const LossArgume
                           Tensor normal_gradient, const Space& space) {
   // The second pass begins with the last part, which overwrites the sums.
   const bool last_part = part.first_row + part.rows == config_.vocab_size;
-  ops_->matmul(chunk.plans->input_gradient, {.a = space.logits_gradient,
-                                             .b = part.weight.in(a.parameters, ops_->compute()),
-                                             .bias = {},
-                                             .residual = {},
-                                             .out = normal_gradient,
-                                             .first = last_part,
-                                             .workspace = space.ops});
+  ops_->gemm(chunk.plans->input_gradient, {.a = space.logits_gradient,
+                                           .b = part.weight.in(a.parameters, ops_->compute()),
+                                           .bias = {},
+                                           .residual = {},
+                                           .out = normal_gradient,
+                                           .first = last_part,
+                                           .workspace = space.ops});
   const Gradient weight = part.weight.in(a.gradients, a.first);
-  ops_->matmul(chunk.plans->weight_gradient, {.a = space.logits_gradient,
-                                              .b = rows_of(space.normal, chunk),
-                                              .bias = {},
-                                              .residual = {},
-                                              .out = weight.values.as<std::byte>(),
-                                              .first = a.first && chunk.first == 0,
-                                              .workspace = space.ops});
+  ops_->gemm(chunk.plans->weight_gradient, {.a = space.logits_gradient,
+                                            .b = rows_of(space.normal, chunk),
+                                            .bias = {},
+                                            .residual = {},
+                                            .out = weight.values.as<std::byte>(),
+                                            .first = a.first && chunk.first == 0,
+                                            .workspace = space.ops});
 }
 
 void Head::backward_norm(const LossArguments& a, ConstTensor gradient, const Space& space) {
@@ -252,13 +252,13 @@ void Head::logits(const Transformer::LogitsArguments& a, ConstTensor vectors) {
              {a.input.subspan(skipped, a.input.size() - skipped),
               std::uint64_t{batch_.sequence} * config_.width},
              space);
-  ops_->matmul(last_positions_, {.a = space.normal,
-                                 .b = part.weight.in(a.parameters, ops_->compute()),
-                                 .bias = {},
-                                 .residual = {},
-                                 .out = a.logits.as<std::byte>(),
-                                 .first = true,
-                                 .workspace = space.ops});
+  ops_->gemm(last_positions_, {.a = space.normal,
+                               .b = part.weight.in(a.parameters, ops_->compute()),
+                               .bias = {},
+                               .residual = {},
+                               .out = a.logits.as<std::byte>(),
+                               .first = true,
+                               .workspace = space.ops});
 }
 
 }  // namespace spillway::model::blocks

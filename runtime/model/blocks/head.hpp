@@ -31,7 +31,7 @@ class Head {
   /// `parameters` and `gradients` of the arguments are those of the block that has the projection,
   /// `shared` and `shared_gradients` have the head's own vectors.
   void loss(std::uint32_t part, const LossArguments& arguments);
-  /// Of a head of one part.
+  /// Writes the logits of a head of one part.
   void logits(const Transformer::LogitsArguments& arguments, ConstTensor vectors);
 
  private:
@@ -95,7 +95,7 @@ class Head {
   std::uint64_t largest_part_ = 0;  ///< rows
   std::uint64_t chunk_ = 0;         ///< tokens
   std::vector<Part> parts_;
-  MatmulPlan last_positions_;  ///< of a head of one part
+  GemmPlan last_positions_;  ///< of a head of one part
   Bytes ops_workspace_, workspace_bytes_, carried_bytes_;
 };
 

@@ -12,18 +12,18 @@ std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary, const
 
 ChunkPlans plan_chunk(const ChunkShape& s, Ops& ops) {
   ChunkPlans plans;
-  plans.logits = ops.plan_matmul({.rows = s.rows,
-                                  .columns = s.columns,
-                                  .inner = s.width,
-                                  .transpose_b = true,
-                                  .output = MatmulOutput::fp32});
-  plans.input_gradient = ops.plan_matmul(
+  plans.logits = ops.plan_gemm({.rows = s.rows,
+                                .columns = s.columns,
+                                .inner = s.width,
+                                .transpose_b = true,
+                                .output = GemmOutput::fp32});
+  plans.input_gradient = ops.plan_gemm(
       {.rows = s.rows, .columns = s.width, .inner = s.columns, .output = s.input_gradient});
-  plans.weight_gradient = ops.plan_matmul({.rows = s.columns,
-                                           .columns = s.width,
-                                           .inner = s.rows,
-                                           .transpose_a = true,
-                                           .output = MatmulOutput::gradient});
+  plans.weight_gradient = ops.plan_gemm({.rows = s.columns,
+                                         .columns = s.width,
+                                         .inner = s.rows,
+                                         .transpose_a = true,
+                                         .output = GemmOutput::gradient});
   plans.workspace = std::max(
       {plans.logits.workspace, plans.input_gradient.workspace, plans.weight_gradient.workspace});
   return plans;

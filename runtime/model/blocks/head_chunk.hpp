@@ -1,4 +1,4 @@
-// A chunk of tokens in the head: what bounds its logits, and the three products on them. A head
+// A chunk of tokens in the head: what bounds its logits, and the three gemms on them. A head
 // runs over the whole vocabulary or over a tile of it.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace spillway::model::blocks {
 
 /// Full chunks share their plans, the last may be shorter.
 struct ChunkPlans {
-  MatmulPlan logits, input_gradient, weight_gradient;
+  GemmPlan logits, input_gradient, weight_gradient;
   Bytes workspace;  ///< of the largest
 };
 
@@ -23,7 +23,7 @@ struct ChunkShape {
   std::uint64_t columns = 0;  ///< of the vocabulary
   std::uint64_t width = 0;
   /// `gradient` where tiles of the vocabulary add to it.
-  MatmulOutput input_gradient = MatmulOutput::compute;
+  GemmOutput input_gradient = GemmOutput::compute;
 };
 
 [[nodiscard]] ChunkPlans plan_chunk(const ChunkShape& shape, Ops& ops);

@@ -102,7 +102,7 @@ void Layer::backward(std::uint32_t index, const BackwardArguments& a) {
 void Layer::backward_gemm(const Columns& part, const BackwardArguments& a, const Saved& saved,
                           const Gradients& gradients, const Space& space) {
   const Flow flow = backward_flow(part.gemm, a, gradients);
-  const GemmShape& gemm = shape(part.gemm);
+  const WholeGemm& gemm = shape(part.gemm);
   const ConstTensor out_gradient = columns(flow.out_gradient, gemm.out, part.first).data;
   const bool first = ends(part);  // backward begins with a gemm's last columns
   if (first && gemm.bias) {

@@ -48,7 +48,7 @@ class Layer {
   /// The layer's gemms: x [T, in] -> [T, out].
   enum class Gemm : std::uint8_t { qkv, attention_out, ffn_in, ffn_out };
   static constexpr std::size_t kGemms = 4;
-  struct GemmShape {
+  struct WholeGemm {
     std::uint64_t in = 0;
     std::uint64_t out = 0;
     std::optional<TensorRange> bias;  ///< in the vectors
@@ -108,7 +108,7 @@ class Layer {
     const std::uint64_t skipped = first * size_of(ops_->compute());
     return {matrix.subspan(skipped, matrix.size() - skipped), stride};
   }
-  [[nodiscard]] const GemmShape& shape(Gemm gemm) const {
+  [[nodiscard]] const WholeGemm& shape(Gemm gemm) const {
     return gemms_[static_cast<std::size_t>(gemm)];
   }
   [[nodiscard]] bool begins(const Columns& part) const { return part.first == 0; }
@@ -165,7 +165,7 @@ class Layer {
   std::optional<Norm> q_norm_, k_norm_;
   ActivationShape activation_;
   AttentionPlan attention_;
-  std::array<GemmShape, kGemms> gemms_;
+  std::array<WholeGemm, kGemms> gemms_;
   std::vector<std::vector<Columns>> parts_;
   offload::DeviceSpan<const float> angles_;  ///< of rope; empty where positions are embedded
   Bytes ops_workspace_, saved_bytes_, workspace_bytes_, carried_bytes_;

@@ -132,7 +132,7 @@ void Layer::add_part(const BlockLayout& block) {
 }
 
 Layer::Columns Layer::make_columns(Gemm which, std::uint64_t first, TensorRange weight) const {
-  const GemmShape& gemm = shape(which);
+  const WholeGemm& gemm = shape(which);
   LinearShape linear{.rows = tokens(),
                      .in = gemm.in,
                      .columns = weight.count / gemm.in,
@@ -144,7 +144,7 @@ Layer::Columns Layer::make_columns(Gemm which, std::uint64_t first, TensorRange 
   if (gemm.bias) linear.bias = {gemm.bias->first + first, linear.columns};
   if (cut_) {
     linear.stride = gemm.out;
-    linear.input_gradient = MatmulOutput::gradient;
+    linear.input_gradient = GemmOutput::gradient;
   }
   return {which, first, Linear(linear, *ops_)};
 }
@@ -199,7 +199,7 @@ void Layer::measure() {
       ops_workspace_ = std::max(ops_workspace_, columns.linear.workspace());
     }
   }
-  for (const GemmShape& gemm : gemms_) {
+  for (const WholeGemm& gemm : gemms_) {
     if (!gemm.bias) continue;
     ops_workspace_ = std::max(ops_workspace_, ops_->reduction_workspace(tokens(), gemm.out));
   }

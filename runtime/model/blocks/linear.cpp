@@ -6,26 +6,26 @@ namespace spillway::model::blocks {
 
 Linear::Linear(const LinearShape& s, Ops& ops) : shape_(s), ops_(&ops) {
   const bool out_in = s.layout == WeightLayout::out_in;
-  forward_ = ops.plan_matmul({.rows = s.rows,
-                              .columns = s.columns,
-                              .inner = s.in,
-                              .transpose_b = out_in,
-                              .bias = s.bias.has_value(),
-                              .residual = s.residual,
-                              .out_stride = s.stride});
-  input_ = ops.plan_matmul({.rows = s.rows,
-                            .columns = s.in,
-                            .inner = s.columns,
-                            .transpose_b = !out_in,
-                            .output = s.input_gradient,
-                            .a_stride = s.stride});
-  weight_ = ops.plan_matmul({.rows = out_in ? s.columns : s.in,
-                             .columns = out_in ? s.in : s.columns,
-                             .inner = s.rows,
-                             .transpose_a = true,
-                             .output = MatmulOutput::gradient,
-                             .a_stride = out_in ? s.stride : 0,
-                             .b_stride = out_in ? 0 : s.stride});
+  forward_ = ops.plan_gemm({.rows = s.rows,
+                            .columns = s.columns,
+                            .inner = s.in,
+                            .transpose_b = out_in,
+                            .bias = s.bias.has_value(),
+                            .residual = s.residual,
+                            .out_stride = s.stride});
+  input_ = ops.plan_gemm({.rows = s.rows,
+                          .columns = s.in,
+                          .inner = s.columns,
+                          .transpose_b = !out_in,
+                          .output = s.input_gradient,
+                          .a_stride = s.stride});
+  weight_ = ops.plan_gemm({.rows = out_in ? s.columns : s.in,
+                           .columns = out_in ? s.in : s.columns,
+                           .inner = s.rows,
+                           .transpose_a = true,
+                           .output = GemmOutput::gradient,
+                           .a_stride = out_in ? s.stride : 0,
+                           .b_stride = out_in ? 0 : s.stride});
   workspace_ = std::max({forward_.workspace, input_.workspace, weight_.workspace});
 }
 
@@ -36,37 +36,37 @@ double Linear::flops() const {
 
 void Linear::forward(const ForwardArguments& a) const {
   const DType compute = ops_->compute();
-  ops_->matmul(forward_, {.a = a.input,
-                          .b = shape_.weight.in(a.matrices, compute),
-                          .bias = shape_.bias ? shape_.bias->in(a.vectors, compute) : ConstTensor{},
-                          .residual = a.residual,
-                          .out = a.out,
-                          .first = true,
-                          .workspace = a.workspace});
+  ops_->gemm(forward_, {.a = a.input,
+                        .b = shape_.weight.in(a.matrices, compute),
+                        .bias = shape_.bias ? shape_.bias->in(a.vectors, compute) : ConstTensor{},
+                        .residual = a.residual,
+                        .out = a.out,
+                        .first = true,
+                        .workspace = a.workspace});
 }
 
 void Linear::backward_input(ConstTensor matrices, ConstTensor out_gradient, Tensor input_gradient,
                             bool first, Tensor workspace) const {
-  ops_->matmul(input_, {.a = out_gradient,
-                        .b = shape_.weight.in(matrices, ops_->compute()),
-                        .bias = {},
-                        .residual = {},
-                        .out = input_gradient,
-                        .first = first,
-                        .workspace = workspace});
+  ops_->gemm(input_, {.a = out_gradient,
+                      .b = shape_.weight.in(matrices, ops_->compute()),
+                      .bias = {},
+                      .residual = {},
+                      .out = input_gradient,
+                      .first = first,
+                      .workspace = workspace});
 }
 
 void Linear::backward_weight(ConstTensor input, ConstTensor out_gradient,
                              offload::DeviceSpan<float> gradients, bool first,
                              Tensor workspace) const {
   const bool out_in = shape_.layout == WeightLayout::out_in;
-  ops_->matmul(weight_, {.a = out_in ? out_gradient : input,
-                         .b = out_in ? input : out_gradient,
-                         .bias = {},
-                         .residual = {},
-                         .out = shape_.weight.in(gradients, first).values.as<std::byte>(),
-                         .first = first,
-                         .workspace = workspace});
+  ops_->gemm(weight_, {.a = out_in ? out_gradient : input,
+                       .b = out_in ? input : out_gradient,
+                       .bias = {},
+                       .residual = {},
+                       .out = shape_.weight.in(gradients, first).values.as<std::byte>(),
+                       .first = first,
+                       .workspace = workspace});
 }
 
 }  // namespace spillway::model::blocks

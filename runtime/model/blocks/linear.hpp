@@ -23,7 +23,7 @@ struct LinearShape {
   std::optional<TensorRange> bias;  ///< of these columns, in the layer's vectors
   bool residual = false;            ///< forward adds a tensor that is shaped as y
   /// `gradient` where several parts add to x's gradient in fp32.
-  MatmulOutput input_gradient = MatmulOutput::compute;
+  GemmOutput input_gradient = GemmOutput::compute;
 };
 
 class Linear {
@@ -52,7 +52,7 @@ class Linear {
  private:
   LinearShape shape_;
   Ops* ops_;
-  MatmulPlan forward_, input_, weight_;
+  GemmPlan forward_, input_, weight_;
   Bytes workspace_;
 };
 

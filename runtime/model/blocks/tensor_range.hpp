@@ -23,11 +23,11 @@ struct TensorRange {
   }
 };
 
-/// The tensors of `block` whose names end in `suffixes`, which must be adjacent and in this order.
-/// Absent when none is there; aborts when only some are.
+/// Returns the tensors of `block` whose names end in `suffixes`, which must be adjacent and in this
+/// order. Returns nothing when none is there; aborts when only some are.
 [[nodiscard]] std::optional<TensorRange> find_tensors(
     const BlockLayout& block, std::initializer_list<std::string_view> suffixes);
-/// The same for tensors that every model of the family has.
+/// Returns the same for tensors that every model of the family has.
 [[nodiscard]] TensorRange require_tensors(const BlockLayout& block,
                                           std::initializer_list<std::string_view> suffixes);
 

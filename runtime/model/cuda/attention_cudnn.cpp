@@ -208,7 +208,7 @@ class PreparedAttention final : public CudnnAttention {
   }
 
  private:
-  /// Of the head's row of the first position of a window.
+  /// Returns where the head's row of the first position of a window lies.
   template <class View>
   void* address(const HeadRows<View>& rows, std::uint32_t batch, std::uint32_t head) const {
     const std::uint64_t element = std::uint64_t{batch} * shape_.sequence * rows.stride +

@@ -12,8 +12,8 @@
 #include "runtime/model/cuda/attention_kernel.hpp"
 #include "runtime/model/cuda/bodies/embedding.hpp"
 #include "runtime/model/cuda/bodies/reduction.hpp"
+#include "runtime/model/cuda/gemm.hpp"
 #include "runtime/model/cuda/kernels.hpp"
-#include "runtime/model/cuda/matmul.hpp"
 
 namespace spillway::model::cuda {
 namespace {
@@ -44,13 +44,13 @@ class DeviceOps final : public CudaOps {
 
   [[nodiscard]] DType compute() const override { return math_.compute; }
   void bind_stream(void* native) override { stream_ = native; }
-  [[nodiscard]] const MatmulChoices& choices() const override { return multiplier_.used(); }
+  [[nodiscard]] const GemmChoices& choices() const override { return multiplier_.used(); }
   [[nodiscard]] std::string libraries() const override {
     const std::string cublas = fmt::format("cuBLASLt {}", cublas_.get_version());
     return cudnn_ ? fmt::format("{}, cuDNN {}", cublas, cudnn_->version()) : cublas;
   }
 
-  [[nodiscard]] MatmulPlan plan_matmul(const MatmulShape& shape) override {
+  [[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape) override {
     return multiplier_.plan(shape);
   }
   [[nodiscard]] AttentionPlan plan_attention(const AttentionShape& shape) override;
@@ -63,15 +63,14 @@ class DeviceOps final : public CudaOps {
     return Bytes{bodies::embedding_bytes(shape)};
   }
 
-  void matmul(MatmulPlan plan, const MatmulArguments& a) override {
+  void gemm(GemmPlan plan, const GemmArguments& a) override {
     multiplier_.run(plan, a, static_cast<cudaStream_t>(stream()));
   }
-  [[nodiscard]] std::string matmul_key(const MatmulShape& shape) const override {
+  [[nodiscard]] std::string gemm_key(const GemmShape& shape) const override {
     return multiplier_.key(shape, Alignment::sixteen);
   }
-  [[nodiscard]] std::vector<MatmulTiming> measure_matmul(const MatmulShape& shape,
-                                                         const MatmulArguments& a,
-                                                         int count) override {
+  [[nodiscard]] std::vector<GemmTiming> measure_gemm(const GemmShape& shape, const GemmArguments& a,
+                                                     int count) override {
     return multiplier_.measure(shape, a, count, static_cast<cudaStream_t>(stream()));
   }
   void attention_forward(AttentionPlan plan, const AttentionForwardArguments& a) override;

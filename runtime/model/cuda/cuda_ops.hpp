@@ -1,9 +1,9 @@
-// The CUDA implementation of Ops: cuBLASLt's matrix products, cuDNN's flash attention, and our own
+// The CUDA implementation of Ops: cuBLASLt's gemms, cuDNN's flash attention, and our own
 // kernels for the rest (kernels.hpp, attention_kernel.hpp). A build without CUDA has it too, and
 // refuses to make one.
 //
 // Bits depend on shapes and CudaMath, the GPU model and the libraries' versions, and the table of
-// matrix product algorithms, which a run records; nothing is chosen by a timing. A call enqueues on
+// gemm algorithms, which a run records; nothing is chosen by a timing. A call enqueues on
 // the bound stream and returns.
 // Threads: those of Ops, one thread throughout.
 #pragma once
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/model/cuda/matmul_choices.hpp"
+#include "runtime/model/cuda/gemm_choices.hpp"
 #include "runtime/model/cuda/workspace.hpp"
 #include "runtime/model/ops.hpp"
 
@@ -21,26 +21,26 @@ namespace spillway::model::cuda {
 
 struct CudaOpsOptions {
   CudaMath math = {};
-  int device = 0;              ///< as CUDA numbers them
-  MatmulChoices choices = {};  ///< shapes that are not in it take the library's first proposal
+  int device = 0;            ///< as CUDA numbers them
+  GemmChoices choices = {};  ///< shapes that are not in it take the library's first proposal
   /// Where cuBLASLt and cuDNN may lie: spillway::cuda_library_directories().
   std::vector<std::filesystem::path> library_directories = {};
 };
 
 class CudaOps : public Ops {
  public:
-  /// What every matrix product planned so far uses.
-  [[nodiscard]] virtual const MatmulChoices& choices() const = 0;
+  /// Returns what every gemm planned so far uses.
+  [[nodiscard]] virtual const GemmChoices& choices() const = 0;
   /// "cuBLASLt 130100, cuDNN 91900": those loaded so far, for the record of a run.
   [[nodiscard]] virtual std::string libraries() const = 0;
-  /// Where MatmulChoices keeps the algorithm of `shape` for operands that start at multiples of 16
-  /// bytes.
-  [[nodiscard]] virtual std::string matmul_key(const MatmulShape& shape) const = 0;
+  /// Returns where GemmChoices keeps the algorithm of `shape` for operands that start at multiples
+  /// of 16 bytes.
+  [[nodiscard]] virtual std::string gemm_key(const GemmShape& shape) const = 0;
   /// Times the first `count` algorithms that the library proposes for `shape` and such operands, in
   /// its order; none where it has none. Waits for the device: for profiles, never in a run.
-  [[nodiscard]] virtual std::vector<MatmulTiming> measure_matmul(const MatmulShape& shape,
-                                                                 const MatmulArguments& arguments,
-                                                                 int count) = 0;
+  [[nodiscard]] virtual std::vector<GemmTiming> measure_gemm(const GemmShape& shape,
+                                                             const GemmArguments& arguments,
+                                                             int count) = 0;
 };
 
 /// Loads cuBLASLt; cuDNN when a shape is planned that it serves. Throws `Error{not_supported}` in a
@@ -51,8 +51,8 @@ class CudaOps : public Ops {
 /// `Error{not_supported}` when they are to compute.
 class SizingOps : public Ops {
  public:
-  /// Every matrix product planned so far, each once, in the order of first plans.
-  [[nodiscard]] virtual const std::vector<MatmulShape>& products() const = 0;
+  /// Returns every gemm planned so far, each once, in the order of first plans.
+  [[nodiscard]] virtual const std::vector<GemmShape>& gemms() const = 0;
 };
 [[nodiscard]] std::unique_ptr<SizingOps> make_sizing_ops(const CudaMath& math);
 

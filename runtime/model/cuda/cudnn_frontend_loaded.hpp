@@ -21,7 +21,7 @@ inline void* open_library(const char* name, int /*mode*/) {
   return std::strcmp(name, kRuntimeName) == 0 ? const_cast<char*>(kRuntimeName) : nullptr;
 }
 
-/// Of the runtime, what attention calls; of any other handle what it has.
+/// Finds, in the runtime, what attention calls, and in any other handle what it has.
 inline void* find_symbol(void* library, const char* name) {
   if (library != kRuntimeName) return ::dlsym(library, name);
   struct Entry {

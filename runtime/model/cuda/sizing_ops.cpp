@@ -14,11 +14,11 @@ class PlanningOps final : public SizingOps {
   explicit PlanningOps(const CudaMath& math) : math_(math) {}
 
   [[nodiscard]] DType compute() const override { return math_.compute; }
-  [[nodiscard]] const std::vector<MatmulShape>& products() const override { return products_; }
-  [[nodiscard]] MatmulPlan plan_matmul(const MatmulShape& shape) override {
-    if (std::ranges::find(products_, shape) == products_.end()) products_.push_back(shape);
-    MatmulPlan plan;
-    plan.workspace = matmul_workspace();
+  [[nodiscard]] const std::vector<GemmShape>& gemms() const override { return gemms_; }
+  [[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape) override {
+    if (std::ranges::find(gemms_, shape) == gemms_.end()) gemms_.push_back(shape);
+    GemmPlan plan;
+    plan.workspace = gemm_workspace();
     return plan;
   }
   [[nodiscard]] AttentionPlan plan_attention(const AttentionShape& shape) override {
@@ -35,7 +35,7 @@ class PlanningOps final : public SizingOps {
     return Bytes{bodies::embedding_bytes(shape)};
   }
 
-  void matmul(MatmulPlan, const MatmulArguments&) override { refuse(); }
+  void gemm(GemmPlan, const GemmArguments&) override { refuse(); }
   void attention_forward(AttentionPlan, const AttentionForwardArguments&) override { refuse(); }
   void attention_backward(AttentionPlan, const AttentionBackwardArguments&) override { refuse(); }
   void run(const RowOp&) override { refuse(); }
@@ -47,7 +47,7 @@ class PlanningOps final : public SizingOps {
   }
 
   CudaMath math_;
-  std::vector<MatmulShape> products_;
+  std::vector<GemmShape> gemms_;
 };
 
 }  // namespace

@@ -13,7 +13,7 @@
 namespace spillway::model::cuda {
 
 /// What NVIDIA recommends for cuBLAS on Hopper and later; it is enough on the others too.
-inline constexpr Bytes kMatmulWorkspace{32ULL << 20};
+inline constexpr Bytes kGemmWorkspace{32ULL << 20};
 /// Ops::logits_at_once: 2,048 tokens of a vocabulary of 128 Ki. A chunk moves 12 bytes a parameter
 /// of the projection (two readings of 2 bytes, an fp32 gradient read and written) and computes 6
 /// FLOPs a parameter and token: at 1,000 tokens that is 500 FLOPs a byte, and an H100 balances 300.
@@ -21,9 +21,9 @@ inline constexpr Bytes kLogitsAtOnce{1ULL << 30};
 /// Libraries want their workspace aligned to this; the pieces of a layer's are aligned to less.
 inline constexpr std::uint64_t kWorkspaceAlignment = 256;
 
-/// Of every product.
-[[nodiscard]] constexpr Bytes matmul_workspace() {
-  return kMatmulWorkspace + Bytes{kWorkspaceAlignment};
+/// Returns what every gemm may use.
+[[nodiscard]] constexpr Bytes gemm_workspace() {
+  return kGemmWorkspace + Bytes{kWorkspaceAlignment};
 }
 
 /// What of the operations is part of the mathematics: it changes bits, and workspaces.
@@ -31,7 +31,7 @@ struct CudaMath {
   DType compute = DType::bf16;
   /// Only algorithms whose sums have one order. Without: what is fastest, reported by name.
   bool deterministic = true;
-  bool tf32 = false;           ///< products of fp32 operands on tensor cores, 10 bits of them
+  bool tf32 = false;           ///< gemms of fp32 operands on tensor cores, 10 bits of them
   bool own_attention = false;  ///< our own attention where cuDNN's would serve too
 };
 
@@ -90,9 +90,10 @@ inline constexpr std::uint64_t kScoreGradientBytes = 1ULL << 30;
   return {1, largest_divisor(shape.kv_heads, kScoreGradientBytes / group)};
 }
 
-/// Of the larger of both passes. cuDNN's backward: scores' gradients (deterministic), the q
-/// gradient's fp32 sums, k and v gradients of every query head before those of a group are added,
-/// and two values a row; 32 MiB for what an engine keeps besides. Own: a value a row.
+/// Returns what the larger of both passes needs. cuDNN's backward: scores' gradients
+/// (deterministic), the q gradient's fp32 sums, k and v gradients of every query head before those
+/// of a group are added, and two values a row; 32 MiB for what an engine keeps besides. Own: a
+/// value a row.
 [[nodiscard]] constexpr Bytes attention_workspace(const AttentionShape& shape,
                                                   const CudaMath& math) {
   // Our own kernels need no more where cuDNN turns a shape down.

@@ -24,7 +24,7 @@ class FieldReader {
   [[nodiscard]] std::optional<double> number(std::string_view name);
   [[nodiscard]] bool boolean(std::string_view name, bool absent);
   [[nodiscard]] std::optional<std::string> text(std::string_view name);
-  /// The value of any type, or nullptr; marks it as read.
+  /// Returns the value of any type, or nullptr; marks it as read.
   [[nodiscard]] const OrderedJson* any(std::string_view name);
   /// True if the field is there, `null` or not. Does not mark it.
   [[nodiscard]] bool mentions(std::string_view name) const;

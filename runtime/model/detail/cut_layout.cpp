@@ -11,7 +11,7 @@ namespace spillway::model {
 namespace detail {
 namespace {
 
-/// Rows are cut at multiples of this where tiles are large enough: matrix products like even shapes
+/// Rows are cut at multiples of this where tiles are large enough: gemms like even shapes
 /// and aligned columns.
 constexpr std::uint64_t kEvenRows = 64;
 

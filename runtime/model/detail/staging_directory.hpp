@@ -23,7 +23,7 @@ class StagingDirectory {
   StagingDirectory& operator=(const StagingDirectory&) = delete;
   ~StagingDirectory();
 
-  /// Where to put files; each must be durable before `publish`.
+  /// Returns where to put files; each must be durable before `publish`.
   [[nodiscard]] const std::filesystem::path& path() const { return staging_; }
   void write_text(std::string_view name, std::string_view text) const;
   /// Gives the directory its name. A target that is replaced keeps its other files: they are linked

@@ -20,14 +20,14 @@ inline constexpr std::size_t kMaxJsonDepth = 32;
 [[nodiscard]] OrderedJson parse_strict_json(std::string_view text, std::string_view origin,
                                             ErrorCode code);
 
-/// The same for objects of many keys, in alphabetical order: each is found in logarithmic time,
-/// where `OrderedJson` looks through all of them.
+/// Returns the same for objects of many keys, in alphabetical order: each is found in logarithmic
+/// time, where `OrderedJson` looks through all of them.
 [[nodiscard]] nlohmann::json parse_strict_table(std::string_view text, std::string_view origin,
                                                 ErrorCode code);
 
-/// The value as JSON text for a message, at most about 80 characters.
+/// Returns the value as JSON text for a message, at most about 80 characters.
 [[nodiscard]] std::string brief(const OrderedJson& value);
-/// A name from a file for a message: quoted, control characters escaped, at most about 80
+/// Returns a name from a file for a message: quoted, control characters escaped, at most about 80
 /// characters.
 [[nodiscard]] std::string brief_name(std::string_view name);
 

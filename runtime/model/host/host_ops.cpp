@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/model/host/gemm.hpp"
 #include "runtime/model/host/kernels.hpp"
-#include "runtime/model/host/matmul.hpp"
 #include "runtime/model/host/parallel.hpp"
 #include "runtime/model/host/row_ops.hpp"
 
@@ -19,75 +19,75 @@ class HostOps final : public RowOps<T> {
  public:
   HostOps(const HostOpsOptions& options, const KernelTable<T>& kernels)
       : RowOps<T>(options.compute_threads, kernels),
-        widen_(sizeof(T) == 2 && (options.widen_matmul || !multiplies_natively(kDtype<T>))) {}
+        widen_(sizeof(T) == 2 && (options.widen_gemm || !multiplies_natively(kDtype<T>))) {}
 
-  MatmulPlan plan_matmul(const MatmulShape& shape) override;
+  GemmPlan plan_gemm(const GemmShape& shape) override;
   AttentionPlan plan_attention(const AttentionShape& shape) override;
-  void matmul(MatmulPlan plan, const MatmulArguments& arguments) override;
+  void gemm(GemmPlan plan, const GemmArguments& arguments) override;
   void attention_forward(AttentionPlan plan, const AttentionForwardArguments& a) override;
   void attention_backward(AttentionPlan plan, const AttentionBackwardArguments& a) override;
 
  private:
-  struct Multiplication {
-    MatmulShape shape;
-    PreparedMatmul prepared;  ///< of `shape`, or of widened operands without strides
-    Bytes scratchpad;         ///< the rest of the workspace holds widened operands
+  struct PlannedGemm {
+    GemmShape shape;
+    PreparedGemm prepared;  ///< of `shape`, or of widened operands without strides
+    Bytes scratchpad;       ///< the rest of the workspace holds widened operands
     Bytes workspace;
   };
   using RowOps<T>::threads;
   using RowOps<T>::table;
 
-  [[nodiscard]] std::uint64_t widened_bytes(const MatmulShape& shape) const;
-  void widened_matmul(Multiplication& multiplication, const MatmulArguments& arguments);
+  [[nodiscard]] std::uint64_t widened_bytes(const GemmShape& shape) const;
+  void widened_gemm(PlannedGemm& multiplication, const GemmArguments& arguments);
   void attention_tasks(void (*kernel)(const AttentionCall<T>&, std::size_t, float*),
                        const AttentionCall<T>& call, std::size_t floats, Tensor workspace);
 
   bool widen_;
-  std::vector<Multiplication> multiplications_;
+  std::vector<PlannedGemm> gemms_;
   std::vector<AttentionShape> attentions_;
 };
 
-// --- matmul
+// --- gemm
 
 template <class T>
-std::uint64_t HostOps<T>::widened_bytes(const MatmulShape& s) const {
+std::uint64_t HostOps<T>::widened_bytes(const GemmShape& s) const {
   if (!widen_) return 0;
   const std::uint64_t out = align_bytes(s.rows * s.columns * 4);
   return align_bytes(s.rows * s.inner * 4) + align_bytes(s.inner * s.columns * 4) +
-         (s.output == MatmulOutput::compute ? out : 0) + (s.bias ? align_bytes(s.columns * 4) : 0) +
+         (s.output == GemmOutput::compute ? out : 0) + (s.bias ? align_bytes(s.columns * 4) : 0) +
          (s.residual ? out : 0);
 }
 
 template <class T>
-MatmulPlan HostOps<T>::plan_matmul(const MatmulShape& shape) {
-  SPILLWAY_ASSERT(shape.output == MatmulOutput::compute || (!shape.bias && !shape.residual));
+GemmPlan HostOps<T>::plan_gemm(const GemmShape& shape) {
+  SPILLWAY_ASSERT(shape.output == GemmOutput::compute || (!shape.bias && !shape.residual));
   std::size_t index = 0;
-  while (index < multiplications_.size() && multiplications_[index].shape != shape) ++index;
-  if (index == multiplications_.size()) {
+  while (index < gemms_.size() && gemms_[index].shape != shape) ++index;
+  if (index == gemms_.size()) {
     const TeamSize team(threads());
-    MatmulShape dense = shape;
+    GemmShape dense = shape;
     // Widening packs the operands; sums in fp32 are written where they belong.
     dense.a_stride = dense.b_stride = 0;
-    if (shape.output == MatmulOutput::compute) dense.out_stride = 0;
-    PreparedMatmul prepared(widen_ ? dense : shape, widen_ ? DType::fp32 : kDtype<T>);
+    if (shape.output == GemmOutput::compute) dense.out_stride = 0;
+    PreparedGemm prepared(widen_ ? dense : shape, widen_ ? DType::fp32 : kDtype<T>);
     const Bytes scratchpad{align_bytes(prepared.workspace().value())};
     const Bytes workspace = scratchpad + Bytes{widened_bytes(shape)};
-    multiplications_.push_back({shape, std::move(prepared), scratchpad, workspace});
+    gemms_.push_back({shape, std::move(prepared), scratchpad, workspace});
   }
-  MatmulPlan plan;
+  GemmPlan plan;
   plan.index = static_cast<std::uint32_t>(index);
-  plan.workspace = multiplications_[index].workspace;
+  plan.workspace = gemms_[index].workspace;
   return plan;
 }
 
 template <class T>
-void HostOps<T>::matmul(MatmulPlan plan, const MatmulArguments& arguments) {
+void HostOps<T>::gemm(GemmPlan plan, const GemmArguments& arguments) {
   const TeamSize team(threads());
   SPILLWAY_ASSERT(arguments.workspace.size() >= plan.workspace.value());
-  Multiplication& multiplication = multiplications_[plan.index];
+  PlannedGemm& multiplication = gemms_[plan.index];
   if constexpr (sizeof(T) == 2) {
     if (widen_) {
-      widened_matmul(multiplication, arguments);
+      widened_gemm(multiplication, arguments);
       return;
     }
   }
@@ -95,8 +95,8 @@ void HostOps<T>::matmul(MatmulPlan plan, const MatmulArguments& arguments) {
 }
 
 template <class T>
-void HostOps<T>::widened_matmul(Multiplication& multiplication, const MatmulArguments& arguments) {
-  const MatmulShape& s = multiplication.shape;
+void HostOps<T>::widened_gemm(PlannedGemm& multiplication, const GemmArguments& arguments) {
+  const GemmShape& s = multiplication.shape;
   std::byte* free = arguments.workspace.address() + multiplication.scratchpad.value();
   const auto take = [&](std::uint64_t count) {
     std::byte* address = free;
@@ -129,14 +129,14 @@ void HostOps<T>::widened_matmul(Multiplication& multiplication, const MatmulArgu
     });
     return wide;
   };
-  MatmulArguments wide = arguments;
+  GemmArguments wide = arguments;
   wide.a = s.transpose_a ? widened(arguments.a, s.inner, s.rows, s.a_stride)
                          : widened(arguments.a, s.rows, s.inner, s.a_stride);
   wide.b = s.transpose_b ? widened(arguments.b, s.columns, s.inner, s.b_stride)
                          : widened(arguments.b, s.inner, s.columns, s.b_stride);
   if (s.bias) wide.bias = widened(arguments.bias, 1, s.columns, 0);
   if (s.residual) wide.residual = widened(arguments.residual, s.rows, s.columns, s.out_stride);
-  const bool narrows = s.output == MatmulOutput::compute;
+  const bool narrows = s.output == GemmOutput::compute;
   if (narrows) wide.out = take(s.rows * s.columns);
   multiplication.prepared.run(wide);
   if (!narrows) return;

@@ -39,7 +39,7 @@ inline void multiply_tile(std::size_t inner, const float* a, std::size_t a_row,
   }
 }
 
-struct Product {
+struct Gemm {
   std::size_t rows;     ///< multiple of kTileRows
   std::size_t columns;  ///< multiple of kLanes
   std::size_t inner;
@@ -53,14 +53,14 @@ struct Product {
 };
 
 template <std::size_t vectors>
-inline void multiply_columns(const Product& m, std::size_t column) {
+inline void multiply_columns(const Gemm& m, std::size_t column) {
   for (std::size_t i = 0; i < m.rows; i += kTileRows) {
     multiply_tile<vectors>(m.inner, m.a + i * m.a_row, m.a_row, m.a_column, m.b + column,
                            m.b_stride, m.c + i * m.c_stride + column, m.c_stride, m.add);
   }
 }
 
-inline void multiply(const Product& m) {
+inline void multiply(const Gemm& m) {
   std::size_t column = 0;
   for (; column + kTileVectors * kLanes <= m.columns; column += kTileVectors * kLanes) {
     multiply_columns<kTileVectors>(m, column);

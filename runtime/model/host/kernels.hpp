@@ -128,7 +128,8 @@ struct Kernels {
 
 /// Best first; the last, "portable", runs everywhere. All give the same bits.
 [[nodiscard]] std::span<const Kernels* const> all_kernels();
-/// The first supported, or the one called `name`; throws `Error{not_supported | invalid_argument}`.
+/// Returns the first supported, or the one called `name`; throws `Error{not_supported |
+/// invalid_argument}`.
 [[nodiscard]] const Kernels& choose_kernels(std::string_view name);
 
 extern const Kernels kPortableKernels;

@@ -21,7 +21,7 @@ class TeamSize {
   int previous_;
 };
 
-/// The most threads that the OpenMP runtime will give a team (OMP_THREAD_LIMIT).
+/// Returns the most threads that the OpenMP runtime will give a team (OMP_THREAD_LIMIT).
 [[nodiscard]] int largest_team();
 
 /// Runs `function(context, part)` for part 0..parts-1, at most one thread a part. Parts may share a

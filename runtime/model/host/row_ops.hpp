@@ -1,5 +1,5 @@
 // The row-wise half of the host Ops: norm, activation, embedding, loss and sums on vector kernels.
-// `HostOps` adds matrix products and attention.
+// `HostOps` adds gemms and attention.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ class RowOps : public Ops {
   [[nodiscard]] DType compute() const final { return kDtype<T>; }
   [[nodiscard]] Bytes reduction_workspace(std::uint64_t rows, std::uint64_t columns) const final;
 
-  /// None: each thread owns columns of the table.
+  /// Returns none: each thread owns columns of the table.
   [[nodiscard]] Bytes embedding_workspace(const EmbeddingShape& /*shape*/) const final {
     return Bytes{};
   }

@@ -13,7 +13,7 @@
 namespace spillway::model::host::SPILLWAY_SIMD {
 
 inline constexpr std::size_t kLanes = 16;
-inline constexpr std::size_t kTileVectors = 1;  ///< columns of the matmul kernel's register tile
+inline constexpr std::size_t kTileVectors = 1;  ///< columns of the gemm kernel's register tile
 
 struct F {
   float lane[kLanes];
@@ -69,7 +69,7 @@ inline F operator/(F a, F b) {
 inline F fma(F a, F b, F c) {
   return map([&](std::size_t i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
 }
-/// As the x86 instructions: the second operand where either is NaN.
+/// Gives the second operand where either is NaN, as the x86 instructions do.
 inline F max(F a, F b) {
   return map([&](std::size_t i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
 }

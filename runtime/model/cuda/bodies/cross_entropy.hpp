@@ -44,7 +44,7 @@ struct RunningSum {
   }
 };
 
-/// Of one row: its largest value, and the sum of e^(x - top).
+/// Holds a row's largest value, and the sum of e^(x - top).
 struct SoftmaxSum {
   float top;
   double total;
@@ -53,7 +53,7 @@ constexpr std::size_t softmax_shared(unsigned lanes) {
   return lanes * (sizeof(double) + 2 * sizeof(float));
 }
 
-/// Of logits [begin, end), on every lane. `shared`: softmax_shared(lanes).
+/// Sums over logits [begin, end), on every lane. `shared`: softmax_shared(lanes).
 template <unsigned N, class Team>
 SPILLWAY_HOST_DEVICE SoftmaxSum sum_softmax(Team team, const float* logits, std::uint64_t begin,
                                             std::uint64_t end, std::byte* shared) {

@@ -56,7 +56,7 @@ SPILLWAY_HOST_DEVICE inline float widen(Fp16 x) {
 #endif
 }
 
-/// To nearest, ties to even.
+/// Rounds to nearest, ties to even.
 SPILLWAY_HOST_DEVICE inline void narrow(float* p, float x) { *p = x; }
 SPILLWAY_HOST_DEVICE inline void narrow(Bf16* p, float x) {
 #ifdef __CUDA_ARCH__

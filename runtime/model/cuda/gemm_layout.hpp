@@ -1,4 +1,4 @@
-// How a row-major product of ops.hpp is put to a column-major library. Pure, no CUDA.
+// How a row-major gemm of ops.hpp is put to a column-major library. Pure, no CUDA.
 //
 // A row-major matrix is its own transpose seen column-major, and (a b)^T = b^T a^T: the library's
 // left operand is `b`, its right one `a`, and what it writes column-major [columns x rows] lies in
@@ -23,12 +23,12 @@ struct ColumnMajor {
 };
 
 /// result [m x n] = op(left) [m x k] op(right) [k x n] + beta * added (+ bias [m] on every column).
-struct ColumnMajorProduct {
+struct ColumnMajorGemm {
   std::uint64_t m = 0;
   std::uint64_t n = 0;
   std::uint64_t k = 0;
-  ColumnMajor left;    ///< MatmulArguments::b
-  ColumnMajor right;   ///< MatmulArguments::a
+  ColumnMajor left;    ///< GemmArguments::b
+  ColumnMajor right;   ///< GemmArguments::a
   ColumnMajor result;  ///< and what is added: the residual, or the gradient itself
   bool transpose_left = false;
   bool transpose_right = false;
@@ -36,8 +36,8 @@ struct ColumnMajorProduct {
   bool fp32_result = false;  ///< else the compute dtype, as the operands
 };
 
-[[nodiscard]] constexpr ColumnMajorProduct column_major(const MatmulShape& s) {
-  ColumnMajorProduct p;
+[[nodiscard]] constexpr ColumnMajorGemm column_major(const GemmShape& s) {
+  ColumnMajorGemm p;
   p.m = s.columns;
   p.n = s.rows;
   p.k = s.inner;
@@ -53,13 +53,13 @@ struct ColumnMajorProduct {
       s.transpose_a ? stored(s.rows, s.inner, s.a_stride) : stored(s.inner, s.rows, s.a_stride);
   p.result = stored(s.columns, s.rows, s.out_stride);
   p.bias = s.bias;
-  p.fp32_result = s.output != MatmulOutput::compute;
+  p.fp32_result = s.output != GemmOutput::compute;
   return p;
 }
 
 /// Factor of what is added: the residual, or what a gradient holds already.
-[[nodiscard]] constexpr float beta(const MatmulShape& s, bool first) {
-  return s.residual || (s.output == MatmulOutput::gradient && !first) ? 1.0F : 0.0F;
+[[nodiscard]] constexpr float beta(const GemmShape& s, bool first) {
+  return s.residual || (s.output == GemmOutput::gradient && !first) ? 1.0F : 0.0F;
 }
 
 }  // namespace spillway::model::cuda

@@ -1,4 +1,4 @@
-// Matrix products on cuBLASLt: descriptors and algorithms made when a shape is planned, nothing
+// Gemms on cuBLASLt: descriptors and algorithms made when a shape is planned, nothing
 // made or allocated when it runs.
 //
 // The algorithm of a shape is fixed per GPU model, library version and dtype: from a table, else
@@ -14,7 +14,7 @@
 
 #include "runtime/model/cuda/cublaslt.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
-#include "runtime/model/cuda/matmul_layout.hpp"
+#include "runtime/model/cuda/gemm_layout.hpp"
 
 namespace spillway::model::cuda {
 
@@ -23,21 +23,21 @@ enum class Alignment : std::uint8_t { sixteen, element };
 inline constexpr std::uint64_t kAligned = 16;
 
 /// Descriptors of one shape. Move-only; the library outlives it.
-class MatmulDescriptors {
+class GemmDescriptors {
  public:
-  MatmulDescriptors(const CublasLt& library, const MatmulShape& shape, const CudaMath& math);
+  GemmDescriptors(const CublasLt& library, const GemmShape& shape, const CudaMath& math);
 
-  /// The library's proposals within the workspace, best first, at most `count`.
+  /// Returns the library's proposals within the workspace, best first, at most `count`.
   [[nodiscard]] std::vector<cublasLtMatmulHeuristicResult_t> propose(cublasLtHandle_t handle,
                                                                      Alignment alignment,
                                                                      int count) const;
-  /// Whether `algorithm` runs this shape here within the workspace.
+  /// Tells whether `algorithm` runs this shape here within the workspace.
   [[nodiscard]] bool accepts(cublasLtHandle_t handle, Alignment alignment,
                              const cublasLtMatmulAlgo_t& algorithm) const;
   void run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm,
-           const MatmulArguments& arguments, cudaStream_t stream);
+           const GemmArguments& arguments, cudaStream_t stream);
 
-  [[nodiscard]] const MatmulShape& shape() const { return shape_; }
+  [[nodiscard]] const GemmShape& shape() const { return shape_; }
   /// "[4096, 14336] x [14336, 4096]"
   [[nodiscard]] std::string name() const;
 
@@ -46,12 +46,12 @@ class MatmulDescriptors {
       std::unique_ptr<cublasLtMatmulDescOpaque_t, decltype(&cublasLtMatmulDescDestroy)>;
   using Layout =
       std::unique_ptr<cublasLtMatrixLayoutOpaque_t, decltype(&cublasLtMatrixLayoutDestroy)>;
-  /// Of a bias that is not there yet only the alignment is looked at.
+  /// Looks at the alignment alone of a bias that is not there yet.
   void describe_bias(Alignment alignment) const;
   [[nodiscard]] Layout make_layout(const ColumnMajor& matrix, cudaDataType_t type) const;
 
   const CublasLt* library_;
-  MatmulShape shape_;
+  GemmShape shape_;
   CudaMath math_;
   Description description_;
   Layout left_, right_, result_;
@@ -60,7 +60,7 @@ class MatmulDescriptors {
 struct MultiplierOptions {
   CudaMath math;
   std::string device_name;
-  MatmulChoices choices;  ///< shapes that are not in it take the library's first proposal
+  GemmChoices choices;  ///< shapes that are not in it take the library's first proposal
 };
 
 class Multiplier {
@@ -71,34 +71,34 @@ class Multiplier {
   Multiplier(const Multiplier&) = delete;
   Multiplier& operator=(const Multiplier&) = delete;
 
-  /// Throws `Error{not_supported}` if no algorithm runs `shape` within kMatmulWorkspace.
-  [[nodiscard]] MatmulPlan plan(const MatmulShape& shape);
-  void run(MatmulPlan plan, const MatmulArguments& arguments, cudaStream_t stream);
-  /// Where MatmulChoices keeps the shape's algorithm.
-  [[nodiscard]] std::string key(const MatmulShape& shape, Alignment alignment) const;
-  /// What every planned shape uses, for the record of a run.
-  [[nodiscard]] const MatmulChoices& used() const { return used_; }
+  /// Throws `Error{not_supported}` if no algorithm runs `shape` within kGemmWorkspace.
+  [[nodiscard]] GemmPlan plan(const GemmShape& shape);
+  void run(GemmPlan plan, const GemmArguments& arguments, cudaStream_t stream);
+  /// Returns where GemmChoices keeps the shape's algorithm.
+  [[nodiscard]] std::string key(const GemmShape& shape, Alignment alignment) const;
+  /// Returns what every planned shape uses, for the record of a run.
+  [[nodiscard]] const GemmChoices& used() const { return used_; }
 
   /// Times the library's first `count` proposals on `arguments`, in its order. Waits for the
   /// device: for profiles.
-  [[nodiscard]] std::vector<MatmulTiming> measure(const MatmulShape& shape,
-                                                  const MatmulArguments& arguments, int count,
-                                                  cudaStream_t stream);
+  [[nodiscard]] std::vector<GemmTiming> measure(const GemmShape& shape,
+                                                const GemmArguments& arguments, int count,
+                                                cudaStream_t stream);
 
  private:
   struct Prepared {
-    MatmulDescriptors descriptors;
+    GemmDescriptors descriptors;
     std::optional<cublasLtMatmulAlgo_t> aligned, unaligned;  ///< at least one
   };
   /// Nothing where the library has none.
-  [[nodiscard]] std::optional<cublasLtMatmulAlgo_t> choose(const MatmulDescriptors& descriptors,
+  [[nodiscard]] std::optional<cublasLtMatmulAlgo_t> choose(const GemmDescriptors& descriptors,
                                                            Alignment alignment);
 
   const CublasLt* library_;
   MultiplierOptions options_;
   cublasLtHandle_t handle_ = nullptr;
   std::vector<Prepared> prepared_;
-  MatmulChoices used_;
+  GemmChoices used_;
 };
 
 }  // namespace spillway::model::cuda

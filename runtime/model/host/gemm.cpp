@@ -1,4 +1,4 @@
-#include "runtime/model/host/matmul.hpp"
+#include "runtime/model/host/gemm.hpp"
 
 #include <fmt/format.h>
 
@@ -34,10 +34,10 @@ void check_status(dnnl_status_t status, const char* what) {
   }
 }
 
-dnnl::matmul::primitive_desc describe(const MatmulShape& s, DType element,
-                                      const dnnl::engine& engine, bool add) {
+dnnl::matmul::primitive_desc describe(const GemmShape& s, DType element, const dnnl::engine& engine,
+                                      bool add) {
   const auto type = data_type(element);
-  const auto out_type = s.output == MatmulOutput::compute ? type : memory::data_type::f32;
+  const auto out_type = s.output == GemmOutput::compute ? type : memory::data_type::f32;
   const auto a = matrix(s.rows, s.inner, s.transpose_a, s.a_stride, type);
   const auto b = matrix(s.inner, s.columns, s.transpose_b, s.b_stride, type);
   const auto c = matrix(s.rows, s.columns, false, s.out_stride, out_type);
@@ -56,15 +56,15 @@ dnnl::matmul::primitive_desc describe(const MatmulShape& s, DType element,
 
 }  // namespace
 
-struct PreparedMatmul::State {
-  State(const MatmulShape& requested, DType element)
+struct PreparedGemm::State {
+  State(const GemmShape& requested, DType element)
       : shape(requested),
         engine(dnnl::engine::kind::cpu, 0),
         stream(engine),
         overwrite_desc(describe(shape, element, engine, false)),
         overwrite(overwrite_desc),
         scratchpad_bytes(overwrite_desc.scratchpad_desc().get_size()) {
-    if (shape.output == MatmulOutput::gradient) {
+    if (shape.output == GemmOutput::gradient) {
       const auto desc = describe(shape, element, engine, true);
       add = dnnl::matmul(desc);
       scratchpad_bytes = std::max(scratchpad_bytes, desc.scratchpad_desc().get_size());
@@ -78,7 +78,7 @@ struct PreparedMatmul::State {
     if (shape.residual) residual = memory(overwrite_desc.dst_desc(), engine, nullptr);
   }
 
-  MatmulShape shape;
+  GemmShape shape;
   dnnl::engine engine;
   dnnl::stream stream;
   dnnl::matmul::primitive_desc overwrite_desc;
@@ -100,7 +100,7 @@ bool multiplies_natively(DType compute) {
   }
 }
 
-PreparedMatmul::PreparedMatmul(const MatmulShape& shape, DType element) try
+PreparedGemm::PreparedGemm(const GemmShape& shape, DType element) try
     : state_(std::make_unique<State>(shape, element)) {
 } catch (const dnnl::error& error) {
   throw Error(ErrorCode::internal,
@@ -110,18 +110,18 @@ PreparedMatmul::PreparedMatmul(const MatmulShape& shape, DType element) try
               static_cast<int>(error.status));
 }
 
-PreparedMatmul::~PreparedMatmul() = default;
-PreparedMatmul::PreparedMatmul(PreparedMatmul&&) noexcept = default;
-PreparedMatmul& PreparedMatmul::operator=(PreparedMatmul&&) noexcept = default;
+PreparedGemm::~PreparedGemm() = default;
+PreparedGemm::PreparedGemm(PreparedGemm&&) noexcept = default;
+PreparedGemm& PreparedGemm::operator=(PreparedGemm&&) noexcept = default;
 
-const MatmulShape& PreparedMatmul::shape() const { return state_->shape; }
-Bytes PreparedMatmul::workspace() const { return Bytes{state_->scratchpad_bytes}; }
-const char* PreparedMatmul::kernel_name() const { return state_->overwrite_desc.impl_info_str(); }
+const GemmShape& PreparedGemm::shape() const { return state_->shape; }
+Bytes PreparedGemm::workspace() const { return Bytes{state_->scratchpad_bytes}; }
+const char* PreparedGemm::kernel_name() const { return state_->overwrite_desc.impl_info_str(); }
 
 // The C interface: the C++ one builds a vector of arguments on the heap at every call.
-void PreparedMatmul::run(const MatmulArguments& arguments) {
+void PreparedGemm::run(const GemmArguments& arguments) {
   State& s = *state_;
-  const bool adds = s.shape.output == MatmulOutput::gradient && !arguments.first;
+  const bool adds = s.shape.output == GemmOutput::gradient && !arguments.first;
   std::array<dnnl_exec_arg_t, 6> list;
   int count = 0;
   const auto bind = [&](int name, memory& object, const void* address) {

@@ -1,8 +1,8 @@
 // What of the CUDA matrix products needs no GPU: how they are put to a column-major library, the
 // table of algorithms that a run records, and the choice among timings.
 #include "runtime/base/error.hpp"
-#include "runtime/model/cuda/matmul_choices.hpp"
-#include "runtime/model/cuda/matmul_layout.hpp"
+#include "runtime/model/cuda/gemm_choices.hpp"
+#include "runtime/model/cuda/gemm_layout.hpp"
 #include "runtime/model/host/host_ops.hpp"
 #include "tests/model/ops_support.hpp"
 
@@ -10,13 +10,13 @@ namespace spillway::model {
 namespace {
 
 using cuda::ColumnMajor;
-using cuda::ColumnMajorProduct;
-using cuda::MatmulAlgorithm;
-using cuda::MatmulChoices;
-using cuda::MatmulKey;
+using cuda::ColumnMajorGemm;
+using cuda::GemmAlgorithm;
+using cuda::GemmChoices;
+using cuda::GemmKey;
 
 /// The product that a column-major library computes from a description, by its definition.
-std::vector<float> library_product(const ColumnMajorProduct& p, const std::vector<float>& left,
+std::vector<float> library_product(const ColumnMajorGemm& p, const std::vector<float>& left,
                                    const std::vector<float>& right, float beta,
                                    const std::vector<float>& added,
                                    const std::vector<float>& bias) {
@@ -45,7 +45,7 @@ std::vector<float> library_product(const ColumnMajorProduct& p, const std::vecto
   return result;
 }
 
-class CudaMatmulLayout : public testing::Test {
+class CudaGemmLayout : public testing::Test {
  protected:
   std::vector<float> values(std::size_t count) {
     std::vector<float> result(count);
@@ -53,7 +53,7 @@ class CudaMatmulLayout : public testing::Test {
     return result;
   }
 
-  void check(const MatmulShape& shape, bool first) {
+  void check(const GemmShape& shape, bool first) {
     const auto stored = [&](std::uint64_t rows, std::uint64_t columns, std::uint64_t stride) {
       return values(rows * (stride > 0 ? stride : columns));
     };
@@ -65,20 +65,20 @@ class CudaMatmulLayout : public testing::Test {
     const auto residual = stored(shape.rows, shape.columns, shape.out_stride);
     const auto held = stored(shape.rows, shape.columns, shape.out_stride);
     const auto ops = host::make_ops({.compute_threads = 1});
-    const MatmulPlan plan = ops->plan_matmul(shape);
+    const GemmPlan plan = ops->plan_gemm(shape);
     const TestMemory space(plan.workspace.value());
     const auto memory = [](const std::vector<float>& v) {
       return TestMemory(std::span<const float>(v));
     };
     const TestMemory a_memory = memory(a), b_memory = memory(b), bias_memory = memory(bias);
     const TestMemory residual_memory = memory(residual), out = memory(held);
-    ops->matmul(plan, {.a = a_memory.device(),
-                       .b = b_memory.device(),
-                       .bias = shape.bias ? bias_memory.device() : Tensor{},
-                       .residual = shape.residual ? residual_memory.device() : Tensor{},
-                       .out = out.device(),
-                       .first = first,
-                       .workspace = space.device()});
+    ops->gemm(plan, {.a = a_memory.device(),
+                     .b = b_memory.device(),
+                     .bias = shape.bias ? bias_memory.device() : Tensor{},
+                     .residual = shape.residual ? residual_memory.device() : Tensor{},
+                     .out = out.device(),
+                     .first = first,
+                     .workspace = space.device()});
     const std::vector<float> actual =
         library_product(cuda::column_major(shape), b, a, cuda::beta(shape, first),
                         shape.residual ? residual : held, bias);
@@ -95,11 +95,10 @@ class CudaMatmulLayout : public testing::Test {
   Random random_;
 };
 
-TEST_F(CudaMatmulLayout, IsTheRowMajorProductForEveryTransposition) {
+TEST_F(CudaGemmLayout, IsTheRowMajorProductForEveryTransposition) {
   for (const bool a : {false, true}) {
     for (const bool b : {false, true}) {
-      for (const auto output :
-           {MatmulOutput::compute, MatmulOutput::fp32, MatmulOutput::gradient}) {
+      for (const auto output : {GemmOutput::compute, GemmOutput::fp32, GemmOutput::gradient}) {
         for (const bool first : {false, true}) {
           check({.rows = 5,
                  .columns = 7,
@@ -114,7 +113,7 @@ TEST_F(CudaMatmulLayout, IsTheRowMajorProductForEveryTransposition) {
   }
 }
 
-TEST_F(CudaMatmulLayout, AddsBiasAndResidual) {
+TEST_F(CudaGemmLayout, AddsBiasAndResidual) {
   for (const bool b : {false, true}) {
     for (const bool bias : {false, true}) {
       for (const bool residual : {false, true}) {
@@ -130,7 +129,7 @@ TEST_F(CudaMatmulLayout, AddsBiasAndResidual) {
   }
 }
 
-TEST_F(CudaMatmulLayout, WorksOnColumnsOfWiderMatrices) {
+TEST_F(CudaGemmLayout, WorksOnColumnsOfWiderMatrices) {
   for (const bool a : {false, true}) {
     for (const bool b : {false, true}) {
       check({.rows = 5,
@@ -147,44 +146,44 @@ TEST_F(CudaMatmulLayout, WorksOnColumnsOfWiderMatrices) {
   }
 }
 
-TEST_F(CudaMatmulLayout, HandlesSizesOfOne) {
+TEST_F(CudaGemmLayout, HandlesSizesOfOne) {
   check({.rows = 1, .columns = 1, .inner = 1}, true);
   check({.rows = 1, .columns = 9, .inner = 2, .transpose_a = true, .bias = true}, true);
   check({.rows = 9, .columns = 1, .inner = 2, .transpose_b = true, .residual = true}, true);
 }
 
-TEST_F(CudaMatmulLayout, KeepsFp32ForLogitsAndGradients) {
+TEST_F(CudaGemmLayout, KeepsFp32ForLogitsAndGradients) {
   EXPECT_FALSE(cuda::column_major({.rows = 2, .columns = 2, .inner = 2}).fp32_result);
-  for (const auto output : {MatmulOutput::fp32, MatmulOutput::gradient}) {
+  for (const auto output : {GemmOutput::fp32, GemmOutput::gradient}) {
     EXPECT_TRUE(
         cuda::column_major({.rows = 2, .columns = 2, .inner = 2, .output = output}).fp32_result);
   }
 }
 
-MatmulAlgorithm algorithm(std::uint64_t seed) {
-  MatmulAlgorithm words{};
+GemmAlgorithm algorithm(std::uint64_t seed) {
+  GemmAlgorithm words{};
   for (std::uint64_t& word : words) word = seed = seed * 6364136223846793005ULL + 1;
   words[3] = 7;  // leading zeros are digits too
   return words;
 }
 
-TEST(MatmulChoices, ComeBackFromJson) {
-  MatmulChoices choices;
+TEST(GemmChoices, ComeBackFromJson) {
+  GemmChoices choices;
   choices.set("one", algorithm(1));
   choices.set("two \"quoted\"", algorithm(2));
-  const MatmulChoices again = MatmulChoices::from_json(choices.to_json());
+  const GemmChoices again = GemmChoices::from_json(choices.to_json());
   EXPECT_EQ(again, choices);
   EXPECT_EQ(again.find("one"), algorithm(1));
   EXPECT_EQ(again.find("three"), std::nullopt);
-  EXPECT_EQ(MatmulChoices::from_json(MatmulChoices().to_json()).size(), 0U);
+  EXPECT_EQ(GemmChoices::from_json(GemmChoices().to_json()).size(), 0U);
 }
 
-TEST(MatmulChoices, RefuseAMalformedTable) {
+TEST(GemmChoices, RefuseAMalformedTable) {
   const std::string digits(128, 'f');
   const auto table = [](const std::string& value) {
     return R"({"format": 1, "algorithms": {"key": )" + value + "}}";
   };
-  EXPECT_EQ(MatmulChoices::from_json(table('"' + digits + '"')).size(), 1U);
+  EXPECT_EQ(GemmChoices::from_json(table('"' + digits + '"')).size(), 1U);
   for (const std::string& bad :
        {std::string("[]"), std::string("{"), std::string(R"({"algorithms": {}})"),
         std::string(R"({"format": 2, "algorithms": {}})"), std::string(R"({"format": 1})"),
@@ -193,7 +192,7 @@ TEST(MatmulChoices, RefuseAMalformedTable) {
         table("\"-" + digits.substr(1) + '"'), table("\"g" + digits.substr(1) + '"'),
         table("\"0x" + digits.substr(2) + '"')}) {
     try {
-      (void)MatmulChoices::from_json(bad);
+      (void)GemmChoices::from_json(bad);
       ADD_FAILURE() << "accepted " << bad;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
@@ -202,11 +201,11 @@ TEST(MatmulChoices, RefuseAMalformedTable) {
   }
 }
 
-TEST(MatmulChoices, TakeAnothersAndCountWhatIsCommon) {
-  MatmulChoices choices;
+TEST(GemmChoices, TakeAnothersAndCountWhatIsCommon) {
+  GemmChoices choices;
   choices.set("one", algorithm(1));
   choices.set("two", algorithm(2));
-  MatmulChoices others;
+  GemmChoices others;
   others.set("two", algorithm(3));
   others.set("three", algorithm(4));
   EXPECT_EQ(choices.common(others), 0U);
@@ -215,12 +214,12 @@ TEST(MatmulChoices, TakeAnothersAndCountWhatIsCommon) {
   EXPECT_EQ(choices.find("two"), algorithm(3));
   EXPECT_EQ(choices.size(), 3U);
   EXPECT_EQ(choices.common(others), 2U);
-  EXPECT_EQ(MatmulChoices().common(others), 0U);
+  EXPECT_EQ(GemmChoices().common(others), 0U);
 }
 
-TEST(BestMatmul, IsTheFastestButNoneThatGainsLessThanNoise) {
+TEST(BestGemm, IsTheFastestButNoneThatGainsLessThanNoise) {
   const auto best = [](std::initializer_list<double> milliseconds) {
-    std::vector<cuda::MatmulTiming> timings;
+    std::vector<cuda::GemmTiming> timings;
     for (const double time : milliseconds) timings.push_back({{}, time});
     return cuda::best_of(timings);
   };
@@ -232,8 +231,8 @@ TEST(BestMatmul, IsTheFastestButNoneThatGainsLessThanNoise) {
   EXPECT_EQ(best({1, 1.5, 0.985, 0.981}), 0U);
 }
 
-TEST(MatmulKey, DiffersWhereTheAlgorithmMay) {
-  const MatmulKey base{
+TEST(GemmKey, DiffersWhereTheAlgorithmMay) {
+  const GemmKey base{
       .device = "GPU", .library = 130100, .shape = {.rows = 2, .columns = 3, .inner = 4}};
   EXPECT_EQ(base.text(), "GPU/130100/bf16/2x3x4/nn/plain/compute/aligned");
   EXPECT_EQ(cuda::name_of({.rows = 2,
@@ -244,7 +243,7 @@ TEST(MatmulKey, DiffersWhereTheAlgorithmMay) {
                            .residual = true,
                            .out_stride = 8}),
             "2x3x4/nt/bias+residual/compute/rows of 0,0,8");
-  std::vector<MatmulKey> others(13, base);
+  std::vector<GemmKey> others(13, base);
   others[0].device = "other";
   others[1].library = 130200;
   others[2].compute = DType::fp16;
@@ -257,17 +256,17 @@ TEST(MatmulKey, DiffersWhereTheAlgorithmMay) {
   others[9].shape.transpose_b = true;
   others[10].shape.bias = true;
   others[11].shape.residual = true;
-  others[12].shape.output = MatmulOutput::gradient;
+  others[12].shape.output = GemmOutput::gradient;
   others.push_back(base);
   others.back().deterministic = false;
-  for (std::uint64_t MatmulShape::*const stride :
-       {&MatmulShape::a_stride, &MatmulShape::b_stride, &MatmulShape::out_stride}) {
+  for (std::uint64_t GemmShape::*const stride :
+       {&GemmShape::a_stride, &GemmShape::b_stride, &GemmShape::out_stride}) {
     others.push_back(base);
     others.back().shape.*stride = 8;
   }
-  MatmulChoices choices;
+  GemmChoices choices;
   choices.set(base.text(), {});
-  for (const MatmulKey& key : others) choices.set(key.text(), {});
+  for (const GemmKey& key : others) choices.set(key.text(), {});
   EXPECT_EQ(choices.size(), others.size() + 1);
 }
 

@@ -1,4 +1,4 @@
-// One prepared oneDNN matrix product: primitives and memory objects made once, executed many times.
+// One prepared oneDNN gemm: primitives and memory objects made once, executed many times.
 #pragma once
 
 #include <memory>
@@ -7,23 +7,23 @@
 
 namespace spillway::model::host {
 
-/// Whether oneDNN multiplies matrices of `compute` here without widening them.
+/// Tells whether oneDNN multiplies matrices of `compute` here without widening them.
 [[nodiscard]] bool multiplies_natively(DType compute);
 
 /// `shape` on elements of `element` (fp32 or bf16). The calling thread's OpenMP team size must be
 /// the same when this is made and when it runs.
-class PreparedMatmul {
+class PreparedGemm {
  public:
-  PreparedMatmul(const MatmulShape& shape, DType element);
-  ~PreparedMatmul();
-  PreparedMatmul(PreparedMatmul&&) noexcept;
-  PreparedMatmul& operator=(PreparedMatmul&&) noexcept;
+  PreparedGemm(const GemmShape& shape, DType element);
+  ~PreparedGemm();
+  PreparedGemm(PreparedGemm&&) noexcept;
+  PreparedGemm& operator=(PreparedGemm&&) noexcept;
 
-  [[nodiscard]] const MatmulShape& shape() const;
+  [[nodiscard]] const GemmShape& shape() const;
   [[nodiscard]] Bytes workspace() const;
   /// oneDNN's name of the kernel, for logs: "brg:avx512_core".
   [[nodiscard]] const char* kernel_name() const;
-  void run(const MatmulArguments& arguments);
+  void run(const GemmArguments& arguments);
 
  private:
   struct State;

@@ -1,17 +1,17 @@
-// Ops::matmul against an fp64 product: every transposition, output and epilogue, odd shapes.
+// Ops::gemm against an fp64 product: every transposition, output and epilogue, odd shapes.
 #include "tests/model/ops_support.hpp"
 
 namespace spillway::model {
 namespace {
 
-class Matmul : public OpsTest {
+class Gemm : public OpsTest {
  protected:
   [[nodiscard]] TestMemory encode_exact(const std::vector<double>& values) const {
     return encode(std::vector<float>(values.begin(), values.end()), dtype_);
   }
 
   /// Runs `shape` (twice for gradients: overwrite, then add) and compares.
-  void check(MatmulShape shape) {
+  void check(GemmShape shape) {
     SCOPED_TRACE(testing::Message()
                  << shape.rows << "x" << shape.columns << "x" << shape.inner << " transposes "
                  << shape.transpose_a << shape.transpose_b << " strides " << shape.a_stride << " "
@@ -41,19 +41,19 @@ class Matmul : public OpsTest {
             sum + (shape.bias ? bias.exact[j] : 0) + (shape.residual ? residual.exact[at] : 0);
       }
     }
-    const MatmulPlan plan = ops_->plan_matmul(shape);
+    const GemmPlan plan = ops_->plan_gemm(shape);
     const TestMemory space = workspace(plan.workspace);
-    const bool stored = shape.output == MatmulOutput::compute;
+    const bool stored = shape.output == GemmOutput::compute;
     const std::vector<float> untouched(expected.size(), kUntouched);
     const TestMemory out = encode(untouched, stored ? dtype_ : DType::fp32);
-    MatmulArguments arguments{.a = a.device(),
-                              .b = b.device(),
-                              .bias = shape.bias ? bias.device() : Tensor{},
-                              .residual = shape.residual ? residual.device() : Tensor{},
-                              .out = out.device(),
-                              .first = true,
-                              .workspace = space.device()};
-    ops_->matmul(plan, arguments);
+    GemmArguments arguments{.a = a.device(),
+                            .b = b.device(),
+                            .bias = shape.bias ? bias.device() : Tensor{},
+                            .residual = shape.residual ? residual.device() : Tensor{},
+                            .out = out.device(),
+                            .first = true,
+                            .workspace = space.device()};
+    ops_->gemm(plan, arguments);
     // fp32 sums of up to 300 products: 300 * 2^-24 at worst, relative to sums that cancel.
     constexpr double kTolerance = 2e-6;
     if (stored) {
@@ -61,9 +61,9 @@ class Matmul : public OpsTest {
       return;
     }
     expect_floats(out, expected, kTolerance, "product");
-    if (shape.output != MatmulOutput::gradient) return;
+    if (shape.output != GemmOutput::gradient) return;
     arguments.first = false;
-    ops_->matmul(plan, arguments);
+    ops_->gemm(plan, arguments);
     ASSERT_EQ(ldc, shape.columns) << "the value left alone would double below";
     for (double& value : expected) value *= 2;
     expect_floats(out, expected, kTolerance, "sum of two products");
@@ -72,7 +72,7 @@ class Matmul : public OpsTest {
   static constexpr float kUntouched = 7;
 };
 
-TEST_P(Matmul, AgreesWithFp64ForEveryTransposition) {
+TEST_P(Gemm, AgreesWithFp64ForEveryTransposition) {
   for (const bool transpose_a : {false, true}) {
     for (const bool transpose_b : {false, true}) {
       check({.rows = 64,
@@ -90,18 +90,18 @@ TEST_P(Matmul, AgreesWithFp64ForEveryTransposition) {
              .inner = 19,
              .transpose_a = transpose_a,
              .transpose_b = transpose_b,
-             .output = MatmulOutput::gradient});
+             .output = GemmOutput::gradient});
       check({.rows = 129,
              .columns = 65,
              .inner = 300,
              .transpose_a = transpose_a,
              .transpose_b = transpose_b,
-             .output = MatmulOutput::fp32});
+             .output = GemmOutput::fp32});
     }
   }
 }
 
-TEST_P(Matmul, AddsBiasAndResidual) {
+TEST_P(Gemm, AddsBiasAndResidual) {
   for (const bool transpose_b : {false, true}) {
     check({.rows = 33, .columns = 47, .inner = 29, .transpose_b = transpose_b, .bias = true});
     check({.rows = 64, .columns = 64, .inner = 64, .transpose_b = transpose_b, .residual = true});
@@ -114,7 +114,7 @@ TEST_P(Matmul, AddsBiasAndResidual) {
   }
 }
 
-TEST_P(Matmul, WorksOnColumnsOfWiderMatrices) {
+TEST_P(Gemm, WorksOnColumnsOfWiderMatrices) {
   for (const bool bias : {false, true}) {
     check({.rows = 33,
            .columns = 24,
@@ -127,20 +127,20 @@ TEST_P(Matmul, WorksOnColumnsOfWiderMatrices) {
   check({.rows = 40, .columns = 32, .inner = 17, .a_stride = 50});
   check({.rows = 40, .columns = 32, .inner = 17, .transpose_b = true, .b_stride = 19});
   check({.rows = 9, .columns = 32, .inner = 40, .b_stride = 33});
-  check({.rows = 21, .columns = 16, .inner = 64, .output = MatmulOutput::fp32, .a_stride = 100});
+  check({.rows = 21, .columns = 16, .inner = 64, .output = GemmOutput::fp32, .a_stride = 100});
   for (const bool transpose_a : {false, true}) {
     check({.rows = 21,
            .columns = 48,
            .inner = 33,
            .transpose_a = transpose_a,
-           .output = MatmulOutput::gradient,
+           .output = GemmOutput::gradient,
            .a_stride = 72});
   }
 }
 
-TEST_P(Matmul, TakesOperandsThatStartAnywhere) {
+TEST_P(Gemm, TakesOperandsThatStartAnywhere) {
   // One element into their memory each: what a tensor of odd size leaves to the next of a block.
-  const MatmulShape shape{.rows = 16, .columns = 24, .inner = 32, .bias = true, .residual = true};
+  const GemmShape shape{.rows = 16, .columns = 24, .inner = 32, .bias = true, .residual = true};
   const auto shifted = [&](const Operand& operand) {
     return operand.device().subspan(size_of(dtype_), operand.memory.size() - size_of(dtype_));
   };
@@ -153,24 +153,24 @@ TEST_P(Matmul, TakesOperandsThatStartAnywhere) {
   const Operand residual = random(16 * 24 + 1);
   const TestMemory there = elements(16 * 24 + 1);
   const TestMemory here = elements(16 * 24);
-  const MatmulPlan plan = ops_->plan_matmul(shape);
+  const GemmPlan plan = ops_->plan_gemm(shape);
   const TestMemory space = workspace(plan.workspace);
-  ops_->matmul(plan, {.a = shifted(a),
-                      .b = shifted(b),
-                      .bias = shifted(bias),
-                      .residual = shifted(residual),
-                      .out = there.device().subspan(size_of(dtype_), here.size()),
-                      .first = true,
-                      .workspace = space.device()});
+  ops_->gemm(plan, {.a = shifted(a),
+                    .b = shifted(b),
+                    .bias = shifted(bias),
+                    .residual = shifted(residual),
+                    .out = there.device().subspan(size_of(dtype_), here.size()),
+                    .first = true,
+                    .workspace = space.device()});
   const TestMemory a2 = unshifted(a), b2 = unshifted(b), bias2 = unshifted(bias);
   const TestMemory residual2 = unshifted(residual);
-  ops_->matmul(plan, {.a = a2.device(),
-                      .b = b2.device(),
-                      .bias = bias2.device(),
-                      .residual = residual2.device(),
-                      .out = here.device(),
-                      .first = true,
-                      .workspace = space.device()});
+  ops_->gemm(plan, {.a = a2.device(),
+                    .b = b2.device(),
+                    .bias = bias2.device(),
+                    .residual = residual2.device(),
+                    .out = here.device(),
+                    .first = true,
+                    .workspace = space.device()});
   const std::vector<float> shifted_out = decode(there, dtype_);
   const std::vector<float> out = decode(here, dtype_);
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -181,25 +181,22 @@ TEST_P(Matmul, TakesOperandsThatStartAnywhere) {
   }
 }
 
-TEST_P(Matmul, HandlesSizesOfOne) {
+TEST_P(Gemm, HandlesSizesOfOne) {
   check({.rows = 1, .columns = 1, .inner = 1});
   check({.rows = 1, .columns = 17, .inner = 5, .transpose_b = true, .bias = true});
-  check({.rows = 17,
-         .columns = 1,
-         .inner = 3,
-         .transpose_a = true,
-         .output = MatmulOutput::gradient});
+  check(
+      {.rows = 17, .columns = 1, .inner = 3, .transpose_a = true, .output = GemmOutput::gradient});
 }
 
-TEST_P(Matmul, PlansEqualShapesOnce) {
-  const MatmulShape shape{.rows = 8, .columns = 8, .inner = 8};
-  const MatmulPlan first = ops_->plan_matmul(shape);
-  const MatmulPlan again = ops_->plan_matmul(shape);
+TEST_P(Gemm, PlansEqualShapesOnce) {
+  const GemmShape shape{.rows = 8, .columns = 8, .inner = 8};
+  const GemmPlan first = ops_->plan_gemm(shape);
+  const GemmPlan again = ops_->plan_gemm(shape);
   EXPECT_EQ(first.index, again.index);
   EXPECT_EQ(first.workspace, again.workspace);
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryCase, Matmul, testing::ValuesIn(all_cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(EveryCase, Gemm, testing::ValuesIn(all_cases()), name_of_case);
 
 }  // namespace
 }  // namespace spillway::model

@@ -1,4 +1,4 @@
-// Timing of matrix product algorithms: for profiles, never in a run.
+// Timing of gemm algorithms: for profiles, never in a run.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include "runtime/base/cuda/check.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
-#include "runtime/model/cuda/matmul.hpp"
+#include "runtime/model/cuda/gemm.hpp"
 
 namespace spillway::model::cuda {
 namespace {
@@ -28,10 +28,9 @@ Event make_event() {
 
 }  // namespace
 
-std::vector<MatmulTiming> Multiplier::measure(const MatmulShape& shape,
-                                              const MatmulArguments& arguments, int count,
-                                              cudaStream_t stream) {
-  MatmulDescriptors descriptors(*library_, shape, options_.math);
+std::vector<GemmTiming> Multiplier::measure(const GemmShape& shape, const GemmArguments& arguments,
+                                            int count, cudaStream_t stream) {
+  GemmDescriptors descriptors(*library_, shape, options_.math);
   auto proposals = descriptors.propose(handle_, Alignment::sixteen, count);
   // The library says that a proposal may still not run; the first run of one also loads its kernel.
   std::erase_if(proposals, [&](const auto& proposal) {
@@ -50,14 +49,14 @@ std::vector<MatmulTiming> Multiplier::measure(const MatmulShape& shape,
     check_cuda(cudaEventRecord(first.get(), stream), "recording an event");
     for (int i = 0; i < kRuns; ++i) descriptors.run(handle_, algorithm, arguments, stream);
     check_cuda(cudaEventRecord(last.get(), stream), "recording an event");
-    check_cuda(cudaEventSynchronize(last.get()), "timing a product");
+    check_cuda(cudaEventSynchronize(last.get()), "timing a gemm");
     float sum = 0;
-    check_cuda(cudaEventElapsedTime(&sum, first.get(), last.get()), "timing a product");
+    check_cuda(cudaEventElapsedTime(&sum, first.get(), last.get()), "timing a gemm");
     return static_cast<double>(sum) / kRuns;
   };
-  std::vector<MatmulTiming> timings(proposals.size());
+  std::vector<GemmTiming> timings(proposals.size());
   for (std::size_t i = 0; i < proposals.size(); ++i) {
-    std::memcpy(timings[i].algorithm.data(), &proposals[i].algo, sizeof(MatmulAlgorithm));
+    std::memcpy(timings[i].algorithm.data(), &proposals[i].algo, sizeof(GemmAlgorithm));
     timings[i].milliseconds = std::numeric_limits<double>::infinity();
   }
   // Round by round, so that a clock that rises or falls does so for all.
