@@ -106,7 +106,7 @@ TEST_P(Operands, LieApartInAlignedMemoryOfTheStatedSize) {
     EXPECT_GE(a.out.size(), product.result.columns * product.result.leading *
                                 (product.fp32_result ? sizeof(float) : element));
     EXPECT_EQ(a.bias.size() >= shape.columns * element, shape.bias);
-    EXPECT_EQ(a.residual.size() > 0, shape.residual);
+    EXPECT_EQ(!a.residual.empty(), shape.residual);
     std::vector<std::pair<const std::byte*, const std::byte*>> ranges;
     for (const model::ConstTensor& part : {a.a, a.b, a.bias, a.residual, model::ConstTensor(a.out),
                                            model::ConstTensor(a.workspace)}) {

@@ -20,7 +20,6 @@ namespace spillway::offload {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using std::chrono::duration;
 using std::chrono::milliseconds;
 
 BackendUnderTest plain_host(std::size_t depth) {

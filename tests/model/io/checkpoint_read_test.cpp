@@ -88,6 +88,7 @@ TEST(Checkpoint, GivesTheSameToManyThreadsAtOnce) {
   const CheckpointReader reader(scratch.path() / "out", config, layout);
   std::array<Blocks, 4> read;
   std::vector<std::thread> threads;
+  threads.reserve(read.size());
   for (Blocks& mine : read) {
     threads.emplace_back([&] { mine = read_all(reader, layout); });
   }
@@ -177,7 +178,7 @@ TEST(Checkpoint, NamesTheTensorThatIsMissingExtraMisshapenOrOfAnotherType) {
   const Scratch scratch;
   const fs::path path = scratch.path() / "model.safetensors";
   const std::vector<TensorToStore> tensors = tensors_of(config);
-  const auto refuse = [&](std::vector<TensorToStore> changed) {
+  const auto refuse = [&](const std::vector<TensorToStore>& changed) {
     fs::remove(path);
     write_tensors(path, changed);
     return refusal(scratch.path(), config);
