@@ -11,7 +11,6 @@
 namespace spillway::engine {
 namespace {
 
-
 constexpr int kSteps = 4;
 /// The tiny Llama's matrices have 4,608 and 2,304 parameters, its rows 48 or 96: tiles hold some
 /// rows of one or several matrices.
