@@ -32,7 +32,6 @@ enum class OpKind : std::uint8_t {
   checksum,    ///< of a tile's slot that goes to disk from memory; an update makes its own
   commit,      ///< make the step true on disk
 };
-inline constexpr std::size_t kOpKindCount = 9;
 
 enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, nvme_read, nvme_write };
 inline constexpr std::size_t kLaneCount = 6;

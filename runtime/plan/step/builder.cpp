@@ -1,7 +1,5 @@
 #include "runtime/plan/step/builder.hpp"
 
-#include <algorithm>
-
 #include "runtime/plan/boundaries.hpp"
 #include "runtime/plan/internals.hpp"
 #include "runtime/plan/pools.hpp"
@@ -112,9 +110,9 @@ void Builder::give_back(const Buffer& buffer) {
   switch (buffer.pool) {
     case PoolKind::accumulators:
     case PoolKind::rounded_gradients:
-      if (buffer.first == placement_.gradient_slots) return;  // the vectors' own
-      [[fallthrough]];
     case PoolKind::landing_gradients:
+      if (buffer == of_vectors(buffer.pool)) return;
+      [[fallthrough]];
     case PoolKind::parameter_slots:
     case PoolKind::boundary_slots:
     case PoolKind::boundary_staging:
@@ -243,8 +241,9 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
       gradient = place_for_gradient(m);
       loss.write(gradient, activation_gradient(layer - 1, m));
       add_gradient(loss, accumulator);
-      if (workload_.tied_head)
+      if (workload_.tied_head) {
         loss.write({PoolKind::tied_accumulator}, {ValueKind::tied_gradient_sum});
+      }
       write_vectors(loss);
     }
     loss.write({PoolKind::workspace}, {});

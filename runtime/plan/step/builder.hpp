@@ -61,7 +61,12 @@ class Builder {
   [[nodiscard]] std::uint32_t pass_index(std::uint32_t m) const {
     return round_ * workload_.micro_batches + m;
   }
-  [[nodiscard]] Buffer rounded(const Buffer& accumulator);
+  /// Returns the buffer of a pool of gradients that is the vectors' own, behind those that come and
+  /// go.
+  [[nodiscard]] Buffer of_vectors(PoolKind pool) const { return {pool, placement_.gradient_slots}; }
+  /// Returns a buffer for what follows from `accumulator`: of the vectors their own, else a free
+  /// one.
+  Buffer take_gradient(PoolKind pool, const Buffer& source);
   [[nodiscard]] Buffer kept_activations(std::uint32_t block, std::uint32_t m) const;
 
   // Values.

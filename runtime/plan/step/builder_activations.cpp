@@ -60,10 +60,8 @@ void Builder::save_boundary(std::uint32_t layer, std::uint32_t m, bool gradient,
 
 /// Returns where the layer's output is for the next layer's forward.
 Buffer Builder::passing_activation(std::uint32_t layer, std::uint32_t m) {
-  if (activation_home(placement_, layer) == BoundaryHome::device) {
-    return of_micro_batch(PoolKind::boundaries, layer, m);
-  }
-  return is_parked(placement_, m) ? load_boundary(layer, m, false) : passing_[m];
+  const bool stays = activation_home(placement_, layer) == BoundaryHome::device;
+  return stays || is_parked(placement_, m) ? returning_activation(layer, m) : passing_[m];
 }
 
 /// Returns where the gradient of the layer's output is for its backward.

@@ -7,7 +7,7 @@ namespace spillway::plan {
 /// Every op of tiles adds to the gradient of the vectors, which is complete with the first layer's.
 void Builder::write_vectors(OpDraft& draft) const {
   if (!workload_.tiled) return;
-  draft.write({PoolKind::accumulators, placement_.gradient_slots}, {ValueKind::gradient_sum});
+  draft.write(of_vectors(PoolKind::accumulators), {ValueKind::gradient_sum});
 }
 
 Buffer Builder::accumulator_of(std::uint32_t block, MicroBatches range) {
@@ -23,26 +23,24 @@ void Builder::add_gradient(OpDraft& draft, const Buffer& accumulator) {
   draft.write(accumulator, {ValueKind::gradient_sum, draft.op.block, 0, round_, m});
 }
 
-Buffer Builder::rounded(const Buffer& accumulator) {
-  if (workload_.compute == DType::fp32) return accumulator;
-  const bool vectors = accumulator.first == placement_.gradient_slots;
-  if (vectors) return {PoolKind::rounded_gradients, accumulator.first};
-  return take_free(PoolKind::rounded_gradients);
+Buffer Builder::take_gradient(PoolKind pool, const Buffer& source) {
+  const bool vectors = source.first == placement_.gradient_slots;
+  return vectors ? of_vectors(pool) : take_free(pool);
 }
 
 /// The round's gradient of a block is complete in its accumulator: rounds it and moves it on.
 void Builder::finish_gradient(std::uint32_t block) {
-  const Buffer accumulator = workload_.tiled && block == 0
-                                 ? Buffer{PoolKind::accumulators, placement_.gradient_slots}
-                                 : accumulator_[block];
-  const Buffer narrow = rounded(accumulator);
+  const bool vectors = workload_.tiled && block == 0;
+  const Buffer accumulator = vectors ? of_vectors(PoolKind::accumulators) : accumulator_[block];
+  const bool same = workload_.compute == DType::fp32;
+  const Buffer narrow =
+      same ? accumulator : take_gradient(PoolKind::rounded_gradients, accumulator);
   const bool device = gradient_on_device(workload_, placement_, block);
   const bool updates_here = placement_.blocks[block].state == Tier::device;
   const PoolKind totals = updates_here ? PoolKind::device_gradients : PoolKind::device_sums;
   const std::uint32_t last = workload_.micro_batches - 1;
   OpDraft finish = draft(OpKind::accumulate, Lane::gpu, block);
   finish.op.bytes = rounding_traffic(workload_, placement_, block, round_);
-  const bool vectors = workload_.tiled && block == 0;
   finish.read(accumulator, vectors ? Value{ValueKind::gradient_sum}
                                    : Value{ValueKind::gradient_sum, block, 0, round_, last});
   finish.write(accumulator, {});
@@ -51,8 +49,9 @@ void Builder::finish_gradient(std::uint32_t block) {
   }
   finish.write(narrow, {ValueKind::gradient, block, 0, round_});
   if (device) {
-    if (round_ > 0)
+    if (round_ > 0) {
       finish.read(tiles_of(totals, block), {ValueKind::total_gradient, block, 0, round_ - 1});
+    }
     finish.write(tiles_of(totals, block), {ValueKind::total_gradient, block, 0, round_});
   }
   append(finish);
@@ -84,9 +83,7 @@ void Builder::download_gradient(std::uint32_t block, const Buffer& gradient) {
     give_back(gradient);
     return append_norms(block, PoolKind::host_gradients);
   }
-  const bool vectors = gradient.first == placement_.gradient_slots;
-  const Buffer landing = vectors ? Buffer{PoolKind::landing_gradients, gradient.first}
-                                 : take_free(PoolKind::landing_gradients);
+  const Buffer landing = take_gradient(PoolKind::landing_gradients, gradient);
   download.write(landing, {ValueKind::gradient, block, 0, round_});
   append(download);
   give_back(gradient);
@@ -96,7 +93,7 @@ void Builder::download_gradient(std::uint32_t block, const Buffer& gradient) {
   if (round_ > 0) sum.read(home, {ValueKind::total_gradient, block, 0, round_ - 1});
   sum.write(home, total);
   append(sum);
-  if (!vectors) give_back(landing);
+  give_back(landing);
   append_norms(block, PoolKind::host_gradients);
 }
 
