@@ -1,9 +1,9 @@
 # What each module needs, said once: the build reads this file and so does the installed package.
 # `_modules` are other components, `_packages` third parties as spillway_require names them. Each
 # component comes behind those that it needs.
-set(spillway_components base offload cpu_adam nvme_swap comm plan data model engine)
+set(spillway_components base offload cpu_adam nvme_swap comm plan data model config engine)
 
-foreach(component IN ITEMS base plan data model engine)
+foreach(component IN ITEMS base plan data model config engine)
   set(spillway_${component}_folder runtime/${component})
 endforeach()
 foreach(component IN ITEMS offload cpu_adam nvme_swap comm)
@@ -24,7 +24,9 @@ set(spillway_data_modules base)
 set(spillway_data_packages nlohmann_json)
 set(spillway_model_modules base offload)
 set(spillway_model_packages nlohmann_json OpenMP oneDNN cuda)
-set(spillway_engine_modules base offload cpu_adam nvme_swap plan data model)
+set(spillway_config_modules base cpu_adam nvme_swap plan data)
+set(spillway_config_packages nlohmann_json)
+set(spillway_engine_modules base offload cpu_adam nvme_swap plan data model config)
 set(spillway_engine_packages nlohmann_json)
 
 # spillway_close(result component...): the components and all that they need, in an order in which

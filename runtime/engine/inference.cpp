@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/budgets.hpp"
-#include "runtime/engine/compute_device.hpp"
+#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -20,7 +20,7 @@ std::span<std::int32_t> as_tokens(std::span<std::byte> bytes) {
 Inference::Inference(const model::ModelConfig& config, const InferenceOptions& options,
                      const model::ParameterSource& source)
     : config_(config), options_(options) {
-  TrainOptions train;
+  config::TrainOptions train;
   train.compute = options_.compute;
   train.micro_batch = options_.batch;
   train.context = options_.context;

@@ -9,9 +9,9 @@
 
 #include "offload/memory.hpp"
 #include "runtime/data/token_file.hpp"
-#include "runtime/engine/budgets.hpp"
-#include "runtime/engine/model_constants.hpp"
-#include "runtime/engine/planning.hpp"
+#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/step/model_constants.hpp"
 #include "runtime/engine/trainer.hpp"
 #include "runtime/model/parameter_source.hpp"
 
@@ -22,7 +22,7 @@ struct InferenceOptions {
   std::uint32_t batch = 1;    ///< windows at once
   std::uint32_t context = 0;  ///< tokens a window
   std::uint32_t compute_threads = 0;
-  std::optional<DeviceKind> device = std::nullopt;    ///< absent: as for training
+  std::optional<config::DeviceKind> device = std::nullopt;  ///< absent: as for training
   DeviceRecord trained_on = {};                       ///< algorithms of a run's products: the same
   std::optional<Bytes> device_memory = std::nullopt;  ///< budgets, as for training
   std::optional<Bytes> host_memory = std::nullopt;

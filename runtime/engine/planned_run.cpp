@@ -6,12 +6,12 @@
 #include <string>
 #include <utility>
 
-#include "runtime/engine/automatic.hpp"
-#include "runtime/engine/budgets.hpp"
-#include "runtime/engine/run_tokenizer.hpp"
-#include "runtime/engine/schedule.hpp"
-#include "runtime/engine/start_values.hpp"
-#include "runtime/plan/fastest.hpp"
+#include "runtime/config/schedule.hpp"
+#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/prepare/automatic.hpp"
+#include "runtime/engine/prepare/start_values.hpp"
+#include "runtime/engine/run/tokenizer.hpp"
+#include "runtime/plan/placement/fastest.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -49,7 +49,7 @@ void Planning::open() {
   run_.sampler.emplace(run_.data->train.size(), run_.options.context, run_.options.order,
                        run_.options.seed);
   run_.steps = steps_of(run_.options, *run_.sampler);
-  check_momentum(run_.options.schedule, run_.steps);
+  config::check_momentum(run_.options.schedule, run_.steps);
   run_.store_options.engine = run_.options.io_engine;
   run_.store_options.disk_gigabytes_per_second = run_.options.disk_gbps;
   RunConfig& now = run_.run_config;
@@ -62,12 +62,12 @@ void Planning::open() {
     const RunConfig& recorded = run_.claim.recorded();
     // A schedule that was to end with the run keeps the end that it started with.
     run_.options.schedule =
-        resolve_schedule(run_.options.schedule, recorded.options.schedule.total_steps);
+        config::resolve_schedule(run_.options.schedule, recorded.options.schedule.total_steps);
     now.options = run_.options;
     check_same_mathematics(recorded, now);
     resume_model(recorded.device);
   } else {
-    run_.options.schedule = resolve_schedule(run_.options.schedule, run_.steps);
+    run_.options.schedule = config::resolve_schedule(run_.options.schedule, run_.steps);
     now.options = run_.options;
     make_model();
   }
@@ -80,7 +80,7 @@ void Planning::open() {
 /// A resumed run keeps what it chose when it began.
 void Planning::resolve_automatic() {
   if (run_.claim.resumes()) take_automatic(run_.options, run_.claim.recorded().options);
-  const auto budgets = [this](const TrainOptions& options, const plan::Workload& step) {
+  const auto budgets = [this](const config::TrainOptions& options, const plan::Workload& step) {
     return make_budgets(options, request_.run, step);
   };
   for (const std::string& line : choose_automatic(run_.options, run_.config, budgets)) {

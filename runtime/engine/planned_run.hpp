@@ -7,9 +7,9 @@
 #include <optional>
 
 #include "runtime/data/sampler.hpp"
-#include "runtime/engine/calibrate.hpp"
-#include "runtime/engine/machine_tuning.hpp"
-#include "runtime/engine/run_claim.hpp"
+#include "runtime/engine/machine/calibrate.hpp"
+#include "runtime/engine/machine/machine_tuning.hpp"
+#include "runtime/engine/run/claim.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "runtime/engine/training_data.hpp"
 
@@ -21,7 +21,7 @@ struct PlannedRun {
   RunClaim claim;
   MachineTuning known;  ///< what earlier runs measured of this machine
   model::ModelConfig config;
-  TrainOptions options;  ///< resolved
+  config::TrainOptions options;  ///< resolved
   std::optional<TrainingData> data;
   std::optional<data::Sampler> sampler;
   std::uint64_t steps = 0;  ///< the run ends with this one

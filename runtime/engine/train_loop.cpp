@@ -9,15 +9,15 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/kept_checkpoints.hpp"
-#include "runtime/engine/monitors.hpp"
 #include "runtime/engine/planned_run.hpp"
-#include "runtime/engine/run_reader.hpp"
-#include "runtime/engine/run_tokenizer.hpp"
-#include "runtime/engine/running_median.hpp"
-#include "runtime/engine/start_values.hpp"
-#include "runtime/engine/step_trace.hpp"
-#include "runtime/model/checkpoint.hpp"
+#include "runtime/engine/prepare/start_values.hpp"
+#include "runtime/engine/report/monitors.hpp"
+#include "runtime/engine/report/running_median.hpp"
+#include "runtime/engine/report/step_trace.hpp"
+#include "runtime/engine/run/kept_checkpoints.hpp"
+#include "runtime/engine/run/reader.hpp"
+#include "runtime/engine/run/tokenizer.hpp"
+#include "runtime/model/hf/checkpoint.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -94,7 +94,7 @@ void Loop::create_trainer() {
                      .steps = run_->steps,
                      .first_step = trainer_->state().step + 1,
                      .commit_every = run_->options.commit_every,
-                     .device = run_->options.device.value_or(DeviceKind::host),
+                     .device = run_->options.device.value_or(config::DeviceKind::host),
                      .measured_products = run_->measured_products});
   run_->claim.keep();
   monitors_.emplace(run_->options, request_.run, trainer_->state().step,

@@ -9,16 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/metrics_log.hpp"
-#include "runtime/engine/run_directory.hpp"
+#include "runtime/engine/report/metrics_log.hpp"
+#include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/trainer.hpp"
-#include "runtime/plan/simulator.hpp"
+#include "runtime/plan/predict/simulator.hpp"
 
 namespace spillway::engine {
 
 struct TrainRequest {
   std::optional<model::ModelConfig> model;  ///< absent: from `from`, or the run when resuming
-  TrainOptions options;
+  config::TrainOptions options;
   std::filesystem::path data;  ///< train.bin, val.bin, meta.json
   std::filesystem::path run;
   /// HF checkpoint, or a run or kept checkpoint whose training goes on in `run`; absent: random
@@ -42,7 +42,7 @@ struct TrainPlan {
   std::uint64_t steps = 0;
   std::uint64_t first_step = 1;
   std::uint64_t commit_every = 1;
-  DeviceKind device = DeviceKind::host;
+  config::DeviceKind device = config::DeviceKind::host;
   /// Algorithms of matrix products that the run took from the machine profile.
   std::size_t measured_products = 0;
 };

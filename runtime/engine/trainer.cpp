@@ -9,9 +9,9 @@
 
 #include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/compute_device.hpp"
-#include "runtime/engine/schedule.hpp"
-#include "runtime/plan/boundaries.hpp"
+#include "runtime/config/schedule.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
 
 namespace spillway::engine {
 
@@ -22,7 +22,7 @@ constexpr std::uint32_t kMostSkipsInARow = 10;
 
 }  // namespace
 
-Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
+Trainer::Trainer(const model::ModelConfig& config, const config::TrainOptions& options,
                  const plan::Placement& placement, const plan::Budgets& budgets, ModelRuntime model,
                  plan::Workload workload, const nvme_swap::StoreOptions& store_options, bool resume,
                  std::size_t update_prefetch)
@@ -70,7 +70,8 @@ Trainer::Trainer(const model::ModelConfig& config, const TrainOptions& options,
       std::make_unique<StateIo>(workload_, placement_, *memory_, slots_, *streams_, *store_, isa);
 
   prepare_plans();
-  state_.loss_scale = initial_loss_scale(options_.loss_scale, options_.compute == DType::fp16);
+  state_.loss_scale =
+      config::initial_loss_scale(options_.loss_scale, options_.compute == DType::fp16);
   if (resume) {
     check(store_->committed().has_value(), ErrorCode::invalid_argument,
           "the run has no committed step to resume from");
@@ -277,14 +278,14 @@ void Trainer::skip(StepResult& result) {
   ++state_.skipped_in_a_row;
   bool scales_down = false;
   if (options_.compute == DType::fp16) {
-    if (is_at_minimum(options_.loss_scale, state_.loss_scale)) {
+    if (config::is_at_minimum(options_.loss_scale, state_.loss_scale)) {
       result.diverged = fmt::format(
           "step {}: gradients overflow at the least loss scale, fp16.min_loss_scale {} "
           "(loss {}); lower the learning rate, or resume from an earlier checkpoint",
           result.step, options_.loss_scale.minimum, result.loss);
       return;
     }
-    state_.loss_scale = next_loss_scale(options_.loss_scale, state_.loss_scale, false);
+    state_.loss_scale = config::next_loss_scale(options_.loss_scale, state_.loss_scale, false);
     scales_down = state_.loss_scale.hysteresis_left > 0;  // until it is at its minimum
   }
   if (state_.skipped_in_a_row < kMostSkipsInARow || scales_down) return;
@@ -297,13 +298,13 @@ void Trainer::skip(StepResult& result) {
 /// With the norm known: apply, clip or skip. The update itself runs at the head of the next plan.
 void Trainer::decide(StepResult& result) {
   const std::uint64_t t = state_.updates + 1;
-  result.lr = learning_rate(options_.schedule, t);
+  result.lr = config::learning_rate(options_.schedule, t);
   if (!std::isfinite(result.grad_norm)) {
     skip(result);
     return;
   }
   if (options_.compute == DType::fp16) {
-    state_.loss_scale = next_loss_scale(options_.loss_scale, state_.loss_scale, true);
+    state_.loss_scale = config::next_loss_scale(options_.loss_scale, state_.loss_scale, true);
   }
   state_.skipped_in_a_row = 0;
   state_.updates = t;
@@ -315,9 +316,9 @@ void Trainer::decide(StepResult& result) {
   adam.lr = result.lr;
   const bool has_betas =
       adam.optimizer == cpu_adam::Optimizer::adam || adam.optimizer == cpu_adam::Optimizer::lion;
-  if (const auto momentum = first_momentum(options_.schedule, t); momentum && has_betas) {
+  if (const auto momentum = config::first_momentum(options_.schedule, t); momentum && has_betas) {
     adam.beta1 = *momentum;
-    adam.beta2 = kOneCycleBeta2;
+    adam.beta2 = config::kOneCycleBeta2;
   }
   adam.rounding_seed = options_.seed;
   pending_.decayed = cpu_adam::make_scalars(adam, t, clip / result.scale);

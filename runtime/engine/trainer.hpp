@@ -11,12 +11,12 @@
 
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
-#include "runtime/engine/model_constants.hpp"
-#include "runtime/engine/op_actions.hpp"
-#include "runtime/engine/planning.hpp"
-#include "runtime/engine/state_io.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/step/model_constants.hpp"
+#include "runtime/engine/step/op_actions.hpp"
+#include "runtime/engine/step/state_io.hpp"
 #include "runtime/engine/training_state.hpp"
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::engine {
 
@@ -43,7 +43,7 @@ class Trainer {
  public:
   /// Allocates everything that the placement names. `options` are resolved. `update_prefetch`: the
   /// updates' software prefetch distance.
-  Trainer(const model::ModelConfig& config, const TrainOptions& options,
+  Trainer(const model::ModelConfig& config, const config::TrainOptions& options,
           const plan::Placement& placement, const plan::Budgets& budgets, ModelRuntime model,
           plan::Workload workload, const nvme_swap::StoreOptions& store_options, bool resume,
           std::size_t update_prefetch = 0);
@@ -112,7 +112,7 @@ class Trainer {
   void open_activation_store(const nvme_swap::StoreOptions& options);
 
   model::ModelConfig config_;
-  TrainOptions options_;
+  config::TrainOptions options_;
   plan::Workload workload_;
   plan::Placement placement_;
   ModelRuntime model_;

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/engine/schedule.hpp"
+#include "runtime/config/schedule.hpp"
 
 namespace spillway::engine {
 
@@ -15,7 +15,7 @@ struct TrainingState {
   std::uint64_t step = 0;     ///< steps done, skipped ones included
   std::uint64_t updates = 0;  ///< updates applied: Adam's t
   std::uint64_t cursor = 0;   ///< windows of training data drawn
-  LossScaleState loss_scale;
+  config::LossScaleState loss_scale;
   std::uint32_t skipped_in_a_row = 0;
   std::uint64_t skipped = 0;
 };

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/model/detail/cut_layout.hpp"
+#include "runtime/model/cut_layout.hpp"
 
 namespace spillway::model {
 namespace {

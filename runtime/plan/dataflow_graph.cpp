@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/theory.hpp"
+#include "runtime/plan/predict/theory.hpp"
 
 namespace spillway::plan {
 namespace {

@@ -1,11 +1,11 @@
 // What "auto" becomes: chosen by the model and by what fits, said in a line, kept on resume.
-#include "runtime/engine/automatic.hpp"
+#include "runtime/engine/prepare/automatic.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/planning.hpp"
+#include "runtime/engine/prepare/planning.hpp"
 #include "tests/model/tiny_models.hpp"
 
 namespace spillway::engine {
@@ -15,21 +15,21 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 struct Chosen {
-  TrainOptions options;
+  config::TrainOptions options;
   std::vector<std::string> lines;
 };
 
 Chosen choose(std::string_view file, std::string_view stored, Bytes device = 1_GiB) {
   model::ModelConfig config = model::tiny_gpt2();
   config.source_json = stored;
-  Chosen chosen{.options = parse_train_config(file, "auto.json").options, .lines = {}};
-  chosen.options.device = DeviceKind::host;
+  Chosen chosen{.options = config::parse_train_config(file, "auto.json").options, .lines = {}};
+  chosen.options.device = config::DeviceKind::host;
   resolve(chosen.options, config);
-  chosen.lines =
-      choose_automatic(chosen.options, config, [&](const TrainOptions&, const plan::Workload&) {
+  chosen.lines = choose_automatic(
+      chosen.options, config, [&](const config::TrainOptions&, const plan::Workload&) {
         return plan::Budgets{.device = device, .host = 1_GiB, .nvme = 1_GiB};
       });
-  EXPECT_EQ(chosen.options.automatic, AutomaticOptions{});
+  EXPECT_EQ(chosen.options.automatic, config::AutomaticOptions{});
   return chosen;
 }
 
@@ -61,7 +61,7 @@ TEST(Automatic, TheMicroBatchIsTheLargestThatFits) {
   // Less device memory, down to where nothing fits: never a larger one, and always 24 windows.
   std::uint32_t last = 8;
   for (std::uint64_t kib = 4096; kib >= 16; kib /= 2) {
-    const TrainOptions tight = choose(file, "{}", Bytes{kib << 10}).options;
+    const config::TrainOptions tight = choose(file, "{}", Bytes{kib << 10}).options;
     EXPECT_LE(tight.micro_batch, last);
     EXPECT_EQ(tight.micro_batch * tight.gradient_accumulation_steps, 24U);
     last = tight.micro_batch;
@@ -71,17 +71,17 @@ TEST(Automatic, TheMicroBatchIsTheLargestThatFits) {
 
 TEST(Automatic, AStepHasTheTokensThatAreAskedFor) {
   const std::string context = std::to_string(model::tiny_gpt2().max_context);
-  const TrainOptions both =
+  const config::TrainOptions both =
       choose(R"({"spillway": {"tokens_per_step": )" + context + "00}}", "{}").options;
   EXPECT_EQ(both.micro_batch * both.gradient_accumulation_steps, 100U);
-  const TrainOptions given =
+  const config::TrainOptions given =
       choose(R"({"train_micro_batch_size_per_gpu": 5, "spillway": {"tokens_per_step": )" + context +
                  "00}}",
              "{}")
           .options;
   EXPECT_EQ(given.micro_batch, 5U);
   EXPECT_EQ(given.gradient_accumulation_steps, 20U);
-  const TrainOptions neither =
+  const config::TrainOptions neither =
       choose(R"({"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"})",
              "{}")
           .options;
@@ -90,21 +90,22 @@ TEST(Automatic, AStepHasTheTokensThatAreAskedFor) {
 }
 
 TEST(Automatic, AResumedRunKeepsWhatItChose) {
-  TrainOptions recorded;
+  config::TrainOptions recorded;
   recorded.micro_batch = 2;
   recorded.gradient_accumulation_steps = 12;
   recorded.compute = DType::bf16;
   recorded.state_format = StateFormat::split;
-  TrainOptions now = parse_train_config(R"({"train_batch_size": 24, "bf16": {"enabled": "auto"},
+  config::TrainOptions now =
+      config::parse_train_config(R"({"train_batch_size": 24, "bf16": {"enabled": "auto"},
                                             "train_micro_batch_size_per_gpu": "auto"})",
-                                        "auto.json")
-                         .options;
+                                 "auto.json")
+          .options;
   take_automatic(now, recorded);
   EXPECT_EQ(now.micro_batch, 2U);
   EXPECT_EQ(now.gradient_accumulation_steps, 12U);
   EXPECT_EQ(now.compute, DType::bf16);
   EXPECT_EQ(now.state_format, StateFormat::split);
-  EXPECT_EQ(now.automatic, AutomaticOptions{});
+  EXPECT_EQ(now.automatic, config::AutomaticOptions{});
 }
 
 }  // namespace

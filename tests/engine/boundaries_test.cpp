@@ -1,5 +1,5 @@
 // Boundary activations off the device: the same bits from anywhere, as few bytes as planned.
-#include "runtime/plan/boundaries.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
 
 #include <gtest/gtest.h>
 
@@ -19,15 +19,15 @@ constexpr plan::Copy kMoves[] = {plan::kSaveActivation, plan::kLoadActivation,
                                  plan::kSpillActivation, plan::kFetchActivation};
 
 /// Rounds of as many micro-batches, parameters streamed and activations recomputed.
-TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t rounds) {
-  TrainOptions options = tiny_options();
+config::TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t rounds) {
+  config::TrainOptions options = tiny_options();
   options.compute = DType::bf16;
   options.micro_batch = 1;
   options.gradient_accumulation_steps = micro_batches * rounds;
   options.rounds = rounds;
-  options.state_home = StateHome::host;
-  options.residency = Residency::none;
-  options.checkpointing = Checkpointing::recompute;
+  options.state_home = config::StateHome::host;
+  options.residency = config::Residency::none;
+  options.checkpointing = config::Checkpointing::recompute;
   return options;
 }
 
@@ -67,7 +67,7 @@ const std::vector<Spread>& spreads() {
 
 TEST(BoundaryExactness, AnySpreadAndNumberOfSlotsGivesTheBitsOfTheDevice) {
   for (const std::uint32_t rounds : {1U, 3U}) {
-    const TrainOptions options = options_of(3, rounds);
+    const config::TrainOptions options = options_of(3, rounds);
     TrainingHarness harness(tiny_gpt2());
     const Outcome device = harness.train(options, 4);
     for (std::size_t i = 0; i < spreads().size(); ++i) {
@@ -78,7 +78,7 @@ TEST(BoundaryExactness, AnySpreadAndNumberOfSlotsGivesTheBitsOfTheDevice) {
 }
 
 TEST(BoundaryExactness, AnEvaluationSeesTheSameLossFromAnywhere) {
-  const TrainOptions options = options_of(3, 1);
+  const config::TrainOptions options = options_of(3, 1);
   TrainingHarness harness(tiny_llama());
   const auto loss = [&] {
     const auto trainer = harness.make(options, harness.new_run());
@@ -97,7 +97,7 @@ TEST(BoundaryExactness, AnEvaluationSeesTheSameLossFromAnywhere) {
 }
 
 TEST(BoundaryExactness, ARunResumesWithItsActivationsElsewhere) {
-  const TrainOptions options = options_of(2, 2);
+  const config::TrainOptions options = options_of(2, 2);
   TrainingHarness harness(tiny_llama());
   const Outcome whole = harness.train(options, 6);
   Outcome outcome;
@@ -147,7 +147,7 @@ class FlippingEngine final : public nvme_swap::IoEngine {
 
 TEST(BoundaryExactness, WhatTheDiskGivesBackOtherwiseStopsTheRun) {
   TrainingHarness harness(tiny_gpt2());
-  const TrainOptions options = options_of(3, 1);
+  const config::TrainOptions options = options_of(3, 1);
   harness.adjust_placement = adjusted(spreads()[4]);
   harness.adjust_store = [](nvme_swap::StoreOptions& store) {
     store.adapt = [](auto engine, const auto&) -> std::unique_ptr<nvme_swap::IoEngine> {
@@ -168,7 +168,7 @@ TEST(BoundaryExactness, WhatTheDiskGivesBackOtherwiseStopsTheRun) {
 
 TEST(BoundaryTraffic, CountersEqualTheFormulas) {
   TrainingHarness harness(tiny_llama());
-  const TrainOptions options = options_of(3, 2);
+  const config::TrainOptions options = options_of(3, 2);
   for (std::size_t i = 0; i < spreads().size(); ++i) {
     harness.adjust_placement = adjusted(spreads()[i]);
     const auto trainer = harness.make(options, harness.new_run());
@@ -190,7 +190,7 @@ TEST(BoundaryTraffic, CountersEqualTheFormulas) {
 
 TEST(BoundaryMemory, BackendHoldsExactlyWhatThePlanLists) {
   TrainingHarness harness(tiny_gpt2());
-  const TrainOptions options = options_of(4, 1);
+  const config::TrainOptions options = options_of(4, 1);
   for (std::size_t i = 0; i < spreads().size(); ++i) {
     harness.adjust_placement = adjusted(spreads()[i]);
     const auto trainer = harness.make(options, harness.new_run());
@@ -200,8 +200,8 @@ TEST(BoundaryMemory, BackendHoldsExactlyWhatThePlanLists) {
 
 TEST(BoundaryMemory, MoreMicroBatchesThanTheDeviceHoldsTrainInItsBudget) {
   TrainingHarness harness(tiny_llama(6));
-  TrainOptions options = options_of(64, 1);
-  const auto device_need = [&](StateHome activations) {
+  config::TrainOptions options = options_of(64, 1);
+  const auto device_need = [&](config::StateHome activations) {
     options.activations = activations;
     ModelRuntime model = make_model_runtime(harness.config(), options);
     const plan::Workload workload = make_workload(harness.config(), *model.transformer, options);
@@ -209,11 +209,11 @@ TEST(BoundaryMemory, MoreMicroBatchesThanTheDeviceHoldsTrainInItsBudget) {
         place(harness.config(), options, workload, plan::Budgets{1_GiB, 1_GiB, 1_GiB});
     return plan::total(plan::memory_items(workload, placement), Tier::device);
   };
-  const Bytes all = device_need(StateHome::device);
+  const Bytes all = device_need(config::StateHome::device);
   const Outcome device = harness.train(options, 2);
   // Half of what the boundaries of 64 micro-batches take, then what carries them alone.
-  for (const Bytes budget : {all - 300_KiB, device_need(StateHome::host)}) {
-    options.activations = StateHome::automatic;
+  for (const Bytes budget : {all - 300_KiB, device_need(config::StateHome::host)}) {
+    options.activations = config::StateHome::automatic;
     options.device_memory = budget;
     const auto trainer = harness.make(options, harness.new_run());
     EXPECT_TRUE(trainer->placement().any_activations(Tier::host));
@@ -228,7 +228,7 @@ TEST(BoundaryMemory, MoreMicroBatchesThanTheDeviceHoldsTrainInItsBudget) {
 TEST(BoundarySteadyState, AllocatesNothingAndOpensNothing) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   TrainingHarness harness(tiny_gpt2());
-  const TrainOptions options = options_of(3, 2);
+  const config::TrainOptions options = options_of(3, 2);
   for (const std::size_t spread : {std::size_t{1}, std::size_t{5}}) {
     harness.adjust_placement = adjusted(spreads()[spread]);
     expect_steady(harness, options);

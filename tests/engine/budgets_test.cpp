@@ -1,6 +1,6 @@
 // What a run may fill: never more than there is, and shared by need where device and host are one
 // memory.
-#include "runtime/engine/budgets.hpp"
+#include "runtime/engine/machine/budgets.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <variant>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/workload.hpp"
-#include "runtime/plan/choose.hpp"
+#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/placement/choose.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -43,16 +43,16 @@ plan::Workload workload() {
   return workload;
 }
 
-TrainOptions options() {
-  TrainOptions options;
-  options.device = DeviceKind::host;
+config::TrainOptions options() {
+  config::TrainOptions options;
+  options.device = config::DeviceKind::host;
   return options;
 }
 
 TEST(Budgets, SizesThatAreAskedForAreBoundedByWhatThereIsLessTheProgram) {
   MemoryBudget memory = memory_of(8_GiB);
   memory.scarcest_cgroup = {.limit = 400_MiB, .available = 390_MiB, .file = "memory.max"};
-  TrainOptions asked = options();
+  config::TrainOptions asked = options();
   asked.device_memory = 249_MiB;
   asked.host_memory = 258_MiB;
   const plan::Budgets budgets = share_memory(asked, workload(), memory, std::nullopt);
@@ -62,7 +62,7 @@ TEST(Budgets, SizesThatAreAskedForAreBoundedByWhatThereIsLessTheProgram) {
 }
 
 TEST(Budgets, SizesThatFitAreTakenAsTheyAre) {
-  TrainOptions asked = options();
+  config::TrainOptions asked = options();
   asked.device_memory = 249_MiB;
   asked.host_memory = 258_MiB;
   const plan::Budgets budgets = share_memory(asked, workload(), memory_of(1_GiB), std::nullopt);
@@ -71,8 +71,8 @@ TEST(Budgets, SizesThatFitAreTakenAsTheyAre) {
 }
 
 TEST(Budgets, ADeviceOfItsOwnIsBoundedByItsFreeMemory) {
-  TrainOptions asked = options();
-  asked.device = DeviceKind::cuda;
+  config::TrainOptions asked = options();
+  asked.device = config::DeviceKind::cuda;
   asked.device_memory = 80_GiB;
   asked.host_memory = 4_GiB;
   const plan::Budgets budgets = share_memory(asked, workload(), memory_of(1_GiB), 24_GiB);
@@ -81,8 +81,8 @@ TEST(Budgets, ADeviceOfItsOwnIsBoundedByItsFreeMemory) {
 }
 
 TEST(Budgets, OneMemoryIsSharedByNeed) {
-  for (const StateHome home : {StateHome::host, StateHome::device}) {
-    TrainOptions asked = options();
+  for (const config::StateHome home : {config::StateHome::host, config::StateHome::device}) {
+    config::TrainOptions asked = options();
     asked.state_home = home;
     // State in 400 MiB, of which a half has no room for 16 Mi parameters at 16 bytes each.
     const MemoryBudget memory = memory_of(550_MiB);
@@ -117,7 +117,7 @@ TEST(Budgets, LessThanTheProgramTakesIsNothing) {
 }
 
 /// What check_fits says; empty where it fits.
-std::string refusal_of(const FixedNeeds& needs, const TrainOptions& options,
+std::string refusal_of(const FixedNeeds& needs, const config::TrainOptions& options,
                        const MemoryBudget& memory,
                        std::optional<Bytes> free_device = std::nullopt) {
   try {
@@ -130,7 +130,7 @@ std::string refusal_of(const FixedNeeds& needs, const TrainOptions& options,
 }
 
 TEST(FixedNeeds, AreRefusedBeyondASizeThatWasAskedFor) {
-  TrainOptions asked = options();
+  config::TrainOptions asked = options();
   asked.device_memory = 100_MiB;
   EXPECT_EQ(refusal_of({100_MiB, 10_MiB}, asked, memory_of(1_GiB)), "");
   EXPECT_THAT(
@@ -145,7 +145,7 @@ TEST(FixedNeeds, AreRefusedBeyondASizeThatWasAskedFor) {
 }
 
 TEST(FixedNeeds, AreRefusedBeyondWhatThereIsWhateverWasAskedFor) {
-  TrainOptions asked = options();
+  config::TrainOptions asked = options();
   asked.device_memory = asked.host_memory = 8_GiB;
   MemoryBudget memory = memory_of(8_GiB);
   memory.tightest_cgroup =
@@ -157,8 +157,8 @@ TEST(FixedNeeds, AreRefusedBeyondWhatThereIsWhateverWasAskedFor) {
 }
 
 TEST(FixedNeeds, OfADeviceOfItsOwnAreComparedWithItsFreeMemory) {
-  TrainOptions asked = options();
-  asked.device = DeviceKind::cuda;
+  config::TrainOptions asked = options();
+  asked.device = config::DeviceKind::cuda;
   EXPECT_EQ(refusal_of({24_GiB, 1_MiB}, asked, memory_of(1_GiB), 24_GiB), "");
   EXPECT_THAT(refusal_of({25_GiB, 1_MiB}, asked, memory_of(1_GiB), 24_GiB),
               AllOf(HasSubstr("24.0 GiB of device memory are free"),

@@ -1,5 +1,5 @@
 // How calibration is cut to the memory and the disks that there are.
-#include "runtime/engine/calibration_sizes.hpp"
+#include "runtime/engine/machine/calibration_sizes.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/update_bench.hpp"
+#include "runtime/engine/machine/update_bench.hpp"
 
 namespace spillway::engine {
 namespace {

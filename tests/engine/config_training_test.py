@@ -114,7 +114,7 @@ def test_automatic_choices_are_one_line_each_and_kept(train):
                                   "factory_zero3_offload_auto", "axolotl_zero3_bf16",
                                   "axolotl_zero1_compile"])
 def test_public_templates_train_as_they_are(train, name):
-    corpus = pathlib.Path(__file__).parent / "config_fuzz_corpus"
+    corpus = pathlib.Path(__file__).parent.parent / "config/config_fuzz_corpus"
     train((corpus / f"{name}.json").read_text(), 2)
     assert [line["step"] for line in lines_of(train.path / "run")] == [1, 2]
 

@@ -50,10 +50,10 @@ class DamagedRead : public ::testing::TestWithParam<StateFormat> {};
 
 TEST_P(DamagedRead, EndsTheRunAndLeavesTheCommitToGoOnFrom) {
   TrainingHarness harness(tiny_llama());
-  TrainOptions options = tiny_options();
+  config::TrainOptions options = tiny_options();
   options.compute = DType::bf16;
   options.state_format = GetParam();
-  options.state_home = StateHome::nvme;
+  options.state_home = config::StateHome::nvme;
   const Outcome whole = harness.train(options, 5);
   for (const int reads_before : {0, 4}) {
     const std::filesystem::path run = harness.new_run();

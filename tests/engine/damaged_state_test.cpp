@@ -31,10 +31,10 @@ class DamagedState : public testing::TestWithParam<StateFormat> {};
 
 TEST_P(DamagedState, EndsTheStepThatReadsIt) {
   TrainingHarness harness(tiny_llama());
-  TrainOptions options = tiny_options();
+  config::TrainOptions options = tiny_options();
   options.compute = DType::bf16;
   options.state_format = GetParam();
-  options.state_home = StateHome::nvme;
+  options.state_home = config::StateHome::nvme;
   harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
     placement.state_slots = 2;  // fewer than the tiles, so that each step reads
   };

@@ -6,11 +6,11 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/engine/compute_device.hpp"
-#include "runtime/engine/op_actions.hpp"
-#include "runtime/engine/planning.hpp"
-#include "runtime/engine/state_io.hpp"
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/step/op_actions.hpp"
+#include "runtime/engine/step/state_io.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -104,7 +104,7 @@ class Blindfold final : public OpPerformer {
 /// All that an op of a training step needs.
 class BareEngine {
  public:
-  BareEngine(const TrainingHarness& harness, const TrainOptions& options,
+  BareEngine(const TrainingHarness& harness, const config::TrainOptions& options,
              const std::filesystem::path& directory)
       : options_(options),
         model_(make_model_runtime(harness.config(), options_, {})),
@@ -183,7 +183,7 @@ class BareEngine {
     return nvme_swap::TileStore::create(options, layout);
   }
 
-  TrainOptions options_;
+  config::TrainOptions options_;
   ModelRuntime model_;
   plan::Workload workload_;
   plan::Placement placement_;
@@ -201,8 +201,9 @@ class BareEngine {
   Executor executor_;
 };
 
-void expect_no_other_memory(TrainingHarness& harness, const TrainOptions& options) {
-  if (options.device == DeviceKind::cuda) GTEST_SKIP() << "the CPU does not reach device memory";
+void expect_no_other_memory(TrainingHarness& harness, const config::TrainOptions& options) {
+  if (options.device == config::DeviceKind::cuda)
+    GTEST_SKIP() << "the CPU does not reach device memory";
   const Image seeing = BareEngine(harness, options, harness.new_run()).two_steps(false);
   const Image blindfolded = BareEngine(harness, options, harness.new_run()).two_steps(true);
   for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
@@ -214,10 +215,10 @@ void expect_no_other_memory(TrainingHarness& harness, const TrainOptions& option
 
 TEST(DeclaredMemory, IsAllThatStreamedBlocksReach) {
   TrainingHarness harness(tiny_gpt2());
-  TrainOptions options = tiny_options();
+  config::TrainOptions options = tiny_options();
   options.compute = DType::bf16;
   options.state_format = StateFormat::split;
-  options.residency = Residency::none;
+  options.residency = config::Residency::none;
   harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
     // State in each tier but the device's, boundaries in each tier, activations recomputed.
     for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
@@ -236,8 +237,8 @@ TEST(DeclaredMemory, IsAllThatStreamedBlocksReach) {
 
 TEST(DeclaredMemory, IsAllThatResidentBlocksReach) {
   TrainingHarness harness(tiny_llama(3));
-  TrainOptions options = tiny_options();
-  options.residency = Residency::all;
+  config::TrainOptions options = tiny_options();
+  options.residency = config::Residency::all;
   harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
     for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
       placement.blocks[b].state = b == 1 ? Tier::device : Tier::host;
@@ -251,11 +252,11 @@ TEST(DeclaredMemory, IsAllThatResidentBlocksReach) {
 
 TEST(DeclaredMemory, IsAllThatTilesReach) {
   TrainingHarness harness(tiny_llama(2));
-  TrainOptions options = tiny_options();
+  config::TrainOptions options = tiny_options();
   options.compute = DType::bf16;
   options.operator_tile = 2 * kLeafParameters;
-  options.state_home = StateHome::host;
-  options.residency = Residency::none;
+  options.state_home = config::StateHome::host;
+  options.residency = config::Residency::none;
   expect_no_other_memory(harness, options);
 }
 

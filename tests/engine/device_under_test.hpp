@@ -2,13 +2,13 @@
 // host backend, engine_gpu_test on a GPU.
 #pragma once
 
-#include "runtime/engine/train_options.hpp"
+#include "runtime/config/train_options.hpp"
 
 namespace spillway::engine {
 
 /// Set before the first test, by gpu_environment.cpp where that is linked.
-inline DeviceKind& device_under_test() {
-  static DeviceKind device = DeviceKind::host;
+inline config::DeviceKind& device_under_test() {
+  static config::DeviceKind device = config::DeviceKind::host;
   return device;
 }
 

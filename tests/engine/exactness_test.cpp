@@ -1,7 +1,7 @@
 // The first promise: nothing but the mathematics changes a bit.
 #include <gtest/gtest.h>
 
-#include "runtime/engine/config_keys.hpp"
+#include "runtime/config/keys.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -11,16 +11,16 @@ constexpr int kSteps = 6;
 
 struct Variation {
   std::string name;
-  std::function<void(TrainOptions&)> apply;
+  std::function<void(config::TrainOptions&)> apply;
 };
 
 void PrintTo(const Variation& variation, std::ostream* out) { *out << variation.name; }
 
-TrainOptions reference_options(DType compute, StateFormat format = StateFormat::fp32) {
-  TrainOptions options = tiny_options();
+config::TrainOptions reference_options(DType compute, StateFormat format = StateFormat::fp32) {
+  config::TrainOptions options = tiny_options();
   options.compute = compute;
   options.state_format = format;
-  options.state_home = StateHome::device;
+  options.state_home = config::StateHome::device;
   return options;
 }
 
@@ -36,89 +36,91 @@ const Outcome& reference(const model::ModelConfig& config, DType compute,
   return outcome;
 }
 
-void streamed(TrainOptions& options) {
-  options.state_home = StateHome::host;
-  options.residency = Residency::none;
-  options.checkpointing = Checkpointing::recompute;
-  options.gradient_sums = SumsHome::host;
+void streamed(config::TrainOptions& options) {
+  options.state_home = config::StateHome::host;
+  options.residency = config::Residency::none;
+  options.checkpointing = config::Checkpointing::recompute;
+  options.gradient_sums = config::SumsHome::host;
 }
 
 void add_activation_homes(std::vector<Variation>& list) {
-  for (const StateHome away : {StateHome::host, StateHome::nvme}) {
-    const std::string name = away == StateHome::host ? "host" : "nvme";
-    list.push_back({"activations_on_" + name, [=](TrainOptions& o) { o.activations = away; }});
-    list.push_back({"all_streamed_and_activations_on_" + name, [=](TrainOptions& o) {
+  for (const config::StateHome away : {config::StateHome::host, config::StateHome::nvme}) {
+    const std::string name = away == config::StateHome::host ? "host" : "nvme";
+    list.push_back(
+        {"activations_on_" + name, [=](config::TrainOptions& o) { o.activations = away; }});
+    list.push_back({"all_streamed_and_activations_on_" + name, [=](config::TrainOptions& o) {
                       streamed(o);
-                      o.state_home = StateHome::nvme;
+                      o.state_home = config::StateHome::nvme;
                       o.activations = away;
                     }});
-    list.push_back({"micro_batch_major_with_activations_on_" + name, [=](TrainOptions& o) {
+    list.push_back({"micro_batch_major_with_activations_on_" + name, [=](config::TrainOptions& o) {
                       streamed(o);
-                      o.work_order = WorkOrder::micro_batch_major;
+                      o.work_order = config::WorkOrder::micro_batch_major;
                       o.activations = away;
                     }});
   }
 }
 
 std::vector<Variation> variations() {
-  const auto home = [](StateHome state) {
-    return [state](TrainOptions& o) { o.state_home = state; };
+  const auto home = [](config::StateHome state) {
+    return [state](config::TrainOptions& o) { o.state_home = state; };
   };
   std::vector<Variation> list{
-      {"host", home(StateHome::host)},
-      {"nvme", home(StateHome::nvme)},
+      {"host", home(config::StateHome::host)},
+      {"nvme", home(config::StateHome::nvme)},
       {"streamed", streamed},
       {"recomputed_on_device",
-       [](TrainOptions& o) {
-         o.state_home = StateHome::device;
-         o.checkpointing = Checkpointing::recompute;
+       [](config::TrainOptions& o) {
+         o.state_home = config::StateHome::device;
+         o.checkpointing = config::Checkpointing::recompute;
        }},
       {"streamed_from_nvme_by_posix",
-       [=](TrainOptions& o) {
+       [=](config::TrainOptions& o) {
          streamed(o);
-         o.state_home = StateHome::nvme;
+         o.state_home = config::StateHome::nvme;
          o.io_engine = nvme_swap::EngineKind::posix;
        }},
       {"resident_with_host_state",
-       [](TrainOptions& o) {
-         o.state_home = StateHome::host;
-         o.residency = Residency::all;
+       [](config::TrainOptions& o) {
+         o.state_home = config::StateHome::host;
+         o.residency = config::Residency::all;
        }},
       {"micro_batch_major",
-       [=](TrainOptions& o) {
+       [=](config::TrainOptions& o) {
          streamed(o);
-         o.work_order = WorkOrder::micro_batch_major;
+         o.work_order = config::WorkOrder::micro_batch_major;
        }},
       {"one_update_thread",
-       [=](TrainOptions& o) {
+       [=](config::TrainOptions& o) {
          streamed(o);
          o.threads = 1;
        }},
       {"other_tiles",
-       [=](TrainOptions& o) {
-         o.state_home = StateHome::nvme;
+       [=](config::TrainOptions& o) {
+         o.state_home = config::StateHome::nvme;
          o.tile_parameters = 5 * kLeafParameters;
        }},
   };
   add_activation_homes(list);
-  for (const StateHome state : {StateHome::host, StateHome::nvme}) {
-    list.push_back({"rounds_summed_on_device_with_state_on_" + std::string(config_name(state)),
-                    [=](TrainOptions& o) {
-                      streamed(o);
-                      o.state_home = state;
-                      o.gradient_sums = SumsHome::device;
-                    }});
+  for (const config::StateHome state : {config::StateHome::host, config::StateHome::nvme}) {
+    list.push_back(
+        {"rounds_summed_on_device_with_state_on_" + std::string(config::config_name(state)),
+         [=](config::TrainOptions& o) {
+           streamed(o);
+           o.state_home = state;
+           o.gradient_sums = config::SumsHome::device;
+         }});
   }
   for (const std::uint32_t prefetch : {0U, 2U, 5U}) {
-    list.push_back({"prefetch_" + std::to_string(prefetch), [=](TrainOptions& o) {
+    list.push_back({"prefetch_" + std::to_string(prefetch), [=](config::TrainOptions& o) {
                       streamed(o);
                       o.prefetch = prefetch;
                     }});
   }
   for (const cpu_adam::Isa isa : cpu_adam::isas()) {
     if (!cpu_adam::supported(isa)) continue;
-    list.push_back({"isa_" + std::string(cpu_adam::name_of(isa)), [=](TrainOptions& o) {
-                      o.state_home = StateHome::nvme;
+    list.push_back({"isa_" + std::string(cpu_adam::name_of(isa)), [=](config::TrainOptions& o) {
+                      o.state_home = config::StateHome::nvme;
                       o.isa = isa;
                     }});
   }
@@ -129,7 +131,7 @@ class Exactness : public testing::TestWithParam<Variation> {};
 
 TEST_P(Exactness, SameBitsAsDeviceOnlyForATiedHeadInFp32) {
   TrainingHarness harness(tiny_gpt2());
-  TrainOptions options = reference_options(DType::fp32);
+  config::TrainOptions options = reference_options(DType::fp32);
   GetParam().apply(options);
   EXPECT_EQ(harness.train(options, kSteps), reference(tiny_gpt2(), DType::fp32));
 }
@@ -142,7 +144,7 @@ class FormatExactness : public testing::TestWithParam<std::tuple<Variation, Stat
 TEST_P(FormatExactness, SameBitsAsDeviceOnlyForAnUntiedHeadInBf16) {
   const auto& [variation, format] = GetParam();
   TrainingHarness harness(tiny_llama());
-  TrainOptions options = reference_options(DType::bf16, format);
+  config::TrainOptions options = reference_options(DType::bf16, format);
   variation.apply(options);
   EXPECT_EQ(harness.train(options, kSteps), reference(tiny_llama(), DType::bf16, format));
 }
@@ -172,31 +174,31 @@ TEST(FormatExactness, EveryOptimizerGivesTheSameBitsFromDiskAndLearns) {
   TrainingHarness harness(tiny_llama());
   for (const auto& [optimizer, lr] :
        {std::pair(Optimizer::adagrad, 1e-2), {Optimizer::lion, 1e-3}, {Optimizer::sgd, 0.5}}) {
-    TrainOptions options = reference_options(DType::bf16, StateFormat::split);
+    config::TrainOptions options = reference_options(DType::bf16, StateFormat::split);
     options.adam.optimizer = optimizer;
     options.schedule.peak_lr = lr;
     const Outcome device = harness.train(options, 20);
     EXPECT_LT(device.losses.back(), device.losses.front() - 0.2) << static_cast<int>(optimizer);
-    options.state_home = StateHome::nvme;
-    options.residency = Residency::none;
+    options.state_home = config::StateHome::nvme;
+    options.residency = config::Residency::none;
     EXPECT_EQ(harness.train(options, 20), device) << static_cast<int>(optimizer);
   }
 }
 
 TEST(ExactnessOfOneRound, StreamedEqualsDeviceOnly) {
-  TrainOptions options = reference_options(DType::fp16);
+  config::TrainOptions options = reference_options(DType::fp16);
   options.rounds = 1;
   TrainingHarness harness(tiny_gpt2());
   const Outcome device = harness.train(options, kSteps);
-  options.state_home = StateHome::nvme;
-  options.residency = Residency::none;
+  options.state_home = config::StateHome::nvme;
+  options.residency = config::Residency::none;
   EXPECT_EQ(harness.train(options, kSteps), device);
 }
 
 TEST(Training, LossFallsAndMastersMove) {
   TrainingHarness harness(tiny_gpt2());
-  TrainOptions options = tiny_options();
-  options.state_home = StateHome::nvme;
+  config::TrainOptions options = tiny_options();
+  options.state_home = config::StateHome::nvme;
   const Outcome outcome = harness.train(options, 60);
   // ln 67 = 4.2 at the start; four of five tokens follow from the one before.
   EXPECT_GT(outcome.losses.front(), 4.0);
@@ -204,7 +206,7 @@ TEST(Training, LossFallsAndMastersMove) {
 }
 
 /// Three steps under each set of options in turn, resumed in between.
-Outcome train_in_turns(TrainingHarness& harness, std::span<const TrainOptions> turns) {
+Outcome train_in_turns(TrainingHarness& harness, std::span<const config::TrainOptions> turns) {
   const std::filesystem::path run = harness.new_run();
   Outcome outcome;
   for (std::size_t turn = 0; turn < turns.size(); ++turn) {
@@ -219,12 +221,12 @@ Outcome train_in_turns(TrainingHarness& harness, std::span<const TrainOptions> t
 
 TEST(Resume, ContinuesBitForBitUnderAnotherBudgetTierAndThreadCount) {
   TrainingHarness harness(tiny_gpt2());
-  TrainOptions before = tiny_options();
-  before.state_home = StateHome::nvme;
-  before.residency = Residency::none;
-  TrainOptions after = before;
-  after.state_home = StateHome::host;
-  after.residency = Residency::all;
+  config::TrainOptions before = tiny_options();
+  before.state_home = config::StateHome::nvme;
+  before.residency = config::Residency::none;
+  config::TrainOptions after = before;
+  after.state_home = config::StateHome::host;
+  after.residency = config::Residency::all;
   after.threads = 1;
   EXPECT_EQ(train_in_turns(harness, std::array{before, after}),
             reference(tiny_gpt2(), DType::fp32));
@@ -233,9 +235,9 @@ TEST(Resume, ContinuesBitForBitUnderAnotherBudgetTierAndThreadCount) {
 TEST(Resume, MovesEveryStateFormatBetweenAllTiers) {
   for (const StateFormat format : {StateFormat::split, StateFormat::bf16, StateFormat::int8}) {
     TrainingHarness harness(tiny_llama());
-    std::vector<TrainOptions> turns;
-    for (const StateHome home :
-         {StateHome::nvme, StateHome::device, StateHome::host, StateHome::nvme}) {
+    std::vector<config::TrainOptions> turns;
+    for (const config::StateHome home : {config::StateHome::nvme, config::StateHome::device,
+                                         config::StateHome::host, config::StateHome::nvme}) {
       turns.push_back(reference_options(DType::bf16, format));
       turns.back().state_home = home;
     }
@@ -244,11 +246,11 @@ TEST(Resume, MovesEveryStateFormatBetweenAllTiers) {
   }
 }
 
-class ResumeFrom : public testing::TestWithParam<StateHome> {};
+class ResumeFrom : public testing::TestWithParam<config::StateHome> {};
 
 TEST_P(ResumeFrom, LosesOnlyTheStepsAfterTheLastCommit) {
   TrainingHarness harness(tiny_gpt2());
-  TrainOptions options = tiny_options();
+  config::TrainOptions options = tiny_options();
   options.state_home = GetParam();
   const std::filesystem::path run = harness.new_run();
   Outcome outcome;
@@ -267,9 +269,9 @@ TEST_P(ResumeFrom, LosesOnlyTheStepsAfterTheLastCommit) {
 }
 
 /// Three steps, a copy made while a fourth is taken, and three more from the copy.
-Outcome go_on_from_a_copy(StateHome home, bool updated_before) {
+Outcome go_on_from_a_copy(config::StateHome home, bool updated_before) {
   TrainingHarness harness(tiny_llama());
-  TrainOptions options = reference_options(DType::bf16, StateFormat::split);
+  config::TrainOptions options = reference_options(DType::bf16, StateFormat::split);
   options.state_home = home;
   options.commit_every = 100;  // the copy needs no commit of the run itself
   nvme_swap::StoreOptions copy;
@@ -305,10 +307,11 @@ TEST_P(ResumeFrom, ACopyOfWhatTheNextStepDoesNotWrite) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiers, ResumeFrom,
-                         testing::Values(StateHome::nvme, StateHome::host, StateHome::device),
+                         testing::Values(config::StateHome::nvme, config::StateHome::host,
+                                         config::StateHome::device),
                          [](const auto& home) -> std::string {
-                           if (home.param == StateHome::nvme) return "nvme";
-                           return home.param == StateHome::host ? "host" : "device";
+                           if (home.param == config::StateHome::nvme) return "nvme";
+                           return home.param == config::StateHome::host ? "host" : "device";
                          });
 
 }  // namespace

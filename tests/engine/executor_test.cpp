@@ -1,5 +1,5 @@
 // The executor with a backend whose events do not wake the control thread, as CUDA's do not.
-#include "runtime/engine/executor.hpp"
+#include "runtime/engine/step/executor.hpp"
 
 #include <gtest/gtest.h>
 

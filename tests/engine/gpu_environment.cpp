@@ -12,7 +12,7 @@ namespace {
 class OnTheGpu final : public testing::Environment {
  public:
   void SetUp() override {
-    device_under_test() = DeviceKind::cuda;
+    device_under_test() = config::DeviceKind::cuda;
     const std::string reason = offload::cuda_unavailable_reason();
     if (reason.empty()) return;
     // GoogleTest 1.12 counts the tests of a skipped environment as passed; CTest goes by this line.

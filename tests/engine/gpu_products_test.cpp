@@ -1,8 +1,8 @@
 // Algorithms of matrix products, measured on a GPU: once, and taken by a run that starts later.
 #include <gtest/gtest.h>
 
-#include "runtime/engine/compute_device.hpp"
-#include "runtime/engine/product_tuning.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/machine/product_tuning.hpp"
 #include "tests/engine/device_under_test.hpp"
 #include "tests/engine/training_harness.hpp"
 
@@ -28,7 +28,7 @@ class GpuProducts : public testing::TestWithParam<DType> {
     options_.compute = GetParam();
     options_.context = 256;
     options_.state_format = GetParam() == DType::bf16 ? StateFormat::split : StateFormat::fp32;
-    options_.state_home = StateHome::device;
+    options_.state_home = config::StateHome::device;
   }
   std::vector<TunedProduct> tune() const {
     MachineTuning known(file_);
@@ -39,7 +39,7 @@ class GpuProducts : public testing::TestWithParam<DType> {
     return products;
   }
 
-  TrainOptions options_ = tiny_options();
+  config::TrainOptions options_ = tiny_options();
   ScratchDirectory scratch_{"gpu-products"};
   std::filesystem::path file_ = scratch_.path() / "machine.json";
 };

@@ -25,12 +25,12 @@ model::ModelConfig small_llama() {
   return config;
 }
 
-TrainOptions small_options(DType compute) {
-  TrainOptions options = tiny_options();
+config::TrainOptions small_options(DType compute) {
+  config::TrainOptions options = tiny_options();
   options.compute = compute;
   options.context = 128;
   options.state_format = compute == DType::bf16 ? StateFormat::split : StateFormat::fp32;
-  options.state_home = StateHome::device;
+  options.state_home = config::StateHome::device;
   return options;
 }
 
@@ -38,9 +38,9 @@ class GpuTraining : public testing::TestWithParam<DType> {};
 
 TEST_P(GpuTraining, LossesFollowTheHostBackends) {
   TrainingHarness harness(small_llama());
-  TrainOptions options = small_options(GetParam());
+  config::TrainOptions options = small_options(GetParam());
   const Outcome device = harness.train(options, kSteps);
-  options.device = DeviceKind::host;
+  options.device = config::DeviceKind::host;
   const Outcome host = harness.train(options, kSteps);
   // Sums in another order: fp32 differs in the last bits of each product; bf16 rounds every
   // activation to 8 bits, 2^-9 of it either way. Both grow with the steps.
@@ -53,29 +53,31 @@ TEST_P(GpuTraining, LossesFollowTheHostBackends) {
 
 TEST_P(GpuTraining, SameBitsFromEveryTierAndTwice) {
   TrainingHarness harness(small_llama());
-  TrainOptions options = small_options(GetParam());
+  config::TrainOptions options = small_options(GetParam());
   const Outcome device = harness.train(options, kSteps);
   EXPECT_EQ(harness.train(options, kSteps), device) << "the same run again";
-  for (const StateHome home : {StateHome::host, StateHome::nvme}) {
+  for (const config::StateHome home : {config::StateHome::host, config::StateHome::nvme}) {
     options.state_home = home;
     for (const std::uint32_t prefetch : {0U, 1U, 4U}) {
       options.prefetch = prefetch;
-      for (const Residency residency : {Residency::none, Residency::all}) {
+      for (const config::Residency residency : {config::Residency::none, config::Residency::all}) {
         options.residency = residency;
-        options.checkpointing =
-            residency == Residency::none ? Checkpointing::recompute : Checkpointing::automatic;
+        options.checkpointing = residency == config::Residency::none
+                                    ? config::Checkpointing::recompute
+                                    : config::Checkpointing::automatic;
         EXPECT_EQ(harness.train(options, kSteps), device)
             << "prefetch " << prefetch << ", residency " << static_cast<int>(residency);
       }
     }
   }
-  options.work_order = WorkOrder::micro_batch_major;
+  options.work_order = config::WorkOrder::micro_batch_major;
   EXPECT_EQ(harness.train(options, kSteps), device) << "micro-batch-major";
   harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
     for (plan::BlockPlacement& block : placement.blocks) block.keep = block.offload = true;
     placement.saved_slots = 2;
   };
-  for (const WorkOrder order : {WorkOrder::layer_major, WorkOrder::micro_batch_major}) {
+  for (const config::WorkOrder order :
+       {config::WorkOrder::layer_major, config::WorkOrder::micro_batch_major}) {
     options.work_order = order;
     EXPECT_EQ(harness.train(options, kSteps), device) << "kept activations on the host";
   }

@@ -1,6 +1,6 @@
 // Kept activations on the host: the bits of recomputation and of the device, as few bytes as
 // planned.
-#include "runtime/plan/internals.hpp"
+#include "runtime/plan/placement/internals.hpp"
 
 #include <gtest/gtest.h>
 
@@ -17,15 +17,15 @@ using plan::Tier;
 constexpr plan::Copy kMoves[] = {plan::kSaveInternals, plan::kLoadInternals};
 
 /// Rounds of as many micro-batches, parameters streamed and activations recomputed.
-TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t rounds) {
-  TrainOptions options = tiny_options();
+config::TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t rounds) {
+  config::TrainOptions options = tiny_options();
   options.compute = DType::bf16;
   options.micro_batch = 1;
   options.gradient_accumulation_steps = micro_batches * rounds;
   options.rounds = rounds;
-  options.state_home = StateHome::host;
-  options.residency = Residency::none;
-  options.checkpointing = Checkpointing::recompute;
+  options.state_home = config::StateHome::host;
+  options.residency = config::Residency::none;
+  options.checkpointing = config::Checkpointing::recompute;
   return options;
 }
 
@@ -72,13 +72,14 @@ const std::vector<Spread>& spreads() {
 }
 
 TEST(InternalsExactness, AnySpreadAndNumberOfSlotsGivesTheBitsOfRecomputation) {
-  for (const WorkOrder order : {WorkOrder::layer_major, WorkOrder::micro_batch_major}) {
+  for (const config::WorkOrder order :
+       {config::WorkOrder::layer_major, config::WorkOrder::micro_batch_major}) {
     for (const std::uint32_t rounds : {1U, 3U}) {
-      TrainOptions options = options_of(3, rounds);
+      config::TrainOptions options = options_of(3, rounds);
       options.work_order = order;
       TrainingHarness harness(tiny_gpt2());
       const Outcome recomputed = harness.train(options, 4);
-      options.checkpointing = Checkpointing::keep;
+      options.checkpointing = config::Checkpointing::keep;
       EXPECT_EQ(harness.train(options, 4), recomputed);
       for (std::size_t i = 0; i < spreads().size(); ++i) {
         harness.adjust_placement = adjusted(spreads()[i]);
@@ -90,7 +91,7 @@ TEST(InternalsExactness, AnySpreadAndNumberOfSlotsGivesTheBitsOfRecomputation) {
 }
 
 TEST(InternalsExactness, ManyMicroBatchesThroughTwoSlotsGiveTheBitsOfTheDevice) {
-  const TrainOptions options = options_of(9, 2);
+  const config::TrainOptions options = options_of(9, 2);
   TrainingHarness harness(tiny_llama(4));
   const Outcome device = harness.train(options, 3);
   harness.adjust_placement = adjusted(spreads()[0]);
@@ -98,7 +99,7 @@ TEST(InternalsExactness, ManyMicroBatchesThroughTwoSlotsGiveTheBitsOfTheDevice) 
 }
 
 TEST(InternalsExactness, AnEvaluationSeesTheSameLossAndMovesNothing) {
-  const TrainOptions options = options_of(3, 1);
+  const config::TrainOptions options = options_of(3, 1);
   TrainingHarness harness(tiny_llama());
   const auto loss = [&] {
     const auto trainer = harness.make(options, harness.new_run());
@@ -119,7 +120,7 @@ TEST(InternalsExactness, AnEvaluationSeesTheSameLossAndMovesNothing) {
 }
 
 TEST(InternalsExactness, ARunResumesWithItsActivationsElsewhere) {
-  const TrainOptions options = options_of(2, 2);
+  const config::TrainOptions options = options_of(2, 2);
   TrainingHarness harness(tiny_llama());
   const Outcome whole = harness.train(options, 6);
   Outcome outcome;
@@ -139,7 +140,7 @@ TEST(InternalsExactness, ARunResumesWithItsActivationsElsewhere) {
 
 TEST(InternalsTraffic, CountersEqualTheFormula) {
   TrainingHarness harness(tiny_llama());
-  const TrainOptions options = options_of(3, 2);
+  const config::TrainOptions options = options_of(3, 2);
   for (std::size_t i = 0; i < spreads().size(); ++i) {
     harness.adjust_placement = adjusted(spreads()[i]);
     const auto trainer = harness.make(options, harness.new_run());
@@ -157,7 +158,7 @@ TEST(InternalsTraffic, CountersEqualTheFormula) {
 
 TEST(InternalsMemory, BackendHoldsExactlyWhatThePlanLists) {
   TrainingHarness harness(tiny_gpt2());
-  const TrainOptions options = options_of(4, 1);
+  const config::TrainOptions options = options_of(4, 1);
   for (const Spread& spread : spreads()) {
     harness.adjust_placement = adjusted(spread);
     const auto trainer = harness.make(options, harness.new_run());
@@ -167,9 +168,9 @@ TEST(InternalsMemory, BackendHoldsExactlyWhatThePlanLists) {
 
 TEST(InternalsMemory, WhatTheDeviceCannotKeepTrainsInItsBudget) {
   TrainingHarness harness(tiny_llama(6));
-  TrainOptions options = options_of(16, 1);
+  config::TrainOptions options = options_of(16, 1);
   const Outcome recomputed = harness.train(options, 2);
-  options.checkpointing = Checkpointing::keep;
+  options.checkpointing = config::Checkpointing::keep;
   ModelRuntime model = make_model_runtime(harness.config(), options);
   const plan::Workload workload = make_workload(harness.config(), *model.transformer, options);
   const plan::Budgets plenty{1_GiB, 1_GiB, 1_GiB};
@@ -178,9 +179,9 @@ TEST(InternalsMemory, WhatTheDeviceCannotKeepTrainsInItsBudget) {
   // All six layers' do not fit, those of three do.
   options.device_memory =
       plan::total(plan::memory_items(workload, kept), Tier::device) - saved * (3ULL * 16);
-  options.activations = StateHome::device;
+  options.activations = config::StateHome::device;
   EXPECT_THROW((void)harness.make(options, harness.new_run()), Error);
-  options.checkpointing = Checkpointing::offload;
+  options.checkpointing = config::Checkpointing::offload;
   const auto trainer = harness.make(options, harness.new_run());
   const plan::Placement& placement = trainer->placement();
   EXPECT_TRUE(placement.blocks[1].keep && placement.blocks[1].offload);
@@ -196,7 +197,7 @@ TEST(InternalsMemory, WhatTheDeviceCannotKeepTrainsInItsBudget) {
 TEST(InternalsSteadyState, AllocatesNothingAndOpensNothing) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   TrainingHarness harness(tiny_gpt2());
-  const TrainOptions options = options_of(3, 2);
+  const config::TrainOptions options = options_of(3, 2);
   for (const std::size_t spread : {std::size_t{0}, std::size_t{5}}) {
     harness.adjust_placement = adjusted(spreads()[spread]);
     expect_steady(harness, options);

@@ -1,19 +1,19 @@
 // A kept checkpoint looks like one only when all of it is there.
-#include "runtime/engine/kept_checkpoints.hpp"
+#include "runtime/engine/run/kept_checkpoints.hpp"
 
 #include <gtest/gtest.h>
 
-#include "runtime/engine/run_reader.hpp"
+#include "runtime/engine/run/reader.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
 namespace {
 
-class KeptCheckpointsOf : public testing::TestWithParam<StateHome> {};
+class KeptCheckpointsOf : public testing::TestWithParam<config::StateHome> {};
 
 TEST_P(KeptCheckpointsOf, HaveTheirManifestOnlyOnceTheirStateIsWhole) {
   TrainingHarness harness(tiny_llama());
-  TrainOptions options = tiny_options();
+  config::TrainOptions options = tiny_options();
   options.state_home = GetParam();
   const RunDirectory run(harness.new_run());
   const RunConfig config{
@@ -38,10 +38,11 @@ TEST_P(KeptCheckpointsOf, HaveTheirManifestOnlyOnceTheirStateIsWhole) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiers, KeptCheckpointsOf,
-                         testing::Values(StateHome::nvme, StateHome::host, StateHome::device),
+                         testing::Values(config::StateHome::nvme, config::StateHome::host,
+                                         config::StateHome::device),
                          [](const auto& home) -> std::string {
-                           if (home.param == StateHome::nvme) return "nvme";
-                           return home.param == StateHome::host ? "host" : "device";
+                           if (home.param == config::StateHome::nvme) return "nvme";
+                           return home.param == config::StateHome::host ? "host" : "device";
                          });
 
 }  // namespace

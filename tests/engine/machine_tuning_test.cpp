@@ -1,5 +1,5 @@
 // The machine profile: measured once, kept, and never in the way.
-#include "runtime/engine/machine_tuning.hpp"
+#include "runtime/engine/machine/machine_tuning.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <random>
 #include <variant>
 
-#include "runtime/engine/calibrate.hpp"
-#include "runtime/engine/workload.hpp"
-#include "runtime/plan/choose.hpp"
+#include "runtime/engine/machine/calibrate.hpp"
+#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/placement/choose.hpp"
 #include "tests/engine/training_harness.hpp"
 #include "tests/support/environment.hpp"
 
@@ -121,7 +121,7 @@ TEST(DiskWeights, AreThoseOfTheDrivesWhereEveryTileWithSlotsHasRoom) {
   workload.blocks[0].padded_parameters = workload.blocks[1].padded_parameters =
       ElementCount{kLeafParameters};
   const model::ModelConfig config = tiny_gpt2();
-  const TrainOptions options;
+  const config::TrainOptions options;
   const ModelRuntime model;
   const CalibrationRequest request{.config = config,
                                    .options = options,
@@ -158,23 +158,26 @@ plan::Budgets least_budgets(const plan::Workload& workload, const plan::Placemen
 }
 
 /// Options of any run of these models that the planner can place.
-TrainOptions random_options(std::mt19937_64& random, const model::ModelConfig& config) {
+config::TrainOptions random_options(std::mt19937_64& random, const model::ModelConfig& config) {
   const auto any = [&random](const auto& list) { return list[random() % std::size(list)]; };
-  TrainOptions options = tiny_options();
+  config::TrainOptions options = tiny_options();
   options.compute = any(std::array{DType::fp32, DType::bf16});
   options.micro_batch = any(std::array{1U, 2U, 4U});
   options.rounds = any(std::array{1U, 2U, 4U});
-  options.checkpointing = any(std::array{Checkpointing::automatic, Checkpointing::recompute,
-                                         Checkpointing::keep, Checkpointing::offload});
-  options.residency = any(std::array{Residency::automatic, Residency::all});
-  options.state_home = any(std::array{StateHome::device, StateHome::host, StateHome::nvme});
-  if (options.state_home != StateHome::device && random() % 2 == 0) {
-    options.residency = Residency::none;
+  options.checkpointing =
+      any(std::array{config::Checkpointing::automatic, config::Checkpointing::recompute,
+                     config::Checkpointing::keep, config::Checkpointing::offload});
+  options.residency = any(std::array{config::Residency::automatic, config::Residency::all});
+  options.state_home =
+      any(std::array{config::StateHome::device, config::StateHome::host, config::StateHome::nvme});
+  if (options.state_home != config::StateHome::device && random() % 2 == 0) {
+    options.residency = config::Residency::none;
   }
-  const bool whole = config.tied_head || options.checkpointing == Checkpointing::offload;
+  const bool whole = config.tied_head || options.checkpointing == config::Checkpointing::offload;
   options.operator_tile = whole ? 0 : any(std::array{0U, 8192U, 16384U});
   if (options.operator_tile == 0) {
-    options.activations = any(std::array{StateHome::automatic, StateHome::host, StateHome::nvme});
+    options.activations = any(
+        std::array{config::StateHome::automatic, config::StateHome::host, config::StateHome::nvme});
   }
   resolve(options, config);
   return options;
@@ -186,7 +189,7 @@ TEST(Calibration, FitsTheLeastMemoryThatARunFits) {
   for (int sample = 0; sample < 20; ++sample) {
     const std::uint32_t layers = 1 + static_cast<std::uint32_t>(random() % 3);
     const model::ModelConfig config = random() % 2 == 0 ? tiny_gpt2(layers) : tiny_llama(layers);
-    const TrainOptions options = random_options(random, config);
+    const config::TrainOptions options = random_options(random, config);
     const ModelRuntime model = make_model_runtime(config, options);
     const plan::Workload workload = make_workload(config, *model.transformer, options);
     const plan::Budgets budgets = least_budgets(workload, placement_request(options));

@@ -26,8 +26,8 @@ class MixedTiers : public testing::TestWithParam<Mix> {
   }
 
   Outcome device_only() {
-    TrainOptions options = options_;
-    options.state_home = StateHome::device;
+    config::TrainOptions options = options_;
+    options.state_home = config::StateHome::device;
     return harness_.train(options, kSteps);
   }
 
@@ -45,7 +45,7 @@ class MixedTiers : public testing::TestWithParam<Mix> {
   }
 
   TrainingHarness harness_;
-  TrainOptions options_;
+  config::TrainOptions options_;
 };
 
 TEST_P(MixedTiers, CommitEveryStepWithTheBitsOfDeviceOnly) {

@@ -16,11 +16,11 @@ constexpr int kSteps = 4;
 /// rows of one or several matrices.
 constexpr std::uint64_t kTile = 1500;
 
-TrainOptions tiled_options(DType compute) {
-  TrainOptions options = tiny_options();
+config::TrainOptions tiled_options(DType compute) {
+  config::TrainOptions options = tiny_options();
   options.compute = compute;
   options.operator_tile = kTile;
-  options.state_home = StateHome::device;
+  options.state_home = config::StateHome::device;
   return options;
 }
 
@@ -36,45 +36,46 @@ const Outcome& reference(DType compute) {
 
 struct Variation {
   std::string name;
-  std::function<void(TrainOptions&)> apply;
+  std::function<void(config::TrainOptions&)> apply;
 };
 
 void PrintTo(const Variation& variation, std::ostream* out) { *out << variation.name; }
 
-void streamed(TrainOptions& options) {
-  options.state_home = StateHome::host;
-  options.residency = Residency::none;
-  options.checkpointing = Checkpointing::recompute;
+void streamed(config::TrainOptions& options) {
+  options.state_home = config::StateHome::host;
+  options.residency = config::Residency::none;
+  options.checkpointing = config::Checkpointing::recompute;
 }
 
 std::vector<Variation> variations() {
   std::vector<Variation> list{
-      {"host", [](TrainOptions& o) { o.state_home = StateHome::host; }},
+      {"host", [](config::TrainOptions& o) { o.state_home = config::StateHome::host; }},
       {"streamed", streamed},
       {"streamed_and_kept",
-       [](TrainOptions& o) {
+       [](config::TrainOptions& o) {
          streamed(o);
-         o.checkpointing = Checkpointing::keep;
+         o.checkpointing = config::Checkpointing::keep;
        }},
-      {"recomputed_on_device", [](TrainOptions& o) { o.checkpointing = Checkpointing::recompute; }},
+      {"recomputed_on_device",
+       [](config::TrainOptions& o) { o.checkpointing = config::Checkpointing::recompute; }},
       {"resident_with_host_state",
-       [](TrainOptions& o) {
-         o.state_home = StateHome::host;
-         o.residency = Residency::all;
+       [](config::TrainOptions& o) {
+         o.state_home = config::StateHome::host;
+         o.residency = config::Residency::all;
        }},
       {"streamed_from_nvme",
-       [](TrainOptions& o) {
+       [](config::TrainOptions& o) {
          streamed(o);
-         o.state_home = StateHome::nvme;
+         o.state_home = config::StateHome::nvme;
        }},
       {"micro_batch_major",
-       [](TrainOptions& o) {
+       [](config::TrainOptions& o) {
          streamed(o);
-         o.work_order = WorkOrder::micro_batch_major;
+         o.work_order = config::WorkOrder::micro_batch_major;
        }},
   };
   for (const std::uint32_t prefetch : {0U, 3U}) {
-    list.push_back({"prefetch_" + std::to_string(prefetch), [=](TrainOptions& o) {
+    list.push_back({"prefetch_" + std::to_string(prefetch), [=](config::TrainOptions& o) {
                       streamed(o);
                       o.prefetch = prefetch;
                     }});
@@ -87,7 +88,7 @@ class TiledExactness : public testing::TestWithParam<Variation> {};
 TEST_P(TiledExactness, SameBitsAsWithAllTilesOnTheDevice) {
   for (const DType compute : {DType::fp32, DType::bf16}) {
     TrainingHarness harness(tiny_llama());
-    TrainOptions options = tiled_options(compute);
+    config::TrainOptions options = tiled_options(compute);
     GetParam().apply(options);
     EXPECT_EQ(harness.train(options, kSteps), reference(compute)) << name_of(compute);
   }
@@ -98,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Placement, TiledExactness, testing::ValuesIn(variations
 
 TEST(OperatorTile, TrainsAsTheWholeModelDoes) {
   TrainingHarness harness(tiny_llama());
-  TrainOptions options = tiled_options(DType::fp32);
+  config::TrainOptions options = tiled_options(DType::fp32);
   const Outcome tiled = harness.train(options, 20);
   options.operator_tile = 0;
   const Outcome whole = harness.train(options, 20);
@@ -123,7 +124,7 @@ TEST(OperatorTile, RefusesATiedHead) {
 
 TEST(OperatorTile, ResumesWithTheSameBits) {
   TrainingHarness harness(tiny_llama());
-  TrainOptions options = tiled_options(DType::bf16);
+  config::TrainOptions options = tiled_options(DType::bf16);
   streamed(options);
   const auto run = harness.new_run();
   Outcome outcome;
@@ -140,7 +141,7 @@ TEST(OperatorTile, ResumesWithTheSameBits) {
 
 TEST(OperatorTile, MovesEachTileThreeTimesARoundAndItsGradientOnce) {
   TrainingHarness harness(tiny_llama());
-  TrainOptions options = tiled_options(DType::bf16);
+  config::TrainOptions options = tiled_options(DType::bf16);
   streamed(options);
   const auto trainer = harness.make(options, harness.new_run());
   Outcome outcome;
@@ -164,8 +165,9 @@ TEST(OperatorTile, MovesEachTileThreeTimesARoundAndItsGradientOnce) {
 
 TEST(OperatorTile, BackendHoldsExactlyWhatThePlanLists) {
   TrainingHarness harness(tiny_llama());
-  for (const StateHome home : {StateHome::device, StateHome::host, StateHome::nvme}) {
-    TrainOptions options = tiled_options(DType::bf16);
+  for (const config::StateHome home :
+       {config::StateHome::device, config::StateHome::host, config::StateHome::nvme}) {
+    config::TrainOptions options = tiled_options(DType::bf16);
     options.state_home = home;
     const auto trainer = harness.make(options, harness.new_run());
     const auto constants = Bytes{trainer->workload().constant_bytes};
@@ -189,18 +191,18 @@ model::ModelConfig wide_llama() {
 TEST(OperatorTile, ADeviceOfAQuarterOfTheLargestMatrixTrainsWithTheSameBits) {
   const model::ModelConfig config = wide_llama();
   TrainingHarness harness(config);
-  TrainOptions options = tiny_options();
-  options.device = DeviceKind::host;  // a GPU's libraries alone want more than this
+  config::TrainOptions options = tiny_options();
+  options.device = config::DeviceKind::host;  // a GPU's libraries alone want more than this
   options.micro_batch = 1;
   options.context = 4;
   options.gradient_accumulation_steps = 2;
   options.rounds = 1;
   options.operator_tile = 16384;
-  options.state_home = StateHome::device;
+  options.state_home = config::StateHome::device;
   const Outcome resident = harness.train(options, kSteps);
 
   const Bytes largest{std::uint64_t{config.width} * config.ffn_width * sizeof(float)};
-  options.state_home = StateHome::automatic;
+  options.state_home = config::StateHome::automatic;
   options.device_memory = Bytes{largest.value() / 4};
   const auto trainer = harness.make(options, harness.new_run());
   Outcome streamed;

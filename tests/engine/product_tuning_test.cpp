@@ -1,6 +1,6 @@
 // What of measuring matrix products needs no GPU: which there are, their operands, the choice, what
 // is kept of it and which run starts with it.
-#include "runtime/engine/product_tuning.hpp"
+#include "runtime/engine/machine/product_tuning.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,9 @@
 #include <cmath>
 
 #include "offload/host/host_backend.hpp"
-#include "runtime/engine/compute_device.hpp"
-#include "runtime/engine/sealed_json.hpp"
-#include "runtime/model/cuda/gemm_layout.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/model/cuda/gemm/gemm_layout.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -32,7 +32,7 @@ bool has(const std::vector<GemmShape>& shapes, const GemmShape& shape) {
 // --- which products
 
 TEST(PlannedProducts, AreThoseOfALayerAndOfTheHeadEachOnce) {
-  TrainOptions options = tiny_options();  // 2 windows of 16 tokens
+  config::TrainOptions options = tiny_options();  // 2 windows of 16 tokens
   const auto shapes = planned_products(tiny_llama(7), options);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     EXPECT_EQ(std::ranges::count(shapes, shapes[i]), 1) << i;
@@ -47,7 +47,7 @@ TEST(PlannedProducts, AreThoseOfALayerAndOfTheHeadEachOnce) {
       shapes,
       {.rows = 32, .columns = 67, .inner = 48, .transpose_b = true, .output = GemmOutput::fp32}));
   EXPECT_EQ(shapes, planned_products(tiny_llama(2), options)) << "all layers are alike";
-  options.device = DeviceKind::host;
+  options.device = config::DeviceKind::host;
   EXPECT_EQ(shapes, planned_products(tiny_llama(2), options)) << "they are a GPU's";
   options.micro_batch = 3;
   EXPECT_TRUE(
@@ -55,7 +55,7 @@ TEST(PlannedProducts, AreThoseOfALayerAndOfTheHeadEachOnce) {
 }
 
 TEST(PlannedProducts, OfAModelInTilesAreTheTiles) {
-  TrainOptions options = tiny_options();
+  config::TrainOptions options = tiny_options();
   const auto whole = planned_products(tiny_llama(), options);
   options.operator_tile = 1024;
   const auto tiled = planned_products(tiny_llama(), options);
@@ -241,8 +241,8 @@ TEST_F(ProductTuning, IsEmptyInAFileFromBeforeThereWasAny) {
 }
 
 TEST_F(ProductTuning, SaysThatItNeedsAGpu) {
-  TrainOptions options = tiny_options();
-  options.device = DeviceKind::host;
+  config::TrainOptions options = tiny_options();
+  options.device = config::DeviceKind::host;
   MachineTuning known(file_);
   const auto shapes = planned_products(tiny_llama(), options);
   try {

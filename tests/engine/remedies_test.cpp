@@ -1,13 +1,13 @@
 // What is advised where a run does not fit.
-#include "runtime/engine/remedies.hpp"
+#include "runtime/engine/prepare/remedies.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <variant>
 
-#include "runtime/engine/planning.hpp"
-#include "runtime/engine/workload.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/workload.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -27,9 +27,9 @@ model::ModelConfig large_model() {
   return config;
 }
 
-TrainOptions options_of_tile(std::uint64_t operator_tile) {
-  TrainOptions options;
-  options.device = DeviceKind::host;
+config::TrainOptions options_of_tile(std::uint64_t operator_tile) {
+  config::TrainOptions options;
+  options.device = config::DeviceKind::host;
   options.micro_batch = 1;
   options.context = 16;
   options.compute_threads = 1;
@@ -41,7 +41,7 @@ constexpr plan::Budgets kNoDevice{.device = {}, .host = 64_GiB, .nvme = 64_GiB};
 
 /// The refusal of layers in tiles of this size by a device without memory.
 plan::Shortage shortage_with_tiles(std::uint64_t operator_tile) {
-  const TrainOptions options = options_of_tile(operator_tile);
+  const config::TrainOptions options = options_of_tile(operator_tile);
   const ModelRuntime runtime = make_model_sizes(large_model(), options);
   const plan::Workload workload = make_workload(large_model(), *runtime.transformer, options);
   return std::get<plan::Shortage>(

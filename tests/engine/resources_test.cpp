@@ -11,12 +11,12 @@ namespace {
 
 using plan::Tier;
 
-TrainOptions streamed_options() {
-  TrainOptions options = tiny_options();
-  options.state_home = StateHome::nvme;
-  options.residency = Residency::none;
-  options.checkpointing = Checkpointing::recompute;
-  options.gradient_sums = SumsHome::host;
+config::TrainOptions streamed_options() {
+  config::TrainOptions options = tiny_options();
+  options.state_home = config::StateHome::nvme;
+  options.residency = config::Residency::none;
+  options.checkpointing = config::Checkpointing::recompute;
+  options.gradient_sums = config::SumsHome::host;
   return options;
 }
 
@@ -28,8 +28,9 @@ std::uint64_t padded_parameters(const plan::Workload& workload) {
 
 TEST(Memory, BackendHoldsExactlyWhatThePlanLists) {
   TrainingHarness harness(tiny_gpt2());
-  for (const StateHome home : {StateHome::device, StateHome::host, StateHome::nvme}) {
-    TrainOptions options = tiny_options();
+  for (const config::StateHome home :
+       {config::StateHome::device, config::StateHome::host, config::StateHome::nvme}) {
+    config::TrainOptions options = tiny_options();
     options.compute = DType::bf16;
     options.state_format = StateFormat::int8;
     options.state_home = home;
@@ -41,7 +42,7 @@ TEST(Memory, BackendHoldsExactlyWhatThePlanLists) {
 TEST(Memory, AModelWithEightTimesTheBudgetInStateTrainsInsideIt) {
   // State: 16 bytes a parameter (fp32 parameter, master, m, v).
   TrainingHarness harness(tiny_llama(48));
-  TrainOptions options = streamed_options();
+  config::TrainOptions options = streamed_options();
   options.prefetch = 1;
   ModelRuntime model = make_model_runtime(harness.config(), options);
   const std::uint64_t state =
@@ -57,7 +58,7 @@ TEST(Memory, AModelWithEightTimesTheBudgetInStateTrainsInsideIt) {
 
 TEST(Memory, RefusalNamesTheTierTheBytesAndARemedy) {
   TrainingHarness harness(tiny_gpt2());
-  TrainOptions options = streamed_options();
+  config::TrainOptions options = streamed_options();
   options.micro_batch = 16;
   options.device_memory = 1400_KiB;
   try {
@@ -103,7 +104,7 @@ Bytes largest_free_range(offload::DeviceBackend& backend) {
 
 TEST(Memory, TheLargestFreeDeviceRangeIsTheSameAfterAThousandStepsAsAfterTwo) {
   TrainingHarness harness(tiny_llama(1));
-  TrainOptions options = streamed_options();
+  config::TrainOptions options = streamed_options();
   options.micro_batch = 1;
   options.gradient_accumulation_steps = 1;
   options.rounds = 1;
@@ -127,7 +128,7 @@ Bytes read_ahead(const Trainer& trainer) {
 
 TEST(Traffic, CountersEqualTheFormulas) {
   TrainingHarness harness(tiny_gpt2());
-  TrainOptions options = streamed_options();
+  config::TrainOptions options = streamed_options();
   const auto trainer = harness.make(options, harness.new_run());
   Outcome outcome;
   constexpr std::uint64_t kSteps = 4;
@@ -155,8 +156,8 @@ TEST(Traffic, CountersEqualTheFormulas) {
 
 TEST(Traffic, RoundsSummedOnTheDeviceLeaveItOnce) {
   TrainingHarness harness(tiny_gpt2());
-  TrainOptions options = streamed_options();
-  options.gradient_sums = SumsHome::device;
+  config::TrainOptions options = streamed_options();
+  options.gradient_sums = config::SumsHome::device;
   const auto trainer = harness.make(options, harness.new_run());
   ASSERT_GT(trainer->workload().rounds, 1U);
   Outcome outcome;
@@ -176,7 +177,7 @@ TEST(Traffic, OfStateOnDiskIsThatOfItsFormat) {
                                               {StateFormat::bf16, 6, 8},
                                               {StateFormat::int8, 4.5, 6.5}}) {
     TrainingHarness harness(tiny_llama());
-    TrainOptions options = streamed_options();
+    config::TrainOptions options = streamed_options();
     options.compute = DType::bf16;
     options.state_format = format;
     const auto trainer = harness.make(options, harness.new_run());
@@ -198,9 +199,9 @@ TEST(Traffic, OfStateOnDiskIsThatOfItsFormat) {
 
 TEST(Traffic, ResidentParametersMoveUpOncePerUpdate) {
   TrainingHarness harness(tiny_gpt2());
-  TrainOptions options = tiny_options();
-  options.state_home = StateHome::host;
-  options.residency = Residency::all;
+  config::TrainOptions options = tiny_options();
+  options.state_home = config::StateHome::host;
+  options.residency = config::Residency::all;
   const auto trainer = harness.make(options, harness.new_run());
   Outcome outcome;
   harness.steps(*trainer, options, 4, outcome);
@@ -210,8 +211,9 @@ TEST(Traffic, ResidentParametersMoveUpOncePerUpdate) {
 
 TEST(Commits, LeftOutTakeNoDiskForStateInMemoryAndChangeNoBit) {
   TrainingHarness harness(tiny_llama());
-  for (const StateHome home : {StateHome::device, StateHome::host, StateHome::nvme}) {
-    TrainOptions options = tiny_options();
+  for (const config::StateHome home :
+       {config::StateHome::device, config::StateHome::host, config::StateHome::nvme}) {
+    config::TrainOptions options = tiny_options();
     options.compute = DType::bf16;
     options.state_format = StateFormat::split;
     options.state_home = home;
@@ -224,7 +226,7 @@ TEST(Commits, LeftOutTakeNoDiskForStateInMemoryAndChangeNoBit) {
     EXPECT_EQ(outcome, committed);
     EXPECT_FALSE(trainer->store().committed().has_value());
     const auto items = plan::memory_items(trainer->workload(), trainer->placement());
-    const bool on_disk = home == StateHome::nvme;
+    const bool on_disk = home == config::StateHome::nvme;
     EXPECT_EQ(plan::total(items, Tier::nvme) > Bytes{}, on_disk);
     EXPECT_EQ(trainer->store().counters().written > Bytes{}, on_disk);
   }
@@ -234,7 +236,7 @@ TEST(SteadyState, AllocatesNothingAndOpensNothing) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   TrainingHarness harness(tiny_gpt2());
   for (const auto engine : {nvme_swap::EngineKind::uring, nvme_swap::EngineKind::posix}) {
-    TrainOptions options = streamed_options();
+    config::TrainOptions options = streamed_options();
     options.io_engine = engine;
     options.compute = DType::bf16;
     options.state_format = StateFormat::split;
@@ -244,7 +246,7 @@ TEST(SteadyState, AllocatesNothingAndOpensNothing) {
 
 TEST(Skipping, ANonFiniteGradientLeavesAllStateBitUnchangedAndIsCounted) {
   TrainingHarness harness(tiny_gpt2());
-  TrainOptions options = streamed_options();
+  config::TrainOptions options = streamed_options();
   options.compute = DType::fp16;
   // A scale this large overflows fp16 gradients at once.
   options.loss_scale.initial = 0x1p40;

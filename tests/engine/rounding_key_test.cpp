@@ -7,7 +7,7 @@
 #include <cstring>
 #include <memory>
 
-#include "runtime/engine/state_slots.hpp"
+#include "runtime/engine/step/state_slots.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -17,7 +17,7 @@ namespace {
 template <class Element>
 std::vector<std::vector<Element>> moments(StateFormat format, std::uint64_t seed) {
   TrainingHarness harness(tiny_llama());
-  TrainOptions options = tiny_options();
+  config::TrainOptions options = tiny_options();
   options.compute = DType::bf16;
   options.state_format = format;
   options.seed = seed;

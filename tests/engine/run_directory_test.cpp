@@ -1,12 +1,11 @@
 // The files of a run that must not change behind its back.
-#include "runtime/engine/run_directory.hpp"
-
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <iterator>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/run/directory.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {

@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/metrics_log.hpp"
-#include "runtime/engine/step_trace.hpp"
+#include "runtime/engine/report/metrics_log.hpp"
+#include "runtime/engine/report/step_trace.hpp"
 #include "runtime/engine/training_data.hpp"
 #include "tests/engine/training_harness.hpp"
 

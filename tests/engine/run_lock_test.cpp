@@ -1,6 +1,4 @@
 // Who may train a run: one process at a time, in a directory that is a run's or nobody's.
-#include "runtime/engine/run_lock.hpp"
-
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,8 +7,9 @@
 #include <fstream>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/run_contents.hpp"
-#include "runtime/engine/sealed_json.hpp"
+#include "runtime/engine/run/contents.hpp"
+#include "runtime/engine/run/lock.hpp"
+#include "runtime/engine/run/sealed_json.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {

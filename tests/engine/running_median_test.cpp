@@ -1,4 +1,4 @@
-#include "runtime/engine/running_median.hpp"
+#include "runtime/engine/report/running_median.hpp"
 
 #include <gtest/gtest.h>
 

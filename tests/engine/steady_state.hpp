@@ -9,7 +9,7 @@
 namespace spillway::engine {
 
 /// After three steps of a new run, five that allocate nothing and open nothing.
-inline void expect_steady(TrainingHarness& harness, const TrainOptions& options) {
+inline void expect_steady(TrainingHarness& harness, const config::TrainOptions& options) {
   const auto trainer = harness.make(options, harness.new_run());
   const data::Sampler sampler = harness.sampler(options);
   for (int i = 0; i < 3; ++i) trainer->step(harness.tokens(), sampler);

@@ -1,6 +1,6 @@
 // That a tile which is summed while it is updated has the bits of the update alone, and the
 // checksums of what it was and of what it is. The checksums here are built from XXH3 itself.
-#include "runtime/engine/tile_update.hpp"
+#include "runtime/engine/step/tile_update.hpp"
 
 #include <gtest/gtest.h>
 #include <xxhash.h>

@@ -67,8 +67,8 @@ inline model::ModelConfig tiny_llama(std::uint32_t layers = 2) {
 }
 
 /// Options of a run of two rounds of two micro-batches, with tiles far smaller than blocks.
-inline TrainOptions tiny_options() {
-  TrainOptions options;
+inline config::TrainOptions tiny_options() {
+  config::TrainOptions options;
   options.device = device_under_test();
   options.micro_batch = 2;
   options.gradient_accumulation_steps = 4;
@@ -134,12 +134,12 @@ class TrainingHarness {
   [[nodiscard]] std::filesystem::path new_run() {
     return scratch_.path() / ("run" + std::to_string(runs_++));
   }
-  [[nodiscard]] data::Sampler sampler(const TrainOptions& options) const {
+  [[nodiscard]] data::Sampler sampler(const config::TrainOptions& options) const {
     return {tokens_->size(), options.context, options.order, options.seed};
   }
 
   /// A trainer whose state lies in `run`; `budgets` default to plenty.
-  [[nodiscard]] std::unique_ptr<Trainer> make(const TrainOptions& options,
+  [[nodiscard]] std::unique_ptr<Trainer> make(const config::TrainOptions& options,
                                               const std::filesystem::path& run, bool resume = false,
                                               plan::Budgets budgets = {1_GiB, 1_GiB, 1_GiB}) const {
     ModelRuntime model = make_model_runtime(config_, options, products);
@@ -162,7 +162,8 @@ class TrainingHarness {
     return trainer;
   }
 
-  void steps(Trainer& trainer, const TrainOptions& options, int count, Outcome& outcome) const {
+  void steps(Trainer& trainer, const config::TrainOptions& options, int count,
+             Outcome& outcome) const {
     const data::Sampler sampler = this->sampler(options);
     for (int i = 0; i < count; ++i) {
       const StepResult result = trainer.step(*tokens_, sampler);
@@ -181,7 +182,7 @@ class TrainingHarness {
     }
   }
 
-  [[nodiscard]] Outcome train(const TrainOptions& options, int count) {
+  [[nodiscard]] Outcome train(const config::TrainOptions& options, int count) {
     const auto trainer = make(options, new_run());
     Outcome outcome;
     steps(*trainer, options, count, outcome);

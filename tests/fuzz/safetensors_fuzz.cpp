@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "runtime/base/error.hpp"
-#include "runtime/model/safetensors.hpp"
+#include "runtime/model/hf/safetensors.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // The bodies of our own CUDA attention, run serially over their grid, against the host's attention.
 #include "runtime/base/team.hpp"
-#include "runtime/model/cuda/bodies/attention.hpp"
+#include "runtime/model/cuda/kernels/bodies/attention.hpp"
 #include "runtime/model/host/host_ops.hpp"
 #include "tests/model/ops_support.hpp"
 

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "runtime/base/team.hpp"
-#include "runtime/model/cuda/bodies/activation.hpp"
-#include "runtime/model/cuda/bodies/cross_entropy.hpp"
-#include "runtime/model/cuda/bodies/embedding.hpp"
-#include "runtime/model/cuda/bodies/norm.hpp"
-#include "runtime/model/cuda/bodies/rope.hpp"
-#include "runtime/model/cuda/bodies/vocabulary.hpp"
+#include "runtime/model/cuda/kernels/bodies/activation.hpp"
+#include "runtime/model/cuda/kernels/bodies/cross_entropy.hpp"
+#include "runtime/model/cuda/kernels/bodies/embedding.hpp"
+#include "runtime/model/cuda/kernels/bodies/norm.hpp"
+#include "runtime/model/cuda/kernels/bodies/rope.hpp"
+#include "runtime/model/cuda/kernels/bodies/vocabulary.hpp"
 #include "tests/model/ops_support.hpp"
 
 namespace spillway::model {

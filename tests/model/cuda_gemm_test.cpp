@@ -1,8 +1,8 @@
 // What of the CUDA matrix products needs no GPU: how they are put to a column-major library, the
 // table of algorithms that a run records, and the choice among timings.
 #include "runtime/base/error.hpp"
-#include "runtime/model/cuda/gemm_choices.hpp"
-#include "runtime/model/cuda/gemm_layout.hpp"
+#include "runtime/model/cuda/gemm/gemm_choices.hpp"
+#include "runtime/model/cuda/gemm/gemm_layout.hpp"
 #include "runtime/model/host/host_ops.hpp"
 #include "tests/model/ops_support.hpp"
 

@@ -7,9 +7,9 @@
 #include "offload/cuda/cuda_device.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/model/cuda/attention_cudnn.hpp"
-#include "runtime/model/cuda/cublaslt.hpp"
+#include "runtime/model/cuda/attention/attention_cudnn.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
+#include "runtime/model/cuda/gemm/cublaslt.hpp"
 
 namespace spillway::model::cuda {
 namespace {

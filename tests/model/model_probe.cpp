@@ -12,7 +12,7 @@
 #include <string>
 
 #include "runtime/base/error.hpp"
-#include "runtime/model/checkpoint.hpp"
+#include "runtime/model/hf/checkpoint.hpp"
 #include "tests/model/cuda_test_device.hpp"
 #include "tests/model/model_harness.hpp"
 

@@ -1,4 +1,4 @@
-#include "runtime/plan/activation_choice.hpp"
+#include "runtime/plan/placement/activation_choice.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,14 +1,14 @@
 // Boundaries that leave the device: the plan against the formulas, and its slots.
-#include "runtime/plan/boundaries.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <initializer_list>
 
-#include "runtime/plan/simulator.hpp"
-#include "runtime/plan/step_builder.hpp"
-#include "runtime/plan/theory.hpp"
+#include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/predict/theory.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/internals.hpp"
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"

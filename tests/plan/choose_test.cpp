@@ -1,12 +1,12 @@
 // The choice of a placement within budgets: preferences, honoured requests and honest shortages.
-#include "runtime/plan/choose.hpp"
+#include "runtime/plan/placement/choose.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"

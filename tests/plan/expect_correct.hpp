@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/plan/step/check.hpp"
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/op_meaning.hpp"
 #include "tests/plan/step_workloads.hpp"
 

@@ -1,12 +1,12 @@
 // The choice between placements that fit: by the simulator, within what the user left open.
-#include "runtime/plan/fastest.hpp"
+#include "runtime/plan/placement/fastest.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "runtime/plan/step_bound.hpp"
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/predict/step_bound.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plain_choice.hpp"

@@ -1,12 +1,12 @@
 // Kept activations that wait on the host: the plan against the formula, and its slots.
-#include "runtime/plan/internals.hpp"
+#include "runtime/plan/placement/internals.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "runtime/plan/simulator.hpp"
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"

@@ -1,12 +1,12 @@
 // Where bytes live: the memory table by hand, and tiles.
-#include "runtime/plan/placement.hpp"
+#include "runtime/plan/placement/placement.hpp"
 
 #include <gtest/gtest.h>
 
 #include <map>
 #include <string>
 
-#include "runtime/plan/theory.hpp"
+#include "runtime/plan/predict/theory.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/boundaries.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
 
 namespace spillway::plan {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <variant>
 
-#include "runtime/plan/choose.hpp"
-#include "runtime/plan/fastest.hpp"
+#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/placement/fastest.hpp"
 
 namespace spillway::plan {
 

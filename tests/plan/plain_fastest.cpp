@@ -2,7 +2,7 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/plain_choice.hpp"
 
 namespace spillway::plan {

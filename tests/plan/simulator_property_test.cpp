@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "runtime/plan/simulator.hpp"
+#include "runtime/plan/predict/simulator.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
 namespace spillway::plan {

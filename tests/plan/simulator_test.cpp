@@ -1,4 +1,4 @@
-#include "runtime/plan/simulator.hpp"
+#include "runtime/plan/predict/simulator.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/theory.hpp"
+#include "runtime/plan/predict/theory.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
 namespace spillway::plan {

@@ -2,8 +2,8 @@
 // the published bytes, the waiting gradient's 2 or, where rounds are summed, 4.
 #include <gtest/gtest.h>
 
-#include "runtime/plan/choose.hpp"
-#include "runtime/plan/theory.hpp"
+#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/predict/theory.hpp"
 
 namespace spillway::plan {
 namespace {

@@ -2,7 +2,7 @@
 //
 // A golden file that no longer fits its plan is printed by the failing test. If the new plan is
 // right, run plan_test with SPILLWAY_UPDATE_GOLDEN=1 and read the difference before committing it.
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 
 #include <gtest/gtest.h>
 

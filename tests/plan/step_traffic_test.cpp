@@ -3,9 +3,9 @@
 
 #include <cmath>
 
-#include "runtime/plan/simulator.hpp"
-#include "runtime/plan/step_builder.hpp"
-#include "runtime/plan/theory.hpp"
+#include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/predict/theory.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 

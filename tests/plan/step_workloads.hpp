@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <random>
 
-#include "runtime/plan/placement.hpp"
+#include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {

@@ -1,4 +1,4 @@
-#include "runtime/plan/theory.hpp"
+#include "runtime/plan/predict/theory.hpp"
 
 #include <gtest/gtest.h>
 

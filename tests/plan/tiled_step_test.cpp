@@ -5,9 +5,9 @@
 #include <set>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/choose.hpp"
-#include "runtime/plan/simulator.hpp"
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 

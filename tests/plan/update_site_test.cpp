@@ -1,4 +1,4 @@
-#include "runtime/plan/update_site.hpp"
+#include "runtime/plan/placement/update_site.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

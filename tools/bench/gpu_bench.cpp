@@ -14,12 +14,12 @@
 #include "offload/memory.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
-#include "runtime/engine/compute_device.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
 
 namespace spillway::bench {
 namespace {
 
-using engine::DeviceKind;
+using config::DeviceKind;
 using offload::DeviceMemory;
 using offload::PinnedMemory;
 
@@ -44,7 +44,7 @@ double seconds_of(offload::Stream& stream, double budget, const std::function<vo
 class Device {
  public:
   explicit Device(const GpuCase& shapes) : shapes_(shapes) {
-    engine::TrainOptions options;
+    config::TrainOptions options;
     options.device = shapes.device;
     options.compute = shapes.compute;
     options.compute_threads = shapes.compute_threads;

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/train_options.hpp"
+#include "runtime/config/train_options.hpp"
 
 namespace spillway::bench {
 
 /// The shapes of a Llama layer and of a chunk of its head, and sizes of copies.
 struct GpuCase {
-  engine::DeviceKind device = engine::DeviceKind::host;
+  config::DeviceKind device = config::DeviceKind::host;
   DType compute = DType::bf16;
   std::uint32_t sequence = 0;  ///< tokens of the one window
   std::uint32_t width = 0, ffn = 0, heads = 0, kv_heads = 0, head_dim = 0;
@@ -24,7 +24,7 @@ struct GpuCase {
 };
 
 /// Llama-3-8B and copies of 1 GiB on a GPU; a small model on the host backend.
-[[nodiscard]] GpuCase default_case(engine::DeviceKind device);
+[[nodiscard]] GpuCase default_case(config::DeviceKind device);
 
 struct ProductRate {
   std::string name;  ///< of the matrix and the pass: "qkv forward"

@@ -17,7 +17,7 @@
 #include "nvme_swap/format.hpp"
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/tile_update.hpp"
+#include "runtime/engine/step/tile_update.hpp"
 #include "tools/bench/huge_array.hpp"
 #include "tools/bench/nvme_tiles.hpp"
 

@@ -4,14 +4,14 @@
 #include <limits>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/budgets.hpp"
-#include "runtime/engine/compute_device.hpp"
-#include "runtime/engine/executor.hpp"
-#include "runtime/engine/machine_tuning.hpp"
-#include "runtime/engine/model_constants.hpp"
-#include "runtime/engine/op_actions.hpp"
-#include "runtime/plan/choose.hpp"
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/machine/machine_tuning.hpp"
+#include "runtime/engine/step/executor.hpp"
+#include "runtime/engine/step/model_constants.hpp"
+#include "runtime/engine/step/op_actions.hpp"
+#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tools/bench/step_bench.hpp"
 #include "tools/bench/synthetic_training.hpp"
 
@@ -109,14 +109,14 @@ class ResidentModel {
   }
 
  private:
-  static engine::TrainOptions one_micro_batch(const StepBenchRequest& request) {
-    engine::TrainOptions options = request.options;
+  static config::TrainOptions one_micro_batch(const StepBenchRequest& request) {
+    config::TrainOptions options = request.options;
     engine::resolve(options, request.config);
     options.gradient_accumulation_steps = options.rounds = 1;
     options.device_memory.reset();  // the limit is the device's, not the run's
-    options.residency = engine::Residency::all;
-    options.checkpointing = engine::Checkpointing::automatic;
-    options.state_home = engine::StateHome::nvme;  // which takes no memory here, nor any file
+    options.residency = config::Residency::all;
+    options.checkpointing = config::Checkpointing::automatic;
+    options.state_home = config::StateHome::nvme;  // which takes no memory here, nor any file
     options.commits = false;
     return options;
   }
@@ -147,7 +147,7 @@ class ResidentModel {
     streams_.upload->synchronize();
   }
 
-  engine::TrainOptions options_;
+  config::TrainOptions options_;
   engine::ModelRuntime model_;
   plan::Workload workload_;
   plan::Budgets budgets_;
@@ -185,7 +185,7 @@ double product_flops(const StepBenchRequest& request) {
   constexpr std::uint64_t kInner = 1024;
   constexpr std::uint64_t kColumns = 4096;
   constexpr int kRepetitions = 8;
-  engine::TrainOptions options = request.options;
+  config::TrainOptions options = request.options;
   engine::resolve(options, request.config);
   const engine::ModelRuntime model = engine::make_model_runtime(request.config, options);
   const auto backend = engine::make_backend(

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/compute_device.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
 #include "tools/bench/synthetic_training.hpp"
 
 namespace spillway::bench {
@@ -129,7 +129,7 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   const NoiseParameters parameters(request.config);
   train.initial = &parameters;
 
-  const engine::TrainOptions& o = train.options;
+  const config::TrainOptions& o = train.options;
   const std::uint64_t windows = o.steps * o.micro_batch * o.gradient_accumulation_steps;
   write_random_tokens(train.data, request.config.vocab_size, windows * o.context + 1, o.seed);
   Recorder recorder(request, engine::state_directories(o, train.run));

@@ -17,7 +17,7 @@ namespace spillway::bench {
 struct StepBenchRequest {
   model::ModelConfig config;
   /// `commits` is ignored: nothing is committed. `steps`: measured, after the warm-up.
-  engine::TrainOptions options;
+  config::TrainOptions options;
   std::uint64_t warmup = 1;
   /// Where the temporary run directory is made; state on disk goes there too unless `options.nvme`
   /// says otherwise. What is made in those directories is removed as well.
@@ -34,7 +34,7 @@ struct TierUse {
 };
 
 struct StepBenchResult {
-  engine::TrainOptions options;  ///< resolved
+  config::TrainOptions options;  ///< resolved
   plan::Workload workload;
   plan::Placement placement;
   plan::Prediction prediction;

@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/compute_device.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
 #include "tools/bench/gpu_bench.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
@@ -27,7 +27,7 @@ struct BenchGpuFlags {
 };
 
 bench::GpuCase case_of(const BenchGpuFlags& flags) {
-  const engine::TrainOptions machine = flags.machine.options();
+  const config::TrainOptions machine = flags.machine.options();
   bench::GpuCase shapes = bench::default_case(machine.device.value_or(engine::usable_device()));
   if (!flags.compute.empty()) shapes.compute = parse_dtype(flags.compute);
   if (flags.sequence > 0) shapes.sequence = flags.sequence;

@@ -7,7 +7,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
-#include "runtime/plan/theory.hpp"
+#include "runtime/plan/predict/theory.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/bench/peak_flops.hpp"
 #include "tools/bench/step_bench.hpp"
@@ -46,8 +46,8 @@ constexpr std::uint32_t kDefaultMicroBatch = 8;
 constexpr std::uint64_t kDefaultTokens = 4096;
 constexpr std::uint64_t kDefaultSteps = 4;
 
-engine::TrainOptions options_of(const BenchStepFlags& flags) {
-  engine::TrainOptions options = flags.train.options();
+config::TrainOptions options_of(const BenchStepFlags& flags) {
+  config::TrainOptions options = flags.train.options();
   const bool small = flags.train.model == "small";
   options.compute = parse_dtype(flags.compute);
   const bool narrow = options.compute == DType::bf16;
@@ -122,7 +122,7 @@ std::uint64_t parameters_of(const plan::Workload& workload) {
 
 ordered_json describe(const BenchStepFlags& flags, const model::ModelConfig& config,
                       const StepBenchResult& result) {
-  const engine::TrainOptions& o = result.options;
+  const config::TrainOptions& o = result.options;
   return {{"bench", "step"},
           {"model", flags.train.model.string()},
           {"parameters", parameters_of(result.workload)},

@@ -5,7 +5,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/inference.hpp"
-#include "runtime/engine/run_tokenizer.hpp"
+#include "runtime/engine/run/tokenizer.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/hub.hpp"

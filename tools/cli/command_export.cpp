@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/run_contents.hpp"
-#include "runtime/engine/run_reader.hpp"
-#include "runtime/engine/run_tokenizer.hpp"
-#include "runtime/model/checkpoint.hpp"
-#include "runtime/model/tokenizer_files.hpp"
+#include "runtime/engine/run/contents.hpp"
+#include "runtime/engine/run/reader.hpp"
+#include "runtime/engine/run/tokenizer.hpp"
+#include "runtime/model/hf/checkpoint.hpp"
+#include "runtime/model/hf/tokenizer_files.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 

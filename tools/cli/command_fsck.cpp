@@ -8,7 +8,7 @@
 
 #include "nvme_swap/fsck.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/run_directory.hpp"
+#include "runtime/engine/run/directory.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/status_line.hpp"

@@ -4,12 +4,12 @@
 #include <memory>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/automatic.hpp"
-#include "runtime/engine/budgets.hpp"
-#include "runtime/engine/calibrate.hpp"
-#include "runtime/plan/fastest.hpp"
+#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/machine/calibrate.hpp"
+#include "runtime/engine/prepare/automatic.hpp"
+#include "runtime/plan/placement/fastest.hpp"
 #include "runtime/plan/step/check.hpp"
-#include "runtime/plan/step_builder.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tools/bench/machine_description.hpp"
 #include "tools/bench/peak_flops.hpp"
 #include "tools/cli/commands.hpp"
@@ -30,7 +30,7 @@ struct PlanFlags {
 
 /// The rates of this machine, measured now.
 plan::MachineProfile measured_profile(const PlanFlags& flags, const model::ModelConfig& config,
-                                      const engine::TrainOptions& options,
+                                      const config::TrainOptions& options,
                                       const plan::Workload& workload, const plan::Budgets& budgets,
                                       const plan::Placement& placement) {
   engine::MachineTuning known(flags.train.profile);
@@ -54,7 +54,7 @@ plan::MachineProfile measured_profile(const PlanFlags& flags, const model::Model
 /// What the plan means on the described machine: its speed in units that machines are compared in.
 nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
                                 const model::ModelConfig& config,
-                                const engine::TrainOptions& options, const PlanView& view) {
+                                const config::TrainOptions& options, const PlanView& view) {
   const plan::Workload& w = view.workload;
   const double tokens = static_cast<double>(w.tokens * w.micro_batches * w.rounds);
   const double flops =
@@ -96,7 +96,7 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
 }
 
 nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
-  engine::TrainOptions options = flags.train.options();
+  config::TrainOptions options = flags.train.options();
   options.commits = !flags.no_commits;
   const auto config = flags.train.model_config();
   check(config.has_value(), ErrorCode::invalid_argument,
@@ -104,12 +104,12 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   std::optional<bench::MachineDescription> machine;
   if (!flags.machine.empty()) {
     machine = bench::load_machine(flags.machine);
-    if (!options.device) options.device = engine::DeviceKind::cuda;
+    if (!options.device) options.device = config::DeviceKind::cuda;
     options.device_memory = options.device_memory.value_or(machine->capacity.device);
     options.host_memory = options.host_memory.value_or(machine->capacity.host);
   }
   engine::resolve(options, *config);
-  const auto budgets_for = [&](const engine::TrainOptions& tried, const plan::Workload& step) {
+  const auto budgets_for = [&](const config::TrainOptions& tried, const plan::Workload& step) {
     if (!machine) return engine::make_budgets(tried, flags.train.run, step);
     return plan::Budgets{
         .device = *tried.device_memory, .host = *tried.host_memory, .nvme = machine->capacity.nvme};
@@ -133,7 +133,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
                       .profile = profile,
                       .prediction = step.prediction,
                       .memory = plan::memory_items(workload, placement),
-                      .device = options.device.value_or(engine::DeviceKind::host)};
+                      .device = options.device.value_or(config::DeviceKind::host)};
   nlohmann::ordered_json document = to_json(view);
   if (machine) document["speed"] = speed_on(*machine, *config, options, view);
   if (flags.check) document["check"] = check_lists(workload, placement);

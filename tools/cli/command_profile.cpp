@@ -5,11 +5,11 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
-#include "runtime/engine/budgets.hpp"
-#include "runtime/engine/machine_tuning.hpp"
-#include "runtime/engine/planning.hpp"
-#include "runtime/engine/product_tuning.hpp"
-#include "runtime/engine/update_bench.hpp"
+#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/machine/machine_tuning.hpp"
+#include "runtime/engine/machine/product_tuning.hpp"
+#include "runtime/engine/machine/update_bench.hpp"
+#include "runtime/engine/prepare/planning.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/train_flags.hpp"
@@ -44,8 +44,8 @@ std::vector<const cpu_adam::Kernel*> usual_kernels() {
 }
 
 /// What the shapes of a step's products depend on.
-engine::TrainOptions options_of(const ProfileFlags& flags, const model::ModelConfig& config) {
-  engine::TrainOptions options = flags.train.options();
+config::TrainOptions options_of(const ProfileFlags& flags, const model::ModelConfig& config) {
+  config::TrainOptions options = flags.train.options();
   if (flags.train.config.empty()) {
     options.compute = DType::bf16;
     options.context = std::min(kDefaultContext, config.max_context);
@@ -87,8 +87,8 @@ ordered_json to_json(const engine::TunedProduct& product) {
 /// Of the model that the flags name.
 ordered_json tune_products(const ProfileFlags& flags, const model::ModelConfig& config,
                            engine::MachineTuning& tuning, bool json) {
-  const engine::TrainOptions options = options_of(flags, config);
-  check(options.device == engine::DeviceKind::cuda, ErrorCode::not_supported,
+  const config::TrainOptions options = options_of(flags, config);
+  check(options.device == config::DeviceKind::cuda, ErrorCode::not_supported,
         "--model measures matrix products on a GPU, and the device is the host; without --model "
         "everything else is measured");
   const auto shapes = engine::planned_products(config, options);

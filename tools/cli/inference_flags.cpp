@@ -4,7 +4,7 @@ namespace spillway::cli {
 
 engine::InferenceOptions InferenceFlags::options(ModelSource& from, std::uint32_t batch,
                                                  std::uint32_t context) const {
-  const engine::TrainOptions given = machine.options();
+  const config::TrainOptions given = machine.options();
   return {.compute = from.compute(),
           .batch = batch,
           .context = context,

@@ -28,7 +28,7 @@ std::string duration(double seconds) {
 
 /// Lanes that the step waited for while the device idled, largest first would jump: fixed order.
 std::string waits(const engine::StepResult& result, const engine::Exposed& exposed,
-                  engine::DeviceKind device) {
+                  config::DeviceKind device) {
   std::string text;
   for (std::size_t lane = 0; lane < exposed.size(); ++lane) {
     const double share = result.seconds > 0 ? exposed[lane] / result.seconds : 0;

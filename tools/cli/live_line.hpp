@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/engine/running_median.hpp"
+#include "runtime/engine/report/running_median.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "tools/cli/status_line.hpp"
 
@@ -29,7 +29,7 @@ class LiveLine {
   using Clock = std::chrono::steady_clock;
 
   StatusLine line_;
-  engine::DeviceKind device_ = engine::DeviceKind::host;
+  config::DeviceKind device_ = config::DeviceKind::host;
   std::uint64_t first_step_ = 1;
   std::uint64_t steps_ = 0;
   engine::RunningMedian seconds_;  // of a step

@@ -4,17 +4,17 @@
 
 #include <algorithm>
 
-#include "runtime/engine/options_table.hpp"
+#include "runtime/config/options_table.hpp"
 
 namespace spillway::cli {
 
 CLI::Option* OptionFlags::add(CLI::App& command, std::string_view key) {
   Flag& flag = flags_.emplace_back(fmt::format("--{}", key), fmt::format("spillway.{}", key));
   std::ranges::replace(flag.name, '_', '-');
-  CLI::Option* const added = command.add_option(flag.name, flag.texts, engine::help_of(flag.path));
-  switch (engine::find_option(flag.path)->domain.kind) {
-    case engine::Kind::paths: return added;
-    case engine::Kind::whole: return added->expected(1)->type_name("UINT");
+  CLI::Option* const added = command.add_option(flag.name, flag.texts, config::help_of(flag.path));
+  switch (config::find_option(flag.path)->domain.kind) {
+    case config::Kind::paths: return added;
+    case config::Kind::whole: return added->expected(1)->type_name("UINT");
     default: return added->expected(1);
   }
 }
@@ -26,14 +26,14 @@ void OptionFlags::add_compute(CLI::App& command) {
   add(command, "compute_threads");
 }
 
-void OptionFlags::apply(engine::TrainOptions& options) const {
+void OptionFlags::apply(config::TrainOptions& options) const {
   for (const Flag& flag : flags_) {
-    if (!flag.texts.empty()) engine::set_option(options, flag.path, flag.name, flag.texts);
+    if (!flag.texts.empty()) config::set_option(options, flag.path, flag.name, flag.texts);
   }
 }
 
-engine::TrainOptions OptionFlags::options() const {
-  engine::TrainOptions options;
+config::TrainOptions OptionFlags::options() const {
+  config::TrainOptions options;
   apply(options);
   return options;
 }

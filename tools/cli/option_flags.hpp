@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/engine/train_options.hpp"
+#include "runtime/config/train_options.hpp"
 
 namespace spillway::cli {
 
@@ -19,9 +19,9 @@ class OptionFlags {
   /// --device, --device-memory, --host-memory and --compute-threads: what a model runs on.
   void add_compute(CLI::App& command);
   /// Sets what was given. Throws `Error{invalid_argument}`, which names the flag.
-  void apply(engine::TrainOptions& options) const;
+  void apply(config::TrainOptions& options) const;
   /// The defaults with what was given.
-  [[nodiscard]] engine::TrainOptions options() const;
+  [[nodiscard]] config::TrainOptions options() const;
 
  private:
   struct Flag {

@@ -66,8 +66,8 @@ std::string placement_line(const plan::Workload& workload, const plan::Placement
 
 }  // namespace
 
-std::string_view shown_name(Lane lane, engine::DeviceKind device) {
-  const bool no_gpu = lane == Lane::gpu && device == engine::DeviceKind::host;
+std::string_view shown_name(Lane lane, config::DeviceKind device) {
+  const bool no_gpu = lane == Lane::gpu && device == config::DeviceKind::host;
   return no_gpu ? "device" : plan::name_of(lane);
 }
 
@@ -82,7 +82,7 @@ std::string to_text(const PlanView& view) {
   const plan::Workload& w = view.workload;
   fmt::format_to(out, "model      {:.2f} M parameters, {} compute on {}, state format {}\n",
                  static_cast<double>(parameters(w)) / 1e6, name_of(w.compute),
-                 view.device == engine::DeviceKind::cuda ? "a GPU" : "the CPU",
+                 view.device == config::DeviceKind::cuda ? "a GPU" : "the CPU",
                  name_of(view.placement.format));
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  w.tokens * w.micro_batches * w.rounds, w.rounds, w.micro_batches, w.tokens);

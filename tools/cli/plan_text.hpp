@@ -6,10 +6,10 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/engine/train_options.hpp"
-#include "runtime/plan/choose.hpp"
+#include "runtime/config/train_options.hpp"
 #include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/simulator.hpp"
+#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/predict/simulator.hpp"
 
 namespace spillway::cli {
 
@@ -20,12 +20,12 @@ struct PlanView {
   const plan::MachineProfile& profile;
   const plan::Prediction& prediction;
   std::vector<plan::MemoryItem> memory;
-  engine::DeviceKind device = engine::DeviceKind::host;
+  config::DeviceKind device = config::DeviceKind::host;
 };
 
 /// The lane as people know it: what computes is no GPU where FWD-BWD runs on the host. Documents
 /// and metrics keep the lane's own name.
-[[nodiscard]] std::string_view shown_name(plan::Lane lane, engine::DeviceKind device);
+[[nodiscard]] std::string_view shown_name(plan::Lane lane, config::DeviceKind device);
 /// A rate as the plan, the live line and the report write it.
 [[nodiscard]] std::string shown_rate(double tokens_per_second);
 

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <memory>
 
-#include "runtime/engine/run_reader.hpp"
-#include "runtime/model/checkpoint.hpp"
+#include "runtime/engine/run/reader.hpp"
+#include "runtime/model/hf/checkpoint.hpp"
 #include "runtime/model/layout_view.hpp"
 
 namespace spillway::cli {

@@ -69,10 +69,10 @@ void TrainFlags::add_machine_to(CLI::App& command) {
       ->capture_default_str();
 }
 
-engine::TrainOptions TrainFlags::options() const {
-  engine::ParsedConfig parsed;
+config::TrainOptions TrainFlags::options() const {
+  config::ParsedConfig parsed;
   if (!config.empty()) {
-    parsed = engine::parse_train_config(read_text_file(config, kLargestConfig), config.string());
+    parsed = config::parse_train_config(read_text_file(config, kLargestConfig), config.string());
   }
   for (const std::string& note : parsed.notes) tell("note: {}\n", note);
   set.apply(parsed.options);

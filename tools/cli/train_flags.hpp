@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "runtime/engine/train_options.hpp"
+#include "runtime/config/train_options.hpp"
 #include "runtime/model/model_config.hpp"
 #include "tools/cli/option_flags.hpp"
 
@@ -31,7 +31,7 @@ struct TrainFlags {
   void add_machine_to(CLI::App& command);
   /// The configuration, or the defaults where there is none, with the flags applied; notes go to
   /// stderr, one line each.
-  [[nodiscard]] engine::TrainOptions options() const;
+  [[nodiscard]] config::TrainOptions options() const;
   /// What --from names: a path, or the snapshot of a hub's model in the local cache.
   [[nodiscard]] std::optional<std::filesystem::path> checkpoint() const;
   /// From --model or --from; absent when neither is given.

@@ -12,13 +12,15 @@ ALLOWED = {
     "runtime/data": ("runtime/base",),
     "runtime/plan": ("runtime/base",),
     "runtime/model": ("runtime/base", "offload"),
-    "runtime/engine": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model", *LEAVES),
+    "runtime/config": ("runtime/base", "runtime/data", "runtime/plan", *LEAVES),
+    "runtime/engine": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model",
+                       "runtime/config", *LEAVES),
     "runtime/capi": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model",
-                     "runtime/engine", *LEAVES),
-    "tools": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model", "runtime/engine",
-              "runtime/capi", *LEAVES),
-    "tests": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model", "runtime/engine",
-              "runtime/capi", "tools", *LEAVES),
+                     "runtime/config", "runtime/engine", *LEAVES),
+    "tools": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model", "runtime/config",
+              "runtime/engine", "runtime/capi", *LEAVES),
+    "tests": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model", "runtime/config",
+              "runtime/engine", "runtime/capi", "tools", *LEAVES),
 }
 
 # Third-party header -> folders that may include it, besides tools and tests. `None`: everywhere.

@@ -8,12 +8,12 @@
 
 #include "runtime/base/cuda/check.hpp"
 #include "runtime/base/log.hpp"
-#include "runtime/model/cuda/attention_cudnn.hpp"
-#include "runtime/model/cuda/attention_kernel.hpp"
-#include "runtime/model/cuda/bodies/embedding.hpp"
-#include "runtime/model/cuda/bodies/reduction.hpp"
-#include "runtime/model/cuda/gemm.hpp"
-#include "runtime/model/cuda/kernels.hpp"
+#include "runtime/model/cuda/attention/attention_cudnn.hpp"
+#include "runtime/model/cuda/attention/attention_kernel.hpp"
+#include "runtime/model/cuda/gemm/gemm.hpp"
+#include "runtime/model/cuda/kernels/bodies/embedding.hpp"
+#include "runtime/model/cuda/kernels/bodies/reduction.hpp"
+#include "runtime/model/cuda/kernels/kernels.hpp"
 
 namespace spillway::model::cuda {
 namespace {

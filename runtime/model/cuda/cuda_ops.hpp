@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/model/cuda/gemm_choices.hpp"
+#include "runtime/model/cuda/gemm/gemm_choices.hpp"
 #include "runtime/model/cuda/workspace.hpp"
 #include "runtime/model/ops.hpp"
 

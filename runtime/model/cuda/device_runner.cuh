@@ -8,7 +8,7 @@
 
 #include "runtime/base/cuda/check.hpp"
 #include "runtime/base/team.hpp"
-#include "runtime/model/cuda/bodies/runner.hpp"
+#include "runtime/model/cuda/kernels/bodies/runner.hpp"
 
 namespace spillway::model::cuda {
 

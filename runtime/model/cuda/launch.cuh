@@ -2,7 +2,7 @@
 #pragma once
 
 #include "runtime/model/cuda/device_runner.cuh"
-#include "runtime/model/cuda/kernels.hpp"
+#include "runtime/model/cuda/kernels/kernels.hpp"
 
 namespace spillway::model::cuda {
 

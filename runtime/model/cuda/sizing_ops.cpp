@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
-#include "runtime/model/cuda/bodies/embedding.hpp"
-#include "runtime/model/cuda/bodies/reduction.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
+#include "runtime/model/cuda/kernels/bodies/embedding.hpp"
+#include "runtime/model/cuda/kernels/bodies/reduction.hpp"
 
 namespace spillway::model::cuda {
 namespace {

@@ -1,8 +1,8 @@
 #include "runtime/plan/step/builder.hpp"
 
-#include "runtime/plan/boundaries.hpp"
-#include "runtime/plan/internals.hpp"
-#include "runtime/plan/pools.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
+#include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/placement/pools.hpp"
 
 namespace spillway::plan {
 namespace {

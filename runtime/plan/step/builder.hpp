@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/plan/placement.hpp"
+#include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/step/dependency_tracker.hpp"
 #include "runtime/plan/step/op_draft.hpp"
-#include "runtime/plan/step_plan.hpp"
+#include "runtime/plan/step/step_plan.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {

@@ -1,6 +1,6 @@
 // The ways of the tensors between blocks and inside them: boundaries, and what backward needs.
-#include "runtime/plan/boundaries.hpp"
-#include "runtime/plan/internals.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
+#include "runtime/plan/placement/internals.hpp"
 #include "runtime/plan/step/builder.hpp"
 
 namespace spillway::plan {

@@ -1,5 +1,5 @@
 // The way of a gradient from the sum over micro-batches to the update's tier, and its norm.
-#include "runtime/plan/op_traffic.hpp"
+#include "runtime/plan/predict/op_traffic.hpp"
 #include "runtime/plan/step/builder.hpp"
 
 namespace spillway::plan {

@@ -1,7 +1,7 @@
 // The way of optimizer state between its tier, the update and the disk.
 #include <numeric>
 
-#include "runtime/plan/op_traffic.hpp"
+#include "runtime/plan/predict/op_traffic.hpp"
 #include "runtime/plan/step/builder.hpp"
 
 namespace spillway::plan {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "runtime/plan/step_plan.hpp"
+#include "runtime/plan/step/step_plan.hpp"
 
 namespace spillway::plan {
 

@@ -3,8 +3,8 @@
 #include <cstdio>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/planning.hpp"
-#include "runtime/engine/workload.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/workload.hpp"
 
 int main() {
   using namespace spillway;
@@ -13,7 +13,7 @@ int main() {
         R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 64, "n_embd": 128,
             "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0})",
         "consumer");
-    engine::TrainOptions options = engine::parse_train_config("{}", "consumer").options;
+    config::TrainOptions options = config::parse_train_config("{}", "consumer").options;
     engine::resolve(options, model);
     const engine::ModelRuntime runtime = engine::make_model_runtime(model, options);
     const plan::Workload workload = engine::make_workload(model, *runtime.transformer, options);

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/model/checkpoint.hpp"
+#include "runtime/model/hf/checkpoint.hpp"
 #include "runtime/model/initialize.hpp"
 #include "tests/model/io/families.hpp"
 

@@ -4,7 +4,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
-#include "runtime/model/checkpoint.hpp"
+#include "runtime/model/hf/checkpoint.hpp"
 #include "tests/model/io/families.hpp"
 #include "tests/model/io/scratch.hpp"
 #include "tests/model/io/small_checkpoint.hpp"

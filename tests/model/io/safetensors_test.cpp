@@ -1,4 +1,4 @@
-#include "runtime/model/safetensors.hpp"
+#include "runtime/model/hf/safetensors.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/model/checkpoint.hpp"
+#include "runtime/model/hf/checkpoint.hpp"
 #include "runtime/model/initialize.hpp"
 
 namespace spillway::model::testing {

@@ -1,0 +1,129 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "runtime/base/error.hpp"
+#include "runtime/config/detail/schedule_deepspeed.hpp"
+#include "runtime/config/keys.hpp"
+#include "runtime/config/options_table.hpp"
+#include "runtime/config/schedule.hpp"
+
+namespace spillway::config {
+namespace {
+
+/// What is wrong, a sentence each: a configuration is refused for all of it at once.
+using Faults = std::vector<std::string>;
+
+void require(Faults& faults, bool condition, std::string_view message) {
+  if (!condition) faults.emplace_back(message);
+}
+
+void validate_batch(Faults& faults, const TrainOptions& options) {
+  const bool known = options.rounds > 0 && !options.automatic.accumulation;
+  require(faults, !known || options.gradient_accumulation_steps % options.rounds == 0,
+          fmt::format("spillway.rounds {} does not divide gradient_accumulation_steps {}",
+                      options.rounds, options.gradient_accumulation_steps));
+}
+
+/// An update adds eps in fp32, where what is below the normal range counts as zero; Adam's bias
+/// correction multiplies it by sqrt(1 - beta2^t), which is least at t = 1.
+double least_eps(const TrainOptions& options) {
+  const cpu_adam::AdamOptions& adam = options.adam;
+  const auto least = static_cast<double>(std::numeric_limits<float>::min());
+  const bool corrected = adam.optimizer == cpu_adam::Optimizer::adam && adam.bias_correction;
+  if (!corrected || !(adam.beta2 < 1)) return least;
+  const bool cycles = options.schedule.kind == ScheduleKind::one_cycle;
+  const double beta2 = cycles ? std::max(adam.beta2, kOneCycleBeta2) : adam.beta2;
+  return least / std::sqrt(1 - beta2) * (1 + 1e-7);
+}
+
+void validate_optimizer(Faults& faults, const TrainOptions& options) {
+  const cpu_adam::AdamOptions& adam = options.adam;
+  const double least = least_eps(options);
+  require(
+      faults, !(adam.eps > 0) || adam.eps >= least,
+      fmt::format("optimizer.params.eps is {}; with these betas it must be from {:.2g} to 1e30, "
+                  "so that no update divides by zero",
+                  adam.eps, least));
+}
+
+void validate_schedule(Faults& faults, const ScheduleOptions& schedule) {
+  const bool falls = decays(schedule.kind) && !detail::is_deepspeed(schedule.kind);
+  require(faults, schedule.minimum_lr <= schedule.peak_lr || !falls,
+          fmt::format("scheduler.params.min_lr {} is above the peak {}", schedule.minimum_lr,
+                      schedule.peak_lr));
+}
+
+void validate_loss_scale(Faults& faults, const LossScaleOptions& scale) {
+  const bool in_range = scale.initial > 0 && scale.initial <= kMaxLossScale;
+  if (!scale.dynamic) {
+    require(faults, in_range,
+            fmt::format("fp16.loss_scale is {}; it must be in (0, 2^100]", scale.initial));
+    return;
+  }
+  int exponent = 0;
+  require(faults, in_range && std::frexp(scale.initial, &exponent) == 0.5,
+          fmt::format("the initial loss scale is {}; it must be a power of two up to 2^100",
+                      scale.initial));
+  require(faults, !(scale.minimum > scale.initial),
+          fmt::format("fp16.min_loss_scale is {}; it must be not above the initial scale {}",
+                      scale.minimum, scale.initial));
+}
+
+void validate_update(Faults& faults, const TrainOptions& options) {
+  require(faults, options.state_format == StateFormat::fp32 || options.compute == DType::bf16,
+          fmt::format("spillway.state_format {} keeps half of every master in its bf16 parameter, "
+                      "and the parameters are {}; write fp32, or enable bf16",
+                      config_name(options.state_format), name_of(options.compute)));
+  if (options.update != UpdateMode::immediate) return;
+  require(faults, options.gradient_clipping == 0,
+          "spillway.update immediate excludes clipping, whose norm is known after the last "
+          "gradient only; write gradient_clipping 0 or update auto");
+  require(
+      faults, options.compute != DType::fp16,
+      "spillway.update immediate excludes fp16, whose overflow is known after the last gradient "
+      "only; write update auto");
+}
+
+void validate_placement(Faults& faults, const TrainOptions& options) {
+  require(faults, options.tile_parameters % kLeafParameters == 0,
+          fmt::format("spillway.tile_parameters is {}; it must be a multiple of {}",
+                      options.tile_parameters, kLeafParameters));
+  require(faults, options.save_every == 0 || options.keep > 0,
+          "spillway.keep is 0, but spillway.save_every asks for checkpoints to keep");
+}
+
+/// What the table says of each value, for options that flags may have set.
+void validate_domains(Faults& faults, const TrainOptions& options) {
+  for (const Option& option : options_table()) {
+    const nlohmann::json value = value_of(option, options);
+    const std::string fault = value.is_null() ? "" : option.domain.fault_of(value);
+    require(faults, fault.empty(),
+            fmt::format("{} {}; it must be {}", option.path(), fault, option.domain.in_words()));
+  }
+}
+
+}  // namespace
+
+void validate(const TrainOptions& options) {
+  Faults faults;
+  validate_domains(faults, options);
+  validate_batch(faults, options);
+  validate_optimizer(faults, options);
+  validate_schedule(faults, options.schedule);
+  validate_loss_scale(faults, options.loss_scale);
+  validate_update(faults, options);
+  validate_placement(faults, options);
+  check(faults.empty(), ErrorCode::invalid_argument,
+        faults.size() == 1 ? faults.front()
+                           : fmt::format("the configuration has {} errors\n  {}", faults.size(),
+                                         fmt::join(faults, "\n  ")));
+}
+
+}  // namespace spillway::config

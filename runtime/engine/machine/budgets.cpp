@@ -1,0 +1,173 @@
+#include "runtime/engine/machine/budgets.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <variant>
+#include <vector>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/placement/choose.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using plan::Tier;
+
+/// Share of free memory that a run takes when nothing limits it: the rest is for the page cache and
+/// everybody else.
+constexpr double kShareOfFreeMemory = 0.9;
+/// Ways to share one memory that are tried.
+constexpr std::uint64_t kParts = 16;
+
+Bytes usual_share(Bytes room) {
+  return Bytes{static_cast<std::uint64_t>(static_cast<double>(room.value()) * kShareOfFreeMemory)};
+}
+
+/// The device's part of `room` in each way, most first.
+std::vector<plan::Budgets> ways_to_share(Bytes device, Bytes host, Bytes room) {
+  const auto way = [&](Bytes part) {
+    return plan::Budgets{.device = part, .host = std::min(host, room - part), .nvme = {}};
+  };
+  std::vector<plan::Budgets> list;
+  if (device < room) list.push_back(way(device));
+  for (std::uint64_t part = kParts - 1; part > 0; --part) {
+    const Bytes share = room / kParts * part;
+    if (share < device) list.push_back(way(share));
+  }
+  return list;
+}
+
+/// What a budget of host memory is made from.
+std::string host_memory_text(const MemoryBudget& memory) {
+  return fmt::format("{}, of which the program takes {} itself", memory.describe(),
+                     format_bytes(kProcessOverhead));
+}
+
+/// How a need beyond a budget is refused.
+struct Refusal {
+  std::string_view flag;
+  std::optional<Bytes> asked;
+  Bytes free;  ///< the most that the flag can give
+  std::string what_is_free;
+  std::string_view remedy;
+
+  [[noreturn]] void refuse(std::string_view name, Bytes needed, Bytes budget) const {
+    std::string why{flag};
+    if (!asked || *asked > budget) {
+      why = asked ? fmt::format("of {} asked for; {}", format_bytes(*asked), what_is_free)
+                  : what_is_free;
+    }
+    throw Error(ErrorCode::does_not_fit,
+                fmt::format("does not fit: {} {} and the budget is {} ({}). What would make it "
+                            "fit: {} of at least {}; or {}",
+                            name, format_bytes(needed), format_bytes(budget), why,
+                            needed <= free ? flag : "free memory", format_bytes(needed), remedy));
+  }
+};
+
+bool uses_disk(const plan::Placement& placement) {
+  return placement.any_state(Tier::nvme) || placement.any_activations(Tier::nvme);
+}
+
+}  // namespace
+
+Bytes room_in(const MemoryBudget& memory) {
+  return memory.available() - std::min(memory.available(), kProcessOverhead);
+}
+
+MemoryLimits memory_limits(const config::TrainOptions& options, const MemoryBudget& memory,
+                           std::optional<Bytes> free_device) {
+  const Bytes room = room_in(memory);
+  const Bytes host = std::min(options.host_memory.value_or(usual_share(room)), room);
+  if (free_device) {
+    const Bytes device = std::min(options.device_memory.value_or(*free_device), *free_device);
+    return {.device = device, .host = host, .both = device + host};
+  }
+  // Who names both sizes has the whole room for them.
+  const bool named = options.device_memory && options.host_memory;
+  const Bytes asked = std::max(options.device_memory.value_or(Bytes{}), host);
+  const Bytes both = named ? room : std::max(usual_share(room), std::min(room, asked));
+  const Bytes device = std::min(options.device_memory.value_or(both), both);
+  return {.device = device, .host = host, .both = both};
+}
+
+std::optional<Bytes> free_memory_of_device(const config::TrainOptions& options) {
+  if (options.device != config::DeviceKind::cuda) return std::nullopt;
+  // To plan with a size that was asked for takes no device.
+  const bool usable = !options.device_memory || usable_device() == config::DeviceKind::cuda;
+  return usable ? free_device_memory() : *options.device_memory;
+}
+
+void check_fits(const FixedNeeds& needs, const config::TrainOptions& options,
+                const MemoryBudget& memory, std::optional<Bytes> free_device,
+                std::string_view remedy) {
+  const MemoryLimits limits = memory_limits(options, memory, free_device);
+  const Refusal host{.flag = "--host-memory",
+                     .asked = options.host_memory,
+                     .free = room_in(memory),
+                     .what_is_free = host_memory_text(memory),
+                     .remedy = remedy};
+  Refusal device = host;
+  device.flag = "--device-memory";
+  device.asked = options.device_memory;
+  if (free_device) {
+    device.free = *free_device;
+    device.what_is_free = fmt::format("{} of device memory are free", format_bytes(*free_device));
+  }
+  if (needs.device > limits.device)
+    device.refuse("device memory needs", needs.device, limits.device);
+  if (needs.host > limits.host) host.refuse("host memory needs", needs.host, limits.host);
+  Refusal both = host;
+  both.flag = "--device-memory and --host-memory together";
+  both.asked = std::nullopt;
+  const Bytes needed = needs.device + needs.host;
+  if (needed <= limits.both) return;
+  both.refuse("device and host memory are one here and need", needed, limits.both);
+}
+
+plan::Budgets share_memory(const config::TrainOptions& options, const plan::Workload& workload,
+                           const MemoryBudget& memory, std::optional<Bytes> free_device) {
+  const auto [device, host, both] = memory_limits(options, memory, free_device);
+  if (device + host <= both) return {.device = device, .host = host, .nvme = {}};
+  const std::vector<plan::Budgets> ways = ways_to_share(device, host, both);
+  const plan::PlacementRequest request = placement_request(options);
+  const bool asks_for_disk = request.state == Tier::nvme || request.activations == Tier::nvme;
+  for (const bool disk : {asks_for_disk, true}) {
+    for (plan::Budgets way : ways) {
+      way.nvme = Bytes{~std::uint64_t{0} >> 1};  // what the disks have room for is not asked here
+      const auto choice = plan::choose_placement(workload, way, request);
+      const auto* placement = std::get_if<plan::Placement>(&choice);
+      if (placement == nullptr || (!disk && uses_disk(*placement))) continue;
+      way.nvme = {};
+      return way;
+    }
+  }
+  if (ways.empty()) return {};
+  return options.device_memory ? ways.front() : ways[ways.size() / 2];
+}
+
+plan::Budgets make_budgets(const config::TrainOptions& options, const std::filesystem::path& run,
+                           const plan::Workload& workload) {
+  plan::Budgets budgets =
+      share_memory(options, workload, read_memory_budget(), free_memory_of_device(options));
+  for (std::filesystem::path directory : state_directories(options, run)) {
+    directory = std::filesystem::absolute(directory);
+    while (!std::filesystem::exists(directory) && directory.has_relative_path()) {
+      directory = directory.parent_path();
+    }
+    budgets.nvme += Bytes{std::filesystem::space(directory).available};
+  }
+  return budgets;
+}
+
+std::string why_this_budget(std::optional<Bytes> asked, Bytes budget) {
+  if (asked && *asked <= budget) return {};
+  return fmt::format(" ({}{})", asked ? fmt::format("of {} asked for; ", format_bytes(*asked)) : "",
+                     host_memory_text(read_memory_budget()));
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,198 @@
+#include "runtime/engine/machine/calibrate.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <span>
+
+#include "cpu_adam/traffic.hpp"
+#include "cpu_adam/worker_pool.hpp"
+#include "nvme_swap/tile_store.hpp"
+#include "offload/host/host_backend.hpp"
+#include "offload/memory.hpp"
+#include "runtime/base/file.hpp"
+#include "runtime/engine/machine/calibration_sizes.hpp"
+#include "runtime/engine/machine/device_rates.hpp"
+#include "runtime/engine/machine/least_seconds.hpp"
+#include "runtime/engine/machine/update_bench.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using offload::PinnedMemory;
+
+/// Cost of issuing an op and noticing its end: a queue, a wake-up and a poll.
+constexpr double kOpOverheadSeconds = 20e-6;
+/// From here on state is too large for caches, and a run long enough for a tenth of a second.
+constexpr std::uint64_t kTunedParameters = std::uint64_t{32} << 20;
+/// From here on the two seconds that a drive takes are worth it.
+constexpr Bytes kTunedState{std::uint64_t{1} << 30};
+
+/// Host memory for buffers. Without a GPU it is one with the device's, which is not in use yet.
+Bytes room_of(const CalibrationRequest& request) {
+  const plan::Budgets& budgets = request.budgets;
+  const bool one_memory = request.options.device != config::DeviceKind::cuda;
+  return one_memory ? budgets.device + budgets.host : budgets.host;
+}
+
+/// DRAM bytes a second of the fused update with all its workers.
+double update_rate(const CalibrationRequest& request, const Tuning& tuning) {
+  const plan::Workload& w = request.workload;
+  const cpu_adam::Kernel& kernel = update_kernel(request.options, w);
+  const ElementCount tile =
+      std::min(ElementCount{request.options.tile_parameters}, plan::largest_block(w));
+  const std::size_t count =
+      update_parameters(kernel, tile, ElementCount{kLeafParameters}, room_of(request)).value();
+  cpu_adam::WorkerPool workers({.threads = request.options.threads});
+  UpdateBench bench(kernel, count, request.options.adam, workers);
+  const double seconds = least_seconds([&] { bench.pass(tuning.update_prefetch); });
+  return static_cast<double>(count) *
+         cpu_adam::bytes_per_parameter(kernel.format, kernel.gradient_dtype,
+                                       kernel.parameter_dtype) /
+         seconds;
+}
+
+void measure_disk(const CalibrationRequest& request, const Tuning& tuning,
+                  plan::MachineProfile& profile) {
+  nvme_swap::StoreOptions options;
+  options.directories = *request.state_directories;
+  options.name = "calibration";
+  options.engine = request.options.io_engine;
+  options.disk_gigabytes_per_second = request.options.disk_gbps;
+  options.remove_on_close = true;
+  tune_store(tuning.drives, options);
+  MadeDirectories made;  // which are not there yet when a run is only planned
+  for (const auto& directory : options.directories) made.make(directory);
+  const std::vector<Bytes> tiles = disk_tiles(room_of(request), spaces_of(options.directories));
+  const Bytes tile = tiles.front();
+  const Bytes all_tiles = tile * tiles.size();
+  const auto backend =
+      offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = all_tiles});
+  const PinnedMemory buffer(*backend, all_tiles);
+  std::memset(buffer.host().data(), 1, buffer.host().size());
+  const auto store = nvme_swap::TileStore::create(options, {.tiles = tiles});
+  const auto slice = [&](std::uint32_t i) {
+    return buffer.host().subspan(i * tile.value(), tile.value());
+  };
+  const std::uint64_t checksum = nvme_swap::checksum_of(slice(0));
+  const auto all = [&](const auto& start) {
+    std::vector<Ticket> tickets;
+    for (std::uint32_t i = 0; i < tiles.size(); ++i) tickets.push_back(start(i));
+    for (Ticket& ticket : tickets) ticket.wait();
+  };
+  const auto bytes = static_cast<double>(buffer.size().value());
+  const auto write = [&](std::uint32_t i) {
+    return store->write(TileIndex{i}, slice(i), checksum);
+  };
+  profile.nvme_write = bytes / least_seconds([&] { all(write); });
+  const auto read = [&](std::uint32_t i) { return store->read(TileIndex{i}, slice(i)); };
+  profile.nvme_read = bytes / least_seconds([&] { all(read); });
+}
+
+/// Shares by rate, if every directory has the space for its own: two slots of each tile, and a
+/// hundredth for records and rounding.
+std::vector<double> weights_that_fit(const DriveTunings& drives,
+                                     std::span<const std::filesystem::path> directories,
+                                     Bytes one_slot) {
+  std::vector<double> weights = nvme_swap::stripe_weights(drives);
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const double share = 2.02 * static_cast<double>(one_slot.value()) * weights[i] / sum;
+    if (share > static_cast<double>(std::filesystem::space(directories[i]).available)) return {};
+  }
+  return weights;
+}
+
+std::size_t tuned_prefetch(const CalibrationRequest& request, MachineTuning& known,
+                           const std::function<void(const std::string&)>& note) {
+  const std::size_t threads = request.options.threads;
+  const cpu_adam::Kernel& kernel = update_kernel(request.options, request.workload);
+  const Bytes room = room_of(request);
+  const bool whole = update_bytes(kernel, kPrefetchParameters) <= room;
+  try {
+    return known.prefetch(
+        kernel, threads,
+        [&] { return best_prefetch(kernel, threads, prefetch_parameters(kernel, room)); },
+        whole ? Keep::yes : Keep::no);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::does_not_fit) throw;
+    note(fmt::format("no software prefetch, which was not measured: {}", error.what()));
+    return 0;
+  }
+}
+
+DriveTunings tuned_drives(const CalibrationRequest& request, MachineTuning& known,
+                          const std::function<void(const std::string&)>& note) {
+  const nvme_swap::EngineKind engine = request.options.io_engine;
+  DriveTunings drives;
+  MadeDirectories made;
+  try {
+    for (const auto& directory : *request.state_directories) {
+      made.make(directory);
+      const nvme_swap::CalibrationOptions usual{.directory = directory, .engine = engine};
+      const Bytes room = room_of(request);
+      const Bytes free{std::filesystem::space(directory).available};
+      const bool whole = usual.buffer_bytes <= room && usual.file_bytes <= free;
+      drives.push_back(known.drive(
+          directory, engine,
+          [&] {
+            note(fmt::format("measuring what the disk of {} does best", directory.string()));
+            return nvme_swap::calibrate_drive(nvme_swap::made_to_fit(usual, room, free));
+          },
+          whole ? Keep::yes : Keep::no));
+    }
+  } catch (const Error& error) {
+    drives.clear();  // a run can do without: its disk may be full but for its own files
+    note(fmt::format("the disk is used as it is, not measured: {}", error.what()));
+  }
+  return drives;
+}
+
+}  // namespace
+
+Tuning tune(const CalibrationRequest& request, const plan::Placement& placement,
+            MachineTuning& known, const std::function<void(const std::string&)>& note) {
+  const config::TrainOptions& options = request.options;
+  std::uint64_t parameters = 0;
+  Bytes on_disk;
+  for (std::size_t b = 0; b < request.workload.blocks.size(); ++b) {
+    const ElementCount padded = request.workload.blocks[b].padded_parameters;
+    parameters += padded.value();
+    if (placement.blocks[b].state != plan::Tier::nvme) continue;
+    on_disk += plan::slot_bytes(placement.format, padded);
+  }
+  Tuning tuning;
+  if (parameters >= kTunedParameters) tuning.update_prefetch = tuned_prefetch(request, known, note);
+  const bool drives = on_disk >= kTunedState && !options.disk_gbps && request.state_directories;
+  if (drives) tuning.drives = tuned_drives(request, known, note);
+  return tuning;
+}
+
+std::vector<double> disk_weights(const CalibrationRequest& request, const DriveTunings& drives,
+                                 const plan::Placement& placement) {
+  if (drives.empty()) return {};
+  return weights_that_fit(drives, *request.state_directories,
+                          plan::slots_on_disk(request.workload, placement));
+}
+
+plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& tuning) {
+  const DeviceRates device =
+      measure_device(request.options, request.model, request.workload, request.budgets);
+  const bool own_memory = device.update > 0;
+  plan::MachineProfile profile;
+  profile.gpu_flops = device.flops;
+  profile.h2d = device.h2d;
+  profile.d2h = device.d2h;
+  // On the host backend everything contends for the same memory, not two copies alone.
+  if (own_memory) profile.h2d_d2h_combined = device.h2d_d2h_combined;
+  profile.update = update_rate(request, tuning);
+  profile.gpu_update = own_memory ? device.update : profile.update;
+  profile.op_overhead_seconds = kOpOverheadSeconds;
+  profile.cpu_shares_gpu = !own_memory;
+  if (request.state_directories) measure_disk(request, tuning, profile);
+  return profile;
+}
+
+}  // namespace spillway::engine

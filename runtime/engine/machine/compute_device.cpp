@@ -1,0 +1,115 @@
+#include "runtime/engine/machine/compute_device.hpp"
+
+#include <utility>
+
+#include "cpu_adam/adam.hpp"
+#include "offload/cuda/cuda_backend.hpp"
+#include "offload/host/host_backend.hpp"
+#include "runtime/base/cuda_library_directories.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/model/cuda/cuda_ops.hpp"
+#include "runtime/model/host/host_ops.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// Share of the device's free memory that a run takes: kernels that the libraries load on first
+/// use need some too.
+constexpr double kShareOfDeviceMemory = 0.95;
+
+bool is_cuda(const config::TrainOptions& options) {
+  return options.device.value_or(config::DeviceKind::host) == config::DeviceKind::cuda;
+}
+
+std::unique_ptr<model::Ops> make_host_ops(const config::TrainOptions& options) {
+  model::host::HostOpsOptions host;
+  host.compute_threads = static_cast<int>(options.compute_threads);
+  host.compute = options.compute;
+  return model::host::make_ops(host);
+}
+
+model::cuda::CudaMath math_of(const config::TrainOptions& options) {
+  return {.compute = options.compute, .deterministic = options.deterministic, .tf32 = options.tf32};
+}
+
+void check_usable() {
+  const std::string reason = offload::cuda_unavailable_reason();
+  check(reason.empty(), ErrorCode::not_supported,
+        "--device cuda: " + reason + "; --device host runs without a GPU");
+}
+
+}  // namespace
+
+config::DeviceKind usable_device() {
+  return offload::cuda_unavailable_reason().empty() ? config::DeviceKind::cuda
+                                                    : config::DeviceKind::host;
+}
+
+model::cuda::GemmChoices products_of(const DeviceRecord& record) {
+  if (record.algorithms.empty()) return {};
+  return model::cuda::GemmChoices::from_json(record.algorithms);
+}
+
+model::cuda::GemmChoices choose_products(const ProductSources& sources) {
+  if (sources.resumed != nullptr) return products_of(*sources.resumed);
+  model::cuda::GemmChoices choices = sources.measured;
+  if (sources.continued != nullptr) choices.take(products_of(*sources.continued));
+  return choices;
+}
+
+std::unique_ptr<model::Ops> make_ops(const config::TrainOptions& options,
+                                     model::cuda::GemmChoices products) {
+  if (!is_cuda(options)) return make_host_ops(options);
+  check_usable();
+  return model::cuda::make_ops({.math = math_of(options),
+                                .device = 0,
+                                .choices = std::move(products),
+                                .library_directories = cuda_library_directories()});
+}
+
+DeviceRecord record_of(const config::TrainOptions& options, const model::Ops& ops) {
+  DeviceRecord record{.name = device_name(options.device.value_or(config::DeviceKind::host)),
+                      .libraries = {},
+                      .algorithms = {}};
+  if (const auto* cuda = dynamic_cast<const model::cuda::CudaOps*>(&ops)) {
+    record.libraries = cuda->libraries();
+    record.algorithms = cuda->choices().to_json();
+  }
+  return record;
+}
+
+std::unique_ptr<model::Ops> make_sizing_ops(const config::TrainOptions& options) {
+  if (is_cuda(options)) return model::cuda::make_sizing_ops(math_of(options));
+  return make_host_ops(options);
+}
+
+std::unique_ptr<offload::DeviceBackend> make_backend(const config::TrainOptions& options,
+                                                     const plan::Budgets& budgets,
+                                                     WakeSignal* wake) {
+  if (is_cuda(options)) {
+    check_usable();
+    return offload::make_cuda_backend(
+        {.device_capacity = budgets.device, .pinned_capacity = budgets.host});
+  }
+  return offload::make_host_backend({.device_capacity = budgets.device,
+                                     .pinned_capacity = budgets.host,
+                                     .link_gigabytes_per_second = options.host_link_gbps,
+                                     .wake = wake});
+}
+
+std::unique_ptr<DeviceMath> make_device_math(const config::TrainOptions& options,
+                                             offload::Stream& compute) {
+  if (is_cuda(options)) return make_cuda_device_math(compute);
+  return make_host_device_math(options.isa.value_or(cpu_adam::best_isa()));
+}
+
+std::string device_name(config::DeviceKind device) {
+  return device == config::DeviceKind::cuda ? offload::query_cuda_device(0).name : "host";
+}
+
+Bytes free_device_memory() {
+  const auto free = static_cast<double>(offload::query_cuda_device(0).free_memory.value());
+  return Bytes{static_cast<std::uint64_t>(free * kShareOfDeviceMemory)};
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,65 @@
+// The device that FWD-BWD runs on: its backend, its operators and the optimizer's arithmetic on its
+// memory, all chosen by one option. Control thread only.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "offload/device_backend.hpp"
+#include "runtime/base/wake_signal.hpp"
+#include "runtime/config/train_options.hpp"
+#include "runtime/engine/step/device_math.hpp"
+#include "runtime/model/cuda/gemm/gemm_choices.hpp"
+#include "runtime/model/ops.hpp"
+#include "runtime/plan/machine_profile.hpp"
+
+namespace spillway::engine {
+
+/// cuda where this build has it and a GPU is usable, else the host.
+[[nodiscard]] config::DeviceKind usable_device();
+
+/// What bits depend on besides the options: a run records it and goes on with it.
+struct DeviceRecord {
+  std::string name;        ///< "host", or the GPU as its driver names it
+  std::string libraries;   ///< of the GPU's operators, with versions; empty for the host
+  std::string algorithms;  ///< of its matrix products, a JSON document; empty for the host
+  bool operator==(const DeviceRecord&) const = default;
+};
+
+/// Where the algorithms of a run's matrix products come from.
+struct ProductSources {
+  const DeviceRecord* resumed = nullptr;     ///< of the run that is resumed, if there is one
+  const DeviceRecord* continued = nullptr;   ///< of the run that a new one goes on from, if any
+  const model::cuda::GemmChoices& measured;  ///< on this machine
+};
+
+/// A resumed run has its own alone, whatever was measured since; a new one what was measured, and
+/// instead of it what the run that it goes on from used. The library's first proposal serves the
+/// rest.
+[[nodiscard]] model::cuda::GemmChoices choose_products(const ProductSources& sources);
+
+/// Of a record.
+[[nodiscard]] model::cuda::GemmChoices products_of(const DeviceRecord& record);
+
+/// Operators that are ready to run, with the algorithms of `products` where they are of this GPU
+/// and library. Throws `Error{not_supported}` that says why the device cannot.
+[[nodiscard]] std::unique_ptr<model::Ops> make_ops(const config::TrainOptions& options,
+                                                   model::cuda::GemmChoices products = {});
+/// Of what `ops` has planned so far.
+[[nodiscard]] DeviceRecord record_of(const config::TrainOptions& options, const model::Ops& ops);
+/// Operators to plan with, which a machine without the device has too.
+[[nodiscard]] std::unique_ptr<model::Ops> make_sizing_ops(const config::TrainOptions& options);
+
+/// `wake` is notified by what completes on the host backend; it may be null.
+[[nodiscard]] std::unique_ptr<offload::DeviceBackend> make_backend(
+    const config::TrainOptions& options, const plan::Budgets& budgets, WakeSignal* wake);
+[[nodiscard]] std::unique_ptr<DeviceMath> make_device_math(const config::TrainOptions& options,
+                                                           offload::Stream& compute);
+
+/// "host", or the GPU as its driver names it.
+[[nodiscard]] std::string device_name(config::DeviceKind device);
+
+/// What a run may take of the memory of a device that has memory of its own.
+[[nodiscard]] Bytes free_device_memory();
+
+}  // namespace spillway::engine

@@ -1,0 +1,23 @@
+// What a device does in a second, measured with the run's own operators and kernels on one block's
+// working set. Control thread only.
+#pragma once
+
+#include "cpu_adam/adam.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+
+namespace spillway::engine {
+
+struct DeviceRates {
+  double flops = 0;             ///< of FWD-BWD, over the whole model
+  double h2d = 0, d2h = 0;      ///< bytes
+  double h2d_d2h_combined = 0;  ///< bytes of both directions while both run
+  double update = 0;  ///< bytes of device memory of the fused update; 0: it has none of its own
+};
+
+/// Takes the memory of one block and one micro-batch for the time of the call, which every
+/// placement has in `budgets`; copies and updates are as large as these allow.
+[[nodiscard]] DeviceRates measure_device(const config::TrainOptions& options,
+                                         const ModelRuntime& model, const plan::Workload& workload,
+                                         const plan::Budgets& budgets);
+
+}  // namespace spillway::engine

@@ -1,0 +1,134 @@
+#include "runtime/engine/prepare/automatic.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <variant>
+
+#include "runtime/config/keys.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/plan/placement/choose.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// HF Trainer's per_device_train_batch_size.
+constexpr std::uint64_t kDefaultWindows = 8;
+constexpr std::uint64_t kMostMicroBatch = 1024;
+
+/// The type that the model's config.json gives its weights; nothing where it does not say.
+std::optional<DType> stored_type(const model::ModelConfig& config) {
+  const auto source = nlohmann::json::parse(config.source_json, nullptr, false);
+  if (!source.is_object()) return std::nullopt;
+  for (const char* const key : {"dtype", "torch_dtype"}) {
+    const std::string name = source.contains(key) && source[key].is_string()
+                                 ? source[key].get<std::string>()
+                                 : std::string();
+    if (name == "bfloat16") return DType::bf16;
+    if (name == "float16") return DType::fp16;
+    if (name == "float32") return DType::fp32;
+  }
+  return std::nullopt;
+}
+
+std::string choose_compute(config::TrainOptions& options, const model::ModelConfig& config) {
+  const std::optional<DType> stored = stored_type(config);
+  options.compute = stored.value_or(DType::bf16);
+  // A configuration that leaves fp16 no choice trains fp16 weights in bf16, whose range is larger.
+  const bool fp16_is_off = options.compute == DType::fp16 && !options.automatic.fp16;
+  if (fp16_is_off) options.compute = DType::bf16;
+  if (options.compute == DType::bf16 && options.automatic.state_format) {
+    options.state_format = StateFormat::split;
+  }
+  return fmt::format("bf16.enabled or fp16.enabled \"auto\": compute is {}, {}",
+                     config::config_name(options.compute),
+                     fp16_is_off ? "for the checkpoint's fp16"
+                     : stored    ? "the type of the model's config.json"
+                                 : "as the model's config.json names no type");
+}
+
+bool fits(const config::TrainOptions& options, const model::ModelConfig& config,
+          const BudgetsFor& budgets) {
+  const ModelRuntime runtime = make_model_sizes(config, options);
+  const plan::Workload workload = make_workload(config, *runtime.transformer, options);
+  return std::holds_alternative<plan::Placement>(
+      plan::choose_placement(workload, budgets(options, workload), placement_request(options)));
+}
+
+/// Windows that a step is to have, and in words where that comes from.
+std::pair<std::uint64_t, std::string> target_of(const config::TrainOptions& options) {
+  if (options.automatic.windows > 0) {
+    return {options.automatic.windows, "train_batch_size"};
+  }
+  if (options.tokens_per_step > 0) {
+    return {std::max<std::uint64_t>(1, options.tokens_per_step / options.context),
+            fmt::format("spillway.tokens_per_step {}", options.tokens_per_step)};
+  }
+  return {kDefaultWindows, "HF Trainer's default"};
+}
+
+std::string choose_micro_batch(config::TrainOptions& options, const model::ModelConfig& config,
+                               const BudgetsFor& budgets) {
+  const auto [windows, source] = target_of(options);
+  const bool both = options.automatic.accumulation;
+  for (std::uint64_t micro = std::min(std::bit_floor(windows), kMostMicroBatch); micro >= 1;
+       micro /= 2) {
+    config::TrainOptions tried = options;
+    tried.micro_batch = static_cast<std::uint32_t>(micro);
+    if (both) tried.gradient_accumulation_steps = static_cast<std::uint32_t>(windows / micro);
+    const bool whole =
+        !both || (windows % micro == 0 && tried.gradient_accumulation_steps % tried.rounds == 0);
+    // The last one is taken as it is: the planner's error says what would make it fit.
+    if (micro > 1 && !(whole && fits(tried, config, budgets))) continue;
+    options = tried;
+    break;
+  }
+  return fmt::format(
+      "train_micro_batch_size_per_gpu \"auto\": {}, the largest power of two that fits; "
+      "gradient_accumulation_steps {}{}",
+      options.micro_batch, options.gradient_accumulation_steps,
+      both ? fmt::format(", for {} windows a step ({})", windows, source) : std::string());
+}
+
+std::string choose_accumulation(config::TrainOptions& options) {
+  const auto [windows, source] = target_of(options);
+  const std::uint64_t steps = std::max<std::uint64_t>(1, windows / options.micro_batch);
+  options.gradient_accumulation_steps = static_cast<std::uint32_t>(steps);
+  return fmt::format("gradient_accumulation_steps \"auto\": {}, for {} windows a step ({})", steps,
+                     windows, source);
+}
+
+}  // namespace
+
+std::vector<std::string> choose_automatic(config::TrainOptions& options,
+                                          const model::ModelConfig& config,
+                                          const BudgetsFor& budgets) {
+  std::vector<std::string> lines;
+  const config::AutomaticOptions automatic = options.automatic;
+  if (automatic.compute) lines.push_back(choose_compute(options, config));
+  if (automatic.micro_batch) {
+    lines.push_back(choose_micro_batch(options, config, budgets));
+  } else if (automatic.accumulation) {
+    lines.push_back(choose_accumulation(options));
+  }
+  options.automatic = {};
+  validate(options);
+  return lines;
+}
+
+void take_automatic(config::TrainOptions& options, const config::TrainOptions& recorded) {
+  if (options.automatic.compute) {
+    options.compute = recorded.compute;
+    if (options.automatic.state_format) options.state_format = recorded.state_format;
+  }
+  if (options.automatic.micro_batch) options.micro_batch = recorded.micro_batch;
+  if (options.automatic.accumulation) {
+    options.gradient_accumulation_steps = recorded.gradient_accumulation_steps;
+  }
+  options.automatic = {};
+}
+
+}  // namespace spillway::engine

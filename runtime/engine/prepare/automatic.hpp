@@ -1,0 +1,26 @@
+// What a configuration leaves as "auto" for the model and the machine to say: the compute type, the
+// micro-batch and the accumulation. Control thread only.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/config/train_options.hpp"
+#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/model/model_config.hpp"
+#include "runtime/plan/machine_profile.hpp"
+
+namespace spillway::engine {
+
+/// Fills in what `options.automatic` names; `options` are resolved otherwise. The compute type is
+/// the checkpoint's; the micro-batch is the largest power of two whose plan fits `budgets`, and
+/// accumulation makes up what a step is to have: train_batch_size, spillway.tokens_per_step or, as
+/// HF Trainer does, 8 windows. Returns a line for each choice.
+[[nodiscard]] std::vector<std::string> choose_automatic(config::TrainOptions& options,
+                                                        const model::ModelConfig& config,
+                                                        const BudgetsFor& budgets);
+
+/// The same where a run is resumed: what it chose when it began.
+void take_automatic(config::TrainOptions& options, const config::TrainOptions& recorded);
+
+}  // namespace spillway::engine

@@ -1,0 +1,120 @@
+#include "runtime/engine/prepare/planning.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "nvme_swap/tile_store.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/base/topology.hpp"
+#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/prepare/remedies.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using plan::Tier;
+
+/// Beyond these no step is worth planning: the list of its operations alone takes gigabytes.
+constexpr std::uint32_t kMostLayers = 16'384;
+constexpr std::uint64_t kMostPasses = 2'097'152;
+
+/// A step passes through every layer forward and backward with each of its micro-batches.
+void check_step_size(const config::TrainOptions& options, const model::ModelConfig& config) {
+  check(config.layers <= kMostLayers, ErrorCode::invalid_argument,
+        fmt::format("the model has {} layers, more than the {} that can be planned; look at "
+                    "num_hidden_layers or --layers",
+                    config.layers, kMostLayers));
+  const std::uint64_t most = most_micro_batches(config);
+  check(options.gradient_accumulation_steps <= most, ErrorCode::invalid_argument,
+        fmt::format("gradient_accumulation_steps {} is more than the {} that can be planned for {} "
+                    "layers; use a larger train_micro_batch_size_per_gpu",
+                    options.gradient_accumulation_steps, most, config.layers));
+}
+
+ModelRuntime with_transformer(const model::ModelConfig& config, const config::TrainOptions& options,
+                              std::unique_ptr<model::Ops> ops) {
+  check(options.operator_tile == 0 || !config.tied_head, ErrorCode::not_supported,
+        fmt::format("operator_tile {}: matrices of a model with a tied head are not trained in "
+                    "tiles; set it to 0",
+                    options.operator_tile));
+  ModelRuntime runtime{.ops = std::move(ops), .transformer = nullptr};
+  const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
+  runtime.transformer = std::make_unique<model::Transformer>(config, shape, options.compute,
+                                                             *runtime.ops, options.operator_tile);
+  return runtime;
+}
+
+}  // namespace
+
+std::uint64_t most_micro_batches(const model::ModelConfig& config) {
+  return kMostPasses / (2 * (std::uint64_t{config.layers} + 2));
+}
+
+void resolve(config::TrainOptions& options, const model::ModelConfig& config) {
+  if (!options.device) options.device = usable_device();
+  if (options.context == 0) options.context = config.max_context;
+  check(options.context <= config.max_context, ErrorCode::invalid_argument,
+        fmt::format("a context of {} tokens, and the model's positions end at {}", options.context,
+                    config.max_context));
+  check(!config.sliding_window || *config.sliding_window >= options.context,
+        ErrorCode::not_supported,
+        fmt::format("sliding_window {} is shorter than the context of {}; sliding-window attention "
+                    "is not supported: train with a shorter context",
+                    config.sliding_window.value_or(0), options.context));
+  const auto cores = static_cast<std::uint32_t>(read_topology().cores.size());
+  if (options.threads == 0) options.threads = cores;
+  if (options.compute_threads == 0) options.compute_threads = cores;
+  check(options.update != config::UpdateMode::immediate, ErrorCode::not_supported,
+        "spillway.update immediate: this version updates in deferred mode only, which gives the "
+        "same bits; use \"auto\"");
+  validate(options);
+  check_step_size(options, config);
+}
+
+ModelRuntime make_model_runtime(const model::ModelConfig& config,
+                                const config::TrainOptions& options,
+                                model::cuda::GemmChoices products) {
+  return with_transformer(config, options, make_ops(options, std::move(products)));
+}
+
+ModelRuntime make_model_sizes(const model::ModelConfig& config,
+                              const config::TrainOptions& options) {
+  return with_transformer(config, options, make_sizing_ops(options));
+}
+
+std::vector<std::filesystem::path> state_directories(const config::TrainOptions& options,
+                                                     const std::filesystem::path& run) {
+  return options.nvme.empty() ? std::vector{run / "state"} : options.nvme;
+}
+
+const cpu_adam::Kernel& update_kernel(const config::TrainOptions& options,
+                                      const plan::Workload& workload) {
+  return cpu_adam::find_kernel(options.isa.value_or(cpu_adam::best_isa()),
+                               plan::waiting_gradient_dtype(workload), workload.compute,
+                               options.state_format);
+}
+
+plan::Placement place(const model::ModelConfig& config, const config::TrainOptions& options,
+                      const plan::Workload& workload, const plan::Budgets& budgets) {
+  auto choice = plan::choose_placement(workload, budgets, placement_request(options));
+  if (auto* placement = std::get_if<plan::Placement>(&choice)) return std::move(*placement);
+  const plan::Shortage shortage = std::get<plan::Shortage>(choice);
+
+  const bool of_device = shortage.tier == Tier::device;
+  const std::optional<Bytes> asked = of_device ? options.device_memory : options.host_memory;
+  const bool of_host_memory =
+      shortage.tier == Tier::host || (of_device && options.device != config::DeviceKind::cuda);
+  throw Error(ErrorCode::does_not_fit,
+              fmt::format("does not fit: {} memory needs at least {} and the budget is {}{}. What "
+                          "would make it fit: {}",
+                          plan::name_of(shortage.tier), format_bytes(shortage.needed),
+                          format_bytes(shortage.budget),
+                          of_host_memory ? why_this_budget(asked, shortage.budget) : "",
+                          fmt::join(what_would_fit(config, options, budgets, shortage), "; or ")));
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,22 @@
+// What would make a run fit that does not: changes of its options, planned again one by one, and
+// two by two where none alone is enough.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/config/train_options.hpp"
+#include "runtime/model/model_config.hpp"
+#include "runtime/plan/placement/choose.hpp"
+
+namespace spillway::engine {
+
+/// One text each: a larger budget, and of every kind of change the smallest that fits, with what it
+/// then takes of each tier. Where none does, some pairs of them that do; where no pair does either,
+/// how much each still lacks.
+[[nodiscard]] std::vector<std::string> what_would_fit(const model::ModelConfig& config,
+                                                      const config::TrainOptions& options,
+                                                      const plan::Budgets& budgets,
+                                                      const plan::Shortage& shortage);
+
+}  // namespace spillway::engine

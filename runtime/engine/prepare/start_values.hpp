@@ -1,0 +1,33 @@
+// What a run starts with, as far as its request leaves it open. Control thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "runtime/data/sampler.hpp"
+#include "runtime/engine/run/directory.hpp"
+#include "runtime/engine/train_loop.hpp"
+#include "runtime/model/parameter_source.hpp"
+
+namespace spillway::engine {
+
+/// The architecture that the request names, or that of the run that it resumes.
+[[nodiscard]] model::ModelConfig model_of(const TrainRequest& request, const RunDirectory& run);
+
+/// The configured steps, or one epoch.
+[[nodiscard]] std::uint64_t steps_of(const config::TrainOptions& options,
+                                     const data::Sampler& sampler);
+
+/// Steps between commits so that writing the state that lives in memory takes a twentieth of their
+/// time; 1 if all state is on disk.
+[[nodiscard]] std::uint64_t planned_commit_every(const plan::Workload& workload,
+                                                 const plan::Placement& placement,
+                                                 const plan::MachineProfile& profile,
+                                                 double step_seconds);
+
+/// Masters of step 0: the checkpoint's that the request starts from, or random ones.
+[[nodiscard]] std::unique_ptr<model::ParameterSource> initial_parameters(
+    const TrainRequest& request, const model::ModelConfig& config, const model::ModelLayout& layout,
+    std::uint64_t seed);
+
+}  // namespace spillway::engine

@@ -1,0 +1,27 @@
+// From a model and training options to what the planner reads.
+#pragma once
+
+#include <vector>
+
+#include "runtime/config/train_options.hpp"
+#include "runtime/model/transformer.hpp"
+#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/predict/theory.hpp"
+
+namespace spillway::engine {
+
+[[nodiscard]] plan::Workload make_workload(const model::ModelConfig& config,
+                                           const model::Transformer& transformer,
+                                           const config::TrainOptions& options);
+
+/// What the model's FLOPs by theory depend on, with windows of `context` tokens.
+[[nodiscard]] plan::DecoderShape decoder_shape(const model::ModelConfig& config,
+                                               std::uint32_t context);
+
+/// Per block: parameters from its start that weight decay applies to.
+[[nodiscard]] std::vector<std::uint64_t> decayed_parameters(const model::ModelLayout& layout,
+                                                            config::DecayScope scope);
+
+[[nodiscard]] plan::PlacementRequest placement_request(const config::TrainOptions& options);
+
+}  // namespace spillway::engine

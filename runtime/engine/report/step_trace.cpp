@@ -1,0 +1,89 @@
+#include "runtime/engine/report/step_trace.hpp"
+
+#include <chrono>
+#include <ostream>
+#include <span>
+#include <streambuf>
+#include <string>
+
+#include "runtime/base/file.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// Enough to see the steady state.
+constexpr std::uint64_t kTracedSteps = 20;
+
+std::chrono::nanoseconds nanoseconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
+}
+
+/// Collects what a stream writes and hands it on in pieces. An error of the file is thrown through
+/// the stream.
+class FileBuffer final : public std::streambuf {
+ public:
+  explicit FileBuffer(AtomicFile& file) : file_(file) {}
+
+ protected:
+  std::streamsize xsputn(const char* text, std::streamsize count) override {
+    pending_.append(text, static_cast<std::size_t>(count));
+    if (pending_.size() >= kPiece) sync();
+    return count;
+  }
+  int_type overflow(int_type character) override {
+    if (traits_type::eq_int_type(character, traits_type::eof())) return 0;
+    const char text = traits_type::to_char_type(character);
+    xsputn(&text, 1);
+    return character;
+  }
+  int sync() override {
+    file_.write(std::as_bytes(std::span(pending_)));
+    pending_.clear();
+    return 0;
+  }
+
+ private:
+  static constexpr std::size_t kPiece = 64 << 10;
+
+  AtomicFile& file_;
+  std::string pending_;
+};
+
+}  // namespace
+
+StepTrace::StepTrace(std::size_t ops) : trace_(ops * kTracedSteps) {
+  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+    lanes_[lane] = trace_.add_lane(plan::name_of(static_cast<plan::Lane>(lane)));
+  }
+}
+
+void StepTrace::record(const Executor& executor) {
+  if (steps_ == kTracedSteps) return;
+  ++steps_;
+  const auto begin = trace_.now() - nanoseconds(executor.seconds());
+  const auto& ops = executor.plan().ops;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const plan::OpTiming& timing = executor.timings()[i];
+    if (timing.end <= 0) continue;
+    trace_.record({.lane = lanes_[static_cast<std::size_t>(ops[i].lane)],
+                   .name = plan::name_of(ops[i]),
+                   .category = plan::name_of(ops[i].lane),
+                   .start = begin + nanoseconds(timing.start),
+                   .duration = nanoseconds(timing.end - timing.start),
+                   .arguments = {.block = BlockIndex{ops[i].block},
+                                 .tile = TileIndex{ops[i].tile},
+                                 .bytes = ops[i].bytes}});
+  }
+}
+
+void StepTrace::write(const std::filesystem::path& path) const {
+  AtomicFile file(path);
+  FileBuffer buffer(file);
+  std::ostream stream(&buffer);
+  stream.exceptions(std::ios::badbit);  // or the stream would keep the error to itself
+  trace_.write_json(stream);
+  stream.flush();
+  file.replace();
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,314 @@
+#include "runtime/engine/run/claim.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "nvme_swap/committed_tiles.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/base/log.hpp"
+#include "runtime/engine/run/contents.hpp"
+#include "runtime/engine/run/kept_checkpoints.hpp"
+
+namespace spillway::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A killed process keeps its locks until its memory is gone.
+constexpr std::chrono::seconds kLockPatience{10};
+
+/// The absolute path without links; of a directory that may be missing.
+std::string place(const fs::path& path) { return fs::weakly_canonical(path).string(); }
+
+std::string places(const std::vector<fs::path>& paths) {
+  std::vector<std::string> texts;
+  texts.reserve(paths.size());
+  for (const fs::path& path : paths) texts.push_back(place(path));
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+bool same_places(const std::vector<fs::path>& a, const std::vector<fs::path>& b) {
+  return std::ranges::equal(a, b, {}, place, place);
+}
+
+nvme_swap::StoreOptions store_of(const std::vector<fs::path>& directories, const RunId& owner) {
+  nvme_swap::StoreOptions options;
+  options.directories = directories;
+  options.owner = owner;
+  return options;
+}
+
+/// Every swap file of the store has a file of its name.
+bool files_are_in(const std::vector<fs::path>& directories) {
+  for (std::size_t i = 0; i < directories.size(); ++i) {
+    if (!fs::exists(nvme_swap::swap_file_path(directories[i], "tiles", i))) return false;
+  }
+  return true;
+}
+
+void refuse_foreign(const RunDirectory& run) {
+  if (const auto foreign = foreign_entry(run.root())) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("{} is not a run: it holds {}, which no run has written; choose another "
+                    "--run",
+                    run.root().string(), foreign->string()));
+  }
+}
+
+void refuse_kept(const RunDirectory& run) {
+  check(!run.read_manifest().kept, ErrorCode::invalid_argument,
+        fmt::format("{} is a kept checkpoint, which is never trained on; start a new run from it "
+                    "with --from",
+                    run.root().string()));
+}
+
+void remove_file(const fs::path& path) {
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+    throw_errno(errno, fmt::format("remove {}", path.string()));
+  }
+}
+
+}  // namespace
+
+RunClaim::RunClaim(Request request) : request_(std::move(request)), run_(request_.run) {
+  for (const fs::path& directory : request_.nvme) {
+    check(fs::is_directory(directory), ErrorCode::invalid_argument,
+          fmt::format("--nvme {} is not a directory; mount its drive or make it",
+                      directory.string()));
+  }
+  // A directory that is nobody's to train in is not even locked.
+  const auto refuse = [this] { run_.exists() ? refuse_kept(run_) : refuse_foreign(run_); };
+  refuse();
+  lock_.emplace(request_.run, kLockPatience);
+  run_ = RunDirectory(lock_->root());
+  refuse();  // whoever had the lock may have made something else of it
+  manifest_path_ = run_.manifest();
+  config_path_ = run_.config();
+  if (run_.exists()) read_run();
+}
+
+RunClaim::~RunClaim() {
+  if (!begun_ || kept_) return;
+  // The manifest goes first: without it nothing else here is taken for a run.
+  for (const fs::path& path : {run_.manifest(), run_.config(), run_.metrics()}) {
+    std::error_code failed;
+    fs::remove(path, failed);
+    if (failed) log_warning("remove {}: {}", path.string(), failed.message());
+  }
+}
+
+void RunClaim::read_run() {
+  RunDirectory::Files files = run_.read();
+  manifest_ = std::move(files.manifest);
+  const auto refuse_to_begin = [this] {
+    check(request_.resume, ErrorCode::invalid_argument,
+          fmt::format("{} holds a run with a committed step; continue it with --resume or choose "
+                      "another --run",
+                      run_.root().string()));
+  };
+  if (manifest_.committed) refuse_to_begin();
+  find_state();
+  const nvme_swap::StoreOptions store = store_of(state_directories(), manifest_.state_id);
+  const bool fresh = !manifest_.committed &&
+                     nvme_swap::TileStore::content(store) == nvme_swap::StoreContent::uncommitted;
+  if (!fresh) {
+    // The swap files were whole before the manifest was written: whatever they lack now is lost.
+    static_cast<void>(nvme_swap::CommittedTiles(store));
+    refuse_to_begin();
+  }
+  tell_copy_from_move();
+  check_kept_checkpoints();
+  if (fresh) {
+    replaced_ = manifest_;
+    return;
+  }
+  recorded_ = std::move(files.config);
+  changed_ = changed_ || !manifest_.committed;
+  manifest_.committed = true;
+}
+
+/// A run's state lies where its manifest says, or where its drive is mounted now.
+void RunClaim::find_state() {
+  const std::vector<fs::path> there = state_directories();
+  std::vector<fs::path> named;
+  named.reserve(request_.nvme.size());
+  for (const fs::path& directory : request_.nvme) {
+    named.push_back(directory / to_text(manifest_.state_id));
+  }
+  const bool elsewhere = !named.empty() && !same_places(named, there);
+  if (elsewhere && files_are_in(named)) {
+    notes_.push_back(
+        fmt::format("the run's state is now in {}, no longer in {}", places(named), places(there)));
+    manifest_.state.clear();
+    for (const fs::path& path : named) manifest_.state.push_back(run_.in_manifest(path));
+    changed_ = true;
+    return;
+  }
+  check(
+      !elsewhere || !manifest_.committed, ErrorCode::invalid_argument,
+      fmt::format("the state of {} lies in {}, and {} holds none of it; leave out --nvme, or name "
+                  "the directories that it was moved to",
+                  run_.root().string(), places(there), places(named)));
+}
+
+/// Another directory of the same run that is still there, if any: where the manifest says that the
+/// run was trained last, or where the state does.
+std::optional<fs::path> RunClaim::twin() const {
+  std::vector<fs::path> candidates{manifest_.directory};
+  for (const fs::path& folder : state_directories()) {
+    if (const auto mark = read_mark(folder)) candidates.push_back(mark->run);
+  }
+  for (const fs::path& candidate : candidates) {
+    const RunDirectory other(candidate);
+    if (!other.exists() || fs::equivalent(candidate, run_.root())) continue;
+    try {
+      if (other.read_manifest().id == manifest_.id) return candidate;
+    } catch (const Error& error) {
+      log_warning("{} is not looked at: {}", candidate.string(), error.what());
+    }
+  }
+  return std::nullopt;
+}
+
+void RunClaim::tell_copy_from_move() {
+  if (const auto original = twin()) {
+    check(manifest_.holds_its_state(), ErrorCode::invalid_argument,
+          fmt::format("{} is a copy of {}, and both would train the same state in {}; train {}, or "
+                      "start a new run from it with --from",
+                      run_.root().string(), original->string(), places(state_directories()),
+                      original->string()));
+    manifest_.earlier_ids.push_back(std::exchange(manifest_.id, random_run_id()));
+    notes_.push_back(fmt::format("a copy of the run in {}: from here on it is run {}",
+                                 original->string(), to_text(manifest_.id)));
+    changed_ = true;
+  } else if (manifest_.directory != run_.root()) {
+    notes_.push_back(fmt::format("the run was in {} before", manifest_.directory.string()));
+    changed_ = true;
+  }
+  manifest_.directory = run_.root();
+}
+
+/// What would pass as this run's and keep it from keeping its own.
+void RunClaim::check_kept_checkpoints() const {
+  for (const RunDirectory& checkpoint : KeptCheckpoints::in(run_)) {
+    const RunId id = checkpoint.read_manifest().id;
+    check(manifest_.has_been(id), ErrorCode::invalid_argument,
+          fmt::format("{} is of run {}, not of {} in {}; move it out of the run",
+                      checkpoint.root().string(), to_text(id), to_text(manifest_.id),
+                      run_.root().string()));
+  }
+}
+
+std::vector<fs::path> RunClaim::new_directories() const {
+  return request_.nvme.empty() ? std::vector{run_.state()} : request_.nvme;
+}
+
+/// Nothing of it was ever committed, so nothing is lost. Kept checkpoints are committed steps.
+void RunClaim::remove_uncommitted_run() {
+  const std::vector<RunDirectory> kept = KeptCheckpoints::in(run_);
+  check(kept.empty(), ErrorCode::invalid_argument,
+        fmt::format("{} keeps checkpoints of a run whose own state has no committed step: go on "
+                    "from the last one with --from {} in a new --run, or move {} away",
+                    run_.root().string(), kept.empty() ? "" : kept.back().root().string(),
+                    run_.checkpoints().string()));
+  const auto directories = run_.state_directories(*replaced_);
+  for (const fs::path& folder : directories) {
+    check(!is_claimed(folder), ErrorCode::busy,
+          fmt::format("{} is in use by another process; wait for it to end", folder.string()));
+  }
+  remove_file(run_.manifest());
+  synchronize_directory(run_.root());
+  for (const fs::path& path : {run_.config(), run_.metrics(), run_.trace(), run_.report()}) {
+    remove_file(path);
+  }
+  fs::remove_all(run_.checkpoints());
+  for (const fs::path& folder : directories) {
+    if (folder.filename() == to_text(replaced_->state_id)) fs::remove_all(folder);
+  }
+}
+
+/// Swap files in the run's own folders that are not its state's.
+void RunClaim::remove_scratch() const {
+  for (const fs::path& folder : state_directories()) {
+    if (folder.filename() != to_text(manifest_.state_id)) continue;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      const std::string name = entry.path().filename().string();
+      if (name.ends_with(".swap") && !name.starts_with("tiles-")) remove_file(entry.path());
+    }
+  }
+}
+
+void RunClaim::prepare_state() {
+  if (recorded_) return remove_scratch();
+  if (replaced_) remove_uncommitted_run();
+  const std::vector<fs::path> directories = new_directories();
+  for (std::string& line : remove_left_over(directories, run_.root())) {
+    notes_.push_back(std::move(line));
+  }
+  remove_file(run_.config());
+  begun_ = true;
+  manifest_ = {.id = random_run_id(), .directory = run_.root()};
+  manifest_.state_id = manifest_.id;
+  folders_.make(directories, manifest_.id, run_.root());
+  for (const fs::path& folder : folders_.paths()) {
+    manifest_.state.push_back(run_.in_manifest(folder));
+  }
+}
+
+void RunClaim::record(RunConfig& config) {
+  config.id = manifest_.id;
+  if (!recorded_) {
+    run_.write_config(config);
+    run_.write_manifest(manifest_);
+    return;
+  }
+  if (changed_) run_.write_manifest(manifest_);
+  // A copy that was killed between the two has the id of its original in its configuration. Data
+  // that was moved is known by its new stamp from now on.
+  if (recorded_->id != manifest_.id || recorded_->identity.stamp != config.identity.stamp) {
+    recorded_->id = manifest_.id;
+    recorded_->identity.stamp = config.identity.stamp;
+    run_.write_config(*recorded_);
+  }
+  if (!changed_) return;
+  const std::vector<fs::path> folders = state_directories();
+  for (const fs::path& folder : folders) {
+    write_mark(folder, {.run = run_.root(), .folders = folders});
+  }
+}
+
+void RunClaim::keep() {
+  kept_ = true;
+  folders_.keep();
+  lock_->keep();
+}
+
+void RunClaim::note_commit() {
+  if (manifest_.committed) return;
+  manifest_.committed = true;
+  run_.write_manifest(manifest_);
+}
+
+void RunClaim::check_present() const {
+  const auto lost = [&](const fs::path& path) {
+    throw Error(
+        ErrorCode::io_error,
+        fmt::format("{} is gone: {} was moved, removed or replaced while it was trained, and "
+                    "what was in it is lost to this process; its state was in {}",
+                    path.string(), run_.root().string(), places(state_directories())));
+  };
+  if (!lock_->still_there()) lost(run_.lock());
+  if (::access(manifest_path_.c_str(), F_OK) != 0) lost(manifest_path_);
+  if (::access(config_path_.c_str(), F_OK) != 0) lost(config_path_);
+}
+
+std::vector<std::string> RunClaim::take_notes() { return std::exchange(notes_, {}); }
+
+}  // namespace spillway::engine

@@ -1,0 +1,87 @@
+// RunClaim: how a process becomes the one that trains a run. It locks the run directory before
+// anything else is written there, tells a new run from one that goes on, from a moved one and from
+// a copy, and finds the state that belongs to it. A new run's claim takes back everything that it
+// has made unless it is kept: a start that fails leaves nothing behind. Control thread only.
+//
+// The order of a new run: lock, folders for the state, swap files, config.json, manifest.json. So a
+// manifest says that the swap files are whole, and a run whose swap files are missing, blank or
+// another's has lost its state: that is refused, whatever else is known.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/run/directory.hpp"
+#include "runtime/engine/run/lock.hpp"
+#include "runtime/engine/run/state_folders.hpp"
+
+namespace spillway::engine {
+
+class RunClaim {
+ public:
+  struct Request {
+    std::filesystem::path run;
+    bool resume = false;
+    std::vector<std::filesystem::path> nvme{};  ///< for the state; empty: RUN/state
+  };
+  /// Throws `Error{invalid_argument}` for a directory that holds something else, for a run with a
+  /// committed step without `resume`, for state that is not where `nvme` says; `Error{busy}` while
+  /// another process trains the run; `Error{corrupt_data}` if its state is lost. Nothing has been
+  /// changed then.
+  explicit RunClaim(Request request);
+  RunClaim(const RunClaim&) = delete;
+  RunClaim& operator=(const RunClaim&) = delete;
+  ~RunClaim();
+
+  [[nodiscard]] const RunDirectory& run() const { return run_; }
+  /// The run has a committed step, with which it goes on.
+  [[nodiscard]] bool resumes() const { return recorded_.has_value(); }
+  /// Of a run that goes on.
+  [[nodiscard]] const RunConfig& recorded() const { return *recorded_; }
+  [[nodiscard]] const RunManifest& manifest() const { return manifest_; }
+  [[nodiscard]] std::vector<std::filesystem::path> state_directories() const {
+    return run_.state_directories(manifest_);
+  }
+
+  /// Makes room for a new run: what one that never committed has left in its place goes, and the
+  /// folders of its state come. Of a run that goes on, scratch files of a killed process go.
+  void prepare_state();
+  /// The store is open: writes the files that say whose it is. Sets the configuration's id.
+  void record(RunConfig& config);
+  /// From here on the files stay.
+  void keep();
+  /// Durably notes that a step is committed, the first time.
+  void note_commit();
+  /// Throws `Error{io_error}` if the run directory or its files have been removed or replaced.
+  /// Allocates nothing if all is well.
+  void check_present() const;
+  /// What the user should know of how the run was found; each once.
+  [[nodiscard]] std::vector<std::string> take_notes();
+
+ private:
+  void read_run();
+  void find_state();
+  void tell_copy_from_move();
+  void check_kept_checkpoints() const;
+  [[nodiscard]] std::optional<std::filesystem::path> twin() const;
+  void remove_uncommitted_run();
+  void remove_scratch() const;
+  [[nodiscard]] std::vector<std::filesystem::path> new_directories() const;
+
+  Request request_;
+  RunDirectory run_;
+  std::optional<RunLock> lock_;
+  std::filesystem::path manifest_path_, config_path_;
+  StateFolders folders_;
+  RunManifest manifest_;
+  std::optional<RunManifest> replaced_;  ///< of a run that never committed, in whose place this is
+  std::optional<RunConfig> recorded_;
+  bool changed_ = false;  ///< the manifest on disk says something else
+  bool begun_ = false;    ///< a new run's files are being made
+  bool kept_ = false;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace spillway::engine

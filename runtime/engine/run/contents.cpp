@@ -1,0 +1,74 @@
+#include "runtime/engine/run/contents.hpp"
+
+#include <string>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/run_id.hpp"
+#include "runtime/engine/run/directory.hpp"
+#include "runtime/engine/run/sealed_json.hpp"
+
+namespace spillway::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_sealed(const fs::path& path) {
+  try {
+    static_cast<void>(read_sealed_json(path));
+    return true;
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::not_supported;  // of another version of this program
+  }
+}
+
+/// What write_file_atomically renames, had it come to it.
+bool is_temporary(const std::string& name) {
+  return name.ends_with(".tmp") &&
+         (name.starts_with(".config.json.") || name.starts_with(".manifest.json."));
+}
+
+/// Folders of states, or a scratch file of `spillway plan` that was killed.
+std::optional<fs::path> foreign_state(const fs::path& directory) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    const bool ours =
+        entry.is_directory() ? parse_run_id(name).has_value() : name.starts_with("calibration-");
+    if (!ours) return entry.path();
+  }
+  return std::nullopt;
+}
+
+bool is_swap_file(const fs::path& path) { return path.extension() == ".swap"; }
+
+}  // namespace
+
+std::optional<fs::path> foreign_entry(const fs::path& directory) {
+  if (!fs::exists(fs::symlink_status(directory))) return std::nullopt;
+  if (!fs::is_directory(directory)) return directory;
+  const RunDirectory run(directory);
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    const fs::path& path = entry.path();
+    if (entry.is_symlink()) return path;
+    if (path == run.state() && entry.is_directory()) {
+      if (auto foreign = foreign_state(path)) return foreign;
+      continue;
+    }
+    const bool ours =
+        entry.is_regular_file() && (path == run.lock() || is_temporary(path.filename().string()) ||
+                                    (path == run.config() && is_sealed(path)));
+    if (!ours) return path;
+  }
+  return std::nullopt;
+}
+
+std::optional<fs::path> run_in(const fs::path& directory) {
+  if (!fs::is_directory(directory)) return std::nullopt;
+  if (RunDirectory(directory).exists()) return directory;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(directory)) {
+    if (is_swap_file(entry.path())) return entry.path();
+    if (entry.is_directory() && RunDirectory(entry.path()).exists()) return entry.path();
+  }
+  return std::nullopt;
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,94 @@
+// RunDirectory: the files of a run and what they say. design.md, "Files of a run".
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/base/run_id.hpp"
+#include "runtime/config/train_options.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/training_data.hpp"
+#include "runtime/model/model_config.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::engine {
+
+/// What RUN/config.json records: enough to resume, evaluate or export without any other file.
+struct RunConfig {
+  RunId id{};
+  model::ModelConfig model;
+  config::TrainOptions options;
+  std::string data;         ///< the data directory, as given
+  DataIdentity identity{};  ///< of the training tokens; resume compares the fingerprint
+  DeviceRecord device{};    ///< where the run began
+};
+
+/// What RUN/manifest.json says: who the run is and where its state lies. Written once the swap
+/// files are whole, so that a manifest whose swap files are missing or blank has lost them.
+struct RunManifest {
+  RunId id{};
+  std::vector<RunId> earlier_ids{};  ///< of the runs that it is a copy of, the last one last
+  RunId state_id{};  ///< the owner that its swap files name: `id`, or an earlier one
+  /// Of the swap files, in their order; those below the run relative to it, so that it can be
+  /// moved.
+  std::vector<std::filesystem::path> state{};
+  bool committed = false;               ///< a step has been: without its state the run is damaged
+  std::filesystem::path directory{};    ///< of the run when it was last trained
+  std::optional<std::uint64_t> kept{};  ///< this is a kept checkpoint of that step
+
+  /// Its own id or an earlier one.
+  [[nodiscard]] bool has_been(const RunId& other) const;
+  /// All swap files lie below the run.
+  [[nodiscard]] bool holds_its_state() const;
+};
+
+class RunDirectory {
+ public:
+  explicit RunDirectory(std::filesystem::path root) : root_(std::move(root)) {}
+
+  [[nodiscard]] const std::filesystem::path& root() const { return root_; }
+  [[nodiscard]] std::filesystem::path config() const { return root_ / "config.json"; }
+  [[nodiscard]] std::filesystem::path manifest() const { return root_ / "manifest.json"; }
+  [[nodiscard]] std::filesystem::path metrics() const { return root_ / "metrics.jsonl"; }
+  [[nodiscard]] std::filesystem::path trace() const { return root_ / "trace.json"; }
+  [[nodiscard]] std::filesystem::path report() const { return root_ / "report.json"; }
+  [[nodiscard]] std::filesystem::path lock() const { return root_ / "lock"; }
+  [[nodiscard]] std::filesystem::path state() const { return root_ / "state"; }
+  /// Kept checkpoints, each a run directory of its own.
+  [[nodiscard]] std::filesystem::path checkpoints() const { return root_ / "checkpoints"; }
+
+  void write_config(const RunConfig& config) const;
+  /// Throws `Error{invalid_argument}` if this is not a run.
+  [[nodiscard]] RunConfig read_config() const;
+  /// Both files. Throws `Error{corrupt_data}` if they are of different runs.
+  struct Files {
+    RunManifest manifest;
+    RunConfig config;
+  };
+  [[nodiscard]] Files read() const;
+
+  void write_manifest(const RunManifest& manifest) const;
+  /// Throws `Error{corrupt_data}` unless it is what was written.
+  [[nodiscard]] RunManifest read_manifest() const;
+  /// `directory` as a manifest names it: relative to the run if it lies below.
+  [[nodiscard]] std::filesystem::path in_manifest(const std::filesystem::path& directory) const;
+  /// Where the swap files are, from here.
+  [[nodiscard]] std::vector<std::filesystem::path> state_directories(
+      const RunManifest& manifest) const;
+  [[nodiscard]] bool exists() const;
+
+ private:
+  std::filesystem::path root_;
+};
+
+/// Every option of the mathematics in which `now` differs from what the run recorded, one text
+/// each. Placement and effort are not among them.
+[[nodiscard]] std::vector<std::string> differences_in_mathematics(const RunConfig& recorded,
+                                                                  const RunConfig& now);
+/// Throws `Error{invalid_argument}` naming them if there are any.
+void check_same_mathematics(const RunConfig& recorded, const RunConfig& now);
+
+}  // namespace spillway::engine

@@ -1,0 +1,56 @@
+#include "runtime/engine/run/sealed_json.hpp"
+
+#include <fmt/format.h>
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "nvme_swap/format.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using nlohmann::json;
+
+constexpr Bytes kLargestFile = 16_MiB;
+constexpr int kFormat = 3;  // 1 had no checksum, 2 no run id
+constexpr const char* kChecksum = "xxh3";
+
+/// The text of the file: keys in alphabetical order, two spaces a level.
+std::string sealed(json document) {
+  document.erase(kChecksum);
+  const std::string text = document.dump(2);
+  document[kChecksum] =
+      fmt::format("{:016x}", nvme_swap::checksum_of(std::as_bytes(std::span(text))));
+  return document.dump(2) + "\n";
+}
+
+}  // namespace
+
+void write_sealed_json(const std::filesystem::path& path, json document) {
+  document["format"] = kFormat;
+  write_file_atomically(path, sealed(std::move(document)));
+}
+
+json read_sealed_json(const std::filesystem::path& path) {
+  const std::string text = read_text_file(path, kLargestFile);
+  json document = json::parse(text, nullptr, false);
+  check(document.is_object(), ErrorCode::corrupt_data,
+        fmt::format("{} is not a JSON object", path.string()));
+  // Before the checksum, which another version may compute in another way.
+  const auto format = document.find("format");
+  check(format == document.end() || !format->is_number_integer() || *format == kFormat,
+        ErrorCode::not_supported,
+        fmt::format("{} has format {}; this version reads format {}", path.string(),
+                    format == document.end() ? "" : format->dump(), kFormat));
+  check(sealed(document) == text, ErrorCode::corrupt_data,
+        fmt::format("{} is not as it was written: its text does not have its checksum",
+                    path.string()));
+  document.erase(kChecksum);
+  return document;
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,144 @@
+#include "runtime/engine/run/state_folders.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <sstream>
+
+#include "nvme_swap/tile_store.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/base/log.hpp"
+
+namespace spillway::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr Bytes kLargestMark = 1_MiB;
+
+fs::path mark_in(const fs::path& folder) { return folder / "run"; }
+
+/// Empty if another process has it.
+FileDescriptor claim(const fs::path& folder) {
+  FileDescriptor mark = open_file(mark_in(folder), O_RDONLY | O_NOFOLLOW);
+  if (::flock(mark.get(), LOCK_EX | LOCK_NB) == 0) return mark;
+  if (errno != EWOULDBLOCK) throw_errno(errno, fmt::format("lock {}", mark_in(folder).string()));
+  return {};
+}
+
+enum class LeftOver { none, nothing_committed, committed, unknown };
+
+LeftOver what_is_left(const fs::path& folder, const FolderMark& mark) {
+  const FileDescriptor ours = claim(folder);
+  if (!ours.is_open() || mark.folders.empty()) return LeftOver::none;
+  const fs::path& first = mark.folders.front();
+  if (!fs::is_directory(first)) return LeftOver::unknown;  // its drive may be elsewhere now
+  nvme_swap::StoreOptions options;
+  options.directories = {first};
+  if (!fs::exists(nvme_swap::swap_file_path(first, options.name, 0))) {
+    return LeftOver::nothing_committed;
+  }
+  try {
+    return nvme_swap::TileStore::has_commit(options) ? LeftOver::committed
+                                                     : LeftOver::nothing_committed;
+  } catch (const Error&) {
+    return LeftOver::unknown;
+  }
+}
+
+/// The first folder goes last: as long as it is there the others can be told from a committed
+/// run's.
+void remove_all_of(const FolderMark& mark) {
+  for (auto folder = mark.folders.rbegin(); folder != mark.folders.rend(); ++folder) {
+    const auto there = fs::is_directory(*folder) ? read_mark(*folder) : std::nullopt;
+    if (there && there->run == mark.run) fs::remove_all(*folder);
+  }
+}
+
+}  // namespace
+
+void write_mark(const fs::path& folder, const FolderMark& mark) {
+  std::string text = mark.run.string() + "\n";
+  for (const fs::path& path : mark.folders) text += path.string() + "\n";
+  write_file_atomically(mark_in(folder), text);
+}
+
+std::optional<FolderMark> read_mark(const fs::path& folder) {
+  if (!fs::is_regular_file(fs::symlink_status(mark_in(folder)))) return std::nullopt;
+  std::istringstream text(read_text_file(mark_in(folder), kLargestMark));
+  FolderMark mark;
+  std::string line;
+  if (std::getline(text, line)) mark.run = line;
+  while (std::getline(text, line)) mark.folders.emplace_back(line);
+  return mark;
+}
+
+bool is_claimed(const fs::path& folder) {
+  return fs::exists(mark_in(folder)) && !claim(folder).is_open();
+}
+
+void StateFolders::make(std::span<const fs::path> directories, const RunId& id,
+                        const fs::path& run) {
+  for (const fs::path& directory : directories) {
+    made_.make(directory);
+    paths_.push_back(fs::canonical(directory) / to_text(id));
+  }
+  for (const fs::path& path : std::set<fs::path>(paths_.begin(), paths_.end())) {
+    made_.make(path);
+    write_mark(path, {.run = run, .folders = paths_});
+    claims_.push_back(claim(path));
+  }
+}
+
+void StateFolders::keep() {
+  kept_ = true;
+  made_.keep();
+}
+
+StateFolders::~StateFolders() {
+  if (kept_) return;
+  for (const fs::path& path : paths_) {
+    std::error_code failed;
+    fs::remove_all(path, failed);
+    if (failed) log_warning("remove {}: {}", path.string(), failed.message());
+  }
+}
+
+std::vector<std::string> remove_left_over(std::span<const fs::path> directories,
+                                          const fs::path& run) {
+  std::vector<std::string> lines;
+  for (const fs::path& directory : directories) {
+    if (!fs::is_directory(directory)) continue;
+    std::vector<fs::path> folders;
+    for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+      const bool named = parse_run_id(entry.path().filename().string()).has_value();
+      if (named && entry.is_directory() && !entry.is_symlink()) folders.push_back(entry.path());
+    }
+    std::ranges::sort(folders);
+    for (const fs::path& folder : folders) {
+      const auto mark = fs::is_directory(folder) ? read_mark(folder) : std::nullopt;
+      if (!mark || mark->run != run) continue;
+      switch (what_is_left(folder, *mark)) {
+        case LeftOver::none: break;
+        case LeftOver::nothing_committed:
+          remove_all_of(*mark);
+          lines.push_back(fmt::format("removed {}, which a start of this run that was killed left",
+                                      folder.string()));
+          break;
+        case LeftOver::committed:
+        case LeftOver::unknown:
+          lines.push_back(
+              fmt::format("{} is of an earlier run in {} and is left as it is; remove "
+                          "it if nobody needs it",
+                          folder.string(), run.string()));
+      }
+    }
+  }
+  return lines;
+}
+
+}  // namespace spillway::engine

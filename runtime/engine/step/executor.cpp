@@ -1,0 +1,232 @@
+#include "runtime/engine/step/executor.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/log.hpp"
+#include "runtime/base/profiler_range.hpp"
+
+namespace spillway::engine {
+
+using plan::Lane;
+using plan::Op;
+using plan::OpIndex;
+
+namespace {
+
+/// Ops issued and not complete, per lane. Streams are fed ahead so that they never run dry between
+/// two polls; tickets are bounded by the pools of their services.
+constexpr std::size_t kInFlight = 8;
+
+/// An upper bound on one sleep, should a wake-up ever be lost.
+constexpr std::chrono::milliseconds kLongestSleep{50};
+
+/// How often events are asked about that do not wake: short beside any op that is worth a lane, and
+/// long enough to leave the processor to the workers.
+constexpr std::chrono::microseconds kPollInterval{50};
+
+/// As in "forward 12.3": of block 12, micro-batch 3.
+std::string profiler_name(const Op& op) {
+  return fmt::format("{} {}.{}", plan::name_of(op), op.block, op.micro_batch);
+}
+
+bool is_stream(Lane lane) { return lane == Lane::gpu || lane == Lane::h2d || lane == Lane::d2h; }
+
+}  // namespace
+
+Streams::Streams(offload::DeviceBackend& backend)
+    : compute(backend.make_stream("compute")),
+      upload(backend.make_stream("h2d")),
+      download(backend.make_stream("d2h")) {}
+
+offload::Stream& Streams::of(Lane lane) {
+  SPILLWAY_ASSERT(is_stream(lane));
+  return lane == Lane::gpu ? *compute : lane == Lane::h2d ? *upload : *download;
+}
+
+Executor::Executor(const plan::StepPlan& plan, offload::DeviceBackend& backend, Streams& streams,
+                   WakeSignal& wake)
+    : plan_(plan),
+      streams_(streams),
+      wake_(wake),
+      events_wake_(backend.capabilities().wakes),
+      events_(plan.ops.size()),
+      tickets_(plan.ops.size()),
+      ranges_(plan.ops.size()),
+      states_(plan.ops.size()),
+      timings_(plan.ops.size()) {
+  for (OpIndex op = 0; op < plan.ops.size(); ++op) {
+    const Lane lane = plan.ops[op].lane;
+    lanes_[static_cast<std::size_t>(lane)].ops.push_back(op);
+    if (is_stream(lane)) events_[op] = backend.make_event();
+    names_.push_back(profiler_name(plan.ops[op]));
+  }
+  for (LaneQueue& lane : lanes_) lane.in_flight.reserve(kInFlight);
+}
+
+double Executor::now() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+}
+
+void Executor::reset() {
+  begin_ = std::chrono::steady_clock::now();
+  std::fill(states_.begin(), states_.end(), OpState::waiting);
+  std::fill(timings_.begin(), timings_.end(), plan::OpTiming{});
+  for (LaneQueue& lane : lanes_) {
+    lane.next = 0;
+    lane.in_flight.clear();
+    lane.last_end = 0;
+  }
+  completed_ = 0;
+}
+
+void Executor::run(OpPerformer& performer) {
+  reset();
+  performer.begin(plan_);
+  try {
+    while (completed_ < plan_.ops.size()) {
+      if (!advance(performer)) sleep();
+    }
+  } catch (...) {
+    drain();
+    throw;
+  }
+  seconds_ = now();
+}
+
+/// Workers wake this thread, whatever the backend does.
+void Executor::sleep() {
+  const bool waits_for_stream = std::ranges::any_of(lanes_, [&](const LaneQueue& lane) {
+    return !lane.in_flight.empty() && is_stream(plan_.ops[lane.in_flight.front()].lane);
+  });
+  wake_.wait_for(waits_for_stream && !events_wake_ ? kPollInterval : kLongestSleep);
+}
+
+bool Executor::advance(OpPerformer& performer) {
+  bool progress = false;
+  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+    progress |= collect(static_cast<Lane>(lane));
+  }
+  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+    progress |= issue(static_cast<Lane>(lane), performer);
+  }
+  return progress;
+}
+
+/// A stream orders itself behind work that is only issued; workers need it complete.
+bool Executor::may_start(const Op& op) const {
+  const auto dependencies = plan_.dependencies_of(op);
+  return std::all_of(dependencies.begin(), dependencies.end(), [&](OpIndex dependency) {
+    if (states_[dependency] == OpState::complete) return true;
+    return is_stream(op.lane) && is_stream(plan_.ops[dependency].lane) &&
+           states_[dependency] == OpState::issued;
+  });
+}
+
+bool Executor::issue(Lane name, OpPerformer& performer) {
+  LaneQueue& lane = lanes_[static_cast<std::size_t>(name)];
+  bool progress = false;
+  while (lane.next < lane.ops.size() && lane.in_flight.size() < kInFlight) {
+    const OpIndex index = lane.ops[lane.next];
+    const Op& op = plan_.ops[index];
+    if (performer.skips(op)) {
+      states_[index] = OpState::complete;
+      ++completed_;
+    } else if (!may_start(op)) {
+      break;
+    } else {
+      timings_[index].start = now();
+      if (is_stream(name)) {
+        offload::Stream& stream = streams_.of(name);
+        for (const OpIndex dependency : plan_.dependencies_of(op)) {
+          const bool elsewhere = plan_.ops[dependency].lane != name;
+          if (elsewhere && states_[dependency] == OpState::issued) {
+            stream.wait(*events_[dependency]);
+          }
+        }
+        const ProfilerRange range(names_[index].c_str());
+        performer.enqueue(op, stream);
+        stream.record(*events_[index]);
+      } else {
+        ranges_[index] = start_profiler_range(names_[index].c_str());
+        tickets_[index] = performer.start(op);
+      }
+      states_[index] = OpState::issued;
+      lane.in_flight.push_back(index);
+    }
+    ++lane.next;
+    progress = true;
+  }
+  return progress;
+}
+
+bool Executor::collect(Lane name) {
+  LaneQueue& lane = lanes_[static_cast<std::size_t>(name)];
+  const std::size_t before = lane.in_flight.size();
+  for (std::size_t i = 0; i < lane.in_flight.size();) {
+    const OpIndex index = lane.in_flight[i];
+    const bool over = is_stream(name) ? events_[index]->done() : tickets_[index].ready();
+    if (over) {
+      if (!is_stream(name)) end_profiler_range(ranges_[index]);
+      tickets_[index].wait();
+      complete(lane, index);
+      lane.in_flight.erase(lane.in_flight.begin() + static_cast<std::ptrdiff_t>(i));
+    } else if (is_stream(name)) {
+      break;  // a stream completes in order
+    } else {
+      ++i;
+    }
+  }
+  return lane.in_flight.size() != before;
+}
+
+void Executor::complete(LaneQueue& lane, OpIndex op) {
+  states_[op] = OpState::complete;
+  ++completed_;
+  plan::OpTiming& timing = timings_[op];
+  timing.end = now();
+  // An op that was issued ahead of time started when its lane and its dependencies were done.
+  timing.start = std::max(timing.start, lane.last_end);
+  for (const OpIndex dependency : plan_.dependencies_of(plan_.ops[op])) {
+    timing.start = std::max(timing.start, timings_[dependency].end);
+  }
+  timing.start = std::min(timing.start, timing.end);
+  lane.last_end = timing.end;
+}
+
+Exposed Executor::exposed() const {
+  const std::vector<OpIndex>& gpu = lanes_[static_cast<std::size_t>(Lane::gpu)].ops;
+  Exposed exposed{};
+  for (std::size_t name = 0; name < plan::kLaneCount; ++name) {
+    if (static_cast<Lane>(name) == Lane::gpu) continue;
+    std::size_t first = 0;  // the first gpu op that may still overlap
+    for (const OpIndex op : lanes_[name].ops) {
+      const auto [start, end] = timings_[op];
+      double hidden = 0;
+      while (first < gpu.size() && timings_[gpu[first]].end <= start) ++first;
+      for (std::size_t g = first; g < gpu.size() && timings_[gpu[g]].start < end; ++g) {
+        hidden += std::max(
+            0.0, std::min(end, timings_[gpu[g]].end) - std::max(start, timings_[gpu[g]].start));
+      }
+      exposed[name] += end - start - hidden;
+    }
+  }
+  return exposed;
+}
+
+void Executor::drain() noexcept {
+  // Nothing may still touch a buffer when the caller sees the failure.
+  for (Ticket& ticket : tickets_) ticket = Ticket();
+  for (const Lane lane : {Lane::gpu, Lane::h2d, Lane::d2h}) {
+    try {
+      streams_.of(lane).synchronize();
+    } catch (const std::exception& error) {
+      log_debug("while draining lane {}: {}", plan::name_of(lane), error.what());
+    }
+  }
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,99 @@
+// Executor: runs a StepPlan. One control thread issues every op whose dependencies allow it, polls
+// events and tickets, and sleeps only when nothing can be issued and something is in flight: until
+// it is woken, or, where the backend's events do not wake, for a moment.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "offload/device_backend.hpp"
+#include "runtime/base/ticket.hpp"
+#include "runtime/base/wake_signal.hpp"
+#include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/step/step_plan.hpp"
+
+namespace spillway::engine {
+
+/// What each op does. Called by the executor, on the control thread, once an op may start.
+class OpPerformer {
+ public:
+  virtual ~OpPerformer() = default;
+  /// The ops that follow are those of `plan`.
+  virtual void begin(const plan::StepPlan& plan) = 0;
+  /// True for ops of an update that is not pending: complete without doing anything.
+  [[nodiscard]] virtual bool skips(const plan::Op& op) const = 0;
+  /// Puts the op's work on its stream (lanes gpu, h2d, d2h). Does not block.
+  virtual void enqueue(const plan::Op& op, offload::Stream& stream) = 0;
+  /// Starts the op on its workers (lanes cpu, nvme_read, nvme_write). Does not block.
+  [[nodiscard]] virtual Ticket start(const plan::Op& op) = 0;
+};
+
+/// Seconds of a run during which a lane worked and the gpu lane did not, as the simulator's
+/// `LaneUse::exposed`.
+using Exposed = std::array<double, plan::kLaneCount>;
+
+/// The streams of a device, shared by all plans of a run.
+struct Streams {
+  explicit Streams(offload::DeviceBackend& backend);
+  [[nodiscard]] offload::Stream& of(plan::Lane lane);
+
+  std::unique_ptr<offload::Stream> compute, upload, download;
+};
+
+/// One plan, ready to run any number of times without allocating.
+class Executor {
+ public:
+  /// All arguments outlive this object.
+  Executor(const plan::StepPlan& plan, offload::DeviceBackend& backend, Streams& streams,
+           WakeSignal& wake);
+
+  /// Runs every op; returns when all are complete. If one fails, waits for all work in flight and
+  /// rethrows the failure.
+  void run(OpPerformer& performer);
+
+  [[nodiscard]] const plan::StepPlan& plan() const { return plan_; }
+  /// Of the last run, by op; both ends 0 for a skipped op. Ops of one lane do not overlap.
+  [[nodiscard]] std::span<const plan::OpTiming> timings() const { return timings_; }
+  [[nodiscard]] Exposed exposed() const;
+  [[nodiscard]] double seconds() const { return seconds_; }
+
+ private:
+  enum class OpState : std::uint8_t { waiting, issued, complete };
+  struct LaneQueue {
+    std::vector<plan::OpIndex> ops;
+    std::size_t next = 0;                  // into ops: first not issued
+    std::vector<plan::OpIndex> in_flight;  // in issue order
+    double last_end = 0;
+  };
+
+  void reset();
+  void sleep();
+  bool advance(OpPerformer& performer);
+  bool issue(plan::Lane lane, OpPerformer& performer);
+  bool collect(plan::Lane lane);
+  void complete(LaneQueue& lane, plan::OpIndex op);
+  void drain() noexcept;
+  [[nodiscard]] bool may_start(const plan::Op& op) const;
+  [[nodiscard]] double now() const;
+
+  const plan::StepPlan& plan_;
+  Streams& streams_;
+  WakeSignal& wake_;
+  const bool events_wake_;  ///< the backend's do; else they are asked about every so often
+  std::array<LaneQueue, plan::kLaneCount> lanes_;
+  std::vector<std::unique_ptr<offload::Event>> events_;  // by op; empty for ticket lanes
+  std::vector<Ticket> tickets_;                          // by op
+  std::vector<std::string> names_;                       // by op, for profilers
+  std::vector<std::uint64_t> ranges_;                    // by op, of those on ticket lanes
+  std::vector<OpState> states_;
+  std::vector<plan::OpTiming> timings_;
+  std::size_t completed_ = 0;
+  std::chrono::steady_clock::time_point begin_;
+  double seconds_ = 0;
+};
+
+}  // namespace spillway::engine

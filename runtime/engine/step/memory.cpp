@@ -1,0 +1,55 @@
+#include "runtime/engine/step/memory.hpp"
+
+#include <utility>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+
+using offload::DeviceSpan;
+using plan::Buffer;
+using plan::PoolKind;
+using plan::Tier;
+
+namespace {
+
+struct Extent {
+  std::size_t offset;
+  std::size_t bytes;
+};
+
+Extent extent_of(const plan::Pool& pool, const Buffer& buffer) {
+  SPILLWAY_ASSERT(buffer.count > 0 && buffer.first + buffer.count <= pool.ends.size());
+  const std::uint64_t offset = pool.offset(buffer.first);
+  return {.offset = offset, .bytes = pool.ends[buffer.first + buffer.count - 1] - offset};
+}
+
+}  // namespace
+
+Memory::Memory(plan::Pools pools, offload::DeviceBackend& backend) : pools_(std::move(pools)) {
+  for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
+    const auto kind = static_cast<PoolKind>(p);
+    const Tier tier = plan::tier_of(kind);
+    const Bytes bytes = pools_[p].bytes();
+    if (tier == Tier::device && kind != PoolKind::constants) allocate(device_[p], backend, bytes);
+    if (tier == Tier::host) allocate(host_[p], backend, bytes);
+  }
+}
+
+DeviceSpan<std::byte> Memory::device(const Buffer& buffer) const {
+  SPILLWAY_ASSERT(plan::tier_of(buffer.pool) == Tier::device);
+  const auto [offset, bytes] = extent_of(pool(buffer.pool), buffer);
+  return device_[static_cast<std::size_t>(buffer.pool)].device().subspan(offset, bytes);
+}
+
+std::span<std::byte> Memory::host(const Buffer& buffer) const {
+  SPILLWAY_ASSERT(plan::tier_of(buffer.pool) == Tier::host);
+  const auto [offset, bytes] = extent_of(pool(buffer.pool), buffer);
+  return host_[static_cast<std::size_t>(buffer.pool)].host().subspan(offset, bytes);
+}
+
+std::span<std::byte> Memory::all_host(PoolKind pool) const {
+  return host_[static_cast<std::size_t>(pool)].host();
+}
+
+}  // namespace spillway::engine

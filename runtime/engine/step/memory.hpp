@@ -1,0 +1,37 @@
+// Memory: all memory of a run, allocated once: one allocation for each pool of its placement, and
+// so for each line of the plan's memory table. A buffer's address follows from the pool's layout.
+// Control thread only; the views may be used by any thread while this object lives.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+
+#include "offload/memory.hpp"
+#include "runtime/plan/placement/pools.hpp"
+
+namespace spillway::engine {
+
+class Memory {
+ public:
+  /// Throws `Error{out_of_memory}` if the backend's budget is below `plan::memory_items`. The
+  /// model's constants are not allocated here: they belong to ModelConstants.
+  Memory(plan::Pools pools, offload::DeviceBackend& backend);
+
+  /// Returns the bytes of a buffer, or of several in a row, of a pool on the device.
+  [[nodiscard]] offload::DeviceSpan<std::byte> device(const plan::Buffer& buffer) const;
+  /// The same of a pool on the host.
+  [[nodiscard]] std::span<std::byte> host(const plan::Buffer& buffer) const;
+  /// Returns all buffers of a pool on the host.
+  [[nodiscard]] std::span<std::byte> all_host(plan::PoolKind pool) const;
+  [[nodiscard]] const plan::Pool& pool(plan::PoolKind pool) const {
+    return pools_[static_cast<std::size_t>(pool)];
+  }
+
+ private:
+  plan::Pools pools_;
+  std::array<offload::DeviceMemory, plan::kPoolCount> device_;
+  std::array<offload::PinnedMemory, plan::kPoolCount> host_;
+};
+
+}  // namespace spillway::engine

@@ -1,0 +1,308 @@
+#include "runtime/engine/step/op_actions.hpp"
+
+#include <algorithm>
+
+#include "cpu_adam/gradient_norm.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
+
+namespace spillway::engine {
+
+using plan::Op;
+using plan::OpKind;
+using plan::Tier;
+using plan::ValueKind;
+
+OpActions::OpActions(OpResources resources)
+    : resources_(std::move(resources)),
+      kernel_(resources_.kernel),
+      types_{.format = kernel_.format,
+             .gradient = kernel_.gradient_dtype,
+             .parameter = kernel_.parameter_dtype},
+      state_checksums_(resources_.slots.tiles().size()),
+      parameter_checksums_(resources_.slots.tiles().size()),
+      piece_checksums_(nvme_swap::checksum_pieces(
+          std::max(
+              plan::slot_bytes(resources_.placement.format, resources_.placement.tile_parameters),
+              plan::boundary_disk_bytes(resources_.workload))
+              .value())),
+      tile_update_(resources_.workers, plan::state_bytes(resources_.placement.format,
+                                                         resources_.placement.tile_parameters)),
+      writes_(resources_.slots.tiles().size()),
+      copy_writes_(resources_.slots.tiles().size()),
+      copies_(resources_.slots.tiles().size() + 1),
+      boundary_moves_(resources_.placement.boundary_staging),
+      boundary_checksums_(resources_.placement.boundary_staging),
+      held_(resources_.placement.state_slots, kNoTile) {
+  step_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
+}
+
+bool OpActions::skips(const Op& op) const {
+  if (op.kind == OpKind::commit) return !step_.commit_due && step_.copy == nullptr;
+  const bool from_disk = plan::is_copy(op, plan::kReadState);
+  // What a later user of the buffer reads may still lie there from before: its turn has not come.
+  const bool first_user = op.held || !op.if_pending;
+  if (from_disk && first_user && held_[memory_of(op).target().first] == op.tile) return true;
+  return op.if_pending && !step_.update.pending;
+}
+
+void OpActions::enqueue(const Op& op, offload::Stream& stream) {
+  switch (op.kind) {
+    case OpKind::copy:
+      if (op.copied == plan::kStageState) return stage_state(op, stream);
+      return copy(op, stream);
+    case OpKind::forward: {
+      const OpMemory memory = memory_of(op);
+      if (memory.writes(ValueKind::tokens)) {
+        // Token ids are far below one block's parameters; they ride in the compute stream's order.
+        stream.upload(memory.device(memory.write(ValueKind::tokens)),
+                      memory.host(memory.read(ValueKind::tokens)));
+      }
+      return stream.submit([this, &op] { forward(op); });
+    }
+    case OpKind::backward: return stream.submit([this, &op] { backward(op); });
+    case OpKind::loss: return stream.submit([this, &op] { loss(op); });
+    case OpKind::accumulate: return stream.submit([this, &op] { round_gradient(op); });
+    case OpKind::grad_norm: return stream.submit([this, &op] { device_norm(op); });
+    case OpKind::update: return stream.submit([this, &op] { device_update(op); });
+    case OpKind::checksum:
+    case OpKind::commit: break;
+  }
+  SPILLWAY_ASSERT(false && "no stream runs this kind of op");
+}
+
+/// Copies as many bytes as the op says from a buffer to one in the other tier.
+void OpActions::copy(const Op& op, offload::Stream& stream) {
+  const OpMemory memory = memory_of(op);
+  const std::size_t bytes = op.bytes.value();
+  if (op.lane == plan::Lane::h2d) {
+    stream.upload(memory.device(memory.target(), op.bytes),
+                  memory.host(memory.source()).first(bytes));
+  } else {
+    stream.download(memory.host(memory.target()).first(bytes),
+                    memory.device(memory.source(), op.bytes));
+  }
+  count(op, bytes);
+}
+
+/// Starts a copy to or from the disk.
+Ticket OpActions::copy(const Op& op) {
+  const bool state = op.copied.what == ValueKind::state;
+  if (op.copied.to == Tier::nvme) return state ? write(op) : spill(op);
+  return state ? read_state(op) : fetch(op);
+}
+
+/// Brings state that lives on the device, and the parameters that belong to it, to a staging buffer
+/// on its way to the disk.
+void OpActions::stage_state(const Op& op, offload::Stream& stream) {
+  const OpMemory memory = memory_of(op);
+  const StateSlots& slots = resources_.slots;
+  const plan::Buffer staging = memory.write(ValueKind::state, op.tile);
+  const auto slot = slots.slot_of(op.tile, memory.host(staging));
+  held_[staging.first] = kNoTile;
+  stream.download(slots.state_of(op.tile, slot),
+                  memory.device(memory.read(ValueKind::state, op.tile)));
+  if (slots.with_parameters()) {
+    stream.download(slots.parameters_of(op.tile, slot),
+                    memory.device(memory.read(ValueKind::parameters, op.block)));
+  }
+  count(op, slot.size());
+}
+
+Ticket OpActions::read_state(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const plan::Buffer staging = memory.target();
+  const auto target = resources_.slots.state_of(op.tile, memory.host(staging));
+  held_[staging.first] = op.tile;  // an update keeps it so: what it writes is the newest
+  count(op, target.size());
+  return resources_.store.read(StateSlots::state(memory.source().first), target);
+}
+
+Ticket OpActions::start(const Op& op) {
+  cpu_adam::WorkerPool& workers = resources_.workers;
+  switch (op.kind) {
+    case OpKind::copy: return copy(op);
+    case OpKind::commit: return commit();
+    case OpKind::accumulate: return workers.submit([this, &op] { host_accumulate(op); });
+    case OpKind::grad_norm: return workers.submit([this, &op] { host_norm(op); });
+    case OpKind::update: return workers.submit([this, &op] { host_update(op); });
+    case OpKind::checksum: return workers.submit([this, &op] { host_checksum(op); });
+    case OpKind::forward:
+    case OpKind::backward:
+    case OpKind::loss: break;
+  }
+  SPILLWAY_ASSERT(false && "no worker runs this kind of op");
+  return {};
+}
+
+std::span<std::byte> OpActions::state_of(const Op& op) const {
+  const OpMemory memory = memory_of(op);
+  return resources_.slots.state_of(op.tile, memory.host(memory.read(ValueKind::state, op.tile)));
+}
+
+std::span<const std::byte> OpActions::parameters_to_write(const Op& op) const {
+  const OpMemory memory = memory_of(op);
+  if (memory.reads(ValueKind::parameters, op.block)) {
+    return memory.host(memory.read(ValueKind::parameters, op.block));
+  }
+  // Those of state that lives on the device have been staged with it.
+  const auto staged = memory.host(memory.read(ValueKind::state, op.tile));
+  return resources_.slots.parameters_of(op.tile, resources_.slots.slot_of(op.tile, staged));
+}
+
+Ticket OpActions::write_slot(const Op& op, nvme_swap::TileStore& store, TicketPairs& pairs) {
+  const OpMemory memory = memory_of(op);
+  const StateSlots& slots = resources_.slots;
+  const std::uint32_t tile = memory.write(ValueKind::state, op.tile).first;
+  const std::uint32_t sums = memory.read(ValueKind::checksum, op.tile).first;
+  Ticket state = store.write(StateSlots::state(tile), state_of(op), state_checksums_[sums]);
+  if (!slots.with_parameters()) return state;
+  return pairs.join(
+      op.tile, std::move(state),
+      store.write(slots.parameters(tile), parameters_to_write(op), parameter_checksums_[sums]));
+}
+
+Ticket OpActions::write(const Op& op) {
+  count(op, state_of(op).size());
+  if (resources_.slots.with_parameters()) count(op, parameters_to_write(op).size());
+  Ticket written = write_slot(op, resources_.store, writes_);
+  if (step_.copy == nullptr) return written;
+  return copies_.join(op.tile, std::move(written), write_slot(op, *step_.copy, copy_writes_));
+}
+
+Ticket OpActions::commit() {
+  Ticket committed;
+  if (step_.commit_due) committed = resources_.store.commit(step_.commit);
+  if (step_.copy == nullptr) return committed;
+  const auto slot = static_cast<std::uint32_t>(resources_.slots.tiles().size());
+  return copies_.join(slot, std::move(committed), step_.copy->commit(step_.commit));
+}
+
+void OpActions::round_gradient(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const plan::Workload& workload = resources_.workload;
+  RoundGradient gradient;
+  gradient.sums = memory.device(memory.read(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
+                      .as<float>();
+  gradient.parameters = workload.blocks[op.block].parameters.value();
+  if (op.block == 0 && workload.tied_head) {
+    gradient.tied = memory.device(memory.read(ValueKind::tied_gradient_sum)).as<float>();
+  }
+  gradient.rounded =
+      memory.device(memory.write(ValueKind::gradient, op.block), compute_bytes(op.block));
+  gradient.dtype = workload.compute;
+  if (memory.writes(ValueKind::total_gradient, op.block)) {
+    gradient.home = memory.device(memory.write(ValueKind::total_gradient, op.block));
+  }
+  gradient.sums_rounds = workload.rounds > 1;
+  gradient.first_round = op.round == 0;
+  resources_.device_math.round(gradient);
+}
+
+void OpActions::device_norm(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  resources_.device_math.sum_squares(
+      memory.device(memory.read(ValueKind::total_gradient, op.block)), types_.gradient,
+      memory.device(memory.write(ValueKind::norm_leaves, op.tile)).as<double>());
+}
+
+void OpActions::host_accumulate(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const auto source = memory.host(memory.read(ValueKind::gradient, op.block));
+  const auto bytes = memory.host(memory.write(ValueKind::total_gradient, op.block));
+  auto* target = reinterpret_cast<float*>(bytes.data());
+  const DType dtype = resources_.workload.compute;
+  resources_.workers.parallel_for(
+      bytes.size() / sizeof(float), kLeafParameters, [&](std::size_t first, std::size_t last) {
+        cpu_adam::accumulate(resources_.isa, dtype, source.data() + first * size_of(dtype),
+                             {target + first, last - first}, op.round == 0);
+      });
+}
+
+void OpActions::host_norm(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const std::byte* gradient = memory.host(memory.read(ValueKind::total_gradient, op.block)).data();
+  const auto bytes = memory.host(memory.write(ValueKind::norm_leaves, op.tile));
+  const std::span leaves{reinterpret_cast<double*>(bytes.data()), bytes.size() / sizeof(double)};
+  const std::size_t leaf = kLeafParameters * size_of(types_.gradient);
+  resources_.workers.parallel_for(leaves.size(), 1, [&](std::size_t first, std::size_t last) {
+    cpu_adam::sum_squares(resources_.isa, types_.gradient, gradient + first * leaf,
+                          (last - first) * kLeafParameters, leaves.subspan(first, last - first));
+  });
+}
+
+cpu_adam::UpdateRange OpActions::tile_range(std::uint32_t tile, std::byte* state,
+                                            const std::byte* gradient,
+                                            std::byte* parameters) const {
+  const plan::Tile& t = resources_.slots.tiles()[tile];
+  cpu_adam::UpdateRange range = cpu_adam::tile_range(resources_.slots.layout(tile), state, state,
+                                                     gradient, parameters, parameters);
+  range.prefetch_distance = resources_.update_prefetch;
+  range.block = t.block;
+  range.index = t.first.value();
+  return range;
+}
+
+std::array<cpu_adam::ParameterGroup, 2> OpActions::groups_of(std::uint32_t block) const {
+  return {{{.end = resources_.decayed[block], .scalars = step_.update.decayed},
+           {.end = resources_.workload.blocks[block].padded_parameters.value(),
+            .scalars = step_.update.plain}}};
+}
+
+void OpActions::device_update(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  resources_.device_math.update(
+      types_, groups_of(op.block),
+      tile_range(op.tile, memory.device(memory.write(ValueKind::state, op.tile)).address(),
+                 memory.device(memory.read(ValueKind::total_gradient, op.block)).address(),
+                 memory.device(memory.write(ValueKind::parameters, op.block)).address()));
+}
+
+std::uint64_t OpActions::checksum(std::span<const std::byte> data) {
+  const auto pieces = std::span(piece_checksums_).first(nvme_swap::checksum_pieces(data.size()));
+  resources_.workers.parallel_for(pieces.size(), 1, [&](std::size_t first, std::size_t last) {
+    for (std::size_t piece = first; piece < last; ++piece) {
+      pieces[piece] = nvme_swap::checksum_of_piece(data, piece);
+    }
+  });
+  return nvme_swap::combine_checksums(pieces);
+}
+
+void OpActions::host_update(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const StateSlots& slots = resources_.slots;
+  const auto state = slots.state_of(op.tile, memory.host(memory.write(ValueKind::state, op.tile)));
+  const auto parameters = memory.host(memory.write(ValueKind::parameters, op.block));
+  const cpu_adam::UpdateRange whole = tile_range(
+      op.tile, state.data(), memory.host(memory.read(ValueKind::total_gradient, op.block)).data(),
+      parameters.data());
+  const auto groups = groups_of(op.block);
+  if (memory.writes(ValueKind::checksum, op.tile)) {
+    const TileChecksums sums = tile_update_.run(
+        {.kernel = kernel_,
+         .groups = groups,
+         .range = whole,
+         .layout = slots.layout(op.tile),
+         .state = state,
+         .parameters = slots.with_parameters() ? parameters : std::span<std::byte>{}});
+    // A tile that is not what was written ends the run here, before anything of it is on its way to
+    // the disk or the device.
+    resources_.store.verify(StateSlots::state(op.tile), sums.before);
+    state_checksums_[op.tile] = sums.state;
+    parameter_checksums_[op.tile] = sums.parameters;
+    return;
+  }
+  resources_.workers.parallel_for(
+      whole.count, kLeafParameters, [&](std::size_t first, std::size_t last) {
+        cpu_adam::update(kernel_, groups, cpu_adam::slice(kernel_, whole, first, last - first));
+      });
+}
+
+void OpActions::host_checksum(const Op& op) {
+  state_checksums_[op.tile] = checksum(state_of(op));
+  if (resources_.slots.with_parameters()) {
+    parameter_checksums_[op.tile] = checksum(parameters_to_write(op));
+  }
+}
+
+}  // namespace spillway::engine

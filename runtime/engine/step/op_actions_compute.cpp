@@ -1,0 +1,125 @@
+// The ops of FWD-BWD: arguments of the transformer's passes from what an op declares.
+#include "runtime/engine/step/op_actions.hpp"
+
+namespace spillway::engine {
+
+using plan::Op;
+using plan::OpKind;
+using plan::ValueKind;
+
+template <class Arguments>
+Arguments OpActions::common_arguments(const Op& op) const {
+  const OpMemory memory = memory_of(op);
+  const plan::Workload& workload = resources_.workload;
+  const std::uint32_t layer = workload.layer_of(op.block);
+  Arguments arguments;
+  arguments.block = op.block;
+  // The embedding's backward reads no parameters.
+  if (op.kind != OpKind::backward || layer > 0) {
+    arguments.parameters =
+        memory.device(memory.read(ValueKind::parameters, op.block), compute_bytes(op.block));
+    if (workload.tiled) {
+      arguments.shared = memory.device(memory.read(ValueKind::parameters, 0), compute_bytes(0));
+    }
+  }
+  if (layer > 0) {
+    arguments.input = memory.device(memory.read(ValueKind::activation, layer - 1));
+  }
+  arguments.workspace = memory.device(memory.write(ValueKind::scratch));
+  return arguments;
+}
+
+model::ForwardArguments OpActions::forward_arguments(const Op& op) const {
+  const OpMemory memory = memory_of(op);
+  const std::uint32_t layer = resources_.workload.layer_of(op.block);
+  auto arguments = common_arguments<model::ForwardArguments>(op);
+  if (layer == 0) {
+    const bool uploads = memory.writes(ValueKind::tokens);
+    const auto tokens =
+        memory.device(uploads ? memory.write(ValueKind::tokens) : memory.read(ValueKind::tokens))
+            .as<std::int32_t>();
+    arguments.tokens = tokens.subspan(0, tokens.size() / 2);
+  }
+  // A tile that recomputes writes no output.
+  if (memory.writes(ValueKind::activation, layer)) {
+    arguments.output = memory.device(memory.write(ValueKind::activation, layer));
+  }
+  if (memory.writes(ValueKind::saved, layer)) {
+    const std::uint32_t first = resources_.workload.first_block(layer);
+    arguments.saved = memory.device(memory.write(ValueKind::saved, layer),
+                                    resources_.workload.blocks[first].saved_bytes);
+  }
+  return arguments;
+}
+
+void OpActions::forward(const Op& op) { resources_.transformer.forward(forward_arguments(op)); }
+
+void OpActions::backward(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const plan::Workload& workload = resources_.workload;
+  const std::uint32_t layer = workload.layer_of(op.block);
+  auto arguments = common_arguments<model::BackwardArguments>(op);
+  if (layer > 0) {
+    const bool recomputes = memory.writes(ValueKind::saved, layer);
+    if (recomputes) resources_.transformer.forward(forward_arguments(op));
+    const auto saved =
+        recomputes ? memory.write(ValueKind::saved, layer) : memory.read(ValueKind::saved, layer);
+    arguments.saved =
+        memory.device(saved, workload.blocks[workload.first_block(layer)].saved_bytes);
+    if (workload.tiled) {
+      arguments.carried = memory.device(memory.write(ValueKind::between_tiles, layer));
+      arguments.shared_gradients =
+          memory.device(memory.write(ValueKind::gradient_sum, 0)).as<float>();
+    }
+  } else {
+    const auto tokens = memory.device(memory.read(ValueKind::tokens)).as<std::int32_t>();
+    arguments.tokens = tokens.subspan(0, tokens.size() / 2);
+  }
+  arguments.boundary_gradient = memory.device(memory.read(ValueKind::activation_gradient, layer));
+  arguments.gradients =
+      memory.device(memory.write(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
+          .as<float>();
+  arguments.first = op.micro_batch == 0;
+  resources_.transformer.backward(arguments);
+}
+
+void OpActions::loss(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const plan::Workload& workload = resources_.workload;
+  const std::uint32_t layer = workload.layer_of(op.block);
+  const auto tokens = memory.device(memory.read(ValueKind::tokens)).as<std::int32_t>();
+  auto arguments = common_arguments<model::LossArguments>(op);
+  if (workload.tied_head) {
+    arguments.tied_parameters =
+        memory.device(memory.read(ValueKind::parameters, 0), compute_bytes(0));
+  }
+  arguments.targets = tokens.subspan(tokens.size() / 2, tokens.size() / 2);
+  if (memory.writes(ValueKind::loss)) {
+    arguments.loss_sum = memory.device(memory.write(ValueKind::loss)).as<double>();
+  }
+  const bool trains = memory.writes(ValueKind::gradient_sum, op.block);
+  if (workload.tiled) {
+    arguments.carried =
+        memory.device(memory.write(trains ? ValueKind::between_tiles : ValueKind::scanned, layer));
+  }
+  if (trains) {
+    arguments.gradient_scale = step_.loss_gradient_scale;
+    arguments.boundary_gradient =
+        memory.device(memory.write(ValueKind::activation_gradient, layer - 1));
+    arguments.gradients =
+        memory.device(memory.write(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
+            .as<float>();
+    if (workload.tied_head) {
+      arguments.tied_gradients =
+          memory.device(memory.write(ValueKind::tied_gradient_sum)).as<float>();
+    }
+    if (workload.tiled) {
+      arguments.shared_gradients =
+          memory.device(memory.write(ValueKind::gradient_sum, 0)).as<float>();
+    }
+    arguments.first = op.micro_batch == 0;
+  }
+  resources_.transformer.loss(arguments);
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,74 @@
+// OpMemory: the memory that an op may touch, which is what it declares. There is no other way from
+// an op to memory, so that a declaration cannot be forgotten.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/step/memory.hpp"
+#include "runtime/plan/step/step_plan.hpp"
+
+namespace spillway::engine {
+
+class OpMemory {
+ public:
+  OpMemory(const Memory& memory, std::span<const plan::Access> accesses)
+      : memory_(memory), accesses_(accesses) {}
+
+  /// Returns the buffer in which the op finds a value; asserts that it declares one.
+  [[nodiscard]] plan::Buffer read(plan::ValueKind kind, std::uint32_t of = 0) const {
+    return declared(kind, of, false);
+  }
+  /// Returns the buffer in which it leaves one.
+  [[nodiscard]] plan::Buffer write(plan::ValueKind kind, std::uint32_t of = 0) const {
+    return declared(kind, of, true);
+  }
+  [[nodiscard]] bool reads(plan::ValueKind kind, std::uint32_t of = 0) const {
+    return find(kind, of, false).has_value();
+  }
+  [[nodiscard]] bool writes(plan::ValueKind kind, std::uint32_t of = 0) const {
+    return find(kind, of, true).has_value();
+  }
+
+  /// Views of declared buffers in which values of less than their size may lie; `bytes` of them.
+  [[nodiscard]] offload::DeviceSpan<std::byte> device(const plan::Buffer& buffer,
+                                                      Bytes bytes) const {
+    return memory_.device(buffer).subspan(0, bytes.value());
+  }
+  [[nodiscard]] offload::DeviceSpan<std::byte> device(const plan::Buffer& buffer) const {
+    return memory_.device(buffer);
+  }
+  [[nodiscard]] std::span<std::byte> host(const plan::Buffer& buffer) const {
+    return memory_.host(buffer);
+  }
+
+  /// Returns the only buffer that a copy reads, or writes.
+  [[nodiscard]] plan::Buffer source() const { return only(false); }
+  [[nodiscard]] plan::Buffer target() const { return only(true); }
+
+ private:
+  [[nodiscard]] std::optional<plan::Buffer> find(plan::ValueKind kind, std::uint32_t of,
+                                                 bool writes) const {
+    for (const plan::Access& access : accesses_) {
+      const plan::Value& value = access.value;
+      if (access.writes == writes && value.kind == kind && value.of == of) return access.buffer;
+    }
+    return std::nullopt;
+  }
+  [[nodiscard]] plan::Buffer declared(plan::ValueKind kind, std::uint32_t of, bool writes) const {
+    const auto buffer = find(kind, of, writes);
+    SPILLWAY_ASSERT(buffer.has_value() && "an op reaches only what it declares");
+    return *buffer;
+  }
+  [[nodiscard]] plan::Buffer only(bool writes) const {
+    SPILLWAY_ASSERT(accesses_.size() == 2 && accesses_[writes ? 1 : 0].writes == writes);
+    return accesses_[writes ? 1 : 0].buffer;
+  }
+
+  const Memory& memory_;
+  std::span<const plan::Access> accesses_;
+};
+
+}  // namespace spillway::engine

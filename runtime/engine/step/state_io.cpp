@@ -1,0 +1,132 @@
+#include "runtime/engine/step/state_io.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+
+using plan::PoolKind;
+using plan::Tier;
+
+void StateIo::initialize(const model::ParameterSource& source) {
+  std::vector<float> masters;
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    const plan::Tile& t = slots_.tiles()[tile];
+    const std::span<std::byte> slot = staging(tile);
+    const cpu_adam::StateLayout& layout = slots_.layout(tile);
+    masters.resize(t.count.value());
+    source.read(BlockIndex{t.block}, t.first, masters);
+    cpu_adam::pack_state(layout, {masters, {}, {}}, slot.data(), slot.data() + layout.parameters);
+    bring_home(tile, false);
+  }
+  upload_residents();
+}
+
+void StateIo::restore() {
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    slots_.load(store_, tile, staging(tile));
+    bring_home(tile, true);
+  }
+  upload_residents();
+}
+
+nvme_swap::TileRead StateIo::adopt(const nvme_swap::CommittedTiles& source) {
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    const auto result = slots_.load(source, tile, staging(tile));
+    if (result == nvme_swap::TileRead::moved_on) return result;
+    bring_home(tile, false);
+  }
+  upload_residents();
+  return nvme_swap::TileRead::whole;
+}
+
+void StateIo::copy_committed(nvme_swap::TileStore& target) {
+  SPILLWAY_ASSERT(store_.committed().has_value());
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    const std::span<std::byte> slot = staging(tile);
+    slots_.load(store_, tile, slot);
+    slots_.save(target, tile, slot);
+  }
+  target.commit(*store_.committed()).wait();
+}
+
+void StateIo::bring_home(std::uint32_t tile, bool already_on_disk) {
+  const std::span<std::byte> slot = staging(tile);
+  const std::span<std::byte> state = slots_.state_of(tile, slot);
+  switch (placement_.blocks[slots_.tiles()[tile].block].state) {
+    case Tier::nvme:
+      if (!already_on_disk) slots_.save(store_, tile, slot);
+      break;
+    case Tier::host:
+      std::ranges::copy(state, memory_.host({PoolKind::host_state, tile}).begin());
+      break;
+    case Tier::device: {
+      streams_.upload->upload(memory_.device({PoolKind::device_state, tile}), state);
+      streams_.upload->synchronize();
+      // The state's own staging buffer, once uploaded, carries the parameters after it.
+      const auto target = memory_.device({PoolKind::resident_parameters, tile});
+      std::vector<std::byte> parameters(target.size());
+      write_parameters(tile, slot, parameters.data());
+      std::ranges::copy(parameters, slot.begin());
+      streams_.upload->upload(target, slot.first(parameters.size()));
+      streams_.upload->synchronize();
+      return;
+    }
+  }
+  write_parameters(tile, slot, host_parameters(tile).data());
+}
+
+void StateIo::write_parameters(std::uint32_t tile, std::span<std::byte> slot,
+                               std::byte* target) const {
+  const cpu_adam::StateLayout& layout = slots_.layout(tile);
+  if (slots_.with_parameters()) {
+    std::ranges::copy(slots_.parameters_of(tile, slot), target);
+  } else {
+    const auto* masters = reinterpret_cast<const float*>(slot.data() + layout.master);
+    cpu_adam::cast_parameters(isa_, workload_.compute, masters, target, layout.count);
+  }
+}
+
+void StateIo::upload_residents() {
+  for (std::uint32_t block = 0; block < workload_.blocks.size(); ++block) {
+    const plan::BlockPlacement& place = placement_.blocks[block];
+    if (!place.resident || place.state == Tier::device) continue;
+    streams_.upload->upload(memory_.device(slots_.tiles_of(PoolKind::resident_parameters, block)),
+                            memory_.host(slots_.tiles_of(PoolKind::host_parameters, block)));
+  }
+  streams_.upload->synchronize();
+}
+
+void StateIo::read_masters(std::uint32_t block, std::span<float> masters) {
+  const plan::Buffer tiles = slots_.tiles_of(PoolKind::host_state, block);
+  for (std::uint32_t tile = tiles.first; tile < tiles.first + tiles.count; ++tile) {
+    const plan::Tile& t = slots_.tiles()[tile];
+    const std::span<std::byte> slot = staging(tile);
+    const cpu_adam::StateLayout& layout = slots_.layout(tile);
+    const std::byte* state = slot.data();
+    const std::byte* parameters = slot.data() + layout.parameters;
+    switch (placement_.blocks[block].state) {
+      case Tier::nvme: slots_.load(store_, tile, slot); break;
+      case Tier::host:
+        state = memory_.host({PoolKind::host_state, tile}).data();
+        parameters = host_parameters(tile).data();
+        break;
+      case Tier::device:
+        streams_.download->download(slots_.state_of(tile, slot),
+                                    memory_.device({PoolKind::device_state, tile}));
+        if (slots_.with_parameters()) {
+          streams_.download->download(slots_.parameters_of(tile, slot),
+                                      memory_.device({PoolKind::resident_parameters, tile}));
+        }
+        streams_.download->synchronize();
+        break;
+    }
+    cpu_adam::unpack_state(layout, state, parameters,
+                           {masters.subspan(t.first.value(), t.count.value()), {}, {}});
+  }
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,63 @@
+// Moves whole tiles of optimizer state between their homes, staging and the store: at start, at
+// resume and for export. Not on the step path; every call blocks.
+#pragma once
+
+#include <span>
+
+#include "cpu_adam/adam.hpp"
+#include "nvme_swap/tile_store.hpp"
+#include "runtime/engine/step/executor.hpp"
+#include "runtime/engine/step/memory.hpp"
+#include "runtime/engine/step/state_slots.hpp"
+#include "runtime/model/parameter_source.hpp"
+
+namespace spillway::engine {
+
+class StateIo {
+ public:
+  StateIo(const plan::Workload& workload, const plan::Placement& placement, Memory& memory,
+          const StateSlots& slots, Streams& streams, nvme_swap::TileStore& store, cpu_adam::Isa isa)
+      : workload_(workload),
+        placement_(placement),
+        memory_(memory),
+        slots_(slots),
+        streams_(streams),
+        store_(store),
+        isa_(isa) {}
+
+  /// Masters from `source`, zero moments, parameters rounded from the masters.
+  void initialize(const model::ParameterSource& source);
+  /// All tiles from the store's committed version, every checksum verified.
+  void restore();
+  /// The same from the store of another run, with equal tiles. After `moved_on` nothing here can be
+  /// counted on.
+  [[nodiscard]] nvme_swap::TileRead adopt(const nvme_swap::CommittedTiles& source);
+  /// All tiles of the store's committed version into `target`, and the commit itself.
+  void copy_committed(nvme_swap::TileStore& target);
+  /// The masters of one block, [padded], from wherever they live. No update may be pending.
+  void read_masters(std::uint32_t block, std::span<float> masters);
+
+ private:
+  /// Returns staging buffer 0, as a whole slot of the tile.
+  [[nodiscard]] std::span<std::byte> staging(std::uint32_t tile) const {
+    return slots_.slot_of(tile, memory_.host({plan::PoolKind::state_staging}));
+  }
+  [[nodiscard]] std::span<std::byte> host_parameters(std::uint32_t tile) const {
+    return memory_.host({plan::PoolKind::host_parameters, tile});
+  }
+  /// A whole slot of `tile`, its parameters included, lies in staging slot 0: bring it home.
+  void bring_home(std::uint32_t tile, bool already_on_disk);
+  /// The 16-bit parameters of the slot, or in format fp32 those that follow from its masters.
+  void write_parameters(std::uint32_t tile, std::span<std::byte> slot, std::byte* target) const;
+  void upload_residents();
+
+  const plan::Workload& workload_;
+  const plan::Placement& placement_;
+  Memory& memory_;
+  const StateSlots& slots_;
+  Streams& streams_;
+  nvme_swap::TileStore& store_;
+  cpu_adam::Isa isa_;
+};
+
+}  // namespace spillway::engine

@@ -1,0 +1,76 @@
+#include "runtime/engine/step/state_slots.hpp"
+
+#include <utility>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+
+StateSlots::StateSlots(StateFormat format, std::vector<plan::Tile> tiles)
+    : format_(format), tiles_(std::move(tiles)), off_disk_(tiles_.size()) {
+  layouts_.reserve(tiles_.size());
+  for (std::uint32_t i = 0; i < tiles_.size(); ++i) {
+    const plan::Tile& tile = tiles_[i];
+    const auto& layout = layouts_.emplace_back(cpu_adam::make_layout(format, tile.count.value()));
+    // The plan counts what the kernels lay out.
+    SPILLWAY_ASSERT(layout.bytes == plan::state_bytes(format, tile.count).value());
+    SPILLWAY_ASSERT(layout.disk_bytes == plan::slot_bytes(format, tile.count).value());
+    if (tile.block == first_tile_.size()) first_tile_.push_back(i);
+  }
+  first_tile_.push_back(static_cast<std::uint32_t>(tiles_.size()));
+}
+
+StateSlots::StateSlots(const plan::Workload& workload, const plan::Placement& placement)
+    : StateSlots(placement.format, plan::make_tiles(workload, placement.tile_parameters)) {
+  for (std::size_t i = 0; i < tiles_.size(); ++i) {
+    const bool lives_there = placement.blocks[tiles_[i].block].state == plan::Tier::nvme;
+    off_disk_[i] = !placement.commits && !lives_there;
+  }
+}
+
+nvme_swap::StoreLayout StateSlots::store_layout() const {
+  nvme_swap::StoreLayout store;
+  const auto add = [&](std::size_t tile, std::uint64_t bytes) {
+    store.tiles.emplace_back(off_disk_[tile] ? kPageBytes : bytes);
+  };
+  for (std::size_t tile = 0; tile < layouts_.size(); ++tile) add(tile, layouts_[tile].bytes);
+  if (!with_parameters()) return store;
+  for (std::size_t tile = 0; tile < layouts_.size(); ++tile) {
+    add(tile, layouts_[tile].disk_bytes - layouts_[tile].bytes);
+  }
+  return store;
+}
+
+std::span<std::byte> StateSlots::parameters_of(std::uint32_t tile,
+                                               std::span<std::byte> slot) const {
+  const cpu_adam::StateLayout& layout = layouts_[tile];
+  return slot.subspan(layout.parameters, layout.disk_bytes - layout.parameters);
+}
+
+void StateSlots::load(nvme_swap::TileStore& store, std::uint32_t tile,
+                      std::span<std::byte> slot) const {
+  const auto read = [&](TileIndex index, std::span<std::byte> bytes) {
+    store.read(index, bytes).wait();
+    store.verify(index, bytes);
+  };
+  read(state(tile), state_of(tile, slot));
+  if (with_parameters()) read(parameters(tile), parameters_of(tile, slot));
+}
+
+nvme_swap::TileRead StateSlots::load(const nvme_swap::CommittedTiles& tiles, std::uint32_t tile,
+                                     std::span<std::byte> slot) const {
+  const auto result = tiles.read(state(tile), state_of(tile, slot));
+  if (result == nvme_swap::TileRead::moved_on || !with_parameters()) return result;
+  return tiles.read(parameters(tile), parameters_of(tile, slot));
+}
+
+void StateSlots::save(nvme_swap::TileStore& store, std::uint32_t tile,
+                      std::span<std::byte> slot) const {
+  const auto write = [&](TileIndex index, std::span<const std::byte> bytes) {
+    store.write(index, bytes, nvme_swap::checksum_of(bytes)).wait();
+  };
+  write(state(tile), state_of(tile, slot));
+  if (with_parameters()) write(parameters(tile), parameters_of(tile, slot));
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,71 @@
+// StateSlots: how a tile's slot on disk lies in the store. The state that an update reads is one
+// tile of the store; 16-bit parameters, which the formats other than fp32 cannot do without, are
+// another, written with it and read only by recovery. Each has a checksum of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cpu_adam/state_format.hpp"
+#include "nvme_swap/committed_tiles.hpp"
+#include "nvme_swap/tile_store.hpp"
+#include "runtime/plan/buffers.hpp"
+#include "runtime/plan/placement/placement.hpp"
+
+namespace spillway::engine {
+
+class StateSlots {
+ public:
+  StateSlots() = default;
+  StateSlots(StateFormat format, std::vector<plan::Tile> tiles);
+  /// The same, with room on disk only for the tiles that go there.
+  StateSlots(const plan::Workload& workload, const plan::Placement& placement);
+
+  [[nodiscard]] std::span<const plan::Tile> tiles() const { return tiles_; }
+  /// Returns the tiles of a block as buffers of a pool that has them all.
+  [[nodiscard]] plan::Buffer tiles_of(plan::PoolKind pool, std::uint32_t block) const {
+    return {pool, first_tile_[block], first_tile_[block + 1] - first_tile_[block]};
+  }
+  /// The store's tiles: the state of every tile, then the parameters of every tile.
+  [[nodiscard]] nvme_swap::StoreLayout store_layout() const;
+  [[nodiscard]] const cpu_adam::StateLayout& layout(std::uint32_t tile) const {
+    return layouts_[tile];
+  }
+  /// Slots hold 16-bit parameters too.
+  [[nodiscard]] bool with_parameters() const { return cpu_adam::needs_parameters(format_); }
+  [[nodiscard]] static TileIndex state(std::uint32_t tile) { return TileIndex{tile}; }
+  [[nodiscard]] TileIndex parameters(std::uint32_t tile) const {
+    return TileIndex{static_cast<std::uint32_t>(tiles_.size()) + tile};
+  }
+
+  /// Reads `tile` from `store` and verifies it. `slot`: [layout.disk_bytes]. Blocks.
+  void load(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
+  /// The same of the newest commit of another run's store, which may have moved on.
+  [[nodiscard]] nvme_swap::TileRead load(const nvme_swap::CommittedTiles& tiles, std::uint32_t tile,
+                                         std::span<std::byte> slot) const;
+  /// Writes it. Blocks.
+  void save(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
+  /// Returns the whole slot of `tile` in a buffer that has room for the largest.
+  [[nodiscard]] std::span<std::byte> slot_of(std::uint32_t tile,
+                                             std::span<std::byte> buffer) const {
+    return buffer.first(layouts_[tile].disk_bytes);
+  }
+  /// The parts of a whole slot in memory.
+  [[nodiscard]] std::span<std::byte> state_of(std::uint32_t tile, std::span<std::byte> slot) const {
+    return slot.first(layouts_[tile].bytes);
+  }
+  [[nodiscard]] std::span<std::byte> parameters_of(std::uint32_t tile,
+                                                   std::span<std::byte> slot) const;
+
+ private:
+  StateFormat format_ = StateFormat::fp32;
+  std::vector<plan::Tile> tiles_;
+  std::vector<cpu_adam::StateLayout> layouts_;  ///< by tile
+  /// By tile: it never goes to a store, where it has a page, the least, instead of a slot's bytes.
+  std::vector<bool> off_disk_;
+  std::vector<std::uint32_t> first_tile_;  ///< by block; behind them the number of all
+};
+
+}  // namespace spillway::engine

@@ -1,0 +1,281 @@
+#include "runtime/model/cuda/attention/attention_cudnn.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cmath>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/log.hpp"
+#include "runtime/base/shared_library.hpp"
+#include "runtime/model/cuda/attention/cudnn_frontend_loaded.hpp"
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;  // the frontend's name for the loaded library
+}
+
+namespace spillway::model::cuda {
+namespace {
+
+namespace fe = cudnn_frontend;
+using fe::graph::Graph;
+using fe::graph::Tensor_attributes;
+using TensorPtr = std::shared_ptr<Tensor_attributes>;
+
+/// Names of a graph's tensors in the map of addresses.
+enum Uid : std::int64_t {
+  uid_q = 1,
+  uid_k,
+  uid_v,
+  uid_out,
+  uid_log_sum,
+  uid_out_gradient,
+  uid_q_gradient,
+  uid_k_gradient,
+  uid_v_gradient
+};
+using Addresses = std::unordered_map<std::int64_t, void*>;
+
+[[noreturn]] void refuse(const std::string& reason) {
+  throw Error(ErrorCode::not_supported, "cuDNN's attention: " + reason);
+}
+
+void expect_good(fe::error_t status, const char* what) {
+  if (status.is_bad()) refuse(fmt::format("{}: {}", what, status.get_message()));
+}
+
+/// What cuDNN sees of a call: a part of the batch and of the heads.
+struct PartShape {
+  std::int64_t batch, heads, kv_heads, sequence, dim;
+};
+
+class GraphBuilder {
+ public:
+  GraphBuilder(const AttentionShape& shape, const CudaMath& math, const PartShape& part)
+      : graph_(std::make_unique<Graph>()),
+        part_(part),
+        all_heads_(shape.heads),
+        type_(math.compute == DType::bf16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF) {
+    graph_->set_io_data_type(type_)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+  }
+
+  TensorPtr heads(Uid uid, std::int64_t heads, std::uint64_t stride) {
+    return graph_->tensor(place(Tensor_attributes(), uid, heads, stride));
+  }
+  void output(const TensorPtr& tensor, Uid uid, std::int64_t heads, std::uint64_t stride) {
+    place(*tensor, uid, heads, stride).set_output(true);
+  }
+  /// log_sum [batch, heads, sequence] as cuDNN's [batch, heads, sequence, 1].
+  Tensor_attributes& statistics(Tensor_attributes& tensor) const {
+    return tensor.set_uid(uid_log_sum)
+        .set_dim({part_.batch, part_.heads, part_.sequence, 1})
+        .set_stride({all_heads_ * part_.sequence, part_.sequence, 1, 1})
+        .set_data_type(fe::DataType_t::FLOAT);
+  }
+  Graph& graph() { return *graph_; }
+
+  /// Chooses and compiles an engine that needs at most `workspace`.
+  std::unique_ptr<Graph> finish(cudnnHandle_t handle, Bytes workspace) {
+    Graph& g = *graph_;
+    const auto limit = static_cast<std::int64_t>(workspace.value() - kWorkspaceAlignment);
+    expect_good(g.validate(), "the graph is not valid");
+    expect_good(g.build_operation_graph(handle), "the graph cannot be built");
+    expect_good(g.create_execution_plans({fe::HeurMode_t::A}), "no engine was proposed");
+    g.deselect_workspace_greater_than(limit);
+    expect_good(g.check_support(handle), "no engine supports it");
+    expect_good(g.build_plans(handle), "no engine could be built");
+    std::int64_t needed = 0;
+    expect_good(g.get_workspace_size(needed), "asking for its workspace");
+    if (needed > limit) refuse(fmt::format("{} bytes of workspace, {} planned", needed, limit));
+    return std::move(graph_);
+  }
+
+ private:
+  template <class T>
+  T&& place(T&& tensor, Uid uid, std::int64_t heads, std::uint64_t row_stride) const {
+    const auto stride = static_cast<std::int64_t>(row_stride);
+    tensor.set_uid(uid)
+        .set_dim({part_.batch, heads, part_.sequence, part_.dim})
+        .set_stride({part_.sequence * stride, part_.dim, stride, 1})
+        .set_data_type(type_);
+    return std::forward<T>(tensor);
+  }
+
+  std::unique_ptr<Graph> graph_;
+  PartShape part_;
+  std::int64_t all_heads_;
+  fe::DataType_t type_;
+};
+
+PartShape part_shape(const AttentionShape& s, const AttentionPart& part) {
+  return {.batch = part.batch,
+          .heads = std::int64_t{part.kv_heads} * (s.heads / s.kv_heads),
+          .kv_heads = part.kv_heads,
+          .sequence = s.sequence,
+          .dim = s.head_dim};
+}
+
+float score_scale(const AttentionShape& s) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_dim)));
+}
+
+std::unique_ptr<Graph> forward_graph(const AttentionShape& s, const CudaMath& math,
+                                     cudnnHandle_t handle) {
+  const PartShape part = part_shape(s, {s.batch, s.kv_heads});
+  const AttentionStrides strides = s.row_strides();
+  GraphBuilder builder(s, math, part);
+  const TensorPtr q = builder.heads(uid_q, part.heads, strides.q);
+  const TensorPtr k = builder.heads(uid_k, part.kv_heads, strides.k);
+  const TensorPtr v = builder.heads(uid_v, part.kv_heads, strides.v);
+  auto options = fe::graph::SDPA_attributes()
+                     .set_name("attention")
+                     .set_generate_stats(true)
+                     .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                     .set_diagonal_band_right_bound(0)
+                     .set_attn_scale(score_scale(s));
+  const auto [out, statistics] = builder.graph().sdpa(q, k, v, std::move(options));
+  builder.output(out, uid_out, part.heads, strides.out);
+  builder.statistics(*statistics).set_output(true);
+  return builder.finish(handle, attention_workspace(s, math));
+}
+
+std::unique_ptr<Graph> backward_graph(const AttentionShape& s, const CudaMath& math,
+                                      const AttentionPart& at, cudnnHandle_t handle) {
+  const PartShape part = part_shape(s, at);
+  const AttentionStrides strides = s.row_strides();
+  GraphBuilder builder(s, math, part);
+  const TensorPtr q = builder.heads(uid_q, part.heads, strides.q);
+  const TensorPtr k = builder.heads(uid_k, part.kv_heads, strides.k);
+  const TensorPtr v = builder.heads(uid_v, part.kv_heads, strides.v);
+  const TensorPtr out = builder.heads(uid_out, part.heads, strides.out);
+  const TensorPtr out_gradient = builder.heads(uid_out_gradient, part.heads, strides.out);
+  Tensor_attributes log_sum;
+  const TensorPtr statistics = builder.graph().tensor(builder.statistics(log_sum));
+  auto options = fe::graph::SDPA_backward_attributes()
+                     .set_name("attention backward")
+                     .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                     .set_diagonal_band_right_bound(0)
+                     .set_attn_scale(score_scale(s))
+                     .set_deterministic_algorithm(math.deterministic);
+  const auto [d_q, d_k, d_v] =
+      builder.graph().sdpa_backward(q, k, v, out, out_gradient, statistics, std::move(options));
+  builder.output(d_q, uid_q_gradient, part.heads, strides.q_gradient);
+  builder.output(d_k, uid_k_gradient, part.kv_heads, strides.k_gradient);
+  builder.output(d_v, uid_v_gradient, part.kv_heads, strides.v_gradient);
+  return builder.finish(handle, attention_workspace(s, math));
+}
+
+class PreparedAttention final : public CudnnAttention {
+ public:
+  PreparedAttention(const AttentionShape& shape, const CudaMath& math, cudnnHandle_t handle)
+      : shape_(shape),
+        element_(size_of(math.compute)),
+        part_(attention_backward_part(shape, math.deterministic)),
+        handle_(handle),
+        forward_(forward_graph(shape, math, handle)),
+        backward_(backward_graph(shape, math, part_, handle)) {}
+
+  void forward(const AttentionForwardArguments& a, void* stream) override {
+    Addresses addresses{{uid_q, address(a.q, 0, 0)},
+                        {uid_k, address(a.k, 0, 0)},
+                        {uid_v, address(a.v, 0, 0)},
+                        {uid_out, address(a.out, 0, 0)},
+                        {uid_log_sum, a.log_sum.address()}};
+    run(*forward_, addresses, a.workspace, stream);
+  }
+
+  void backward(const AttentionBackwardArguments& a, void* stream) override {
+    const std::uint32_t group = shape_.heads / shape_.kv_heads;
+    for (std::uint32_t batch = 0; batch < shape_.batch; batch += part_.batch) {
+      for (std::uint32_t kv = 0; kv < shape_.kv_heads; kv += part_.kv_heads) {
+        const std::uint32_t head = kv * group;
+        const std::uint64_t row =
+            (std::uint64_t{batch} * shape_.heads + head) * std::uint64_t{shape_.sequence};
+        Addresses addresses{{uid_q, address(a.q, batch, head)},
+                            {uid_k, address(a.k, batch, kv)},
+                            {uid_v, address(a.v, batch, kv)},
+                            {uid_out, address(a.out, batch, head)},
+                            {uid_out_gradient, address(a.out_gradient, batch, head)},
+                            {uid_log_sum, const_cast<float*>(a.log_sum.address() + row)},
+                            {uid_q_gradient, address(a.q_gradient, batch, head)},
+                            {uid_k_gradient, address(a.k_gradient, batch, kv)},
+                            {uid_v_gradient, address(a.v_gradient, batch, kv)}};
+        run(*backward_, addresses, a.workspace, stream);
+      }
+    }
+  }
+
+ private:
+  /// Returns where the head's row of the first position of a window lies.
+  template <class View>
+  void* address(const HeadRows<View>& rows, std::uint32_t batch, std::uint32_t head) const {
+    const std::uint64_t element = std::uint64_t{batch} * shape_.sequence * rows.stride +
+                                  std::uint64_t{head} * shape_.head_dim;
+    return const_cast<std::byte*>(rows.data.address()) + element * element_;
+  }
+
+  void run(const Graph& graph, Addresses& addresses, Tensor workspace, void* stream) const {
+    const auto first = std::bit_cast<std::uintptr_t>(workspace.address());
+    std::byte* aligned = workspace.address() + (round_up(first, kWorkspaceAlignment) - first);
+    const cudnnStatus_t bound = fe::detail::set_stream(handle_, static_cast<cudaStream_t>(stream));
+    check(bound == CUDNN_STATUS_SUCCESS, ErrorCode::device_error,
+          "cuDNN does not take the stream of the model's operations");
+    const fe::error_t status = graph.execute(handle_, addresses, aligned);
+    if (status.is_good()) [[likely]] {
+      return;
+    }
+    throw Error(ErrorCode::device_error,
+                fmt::format("cuDNN's attention failed: {}", fe::error_t(status).get_message()));
+  }
+
+  AttentionShape shape_;
+  std::size_t element_;
+  AttentionPart part_;
+  cudnnHandle_t handle_;
+  std::unique_ptr<Graph> forward_, backward_;
+};
+
+}  // namespace
+
+struct Cudnn::State {
+  SharedLibrary library;
+  cudnnStatus_t (*destroy)(cudnnHandle_t) = nullptr;  ///< not the frontend's, which may throw
+  cudnnHandle_t handle = nullptr;
+};
+
+Cudnn::Cudnn(std::span<const std::filesystem::path> directories)
+    : state_(std::make_unique<State>(
+          State{.library = {"libcudnn.so.9", directories,
+                            "the CUDA backend attends with cuDNN 9; install it or the Python "
+                            "package nvidia-cudnn-cu13, or run tools/setup cuda"}})) {
+  state_->destroy = state_->library.function<cudnnStatus_t(cudnnHandle_t)>("cudnnDestroy");
+  fe::cudnn_dlhandle = state_->library.native();
+  const cudnnStatus_t status = fe::detail::create_handle(&state_->handle);
+  if (status != CUDNN_STATUS_SUCCESS) {
+    throw Error(ErrorCode::device_error,
+                fmt::format("cuDNN {} does not start: {}", state_->library.path(),
+                            fe::detail::get_error_string(status)),
+                static_cast<int>(status));
+  }
+}
+
+Cudnn::~Cudnn() {
+  if (state_->destroy(state_->handle) != CUDNN_STATUS_SUCCESS) log_warning("cuDNN did not stop");
+}
+
+std::size_t Cudnn::version() const { return fe::detail::get_backend_version(); }
+
+std::unique_ptr<CudnnAttention> Cudnn::prepare(const AttentionShape& shape,
+                                               const CudaMath& math) const {
+  try {
+    return std::make_unique<PreparedAttention>(shape, math, state_->handle);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    refuse(error.what());
+  }
+}
+
+}  // namespace spillway::model::cuda

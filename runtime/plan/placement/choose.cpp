@@ -1,0 +1,356 @@
+#include "runtime/plan/placement/choose.hpp"
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "runtime/base/error.hpp"
+#include "runtime/plan/placement/draft.hpp"
+
+namespace spillway::plan {
+namespace {
+
+using detail::BoundaryPlan;
+using detail::BoundaryPlans;
+using detail::Draft;
+
+/// Blocks of placements that are tried one after the other where none is known to be the first that
+/// fits: all of a small workload's.
+constexpr std::size_t kBlocksTried = 1024;
+
+PlacementRequest bounded(PlacementRequest request, const Workload& workload) {
+  // More slots than blocks would hold nothing.
+  request.prefetch = std::min(request.prefetch, static_cast<std::uint32_t>(workload.blocks.size()));
+  return request;
+}
+
+/// The first of [first, end) for which `holds`, which does for all after one for which it does.
+template <class Holds>
+std::size_t first_where(std::size_t first, std::size_t end, const Holds& holds) {
+  while (first < end) {
+    const std::size_t middle = first + (end - first) / 2;
+    if (holds(middle)) {
+      end = middle;
+    } else {
+      first = middle + 1;
+    }
+  }
+  return first;
+}
+
+class Chooser {
+ public:
+  Chooser(const Workload& workload, const Budgets& budgets, const PlacementRequest& request)
+      : workload_(workload),
+        budgets_(budgets),
+        request_(bounded(request, workload)),
+        tile_parameters_(std::min(request.tile_parameters, largest_block(workload))),
+        sizes_(workload, request.format, tile_parameters_, request.commits) {}
+
+  /// The first way to spread boundaries with which the rest fits.
+  CountedChoice choose() {
+    check_request();
+    for (const bool spill : {false, true}) {
+      if (spill && workload_.tiled) break;
+      if (spill != (request_.activations == Tier::nvme) && request_.activations) continue;
+      for (const bool shrink : {false, true}) {
+        spill_boundaries_ = spill;
+        shrink_ = shrink;
+        if (try_plans(BoundaryPlans(workload_, request_, spill, shrink))) {
+          return {std::move(*found_), tried_};
+        }
+      }
+    }
+    return {*least_, tried_};
+  }
+
+ private:
+  void check_request() const {
+    check(request_.state != Tier::device || request_.resident != false, ErrorCode::invalid_argument,
+          "state on the device and streamed parameters exclude each other: the device updates "
+          "parameters where they live; ask for state on the host, or for resident parameters");
+    check(!workload_.tiled || request_.activations.value_or(Tier::device) == Tier::device,
+          ErrorCode::not_supported,
+          "spillway.activations: with spillway.operator_tile activations stay on the device; use "
+          "\"auto\"");
+    SPILLWAY_ASSERT(!request_.offload || request_.keep == true);
+    SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.tiled));
+    check(
+        !workload_.tiled || !request_.offload, ErrorCode::not_supported,
+        "spillway.checkpointing: with spillway.operator_tile kept activations stay on the device; "
+        "use \"auto\" instead of \"offload\"");
+  }
+
+  /// Whether one of the plans fits. From some plan on the device holds what it must, and from some
+  /// plan on it holds everything; what the other tiers need grows from plan to plan within these
+  /// stretches, so that what does not fit at the start of one fits nowhere in it, but where a few
+  /// blocks more or less on the device tip the scales. So the first few of each are tried.
+  bool try_plans(const BoundaryPlans& plans) {
+    const std::size_t end = plans.size();
+    if (plans.on_device() == 1 && try_plan(plans[0])) return true;
+    if (end == plans.on_device()) return false;
+    // A host that is too small may give up a gradient slot, and the device has no use for it then.
+    const std::size_t first = first_where(plans.on_device(), end, [&](std::size_t i) {
+      boundaries_ = plans[i];
+      Draft draft = base().draft;
+      give_up_gradient_slot(draft);
+      return draft.fits(Tier::device);
+    });
+    if (first == end) return try_plan(plans[end - 1]);
+    const std::size_t with_slots = first_where(first, end, [&](std::size_t i) {
+      boundaries_ = plans[i];
+      return base().draft.fits(Tier::device);
+    });
+    const std::size_t everything = first_where(with_slots, end, [&](std::size_t i) {
+      boundaries_ = plans[i];
+      return base().everything;
+    });
+    const std::size_t few = std::max<std::size_t>(4, kBlocksTried / workload_.blocks.size());
+    std::set<std::size_t> worth_it{end - 1};
+    for (const std::size_t start :
+         {first, with_slots, everything, std::max(first, plans.first_with_fewer_slots())}) {
+      for (std::size_t i = start; i < std::min(end, start + few); ++i) worth_it.insert(i);
+    }
+    return std::ranges::any_of(worth_it, [&](std::size_t i) { return try_plan(plans[i]); });
+  }
+
+  bool try_plan(const BoundaryPlan& plan) {
+    ++tried_;
+    boundaries_ = plan;
+    Draft draft = complete();
+    for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
+      if (draft.fits(tier)) continue;
+      const Shortage shortage{tier, draft.needed(tier), draft.budget(tier)};
+      if (!least_ || nearer(shortage, *least_)) least_ = shortage;
+      return false;
+    }
+    found_ = draft.placement();
+    return true;
+  }
+
+  /// Whether less is missing than for `other`.
+  [[nodiscard]] static bool nearer(const Shortage& shortage, const Shortage& other) {
+    if (shortage.tier != other.tier) return shortage.tier > other.tier;
+    return shortage.needed < other.needed;
+  }
+
+  /// What the device must hold, before the rest of it is filled.
+  struct Base {
+    Draft draft;
+    bool everything = false;  ///< it holds everything
+  };
+
+  [[nodiscard]] Base base() const {
+    if (request_.state.value_or(Tier::device) == Tier::device && request_.resident != false) {
+      Draft everything = uniform(true, Tier::device, request_.keep.value_or(true));
+      if (everything.fits(Tier::device)) return {std::move(everything), true};
+      if (request_.state == Tier::device) {
+        everything = uniform(true, Tier::device, request_.keep == true);
+        if (request_.offload_share > 0) spread_internals(everything);
+        offload_internals(everything);
+        return {std::move(everything)};
+      }
+    }
+    Draft draft = uniform(request_.resident.value_or(false), request_.state.value_or(Tier::host),
+                          request_.keep == true);
+    if (request_.offload_share > 0) spread_internals(draft);
+    if (shrink_) shrink_slots(draft);
+    offload_internals(draft);
+    return {std::move(draft)};
+  }
+
+  [[nodiscard]] Draft complete() const {
+    auto [draft, everything] = base();
+    if (!everything && !request_.state) spill_state(draft);
+    if (spill_boundaries_ && !request_.activations) spill_activations(draft);
+    if (!everything) fill_device(draft);
+    shrink_host_slots(draft);
+    return std::move(draft);
+  }
+
+  /// A tied head needs its own parameters and those of block 0 at once.
+  [[nodiscard]] std::uint32_t least_parameter_slots(const Placement& placement) const {
+    const bool pair = workload_.tied_head && !placement.blocks.front().resident &&
+                      !placement.blocks.back().resident;
+    return pair ? 2 : 1;
+  }
+
+  [[nodiscard]] Draft uniform(bool resident, Tier state, bool keep) const {
+    Placement placement;
+    placement.order = request_.order;
+    placement.format = request_.format;
+    placement.commits = request_.commits;
+    // The same tiles, and no staging buffer larger than the largest of them.
+    placement.tile_parameters = tile_parameters_;
+    const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
+    const bool sums = request_.sums == true && workload_.rounds > 1 && state != Tier::device;
+    placement.blocks.assign(blocks,
+                            {.resident = resident, .state = state, .keep = keep, .sums = sums});
+    if (workload_.tiled) placement.blocks.front().resident = true;  // every op reads them
+    placement.parameter_slots = std::max(request_.prefetch + 1, least_parameter_slots(placement));
+    if (request_.order == WorkOrder::micro_batch_major) {
+      placement.gradient_slots = blocks;
+    } else if (state == Tier::device) {
+      placement.gradient_slots = 1;  // no download that a second one could hide
+    }
+    if (state == Tier::host) placement.state_slots = 1;  // nothing of a step is staged
+    const bool on_disk = request_.activations == Tier::nvme;
+    for (std::size_t b = 0; b < boundaries_.off_device; ++b) {
+      placement.blocks[b].activations = on_disk ? Tier::nvme : Tier::host;
+    }
+    placement.boundary_slots = boundaries_.slots;
+    placement.carried = boundaries_.carried;
+    // The last block's output is only parked on the way to the head.
+    if (on_disk && boundaries_.off_device > 0 && blocks > 2) stage_boundaries(placement);
+    return {sizes_, budgets_, std::move(placement)};
+  }
+
+  /// Gives up what only hides time where the device is too small for it: prefetch, the second
+  /// gradient slot, the second parameter slot of a tied head.
+  void shrink_slots(Draft& draft) const {
+    const auto too_large = [&] { return !draft.fits(Tier::device); };
+    const std::uint32_t least = least_parameter_slots(draft.placement());
+    while (too_large() && draft.placement().parameter_slots > least) {
+      draft.adjust([](Placement& placement) { --placement.parameter_slots; });
+    }
+    if (too_large()) give_up_gradient_slot(draft);
+    if (too_large() && least == 2 && !request_.resident) {
+      // A resident home for the smaller of the pair costs no more than a slot for the larger.
+      const auto size = [](const BlockShape& block) { return block.padded_parameters; };
+      const bool head = size(workload_.blocks.back()) <= size(workload_.blocks.front());
+      set(draft, head ? draft.size() - 1 : 0, &BlockPlacement::resident, true);
+      draft.adjust([](Placement& placement) { placement.parameter_slots = 1; });
+    }
+  }
+
+  void give_up_gradient_slot(Draft& draft) const {
+    if (request_.order == WorkOrder::micro_batch_major) return;
+    draft.adjust([](Placement& placement) { placement.gradient_slots = 1; });
+  }
+
+  template <class Value>
+  static void set(Draft& draft, std::uint32_t block, Value BlockPlacement::*property, Value value) {
+    BlockPlacement place = draft.block(block);
+    place.*property = value;
+    draft.set(block, place);
+  }
+
+  /// The link has the time of the blocks between two of them to carry what one saves.
+  void spread_internals(Draft& draft) const {
+    const bool one_at_a_time = request_.order == WorkOrder::micro_batch_major;
+    draft.adjust([&](Placement& placement) {
+      placement.saved_slots = 2 * (one_at_a_time ? 1 : workload_.micro_batches);
+    });
+    double due = 0.5;
+    for (std::uint32_t b = 0; b + 1 < draft.size(); ++b) {
+      if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
+      due += request_.offload_share;
+      if (due < 1) continue;
+      due -= 1;
+      set(draft, b, &BlockPlacement::keep, true);
+      set(draft, b, &BlockPlacement::offload, true);
+    }
+  }
+
+  /// The earliest blocks' internal activations wait longest for their backward.
+  void offload_internals(Draft& draft) const {
+    if (!request_.offload || draft.fits(Tier::device)) return;
+    draft.adjust([](Placement& placement) { placement.saved_slots = 2; });
+    for (std::uint32_t b = 0; b + 1 < draft.size(); ++b) {
+      if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
+      set(draft, b, &BlockPlacement::offload, true);
+      if (draft.fits(Tier::device)) return;
+    }
+  }
+
+  static void spill_state(Draft& draft) {
+    if (draft.fits(Tier::host)) return;
+    draft.adjust([](Placement& placement) { placement.state_slots = Placement().state_slots; });
+    for (std::uint32_t b = draft.size(); b-- > 0 && !draft.fits(Tier::host);) {
+      set(draft, b, &BlockPlacement::state, Tier::nvme);
+    }
+  }
+
+  static void stage_boundaries(Placement& placement) {
+    placement.boundary_staging = placement.boundary_slots;
+  }
+
+  /// The last block's output is only parked on the way to the head: the disk spares it nothing.
+  void spill_activations(Draft& draft) const {
+    const std::size_t end = std::min<std::size_t>(boundaries_.off_device, draft.size() - 2);
+    for (std::uint32_t b = 0; b < end && !draft.fits(Tier::host); ++b) {
+      set(draft, b, &BlockPlacement::activations, Tier::nvme);
+      draft.adjust(stage_boundaries);
+    }
+  }
+
+  /// Gives up read-ahead of state, then the second landing place of gradients, where the host is
+  /// too small for them.
+  void shrink_host_slots(Draft& draft) const {
+    while (!draft.fits(Tier::host) && draft.placement().state_slots > 1) {
+      draft.adjust([](Placement& placement) { --placement.state_slots; });
+    }
+    while (!draft.fits(Tier::host) && draft.placement().boundary_staging > 1) {
+      draft.adjust([](Placement& placement) { --placement.boundary_staging; });
+    }
+    if (!draft.fits(Tier::host)) give_up_gradient_slot(draft);
+  }
+
+  /// Sets the property of all blocks before `end`, else of as many as fit, the latest first.
+  static void fill(Draft& draft, bool BlockPlacement::*property, std::uint32_t end) {
+    const Draft before = draft;
+    for (std::uint32_t b = 0; b < end; ++b) set(draft, b, property, true);
+    // All of them together do without the slots or the scratch that only the others need.
+    if (draft.fits(Tier::device)) return;
+    draft = before;
+    const auto alike = [&](std::uint32_t a, std::uint32_t b) {
+      return draft.sizes().block(a) == draft.sizes().block(b) && draft.block(a) == draft.block(b);
+    };
+    std::optional<std::uint32_t> refused;  // the last block that did not fit
+    for (std::uint32_t b = end; b-- > 0;) {
+      if (refused && alike(b, *refused)) continue;
+      const BlockPlacement place = draft.block(b);
+      set(draft, b, property, true);
+      refused.reset();
+      if (draft.fits(Tier::device)) continue;
+      draft.set(b, place);
+      refused = b;
+    }
+  }
+
+  void fill_device(Draft& draft) const {
+    if (!draft.fits(Tier::device)) return;
+    // The head has no saved activations: its two passes are one op.
+    if (!request_.keep) fill(draft, &BlockPlacement::keep, draft.size() - 1);
+    if (!request_.resident) fill(draft, &BlockPlacement::resident, draft.size());
+    if (!request_.sums && workload_.rounds > 1 && !draft.placement().any_state(Tier::device)) {
+      fill(draft, &BlockPlacement::sums, draft.size());
+    }
+  }
+
+  const Workload& workload_;
+  const Budgets& budgets_;
+  const PlacementRequest request_;
+  const ElementCount tile_parameters_;
+  const PoolSizes sizes_;
+  BoundaryPlan boundaries_;
+  bool spill_boundaries_ = false;
+  bool shrink_ = false;
+  std::optional<Placement> found_;
+  std::optional<Shortage> least_;
+  std::size_t tried_ = 0;
+};
+
+}  // namespace
+
+CountedChoice count_choice(const Workload& workload, const Budgets& budgets,
+                           const PlacementRequest& request) {
+  return Chooser(workload, budgets, request).choose();
+}
+
+std::variant<Placement, Shortage> choose_placement(const Workload& workload, const Budgets& budgets,
+                                                   const PlacementRequest& request) {
+  return count_choice(workload, budgets, request).choice;
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,65 @@
+// Chooses a placement: which blocks stay on the device, what is kept, where state lives. Pure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <variant>
+
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/placement/placement.hpp"
+
+namespace spillway::plan {
+
+/// What the user asked for; an empty option is the planner's choice.
+struct PlacementRequest {
+  std::optional<Tier> state{};        ///< home of all optimizer state
+  std::optional<bool> resident{};     ///< all parameters on the device, or none
+  std::optional<bool> keep{};         ///< all activations kept, or all recomputed
+  bool offload = false;               ///< with `keep`: what does not fit waits on the host
+  double offload_share = 0;           ///< without `keep`: of the blocks, whose wait on the host
+  std::optional<Tier> activations{};  ///< home of all boundary activations
+  std::optional<bool> sums{};         ///< gradients of rounds summed on the device, or off it
+  WorkOrder order = WorkOrder::layer_major;
+  StateFormat format = StateFormat::fp32;
+  ElementCount tile_parameters{2u << 20};
+  std::uint32_t prefetch = 1;  ///< blocks uploaded ahead; slots = prefetch + 1
+  bool commits = true;         ///< steps are made true on disk; see `Placement`
+};
+
+/// The least that the request needs of one tier, and what the budget gives.
+struct Shortage {
+  Tier tier = Tier::device;
+  Bytes needed;
+  Bytes budget;
+};
+
+/// The fastest placement found that fits, or the first tier that cannot hold its least.
+///
+/// Order of preference: everything on the device; else state off the device, activations kept for
+/// as many blocks as fit (recomputation costs FLOPs that nothing hides), then parameters resident
+/// for as many blocks as fit (streaming is hidden behind compute while there are enough tokens),
+/// then their gradients of rounds summed there (which spares the link and the host's memory).
+/// Internal activations are kept on the host only with `PlacementRequest::offload`, those of as few
+/// blocks as make the rest fit, the earliest first; or with `offload_share`, those of as many
+/// blocks as it says, spread evenly. State goes to the host, and to nvme for the blocks that do not
+/// fit there. Boundary activations leave the device for as few blocks as make the rest fit, the
+/// earliest first: theirs wait longest for their backward. They go to the host; to nvme only where
+/// moving state there is not enough, since state moves once a step and they move every round. Then
+/// fewer micro-batches' boundaries are carried from block to block. Slots that only hide time
+/// (prefetch, the second gradient slot, staging beyond one tile) are given up before the request
+/// is. Throws `Error{invalid_argument}` for device state with streamed parameters,
+/// `Error{not_supported}` for tiles with activations of either kind off the device.
+[[nodiscard]] std::variant<Placement, Shortage> choose_placement(const Workload& workload,
+                                                                 const Budgets& budgets,
+                                                                 const PlacementRequest& request);
+
+/// The same, with the number of placements that were looked at.
+struct CountedChoice {
+  std::variant<Placement, Shortage> choice;
+  std::size_t tried = 0;
+};
+[[nodiscard]] CountedChoice count_choice(const Workload& workload, const Budgets& budgets,
+                                         const PlacementRequest& request);
+
+}  // namespace spillway::plan

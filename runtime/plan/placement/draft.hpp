@@ -1,0 +1,104 @@
+// Draft: a placement under change, which knows at any time what it needs of each tier; and the
+// ways to spread boundaries that the choice of a placement goes through.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/placement/memory_sums.hpp"
+
+namespace spillway::plan::detail {
+
+/// Borrows the sizes and the budgets.
+class Draft {
+ public:
+  Draft(const PoolSizes& sizes, const Budgets& budgets, Placement placement)
+      : budgets_(&budgets), placement_(std::move(placement)), sums_(sizes, placement_) {}
+
+  [[nodiscard]] const Placement& placement() const { return placement_; }
+  [[nodiscard]] const BlockPlacement& block(std::uint32_t b) const { return placement_.blocks[b]; }
+  [[nodiscard]] const PoolSizes& sizes() const { return sums_.sizes(); }
+  [[nodiscard]] std::uint32_t size() const {
+    return static_cast<std::uint32_t>(placement_.blocks.size());
+  }
+  /// Changes what is not of a single block, by `change(placement)`.
+  template <class Change>
+  void adjust(const Change& change) {
+    change(placement_);
+  }
+  /// Puts `place` in the place of a block's.
+  void set(std::uint32_t b, const BlockPlacement& place) {
+    sums_.remove(b, placement_.blocks[b]);
+    placement_.blocks[b] = place;
+    sums_.add(b, place);
+  }
+  [[nodiscard]] Bytes needed(Tier tier) const { return memory_total(placement_, sums_, tier); }
+  [[nodiscard]] Bytes budget(Tier tier) const {
+    return tier == Tier::device ? budgets_->device
+           : tier == Tier::host ? budgets_->host
+                                : budgets_->nvme;
+  }
+  [[nodiscard]] bool fits(Tier tier) const { return needed(tier) <= budget(tier); }
+
+ private:
+  const Budgets* budgets_;
+  Placement placement_;
+  MemorySums sums_;
+};
+
+/// How boundaries are spread, before everything else is.
+struct BoundaryPlan {
+  std::size_t off_device = 0;  ///< blocks, from the first, whose activations leave the device
+  std::uint32_t slots = 0;
+  std::uint32_t carried = 0;
+};
+
+/// Ways to spread boundaries, in order of preference. Each but `on_device` needs no more of the
+/// device than the one before it, and no less of the other tiers but for staging. Boundaries that
+/// are carried cost room and no time; parked ones move once more each way, still far less than a
+/// pass computes.
+class BoundaryPlans {
+ public:
+  /// `spill`: activations may go to the disk. `shrink`: slots may be given up.
+  BoundaryPlans(const Workload& workload, const PlacementRequest& request, bool spill, bool shrink)
+      : head_(workload.blocks.size() - 1),
+        all_(workload.micro_batches),
+        slots_(2 * (request.prefetch + 1)) {
+    const bool wants_device = request.activations.value_or(Tier::device) == Tier::device;
+    on_device_ = !spill && wants_device ? 1 : 0;
+    if (on_device_ == 1 && (request.activations || workload.tiled)) return;
+    blocks_ = request.activations ? 1 : head_;
+    if (request.order == WorkOrder::layer_major) carried_ = all_;
+    if (shrink && slots_ > 2) fewer_slots_ = slots_ - 2;
+  }
+
+  [[nodiscard]] std::size_t on_device() const { return on_device_; }  ///< 1: plan 0 moves nothing
+  [[nodiscard]] std::size_t size() const { return first_with_fewer_slots() + fewer_slots_; }
+  [[nodiscard]] std::size_t first_with_fewer_slots() const {
+    return on_device_ + blocks_ + carried_;
+  }
+  [[nodiscard]] BoundaryPlan operator[](std::size_t i) const {
+    if (i < on_device_) return {};
+    i -= on_device_;
+    if (i < blocks_)
+      return {.off_device = head_ - blocks_ + i + 1, .slots = slots_, .carried = all_};
+    i -= blocks_;
+    const auto step = static_cast<std::uint32_t>(i) + 1;
+    if (i < carried_) return {.off_device = head_, .slots = slots_, .carried = all_ - step};
+    return {.off_device = head_,
+            .slots = slots_ - (step - static_cast<std::uint32_t>(carried_)),
+            .carried = 0};
+  }
+
+ private:
+  std::size_t head_;
+  std::uint32_t all_;
+  std::uint32_t slots_;
+  std::size_t on_device_ = 0;
+  std::size_t blocks_ = 0;       ///< plans that differ in the number of blocks
+  std::size_t carried_ = 0;      ///< ... of micro-batches that are carried
+  std::size_t fewer_slots_ = 0;  ///< ... of slots
+};
+
+}  // namespace spillway::plan::detail

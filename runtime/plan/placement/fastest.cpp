@@ -1,0 +1,148 @@
+#include "runtime/plan/placement/fastest.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/predict/step_bound.hpp"
+#include "runtime/plan/step/builder.hpp"
+
+namespace spillway::plan {
+namespace {
+
+constexpr double kWorthwhile = 0.99;  ///< of the first placement's step
+/// Ops of all plans that are simulated, about a second's worth; of a large step still some plans.
+constexpr std::size_t kOpsSimulated = 4'000'000;
+constexpr std::size_t kLeastSimulated = 3;
+
+struct Candidate {
+  Placement placement;
+  double least_seconds = 0;  ///< no step is shorter
+  std::size_t order = 0;     ///< among all that are tried
+};
+
+/// What to try of an option: what the user said, or first the chooser's own way.
+template <class Value>
+std::vector<std::optional<Value>> ways(const std::optional<Value>& given,
+                                       std::initializer_list<Value> others) {
+  std::vector<std::optional<Value>> list{given};
+  if (!given) list.insert(list.end(), others.begin(), others.end());
+  return list;
+}
+
+/// What becomes of internal activations.
+struct Internals {
+  std::optional<bool> keep;
+  bool offload = false;
+  double offload_share = 0;
+};
+
+std::vector<Internals> internals(const PlacementRequest& request, bool may_leave) {
+  std::vector<Internals> list{{request.keep, request.offload}};
+  if (request.keep) return list;
+  for (const bool keep : {true, false}) list.push_back({.keep = keep});
+  if (!may_leave) return list;
+  for (int tenths = 1; tenths < 10; ++tenths) {
+    list.push_back({.keep = {}, .offload_share = tenths / 10.0});
+  }
+  list.push_back({.keep = true, .offload = true});
+  return list;
+}
+
+/// Every request of `list` with each of the ways; `set` writes one into a request.
+template <class Way, class Set>
+void vary(std::vector<PlacementRequest>& list, const std::vector<Way>& ways, const Set& set) {
+  std::vector<PlacementRequest> varied;
+  for (const PlacementRequest& request : list) {
+    for (const Way& way : ways) set(varied.emplace_back(request), way);
+  }
+  list = std::move(varied);
+}
+
+std::vector<PlacementRequest> requests(const Workload& workload, const PlacementRequest& request,
+                                       const MachineProfile& profile) {
+  std::vector<PlacementRequest> list{request};
+  // The copies of a host backend cost it FWD-BWD time, which the simulator does not see.
+  const bool may_leave = !workload.tiled && !profile.cpu_shares_gpu;
+  if (profile.gpu_update > 0) {
+    vary(list, ways<Tier>(request.state, {Tier::device}),
+         [](PlacementRequest& each, const auto& way) { each.state = way; });
+  }
+  if (!workload.tiled) {
+    vary(list, ways<Tier>(request.activations, {Tier::host}),
+         [](PlacementRequest& each, const auto& way) { each.activations = way; });
+  }
+  vary(list, internals(request, may_leave), [](PlacementRequest& each, const Internals& way) {
+    each.keep = way.keep;
+    each.offload = way.offload;
+    each.offload_share = way.offload_share;
+  });
+  vary(list, ways<bool>(request.resident, {true, false}),
+       [](PlacementRequest& each, const auto& way) { each.resident = way; });
+  if (workload.rounds > 1) {
+    vary(list, ways<bool>(request.sums, {true, false}),
+         [](PlacementRequest& each, const auto& way) { each.sums = way; });
+  }
+  std::erase_if(list, [](const PlacementRequest& each) {
+    return each.state == Tier::device && each.resident == false;
+  });
+  return list;
+}
+
+bool uses_disk(const Placement& placement) {
+  return placement.any_state(Tier::nvme) || placement.any_activations(Tier::nvme);
+}
+
+/// Placements for the requests, without those that use the disk where `first` does not, each once,
+/// by the time that their step takes at least.
+std::vector<Candidate> candidates(const Workload& workload, const Budgets& budgets,
+                                  const PlacementRequest& request, const MachineProfile& profile,
+                                  const Placement& first) {
+  std::vector<Candidate> list;
+  for (const PlacementRequest& each : requests(workload, request, profile)) {
+    auto choice = choose_placement(workload, budgets, each);
+    auto* placement = std::get_if<Placement>(&choice);
+    if (placement == nullptr || (uses_disk(*placement) && !uses_disk(first))) continue;
+    const auto same = [&](const Candidate& other) { return other.placement == *placement; };
+    if (*placement == first || std::ranges::any_of(list, same)) continue;
+    const double least = least_step_seconds(workload, *placement, profile);
+    list.push_back({std::move(*placement), least, list.size()});
+  }
+  std::ranges::stable_sort(list, {}, &Candidate::least_seconds);
+  return list;
+}
+
+}  // namespace
+
+PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
+                              const PlacementRequest& request, const MachineProfile& profile,
+                              const Placement& first) {
+  Builder builder(workload, first);
+  builder.training();
+  PlannedStep best{first, simulate(builder.plan(), profile), 1};
+  const double worthwhile = kWorthwhile * best.prediction.step_seconds;
+  const std::size_t at_most =
+      std::max<std::size_t>(kLeastSimulated, kOpsSimulated / builder.plan().ops.size());
+  std::size_t place = 0;
+  for (Candidate& each : candidates(workload, budgets, request, profile, first)) {
+    // No step is shorter than its bound, and those that follow have longer ones.
+    const double to_beat = std::min(worthwhile, best.prediction.step_seconds);
+    if (each.least_seconds > to_beat || best.simulated == at_most) break;
+    builder.restart(each.placement);
+    builder.training();
+    Prediction prediction = simulate(builder.plan(), profile);
+    ++best.simulated;
+    const double seconds = prediction.step_seconds;
+    // Of equals the one that was asked for first.
+    const bool earlier = seconds == best.prediction.step_seconds && each.order < place;
+    if (seconds < worthwhile && (seconds < best.prediction.step_seconds || earlier)) {
+      best.placement = std::move(each.placement);
+      best.prediction = std::move(prediction);
+      place = each.order;
+    }
+  }
+  return best;
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,27 @@
+// Compares placements by what the simulator says of their steps. Pure.
+#pragma once
+
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/predict/simulator.hpp"
+
+namespace spillway::plan {
+
+struct PlannedStep {
+  Placement placement;
+  Prediction prediction;
+  std::size_t simulated = 0;  ///< placements that were simulated to find it
+};
+
+/// `first`, a placement for the request, or the one with the shortest step: what the request leaves
+/// open of state on the device, boundaries off it, internal activations (kept, recomputed, on the
+/// host for a share of the blocks), residency and sums of rounds is tried in each way, by itself
+/// and together with the rest. What cannot be faster is not simulated, and of steps of very many
+/// ops only those placements whose lanes have the least to do. None uses the disk if `first` does
+/// not, and none takes its place for less than a hundredth of the step, which no profile is good
+/// for. Throws `Error{invalid_argument}` for a rate that the profile lacks.
+[[nodiscard]] PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
+                                            const PlacementRequest& request,
+                                            const MachineProfile& profile, const Placement& first);
+
+}  // namespace spillway::plan

@@ -1,0 +1,29 @@
+// Internals: the activations inside a block that its backward reads, `BlockShape::saved_bytes` a
+// micro-batch; where kept ones wait for it and what moving them costs. Pure.
+//
+// A block that keeps them gives them device memory of their own, or, with
+// `BlockPlacement::offload`, a home in host memory. Then forward computes them into a device slot
+// (`Placement::saved_slots`, used in turn by all blocks), they are saved as soon as they are
+// complete, and they come back to a slot for backward. A slot is free again with the save or with
+// the backward, so that with two or more of them the copies of one micro-batch hide behind the
+// computation of another.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+/// Whether the block's internal activations leave the device. The head's never do: its two passes
+/// are one op. Blocks that save nothing have nothing to move.
+[[nodiscard]] bool internals_leave(const Workload& workload, const Placement& placement,
+                                   std::uint32_t block);
+/// Of all blocks whose internal activations leave, one micro-batch.
+[[nodiscard]] Bytes offloaded_internals(const Workload& workload, const Placement& placement);
+/// Bytes that a training step saves, and as many that it loads: with R rounds of M micro-batches
+/// and S_b the `saved_bytes` of block b, R M times the sum of S_b over the blocks that leave.
+[[nodiscard]] Bytes internals_traffic(const Workload& workload, const Placement& placement);
+
+}  // namespace spillway::plan

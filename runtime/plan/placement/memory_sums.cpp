@@ -1,0 +1,78 @@
+#include "runtime/plan/placement/memory_sums.hpp"
+
+#include <algorithm>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::plan {
+
+void RankCounts::add(std::uint32_t rank) {
+  ++counts_[rank];
+  end_ = std::max<std::size_t>(end_, rank + 1U);
+}
+
+void RankCounts::remove(std::uint32_t rank) {
+  SPILLWAY_ASSERT(counts_[rank] > 0);
+  --counts_[rank];
+  while (end_ > 0 && counts_[end_ - 1] == 0) --end_;
+}
+
+MemorySums::MemorySums(const PoolSizes& sizes, const Placement& placement)
+    : sizes_(&sizes),
+      streamed_(sizes.padded_sizes().size()),
+      recomputed_(sizes.saved_sizes().size()),
+      leaving_(sizes.saved_sizes().size()) {
+  SPILLWAY_ASSERT(placement.blocks.size() == sizes.size());
+  for (std::uint32_t b = 0; b < sizes.size(); ++b) add(b, placement.blocks[b]);
+}
+
+template <class Sum, class Count>
+void MemorySums::apply(std::uint32_t block, const BlockPlacement& place, const Sum& sum,
+                       const Count& count) {
+  const PoolSizes::Block& size = sizes_->block(block);
+  for (const PoolKind pool : kBlockPools) {
+    const auto p = static_cast<std::size_t>(pool);
+    if (sizes_->has_share(pool, block, place)) sum(shares_[p], size.shares[p]);
+  }
+  if (!place.resident) count(streamed_, size.padded_rank);
+  if (block + 1 == sizes_->size()) return;  // the head saves nothing
+  if (sizes_->saved_leaves(block, place)) {
+    count(leaving_, size.saved_rank);
+  } else if (!place.keep) {
+    count(recomputed_, size.saved_rank);
+  }
+}
+
+void MemorySums::add(std::uint32_t block, const BlockPlacement& place) {
+  apply(
+      block, place, [](Bytes& quantity, Bytes amount) { quantity += amount; },
+      [](RankCounts& counts, std::uint32_t rank) { counts.add(rank); });
+}
+
+void MemorySums::remove(std::uint32_t block, const BlockPlacement& place) {
+  apply(
+      block, place, [](Bytes& quantity, Bytes amount) { quantity -= amount; },
+      [](RankCounts& counts, std::uint32_t rank) { counts.remove(rank); });
+}
+
+Row MemorySums::row(PoolKind pool, const Placement& placement) const {
+  const Strides strides{
+      .streamed = ElementCount{streamed_.largest(sizes_->padded_sizes())},
+      .leaving = Bytes{leaving_.largest(sizes_->saved_sizes())},
+      .recomputed = Bytes{recomputed_.largest(sizes_->saved_sizes())},
+  };
+  const bool lands = sizes_->workload().rounds > 1 &&
+                     share_of(PoolKind::host_gradients) > share_of(PoolKind::device_sums);
+  return row_of(pool, *sizes_, placement, strides, lands);
+}
+
+Bytes memory_total(const Placement& placement, const MemorySums& sums, Tier tier) {
+  Bytes total;
+  for (std::size_t p = 0; p < kPoolCount; ++p) {
+    const auto pool = static_cast<PoolKind>(p);
+    if (tier_of(pool) == tier) total += sums.share_of(pool) + sums.row(pool, placement).bytes();
+  }
+  return total;
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,104 @@
+#include "runtime/plan/placement/placement.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/stagger.hpp"
+#include "runtime/plan/placement/memory_sums.hpp"
+#include "runtime/plan/placement/pools.hpp"
+#include "runtime/plan/predict/theory.hpp"
+
+namespace spillway::plan {
+
+bool Placement::any_state(Tier tier) const {
+  return std::any_of(blocks.begin(), blocks.end(),
+                     [tier](const BlockPlacement& b) { return b.state == tier; });
+}
+
+bool Placement::any_activations(Tier tier) const {
+  return std::any_of(blocks.begin(), blocks.end() - 1,
+                     [tier](const BlockPlacement& b) { return b.activations == tier; });
+}
+
+bool Placement::any_streamed() const {
+  return std::any_of(blocks.begin(), blocks.end(),
+                     [](const BlockPlacement& b) { return !b.resident; });
+}
+
+Bytes state_bytes(StateFormat format, ElementCount parameters) {
+  const std::uint64_t master = parameters.value() * (format == StateFormat::fp32 ? 4 : 2);
+  const Bytes moment = moment_values(format, parameters);
+  const Bytes scales = (moment_bytes(format, parameters) - moment) * 2U;
+  const std::array sizes{master, moment.value(), moment.value(), scales.value()};
+  return Bytes{round_up(stagger(sizes).end, kPageBytes)};
+}
+
+Bytes slot_bytes(StateFormat format, ElementCount parameters) {
+  const std::uint64_t narrow = format == StateFormat::fp32 ? 0 : 2 * parameters.value();
+  return state_bytes(format, parameters) + Bytes{round_up(narrow, kPageBytes)};
+}
+
+ElementCount gradient_slot_elements(const Workload& workload) {
+  ElementCount largest;
+  for (std::size_t b = workload.tiled ? 1 : 0; b < workload.blocks.size(); ++b) {
+    largest = std::max(largest, workload.blocks[b].padded_parameters);
+  }
+  return largest;
+}
+
+ElementCount vector_elements(const Workload& workload) {
+  return workload.tiled ? workload.blocks.front().padded_parameters : ElementCount{};
+}
+
+ElementCount largest_block(const Workload& workload) {
+  return std::max(gradient_slot_elements(workload), vector_elements(workload));
+}
+
+DType waiting_gradient_dtype(const Workload& workload) {
+  return workload.rounds > 1 ? DType::fp32 : workload.compute;
+}
+
+bool gradient_on_device(const Workload& workload, const Placement& placement, std::size_t block) {
+  const BlockPlacement& place = placement.blocks[block];
+  return place.state == Tier::device || (place.sums && workload.rounds > 1);
+}
+
+std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {
+  SPILLWAY_ASSERT(p.blocks.size() == w.blocks.size() && w.blocks.size() >= 2);
+  const Pools pools = make_pools(w, p);
+  std::vector<MemoryItem> items;
+  for (std::size_t i = 0; i < kPoolCount; ++i) {
+    const auto pool = static_cast<PoolKind>(i);
+    if (pools[i].bytes() == Bytes{}) continue;
+    items.push_back({tier_of(pool), std::string(label_of(pool)), pools[i].bytes()});
+  }
+  return items;
+}
+
+Bytes total(const std::vector<MemoryItem>& items, Tier tier) {
+  Bytes sum;
+  for (const MemoryItem& item : items) {
+    if (item.tier == tier) sum += item.bytes;
+  }
+  return sum;
+}
+
+Bytes slots_on_disk(const Workload& workload, const Placement& placement) {
+  const PoolSizes sizes(workload, placement.format, placement.tile_parameters, placement.commits);
+  return Bytes{MemorySums(sizes, placement).share_of(PoolKind::disk_state).value() / 2};
+}
+
+std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters) {
+  SPILLWAY_ASSERT(tile_parameters.value() > 0 && tile_parameters.value() % kLeafParameters == 0);
+  std::vector<Tile> tiles;
+  for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
+    const ElementCount padded = workload.blocks[b].padded_parameters;
+    for (ElementCount first; first < padded; first += tile_parameters) {
+      tiles.push_back({b, first, std::min(tile_parameters, padded - first)});
+    }
+  }
+  return tiles;
+}
+
+}  // namespace spillway::plan

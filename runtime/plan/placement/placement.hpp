@@ -1,0 +1,87 @@
+// Where every byte lives, and how many slots each pool has. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/base/units.hpp"
+#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
+
+struct BlockPlacement {
+  bool resident = false;    ///< parameters stay in device memory; otherwise they are streamed
+  Tier state = Tier::host;  ///< home of master, m and v
+  bool keep = false;        ///< internal activations wait for backward; otherwise recomputed
+  bool offload = false;     ///< ... in host memory; only with `keep`, not in tiles; internals.hpp
+  /// Home of the block's output between forward and backward; boundaries.hpp. Not of the head.
+  Tier activations = Tier::device;
+  /// The gradients of rounds are summed in device memory though the state is elsewhere, and only
+  /// their sum goes there; otherwise every round's gradient goes there and is added up.
+  bool sums = false;
+  bool operator==(const BlockPlacement&) const = default;
+};
+
+struct Placement {
+  std::vector<BlockPlacement> blocks;  ///< as Workload::blocks
+  WorkOrder order = WorkOrder::layer_major;
+  StateFormat format = StateFormat::fp32;
+  ElementCount tile_parameters{2u << 20};
+  std::uint32_t parameter_slots = 2;   ///< device homes shared by the streamed blocks
+  std::uint32_t gradient_slots = 2;    ///< device fp32 accumulators
+  std::uint32_t state_slots = 4;       ///< host staging buffers for tiles on nvme
+  std::uint32_t boundary_slots = 0;    ///< device homes shared by boundaries that come and go
+  std::uint32_t carried = 0;           ///< micro-batches whose boundary stays from block to block
+  std::uint32_t boundary_staging = 0;  ///< host buffers for boundaries on nvme
+  std::uint32_t saved_slots = 0;       ///< device homes shared by internals that come and go
+  bool commits = true;  ///< every tile has slots on disk; else only those whose home it is
+
+  [[nodiscard]] bool any_state(Tier tier) const;
+  [[nodiscard]] bool any_activations(Tier tier) const;
+  [[nodiscard]] bool any_streamed() const;
+  bool operator==(const Placement&) const = default;
+};
+
+/// One line of a memory table.
+struct MemoryItem {
+  Tier tier;
+  std::string what;
+  Bytes bytes;
+};
+
+/// Every byte that a run of this placement allocates, item by item, exactly.
+[[nodiscard]] std::vector<MemoryItem> memory_items(const Workload& workload,
+                                                   const Placement& placement);
+[[nodiscard]] Bytes total(const std::vector<MemoryItem>& items, Tier tier);
+
+/// What an update reads of a tile's slot and what a home in memory holds: the master (or its
+/// remainder), m and v, in whole pages. 16-bit parameters are elsewhere in memory anyway.
+[[nodiscard]] Bytes state_bytes(StateFormat format, ElementCount parameters);
+/// A tile's slot on disk: the state and, where the master is not whole without them, the 16-bit
+/// parameters; design.md, "Two-slot commit".
+[[nodiscard]] Bytes slot_bytes(StateFormat format, ElementCount parameters);
+
+/// One slot of each tile that has slots on disk: all of them with commits, else those that live
+/// there.
+[[nodiscard]] Bytes slots_on_disk(const Workload& workload, const Placement& placement);
+
+/// Tiles of all blocks in block order; each starts on a leaf of its block.
+[[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters);
+
+/// The size of a gradient slot: the largest block that takes one. The vectors of tiles have one of
+/// their own size behind the others.
+[[nodiscard]] ElementCount gradient_slot_elements(const Workload& workload);
+[[nodiscard]] ElementCount vector_elements(const Workload& workload);  ///< 0 without tiles
+[[nodiscard]] ElementCount largest_block(const Workload& workload);
+/// Element size of a gradient while it waits for its update: the compute dtype's, or fp32 where
+/// rounds are summed.
+[[nodiscard]] DType waiting_gradient_dtype(const Workload& workload);
+/// Whether a block's gradient waits in device memory: for its update there, or for other rounds.
+[[nodiscard]] bool gradient_on_device(const Workload& workload, const Placement& placement,
+                                      std::size_t block);
+
+}  // namespace spillway::plan

@@ -1,0 +1,289 @@
+#include "runtime/plan/placement/pools.hpp"
+
+#include <algorithm>
+
+#include "runtime/base/error.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
+#include "runtime/plan/placement/memory_sums.hpp"
+
+namespace spillway::plan {
+namespace {
+
+struct Line {
+  Tier tier;
+  std::string_view label;
+};
+
+constexpr std::array<Line, kPoolCount> kLines{{
+    {Tier::device, "resident parameters"},
+    {Tier::device, "parameter slots"},
+    {Tier::device, "optimizer state"},
+    {Tier::device, "gradient accumulators"},
+    {Tier::device, "rounded gradients"},
+    {Tier::device, "tied accumulator"},
+    {Tier::device, "waiting gradients"},
+    {Tier::device, "gradient norm leaves"},
+    {Tier::device, "sums of rounds"},
+    {Tier::device, "boundary activations"},
+    {Tier::device, "boundary gradients"},
+    {Tier::device, "boundary slots"},
+    {Tier::device, "recomputed boundary"},
+    {Tier::device, "kept activations"},
+    {Tier::device, "kept activation slots"},
+    {Tier::device, "recomputation scratch"},
+    {Tier::device, "between tiles"},
+    {Tier::device, "operator workspace"},
+    {Tier::device, "rotary tables"},
+    {Tier::device, "token ids"},
+    {Tier::device, "loss sums"},
+    {Tier::host, "waiting gradients"},
+    {Tier::host, "landing gradients"},
+    {Tier::host, "boundary activations"},
+    {Tier::host, "parked boundaries"},
+    {Tier::host, "boundary staging"},
+    {Tier::host, "kept activations"},
+    {Tier::host, "parameters"},
+    {Tier::host, "optimizer state"},
+    {Tier::host, "state staging"},
+    {Tier::host, "checksums"},
+    {Tier::host, "token ids"},
+    {Tier::host, "norm leaves and loss sums"},
+    {Tier::nvme, "boundary activations"},
+    {Tier::nvme, "state, two slots"},
+}};
+
+Bytes elements(ElementCount count, DType dtype) { return Bytes{count.value() * size_of(dtype)}; }
+
+bool is_of_micro_batches(PoolKind pool) {
+  switch (pool) {
+    case PoolKind::boundaries:
+    case PoolKind::host_boundaries:
+    case PoolKind::disk_boundaries:
+    case PoolKind::kept_activations:
+    case PoolKind::host_kept_activations: return true;
+    default: return false;
+  }
+}
+
+std::vector<std::uint64_t> distinct(std::vector<std::uint64_t> values) {
+  std::ranges::sort(values);
+  const auto tail = std::ranges::unique(values);
+  values.erase(tail.begin(), tail.end());
+  return values;
+}
+
+std::uint32_t rank_in(const std::vector<std::uint64_t>& sorted, std::uint64_t value) {
+  return static_cast<std::uint32_t>(std::ranges::lower_bound(sorted, value) - sorted.begin());
+}
+
+class PoolMaker {
+ public:
+  PoolMaker(const Workload& workload, const Placement& placement)
+      : placement_(placement),
+        sizes_(workload, placement.format, placement.tile_parameters, placement.commits),
+        sums_(sizes_, placement),
+        tiles_(make_tiles(workload, placement.tile_parameters)) {}
+
+  Pools make() {
+    for (const PoolKind pool : kBlockPools) {
+      is_of_micro_batches(pool) ? lay_micro_batches(pool) : lay_tiles(pool);
+      SPILLWAY_ASSERT(at(pool).bytes() == sums_.share_of(pool));
+    }
+    for (std::size_t p = 0; p < kPoolCount; ++p) {
+      lay_row(pools_[p], sums_.row(static_cast<PoolKind>(p), placement_));
+    }
+    at(PoolKind::checksums).ends.assign(tiles_.size(), 0);
+    return std::move(pools_);
+  }
+
+ private:
+  Pool& at(PoolKind pool) { return pools_[static_cast<std::size_t>(pool)]; }
+
+  void lay_tiles(PoolKind pool) {
+    for (const Tile& tile : tiles_) {
+      const bool here = sizes_.has_share(pool, tile.block, placement_.blocks[tile.block]);
+      lay(at(pool), here ? sizes_.buffer_bytes(pool, tile.block, tile.count) : Bytes{});
+    }
+  }
+
+  /// Boundaries are counted by layer, what is saved by the layer's first block.
+  void lay_micro_batches(PoolKind pool) {
+    const Workload& w = sizes_.workload();
+    for (std::uint32_t b = 0; b < w.blocks.size(); ++b) {
+      const bool boundary =
+          pool != PoolKind::kept_activations && pool != PoolKind::host_kept_activations;
+      if (boundary && w.first_block(w.layer_of(b)) != b) continue;
+      const bool here = sizes_.has_share(pool, b, placement_.blocks[b]);
+      const Bytes each = here ? sizes_.buffer_bytes(pool, b, {}) : Bytes{};
+      for (std::uint32_t m = 0; m < w.micro_batches; ++m) lay(at(pool), each);
+    }
+  }
+
+  static void lay_row(Pool& pool, const Row& row) {
+    for (std::uint64_t i = 0; i < row.count; ++i) lay(pool, row.each);
+    if (row.last > Bytes{}) lay(pool, row.last);
+  }
+
+  static void lay(Pool& pool, Bytes bytes) {
+    pool.ends.push_back(pool.bytes().value() + bytes.value());
+  }
+
+  const Placement& placement_;
+  PoolSizes sizes_;
+  MemorySums sums_;
+  std::vector<Tile> tiles_;
+  Pools pools_;
+};
+
+}  // namespace
+
+Tier tier_of(PoolKind pool) { return kLines[static_cast<std::size_t>(pool)].tier; }
+std::string_view label_of(PoolKind pool) { return kLines[static_cast<std::size_t>(pool)].label; }
+
+PoolSizes::PoolSizes(const Workload& workload, StateFormat format, ElementCount tile_parameters,
+                     bool commits)
+    : workload_(&workload),
+      format_(format),
+      tile_parameters_(tile_parameters),
+      commits_(commits),
+      blocks_(workload.blocks.size()),
+      gradient_slot_(gradient_slot_elements(workload)) {
+  for (std::uint32_t b = 0; b < size(); ++b) {
+    padded_sizes_.push_back(workload.blocks[b].padded_parameters.value());
+    saved_sizes_.push_back(saved(b).value());
+  }
+  padded_sizes_ = distinct(std::move(padded_sizes_));
+  saved_sizes_ = distinct(std::move(saved_sizes_));
+  for (std::uint32_t b = 0; b < size(); ++b) {
+    Block& block = blocks_[b];
+    for (const PoolKind pool : kBlockPools) {
+      block.shares[static_cast<std::size_t>(pool)] = share(pool, b);
+    }
+    const std::uint32_t layer = workload.layer_of(b);
+    block.starts_layer = layer + 1 < workload.layers() && workload.first_block(layer) == b;
+    block.feeds_head = layer + 2 == workload.layers();
+    block.padded_rank = rank_in(padded_sizes_, workload.blocks[b].padded_parameters.value());
+    block.saved_rank = rank_in(saved_sizes_, saved(b).value());
+  }
+}
+
+Bytes PoolSizes::saved(std::uint32_t block) const {
+  return block + 1 == size() ? Bytes{} : workload_->blocks[block].saved_bytes;
+}
+
+bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockPlacement& place) const {
+  const auto boundary_is = [&](BoundaryHome home) {
+    const Block& b = blocks_[block];
+    return b.starts_layer && activation_home(place.activations, b.feeds_head) == home;
+  };
+  switch (pool) {
+    case PoolKind::resident_parameters: return place.resident;
+    case PoolKind::device_state:
+    case PoolKind::device_gradients:
+    case PoolKind::device_leaves: return place.state == Tier::device;
+    case PoolKind::device_sums:
+      return place.state != Tier::device && place.sums && workload_->rounds > 1;
+    case PoolKind::host_parameters:
+    case PoolKind::host_gradients: return place.state != Tier::device;
+    case PoolKind::host_state: return place.state == Tier::host;
+    case PoolKind::host_sums: return true;
+    case PoolKind::disk_state: return commits_ || place.state == Tier::nvme;
+    case PoolKind::boundaries: return boundary_is(BoundaryHome::device);
+    case PoolKind::host_boundaries: return boundary_is(BoundaryHome::host);
+    case PoolKind::disk_boundaries: return boundary_is(BoundaryHome::nvme);
+    case PoolKind::kept_activations: return place.keep && !saved_leaves(block, place);
+    case PoolKind::host_kept_activations: return saved_leaves(block, place);
+    default: return false;
+  }
+}
+
+Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const {
+  switch (pool) {
+    case PoolKind::resident_parameters:
+    case PoolKind::host_parameters: return elements(tile, workload_->compute);
+    case PoolKind::device_state:
+    case PoolKind::host_state: return state_bytes(format_, tile);
+    // Both slots of a tile that is on disk, whatever its tier.
+    case PoolKind::disk_state: return slot_bytes(format_, tile) * 2U;
+    case PoolKind::device_gradients:
+    case PoolKind::device_sums:
+    case PoolKind::host_gradients: return elements(tile, waiting_gradient_dtype(*workload_));
+    case PoolKind::device_leaves:
+    case PoolKind::host_sums: return Bytes{tile.value() / kLeafParameters * sizeof(double)};
+    case PoolKind::boundaries:
+    case PoolKind::host_boundaries: return workload_->boundary_bytes;
+    case PoolKind::disk_boundaries: return boundary_disk_bytes(*workload_);
+    case PoolKind::kept_activations:
+    case PoolKind::host_kept_activations: return saved(block);
+    default: return {};
+  }
+}
+
+/// Returns the size of all buffers in a block's share.
+Bytes PoolSizes::share(PoolKind pool, std::uint32_t block) const {
+  if (is_of_micro_batches(pool)) {
+    return buffer_bytes(pool, block, {}) * std::uint64_t{workload_->micro_batches};
+  }
+  const ElementCount padded = workload_->blocks[block].padded_parameters;
+  const ElementCount rest{padded.value() % tile_parameters_.value()};
+  Bytes sum = buffer_bytes(pool, block, tile_parameters_) * (padded / tile_parameters_);
+  if (rest > ElementCount{}) sum += buffer_bytes(pool, block, rest);
+  return sum;
+}
+
+Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Strides& strides,
+           bool lands) {
+  const Workload& w = sizes.workload();
+  const std::uint64_t m = w.micro_batches;
+  const std::uint64_t passes = m * w.rounds;
+  const Bytes one = w.boundary_bytes;
+  const bool passes_slots = p.boundary_slots > 0;
+  const auto gradients = [&](DType dtype) {
+    return Row{.count = p.gradient_slots,
+               .each = elements(sizes.gradient_slot(), dtype),
+               .last = elements(vector_elements(w), dtype)};
+  };
+  const auto row = [](std::uint64_t count, Bytes each) {
+    return Row{.count = count, .each = each, .last = {}};
+  };
+  switch (pool) {
+    case PoolKind::parameter_slots:
+      return row(p.parameter_slots, elements(strides.streamed, w.compute));
+    case PoolKind::accumulators: return gradients(DType::fp32);
+    case PoolKind::rounded_gradients:
+      return w.compute == DType::fp32 ? Row{} : gradients(w.compute);
+    case PoolKind::landing_gradients: return lands ? gradients(w.compute) : Row{};
+    case PoolKind::tied_accumulator:
+      return row(w.tied_head, elements(w.tied_elements, DType::fp32));
+    case PoolKind::boundary_gradients: return row(passes_slots ? 0 : m, one);
+    case PoolKind::boundary_slots: return row(device_boundary_slots(w, p), one);
+    // Backward writes an output again that nobody reads, and that may have no place here.
+    case PoolKind::recomputed_boundary: return row(passes_slots, one);
+    case PoolKind::parked_boundaries:
+      return row(passes_slots ? parked_micro_batches(w, p) : 0, one);
+    case PoolKind::boundary_staging:
+      return row(passes_slots ? p.boundary_staging : 0, boundary_disk_bytes(w));
+    case PoolKind::kept_activation_slots: return row(p.saved_slots, strides.leaving);
+    // The blocks of a layer in tiles meet in it, each after all micro-batches of the one before.
+    case PoolKind::recomputation_scratch: return row(w.tiled ? m : 1, strides.recomputed);
+    case PoolKind::between_tiles: return row(m, w.carried_bytes);
+    case PoolKind::workspace: return row(1, w.workspace_bytes);
+    case PoolKind::constants: return row(1, w.constant_bytes);
+    case PoolKind::device_tokens: return row(m, w.token_bytes);
+    case PoolKind::device_losses: return row(passes, Bytes{sizeof(double)});
+    // The staging buffers also carry state to and from disk at commits and at start.
+    case PoolKind::state_staging:
+      return row(p.state_slots, slot_bytes(p.format, p.tile_parameters));
+    case PoolKind::host_tokens: return row(passes, w.token_bytes);
+    // Behind the leaves of all tiles.
+    case PoolKind::host_sums:
+      return {.count = 0, .each = {}, .last = Bytes{sizeof(double) * passes}};
+    default: return {};
+  }
+}
+
+Pools make_pools(const Workload& workload, const Placement& placement) {
+  return PoolMaker(workload, placement).make();
+}
+
+}  // namespace spillway::plan

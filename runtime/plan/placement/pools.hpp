@@ -1,0 +1,112 @@
+// Pools: how large the buffers of a placement are, told once: for the memory table, for the memory
+// that a run allocates and for the search of a placement, which changes one block at a time. Pure.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "runtime/plan/buffers.hpp"
+#include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+[[nodiscard]] Tier tier_of(PoolKind pool);
+/// Returns the pool's line in the memory table.
+[[nodiscard]] std::string_view label_of(PoolKind pool);
+
+/// The buffers of a pool, one behind the other.
+struct Pool {
+  std::vector<std::uint64_t> ends;  ///< by buffer: the byte behind it
+
+  [[nodiscard]] std::uint64_t offset(std::uint32_t buffer) const {
+    return buffer == 0 ? 0 : ends[buffer - 1];
+  }
+  [[nodiscard]] Bytes bytes() const { return Bytes{ends.empty() ? 0 : ends.back()}; }
+};
+using Pools = std::array<Pool, kPoolCount>;
+
+[[nodiscard]] Pools make_pools(const Workload& workload, const Placement& placement);
+
+/// Pools whose buffers belong to blocks: a block has its share of them, or none.
+inline constexpr std::array kBlockPools{
+    PoolKind::resident_parameters, PoolKind::device_state,
+    PoolKind::device_gradients,    PoolKind::device_leaves,
+    PoolKind::device_sums,         PoolKind::boundaries,
+    PoolKind::kept_activations,    PoolKind::host_gradients,
+    PoolKind::host_boundaries,     PoolKind::host_kept_activations,
+    PoolKind::host_parameters,     PoolKind::host_state,
+    PoolKind::host_sums,           PoolKind::disk_boundaries,
+    PoolKind::disk_state};
+
+/// The shares of blocks, wherever they are placed; of one workload, tile size and state format.
+class PoolSizes {
+ public:
+  struct Block {
+    std::array<Bytes, kPoolCount> shares{};  ///< of the pools of blocks; others: 0
+    std::uint32_t padded_rank = 0;           ///< place of its parameters among all sizes that occur
+    std::uint32_t saved_rank = 0;            ///< the same of what it saves; the head saves nothing
+    bool starts_layer = false;               ///< and another layer reads the output of its layer
+    bool feeds_head = false;                 ///< only the head does
+    bool operator==(const Block&) const = default;
+  };
+
+  /// `commits` as in Placement. The workload outlives this.
+  PoolSizes(const Workload& workload, StateFormat format, ElementCount tile_parameters,
+            bool commits);
+
+  /// Returns whether a block that is placed so has its share of a pool of blocks.
+  [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block,
+                               const BlockPlacement& place) const;
+  /// Returns the size of one of the buffers in a block's share: of a tile of so many parameters,
+  /// or of a micro-batch.
+  [[nodiscard]] Bytes buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const;
+  /// Returns whether what the block saves leaves the device.
+  [[nodiscard]] bool saved_leaves(std::uint32_t block, const BlockPlacement& place) const {
+    return place.offload && saved(block) > Bytes{};
+  }
+
+  [[nodiscard]] const Workload& workload() const { return *workload_; }
+  [[nodiscard]] const Block& block(std::uint32_t b) const { return blocks_[b]; }
+  [[nodiscard]] std::uint32_t size() const { return static_cast<std::uint32_t>(blocks_.size()); }
+  [[nodiscard]] std::span<const std::uint64_t> padded_sizes() const { return padded_sizes_; }
+  [[nodiscard]] std::span<const std::uint64_t> saved_sizes() const { return saved_sizes_; }
+  [[nodiscard]] ElementCount gradient_slot() const { return gradient_slot_; }
+
+ private:
+  [[nodiscard]] Bytes saved(std::uint32_t block) const;
+  [[nodiscard]] Bytes share(PoolKind pool, std::uint32_t block) const;
+
+  const Workload* workload_;
+  StateFormat format_;
+  ElementCount tile_parameters_;
+  bool commits_;
+  std::vector<Block> blocks_;
+  std::vector<std::uint64_t> padded_sizes_, saved_sizes_;  // that occur, ascending
+  ElementCount gradient_slot_;
+};
+
+/// The largest that blocks of a placement need of the buffers that they share.
+struct Strides {
+  ElementCount streamed;  ///< parameters of a block that is streamed
+  Bytes leaving;          ///< what a block saves that leaves the device
+  Bytes recomputed;       ///< what a block saves that is recomputed
+};
+
+/// Buffers of one size, and behind them one of another.
+struct Row {
+  std::uint64_t count = 0;
+  Bytes each;
+  Bytes last;
+  [[nodiscard]] Bytes bytes() const { return each * count + last; }
+};
+
+/// Returns the buffers of a pool that do not belong to blocks. `lands`: some gradient of a round is
+/// summed with others on the host.
+[[nodiscard]] Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& placement,
+                         const Strides& strides, bool lands);
+
+}  // namespace spillway::plan

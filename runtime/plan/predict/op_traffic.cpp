@@ -1,0 +1,48 @@
+#include "runtime/plan/predict/op_traffic.hpp"
+
+#include "runtime/plan/predict/theory.hpp"
+
+namespace spillway::plan {
+namespace {
+
+/// Bytes a parameter of the array that rounds are summed in: the first round only writes it.
+std::uint64_t summed_width(DType dtype, std::uint32_t round) {
+  return (round == 0 ? 1 : 2) * size_of(dtype);
+}
+
+}  // namespace
+
+Bytes update_traffic(const Workload& workload, const Placement& placement, const Tile& tile) {
+  // The formula is of gradients in the compute dtype; sums of rounds are wider.
+  const double widening = static_cast<double>(size_of(waiting_gradient_dtype(workload))) -
+                          static_cast<double>(size_of(workload.compute));
+  const double each = update_traffic_per_parameter(placement.format, workload.compute) + widening;
+  // State on its way from and to the disk is summed while the pass has it in the cache.
+  return Bytes{static_cast<std::uint64_t>(each * static_cast<double>(tile.count.value()))};
+}
+
+Bytes rounding_traffic(const Workload& workload, const Placement& placement, std::uint32_t block,
+                       std::uint32_t round) {
+  const std::uint64_t parameters = workload.blocks[block].padded_parameters.value();
+  const std::uint64_t narrow = size_of(workload.compute);
+  std::uint64_t bytes = 0;
+  if (block == 0 && workload.tied_head) {
+    bytes += workload.tied_elements.value() * 3 * size_of(DType::fp32);
+  }
+  if (workload.compute != DType::fp32) bytes += parameters * (size_of(DType::fp32) + narrow);
+  if (gradient_on_device(workload, placement, block)) {
+    bytes += parameters * (narrow + summed_width(waiting_gradient_dtype(workload), round));
+  }
+  return Bytes{bytes};
+}
+
+Bytes summing_traffic(const Workload& workload, std::uint32_t block, std::uint32_t round) {
+  return Bytes{workload.blocks[block].padded_parameters.value() *
+               (size_of(workload.compute) + summed_width(DType::fp32, round))};
+}
+
+Bytes norm_traffic(const Workload& workload, const Tile& tile) {
+  return Bytes{tile.count.value() * size_of(waiting_gradient_dtype(workload))};
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,29 @@
+// Memory traffic of the ops that only pass over memory: what the simulator divides by a measured
+// rate. Bytes read plus bytes written, each array once. Pure.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+/// The update of a tile. Checksums of state from the disk are made of what it has in the cache.
+[[nodiscard]] Bytes update_traffic(const Workload& workload, const Placement& placement,
+                                   const Tile& tile);
+
+/// Finishing a block's gradient of a round on the device: the second use of a tied block added, the
+/// sums rounded, and, where the state lives on the device, the result moved to its home.
+[[nodiscard]] Bytes rounding_traffic(const Workload& workload, const Placement& placement,
+                                     std::uint32_t block, std::uint32_t round);
+
+/// Adding a landed gradient of a block to those of earlier rounds on the host.
+[[nodiscard]] Bytes summing_traffic(const Workload& workload, std::uint32_t block,
+                                    std::uint32_t round);
+
+/// The sum of squares of a tile's waiting gradient.
+[[nodiscard]] Bytes norm_traffic(const Workload& workload, const Tile& tile);
+
+}  // namespace spillway::plan

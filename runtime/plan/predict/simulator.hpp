@@ -1,0 +1,59 @@
+// Predicts a StepPlan on a machine: one FIFO per lane, discrete events, no randomness.
+//
+// Rules. An op starts at the first instant at which its lane is free, all earlier ops of its lane
+// have started and its dependencies are complete. It first takes the profile's fixed overhead,
+// during which it disturbs nobody, then its work. Alone, the work takes bytes / rate of its lane;
+// on the gpu lane the longer of flops / gpu_flops and bytes / gpu_update; on the cpu lane bytes /
+// update. Two lanes that share a resource (nvme_read and nvme_write, h2d and d2h, cpu and gpu where
+// they divide the same cores) slow each other while both work: each keeps the same fraction of its
+// own rate, so that together they reach the measured combined rate (cpu and gpu: half each). Rates
+// change at events only, so times are exact up to rounding and independent of any step size.
+//
+// Pure functions, any thread.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/step/step_plan.hpp"
+
+namespace spillway::plan {
+
+struct OpTiming {
+  double start = 0;  ///< seconds from the start of the step
+  double end = 0;
+};
+
+struct LaneUse {
+  double busy = 0;  ///< seconds in which an op of the lane is running
+  /// Seconds in which the lane is busy and the gpu lane is not: what it costs, unless another lane
+  /// is exposed at the same time. Of the gpu lane itself: 0.
+  double exposed = 0;
+  /// Seconds of the critical path spent in the lane: the chain of ops, without gaps, that ends with
+  /// the step. Over all lanes they add up to the step.
+  double critical = 0;
+};
+
+struct Prediction {
+  std::vector<OpTiming> ops;  ///< by op of the plan
+  double step_seconds = 0;
+  std::array<LaneUse, kLaneCount> lanes;
+  double gpu_idle = 0;  ///< step_seconds less the gpu lane's busy time
+  /// The lane with the longest part of the critical path; the earlier lane of equals; gpu if empty.
+  Lane bounding = Lane::gpu;
+
+  [[nodiscard]] const LaneUse& operator[](Lane lane) const {
+    return lanes[static_cast<std::size_t>(lane)];
+  }
+};
+
+/// Seconds of the op's work with no other lane active, overhead not included. Throws
+/// `Error{invalid_argument}` if the op uses a rate that the profile lacks.
+[[nodiscard]] double work_seconds(const MachineProfile& profile, const Op& op);
+
+/// Throws `Error{invalid_argument}` if an op depends on itself or on a later op, names no lane, or
+/// uses a rate that the profile lacks.
+[[nodiscard]] Prediction simulate(const StepPlan& plan, const MachineProfile& profile);
+
+}  // namespace spillway::plan

@@ -1,0 +1,27 @@
+// Builds the op lists of a run from a workload and its placement. Pure: equal inputs, equal lists.
+#pragma once
+
+#include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+/// One training step in deferred mode: the previous step's update (ops marked `if_pending`), block
+/// by block just ahead of the block's forward; then the rounds; then the norms of the gradients.
+[[nodiscard]] StepPlan build_training_step(const Workload& workload, const Placement& placement);
+
+/// The same, and all state that lives in memory also goes to disk, each tile as soon as it is
+/// updated; then the commit, while forward and backward go on.
+[[nodiscard]] StepPlan build_recorded_step(const Workload& workload, const Placement& placement);
+
+/// Only the pending update and its commit: after the last step, before an evaluation or a snapshot.
+[[nodiscard]] StepPlan build_flush(const Workload& workload, const Placement& placement);
+
+/// Forward and loss of one round of micro-batches, no gradients.
+[[nodiscard]] StepPlan build_evaluation(const Workload& workload, const Placement& placement);
+
+/// Writes the state of all tiles that do not live on disk, then commits. No update is pending.
+[[nodiscard]] StepPlan build_snapshot(const Workload& workload, const Placement& placement);
+
+}  // namespace spillway::plan

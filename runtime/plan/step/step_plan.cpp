@@ -1,0 +1,127 @@
+#include "runtime/plan/step/step_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <iterator>
+
+namespace spillway::plan {
+
+namespace {
+
+std::string_view name_of(const Copy& copied) {
+  const bool down = copied.from < copied.to;
+  switch (copied.what) {
+    case ValueKind::parameters: return "upload_params";
+    case ValueKind::gradient: return "download_grads";
+    case ValueKind::state: return copied.to == Tier::nvme ? "write_state" : "read_state";
+    case ValueKind::saved: return down ? "save_internals" : "load_internals";
+    case ValueKind::activation:
+      if (copied.to == Tier::nvme) return "spill_activation";
+      if (copied.from == Tier::nvme) return "fetch_activation";
+      return down ? "save_activation" : "load_activation";
+    default: return "copy";
+  }
+}
+
+bool is_of_tile(const Op& op) {
+  const bool copies_state = op.kind == OpKind::copy && op.copied.what == ValueKind::state;
+  return copies_state || op.kind == OpKind::update || op.kind == OpKind::grad_norm ||
+         op.kind == OpKind::checksum;
+}
+
+bool is_of_micro_batch(const Op& op) {
+  const ValueKind what = op.copied.what;
+  const bool copies = what == ValueKind::activation || what == ValueKind::saved;
+  return op.kind == OpKind::forward || op.kind == OpKind::backward || op.kind == OpKind::loss ||
+         (op.kind == OpKind::copy && copies);
+}
+
+}  // namespace
+
+std::string_view name_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::copy: return "copy";
+    case OpKind::forward: return "forward";
+    case OpKind::backward: return "backward";
+    case OpKind::loss: return "loss";
+    case OpKind::accumulate: return "accumulate";
+    case OpKind::grad_norm: return "grad_norm";
+    case OpKind::update: return "update";
+    case OpKind::checksum: return "checksum";
+    case OpKind::commit: return "commit";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(const Op& op) {
+  return op.kind == OpKind::copy ? name_of(op.copied) : name_of(op.kind);
+}
+
+std::string_view name_of(Lane lane) {
+  switch (lane) {
+    case Lane::gpu: return "gpu";
+    case Lane::h2d: return "h2d";
+    case Lane::d2h: return "d2h";
+    case Lane::cpu: return "cpu";
+    case Lane::nvme_read: return "nvme_read";
+    case Lane::nvme_write: return "nvme_write";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(Tier tier) {
+  switch (tier) {
+    case Tier::device: return "device";
+    case Tier::host: return "host";
+    case Tier::nvme: return "nvme";
+  }
+  return "unknown";
+}
+
+Bytes bytes_moved(const StepPlan& plan, const Copy& copied) {
+  Bytes sum;
+  for (const Op& op : plan.ops) {
+    if (is_copy(op, copied) && !op.held) sum += op.bytes;
+  }
+  return sum;
+}
+
+namespace {
+
+/// Returns " reads a, b" of the buffers that the op reads, or writes.
+std::string text_of_accesses(const StepPlan& plan, const Op& op, bool writes) {
+  std::vector<std::string> buffers;
+  for (const Access& access : plan.accesses_of(op)) {
+    if (access.writes == writes) buffers.push_back(to_text(access.buffer));
+  }
+  if (buffers.empty()) return {};
+  return fmt::format(" {} {}", writes ? "writes" : "reads", fmt::join(buffers, ", "));
+}
+
+}  // namespace
+
+std::string to_text(const StepPlan& plan) {
+  std::string text;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    fmt::format_to(std::back_inserter(text), "{:4} {:<10} {:<14} block={}", i, name_of(op.lane),
+                   name_of(op), op.block);
+    if (is_of_tile(op)) fmt::format_to(std::back_inserter(text), " tile={}", op.tile);
+    if (is_of_micro_batch(op)) {
+      fmt::format_to(std::back_inserter(text), " round={} micro_batch={}", op.round,
+                     op.micro_batch);
+    }
+    text += text_of_accesses(plan, op, false) + text_of_accesses(plan, op, true);
+    if (op.bytes > Bytes{}) fmt::format_to(std::back_inserter(text), " bytes={}", op.bytes.value());
+    if (op.held) text += " held";
+    if (op.if_pending) text += " if_pending";
+    if (op.dependency_count > 0) {
+      fmt::format_to(std::back_inserter(text), " after {}",
+                     fmt::join(plan.dependencies_of(op), ","));
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace spillway::plan

@@ -1,6 +1,0 @@
-// options_print: docs/configuration.md on stdout. A tool of the tests; it is not installed.
-#include <fmt/format.h>
-
-#include "tests/engine/options_guide.hpp"
-
-int main() { fmt::print("{}", spillway::engine::test::options_guide()); }
