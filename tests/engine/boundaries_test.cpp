@@ -36,14 +36,14 @@ struct Spread {
   std::uint32_t slots;
   std::uint32_t carried;
   std::uint32_t staging = 1;
-  bool keep = false;
+  std::optional<Tier> saved{};
 };
 
 auto adjusted(const Spread& spread) {
   return [spread](const plan::Workload&, plan::Placement& placement) {
     for (std::size_t b = 0; b + 1 < placement.blocks.size(); ++b) {
-      placement.blocks[b].activations = spread.tiers[std::min(b, spread.tiers.size() - 1)];
-      placement.blocks[b].keep = spread.keep;
+      placement.blocks[b].output = spread.tiers[std::min(b, spread.tiers.size() - 1)];
+      placement.blocks[b].saved = spread.saved;
     }
     placement.boundary_slots = spread.slots;
     placement.carried = spread.carried;
@@ -55,11 +55,11 @@ const std::vector<Spread>& spreads() {
   static const std::vector<Spread> all{
       {.tiers = {Tier::host}, .slots = 2, .carried = 0},
       {.tiers = {Tier::host}, .slots = 5, .carried = 1},
-      {.tiers = {Tier::host}, .slots = 4, .carried = 3, .keep = true},
+      {.tiers = {Tier::host}, .slots = 4, .carried = 3, .saved = Tier::device},
       {.tiers = {Tier::nvme}, .slots = 2, .carried = 0},
       {.tiers = {Tier::nvme}, .slots = 3, .carried = 2, .staging = 3},
       {.tiers = {Tier::nvme, Tier::host, Tier::device}, .slots = 4, .carried = 1, .staging = 2},
-      {.tiers = {Tier::device, Tier::nvme}, .slots = 6, .carried = 0, .keep = true},
+      {.tiers = {Tier::device, Tier::nvme}, .slots = 6, .carried = 0, .saved = Tier::device},
       {.tiers = {Tier::device}, .slots = 2, .carried = 0},
   };
   return all;
@@ -216,7 +216,7 @@ TEST(BoundaryMemory, MoreMicroBatchesThanTheDeviceHoldsTrainInItsBudget) {
     options.activations = config::StateHome::automatic;
     options.device_memory = budget;
     const auto trainer = harness.make(options, harness.new_run());
-    EXPECT_TRUE(trainer->placement().any_activations(Tier::host));
+    EXPECT_TRUE(trainer->placement().any_output(Tier::host));
     Outcome outcome;
     harness.steps(*trainer, options, 2, outcome);
     harness.finish(*trainer, outcome);

@@ -223,9 +223,9 @@ TEST(DeclaredMemory, IsAllThatStreamedBlocksReach) {
     // State in each tier but the device's, boundaries in each tier, activations recomputed.
     for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
       placement.blocks[b].state = b % 2 == 0 ? Tier::nvme : Tier::host;
-      placement.blocks[b].activations = b == 1 ? Tier::nvme : Tier::host;
-      placement.blocks[b].keep = false;
-      placement.blocks[b].sums = b == 2;
+      placement.blocks[b].output = b == 1 ? Tier::nvme : Tier::host;
+      placement.blocks[b].saved.reset();
+      placement.blocks[b].gradients = b == 2 ? Tier::device : Tier::host;
     }
     placement.boundary_slots = 3;
     placement.carried = 1;
@@ -242,8 +242,8 @@ TEST(DeclaredMemory, IsAllThatResidentBlocksReach) {
   harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
     for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
       placement.blocks[b].state = b == 1 ? Tier::device : Tier::host;
-      placement.blocks[b].keep = true;
-      placement.blocks[b].offload = b == 2;
+      placement.blocks[b].saved = b == 2 ? Tier::host : Tier::device;
+      placement.blocks[b].gradients = b == 1 ? Tier::device : Tier::host;
     }
     placement.saved_slots = 2;
   };

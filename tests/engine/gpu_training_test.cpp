@@ -73,7 +73,7 @@ TEST_P(GpuTraining, SameBitsFromEveryTierAndTwice) {
   options.work_order = config::WorkOrder::micro_batch_major;
   EXPECT_EQ(harness.train(options, kSteps), device) << "micro-batch-major";
   harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
-    for (plan::BlockPlacement& block : placement.blocks) block.keep = block.offload = true;
+    for (plan::BlockCut& block : placement.blocks) block.saved = plan::Tier::host;
     placement.saved_slots = 2;
   };
   for (const config::WorkOrder order :

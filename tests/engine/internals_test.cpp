@@ -29,10 +29,10 @@ config::TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t round
   return options;
 }
 
-enum class Saved : std::uint8_t { recomputed, kept, offloaded };
+constexpr std::optional<Tier> kRecomputed, kKept{Tier::device}, kOffloaded{Tier::host};
 
 struct Spread {
-  std::vector<Saved> saved;  ///< by block, the last again for all that follow
+  std::vector<std::optional<Tier>> saved;  ///< by block, the last again for all that follow
   std::uint32_t slots = 2;
   Tier boundaries = Tier::device;
   std::uint32_t carried = 0;
@@ -41,10 +41,8 @@ struct Spread {
 auto adjusted(const Spread& spread) {
   return [spread](const plan::Workload&, plan::Placement& placement) {
     for (std::size_t b = 0; b + 1 < placement.blocks.size(); ++b) {
-      const Saved saved = spread.saved[std::min(b, spread.saved.size() - 1)];
-      placement.blocks[b].keep = saved != Saved::recomputed;
-      placement.blocks[b].offload = saved == Saved::offloaded;
-      placement.blocks[b].activations = spread.boundaries;
+      placement.blocks[b].saved = spread.saved[std::min(b, spread.saved.size() - 1)];
+      placement.blocks[b].output = spread.boundaries;
     }
     placement.saved_slots = spread.slots;
     placement.boundary_slots = spread.boundaries == Tier::device ? 0 : 3;
@@ -54,16 +52,15 @@ auto adjusted(const Spread& spread) {
 }
 
 const std::vector<Spread>& spreads() {
-  using enum Saved;
   static const std::vector<Spread> all{
-      {.saved = {offloaded}, .slots = 2},
-      {.saved = {offloaded}, .slots = 3},
-      {.saved = {offloaded}, .slots = 7},
-      {.saved = {recomputed, offloaded, kept}, .slots = 2},
-      {.saved = {kept, kept, offloaded, recomputed}, .slots = 4},
-      {.saved = {offloaded}, .slots = 2, .boundaries = Tier::host},
-      {.saved = {offloaded}, .slots = 3, .boundaries = Tier::host, .carried = 3},
-      {.saved = {recomputed, recomputed, offloaded},
+      {.saved = {kOffloaded}, .slots = 2},
+      {.saved = {kOffloaded}, .slots = 3},
+      {.saved = {kOffloaded}, .slots = 7},
+      {.saved = {kRecomputed, kOffloaded, kKept}, .slots = 2},
+      {.saved = {kKept, kKept, kOffloaded, kRecomputed}, .slots = 4},
+      {.saved = {kOffloaded}, .slots = 2, .boundaries = Tier::host},
+      {.saved = {kOffloaded}, .slots = 3, .boundaries = Tier::host, .carried = 3},
+      {.saved = {kRecomputed, kRecomputed, kOffloaded},
        .slots = 2,
        .boundaries = Tier::nvme,
        .carried = 1},
@@ -184,8 +181,8 @@ TEST(InternalsMemory, WhatTheDeviceCannotKeepTrainsInItsBudget) {
   options.checkpointing = config::Checkpointing::offload;
   const auto trainer = harness.make(options, harness.new_run());
   const plan::Placement& placement = trainer->placement();
-  EXPECT_TRUE(placement.blocks[1].keep && placement.blocks[1].offload);
-  EXPECT_TRUE(placement.blocks[6].keep && !placement.blocks[6].offload);
+  EXPECT_TRUE(placement.blocks[1].saved == Tier::host);
+  EXPECT_TRUE(placement.blocks[6].saved == Tier::device);
   Outcome outcome;
   harness.steps(*trainer, options, 2, outcome);
   harness.finish(*trainer, outcome);

@@ -35,10 +35,11 @@ class MixedTiers : public testing::TestWithParam<Mix> {
     harness_.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
       constexpr std::array kTiers = {Tier::nvme, Tier::device, Tier::host};
       for (std::size_t block = 0; block < placement.blocks.size(); ++block) {
-        plan::BlockPlacement& place = placement.blocks[block];
+        plan::BlockCut& place = placement.blocks[block];
         place.state = kTiers[(block + GetParam().turn) % kTiers.size()];
-        place.resident = place.state == Tier::device || block % 2 == 0;
-        place.sums = false;
+        place.parameters =
+            place.state == Tier::device || block % 2 == 0 ? Tier::device : Tier::host;
+        place.gradients = place.state == Tier::device ? Tier::device : Tier::host;
       }
       placement.state_slots = GetParam().slots;
     };

@@ -28,8 +28,7 @@ Case next_off_device(RandomCases& cases) {
 }
 
 Placement off_device(const Workload& workload, Tier tier) {
-  Placement placement = uniform_placement(
-      workload, {.resident = true, .state = Tier::host, .keep = false, .activations = tier});
+  Placement placement = uniform_placement(workload, {.parameters = Tier::device, .output = tier});
   placement.boundary_slots = 4;
   placement.boundary_staging = 2;
   return placement;
@@ -39,7 +38,7 @@ TEST(Boundaries, PrintTheirWayAsTheGoldenFile) {
   Workload workload = small_workload();
   workload.micro_batches = 2;
   Placement placement = off_device(workload, Tier::host);
-  placement.blocks[1].activations = Tier::nvme;
+  placement.blocks[1].output = Tier::nvme;
   placement.carried = 1;
   expect_golden("step_off_device_boundaries.txt",
                 to_text(build_training_step(workload, placement)));
@@ -61,7 +60,7 @@ TEST(BoundariesProperty, MoveWhatTheFormulaSays) {
 TEST(Boundaries, MoveNothingWhereEverythingStaysOnTheDevice) {
   Workload workload = small_workload();
   workload.micro_batches = 3;
-  const Placement placement = uniform_placement(workload, {.resident = true, .state = Tier::host});
+  const Placement placement = uniform_placement(workload, {.parameters = Tier::device});
   const StepPlan plan = build_training_step(workload, placement);
   for (const Copy& kind : kMoves) EXPECT_EQ(bytes_moved(plan, kind), Bytes{});
 }
@@ -123,9 +122,9 @@ TEST(Boundaries, TwoSlotsWaitAndFourHideTheLink) {
   profile.update = 1e18;
   const auto seconds = [&](std::uint32_t slots, std::uint32_t carried) {
     Placement placement = off_device(workload, Tier::host);
-    for (BlockPlacement& block : placement.blocks) {
-      block.state = Tier::device;
-      block.keep = true;
+    for (BlockCut& block : placement.blocks) {
+      block.state = block.gradients = Tier::device;
+      block.saved = Tier::device;
     }
     placement.boundary_slots = slots;
     placement.carried = carried;

@@ -41,7 +41,7 @@ inline Placement chosen(const Workload& workload, const Budgets& budgets,
   return placement == nullptr ? Placement{} : *placement;
 }
 
-inline bool all_blocks(const Placement& placement, bool (*holds)(const BlockPlacement&)) {
+inline bool all_blocks(const Placement& placement, bool (*holds)(const BlockCut&)) {
   return std::all_of(placement.blocks.begin(), placement.blocks.end(), holds);
 }
 
@@ -82,15 +82,17 @@ inline void expect_honoured(const Workload& workload, const Placement& placement
   EXPECT_LE(needed(workload, placement, Tier::host), budgets.host);
   EXPECT_LE(needed(workload, placement, Tier::nvme), budgets.nvme);
   EXPECT_EQ(placement.order, request.order);
-  for (const BlockPlacement& block : placement.blocks) {
+  for (const BlockCut& block : placement.blocks) {
     EXPECT_EQ(block.state, request.state.value_or(block.state));
-    EXPECT_EQ(block.resident, request.resident.value_or(block.resident));
-    EXPECT_EQ(block.keep, request.keep.value_or(block.keep));
-    const bool summed = request.sums == true && workload.rounds > 1 && block.state != Tier::device;
-    EXPECT_EQ(block.sums, request.sums ? summed : block.sums);
+    EXPECT_EQ(block.resident(), request.resident.value_or(block.resident()));
+    EXPECT_EQ(block.saved.has_value(), request.keep.value_or(block.saved.has_value()));
+    const bool summed = request.sums == true && workload.rounds > 1;
+    EXPECT_EQ(block.gradients, block.state == Tier::device ? Tier::device
+                               : !request.sums             ? block.gradients
+                               : summed                    ? Tier::device
+                                                           : Tier::host);
     const bool head = &block == &placement.blocks.back();
-    EXPECT_EQ(block.activations,
-              head ? Tier::device : request.activations.value_or(block.activations));
+    EXPECT_EQ(block.output, head ? Tier::device : request.activations.value_or(block.output));
   }
 }
 

@@ -35,9 +35,9 @@ PlacementRequest request_of(bool offload) {
 
 std::vector<bool> offloaded(const Placement& placement) {
   std::vector<bool> list;
-  for (const BlockPlacement& block : placement.blocks) {
-    EXPECT_TRUE(block.keep);
-    list.push_back(block.offload);
+  for (const BlockCut& block : placement.blocks) {
+    EXPECT_TRUE(block.saved);
+    list.push_back(block.saved == Tier::host);
   }
   return list;
 }
@@ -58,9 +58,8 @@ TEST(ChooseOffload, SpreadsAShareOfTheBlocksEvenly) {
                                    .offload_share = share,
                                    .activations = Tier::device};
     std::vector<bool> list;
-    for (const BlockPlacement& block : chosen(workload, kUnlimited, request).blocks) {
-      EXPECT_TRUE(block.keep || !block.offload);
-      list.push_back(block.offload);
+    for (const BlockCut& block : chosen(workload, kUnlimited, request).blocks) {
+      list.push_back(block.saved == Tier::host);
     }
     return list;
   };

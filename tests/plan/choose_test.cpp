@@ -17,8 +17,8 @@ namespace {
 TEST(Choose, PutsEverythingOnTheDeviceWhereItFits) {
   const Workload workload = small_workload();
   const Placement placement = chosen(workload, kUnlimited);
-  EXPECT_TRUE(all_blocks(placement, [](const BlockPlacement& b) {
-    return b.resident && b.keep && b.state == Tier::device;
+  EXPECT_TRUE(all_blocks(placement, [](const BlockCut& b) {
+    return b.resident() && b.saved && b.state == Tier::device;
   }));
   Budgets exact = kUnlimited;
   exact.device = needed(workload, placement, Tier::device);
@@ -41,14 +41,14 @@ TEST(Choose, KeepsActivationsBeforeItMakesParametersResident) {
   // Room for the second slots, and for one more set of activations in place of the scratch.
   budgets.device += Bytes{2 * 3 * kLeafParameters * 4 + 100'000};
   const Placement more = chosen(workload, budgets, host);
-  EXPECT_TRUE(more.blocks[1].keep && more.blocks[2].keep);
-  EXPECT_TRUE(all_blocks(more, [](const BlockPlacement& b) { return !b.resident; }));
+  EXPECT_TRUE(more.blocks[1].saved && more.blocks[2].saved);
+  EXPECT_TRUE(all_blocks(more, [](const BlockCut& b) { return !b.resident(); }));
   for (; budgets.device < Bytes{1'000'000}; budgets.device += Bytes{4096}) {
     const Placement placement = chosen(workload, budgets, host);
-    EXPECT_TRUE(placement.blocks[1].keep && placement.blocks[2].keep) << budgets.device.value();
+    EXPECT_TRUE(placement.blocks[1].saved && placement.blocks[2].saved) << budgets.device.value();
   }
   EXPECT_TRUE(all_blocks(chosen(workload, kUnlimited, host),
-                         [](const BlockPlacement& b) { return b.resident; }));
+                         [](const BlockCut& b) { return b.resident(); }));
 }
 
 TEST(Choose, SpillsStateToNvmeOnlyWhereTheHostIsTooSmall) {
@@ -56,7 +56,7 @@ TEST(Choose, SpillsStateToNvmeOnlyWhereTheHostIsTooSmall) {
   const PlacementRequest streamed{.resident = false,
                                   .tile_parameters = ElementCount{kLeafParameters}};
   const Placement on_host = chosen(workload, kUnlimited, streamed);
-  EXPECT_TRUE(all_blocks(on_host, [](const BlockPlacement& b) { return b.state == Tier::host; }));
+  EXPECT_TRUE(all_blocks(on_host, [](const BlockCut& b) { return b.state == Tier::host; }));
   Budgets budgets = kUnlimited;
   budgets.host = needed(workload, on_host, Tier::host);
   EXPECT_FALSE(chosen(workload, budgets, streamed).any_state(Tier::nvme));
@@ -98,11 +98,11 @@ TEST(Choose, TakesActivationsOffTheDeviceForAsFewAndAsEarlyBlocksAsItMust) {
   for (budgets.device -= Bytes{1}; budgets.device >= least; budgets.device -= Bytes{77'777}) {
     const Placement placement = chosen(workload, budgets, request);
     const auto off = std::count_if(placement.blocks.begin(), placement.blocks.end(),
-                                   [](const auto& b) { return b.activations == Tier::host; });
+                                   [](const auto& b) { return b.output == Tier::host; });
     EXPECT_GE(off, before);
     EXPECT_LE(placement.carried, carried);
     for (std::size_t b = 1; b + 1 < placement.blocks.size(); ++b) {
-      EXPECT_LE(placement.blocks[b].activations, placement.blocks[b - 1].activations);
+      EXPECT_LE(placement.blocks[b].output, placement.blocks[b - 1].output);
     }
     // Boundaries stop being carried when every block's activations have left.
     EXPECT_TRUE(placement.carried == 12 || off == 11);
@@ -120,18 +120,18 @@ TEST(Choose, SpillsActivationsToNvmeOnlyWhereTheHostIsTooSmallForThemWithoutStat
   budgets.device =
       shortage_with_nothing(workload, request, Tier::device).needed + workload.boundary_bytes * 14U;
   const Placement roomy = chosen(workload, budgets, request);
-  EXPECT_TRUE(roomy.any_activations(Tier::host));
-  EXPECT_FALSE(roomy.any_activations(Tier::nvme));
+  EXPECT_TRUE(roomy.any_output(Tier::host));
+  EXPECT_FALSE(roomy.any_output(Tier::nvme));
   budgets.host = needed(workload, roomy, Tier::host) - Bytes{1};
   const Placement tighter = chosen(workload, budgets, request);
   EXPECT_TRUE(tighter.any_state(Tier::nvme));
-  EXPECT_FALSE(tighter.any_activations(Tier::nvme));
+  EXPECT_FALSE(tighter.any_output(Tier::nvme));
   budgets.host = Bytes{4'000'000};
   const Placement tight = chosen(workload, budgets, request);
   EXPECT_FALSE(tight.any_state(Tier::host));
-  EXPECT_TRUE(tight.any_activations(Tier::nvme));
-  EXPECT_TRUE(tight.any_activations(Tier::host));
-  EXPECT_EQ(tight.blocks.front().activations, Tier::nvme);
+  EXPECT_TRUE(tight.any_output(Tier::nvme));
+  EXPECT_TRUE(tight.any_output(Tier::host));
+  EXPECT_EQ(tight.blocks.front().output, Tier::nvme);
 }
 
 TEST(Choose, SpillsActivationsToNvmeWhereStateIsOnTheDeviceAndTheHostTooSmall) {
@@ -141,15 +141,15 @@ TEST(Choose, SpillsActivationsToNvmeWhereStateIsOnTheDeviceAndTheHostTooSmall) {
   budgets.device =
       shortage_with_nothing(workload, request, Tier::device).needed + workload.boundary_bytes * 14U;
   const Placement roomy = chosen(workload, budgets, request);
-  EXPECT_TRUE(roomy.any_activations(Tier::host));
-  EXPECT_FALSE(roomy.any_activations(Tier::nvme));
+  EXPECT_TRUE(roomy.any_output(Tier::host));
+  EXPECT_FALSE(roomy.any_output(Tier::nvme));
   // Without the boundaries of the first six blocks, and with room to stage those on disk.
   budgets.host = needed(workload, roomy, Tier::host) - workload.boundary_bytes * (12ULL * 6);
   const Placement tight = chosen(workload, budgets, request);
-  EXPECT_EQ(tight.blocks.front().activations, Tier::nvme);
+  EXPECT_EQ(tight.blocks.front().output, Tier::nvme);
   EXPECT_TRUE(tight.any_state(Tier::device));
   // What the last block makes is only parked, and would gain nothing on disk.
-  EXPECT_NE(tight.blocks[tight.blocks.size() - 2].activations, Tier::nvme);
+  EXPECT_NE(tight.blocks[tight.blocks.size() - 2].output, Tier::nvme);
 }
 
 TEST(Choose, StagesNoMoreThanTheLargestTile) {
@@ -194,12 +194,12 @@ TEST(Choose, MakesTheSmallerOfATiedPairResidentWhereTwoSlotsAreTooLarge) {
   EXPECT_EQ(least, streamed - slot + Bytes{kLeafParameters * 4});
   Budgets budgets = kUnlimited;
   budgets.device = least;
-  EXPECT_TRUE(chosen(workload, budgets, request).blocks.back().resident);
+  EXPECT_TRUE(chosen(workload, budgets, request).blocks.back().resident());
 }
 
 /// The same with nothing of the boundaries on the device but what an op needs.
 Placement without_boundaries(Placement placement) {
-  for (BlockPlacement& block : placement.blocks) block.activations = Tier::host;
+  for (BlockCut& block : placement.blocks) block.output = Tier::host;
   placement.boundary_slots = 2;
   placement.carried = 0;
   return placement;
@@ -221,13 +221,16 @@ Bytes least_device(const Workload& workload, const PlacementRequest& request) {
       const bool keep = (mask >> (n + b) & 1) != 0;
       allowed = allowed && resident == request.resident.value_or(resident);
       allowed = allowed && keep == request.keep.value_or(keep);
-      p.blocks.push_back({.resident = resident,
-                          .state = request.state.value_or(Tier::host),
-                          .keep = keep,
-                          .sums = request.sums == true});
+      const Tier state = request.state.value_or(Tier::host);
+      const bool sums = request.sums == true && workload.rounds > 1;
+      p.blocks.push_back({.parameters = resident ? Tier::device : Tier::host,
+                          .gradients = sums || state == Tier::device ? Tier::device : Tier::host,
+                          .state = state,
+                          .saved = keep ? std::optional(Tier::device) : std::nullopt});
       allowed = allowed && (p.blocks[b].state != Tier::device || resident);
     }
-    const bool pair = workload.tied_head && !p.blocks.front().resident && !p.blocks.back().resident;
+    const bool pair =
+        workload.tied_head && !p.blocks.front().resident() && !p.blocks.back().resident();
     p.parameter_slots = pair ? 2 : 1;
     if (!allowed) continue;
     if (request.activations.value_or(Tier::device) == Tier::device) {

@@ -40,7 +40,7 @@ TEST(FastestPlacement, MakesParametersResidentBeforeItKeepsActivationsOverASlowL
   resident.keep = false;
   budgets.device = needed(workload, chosen(workload, kUnlimited, resident), Tier::device);
   const Placement first = chosen(workload, budgets, request);
-  ASSERT_TRUE(first.blocks[2].keep);
+  ASSERT_TRUE(first.blocks[2].saved);
   ASSERT_TRUE(first.any_streamed());
 
   MachineProfile machine = fast_machine();
@@ -167,7 +167,8 @@ TEST(FastestPlacementProperty, IsAPlacementForTheRequestAndNoSlowerThanTheFirst)
   for_each_question([&](const Question& q, const Placement& first, const PlannedStep& step) {
     expect_honoured(q.workload, step.placement, q.budgets, q.request);
     expect_correct({q.workload, step.placement});
-    spread += std::ranges::any_of(step.placement.blocks, &BlockPlacement::offload);
+    spread += std::ranges::any_of(step.placement.blocks,
+                                  [](const BlockCut& b) { return b.saved == Tier::host; });
     const StepPlan plan = build_training_step(q.workload, step.placement);
     EXPECT_EQ(step.prediction.step_seconds, simulate(plan, q.machine).step_seconds);
     const double before = simulate(build_training_step(q.workload, first), q.machine).step_seconds;

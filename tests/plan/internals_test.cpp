@@ -25,8 +25,8 @@ Case next_offloaded(RandomCases& cases) {
 }
 
 Placement offloaded(const Workload& workload, std::uint32_t slots) {
-  Placement placement = uniform_placement(
-      workload, {.resident = true, .state = Tier::host, .keep = true, .offload = true});
+  Placement placement =
+      uniform_placement(workload, {.parameters = Tier::device, .saved = Tier::host});
   placement.saved_slots = slots;
   return placement;
 }
@@ -35,7 +35,7 @@ TEST(Internals, PrintTheirWayAsTheGoldenFile) {
   Workload workload = small_workload();
   workload.micro_batches = 3;
   Placement placement = offloaded(workload, 2);
-  placement.blocks[2].offload = false;
+  placement.blocks[2].saved = Tier::device;
   expect_golden("step_offloaded_internals.txt", to_text(build_training_step(workload, placement)));
 }
 
@@ -67,7 +67,7 @@ TEST(Internals, MoveNothingButInTraining) {
   const Workload workload = small_workload();
   for (const bool offload : {true, false}) {
     Placement placement = offloaded(workload, 2);
-    for (BlockPlacement& block : placement.blocks) block.offload = offload;
+    for (BlockCut& block : placement.blocks) block.saved = offload ? Tier::host : Tier::device;
     for (const Copy& kind : kMoves) {
       EXPECT_EQ(bytes_moved(build_evaluation(workload, placement), kind), Bytes{});
       EXPECT_EQ(bytes_moved(build_flush(workload, placement), kind), Bytes{});
@@ -108,7 +108,7 @@ struct Timed {
   }
   /// State on the device: nothing else crosses the link.
   [[nodiscard]] double seconds(Placement placement) const {
-    for (BlockPlacement& block : placement.blocks) block.state = Tier::device;
+    for (BlockCut& block : placement.blocks) block.state = block.gradients = Tier::device;
     return simulate(build_training_step(workload, placement), profile).step_seconds;
   }
 };
@@ -120,7 +120,7 @@ TEST(Internals, TwoSlotsHideALinkThatKeepsUp) {
   // Not hidden: the last save, which the first load waits for, and that load, 0.8 ms each.
   EXPECT_LT(timed.seconds(offloaded(timed.workload, 2)), compute + 1.7e-3);
   // Recomputation adds a forward to every backward.
-  Placement recomputed = uniform_placement(timed.workload, {.resident = true});
+  Placement recomputed = uniform_placement(timed.workload, {.parameters = Tier::device});
   EXPECT_GT(timed.seconds(recomputed), compute * 1.49);
 }
 

@@ -71,7 +71,7 @@ class Meaning {
     return count;
   }
   [[nodiscard]] std::uint32_t part() const { return op_.block - first(); }
-  [[nodiscard]] bool kept() const { return p_.blocks[first()].keep; }
+  [[nodiscard]] bool kept() const { return p_.blocks[first()].saved.has_value(); }
   [[nodiscard]] bool split() const { return p_.format != StateFormat::fp32; }
 
   void parameters() {
@@ -154,7 +154,7 @@ class Meaning {
   void accumulate() {
     const Value narrow{ValueKind::gradient, op_.block, 0, op_.round};
     const bool sums_rounds = op_.lane == Lane::cpu || p_.blocks[op_.block].state == Tier::device ||
-                             (p_.blocks[op_.block].sums && w_.rounds > 1);
+                             p_.blocks[op_.block].gradients == Tier::device;
     if (sums_rounds) {
       if (op_.round > 0) reads({ValueKind::total_gradient, op_.block, 0, op_.round - 1});
       writes({ValueKind::total_gradient, op_.block, 0, op_.round});
@@ -279,8 +279,8 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
   bool fits = true;
   switch (at.pool) {
     case PoolKind::resident_parameters:
-      fits =
-          run.placement.blocks[tiles[at.first].block].resident && tiles[at.first].block == value.of;
+      fits = run.placement.blocks[tiles[at.first].block].resident() &&
+             tiles[at.first].block == value.of;
       break;
     case PoolKind::host_parameters:
       fits =
@@ -295,7 +295,7 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
     case PoolKind::boundaries:
     case PoolKind::host_boundaries:
     case PoolKind::disk_boundaries: {
-      const Tier tier = w.tiled ? Tier::device : run.placement.blocks[value.of].activations;
+      const Tier tier = w.tiled ? Tier::device : run.placement.blocks[value.of].output;
       fits = at.first == value.of * w.micro_batches + value.micro_batch && tier == tier_of(at.pool);
       break;
     }
@@ -303,9 +303,9 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
     case PoolKind::host_kept_activations: {
       const std::uint32_t first = w.tiled ? w.first_block(value.of) : value.of;
       const bool leaves =
-          run.placement.blocks[first].offload && w.blocks[first].saved_bytes > Bytes{};
+          run.placement.blocks[first].saved == Tier::host && w.blocks[first].saved_bytes > Bytes{};
       fits = at.first == first * w.micro_batches + value.micro_batch &&
-             run.placement.blocks[first].keep &&
+             run.placement.blocks[first].saved &&
              leaves == (at.pool == PoolKind::host_kept_activations);
       break;
     }

@@ -55,8 +55,8 @@ TEST(MemoryItems, OfTiedBf16InTwoRoundsPartlyResidentStateOnNvme) {
   workload.rounds = 2;
   workload.micro_batches = 3;
   Placement placement = uniform_placement(workload, {.state = Tier::nvme});
-  placement.blocks[0].resident = true;
-  placement.blocks[2].keep = true;
+  placement.blocks[0].parameters = Tier::device;
+  placement.blocks[2].saved = Tier::device;
   const Table device{{"resident parameters", 3 * kLeaf * 2},
                      {"parameter slots", 2 * 2 * kLeaf * 2},
                      {"gradient accumulators", 2 * 3 * kLeaf * 4},
@@ -87,11 +87,11 @@ TEST(MemoryItems, OfRoundsSummedOnTheDevice) {
   Placement placement = uniform_placement(workload, {});
   const Table host_only = table(workload, placement, Tier::host);
   EXPECT_EQ(host_only.at("landing gradients"), 2 * 3 * kLeaf * 2);
-  placement.blocks[1].sums = true;
+  placement.blocks[1].gradients = Tier::device;
   Table device = table(workload, placement, Tier::device);
   EXPECT_EQ(device.at("sums of rounds"), 2 * kLeaf * 4);
   EXPECT_EQ(table(workload, placement, Tier::host), host_only);
-  for (BlockPlacement& block : placement.blocks) block.sums = true;
+  for (BlockCut& block : placement.blocks) block.gradients = Tier::device;
   EXPECT_EQ(table(workload, placement, Tier::device).at("sums of rounds"), 8 * kLeaf * 4);
   EXPECT_EQ(table(workload, placement, Tier::host).count("landing gradients"), 0U);
   workload.rounds = 1;
@@ -101,8 +101,7 @@ TEST(MemoryItems, OfRoundsSummedOnTheDevice) {
 TEST(MemoryItems, OfDeviceOnlyFp16) {
   Workload workload = small_workload();
   workload.compute = DType::fp16;
-  Placement placement =
-      uniform_placement(workload, {.resident = true, .state = Tier::device, .keep = true});
+  Placement placement = uniform_placement(workload, kAllOnDevice);
   placement.gradient_slots = 1;
   const Table device{{"resident parameters", 8 * kLeaf * 2},
                      {"optimizer state", 8 * kLeaf * 12},
@@ -135,15 +134,15 @@ TEST(MemoryItems, OfKeptActivationsOnTheHost) {
     }
     return found;
   };
-  Placement placement = uniform_placement(workload, {.keep = true, .offload = true});
+  Placement placement = uniform_placement(workload, {.saved = Tier::host});
   placement.saved_slots = 4;
   EXPECT_EQ(lines(placement, Tier::device), (Table{{"kept activation slots", 4 * 1000}}));
   EXPECT_EQ(lines(placement, Tier::host), (Table{{"kept activations", 1700 * 3}}));
-  placement.blocks[2].offload = false;
+  placement.blocks[2].saved = Tier::device;
   EXPECT_EQ(lines(placement, Tier::device),
             (Table{{"kept activation slots", 4 * 700}, {"kept activations", 1000 * 3}}));
   EXPECT_EQ(lines(placement, Tier::host), (Table{{"kept activations", 700 * 3}}));
-  placement.blocks[2].keep = false;
+  placement.blocks[2].saved.reset();
   EXPECT_EQ(lines(placement, Tier::device),
             (Table{{"kept activation slots", 4 * 700}, {"recomputation scratch", 1000}}));
   EXPECT_EQ(lines(placement, Tier::nvme), Table{});

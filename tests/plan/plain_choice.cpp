@@ -106,8 +106,8 @@ class PlainChooser {
 
   /// A tied head needs its own parameters and those of block 0 at once.
   [[nodiscard]] std::uint32_t least_parameter_slots(const Placement& placement) const {
-    const bool pair = workload_.tied_head && !placement.blocks.front().resident &&
-                      !placement.blocks.back().resident;
+    const bool pair = workload_.tied_head && !placement.blocks.front().resident() &&
+                      !placement.blocks.back().resident();
     return pair ? 2 : 1;
   }
 
@@ -119,10 +119,13 @@ class PlainChooser {
     // The same tiles, and no staging buffer larger than the largest of them.
     placement.tile_parameters = std::min(request_.tile_parameters, largest_block(workload_));
     const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
-    const bool sums = request_.sums == true && workload_.rounds > 1 && state != Tier::device;
-    placement.blocks.assign(blocks,
-                            {.resident = resident, .state = state, .keep = keep, .sums = sums});
-    if (workload_.tiled) placement.blocks.front().resident = true;  // every op reads them
+    BlockCut cut{.state = state};
+    if (resident) cut.parameters = Tier::device;
+    if (keep) cut.saved = Tier::device;
+    if (request_.sums == true && workload_.rounds > 1) cut.gradients = Tier::device;
+    if (state == Tier::device) cut.gradients = Tier::device;
+    placement.blocks.assign(blocks, cut);
+    if (workload_.tiled) placement.blocks.front().parameters = Tier::device;  // every op reads them
     placement.parameter_slots = std::max(request_.prefetch + 1, least_parameter_slots(placement));
     if (request_.order == WorkOrder::micro_batch_major) {
       placement.gradient_slots = blocks;
@@ -132,7 +135,7 @@ class PlainChooser {
     if (state == Tier::host) placement.state_slots = 1;  // nothing of a step is staged
     const bool on_disk = request_.activations == Tier::nvme;
     for (std::size_t b = 0; b < boundaries_.off_device; ++b) {
-      placement.blocks[b].activations = on_disk ? Tier::nvme : Tier::host;
+      placement.blocks[b].output = on_disk ? Tier::nvme : Tier::host;
     }
     placement.boundary_slots = boundaries_.slots;
     placement.carried = boundaries_.carried;
@@ -166,7 +169,7 @@ class PlainChooser {
       // A resident home for the smaller of the pair costs no more than a slot for the larger.
       const auto size = [](const BlockShape& block) { return block.padded_parameters; };
       const bool head = size(workload_.blocks.back()) <= size(workload_.blocks.front());
-      (head ? placement.blocks.back() : placement.blocks.front()).resident = true;
+      (head ? placement.blocks.back() : placement.blocks.front()).parameters = Tier::device;
       placement.parameter_slots = 1;
     }
   }
@@ -181,7 +184,7 @@ class PlainChooser {
       due += request_.offload_share;
       if (due < 1) continue;
       due -= 1;
-      placement.blocks[b].keep = placement.blocks[b].offload = true;
+      placement.blocks[b].saved = Tier::host;
     }
   }
 
@@ -191,7 +194,7 @@ class PlainChooser {
     placement.saved_slots = 2;
     for (std::uint32_t b = 0; b + 1 < placement.blocks.size(); ++b) {
       if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
-      placement.blocks[b].offload = true;
+      placement.blocks[b].saved = Tier::host;
       if (fits(placement, Tier::device)) return;
     }
   }
@@ -214,7 +217,7 @@ class PlainChooser {
   void spill_activations(Placement& placement) const {
     const std::size_t end = std::min(boundaries_.off_device, placement.blocks.size() - 2);
     for (std::size_t b = 0; b < end && !fits(placement, Tier::host); ++b) {
-      placement.blocks[b].activations = Tier::nvme;
+      placement.blocks[b].output = Tier::nvme;
       stage_boundaries(placement);
     }
   }
@@ -233,22 +236,25 @@ class PlainChooser {
 
   void fill_device(Placement& placement) const {
     if (!fits(placement, Tier::device)) return;
-    const auto fill = [&](bool BlockPlacement::*property, std::size_t end) {
-      const std::vector<BlockPlacement> before = placement.blocks;
-      for (std::size_t b = 0; b < end; ++b) placement.blocks[b].*property = true;
+    const auto fill = [&](const auto& upgrade, std::size_t end) {
+      const std::vector<BlockCut> before = placement.blocks;
+      for (std::size_t b = 0; b < end; ++b) upgrade(placement.blocks[b]);
       // All of them together do without the slots or the scratch that only the others need.
       if (fits(placement, Tier::device)) return;
       placement.blocks = before;
       for (std::size_t b = end; b-- > 0;) {
-        placement.blocks[b].*property = true;
+        upgrade(placement.blocks[b]);
         if (!fits(placement, Tier::device)) placement.blocks[b] = before[b];
       }
     };
+    const auto keep = [](BlockCut& cut) { cut.saved = cut.saved.value_or(Tier::device); };
+    const auto stay = [](BlockCut& cut) { cut.parameters = Tier::device; };
+    const auto sum = [](BlockCut& cut) { cut.gradients = Tier::device; };
     // The head has no saved activations: its two passes are one op.
-    if (!request_.keep) fill(&BlockPlacement::keep, placement.blocks.size() - 1);
-    if (!request_.resident) fill(&BlockPlacement::resident, placement.blocks.size());
+    if (!request_.keep) fill(keep, placement.blocks.size() - 1);
+    if (!request_.resident) fill(stay, placement.blocks.size());
     if (!request_.sums && workload_.rounds > 1 && !placement.any_state(Tier::device)) {
-      fill(&BlockPlacement::sums, placement.blocks.size());
+      fill(sum, placement.blocks.size());
     }
   }
 

@@ -79,7 +79,7 @@ std::vector<PlacementRequest> requests(const Workload& workload, const Placement
 }
 
 bool uses_disk(const Placement& placement) {
-  return placement.any_state(Tier::nvme) || placement.any_activations(Tier::nvme);
+  return placement.any_state(Tier::nvme) || placement.any_output(Tier::nvme);
 }
 
 }  // namespace

@@ -17,10 +17,9 @@
 namespace spillway::plan {
 namespace {
 
-constexpr BlockPlacement kStreamedNvme{.resident = false, .state = Tier::nvme};
-constexpr BlockPlacement kStreamedHost{.resident = false, .state = Tier::host};
-constexpr BlockPlacement kResidentHost{.resident = true, .state = Tier::host, .keep = true};
-constexpr BlockPlacement kDevice{.resident = true, .state = Tier::device, .keep = true};
+constexpr BlockCut kStreamedNvme{.state = Tier::nvme};
+constexpr BlockCut kStreamedHost{};
+constexpr BlockCut kResidentHost{.parameters = Tier::device, .saved = Tier::device};
 
 std::size_t count_of(const StepPlan& plan, OpKind kind) {
   return static_cast<std::size_t>(std::count_if(plan.ops.begin(), plan.ops.end(),
@@ -34,7 +33,7 @@ TEST(StepBuilder, PrintsTrainingStepsAsTheGoldenFiles) {
   expect_golden("step_resident_host.txt",
                 to_text(build_training_step(plain, uniform_placement(plain, kResidentHost))));
   expect_golden("step_device_only.txt",
-                to_text(build_training_step(plain, uniform_placement(plain, kDevice))));
+                to_text(build_training_step(plain, uniform_placement(plain, kAllOnDevice))));
 
   Workload tied = small_workload();
   tie(tied);
@@ -55,7 +54,7 @@ TEST(StepBuilder, PrintsOtherPlansAsTheGoldenFiles) {
   Workload workload = small_workload();
   workload.micro_batches = 2;
   Placement mixed = uniform_placement(workload, kStreamedNvme);
-  mixed.blocks[1] = kDevice;
+  mixed.blocks[1] = kAllOnDevice;
   mixed.blocks[2] = kResidentHost;
   expect_golden("flush.txt", to_text(build_flush(workload, mixed)));
   expect_golden("evaluation.txt", to_text(build_evaluation(workload, mixed)));

@@ -25,9 +25,9 @@ Bytes uploads_by_formula(const Workload& workload, const Placement& placement) {
     std::uint64_t visits = b == 0 || b == head ? 1 : 2;
     if (b == 0 && workload.tied_head) visits = 2;
     const bool updated_elsewhere = placement.blocks[b].state != Tier::device;
-    const std::uint64_t times = !placement.blocks[b].resident ? visits * passes
-                                : updated_elsewhere           ? 1
-                                                              : 0;
+    const std::uint64_t times = !placement.blocks[b].resident() ? visits * passes
+                                : updated_elsewhere             ? 1
+                                                                : 0;
     sum += padded_bytes(workload, b) * times;
   }
   return sum;
@@ -74,7 +74,7 @@ TEST(StepTraffic, OfLayersFollowsTheScheduleTable) {
                         .compute = DType::bf16,
                         .micro_batches = workload.micro_batches,
                         .rounds = rounds};
-    Placement placement = uniform_placement(workload, {.resident = false, .state = Tier::host});
+    Placement placement = uniform_placement(workload, {});
     const LinkVolume layer = link_volume(Schedule::layer_major, work);
     EXPECT_EQ(moved(placement, kUploadParams), layer.up);
     EXPECT_EQ(moved(placement, kDownloadGrads), layer.down);
@@ -84,7 +84,7 @@ TEST(StepTraffic, OfLayersFollowsTheScheduleTable) {
     EXPECT_EQ(moved(placement, kUploadParams), micro.up);
     // The table's gradient leaves after each micro-batch; here they are summed on the device.
     EXPECT_EQ(moved(placement, kDownloadGrads) * workload.micro_batches, micro.down);
-    placement = uniform_placement(workload, {.resident = true, .state = Tier::host});
+    placement = uniform_placement(workload, {.parameters = Tier::device});
     const LinkVolume resident = link_volume(Schedule::resident_parameters, work);
     EXPECT_EQ(moved(placement, kUploadParams), resident.up);
     EXPECT_EQ(moved(placement, kDownloadGrads), resident.down * rounds);
@@ -96,8 +96,8 @@ TEST(StepTraffic, OfTheCpuLaneIsWhatThePassesReadAndWrite) {
   workload.compute = DType::bf16;
   const double parameters = 8 * kLeafParameters;
   const auto each = [&](Tier state, OpKind kind, Lane lane = Lane::cpu) {
-    const Placement placement =
-        uniform_placement(workload, {.resident = state == Tier::device, .state = state});
+    const Placement placement = uniform_placement(
+        workload, state == Tier::device ? kAllOnDevice : BlockCut{.state = state});
     Bytes sum;
     for (const Op& op : build_training_step(workload, placement).ops) {
       if (op.kind == kind && op.lane == lane) sum += op.bytes;
@@ -162,7 +162,7 @@ TEST(StepPrediction, OfAStreamedStepOverFastLinksIsComputeTime) {
   Workload workload = small_workload();
   workload.micro_batches = 3;
   workload.rounds = 2;
-  const Placement placement = uniform_placement(workload, {.resident = false, .state = Tier::nvme});
+  const Placement placement = uniform_placement(workload, {.state = Tier::nvme});
   MachineProfile profile;
   profile.gpu_flops = 1e9;
   profile.h2d = profile.d2h = profile.update = profile.nvme_read = profile.nvme_write = 1e18;
@@ -179,8 +179,8 @@ TEST(StepPrediction, HidesTheUpdateOfLaterBlocksBehindTheForwardOfEarlierOnes) {
   workload.blocks.assign(12, workload.blocks[1]);
   for (BlockShape& block : workload.blocks) block.forward_flops = block.backward_flops = 1e6;
   for (const bool resident : {true, false}) {
-    const Placement placement =
-        uniform_placement(workload, {.resident = resident, .state = Tier::host, .keep = true});
+    const Placement placement = uniform_placement(
+        workload, {.parameters = resident ? Tier::device : Tier::host, .saved = Tier::device});
     const auto bytes = static_cast<double>(padded_bytes(workload, 0).value());
     MachineProfile profile;
     profile.gpu_flops = 1e9;  // 1 ms a pass of a block

@@ -11,6 +11,11 @@ namespace spillway::plan {
 
 inline constexpr Tier kTiers[] = {Tier::device, Tier::host, Tier::nvme};
 
+inline constexpr BlockCut kAllOnDevice{.parameters = Tier::device,
+                                       .gradients = Tier::device,
+                                       .state = Tier::device,
+                                       .saved = Tier::device};
+
 struct Case {
   Workload workload;
   Placement placement;
@@ -47,7 +52,7 @@ inline Bytes padded_bytes(const Workload& workload, std::size_t block) {
   return Bytes{workload.blocks[block].padded_parameters.value() * size_of(workload.compute)};
 }
 
-inline Placement uniform_placement(const Workload& workload, const BlockPlacement& block) {
+inline Placement uniform_placement(const Workload& workload, const BlockCut& block) {
   Placement placement;
   placement.blocks.assign(workload.blocks.size(), block);
   placement.tile_parameters = ElementCount{2 * kLeafParameters};
@@ -123,16 +128,18 @@ class RandomCases {
     for (std::size_t b = 0; b < w.blocks.size(); ++b) {
       const bool device = device_only || between(0, 9) == 0;
       const Tier other = maybe() ? Tier::host : Tier::nvme;
-      p.blocks.push_back(
-          {.resident = device || maybe(), .state = device ? Tier::device : other, .keep = maybe()});
-      p.blocks.back().sums = !device && maybe();
+      p.blocks.push_back({.parameters = device || maybe() ? Tier::device : Tier::host,
+                          .gradients = device ? Tier::device : Tier::host,
+                          .state = device ? Tier::device : other,
+                          .saved = maybe() ? std::optional(Tier::device) : std::nullopt});
+      if (w.rounds > 1 && maybe()) p.blocks.back().gradients = Tier::device;
     }
     p.tile_parameters = ElementCount{between(1, 4) * kLeafParameters};
     const StateFormat formats[] = {StateFormat::fp32, StateFormat::split, StateFormat::bf16,
                                    StateFormat::int8};
     p.format = formats[between(0, 3)];
     p.state_slots = static_cast<std::uint32_t>(between(1, 4));
-    const bool pair = w.tied_head && !p.blocks.front().resident && !p.blocks.back().resident;
+    const bool pair = w.tied_head && !p.blocks.front().resident() && !p.blocks.back().resident();
     p.parameter_slots = static_cast<std::uint32_t>(between(pair ? 2 : 1, 4));
     p.gradient_slots = static_cast<std::uint32_t>(between(1, 3));
     if (maybe()) {
@@ -140,7 +147,7 @@ class RandomCases {
       p.gradient_slots = static_cast<std::uint32_t>(w.blocks.size());
     }
     if (w.tiled) {
-      p.blocks.front().resident = true;
+      p.blocks.front().parameters = Tier::device;
     } else if (maybe()) {
       place_boundaries(w, p);
     }
@@ -151,8 +158,7 @@ class RandomCases {
   /// Kept activations of some blocks on the host, and as few or as many slots as there may be.
   void offload_internals(const Workload& w, Placement& p) {
     for (std::size_t b = 0; b < w.blocks.size(); ++b) {
-      p.blocks[b].offload = maybe();
-      p.blocks[b].keep = p.blocks[b].keep || p.blocks[b].offload;
+      if (maybe()) p.blocks[b].saved = Tier::host;
     }
     p.saved_slots = static_cast<std::uint32_t>(between(2, 5));
   }
@@ -160,7 +166,7 @@ class RandomCases {
   /// Some activations off the device, and as few or as many slots as there may be.
   void place_boundaries(const Workload& w, Placement& p) {
     for (std::size_t b = 0; b + 1 < w.blocks.size(); ++b) {
-      p.blocks[b].activations = kTiers[between(0, 2)];
+      p.blocks[b].output = kTiers[between(0, 2)];
     }
     p.boundary_slots = static_cast<std::uint32_t>(between(2, 6));
     p.carried = static_cast<std::uint32_t>(between(0, w.micro_batches));
@@ -189,7 +195,7 @@ inline Bytes downloads_by_formula(const Workload& workload, const Placement& pla
   Bytes down;
   for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
     if (placement.blocks[b].state == Tier::device) continue;
-    const bool once = placement.blocks[b].sums && workload.rounds > 1;
+    const bool once = placement.blocks[b].gradients == Tier::device;
     const std::uint64_t width = once ? 4 : size_of(workload.compute) * workload.rounds;
     down += Bytes{workload.blocks[b].padded_parameters.value() * width};
   }

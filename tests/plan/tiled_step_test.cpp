@@ -31,10 +31,10 @@ Bytes uploads_by_formula(const Workload& w, const Placement& p) {
   Bytes sum;
   for (std::uint32_t b = 0; b < w.blocks.size(); ++b) {
     const BlockShape& block = w.blocks[b];
-    const bool recomputes = block.feeds_backward && !p.blocks[w.first_block(block.layer)].keep;
+    const bool recomputes = block.feeds_backward && !p.blocks[w.first_block(block.layer)].saved;
     const std::uint64_t visits = block.layer == 0 ? 1 : recomputes ? 3 : 2;
     const bool updated_elsewhere = p.blocks[b].state != Tier::device;
-    const std::uint64_t times = p.blocks[b].resident ? updated_elsewhere : visits * passes;
+    const std::uint64_t times = p.blocks[b].resident() ? updated_elsewhere : visits * passes;
     sum += Bytes{block.padded_parameters.value() * size_of(w.compute) * times};
   }
   return sum;
@@ -76,7 +76,8 @@ TEST(TiledStepProperty, EveryTileIsUpdatedAndNormedOnceAndEveryMicroBatchWorkedO
     for (const auto& [tile, times] : norms) EXPECT_EQ(times, 1);
     std::size_t visits = 0;
     for (std::uint32_t b = 1; b < workload.blocks.size(); ++b) {
-      const bool keeps = placement.blocks[workload.first_block(workload.layer_of(b))].keep;
+      const bool keeps =
+          placement.blocks[workload.first_block(workload.layer_of(b))].saved.has_value();
       visits += workload.blocks[b].feeds_backward && !keeps ? 3U : 2U;
     }
     EXPECT_EQ(work.size(), std::size_t{workload.rounds} * workload.micro_batches * visits);
@@ -104,7 +105,7 @@ TEST(TiledStep, VectorsStayOnTheDeviceWhateverIsAskedFor) {
       request.resident = resident;
       const auto choice = choose_placement(workload, plenty, request);
       const auto& placement = std::get<Placement>(choice);
-      EXPECT_TRUE(placement.blocks.front().resident);
+      EXPECT_TRUE(placement.blocks.front().resident());
       EXPECT_EQ(placement.any_streamed(), resident == false);
       EXPECT_EQ(find_race(build_training_step(workload, placement)), "");
     }

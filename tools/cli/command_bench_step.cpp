@@ -97,15 +97,16 @@ ordered_json placement_json(const StepBenchResult& result) {
     return std::ranges::count_if(result.placement.blocks, predicate);
   };
   const auto lives = [&](plan::Tier tier) {
-    return count([tier](const plan::BlockPlacement& b) { return b.state == tier; });
+    return count([tier](const plan::BlockCut& b) { return b.state == tier; });
   };
   const auto waits = [&](plan::Tier tier) {
-    return count([tier](const plan::BlockPlacement& b) { return b.activations == tier; });
+    return count([tier](const plan::BlockCut& b) { return b.output == tier; });
   };
   return {{"blocks", result.placement.blocks.size()},
-          {"resident", count([](const plan::BlockPlacement& b) { return b.resident; })},
-          {"keep_activations", count([](const plan::BlockPlacement& b) { return b.keep; })},
-          {"offload_activations", count([](const plan::BlockPlacement& b) { return b.offload; })},
+          {"resident", count([](const plan::BlockCut& b) { return b.resident(); })},
+          {"keep_activations", count([](const plan::BlockCut& b) { return b.saved.has_value(); })},
+          {"offload_activations",
+           count([](const plan::BlockCut& b) { return b.saved == plan::Tier::host; })},
           {"state_device", lives(plan::Tier::device)},
           {"state_host", lives(plan::Tier::host)},
           {"state_nvme", lives(plan::Tier::nvme)},

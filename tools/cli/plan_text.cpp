@@ -36,16 +36,16 @@ std::size_t count(const plan::Placement& placement, Predicate predicate) {
 
 bool sums_rounds_on_device(const plan::Workload& workload, const plan::Placement& placement,
                            std::size_t block) {
-  return workload.rounds > 1 && plan::gradient_on_device(workload, placement, block);
+  return workload.rounds > 1 && placement.blocks[block].gradients == Tier::device;
 }
 
 /// Blocks in each home, as one line.
 std::string placement_line(const plan::Workload& workload, const plan::Placement& placement) {
   const auto state_in = [&](Tier tier) {
-    return count(placement, [&](const plan::BlockPlacement& b) { return b.state == tier; });
+    return count(placement, [&](const plan::BlockCut& b) { return b.state == tier; });
   };
   const auto output_in = [&](Tier tier) {
-    return count(placement, [&](const plan::BlockPlacement& b) { return b.activations == tier; });
+    return count(placement, [&](const plan::BlockCut& b) { return b.output == tier; });
   };
   std::size_t sums_on_device = 0;
   for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
@@ -56,10 +56,10 @@ std::string placement_line(const plan::Workload& workload, const plan::Placement
       "device, {} host, {} nvme; their outputs: {} device, {} host, {} nvme; {} sum rounds on the "
       "device",
       placement.blocks.size(),
-      count(placement, [](const plan::BlockPlacement& b) { return b.resident; }),
-      count(placement, [](const plan::BlockPlacement& b) { return !b.resident; }),
-      count(placement, [](const plan::BlockPlacement& b) { return b.keep; }),
-      count(placement, [](const plan::BlockPlacement& b) { return b.offload; }),
+      count(placement, [](const plan::BlockCut& b) { return b.resident(); }),
+      count(placement, [](const plan::BlockCut& b) { return !b.resident(); }),
+      count(placement, [](const plan::BlockCut& b) { return b.saved.has_value(); }),
+      count(placement, [](const plan::BlockCut& b) { return b.saved == Tier::host; }),
       state_in(Tier::device), state_in(Tier::host), state_in(Tier::nvme), output_in(Tier::device),
       output_in(Tier::host), output_in(Tier::nvme), sums_on_device);
 }
@@ -128,14 +128,14 @@ nlohmann::ordered_json to_json(const PlanView& view) {
   }
   nlohmann::ordered_json& blocks = document["blocks"];
   for (std::size_t b = 0; b < view.workload.blocks.size(); ++b) {
-    const plan::BlockPlacement& place = view.placement.blocks[b];
+    const plan::BlockCut& place = view.placement.blocks[b];
     blocks.push_back({{"name", view.workload.blocks[b].name},
                       {"parameters", view.workload.blocks[b].parameters.value()},
-                      {"resident", place.resident},
-                      {"keep", place.keep},
-                      {"offload", place.offload},
+                      {"resident", place.resident()},
+                      {"keep", place.saved.has_value()},
+                      {"offload", place.saved == Tier::host},
                       {"state", plan::name_of(place.state)},
-                      {"activations", plan::name_of(place.activations)},
+                      {"activations", plan::name_of(place.output)},
                       {"sums_on_device", sums_rounds_on_device(view.workload, view.placement, b)}});
   }
   for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {

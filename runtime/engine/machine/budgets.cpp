@@ -70,7 +70,7 @@ struct Refusal {
 };
 
 bool uses_disk(const plan::Placement& placement) {
-  return placement.any_state(Tier::nvme) || placement.any_activations(Tier::nvme);
+  return placement.any_state(Tier::nvme) || placement.any_output(Tier::nvme);
 }
 
 }  // namespace

@@ -92,8 +92,8 @@ void StateIo::write_parameters(std::uint32_t tile, std::span<std::byte> slot,
 
 void StateIo::upload_residents() {
   for (std::uint32_t block = 0; block < workload_.blocks.size(); ++block) {
-    const plan::BlockPlacement& place = placement_.blocks[block];
-    if (!place.resident || place.state == Tier::device) continue;
+    const plan::BlockCut& place = placement_.blocks[block];
+    if (!place.resident() || place.state == Tier::device) continue;
     streams_.upload->upload(memory_.device(slots_.tiles_of(PoolKind::resident_parameters, block)),
                             memory_.host(slots_.tiles_of(PoolKind::host_parameters, block)));
   }

@@ -12,7 +12,7 @@ std::uint32_t head_of(const Placement& placement) {
 }  // namespace
 
 BoundaryHome activation_home(const Placement& placement, std::uint32_t block) {
-  return activation_home(placement.blocks[block].activations, block + 1 == head_of(placement));
+  return activation_home(placement.blocks[block].output, block + 1 == head_of(placement));
 }
 
 BoundaryHome activation_home(Tier tier, bool last) {

@@ -1,7 +1,9 @@
 #include "runtime/plan/placement/choose.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <type_traits>
 #include <vector>
 
 #include "runtime/base/error.hpp"
@@ -170,8 +172,8 @@ class Chooser {
 
   /// A tied head needs its own parameters and those of block 0 at once.
   [[nodiscard]] std::uint32_t least_parameter_slots(const Placement& placement) const {
-    const bool pair = workload_.tied_head && !placement.blocks.front().resident &&
-                      !placement.blocks.back().resident;
+    const bool pair = workload_.tied_head && !placement.blocks.front().resident() &&
+                      !placement.blocks.back().resident();
     return pair ? 2 : 1;
   }
 
@@ -183,10 +185,12 @@ class Chooser {
     // The same tiles, and no staging buffer larger than the largest of them.
     placement.tile_parameters = tile_parameters_;
     const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
-    const bool sums = request_.sums == true && workload_.rounds > 1 && state != Tier::device;
-    placement.blocks.assign(blocks,
-                            {.resident = resident, .state = state, .keep = keep, .sums = sums});
-    if (workload_.tiled) placement.blocks.front().resident = true;  // every op reads them
+    const bool waits = state == Tier::device || (request_.sums == true && workload_.rounds > 1);
+    placement.blocks.assign(blocks, {.parameters = resident ? Tier::device : Tier::host,
+                                     .gradients = waits ? Tier::device : Tier::host,
+                                     .state = state,
+                                     .saved = keep ? std::optional(Tier::device) : std::nullopt});
+    if (workload_.tiled) placement.blocks.front().parameters = Tier::device;  // every op reads them
     placement.parameter_slots = std::max(request_.prefetch + 1, least_parameter_slots(placement));
     if (request_.order == WorkOrder::micro_batch_major) {
       placement.gradient_slots = blocks;
@@ -196,7 +200,7 @@ class Chooser {
     if (state == Tier::host) placement.state_slots = 1;  // nothing of a step is staged
     const bool on_disk = request_.activations == Tier::nvme;
     for (std::size_t b = 0; b < boundaries_.off_device; ++b) {
-      placement.blocks[b].activations = on_disk ? Tier::nvme : Tier::host;
+      placement.blocks[b].output = on_disk ? Tier::nvme : Tier::host;
     }
     placement.boundary_slots = boundaries_.slots;
     placement.carried = boundaries_.carried;
@@ -218,7 +222,7 @@ class Chooser {
       // A resident home for the smaller of the pair costs no more than a slot for the larger.
       const auto size = [](const BlockShape& block) { return block.padded_parameters; };
       const bool head = size(workload_.blocks.back()) <= size(workload_.blocks.front());
-      set(draft, head ? draft.size() - 1 : 0, &BlockPlacement::resident, true);
+      set(draft, head ? draft.size() - 1 : 0, &BlockCut::parameters, Tier::device);
       draft.adjust([](Placement& placement) { placement.parameter_slots = 1; });
     }
   }
@@ -228,9 +232,9 @@ class Chooser {
     draft.adjust([](Placement& placement) { placement.gradient_slots = 1; });
   }
 
-  template <class Value>
-  static void set(Draft& draft, std::uint32_t block, Value BlockPlacement::*property, Value value) {
-    BlockPlacement place = draft.block(block);
+  template <class Home>
+  static void set(Draft& draft, std::uint32_t block, Home BlockCut::*property, Tier value) {
+    BlockCut place = draft.block(block);
     place.*property = value;
     draft.set(block, place);
   }
@@ -247,8 +251,7 @@ class Chooser {
       due += request_.offload_share;
       if (due < 1) continue;
       due -= 1;
-      set(draft, b, &BlockPlacement::keep, true);
-      set(draft, b, &BlockPlacement::offload, true);
+      set(draft, b, &BlockCut::saved, Tier::host);
     }
   }
 
@@ -258,7 +261,7 @@ class Chooser {
     draft.adjust([](Placement& placement) { placement.saved_slots = 2; });
     for (std::uint32_t b = 0; b + 1 < draft.size(); ++b) {
       if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
-      set(draft, b, &BlockPlacement::offload, true);
+      set(draft, b, &BlockCut::saved, Tier::host);
       if (draft.fits(Tier::device)) return;
     }
   }
@@ -267,7 +270,7 @@ class Chooser {
     if (draft.fits(Tier::host)) return;
     draft.adjust([](Placement& placement) { placement.state_slots = Placement().state_slots; });
     for (std::uint32_t b = draft.size(); b-- > 0 && !draft.fits(Tier::host);) {
-      set(draft, b, &BlockPlacement::state, Tier::nvme);
+      set(draft, b, &BlockCut::state, Tier::nvme);
     }
   }
 
@@ -279,7 +282,7 @@ class Chooser {
   void spill_activations(Draft& draft) const {
     const std::size_t end = std::min<std::size_t>(boundaries_.off_device, draft.size() - 2);
     for (std::uint32_t b = 0; b < end && !draft.fits(Tier::host); ++b) {
-      set(draft, b, &BlockPlacement::activations, Tier::nvme);
+      set(draft, b, &BlockCut::output, Tier::nvme);
       draft.adjust(stage_boundaries);
     }
   }
@@ -296,10 +299,19 @@ class Chooser {
     if (!draft.fits(Tier::host)) give_up_gradient_slot(draft);
   }
 
-  /// Sets the property of all blocks before `end`, else of as many as fit, the latest first.
-  static void fill(Draft& draft, bool BlockPlacement::*property, std::uint32_t end) {
+  /// Moves the data of all blocks before `end` to the device, else of as many as fit, the latest
+  /// first.
+  template <class Home>
+  static void fill(Draft& draft, Home BlockCut::*data, std::uint32_t end) {
     const Draft before = draft;
-    for (std::uint32_t b = 0; b < end; ++b) set(draft, b, property, true);
+    // What is saved may be on the host already, and comes from there.
+    const auto has_home = [&](std::uint32_t b) {
+      return draft.block(b).*data == Tier::device ||
+             (std::is_same_v<Home, std::optional<Tier>> && draft.block(b).*data == Tier::host);
+    };
+    for (std::uint32_t b = 0; b < end; ++b) {
+      if (!has_home(b)) set(draft, b, data, Tier::device);
+    }
     // All of them together do without the slots or the scratch that only the others need.
     if (draft.fits(Tier::device)) return;
     draft = before;
@@ -308,9 +320,9 @@ class Chooser {
     };
     std::optional<std::uint32_t> refused;  // the last block that did not fit
     for (std::uint32_t b = end; b-- > 0;) {
-      if (refused && alike(b, *refused)) continue;
-      const BlockPlacement place = draft.block(b);
-      set(draft, b, property, true);
+      if (has_home(b) || (refused && alike(b, *refused))) continue;
+      const BlockCut place = draft.block(b);
+      set(draft, b, data, Tier::device);
       refused.reset();
       if (draft.fits(Tier::device)) continue;
       draft.set(b, place);
@@ -321,10 +333,10 @@ class Chooser {
   void fill_device(Draft& draft) const {
     if (!draft.fits(Tier::device)) return;
     // The head has no saved activations: its two passes are one op.
-    if (!request_.keep) fill(draft, &BlockPlacement::keep, draft.size() - 1);
-    if (!request_.resident) fill(draft, &BlockPlacement::resident, draft.size());
+    if (!request_.keep) fill(draft, &BlockCut::saved, draft.size() - 1);
+    if (!request_.resident) fill(draft, &BlockCut::parameters, draft.size());
     if (!request_.sums && workload_.rounds > 1 && !draft.placement().any_state(Tier::device)) {
-      fill(draft, &BlockPlacement::sums, draft.size());
+      fill(draft, &BlockCut::gradients, draft.size());
     }
   }
 

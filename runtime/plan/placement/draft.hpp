@@ -17,7 +17,7 @@ class Draft {
       : budgets_(&budgets), placement_(std::move(placement)), sums_(sizes, placement_) {}
 
   [[nodiscard]] const Placement& placement() const { return placement_; }
-  [[nodiscard]] const BlockPlacement& block(std::uint32_t b) const { return placement_.blocks[b]; }
+  [[nodiscard]] const BlockCut& block(std::uint32_t b) const { return placement_.blocks[b]; }
   [[nodiscard]] const PoolSizes& sizes() const { return sums_.sizes(); }
   [[nodiscard]] std::uint32_t size() const {
     return static_cast<std::uint32_t>(placement_.blocks.size());
@@ -28,7 +28,7 @@ class Draft {
     change(placement_);
   }
   /// Puts `place` in the place of a block's.
-  void set(std::uint32_t b, const BlockPlacement& place) {
+  void set(std::uint32_t b, const BlockCut& place) {
     sums_.remove(b, placement_.blocks[b]);
     placement_.blocks[b] = place;
     sums_.add(b, place);

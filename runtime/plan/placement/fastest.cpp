@@ -91,7 +91,7 @@ std::vector<PlacementRequest> requests(const Workload& workload, const Placement
 }
 
 bool uses_disk(const Placement& placement) {
-  return placement.any_state(Tier::nvme) || placement.any_activations(Tier::nvme);
+  return placement.any_state(Tier::nvme) || placement.any_output(Tier::nvme);
 }
 
 /// Placements for the requests, without those that use the disk where `first` does not, each once,

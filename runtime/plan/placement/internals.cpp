@@ -4,7 +4,8 @@ namespace spillway::plan {
 
 bool internals_leave(const Workload& workload, const Placement& placement, std::uint32_t block) {
   const bool head = block + 1 == workload.blocks.size();
-  return !head && placement.blocks[block].offload && workload.blocks[block].saved_bytes > Bytes{};
+  return !head && placement.blocks[block].saved == Tier::host &&
+         workload.blocks[block].saved_bytes > Bytes{};
 }
 
 Bytes offloaded_internals(const Workload& workload, const Placement& placement) {

@@ -2,7 +2,8 @@
 // micro-batch; where kept ones wait for it and what moving them costs. Pure.
 //
 // A block that keeps them gives them device memory of their own, or, with
-// `BlockPlacement::offload`, a home in host memory. Then forward computes them into a device slot
+// where `BlockCut::saved` says so, a home in host memory. Then forward computes them into a device
+// slot
 // (`Placement::saved_slots`, used in turn by all blocks), they are saved as soon as they are
 // complete, and they come back to a slot for backward. A slot is free again with the save or with
 // the backward, so that with two or more of them the copies of one micro-batch hide behind the

@@ -27,29 +27,29 @@ MemorySums::MemorySums(const PoolSizes& sizes, const Placement& placement)
 }
 
 template <class Sum, class Count>
-void MemorySums::apply(std::uint32_t block, const BlockPlacement& place, const Sum& sum,
+void MemorySums::apply(std::uint32_t block, const BlockCut& place, const Sum& sum,
                        const Count& count) {
   const PoolSizes::Block& size = sizes_->block(block);
   for (const PoolKind pool : kBlockPools) {
     const auto p = static_cast<std::size_t>(pool);
     if (sizes_->has_share(pool, block, place)) sum(shares_[p], size.shares[p]);
   }
-  if (!place.resident) count(streamed_, size.padded_rank);
+  if (!place.resident()) count(streamed_, size.padded_rank);
   if (block + 1 == sizes_->size()) return;  // the head saves nothing
   if (sizes_->saved_leaves(block, place)) {
     count(leaving_, size.saved_rank);
-  } else if (!place.keep) {
+  } else if (!place.saved) {
     count(recomputed_, size.saved_rank);
   }
 }
 
-void MemorySums::add(std::uint32_t block, const BlockPlacement& place) {
+void MemorySums::add(std::uint32_t block, const BlockCut& place) {
   apply(
       block, place, [](Bytes& quantity, Bytes amount) { quantity += amount; },
       [](RankCounts& counts, std::uint32_t rank) { counts.add(rank); });
 }
 
-void MemorySums::remove(std::uint32_t block, const BlockPlacement& place) {
+void MemorySums::remove(std::uint32_t block, const BlockCut& place) {
   apply(
       block, place, [](Bytes& quantity, Bytes amount) { quantity -= amount; },
       [](RankCounts& counts, std::uint32_t rank) { counts.remove(rank); });

@@ -13,17 +13,16 @@ namespace spillway::plan {
 
 bool Placement::any_state(Tier tier) const {
   return std::any_of(blocks.begin(), blocks.end(),
-                     [tier](const BlockPlacement& b) { return b.state == tier; });
+                     [tier](const BlockCut& b) { return b.state == tier; });
 }
 
-bool Placement::any_activations(Tier tier) const {
+bool Placement::any_output(Tier tier) const {
   return std::any_of(blocks.begin(), blocks.end() - 1,
-                     [tier](const BlockPlacement& b) { return b.activations == tier; });
+                     [tier](const BlockCut& b) { return b.output == tier; });
 }
 
 bool Placement::any_streamed() const {
-  return std::any_of(blocks.begin(), blocks.end(),
-                     [](const BlockPlacement& b) { return !b.resident; });
+  return std::any_of(blocks.begin(), blocks.end(), [](const BlockCut& b) { return !b.resident(); });
 }
 
 Bytes state_bytes(StateFormat format, ElementCount parameters) {
@@ -57,11 +56,6 @@ ElementCount largest_block(const Workload& workload) {
 
 DType waiting_gradient_dtype(const Workload& workload) {
   return workload.rounds > 1 ? DType::fp32 : workload.compute;
-}
-
-bool gradient_on_device(const Workload& workload, const Placement& placement, std::size_t block) {
-  const BlockPlacement& place = placement.blocks[block];
-  return place.state == Tier::device || (place.sums && workload.rounds > 1);
 }
 
 std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {

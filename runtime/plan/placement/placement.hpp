@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,21 +14,24 @@ namespace spillway::plan {
 
 enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
 
-struct BlockPlacement {
-  bool resident = false;    ///< parameters stay in device memory; otherwise they are streamed
-  Tier state = Tier::host;  ///< home of master, m and v
-  bool keep = false;        ///< internal activations wait for backward; otherwise recomputed
-  bool offload = false;     ///< ... in host memory; only with `keep`, not in tiles; internals.hpp
-  /// Home of the block's output between forward and backward; boundaries.hpp. Not of the head.
-  Tier activations = Tier::device;
-  /// The gradients of rounds are summed in device memory though the state is elsewhere, and only
-  /// their sum goes there; otherwise every round's gradient goes there and is added up.
-  bool sums = false;
-  bool operator==(const BlockPlacement&) const = default;
+/// The cut of a block's dataflow graph: the tier in which each data node waits between the ops that
+/// use it, and so which processor updates the block. Every edge that a cut severs is a copy.
+struct BlockCut {
+  Tier parameters = Tier::host;  ///< device: resident; host: every visit streams them
+  /// The gradient waits there for its update, or for those of other rounds to be added. On the
+  /// device though the state is elsewhere, only the sum of the rounds goes to the update.
+  Tier gradients = Tier::host;
+  Tier state = Tier::host;      ///< of master, m and v; on the device, that is what updates them
+  std::optional<Tier> saved{};  ///< of saved activations, internals.hpp; none: they are recomputed
+  Tier output = Tier::device;   ///< of what the next block reads, boundaries.hpp; not of the head
+
+  [[nodiscard]] bool resident() const { return parameters == Tier::device; }
+  [[nodiscard]] Lane updated_by() const { return state == Tier::device ? Lane::gpu : Lane::cpu; }
+  bool operator==(const BlockCut&) const = default;
 };
 
 struct Placement {
-  std::vector<BlockPlacement> blocks;  ///< as Workload::blocks
+  std::vector<BlockCut> blocks;  ///< as Workload::blocks
   WorkOrder order = WorkOrder::layer_major;
   StateFormat format = StateFormat::fp32;
   ElementCount tile_parameters{2u << 20};
@@ -41,7 +45,7 @@ struct Placement {
   bool commits = true;  ///< every tile has slots on disk; else only those whose home it is
 
   [[nodiscard]] bool any_state(Tier tier) const;
-  [[nodiscard]] bool any_activations(Tier tier) const;
+  [[nodiscard]] bool any_output(Tier tier) const;
   [[nodiscard]] bool any_streamed() const;
   bool operator==(const Placement&) const = default;
 };
@@ -80,8 +84,5 @@ struct MemoryItem {
 /// Element size of a gradient while it waits for its update: the compute dtype's, or fp32 where
 /// rounds are summed.
 [[nodiscard]] DType waiting_gradient_dtype(const Workload& workload);
-/// Whether a block's gradient waits in device memory: for its update there, or for other rounds.
-[[nodiscard]] bool gradient_on_device(const Workload& workload, const Placement& placement,
-                                      std::size_t block);
 
 }  // namespace spillway::plan

@@ -171,18 +171,19 @@ Bytes PoolSizes::saved(std::uint32_t block) const {
   return block + 1 == size() ? Bytes{} : workload_->blocks[block].saved_bytes;
 }
 
-bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockPlacement& place) const {
+bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& place) const {
   const auto boundary_is = [&](BoundaryHome home) {
     const Block& b = blocks_[block];
-    return b.starts_layer && activation_home(place.activations, b.feeds_head) == home;
+    return b.starts_layer && activation_home(place.output, b.feeds_head) == home;
   };
   switch (pool) {
-    case PoolKind::resident_parameters: return place.resident;
+    case PoolKind::resident_parameters: return place.resident();
     case PoolKind::device_state:
     case PoolKind::device_gradients:
     case PoolKind::device_leaves: return place.state == Tier::device;
     case PoolKind::device_sums:
-      return place.state != Tier::device && place.sums && workload_->rounds > 1;
+      return place.state != Tier::device && place.gradients == Tier::device &&
+             workload_->rounds > 1;
     case PoolKind::host_parameters:
     case PoolKind::host_gradients: return place.state != Tier::device;
     case PoolKind::host_state: return place.state == Tier::host;
@@ -191,7 +192,7 @@ bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockPlaceme
     case PoolKind::boundaries: return boundary_is(BoundaryHome::device);
     case PoolKind::host_boundaries: return boundary_is(BoundaryHome::host);
     case PoolKind::disk_boundaries: return boundary_is(BoundaryHome::nvme);
-    case PoolKind::kept_activations: return place.keep && !saved_leaves(block, place);
+    case PoolKind::kept_activations: return place.saved && !saved_leaves(block, place);
     case PoolKind::host_kept_activations: return saved_leaves(block, place);
     default: return false;
   }

@@ -59,14 +59,13 @@ class PoolSizes {
             bool commits);
 
   /// Returns whether a block that is placed so has its share of a pool of blocks.
-  [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block,
-                               const BlockPlacement& place) const;
+  [[nodiscard]] bool has_share(PoolKind pool, std::uint32_t block, const BlockCut& place) const;
   /// Returns the size of one of the buffers in a block's share: of a tile of so many parameters,
   /// or of a micro-batch.
   [[nodiscard]] Bytes buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const;
   /// Returns whether what the block saves leaves the device.
-  [[nodiscard]] bool saved_leaves(std::uint32_t block, const BlockPlacement& place) const {
-    return place.offload && saved(block) > Bytes{};
+  [[nodiscard]] bool saved_leaves(std::uint32_t block, const BlockCut& place) const {
+    return place.saved == Tier::host && saved(block) > Bytes{};
   }
 
   [[nodiscard]] const Workload& workload() const { return *workload_; }

@@ -30,7 +30,7 @@ Bytes rounding_traffic(const Workload& workload, const Placement& placement, std
     bytes += workload.tied_elements.value() * 3 * size_of(DType::fp32);
   }
   if (workload.compute != DType::fp32) bytes += parameters * (size_of(DType::fp32) + narrow);
-  if (gradient_on_device(workload, placement, block)) {
+  if (placement.blocks[block].gradients == Tier::device) {
     bytes += parameters * (narrow + summed_width(waiting_gradient_dtype(workload), round));
   }
   return Bytes{bytes};

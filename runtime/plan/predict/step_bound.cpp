@@ -57,7 +57,7 @@ class Sum {
   }
   [[nodiscard]] bool recomputed(std::uint32_t b) const {
     if (!in_layer(b) || (w_.tiled && !w_.blocks[b].feeds_backward)) return false;
-    return !p_.blocks[w_.first_block(w_.layer_of(b))].keep;
+    return !p_.blocks[w_.first_block(w_.layer_of(b))].saved;
   }
 
   /// Uploads in one pass forward and backward.
@@ -69,13 +69,13 @@ class Sum {
   }
 
   void parameters(std::uint32_t b) {
-    const BlockPlacement& place = p_.blocks[b];
+    const BlockCut& place = p_.blocks[b];
     const double passes = p_.order == WorkOrder::layer_major
                               ? w_.rounds
                               : static_cast<double>(w_.rounds) * w_.micro_batches;
     const double bytes = static_cast<double>(w_.blocks[b].padded_parameters.value()) *
                          static_cast<double>(size_of(w_.compute));
-    if (!place.resident) {
+    if (!place.resident()) {
       work_.up += passes * visits(b) * bytes;
     } else if (place.state != Tier::device) {
       work_.up += bytes;
@@ -83,13 +83,13 @@ class Sum {
   }
 
   void gradient(std::uint32_t b) {
-    const BlockPlacement& place = p_.blocks[b];
+    const BlockCut& place = p_.blocks[b];
     const double first = number(rounding_traffic(w_, p_, b, 0));
     const double later = w_.rounds > 1 ? number(rounding_traffic(w_, p_, b, 1)) : 0;
     work_.gpu_bytes += first + later * (w_.rounds - 1);
     if (place.state == Tier::device) return;
     const auto padded = static_cast<double>(w_.blocks[b].padded_parameters.value());
-    if (gradient_on_device(w_, p_, b)) {
+    if (place.gradients == Tier::device) {
       work_.down += padded * sizeof(float);
       return;
     }

@@ -50,17 +50,22 @@ void Builder::restart(const Placement& placement) {
 void Builder::check_placement() const {
   SPILLWAY_ASSERT(placement_.blocks.size() == workload_.blocks.size());
   SPILLWAY_ASSERT(workload_.blocks.size() >= 2 && placement_.gradient_slots >= 1);
-  const bool needs_pair =
-      workload_.tied_head && !placement_.blocks[0].resident && !placement_.blocks.back().resident;
+  const bool needs_pair = workload_.tied_head && !placement_.blocks[0].resident() &&
+                          !placement_.blocks.back().resident();
   SPILLWAY_ASSERT(!placement_.any_streamed() || placement_.parameter_slots >= (needs_pair ? 2 : 1));
   SPILLWAY_ASSERT(placement_.state_slots >= 1);
-  for (const BlockPlacement& block : placement_.blocks) {
+  for (const BlockCut& block : placement_.blocks) {
     // The device updates parameters where they live.
-    SPILLWAY_ASSERT(block.state != Tier::device || block.resident);
-    SPILLWAY_ASSERT(!block.offload || (block.keep && !workload_.tiled));
+    SPILLWAY_ASSERT(block.state != Tier::device || block.resident());
+    SPILLWAY_ASSERT(block.state != Tier::device || block.gradients == Tier::device);
+    SPILLWAY_ASSERT(block.gradients != Tier::device || block.state == Tier::device ||
+                    workload_.rounds > 1);
+    SPILLWAY_ASSERT(block.parameters != Tier::nvme && block.gradients != Tier::nvme);
+    SPILLWAY_ASSERT(block.saved != Tier::nvme);
+    SPILLWAY_ASSERT(block.saved != Tier::host || !workload_.tiled);
   }
   const bool uses_slots = placement_.boundary_slots > 0;
-  SPILLWAY_ASSERT(!workload_.tiled || (placement_.blocks[0].resident && !uses_slots));
+  SPILLWAY_ASSERT(!workload_.tiled || (placement_.blocks[0].resident() && !uses_slots));
   // An op may hold two boundaries: what it reads and what it writes.
   SPILLWAY_ASSERT(!uses_slots || placement_.boundary_slots >= 2);
   SPILLWAY_ASSERT(uses_slots || blocks_with(placement_, BoundaryHome::device) == head());
@@ -125,7 +130,7 @@ void Builder::give_back(const Buffer& buffer) {
 
 /// Returns where the block's parameters are on the device; uploads them if they are streamed.
 Buffer Builder::bring_parameters(std::uint32_t block) {
-  if (placement_.blocks[block].resident) return tiles_of(PoolKind::resident_parameters, block);
+  if (placement_.blocks[block].resident()) return tiles_of(PoolKind::resident_parameters, block);
   const Buffer slot = take_free(PoolKind::parameter_slots);
   OpDraft upload = draft(OpKind::copy, Lane::h2d, block);
   upload.read(tiles_of(PoolKind::host_parameters, block), parameters(block));
@@ -146,7 +151,7 @@ void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train,
   const bool leaves = train && internals_leave(workload_, placement_, block);
   // Tiles of a layer meet in what it saves, whether that is kept or not.
   const bool is_first = block == workload_.first_block(layer);
-  const bool saves = workload_.tiled ? layer > 0 : train && placement_.blocks[block].keep;
+  const bool saves = workload_.tiled ? layer > 0 : train && placement_.blocks[block].saved;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     OpDraft forward = draft(OpKind::forward, Lane::gpu, block, m);
     forward.op.flops = workload_.blocks[block].forward_flops;

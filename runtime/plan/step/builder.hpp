@@ -148,7 +148,7 @@ class Builder {
     return workload_.first_block(layer + 1) - workload_.first_block(layer) - 1;
   }
   [[nodiscard]] bool recomputes(std::uint32_t layer) const {
-    return layer > 0 && !placement_.blocks[workload_.first_block(layer)].keep;
+    return layer > 0 && !placement_.blocks[workload_.first_block(layer)].saved;
   }
   [[nodiscard]] Bytes compute_bytes(std::uint32_t block) const {
     return Bytes{workload_.blocks[block].padded_parameters.value() * size_of(workload_.compute)};

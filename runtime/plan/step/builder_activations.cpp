@@ -124,7 +124,7 @@ Value Builder::saved(std::uint32_t layer, std::uint32_t m) const {
 /// Returns the buffer of its own of what the block's layer saves, or the scratch.
 Buffer Builder::kept_activations(std::uint32_t block, std::uint32_t m) const {
   const std::uint32_t first = workload_.first_block(workload_.layer_of(block));
-  if (placement_.blocks[first].keep) return of_micro_batch(PoolKind::kept_activations, first, m);
+  if (placement_.blocks[first].saved) return of_micro_batch(PoolKind::kept_activations, first, m);
   return {PoolKind::recomputation_scratch, workload_.tiled ? m : 0};
 }
 

@@ -35,7 +35,7 @@ void Builder::finish_gradient(std::uint32_t block) {
   const bool same = workload_.compute == DType::fp32;
   const Buffer narrow =
       same ? accumulator : take_gradient(PoolKind::rounded_gradients, accumulator);
-  const bool device = gradient_on_device(workload_, placement_, block);
+  const bool device = placement_.blocks[block].gradients == Tier::device;
   const bool updates_here = placement_.blocks[block].state == Tier::device;
   const PoolKind totals = updates_here ? PoolKind::device_gradients : PoolKind::device_sums;
   const std::uint32_t last = workload_.micro_batches - 1;

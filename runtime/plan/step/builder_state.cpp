@@ -136,8 +136,8 @@ void Builder::update_block(std::uint32_t block) {
   for (std::uint32_t tile = first_tile_[block]; tile < first_tile_[block + 1]; ++tile) {
     update_tile(tile);
   }
-  const BlockPlacement& place = placement_.blocks[block];
-  if (!place.resident || place.state == Tier::device) return;
+  const BlockCut& place = placement_.blocks[block];
+  if (!place.resident() || place.state == Tier::device) return;
   OpDraft refresh = draft(OpKind::copy, Lane::h2d, block);
   refresh.op.if_pending = true;
   refresh.op.bytes = compute_bytes(block);
