@@ -40,10 +40,9 @@ void sum_squares(DType dtype, const void* gradient, std::size_t count, double* l
   const std::size_t leaf_count = (count + kLeafParameters - 1) / kLeafParameters;
   const unsigned grid = grid_of(leaf_count, kThreads / kWarpLanes);
   with_dtype(dtype, [&](auto type) {
-    sum_squares_kernel<decltype(type)::value>
-        <<<grid, kThreads, 0, stream_of(stream)>>>(gradient, count, leaves);
+    start("the sum of squares on the GPU", grid, stream, sum_squares_kernel<decltype(type)::value>,
+          gradient, count, leaves);
   });
-  check_launch("the sum of squares");
 }
 
 void accumulate(DType dtype, const void* source, float* target, std::size_t count, bool first,
@@ -51,11 +50,9 @@ void accumulate(DType dtype, const void* source, float* target, std::size_t coun
   if (count == 0) return;
   const Cut cut = conversion_cut(dtype, source, target, count);
   with_dtype(dtype, [&](auto type) {
-    accumulate_kernel<decltype(type)::value>
-        <<<grid_of(cut.work(), kThreads), kThreads, 0, stream_of(stream)>>>(source, target, first,
-                                                                            cut);
+    start("accumulation on the GPU", grid_of(cut.work(), kThreads), stream,
+          accumulate_kernel<decltype(type)::value>, source, target, first, cut);
   });
-  check_launch("accumulation");
 }
 
 void round_gradient(DType dtype, const float* source, void* target, std::size_t count,
@@ -63,10 +60,9 @@ void round_gradient(DType dtype, const float* source, void* target, std::size_t 
   if (count == 0) return;
   const Cut cut = conversion_cut(dtype, target, source, count);
   with_dtype(dtype, [&](auto type) {
-    round_kernel<decltype(type)::value>
-        <<<grid_of(cut.work(), kThreads), kThreads, 0, stream_of(stream)>>>(source, target, cut);
+    start("rounding on the GPU", grid_of(cut.work(), kThreads), stream,
+          round_kernel<decltype(type)::value>, source, target, cut);
   });
-  check_launch("rounding");
 }
 
 void copy(void* target, const void* source, std::size_t bytes, void* stream) {

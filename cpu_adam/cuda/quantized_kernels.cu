@@ -11,7 +11,7 @@ template <DType Gradient>
 __global__ void __launch_bounds__(kThreads)
     quantized_kernel(const __grid_constant__ QuantizedJob job) {
   // Lanes look up entries of their own: shared memory answers at once, constant memory one by one.
-  __shared__ CodecTables tables;
+  CodecTables& tables = block_object<CodecTables>();
   constexpr unsigned kWords = sizeof(CodecTables) / sizeof(float);
   for (unsigned i = threadIdx.x; i < kWords; i += blockDim.x) {
     reinterpret_cast<float*>(&tables)[i] = reinterpret_cast<const float*>(&kCodecTables)[i];
@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(kThreads)
 void launch_quantized(const QuantizedJob& job, DType gradient, void* stream) {
   const unsigned grid = grid_of(job.blocks(), kThreads / kWarpLanes);
   with_dtype(gradient, [&](auto type) {
-    quantized_kernel<decltype(type)::value><<<grid, kThreads, 0, stream_of(stream)>>>(job);
+    start("the update of quantized state on the GPU", grid, stream,
+          quantized_kernel<decltype(type)::value>, job);
   });
-  check_launch("the update of quantized state");
 }
 
 }  // namespace spillway::cpu_adam::cuda::detail

@@ -12,10 +12,10 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
 }
 
 template <StateFormat Format>
-void launch(const UpdateJob& job, DType gradient, cudaStream_t stream) {
+void launch(const UpdateJob& job, DType gradient, void* stream) {
   const unsigned grid = grid_of(job.cut.work(), kThreads);
   with_dtype(gradient, [&](auto type) {
-    update_kernel<Format, decltype(type)::value><<<grid, kThreads, 0, stream>>>(job);
+    start("the update on the GPU", grid, stream, update_kernel<Format, decltype(type)::value>, job);
   });
 }
 
@@ -23,12 +23,11 @@ void launch(const UpdateJob& job, DType gradient, cudaStream_t stream) {
 
 void launch_update(const UpdateJob& job, StateFormat format, DType gradient, void* stream) {
   switch (format) {
-    case StateFormat::fp32: launch<StateFormat::fp32>(job, gradient, stream_of(stream)); break;
-    case StateFormat::split: launch<StateFormat::split>(job, gradient, stream_of(stream)); break;
-    case StateFormat::bf16: launch<StateFormat::bf16>(job, gradient, stream_of(stream)); break;
+    case StateFormat::fp32: launch<StateFormat::fp32>(job, gradient, stream); break;
+    case StateFormat::split: launch<StateFormat::split>(job, gradient, stream); break;
+    case StateFormat::bf16: launch<StateFormat::bf16>(job, gradient, stream); break;
     case StateFormat::int8: SPILLWAY_ASSERT(false && "int8 has its own kernel");
   }
-  check_launch("the update");
 }
 
 }  // namespace spillway::cpu_adam::cuda::detail

@@ -1,14 +1,11 @@
-// What every launch of this folder shares: the grid, the stream, the check. Any thread.
+// What every launch of this folder shares: the threads, the grid, the stream. Any thread.
 #pragma once
-
-#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
 #include <string_view>
 
-#include "runtime/base/cuda/check.hpp"
+#include "runtime/base/cuda/kernel.cuh"
 #include "runtime/base/error.hpp"
 
 namespace spillway::cpu_adam::cuda::detail {
@@ -26,9 +23,12 @@ inline cudaStream_t stream_of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
 
-/// After a launch.
-inline void check_launch(std::string_view what, SourceLocation where = SourceLocation::current()) {
-  check_cuda(cudaGetLastError(), std::string(what) + " on the GPU", where);
+/// `kernel` on `blocks` blocks of kThreads, on a stream. Throws `Error{device_error}`.
+template <class Kernel, class... Arguments>
+void start(std::string_view what, unsigned blocks, void* stream, Kernel* kernel,
+           const Arguments&... arguments) {
+  launch_kernel(what, {.blocks = blocks, .threads = kThreads, .stream = stream_of(stream)}, kernel,
+                arguments...);
 }
 
 }  // namespace spillway::cpu_adam::cuda::detail

@@ -1,12 +1,10 @@
 // DeviceRunner: bodies/runner.hpp's Runner on a CUDA stream. Each call is one launch or memset.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <limits>
 
-#include "runtime/base/cuda/check.hpp"
+#include "runtime/base/cuda/kernel.cuh"
 #include "runtime/base/team.hpp"
 #include "runtime/model/cuda/kernels/bodies/runner.hpp"
 
@@ -27,21 +25,19 @@ __global__ void __launch_bounds__(kItemLanes) items(Body body, std::uint64_t cou
 
 template <unsigned Lanes, class Body>
 __global__ void __launch_bounds__(Lanes) teams(Body body, std::uint64_t count) {
-  extern __shared__ __align__(16) std::byte shared[];
   for (std::uint64_t index = blockIdx.x; index < count; index += gridDim.x) {
-    body(DeviceTeam<Lanes>{}, index, shared);
+    body(DeviceTeam<Lanes>{}, index, block_memory());
   }
 }
 
 template <class Body>
 __global__ void __launch_bounds__(kWarpLanes* bodies::kWarpsInBlock)
     warps(Body body, std::uint64_t count, std::size_t shared_bytes) {
-  extern __shared__ __align__(16) std::byte shared[];
   const unsigned warp = threadIdx.x / kWarpLanes;
   const std::uint64_t step = std::uint64_t{gridDim.x} * bodies::kWarpsInBlock;
   for (std::uint64_t index = std::uint64_t{blockIdx.x} * bodies::kWarpsInBlock + warp;
        index < count; index += step) {
-    body(WarpTeam{}, index, shared + warp * shared_bytes);
+    body(WarpTeam{}, index, block_memory() + warp * shared_bytes);
   }
 }
 
@@ -54,9 +50,8 @@ class DeviceRunner {
   template <class Body>
   void items(const Body& body, std::uint64_t count) {
     if (count == 0) return;
-    kernels::items<<<blocks(count, kernels::kItemLanes), kernels::kItemLanes, 0, stream_>>>(body,
-                                                                                            count);
-    check_cuda(cudaPeekAtLastError(), "launching a kernel");
+    start({.blocks = blocks(count, kernels::kItemLanes), .threads = kernels::kItemLanes},
+          kernels::items<Body>, body, count);
   }
 
   template <unsigned Lanes, class Body>
@@ -65,12 +60,14 @@ class DeviceRunner {
     if constexpr (Lanes == kWarpLanes) {
       const std::size_t each = round_up(shared_bytes, bodies::kWordBytes);
       constexpr unsigned kThreads = kWarpLanes * bodies::kWarpsInBlock;
-      kernels::warps<<<blocks(count, bodies::kWarpsInBlock), kThreads, bodies::kWarpsInBlock * each,
-                       stream_>>>(body, count, each);
+      start({.blocks = blocks(count, bodies::kWarpsInBlock),
+             .threads = kThreads,
+             .shared_bytes = bodies::kWarpsInBlock * each},
+            kernels::warps<Body>, body, count, each);
     } else {
-      kernels::teams<Lanes><<<blocks(count, 1), Lanes, shared_bytes, stream_>>>(body, count);
+      start({.blocks = blocks(count, 1), .threads = Lanes, .shared_bytes = shared_bytes},
+            kernels::teams<Lanes, Body>, body, count);
     }
-    check_cuda(cudaPeekAtLastError(), "launching a kernel");
   }
 
   void zero(float* values, std::uint64_t count) {
@@ -78,6 +75,11 @@ class DeviceRunner {
   }
 
  private:
+  template <class Kernel, class... Arguments>
+  void start(Launch launch, Kernel* kernel, const Arguments&... arguments) {
+    launch.stream = stream_;
+    launch_kernel("launching a kernel", launch, kernel, arguments...);
+  }
   /// Kernels loop where the grid cannot be as long as their work.
   static unsigned blocks(std::uint64_t count, unsigned in_block) {
     return static_cast<unsigned>(std::min<std::uint64_t>((count + in_block - 1) / in_block,

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "runtime/base/cuda/check.hpp"
+#include "runtime/base/cuda/kernel.cuh"
 #include "runtime/base/team.hpp"
 #include "runtime/model/cuda/attention/attention_kernel.hpp"
 #include "runtime/model/cuda/kernels/bodies/attention.hpp"
@@ -36,7 +36,7 @@ struct BackwardKv {
 
 template <class Pass, class Call>
 __global__ void __launch_bounds__(kAttentionLanes) attention_tiles(Call call, std::uint64_t tiles) {
-  extern __shared__ float shared[];
+  auto* const shared = reinterpret_cast<float*>(block_memory());
   // The last tiles see the most keys: they start first.
   for (std::uint64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
     Pass{}(call, tiles - 1 - i, shared);
@@ -53,9 +53,12 @@ void launch(void* stream, const Call& call, std::uint64_t tiles, std::uint64_t f
              "asking for an attention kernel's shared memory");
   const auto blocks =
       static_cast<unsigned>(std::min<std::uint64_t>(tiles, std::numeric_limits<int>::max()));
-  kernel<<<blocks, kAttentionLanes, static_cast<std::size_t>(bytes),
-           static_cast<cudaStream_t>(stream)>>>(call, tiles);
-  check_cuda(cudaPeekAtLastError(), "launching an attention kernel");
+  launch_kernel("launching an attention kernel",
+                {.blocks = blocks,
+                 .threads = kAttentionLanes,
+                 .shared_bytes = static_cast<std::size_t>(bytes),
+                 .stream = static_cast<cudaStream_t>(stream)},
+                kernel, call, tiles);
 }
 
 bodies::AttentionSize size_of_call(const AttentionShape& shape) {
