@@ -59,6 +59,7 @@ void Planning::open() {
          .data = std::filesystem::absolute(request_.data).string(),
          .identity = recognise_data()};
   if (run_.claim.resumes()) {
+    run_.start = Start::resumed;
     const RunConfig& recorded = run_.claim.recorded();
     // A schedule that was to end with the run keeps the end that it started with.
     run_.options.schedule =
@@ -146,15 +147,16 @@ void Planning::plan() {
                                    .workload = run_.workload,
                                    .budgets = run_.budgets,
                                    .state_directories = run_.store_options.directories};
-  run_.tuning = tune(request, run_.placement, run_.known,
-                     [this](const std::string& text) { observer_.noted(text); });
-  tune_store(run_.tuning.drives, run_.store_options);
-  run_.profile = calibrate(request, run_.tuning);
+  const Tuning tuning = tune(request, run_.placement, run_.known,
+                             [this](const std::string& text) { observer_.noted(text); });
+  run_.update_prefetch = tuning.update_prefetch;
+  tune_store(tuning.drives, run_.store_options);
+  run_.profile = calibrate(request, tuning);
   plan::PlannedStep fastest = plan::fastest_placement(
       run_.workload, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
   run_.placement = std::move(fastest.placement);
   run_.prediction = std::move(fastest.prediction);
-  run_.store_options.weights = disk_weights(request, run_.tuning.drives, run_.placement);
+  run_.store_options.weights = disk_weights(request, tuning.drives, run_.placement);
   if (run_.options.commit_every == 0) {
     run_.options.commit_every = planned_commit_every(run_.workload, run_.placement, run_.profile,
                                                      run_.prediction.step_seconds);

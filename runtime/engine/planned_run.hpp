@@ -10,29 +10,24 @@
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
 #include "runtime/engine/run/claim.hpp"
+#include "runtime/engine/step/step_engine.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "runtime/engine/training_data.hpp"
 
 namespace spillway::engine {
 
-struct PlannedRun {
+/// The setup of its engine, and what surrounds it.
+struct PlannedRun : EngineSetup {
   explicit PlannedRun(const TrainRequest& request);
 
   RunClaim claim;
   MachineTuning known;  ///< what earlier runs measured of this machine
-  model::ModelConfig config;
-  config::TrainOptions options;  ///< resolved
   std::optional<TrainingData> data;
   std::optional<data::Sampler> sampler;
   std::uint64_t steps = 0;  ///< the run ends with this one
-  nvme_swap::StoreOptions store_options;
   RunConfig run_config;
   ModelRuntime model;
   std::size_t measured_products = 0;  ///< matrix products whose algorithms are taken from `known`
-  plan::Workload workload;
-  plan::Budgets budgets;
-  plan::Placement placement;
-  Tuning tuning;
   plan::MachineProfile profile;
   plan::Prediction prediction;
 };

@@ -68,9 +68,7 @@ class Loop {
 
 void Loop::create_trainer() {
   const bool resumes = run_->claim.resumes();
-  trainer_ = std::make_unique<Trainer>(run_->config, run_->options, run_->placement, run_->budgets,
-                                       std::move(run_->model), run_->workload, run_->store_options,
-                                       resumes, run_->tuning.update_prefetch);
+  trainer_ = std::make_unique<Trainer>(*run_, std::move(run_->model));
   checkpoints_.emplace(run_->claim.run(), run_->claim.manifest().id, run_->options.save_every,
                        run_->options.keep);
   checkpoints_->check_space(trainer_->store().layout());

@@ -11,28 +11,13 @@
 
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
-#include "runtime/engine/prepare/planning.hpp"
-#include "runtime/engine/step/model_constants.hpp"
-#include "runtime/engine/step/op_actions.hpp"
 #include "runtime/engine/step/state_io.hpp"
+#include "runtime/engine/step/step_engine.hpp"
 #include "runtime/engine/training_state.hpp"
+#include "runtime/engine/update_decision.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::engine {
-
-/// What one step did. `loss` is the mean over the step's targets before the update.
-struct StepResult {
-  std::uint64_t step = 0;  ///< from 1
-  double loss = 0;
-  double grad_norm = 0;      ///< unscaled, before clipping
-  double lr = 0;             ///< of this step's update; it is applied unless `skipped`
-  double scale = 1;          ///< loss scale of this step
-  std::uint64_t tokens = 0;  ///< targets
-  double seconds = 0;
-  bool skipped = false;  ///< a gradient was not finite: state unchanged
-  /// Why training cannot go on after this step; empty if it can.
-  std::string diverged{};
-};
 
 struct Evaluation {
   double loss = 0;  ///< mean over targets
@@ -41,12 +26,8 @@ struct Evaluation {
 
 class Trainer {
  public:
-  /// Allocates everything that the placement names. `options` are resolved. `update_prefetch`: the
-  /// updates' software prefetch distance.
-  Trainer(const model::ModelConfig& config, const config::TrainOptions& options,
-          const plan::Placement& placement, const plan::Budgets& budgets, ModelRuntime model,
-          plan::Workload workload, const nvme_swap::StoreOptions& store_options, bool resume,
-          std::size_t update_prefetch = 0);
+  /// Allocates everything that the placement names.
+  Trainer(EngineSetup setup, ModelRuntime model);
   ~Trainer();
 
   /// Step 0: masters from `source`.
@@ -76,11 +57,11 @@ class Trainer {
   [[nodiscard]] std::size_t most_ops() const { return recorded_plan_.ops.size(); }
   /// Timings of the last step.
   [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }
-  [[nodiscard]] const OpActions& actions() const { return *actions_; }
-  [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
-  [[nodiscard]] const nvme_swap::TileStore& store() const { return *store_; }
-  [[nodiscard]] const plan::Workload& workload() const { return workload_; }
-  [[nodiscard]] const plan::Placement& placement() const { return placement_; }
+  [[nodiscard]] const OpActions& actions() const { return engine_.actions(); }
+  [[nodiscard]] offload::DeviceBackend& backend() const { return engine_.backend(); }
+  [[nodiscard]] const nvme_swap::TileStore& store() const { return engine_.store(); }
+  [[nodiscard]] const plan::Workload& workload() const { return engine_.setup().workload; }
+  [[nodiscard]] const plan::Placement& placement() const { return engine_.setup().placement; }
   [[nodiscard]] const model::ModelLayout& layout() const { return model_.transformer->layout(); }
   /// Commits happen inside the step plan: all state is on disk.
   [[nodiscard]] bool commits_in_step() const;
@@ -106,31 +87,14 @@ class Trainer {
   void copy_committed();
   double reduce_loss();
   double reduce_norm();
-  void decide(StepResult& result);
-  void skip(StepResult& result);
   void check_tiles(const nvme_swap::StoreLayout& layout) const;
-  void open_activation_store(const nvme_swap::StoreOptions& options);
+  [[nodiscard]] const config::TrainOptions& options() const { return engine_.setup().options; }
+  [[nodiscard]] const StateSlots& slots() const { return engine_.slots(); }
 
-  model::ModelConfig config_;
-  config::TrainOptions options_;
-  plan::Workload workload_;
-  plan::Placement placement_;
   ModelRuntime model_;
-
-  // Destroyed last: everything below may notify it.
-  WakeSignal wake_;
-  std::unique_ptr<offload::DeviceBackend> backend_;
-  ModelConstants constants_;
-  std::unique_ptr<DeviceMath> device_math_;
-  StateSlots slots_;
-  std::unique_ptr<Memory> memory_;
-  std::unique_ptr<nvme_swap::TileStore> store_;
-  std::unique_ptr<nvme_swap::TileStore> copy_;              ///< see `copy_next`
-  std::unique_ptr<nvme_swap::TileStore> activation_store_;  ///< of boundaries on disk, or null
-  std::unique_ptr<cpu_adam::WorkerPool> workers_;
-  std::unique_ptr<Streams> streams_;
-  std::unique_ptr<OpActions> actions_;
-  std::unique_ptr<StateIo> state_io_;
+  StepEngine engine_;
+  std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`
+  StateIo state_io_;
 
   plan::StepPlan step_plan_, recorded_plan_, flush_plan_, evaluation_plan_, snapshot_plan_;
   std::unique_ptr<Executor> step_executor_, recorded_executor_, flush_executor_,

@@ -6,10 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/engine/machine/compute_device.hpp"
-#include "runtime/engine/prepare/planning.hpp"
-#include "runtime/engine/step/op_actions.hpp"
 #include "runtime/engine/step/state_io.hpp"
+#include "runtime/engine/step/step_engine.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/engine/training_harness.hpp"
 
@@ -101,47 +99,22 @@ class Blindfold final : public OpPerformer {
   Image before_;
 };
 
-/// All that an op of a training step needs.
+/// The engine of a run, without its trainer.
 class BareEngine {
  public:
   BareEngine(const TrainingHarness& harness, const config::TrainOptions& options,
              const std::filesystem::path& directory)
-      : options_(options),
-        model_(make_model_runtime(harness.config(), options_, {})),
-        workload_(make_workload(harness.config(), *model_.transformer, options_)),
-        placement_(placed(harness)),
-        plan_(plan::build_recorded_step(workload_, placement_)),
-        backend_(make_backend(options_, {1_GiB, 1_GiB, 1_GiB}, &wake_)),
-        streams_(*backend_),
-        constants_(*model_.transformer, *backend_, *streams_.upload),
-        device_math_(make_device_math(options_, *streams_.compute)),
-        slots_(workload_, placement_),
-        memory_(plan::make_pools(workload_, placement_), *backend_),
-        store_(store_in(directory, "tiles", slots_.store_layout(), 2)),
-        activations_(
-            store_in(directory, "activations", {.tiles = std::vector<Bytes>(16, 4_KiB)}, 1)),
-        workers_({.threads = 1, .wake = &wake_}),
-        actions_({.workload = workload_,
-                  .placement = placement_,
-                  .memory = memory_,
-                  .slots = slots_,
-                  .transformer = *model_.transformer,
-                  .device_math = *device_math_,
-                  .workers = workers_,
-                  .store = *store_,
-                  .activation_store = activations_.get(),
-                  .isa = cpu_adam::best_isa(),
-                  .kernel = update_kernel(options_, workload_),
-                  .update_prefetch = 0,
-                  .decayed = std::vector<std::uint64_t>(workload_.blocks.size())}),
-        executor_(plan_, *backend_, streams_, wake_) {
-    model_.ops->bind_stream(streams_.compute->native());
+      : model_(make_model_runtime(harness.config(), options, {})),
+        engine_(setup(harness, options, directory), model_),
+        plan_(plan::build_recorded_step(engine_.setup().workload, engine_.setup().placement)),
+        executor_(engine_.prepare(plan_)) {
     for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
-      std::ranges::fill(bytes_of(memory_, p), std::byte{0});
+      std::ranges::fill(bytes_of(engine_.memory(), p), std::byte{0});
     }
-    StateIo(workload_, placement_, memory_, slots_, streams_, *store_, cpu_adam::best_isa())
+    StateIo(engine_.setup().workload, engine_.setup().placement, engine_.memory(), engine_.slots(),
+            engine_.streams(), engine_.store(), cpu_adam::best_isa())
         .initialize(model::RandomInitializer(harness.config(), model_.transformer->layout(), 7));
-    const auto tokens = memory_.all_host(PoolKind::host_tokens);
+    const auto tokens = engine_.memory().all_host(PoolKind::host_tokens);
     for (std::size_t i = 0; i < tokens.size(); i += sizeof(std::int32_t)) {
       tokens[i] =
           static_cast<std::byte>(i / sizeof(std::int32_t) * 7 % harness.config().vocab_size);
@@ -150,55 +123,41 @@ class BareEngine {
 
   /// Two steps, of which the second applies the update of the first and writes all state.
   Image two_steps(bool blindfolded) {
-    Blindfold blindfold(actions_, memory_);
-    OpPerformer& performer = blindfolded ? static_cast<OpPerformer&>(blindfold) : actions_;
-    OpActions::Step& step = actions_.step();
+    OpActions& actions = engine_.actions();
+    Blindfold blindfold(actions, engine_.memory());
+    OpPerformer& performer = blindfolded ? static_cast<OpPerformer&>(blindfold) : actions;
+    OpActions::Step& step = actions.step();
     step.loss_gradient_scale = 1e-2F;
     step.commit.payload = {std::byte{1}};
-    executor_.run(performer);
+    executor_->run(performer);
     step.update.pending = true;
-    step.update.decayed = step.update.plain = cpu_adam::make_scalars(options_.adam, 1, 1.0);
+    step.update.decayed = step.update.plain =
+        cpu_adam::make_scalars(engine_.setup().options.adam, 1, 1.0);
     step.commit_due = true;
-    executor_.run(performer);
-    return image_of(memory_);
+    executor_->run(performer);
+    return image_of(engine_.memory());
   }
 
  private:
-  [[nodiscard]] plan::Placement placed(const TrainingHarness& harness) const {
-    plan::Placement placement = place(harness.config(), options_, workload_, {1_GiB, 1_GiB, 1_GiB});
-    if (harness.adjust_placement) harness.adjust_placement(workload_, placement);
-    return placement;
-  }
-
-  [[nodiscard]] std::unique_ptr<nvme_swap::TileStore> store_in(
-      const std::filesystem::path& directory, const std::string& name,
-      const nvme_swap::StoreLayout& layout, std::uint32_t slots) {
-    nvme_swap::StoreOptions options;
-    options.directories = {directory};
-    options.name = name;
-    options.slots = slots;
-    options.engine = options_.io_engine;
-    options.wake = &wake_;
+  [[nodiscard]] EngineSetup setup(const TrainingHarness& harness,
+                                  const config::TrainOptions& options,
+                                  const std::filesystem::path& directory) const {
+    EngineSetup setup{.config = harness.config(),
+                      .options = options,
+                      .workload = make_workload(harness.config(), *model_.transformer, options),
+                      .budgets = {1_GiB, 1_GiB, 1_GiB}};
+    setup.placement = place(setup.config, options, setup.workload, setup.budgets);
+    if (harness.adjust_placement) harness.adjust_placement(setup.workload, setup.placement);
+    setup.store_options.directories = {directory};
+    setup.store_options.engine = options.io_engine;
     std::filesystem::create_directories(directory);
-    return nvme_swap::TileStore::create(options, layout);
+    return setup;
   }
 
-  config::TrainOptions options_;
   ModelRuntime model_;
-  plan::Workload workload_;
-  plan::Placement placement_;
+  StepEngine engine_;
   plan::StepPlan plan_;
-  WakeSignal wake_;
-  std::unique_ptr<offload::DeviceBackend> backend_;
-  Streams streams_;
-  ModelConstants constants_;
-  std::unique_ptr<DeviceMath> device_math_;
-  StateSlots slots_;
-  Memory memory_;
-  std::unique_ptr<nvme_swap::TileStore> store_, activations_;
-  cpu_adam::WorkerPool workers_;
-  OpActions actions_;
-  Executor executor_;
+  std::unique_ptr<Executor> executor_;
 };
 
 void expect_no_other_memory(TrainingHarness& harness, const config::TrainOptions& options) {

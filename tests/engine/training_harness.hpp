@@ -154,8 +154,14 @@ class TrainingHarness {
     for (const auto& directory : store.directories) {
       std::filesystem::create_directories(directory);
     }
-    auto trainer = std::make_unique<Trainer>(config_, options, placement, budgets, std::move(model),
-                                             workload, store, resume);
+    const EngineSetup setup{.config = config_,
+                            .options = options,
+                            .workload = workload,
+                            .budgets = budgets,
+                            .placement = placement,
+                            .store_options = store,
+                            .start = resume ? Start::resumed : Start::anew};
+    auto trainer = std::make_unique<Trainer>(setup, std::move(model));
     if (!resume) {
       trainer->initialize(model::RandomInitializer(config_, trainer->layout(), options.seed));
     }

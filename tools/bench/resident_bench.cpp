@@ -7,9 +7,7 @@
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
-#include "runtime/engine/step/executor.hpp"
-#include "runtime/engine/step/model_constants.hpp"
-#include "runtime/engine/step/op_actions.hpp"
+#include "runtime/engine/step/step_engine.hpp"
 #include "runtime/plan/placement/choose.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tools/bench/step_bench.hpp"
@@ -62,49 +60,24 @@ void round_parameters(std::span<const float> values, DType compute, std::span<st
 class ResidentModel {
  public:
   ResidentModel(const StepBenchRequest& request, const std::filesystem::path& scratch)
-      : options_(one_micro_batch(request)),
-        model_(engine::make_model_runtime(request.config, options_,
+      : model_(engine::make_model_runtime(request.config, one_micro_batch(request),
                                           engine::MachineTuning(request.profile).products())),
-        workload_(engine::make_workload(request.config, *model_.transformer, options_)),
-        budgets_{.device = engine::make_budgets(options_, scratch, workload_).device,
-                 .host = kUnlimited,
-                 .nvme = kUnlimited},
-        placement_(place(request.config)),
-        plan_(compute_only(plan::build_training_step(workload_, placement_))),
-        backend_(engine::make_backend(options_, budgets_, &wake_)),
-        streams_(*backend_),
-        constants_(*model_.transformer, *backend_, *streams_.upload),
-        slots_(workload_, placement_),
-        memory_(plan::make_pools(workload_, placement_), *backend_),
-        store_(empty_store(scratch)),
-        workers_({.threads = 1, .wake = &wake_}),
-        device_math_(engine::make_device_math(options_, *streams_.compute)),
-        actions_({.workload = workload_,
-                  .placement = placement_,
-                  .memory = memory_,
-                  .slots = slots_,
-                  .transformer = *model_.transformer,
-                  .device_math = *device_math_,
-                  .workers = workers_,
-                  .store = *store_,
-                  .activation_store = nullptr,
-                  .isa = cpu_adam::best_isa(),
-                  .kernel = engine::update_kernel(options_, workload_),
-                  .update_prefetch = 0,
-                  .decayed = std::vector<std::uint64_t>(workload_.blocks.size())}),
-        executor_(plan_, *backend_, streams_, wake_) {
-    model_.ops->bind_stream(streams_.compute->native());
+        engine_(setup(request, scratch), model_),
+        plan_(compute_only(
+            plan::build_training_step(engine_.setup().workload, engine_.setup().placement))),
+        executor_(engine_.prepare(plan_)) {
     upload_parameters(request.config);
-    const std::span<std::byte> tokens = memory_.host({plan::PoolKind::host_tokens});
+    const std::span<std::byte> tokens = engine_.memory().host({plan::PoolKind::host_tokens});
     fill_random_tokens(
         {reinterpret_cast<std::int32_t*>(tokens.data()), tokens.size() / sizeof(std::int32_t)},
-        request.config.vocab_size, options_.seed);
-    actions_.step().loss_gradient_scale = 1.0F / static_cast<float>(workload_.tokens);
+        request.config.vocab_size, request.options.seed);
+    engine_.actions().step().loss_gradient_scale =
+        1.0F / static_cast<float>(engine_.setup().workload.tokens);
   }
 
   double step_seconds() {
     const auto begin = std::chrono::steady_clock::now();
-    executor_.run(actions_);
+    executor_->run(engine_.actions());
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 
@@ -121,50 +94,40 @@ class ResidentModel {
     return options;
   }
 
-  /// The actions want a store; none of these ops uses it.
-  static std::unique_ptr<nvme_swap::TileStore> empty_store(const std::filesystem::path& directory) {
-    nvme_swap::StoreOptions options;
-    options.directories = {directory};
-    return nvme_swap::TileStore::create(options, {.tiles = {Bytes{kPageBytes}}});
-  }
-
-  [[nodiscard]] plan::Placement place(const model::ModelConfig& config) const {
-    return engine::place(config, options_, workload_, budgets_);
+  [[nodiscard]] engine::EngineSetup setup(const StepBenchRequest& request,
+                                          const std::filesystem::path& scratch) const {
+    engine::EngineSetup setup{.config = request.config, .options = one_micro_batch(request)};
+    setup.options.threads = 1;
+    setup.workload = engine::make_workload(request.config, *model_.transformer, setup.options);
+    setup.budgets = {.device = engine::make_budgets(setup.options, scratch, setup.workload).device,
+                     .host = kUnlimited,
+                     .nvme = kUnlimited};
+    setup.placement = engine::place(request.config, setup.options, setup.workload, setup.budgets);
+    return setup;
   }
 
   void upload_parameters(const model::ModelConfig& config) {
     const NoiseParameters source(config);
     std::vector<float> values;
-    for (std::uint32_t b = 0; b < workload_.blocks.size(); ++b) {
-      values.resize(workload_.blocks[b].padded_parameters.value());
+    const plan::Workload& workload = engine_.setup().workload;
+    offload::Stream& stream = *engine_.streams().upload;
+    for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
+      values.resize(workload.blocks[b].padded_parameters.value());
       source.read(BlockIndex{b}, ElementCount{}, values);
+      const engine::Memory& memory = engine_.memory();
+      const engine::StateSlots& slots = engine_.slots();
       const std::span<std::byte> host =
-          memory_.host(slots_.tiles_of(plan::PoolKind::host_parameters, b));
-      round_parameters(values, workload_.compute, host);
-      streams_.upload->upload(
-          memory_.device(slots_.tiles_of(plan::PoolKind::resident_parameters, b)), host);
+          memory.host(slots.tiles_of(plan::PoolKind::host_parameters, b));
+      round_parameters(values, workload.compute, host);
+      stream.upload(memory.device(slots.tiles_of(plan::PoolKind::resident_parameters, b)), host);
     }
-    streams_.upload->synchronize();
+    stream.synchronize();
   }
 
-  config::TrainOptions options_;
   engine::ModelRuntime model_;
-  plan::Workload workload_;
-  plan::Budgets budgets_;
-  plan::Placement placement_;
+  engine::StepEngine engine_;
   plan::StepPlan plan_;
-  // Destroyed last of what runs: everything below may notify it.
-  WakeSignal wake_;
-  std::unique_ptr<offload::DeviceBackend> backend_;
-  engine::Streams streams_;
-  engine::ModelConstants constants_;
-  engine::StateSlots slots_;
-  engine::Memory memory_;
-  std::unique_ptr<nvme_swap::TileStore> store_;
-  cpu_adam::WorkerPool workers_;
-  std::unique_ptr<engine::DeviceMath> device_math_;
-  engine::OpActions actions_;
-  engine::Executor executor_;
+  std::unique_ptr<engine::Executor> executor_;
 };
 
 }  // namespace

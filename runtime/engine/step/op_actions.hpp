@@ -31,7 +31,7 @@ struct OpResources {
   model::Transformer& transformer;
   DeviceMath& device_math;
   cpu_adam::WorkerPool& workers;
-  nvme_swap::TileStore& store;
+  nvme_swap::TileStore* store;             ///< null where no plan reads or writes state there
   nvme_swap::TileStore* activation_store;  ///< null unless activations are placed on disk
   cpu_adam::Isa isa;
   const cpu_adam::Kernel& kernel;

@@ -1,0 +1,137 @@
+// The ops of gradients and of the update that follows from them, on the device and on the host.
+#include "cpu_adam/gradient_norm.hpp"
+#include "runtime/engine/step/op_actions.hpp"
+
+namespace spillway::engine {
+
+using plan::Op;
+using plan::ValueKind;
+
+void OpActions::round_gradient(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const plan::Workload& workload = resources_.workload;
+  RoundGradient gradient;
+  gradient.sums = memory.device(memory.read(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
+                      .as<float>();
+  gradient.parameters = workload.blocks[op.block].parameters.value();
+  if (op.block == 0 && workload.tied_head) {
+    gradient.tied = memory.device(memory.read(ValueKind::tied_gradient_sum)).as<float>();
+  }
+  gradient.rounded =
+      memory.device(memory.write(ValueKind::gradient, op.block), compute_bytes(op.block));
+  gradient.dtype = workload.compute;
+  if (memory.writes(ValueKind::total_gradient, op.block)) {
+    gradient.home = memory.device(memory.write(ValueKind::total_gradient, op.block));
+  }
+  gradient.sums_rounds = workload.rounds > 1;
+  gradient.first_round = op.round == 0;
+  resources_.device_math.round(gradient);
+}
+
+void OpActions::device_norm(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  resources_.device_math.sum_squares(
+      memory.device(memory.read(ValueKind::total_gradient, op.block)), types_.gradient,
+      memory.device(memory.write(ValueKind::norm_leaves, op.tile)).as<double>());
+}
+
+void OpActions::host_accumulate(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const auto source = memory.host(memory.read(ValueKind::gradient, op.block));
+  const auto bytes = memory.host(memory.write(ValueKind::total_gradient, op.block));
+  auto* target = reinterpret_cast<float*>(bytes.data());
+  const DType dtype = resources_.workload.compute;
+  resources_.workers.parallel_for(
+      bytes.size() / sizeof(float), kLeafParameters, [&](std::size_t first, std::size_t last) {
+        cpu_adam::accumulate(resources_.isa, dtype, source.data() + first * size_of(dtype),
+                             {target + first, last - first}, op.round == 0);
+      });
+}
+
+void OpActions::host_norm(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const std::byte* gradient = memory.host(memory.read(ValueKind::total_gradient, op.block)).data();
+  const auto bytes = memory.host(memory.write(ValueKind::norm_leaves, op.tile));
+  const std::span leaves{reinterpret_cast<double*>(bytes.data()), bytes.size() / sizeof(double)};
+  const std::size_t leaf = kLeafParameters * size_of(types_.gradient);
+  resources_.workers.parallel_for(leaves.size(), 1, [&](std::size_t first, std::size_t last) {
+    cpu_adam::sum_squares(resources_.isa, types_.gradient, gradient + first * leaf,
+                          (last - first) * kLeafParameters, leaves.subspan(first, last - first));
+  });
+}
+
+cpu_adam::UpdateRange OpActions::tile_range(std::uint32_t tile, std::byte* state,
+                                            const std::byte* gradient,
+                                            std::byte* parameters) const {
+  const plan::Tile& t = resources_.slots.tiles()[tile];
+  cpu_adam::UpdateRange range = cpu_adam::tile_range(resources_.slots.layout(tile), state, state,
+                                                     gradient, parameters, parameters);
+  range.prefetch_distance = resources_.update_prefetch;
+  range.block = t.block;
+  range.index = t.first.value();
+  return range;
+}
+
+std::array<cpu_adam::ParameterGroup, 2> OpActions::groups_of(std::uint32_t block) const {
+  return {{{.end = resources_.decayed[block], .scalars = step_.update.decayed},
+           {.end = resources_.workload.blocks[block].padded_parameters.value(),
+            .scalars = step_.update.plain}}};
+}
+
+void OpActions::device_update(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  resources_.device_math.update(
+      types_, groups_of(op.block),
+      tile_range(op.tile, memory.device(memory.write(ValueKind::state, op.tile)).address(),
+                 memory.device(memory.read(ValueKind::total_gradient, op.block)).address(),
+                 memory.device(memory.write(ValueKind::parameters, op.block)).address()));
+}
+
+std::uint64_t OpActions::checksum(std::span<const std::byte> data) {
+  const auto pieces = std::span(piece_checksums_).first(nvme_swap::checksum_pieces(data.size()));
+  resources_.workers.parallel_for(pieces.size(), 1, [&](std::size_t first, std::size_t last) {
+    for (std::size_t piece = first; piece < last; ++piece) {
+      pieces[piece] = nvme_swap::checksum_of_piece(data, piece);
+    }
+  });
+  return nvme_swap::combine_checksums(pieces);
+}
+
+void OpActions::host_update(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const StateSlots& slots = resources_.slots;
+  const auto state = slots.state_of(op.tile, memory.host(memory.write(ValueKind::state, op.tile)));
+  const auto parameters = memory.host(memory.write(ValueKind::parameters, op.block));
+  const cpu_adam::UpdateRange whole = tile_range(
+      op.tile, state.data(), memory.host(memory.read(ValueKind::total_gradient, op.block)).data(),
+      parameters.data());
+  const auto groups = groups_of(op.block);
+  if (memory.writes(ValueKind::checksum, op.tile)) {
+    const TileChecksums sums = tile_update_.run(
+        {.kernel = kernel_,
+         .groups = groups,
+         .range = whole,
+         .layout = slots.layout(op.tile),
+         .state = state,
+         .parameters = slots.with_parameters() ? parameters : std::span<std::byte>{}});
+    // A tile that is not what was written ends the run here, before anything of it is on its way to
+    // the disk or the device.
+    resources_.store->verify(StateSlots::state(op.tile), sums.before);
+    state_checksums_[op.tile] = sums.state;
+    parameter_checksums_[op.tile] = sums.parameters;
+    return;
+  }
+  resources_.workers.parallel_for(
+      whole.count, kLeafParameters, [&](std::size_t first, std::size_t last) {
+        cpu_adam::update(kernel_, groups, cpu_adam::slice(kernel_, whole, first, last - first));
+      });
+}
+
+void OpActions::host_checksum(const Op& op) {
+  state_checksums_[op.tile] = checksum(state_of(op));
+  if (resources_.slots.with_parameters()) {
+    parameter_checksums_[op.tile] = checksum(parameters_to_write(op));
+  }
+}
+
+}  // namespace spillway::engine

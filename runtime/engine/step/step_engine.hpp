@@ -1,0 +1,74 @@
+// StepEngine: everything that runs step plans, put together once: a device, its memory, workers,
+// stores and the actions of ops. Training, inference and measurements differ in their plans alone.
+// Control thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "nvme_swap/tile_store.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/step/executor.hpp"
+#include "runtime/engine/step/memory.hpp"
+#include "runtime/engine/step/model_constants.hpp"
+#include "runtime/engine/step/op_actions.hpp"
+#include "runtime/engine/step/state_slots.hpp"
+
+namespace spillway::engine {
+
+/// Whether the store of the state is made or was there before.
+enum class Start : std::uint8_t { anew, resumed };
+
+/// What an engine runs, and with what.
+struct EngineSetup {
+  model::ModelConfig config{};
+  config::TrainOptions options{};  ///< resolved
+  plan::Workload workload{};
+  plan::Budgets budgets{};
+  plan::Placement placement{};
+  nvme_swap::StoreOptions store_options{};  ///< of the state; without directories there is no store
+  Start start = Start::anew;
+  std::size_t update_prefetch = 0;  ///< the updates' software prefetch distance
+};
+
+class StepEngine {
+ public:
+  /// Allocates everything that the placement names. `model` outlives this object.
+  StepEngine(EngineSetup setup, const ModelRuntime& model);
+
+  [[nodiscard]] const EngineSetup& setup() const { return setup_; }
+  [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
+  [[nodiscard]] Streams& streams() { return *streams_; }
+  [[nodiscard]] const StateSlots& slots() const { return slots_; }
+  [[nodiscard]] Memory& memory() { return *memory_; }
+  [[nodiscard]] const Memory& memory() const { return *memory_; }
+  /// Returns the store of the state, which this engine must have.
+  [[nodiscard]] nvme_swap::TileStore& store() const { return *store_; }
+  [[nodiscard]] OpActions& actions() const { return *actions_; }
+  /// Notified by all that completes.
+  [[nodiscard]] WakeSignal& wake() { return wake_; }
+  /// Makes a plan ready to run, `plan` outlives it.
+  [[nodiscard]] std::unique_ptr<Executor> prepare(const plan::StepPlan& plan) {
+    return std::make_unique<Executor>(plan, *backend_, *streams_, wake_);
+  }
+
+ private:
+  void open_store();
+  void open_activation_store();
+
+  EngineSetup setup_;
+  // Destroyed last: everything below may notify it.
+  WakeSignal wake_;
+  std::unique_ptr<offload::DeviceBackend> backend_;
+  std::unique_ptr<Streams> streams_;
+  ModelConstants constants_;
+  std::unique_ptr<DeviceMath> device_math_;
+  StateSlots slots_;
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<nvme_swap::TileStore> store_;             ///< or null
+  std::unique_ptr<nvme_swap::TileStore> activation_store_;  ///< of boundaries on disk, or null
+  std::unique_ptr<cpu_adam::WorkerPool> workers_;
+  std::unique_ptr<OpActions> actions_;
+};
+
+}  // namespace spillway::engine

@@ -1,0 +1,76 @@
+#include "runtime/engine/update_decision.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu_adam/adam.hpp"
+#include "runtime/config/schedule.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// Steps in a row with non-finite gradients after which training has failed, not stumbled.
+constexpr std::uint32_t kMostSkipsInARow = 10;
+
+/// Skips the update of a step with a gradient that is not finite; the loss scale falls.
+void skip(const config::TrainOptions& options, TrainingState& state, StepResult& result) {
+  result.skipped = true;
+  ++state.skipped;
+  ++state.skipped_in_a_row;
+  bool scales_down = false;
+  if (options.compute == DType::fp16) {
+    if (config::is_at_minimum(options.loss_scale, state.loss_scale)) {
+      result.diverged = fmt::format(
+          "step {}: gradients overflow at the least loss scale, fp16.min_loss_scale {} "
+          "(loss {}); lower the learning rate, or resume from an earlier checkpoint",
+          result.step, options.loss_scale.minimum, result.loss);
+      return;
+    }
+    state.loss_scale = config::next_loss_scale(options.loss_scale, state.loss_scale, false);
+    scales_down = state.loss_scale.hysteresis_left > 0;  // until it is at its minimum
+  }
+  if (state.skipped_in_a_row < kMostSkipsInARow || scales_down) return;
+  result.diverged = fmt::format(
+      "step {}: {} steps in a row had non-finite gradients (loss {}, loss scale {}); "
+      "lower the learning rate, or resume from an earlier checkpoint",
+      result.step, state.skipped_in_a_row, result.loss, result.scale);
+}
+
+}  // namespace
+
+PendingUpdate decide_update(const config::TrainOptions& options, TrainingState& state,
+                            StepResult& result) {
+  const std::uint64_t t = state.updates + 1;
+  result.lr = config::learning_rate(options.schedule, t);
+  if (!std::isfinite(result.grad_norm)) {
+    skip(options, state, result);
+    return {};
+  }
+  if (options.compute == DType::fp16) {
+    state.loss_scale = config::next_loss_scale(options.loss_scale, state.loss_scale, true);
+  }
+  state.skipped_in_a_row = 0;
+  state.updates = t;
+  // As torch.nn.utils.clip_grad_norm_: the factor is clip / (norm + 1e-6), never above 1.
+  const double clip = options.gradient_clipping > 0
+                          ? std::min(1.0, options.gradient_clipping / (result.grad_norm + 1e-6))
+                          : 1.0;
+  cpu_adam::AdamOptions adam = options.adam;
+  adam.lr = result.lr;
+  const bool has_betas =
+      adam.optimizer == cpu_adam::Optimizer::adam || adam.optimizer == cpu_adam::Optimizer::lion;
+  if (const auto momentum = config::first_momentum(options.schedule, t); momentum && has_betas) {
+    adam.beta1 = *momentum;
+    adam.beta2 = config::kOneCycleBeta2;
+  }
+  adam.rounding_seed = options.seed;
+  PendingUpdate update{.pending = true,
+                       .decayed = cpu_adam::make_scalars(adam, t, clip / result.scale)};
+  adam.weight_decay = 0;
+  update.plain = cpu_adam::make_scalars(adam, t, clip / result.scale);
+  return update;
+}
+
+}  // namespace spillway::engine
