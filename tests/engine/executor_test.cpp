@@ -44,6 +44,39 @@ class RecordingPerformer final : public OpPerformer {
   std::vector<std::uint32_t> ran_;
 };
 
+/// The host's backend, which counts the events that it makes.
+class EventCounter final : public offload::DeviceBackend {
+ public:
+  explicit EventCounter(WakeSignal& wake)
+      : inner_(offload::make_host_backend(
+            {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB, .wake = &wake})) {}
+  [[nodiscard]] std::string_view name() const override { return inner_->name(); }
+  [[nodiscard]] std::byte* allocate(offload::MemoryKind kind, Bytes size) override {
+    return inner_->allocate(kind, size);
+  }
+  void deallocate(offload::MemoryKind kind, std::byte* address, Bytes size) noexcept override {
+    inner_->deallocate(kind, address, size);
+  }
+  [[nodiscard]] std::unique_ptr<offload::Stream> make_stream(std::string_view name) override {
+    return inner_->make_stream(name);
+  }
+  [[nodiscard]] std::unique_ptr<offload::Event> make_event() override {
+    ++events_;
+    return inner_->make_event();
+  }
+  [[nodiscard]] offload::MemoryUsage usage(offload::MemoryKind kind) const override {
+    return inner_->usage(kind);
+  }
+  [[nodiscard]] offload::Capabilities capabilities() const override {
+    return inner_->capabilities();
+  }
+  [[nodiscard]] std::size_t events() const { return events_; }
+
+ private:
+  std::unique_ptr<offload::DeviceBackend> inner_;
+  std::size_t events_ = 0;
+};
+
 std::vector<std::uint32_t> zero_to(std::uint32_t count) {
   std::vector<std::uint32_t> numbers(count);
   for (std::uint32_t i = 0; i < count; ++i) numbers[i] = i;
@@ -85,6 +118,24 @@ TEST(Executor, IsWokenByABackendThatWakes) {
       {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB, .wake = &wake});
   ASSERT_TRUE(backend->capabilities().wakes);
   EXPECT_LT(shortest_run(*backend, wake), kNoLongSleeps);
+}
+
+TEST(Executor, MakesNoMoreEventsForMoreOpsOrPlans) {
+  WakeSignal wake;
+  EventCounter backend(wake);
+  Streams streams(backend);
+  const std::size_t events = backend.events();
+  EXPECT_EQ(events, 3 * kInFlight);  // the lanes of the device
+  for (const std::uint32_t ops : {1U, 10U, 1000U}) {
+    const plan::StepPlan plan = chain(ops);
+    Executor executor(plan, backend, streams, wake);
+    for (int run = 0; run < 2; ++run) {
+      RecordingPerformer performer;
+      executor.run(performer);
+      EXPECT_EQ(performer.ran(), zero_to(ops));
+    }
+  }
+  EXPECT_EQ(backend.events(), events);
 }
 
 }  // namespace

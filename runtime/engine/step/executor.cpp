@@ -17,10 +17,6 @@ using plan::OpIndex;
 
 namespace {
 
-/// Ops issued and not complete, per lane. Streams are fed ahead so that they never run dry between
-/// two polls; tickets are bounded by the pools of their services.
-constexpr std::size_t kInFlight = 8;
-
 /// An upper bound on one sleep, should a wake-up ever be lost.
 constexpr std::chrono::milliseconds kLongestSleep{50};
 
@@ -40,15 +36,24 @@ bool is_stream(Lane lane) { return lane == Lane::gpu || lane == Lane::h2d || lan
 Streams::Streams(offload::DeviceBackend& backend)
     : compute(backend.make_stream("compute")),
       upload(backend.make_stream("h2d")),
-      download(backend.make_stream("d2h")) {}
+      download(backend.make_stream("d2h")) {
+  for (auto& ring : events_) {
+    for (auto& event : ring) event = backend.make_event();
+  }
+}
 
 offload::Stream& Streams::of(Lane lane) {
   SPILLWAY_ASSERT(is_stream(lane));
   return lane == Lane::gpu ? *compute : lane == Lane::h2d ? *upload : *download;
 }
 
-Executor::Executor(const plan::StepPlan& plan, offload::DeviceBackend& backend, Streams& streams,
-                   WakeSignal& wake)
+offload::Event& Streams::event(Lane lane, std::uint64_t issued) {
+  SPILLWAY_ASSERT(is_stream(lane));
+  return *events_[static_cast<std::size_t>(lane)][issued % kInFlight];
+}
+
+Executor::Executor(const plan::StepPlan& plan, const offload::DeviceBackend& backend,
+                   Streams& streams, WakeSignal& wake)
     : plan_(plan),
       streams_(streams),
       wake_(wake),
@@ -61,7 +66,6 @@ Executor::Executor(const plan::StepPlan& plan, offload::DeviceBackend& backend, 
   for (OpIndex op = 0; op < plan.ops.size(); ++op) {
     const Lane lane = plan.ops[op].lane;
     lanes_[static_cast<std::size_t>(lane)].ops.push_back(op);
-    if (is_stream(lane)) events_[op] = backend.make_event();
     names_.push_back(profiler_name(plan.ops[op]));
   }
   for (LaneQueue& lane : lanes_) lane.in_flight.reserve(kInFlight);
@@ -76,7 +80,7 @@ void Executor::reset() {
   std::fill(states_.begin(), states_.end(), OpState::waiting);
   std::fill(timings_.begin(), timings_.end(), plan::OpTiming{});
   for (LaneQueue& lane : lanes_) {
-    lane.next = 0;
+    lane.next = lane.issued = 0;
     lane.in_flight.clear();
     lane.last_end = 0;
   }
@@ -144,12 +148,14 @@ bool Executor::issue(Lane name, OpPerformer& performer) {
         for (const OpIndex dependency : plan_.dependencies_of(op)) {
           const bool elsewhere = plan_.ops[dependency].lane != name;
           if (elsewhere && states_[dependency] == OpState::issued) {
-            stream.wait(*events_[dependency]);
+            stream.wait(event_of(dependency));
           }
         }
         const ProfilerRange range(names_[index].c_str());
         performer.enqueue(op, stream);
-        stream.record(*events_[index]);
+        // Streams complete in order: the op that had this event before is complete.
+        events_[index] = lane.issued++;
+        stream.record(event_of(index));
       } else {
         ranges_[index] = start_profiler_range(names_[index].c_str());
         tickets_[index] = performer.start(op);
@@ -168,7 +174,7 @@ bool Executor::collect(Lane name) {
   const std::size_t before = lane.in_flight.size();
   for (std::size_t i = 0; i < lane.in_flight.size();) {
     const OpIndex index = lane.in_flight[i];
-    const bool over = is_stream(name) ? events_[index]->done() : tickets_[index].ready();
+    const bool over = is_stream(name) ? event_of(index).done() : tickets_[index].ready();
     if (over) {
       if (!is_stream(name)) end_profiler_range(ranges_[index]);
       tickets_[index].wait();

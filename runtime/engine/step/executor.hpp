@@ -36,19 +36,29 @@ class OpPerformer {
 /// `LaneUse::exposed`.
 using Exposed = std::array<double, plan::kLaneCount>;
 
-/// The streams of a device, shared by all plans of a run.
+/// Ops issued and not complete, per lane. Streams are fed ahead so that they never run dry between
+/// two polls; tickets are bounded by the pools of their services.
+inline constexpr std::size_t kInFlight = 8;
+
+/// The streams of a device and a ring of events for each, shared by all plans of a run.
 struct Streams {
   explicit Streams(offload::DeviceBackend& backend);
   [[nodiscard]] offload::Stream& of(plan::Lane lane);
+  /// Returns an event of the lane's ring. It serves one op in flight after another: whoever waits
+  /// for an op waits for what the event was recorded for last when it asked.
+  [[nodiscard]] offload::Event& event(plan::Lane lane, std::uint64_t issued);
 
   std::unique_ptr<offload::Stream> compute, upload, download;
+
+ private:
+  std::array<std::array<std::unique_ptr<offload::Event>, kInFlight>, 3> events_;
 };
 
 /// One plan, ready to run any number of times without allocating.
 class Executor {
  public:
   /// All arguments outlive this object.
-  Executor(const plan::StepPlan& plan, offload::DeviceBackend& backend, Streams& streams,
+  Executor(const plan::StepPlan& plan, const offload::DeviceBackend& backend, Streams& streams,
            WakeSignal& wake);
 
   /// Runs every op; returns when all are complete. If one fails, waits for all work in flight and
@@ -67,6 +77,7 @@ class Executor {
     std::vector<plan::OpIndex> ops;
     std::size_t next = 0;                  // into ops: first not issued
     std::vector<plan::OpIndex> in_flight;  // in issue order
+    std::uint64_t issued = 0;
     double last_end = 0;
   };
 
@@ -78,6 +89,9 @@ class Executor {
   void complete(LaneQueue& lane, plan::OpIndex op);
   void drain() noexcept;
   [[nodiscard]] bool may_start(const plan::Op& op) const;
+  [[nodiscard]] offload::Event& event_of(plan::OpIndex op) {
+    return streams_.event(plan_.ops[op].lane, events_[op]);
+  }
   [[nodiscard]] double now() const;
 
   const plan::StepPlan& plan_;
@@ -85,10 +99,10 @@ class Executor {
   WakeSignal& wake_;
   const bool events_wake_;  ///< the backend's do; else they are asked about every so often
   std::array<LaneQueue, plan::kLaneCount> lanes_;
-  std::vector<std::unique_ptr<offload::Event>> events_;  // by op; empty for ticket lanes
-  std::vector<Ticket> tickets_;                          // by op
-  std::vector<std::string> names_;                       // by op, for profilers
-  std::vector<std::uint64_t> ranges_;                    // by op, of those on ticket lanes
+  std::vector<std::uint64_t> events_;  // by op: how many its lane had issued before it
+  std::vector<Ticket> tickets_;        // by op
+  std::vector<std::string> names_;     // by op, for profilers
+  std::vector<std::uint64_t> ranges_;  // by op, of those on ticket lanes
   std::vector<OpState> states_;
   std::vector<plan::OpTiming> timings_;
   std::size_t completed_ = 0;
