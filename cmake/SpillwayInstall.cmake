@@ -11,7 +11,8 @@ endfunction()
 function(spillway_install_module name)
   # A whole installation takes the archives that were built: the program does without some modules.
   install(TARGETS spillway_${name} EXPORT spillway_${name}
-          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${name} OPTIONAL)
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${name} OPTIONAL
+          FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/spillway COMPONENT ${name})
   spillway_install_step(${name} "if(NOT EXISTS \"$<TARGET_FILE:spillway_${name}>\")
   message(FATAL_ERROR \"${name} is not built: \"
           \"cmake --build ${PROJECT_BINARY_DIR} --target spillway_${name}\")
@@ -22,10 +23,6 @@ endif()")
   --config \"\${CMAKE_INSTALL_CONFIG_NAME}\" COMMAND_ERROR_IS_FATAL ANY)")
   endforeach()
   install(EXPORT spillway_${name} NAMESPACE spillway:: DESTINATION ${package} COMPONENT ${name})
-  cmake_path(GET spillway_${name}_folder PARENT_PATH parent)
-  install(DIRECTORY ${spillway_${name}_folder}
-          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/spillway/${parent} COMPONENT ${name}
-          FILES_MATCHING PATTERN "*.hpp" PATTERN "detail" EXCLUDE)
 endfunction()
 
 foreach(component IN LISTS SPILLWAY_MODULES)

@@ -1,6 +1,7 @@
-# spillway_module(NAME SOURCES ... [PUBLIC targets ...] [PRIVATE targets ...])
+# spillway_module(NAME SOURCES ... HEADERS ... [PUBLIC targets ...] [PRIVATE targets ...])
 # One static library per module: target spillway_NAME, alias spillway::NAME, include paths from the
-# repository root. Flags stay private to the build; the exported package carries none of them.
+# repository root. HEADERS are those that the package installs. Flags stay private to the build; the
+# exported package carries none of them.
 include(GNUInstallDirs)
 
 # Warnings are errors with the compilers that tools/test builds with. Another one warns about other
@@ -29,15 +30,14 @@ if(SPILLWAY_SANITIZE)
 endif()
 
 function(spillway_module name)
-  cmake_parse_arguments(arg "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SOURCES;HEADERS;PUBLIC;PRIVATE" ${ARGN})
   add_library(spillway_${name} STATIC ${arg_SOURCES})
   add_library(spillway::${name} ALIAS spillway_${name})
   set_target_properties(spillway_${name} PROPERTIES EXPORT_NAME ${name}
                                                     POSITION_INDEPENDENT_CODE ON)
   target_compile_features(spillway_${name} PUBLIC cxx_std_20)
-  target_include_directories(spillway_${name} PUBLIC
-    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
-    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/spillway>)
+  target_sources(spillway_${name} PUBLIC
+    FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
   target_link_libraries(spillway_${name} PUBLIC ${arg_PUBLIC}
     PRIVATE ${arg_PRIVATE} $<BUILD_INTERFACE:spillway_flags>)
 endfunction()

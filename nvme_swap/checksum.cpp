@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <array>
 
-#include "nvme_swap/format.hpp"
+#include "nvme_swap/checksum.hpp"
 
 namespace spillway::nvme_swap {
 

@@ -4,6 +4,7 @@
 
 #include "nvme_swap/committed_tiles.hpp"
 #include "nvme_swap/detail/aligned_buffer.hpp"
+#include "nvme_swap/format.hpp"
 #include "nvme_swap/fsck.hpp"
 #include "runtime/base/error.hpp"
 

@@ -26,7 +26,7 @@
 #include <string_view>
 #include <vector>
 
-#include "nvme_swap/format.hpp"
+#include "nvme_swap/checksum.hpp"
 #include "nvme_swap/io_engine.hpp"
 #include "runtime/base/run_id.hpp"
 #include "runtime/base/ticket.hpp"

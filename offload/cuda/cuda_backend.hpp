@@ -12,7 +12,6 @@
 
 #include <memory>
 
-#include "offload/cuda/cuda_device.hpp"
 #include "offload/device_backend.hpp"
 
 namespace spillway::offload {

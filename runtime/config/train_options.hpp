@@ -11,9 +11,9 @@
 #include "cpu_adam/adam.hpp"
 #include "nvme_swap/io_engine.hpp"
 #include "runtime/base/dtype.hpp"
+#include "runtime/base/state_format.hpp"
 #include "runtime/base/units.hpp"
 #include "runtime/data/sampler.hpp"
-#include "runtime/plan/workload.hpp"
 
 namespace spillway::config {
 

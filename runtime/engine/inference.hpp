@@ -10,6 +10,8 @@
 #include "offload/memory.hpp"
 #include "runtime/data/token_file.hpp"
 #include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/step/model_constants.hpp"
 #include "runtime/engine/trainer.hpp"

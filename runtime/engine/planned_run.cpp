@@ -10,6 +10,7 @@
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/start_values.hpp"
+#include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
 #include "runtime/plan/placement/fastest.hpp"
 

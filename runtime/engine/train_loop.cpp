@@ -11,12 +11,14 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/planned_run.hpp"
 #include "runtime/engine/prepare/start_values.hpp"
+#include "runtime/engine/report/metrics_log.hpp"
 #include "runtime/engine/report/monitors.hpp"
 #include "runtime/engine/report/running_median.hpp"
 #include "runtime/engine/report/step_trace.hpp"
 #include "runtime/engine/run/kept_checkpoints.hpp"
 #include "runtime/engine/run/reader.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
+#include "runtime/engine/trainer.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
 
 namespace spillway::engine {

@@ -9,12 +9,21 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/report/metrics_log.hpp"
-#include "runtime/engine/run/directory.hpp"
-#include "runtime/engine/trainer.hpp"
+#include "runtime/config/train_options.hpp"
+#include "runtime/engine/step_result.hpp"
+#include "runtime/model/model_config.hpp"
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::model {
+class ParameterSource;
+}
 
 namespace spillway::engine {
+
+class Trainer;
 
 struct TrainRequest {
   std::optional<model::ModelConfig> model;  ///< absent: from `from`, or the run when resuming

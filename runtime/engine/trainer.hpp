@@ -13,16 +13,12 @@
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/step/state_io.hpp"
 #include "runtime/engine/step/step_engine.hpp"
+#include "runtime/engine/step_result.hpp"
 #include "runtime/engine/training_state.hpp"
 #include "runtime/engine/update_decision.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::engine {
-
-struct Evaluation {
-  double loss = 0;  ///< mean over targets
-  std::uint64_t tokens = 0;
-};
 
 class Trainer {
  public:

@@ -1,6 +1,7 @@
 // The update's kernels on a GPU: the contract that their bodies keep on the CPU.
 #include <optional>
 
+#include "offload/cuda/cuda_device.hpp"
 #include "tests/cpu_adam/device_update_contract.hpp"
 #include "tests/support/gpu_arena.hpp"
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "offload/cuda/cuda_backend.hpp"
+#include "offload/cuda/cuda_device.hpp"
 #include "tests/engine/device_under_test.hpp"
 
 namespace spillway::engine {

@@ -42,8 +42,7 @@ constexpr plan::Budgets kNoDevice{.device = {}, .host = 64_GiB, .nvme = 64_GiB};
 /// The refusal of layers in tiles of this size by a device without memory.
 plan::Shortage shortage_with_tiles(std::uint64_t operator_tile) {
   const config::TrainOptions options = options_of_tile(operator_tile);
-  const ModelRuntime runtime = make_model_sizes(large_model(), options);
-  const plan::Workload workload = make_workload(large_model(), *runtime.transformer, options);
+  const plan::Workload workload = make_workload(large_model(), options);
   return std::get<plan::Shortage>(
       plan::choose_placement(workload, kNoDevice, placement_request(options)));
 }

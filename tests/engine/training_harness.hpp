@@ -13,6 +13,9 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/random.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/trainer.hpp"
 #include "runtime/model/initialize.hpp"
 #include "tests/engine/device_under_test.hpp"

@@ -118,6 +118,16 @@ class Layers(LintTest):
         self.write("cpu_adam/a.cpp", "#pragma omp parallel\n")
         self.assert_finds("layers", "cpu_adam/a.cpp:1", "OpenMP")
 
+    def test_refuses_an_installed_header_that_includes_another(self):
+        self.write("CMakeLists.txt", "add_subdirectory(offload)\n")
+        self.write("offload/CMakeLists.txt",
+                   "spillway_module(offload HEADERS memory.hpp\n  a.hpp)\n")
+        self.write("offload/b.hpp", HEADER)
+        self.assert_accepted("offload/a.hpp", '"offload/memory.hpp"')
+        self.assert_refused("offload/a.hpp", '"offload/b.hpp"', "not installed")
+        (self.tree / "offload/a.hpp").unlink()
+        self.assert_finds("layers", "offload/a.hpp:1", "does not exist")
+
 
 class Sizes(LintTest):
     def function(self, lines, head="void long_one()"):

@@ -1,6 +1,7 @@
 #include "tests/model/cuda_test_device.hpp"
 
 #include "offload/cuda/cuda_backend.hpp"
+#include "offload/cuda/cuda_device.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
 
 namespace spillway::model {

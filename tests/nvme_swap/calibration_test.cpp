@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "nvme_swap/drive_load.hpp"
+#include "nvme_swap/format.hpp"
 #include "tests/nvme_swap/test_support.hpp"
 
 namespace spillway::nvme_swap {

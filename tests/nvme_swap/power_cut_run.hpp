@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "nvme_swap/format.hpp"
 #include "tests/nvme_swap/power_cut.hpp"
 #include "tests/nvme_swap/test_support.hpp"
 

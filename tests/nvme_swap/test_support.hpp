@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "nvme_swap/failing_engine.hpp"
+#include "nvme_swap/format.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "offload/cuda/cuda_backend.hpp"
+#include "offload/cuda/cuda_device.hpp"
 #include "tests/offload/cuda_step_rules.hpp"
 #include "tests/offload/device_backend_contract.hpp"
 

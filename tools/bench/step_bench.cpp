@@ -6,6 +6,8 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/trainer.hpp"
 #include "tools/bench/synthetic_training.hpp"
 
 namespace spillway::bench {

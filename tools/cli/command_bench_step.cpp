@@ -7,6 +7,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
+#include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/predict/theory.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/bench/peak_flops.hpp"

@@ -7,7 +7,10 @@
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
+#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/fastest.hpp"
+#include "runtime/plan/predict/theory.hpp"
 #include "runtime/plan/step/check.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tools/bench/machine_description.hpp"
@@ -117,8 +120,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   for (const std::string& line : engine::choose_automatic(options, *config, budgets_for)) {
     tell("note: {}\n", line);
   }
-  const plan::Workload workload = engine::make_workload(
-      *config, *engine::make_model_sizes(*config, options).transformer, options);
+  const plan::Workload workload = engine::make_workload(*config, options);
   const plan::Budgets budgets = budgets_for(options, workload);
   const plan::Placement fitting = engine::place(*config, options, workload, budgets);
   const plan::MachineProfile profile =

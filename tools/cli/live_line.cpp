@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "runtime/engine/trainer.hpp"
 #include "tools/cli/plan_text.hpp"
 
 namespace spillway::cli {

@@ -1,4 +1,5 @@
 """Who may include what: the module table of docs/architecture.md, as a check."""
+import pathlib
 import re
 from typing import Iterator, Optional
 
@@ -12,7 +13,7 @@ ALLOWED = {
     "runtime/data": ("runtime/base",),
     "runtime/plan": ("runtime/base",),
     "runtime/model": ("runtime/base", "offload"),
-    "runtime/config": ("runtime/base", "runtime/data", "runtime/plan", *LEAVES),
+    "runtime/config": ("runtime/base", "runtime/data", *LEAVES),
     "runtime/engine": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model",
                        "runtime/config", *LEAVES),
     "runtime/capi": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model",
@@ -54,6 +55,8 @@ POSIX = re.compile(r"((sys|linux|asm|netinet|arpa)/[\w/.-]+|(cpuid|cxxabi|dirent
                    r"signal|stddef|stdint|stdio|stdlib|string|strings|termios|time|unistd)\.h)$")
 OPENMP = re.compile(r"\s*#\s*pragma\s+omp\b")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
+# What a module's CMakeLists.txt gives to the installed package.
+HEADERS = re.compile(r"\bHEADERS((?:\s+[\w/]+\.hpp)+)")
 
 
 def module_of(path: str) -> Optional[str]:
@@ -104,7 +107,30 @@ def check_angled(path: str, included: str) -> Optional[str]:
     return check_third_party(path, included)
 
 
+def public_headers(tree: SourceTree) -> set[str]:
+    found = set()
+    for listing, text in tree.listings.items():
+        folder = pathlib.PurePosixPath(listing).parent
+        for names in HEADERS.findall(text):
+            found.update((folder / name).as_posix() for name in names.split())
+    return found
+
+
+def check_installed(tree: SourceTree) -> Iterator[Finding]:
+    """The installed headers include one another and nothing else of ours."""
+    public = public_headers(tree)
+    for path in sorted(public):
+        if not tree.exists(path):
+            yield Finding(path, 1, "a CMakeLists.txt installs this header, which does not exist")
+            continue
+        for number, line in enumerate(tree.lines(path), 1):
+            match = INCLUDE.match(line)
+            if match and match.group(1) == '"' and match.group(2) not in public:
+                yield Finding(path, number, f'"{match.group(2)}" is not installed; this header is')
+
+
 def check(tree: SourceTree) -> Iterator[Finding]:
+    yield from check_installed(tree)
     homes_seen: dict[str, str] = {}
     for path in tree.cxx_files():
         if below(path, "tests/consumer"):

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/engine/machine/machine_tuning.hpp"
+#include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 
 namespace spillway::engine {

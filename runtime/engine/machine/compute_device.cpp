@@ -4,6 +4,7 @@
 
 #include "cpu_adam/adam.hpp"
 #include "offload/cuda/cuda_backend.hpp"
+#include "offload/cuda/cuda_device.hpp"
 #include "offload/host/host_backend.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
 #include "runtime/base/error.hpp"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu_adam/adam.hpp"
+#include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 
 namespace spillway::engine {

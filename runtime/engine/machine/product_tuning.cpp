@@ -9,6 +9,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/random.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
 #include "runtime/model/cuda/gemm/gemm_layout.hpp"

@@ -10,6 +10,7 @@
 
 #include "runtime/config/keys.hpp"
 #include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/choose.hpp"
 
 namespace spillway::engine {
@@ -52,8 +53,7 @@ std::string choose_compute(config::TrainOptions& options, const model::ModelConf
 
 bool fits(const config::TrainOptions& options, const model::ModelConfig& config,
           const BudgetsFor& budgets) {
-  const ModelRuntime runtime = make_model_sizes(config, options);
-  const plan::Workload workload = make_workload(config, *runtime.transformer, options);
+  const plan::Workload workload = make_workload(config, options);
   return std::holds_alternative<plan::Placement>(
       plan::choose_placement(workload, budgets(options, workload), placement_request(options)));
 }

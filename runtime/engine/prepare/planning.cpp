@@ -11,7 +11,10 @@
 #include "runtime/base/topology.hpp"
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/remedies.hpp"
+#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/placement/choose.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -33,19 +36,6 @@ void check_step_size(const config::TrainOptions& options, const model::ModelConf
         fmt::format("gradient_accumulation_steps {} is more than the {} that can be planned for {} "
                     "layers; use a larger train_micro_batch_size_per_gpu",
                     options.gradient_accumulation_steps, most, config.layers));
-}
-
-ModelRuntime with_transformer(const model::ModelConfig& config, const config::TrainOptions& options,
-                              std::unique_ptr<model::Ops> ops) {
-  check(options.operator_tile == 0 || !config.tied_head, ErrorCode::not_supported,
-        fmt::format("operator_tile {}: matrices of a model with a tied head are not trained in "
-                    "tiles; set it to 0",
-                    options.operator_tile));
-  ModelRuntime runtime{.ops = std::move(ops), .transformer = nullptr};
-  const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
-  runtime.transformer = std::make_unique<model::Transformer>(config, shape, options.compute,
-                                                             *runtime.ops, options.operator_tile);
-  return runtime;
 }
 
 }  // namespace
@@ -75,15 +65,9 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config) {
   check_step_size(options, config);
 }
 
-ModelRuntime make_model_runtime(const model::ModelConfig& config,
-                                const config::TrainOptions& options,
-                                model::cuda::GemmChoices products) {
-  return with_transformer(config, options, make_ops(options, std::move(products)));
-}
-
-ModelRuntime make_model_sizes(const model::ModelConfig& config,
-                              const config::TrainOptions& options) {
-  return with_transformer(config, options, make_sizing_ops(options));
+plan::Workload make_workload(const model::ModelConfig& config,
+                             const config::TrainOptions& options) {
+  return make_workload(config, *make_model_sizes(config, options).transformer, options);
 }
 
 std::vector<std::filesystem::path> state_directories(const config::TrainOptions& options,

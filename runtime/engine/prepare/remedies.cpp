@@ -54,8 +54,7 @@ struct Outcome {
 
 Outcome try_remedy(const model::ModelConfig& config, const plan::Budgets& budgets,
                    const Remedy& remedy) {
-  const ModelRuntime runtime = make_model_sizes(config, remedy.options);
-  const plan::Workload workload = make_workload(config, *runtime.transformer, remedy.options);
+  const plan::Workload workload = make_workload(config, remedy.options);
   const auto choice = plan::choose_placement(workload, budgets, placement_request(remedy.options));
   if (const auto* placement = std::get_if<plan::Placement>(&choice)) {
     return {fmt::format("{} ({})", remedy.what, needs(workload, *placement)), std::nullopt};

@@ -7,6 +7,7 @@
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/train_loop.hpp"
+#include "runtime/model/parameter_layout.hpp"
 #include "runtime/model/parameter_source.hpp"
 
 namespace spillway::engine {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "runtime/config/train_options.hpp"
+#include "runtime/model/model_config.hpp"
 #include "runtime/model/transformer.hpp"
 #include "runtime/plan/placement/choose.hpp"
 #include "runtime/plan/predict/theory.hpp"

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "nvme_swap/committed_tiles.hpp"
+#include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/engine/run/contents.hpp"

@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "nvme_swap/format.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"

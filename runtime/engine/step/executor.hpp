@@ -13,6 +13,7 @@
 #include "offload/device_backend.hpp"
 #include "runtime/base/ticket.hpp"
 #include "runtime/base/wake_signal.hpp"
+#include "runtime/engine/step_result.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/step/step_plan.hpp"
 
@@ -31,10 +32,6 @@ class OpPerformer {
   /// Starts the op on its workers (lanes cpu, nvme_read, nvme_write). Does not block.
   [[nodiscard]] virtual Ticket start(const plan::Op& op) = 0;
 };
-
-/// Seconds of a run during which a lane worked and the gpu lane did not, as the simulator's
-/// `LaneUse::exposed`.
-using Exposed = std::array<double, plan::kLaneCount>;
 
 /// Ops issued and not complete, per lane. Streams are fed ahead so that they never run dry between
 /// two polls; tickets are bounded by the pools of their services.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
 

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
 
 namespace spillway::engine {

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "nvme_swap/tile_store.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/memory.hpp"
 #include "runtime/engine/step/model_constants.hpp"

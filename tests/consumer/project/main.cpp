@@ -4,7 +4,6 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/prepare/planning.hpp"
-#include "runtime/engine/prepare/workload.hpp"
 
 int main() {
   using namespace spillway;
@@ -15,12 +14,12 @@ int main() {
         "consumer");
     config::TrainOptions options = config::parse_train_config("{}", "consumer").options;
     engine::resolve(options, model);
-    const engine::ModelRuntime runtime = engine::make_model_runtime(model, options);
-    const plan::Workload workload = engine::make_workload(model, *runtime.transformer, options);
+    const plan::Workload workload = engine::make_workload(model, options);
     const plan::Placement placement =
         engine::place(model, options, workload, {parse_bytes("1GiB"), 1_GiB, 1_GiB});
-    std::printf("%llu parameters in %zu blocks\n",
-                static_cast<unsigned long long>(runtime.transformer->layout().parameters().value()),
+    std::uint64_t parameters = 0;
+    for (const plan::BlockShape& block : workload.blocks) parameters += block.parameters.value();
+    std::printf("%llu parameters in %zu blocks\n", static_cast<unsigned long long>(parameters),
                 placement.blocks.size());
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());

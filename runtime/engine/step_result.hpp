@@ -1,0 +1,35 @@
+// What a step and an evaluation tell whoever watches a run: numbers, which any thread may hold.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "runtime/plan/step/step_plan.hpp"
+
+namespace spillway::engine {
+
+/// Says what one step did. `loss` is the mean over the step's targets before the update.
+struct StepResult {
+  std::uint64_t step = 0;  ///< from 1
+  double loss = 0;
+  double grad_norm = 0;      ///< unscaled, before clipping
+  double lr = 0;             ///< of this step's update; it is applied unless `skipped`
+  double scale = 1;          ///< loss scale of this step
+  std::uint64_t tokens = 0;  ///< targets
+  double seconds = 0;
+  bool skipped = false;  ///< a gradient was not finite: state unchanged
+  /// Why training cannot go on after this step; empty if it can.
+  std::string diverged{};
+};
+
+struct Evaluation {
+  double loss = 0;  ///< mean over targets
+  std::uint64_t tokens = 0;
+};
+
+/// Counts the seconds of a step during which a lane worked and the gpu lane did not, as the
+/// simulator's `LaneUse::exposed`.
+using Exposed = std::array<double, plan::kLaneCount>;
+
+}  // namespace spillway::engine
