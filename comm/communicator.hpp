@@ -18,7 +18,7 @@
 
 namespace spillway::comm {
 
-/// The operations that move bytes, for the counters.
+/// Names the operations that move bytes, for the counters.
 enum class Operation : std::uint8_t {
   all_gather,
   reduce_scatter,
@@ -56,9 +56,9 @@ class Communicator {
   void broadcast(Target data, Rank root);
   /// Part j of `source` becomes part `rank()` of rank j's `target`.
   void all_to_all(Source source, Target target);
-  /// To another rank, which receives as many bytes. May block until it does.
+  /// Sends to another rank, which receives as many bytes. May block until it does.
   void send(Source data, Rank to);
-  /// From another rank, which sends as many bytes.
+  /// Receives from another rank, which sends as many bytes.
   void receive(Target data, Rank from);
   /// Returns once every rank has called it.
   void barrier() { do_barrier(); }
@@ -72,9 +72,9 @@ class Communicator {
   /// `shard` becomes this rank's part of `root`'s `all`; elsewhere `all` is unused (empty).
   void scatter(Source all, Target shard, Rank root);
 
-  /// Bytes that this rank has sent, by the operation that moved them, counted as a ring moves them:
-  /// (ranks - 1) shards for all_gather, reduce_scatter and all_to_all; the buffer once for a
-  /// broadcast, except on the last rank of the ring, the one before the root.
+  /// Returns bytes that this rank has sent, by the operation that moved them, counted as a ring
+  /// moves them: (ranks - 1) shards for all_gather, reduce_scatter and all_to_all; the buffer once
+  /// for a broadcast, except on the last rank of the ring, the one before the root.
   [[nodiscard]] Bytes sent(Operation operation) const;
   [[nodiscard]] Bytes sent() const;
 
@@ -94,7 +94,8 @@ class Communicator {
   void count(Operation operation, std::size_t bytes);
   void check_peer(Rank peer) const;
   void check_root(Rank root) const;
-  /// Bytes of one rank's shard of `bytes` bytes of whole elements; what is left is the tail.
+  /// Returns bytes of one rank's shard of `bytes` bytes of whole elements; what is left is the
+  /// tail.
   [[nodiscard]] std::size_t shard_bytes(std::size_t bytes, DType dtype) const;
   /// Sums the fewer than `ranks()` elements that do not divide into shards.
   void all_reduce_tail(Target tail, DType dtype);

@@ -24,11 +24,11 @@
 
 namespace spillway::cpu_adam {
 
-/// Ascending in speed on the processors that have them. `portable` is vector code without
+/// They ascend in speed on the processors that have them. `portable` is vector code without
 /// intrinsics, the fast path of processors other than x86-64.
 enum class Isa : std::uint8_t { scalar, portable, avx2, avx512 };
 enum class Optimizer : std::uint8_t { adam, adagrad, lion, sgd };
-/// How weight decay acts: on the parameter (AdamW), or through the gradient (Adam with L2).
+/// Says how weight decay acts: on the parameter (AdamW), or through the gradient (Adam with L2).
 enum class DecayMode : std::uint8_t { decoupled, l2 };
 
 /// Whether an optimizer keeps the first moment (or momentum), and the second. State that it does
@@ -52,7 +52,7 @@ struct AdamOptions {
   std::uint64_t rounding_seed = 0;  ///< of the stochastic rounding of format bf16
 };
 
-/// The fp32 constants of one update, derived in fp64 once a step.
+/// Holds the fp32 constants of one update, derived in fp64 once a step.
 struct UpdateScalars {
   float gradient_scale;  ///< inverse loss scale times clip factor
   float beta1, one_minus_beta1;
@@ -72,10 +72,10 @@ struct UpdateScalars {
 [[nodiscard]] UpdateScalars make_scalars(const AdamOptions& options, std::uint64_t t,
                                          double gradient_scale);
 
-/// One contiguous range. Inputs and outputs are the same pointers (in place) or do not overlap.
-/// No alignment is required, not even that of float; but only outputs that all are aligned to a
-/// cache line of 64 bytes are written with non-temporal stores when the update is out of place.
-/// Long arrays are read fastest where they are staggered (runtime/base/stagger.hpp).
+/// Names the arrays of one contiguous range. Inputs and outputs are the same pointers (in place) or
+/// do not overlap. No alignment is required, not even that of float; but only outputs that all are
+/// aligned to a cache line of 64 bytes are written with non-temporal stores when the update is out
+/// of place. Long arrays are read fastest where they are staggered (runtime/base/stagger.hpp).
 struct UpdateRange {
   const void* gradient = nullptr;   ///< [count] of gradient_dtype
   const void* master_in = nullptr;  ///< [count]: fp32 master (format fp32), else remainder
@@ -89,12 +89,12 @@ struct UpdateRange {
   float* scales_out = nullptr;
   void* parameters_out = nullptr;  ///< [count] of parameter_dtype; nullptr (fp32): none are written
   std::size_t count = 0;
-  /// Of the first parameter, in its block. Format int8: a multiple of 256, and `count` is one too
-  /// unless the range ends its block. Format bf16: keys the rounding; else unused.
+  /// Is the place of the first parameter, in its block. Format int8: a multiple of 256, and `count`
+  /// is one too unless the range ends its block. Format bf16: keys the rounding; else unused.
   std::uint64_t index = 0;
   std::uint32_t block = 0;  ///< number of the block: keys the rounding too
-  /// Software prefetch this many parameters ahead; 0: none. Never changes a bit. What is best
-  /// depends on the processor: 512 gains on Sapphire Rapids and loses on Zen.
+  /// Asks for software prefetch this many parameters ahead; 0: none. Never changes a bit. What is
+  /// best depends on the processor: 512 gains on Sapphire Rapids and loses on Zen.
   std::size_t prefetch_distance = 0;
 };
 
@@ -102,7 +102,7 @@ struct UpdateRange {
 /// return, where format fp32 alone writes them (the other formats have just read them).
 using UpdateFunction = void (*)(const UpdateScalars&, const UpdateRange&);
 
-/// One row of the kernel table, such as {"avx2_fp32_bf16_bf16", ...}: instruction set, state
+/// Is one row of the kernel table, such as {"avx2_fp32_bf16_bf16", ...}: instruction set, state
 /// format, gradients, parameters.
 struct Kernel {
   std::string_view name;
@@ -113,9 +113,9 @@ struct Kernel {
   UpdateFunction update;
 };
 
-/// Every kernel in this build; dispatch, tests and benchmark iterate it.
+/// Returns every kernel in this build; dispatch, tests and benchmark iterate it.
 [[nodiscard]] std::span<const Kernel> kernels();
-/// Every instruction set of this build, whether or not this CPU has it, ascending.
+/// Returns every instruction set of this build, whether or not this CPU has it, ascending.
 [[nodiscard]] std::span<const Isa> isas();
 /// Asks the CPU and the operating system.
 [[nodiscard]] bool supported(Isa isa);
@@ -128,22 +128,22 @@ struct Kernel {
 [[nodiscard]] const Kernel& find_kernel(Isa isa, DType gradient, DType parameter,
                                         StateFormat format = StateFormat::fp32);
 
-/// The part of `whole` from parameter `first` on, `count` long.
+/// Returns the part of `whole` from parameter `first` on, `count` long.
 [[nodiscard]] UpdateRange slice(const Kernel& kernel, const UpdateRange& whole, std::size_t first,
                                 std::size_t count);
 
-/// The range that reads the arrays at `in` and writes those at `out` (which may be `in`), all of a
-/// tile whose state is laid out as `layout`. `parameters`: where the tile's 16-bit parameters are,
-/// read (but in format fp32) and written.
+/// Returns the range that reads the arrays at `in` and writes those at `out` (which may be `in`),
+/// all of a tile whose state is laid out as `layout`. `parameters`: where the tile's 16-bit
+/// parameters are, read (but in format fp32) and written.
 [[nodiscard]] UpdateRange tile_range(const StateLayout& layout, const std::byte* in, std::byte* out,
                                      const void* gradient, const void* parameters_in,
                                      void* parameters_out);
 
-/// target[i] = master[i], rounded as the update rounds parameters: bf16 to nearest with ties away
-/// from zero, fp16 to nearest even. target: [count] of `dtype`; overlaps `master` nowhere.
+/// Sets target[i] = master[i], rounded as the update rounds parameters: bf16 to nearest with ties
+/// away from zero, fp16 to nearest even. target: [count] of `dtype`; overlaps `master` nowhere.
 void cast_parameters(Isa isa, DType dtype, const float* master, void* target, std::size_t count);
 
-/// target[i] = source[i], to nearest even: summed gradients back to their own type.
+/// Sets target[i] = source[i], to nearest even: summed gradients back to their own type.
 /// target: [count] of `dtype`; overlaps `source` nowhere.
 void round_gradient(Isa isa, DType dtype, const float* source, void* target, std::size_t count);
 

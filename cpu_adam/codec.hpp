@@ -14,26 +14,27 @@
 
 namespace spillway::cpu_adam {
 
-/// The lower half of a master's bits, which the bf16 parameter lacks; signed, see join_master.
+/// Returns the lower half of a master's bits, which the bf16 parameter lacks; signed, see
+/// join_master.
 constexpr std::int16_t remainder_of(float master) {
   return static_cast<std::int16_t>(std::bit_cast<std::uint32_t>(master) & 0xffffU);
 }
 
-/// bits = (parameter << 16) + remainder. The parameter was rounded to nearest, ties away from zero,
-/// so it is one too high exactly where the remainder, read as signed, is negative.
+/// Joins bits = (parameter << 16) + remainder. The parameter was rounded to nearest, ties away from
+/// zero, so it is one too high exactly where the remainder, read as signed, is negative.
 constexpr float join_master(std::uint16_t parameter, std::int16_t remainder) {
   const auto low = static_cast<std::uint32_t>(static_cast<std::int32_t>(remainder));
   return std::bit_cast<float>((static_cast<std::uint32_t>(parameter) << 16) + low);
 }
 
-/// The key of stochastic rounding: of one block, at one step, for 2^32 parameters in a row.
+/// Is the key of stochastic rounding: of one block, at one step, for 2^32 parameters in a row.
 struct RoundingKey {
   std::uint32_t first;
   std::uint32_t second;
 };
 
-/// `index_high`: upper half of the index in the block. Philox (Salmon et al. 2011), so that keys of
-/// different steps and blocks have nothing to do with each other.
+/// Makes the key; `index_high` is the upper half of the index in the block. Philox (Salmon et al.
+/// 2011), so that keys of different steps and blocks have nothing to do with each other.
 constexpr RoundingKey rounding_key(std::uint64_t seed, std::uint64_t t, std::uint32_t block,
                                    std::uint32_t index_high) {
   const RandomBlock random = philox4x32(
@@ -42,9 +43,9 @@ constexpr RoundingKey rounding_key(std::uint64_t seed, std::uint64_t t, std::uin
   return {.first = random[0], .second = random[1]};
 }
 
-/// 32 random bits for the parameter with this index: the lower half rounds m, the upper v. The
-/// integer hash lowbias32 (Wellons 2018, "Prospecting for hash functions"; bias 0.17) of the index,
-/// keyed before and between its multiplications: two of them, where Philox takes twenty.
+/// Returns 32 random bits for the parameter with this index: the lower half rounds m, the upper v.
+/// The integer hash lowbias32 (Wellons 2018, "Prospecting for hash functions"; bias 0.17) of the
+/// index, keyed before and between its multiplications: two of them, where Philox takes twenty.
 constexpr std::uint32_t rounding_bits(RoundingKey key, std::uint32_t index) {
   std::uint32_t x = index ^ key.first;
   x ^= x >> 16;
@@ -55,14 +56,15 @@ constexpr std::uint32_t rounding_bits(RoundingKey key, std::uint32_t index) {
   return x ^ (x >> 16);
 }
 
-/// bf16 bits of `value`, up with the probability that makes the mean exact. `random`: 16 bits.
+/// Returns bf16 bits of `value`, up with the probability that makes the mean exact. `random`: 16
+/// bits.
 constexpr std::uint16_t stochastic_bf16(float value, std::uint32_t random) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x40U);
   return static_cast<std::uint16_t>((bits + random) >> 16);
 }
 
-/// 1 / absmax, or 0 where that is of no use: no code then depends on the values.
+/// Returns 1 / absmax, or 0 where that is of no use: no code then depends on the values.
 SPILLWAY_HOST_DEVICE inline float inverse_scale(float absmax) {
   return absmax > 0 && std::isfinite(absmax) ? 1.0F / absmax : 0.0F;
 }
@@ -72,7 +74,8 @@ constexpr std::uint32_t magnitude_bits(float x) {
   return std::bit_cast<std::uint32_t>(x) & 0x7fffffffU;
 }
 
-/// y = |x| / absmax on the map's scale: how many of its positive values lie below the nearest.
+/// Ranks y = |x| / absmax on the map's scale: how many of its positive values lie below the
+/// nearest.
 template <class Map>
 inline std::uint32_t code_rank(float y) {
   const float clamped = y > Map::kSmallest ? y : Map::kSmallest;  // NaN becomes the smallest

@@ -32,7 +32,7 @@ constexpr double power_of_two(int exponent) {
   return result;
 }
 
-/// `value` with `number` in its lowest four bits.
+/// Returns `value` with `number` in its lowest four bits.
 constexpr float numbered(double value, std::size_t number) {
   const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
   return std::bit_cast<float>((bits & ~0xfU) | static_cast<std::uint32_t>(number));
@@ -43,9 +43,9 @@ template <int Extra>
 struct DynamicMap {
   static constexpr double cells(int decade) { return 1 << (decade + Extra); }
 
-  /// Entry k: from here on the decade is k + 1; the last: the value is 1. For the signed map entry
-  /// 0 parts zero from the lowest decade, and everything is one later. The lowest four bits are k,
-  /// so that a kernel that has looked up a threshold has the number of those below it too.
+  /// Entry k says: from here on the decade is k + 1; the last: the value is 1. For the signed map
+  /// entry 0 parts zero from the lowest decade, and everything is one later. The lowest four bits
+  /// are k, so that a kernel that has looked up a threshold has the number of those below it too.
   static constexpr std::size_t kThresholdCount = Extra == 0 ? 8 : 7;
   static constexpr std::array<float, kThresholdCount> kThresholds = [] {
     std::array<float, kThresholdCount> thresholds{};
@@ -61,7 +61,7 @@ struct DynamicMap {
   /// Below it the code does not depend on y: zero, or (unsigned) the lowest but zero.
   static constexpr float kSmallest = Extra == 0 ? 1e-9F : 0.1625e-6F;
 
-  /// By the number of thresholds passed: rank = floor(min(slope * y + offset, cap)).
+  /// Holds, by the number of thresholds passed, rank = floor(min(slope * y + offset, cap)).
   struct Lines {
     std::array<float, 16> slope{}, offset{}, cap{};
   };
@@ -112,9 +112,9 @@ struct DynamicMap {
   static constexpr const std::array<float, 16>& kValueSlope = kValues.slope;
   static constexpr const std::array<float, 16>& kValueOffset = kValues.offset;
 
-  /// The threshold inside each pair of octaves of y, by the second to fifth bit of its exponent
-  /// field; where there is none, a number above all y with the same lowest four bits as one would
-  /// have: how many lie below. For y in [2^-31, 2).
+  /// Holds the threshold inside each pair of octaves of y, by the second to fifth bit of its
+  /// exponent field; where there is none, a number above all y with the same lowest four bits as
+  /// one would have: how many lie below. For y in [2^-31, 2).
   static constexpr std::array<float, 16> kOctaves = [] {
     std::array<float, 16> octaves{};
     for (std::size_t k = 0; k < 16; ++k) {

@@ -22,11 +22,12 @@ namespace spillway::cpu_adam {
 void sum_squares(Isa isa, DType dtype, const void* gradient, std::size_t count,
                  std::span<double> leaves);
 
-/// The pairwise tree over leaves in order: split at the largest power of two below the count.
+/// Sums by the pairwise tree over leaves in order: split at the largest power of two below the
+/// count.
 [[nodiscard]] double sum_leaves(std::span<const double> leaves);
 
-/// target[i] = (first ? 0 : target[i]) + source[i]: rounds of gradients added in fp32, in order.
-/// source: [target.size()] of `dtype`. With `first` the target is not read.
+/// Sets target[i] = (first ? 0 : target[i]) + source[i]: rounds of gradients added in fp32, in
+/// order. source: [target.size()] of `dtype`. With `first` the target is not read.
 void accumulate(Isa isa, DType dtype, const void* source, std::span<float> target, bool first);
 
 }  // namespace spillway::cpu_adam

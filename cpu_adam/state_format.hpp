@@ -23,10 +23,10 @@
 
 namespace spillway::cpu_adam {
 
-/// Parameters that share a scale of m and one of v in format int8.
+/// Counts the parameters that share a scale of m and one of v in format int8.
 inline constexpr std::size_t kQuantizationBlock = 256;
 
-/// Bytes of the master (or of its remainder), and of m or v, of one parameter.
+/// These are the bytes of the master (or of its remainder), and of m or v, of one parameter.
 constexpr std::size_t master_size(StateFormat format) {
   return format == StateFormat::fp32 ? 4 : 2;
 }
@@ -58,7 +58,8 @@ struct StateLayout {
 
 [[nodiscard]] StateLayout make_layout(StateFormat format, std::size_t count);
 
-/// A tile's state in fp32, its own type or not: [count] each. Outputs and inputs of conversions.
+/// Holds a tile's state in fp32, its own type or not: [count] each. Outputs and inputs of
+/// conversions.
 struct WideState {
   std::span<float> master, m, v;
 };
@@ -66,14 +67,14 @@ struct ConstWideState {
   std::span<const float> master, m, v;
 };
 
-/// State with this master and, where they are given (else empty), these moments; zero otherwise.
-/// `state`: `layout.bytes`, all of them written. `parameters`: [count] bf16, written in every
-/// format but fp32, where it may be null. m and v round to nearest (even in bf16, the nearest code
-/// in int8).
+/// Makes the state with this master and, where they are given (else empty), these moments; zero
+/// otherwise. `state`: `layout.bytes`, all of them written. `parameters`: [count] bf16, written in
+/// every format but fp32, where it may be null. m and v round to nearest (even in bf16, the nearest
+/// code in int8).
 void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte* state,
                 void* parameters);
 
-/// The opposite: exact for the master; empty spans of `wide` are left out.
+/// Does the opposite: exact for the master; empty spans of `wide` are left out.
 void unpack_state(const StateLayout& layout, const std::byte* state, const void* parameters,
                   const WideState& wide);
 

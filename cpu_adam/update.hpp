@@ -10,7 +10,8 @@
 
 namespace spillway::cpu_adam {
 
-/// The parameters of a block from the end of the group before up to `end`, an index in the block.
+/// Is the parameters of a block from the end of the group before up to `end`, an index in the
+/// block.
 struct ParameterGroup {
   std::uint64_t end;
   UpdateScalars scalars;

@@ -22,7 +22,8 @@ struct CalibrationOptions {
   Bytes buffer_bytes{64 << 20};         ///< the most that may be in flight
 };
 
-/// Rates in bytes a nanosecond (GB/s). `StoreOptions` takes depth, transfer size and engine.
+/// Says what suits a drive, with rates in bytes a nanosecond (GB/s). `StoreOptions` takes depth,
+/// transfer size and engine.
 struct DriveTuning {
   std::string engine{};
   bool direct = false;  ///< the filesystem has O_DIRECT
@@ -33,13 +34,13 @@ struct DriveTuning {
   double mixed_gbps = 0;  ///< both directions together, half of it each
 };
 
-/// Of 50:50 traffic, which is what a step does to a drive: the transfer size that costs the least
-/// CPU time within 3 % of the best rate, then the smallest depth within 3 % of its best. Throws
-/// `Error{does_not_fit}` if the filesystem lacks the space.
+/// Finds what suits 50:50 traffic, which is what a step does to a drive: the transfer size that
+/// costs the least CPU time within 3 % of the best rate, then the smallest depth within 3 % of its
+/// best. Throws `Error{does_not_fit}` if the filesystem lacks the space.
 [[nodiscard]] DriveTuning calibrate_drive(const CalibrationOptions& options);
 
-/// `options` with a smaller file and less in flight where `free`, of the drive, or `memory` has no
-/// room for them. Throws `Error{does_not_fit}` that names what has none even for the least.
+/// Returns `options` with a smaller file and less in flight where `free`, of the drive, or `memory`
+/// has no room for them. Throws `Error{does_not_fit}` that names what has none even for the least.
 [[nodiscard]] CalibrationOptions made_to_fit(CalibrationOptions options, Bytes memory, Bytes free);
 
 /// The share of the tiles that each directory takes (`StoreOptions::weights`), by its mixed rate.

@@ -15,9 +15,9 @@
 
 namespace spillway::nvme_swap {
 
-/// A preallocated file without a name, gone with its owner whatever happens. Every page of it holds
-/// where it lies and how often it was written, so that a page that is lost, stale or misplaced is
-/// noticed when it is read.
+/// Is a preallocated file without a name, gone with its owner whatever happens. Every page of it
+/// holds where it lies and how often it was written, so that a page that is lost, stale or
+/// misplaced is noticed when it is read.
 class DriveFile {
  public:
   /// Writes every page once, with no more than `buffer` in flight, or a block of 1 MiB. `bytes`: a
@@ -30,9 +30,10 @@ class DriveFile {
 
   [[nodiscard]] int descriptor() const { return descriptor_; }
   [[nodiscard]] Bytes bytes() const { return Bytes{versions_.size() * kPageBytes}; }
-  /// False where the filesystem has no O_DIRECT.
+  /// Returns false where the filesystem has no O_DIRECT.
   [[nodiscard]] bool direct() const { return direct_; }
-  /// By which another process of this user can open the file while this one holds it.
+  /// Returns a path by which another process of this user can open the file while this one holds
+  /// it.
   [[nodiscard]] std::string path_for_others() const;
 
   /// Puts into `block` what the pages at `offset` shall hold next.

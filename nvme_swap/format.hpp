@@ -120,7 +120,7 @@ struct StoreMap {
 /// slots outside 1..kMaxSlots, or a weight that is not positive and finite.
 [[nodiscard]] StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots,
                                   std::span<const double> weights, const StoreId& id);
-/// The same over `files` files of equal rate.
+/// Does the same over `files` files of equal rate.
 [[nodiscard]] StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots,
                                   std::size_t files, const StoreId& id);
 
@@ -144,7 +144,7 @@ struct RecordContent {
   StepIndex step{};
   std::span<const std::byte> payload{};
 };
-/// The table of tiles inside a record area, to be filled before `seal_record`.
+/// Returns the table of tiles inside a record area, to be filled before `seal_record`.
 [[nodiscard]] std::span<TileRecord> record_table(const StoreMap& map, std::span<std::byte> area);
 [[nodiscard]] std::span<const TileRecord> record_table(const StoreMap& map,
                                                        std::span<const std::byte> area);
@@ -152,7 +152,8 @@ struct RecordContent {
 void seal_record(const StoreMap& map, const RecordContent& content, std::span<std::byte> area);
 /// Whether `page` is the whole header of a committed record, of whatever store.
 [[nodiscard]] bool is_committed_record(std::span<const std::byte> page);
-/// The content of a record area (the payload refers to `area`), or nothing, and why in `reason`.
+/// Returns the content of a record area (the payload refers to `area`), or nothing, and why in
+/// `reason`.
 [[nodiscard]] std::optional<RecordContent> open_record(const StoreMap& map,
                                                        std::span<const std::byte> area,
                                                        std::string& reason);

@@ -37,15 +37,15 @@ struct FsckReport {
 
 using FsckProgress = std::function<void(Bytes done, Bytes total)>;
 
-/// Names of the stores that have their first file in `directory`, sorted.
+/// Returns names of the stores that have their first file in `directory`, sorted.
 [[nodiscard]] std::vector<std::string> stores_in(const std::filesystem::path& directory);
 
-/// `options` as for `TileStore::open`. Damage is reported, not thrown; throws `Error{busy}` if the
-/// store is in use.
+/// Checks a store; `options` are as for `TileStore::open`. Damage is reported, not thrown; throws
+/// `Error{busy}` if the store is in use.
 [[nodiscard]] FsckReport check_store(const StoreOptions& options, const FsckProgress& progress);
 
-/// The same of the newest commit alone, without a lock, while another process commits further ones.
-/// Throws `Error{busy}` if these come faster than one can be read.
+/// Does the same for the newest commit alone, without a lock, while another process commits further
+/// ones. Throws `Error{busy}` if these come faster than one can be read.
 [[nodiscard]] FsckReport check_store_in_use(const StoreOptions& options,
                                             const FsckProgress& progress);
 

@@ -18,8 +18,8 @@ enum class IoOperation : std::uint8_t { read, write, flush };
 
 [[nodiscard]] std::string_view name_of(IoOperation operation);
 
-/// One transfer or flush. Offset, length and address are multiples of `kPageBytes` for O_DIRECT
-/// files.
+/// Holds one transfer or flush. Offset, length and address are multiples of `kPageBytes` for
+/// O_DIRECT files.
 struct IoRequest {
   IoOperation operation = IoOperation::read;
   int file = -1;  ///< a descriptor given to `IoEngine` at construction
@@ -46,27 +46,27 @@ struct EngineOptions {
   std::span<const int> files{};  ///< registered where the engine can; outlive the engine
   std::size_t queue_depth = 32;  ///< requests in flight, counted until their result is polled
   WakeSignal* wake = nullptr;    ///< notified on completions; outlives the engine
-  /// Memory that requests will use, registered where the engine can: its pages then stay pinned
-  /// instead of being pinned by every request. Requests may use other memory. Outlives the engine.
+  /// Names memory that requests will use, registered where the engine can: its pages then stay
+  /// pinned instead of being pinned by every request. Requests may use other memory. Outlives the
+  /// engine.
   std::span<const std::span<std::byte>> buffers{};
   UringOptions uring{};
 };
 
-/// What an engine found usable on this machine.
+/// Says what an engine found usable on this machine.
 struct EngineAbilities {
   bool registered_buffers = false;
   bool submission_thread = false;
   bool completion_polling = false;
 };
 
-/// Raw transfers: short results are reported, not continued, and EINTR and EAGAIN are results like
-/// any other; `TileStore` continues and retries them. A flush covers the writes whose results were
-/// polled before it was submitted. Destroying an engine waits for the requests in flight, so that
-/// no buffer is touched afterwards. Control thread only.
-///
-/// Where the kernel refuses a call that serves all requests (io_uring_enter, io_getevents), the
-/// engine closes: it waits for what the kernel has taken, so that here too no buffer is touched
-/// behind its owner's back, and -errno is the result of everything else, now and from then on.
+/// Does raw transfers: short results are reported, not continued, and EINTR and EAGAIN are results
+/// like any other; `TileStore` continues and retries them. A flush covers the writes whose results
+/// were polled before it was submitted. Destroying an engine waits for the requests in flight, so
+/// that no buffer is touched afterwards. Control thread only. Where the kernel refuses a call that
+/// serves all requests (io_uring_enter, io_getevents), the engine closes: it waits for what the
+/// kernel has taken, so that here too no buffer is touched behind its owner's back, and -errno is
+/// the result of everything else, now and from then on.
 class IoEngine {
  public:
   virtual ~IoEngine() = default;
@@ -87,7 +87,7 @@ class IoEngine {
 /// for files without O_DIRECT it takes posix. Throws `Error{not_supported}` when a named engine
 /// cannot run here.
 [[nodiscard]] std::unique_ptr<IoEngine> make_engine(EngineKind kind, const EngineOptions& options);
-/// "auto", "uring", "aio" or "posix"; throws `Error{invalid_argument}` otherwise.
+/// Reads "auto", "uring", "aio" or "posix"; throws `Error{invalid_argument}` otherwise.
 [[nodiscard]] EngineKind parse_engine(std::string_view name);
 
 }  // namespace spillway::nvme_swap

@@ -46,9 +46,9 @@ struct StoreOptions {
   std::vector<double> weights;  ///< of the directories: the share of the tiles that a new store
                                 ///< puts into each, by measured bandwidth; all the same if empty
   std::string name = "tiles";   ///< of the files; differs between stores that share a directory
-  /// The run whose state the store holds, written into every file by `create`. Files that belong to
-  /// another are refused on opening. A store for which none is given belongs to nobody and opens
-  /// whatever the files say.
+  /// Names the run whose state the store holds, written into every file by `create`. Files that
+  /// belong to another are refused on opening. A store for which none is given belongs to nobody
+  /// and opens whatever the files say.
   std::optional<RunId> owner;
   EngineKind engine = EngineKind::automatic;
   std::size_t queue_depth = 32;
@@ -59,7 +59,8 @@ struct StoreOptions {
                                   ///< An existing store keeps the number it was created with.
   std::size_t tickets = 256;      ///< tile operations pending at once
   WakeSignal* wake = nullptr;
-  /// Memory that tiles are read into and written from, if it is known at start; see EngineOptions.
+  /// Names memory that tiles are read into and written from, if it is known at start; see
+  /// EngineOptions.
   std::vector<std::span<std::byte>> buffers;
   UringOptions uring;
   std::optional<double> disk_gigabytes_per_second;  ///< throttle, for tests and simulation
@@ -71,7 +72,8 @@ struct StoreOptions {
   std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>, const EngineOptions&)> adapt;
 };
 
-/// Payload bytes of each tile, multiples of `kPageBytes`, fixed when the store is created.
+/// Holds the payload bytes of each tile, multiples of `kPageBytes`, fixed when the store is
+/// created.
 struct StoreLayout {
   std::vector<Bytes> tiles;
 };
@@ -84,14 +86,15 @@ enum class StoreContent : std::uint8_t {
   committed,
 };
 
-/// What a commit records beside the slots and checksums of all tiles.
+/// Says what a commit records beside the slots and checksums of all tiles.
 struct CommitHeader {
   StepIndex step{};
-  /// The engine's own words (counters, loss scale, data cursor), at most `kMaxCommitPayload` bytes.
+  /// Holds the engine's own words (counters, loss scale, data cursor), at most `kMaxCommitPayload`
+  /// bytes.
   std::vector<std::byte> payload{};
 };
 
-/// Tile payload of operations that finished well. Records and headers are not counted.
+/// Counts the tile payload of operations that finished well. Records and headers are not counted.
 struct StoreCounters {
   Bytes read;
   Bytes written;
@@ -125,7 +128,7 @@ class TileStore final : public TicketSource {
   [[nodiscard]] const StoreLayout& layout() const;
   [[nodiscard]] std::string_view engine_name() const;
   [[nodiscard]] EngineAbilities engine_abilities() const;
-  /// The last durable commit; empty before the first.
+  /// Returns the last durable commit; empty before the first.
   [[nodiscard]] const std::optional<CommitHeader>& committed() const;
 
   /// Reads the newest version of `tile` into `target` (page aligned, the tile's size). The bytes
@@ -134,7 +137,7 @@ class TileStore final : public TicketSource {
   /// Throws `Error{corrupt_data}` naming file, tile and both checksums unless `data` is the newest
   /// version of `tile`.
   void verify(TileIndex tile, std::span<const std::byte> data) const;
-  /// The same, of data that has this `checksum_of`.
+  /// Does the same for data that has this `checksum_of`.
   void verify(TileIndex tile, std::uint64_t checksum) const;
   /// Writes a new version. `checksum` is `checksum_of(source)`; the version is the newest, for
   /// reads and the next commit, once the ticket is finished. One write of a tile may be pending.

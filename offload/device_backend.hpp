@@ -26,16 +26,16 @@ struct MemoryUsage {
   Bytes capacity;
 };
 
-/// A point in a stream's order that others can wait for. Reusable: recording again replaces it.
+/// Is a point in a stream's order that others can wait for. Reusable: recording again replaces it.
 class Event {
  public:
   virtual ~Event() = default;
-  /// True once everything before the last `record` is done; true if never recorded. Does not block.
-  /// Throws what that work failed with.
+  /// Returns true once everything before the last `record` is done; true if never recorded. Does
+  /// not block. Throws what that work failed with.
   [[nodiscard]] virtual bool done() = 0;
 };
 
-/// A serial queue of copies and tasks.
+/// Is a serial queue of copies and tasks.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -51,7 +51,8 @@ class Stream {
   virtual void wait(Event& event) = 0;
   /// Blocks until the stream is empty; throws the first failure of its work. Not on the step path.
   virtual void synchronize() = 0;
-  /// The device library's own stream, for those that launch kernels on it; null on the host.
+  /// Returns the device library's own stream, for those that launch kernels on it; null on the
+  /// host.
   [[nodiscard]] virtual void* native() const { return nullptr; }
 };
 
@@ -67,7 +68,7 @@ class DeviceBackend {
   virtual ~DeviceBackend() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;
-  /// `size` bytes aligned to `kPageBytes`, never rounded up in the accounting. Throws
+  /// Allocates `size` bytes aligned to `kPageBytes`, never rounded up in the accounting. Throws
   /// `Error{out_of_memory}` naming the limit, what was asked for and the remedy.
   [[nodiscard]] virtual std::byte* allocate(MemoryKind kind, Bytes size) = 0;
   virtual void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept = 0;

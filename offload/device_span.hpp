@@ -8,8 +8,8 @@
 
 namespace spillway::offload {
 
-/// `size()` elements at a device address. No operator[] and no operator*: dereferencing on the host
-/// does not compile. Kernels, and the host backend's tasks, take `address()`.
+/// Views `size()` elements at a device address. No operator[] and no operator*: dereferencing on
+/// the host does not compile. Kernels, and the host backend's tasks, take `address()`.
 template <class T>
 class DeviceSpan {
  public:
@@ -31,7 +31,8 @@ class DeviceSpan {
     return {address_ + first, count};
   }
 
-  /// The same bytes seen as another element type. The address is aligned for it by construction.
+  /// Returns the same bytes seen as another element type. The address is aligned for it by
+  /// construction.
   template <class U>
   [[nodiscard]] DeviceSpan<U> as() const {
     static_assert(std::is_const_v<U> || !std::is_const_v<T>, "a view never removes const");

@@ -17,7 +17,7 @@ namespace spillway::offload {
 
 class StagingPool;
 
-/// One buffer of a pool, which must outlive it. Move-only; returns itself. Keep it beside the
+/// Is one buffer of a pool, which must outlive it. Move-only; returns itself. Keep it beside the
 /// ticket or event of the move that uses it: no buffer may return while somebody still writes to
 /// it.
 class [[nodiscard]] StagingLease {
@@ -38,7 +38,7 @@ class [[nodiscard]] StagingLease {
   ~StagingLease() { release(); }
 
   explicit operator bool() const { return pool_ != nullptr; }
-  /// The pool's `slot_bytes`, page-aligned. Only of a lease that holds a buffer.
+  /// Returns the pool's `slot_bytes`, page-aligned. Only of a lease that holds a buffer.
   [[nodiscard]] std::span<std::byte> bytes() const;
   /// Which buffer of the pool this is, for I/O engines that register them.
   [[nodiscard]] std::uint32_t slot() const { return slot_; }
@@ -74,15 +74,16 @@ class StagingPool {
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
-  /// Pinned memory that a pool of these options takes: every buffer starts on a page, and the last
-  /// one is not padded.
+  /// Returns the pinned memory that a pool of these options takes: every buffer starts on a page,
+  /// and the last one is not padded.
   [[nodiscard]] static Bytes storage_bytes(const StagingPoolOptions& options);
 
-  /// A buffer, or nothing when all are out. The buffer given back last comes first: it is warm.
+  /// Lends a buffer, or nothing when all are out. The buffer given back last comes first: it is
+  /// warm.
   [[nodiscard]] std::optional<StagingLease> try_lease();
 
   [[nodiscard]] StagingPoolUsage usage() const;
-  /// All buffers, `slot_stride()` apart, for I/O engines that register them.
+  /// Returns all buffers, `slot_stride()` apart, for I/O engines that register them.
   [[nodiscard]] std::span<std::byte> storage() const { return storage_.host(); }
   [[nodiscard]] Bytes slot_stride() const;
   [[nodiscard]] Bytes slot_bytes() const { return options_.slot_bytes; }

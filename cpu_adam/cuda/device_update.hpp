@@ -16,7 +16,8 @@
 
 namespace spillway::cpu_adam::cuda {
 
-/// Element types of the arrays of a range. Only format fp32 goes with parameters other than bf16.
+/// Holds the element types of the arrays of a range. Only format fp32 goes with parameters other
+/// than bf16.
 struct RangeTypes {
   StateFormat format = StateFormat::fp32;
   DType gradient = DType::fp32;
@@ -26,25 +27,25 @@ struct RangeTypes {
 /// Groups of one range in format int8 at most; what other formats may have has no limit.
 inline constexpr std::size_t kMaxQuantizedGroups = 8;
 
-/// cpu_adam::update. The prefetch distance is not used. `groups` may go when the call returns.
+/// Does cpu_adam::update. The prefetch distance is not used. `groups` may go when the call returns.
 /// Throws `Error{invalid_argument}` for types that do not go together, an array that is not aligned
 /// to its element, and too many groups.
 void update(const RangeTypes& types, std::span<const ParameterGroup> groups,
             const UpdateRange& range, void* stream);
 
-/// cpu_adam::sum_squares. leaves: [ceil(count / kLeafParameters)].
+/// Does cpu_adam::sum_squares. leaves: [ceil(count / kLeafParameters)].
 void sum_squares(DType dtype, const void* gradient, std::size_t count, double* leaves,
                  void* stream);
 
-/// cpu_adam::accumulate. source: [count] of `dtype`; target: [count].
+/// Does cpu_adam::accumulate. source: [count] of `dtype`; target: [count].
 void accumulate(DType dtype, const void* source, float* target, std::size_t count, bool first,
                 void* stream);
 
-/// cpu_adam::round_gradient. target: [count] of `dtype`; overlaps `source` nowhere.
+/// Does cpu_adam::round_gradient. target: [count] of `dtype`; overlaps `source` nowhere.
 void round_gradient(DType dtype, const float* source, void* target, std::size_t count,
                     void* stream);
 
-/// Device to device; the two overlap nowhere.
+/// Copies from device to device; the two overlap nowhere.
 void copy(void* target, const void* source, std::size_t bytes, void* stream);
 void fill_zero(void* target, std::size_t bytes, void* stream);
 

@@ -25,9 +25,9 @@ class Arena {
   /// Runs function(context) on the calling thread, which is one of the arena's until it returns.
   void enter(void (*function)(void*), void* context);
 
-  /// From inside `enter`: calls function(context, i) for i in [0, count). Which node runs i depends
-  /// on count alone; within the node i prefers the same thread every time. Rethrows the first
-  /// failure; indices not yet begun may then be left out.
+  /// Calls, from inside `enter`, function(context, i) for i in [0, count). Which node runs i
+  /// depends on count alone; within the node i prefers the same thread every time. Rethrows the
+  /// first failure; indices not yet begun may then be left out.
   void for_each_index(std::size_t count, void (*function)(void*, std::size_t), void* context);
 
  private:

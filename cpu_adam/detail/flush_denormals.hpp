@@ -11,11 +11,12 @@
 
 namespace spillway::cpu_adam::detail {
 
-/// Flush to zero, denormals are zero, round to nearest even, every exception masked; the caller's
-/// control word comes back at the end, sticky flags included. Costs about 20 cycles. Compilers do
-/// not order arithmetic against it, so the arithmetic belongs in a function that is not inlined
-/// into the scope of the guard. ARM decides before rounding whether a result is below the normal
-/// range and x86 after: a result that rounds up to the smallest normal number is zero on ARM alone.
+/// Sets flush to zero, denormals are zero, round to nearest even, every exception masked; the
+/// caller's control word comes back at the end, sticky flags included. Costs about 20 cycles.
+/// Compilers do not order arithmetic against it, so the arithmetic belongs in a function that is
+/// not inlined into the scope of the guard. ARM decides before rounding whether a result is below
+/// the normal range and x86 after: a result that rounds up to the smallest normal number is zero on
+/// ARM alone.
 class FlushDenormals {
  public:
   FlushDenormals() : saved_(read()) { write(kControl); }

@@ -17,7 +17,7 @@ namespace spillway::cpu_adam::detail {
 inline constexpr std::size_t kDTypes = 3;
 constexpr std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
 
-/// The pairs of state format and parameter type that go together, in the order of the table.
+/// Lists the pairs of state format and parameter type that go together, in the order of the table.
 struct FormatRow {
   StateFormat format;
   DType parameter;
@@ -64,7 +64,7 @@ inline UpdateRange slice(const FormatRow& row, DType gradient, const UpdateRange
 /// `key` rounds format bf16; the whole range has the same upper half of the index.
 using KeyedUpdate = void (*)(const UpdateScalars&, RoundingKey key, const UpdateRange&);
 
-/// The public form of a keyed update.
+/// Is the public form of a keyed update.
 template <FormatRow Row, DType Gradient, KeyedUpdate Update>
 void update_by_key(const UpdateScalars& scalars, const UpdateRange& range) {
   if constexpr (Row.format == StateFormat::int8) {
@@ -139,7 +139,7 @@ static_assert(index_of(DType::fp32) == 0 && index_of(DType::bf16) == 1 &&
 // The partial sums of one leaf; see gradient_norm.hpp for the tree.
 inline constexpr std::size_t kPartialSums = 32;
 
-/// sums: [kPartialSums], overwritten.
+/// Combines sums: [kPartialSums], overwritten.
 inline double combine_partial_sums(double* sums) {
   for (std::size_t half = kPartialSums / 2; half > 0; half /= 2) {
     for (std::size_t j = 0; j < half; ++j) sums[j] += sums[j + half];

@@ -10,7 +10,7 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// The locked files of one store and where everything in them is.
+/// Holds the locked files of one store and where everything in them is.
 struct StoreFiles {
   StoreMap map{};
   std::vector<SwapFile> files{};
@@ -23,7 +23,7 @@ void check_options(const StoreOptions& options);
 [[nodiscard]] StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout);
 /// Opens and locks the files and checks their headers and their owner.
 [[nodiscard]] StoreFiles open_files(const StoreOptions& options);
-/// The same for reading alone, without the locks.
+/// Opens the same for reading alone, without the locks.
 [[nodiscard]] StoreFiles open_files_unlocked(const StoreOptions& options);
 void use_cache(std::vector<SwapFile>& files, CacheUse cache);
 /// Checks the header and the tile table of one file; throws `Error{corrupt_data}` for damage.

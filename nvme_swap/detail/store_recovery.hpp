@@ -12,7 +12,7 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// The newest commit that the record areas hold.
+/// Holds the newest commit that the record areas hold.
 struct Recovered {
   std::vector<TileRecord> tiles{};
   std::optional<CommitHeader> commit{};  ///< empty if nothing was ever committed
@@ -24,13 +24,13 @@ struct Recovered {
 /// Reads both record areas. Throws `Error{corrupt_data}` if neither is valid.
 [[nodiscard]] Recovered recover(const StoreMap& map, const SwapFile& first_file);
 
-/// The same while a commit may be writing one of them.
+/// Does the same while a commit may be writing one of them.
 [[nodiscard]] Recovered recover_in_use(const StoreMap& map, const SwapFile& first_file);
 /// Throws `Error{corrupt_data}` unless a commit was recovered from `first_file`.
 void check_committed(const Recovered& recovered, const SwapFile& first_file);
 
-/// Whether a first file whose header is blank has a committed record behind it. A creation that was
-/// cut off has none: the header is durable before the first commit begins.
+/// Tells whether a first file whose header is blank has a committed record behind it. A creation
+/// that was cut off has none: the header is durable before the first commit begins.
 [[nodiscard]] bool has_committed_record(const SwapFile& first_file);
 
 }  // namespace spillway::nvme_swap::detail

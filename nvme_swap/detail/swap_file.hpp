@@ -31,8 +31,8 @@ class SwapFile {
   /// Throws `Error{corrupt_data}` if there is none.
   [[nodiscard]] static SwapFile open_existing(const std::filesystem::path& path,
                                               std::chrono::milliseconds patience);
-  /// For reading alone, while another process may use it. Throws `Error{corrupt_data}` if there is
-  /// none.
+  /// Opens it for reading alone, while another process may use it. Throws `Error{corrupt_data}` if
+  /// there is none.
   [[nodiscard]] static SwapFile open_unlocked(const std::filesystem::path& path);
   SwapFile(SwapFile&& other) noexcept;
   SwapFile& operator=(SwapFile&& other) = delete;
@@ -57,14 +57,14 @@ class SwapFile {
   void preallocate(std::uint64_t bytes);
   /// Switches to O_DIRECT. Returns false, and notes it, where the filesystem has none.
   bool use_direct_io();
-  /// Plain blocking read of what `target` can hold; returns the bytes read. Only before
+  /// Does a plain blocking read of what `target` can hold; returns the bytes read. Only before
   /// `use_direct_io`.
   [[nodiscard]] std::size_t read_at(std::uint64_t offset, std::span<std::byte> target) const;
 
  private:
   SwapFile(std::filesystem::path path, int descriptor, bool adopted);
   void lock(std::chrono::milliseconds patience);
-  /// Its last user removed it while this one waited for the lock.
+  /// Tells whether its last user removed it while this one waited for the lock.
   [[nodiscard]] bool is_unlinked() const;
   void check_regular() const;
   void check_ownership() const;

@@ -20,18 +20,18 @@ class TileVersions {
   /// Makes the slots of a recovered record both committed and newest.
   void recover(std::span<const TileRecord> records);
 
-  /// `kNoSlot` if the tile has no finished version.
+  /// Returns the slot, or `kNoSlot` if the tile has no finished version.
   [[nodiscard]] std::uint32_t newest(TileIndex tile) const { return state(tile).newest; }
-  /// Of the newest version.
+  /// Returns that of the newest version.
   [[nodiscard]] std::uint64_t checksum(TileIndex tile) const;
 
-  /// The slot that a write takes now, by the rule in tile_store.hpp; nothing if it must wait for
-  /// the commit in progress or for a read to end.
+  /// Returns the slot that a write takes now, by the rule in tile_store.hpp; nothing if it must
+  /// wait for the commit in progress or for a read to end.
   [[nodiscard]] std::optional<std::uint32_t> choose_slot(TileIndex tile) const;
 
   [[nodiscard]] bool write_pending(TileIndex tile) const { return state(tile).write_pending; }
   [[nodiscard]] bool any_write_pending() const { return writes_pending_ > 0; }
-  /// From the request on; the slot may be chosen later.
+  /// Notes the write from the request on; the slot may be chosen later.
   void announce_write(TileIndex tile);
   /// Takes `slot` for the announced write. An overwritten newest version is gone from here on.
   void begin_write(TileIndex tile, std::uint32_t slot);
@@ -42,7 +42,7 @@ class TileVersions {
   void end_read(TileIndex tile, std::uint32_t slot) { --readers_[index(tile, slot)]; }
   [[nodiscard]] bool read_pending(TileIndex tile) const;
 
-  /// A tile whose last write failed, if there is one.
+  /// Returns a tile whose last write failed, if there is one.
   [[nodiscard]] std::optional<TileIndex> failed_tile() const;
   void discard(TileIndex tile);
 

@@ -24,7 +24,7 @@ struct Job {
   std::uint32_t owner = 0;  ///< returned with the outcome
 };
 
-/// What went wrong with a piece of a job; `error` is 0 when transfers stopped making progress.
+/// Says what went wrong with a piece of a job; `error` is 0 when transfers stopped making progress.
 struct IoFailure {
   IoOperation operation = IoOperation::read;
   int error = 0;
@@ -49,7 +49,7 @@ class TransferQueue {
   void start(const Job& job);
   /// Collects results and submits what fits; does not block.
   void pump();
-  /// The next job that is over, if any.
+  /// Returns the next job that is over, if any.
   [[nodiscard]] std::optional<JobOutcome> take_outcome();
   /// Blocks until a request finishes. Something must be in flight.
   void wait();

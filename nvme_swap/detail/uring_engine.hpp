@@ -7,7 +7,7 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// Bound of a ring's size, so that a mistyped depth is an error and not a large allocation.
+/// Bounds a ring's size, so that a mistyped depth is an error and not a large allocation.
 inline constexpr std::size_t kMaxQueueDepth = 4096;
 
 /// Throws `Error{not_supported}` with the reason when the kernel refuses a ring or lacks an

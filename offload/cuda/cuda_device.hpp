@@ -24,12 +24,12 @@ struct CudaDevice {
   int multiprocessors = 0;
   int driver_version = 0;   ///< of CUDA, as the driver says: 13000 is 13.0
   int runtime_version = 0;  ///< of CUDA, as linked
-  /// The host memory node nearest to it; absent where the system does not say.
+  /// Is the host memory node nearest to it; absent where the system does not say.
   std::optional<NodeIndex> numa_node;
 };
 
-/// Empty if a backend can be made on `device`; else what is missing, in words for a user: no CUDA
-/// in this build, no driver, a driver too old, no device, a device too old.
+/// Returns nothing if a backend can be made on `device`; else what is missing, in words for a user:
+/// no CUDA in this build, no driver, a driver too old, no device, a device too old.
 [[nodiscard]] std::string cuda_unavailable_reason(int device = 0);
 
 /// Throws `Error{not_supported}` with `cuda_unavailable_reason`, `Error{device_error}` if the

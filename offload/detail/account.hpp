@@ -12,7 +12,7 @@
 
 namespace spillway::offload::detail {
 
-/// Why the system refused memory, and what helps.
+/// Says why the system refused memory, and what helps.
 struct Refusal {
   std::string_view reason;
   std::string_view remedy;

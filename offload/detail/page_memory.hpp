@@ -7,8 +7,8 @@
 
 namespace spillway::offload::detail {
 
-/// Heap memory aligned to kPageBytes, for the "device". Exact to AddressSanitizer: the byte after
-/// `size` is not the caller's. Null when the system refuses.
+/// Returns heap memory aligned to kPageBytes, for the "device". Exact to AddressSanitizer: the byte
+/// after `size` is not the caller's. Null when the system refuses.
 [[nodiscard]] std::byte* allocate_heap(std::size_t size) noexcept;
 void free_heap(std::byte* address, std::size_t size) noexcept;
 

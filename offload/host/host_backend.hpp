@@ -13,7 +13,7 @@ namespace spillway::offload {
 struct HostBackendOptions {
   Bytes device_capacity;  ///< of the "device"; allocations beyond it fail
   Bytes pinned_capacity;  ///< of pinned host memory
-  /// Each direction; absent: as fast as memcpy.
+  /// Limits each direction; absent: as fast as memcpy.
   std::optional<double> link_gigabytes_per_second = std::nullopt;
   WakeSignal* wake = nullptr;       ///< notified whenever a recorded event completes
   std::size_t stream_depth = 1024;  ///< queued entries a stream; submitting beyond it waits

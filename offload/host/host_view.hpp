@@ -8,7 +8,7 @@
 
 namespace spillway::offload {
 
-/// The elements of `device`, for a task that runs on a stream of the host backend.
+/// Returns the elements of `device`, for a task that runs on a stream of the host backend.
 template <class T>
 [[nodiscard]] std::span<T> host_view(DeviceSpan<T> device) {
   return {device.address(), device.size()};

@@ -47,7 +47,7 @@ void add_python_packages(std::vector<fs::path>& directories, const fs::path& lib
   }
 }
 
-/// Of the user database: the library reads no environment variables.
+/// Returns that of the user database: the library reads no environment variables.
 fs::path home_directory() {
   const passwd* const user = ::getpwuid(::getuid());
   return user != nullptr && user->pw_dir != nullptr ? user->pw_dir : "";

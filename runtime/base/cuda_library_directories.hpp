@@ -7,10 +7,10 @@
 
 namespace spillway {
 
-/// Existing directories, in the order in which to try them. First an empty path, which stands for
-/// the dynamic linker's own places, LD_LIBRARY_PATH included; then beside the program, where the
-/// build found the libraries, CUDA's folders, and the packages `nvidia/{cu13,cudnn,nccl}` of the
-/// Pythons below `root` and of the user's own. Any thread.
+/// Returns existing directories, in the order in which to try them. First an empty path, which
+/// stands for the dynamic linker's own places, LD_LIBRARY_PATH included; then beside the program,
+/// where the build found the libraries, CUDA's folders, and the packages `nvidia/{cu13,cudnn,nccl}`
+/// of the Pythons below `root` and of the user's own. Any thread.
 [[nodiscard]] std::vector<std::filesystem::path> cuda_library_directories(
     const std::filesystem::path& root = "/");
 

@@ -22,10 +22,10 @@ enum class ErrorCode {
   internal,          ///< a library call failed in a way that has no better name
 };
 
-/// Short stable name, for machine-readable output: "io_error".
+/// Returns a short stable name, for machine-readable output: "io_error".
 std::string_view name_of(ErrorCode code);
 
-/// What failed, the native code (errno, cudaError_t, ...; 0 if none) and where it was noticed.
+/// Says what failed, the native code (errno, cudaError_t, ...; 0 if none) and where it was noticed.
 /// The message names the cause, the value and the remedy.
 class Error : public std::runtime_error {
  public:

@@ -43,7 +43,7 @@ class FileDescriptor {
   int descriptor_ = -1;
 };
 
-/// open(2) with O_CLOEXEC; `mode` is for files that it creates.
+/// Calls open(2) with O_CLOEXEC; `mode` is for files that it creates.
 [[nodiscard]] FileDescriptor open_file(const std::filesystem::path& path, int flags,
                                        unsigned mode = 0666);
 
@@ -51,11 +51,11 @@ class FileDescriptor {
 /// directory, a pipe, a socket or a device, at once: it never waits for a pipe's writer.
 [[nodiscard]] FileDescriptor open_regular_file(const std::filesystem::path& path);
 
-/// A whole regular file. Throws `Error{invalid_argument}` naming both sizes if it is longer than
-/// `limit`. Works for files of /proc and /sys, whose size reads as 0.
+/// Reads a whole regular file. Throws `Error{invalid_argument}` naming both sizes if it is longer
+/// than `limit`. Works for files of /proc and /sys, whose size reads as 0.
 [[nodiscard]] std::string read_text_file(const std::filesystem::path& path, Bytes limit);
 
-/// A new file that takes its target's place whole, or goes. Readers see the old file or the new
+/// Is a new file that takes its target's place whole, or goes. Readers see the old file or the new
 /// one, and once `replace` returns the new one is durable.
 class AtomicFile {
  public:
@@ -100,7 +100,7 @@ class MadeDirectories {
   std::vector<std::filesystem::path> made_;  ///< in the order of their making
 };
 
-/// A whole file as read-only memory. Move-only. Whoever shortens the file meanwhile breaks the
+/// Is a whole file as read-only memory. Move-only. Whoever shortens the file meanwhile breaks the
 /// reader (SIGBUS), so map only files that are replaced, never rewritten.
 class MappedFile {
  public:
@@ -118,7 +118,7 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
   ~MappedFile() { unmap(); }
 
-  /// Page-aligned; empty for an empty file.
+  /// Returns the bytes, page-aligned; empty for an empty file.
   [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
 
  private:

@@ -10,7 +10,7 @@
 
 namespace spillway {
 
-/// The cgroup level that leaves this process least.
+/// Describes the cgroup level that leaves this process least.
 struct CgroupMemory {
   Bytes limit;
   Bytes available;   ///< limit less what is in use and cannot be reclaimed from the page cache
@@ -20,15 +20,16 @@ struct CgroupMemory {
 struct MemoryBudget {
   Bytes physical;            ///< of the machine
   Bytes physical_available;  ///< what the kernel says can be had without swapping
-  /// Absent without a limit. The levels with the smallest limit and with the least left may differ.
+  /// It is absent without a limit. The levels with the smallest limit and with the least left may
+  /// differ.
   std::optional<CgroupMemory> tightest_cgroup;  ///< by limit
   std::optional<CgroupMemory> scarcest_cgroup;  ///< by what is available
   std::optional<Bytes> lockable;                ///< RLIMIT_MEMLOCK; absent: unlimited
 
-  /// The smaller of machine and cgroup.
+  /// Returns the smaller of machine and cgroup.
   [[nodiscard]] Bytes total() const;
   [[nodiscard]] Bytes available() const;
-  /// "62.8 GiB of memory, 48.1 GiB available, limited by the cgroup (FILE)": for messages.
+  /// Returns, for messages, "62.8 GiB of memory, 48.1 GiB available, limited by the cgroup (FILE)".
   [[nodiscard]] std::string describe() const;
 };
 

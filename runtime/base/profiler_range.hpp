@@ -20,7 +20,7 @@ class ProfilerRange {
   ProfilerRange& operator=(const ProfilerRange&) = delete;
 };
 
-/// A range that may end on another thread, or beside others of this one.
+/// Starts a range that may end on another thread, or beside others of this one.
 [[nodiscard]] std::uint64_t start_profiler_range(const char* name) noexcept;
 void end_profiler_range(std::uint64_t range) noexcept;
 

@@ -10,10 +10,10 @@
 
 namespace spillway {
 
-/// 128 random bits, or the 128-bit counter that yields them; word 0 is the lowest.
+/// Holds 128 random bits, or the 128-bit counter that yields them; word 0 is the lowest.
 using RandomBlock = std::array<std::uint32_t, 4>;
 
-/// The block of random bits of `counter` under the 64-bit key `seed`.
+/// Returns the block of random bits of `counter` under the 64-bit key `seed`.
 constexpr RandomBlock philox4x32(RandomBlock counter, std::uint64_t seed) {
   auto key0 = static_cast<std::uint32_t>(seed);
   auto key1 = static_cast<std::uint32_t>(seed >> 32);
@@ -30,13 +30,14 @@ constexpr RandomBlock philox4x32(RandomBlock counter, std::uint64_t seed) {
   return counter;
 }
 
-/// Where a number sits: `stream` separates uses (a tensor, an epoch), `index` counts blocks in it.
+/// Says where a number sits: `stream` separates uses (a tensor, an epoch), `index` counts blocks in
+/// it.
 struct RandomPosition {
   std::uint64_t stream;
   std::uint64_t index;
 };
 
-/// The block of random bits at `position` under `seed`.
+/// Returns the block of random bits at `position` under `seed`.
 constexpr RandomBlock random_block(std::uint64_t seed, RandomPosition position) {
   return philox4x32(
       {static_cast<std::uint32_t>(position.index), static_cast<std::uint32_t>(position.index >> 32),
@@ -45,17 +46,18 @@ constexpr RandomBlock random_block(std::uint64_t seed, RandomPosition position) 
       seed);
 }
 
-/// The two 64-bit halves of a block.
+/// Returns the two 64-bit halves of a block.
 constexpr std::array<std::uint64_t, 2> as_u64(const RandomBlock& block) {
   return {block[0] | std::uint64_t{block[1]} << 32, block[2] | std::uint64_t{block[3]} << 32};
 }
 
-/// Uniform in [0, 1): the upper 53 bits of `bits` over 2^53.
+/// Returns a number uniform in [0, 1): the upper 53 bits of `bits` over 2^53.
 constexpr double uniform_from(std::uint64_t bits) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-/// Uniform in [0, bound), without bias worth the name: it is below bound / 2^64. `bound` is not 0.
+/// Returns a number uniform in [0, bound), without bias worth the name: it is below bound / 2^64.
+/// `bound` is not 0.
 constexpr std::uint64_t uniform_below(std::uint64_t bits, std::uint64_t bound) {
   // The upper half of bits * bound, from 32-bit pieces.
   const std::uint64_t low = (bits & 0xffffffffU) * (bound & 0xffffffffU) >> 32;
@@ -64,8 +66,9 @@ constexpr std::uint64_t uniform_below(std::uint64_t bits, std::uint64_t bound) {
   return (bits >> 32) * (bound >> 32) + (middle0 >> 32) + (middle1 >> 32);
 }
 
-/// Two independent standard normal numbers from a block, by Box-Muller in fp64. The same bits on
-/// every machine with the same C library; round to fp32 what must not depend on its last digit.
+/// Returns two independent standard normal numbers from a block, by Box-Muller in fp64. The same
+/// bits on every machine with the same C library; round to fp32 what must not depend on its last
+/// digit.
 inline std::array<double, 2> normal_pair(const RandomBlock& block) {
   const auto [first, second] = as_u64(block);
   // 1 - u lies in (0, 1], where the logarithm is finite: the largest radius is 8.57.

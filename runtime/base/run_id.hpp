@@ -16,11 +16,11 @@ struct RunId {
   friend bool operator==(const RunId&, const RunId&) = default;
 };
 
-/// 128 bits from the system's random source. Throws `Error{io_error}` if it gives none.
+/// Returns 128 bits from the system's random source. Throws `Error{io_error}` if it gives none.
 [[nodiscard]] RunId random_run_id();
-/// 32 lower-case hex digits, the first word first.
+/// Returns 32 lower-case hex digits, the first word first.
 [[nodiscard]] std::string to_text(const RunId& id);
-/// What `to_text` wrote; nothing for any other text.
+/// Reads what `to_text` wrote; returns nothing for any other text.
 [[nodiscard]] std::optional<RunId> parse_run_id(std::string_view text);
 
 }  // namespace spillway

@@ -8,7 +8,7 @@ namespace spillway {
 
 class SourceLocation {
  public:
-  /// As a default argument: the place of the call that leaves it out.
+  /// Returns, as a default argument, the place of the call that leaves it out.
   [[nodiscard]] static constexpr SourceLocation current(
       const char* file = __builtin_FILE(), std::uint32_t line = __builtin_LINE(),
       const char* function = __builtin_FUNCTION()) {

@@ -12,31 +12,32 @@
 
 namespace spillway {
 
-/// What the kernel maps as one page where it can: within it, addresses are those of the memory.
+/// Says what the kernel maps as one page where it can: within it, addresses are those of the
+/// memory.
 inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
 /// How far apart in a huge page the starts of two arrays are; some pages, so that each still starts
 /// on one.
 inline constexpr std::size_t kStaggerBytes = std::size_t{16} << 10;
 
-/// Whether arrays at these addresses (or offsets of one place), the second behind the first, start
-/// at least `kStaggerBytes` apart modulo a huge page. Also where the first is shorter than that: a
-/// pass is through it before it matters.
+/// Tells whether arrays at these addresses (or offsets of one place), the second behind the first,
+/// start at least `kStaggerBytes` apart modulo a huge page. Also where the first is shorter than
+/// that: a pass is through it before it matters.
 [[nodiscard]] constexpr bool staggered(std::uint64_t first, std::uint64_t second) {
   if (second - first < kStaggerBytes) return true;
   const std::uint64_t apart = (second - first) % kHugePageBytes;
   return apart >= kStaggerBytes && kHugePageBytes - apart >= kStaggerBytes;
 }
 
-/// One array after another, each on a cache line.
+/// Places one array after another, each on a cache line.
 template <std::size_t N>
 struct StaggeredArrays {
   std::array<std::uint64_t, N> starts{};
   std::uint64_t end = 0;
 };
 
-/// The nearest places of arrays of these sizes, in this order, where every two are staggered.
-/// Within a huge page less a stagger they follow each other without a gap.
+/// Returns the nearest places of arrays of these sizes, in this order, where every two are
+/// staggered. Within a huge page less a stagger they follow each other without a gap.
 template <std::size_t N>
 [[nodiscard]] constexpr StaggeredArrays<N> stagger(const std::array<std::uint64_t, N>& sizes) {
   constexpr std::uint64_t kLine = 64;

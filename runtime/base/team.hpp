@@ -19,7 +19,7 @@ namespace spillway {
 
 inline constexpr unsigned kWarpLanes = 32;
 
-/// `Lanes`, a power of two of at least 32, one after the other.
+/// Runs `Lanes`, a power of two of at least 32, one after the other.
 template <unsigned Lanes>
 struct SerialTeam {
   static constexpr unsigned kLanes = Lanes;
@@ -29,8 +29,8 @@ struct SerialTeam {
     for (unsigned lane = 0; lane < Lanes; ++lane) body(lane);
   }
 
-  /// combine(...combine(values[0], values[Lanes / 2])...) by halves; `values` is overwritten. On
-  /// every lane.
+  /// Returns combine(...combine(values[0], values[Lanes / 2])...) by halves; `values` is
+  /// overwritten. On every lane.
   template <class T, class Combine>
   SPILLWAY_HOST_DEVICE T reduce(T* values, Combine combine) const {
     for (unsigned half = Lanes / 2; half > 0; half /= 2) {
@@ -47,7 +47,7 @@ struct SerialTeam {
   }
 };
 
-/// The lanes of a warp, one after the other.
+/// Runs the lanes of a warp, one after the other.
 struct SerialWarp : SerialTeam<kWarpLanes> {
   template <class T>
   struct Lanes {
@@ -64,7 +64,7 @@ struct SerialWarp : SerialTeam<kWarpLanes> {
 
 #ifdef __CUDACC__
 
-/// The warp of the calling thread, all of it active, in blocks of one dimension. It combines as
+/// Is the warp of the calling thread, all of it active, in blocks of one dimension. It combines as
 /// SerialWarp, bit for bit.
 struct WarpTeam {
   static constexpr unsigned kLanes = kWarpLanes;
@@ -102,7 +102,7 @@ struct WarpTeam {
   }
 };
 
-/// The threads of a one-dimensional thread block of `Lanes`.
+/// Is the threads of a one-dimensional thread block of `Lanes`.
 template <unsigned Lanes>
 struct DeviceTeam {
   static constexpr unsigned kLanes = Lanes;
@@ -114,7 +114,8 @@ struct DeviceTeam {
     __syncthreads();
   }
 
-  /// As SerialTeam::reduce, bit for bit: halves above a warp in shared memory, the others in it.
+  /// Returns what SerialTeam::reduce does, bit for bit: halves above a warp in shared memory, the
+  /// others in it.
   template <class T, class Combine>
   __device__ T reduce(T* values, Combine combine) const {
     const unsigned lane = threadIdx.x;

@@ -10,8 +10,8 @@ namespace spillway {
 /// so that a ticket costs no allocation. Called by the control thread only.
 class TicketSource {
  public:
-  /// True once the operation is over, well or badly. Makes progress if the source needs a caller's
-  /// thread for that (io_uring). Does not block.
+  /// Returns true once the operation is over, well or badly. Makes progress if the source needs a
+  /// caller's thread for that (io_uring). Does not block.
   [[nodiscard]] virtual bool ready(std::uint32_t slot) = 0;
   /// Blocks until over, frees the slot, throws what the operation failed with.
   virtual void finish(std::uint32_t slot) = 0;
@@ -40,7 +40,7 @@ class [[nodiscard]] Ticket {
   Ticket& operator=(const Ticket&) = delete;
   ~Ticket() { abandon(); }
 
-  /// True while an operation is attached, whether or not it is over.
+  /// Returns true while an operation is attached, whether or not it is over.
   [[nodiscard]] bool pending() const { return source_ != nullptr; }
   [[nodiscard]] bool ready() const { return source_ == nullptr || source_->ready(slot_); }
 

@@ -109,7 +109,7 @@ struct Caches {
   std::uint32_t count = 0;
 };
 
-/// Of a heterogeneous machine the smallest, which is what a blocking factor must fit.
+/// Reads, of a heterogeneous machine, the smallest, which is what a blocking factor must fit.
 Caches read_caches(hwloc_topology_t topology, hwloc_obj_type_t type, hwloc_const_cpuset_t usable) {
   Caches caches;
   hwloc_obj_t cache = nullptr;

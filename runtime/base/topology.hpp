@@ -13,12 +13,13 @@
 
 namespace spillway {
 
-/// A hardware thread, by the number the kernel knows it by (cpu0 is 0).
+/// Is a hardware thread, by the number the kernel knows it by (cpu0 is 0).
 using ProcessorIndex = Strong<struct ProcessorIndexTag, std::uint32_t>;
-/// A NUMA node, by the number the kernel knows it by.
+/// Is a NUMA node, by the number the kernel knows it by.
 using NodeIndex = Strong<struct NodeIndexTag, std::uint32_t>;
 
-/// A physical core; `processors` holds only those that this process may use, in kernel order.
+/// Describes a physical core; `processors` holds only those that this process may use, in kernel
+/// order.
 struct Core {
   NodeIndex node;
   std::vector<ProcessorIndex> processors;
@@ -38,23 +39,23 @@ struct Topology {
   Bytes l3_bytes;               ///< of one cache; 0 where unknown
   std::uint32_t l3_caches = 0;  ///< reachable from the usable processors
 
-  /// Hardware threads that affinity and cpuset leave to this process.
+  /// Returns the number of hardware threads that affinity and cpuset leave to this process.
   [[nodiscard]] std::size_t usable_processors() const;
 };
 
-/// Where to read from. The default is this machine and this thread's affinity.
+/// Says where to read from. The default is this machine and this thread's affinity.
 struct TopologySource {
-  /// hwloc's synthetic description ("node:2 l3:1 core:4 pu:2") in place of the machine, for tests
-  /// and for planning for another machine.
+  /// It holds hwloc's synthetic description ("node:2 l3:1 core:4 pu:2") in place of the machine,
+  /// for tests and for planning for another machine.
   std::optional<std::string> synthetic = std::nullopt;
 };
 
 /// Call before worker threads are bound. Throws `Error` naming what hwloc refused.
 [[nodiscard]] Topology read_topology(const TopologySource& source = {});
 
-/// The node nearest to the PCI device `bus_id` ("0000:3b:00.0", as CUDA prints it, in either case).
-/// Absent where the firmware does not say, which is usual in virtual machines. Reads `root`/sys.
-/// Throws `Error{invalid_argument}` if there is no such device.
+/// Returns the node nearest to the PCI device `bus_id` ("0000:3b:00.0", as CUDA prints it, in
+/// either case). Absent where the firmware does not say, which is usual in virtual machines. Reads
+/// `root`/sys. Throws `Error{invalid_argument}` if there is no such device.
 [[nodiscard]] std::optional<NodeIndex> node_of_pci_device(std::string_view bus_id,
                                                           const std::filesystem::path& root = "/");
 

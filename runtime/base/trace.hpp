@@ -28,7 +28,7 @@ struct TraceArguments {
   std::optional<Bytes> bytes = std::nullopt;
 };
 
-/// A range of time. `name` and `category` must outlive the trace: string literals, or names that
+/// Is a range of time. `name` and `category` must outlive the trace: string literals, or names that
 /// its owner keeps.
 struct TraceEvent {
   LaneIndex lane;
@@ -43,22 +43,23 @@ class Trace {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Room for `capacity` events, taken now. Later ones are dropped and counted.
+  /// Takes room for `capacity` events at once. Later ones are dropped and counted.
   explicit Trace(std::size_t capacity);
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  /// A track of the picture, in the order added. Not while others record.
+  /// Adds a track of the picture, behind the others. Not while others record.
   [[nodiscard]] LaneIndex add_lane(std::string_view name);
 
   void record(const TraceEvent& event) noexcept;
 
-  /// Time since the trace's start.
+  /// Returns the time since the trace's start.
   [[nodiscard]] std::chrono::nanoseconds now() const { return Clock::now() - start_; }
   [[nodiscard]] std::size_t recorded() const;
   [[nodiscard]] std::uint64_t dropped() const;
 
-  /// Every event recorded so far. Ranges of one lane that overlap go to further tracks of its name.
+  /// Writes every event recorded so far. Ranges of one lane that overlap go to further tracks of
+  /// its name.
   void write_json(std::ostream& out) const;
 
  private:

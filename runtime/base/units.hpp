@@ -18,11 +18,11 @@ using BlockIndex = Strong<struct BlockIndexTag, std::uint32_t>;
 using TileIndex = Strong<struct TileIndexTag, std::uint32_t>;
 using Rank = Strong<struct RankTag, std::uint32_t>;
 
-/// Parameters in one leaf: the unit of padding, of tile and shard starts, and of the tree that sums
-/// the gradient norm.
+/// Counts the parameters in one leaf: the unit of padding, of tile and shard starts, and of the
+/// tree that sums the gradient norm.
 inline constexpr std::uint64_t kLeafParameters = 4096;
 
-/// Alignment of every buffer that a device, a disk or a vector register may touch, in bytes.
+/// Is the alignment of every buffer that a device, a disk or a vector register may touch, in bytes.
 inline constexpr std::size_t kPageBytes = 4096;
 
 inline namespace literals {
@@ -32,16 +32,16 @@ constexpr Bytes operator""_MiB(unsigned long long n) { return Bytes{n << 20}; }
 constexpr Bytes operator""_GiB(unsigned long long n) { return Bytes{n << 30}; }
 }  // namespace literals
 
-/// Smallest multiple of `unit` that is not below `n`. `unit` is not 0.
+/// Returns the smallest multiple of `unit` that is not below `n`. `unit` is not 0.
 constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) {
   return (n + unit - 1) / unit * unit;
 }
 
-/// "512MiB", "24GB", "24g", "4096" to bytes, in any case: iB and single letters are binary, KB to
-/// TB powers of 1000. Throws `Error{invalid_argument}` naming the text for anything else.
+/// Reads "512MiB", "24GB", "24g", "4096" as bytes, in any case: iB and single letters are binary,
+/// KB to TB powers of 1000. Throws `Error{invalid_argument}` naming the text for anything else.
 Bytes parse_bytes(std::string_view text);
 
-/// "1.50 GiB": three digits and the largest binary unit that leaves at least 1.
+/// Writes "1.50 GiB": three digits and the largest binary unit that leaves at least 1.
 std::string format_bytes(Bytes bytes);
 
 }  // namespace spillway

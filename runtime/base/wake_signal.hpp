@@ -5,7 +5,7 @@
 
 namespace spillway {
 
-/// An eventfd. Any thread may notify; one thread, the control thread, waits. Notifications that
+/// Is an eventfd. Any thread may notify; one thread, the control thread, waits. Notifications that
 /// arrive before a wait are not lost and many may be answered by one wake.
 class WakeSignal {
  public:
@@ -17,7 +17,7 @@ class WakeSignal {
   void notify() noexcept;
   /// Returns after a notification or after `limit`, whichever is first.
   void wait_for(std::chrono::microseconds limit);
-  /// For registration with io_uring or epoll. Owned by this object.
+  /// Returns the descriptor, for registration with io_uring or epoll. Owned by this object.
   [[nodiscard]] int descriptor() const { return descriptor_; }
 
  private:

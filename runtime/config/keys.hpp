@@ -12,14 +12,14 @@
 
 namespace spillway::config {
 
-/// One enumerator as configuration and command line spell it.
+/// Is one enumerator as configuration and command line spell it.
 template <class Enum>
 struct Named {
   std::string_view name;
   Enum value;
 };
 
-/// Every enumerator of `Enum`, in the order in which messages list them.
+/// Returns every enumerator of `Enum`, in the order in which messages list them.
 template <class Enum>
 [[nodiscard]] std::span<const Named<Enum>> names_of();
 
@@ -60,7 +60,7 @@ template <class Enum>
   return "?";
 }
 
-/// What a configuration hears of a DeepSpeed key that Spillway has no use for.
+/// Says what a configuration hears of a DeepSpeed key that Spillway has no use for.
 enum class Answer : std::uint8_t {
   note,             ///< it is accepted, and a note gives the reason
   note_when_on,     ///< the same, and only where it is switched on
@@ -76,11 +76,12 @@ struct ForeignKey {
   std::string_view key;
   Answer answer;
   std::string_view reason;
-  /// The keys of its object by their paths, with blanks between; below "a.*" every name may stand.
+  /// Holds the keys of its object by their paths, with blanks between; below "a.*" every name may
+  /// stand.
   std::string_view inner = "*";
 };
 [[nodiscard]] std::span<const ForeignKey> foreign_keys();
-/// The words of `inner`.
+/// Returns the words of `inner`.
 [[nodiscard]] std::vector<std::string_view> inner_keys(const ForeignKey& key);
 
 /// Edits (insert, delete, replace, swap of neighbours) that make `a` of `b`.

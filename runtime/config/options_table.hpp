@@ -39,7 +39,7 @@ enum class Kind : std::uint8_t {
   size,
 };
 
-/// The values that an option may have.
+/// Holds the values that an option may have.
 struct Domain {
   Kind kind = Kind::flag;
   double low = 0;  ///< of numbers; the whole ones among the limits are exact
@@ -48,7 +48,7 @@ struct Domain {
   bool below = false;                     ///< `high` itself is not allowed
   std::vector<std::string_view> names{};  ///< of Kind::name
 
-  /// "a whole number from 1 to 100", "one of log, linear".
+  /// Returns words such as "a whole number from 1 to 100", "one of log, linear".
   [[nodiscard]] std::string in_words() const;
   /// What is wrong with `value`, as "is 0" or "holds 2"; empty where it is allowed.
   [[nodiscard]] std::string fault_of(const nlohmann::json& value) const;
@@ -81,11 +81,11 @@ struct Option {
   [[nodiscard]] std::string path() const;
 };
 
-/// Every option, by section, in the order of the guide, which is that of reading.
+/// Returns every option, by section, in the order of the guide, which is that of reading.
 [[nodiscard]] std::span<const Option> options_table();
-/// The option of a path such as "optimizer.params.lr"; null if the table has none.
+/// Returns the option of a path such as "optimizer.params.lr"; null if the table has none.
 [[nodiscard]] const Option* find_option(std::string_view path);
-/// The value that `options` give `option`, where it applies; null elsewhere.
+/// Returns the value that `options` give `option`, where it applies; null elsewhere.
 [[nodiscard]] nlohmann::json value_of(const Option& option, const TrainOptions& options);
 
 /// What of `options` a resumed run must share, as {path: value}: a positive list, taken from the

@@ -8,23 +8,24 @@
 
 namespace spillway::config {
 
-/// True where the rate depends on total_steps.
+/// Returns true where the rate depends on total_steps.
 [[nodiscard]] bool decays(ScheduleKind kind);
-/// `options` with the lengths that depend on the run filled in: total_steps, decay_steps.
+/// Returns `options` with the lengths that depend on the run filled in: total_steps, decay_steps.
 [[nodiscard]] ScheduleOptions resolve_schedule(const ScheduleOptions& options,
                                                std::uint64_t run_steps);
 /// Throws `Error{invalid_argument}` where a momentum would reach 1 within the run.
 void check_momentum(const ScheduleOptions& options, std::uint64_t last_step);
-/// Learning rate of applied update `t` (from 1; a skipped step does not count, as in DeepSpeed).
-/// total_steps must be known where the rate decays. The same bits on every machine: nothing but
-/// basic arithmetic is asked of the floating-point unit and the C library.
+/// Returns the learning rate of applied update `t` (from 1; a skipped step does not count, as in
+/// DeepSpeed). total_steps must be known where the rate decays. The same bits on every machine:
+/// nothing but basic arithmetic is asked of the floating-point unit and the C library.
 [[nodiscard]] double learning_rate(const ScheduleOptions& options, std::uint64_t t);
-/// The momentum (Adam's beta1) that the schedule gives update `t`; nothing where it has no say.
+/// Returns the momentum (Adam's beta1) that the schedule gives update `t`; nothing where it has no
+/// say.
 [[nodiscard]] std::optional<double> first_momentum(const ScheduleOptions& options, std::uint64_t t);
 /// Adam's beta2 wherever the schedule gives a momentum: DeepSpeed's OneCycle sets it too.
 inline constexpr double kOneCycleBeta2 = 0.99;
 
-/// The scale that gradients of fp16 carry, saved by every commit. The rules are those of
+/// Holds the scale that gradients of fp16 carry, saved by every commit. The rules are those of
 /// DeepSpeed's DynamicLossScaler: an overflow first uses up the hysteresis, then halves the scale;
 /// the good step that follows each `window` good ones in a row doubles it and restores the
 /// hysteresis.
@@ -35,14 +36,15 @@ struct LossScaleState {
   bool operator==(const LossScaleState&) const = default;
 };
 
-/// Far above what fp16 gradients need; its inverse is still a normal fp32 number.
+/// It is far above what fp16 gradients need; its inverse is still a normal fp32 number.
 inline constexpr double kMaxLossScale = 0x1p100;
 
 /// Without `fp16` the scale is 1 for ever.
 [[nodiscard]] LossScaleState initial_loss_scale(const LossScaleOptions& options, bool fp16);
-/// True where DeepSpeed ends the run at the next overflow: the scale cannot fall any further.
+/// Returns true where DeepSpeed ends the run at the next overflow: the scale cannot fall any
+/// further.
 [[nodiscard]] bool is_at_minimum(const LossScaleOptions& options, const LossScaleState& state);
-/// The state after a step whose gradients were finite, or not.
+/// Returns the state after a step whose gradients were finite, or not.
 [[nodiscard]] LossScaleState next_loss_scale(const LossScaleOptions& options,
                                              const LossScaleState& state, bool finite);
 

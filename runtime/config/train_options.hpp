@@ -17,7 +17,7 @@
 
 namespace spillway::config {
 
-/// theory.md, "Dynamic loss scale". Used with fp16 compute only.
+/// Says how the loss scale moves; `next_loss_scale` has the rules. Used with fp16 compute only.
 struct LossScaleOptions {
   bool dynamic = true;
   double initial = 65536;               ///< static scale when not dynamic
@@ -27,7 +27,7 @@ struct LossScaleOptions {
   double minimum = 1;
 };
 
-/// Spillway's own kinds, then those of DeepSpeed.
+/// Names Spillway's own kinds, then those of DeepSpeed.
 enum class ScheduleKind : std::uint8_t {
   constant,
   linear,
@@ -66,9 +66,9 @@ struct RangeTestOptions {
   bool operator==(const RangeTestOptions&) const = default;
 };
 
-/// Learning rate as a function of the applied-update count t, from 1. Of Spillway's own kinds the
-/// warm-up ends and the peak is reached at t = warmup_steps, the minimum at t = total_steps.
-/// DeepSpeed's kinds give what its engine would use: schedule.hpp.
+/// Gives the learning rate as a function of the applied-update count t, from 1. Of Spillway's own
+/// kinds the warm-up ends and the peak is reached at t = warmup_steps, the minimum at t =
+/// total_steps. DeepSpeed's kinds give what its engine would use: schedule.hpp.
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::constant;
   double optimizer_lr = 1e-3;  ///< optimizer.params.lr
@@ -86,7 +86,7 @@ struct ScheduleOptions {
   RangeTestOptions range_test{};
 };
 
-/// A monitor of DeepSpeed that writes files: monitors.hpp.
+/// Describes a monitor of DeepSpeed that writes files: monitors.hpp.
 struct MonitorOptions {
   bool enabled = false;
   std::filesystem::path output_path;  ///< empty: a folder of the run
@@ -104,7 +104,7 @@ enum class Residency : std::uint8_t { automatic, none, all };
 enum class StateHome : std::uint8_t { automatic, device, host, nvme };
 enum class SumsHome : std::uint8_t { automatic, device, host };
 
-/// What a configuration leaves as "auto" for the model and the machine to say: automatic.hpp.
+/// Says what a configuration leaves as "auto" for the model and the machine to say: automatic.hpp.
 struct AutomaticOptions {
   bool compute = false;
   bool fp16 = false;          ///< ... which may be fp16
@@ -185,8 +185,8 @@ struct ParsedConfig {
 /// and what is allowed. Does not `validate`: flags may still override.
 [[nodiscard]] ParsedConfig parse_train_config(std::string_view text, std::string_view origin,
                                               std::uint32_t ranks = 1);
-/// The resolved options as the `config.json` of a run; `parse_train_config` reads it back equal.
-/// `options` must be valid.
+/// Returns the resolved options as the `config.json` of a run; `parse_train_config` reads it back
+/// equal. `options` must be valid.
 [[nodiscard]] std::string to_config_json(const TrainOptions& options);
 /// Checks every value and what holds between them. Throws `Error{invalid_argument}`, or
 /// `Error{not_supported}` for a value that this version does not implement, naming the key.

@@ -54,7 +54,7 @@ std::uint32_t parse_vocab_size(const json& fields, std::string_view origin) {
   return found->get<std::uint32_t>();
 }
 
-/// Of a string that may be absent.
+/// Reads a string that may be absent.
 std::optional<std::string> parse_text(const json& fields, std::string_view key,
                                       std::string_view origin) {
   const auto found = fields.find(key);

@@ -20,22 +20,23 @@ enum class TokenType : std::uint8_t { uint16, uint32 };
 /// Vocabularies stay below 2^31, so that a token id is never negative as an int32.
 inline constexpr std::uint32_t kMaxVocabulary = 0x7fffffffU;
 
-/// `meta.json` beside the token files.
+/// Is `meta.json` beside the token files.
 struct Meta {
   TokenType dtype = TokenType::uint16;
   std::uint32_t vocab_size = 0;
   std::optional<std::string> tokenizer;  ///< "bytes", "chars" or a path; see tokenizer.hpp
-  /// Of `chars`: the code point of each token id, strictly ascending; else empty. In the file it is
-  /// one string, `characters`.
+  /// Holds, for `chars`, the code point of each token id, strictly ascending; else it is empty. In
+  /// the file it is one string, `characters`.
   std::u32string characters;
-  /// Of a tokenizer with a path: both parts of what model/tokenizer_fingerprint.hpp defines.
+  /// Holds, for a tokenizer with a path, both parts of what
+  /// runtime/model/hf/tokenizer_fingerprint.hpp defines.
   std::optional<std::string> tokenizer_crc32{};
   std::optional<std::string> tokenizer_rules_crc32{};
 
   bool operator==(const Meta&) const = default;
 };
 
-/// The narrowest type that holds every id of a vocabulary.
+/// Returns the narrowest type that holds every id of a vocabulary.
 [[nodiscard]] constexpr TokenType token_type_for(std::uint32_t vocab_size) {
   return vocab_size <= 65536 ? TokenType::uint16 : TokenType::uint32;
 }
@@ -47,7 +48,7 @@ struct Meta {
 /// other.
 [[nodiscard]] Meta parse_meta(std::string_view json_text, std::string_view origin);
 [[nodiscard]] Meta load_meta(const std::filesystem::path& meta_json);
-/// The text that `parse_meta` reads back equal.
+/// Returns the text that `parse_meta` reads back equal.
 [[nodiscard]] std::string to_meta_json(const Meta& meta);
 /// Replaces `meta_json` atomically.
 void save_meta(const Meta& meta, const std::filesystem::path& meta_json);

@@ -29,12 +29,12 @@ struct PreparedData {
   std::uint64_t validation_tokens = 0;
 };
 
-/// `bytes`: token = byte, vocabulary 256. `chars`: token = rank of the Unicode code point among
-/// those of the texts, which must be UTF-8. Texts are read twice and never held in memory. The
-/// files are written beside their final names, made durable and renamed, meta.json last: a
-/// directory with a meta.json is complete. Throws `Error{invalid_argument}` when the output exists
-/// and may not be replaced or a part would be empty, `Error{corrupt_data}` for text that is not
-/// UTF-8, `Error{busy}` when another process prepares the same directory.
+/// Makes tokens of text. `bytes`: token = byte, vocabulary 256. `chars`: token = rank of the
+/// Unicode code point among those of the texts, which must be UTF-8. Texts are read twice and never
+/// held in memory. The files are written beside their final names, made durable and renamed,
+/// meta.json last: a directory with a meta.json is complete. Throws `Error{invalid_argument}` when
+/// the output exists and may not be replaced or a part would be empty, `Error{corrupt_data}` for
+/// text that is not UTF-8, `Error{busy}` when another process prepares the same directory.
 PreparedData prepare_tokens(const PrepareOptions& options);
 
 }  // namespace spillway::data

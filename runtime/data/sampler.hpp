@@ -15,8 +15,8 @@ class Sampler {
   Sampler(std::uint64_t tokens, std::uint32_t context, Order order, std::uint64_t seed);
 
   [[nodiscard]] std::uint64_t windows() const { return windows_; }
-  /// First token of the `cursor`-th window ever drawn. Each epoch visits every window once; the
-  /// shuffled order is a permutation keyed by seed and epoch, the same on every machine.
+  /// Returns the first token of the `cursor`-th window ever drawn. Each epoch visits every window
+  /// once; the shuffled order is a permutation keyed by seed and epoch, the same on every machine.
   [[nodiscard]] std::uint64_t first_token(std::uint64_t cursor) const;
 
  private:

@@ -152,7 +152,7 @@ bool Loop::evaluation_due(std::uint64_t step) const {
   return last || (run_->options.eval_every > 0 && step % run_->options.eval_every == 0);
 }
 
-/// Of the step whose line is the last one of the metrics, if that lacks it: after the step, or
+/// Adds it to the last line of the metrics, if that lacks it: after the step, or
 /// where the process was killed between the evaluation's commit and its line.
 void Loop::evaluate_if_due() {
   const std::uint64_t step = trainer_->state().step;

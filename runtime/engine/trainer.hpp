@@ -49,7 +49,7 @@ class Trainer {
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
   [[nodiscard]] const plan::StepPlan& step_plan() const { return step_plan_; }
-  /// Of a step that also writes what lives in memory.
+  /// Counts those of a step that also writes what lives in memory.
   [[nodiscard]] std::size_t most_ops() const { return recorded_plan_.ops.size(); }
   /// Timings of the last step.
   [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }

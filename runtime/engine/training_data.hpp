@@ -15,8 +15,8 @@ namespace spillway::engine {
 struct DataIdentity {
   /// XXH3 over the number of training tokens and every one of them, in blocks of 64 Ki.
   std::uint64_t fingerprint = 0;
-  /// Of the file when they were read. Absent where it had changed so short a time before that
-  /// another change could have the same time.
+  /// Is that of the file when they were read. It is absent where it had changed so short a time
+  /// before that another change could have the same time.
   std::optional<data::FileStamp> stamp{};
 };
 

@@ -21,7 +21,7 @@ struct BlockShape {
   double forward_flops = 0;        ///< of one micro-batch
   double backward_flops = 0;       ///< of one micro-batch, recomputation not counted
   Bytes saved_bytes;               ///< internal activations that backward needs
-  // Of a workload in tiles, where `saved_bytes` are those of the first block of a layer:
+  // These are of a workload in tiles, where `saved_bytes` are those of the first block of a layer:
   std::uint32_t layer = 0;     ///< 0: embedding; 1, 2, ...: transformer layers; last: head
   bool feeds_backward = true;  ///< recomputation of the layer runs this block
 };
@@ -56,7 +56,7 @@ struct Workload {
   [[nodiscard]] std::uint32_t layers() const {
     return layer_of(static_cast<std::uint32_t>(blocks.size() - 1)) + 1;
   }
-  /// Of all blocks of a layer; of `layers()`: the number of blocks.
+  /// Returns the first of all blocks of a layer; of `layers()`: the number of blocks.
   [[nodiscard]] std::uint32_t first_block(std::uint32_t layer) const {
     if (!tiled) return layer;
     const auto first = blocks.begin() + 1;
@@ -67,7 +67,8 @@ struct Workload {
   }
 };
 
-/// Of FWD-BWD of one micro-batch, nothing recomputed; a head in tiles makes its logits twice.
+/// Counts those of FWD-BWD of one micro-batch, nothing recomputed; a head in tiles makes its logits
+/// twice.
 [[nodiscard]] inline double micro_batch_flops(const Workload& workload) {
   double flops = 0;
   for (const BlockShape& block : workload.blocks) {

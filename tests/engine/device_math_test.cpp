@@ -1,5 +1,4 @@
 // The engine's arithmetic on a CUDA device: what it refuses, and on a GPU the bits of the host's.
-#include "offload/cuda/cuda_device.hpp"
 #include "runtime/engine/step/device_math.hpp"
 
 #include <gtest/gtest.h>
@@ -8,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "offload/cuda/cuda_device.hpp"
 #include "offload/host/host_backend.hpp"
 #include "runtime/base/error.hpp"
 #include "tests/support/gpu_arena.hpp"

@@ -13,13 +13,14 @@ namespace spillway::bench {
 
 class AdamArena {
  public:
-  /// `count` parameters in tiles of `tile`, each with a layout of its own; 0: one tile.
+  /// Makes `count` parameters in tiles of `tile`, each with a layout of its own; 0: one tile.
   AdamArena(const cpu_adam::Kernel& kernel, std::size_t count, std::size_t tile);
 
-  /// First touch by the workers that will use each page, then values: gradients and masters of
-  /// ordinary size, moments zero. The same values every few leaves: only their kind matters.
+  /// Has the memory touched first by the workers that will use each page, then values: gradients
+  /// and masters of ordinary size, moments zero. The same values every few leaves: only their kind
+  /// matters.
   void fill(cpu_adam::WorkerPool& pool);
-  /// In slot 0, fp32 moments only: every `period`-th leaf gets values below the normal range.
+  /// Gives, in slot 0 and fp32 moments only, every `period`-th leaf values below the normal range.
   void make_denormal(cpu_adam::WorkerPool& pool, std::size_t period);
 
   /// Which slot is read, and which is written.
@@ -30,8 +31,8 @@ class AdamArena {
   [[nodiscard]] std::size_t tiles() const { return (count_ + tile_ - 1) / tile_; }
   [[nodiscard]] cpu_adam::UpdateRange range(Slots slots, std::size_t tile) const;
 
-  /// All parameters as whole arrays, each starting `skew` bytes further into a huge page than the
-  /// one before. In place, in the memory of slot 1, whose content is lost.
+  /// Returns all parameters as whole arrays, each starting `skew` bytes further into a huge page
+  /// than the one before. In place, in the memory of slot 1, whose content is lost.
   [[nodiscard]] cpu_adam::UpdateRange skewed(std::size_t skew) const;
 
   /// Calls body(part) for the parts of every tile, each tile by all workers, one after another.

@@ -34,7 +34,7 @@ struct Series {
   [[nodiscard]] double minimum() const;
 };
 
-/// Median over repetitions of `over` / `under`, which were measured in turn.
+/// Returns the median over repetitions of `over` / `under`, which were measured in turn.
 [[nodiscard]] double median_ratio(const Series& over, const Series& under);
 
 struct AdamMeasurement {
@@ -49,7 +49,8 @@ struct AdamMeasurement {
   std::optional<std::size_t> limit_skew;
   Series limit;
   Series traffic_apart, update_apart;  ///< read one slot, write the other
-  /// update_apart from moments below the normal range, over that from ordinary ones just before.
+  /// Holds update_apart from moments below the normal range, over that from ordinary ones just
+  /// before.
   Series denormal_tenth, denormal_all;
   bool exact = false;  ///< a sample equalled the plain kernel bit for bit
 

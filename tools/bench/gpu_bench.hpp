@@ -10,7 +10,7 @@
 
 namespace spillway::bench {
 
-/// The shapes of a Llama layer and of a chunk of its head, and sizes of copies.
+/// Holds the shapes of a Llama layer and of a chunk of its head, and sizes of copies.
 struct GpuCase {
   config::DeviceKind device = config::DeviceKind::host;
   DType compute = DType::bf16;
@@ -23,7 +23,7 @@ struct GpuCase {
   std::uint32_t compute_threads = 0;
 };
 
-/// Llama-3-8B and copies of 1 GiB on a GPU; a small model on the host backend.
+/// Returns Llama-3-8B and copies of 1 GiB on a GPU; a small model on the host backend.
 [[nodiscard]] GpuCase default_case(config::DeviceKind device);
 
 struct ProductRate {
@@ -44,7 +44,7 @@ struct GpuMeasurement {
   std::vector<ProductRate> products;
   std::vector<ProductRate> attention;  ///< FLOPs of the causal half only
   CopyRates pinned, pageable;
-  /// Time-weighted over the products and attention of one layer, forward and backward.
+  /// Is time-weighted over the products and attention of one layer, forward and backward.
   double layer_tflops = 0;
 };
 

@@ -23,7 +23,7 @@ struct MachineDescription {
   double matmul_flops = 0;  ///< sustained, at the model's shapes and in 16 bits
   double attention_forward_flops = 0;
   double attention_backward_flops = 0;
-  /// All rates but `gpu_flops`, which depends on the model: see `profile_for`.
+  /// Holds all rates but `gpu_flops`, which depends on the model: see `profile_for`.
   plan::MachineProfile lanes;
   plan::Budgets capacity;
 };
@@ -32,14 +32,14 @@ struct MachineDescription {
 [[nodiscard]] MachineDescription parse_machine(std::string_view text, std::string_view origin);
 [[nodiscard]] MachineDescription load_machine(const std::filesystem::path& file);
 
-/// Bytes that FWD-BWD of one micro-batch, activations kept, passes through device memory outside
-/// the matrix products and attention: norms, rotations, the MLP's activation, residuals, logits,
-/// and the fp32 accumulators that each weight gradient is added to.
+/// Returns bytes that FWD-BWD of one micro-batch, activations kept, passes through device memory
+/// outside the matrix products and attention: norms, rotations, the MLP's activation, residuals,
+/// logits, and the fp32 accumulators that each weight gradient is added to.
 [[nodiscard]] double passing_bytes(const model::ModelConfig& config,
                                    const plan::Workload& workload);
 
-/// The profile that a plan of this model meets on the machine. `gpu_flops` is the rate at which
-/// products, attention and passing over memory, one after the other, do the workload's FLOPs.
+/// Returns the profile that a plan of this model meets on the machine. `gpu_flops` is the rate at
+/// which products, attention and passing over memory, one after the other, do the workload's FLOPs.
 /// `context`: tokens of a window.
 [[nodiscard]] plan::MachineProfile profile_for(const MachineDescription& machine,
                                                const model::ModelConfig& config,

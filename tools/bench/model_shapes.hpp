@@ -16,7 +16,7 @@ namespace spillway::bench {
 /// Throws `Error{invalid_argument}` that lists the names if there is none such.
 [[nodiscard]] model::ModelConfig model_named(std::string_view name);
 
-/// A name of the table or the path of an HF config.json; a file goes first.
+/// Takes a name of the table or the path of an HF config.json; a file goes first.
 [[nodiscard]] model::ModelConfig model_from(const std::filesystem::path& name_or_path);
 
 }  // namespace spillway::bench

@@ -15,7 +15,7 @@ struct FioResult {
   double cpu_milliseconds_per_gibibyte = 0;
 };
 
-/// The version that is installed, "fio-3.33"; nothing without fio.
+/// Returns the version that is installed, "fio-3.33"; nothing without fio.
 [[nodiscard]] std::optional<std::string> fio_version();
 
 /// Runs fio over `file` with io_uring, O_DIRECT, registered files and, where the locked-memory

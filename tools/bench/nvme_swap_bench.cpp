@@ -53,7 +53,7 @@ struct Buffer {
   Ticket parameters;  // the write of the tile's 16-bit parameters, if they are part of a slot
 };
 
-/// Of what lies on the drive, or is about to.
+/// Belong to what lies on the drive, or is about to.
 struct Checksums {
   std::uint64_t state = 0;
   std::uint64_t parameters = 0;

@@ -25,7 +25,8 @@ struct TileLoadOptions {
   std::size_t buffers = 6;  ///< tiles in memory at once
 };
 
-/// Page-aligned memory of one tile for each buffer, in huge pages where the system gives them.
+/// Holds page-aligned memory of one tile for each buffer, in huge pages where the system gives
+/// them.
 class TileBuffers {
  public:
   TileBuffers(std::size_t count, Bytes bytes);
@@ -61,7 +62,7 @@ class ScratchDirectories {
   std::vector<std::filesystem::path> paths_;
 };
 
-/// A store of tiles that goes when this does.
+/// Is a store of tiles that goes when this does.
 class TileLoad {
  public:
   explicit TileLoad(const TileLoadOptions& options);

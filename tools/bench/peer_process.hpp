@@ -21,7 +21,7 @@ class PeerProcess {
   PeerProcess(const PeerProcess&) = delete;
   PeerProcess& operator=(const PeerProcess&) = delete;
 
-  /// The next line. Throws `Error{io_error}` if the child is gone, which has then said why on
+  /// Reads the next line. Throws `Error{io_error}` if the child is gone, which has then said why on
   /// stderr.
   [[nodiscard]] nlohmann::json read();
   void request();

@@ -58,19 +58,19 @@ struct StepBenchResult {
   }
 };
 
-/// The middle value; the upper of two. Throws `Error{invalid_argument}` if there is none.
+/// Returns the middle value; the upper of two. Throws `Error{invalid_argument}` if there is none.
 [[nodiscard]] double median_of(std::vector<double> values);
 
 /// Throws as `engine::train`.
 [[nodiscard]] StepBenchResult bench_step(const StepBenchRequest& request);
 
-/// FLOP/s of the device's own matrix product at a size that suits it, in the compute dtype: what
-/// the step is compared with where no data sheet says more.
+/// Returns FLOP/s of the device's own matrix product at a size that suits it, in the compute dtype:
+/// what the step is compared with where no data sheet says more.
 [[nodiscard]] double product_flops(const StepBenchRequest& request);
 
-/// Seconds of FWD-BWD of one micro-batch with the whole model resident, activations kept as far as
-/// they fit, no optimizer and nothing else on any lane; the median over the request's steps. Throws
-/// `Error{does_not_fit}` if the device cannot hold that much.
+/// Returns seconds of FWD-BWD of one micro-batch with the whole model resident, activations kept as
+/// far as they fit, no optimizer and nothing else on any lane; the median over the request's steps.
+/// Throws `Error{does_not_fit}` if the device cannot hold that much.
 [[nodiscard]] double resident_seconds(const StepBenchRequest& request);
 
 }  // namespace spillway::bench

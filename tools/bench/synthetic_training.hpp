@@ -13,7 +13,7 @@
 
 namespace spillway::bench {
 
-/// A new directory in `parent`, removed with all it holds at the end.
+/// Is a new directory in `parent`, removed with all it holds at the end.
 class ScratchDirectory {
  public:
   /// Throws `Error{io_error}` naming the directory that cannot be made.
@@ -31,13 +31,13 @@ class ScratchDirectory {
 /// Fills `tokens` with ids that are uniform over the vocabulary.
 void fill_random_tokens(std::span<std::int32_t> tokens, std::uint32_t vocabulary,
                         std::uint64_t seed);
-/// `count` such tokens as DIRECTORY/train.bin, with its meta.json: a data set for training.
+/// Writes `count` such tokens as DIRECTORY/train.bin, with its meta.json: a data set for training.
 void write_random_tokens(const std::filesystem::path& directory, std::uint32_t vocabulary,
                          std::uint64_t count, std::uint64_t seed);
 
-/// Initial parameters as random as a benchmark needs and as fast as memory: weights are cut from
-/// one table of normal numbers, at a place that depends on the tensor. Billions of them would take
-/// `model::RandomInitializer` minutes.
+/// Gives initial parameters as random as a benchmark needs and as fast as memory: weights are cut
+/// from one table of normal numbers, at a place that depends on the tensor. Billions of them would
+/// take `model::RandomInitializer` minutes.
 class NoiseParameters final : public model::ParameterSource {
  public:
   explicit NoiseParameters(const model::ModelConfig& config);

@@ -67,7 +67,7 @@ struct Group {
     }
     return std::nullopt;
   }
-  /// Of all sizes in this format: the slowest over the fastest.
+  /// Returns, of all sizes in this format, the slowest over the fastest.
   [[nodiscard]] double spread(StateFormat format) const {
     const Series* first = nullptr;
     double lowest = 1;

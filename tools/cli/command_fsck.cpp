@@ -98,7 +98,7 @@ void print(const std::string& name, const FsckReport& report) {
   }
 }
 
-/// Of a store that a process is using, its newest commit alone.
+/// Checks, of a store that a process is using, the newest commit alone.
 FsckReport check_store(nvme_swap::StoreOptions options) {
   ProgressLine line;
   const auto show = [&line](Bytes done, Bytes total) { line.show(done, total); };

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// Of a step's shapes where no configuration says it, as `bench step` has it.
+/// Serves a step's shapes where no configuration says it, as `bench step` has it.
 constexpr std::uint32_t kDefaultContext = 4096;
 
 struct ProfileFlags {
@@ -84,7 +84,7 @@ ordered_json to_json(const engine::TunedProduct& product) {
   return entry;
 }
 
-/// Of the model that the flags name.
+/// Tunes those of the model that the flags name.
 ordered_json tune_products(const ProfileFlags& flags, const model::ModelConfig& config,
                            engine::MachineTuning& tuning, bool json) {
   const config::TrainOptions options = options_of(flags, config);

@@ -11,9 +11,9 @@ namespace spillway::cli {
 /// What a command needs to answer: human text, or one JSON document, on stdout.
 struct Session {
   bool json = false;
-  /// The chosen command; its result document goes to stdout with --json.
+  /// Runs the chosen command; its result document goes to stdout with --json.
   std::function<nlohmann::ordered_json()> run;
-  /// Of a command that answers and has something bad to say.
+  /// Is that of a command that answers and has something bad to say.
   int exit_code = 0;
 };
 
@@ -36,7 +36,7 @@ void add_bench_nvme(CLI::App& bench, Session& session);
 void add_bench_swap(CLI::App& bench, Session& session);
 void add_bench_step(CLI::App& bench, Session& session);
 
-/// `bench` and, in it, one subcommand for each thing measured.
+/// Adds `bench` and, in it, one subcommand for each thing measured.
 void add_bench(CLI::App& app, Session& session);
 void add_bench_adam(CLI::App& bench, Session& session);
 

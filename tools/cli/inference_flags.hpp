@@ -14,7 +14,7 @@ struct InferenceFlags {
   SourceFlags source;
   OptionFlags machine;
 
-  /// What the flags and the model say, for `batch` windows of `context` tokens at once.
+  /// Returns what the flags and the model say, for `batch` windows of `context` tokens at once.
   [[nodiscard]] engine::InferenceOptions options(ModelSource& from, std::uint32_t batch,
                                                  std::uint32_t context) const;
 };

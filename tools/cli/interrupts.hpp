@@ -17,7 +17,7 @@ class Interrupts {
 
   /// How often the run was asked to end.
   [[nodiscard]] const std::atomic<int>& count() const;
-  /// The step that runs now, from 1; what is said names it.
+  /// Takes the step that runs, from 1; what is said names it.
   void in_step(std::uint64_t step);
   /// Every step is done: what is left is to save.
   void saving();

@@ -20,9 +20,9 @@ class LiveLine {
   void start(const engine::TrainPlan& plan);
   void step(const engine::StepResult& result, const engine::Exposed& exposed,
             const engine::Trainer& trainer);
-  /// A line of its own that stays.
+  /// Writes a line of its own that stays.
   void note(const std::string& text) { line_.note(text); }
-  /// No more steps: what comes next begins on a line of its own.
+  /// Ends the steps: what comes next begins on a line of its own.
   void finish() { line_.finish(); }
 
  private:

@@ -138,7 +138,7 @@ void check_whole_numbers(CLI::App& app) {
   for (CLI::App* const command : app.get_subcommands({})) check_whole_numbers(*command);
 }
 
-/// Of arguments that could not be parsed. What comes after "--" is no flag.
+/// Tells for arguments that could not be parsed. What comes after "--" is no flag.
 bool asks_for_json(int argc, char** argv) {
   const std::span arguments(argv, static_cast<std::size_t>(argc));
   const auto end = std::ranges::find(arguments, std::string_view("--"));

@@ -20,7 +20,7 @@ class OptionFlags {
   void add_compute(CLI::App& command);
   /// Sets what was given. Throws `Error{invalid_argument}`, which names the flag.
   void apply(config::TrainOptions& options) const;
-  /// The defaults with what was given.
+  /// Returns the defaults with what was given.
   [[nodiscard]] config::TrainOptions options() const;
 
  private:

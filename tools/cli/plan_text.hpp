@@ -23,10 +23,10 @@ struct PlanView {
   config::DeviceKind device = config::DeviceKind::host;
 };
 
-/// The lane as people know it: what computes is no GPU where FWD-BWD runs on the host. Documents
-/// and metrics keep the lane's own name.
+/// Returns the lane as people know it: what computes is no GPU where FWD-BWD runs on the host.
+/// Documents and metrics keep the lane's own name.
 [[nodiscard]] std::string_view shown_name(plan::Lane lane, config::DeviceKind device);
-/// A rate as the plan, the live line and the report write it.
+/// Returns a rate as the plan, the live line and the report write it.
 [[nodiscard]] std::string shown_rate(double tokens_per_second);
 
 [[nodiscard]] std::string to_text(const PlanView& view);

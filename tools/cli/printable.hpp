@@ -6,11 +6,12 @@
 
 namespace spillway::cli {
 
-/// A name as the inside of a JSON string: quotes, backslashes and control characters escaped, bytes
-/// that are not UTF-8 replaced, and characters that turn the direction of writing written out.
+/// Returns a name as the inside of a JSON string: quotes, backslashes and control characters
+/// escaped, bytes that are not UTF-8 replaced, and characters that turn the direction of writing
+/// written out.
 [[nodiscard]] std::string printable_name(std::string_view name);
 
-/// A message as it is, but for what controls a terminal; lines stay lines.
+/// Returns a message as it is, but for what controls a terminal; lines stay lines.
 [[nodiscard]] std::string printable_message(std::string_view message);
 
 }  // namespace spillway::cli

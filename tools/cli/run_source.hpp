@@ -19,19 +19,19 @@ struct SourceFlags {
   void add_to(CLI::App& command);
 };
 
-/// An opened source.
+/// Is an opened source.
 class ModelSource {
  public:
   explicit ModelSource(const SourceFlags& flags);
 
   [[nodiscard]] const model::ModelConfig& config() const { return config_; }
   [[nodiscard]] DType compute() const { return compute_; }
-  /// Of a run; empty of a checkpoint.
+  /// Returns that of a run; empty for a checkpoint.
   [[nodiscard]] engine::DeviceRecord trained_on() const {
     return run_ ? run_->config().device : engine::DeviceRecord{};
   }
   [[nodiscard]] const model::ParameterSource& parameters() const;
-  /// The run, if that is what the model comes from.
+  /// Returns the run, if that is what the model comes from.
   [[nodiscard]] engine::RunReader* run() { return run_.get(); }
 
  private:

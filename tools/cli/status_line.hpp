@@ -11,23 +11,23 @@ namespace spillway::cli {
 
 /// Whether lines of `descriptor` can be rewritten: a terminal, and none that calls itself dumb.
 [[nodiscard]] bool is_terminal(int descriptor);
-/// Columns of the terminal behind `descriptor` now; 80 where it does not say. Safe in a handler of
-/// a signal: ioctl is a plain system call.
+/// Returns columns of the terminal behind `descriptor` now; 80 where it does not say. Safe in a
+/// handler of a signal: ioctl is a plain system call.
 [[nodiscard]] std::size_t terminal_columns(int descriptor) noexcept;
 
-/// Whether a terminal that is made narrower breaks the lines that it shows. Those that cut them off
-/// are known by their environment: xterm, GNU Screen and Linux' own.
+/// Tells whether a terminal that is made narrower breaks the lines that it shows. Those that cut
+/// them off are known by their environment: xterm, GNU Screen and Linux' own.
 [[nodiscard]] bool reflows();
 
-/// A part of a line. Of those that do not fit together the least important is left out; 0 is the
+/// Is a part of a line. Of those that do not fit together the least important is left out; 0 is the
 /// most important.
 struct StatusField {
   std::string text;
   int rank = 0;
 };
 
-/// The fields that fit into `columns`, in their order, with a space between two; the most important
-/// alone is cut.
+/// Returns the fields that fit into `columns`, in their order, with a space between two; the most
+/// important alone is cut.
 [[nodiscard]] std::string fitted(std::span<const StatusField> fields, std::size_t columns);
 
 class StatusLine {
@@ -40,10 +40,10 @@ class StatusLine {
   [[nodiscard]] bool on_terminal() const { return terminal_; }
   /// Whether the terminal has another width than that of the last line.
   [[nodiscard]] bool resized() const;
-  /// On a terminal in the place of the line before, as wide as the terminal at most; elsewhere a
-  /// line of its own, whole.
+  /// Shows the fields: on a terminal in the place of the line before, as wide as the terminal at
+  /// most; elsewhere a line of its own, whole.
   void show(std::span<const StatusField> fields);
-  /// A line that stays, above the one that is rewritten.
+  /// Writes a line that stays, above the one that is rewritten.
   void note(const std::string& text);
   /// Leaves the line standing; what comes next begins below it.
   void finish();

@@ -8,8 +8,9 @@
 
 namespace spillway::cli {
 
-/// The candidate that the fewest typing mistakes (a letter more, less, changed, or two exchanged)
-/// make `word` of; absent where none is near: at most one mistake for every three letters.
+/// Returns the candidate that the fewest typing mistakes (a letter more, less, changed, or two
+/// exchanged) make `word` of; absent where none is near: at most one mistake for every three
+/// letters.
 [[nodiscard]] std::optional<std::string> nearest(std::string_view word,
                                                  std::span<const std::string> candidates);
 

@@ -25,16 +25,16 @@ struct TrainFlags {
   std::filesystem::path profile = default_profile();
 
   void add_to(CLI::App& command);
-  /// Only --model NAME_OR_PATH and --layers.
+  /// Adds only --model NAME_OR_PATH and --layers.
   CLI::Option* add_model_to(CLI::App& command);
-  /// Only what says where a run lives and what it may take.
+  /// Adds only what says where a run lives and what it may take.
   void add_machine_to(CLI::App& command);
-  /// The configuration, or the defaults where there is none, with the flags applied; notes go to
-  /// stderr, one line each.
+  /// Returns the configuration, or the defaults where there is none, with the flags applied; notes
+  /// go to stderr, one line each.
   [[nodiscard]] config::TrainOptions options() const;
   /// What --from names: a path, or the snapshot of a hub's model in the local cache.
   [[nodiscard]] std::optional<std::filesystem::path> checkpoint() const;
-  /// From --model or --from; absent when neither is given.
+  /// Returns that from --model or --from; absent when neither is given.
   [[nodiscard]] std::optional<model::ModelConfig> model_config() const;
 };
 

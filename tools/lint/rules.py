@@ -3,6 +3,7 @@ import pathlib
 import re
 from typing import Iterator, NamedTuple
 
+from layers import public_headers
 from source_tree import CXX, MODULE_ROOTS, Finding, SourceTree
 
 
@@ -26,7 +27,18 @@ RULES = (
     Rule(r"(CMakeLists\.txt|\.cmake|CMakePresets\.json)$", "",
          r"-(ffast-math|funsafe-math-optimizations|Ofast|march=|mtune=|mavx|mfma|msse)",
          "results must not depend on flags: instruction sets are function attributes"),
+    Rule(r"^(?!tests/).*\.(cpp|hpp|inl|cu|cuh)$", "", r"//[/<]* Of\b",
+         "a comment is a sentence, which says of what it speaks: \"Returns ...\", \"Holds ...\""),
 )
+
+MAX_OPERATIONS = 12
+# CUDA's runtime as it is; its calls are not of our choosing.
+NOT_A_BACKEND = "offload/cuda/detail/cuda_api.hpp"
+CLASS = re.compile(r"( *)(?:class|struct) (\w+)[^;]*\{$")
+# A condition to be checked has no better type than bool.
+BOOL_PARAMETER = re.compile(
+    r"(?:[(,]|^) *(?:const )?bool (?!condition\b|operator)\w+ *(?:= *\w+)? *[,)]")
+CITATION = re.compile(r"//.*?\b((?:\w+/)*\w+\.(?:md|hpp|cpp|inl|cuh|cu|py))\b")
 
 
 def registered(tree: SourceTree, name: str) -> bool:
@@ -59,8 +71,39 @@ def check_header(tree: SourceTree, name: str) -> Iterator[Finding]:
         yield Finding(name, 1, "a header has #pragma once")
 
 
+def check_interfaces(tree: SourceTree, name: str) -> Iterator[Finding]:
+    """No class has too many virtual operations."""
+    indent, interface, count = "", "", 0
+    for number, line in enumerate(tree.lines(name), 1):
+        if match := CLASS.match(line):
+            indent, interface, count = match.group(1), match.group(2), 0
+        elif line.startswith(indent + "};"):
+            interface = ""
+        elif interface and re.search(r"\bvirtual\b(?! ~)", line):
+            count += 1
+            if count == MAX_OPERATIONS + 1 and name != NOT_A_BACKEND:
+                yield Finding(name, number, f"{interface} has more than {MAX_OPERATIONS} virtual "
+                                            "functions: compose the rest of them")
+
+
+def check_citations(tree: SourceTree, name: str, files: list[str]) -> Iterator[Finding]:
+    for number, line in enumerate(tree.lines(name), 1):
+        match = CITATION.search(line)
+        if match and not any(("/" + file).endswith("/" + match.group(1)) for file in files):
+            yield Finding(name, number, f"{match.group(1)} is no file of this repository")
+
+
 def check(tree: SourceTree) -> Iterator[Finding]:
-    for name in tree.files():
+    files = list(tree.files())
+    public = public_headers(tree)
+    for name in files:
+        if pathlib.PurePath(name).suffix in CXX and not name.startswith("tests/"):
+            yield from check_interfaces(tree, name)
+            yield from check_citations(tree, name, files)
+        if name in public:
+            for number, line in enumerate(tree.lines(name), 1):
+                if BOOL_PARAMETER.search(line.split("//")[0]):
+                    yield Finding(name, number, "an installed header takes an enum class, no bool")
         if must_be_registered(name) and not registered(tree, name):
             yield Finding(name, 1, "nothing that CMake reads lists this source")
         if pathlib.PurePath(name).suffix in (".hpp", ".cuh"):

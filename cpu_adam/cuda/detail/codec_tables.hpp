@@ -12,7 +12,7 @@
 
 namespace spillway::cpu_adam::cuda::detail {
 
-/// One map of dynamic_map.hpp.
+/// Holds one map of dynamic_map.hpp.
 struct MapTables {
   float octave[16];
   float rank_slope[16], rank_offset[16], rank_cap[16];
@@ -44,8 +44,8 @@ constexpr CodecTables make_codec_tables() {
   return {.m = make_map_tables<SignedMap>(), .v = make_map_tables<UnsignedMap>()};
 }
 
-/// As codec.hpp's; y is a NaN or in [0, 2). Its octave has one threshold, or one that is out of
-/// reach, and both know how many lie below.
+/// Ranks as codec.hpp's does; y is a NaN or in [0, 2). Its octave has one threshold, or one that is
+/// out of reach, and both know how many lie below.
 SPILLWAY_HOST_DEVICE inline std::uint32_t code_rank(const MapTables& map, float y) {
   const float clamped = y > map.smallest ? y : map.smallest;  // NaN becomes the smallest
   const float threshold = map.octave[(std::bit_cast<std::uint32_t>(clamped) >> 24) % 16];
@@ -67,7 +67,7 @@ SPILLWAY_HOST_DEVICE inline std::uint8_t encode_v(const MapTables& map, float x,
   return static_cast<std::uint8_t>(code_rank(map, std::fabs(x * inverse)));
 }
 
-/// slope * position + offset in units of `scale`.
+/// Returns slope * position + offset in units of `scale`.
 SPILLWAY_HOST_DEVICE inline float value_at(const MapTables& map, int number, float scale) {
   const auto position = static_cast<float>(number);
   const std::uint32_t octave = (std::bit_cast<std::uint32_t>(position) >> 23) % 16;

@@ -14,7 +14,7 @@
 
 namespace spillway::cpu_adam::cuda::detail {
 
-/// Elements of a whole part: 16 bytes of a 16-bit type.
+/// Counts the elements of a whole part: 16 bytes of a 16-bit type.
 inline constexpr std::size_t kPart = 8;
 
 template <class T, std::size_t Count>
@@ -26,7 +26,8 @@ struct alignas(kVectorAlignment<T, Count>) Vector {
   T values[Count];
 };
 
-/// Elements [first, first + Count) of the array at `base`, aligned as `Vector<T, Count>` there.
+/// Returns elements [first, first + Count) of the array at `base`, aligned as `Vector<T, Count>`
+/// there.
 template <class T, std::size_t Count>
 SPILLWAY_HOST_DEVICE Vector<T, Count> load(const void* base, std::size_t first) {
   return *reinterpret_cast<const Vector<T, Count>*>(static_cast<const T*>(base) + first);
@@ -59,7 +60,7 @@ SPILLWAY_HOST_DEVICE inline BitsOf<Type> narrow(float value) {
 template <DType Type>
 using Constant = std::integral_constant<DType, Type>;
 
-/// On the host: body(the type as a constant).
+/// Calls, on the host, body(the type as a constant).
 template <class Body>
 void with_dtype(DType dtype, const Body& body) {
   switch (dtype) {
@@ -77,11 +78,11 @@ struct Cut {
   std::size_t parts = 0;
 
   [[nodiscard]] SPILLWAY_HOST_DEVICE std::size_t singles() const { return count - parts * kPart; }
-  /// Threads that find something to do.
+  /// Counts the threads that find something to do.
   [[nodiscard]] std::size_t work() const { return std::max(parts, singles()); }
 };
 
-/// One array of a pass; a null address is no array.
+/// Is one array of a pass; a null address is no array.
 struct Array {
   const void* address;
   std::size_t element_size;
@@ -96,7 +97,8 @@ inline bool vectors_start_at(std::size_t first, std::initializer_list<Array> arr
   });
 }
 
-/// The cut with the smallest head; no whole part where the arrays are never aligned together.
+/// Returns the cut with the smallest head; no whole part where the arrays are never aligned
+/// together.
 inline Cut make_cut(std::size_t count, std::initializer_list<Array> arrays) {
   for (std::size_t head = 0; head < kPart && head < count; ++head) {
     if (vectors_start_at(head, arrays)) {

@@ -10,12 +10,12 @@
 
 namespace spillway::cpu_adam::cuda::detail {
 
-/// Of a pass between an array of `dtype` and one of fp32.
+/// Cuts a pass between an array of `dtype` and one of fp32.
 inline Cut conversion_cut(DType dtype, const void* narrow, const float* wide, std::size_t count) {
   return make_cut(count, {{narrow, size_of(dtype)}, {wide, sizeof(float)}});
 }
 
-/// target[i] = (first ? 0 : target[i]) + source[i].
+/// Sets target[i] = (first ? 0 : target[i]) + source[i].
 template <DType Type>
 SPILLWAY_HOST_DEVICE void accumulate_thread(const void* source, float* target, bool first,
                                             const Cut& cut, std::size_t thread,
@@ -30,7 +30,7 @@ SPILLWAY_HOST_DEVICE void accumulate_thread(const void* source, float* target, b
   });
 }
 
-/// target[i] = source[i], rounded as gradients are.
+/// Sets target[i] = source[i], rounded as gradients are.
 template <DType Type>
 SPILLWAY_HOST_DEVICE void round_thread(const float* source, void* target, const Cut& cut,
                                        std::size_t thread, std::size_t threads) {
@@ -43,8 +43,8 @@ SPILLWAY_HOST_DEVICE void round_thread(const float* source, void* target, const 
   });
 }
 
-/// The sum of squares of `count` elements from `gradient` on, at most one leaf, in the tree of
-/// gradient_norm.hpp: its 32 partial sums are the lanes'. On every lane.
+/// Returns the sum of squares of `count` elements from `gradient` on, at most one leaf, in the tree
+/// of gradient_norm.hpp: its 32 partial sums are the lanes'. On every lane.
 template <DType Type, class Warp>
 SPILLWAY_HOST_DEVICE double leaf_sum(const Warp& warp, const BitsOf<Type>* gradient,
                                      std::size_t count) {
@@ -71,7 +71,7 @@ SPILLWAY_HOST_DEVICE double leaf_sum(const Warp& warp, const BitsOf<Type>* gradi
   return warp.reduce(sums, [](double a, double b) { return a + b; });
 }
 
-/// The leaves of warp `number` of `warps`.
+/// Sums the leaves of warp `number` of `warps`.
 template <DType Type, class Warp>
 SPILLWAY_HOST_DEVICE void sum_squares_warp(const Warp& warp, const void* gradient,
                                            std::size_t count, double* leaves, std::size_t number,

@@ -6,7 +6,8 @@
 
 namespace spillway::cpu_adam::cuda::detail {
 
-/// Not for an empty range. `stream`: a cudaStream_t. Throws `Error{device_error}`.
+/// Starts the update, which must not be of an empty range. `stream`: a cudaStream_t. Throws
+/// `Error{device_error}`.
 void launch_update(const UpdateJob& job, StateFormat format, DType gradient, void* stream);
 void launch_quantized(const QuantizedJob& job, DType gradient, void* stream);
 

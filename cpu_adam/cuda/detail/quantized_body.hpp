@@ -19,7 +19,8 @@ namespace spillway::cpu_adam::cuda::detail {
 
 static_assert(kQuantizationBlock == kWarpLanes * kPart);
 
-/// One launch. Of `groups` those that have a part in the range, in order: the first `group_count`.
+/// Describes one launch. Of `groups` those that have a part in the range, in order: the first
+/// `group_count`.
 struct QuantizedJob {
   UpdateRange range;
   ParameterGroup groups[kMaxQuantizedGroups];
@@ -31,14 +32,14 @@ struct QuantizedJob {
   }
 };
 
-/// The group of the parameter with this index in its block of the model.
+/// Returns the group of the parameter with this index in its block of the model.
 SPILLWAY_HOST_DEVICE inline std::uint32_t group_of(const QuantizedJob& job, std::uint64_t index) {
   std::uint32_t group = 0;
   while (group + 1 < job.group_count && job.groups[group].end <= index) ++group;
   return group;
 }
 
-/// One quantization block: `count` parameters from `first` on, whose groups are those from
+/// Is one quantization block: `count` parameters from `first` on, whose groups are those from
 /// `first_group` to `last_group`.
 struct QuantizedBlock {
   std::size_t first;
@@ -64,7 +65,7 @@ SPILLWAY_HOST_DEVICE inline QuantizedBlock block_at(const QuantizedJob& job, std
   return block;
 }
 
-/// The elements of one lane.
+/// Holds the elements of one lane.
 struct QuantizedPart {
   std::size_t first;
   std::size_t count;  ///< of kPart; the others count as zero
@@ -154,7 +155,7 @@ SPILLWAY_HOST_DEVICE inline std::uint32_t largest_magnitude(const float (&values
   return largest;
 }
 
-/// scale_m, scale_v: the largest magnitude of each moment in the block.
+/// Takes scale_m, scale_v: the largest magnitude of each moment in the block.
 SPILLWAY_HOST_DEVICE inline void write_state(const QuantizedJob& job, const CodecTables& tables,
                                              const QuantizedBlock& block, const QuantizedPart& part,
                                              const Wide<kPart>& wide, float scale_m,

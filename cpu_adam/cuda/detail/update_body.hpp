@@ -12,7 +12,7 @@
 
 namespace spillway::cpu_adam::cuda::detail {
 
-/// One launch: a range of one group, whose indices have one upper half.
+/// Describes one launch: a range of one group, whose indices have one upper half.
 struct UpdateJob {
   UpdateScalars scalars;
   RoundingKey key;
@@ -21,7 +21,7 @@ struct UpdateJob {
   Cut cut;
 };
 
-/// State of `Count` neighbours in fp32.
+/// Holds the state of `Count` neighbours in fp32.
 template <std::size_t Count>
 struct Wide {
   float master[Count];
@@ -89,7 +89,8 @@ SPILLWAY_HOST_DEVICE void read_moments(const void* in, std::size_t first, float 
   }
 }
 
-/// `shift`: of the 16 random bits that round this moment, in those of the parameter.
+/// Takes `shift`, the place of the 16 random bits that round this moment, in those of the
+/// parameter.
 template <StateFormat Format, std::size_t Count>
 SPILLWAY_HOST_DEVICE void write_moments(void* out, std::size_t first, const float (&moments)[Count],
                                         const std::uint32_t (&random)[Count], unsigned shift) {
@@ -116,7 +117,7 @@ SPILLWAY_HOST_DEVICE void step_each(const Step& step, Wide<Count>& wide,
   }
 }
 
-/// update_element of each, the choice of the optimizer made once.
+/// Calls update_element of each, the choice of the optimizer made once.
 template <std::size_t Count>
 SPILLWAY_HOST_DEVICE void update_elements(const UpdateScalars& scalars, Wide<Count>& wide,
                                           const float (&gradient)[Count]) {

@@ -13,11 +13,11 @@ namespace spillway::cpu_adam::cuda::detail {
 /// Throws what cpu_adam::cuda::update throws.
 void check_update(const RangeTypes& types, const UpdateRange& range);
 
-/// The launch for `part`, a range of one group whose indices have one upper half.
+/// Returns the launch for `part`, a range of one group whose indices have one upper half.
 [[nodiscard]] UpdateJob make_job(const RangeTypes& types, const UpdateScalars& scalars,
                                  const UpdateRange& part);
 
-/// The launch for a whole range of format int8, not empty.
+/// Returns the launch for a whole range of format int8, not empty.
 [[nodiscard]] QuantizedJob make_quantized_job(const RangeTypes& types,
                                               std::span<const ParameterGroup> groups,
                                               const UpdateRange& range);

@@ -19,7 +19,7 @@ namespace spillway::offload::cuda {
 /// the caller has it: a kernel launched later is not blamed for it.
 using Status = int;
 
-/// The statuses that the backend tells apart, with the values of cudaError_t.
+/// These are the statuses that the backend tells apart, with the values of cudaError_t.
 inline constexpr Status kSuccess = 0;
 inline constexpr Status kOutOfMemory = 2;
 inline constexpr Status kInsufficientDriver = 35;
@@ -38,17 +38,17 @@ class CudaApi {
   CudaApi(const CudaApi&) = delete;
   CudaApi& operator=(const CudaApi&) = delete;
 
-  /// "cudaErrorMemoryAllocation: out of memory".
+  /// Returns a text such as "cudaErrorMemoryAllocation: out of memory".
   [[nodiscard]] virtual std::string describe(Status status) = 0;
   [[nodiscard]] virtual Status device_count(int& count) = 0;
   /// Versions only; 0 for a driver that is not there.
   virtual void versions(int& driver, int& runtime) = 0;
   /// Makes the device current on this thread and starts CUDA on it.
   [[nodiscard]] virtual Status set_device(int device) = 0;
-  /// Everything but the free memory and the versions; starts nothing. An absent node is one that
-  /// CUDA does not know.
+  /// Fills everything but the free memory and the versions; starts nothing. An absent node is one
+  /// that CUDA does not know.
   [[nodiscard]] virtual Status properties(int device, CudaDevice& found) = 0;
-  /// Of the current device.
+  /// Asks for that of the current device.
   [[nodiscard]] virtual Status free_memory(Bytes& free) = 0;
 
   [[nodiscard]] virtual Status allocate(void*& address, std::size_t size) = 0;
@@ -64,24 +64,25 @@ class CudaApi {
   [[nodiscard]] virtual Status copy(void* target, const void* source, std::size_t size,
                                     CopyDirection direction, StreamHandle stream) = 0;
 
-  /// Without timing, which would make each recording slower.
+  /// Makes one without timing, which would make each recording slower.
   [[nodiscard]] virtual Status create_event(EventHandle& event) = 0;
   [[nodiscard]] virtual Status destroy_event(EventHandle event) = 0;
   [[nodiscard]] virtual Status record(EventHandle event, StreamHandle stream) = 0;
   [[nodiscard]] virtual Status query(EventHandle event) = 0;
 };
 
-/// CUDA's runtime; null in a build without CUDA.
+/// Returns CUDA's runtime; null in a build without CUDA.
 [[nodiscard]] std::unique_ptr<CudaApi> make_cuda_api();
 
 /// Throws `Error{device_error}` that names `action` ("upload of 4.00 KiB on stream h2d") and
 /// CUDA's words, unless `status` is success.
 void check_cuda(CudaApi& api, Status status, std::string_view action,
                 SourceLocation where = SourceLocation::current());
-/// For destructors: logs instead.
+/// Logs instead, for destructors.
 void log_cuda(CudaApi& api, Status status, std::string_view action) noexcept;
 
-/// `cuda_unavailable_reason` and `query_cuda_device` of any api; null: a build without CUDA.
+/// These are `cuda_unavailable_reason` and `query_cuda_device` of any api; null stands for a build
+/// without CUDA.
 [[nodiscard]] std::string unavailable_reason(CudaApi* api, int device);
 [[nodiscard]] CudaDevice query_device(CudaApi& api, int device);
 

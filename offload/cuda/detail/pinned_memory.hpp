@@ -14,14 +14,15 @@
 
 namespace spillway::offload::cuda {
 
-/// What came of asking for pinned memory: the address, or why there is none.
+/// Says what came of asking for pinned memory: the address, or why there is none.
 struct PinnedResult {
   std::byte* address = nullptr;
   std::string reason;  ///< empty where there is an address
   int native = 0;      ///< errno or cudaError_t
 };
 
-/// Bytes aligned to kPageBytes, on `node` as far as it has room. A refusal leaves nothing mapped.
+/// Maps bytes aligned to kPageBytes, on `node` as far as it has room. A refusal leaves nothing
+/// mapped.
 [[nodiscard]] PinnedResult map_pinned(CudaApi& api, const detail::PageRequest& request,
                                       std::optional<NodeIndex> node);
 void unmap_pinned(CudaApi& api, std::byte* address, std::size_t size) noexcept;

@@ -33,7 +33,7 @@ class HostEvent final : public Event {
   std::uint64_t position_ = 0;
 };
 
-/// What a stream borrows from its backend, which outlives it.
+/// Says what a stream borrows from its backend, which outlives it.
 struct StreamSurroundings {
   StreamProgress& progress;   ///< this stream's own
   LinkThrottle* upload_link;  ///< null: as fast as memcpy
@@ -77,7 +77,7 @@ class HostStream final : public Stream {
     InlineTask task;
   };
 
-  /// The slot of the next entry, once there is one; `publish` hands it to the worker.
+  /// Returns the slot of the next entry, once there is one; `publish` hands it to the worker.
   Entry& next_slot();
   void publish();
   void enqueue_copy(std::byte* target, const std::byte* source, std::size_t bytes,

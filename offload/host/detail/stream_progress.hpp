@@ -24,12 +24,13 @@ class StreamProgress {
   /// Blocks until `position` is reached, well or badly.
   void wait_regardless(std::uint64_t position) const noexcept;
 
-  /// By the worker: one more entry is complete, with what it failed with if it did.
+  /// Notes, for the worker, that one more entry is complete, with what it failed with if it did.
   void advance(std::exception_ptr failure) noexcept;
   [[nodiscard]] std::uint64_t completed() const {
     return completed_.load(std::memory_order_acquire);
   }
-  /// The first failure if nobody has been told of it, else null. For the log of a dying stream.
+  /// Returns the first failure if nobody has been told of it, else null. For the log of a dying
+  /// stream.
   [[nodiscard]] std::exception_ptr unreported_failure() const;
 
  private:

@@ -16,14 +16,15 @@
 
 namespace spillway::config::detail {
 
-/// JSON with `//`, `#` and `/* */` comments, no key twice in an object; the root is an object.
-/// Throws `Error{invalid_argument}` with line and column of `text`.
+/// Reads JSON with `//`, `#` and `/* */` comments, no key twice in an object; the root is an
+/// object. Throws `Error{invalid_argument}` with line and column of `text`.
 [[nodiscard]] nlohmann::json parse_commented_json(std::string_view text, std::string_view origin);
 
-/// A value as it may stand in a message: containers by kind, the rest in full but for its length.
+/// Returns a value as it may stand in a message: containers by kind, the rest in full but for its
+/// length.
 [[nodiscard]] std::string shown(const nlohmann::json& value);
 
-/// "" + "fp16" = "fp16"; "fp16" + "enabled" = "fp16.enabled".
+/// Joins names: "" + "fp16" = "fp16"; "fp16" + "enabled" = "fp16.enabled".
 [[nodiscard]] std::string join_path(std::string_view section, std::string_view key);
 
 class ConfigFile {
@@ -35,8 +36,9 @@ class ConfigFile {
   [[nodiscard]] const nlohmann::json* find(std::string_view path) const;
   [[nodiscard]] bool has(std::string_view path) const { return find(path) != nullptr; }
   [[nodiscard]] bool is_auto(const Option& option) const;
-  /// The value of `option`, which is in its domain; null where it is absent, null or an "auto" that
-  /// stands for what `options` have. Throws `Error{invalid_argument}` for anything else.
+  /// Returns the value of `option`, which is in its domain; null where it is absent, null or an
+  /// "auto" that stands for what `options` have. Throws `Error{invalid_argument}` for anything
+  /// else.
   [[nodiscard]] const nlohmann::json* value(const Option& option, const TrainOptions& options);
 
   void note(const std::string& path, std::string_view what);

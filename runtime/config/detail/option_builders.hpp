@@ -31,7 +31,7 @@ inline constexpr Domain kPositive{.kind = Kind::number, .high = kLargestNumber, 
 inline constexpr Domain kRate{.kind = Kind::rate, .high = kLargestNumber};
 inline constexpr Domain kPart{.kind = Kind::number, .high = 1, .below = true};
 
-/// As many as `Type` holds; of 32 bits, as an int32 holds.
+/// Allows as many as `Type` holds; of 32 bits, as an int32 holds.
 template <class Type>
 Domain whole(double low = 0, double high = static_cast<double>(std::numeric_limits<Type>::max())) {
   constexpr double kMost = std::numeric_limits<std::int32_t>::max();
@@ -46,7 +46,7 @@ Domain names() {
   return domain;
 }
 
-/// The type that an option's value has, inside of std::optional or not.
+/// Is the type that an option's value has, inside of std::optional or not.
 template <class Type>
 struct Inner {
   using Value = Type;
@@ -56,7 +56,7 @@ struct Inner<std::optional<Type>> {
   using Value = Type;
 };
 
-/// The values that every member of a type has; numbers say theirs.
+/// Returns the values that every member of a type has; numbers say theirs.
 template <class Type>
 Domain domain_of() {
   if constexpr (std::same_as<Type, bool>) return kFlag;
@@ -121,7 +121,7 @@ class Rows {
  public:
   Rows(std::vector<Option>& table, Option alike) : table_(table), alike_(std::move(alike)) {}
 
-  /// The row of a member that is read and written as it is.
+  /// Adds the row of a member that is read and written as it is.
   template <auto... Path>
   Option& member(const Words& words) {
     using Type = std::remove_cvref_t<decltype((std::declval<TrainOptions&>().*....*Path))>;
@@ -133,7 +133,8 @@ class Rows {
     if (row.standard.empty()) row.standard = shown_default(row);
     return row;
   }
-  /// The row of anything else. Without `value` it is never written: it says what another key says.
+  /// Adds the row of anything else. Without `value` it is never written: it says what another key
+  /// says.
   Option& own(const Words& words, const Domain& domain, decltype(Option::read) read,
               decltype(Option::value) value = nullptr);
 

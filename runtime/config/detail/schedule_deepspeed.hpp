@@ -10,10 +10,11 @@
 namespace spillway::config::detail {
 
 [[nodiscard]] bool is_deepspeed(ScheduleKind kind);
-/// The rate of update `t`, from 1. The scheduler steps after each update that is applied: the first
-/// has the rate that its constructor sets, the t-th that of last_batch_iteration + t - 1.
+/// Returns the rate of update `t`, from 1. The scheduler steps after each update that is applied:
+/// the first has the rate that its constructor sets, the t-th that of last_batch_iteration + t - 1.
 [[nodiscard]] double deepspeed_rate(const ScheduleOptions& options, std::uint64_t t);
-/// The first momentum that OneCycle gives update `t`; nothing where it leaves the optimizer's.
+/// Returns the first momentum that OneCycle gives update `t`; nothing where it leaves the
+/// optimizer's.
 [[nodiscard]] std::optional<double> one_cycle_momentum(const ScheduleOptions& options,
                                                        std::uint64_t t);
 

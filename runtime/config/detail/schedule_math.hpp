@@ -5,9 +5,9 @@
 
 namespace spillway::config::detail {
 
-/// cos(pi x) for x in [0, 1], within 4e-16; exactly 1, 0 and -1 at 0, 1/2 and 1.
+/// Returns cos(pi x) for x in [0, 1], within 4e-16; exactly 1, 0 and -1 at 0, 1/2 and 1.
 [[nodiscard]] double cos_pi(double x);
-/// ln(x) for x >= 1, within 4e-16 of the result; exactly 0 at 1.
+/// Returns ln(x) for x >= 1, within 4e-16 of the result; exactly 0 at 1.
 [[nodiscard]] double natural_log(double x);
 
 }  // namespace spillway::config::detail

@@ -17,7 +17,7 @@ namespace spillway::data::detail {
 [[nodiscard]] std::size_t read_some(const FileDescriptor& file, std::span<std::byte> target,
                                     const std::filesystem::path& path);
 
-/// A new file beside `path`, named `.NAME.partial` until `publish` renames it: written piece by
+/// Is a new file beside `path`, named `.NAME.partial` until `publish` renames it: written piece by
 /// piece, where write_file_atomically takes a whole. Removed when dropped before that. The
 /// directory must be locked: see DirectoryLock.
 class PartialFile {
@@ -27,7 +27,7 @@ class PartialFile {
   PartialFile(PartialFile&&) = delete;
 
   void write(std::span<const std::byte> data);
-  /// fsync and close; the name does not change yet.
+  /// Calls fsync and close; the name does not change yet.
   void finish();
   /// Renames to `path`. Call after `finish`; synchronize_directory makes it durable.
   void publish();

@@ -23,7 +23,7 @@ class Utf8Decoder {
   }
 
   [[nodiscard]] char32_t character() const { return character_; }
-  /// True when the text may end here.
+  /// Returns true when the text may end here.
   [[nodiscard]] bool at_boundary() const { return pending_ == 0; }
 
  private:

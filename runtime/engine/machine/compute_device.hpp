@@ -38,14 +38,14 @@ struct ProductSources {
 /// rest.
 [[nodiscard]] model::cuda::GemmChoices choose_products(const ProductSources& sources);
 
-/// Of a record.
+/// Returns those of a record.
 [[nodiscard]] model::cuda::GemmChoices products_of(const DeviceRecord& record);
 
 /// Operators that are ready to run, with the algorithms of `products` where they are of this GPU
 /// and library. Throws `Error{not_supported}` that says why the device cannot.
 [[nodiscard]] std::unique_ptr<model::Ops> make_ops(const config::TrainOptions& options,
                                                    model::cuda::GemmChoices products = {});
-/// Of what `ops` has planned so far.
+/// Records what `ops` has planned so far.
 [[nodiscard]] DeviceRecord record_of(const config::TrainOptions& options, const model::Ops& ops);
 /// Operators to plan with, which a machine without the device has too.
 [[nodiscard]] std::unique_ptr<model::Ops> make_sizing_ops(const config::TrainOptions& options);

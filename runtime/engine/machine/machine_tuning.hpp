@@ -18,7 +18,7 @@
 
 namespace spillway::engine {
 
-/// Of each directory of a store.
+/// Holds the tuning of each directory of a store.
 using DriveTunings = std::vector<nvme_swap::DriveTuning>;
 
 /// Depth and transfer size that suit all of them.
@@ -41,7 +41,7 @@ class MachineTuning {
   nvme_swap::DriveTuning drive(const std::filesystem::path& directory, nvme_swap::EngineKind engine,
                                const std::function<nvme_swap::DriveTuning()>& measure,
                                Keep keep = Keep::yes);
-  /// Of products measured on any GPU that was in this machine.
+  /// Returns those of products measured on any GPU that was in this machine.
   [[nodiscard]] const model::cuda::GemmChoices& products() const { return products_; }
   /// In place of what was known of `key`.
   void keep_product(const std::string& key, const model::cuda::GemmAlgorithm& algorithm);

@@ -29,7 +29,7 @@ constexpr int kProposals = 16;
 /// Numbers that operands repeat: a prime, so that rows of round lengths differ.
 constexpr std::uint64_t kNumbers = 1'048'573;
 constexpr std::uint64_t kNumberStream = 0x70726f64;
-/// Of the numbers: sums of 100,000 products stay far below fp16's largest value.
+/// Spreads the numbers: sums of 100,000 products stay far below fp16's largest value.
 constexpr double kDeviation = 0.125;
 
 /// Bytes of each operand, whole units of alignment.

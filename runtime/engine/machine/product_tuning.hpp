@@ -32,8 +32,8 @@ class ProductOperands {
   ProductOperands(offload::DeviceBackend& backend, offload::Stream& stream,
                   std::span<const model::GemmShape> shapes, DType compute);
 
-  /// Of one of the shapes, each operand at a multiple of 256 bytes. A gradient is added to, as by
-  /// all micro-batches but the first; what it holds is left from before.
+  /// Returns those of one of the shapes, each operand at a multiple of 256 bytes. A gradient is
+  /// added to, as by all micro-batches but the first; what it holds is left from before.
   [[nodiscard]] model::GemmArguments arguments(const model::GemmShape& shape) const;
 
  private:

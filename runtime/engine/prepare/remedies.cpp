@@ -65,8 +65,8 @@ Outcome try_remedy(const model::ModelConfig& config, const plan::Budgets& budget
           lacks};
 }
 
-/// Of the first of `count` changes that fits, and else of the last. Each needs less than the one
-/// before, so few are tried: the last, and those of a bisection where it fits.
+/// Returns the first of `count` changes that fits, and else of the last. Each needs less than the
+/// one before, so few are tried: the last, and those of a bisection where it fits.
 template <class Attempt>
 Outcome first_that_fits(std::size_t count, const Attempt& attempt) {
   Outcome best = attempt(count - 1);

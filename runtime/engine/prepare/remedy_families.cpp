@@ -80,7 +80,7 @@ Family more_rounds(const config::TrainOptions& options) {
   return list;
 }
 
-/// Of the optimizer state, in fewer bytes a parameter.
+/// Keeps the optimizer state in fewer bytes a parameter.
 Family smaller_states(const config::TrainOptions& options) {
   Family list{.kind = Kind::state_format, .remedies = {}};
   for (const auto format : {StateFormat::split, StateFormat::bf16, StateFormat::int8}) {

@@ -38,7 +38,7 @@ class RunClaim {
   [[nodiscard]] const RunDirectory& run() const { return run_; }
   /// The run has a committed step, with which it goes on.
   [[nodiscard]] bool resumes() const { return recorded_.has_value(); }
-  /// Of a run that goes on.
+  /// Returns that of a run that goes on.
   [[nodiscard]] const RunConfig& recorded() const { return *recorded_; }
   [[nodiscard]] const RunManifest& manifest() const { return manifest_; }
   [[nodiscard]] std::vector<std::filesystem::path> state_directories() const {

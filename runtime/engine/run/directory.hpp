@@ -1,4 +1,4 @@
-// RunDirectory: the files of a run and what they say. design.md, "Files of a run".
+// RunDirectory: the files of a run and what they say; docs/formats.md describes them.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct RunManifest {
   RunId id{};
   std::vector<RunId> earlier_ids{};  ///< of the runs that it is a copy of, the last one last
   RunId state_id{};  ///< the owner that its swap files name: `id`, or an earlier one
-  /// Of the swap files, in their order; those below the run relative to it, so that it can be
-  /// moved.
+  /// Names those of the swap files, in their order; those below the run relative to it, so that it
+  /// can be moved.
   std::vector<std::filesystem::path> state{};
   bool committed = false;               ///< a step has been: without its state the run is damaged
   std::filesystem::path directory{};    ///< of the run when it was last trained

@@ -46,7 +46,7 @@ class RunReader final : public model::ParameterSource {
   [[nodiscard]] const RunConfig& config() const { return config_; }
   [[nodiscard]] const model::ModelLayout& layout() const { return layout_; }
   [[nodiscard]] const TrainingState& state() const { return state_; }
-  /// Of host memory, that reading takes: a tile as it lies on disk, and its masters.
+  /// Returns the host memory that reading takes: a tile as it lies on disk, and its masters.
   [[nodiscard]] Bytes reading_bytes() const { return reading_bytes_; }
   /// To copy all of the committed state from; see Trainer::adopt.
   [[nodiscard]] const nvme_swap::CommittedTiles& tiles() const { return *tiles_; }

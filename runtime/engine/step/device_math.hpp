@@ -24,7 +24,7 @@ struct RoundGradient {
   bool first_round = true;
 };
 
-/// Of the arrays of an update.
+/// Holds those of the arrays of an update.
 struct UpdateTypes {
   StateFormat format = StateFormat::fp32;
   DType gradient = DType::fp32;

@@ -63,7 +63,8 @@ class Executor {
   void run(OpPerformer& performer);
 
   [[nodiscard]] const plan::StepPlan& plan() const { return plan_; }
-  /// Of the last run, by op; both ends 0 for a skipped op. Ops of one lane do not overlap.
+  /// Returns those of the last run, by op; both ends 0 for a skipped op. Ops of one lane do not
+  /// overlap.
   [[nodiscard]] std::span<const plan::OpTiming> timings() const { return timings_; }
   [[nodiscard]] Exposed exposed() const;
   [[nodiscard]] double seconds() const { return seconds_; }

@@ -131,7 +131,7 @@ void add_text(const json& value, std::string& text) {
   }
 }
 
-/// Of a member that may be absent.
+/// Returns a member that may be absent.
 json member(const json& document, const char* name) { return document.value(name, json()); }
 
 /// In order of id.

@@ -39,7 +39,7 @@ enum class BoundaryHome : std::uint8_t {
                                                   const Placement& placement);
 /// Blocks whose activations have this home.
 [[nodiscard]] std::uint32_t blocks_with(const Placement& placement, BoundaryHome home);
-/// Of one boundary on disk and in its staging buffer: whole pages.
+/// Counts the bytes of one boundary on disk and in its staging buffer: whole pages.
 [[nodiscard]] Bytes boundary_disk_bytes(const Workload& workload);
 
 /// Bytes of boundaries that a training step moves.

@@ -134,7 +134,7 @@ PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
     Prediction prediction = simulate(builder.plan(), profile);
     ++best.simulated;
     const double seconds = prediction.step_seconds;
-    // Of equals the one that was asked for first.
+    // Among equals, the one that was asked for first is taken.
     const bool earlier = seconds == best.prediction.step_seconds && each.order < place;
     if (seconds < worthwhile && (seconds < best.prediction.step_seconds || earlier)) {
       best.placement = std::move(each.placement);

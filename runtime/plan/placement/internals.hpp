@@ -21,7 +21,7 @@ namespace spillway::plan {
 /// are one op. Blocks that save nothing have nothing to move.
 [[nodiscard]] bool internals_leave(const Workload& workload, const Placement& placement,
                                    std::uint32_t block);
-/// Of all blocks whose internal activations leave, one micro-batch.
+/// Counts those of all blocks whose internal activations leave, one micro-batch.
 [[nodiscard]] Bytes offloaded_internals(const Workload& workload, const Placement& placement);
 /// Bytes that a training step saves, and as many that it loads: with R rounds of M micro-batches
 /// and S_b the `saved_bytes` of block b, R M times the sum of S_b over the blocks that leave.

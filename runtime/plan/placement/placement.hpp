@@ -66,7 +66,7 @@ struct MemoryItem {
 /// remainder), m and v, in whole pages. 16-bit parameters are elsewhere in memory anyway.
 [[nodiscard]] Bytes state_bytes(StateFormat format, ElementCount parameters);
 /// A tile's slot on disk: the state and, where the master is not whole without them, the 16-bit
-/// parameters; design.md, "Two-slot commit".
+/// parameters; nvme_swap/tile_store.hpp says why there are two.
 [[nodiscard]] Bytes slot_bytes(StateFormat format, ElementCount parameters);
 
 /// One slot of each tile that has slots on disk: all of them with commits, else those that live

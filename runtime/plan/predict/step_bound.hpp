@@ -8,8 +8,8 @@
 
 namespace spillway::plan {
 
-/// Of `simulate(build_training_step(workload, placement), profile).step_seconds`, at most that. A
-/// lane without a rate counts as instant.
+/// Returns a bound from below of `simulate(build_training_step(workload, placement),
+/// profile).step_seconds`. A lane without a rate counts as instant.
 [[nodiscard]] double least_step_seconds(const Workload& workload, const Placement& placement,
                                         const MachineProfile& profile);
 

@@ -70,8 +70,8 @@ struct Op {
   std::uint32_t tile = 0;  ///< of the model, for tile ops
   std::uint32_t round = 0;
   std::uint32_t micro_batch = 0;  ///< within the round
-  /// Of a copy of state from the disk: the step before has left the tile in the slot; read only
-  /// where it has not.
+  /// Says of a copy of state from the disk that the step before has left the tile in the slot; read
+  /// only where it has not.
   bool held = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending
   Bytes bytes;              ///< moved by the op on its lane
