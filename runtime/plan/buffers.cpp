@@ -13,7 +13,7 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "device_state",
     "accumulators",
     "rounded_gradients",
-    "tied_accumulator",
+    "tied_accumulators",
     "device_gradients",
     "device_leaves",
     "device_sums",

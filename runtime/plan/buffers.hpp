@@ -21,7 +21,7 @@ enum class PoolKind : std::uint8_t {
   device_state,           ///< by tile
   accumulators,           ///< fp32 sums over micro-batches; the last is of the vectors of tiles
   rounded_gradients,      ///< in the compute dtype; the last is of the vectors of tiles
-  tied_accumulator,       ///< one: what a tied head adds to block 0's sum
+  tied_accumulators,      ///< by block of the embedding: what a tied head adds to its sum
   device_gradients,       ///< by tile, where the device updates
   device_leaves,          ///< by tile: the sums of squares of its leaves
   device_sums,            ///< by tile, where rounds are summed for an update elsewhere
@@ -69,7 +69,7 @@ enum class ValueKind : std::uint8_t {
   state,                ///< of a tile; part 0: before the step's update, 1: after it
   checksum,             ///< of a tile's state after the update
   gradient_sum,         ///< of a block and a round, fp32; the parts are micro-batches
-  tied_gradient_sum,    ///< the same, of what a tied head adds to block 0
+  tied_gradient_sum,    ///< of a block: what a tied head adds to the sum of its gradient
   gradient,             ///< of a block and a round, in the compute dtype
   total_gradient,       ///< of a block, of rounds up to one; kLastStep: of the step before
   norm_leaves,          ///< of a tile

@@ -24,6 +24,14 @@ struct BlockShape {
   // These are of a workload in tiles, where `saved_bytes` are those of the first block of a layer:
   std::uint32_t layer = 0;     ///< 0: embedding; 1, 2, ...: transformer layers; last: head
   bool feeds_backward = true;  ///< recomputation of the layer runs this block
+  double loss_flops = 0;       ///< of a tied head's loss on this block; its gradients take twice
+};
+
+/// A half-open range of blocks.
+struct BlockRange {
+  std::uint32_t first = 0;
+  std::uint32_t end = 0;
+  [[nodiscard]] bool contains(std::uint32_t block) const { return block >= first && block < end; }
 };
 
 /// Blocks in forward order: embedding, layers, head. The head computes the loss and both its
@@ -31,14 +39,15 @@ struct BlockShape {
 ///
 /// In tiles (model::ModelLayout, `operator_tile`) a layer is several blocks, one after the other in
 /// forward, in reverse in backward; recomputation is a pass of its own ahead of backward. The
-/// head's blocks run twice: for the loss, and in reverse for the gradient. Block 0 is of no layer:
-/// it holds the vectors that the ops of all others read, lives on the device, and its gradient is
-/// complete when the last layer's backward ends. A layer's output stays on the device.
+/// head's blocks run twice: for the loss, and in reverse for the gradient; a tied head has no
+/// blocks and runs on the embedding's. Block 0 is of no layer: it holds the vectors that the ops of
+/// all others read, lives on the device, and its gradient is complete when the last layer's
+/// backward ends. A layer's output stays on the device.
 struct Workload {
   std::vector<BlockShape> blocks;
   bool tiled = false;
   bool tied_head = false;
-  ElementCount tied_elements;       ///< of block 0 used by a tied head (from its start); else 0
+  ElementCount tied_elements;       ///< of `tied_blocks` used by a tied head; else 0
   DType compute = DType::fp32;      ///< of parameters, gradients and activations
   Bytes boundary_bytes;             ///< one activation tensor between blocks, per micro-batch
   Bytes workspace_bytes;            ///< temporaries of the largest op of any block
@@ -53,9 +62,14 @@ struct Workload {
   [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
     return tiled ? blocks[block].layer : block;
   }
+  /// Counts the embedding, the transformer layers and the head.
   [[nodiscard]] std::uint32_t layers() const {
-    return layer_of(static_cast<std::uint32_t>(blocks.size() - 1)) + 1;
+    const std::uint32_t last = layer_of(static_cast<std::uint32_t>(blocks.size() - 1));
+    return last + (head_is_embedding() ? 2 : 1);
   }
+  [[nodiscard]] std::uint32_t head_layer() const { return layers() - 1; }
+  /// Returns whether the head has no blocks of its own.
+  [[nodiscard]] bool head_is_embedding() const { return tiled && tied_head; }
   /// Returns the first of all blocks of a layer; of `layers()`: the number of blocks.
   [[nodiscard]] std::uint32_t first_block(std::uint32_t layer) const {
     if (!tiled) return layer;
@@ -65,15 +79,41 @@ struct Workload {
                          [](const BlockShape& b, std::uint32_t l) { return b.layer < l; }) -
         blocks.begin());
   }
+  [[nodiscard]] BlockRange blocks_of(std::uint32_t layer) const {
+    return {first_block(layer), first_block(layer + 1)};
+  }
+  /// Returns the blocks that the loss runs on, one after the other.
+  [[nodiscard]] BlockRange loss_blocks() const {
+    return blocks_of(head_is_embedding() ? 0 : head_layer());
+  }
+  /// Returns the blocks whose parameters a tied head uses as well, each in its loss.
+  [[nodiscard]] BlockRange tied_blocks() const { return tied_head ? blocks_of(0) : BlockRange{}; }
+  /// Counts what a tied head uses of one of `tied_blocks`, from its start.
+  [[nodiscard]] ElementCount tied_elements_of(std::uint32_t block) const {
+    return tiled ? blocks[block].parameters : tied_elements;
+  }
+  /// Counts the loss on one of `loss_blocks`.
+  [[nodiscard]] double loss_flops(std::uint32_t block) const {
+    return head_is_embedding() ? blocks[block].loss_flops : blocks[block].forward_flops;
+  }
+  /// Counts the gradients of the loss on one of `loss_blocks`.
+  [[nodiscard]] double loss_gradient_flops(std::uint32_t block) const {
+    return head_is_embedding() ? 2 * blocks[block].loss_flops : blocks[block].backward_flops;
+  }
 };
 
 /// Counts those of FWD-BWD of one micro-batch, nothing recomputed; a head in tiles makes its logits
 /// twice.
 [[nodiscard]] inline double micro_batch_flops(const Workload& workload) {
+  const BlockRange loss = workload.loss_blocks();
   double flops = 0;
-  for (const BlockShape& block : workload.blocks) {
-    const bool twice = workload.tiled && block.layer + 1 == workload.layers();
-    flops += block.forward_flops * (twice ? 2 : 1) + block.backward_flops;
+  for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
+    const BlockShape& block = workload.blocks[b];
+    const bool head = workload.layer_of(b) == workload.head_layer();
+    if (!head) flops += block.forward_flops + block.backward_flops;
+    if (loss.contains(b)) {
+      flops += workload.loss_flops(b) * (workload.tiled ? 2 : 1) + workload.loss_gradient_flops(b);
+    }
   }
   return flops;
 }

@@ -173,7 +173,7 @@ config::TrainOptions random_options(std::mt19937_64& random, const model::ModelC
   if (options.state_home != config::StateHome::device && random() % 2 == 0) {
     options.residency = config::Residency::none;
   }
-  const bool whole = config.tied_head || options.checkpointing == config::Checkpointing::offload;
+  const bool whole = config.is_gpt2() || options.checkpointing == config::Checkpointing::offload;
   options.operator_tile = whole ? 0 : any(std::array{0U, 8192U, 16384U});
   if (options.operator_tile == 0) {
     options.activations = any(

@@ -24,11 +24,17 @@ config::TrainOptions tiled_options(DType compute) {
   return options;
 }
 
-const Outcome& reference(DType compute) {
-  static std::map<DType, Outcome> cache;
-  Outcome& outcome = cache[compute];
+model::ModelConfig tiny_model(bool tied) {
+  model::ModelConfig config = tiny_llama();
+  config.tied_head = tied;
+  return config;
+}
+
+const Outcome& reference(DType compute, bool tied = false) {
+  static std::map<std::pair<DType, bool>, Outcome> cache;
+  Outcome& outcome = cache[{compute, tied}];
   if (outcome.losses.empty()) {
-    TrainingHarness harness(tiny_llama());
+    TrainingHarness harness(tiny_model(tied));
     outcome = harness.train(tiled_options(compute), kSteps);
   }
   return outcome;
@@ -83,47 +89,45 @@ std::vector<Variation> variations() {
   return list;
 }
 
-class TiledExactness : public testing::TestWithParam<Variation> {};
-
-TEST_P(TiledExactness, SameBitsAsWithAllTilesOnTheDevice) {
-  for (const DType compute : {DType::fp32, DType::bf16}) {
-    TrainingHarness harness(tiny_llama());
+class TiledExactness : public testing::TestWithParam<Variation> {
+ protected:
+  static void expect_same_bits(DType compute, bool tied) {
+    TrainingHarness harness(tiny_model(tied));
     config::TrainOptions options = tiled_options(compute);
     GetParam().apply(options);
-    EXPECT_EQ(harness.train(options, kSteps), reference(compute)) << name_of(compute);
+    EXPECT_EQ(harness.train(options, kSteps), reference(compute, tied)) << name_of(compute);
   }
+};
+
+TEST_P(TiledExactness, SameBitsAsWithAllTilesOnTheDevice) {
+  for (const DType compute : {DType::fp32, DType::bf16}) expect_same_bits(compute, false);
+}
+
+TEST_P(TiledExactness, SameBitsOfATiedHead) {
+  for (const DType compute : {DType::fp32, DType::bf16}) expect_same_bits(compute, true);
 }
 
 INSTANTIATE_TEST_SUITE_P(Placement, TiledExactness, testing::ValuesIn(variations()),
                          [](const auto& variation) { return variation.param.name; });
 
 TEST(OperatorTile, TrainsAsTheWholeModelDoes) {
-  TrainingHarness harness(tiny_llama());
-  config::TrainOptions options = tiled_options(DType::fp32);
-  const Outcome tiled = harness.train(options, 20);
-  options.operator_tile = 0;
-  const Outcome whole = harness.train(options, 20);
-  EXPECT_LT(whole.losses.back(), 0.9 * whole.losses.front()) << "it learns";
-  for (std::size_t i = 0; i < whole.losses.size(); ++i) {
-    // Sums in other orders, amplified by 20 steps of Adam.
-    EXPECT_NEAR(tiled.losses[i], whole.losses[i], 1e-4 * whole.losses[i]) << "step " << i;
-  }
-}
-
-TEST(OperatorTile, RefusesATiedHead) {
-  model::ModelConfig config = tiny_llama();
-  config.tied_head = true;
-  TrainingHarness harness(config);
-  try {
-    static_cast<void>(harness.train(tiled_options(DType::fp32), 1));
-    FAIL() << "trained";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::not_supported) << error.what();
+  for (const bool tied : {false, true}) {
+    TrainingHarness harness(tiny_model(tied));
+    config::TrainOptions options = tiled_options(DType::fp32);
+    const Outcome tiled = harness.train(options, 20);
+    options.operator_tile = 0;
+    const Outcome whole = harness.train(options, 20);
+    EXPECT_LT(whole.losses.back(), 0.9 * whole.losses.front()) << "it learns";
+    for (std::size_t i = 0; i < whole.losses.size(); ++i) {
+      // Sums in other orders, amplified by 20 steps of Adam.
+      EXPECT_NEAR(tiled.losses[i], whole.losses[i], 1e-4 * whole.losses[i])
+          << "step " << i << (tied ? ", tied" : "");
+    }
   }
 }
 
 TEST(OperatorTile, ResumesWithTheSameBits) {
-  TrainingHarness harness(tiny_llama());
+  TrainingHarness harness(tiny_model(true));
   config::TrainOptions options = tiled_options(DType::bf16);
   streamed(options);
   const auto run = harness.new_run();
@@ -136,11 +140,11 @@ TEST(OperatorTile, ResumesWithTheSameBits) {
   const auto trainer = harness.make(options, run, true);
   harness.steps(*trainer, options, kSteps - 2, outcome);
   harness.finish(*trainer, outcome);
-  EXPECT_EQ(outcome, reference(DType::bf16));
+  EXPECT_EQ(outcome, reference(DType::bf16, true));
 }
 
-TEST(OperatorTile, MovesEachTileThreeTimesARoundAndItsGradientOnce) {
-  TrainingHarness harness(tiny_llama());
+void expect_moves_of_tiles(bool tied) {
+  TrainingHarness harness(tiny_model(tied));
   config::TrainOptions options = tiled_options(DType::bf16);
   streamed(options);
   const auto trainer = harness.make(options, harness.new_run());
@@ -151,7 +155,10 @@ TEST(OperatorTile, MovesEachTileThreeTimesARoundAndItsGradientOnce) {
   std::uint64_t down = 0;
   for (std::uint32_t b = 1; b < w.blocks.size(); ++b) {
     const std::uint64_t padded = w.blocks[b].padded_parameters.value();
-    const std::uint64_t visits = b < w.first_block(1) ? 1 : w.blocks[b].feeds_backward ? 3 : 2;
+    const std::uint64_t of_embedding = tied ? 3 : 1;  // the loss runs on it twice
+    const std::uint64_t visits = w.blocks[b].layer == 0       ? of_embedding
+                                 : w.blocks[b].feeds_backward ? 3
+                                                              : 2;
     up += visits * padded;
     down += padded;
   }
@@ -163,16 +170,23 @@ TEST(OperatorTile, MovesEachTileThreeTimesARoundAndItsGradientOnce) {
   EXPECT_EQ(trainer->actions().moved(plan::kDownloadGrads).value(), 2 * rounds * (down + vectors));
 }
 
+TEST(OperatorTile, MovesEachTileThreeTimesARoundAndItsGradientOnce) {
+  expect_moves_of_tiles(false);
+  expect_moves_of_tiles(true);
+}
+
 TEST(OperatorTile, BackendHoldsExactlyWhatThePlanLists) {
-  TrainingHarness harness(tiny_llama());
-  for (const config::StateHome home :
-       {config::StateHome::device, config::StateHome::host, config::StateHome::nvme}) {
-    config::TrainOptions options = tiled_options(DType::bf16);
-    options.state_home = home;
-    const auto trainer = harness.make(options, harness.new_run());
-    const auto constants = Bytes{trainer->workload().constant_bytes};
-    EXPECT_GT(constants, Bytes{});
-    expect_memory_as_planned(*trainer);
+  for (const bool tied : {false, true}) {
+    TrainingHarness harness(tiny_model(tied));
+    for (const config::StateHome home :
+         {config::StateHome::device, config::StateHome::host, config::StateHome::nvme}) {
+      config::TrainOptions options = tiled_options(DType::bf16);
+      options.state_home = home;
+      const auto trainer = harness.make(options, harness.new_run());
+      const auto constants = Bytes{trainer->workload().constant_bytes};
+      EXPECT_GT(constants, Bytes{});
+      expect_memory_as_planned(*trainer);
+    }
   }
 }
 

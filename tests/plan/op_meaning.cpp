@@ -84,11 +84,15 @@ class Meaning {
     const std::uint32_t m = op_.micro_batch;
     if (m > 0) reads({ValueKind::gradient_sum, op_.block, 0, op_.round, m - 1});
     writes({ValueKind::gradient_sum, op_.block, 0, op_.round, m});
-    if (w_.tiled && layer() > 0) writes({ValueKind::gradient_sum});
   }
-  void go_on_from_the_tile_behind() {
-    if (part() + 1 < tiles_of(layer())) reads(here(ValueKind::between_tiles, layer(), part() + 1));
-    writes(here(ValueKind::between_tiles, layer(), part()));
+  void go_on_from_the_tile_behind(std::uint32_t layer) {
+    if (part() + 1 < tiles_of(this->layer())) {
+      reads(here(ValueKind::between_tiles, layer, part() + 1));
+    }
+    writes(here(ValueKind::between_tiles, layer, part()));
+  }
+  void sum_vectors() {
+    if (w_.tiled && op_.block > 0) writes({ValueKind::gradient_sum});
   }
 
   void forward() {
@@ -119,7 +123,8 @@ class Meaning {
         writes(here(ValueKind::saved, layer()));
         writes(here(ValueKind::activation, layer()));
       }
-      if (w_.tiled) go_on_from_the_tile_behind();
+      if (w_.tiled) go_on_from_the_tile_behind(layer());
+      sum_vectors();
     } else {
       reads(here(ValueKind::tokens, 0));
     }
@@ -130,25 +135,31 @@ class Meaning {
     scratch();
   }
 
+  /// A tied head in tiles has no blocks: the embedding's make the loss, and what that adds to their
+  /// gradients is summed apart. Another tied head does the same with block 0 beside its own.
   void loss() {
+    const bool alone = !w_.tied_head || !w_.tiled;
+    const std::uint32_t head = alone ? layer() : w_.blocks.back().layer + 1;
+    const std::uint32_t tied = alone ? 0 : op_.block;
     parameters();
-    if (w_.tied_head) reads({ValueKind::parameters, 0});
-    input();
+    if (w_.tied_head) reads({ValueKind::parameters, tied});
+    reads(here(ValueKind::activation, head - 1, tiles_of(head - 1) - 1));
     reads(here(ValueKind::tokens, 0));
     const bool scans = w_.tiled && !with_gradient;
     if (scans) {
-      if (part() > 0) reads(here(ValueKind::scanned, layer(), part() - 1));
-      writes(here(ValueKind::scanned, layer(), part()));
+      if (part() > 0) reads(here(ValueKind::scanned, head, part() - 1));
+      writes(here(ValueKind::scanned, head, part()));
     } else if (w_.tiled) {
-      if (part() + 1 == tiles_of(layer())) reads(here(ValueKind::scanned, layer(), part()));
-      go_on_from_the_tile_behind();
+      if (part() + 1 == tiles_of(layer())) reads(here(ValueKind::scanned, head, part()));
+      go_on_from_the_tile_behind(head);
     }
     if (scans || !w_.tiled) writes(here(ValueKind::loss, 0));
     scratch();
     if (!with_gradient) return;
-    writes(here(ValueKind::activation_gradient, layer() - 1));
-    sum_gradient();
-    if (w_.tied_head) writes({ValueKind::tied_gradient_sum});
+    writes(here(ValueKind::activation_gradient, head - 1));
+    if (alone) sum_gradient();
+    sum_vectors();
+    if (w_.tied_head) writes({ValueKind::tied_gradient_sum, tied});
   }
 
   void accumulate() {
@@ -163,7 +174,7 @@ class Meaning {
     const bool vectors = w_.tiled && op_.block == 0;
     reads(vectors ? Value{ValueKind::gradient_sum}
                   : Value{ValueKind::gradient_sum, op_.block, 0, op_.round, w_.micro_batches - 1});
-    if (op_.block == 0 && w_.tied_head) reads({ValueKind::tied_gradient_sum});
+    if (w_.tied_head && layer() == 0 && !vectors) reads({ValueKind::tied_gradient_sum, op_.block});
     writes(narrow);
     scratch();
   }

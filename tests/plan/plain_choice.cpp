@@ -251,7 +251,8 @@ class PlainChooser {
     const auto stay = [](BlockCut& cut) { cut.parameters = Tier::device; };
     const auto sum = [](BlockCut& cut) { cut.gradients = Tier::device; };
     // The head has no saved activations: its two passes are one op.
-    if (!request_.keep) fill(keep, placement.blocks.size() - 1);
+    const std::size_t head = workload_.tiled && workload_.tied_head ? 0 : 1;
+    if (!request_.keep) fill(keep, placement.blocks.size() - head);
     if (!request_.resident) fill(stay, placement.blocks.size());
     if (!request_.sums && workload_.rounds > 1 && !placement.any_state(Tier::device)) {
       fill(sum, placement.blocks.size());

@@ -94,17 +94,16 @@ class RandomCases {
     return w;
   }
 
-  /// Vectors, and layers of one to four tiles.
+  /// Vectors, and layers of one to four tiles; a tied head has none.
   Workload tiled_workload() {
     Workload w = workload();
-    w.tied_head = false;
     w.tied_elements = {};
     w.tiled = true;
     w.carried_bytes = Bytes{between(1, 5000)};
     const BlockShape sample = w.blocks.front();
     const auto layers = static_cast<std::uint32_t>(between(3, 5));
     w.blocks.resize(1);
-    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+    for (std::uint32_t layer = 0; layer + (w.tied_head ? 1 : 0) < layers; ++layer) {
       const bool ends = layer == 0 || layer + 1 == layers;
       const std::uint64_t tiles = between(1, 4);
       const std::uint64_t feeding = ends ? 0 : between(1, tiles);
@@ -115,6 +114,7 @@ class RandomCases {
         block.parameters = ElementCount{padded - between(0, kLeafParameters - 1)};
         block.saved_bytes = Bytes{!ends && tile == 0 ? between(0, 40'000) : 0};
         block.layer = layer;
+        block.loss_flops = static_cast<double>(between(1, 9)) * 1e6;
         block.feeds_backward = tile < feeding;
         w.blocks.push_back(block);
       }

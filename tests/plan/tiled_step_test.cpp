@@ -23,8 +23,8 @@ TEST(TiledStepProperty, EveryPlanIsFreeOfRacesAndFindsTheRightContent) {
 }
 
 /// Element size x padded parameters x visits: an embedding's tile goes up in forward, a layer's in
-/// forward, in recomputation where that runs it, and in backward, a head's twice; a resident block
-/// once, if it is updated off the device.
+/// forward, in recomputation where that runs it, and in backward, a head's twice, for which a tied
+/// head takes the embedding's; a resident block once, if it is updated off the device.
 Bytes uploads_by_formula(const Workload& w, const Placement& p) {
   const std::uint64_t passes =
       std::uint64_t{w.rounds} * (p.order == WorkOrder::layer_major ? 1 : w.micro_batches);
@@ -32,7 +32,8 @@ Bytes uploads_by_formula(const Workload& w, const Placement& p) {
   for (std::uint32_t b = 0; b < w.blocks.size(); ++b) {
     const BlockShape& block = w.blocks[b];
     const bool recomputes = block.feeds_backward && !p.blocks[w.first_block(block.layer)].saved;
-    const std::uint64_t visits = block.layer == 0 ? 1 : recomputes ? 3 : 2;
+    const std::uint64_t of_embedding = w.tied_head ? 3 : 1;
+    const std::uint64_t visits = block.layer == 0 ? of_embedding : recomputes ? 3 : 2;
     const bool updated_elsewhere = p.blocks[b].state != Tier::device;
     const std::uint64_t times = p.blocks[b].resident() ? updated_elsewhere : visits * passes;
     sum += Bytes{block.padded_parameters.value() * size_of(w.compute) * times};
@@ -79,6 +80,7 @@ TEST(TiledStepProperty, EveryTileIsUpdatedAndNormedOnceAndEveryMicroBatchWorkedO
       const bool keeps =
           placement.blocks[workload.first_block(workload.layer_of(b))].saved.has_value();
       visits += workload.blocks[b].feeds_backward && !keeps ? 3U : 2U;
+      if (workload.tied_head && workload.blocks[b].layer == 0) visits += 2;
     }
     EXPECT_EQ(work.size(), std::size_t{workload.rounds} * workload.micro_batches * visits);
   }

@@ -74,6 +74,7 @@ class Case:
     recipe: Recipe
     order: str
     state_format: str
+    operator_tile: int = 0
 
 
 def make_case(number, choice):
@@ -86,9 +87,11 @@ def make_case(number, choice):
                     rounds=choice["rounds"], loss_scale=1024.0 if compute == "fp16" else 0.0)
     parts = [f"{number:02}", family, recipe.optimizer, compute, f"rounds-{recipe.rounds}",
              "clipped" if choice["clipped"] else "", f"decay-{recipe.decay}",
-             "tied" if shape.tied else "", choice["order"], choice["state_format"]]
+             "tied" if shape.tied else "", choice["order"], choice["state_format"],
+             "tiles" if "operator_tile" in choice else ""]
     name = "_".join(part.replace(" ", "-") for part in parts if part)
-    return Case(name, shape, recipe, choice["order"], choice["state_format"])
+    return Case(name, shape, recipe, choice["order"], choice["state_format"],
+                choice.get("operator_tile", 0))
 
 
 def rounded_choices():
@@ -102,8 +105,16 @@ def rounded_choices():
                "order": FACTORS["order"][i // 3 % 2], "state_format": form}
 
 
+def tiled_choices():
+    """Matrices in tiles of a few rows, with a head of its own and a tied one."""
+    for tied, compute in ((False, "fp32"), (True, "bf16"), (True, "fp32")):
+        yield {"family": "qwen3" if compute == "fp32" else "llama", "optimizer": "AdamW",
+               "compute": compute, "rounds": 2, "clipped": True, "decay": "matrices",
+               "tied": tied, "order": "shuffled", "state_format": "fp32", "operator_tile": 1500}
+
+
 CASES = [make_case(number, choice) for number, choice in
-         enumerate(itertools.chain(covering_choices(), rounded_choices()))]
+         enumerate(itertools.chain(covering_choices(), rounded_choices(), tiled_choices()))]
 
 
 def tokens_of(case):

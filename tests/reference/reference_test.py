@@ -58,7 +58,8 @@ def configuration(case):
         "gradient_accumulation_steps": r.micro_batches, "gradient_clipping": r.clip,
         "optimizer": {"type": r.optimizer, "params": params},
         "spillway": {"context": case.shape.context, "order": case.order, "seed": cases.SEED,
-                     "rounds": r.rounds, "decay": r.decay, "state_format": case.state_format}}
+                     "rounds": r.rounds, "decay": r.decay, "state_format": case.state_format,
+                     "operator_tile": case.operator_tile}}
     if r.compute == "bf16":
         config["bf16"] = {"enabled": True}
     if r.compute == "fp16":

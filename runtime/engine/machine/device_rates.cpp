@@ -37,7 +37,10 @@ class BlockBench {
     workspace_ = {backend, std::max(w.workspace_bytes, Bytes{1})};
     tokens_ = {backend, w.token_bytes};
     loss_ = {backend, Bytes{sizeof(double)}};
-    if (w.tied_head) tied_ = {backend, Bytes{w.tied_elements.value() * sizeof(float)}};
+    if (w.tied_head) {
+      const ElementCount tied = w.tied_elements_of(w.tied_blocks().first);
+      tied_ = {backend, Bytes{tied.value() * sizeof(float)}};
+    }
     if (w.tiled) {
       const std::uint64_t vectors = plan::vector_elements(w).value();
       vectors_ = {backend, Bytes{vectors * size_of(w.compute)}};
@@ -52,11 +55,10 @@ class BlockBench {
 
   /// Seconds of all FWD-BWD work of one micro-batch through the whole model, activations kept.
   double whole_model() {
-    const std::uint32_t head = workload_.layers() - 1;
     const double embedding = least_seconds([&] { run([this] { pass(0); }); });
     const double layer = least_seconds([&] { run([this] { pass(1); }); });
-    const double loss = least_seconds([&] { run([this, head] { this->head(head); }); });
-    return embedding + layer * (head - 1) + loss;
+    const double loss = least_seconds([&] { run([this] { head(); }); });
+    return embedding + layer * (workload_.head_layer() - 1) + loss;
   }
 
  private:
@@ -74,9 +76,8 @@ class BlockBench {
     for (std::uint32_t block = end; block-- > first;) backward(block);
   }
 
-  void head(std::uint32_t layer) {
-    const std::uint32_t first = workload_.first_block(layer);
-    const auto end = static_cast<std::uint32_t>(workload_.blocks.size());
+  void head() {
+    const auto [first, end] = workload_.loss_blocks();
     for (std::uint32_t block = first; workload_.tiled && block < end; ++block) loss(block, false);
     for (std::uint32_t block = end; block-- > first;) loss(block, true);
   }
@@ -141,7 +142,7 @@ class BlockBench {
     arguments.carried = carried_.device();
     arguments.shared_gradients = vector_gradients_.device().as<float>();
     if (workload_.tied_head) {
-      arguments.tied_parameters = parameters(0);
+      arguments.tied_parameters = parameters(workload_.tiled ? block : 0);
       arguments.tied_gradients = tied_.device().as<float>();
     }
     arguments.targets = ids.subspan(ids.size() / 2, ids.size() / 2);

@@ -1,10 +1,7 @@
 #include "runtime/engine/prepare/model_runtime.hpp"
 
-#include <fmt/format.h>
-
 #include <utility>
 
-#include "runtime/base/error.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
 
 namespace spillway::engine {
@@ -12,10 +9,6 @@ namespace {
 
 ModelRuntime with_transformer(const model::ModelConfig& config, const config::TrainOptions& options,
                               std::unique_ptr<model::Ops> ops) {
-  check(options.operator_tile == 0 || !config.tied_head, ErrorCode::not_supported,
-        fmt::format("operator_tile {}: matrices of a model with a tied head are not trained in "
-                    "tiles; set it to 0",
-                    options.operator_tile));
   ModelRuntime runtime{.ops = std::move(ops), .transformer = nullptr};
   const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
   runtime.transformer = std::make_unique<model::Transformer>(config, shape, options.compute,

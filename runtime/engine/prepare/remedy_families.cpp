@@ -35,7 +35,7 @@ Family one(Kind kind, const config::TrainOptions& options, std::string what, con
 std::vector<std::uint64_t> operator_tiles(const model::ModelConfig& config,
                                           const config::TrainOptions& options) {
   std::vector<std::uint64_t> tiles;
-  if (config.is_gpt2() || config.tied_head) return tiles;
+  if (config.is_gpt2()) return tiles;
   std::uint64_t largest = 0, parameters = 0;
   for (const model::BlockLayout& block : model::make_layout(config).blocks) {
     largest = std::max(largest, block.parameters.value());

@@ -19,6 +19,10 @@ plan::Workload make_workload(const model::ModelConfig& config,
                                .layer = blocks[b].layer,
                                .feeds_backward = transformer.feeds_backward(b)});
   }
+  const model::BlockRange loss = transformer.layout().loss_blocks(config);
+  for (std::uint32_t b = loss.first; b < loss.end; ++b) {
+    workload.blocks[b].loss_flops = transformer.loss_flops(b);
+  }
   workload.tiled = transformer.layout().operator_tile > 0;
   workload.carried_bytes = transformer.carried_bytes();
   workload.tied_head = config.tied_head;

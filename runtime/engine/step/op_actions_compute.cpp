@@ -11,7 +11,8 @@ template <class Arguments>
 Arguments OpActions::common_arguments(const Op& op) const {
   const OpMemory memory = memory_of(op);
   const plan::Workload& workload = resources_.workload;
-  const std::uint32_t layer = workload.layer_of(op.block);
+  const bool is_loss = op.kind == OpKind::loss;
+  const std::uint32_t layer = is_loss ? workload.head_layer() : workload.layer_of(op.block);
   Arguments arguments;
   arguments.block = op.block;
   // The embedding's backward reads no parameters.
@@ -86,18 +87,19 @@ void OpActions::backward(const Op& op) {
 void OpActions::loss(const Op& op) {
   const OpMemory memory = memory_of(op);
   const plan::Workload& workload = resources_.workload;
-  const std::uint32_t layer = workload.layer_of(op.block);
+  const std::uint32_t layer = workload.head_layer();
+  const std::uint32_t tied = workload.tiled ? op.block : 0;
   const auto tokens = memory.device(memory.read(ValueKind::tokens)).as<std::int32_t>();
   auto arguments = common_arguments<model::LossArguments>(op);
   if (workload.tied_head) {
     arguments.tied_parameters =
-        memory.device(memory.read(ValueKind::parameters, 0), compute_bytes(0));
+        memory.device(memory.read(ValueKind::parameters, tied), compute_bytes(tied));
   }
   arguments.targets = tokens.subspan(tokens.size() / 2, tokens.size() / 2);
   if (memory.writes(ValueKind::loss)) {
     arguments.loss_sum = memory.device(memory.write(ValueKind::loss)).as<double>();
   }
-  const bool trains = memory.writes(ValueKind::gradient_sum, op.block);
+  const bool trains = memory.writes(ValueKind::activation_gradient, layer - 1);
   if (workload.tiled) {
     arguments.carried =
         memory.device(memory.write(trains ? ValueKind::between_tiles : ValueKind::scanned, layer));
@@ -106,12 +108,17 @@ void OpActions::loss(const Op& op) {
     arguments.gradient_scale = step_.loss_gradient_scale;
     arguments.boundary_gradient =
         memory.device(memory.write(ValueKind::activation_gradient, layer - 1));
-    arguments.gradients =
-        memory.device(memory.write(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
-            .as<float>();
+    if (memory.writes(ValueKind::gradient_sum, op.block)) {
+      arguments.gradients =
+          memory.device(memory.write(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
+              .as<float>();
+    }
     if (workload.tied_head) {
       arguments.tied_gradients =
-          memory.device(memory.write(ValueKind::tied_gradient_sum)).as<float>();
+          memory
+              .device(memory.write(ValueKind::tied_gradient_sum, tied),
+                      Bytes{workload.tied_elements_of(tied).value() * sizeof(float)})
+              .as<float>();
     }
     if (workload.tiled) {
       arguments.shared_gradients =

@@ -14,8 +14,10 @@ void OpActions::round_gradient(const Op& op) {
   gradient.sums = memory.device(memory.read(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
                       .as<float>();
   gradient.parameters = workload.blocks[op.block].parameters.value();
-  if (op.block == 0 && workload.tied_head) {
-    gradient.tied = memory.device(memory.read(ValueKind::tied_gradient_sum)).as<float>();
+  if (workload.tied_blocks().contains(op.block)) {
+    const Bytes bytes{workload.tied_elements_of(op.block).value() * sizeof(float)};
+    gradient.tied =
+        memory.device(memory.read(ValueKind::tied_gradient_sum, op.block), bytes).as<float>();
   }
   gradient.rounded =
       memory.device(memory.write(ValueKind::gradient, op.block), compute_bytes(op.block));

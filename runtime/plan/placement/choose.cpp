@@ -333,7 +333,8 @@ class Chooser {
   void fill_device(Draft& draft) const {
     if (!draft.fits(Tier::device)) return;
     // The head has no saved activations: its two passes are one op.
-    if (!request_.keep) fill(draft, &BlockCut::saved, draft.size() - 1);
+    const std::uint32_t head = workload_.head_is_embedding() ? 0 : 1;
+    if (!request_.keep) fill(draft, &BlockCut::saved, draft.size() - head);
     if (!request_.resident) fill(draft, &BlockCut::parameters, draft.size());
     if (!request_.sums && workload_.rounds > 1 && !draft.placement().any_state(Tier::device)) {
       fill(draft, &BlockCut::gradients, draft.size());

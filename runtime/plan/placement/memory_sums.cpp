@@ -35,7 +35,6 @@ void MemorySums::apply(std::uint32_t block, const BlockCut& place, const Sum& su
     if (sizes_->has_share(pool, block, place)) sum(shares_[p], size.shares[p]);
   }
   if (!place.resident()) count(streamed_, size.padded_rank);
-  if (block + 1 == sizes_->size()) return;  // the head saves nothing
   if (sizes_->saved_leaves(block, place)) {
     count(leaving_, size.saved_rank);
   } else if (!place.saved) {

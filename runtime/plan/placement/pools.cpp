@@ -160,15 +160,16 @@ PoolSizes::PoolSizes(const Workload& workload, StateFormat format, ElementCount 
       block.shares[static_cast<std::size_t>(pool)] = share(pool, b);
     }
     const std::uint32_t layer = workload.layer_of(b);
-    block.starts_layer = layer + 1 < workload.layers() && workload.first_block(layer) == b;
-    block.feeds_head = layer + 2 == workload.layers();
+    block.starts_layer = layer < workload.head_layer() && workload.first_block(layer) == b;
+    block.feeds_head = layer + 1 == workload.head_layer();
     block.padded_rank = rank_in(padded_sizes_, workload.blocks[b].padded_parameters.value());
     block.saved_rank = rank_in(saved_sizes_, saved(b).value());
   }
 }
 
 Bytes PoolSizes::saved(std::uint32_t block) const {
-  return block + 1 == size() ? Bytes{} : workload_->blocks[block].saved_bytes;
+  const bool head = workload_->layer_of(block) == workload_->head_layer();
+  return head ? Bytes{} : workload_->blocks[block].saved_bytes;
 }
 
 bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& place) const {
@@ -232,6 +233,20 @@ Bytes PoolSizes::share(PoolKind pool, std::uint32_t block) const {
   return sum;
 }
 
+namespace {
+
+/// Returns one for each block that a tied head uses, as large as the largest of them.
+Row tied_accumulators(const Workload& w) {
+  const BlockRange tied = w.tied_blocks();
+  ElementCount largest;
+  for (std::uint32_t b = tied.first; b < tied.end; ++b) {
+    largest = std::max(largest, w.tied_elements_of(b));
+  }
+  return {.count = tied.end - tied.first, .each = elements(largest, DType::fp32), .last = {}};
+}
+
+}  // namespace
+
 Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Strides& strides,
            bool lands) {
   const Workload& w = sizes.workload();
@@ -254,8 +269,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::rounded_gradients:
       return w.compute == DType::fp32 ? Row{} : gradients(w.compute);
     case PoolKind::landing_gradients: return lands ? gradients(w.compute) : Row{};
-    case PoolKind::tied_accumulator:
-      return row(w.tied_head, elements(w.tied_elements, DType::fp32));
+    case PoolKind::tied_accumulators: return tied_accumulators(w);
     case PoolKind::boundary_gradients: return row(passes_slots ? 0 : m, one);
     case PoolKind::boundary_slots: return row(device_boundary_slots(w, p), one);
     // Backward writes an output again that nobody reads, and that may have no place here.

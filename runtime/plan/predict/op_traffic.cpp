@@ -26,8 +26,8 @@ Bytes rounding_traffic(const Workload& workload, const Placement& placement, std
   const std::uint64_t parameters = workload.blocks[block].padded_parameters.value();
   const std::uint64_t narrow = size_of(workload.compute);
   std::uint64_t bytes = 0;
-  if (block == 0 && workload.tied_head) {
-    bytes += workload.tied_elements.value() * 3 * size_of(DType::fp32);
+  if (workload.tied_blocks().contains(block)) {
+    bytes += workload.tied_elements_of(block).value() * 3 * size_of(DType::fp32);
   }
   if (workload.compute != DType::fp32) bytes += parameters * (size_of(DType::fp32) + narrow);
   if (placement.blocks[block].gradients == Tier::device) {

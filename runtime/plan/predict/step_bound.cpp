@@ -53,7 +53,7 @@ class Sum {
 
   [[nodiscard]] bool in_layer(std::uint32_t b) const {
     const std::uint32_t layer = w_.layer_of(b);
-    return layer > 0 && layer + 1 < w_.layers();
+    return layer > 0 && layer < w_.head_layer();
   }
   [[nodiscard]] bool recomputed(std::uint32_t b) const {
     if (!in_layer(b) || (w_.tiled && !w_.blocks[b].feeds_backward)) return false;
@@ -62,10 +62,10 @@ class Sum {
 
   /// Uploads in one pass forward and backward.
   [[nodiscard]] double visits(std::uint32_t b) const {
-    const bool head = w_.layer_of(b) + 1 == w_.layers();
-    if (head) return w_.tiled ? 2 : 1;
-    if (!in_layer(b)) return w_.tied_head ? 2 : 1;
-    return w_.tiled && recomputed(b) ? 3 : 2;
+    if (in_layer(b)) return w_.tiled && recomputed(b) ? 3 : 2;
+    const bool uses_loss = w_.loss_blocks().contains(b) || w_.tied_blocks().contains(b);
+    const double of_loss = w_.tiled ? 2 : 1;
+    return (w_.layer_of(b) == 0 ? 1 : 0) + (uses_loss ? of_loss : 0);
   }
 
   void parameters(std::uint32_t b) {

@@ -68,7 +68,7 @@ void Builder::check_placement() const {
   SPILLWAY_ASSERT(!workload_.tiled || (placement_.blocks[0].resident() && !uses_slots));
   // An op may hold two boundaries: what it reads and what it writes.
   SPILLWAY_ASSERT(!uses_slots || placement_.boundary_slots >= 2);
-  SPILLWAY_ASSERT(uses_slots || blocks_with(placement_, BoundaryHome::device) == head());
+  SPILLWAY_ASSERT(uses_slots || blocks_with(placement_, BoundaryHome::device) + 1 == blocks());
   SPILLWAY_ASSERT(placement_.boundary_staging > 0 ||
                   blocks_with(placement_, BoundaryHome::nvme) == 0);
   // One to compute in or read from, and one that is copied meanwhile.
@@ -147,10 +147,10 @@ void Builder::read_vectors(OpDraft& draft) const {
 
 void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again) {
   const std::uint32_t layer = workload_.layer_of(block);
+  const std::uint32_t part = block - workload_.first_block(layer);
   const Buffer weights = bring_parameters(block);
   const bool leaves = train && internals_leave(workload_, placement_, block);
   // Tiles of a layer meet in what it saves, whether that is kept or not.
-  const bool is_first = block == workload_.first_block(layer);
   const bool saves = workload_.tiled ? layer > 0 : train && placement_.blocks[block].saved;
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     OpDraft forward = draft(OpKind::forward, Lane::gpu, block, m);
@@ -160,7 +160,7 @@ void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train,
     Buffer input;
     if (layer == 0) {
       const Buffer tokens{PoolKind::device_tokens, m};
-      if (block == workload_.first_block(0)) {
+      if (part == 0) {
         forward.read({PoolKind::host_tokens, pass_index(m)}, of_pass(ValueKind::tokens, m));
         forward.write(tokens, of_pass(ValueKind::tokens, m));
       } else {
@@ -171,12 +171,12 @@ void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train,
       forward.read(input, activation(layer - 1, m));
     }
     const Buffer output = again ? Buffer{} : place_for_output(layer, m);
-    if (!again) forward.write(output, made_by(ValueKind::activation, block, m));
+    if (!again) forward.write(output, made_by(ValueKind::activation, layer, part, m));
     const Buffer kept =
         leaves ? take_free(PoolKind::kept_activation_slots) : kept_activations(block, m);
     if (saves) {
-      if (!is_first) forward.read(kept, made_by(ValueKind::saved, block - 1, m));
-      forward.write(kept, made_by(ValueKind::saved, block, m));
+      if (part > 0) forward.read(kept, made_by(ValueKind::saved, layer, part - 1, m));
+      forward.write(kept, made_by(ValueKind::saved, layer, part, m));
     }
     forward.write({PoolKind::workspace}, {});
     append(forward);
@@ -197,81 +197,21 @@ void Builder::forward_layer(std::uint32_t layer, MicroBatches range, bool train,
 }
 
 /// Backward of a tile goes on from what that of the tile behind it has left.
-void Builder::meet_tiles(OpDraft& draft) const {
-  const std::uint32_t block = draft.op.block;
+void Builder::meet_tiles(OpDraft& draft, std::uint32_t layer, std::uint32_t part,
+                         std::uint32_t parts) const {
   const std::uint32_t m = draft.op.micro_batch;
   const Buffer between{PoolKind::between_tiles, m};
-  const std::uint32_t end = workload_.first_block(workload_.layer_of(block) + 1);
-  if (block + 1 < end) draft.read(between, made_by(ValueKind::between_tiles, block + 1, m));
-  draft.write(between, made_by(ValueKind::between_tiles, block, m));
-}
-
-/// The head's tiles are scanned for the loss, first to last, before they run backward.
-void Builder::meet_tiles_of_head(OpDraft& draft, bool train) const {
-  const std::uint32_t block = draft.op.block;
-  const std::uint32_t m = draft.op.micro_batch;
-  const Buffer between{PoolKind::between_tiles, m};
-  if (train) {
-    if (block == head()) draft.read(between, made_by(ValueKind::scanned, block, m));
-    return meet_tiles(draft);
+  if (part + 1 < parts) {
+    draft.read(between, made_by(ValueKind::between_tiles, layer, part + 1, m));
   }
-  const bool is_first = block == workload_.first_block(workload_.layer_of(block));
-  if (!is_first) draft.read(between, made_by(ValueKind::scanned, block - 1, m));
-  draft.write(between, made_by(ValueKind::scanned, block, m));
-}
-
-void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
-  const BlockShape& shape = workload_.blocks[block];
-  const std::uint32_t layer = workload_.layer_of(block);
-  Buffer tied;
-  if (workload_.tied_head) tied = bring_parameters(0);
-  const Buffer weights = bring_parameters(block);
-  Buffer accumulator;
-  if (train) accumulator = accumulator_of(block, range);
-  for (std::uint32_t m = range.first; m < range.last; ++m) {
-    OpDraft loss = draft(OpKind::loss, Lane::gpu, block, m);
-    loss.op.flops = shape.forward_flops + (train ? shape.backward_flops : 0);
-    loss.read(weights, parameters(block));
-    if (workload_.tied_head) loss.read(tied, parameters(0));
-    read_vectors(loss);
-    const Buffer input = passing_activation(layer - 1, m);
-    loss.read(input, activation(layer - 1, m));
-    loss.read({PoolKind::device_tokens, m}, of_pass(ValueKind::tokens, m));
-    if (!workload_.tiled || !train) {
-      loss.write({PoolKind::device_losses, pass_index(m)}, of_pass(ValueKind::loss, m));
-    }
-    if (workload_.tiled) meet_tiles_of_head(loss, train);
-    Buffer gradient;
-    if (train) {
-      gradient = place_for_gradient(m);
-      loss.write(gradient, activation_gradient(layer - 1, m));
-      add_gradient(loss, accumulator);
-      if (workload_.tied_head) {
-        loss.write({PoolKind::tied_accumulator}, {ValueKind::tied_gradient_sum});
-      }
-      write_vectors(loss);
-    }
-    loss.write({PoolKind::workspace}, {});
-    append(loss);
-    give_back(input);
-    if (train) pass_gradient(layer - 1, m, gradient);
-  }
-  if (workload_.tied_head) give_back(tied);
-  give_back(weights);
-  if (train && range.last == workload_.micro_batches) finish_gradient(block);
-}
-
-void Builder::visit_head(MicroBatches range, bool train) {
-  const std::uint32_t first = workload_.first_block(workload_.layers() - 1);
-  if (!workload_.tiled) return visit_loss(first, range, train);
-  for (std::uint32_t block = first; block <= head(); ++block) visit_loss(block, range, false);
-  for (std::uint32_t block = head() + 1; train && block-- > first;) visit_loss(block, range, true);
+  draft.write(between, made_by(ValueKind::between_tiles, layer, part, m));
 }
 
 void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
   const BlockShape& shape = workload_.blocks[block];
   const std::uint32_t layer = workload_.layer_of(block);
   const bool embeds = layer == 0;
+  const std::uint32_t part = block - workload_.first_block(layer);
   // The embedding's backward scatters gradients and reads no parameters.
   const Buffer weights = embeds ? Buffer{} : bring_parameters(block);
   const Buffer accumulator = accumulator_of(block, range);
@@ -297,11 +237,11 @@ void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
       } else {
         backward.read(kept, saved(layer, m));
       }
-      if (workload_.tiled) meet_tiles(backward);
+      if (workload_.tiled) meet_tiles(backward, layer, part, last_part(layer) + 1);
       write_vectors(backward);
     }
     backward.read(gradient, activation_gradient(layer, m));
-    const bool ends_layer = !embeds && block == workload_.first_block(layer);
+    const bool ends_layer = !embeds && part == 0;
     backward.write(gradient, activation_gradient(ends_layer ? layer - 1 : layer, m));
     add_gradient(backward, accumulator);
     backward.write({PoolKind::workspace}, {});
@@ -335,13 +275,13 @@ void Builder::backward_layer(std::uint32_t layer, MicroBatches range) {
 /// just ahead of the block's forward, so that on every lane it delays nothing that an earlier block
 /// needs.
 void Builder::pass(MicroBatches range, bool update_first) {
-  const std::uint32_t last = workload_.layers() - 1;
+  const std::uint32_t last = workload_.head_layer();
   if (workload_.tiled && update_first) update_block(0);
   for (std::uint32_t layer = 0; layer < last; ++layer) {
     forward_layer(layer, range, true, update_first);
   }
   if (update_first) {
-    for (std::uint32_t block = workload_.first_block(last); block <= head(); ++block) {
+    for (std::uint32_t block = workload_.first_block(last); block < blocks(); ++block) {
       update_block(block);
     }
     append_step_commit();
@@ -374,7 +314,7 @@ void Builder::evaluation() {
   const std::uint32_t at_once = whole ? workload_.micro_batches : 1;
   for (std::uint32_t m = 0; m < workload_.micro_batches; m += at_once) {
     const MicroBatches range{m, m + at_once};
-    for (std::uint32_t layer = 0; layer + 1 < workload_.layers(); ++layer) {
+    for (std::uint32_t layer = 0; layer < workload_.head_layer(); ++layer) {
       forward_layer(layer, range, false, false);
     }
     visit_head(range, false);

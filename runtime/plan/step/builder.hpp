@@ -2,7 +2,7 @@
 // they use; what they have to wait for follows from that. Its sides stand apart:
 // builder_state.cpp has the way of optimizer state between its tier, the update and the disk,
 // builder_gradients.cpp that of gradients, builder_activations.cpp that of the tensors between and
-// inside blocks, builder.cpp the rest.
+// inside blocks, builder_head.cpp the loss, builder.cpp the rest.
 #pragma once
 
 #include <array>
@@ -68,6 +68,9 @@ class Builder {
   /// one.
   Buffer take_gradient(PoolKind pool, const Buffer& source);
   [[nodiscard]] Buffer kept_activations(std::uint32_t block, std::uint32_t m) const;
+  [[nodiscard]] Buffer tied_accumulator(std::uint32_t block) const {
+    return {PoolKind::tied_accumulators, block - workload_.tied_blocks().first};
+  }
 
   // Values.
   /// Returns the output of a layer after its last block.
@@ -77,10 +80,10 @@ class Builder {
   [[nodiscard]] Value activation_gradient(std::uint32_t layer, std::uint32_t m) const {
     return {ValueKind::activation_gradient, layer, m, round_};
   }
-  /// Returns what is made by the blocks of a layer in turn, after one of them.
-  [[nodiscard]] Value made_by(ValueKind kind, std::uint32_t block, std::uint32_t m) const {
-    const std::uint32_t layer = workload_.layer_of(block);
-    return {kind, layer, m, round_, block - workload_.first_block(layer)};
+  /// Returns what is made by the blocks of a layer in turn, its parts, after one of them.
+  [[nodiscard]] Value made_by(ValueKind kind, std::uint32_t layer, std::uint32_t part,
+                              std::uint32_t m) const {
+    return {kind, layer, m, round_, part};
   }
   /// Returns what backward of a layer needs.
   [[nodiscard]] Value saved(std::uint32_t layer, std::uint32_t m) const;
@@ -109,8 +112,9 @@ class Builder {
   Buffer accumulator_of(std::uint32_t block, MicroBatches range);
   void read_vectors(OpDraft& draft) const;
   void write_vectors(OpDraft& draft) const;
-  void meet_tiles(OpDraft& draft) const;
-  void meet_tiles_of_head(OpDraft& draft, bool train) const;
+  void meet_tiles(OpDraft& draft, std::uint32_t layer, std::uint32_t part,
+                  std::uint32_t parts) const;
+  void meet_tiles_of_head(OpDraft& draft, std::uint32_t part, bool train) const;
   void add_gradient(OpDraft& draft, const Buffer& accumulator);
   void finish_gradient(std::uint32_t block);
   void download_gradient(std::uint32_t block, const Buffer& gradient);
@@ -141,8 +145,8 @@ class Builder {
   void pass(MicroBatches range, bool update_first);
   void round(std::uint32_t round);
 
-  [[nodiscard]] std::uint32_t head() const {
-    return static_cast<std::uint32_t>(workload_.blocks.size() - 1);
+  [[nodiscard]] std::uint32_t blocks() const {
+    return static_cast<std::uint32_t>(workload_.blocks.size());
   }
   [[nodiscard]] std::uint32_t last_part(std::uint32_t layer) const {
     return workload_.first_block(layer + 1) - workload_.first_block(layer) - 1;

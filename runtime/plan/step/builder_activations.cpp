@@ -116,9 +116,12 @@ void Builder::pass_gradient(std::uint32_t layer, std::uint32_t m, const Buffer& 
 }
 
 Value Builder::saved(std::uint32_t layer, std::uint32_t m) const {
-  std::uint32_t last = workload_.first_block(layer + 1) - 1;
-  while (workload_.tiled && recomputes(layer) && !workload_.blocks[last].feeds_backward) --last;
-  return made_by(ValueKind::saved, last, m);
+  const std::uint32_t first = workload_.first_block(layer);
+  std::uint32_t part = last_part(layer);
+  while (workload_.tiled && recomputes(layer) && !workload_.blocks[first + part].feeds_backward) {
+    --part;
+  }
+  return made_by(ValueKind::saved, layer, part, m);
 }
 
 /// Returns the buffer of its own of what the block's layer saves, or the scratch.

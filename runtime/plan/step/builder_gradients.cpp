@@ -44,8 +44,8 @@ void Builder::finish_gradient(std::uint32_t block) {
   finish.read(accumulator, vectors ? Value{ValueKind::gradient_sum}
                                    : Value{ValueKind::gradient_sum, block, 0, round_, last});
   finish.write(accumulator, {});
-  if (block == 0 && workload_.tied_head) {
-    finish.read({PoolKind::tied_accumulator}, {ValueKind::tied_gradient_sum});
+  if (workload_.tied_blocks().contains(block)) {
+    finish.read(tied_accumulator(block), {ValueKind::tied_gradient_sum, block});
   }
   finish.write(narrow, {ValueKind::gradient, block, 0, round_});
   if (device) {

@@ -154,7 +154,7 @@ void Builder::append_step_commit() {
 }
 
 void Builder::flush() {
-  for (std::uint32_t block = 0; block <= head(); ++block) update_block(block);
+  for (std::uint32_t block = 0; block < blocks(); ++block) update_block(block);
   append_step_commit();
 }
 

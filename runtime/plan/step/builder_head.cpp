@@ -1,0 +1,76 @@
+// The loss and its gradient: the visits of the head's blocks or, where a head in tiles is tied, of
+// the embedding's.
+#include "runtime/plan/step/builder.hpp"
+
+namespace spillway::plan {
+
+/// The head's tiles are scanned for the loss, first to last, before they run backward.
+void Builder::meet_tiles_of_head(OpDraft& draft, std::uint32_t part, bool train) const {
+  const std::uint32_t layer = workload_.head_layer();
+  const std::uint32_t m = draft.op.micro_batch;
+  const Buffer between{PoolKind::between_tiles, m};
+  const BlockRange all = workload_.loss_blocks();
+  if (train) {
+    const bool is_last = draft.op.block + 1 == all.end;
+    if (is_last) draft.read(between, made_by(ValueKind::scanned, layer, part, m));
+    return meet_tiles(draft, layer, part, all.end - all.first);
+  }
+  if (part > 0) draft.read(between, made_by(ValueKind::scanned, layer, part - 1, m));
+  draft.write(between, made_by(ValueKind::scanned, layer, part, m));
+}
+
+void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
+  const std::uint32_t layer = workload_.head_layer();
+  const std::uint32_t part = block - workload_.loss_blocks().first;
+  const BlockRange tied = workload_.tied_blocks();
+  // A tied head in tiles runs on blocks that are not its own; another has its vectors besides them.
+  const bool is_own = !tied.contains(block);
+  const std::uint32_t tied_block = is_own ? 0 : block;
+  const bool borrows = workload_.tied_head && is_own;
+  Buffer borrowed;
+  if (borrows) borrowed = bring_parameters(tied_block);
+  const Buffer weights = bring_parameters(block);
+  Buffer accumulator;
+  if (train && is_own) accumulator = accumulator_of(block, range);
+  for (std::uint32_t m = range.first; m < range.last; ++m) {
+    OpDraft loss = draft(OpKind::loss, Lane::gpu, block, m);
+    loss.op.flops =
+        workload_.loss_flops(block) + (train ? workload_.loss_gradient_flops(block) : 0);
+    loss.read(weights, parameters(block));
+    if (borrows) loss.read(borrowed, parameters(tied_block));
+    read_vectors(loss);
+    const Buffer input = passing_activation(layer - 1, m);
+    loss.read(input, activation(layer - 1, m));
+    loss.read({PoolKind::device_tokens, m}, of_pass(ValueKind::tokens, m));
+    if (!workload_.tiled || !train) {
+      loss.write({PoolKind::device_losses, pass_index(m)}, of_pass(ValueKind::loss, m));
+    }
+    if (workload_.tiled) meet_tiles_of_head(loss, part, train);
+    Buffer gradient;
+    if (train) {
+      gradient = place_for_gradient(m);
+      loss.write(gradient, activation_gradient(layer - 1, m));
+      if (is_own) add_gradient(loss, accumulator);
+      if (workload_.tied_head) {
+        loss.write(tied_accumulator(tied_block), {ValueKind::tied_gradient_sum, tied_block});
+      }
+      write_vectors(loss);
+    }
+    loss.write({PoolKind::workspace}, {});
+    append(loss);
+    give_back(input);
+    if (train) pass_gradient(layer - 1, m, gradient);
+  }
+  if (borrows) give_back(borrowed);
+  give_back(weights);
+  if (train && is_own && range.last == workload_.micro_batches) finish_gradient(block);
+}
+
+void Builder::visit_head(MicroBatches range, bool train) {
+  const auto [first, end] = workload_.loss_blocks();
+  if (!workload_.tiled) return visit_loss(first, range, train);
+  for (std::uint32_t block = first; block < end; ++block) visit_loss(block, range, false);
+  for (std::uint32_t block = end; train && block-- > first;) visit_loss(block, range, true);
+}
+
+}  // namespace spillway::plan
