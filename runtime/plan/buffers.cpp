@@ -32,7 +32,6 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "host_gradients",
     "landing_gradients",
     "host_boundaries",
-    "parked_boundaries",
     "boundary_staging",
     "host_kept_activations",
     "host_parameters",

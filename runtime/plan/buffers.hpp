@@ -41,7 +41,6 @@ enum class PoolKind : std::uint8_t {
   host_gradients,         ///< by tile
   landing_gradients,      ///< as `rounded_gradients`
   host_boundaries,        ///< by layer and micro-batch
-  parked_boundaries,      ///< by parked micro-batch
   boundary_staging,       ///< each holds a boundary in whole pages
   host_kept_activations,  ///< by layer's first block and micro-batch
   host_parameters,        ///< by tile
@@ -54,7 +53,7 @@ enum class PoolKind : std::uint8_t {
   disk_boundaries,  ///< by layer and micro-batch
   disk_state,       ///< by tile, both slots
 };
-inline constexpr std::size_t kPoolCount = 35;
+inline constexpr std::size_t kPoolCount = 34;
 
 /// A buffer of a pool, or several in a row.
 struct Buffer {

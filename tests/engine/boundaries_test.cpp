@@ -34,7 +34,6 @@ config::TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t round
 struct Spread {
   std::vector<Tier> tiers;  ///< by block, the last again for all that follow
   std::uint32_t slots;
-  std::uint32_t carried;
   std::uint32_t staging = 1;
   std::optional<Tier> saved{};
 };
@@ -46,21 +45,20 @@ auto adjusted(const Spread& spread) {
       placement.blocks[b].saved = spread.saved;
     }
     placement.boundary_slots = spread.slots;
-    placement.carried = spread.carried;
     placement.boundary_staging = spread.staging;
   };
 }
 
 const std::vector<Spread>& spreads() {
   static const std::vector<Spread> all{
-      {.tiers = {Tier::host}, .slots = 2, .carried = 0},
-      {.tiers = {Tier::host}, .slots = 5, .carried = 1},
-      {.tiers = {Tier::host}, .slots = 4, .carried = 3, .saved = Tier::device},
-      {.tiers = {Tier::nvme}, .slots = 2, .carried = 0},
-      {.tiers = {Tier::nvme}, .slots = 3, .carried = 2, .staging = 3},
-      {.tiers = {Tier::nvme, Tier::host, Tier::device}, .slots = 4, .carried = 1, .staging = 2},
-      {.tiers = {Tier::device, Tier::nvme}, .slots = 6, .carried = 0, .saved = Tier::device},
-      {.tiers = {Tier::device}, .slots = 2, .carried = 0},
+      {.tiers = {Tier::host}, .slots = 2},
+      {.tiers = {Tier::host}, .slots = 5},
+      {.tiers = {Tier::host}, .slots = 4, .saved = Tier::device},
+      {.tiers = {Tier::nvme}, .slots = 2},
+      {.tiers = {Tier::nvme}, .slots = 3, .staging = 3},
+      {.tiers = {Tier::nvme, Tier::host, Tier::device}, .slots = 4, .staging = 2},
+      {.tiers = {Tier::device, Tier::nvme}, .slots = 6, .saved = Tier::device},
+      {.tiers = {Tier::device}, .slots = 2},
   };
   return all;
 }
@@ -179,9 +177,9 @@ TEST(BoundaryTraffic, CountersEqualTheFormulas) {
         plan::boundary_traffic(trainer->workload(), trainer->placement());
     const OpActions& actions = trainer->actions();
     EXPECT_EQ(actions.moved(plan::kSaveActivation), traffic.saved * kSteps) << "spread " << i;
-    EXPECT_EQ(actions.moved(plan::kLoadActivation), traffic.loaded * kSteps) << "spread " << i;
+    EXPECT_EQ(actions.moved(plan::kLoadActivation), traffic.saved * kSteps) << "spread " << i;
     EXPECT_EQ(actions.moved(plan::kSpillActivation), traffic.spilled * kSteps) << "spread " << i;
-    EXPECT_EQ(actions.moved(plan::kFetchActivation), traffic.fetched * kSteps) << "spread " << i;
+    EXPECT_EQ(actions.moved(plan::kFetchActivation), traffic.spilled * kSteps) << "spread " << i;
     for (const plan::Copy& kind : kMoves) {
       EXPECT_EQ(actions.moved(kind), plan::bytes_moved(trainer->step_plan(), kind) * kSteps);
     }
@@ -198,7 +196,7 @@ TEST(BoundaryMemory, BackendHoldsExactlyWhatThePlanLists) {
   }
 }
 
-TEST(BoundaryMemory, MoreMicroBatchesThanTheDeviceHoldsTrainInItsBudget) {
+TEST(BoundaryMemory, MoreBoundariesThanTheDeviceHoldsTrainInItsBudget) {
   TrainingHarness harness(tiny_llama(6));
   config::TrainOptions options = options_of(64, 1);
   const auto device_need = [&](config::StateHome activations) {
@@ -211,7 +209,7 @@ TEST(BoundaryMemory, MoreMicroBatchesThanTheDeviceHoldsTrainInItsBudget) {
   };
   const Bytes all = device_need(config::StateHome::device);
   const Outcome device = harness.train(options, 2);
-  // Half of what the boundaries of 64 micro-batches take, then what carries them alone.
+  // Half of what the boundaries of 64 micro-batches take, then what passes alone.
   for (const Bytes budget : {all - 300_KiB, device_need(config::StateHome::host)}) {
     options.activations = config::StateHome::automatic;
     options.device_memory = budget;

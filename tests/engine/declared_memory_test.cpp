@@ -187,7 +187,6 @@ TEST(DeclaredMemory, IsAllThatStreamedBlocksReach) {
       placement.blocks[b].gradients = b == 2 ? Tier::device : Tier::host;
     }
     placement.boundary_slots = 3;
-    placement.carried = 1;
     placement.boundary_staging = 1;
     placement.state_slots = 2;
   };

@@ -35,7 +35,6 @@ struct Spread {
   std::vector<std::optional<Tier>> saved;  ///< by block, the last again for all that follow
   std::uint32_t slots = 2;
   Tier boundaries = Tier::device;
-  std::uint32_t carried = 0;
 };
 
 auto adjusted(const Spread& spread) {
@@ -47,7 +46,6 @@ auto adjusted(const Spread& spread) {
     placement.saved_slots = spread.slots;
     placement.boundary_slots = spread.boundaries == Tier::device ? 0 : 3;
     placement.boundary_staging = spread.boundaries == Tier::nvme ? 2 : 0;
-    placement.carried = spread.carried;
   };
 }
 
@@ -59,11 +57,8 @@ const std::vector<Spread>& spreads() {
       {.saved = {kRecomputed, kOffloaded, kKept}, .slots = 2},
       {.saved = {kKept, kKept, kOffloaded, kRecomputed}, .slots = 4},
       {.saved = {kOffloaded}, .slots = 2, .boundaries = Tier::host},
-      {.saved = {kOffloaded}, .slots = 3, .boundaries = Tier::host, .carried = 3},
-      {.saved = {kRecomputed, kRecomputed, kOffloaded},
-       .slots = 2,
-       .boundaries = Tier::nvme,
-       .carried = 1},
+      {.saved = {kOffloaded}, .slots = 3, .boundaries = Tier::host},
+      {.saved = {kRecomputed, kRecomputed, kOffloaded}, .slots = 2, .boundaries = Tier::nvme},
   };
   return all;
 }

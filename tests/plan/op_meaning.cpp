@@ -19,8 +19,7 @@ using Needs = std::set<Need>;
 Tier tier_of(PoolKind pool) {
   const std::string_view name = name_of(pool);
   if (name.starts_with("disk_")) return Tier::nvme;
-  for (const char* host :
-       {"host_", "landing_", "state_staging", "checksums", "parked_", "boundary_staging"}) {
+  for (const char* host : {"host_", "landing_", "state_staging", "checksums", "boundary_staging"}) {
     if (name.starts_with(host)) return Tier::host;
   }
   return Tier::device;

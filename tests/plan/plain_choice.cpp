@@ -13,7 +13,6 @@ namespace {
 struct BoundaryPlan {
   std::size_t off_device = 0;  ///< blocks, from the first, whose activations leave the device
   std::uint32_t slots = 0;
-  std::uint32_t carried = 0;
 };
 
 class PlainChooser {
@@ -52,23 +51,17 @@ class PlainChooser {
     return shortage.needed < other.needed;
   }
 
-  /// In order of preference. Boundaries that are carried cost room and no time; parked ones move
-  /// once more each way, still far less than a pass computes.
+  /// In order of preference.
   [[nodiscard]] std::vector<BoundaryPlan> boundary_plans(bool spill, bool shrink) const {
     std::vector<BoundaryPlan> plans;
     const std::size_t head = workload_.blocks.size() - 1;
-    const std::uint32_t all = workload_.micro_batches;
     const std::uint32_t slots = 2 * (request_.prefetch + 1);
     if (!spill && request_.activations.value_or(Tier::device) == Tier::device) {
       plans.push_back({});
       if (request_.activations || workload_.tiled) return plans;
     }
     for (std::size_t b = request_.activations ? head : 1; b <= head; ++b) {
-      plans.push_back({.off_device = b, .slots = slots, .carried = all});
-    }
-    const bool waits = request_.order == WorkOrder::layer_major;
-    for (std::uint32_t carried = waits ? all : 0; carried-- > 0;) {
-      plans.push_back({.off_device = head, .slots = slots, .carried = carried});
+      plans.push_back({.off_device = b, .slots = slots});
     }
     for (std::uint32_t fewer = slots; shrink && fewer-- > 2;) {
       plans.push_back({.off_device = head, .slots = fewer});
@@ -138,7 +131,6 @@ class PlainChooser {
       placement.blocks[b].output = on_disk ? Tier::nvme : Tier::host;
     }
     placement.boundary_slots = boundaries_.slots;
-    placement.carried = boundaries_.carried;
     if (on_disk) stage_boundaries(placement);
     return placement;
   }
@@ -207,13 +199,13 @@ class PlainChooser {
     }
   }
 
-  static void stage_boundaries(Placement& placement) {
-    if (blocks_with(placement, BoundaryHome::nvme) > 0) {
+  void stage_boundaries(Placement& placement) const {
+    if (layers_with(workload_, placement, Tier::nvme) > 0) {
       placement.boundary_staging = placement.boundary_slots;
     }
   }
 
-  /// The last block's output is only parked on the way to the head: the disk spares it nothing.
+  /// The last block's output goes to the head alone: the disk spares it nothing.
   void spill_activations(Placement& placement) const {
     const std::size_t end = std::min(boundaries_.off_device, placement.blocks.size() - 2);
     for (std::size_t b = 0; b < end && !fits(placement, Tier::host); ++b) {

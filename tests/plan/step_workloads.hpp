@@ -169,7 +169,6 @@ class RandomCases {
       p.blocks[b].output = kTiers[between(0, 2)];
     }
     p.boundary_slots = static_cast<std::uint32_t>(between(2, 6));
-    p.carried = static_cast<std::uint32_t>(between(0, w.micro_batches));
     p.boundary_staging = static_cast<std::uint32_t>(between(1, 3));
   }
 

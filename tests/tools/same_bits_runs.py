@@ -172,9 +172,9 @@ def activations():
     run("boundaries on disk, micro-batch first, 2 rounds", activations="nvme", micro=1, windows=4,
         rounds=2, work_order="micro_batch_major", flags=DISK, checkpointing="recompute",
         covers=["boundaries nvme"])
-    run("boundaries on the host, parked", "llama", activations="host", micro=1, windows=8,
+    run("boundaries on the host, tight", "llama", activations="host", micro=1, windows=8,
         checkpointing="recompute", residency="none", device_memory="536KiB", compute_threads=2,
-        covers=["boundaries host", "takes parked boundaries"])
+        covers=["boundaries host"])
     run("boundaries partly on the host", "gpt2-untied", activations="auto", micro=4,
         windows=16, residency="none", checkpointing="recompute", host_link_gbps=0.5,
         compute_threads=2, device_memory="1020KiB", covers=["boundaries host", "boundaries device"])

@@ -203,8 +203,7 @@ class Chooser {
       placement.blocks[b].output = on_disk ? Tier::nvme : Tier::host;
     }
     placement.boundary_slots = boundaries_.slots;
-    placement.carried = boundaries_.carried;
-    // The last block's output is only parked on the way to the head.
+    // The last layer's output goes to the head alone, and never to the disk.
     if (on_disk && boundaries_.off_device > 0 && blocks > 2) stage_boundaries(placement);
     return {sizes_, budgets_, std::move(placement)};
   }
@@ -278,7 +277,7 @@ class Chooser {
     placement.boundary_staging = placement.boundary_slots;
   }
 
-  /// The last block's output is only parked on the way to the head: the disk spares it nothing.
+  /// The last layer's output goes to the head alone: the disk spares it nothing.
   void spill_activations(Draft& draft) const {
     const std::size_t end = std::min<std::size_t>(boundaries_.off_device, draft.size() - 2);
     for (std::uint32_t b = 0; b < end && !draft.fits(Tier::host); ++b) {

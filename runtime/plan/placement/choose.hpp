@@ -45,8 +45,8 @@ struct Shortage {
 /// blocks as it says, spread evenly. State goes to the host, and to nvme for the blocks that do not
 /// fit there. Boundary activations leave the device for as few blocks as make the rest fit, the
 /// earliest first: theirs wait longest for their backward. They go to the host; to nvme only where
-/// moving state there is not enough, since state moves once a step and they move every round. Then
-/// fewer micro-batches' boundaries are carried from block to block. Slots that only hide time
+/// moving state there is not enough, since state moves once a step and they move every round. Slots
+/// that only hide time
 /// (prefetch, the second gradient slot, staging beyond one tile) are given up before the request
 /// is. Throws `Error{invalid_argument}` for device state with streamed parameters,
 /// `Error{not_supported}` for tiles with activations of either kind off the device.

@@ -51,53 +51,38 @@ class Draft {
 struct BoundaryPlan {
   std::size_t off_device = 0;  ///< blocks, from the first, whose activations leave the device
   std::uint32_t slots = 0;
-  std::uint32_t carried = 0;
 };
 
 /// Ways to spread boundaries, in order of preference. Each but `on_device` needs no more of the
-/// device than the one before it, and no less of the other tiers but for staging. Boundaries that
-/// are carried cost room and no time; parked ones move once more each way, still far less than a
-/// pass computes.
+/// device than the one before it, and no less of the other tiers but for staging.
 class BoundaryPlans {
  public:
   /// `spill`: activations may go to the disk. `shrink`: slots may be given up.
   BoundaryPlans(const Workload& workload, const PlacementRequest& request, bool spill, bool shrink)
-      : head_(workload.blocks.size() - 1),
-        all_(workload.micro_batches),
-        slots_(2 * (request.prefetch + 1)) {
+      : head_(workload.blocks.size() - 1), slots_(2 * (request.prefetch + 1)) {
     const bool wants_device = request.activations.value_or(Tier::device) == Tier::device;
     on_device_ = !spill && wants_device ? 1 : 0;
     if (on_device_ == 1 && (request.activations || workload.tiled)) return;
     blocks_ = request.activations ? 1 : head_;
-    if (request.order == WorkOrder::layer_major) carried_ = all_;
     if (shrink && slots_ > 2) fewer_slots_ = slots_ - 2;
   }
 
   [[nodiscard]] std::size_t on_device() const { return on_device_; }  ///< 1: plan 0 moves nothing
   [[nodiscard]] std::size_t size() const { return first_with_fewer_slots() + fewer_slots_; }
-  [[nodiscard]] std::size_t first_with_fewer_slots() const {
-    return on_device_ + blocks_ + carried_;
-  }
+  [[nodiscard]] std::size_t first_with_fewer_slots() const { return on_device_ + blocks_; }
   [[nodiscard]] BoundaryPlan operator[](std::size_t i) const {
     if (i < on_device_) return {};
     i -= on_device_;
-    if (i < blocks_)
-      return {.off_device = head_ - blocks_ + i + 1, .slots = slots_, .carried = all_};
-    i -= blocks_;
-    const auto step = static_cast<std::uint32_t>(i) + 1;
-    if (i < carried_) return {.off_device = head_, .slots = slots_, .carried = all_ - step};
-    return {.off_device = head_,
-            .slots = slots_ - (step - static_cast<std::uint32_t>(carried_)),
-            .carried = 0};
+    if (i < blocks_) return {.off_device = head_ - blocks_ + i + 1, .slots = slots_};
+    const auto fewer = static_cast<std::uint32_t>(i - blocks_) + 1;
+    return {.off_device = head_, .slots = slots_ - fewer};
   }
 
  private:
   std::size_t head_;
-  std::uint32_t all_;
   std::uint32_t slots_;
   std::size_t on_device_ = 0;
   std::size_t blocks_ = 0;       ///< plans that differ in the number of blocks
-  std::size_t carried_ = 0;      ///< ... of micro-batches that are carried
   std::size_t fewer_slots_ = 0;  ///< ... of slots
 };
 

@@ -39,7 +39,6 @@ struct Placement {
   std::uint32_t gradient_slots = 2;    ///< device fp32 accumulators
   std::uint32_t state_slots = 4;       ///< host staging buffers for tiles on nvme
   std::uint32_t boundary_slots = 0;    ///< device homes shared by boundaries that come and go
-  std::uint32_t carried = 0;           ///< micro-batches whose boundary stays from block to block
   std::uint32_t boundary_staging = 0;  ///< host buffers for boundaries on nvme
   std::uint32_t saved_slots = 0;       ///< device homes shared by internals that come and go
   bool commits = true;  ///< every tile has slots on disk; else only those whose home it is

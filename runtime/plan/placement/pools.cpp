@@ -39,7 +39,6 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::host, "waiting gradients"},
     {Tier::host, "landing gradients"},
     {Tier::host, "boundary activations"},
-    {Tier::host, "parked boundaries"},
     {Tier::host, "boundary staging"},
     {Tier::host, "kept activations"},
     {Tier::host, "parameters"},
@@ -173,9 +172,9 @@ Bytes PoolSizes::saved(std::uint32_t block) const {
 }
 
 bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& place) const {
-  const auto boundary_is = [&](BoundaryHome home) {
+  const auto boundary_is = [&](Tier home) {
     const Block& b = blocks_[block];
-    return b.starts_layer && activation_home(place.output, b.feeds_head) == home;
+    return b.starts_layer && boundary_home(place.output, b.feeds_head) == home;
   };
   switch (pool) {
     case PoolKind::resident_parameters: return place.resident();
@@ -190,9 +189,9 @@ bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& pl
     case PoolKind::host_state: return place.state == Tier::host;
     case PoolKind::host_sums: return true;
     case PoolKind::disk_state: return commits_ || place.state == Tier::nvme;
-    case PoolKind::boundaries: return boundary_is(BoundaryHome::device);
-    case PoolKind::host_boundaries: return boundary_is(BoundaryHome::host);
-    case PoolKind::disk_boundaries: return boundary_is(BoundaryHome::nvme);
+    case PoolKind::boundaries: return boundary_is(Tier::device);
+    case PoolKind::host_boundaries: return boundary_is(Tier::host);
+    case PoolKind::disk_boundaries: return boundary_is(Tier::nvme);
     case PoolKind::kept_activations: return place.saved && !saved_leaves(block, place);
     case PoolKind::host_kept_activations: return saved_leaves(block, place);
     default: return false;
@@ -274,8 +273,6 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::boundary_slots: return row(device_boundary_slots(w, p), one);
     // Backward writes an output again that nobody reads, and that may have no place here.
     case PoolKind::recomputed_boundary: return row(passes_slots, one);
-    case PoolKind::parked_boundaries:
-      return row(passes_slots ? parked_micro_batches(w, p) : 0, one);
     case PoolKind::boundary_staging:
       return row(passes_slots ? p.boundary_staging : 0, boundary_disk_bytes(w));
     case PoolKind::kept_activation_slots: return row(p.saved_slots, strides.leaving);

@@ -39,12 +39,12 @@ class Sum {
     }
     const BoundaryTraffic boundaries = boundary_traffic(w_, p_);
     const double internals = number(internals_traffic(w_, p_));
-    work_.up += number(boundaries.loaded) + internals;
+    work_.up += number(boundaries.saved) + internals;
     work_.down += number(boundaries.saved) + internals;
     work_.written += number(boundaries.spilled);
     // What the staging slots hold from one step to the next is not read again.
     const double held = number(state_bytes(p_.format, p_.tile_parameters)) * p_.state_slots;
-    work_.read = std::max(0.0, work_.read - held) + number(boundaries.fetched);
+    work_.read = std::max(0.0, work_.read - held) + number(boundaries.spilled);
     return work_;
   }
 

@@ -68,9 +68,10 @@ void Builder::check_placement() const {
   SPILLWAY_ASSERT(!workload_.tiled || (placement_.blocks[0].resident() && !uses_slots));
   // An op may hold two boundaries: what it reads and what it writes.
   SPILLWAY_ASSERT(!uses_slots || placement_.boundary_slots >= 2);
-  SPILLWAY_ASSERT(uses_slots || blocks_with(placement_, BoundaryHome::device) + 1 == blocks());
+  SPILLWAY_ASSERT(uses_slots ||
+                  layers_with(workload_, placement_, Tier::device) == workload_.head_layer());
   SPILLWAY_ASSERT(placement_.boundary_staging > 0 ||
-                  blocks_with(placement_, BoundaryHome::nvme) == 0);
+                  layers_with(workload_, placement_, Tier::nvme) == 0);
   // One to compute in or read from, and one that is copied meanwhile.
   SPILLWAY_ASSERT(placement_.saved_slots >= 2 ||
                   offloaded_internals(workload_, placement_) == Bytes{});
@@ -221,7 +222,7 @@ void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
     backward.op.flops = shape.backward_flops + (with_forward ? shape.forward_flops : 0);
     const Buffer kept = embeds ? Buffer{} : returning_activations(block, m);
     const Buffer input = embeds ? Buffer{} : returning_activation(layer - 1, m);
-    const Buffer gradient = passing_gradient(layer, m);
+    const Buffer gradient = passing_gradient(m);
     if (embeds) {
       backward.read({PoolKind::device_tokens, m}, of_pass(ValueKind::tokens, m));
     } else {
@@ -229,7 +230,7 @@ void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
       read_vectors(backward);
       backward.read(input, activation(layer - 1, m));
       if (with_forward) {
-        const bool home = activation_home(placement_, layer) == BoundaryHome::device;
+        const bool home = boundary_home(workload_, placement_, layer) == Tier::device;
         backward.write(home ? of_micro_batch(PoolKind::boundaries, layer, m)
                             : Buffer{PoolKind::recomputed_boundary},
                        activation(layer, m));
@@ -253,7 +254,7 @@ void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
     if (embeds) {
       give_back(gradient);
     } else {
-      pass_gradient(layer - 1, m, gradient);
+      pass_gradient(m, gradient);
     }
   }
   if (!embeds) give_back(weights);

@@ -122,16 +122,15 @@ class Builder {
 
   // Activations.
   [[nodiscard]] OpDraft copy_of_boundary(Lane lane, std::uint32_t layer, std::uint32_t m) const;
-  [[nodiscard]] Buffer host_of_boundary(std::uint32_t layer, std::uint32_t m, bool gradient) const;
-  Buffer load_boundary(std::uint32_t layer, std::uint32_t m, bool gradient);
-  void save_boundary(std::uint32_t layer, std::uint32_t m, bool gradient, const Buffer& made);
-  Buffer passing_activation(std::uint32_t layer, std::uint32_t m);
-  Buffer passing_gradient(std::uint32_t layer, std::uint32_t m);
+  Buffer load_boundary(std::uint32_t layer, std::uint32_t m);
+  void save_boundary(std::uint32_t layer, std::uint32_t m, const Buffer& made);
+  [[nodiscard]] Buffer passing_activation(std::uint32_t layer, std::uint32_t m) const;
+  [[nodiscard]] Buffer passing_gradient(std::uint32_t m) const;
   Buffer returning_activation(std::uint32_t layer, std::uint32_t m);
   Buffer place_for_output(std::uint32_t layer, std::uint32_t m);
   Buffer place_for_gradient(std::uint32_t m);
   void pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer& made, bool train);
-  void pass_gradient(std::uint32_t layer, std::uint32_t m, const Buffer& made);
+  void pass_gradient(std::uint32_t m, const Buffer& made);
   void save_activations(std::uint32_t block, std::uint32_t m, const Buffer& made);
   Buffer returning_activations(std::uint32_t block, std::uint32_t m);
 
@@ -167,7 +166,7 @@ class Builder {
   std::vector<std::uint32_t> first_tile_;  // by block; behind them the number of all
   std::array<std::deque<std::uint32_t>, kPoolCount> free_;  // by pool, free for longest first
   std::vector<Buffer> accumulator_;                         // by block, of the visit under way
-  std::vector<Buffer> passing_;             // by micro-batch: the boundary that is carried on
+  std::vector<Buffer> passing_;             // by micro-batch: the boundary on its way
   std::vector<std::uint32_t> staged_tile_;  // by staging buffer: the last tile in it
   std::uint32_t staging_visits_ = 0;        // of tiles that live on disk: `read_ahead` counts on it
   std::uint32_t record_visits_ = 0;

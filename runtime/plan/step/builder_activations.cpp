@@ -12,19 +12,11 @@ OpDraft Builder::copy_of_boundary(Lane lane, std::uint32_t layer, std::uint32_t 
   return copy;
 }
 
-/// Returns where a boundary waits on the host for more than a copy to or from the disk.
-Buffer Builder::host_of_boundary(std::uint32_t layer, std::uint32_t m, bool gradient) const {
-  const bool parks = gradient || activation_home(placement_, layer) == BoundaryHome::parking;
-  const std::uint32_t first = workload_.micro_batches - parked_micro_batches(workload_, placement_);
-  if (parks) return {PoolKind::parked_boundaries, m - first};
-  return of_micro_batch(PoolKind::host_boundaries, layer, m);
-}
-
-Buffer Builder::load_boundary(std::uint32_t layer, std::uint32_t m, bool gradient) {
-  const Value value = gradient ? activation_gradient(layer, m) : activation(layer, m);
-  const bool on_disk = !gradient && activation_home(placement_, layer) == BoundaryHome::nvme;
-  Buffer host = host_of_boundary(layer, m, gradient);
-  if (on_disk) {
+/// Brings back what was saved of a layer's output.
+Buffer Builder::load_boundary(std::uint32_t layer, std::uint32_t m) {
+  const Value value = activation(layer, m);
+  Buffer host = of_micro_batch(PoolKind::host_boundaries, layer, m);
+  if (boundary_home(workload_, placement_, layer) == Tier::nvme) {
     host = take_free(PoolKind::boundary_staging);
     OpDraft fetch = copy_of_boundary(Lane::nvme_read, layer, m);
     fetch.read(of_micro_batch(PoolKind::disk_boundaries, layer, m), value);
@@ -40,12 +32,11 @@ Buffer Builder::load_boundary(std::uint32_t layer, std::uint32_t m, bool gradien
   return device;
 }
 
-void Builder::save_boundary(std::uint32_t layer, std::uint32_t m, bool gradient,
-                            const Buffer& made) {
-  const Value value = gradient ? activation_gradient(layer, m) : activation(layer, m);
-  const bool spills = !gradient && activation_home(placement_, layer) == BoundaryHome::nvme;
-  const Buffer host =
-      spills ? take_free(PoolKind::boundary_staging) : host_of_boundary(layer, m, gradient);
+void Builder::save_boundary(std::uint32_t layer, std::uint32_t m, const Buffer& made) {
+  const Value value = activation(layer, m);
+  const bool spills = boundary_home(workload_, placement_, layer) == Tier::nvme;
+  const Buffer host = spills ? take_free(PoolKind::boundary_staging)
+                             : of_micro_batch(PoolKind::host_boundaries, layer, m);
   OpDraft save = copy_of_boundary(Lane::d2h, layer, m);
   save.read(made, value);
   save.write(host, value);
@@ -59,27 +50,27 @@ void Builder::save_boundary(std::uint32_t layer, std::uint32_t m, bool gradient,
 }
 
 /// Returns where the layer's output is for the next layer's forward.
-Buffer Builder::passing_activation(std::uint32_t layer, std::uint32_t m) {
-  const bool stays = activation_home(placement_, layer) == BoundaryHome::device;
-  return stays || is_parked(placement_, m) ? returning_activation(layer, m) : passing_[m];
+Buffer Builder::passing_activation(std::uint32_t layer, std::uint32_t m) const {
+  const bool stays = boundary_home(workload_, placement_, layer) == Tier::device;
+  return stays ? of_micro_batch(PoolKind::boundaries, layer, m) : passing_[m];
 }
 
 /// Returns where the gradient of the layer's output is for its backward.
-Buffer Builder::passing_gradient(std::uint32_t layer, std::uint32_t m) {
+Buffer Builder::passing_gradient(std::uint32_t m) const {
   if (placement_.boundary_slots == 0) return {PoolKind::boundary_gradients, m};
-  return is_parked(placement_, m) ? load_boundary(layer, m, true) : passing_[m];
+  return passing_[m];
 }
 
 /// Returns where the layer's output is for the next layer's backward.
 Buffer Builder::returning_activation(std::uint32_t layer, std::uint32_t m) {
-  if (activation_home(placement_, layer) == BoundaryHome::device) {
+  if (boundary_home(workload_, placement_, layer) == Tier::device) {
     return of_micro_batch(PoolKind::boundaries, layer, m);
   }
-  return load_boundary(layer, m, false);
+  return load_boundary(layer, m);
 }
 
 Buffer Builder::place_for_output(std::uint32_t layer, std::uint32_t m) {
-  if (activation_home(placement_, layer) == BoundaryHome::device) {
+  if (boundary_home(workload_, placement_, layer) == Tier::device) {
     return of_micro_batch(PoolKind::boundaries, layer, m);
   }
   return take_free(PoolKind::boundary_slots);
@@ -93,26 +84,13 @@ Buffer Builder::place_for_gradient(std::uint32_t m) {
 void Builder::pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer& made,
                               bool train) {
   if (made.pool != PoolKind::boundary_slots) return;
-  const bool parked = is_parked(placement_, m);
-  const bool returns = train && activation_home(placement_, layer) != BoundaryHome::parking;
-  if (parked || returns) save_boundary(layer, m, false, made);
-  if (parked) {
-    give_back(made);
-  } else {
-    passing_[m] = made;
-  }
+  if (train && boundary_home(workload_, placement_, layer)) save_boundary(layer, m, made);
+  passing_[m] = made;
 }
 
-/// Takes the gradient of the layer's output to the layer's backward; that of the embedding's input
-/// leads nowhere.
-void Builder::pass_gradient(std::uint32_t layer, std::uint32_t m, const Buffer& made) {
-  if (made.pool != PoolKind::boundary_slots) return;
-  if (!is_parked(placement_, m)) {
-    passing_[m] = made;
-    return;
-  }
-  save_boundary(layer, m, true, made);
-  give_back(made);
+/// Takes a gradient to the backward of the layer whose output it is of.
+void Builder::pass_gradient(std::uint32_t m, const Buffer& made) {
+  if (made.pool == PoolKind::boundary_slots) passing_[m] = made;
 }
 
 Value Builder::saved(std::uint32_t layer, std::uint32_t m) const {

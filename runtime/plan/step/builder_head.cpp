@@ -59,7 +59,7 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
     loss.write({PoolKind::workspace}, {});
     append(loss);
     give_back(input);
-    if (train) pass_gradient(layer - 1, m, gradient);
+    if (train) pass_gradient(m, gradient);
   }
   if (borrows) give_back(borrowed);
   give_back(weights);
