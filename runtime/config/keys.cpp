@@ -57,11 +57,12 @@ constexpr std::array<Named<DecayScope>, 2> kDecayScopes{{
     {"matrices", DecayScope::matrices},
     {"all", DecayScope::all},
 }};
-constexpr std::array<Named<Checkpointing>, 4> kCheckpointings{{
+constexpr std::array<Named<Checkpointing>, 5> kCheckpointings{{
     {"auto", Checkpointing::automatic},
     {"recompute", Checkpointing::recompute},
     {"keep", Checkpointing::keep},
     {"offload", Checkpointing::offload},
+    {"nvme", Checkpointing::nvme},
 }};
 constexpr std::array<Named<DeviceKind>, 2> kDevices{{
     {"host", DeviceKind::host},

@@ -139,7 +139,8 @@ void add_placement(std::vector<Option>& table) {
   rows.member<&Options::checkpointing>(
       {"checkpointing",
        "The activations inside a layer are computed again in backward (`recompute`), stay on the "
-       "device (`keep`), or wait in host memory as far as they do not fit (`offload`).",
+       "device (`keep`), or wait in host memory (`offload`) or on disk (`nvme`) as far as they do "
+       "not fit.",
        "auto: layer by layer what makes the shortest step"});
   rows.member<&Options::residency>(
       {"residency", "Parameters stay on the device (`all`), or every block is streamed (`none`)."});

@@ -99,7 +99,11 @@ enum class DeviceKind : std::uint8_t { host, cuda };
 enum class UpdateMode : std::uint8_t { automatic, deferred, immediate };
 enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
 enum class DecayScope : std::uint8_t { matrices, all };
-enum class Checkpointing : std::uint8_t { automatic, recompute, keep, offload };
+enum class Checkpointing : std::uint8_t { automatic, recompute, keep, offload, nvme };
+/// Returns whether kept activations wait off the device where they do not fit.
+[[nodiscard]] constexpr bool offloads(Checkpointing checkpointing) {
+  return checkpointing == Checkpointing::offload || checkpointing == Checkpointing::nvme;
+}
 enum class Residency : std::uint8_t { automatic, none, all };
 enum class StateHome : std::uint8_t { automatic, device, host, nvme };
 enum class SumsHome : std::uint8_t { automatic, device, host };

@@ -34,6 +34,7 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "host_boundaries",
     "boundary_staging",
     "host_kept_activations",
+    "kept_staging",
     "host_parameters",
     "host_state",
     "state_staging",
@@ -41,6 +42,7 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "host_tokens",
     "host_sums",
     "disk_boundaries",
+    "disk_kept_activations",
     "disk_state",
 };
 

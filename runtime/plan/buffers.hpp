@@ -43,6 +43,7 @@ enum class PoolKind : std::uint8_t {
   host_boundaries,        ///< by layer and micro-batch
   boundary_staging,       ///< each holds a boundary in whole pages
   host_kept_activations,  ///< by layer's first block and micro-batch
+  kept_staging,           ///< each holds kept activations in whole pages
   host_parameters,        ///< by tile
   host_state,             ///< by tile
   state_staging,          ///< each holds a tile's slot
@@ -50,10 +51,11 @@ enum class PoolKind : std::uint8_t {
   host_tokens,            ///< by round and micro-batch
   host_sums,              ///< by tile: as `device_leaves`; the last holds all losses
   // NVMe.
-  disk_boundaries,  ///< by layer and micro-batch
-  disk_state,       ///< by tile, both slots
+  disk_boundaries,        ///< by layer and micro-batch
+  disk_kept_activations,  ///< by layer's first block and micro-batch
+  disk_state,             ///< by tile, both slots
 };
-inline constexpr std::size_t kPoolCount = 34;
+inline constexpr std::size_t kPoolCount = 36;
 
 /// A buffer of a pool, or several in a row.
 struct Buffer {

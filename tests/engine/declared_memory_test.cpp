@@ -200,10 +200,11 @@ TEST(DeclaredMemory, IsAllThatResidentBlocksReach) {
   harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
     for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
       placement.blocks[b].state = b == 1 ? Tier::device : Tier::host;
-      placement.blocks[b].saved = b == 2 ? Tier::host : Tier::device;
+      placement.blocks[b].saved = b == 2 ? Tier::host : b == 3 ? Tier::nvme : Tier::device;
       placement.blocks[b].gradients = b == 1 ? Tier::device : Tier::host;
     }
     placement.saved_slots = 2;
+    placement.saved_staging = 1;
   };
   expect_no_other_memory(harness, options);
 }

@@ -1,5 +1,5 @@
-// Kept activations on the host: the bits of recomputation and of the device, as few bytes as
-// planned.
+// Kept activations on the host or on disk: the bits of recomputation and of the device, as few
+// bytes as planned.
 #include "runtime/plan/placement/internals.hpp"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,8 @@ namespace {
 
 using plan::Tier;
 
-constexpr plan::Copy kMoves[] = {plan::kSaveInternals, plan::kLoadInternals};
+constexpr plan::Copy kLinkMoves[] = {plan::kSaveInternals, plan::kLoadInternals};
+constexpr plan::Copy kDiskMoves[] = {plan::kSpillInternals, plan::kFetchInternals};
 
 /// Rounds of as many micro-batches, parameters streamed and activations recomputed.
 config::TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t rounds) {
@@ -29,12 +30,14 @@ config::TrainOptions options_of(std::uint32_t micro_batches, std::uint32_t round
   return options;
 }
 
-constexpr std::optional<Tier> kRecomputed, kKept{Tier::device}, kOffloaded{Tier::host};
+constexpr std::optional<Tier> kRecomputed, kKept{Tier::device}, kOffloaded{Tier::host},
+    kOnDisk{Tier::nvme};
 
 struct Spread {
   std::vector<std::optional<Tier>> saved;  ///< by block, the last again for all that follow
   std::uint32_t slots = 2;
   Tier boundaries = Tier::device;
+  std::uint32_t staging = 1;
 };
 
 auto adjusted(const Spread& spread) {
@@ -44,6 +47,7 @@ auto adjusted(const Spread& spread) {
       placement.blocks[b].output = spread.boundaries;
     }
     placement.saved_slots = spread.slots;
+    placement.saved_staging = placement.any_saved(Tier::nvme) ? spread.staging : 0;
     placement.boundary_slots = spread.boundaries == Tier::device ? 0 : 3;
     placement.boundary_staging = spread.boundaries == Tier::nvme ? 2 : 0;
   };
@@ -59,6 +63,9 @@ const std::vector<Spread>& spreads() {
       {.saved = {kOffloaded}, .slots = 2, .boundaries = Tier::host},
       {.saved = {kOffloaded}, .slots = 3, .boundaries = Tier::host},
       {.saved = {kRecomputed, kRecomputed, kOffloaded}, .slots = 2, .boundaries = Tier::nvme},
+      {.saved = {kOnDisk}, .slots = 2},
+      {.saved = {kOnDisk, kOnDisk, kOffloaded, kOnDisk}, .slots = 3, .staging = 3},
+      {.saved = {kRecomputed, kOnDisk, kKept}, .slots = 4, .boundaries = Tier::nvme, .staging = 2},
   };
   return all;
 }
@@ -86,8 +93,10 @@ TEST(InternalsExactness, ManyMicroBatchesThroughTwoSlotsGiveTheBitsOfTheDevice) 
   const config::TrainOptions options = options_of(9, 2);
   TrainingHarness harness(tiny_llama(4));
   const Outcome device = harness.train(options, 3);
-  harness.adjust_placement = adjusted(spreads()[0]);
-  EXPECT_EQ(harness.train(options, 3), device);
+  for (const std::size_t spread : {std::size_t{0}, spreads().size() - 3}) {
+    harness.adjust_placement = adjusted(spreads()[spread]);
+    EXPECT_EQ(harness.train(options, 3), device);
+  }
 }
 
 TEST(InternalsExactness, AnEvaluationSeesTheSameLossAndMovesNothing) {
@@ -117,7 +126,7 @@ TEST(InternalsExactness, ARunResumesWithItsActivationsElsewhere) {
   const Outcome whole = harness.train(options, 6);
   Outcome outcome;
   const std::filesystem::path run = harness.new_run();
-  harness.adjust_placement = adjusted(spreads()[0]);
+  harness.adjust_placement = adjusted(spreads().back());
   {
     const auto trainer = harness.make(options, run);
     harness.steps(*trainer, options, 3, outcome);
@@ -139,12 +148,15 @@ TEST(InternalsTraffic, CountersEqualTheFormula) {
     Outcome outcome;
     constexpr std::uint64_t kSteps = 3;
     harness.steps(*trainer, options, kSteps, outcome);
-    const Bytes traffic = plan::internals_traffic(trainer->workload(), trainer->placement());
-    EXPECT_GT(traffic, Bytes{}) << "spread " << i;
-    for (const plan::Copy& kind : kMoves) {
-      EXPECT_EQ(trainer->actions().moved(kind), traffic * kSteps) << "spread " << i;
-      EXPECT_EQ(plan::bytes_moved(trainer->step_plan(), kind), traffic) << "spread " << i;
-    }
+    const plan::InternalsTraffic traffic =
+        plan::internals_traffic(trainer->workload(), trainer->placement());
+    EXPECT_GT(traffic.saved, Bytes{}) << "spread " << i;
+    const auto expect_moved = [&](const plan::Copy& kind, Bytes bytes) {
+      EXPECT_EQ(trainer->actions().moved(kind), bytes * kSteps) << "spread " << i;
+      EXPECT_EQ(plan::bytes_moved(trainer->step_plan(), kind), bytes) << "spread " << i;
+    };
+    for (const plan::Copy& kind : kLinkMoves) expect_moved(kind, traffic.saved);
+    for (const plan::Copy& kind : kDiskMoves) expect_moved(kind, traffic.spilled);
   }
 }
 
@@ -173,24 +185,26 @@ TEST(InternalsMemory, WhatTheDeviceCannotKeepTrainsInItsBudget) {
       plan::total(plan::memory_items(workload, kept), Tier::device) - saved * (3ULL * 16);
   options.activations = config::StateHome::device;
   EXPECT_THROW((void)harness.make(options, harness.new_run()), Error);
-  options.checkpointing = config::Checkpointing::offload;
-  const auto trainer = harness.make(options, harness.new_run());
-  const plan::Placement& placement = trainer->placement();
-  EXPECT_TRUE(placement.blocks[1].saved == Tier::host);
-  EXPECT_TRUE(placement.blocks[6].saved == Tier::device);
-  Outcome outcome;
-  harness.steps(*trainer, options, 2, outcome);
-  harness.finish(*trainer, outcome);
-  EXPECT_EQ(outcome, recomputed);
-  EXPECT_LE(trainer->backend().usage(offload::MemoryKind::device).high_water,
-            *options.device_memory);
+  for (const auto& [checkpointing, home] : {std::pair{config::Checkpointing::offload, Tier::host},
+                                            std::pair{config::Checkpointing::nvme, Tier::nvme}}) {
+    options.checkpointing = checkpointing;
+    const auto trainer = harness.make(options, harness.new_run());
+    EXPECT_EQ(trainer->placement().blocks[1].saved, home);
+    EXPECT_EQ(trainer->placement().blocks[6].saved, Tier::device);
+    Outcome outcome;
+    harness.steps(*trainer, options, 2, outcome);
+    harness.finish(*trainer, outcome);
+    EXPECT_EQ(outcome, recomputed);
+    EXPECT_LE(trainer->backend().usage(offload::MemoryKind::device).high_water,
+              *options.device_memory);
+  }
 }
 
 TEST(InternalsSteadyState, AllocatesNothingAndOpensNothing) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   TrainingHarness harness(tiny_gpt2());
   const config::TrainOptions options = options_of(3, 2);
-  for (const std::size_t spread : {std::size_t{0}, std::size_t{5}}) {
+  for (const std::size_t spread : {std::size_t{0}, std::size_t{5}, spreads().size() - 1}) {
     harness.adjust_placement = adjusted(spreads()[spread]);
     expect_steady(harness, options);
   }

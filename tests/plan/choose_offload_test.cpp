@@ -145,6 +145,7 @@ TEST(ChooseOffload, RefusesTiles) {
 PlacementRequest random_offload_request(RandomCases& cases) {
   PlacementRequest request = random_request(cases);
   request.keep = request.offload = true;
+  if (cases.maybe()) request.offload_to = Tier::nvme;
   return request;
 }
 
@@ -164,7 +165,9 @@ TEST(ChooseOffloadProperty, FitsAndCanBeBuilt) {
     away += offloaded_internals(workload, *placement) > Bytes{} ? 1 : 0;
     expect_honoured(workload, *placement, budgets, request);
     EXPECT_EQ(bytes_moved(build_training_step(workload, *placement), kSaveInternals),
-              internals_traffic(workload, *placement));
+              internals_traffic(workload, *placement).saved);
+    EXPECT_TRUE(!placement->any_saved(Tier::nvme) || request.offload_to == Tier::nvme);
+    EXPECT_TRUE(!placement->any_saved(Tier::host) || request.offload_to == Tier::host);
     (void)build_evaluation(workload, *placement);
   }
   EXPECT_GT(placed, 100);

@@ -1,4 +1,4 @@
-// Kept activations that wait on the host: the plan against the formula, and its slots.
+// Kept activations that wait off the device: the plan against the formula, and its slots.
 #include "runtime/plan/placement/internals.hpp"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,8 @@
 namespace spillway::plan {
 namespace {
 
-constexpr Copy kMoves[] = {kSaveInternals, kLoadInternals};
+constexpr Copy kLinkMoves[] = {kSaveInternals, kLoadInternals};
+constexpr Copy kDiskMoves[] = {kSpillInternals, kFetchInternals};
 
 Case next_offloaded(RandomCases& cases) {
   Workload w = cases.workload();
@@ -44,11 +45,16 @@ TEST(InternalsProperty, MoveWhatTheFormulaSays) {
   int moved = 0;
   for (int i = 0; i < 500; ++i) {
     const auto [workload, placement] = next_offloaded(cases);
-    const Bytes traffic = internals_traffic(workload, placement);
-    moved += traffic > Bytes{} ? 1 : 0;
+    const InternalsTraffic traffic = internals_traffic(workload, placement);
+    moved += traffic.spilled > Bytes{} ? 1 : 0;
     for (const StepPlan& plan :
          {build_training_step(workload, placement), build_recorded_step(workload, placement)}) {
-      for (const Copy& kind : kMoves) EXPECT_EQ(bytes_moved(plan, kind), traffic) << "case " << i;
+      for (const Copy& kind : kLinkMoves) {
+        EXPECT_EQ(bytes_moved(plan, kind), traffic.saved) << "case " << i;
+      }
+      for (const Copy& kind : kDiskMoves) {
+        EXPECT_EQ(bytes_moved(plan, kind), traffic.spilled) << "case " << i;
+      }
     }
   }
   EXPECT_GT(moved, 100);
@@ -59,8 +65,13 @@ TEST(Internals, CrossTheLinkOnceEachWayForEveryMicroBatch) {
   workload.micro_batches = 5;
   workload.rounds = 2;
   // Two layers of 1000 bytes; the embedding and the head save nothing.
-  const Placement placement = offloaded(workload, 2);
-  EXPECT_EQ(internals_traffic(workload, placement), Bytes{2 * 1000 * 5 * 2});
+  Placement placement = offloaded(workload, 2);
+  EXPECT_EQ(internals_traffic(workload, placement).saved, Bytes{2 * 1000 * 5 * 2});
+  EXPECT_EQ(internals_traffic(workload, placement).spilled, Bytes{});
+  // On the disk they take whole pages.
+  placement.blocks[1].saved = Tier::nvme;
+  EXPECT_EQ(internals_traffic(workload, placement).saved, Bytes{2 * 1000 * 5 * 2});
+  EXPECT_EQ(internals_traffic(workload, placement).spilled, Bytes{4096 * 5 * 2});
 }
 
 TEST(Internals, MoveNothingButInTraining) {
@@ -68,7 +79,7 @@ TEST(Internals, MoveNothingButInTraining) {
   for (const bool offload : {true, false}) {
     Placement placement = offloaded(workload, 2);
     for (BlockCut& block : placement.blocks) block.saved = offload ? Tier::host : Tier::device;
-    for (const Copy& kind : kMoves) {
+    for (const Copy& kind : kLinkMoves) {
       EXPECT_EQ(bytes_moved(build_evaluation(workload, placement), kind), Bytes{});
       EXPECT_EQ(bytes_moved(build_flush(workload, placement), kind), Bytes{});
       EXPECT_EQ(bytes_moved(build_snapshot(workload, placement), kind), Bytes{});
@@ -142,7 +153,8 @@ TEST(InternalsProperty, NoDependencyCanBeLeftOut) {
     const auto [workload, placement] = next_offloaded(cases);
     dependencies.try_each(build_training_step(workload, placement));
   }
-  dependencies.expect_all_seen({"save_internals", "load_internals"});
+  dependencies.expect_all_seen(
+      {"save_internals", "load_internals", "spill_internals", "fetch_internals"});
 }
 
 TEST(InternalsProperty, PlansAreFreeOfRacesAndFindTheRightContent) {

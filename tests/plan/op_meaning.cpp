@@ -19,7 +19,8 @@ using Needs = std::set<Need>;
 Tier tier_of(PoolKind pool) {
   const std::string_view name = name_of(pool);
   if (name.starts_with("disk_")) return Tier::nvme;
-  for (const char* host : {"host_", "landing_", "state_staging", "checksums", "boundary_staging"}) {
+  for (const char* host :
+       {"host_", "landing_", "state_staging", "checksums", "boundary_staging", "kept_staging"}) {
     if (name.starts_with(host)) return Tier::host;
   }
   return Tier::device;
@@ -310,13 +311,13 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
       break;
     }
     case PoolKind::kept_activations:
-    case PoolKind::host_kept_activations: {
+    case PoolKind::host_kept_activations:
+    case PoolKind::disk_kept_activations: {
       const std::uint32_t first = w.tiled ? w.first_block(value.of) : value.of;
-      const bool leaves =
-          run.placement.blocks[first].saved == Tier::host && w.blocks[first].saved_bytes > Bytes{};
-      fits = at.first == first * w.micro_batches + value.micro_batch &&
-             run.placement.blocks[first].saved &&
-             leaves == (at.pool == PoolKind::host_kept_activations);
+      const bool empty = w.blocks[first].saved_bytes == Bytes{};
+      const std::optional<Tier> saved = run.placement.blocks[first].saved;
+      fits = at.first == first * w.micro_batches + value.micro_batch && saved &&
+             (empty ? Tier::device : *saved) == tier_of(at.pool);
       break;
     }
     default: break;

@@ -184,9 +184,10 @@ class PlainChooser {
   void offload_internals(Placement& placement) const {
     if (!request_.offload || fits(placement, Tier::device)) return;
     placement.saved_slots = 2;
+    if (request_.offload_to == Tier::nvme) placement.saved_staging = 2;
     for (std::uint32_t b = 0; b + 1 < placement.blocks.size(); ++b) {
       if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
-      placement.blocks[b].saved = Tier::host;
+      placement.blocks[b].saved = request_.offload_to;
       if (fits(placement, Tier::device)) return;
     }
   }
@@ -221,6 +222,7 @@ class PlainChooser {
     while (!fits(placement, Tier::host) && placement.boundary_staging > 1) {
       --placement.boundary_staging;
     }
+    if (!fits(placement, Tier::host) && placement.saved_staging > 1) --placement.saved_staging;
     if (!fits(placement, Tier::host) && request_.order == WorkOrder::layer_major) {
       placement.gradient_slots = 1;
     }

@@ -155,12 +155,14 @@ class RandomCases {
     return p;
   }
 
-  /// Kept activations of some blocks on the host, and as few or as many slots as there may be.
+  /// Kept activations of some blocks on the host or on disk, and as few or as many slots as there
+  /// may be.
   void offload_internals(const Workload& w, Placement& p) {
     for (std::size_t b = 0; b < w.blocks.size(); ++b) {
-      if (maybe()) p.blocks[b].saved = Tier::host;
+      if (maybe()) p.blocks[b].saved = kTiers[between(1, 2)];
     }
     p.saved_slots = static_cast<std::uint32_t>(between(2, 5));
+    p.saved_staging = static_cast<std::uint32_t>(between(1, 3));
   }
 
   /// Some activations off the device, and as few or as many slots as there may be.

@@ -106,8 +106,9 @@ ordered_json placement_json(const StepBenchResult& result) {
   return {{"blocks", result.placement.blocks.size()},
           {"resident", count([](const plan::BlockCut& b) { return b.resident(); })},
           {"keep_activations", count([](const plan::BlockCut& b) { return b.saved.has_value(); })},
-          {"offload_activations",
-           count([](const plan::BlockCut& b) { return b.saved == plan::Tier::host; })},
+          {"offload_activations", count([](const plan::BlockCut& b) {
+             return b.saved.value_or(plan::Tier::device) != plan::Tier::device;
+           })},
           {"state_device", lives(plan::Tier::device)},
           {"state_host", lives(plan::Tier::host)},
           {"state_nvme", lives(plan::Tier::nvme)},

@@ -38,8 +38,7 @@ plan::MachineProfile measured_profile(const PlanFlags& flags, const model::Model
                                       const plan::Placement& placement) {
   engine::MachineTuning known(flags.train.profile);
   const engine::ModelRuntime model = engine::make_model_runtime(config, options, known.products());
-  const bool on_disk =
-      placement.any_state(plan::Tier::nvme) || placement.any_output(plan::Tier::nvme);
+  const bool on_disk = placement.uses_disk();
   const engine::CalibrationRequest request{
       .config = config,
       .options = options,

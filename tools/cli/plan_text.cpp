@@ -51,8 +51,11 @@ std::string placement_line(const plan::Workload& workload, const plan::Placement
   for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
     sums_on_device += sums_rounds_on_device(workload, placement, b);
   }
+  const std::size_t on_disk =
+      count(placement, [](const plan::BlockCut& b) { return b.saved == Tier::nvme; });
   return fmt::format(
-      "{} blocks: {} resident, {} streamed; {} keep activations, {} of them on the host; state: {} "
+      "{} blocks: {} resident, {} streamed; {} keep activations, {} of them on the host{}; state: "
+      "{} "
       "device, {} host, {} nvme; their outputs: {} device, {} host, {} nvme; {} sum rounds on the "
       "device",
       placement.blocks.size(),
@@ -60,8 +63,9 @@ std::string placement_line(const plan::Workload& workload, const plan::Placement
       count(placement, [](const plan::BlockCut& b) { return !b.resident(); }),
       count(placement, [](const plan::BlockCut& b) { return b.saved.has_value(); }),
       count(placement, [](const plan::BlockCut& b) { return b.saved == Tier::host; }),
-      state_in(Tier::device), state_in(Tier::host), state_in(Tier::nvme), output_in(Tier::device),
-      output_in(Tier::host), output_in(Tier::nvme), sums_on_device);
+      on_disk > 0 ? fmt::format(" and {} on nvme", on_disk) : "", state_in(Tier::device),
+      state_in(Tier::host), state_in(Tier::nvme), output_in(Tier::device), output_in(Tier::host),
+      output_in(Tier::nvme), sums_on_device);
 }
 
 }  // namespace
@@ -133,7 +137,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
                       {"parameters", view.workload.blocks[b].parameters.value()},
                       {"resident", place.resident()},
                       {"keep", place.saved.has_value()},
-                      {"offload", place.saved == Tier::host},
+                      {"offload", place.saved && *place.saved != Tier::device},
                       {"state", plan::name_of(place.state)},
                       {"activations", plan::name_of(place.output)},
                       {"sums_on_device", sums_rounds_on_device(view.workload, view.placement, b)}});

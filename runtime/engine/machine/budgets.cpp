@@ -69,10 +69,6 @@ struct Refusal {
   }
 };
 
-bool uses_disk(const plan::Placement& placement) {
-  return placement.any_state(Tier::nvme) || placement.any_output(Tier::nvme);
-}
-
 }  // namespace
 
 Bytes room_in(const MemoryBudget& memory) {
@@ -141,7 +137,7 @@ plan::Budgets share_memory(const config::TrainOptions& options, const plan::Work
       way.nvme = Bytes{~std::uint64_t{0} >> 1};  // what the disks have room for is not asked here
       const auto choice = plan::choose_placement(workload, way, request);
       const auto* placement = std::get_if<plan::Placement>(&choice);
-      if (placement == nullptr || (!disk && uses_disk(*placement))) continue;
+      if (placement == nullptr || (!disk && placement->uses_disk())) continue;
       way.nvme = {};
       return way;
     }

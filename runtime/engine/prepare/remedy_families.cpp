@@ -101,7 +101,7 @@ Family smaller_states(const config::TrainOptions& options) {
 
 Family recomputation(const config::TrainOptions& options) {
   const bool keeps = options.checkpointing == config::Checkpointing::keep ||
-                     options.checkpointing == config::Checkpointing::offload;
+                     config::offloads(options.checkpointing);
   if (!keeps) return {.kind = Kind::checkpointing, .remedies = {}};
   return one(Kind::checkpointing, options, "activation recomputation",
              [](config::TrainOptions& o) { o.checkpointing = config::Checkpointing::recompute; });
@@ -162,6 +162,11 @@ std::vector<RemedyFamily> usual_remedies(const config::TrainOptions& options, Ti
   }
   if (tier == Tier::device) std::ranges::move(off_the_device(options), std::back_inserter(list));
   if (tier == Tier::host) {
+    if (options.checkpointing == config::Checkpointing::offload) {
+      list.push_back(one(
+          Kind::checkpointing, options, "kept activations on disk (spillway.checkpointing nvme)",
+          [](config::TrainOptions& o) { o.checkpointing = config::Checkpointing::nvme; }));
+    }
     list.push_back(recomputation(options));
     if (options.activations == config::StateHome::host) {
       list.push_back(one(Kind::activations, options,
@@ -181,7 +186,7 @@ RemedyFamily layers_in_parts(const model::ModelConfig& config,
                                     [=](config::TrainOptions& o) {
                                       o.operator_tile = tile;
                                       o.activations = config::StateHome::automatic;
-                                      if (o.checkpointing == config::Checkpointing::offload) {
+                                      if (config::offloads(o.checkpointing)) {
                                         o.checkpointing = config::Checkpointing::automatic;
                                       }
                                     }));

@@ -91,7 +91,9 @@ plan::PlacementRequest placement_request(const config::TrainOptions& options) {
   }
   if (options.checkpointing != config::Checkpointing::automatic) {
     request.keep = options.checkpointing != config::Checkpointing::recompute;
-    request.offload = options.checkpointing == config::Checkpointing::offload;
+    request.offload = config::offloads(options.checkpointing);
+    const bool on_disk = options.checkpointing == config::Checkpointing::nvme;
+    request.offload_to = on_disk ? plan::Tier::nvme : plan::Tier::host;
   }
   if (options.gradient_sums != config::SumsHome::automatic) {
     request.sums = options.gradient_sums == config::SumsHome::device;

@@ -4,7 +4,6 @@
 
 #include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/plan/placement/boundaries.hpp"
 
 namespace spillway::engine {
 
@@ -12,6 +11,24 @@ using plan::Op;
 using plan::OpKind;
 using plan::Tier;
 using plan::ValueKind;
+
+namespace {
+
+/// Returns the most bytes of which the workers make a checksum.
+std::uint64_t largest_checksum(const OpResources& r) {
+  std::uint64_t largest = plan::slot_bytes(r.placement.format, r.placement.tile_parameters).value();
+  for (const auto pool : {plan::PoolKind::boundary_staging, plan::PoolKind::kept_staging}) {
+    const auto& ends = r.memory.pool(pool).ends;
+    if (!ends.empty()) largest = std::max(largest, ends.front());
+  }
+  return largest;
+}
+
+std::uint32_t staging_buffers(const plan::Placement& placement) {
+  return placement.boundary_staging + placement.saved_staging;
+}
+
+}  // namespace
 
 OpActions::OpActions(OpResources resources)
     : resources_(std::move(resources)),
@@ -21,18 +38,15 @@ OpActions::OpActions(OpResources resources)
              .parameter = kernel_.parameter_dtype},
       state_checksums_(resources_.slots.tiles().size()),
       parameter_checksums_(resources_.slots.tiles().size()),
-      piece_checksums_(nvme_swap::checksum_pieces(
-          std::max(
-              plan::slot_bytes(resources_.placement.format, resources_.placement.tile_parameters),
-              plan::boundary_disk_bytes(resources_.workload))
-              .value())),
+      piece_checksums_(nvme_swap::checksum_pieces(largest_checksum(resources_))),
       tile_update_(resources_.workers, plan::state_bytes(resources_.placement.format,
                                                          resources_.placement.tile_parameters)),
       writes_(resources_.slots.tiles().size()),
       copy_writes_(resources_.slots.tiles().size()),
       copies_(resources_.slots.tiles().size() + 1),
-      boundary_moves_(resources_.placement.boundary_staging),
-      boundary_checksums_(resources_.placement.boundary_staging),
+      activation_tiles_(resources_.memory),
+      activation_moves_(staging_buffers(resources_.placement)),
+      activation_checksums_(staging_buffers(resources_.placement)),
       held_(resources_.placement.state_slots, kNoTile) {
   step_.commit.payload.reserve(nvme_swap::kMaxCommitPayload);
 }

@@ -11,6 +11,7 @@
 #include "cpu_adam/update.hpp"
 #include "cpu_adam/worker_pool.hpp"
 #include "nvme_swap/tile_store.hpp"
+#include "runtime/engine/step/activation_tiles.hpp"
 #include "runtime/engine/step/device_math.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/op_memory.hpp"
@@ -125,11 +126,11 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] Ticket copy(const plan::Op& op);
   void stage_state(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket read_state(const plan::Op& op);
-  [[nodiscard]] TileIndex activation_tile(const plan::Buffer& buffer) const;
+  [[nodiscard]] std::uint32_t staging_number(const plan::Buffer& staging) const;
   [[nodiscard]] Ticket spill(const plan::Op& op);
-  [[nodiscard]] Ticket write_boundary(const plan::Op& op);
+  [[nodiscard]] Ticket write_activations(const plan::Op& op);
   [[nodiscard]] Ticket fetch(const plan::Op& op);
-  [[nodiscard]] Ticket verify_boundary(const plan::Op& op);
+  [[nodiscard]] Ticket verify_activations(const plan::Op& op);
   /// nvme_swap::checksum_of, by all workers. Inside a worker's task only.
   [[nodiscard]] std::uint64_t checksum(std::span<const std::byte> data);
 
@@ -140,8 +141,8 @@ class OpActions final : public OpPerformer {
     OpActions* actions = nullptr;
     const plan::Op* op = nullptr;
     Ticket operator()() const {
-      return op->copied == plan::kSpillActivation ? actions->write_boundary(*op)
-                                                  : actions->verify_boundary(*op);
+      const bool writes = op->copied.to == plan::Tier::nvme;
+      return writes ? actions->write_activations(*op) : actions->verify_activations(*op);
     }
   };
 
@@ -156,8 +157,10 @@ class OpActions final : public OpPerformer {
   TileUpdate tile_update_;
   TicketPairs writes_, copy_writes_;  // by tile: its state and its parameters, to either store
   TicketPairs copies_;                // by tile, and one for the commit: to both stores
-  TicketChains<SecondHalf> boundary_moves_;        // by staging buffer
-  std::vector<std::uint64_t> boundary_checksums_;  // by staging buffer
+  const ActivationTiles activation_tiles_;
+  // By staging buffer, of boundaries first:
+  TicketChains<SecondHalf> activation_moves_;
+  std::vector<std::uint64_t> activation_checksums_;
   std::vector<std::uint32_t> held_;  // by staging slot: the tile whose newest state lies in it
   std::array<Bytes, plan::kValueKindCount * 9> moved_{};  // by what and by the tiers
 };

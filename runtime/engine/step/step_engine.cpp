@@ -5,7 +5,6 @@
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/placement/boundaries.hpp"
 
 namespace spillway::engine {
 
@@ -51,18 +50,20 @@ void StepEngine::open_store() {
                : nvme_swap::TileStore::create(options, slots_.store_layout());
 }
 
-/// One slot a boundary and never a commit: a write takes the place of the one before.
+/// One slot a saved tensor and never a commit: a write takes the place of the one before.
 void StepEngine::open_activation_store() {
-  const Bytes each = plan::boundary_disk_bytes(setup_.workload);
-  const Bytes all = memory_->pool(plan::PoolKind::disk_boundaries).bytes();
-  if (all == Bytes{}) return;
+  const nvme_swap::StoreLayout layout{.tiles = ActivationTiles(*memory_).tiles()};
+  if (layout.tiles.empty()) return;
   nvme_swap::StoreOptions scratch = setup_.store_options;
   scratch.name = "activations";
   scratch.slots = 1;
   scratch.remove_on_close = true;
-  scratch.buffers = {memory_->all_host(plan::PoolKind::boundary_staging)};
-  activation_store_ =
-      nvme_swap::TileStore::create(scratch, {.tiles = std::vector<Bytes>(all / each, each)});
+  scratch.buffers.clear();
+  for (const auto pool : {plan::PoolKind::boundary_staging, plan::PoolKind::kept_staging}) {
+    const std::span<std::byte> staging = memory_->all_host(pool);
+    if (!staging.empty()) scratch.buffers.push_back(staging);
+  }
+  activation_store_ = nvme_swap::TileStore::create(scratch, layout);
 }
 
 }  // namespace spillway::engine

@@ -66,7 +66,7 @@ class StepEngine {
   StateSlots slots_;
   std::unique_ptr<Memory> memory_;
   std::unique_ptr<nvme_swap::TileStore> store_;             ///< or null
-  std::unique_ptr<nvme_swap::TileStore> activation_store_;  ///< of boundaries on disk, or null
+  std::unique_ptr<nvme_swap::TileStore> activation_store_;  ///< of saved tensors on disk, or null
   std::unique_ptr<cpu_adam::WorkerPool> workers_;
   std::unique_ptr<OpActions> actions_;
 };

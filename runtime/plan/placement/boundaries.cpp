@@ -27,16 +27,14 @@ std::uint32_t layers_with(const Workload& workload, const Placement& placement, 
   return count;
 }
 
-Bytes boundary_disk_bytes(const Workload& workload) {
-  return Bytes{round_up(workload.boundary_bytes.value(), kPageBytes)};
-}
+Bytes in_pages(Bytes bytes) { return Bytes{round_up(bytes.value(), kPageBytes)}; }
 
 BoundaryTraffic boundary_traffic(const Workload& workload, const Placement& placement) {
   const std::uint64_t passes = std::uint64_t{workload.rounds} * workload.micro_batches;
   const std::uint64_t on_disk = layers_with(workload, placement, Tier::nvme);
   const std::uint64_t off_device = layers_with(workload, placement, Tier::host) + on_disk;
   return {.saved = workload.boundary_bytes * (passes * off_device),
-          .spilled = boundary_disk_bytes(workload) * (passes * on_disk)};
+          .spilled = in_pages(workload.boundary_bytes) * (passes * on_disk)};
 }
 
 }  // namespace spillway::plan

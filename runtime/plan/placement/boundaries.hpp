@@ -30,8 +30,8 @@ namespace spillway::plan {
 /// Counts the layers whose activations have this home.
 [[nodiscard]] std::uint32_t layers_with(const Workload& workload, const Placement& placement,
                                         Tier home);
-/// Counts the bytes of one boundary on disk and in its staging buffer: whole pages.
-[[nodiscard]] Bytes boundary_disk_bytes(const Workload& workload);
+/// Returns what a tensor of so many bytes takes on disk and in its staging buffer: whole pages.
+[[nodiscard]] Bytes in_pages(Bytes bytes);
 
 /// Bytes of boundaries that a training step moves.
 struct BoundaryTraffic {

@@ -257,10 +257,13 @@ class Chooser {
   /// The earliest blocks' internal activations wait longest for their backward.
   void offload_internals(Draft& draft) const {
     if (!request_.offload || draft.fits(Tier::device)) return;
-    draft.adjust([](Placement& placement) { placement.saved_slots = 2; });
+    draft.adjust([&](Placement& placement) {
+      placement.saved_slots = 2;
+      if (request_.offload_to == Tier::nvme) placement.saved_staging = 2;
+    });
     for (std::uint32_t b = 0; b + 1 < draft.size(); ++b) {
       if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
-      set(draft, b, &BlockCut::saved, Tier::host);
+      set(draft, b, &BlockCut::saved, request_.offload_to);
       if (draft.fits(Tier::device)) return;
     }
   }
@@ -294,6 +297,9 @@ class Chooser {
     }
     while (!draft.fits(Tier::host) && draft.placement().boundary_staging > 1) {
       draft.adjust([](Placement& placement) { --placement.boundary_staging; });
+    }
+    if (!draft.fits(Tier::host) && draft.placement().saved_staging > 1) {
+      draft.adjust([](Placement& placement) { --placement.saved_staging; });
     }
     if (!draft.fits(Tier::host)) give_up_gradient_slot(draft);
   }

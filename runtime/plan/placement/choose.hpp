@@ -16,7 +16,8 @@ struct PlacementRequest {
   std::optional<Tier> state{};        ///< home of all optimizer state
   std::optional<bool> resident{};     ///< all parameters on the device, or none
   std::optional<bool> keep{};         ///< all activations kept, or all recomputed
-  bool offload = false;               ///< with `keep`: what does not fit waits on the host
+  bool offload = false;               ///< with `keep`: what does not fit waits elsewhere
+  Tier offload_to = Tier::host;       ///< with `offload`: where it waits
   double offload_share = 0;           ///< without `keep`: of the blocks, whose wait on the host
   std::optional<Tier> activations{};  ///< home of all boundary activations
   std::optional<bool> sums{};         ///< gradients of rounds summed on the device, or off it
@@ -40,16 +41,16 @@ struct Shortage {
 /// as many blocks as fit (recomputation costs FLOPs that nothing hides), then parameters resident
 /// for as many blocks as fit (streaming is hidden behind compute while there are enough tokens),
 /// then their gradients of rounds summed there (which spares the link and the host's memory).
-/// Internal activations are kept on the host only with `PlacementRequest::offload`, those of as few
-/// blocks as make the rest fit, the earliest first; or with `offload_share`, those of as many
-/// blocks as it says, spread evenly. State goes to the host, and to nvme for the blocks that do not
-/// fit there. Boundary activations leave the device for as few blocks as make the rest fit, the
-/// earliest first: theirs wait longest for their backward. They go to the host; to nvme only where
-/// moving state there is not enough, since state moves once a step and they move every round. Slots
-/// that only hide time
-/// (prefetch, the second gradient slot, staging beyond one tile) are given up before the request
-/// is. Throws `Error{invalid_argument}` for device state with streamed parameters,
-/// `Error{not_supported}` for tiles with activations of either kind off the device.
+/// Internal activations are kept on the host, or on nvme, only with `PlacementRequest::offload`,
+/// those of as few blocks as make the rest fit, the earliest first; or with `offload_share`, those
+/// of as many blocks as it says, spread evenly. State goes to the host, and to nvme for the blocks
+/// that do not fit there. Boundary activations leave the device for as few blocks as make the rest
+/// fit, the earliest first: theirs wait longest for their backward. They go to the host; to nvme
+/// only where moving state there is not enough, since state moves once a step and they move every
+/// round. Slots that only hide time (prefetch, the second gradient slot, staging beyond one tile)
+/// are given up before the request is. Throws `Error{invalid_argument}` for device state with
+/// streamed parameters, `Error{not_supported}` for tiles with activations of either kind off the
+/// device.
 [[nodiscard]] std::variant<Placement, Shortage> choose_placement(const Workload& workload,
                                                                  const Budgets& budgets,
                                                                  const PlacementRequest& request);

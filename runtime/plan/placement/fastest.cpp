@@ -90,10 +90,6 @@ std::vector<PlacementRequest> requests(const Workload& workload, const Placement
   return list;
 }
 
-bool uses_disk(const Placement& placement) {
-  return placement.any_state(Tier::nvme) || placement.any_output(Tier::nvme);
-}
-
 /// Placements for the requests, without those that use the disk where `first` does not, each once,
 /// by the time that their step takes at least.
 std::vector<Candidate> candidates(const Workload& workload, const Budgets& budgets,
@@ -103,7 +99,7 @@ std::vector<Candidate> candidates(const Workload& workload, const Budgets& budge
   for (const PlacementRequest& each : requests(workload, request, profile)) {
     auto choice = choose_placement(workload, budgets, each);
     auto* placement = std::get_if<Placement>(&choice);
-    if (placement == nullptr || (uses_disk(*placement) && !uses_disk(first))) continue;
+    if (placement == nullptr || (placement->uses_disk() && !first.uses_disk())) continue;
     const auto same = [&](const Candidate& other) { return other.placement == *placement; };
     if (*placement == first || std::ranges::any_of(list, same)) continue;
     const double least = least_step_seconds(workload, *placement, profile);

@@ -1,11 +1,13 @@
 #include "runtime/plan/placement/internals.hpp"
 
+#include "runtime/plan/placement/boundaries.hpp"
+
 namespace spillway::plan {
 
 bool internals_leave(const Workload& workload, const Placement& placement, std::uint32_t block) {
-  const bool head = block + 1 == workload.blocks.size();
-  return !head && placement.blocks[block].saved == Tier::host &&
-         workload.blocks[block].saved_bytes > Bytes{};
+  const bool head = workload.layer_of(block) == workload.head_layer();
+  const Tier home = placement.blocks[block].saved.value_or(Tier::device);
+  return !head && home != Tier::device && workload.blocks[block].saved_bytes > Bytes{};
 }
 
 Bytes offloaded_internals(const Workload& workload, const Placement& placement) {
@@ -16,9 +18,16 @@ Bytes offloaded_internals(const Workload& workload, const Placement& placement) 
   return sum;
 }
 
-Bytes internals_traffic(const Workload& workload, const Placement& placement) {
+InternalsTraffic internals_traffic(const Workload& workload, const Placement& placement) {
   const std::uint64_t passes = std::uint64_t{workload.rounds} * workload.micro_batches;
-  return offloaded_internals(workload, placement) * passes;
+  InternalsTraffic traffic{.saved = offloaded_internals(workload, placement) * passes,
+                           .spilled = {}};
+  for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
+    const bool on_disk = placement.blocks[b].saved == Tier::nvme;
+    if (!on_disk || !internals_leave(workload, placement, b)) continue;
+    traffic.spilled += in_pages(workload.blocks[b].saved_bytes) * passes;
+  }
+  return traffic;
 }
 
 }  // namespace spillway::plan

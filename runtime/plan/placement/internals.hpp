@@ -1,13 +1,13 @@
 // Internals: the activations inside a block that its backward reads, `BlockShape::saved_bytes` a
 // micro-batch; where kept ones wait for it and what moving them costs. Pure.
 //
-// A block that keeps them gives them device memory of their own, or, with
-// where `BlockCut::saved` says so, a home in host memory. Then forward computes them into a device
-// slot
+// A block that keeps them gives them device memory of their own or, where `BlockCut::saved` says
+// so, a home in host memory or on disk. Then forward computes them into a device slot
 // (`Placement::saved_slots`, used in turn by all blocks), they are saved as soon as they are
 // complete, and they come back to a slot for backward. A slot is free again with the save or with
 // the backward, so that with two or more of them the copies of one micro-batch hide behind the
-// computation of another.
+// computation of another. On their way to and from the disk they pass through host buffers,
+// `Placement::saved_staging`.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,15 @@ namespace spillway::plan {
                                    std::uint32_t block);
 /// Counts those of all blocks whose internal activations leave, one micro-batch.
 [[nodiscard]] Bytes offloaded_internals(const Workload& workload, const Placement& placement);
-/// Bytes that a training step saves, and as many that it loads: with R rounds of M micro-batches
-/// and S_b the `saved_bytes` of block b, R M times the sum of S_b over the blocks that leave.
-[[nodiscard]] Bytes internals_traffic(const Workload& workload, const Placement& placement);
+
+/// Bytes of internals that a training step moves.
+struct InternalsTraffic {
+  Bytes saved;    ///< device to host, and as many back
+  Bytes spilled;  ///< host to disk, and as many back
+};
+/// With R rounds of M micro-batches and S_b the `saved_bytes` of block b: R M times the sum of S_b
+/// over the blocks that leave, and in whole pages over those whose home is the disk.
+[[nodiscard]] InternalsTraffic internals_traffic(const Workload& workload,
+                                                 const Placement& placement);
 
 }  // namespace spillway::plan

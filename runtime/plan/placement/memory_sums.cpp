@@ -21,7 +21,8 @@ MemorySums::MemorySums(const PoolSizes& sizes, const Placement& placement)
     : sizes_(&sizes),
       streamed_(sizes.padded_sizes().size()),
       recomputed_(sizes.saved_sizes().size()),
-      leaving_(sizes.saved_sizes().size()) {
+      leaving_(sizes.saved_sizes().size()),
+      staged_(sizes.saved_sizes().size()) {
   SPILLWAY_ASSERT(placement.blocks.size() == sizes.size());
   for (std::uint32_t b = 0; b < sizes.size(); ++b) add(b, placement.blocks[b]);
 }
@@ -37,6 +38,7 @@ void MemorySums::apply(std::uint32_t block, const BlockCut& place, const Sum& su
   if (!place.resident()) count(streamed_, size.padded_rank);
   if (sizes_->saved_leaves(block, place)) {
     count(leaving_, size.saved_rank);
+    if (place.saved == Tier::nvme) count(staged_, size.saved_rank);
   } else if (!place.saved) {
     count(recomputed_, size.saved_rank);
   }
@@ -58,6 +60,7 @@ Row MemorySums::row(PoolKind pool, const Placement& placement) const {
   const Strides strides{
       .streamed = ElementCount{streamed_.largest(sizes_->padded_sizes())},
       .leaving = Bytes{leaving_.largest(sizes_->saved_sizes())},
+      .staged = Bytes{staged_.largest(sizes_->saved_sizes())},
       .recomputed = Bytes{recomputed_.largest(sizes_->saved_sizes())},
   };
   const bool lands = sizes_->workload().rounds > 1 &&

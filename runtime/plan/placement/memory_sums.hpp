@@ -50,7 +50,7 @@ class MemorySums {
 
   const PoolSizes* sizes_;
   std::array<Bytes, kPoolCount> shares_{};
-  RankCounts streamed_, recomputed_, leaving_;
+  RankCounts streamed_, recomputed_, leaving_, staged_;
 };
 
 /// Returns what a placement, of which `sums` has the blocks, takes of a tier.

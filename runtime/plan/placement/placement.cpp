@@ -21,6 +21,11 @@ bool Placement::any_output(Tier tier) const {
                      [tier](const BlockCut& b) { return b.output == tier; });
 }
 
+bool Placement::any_saved(Tier tier) const {
+  return std::any_of(blocks.begin(), blocks.end(),
+                     [tier](const BlockCut& b) { return b.saved == tier; });
+}
+
 bool Placement::any_streamed() const {
   return std::any_of(blocks.begin(), blocks.end(), [](const BlockCut& b) { return !b.resident(); });
 }

@@ -41,11 +41,17 @@ struct Placement {
   std::uint32_t boundary_slots = 0;    ///< device homes shared by boundaries that come and go
   std::uint32_t boundary_staging = 0;  ///< host buffers for boundaries on nvme
   std::uint32_t saved_slots = 0;       ///< device homes shared by internals that come and go
+  std::uint32_t saved_staging = 0;     ///< host buffers for internals on nvme
   bool commits = true;  ///< every tile has slots on disk; else only those whose home it is
 
   [[nodiscard]] bool any_state(Tier tier) const;
   [[nodiscard]] bool any_output(Tier tier) const;
+  [[nodiscard]] bool any_saved(Tier tier) const;
   [[nodiscard]] bool any_streamed() const;
+  /// Returns whether a step moves anything to or from the disk.
+  [[nodiscard]] bool uses_disk() const {
+    return any_state(Tier::nvme) || any_output(Tier::nvme) || any_saved(Tier::nvme);
+  }
   bool operator==(const Placement&) const = default;
 };
 

@@ -41,6 +41,7 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::host, "boundary activations"},
     {Tier::host, "boundary staging"},
     {Tier::host, "kept activations"},
+    {Tier::host, "kept activation staging"},
     {Tier::host, "parameters"},
     {Tier::host, "optimizer state"},
     {Tier::host, "state staging"},
@@ -48,6 +49,7 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::host, "token ids"},
     {Tier::host, "norm leaves and loss sums"},
     {Tier::nvme, "boundary activations"},
+    {Tier::nvme, "kept activations"},
     {Tier::nvme, "state, two slots"},
 }};
 
@@ -59,9 +61,15 @@ bool is_of_micro_batches(PoolKind pool) {
     case PoolKind::host_boundaries:
     case PoolKind::disk_boundaries:
     case PoolKind::kept_activations:
-    case PoolKind::host_kept_activations: return true;
+    case PoolKind::host_kept_activations:
+    case PoolKind::disk_kept_activations: return true;
     default: return false;
   }
+}
+
+bool is_of_boundaries(PoolKind pool) {
+  return pool == PoolKind::boundaries || pool == PoolKind::host_boundaries ||
+         pool == PoolKind::disk_boundaries;
 }
 
 std::vector<std::uint64_t> distinct(std::vector<std::uint64_t> values) {
@@ -109,9 +117,7 @@ class PoolMaker {
   void lay_micro_batches(PoolKind pool) {
     const Workload& w = sizes_.workload();
     for (std::uint32_t b = 0; b < w.blocks.size(); ++b) {
-      const bool boundary =
-          pool != PoolKind::kept_activations && pool != PoolKind::host_kept_activations;
-      if (boundary && w.first_block(w.layer_of(b)) != b) continue;
+      if (is_of_boundaries(pool) && w.first_block(w.layer_of(b)) != b) continue;
       const bool here = sizes_.has_share(pool, b, placement_.blocks[b]);
       const Bytes each = here ? sizes_.buffer_bytes(pool, b, {}) : Bytes{};
       for (std::uint32_t m = 0; m < w.micro_batches; ++m) lay(at(pool), each);
@@ -193,7 +199,10 @@ bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& pl
     case PoolKind::host_boundaries: return boundary_is(Tier::host);
     case PoolKind::disk_boundaries: return boundary_is(Tier::nvme);
     case PoolKind::kept_activations: return place.saved && !saved_leaves(block, place);
-    case PoolKind::host_kept_activations: return saved_leaves(block, place);
+    case PoolKind::host_kept_activations:
+      return saved_leaves(block, place) && place.saved == Tier::host;
+    case PoolKind::disk_kept_activations:
+      return saved_leaves(block, place) && place.saved == Tier::nvme;
     default: return false;
   }
 }
@@ -213,9 +222,10 @@ Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount t
     case PoolKind::host_sums: return Bytes{tile.value() / kLeafParameters * sizeof(double)};
     case PoolKind::boundaries:
     case PoolKind::host_boundaries: return workload_->boundary_bytes;
-    case PoolKind::disk_boundaries: return boundary_disk_bytes(*workload_);
+    case PoolKind::disk_boundaries: return in_pages(workload_->boundary_bytes);
     case PoolKind::kept_activations:
     case PoolKind::host_kept_activations: return saved(block);
+    case PoolKind::disk_kept_activations: return in_pages(saved(block));
     default: return {};
   }
 }
@@ -274,8 +284,9 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     // Backward writes an output again that nobody reads, and that may have no place here.
     case PoolKind::recomputed_boundary: return row(passes_slots, one);
     case PoolKind::boundary_staging:
-      return row(passes_slots ? p.boundary_staging : 0, boundary_disk_bytes(w));
+      return row(passes_slots ? p.boundary_staging : 0, in_pages(w.boundary_bytes));
     case PoolKind::kept_activation_slots: return row(p.saved_slots, strides.leaving);
+    case PoolKind::kept_staging: return row(p.saved_staging, in_pages(strides.staged));
     // The blocks of a layer in tiles meet in it, each after all micro-batches of the one before.
     case PoolKind::recomputation_scratch: return row(w.tiled ? m : 1, strides.recomputed);
     case PoolKind::between_tiles: return row(m, w.carried_bytes);

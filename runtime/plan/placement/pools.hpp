@@ -32,15 +32,22 @@ using Pools = std::array<Pool, kPoolCount>;
 [[nodiscard]] Pools make_pools(const Workload& workload, const Placement& placement);
 
 /// Pools whose buffers belong to blocks: a block has its share of them, or none.
-inline constexpr std::array kBlockPools{
-    PoolKind::resident_parameters, PoolKind::device_state,
-    PoolKind::device_gradients,    PoolKind::device_leaves,
-    PoolKind::device_sums,         PoolKind::boundaries,
-    PoolKind::kept_activations,    PoolKind::host_gradients,
-    PoolKind::host_boundaries,     PoolKind::host_kept_activations,
-    PoolKind::host_parameters,     PoolKind::host_state,
-    PoolKind::host_sums,           PoolKind::disk_boundaries,
-    PoolKind::disk_state};
+inline constexpr std::array kBlockPools{PoolKind::resident_parameters,
+                                        PoolKind::device_state,
+                                        PoolKind::device_gradients,
+                                        PoolKind::device_leaves,
+                                        PoolKind::device_sums,
+                                        PoolKind::boundaries,
+                                        PoolKind::kept_activations,
+                                        PoolKind::host_gradients,
+                                        PoolKind::host_boundaries,
+                                        PoolKind::host_kept_activations,
+                                        PoolKind::host_parameters,
+                                        PoolKind::host_state,
+                                        PoolKind::host_sums,
+                                        PoolKind::disk_boundaries,
+                                        PoolKind::disk_kept_activations,
+                                        PoolKind::disk_state};
 
 /// The shares of blocks, wherever they are placed; of one workload, tile size and state format.
 class PoolSizes {
@@ -65,7 +72,7 @@ class PoolSizes {
   [[nodiscard]] Bytes buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const;
   /// Returns whether what the block saves leaves the device.
   [[nodiscard]] bool saved_leaves(std::uint32_t block, const BlockCut& place) const {
-    return place.saved == Tier::host && saved(block) > Bytes{};
+    return place.saved.value_or(Tier::device) != Tier::device && saved(block) > Bytes{};
   }
 
   [[nodiscard]] const Workload& workload() const { return *workload_; }
@@ -92,6 +99,7 @@ class PoolSizes {
 struct Strides {
   ElementCount streamed;  ///< parameters of a block that is streamed
   Bytes leaving;          ///< what a block saves that leaves the device
+  Bytes staged;           ///< what a block saves that goes to the disk
   Bytes recomputed;       ///< what a block saves that is recomputed
 };
 

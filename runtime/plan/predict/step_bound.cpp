@@ -38,13 +38,15 @@ class Sum {
       state(b);
     }
     const BoundaryTraffic boundaries = boundary_traffic(w_, p_);
-    const double internals = number(internals_traffic(w_, p_));
-    work_.up += number(boundaries.saved) + internals;
-    work_.down += number(boundaries.saved) + internals;
-    work_.written += number(boundaries.spilled);
+    const InternalsTraffic internals = internals_traffic(w_, p_);
+    const double saved = number(boundaries.saved + internals.saved);
+    const double spilled = number(boundaries.spilled + internals.spilled);
+    work_.up += saved;
+    work_.down += saved;
+    work_.written += spilled;
     // What the staging slots hold from one step to the next is not read again.
     const double held = number(state_bytes(p_.format, p_.tile_parameters)) * p_.state_slots;
-    work_.read = std::max(0.0, work_.read - held) + number(boundaries.spilled);
+    work_.read = std::max(0.0, work_.read - held) + spilled;
     return work_;
   }
 

@@ -45,6 +45,7 @@ void Builder::restart(const Placement& placement) {
   open_pool(PoolKind::boundary_slots, device_boundary_slots(workload_, placement_));
   open_pool(PoolKind::boundary_staging, placement_.boundary_staging);
   open_pool(PoolKind::kept_activation_slots, placement_.saved_slots);
+  open_pool(PoolKind::kept_staging, placement_.saved_staging);
 }
 
 void Builder::check_placement() const {
@@ -61,8 +62,7 @@ void Builder::check_placement() const {
     SPILLWAY_ASSERT(block.gradients != Tier::device || block.state == Tier::device ||
                     workload_.rounds > 1);
     SPILLWAY_ASSERT(block.parameters != Tier::nvme && block.gradients != Tier::nvme);
-    SPILLWAY_ASSERT(block.saved != Tier::nvme);
-    SPILLWAY_ASSERT(block.saved != Tier::host || !workload_.tiled);
+    SPILLWAY_ASSERT(!workload_.tiled || block.saved.value_or(Tier::device) == Tier::device);
   }
   const bool uses_slots = placement_.boundary_slots > 0;
   SPILLWAY_ASSERT(!workload_.tiled || (placement_.blocks[0].resident() && !uses_slots));
@@ -75,6 +75,7 @@ void Builder::check_placement() const {
   // One to compute in or read from, and one that is copied meanwhile.
   SPILLWAY_ASSERT(placement_.saved_slots >= 2 ||
                   offloaded_internals(workload_, placement_) == Bytes{});
+  SPILLWAY_ASSERT(placement_.saved_staging > 0 || !placement_.any_saved(Tier::nvme));
 }
 
 void Builder::append(const OpDraft& draft) {
@@ -123,6 +124,7 @@ void Builder::give_back(const Buffer& buffer) {
     case PoolKind::boundary_slots:
     case PoolKind::boundary_staging:
     case PoolKind::kept_activation_slots:
+    case PoolKind::kept_staging:
       free_[static_cast<std::size_t>(buffer.pool)].push_back(buffer.first);
       return;
     default: return;
@@ -182,7 +184,10 @@ void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train,
     forward.write({PoolKind::workspace}, {});
     append(forward);
     if (layer > 0) give_back(input);
-    if (leaves) save_activations(block, m, kept);
+    if (leaves) {
+      take_away(internals(block, m), kept);
+      give_back(kept);
+    }
     if (!again) pass_activation(layer, m, output, train);
   }
   give_back(weights);

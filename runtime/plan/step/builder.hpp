@@ -121,9 +121,20 @@ class Builder {
   void append_norms(std::uint32_t block, PoolKind gradients);
 
   // Activations.
-  [[nodiscard]] OpDraft copy_of_boundary(Lane lane, std::uint32_t layer, std::uint32_t m) const;
-  Buffer load_boundary(std::uint32_t layer, std::uint32_t m);
-  void save_boundary(std::uint32_t layer, std::uint32_t m, const Buffer& made);
+  /// A saved tensor that waits for backward off the device: a boundary, or a block's internals.
+  struct Leaving {
+    Value value;
+    std::uint32_t block;  ///< that its copies name
+    Bytes bytes;
+    PoolKind slots;    ///< on the device
+    PoolKind staging;  ///< on the way to the disk
+    Buffer home;
+  };
+  [[nodiscard]] Leaving boundary(std::uint32_t layer, std::uint32_t m) const;
+  [[nodiscard]] Leaving internals(std::uint32_t block, std::uint32_t m) const;
+  void append_copy(const Leaving& what, Lane lane, const Buffer& from, const Buffer& to);
+  void take_away(const Leaving& what, const Buffer& made);
+  Buffer bring_back(const Leaving& what);
   [[nodiscard]] Buffer passing_activation(std::uint32_t layer, std::uint32_t m) const;
   [[nodiscard]] Buffer passing_gradient(std::uint32_t m) const;
   Buffer returning_activation(std::uint32_t layer, std::uint32_t m);
@@ -131,7 +142,6 @@ class Builder {
   Buffer place_for_gradient(std::uint32_t m);
   void pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer& made, bool train);
   void pass_gradient(std::uint32_t m, const Buffer& made);
-  void save_activations(std::uint32_t block, std::uint32_t m, const Buffer& made);
   Buffer returning_activations(std::uint32_t block, std::uint32_t m);
 
   // Passes.

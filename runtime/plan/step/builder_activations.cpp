@@ -1,52 +1,63 @@
 // The ways of the tensors between blocks and inside them: boundaries, and what backward needs.
 #include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/placement/pools.hpp"
 #include "runtime/plan/step/builder.hpp"
 
 namespace spillway::plan {
 
-OpDraft Builder::copy_of_boundary(Lane lane, std::uint32_t layer, std::uint32_t m) const {
-  OpDraft copy = draft(OpKind::copy, lane, layer, m);
-  const bool disk = lane == Lane::nvme_read || lane == Lane::nvme_write;
-  copy.op.bytes = disk ? boundary_disk_bytes(workload_) : workload_.boundary_bytes;
-  return copy;
+/// Describes a layer's output off the device.
+Builder::Leaving Builder::boundary(std::uint32_t layer, std::uint32_t m) const {
+  const Tier home = *boundary_home(workload_, placement_, layer);
+  const bool disk = home == Tier::nvme;
+  return {.value = activation(layer, m),
+          .block = workload_.first_block(layer),
+          .bytes = workload_.boundary_bytes,
+          .slots = PoolKind::boundary_slots,
+          .staging = PoolKind::boundary_staging,
+          .home = of_micro_batch(disk ? PoolKind::disk_boundaries : PoolKind::host_boundaries,
+                                 layer, m)};
 }
 
-/// Brings back what was saved of a layer's output.
-Buffer Builder::load_boundary(std::uint32_t layer, std::uint32_t m) {
-  const Value value = activation(layer, m);
-  Buffer host = of_micro_batch(PoolKind::host_boundaries, layer, m);
-  if (boundary_home(workload_, placement_, layer) == Tier::nvme) {
-    host = take_free(PoolKind::boundary_staging);
-    OpDraft fetch = copy_of_boundary(Lane::nvme_read, layer, m);
-    fetch.read(of_micro_batch(PoolKind::disk_boundaries, layer, m), value);
-    fetch.write(host, value);
-    append(fetch);
-  }
-  const Buffer device = take_free(PoolKind::boundary_slots);
-  OpDraft load = copy_of_boundary(Lane::h2d, layer, m);
-  load.read(host, value);
-  load.write(device, value);
-  append(load);
+/// Describes what a block saves for its backward, off the device.
+Builder::Leaving Builder::internals(std::uint32_t block, std::uint32_t m) const {
+  const bool disk = placement_.blocks[block].saved == Tier::nvme;
+  const PoolKind home = disk ? PoolKind::disk_kept_activations : PoolKind::host_kept_activations;
+  return {.value = saved(workload_.layer_of(block), m),
+          .block = block,
+          .bytes = workload_.blocks[block].saved_bytes,
+          .slots = PoolKind::kept_activation_slots,
+          .staging = PoolKind::kept_staging,
+          .home = of_micro_batch(home, block, m)};
+}
+
+void Builder::append_copy(const Leaving& what, Lane lane, const Buffer& from, const Buffer& to) {
+  OpDraft copy = draft(OpKind::copy, lane, what.block, what.value.micro_batch);
+  const bool disk = lane == Lane::nvme_read || lane == Lane::nvme_write;
+  copy.op.bytes = disk ? in_pages(what.bytes) : what.bytes;
+  copy.read(from, what.value);
+  copy.write(to, what.value);
+  append(copy);
+}
+
+/// Takes what has been made to its home, on the way to the disk through a staging buffer.
+void Builder::take_away(const Leaving& what, const Buffer& made) {
+  const bool spills = tier_of(what.home.pool) == Tier::nvme;
+  const Buffer host = spills ? take_free(what.staging) : what.home;
+  append_copy(what, Lane::d2h, made, host);
+  if (spills) append_copy(what, Lane::nvme_write, host, what.home);
+  give_back(host);
+}
+
+/// Brings it back to a device slot.
+Buffer Builder::bring_back(const Leaving& what) {
+  const bool fetches = tier_of(what.home.pool) == Tier::nvme;
+  const Buffer host = fetches ? take_free(what.staging) : what.home;
+  if (fetches) append_copy(what, Lane::nvme_read, what.home, host);
+  const Buffer device = take_free(what.slots);
+  append_copy(what, Lane::h2d, host, device);
   give_back(host);
   return device;
-}
-
-void Builder::save_boundary(std::uint32_t layer, std::uint32_t m, const Buffer& made) {
-  const Value value = activation(layer, m);
-  const bool spills = boundary_home(workload_, placement_, layer) == Tier::nvme;
-  const Buffer host = spills ? take_free(PoolKind::boundary_staging)
-                             : of_micro_batch(PoolKind::host_boundaries, layer, m);
-  OpDraft save = copy_of_boundary(Lane::d2h, layer, m);
-  save.read(made, value);
-  save.write(host, value);
-  append(save);
-  if (!spills) return;
-  OpDraft spill = copy_of_boundary(Lane::nvme_write, layer, m);
-  spill.read(host, value);
-  spill.write(of_micro_batch(PoolKind::disk_boundaries, layer, m), value);
-  append(spill);
-  give_back(host);
 }
 
 /// Returns where the layer's output is for the next layer's forward.
@@ -66,7 +77,7 @@ Buffer Builder::returning_activation(std::uint32_t layer, std::uint32_t m) {
   if (boundary_home(workload_, placement_, layer) == Tier::device) {
     return of_micro_batch(PoolKind::boundaries, layer, m);
   }
-  return load_boundary(layer, m);
+  return bring_back(boundary(layer, m));
 }
 
 Buffer Builder::place_for_output(std::uint32_t layer, std::uint32_t m) {
@@ -84,7 +95,8 @@ Buffer Builder::place_for_gradient(std::uint32_t m) {
 void Builder::pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer& made,
                               bool train) {
   if (made.pool != PoolKind::boundary_slots) return;
-  if (train && boundary_home(workload_, placement_, layer)) save_boundary(layer, m, made);
+  const bool returns = train && boundary_home(workload_, placement_, layer);
+  if (returns) take_away(boundary(layer, m), made);
   passing_[m] = made;
 }
 
@@ -109,25 +121,10 @@ Buffer Builder::kept_activations(std::uint32_t block, std::uint32_t m) const {
   return {PoolKind::recomputation_scratch, workload_.tiled ? m : 0};
 }
 
-void Builder::save_activations(std::uint32_t block, std::uint32_t m, const Buffer& made) {
-  OpDraft save = draft(OpKind::copy, Lane::d2h, block, m);
-  save.op.bytes = workload_.blocks[block].saved_bytes;
-  save.read(made, saved(block, m));
-  save.write(of_micro_batch(PoolKind::host_kept_activations, block, m), saved(block, m));
-  append(save);
-  give_back(made);
-}
-
 /// Returns where backward finds what forward saved, or where it saves what it recomputes.
 Buffer Builder::returning_activations(std::uint32_t block, std::uint32_t m) {
   if (!internals_leave(workload_, placement_, block)) return kept_activations(block, m);
-  const Buffer slot = take_free(PoolKind::kept_activation_slots);
-  OpDraft load = draft(OpKind::copy, Lane::h2d, block, m);
-  load.op.bytes = workload_.blocks[block].saved_bytes;
-  load.read(of_micro_batch(PoolKind::host_kept_activations, block, m), saved(block, m));
-  load.write(slot, saved(block, m));
-  append(load);
-  return slot;
+  return bring_back(internals(block, m));
 }
 
 }  // namespace spillway::plan

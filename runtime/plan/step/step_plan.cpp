@@ -14,7 +14,10 @@ std::string_view name_of(const Copy& copied) {
     case ValueKind::parameters: return "upload_params";
     case ValueKind::gradient: return "download_grads";
     case ValueKind::state: return copied.to == Tier::nvme ? "write_state" : "read_state";
-    case ValueKind::saved: return down ? "save_internals" : "load_internals";
+    case ValueKind::saved:
+      if (copied.to == Tier::nvme) return "spill_internals";
+      if (copied.from == Tier::nvme) return "fetch_internals";
+      return down ? "save_internals" : "load_internals";
     case ValueKind::activation:
       if (copied.to == Tier::nvme) return "spill_activation";
       if (copied.from == Tier::nvme) return "fetch_activation";

@@ -55,6 +55,8 @@ inline constexpr Copy kSpillActivation{ValueKind::activation, Tier::host, Tier::
 inline constexpr Copy kFetchActivation{ValueKind::activation, Tier::nvme, Tier::host};
 inline constexpr Copy kSaveInternals{ValueKind::saved, Tier::device, Tier::host};
 inline constexpr Copy kLoadInternals{ValueKind::saved, Tier::host, Tier::device};
+inline constexpr Copy kSpillInternals{ValueKind::saved, Tier::host, Tier::nvme};
+inline constexpr Copy kFetchInternals{ValueKind::saved, Tier::nvme, Tier::host};
 
 std::string_view name_of(OpKind kind);
 std::string_view name_of(Lane lane);
