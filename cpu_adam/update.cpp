@@ -129,9 +129,11 @@ void update(const Kernel& kernel, std::span<const ParameterGroup> groups, const 
     const std::size_t to_leaf = kLeafParameters - (range.index + first) % kLeafParameters;
     const std::size_t count = std::min(range.count - first, to_leaf);
     const std::span<float> part(sum, count);
-    accumulate(kernel.isa, kernel.gradient_dtype, advance(range.gradient, size, first), part, true);
+    accumulate(kernel.isa, kernel.gradient_dtype, advance(range.gradient, size, first), part,
+               /*first=*/true);
     for (const void* const gradient : more_gradients) {
-      accumulate(kernel.isa, kernel.gradient_dtype, advance(gradient, size, first), part, false);
+      accumulate(kernel.isa, kernel.gradient_dtype, advance(gradient, size, first), part,
+                 /*first=*/false);
     }
     UpdateRange leaf = slice(wide, range, first, count);
     leaf.gradient = sum;

@@ -80,7 +80,7 @@ SwapFile SwapFile::open_existing(const std::filesystem::path& path,
   for (;;) {
     const int descriptor = ::open(path.c_str(), kOpenFlags);
     if (descriptor < 0 && (errno == ENOENT || errno == ENOTDIR)) throw_missing(path);
-    SwapFile file(path, descriptor, true);
+    SwapFile file(path, descriptor, /*adopted=*/true);
     file.lock(patience);
     if (file.is_unlinked()) continue;
     file.check_ownership();
@@ -92,7 +92,7 @@ SwapFile SwapFile::open_unlocked(const std::filesystem::path& path) {
   // A named pipe would wait for its writer.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0 && (errno == ENOENT || errno == ENOTDIR)) throw_missing(path);
-  SwapFile file(path, descriptor, true);
+  SwapFile file(path, descriptor, /*adopted=*/true);
   file.check_regular();
   return file;
 }

@@ -28,7 +28,8 @@ void skip(const config::TrainOptions& options, TrainingState& state, StepResult&
           result.step, options.loss_scale.minimum, result.loss);
       return;
     }
-    state.loss_scale = config::next_loss_scale(options.loss_scale, state.loss_scale, false);
+    state.loss_scale =
+        config::next_loss_scale(options.loss_scale, state.loss_scale, /*finite=*/false);
     scales_down = state.loss_scale.hysteresis_left > 0;  // until it is at its minimum
   }
   if (state.skipped_in_a_row < kMostSkipsInARow || scales_down) return;
@@ -49,7 +50,8 @@ PendingUpdate decide_update(const config::TrainOptions& options, TrainingState& 
     return {};
   }
   if (options.compute == DType::fp16) {
-    state.loss_scale = config::next_loss_scale(options.loss_scale, state.loss_scale, true);
+    state.loss_scale =
+        config::next_loss_scale(options.loss_scale, state.loss_scale, /*finite=*/true);
   }
   state.skipped_in_a_row = 0;
   state.updates = t;

@@ -62,7 +62,8 @@ bool reaches_all(const DataflowGraph& graph, bool forward) {
 
 /// The least that the far direction of a cut can cost: the lightest edge where every cut has one.
 Bytes lightest_return(const DataflowGraph& graph) {
-  if (!reaches_all(graph, true) || !reaches_all(graph, false)) return Bytes{0};
+  if (!reaches_all(graph, /*forward=*/true) || !reaches_all(graph, /*forward=*/false))
+    return Bytes{0};
   Bytes lightest{UINT64_MAX};
   for (const DataflowEdge& edge : graph.edges) {
     if (edge.bytes.value() > 0) lightest = std::min(lightest, edge.bytes);

@@ -199,12 +199,12 @@ class SwapBench {
   }
 
   /// Drive alone: every tile read and written back, with its commit.
-  double io_seconds() { return pass(false); }
+  double io_seconds() { return pass(/*with_update=*/false); }
 
   /// Drive and update together.
   double step_seconds() {
     ++updates_;
-    return pass(true);
+    return pass(/*with_update=*/true);
   }
 
   /// Tiles ascend in one pass and descend in the next, as steps do.

@@ -16,7 +16,8 @@ class CudaDeviceMath final : public DeviceMath {
     const std::size_t padding = g.sums.size() - g.parameters;
     device::fill_zero(sums + g.parameters, padding * sizeof(float), stream_);
     if (!g.tied.empty()) {
-      device::accumulate(DType::fp32, g.tied.address(), sums, g.tied.size(), false, stream_);
+      device::accumulate(DType::fp32, g.tied.address(), sums, g.tied.size(),
+                         /*first=*/false, stream_);
     }
     if (g.dtype != DType::fp32) {
       device::round_gradient(g.dtype, sums, g.rounded.address(), g.sums.size(), stream_);

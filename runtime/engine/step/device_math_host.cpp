@@ -14,7 +14,8 @@ class HostDeviceMath final : public DeviceMath {
     float* sums = g.sums.address();
     std::fill(sums + g.parameters, sums + g.sums.size(), 0.0F);
     if (!g.tied.empty()) {
-      cpu_adam::accumulate(isa_, DType::fp32, g.tied.address(), {sums, g.tied.size()}, false);
+      cpu_adam::accumulate(isa_, DType::fp32, g.tied.address(), {sums, g.tied.size()},
+                           /*first=*/false);
     }
     if (g.dtype != DType::fp32) {
       cpu_adam::round_gradient(isa_, g.dtype, sums, g.rounded.address(), g.sums.size());

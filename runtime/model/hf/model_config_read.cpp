@@ -97,7 +97,7 @@ void read_gpt2(FieldReader& fields, ModelConfig& config) {
   config.ffn_width = inner.value_or(config.width * 4);
   config.activation = read_gelu(fields);
   config.norm_eps = fields.number("layer_norm_epsilon").value_or(1e-5);
-  config.tied_head = fields.boolean("tie_word_embeddings", true);
+  config.tied_head = fields.boolean("tie_word_embeddings", /*absent=*/true);
   config.dropout = read_dropout(fields, {"resid_pdrop", "embd_pdrop", "attn_pdrop"});
   fields.only("scale_attn_weights", true, "attention scores are divided by sqrt(head size)");
   fields.only("scale_attn_by_inverse_layer_idx", false, "the same scale is used in every layer");
@@ -146,7 +146,7 @@ void read_rope_object(FieldReader& rope, ModelConfig& config,
   } else {
     rope.refuse(type_field, type, "\"default\", \"linear\" and \"llama3\" are");
   }
-  rope.finish(false);
+  rope.finish(/*allow_harmless=*/false);
 }
 
 void read_rope(FieldReader& fields, ModelConfig& config, std::string_view origin) {
@@ -207,7 +207,7 @@ void read_sliding_window(FieldReader& fields, ModelConfig& config) {
     case Family::qwen2:
     case Family::qwen3: break;
   }
-  const bool used = fields.boolean("use_sliding_window", false);
+  const bool used = fields.boolean("use_sliding_window", /*absent=*/false);
   const std::uint32_t full_layers =
       fields.number("max_window_layers").value_or(28) >= config.layers ? config.layers : 0;
   const bool slides = sliding_layers.value_or(used && full_layers < config.layers);
@@ -242,7 +242,7 @@ void read_attention(FieldReader& fields, ModelConfig& config) {
   switch (config.family) {
     case Family::llama:
     case Family::qwen3:
-      config.qkv_bias = fields.boolean("attention_bias", false);
+      config.qkv_bias = fields.boolean("attention_bias", /*absent=*/false);
       config.attention_output_bias = config.qkv_bias;
       break;
     case Family::qwen2:
@@ -267,10 +267,11 @@ void read_llama_like(FieldReader& fields, ModelConfig& config, std::string_view 
   }
   config.activation = Activation::silu;
   config.norm_eps = fields.number("rms_norm_eps").value_or(1e-6);
-  config.tied_head = fields.boolean("tie_word_embeddings", false);
+  config.tied_head = fields.boolean("tie_word_embeddings", /*absent=*/false);
   config.dropout = read_dropout(fields, {"attention_dropout", "hidden_dropout"});
   read_attention(fields, config);
-  if (config.family == Family::llama) config.mlp_bias = fields.boolean("mlp_bias", false);
+  if (config.family == Family::llama)
+    config.mlp_bias = fields.boolean("mlp_bias", /*absent=*/false);
   read_rope(fields, config, origin);
   read_sliding_window(fields, config);
 }
@@ -291,7 +292,7 @@ ModelConfig parse_model_config(std::string_view json_text, std::string_view orig
   } else {
     read_llama_like(fields, config, origin);
   }
-  fields.finish(true);
+  fields.finish(/*allow_harmless=*/true);
   config.source_json = std::string(json_text);
   try {
     validate(config);

@@ -93,7 +93,7 @@ class HeaderHandler final : public nlohmann::json_sax<nlohmann::json> {
     } else if (key_ == "data_offsets" && !entry_.offsets) {
       array_ = &entry_.offsets.emplace();
     } else {
-      expect(false, "a list");
+      expect(/*allowed=*/false, "a list");
     }
     return true;
   }
@@ -130,7 +130,7 @@ class HeaderHandler final : public nlohmann::json_sax<nlohmann::json> {
     throw Error(ErrorCode::corrupt_data, fmt::format("{}: {}", origin_, what));
   }
   bool unexpected(std::string_view what) const {
-    expect(false, what);
+    expect(/*allowed=*/false, what);
     return false;
   }
   void expect(bool allowed, std::string_view what) const {

@@ -40,7 +40,7 @@ dnnl::matmul::primitive_desc describe(const GemmShape& s, DType element, const d
   const auto out_type = s.output == GemmOutput::compute ? type : memory::data_type::f32;
   const auto a = matrix(s.rows, s.inner, s.transpose_a, s.a_stride, type);
   const auto b = matrix(s.inner, s.columns, s.transpose_b, s.b_stride, type);
-  const auto c = matrix(s.rows, s.columns, false, s.out_stride, out_type);
+  const auto c = matrix(s.rows, s.columns, /*transposed=*/false, s.out_stride, out_type);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   dnnl::post_ops after;
@@ -48,7 +48,7 @@ dnnl::matmul::primitive_desc describe(const GemmShape& s, DType element, const d
   if (s.residual) after.append_binary(dnnl::algorithm::binary_add, c);
   attributes.set_post_ops(after);
   if (s.bias) {
-    const auto bias = matrix(1, s.columns, false, 0, type);
+    const auto bias = matrix(1, s.columns, /*transposed=*/false, 0, type);
     return {dnnl::matmul::desc(a, b, bias, c), attributes, engine};
   }
   return {dnnl::matmul::desc(a, b, c), attributes, engine};
@@ -61,11 +61,11 @@ struct PreparedGemm::State {
       : shape(requested),
         engine(dnnl::engine::kind::cpu, 0),
         stream(engine),
-        overwrite_desc(describe(shape, element, engine, false)),
+        overwrite_desc(describe(shape, element, engine, /*add=*/false)),
         overwrite(overwrite_desc),
         scratchpad_bytes(overwrite_desc.scratchpad_desc().get_size()) {
     if (shape.output == GemmOutput::gradient) {
-      const auto desc = describe(shape, element, engine, true);
+      const auto desc = describe(shape, element, engine, /*add=*/true);
       add = dnnl::matmul(desc);
       scratchpad_bytes = std::max(scratchpad_bytes, desc.scratchpad_desc().get_size());
       add_scratchpad = memory(desc.scratchpad_desc(), engine, nullptr);
@@ -93,7 +93,7 @@ bool multiplies_natively(DType compute) {
   if (compute == DType::fp16) return false;
   try {
     const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-    describe({.rows = 16, .columns = 16, .inner = 16}, compute, engine, false);
+    describe({.rows = 16, .columns = 16, .inner = 16}, compute, engine, /*add=*/false);
     return true;
   } catch (const dnnl::error&) {
     return false;  // no bf16 below AVX-512: widened
