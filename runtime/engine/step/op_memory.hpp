@@ -19,17 +19,17 @@ class OpMemory {
 
   /// Returns the buffer in which the op finds a value; asserts that it declares one.
   [[nodiscard]] plan::Buffer read(plan::ValueKind kind, std::uint32_t of = 0) const {
-    return declared(kind, of, false);
+    return declared(kind, of, /*writes=*/false);
   }
   /// Returns the buffer in which it leaves one.
   [[nodiscard]] plan::Buffer write(plan::ValueKind kind, std::uint32_t of = 0) const {
-    return declared(kind, of, true);
+    return declared(kind, of, /*writes=*/true);
   }
   [[nodiscard]] bool reads(plan::ValueKind kind, std::uint32_t of = 0) const {
-    return find(kind, of, false).has_value();
+    return find(kind, of, /*writes=*/false).has_value();
   }
   [[nodiscard]] bool writes(plan::ValueKind kind, std::uint32_t of = 0) const {
-    return find(kind, of, true).has_value();
+    return find(kind, of, /*writes=*/true).has_value();
   }
 
   /// Views of declared buffers in which values of less than their size may lie; `bytes` of them.
@@ -45,8 +45,8 @@ class OpMemory {
   }
 
   /// Returns the only buffer that a copy reads, or writes.
-  [[nodiscard]] plan::Buffer source() const { return only(false); }
-  [[nodiscard]] plan::Buffer target() const { return only(true); }
+  [[nodiscard]] plan::Buffer source() const { return only(/*writes=*/false); }
+  [[nodiscard]] plan::Buffer target() const { return only(/*writes=*/true); }
 
  private:
   [[nodiscard]] std::optional<plan::Buffer> find(plan::ValueKind kind, std::uint32_t of,

@@ -20,7 +20,7 @@ void StateIo::initialize(const model::ParameterSource& source) {
     masters.resize(t.count.value());
     source.read(BlockIndex{t.block}, t.first, masters);
     cpu_adam::pack_state(layout, {masters, {}, {}}, slot.data(), slot.data() + layout.parameters);
-    bring_home(tile, false);
+    bring_home(tile, /*already_on_disk=*/false);
   }
   upload_residents();
 }
@@ -28,7 +28,7 @@ void StateIo::initialize(const model::ParameterSource& source) {
 void StateIo::restore() {
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
     slots_.load(store_, tile, staging(tile));
-    bring_home(tile, true);
+    bring_home(tile, /*already_on_disk=*/true);
   }
   upload_residents();
 }
@@ -37,7 +37,7 @@ nvme_swap::TileRead StateIo::adopt(const nvme_swap::CommittedTiles& source) {
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
     const auto result = slots_.load(source, tile, staging(tile));
     if (result == nvme_swap::TileRead::moved_on) return result;
-    bring_home(tile, false);
+    bring_home(tile, /*already_on_disk=*/false);
   }
   upload_residents();
   return nvme_swap::TileRead::whole;

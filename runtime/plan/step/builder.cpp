@@ -271,7 +271,8 @@ void Builder::backward_layer(std::uint32_t layer, MicroBatches range) {
   const std::uint32_t end = workload_.first_block(layer + 1);
   if (workload_.tiled && recomputes(layer)) {
     for (std::uint32_t block = first; block < end; ++block) {
-      if (workload_.blocks[block].feeds_backward) visit_forward(block, range, true, true);
+      if (workload_.blocks[block].feeds_backward)
+        visit_forward(block, range, /*train=*/true, /*again=*/true);
     }
   }
   for (std::uint32_t block = end; block-- > first;) visit_backward(block, range);
@@ -284,7 +285,7 @@ void Builder::pass(MicroBatches range, bool update_first) {
   const std::uint32_t last = workload_.head_layer();
   if (workload_.tiled && update_first) update_block(0);
   for (std::uint32_t layer = 0; layer < last; ++layer) {
-    forward_layer(layer, range, true, update_first);
+    forward_layer(layer, range, /*train=*/true, update_first);
   }
   if (update_first) {
     for (std::uint32_t block = workload_.first_block(last); block < blocks(); ++block) {
@@ -292,7 +293,7 @@ void Builder::pass(MicroBatches range, bool update_first) {
     }
     append_step_commit();
   }
-  visit_head(range, true);
+  visit_head(range, /*train=*/true);
   for (std::uint32_t layer = last; layer-- > 0;) backward_layer(layer, range);
   if (workload_.tiled && range.last == workload_.micro_batches) finish_gradient(0);
 }
@@ -321,9 +322,9 @@ void Builder::evaluation() {
   for (std::uint32_t m = 0; m < workload_.micro_batches; m += at_once) {
     const MicroBatches range{m, m + at_once};
     for (std::uint32_t layer = 0; layer < workload_.head_layer(); ++layer) {
-      forward_layer(layer, range, false, false);
+      forward_layer(layer, range, /*train=*/false, /*update_first=*/false);
     }
-    visit_head(range, false);
+    visit_head(range, /*train=*/false);
   }
 }
 

@@ -69,8 +69,9 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
 void Builder::visit_head(MicroBatches range, bool train) {
   const auto [first, end] = workload_.loss_blocks();
   if (!workload_.tiled) return visit_loss(first, range, train);
-  for (std::uint32_t block = first; block < end; ++block) visit_loss(block, range, false);
-  for (std::uint32_t block = end; train && block-- > first;) visit_loss(block, range, true);
+  for (std::uint32_t block = first; block < end; ++block) visit_loss(block, range, /*train=*/false);
+  for (std::uint32_t block = end; train && block-- > first;)
+    visit_loss(block, range, /*train=*/true);
 }
 
 }  // namespace spillway::plan

@@ -11,7 +11,7 @@ StepPlan build_training_step(const Workload& workload, const Placement& placemen
 }
 
 StepPlan build_recorded_step(const Workload& workload, const Placement& placement) {
-  Builder builder(workload, placement, true);
+  Builder builder(workload, placement, /*records=*/true);
   builder.training();
   return builder.take();
 }

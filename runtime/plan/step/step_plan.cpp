@@ -114,7 +114,8 @@ std::string to_text(const StepPlan& plan) {
       fmt::format_to(std::back_inserter(text), " round={} micro_batch={}", op.round,
                      op.micro_batch);
     }
-    text += text_of_accesses(plan, op, false) + text_of_accesses(plan, op, true);
+    text +=
+        text_of_accesses(plan, op, /*writes=*/false) + text_of_accesses(plan, op, /*writes=*/true);
     if (op.bytes > Bytes{}) fmt::format_to(std::back_inserter(text), " bytes={}", op.bytes.value());
     if (op.held) text += " held";
     if (op.if_pending) text += " if_pending";
