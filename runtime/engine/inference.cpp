@@ -1,188 +1,116 @@
 #include "runtime/engine/inference.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/machine/budgets.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/placement/pools.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::engine {
 namespace {
 
-std::span<std::int32_t> as_tokens(std::span<std::byte> bytes) {
-  return {reinterpret_cast<std::int32_t*>(bytes.data()), bytes.size() / sizeof(std::int32_t)};
+config::TrainOptions train_options(const model::ModelConfig& config,
+                                   const InferenceOptions& options) {
+  config::TrainOptions train;
+  train.compute = options.compute;
+  train.micro_batch = options.batch;
+  train.context = options.context;
+  train.compute_threads = options.compute_threads;
+  train.device = options.device;
+  train.device_memory = options.device_memory;
+  train.host_memory = options.host_memory;
+  train.threads = 1;  // there is no update
+  resolve(train, config);
+  return train;
+}
+
+/// Returns the bytes of the logits of one position.
+Bytes row_bytes(const model::ModelConfig& config) {
+  return Bytes{std::uint64_t{config.vocab_size} * sizeof(float)};
+}
+
+/// Returns what lies in memory at once: the pools, and while parameters are read a block of them in
+/// fp32 and rounded, on its way to the device.
+FixedNeeds needs(const plan::Workload& workload, const plan::Pools& pools, Bytes source) {
+  const std::vector<plan::MemoryItem> items = plan::memory_items(pools);
+  const std::uint64_t block = plan::largest_block(workload).value();
+  const Bytes kept = plan::total(items, plan::Tier::host);
+  return {.device = plan::total(items, plan::Tier::device),
+          .host = Bytes{block * (sizeof(float) + size_of(workload.compute))} + source +
+                  std::max(kept, workload.constant_bytes)};
 }
 
 }  // namespace
 
 Inference::Inference(const model::ModelConfig& config, const InferenceOptions& options,
-                     const model::ParameterSource& source)
-    : config_(config), options_(options) {
-  config::TrainOptions train;
-  train.compute = options_.compute;
-  train.micro_batch = options_.batch;
-  train.context = options_.context;
-  train.compute_threads = options_.compute_threads;
-  train.device = options_.device;
-  train.device_memory = options_.device_memory;
-  train.host_memory = options_.host_memory;
-  resolve(train, config_);
-  options_.context = train.context;
-  model_ = make_model_runtime(config_, train, products_of(options_.trained_on));
-  const FixedNeeds needed = needs();
-  check_fits(needed, train, read_memory_budget(), free_memory_of_device(train),
+                     const model::ParameterSource& source) {
+  EngineSetup setup{.config = config, .options = train_options(config, options)};
+  model_ = make_model_runtime(config, setup.options, products_of(options.trained_on));
+  setup.workload = make_workload(config, *model_.transformer, setup.options);
+  const bool generates = options.use == InferenceUse::generation;
+  if (generates) setup.workload.logits_bytes = row_bytes(config) * setup.options.context;
+  setup.placement = plan::lean_placement(setup.workload);
+  plan::StepPlan plan = plan::build_evaluation(setup.workload, setup.placement);
+  plan::Pools pools = plan::used_by(plan, plan::make_pools(setup.workload, setup.placement));
+  FixedNeeds needed = needs(setup.workload, pools, options.source_bytes);
+  if (generates) needed.host += row_bytes(config);
+  check_fits(needed, setup.options, read_memory_budget(), free_memory_of_device(setup.options),
              "fewer tokens at once (eval: --batch and --context; generate: --tokens and a shorter "
              "prompt)");
   // The whole model is resident and every allocation below is part of the needs.
-  backend_ =
-      make_backend(train, {.device = needed.device, .host = needed.host, .nvme = {}}, nullptr);
-  stream_ = backend_->make_stream("compute");
-  model_.ops->bind_stream(stream_->native());
-  constants_ = {*model_.transformer, *backend_, *stream_};
-  const model::Transformer& transformer = *model_.transformer;
-  for (auto& boundary : boundary_) boundary = {*backend_, transformer.boundary_bytes()};
-  workspace_ = {*backend_, transformer.workspace_bytes()};
-  tokens_ = {*backend_, token_bytes()};
-  loss_ = {*backend_, Bytes{sizeof(double)}};
-  host_tokens_ = {*backend_, token_bytes()};
-  host_loss_ = {*backend_, Bytes{sizeof(double)}};
-  if (options_.batch == 1) {
-    logits_ = {*backend_, row_bytes() * options_.context};
-    host_logits_ = {*backend_, row_bytes()};
-  }
+  setup.budgets = {.device = needed.device, .host = needed.host, .nvme = {}};
+  engine_ = std::make_unique<StepEngine>(std::move(setup), model_, std::move(pools));
+  executor_ = engine_->prepare(std::move(plan));
+  if (generates) logits_ = {engine_->backend(), row_bytes(config)};
   load(source);
 }
 
 Inference::~Inference() = default;
 
-/// Inputs and targets.
-Bytes Inference::token_bytes() const {
-  return Bytes{2 * std::uint64_t{options_.batch} * options_.context * sizeof(std::int32_t)};
-}
-
-/// Logits of one token. Those of a single window are looked at; evaluation needs the loss alone.
-Bytes Inference::row_bytes() const {
-  return Bytes{std::uint64_t{config_.vocab_size} * sizeof(float)};
-}
-
-FixedNeeds Inference::needs() const {
-  const model::Transformer& transformer = *model_.transformer;
-  const std::uint64_t width = size_of(options_.compute);
-  std::uint64_t resident = 0, largest = 0;
-  for (const model::BlockLayout& block : transformer.layout().blocks) {
-    resident += block.padded_parameters.value() * width;
-    largest = std::max(largest, block.padded_parameters.value());
-  }
-  const Bytes shared = token_bytes() + Bytes{sizeof(double)};
-  // A block at a time is read in fp32 and rounded on its way to the device.
-  FixedNeeds needed{.device = Bytes{resident} + transformer.boundary_bytes() * 2U +
-                              transformer.workspace_bytes() + transformer.constant_bytes() + shared,
-                    .host = Bytes{largest * (sizeof(float) + width)} + options_.source_bytes +
-                            std::max(shared, transformer.constant_bytes())};
-  if (options_.batch == 1) {
-    needed.device += row_bytes() * options_.context;
-    needed.host += row_bytes();
-  }
-  return needed;
-}
-
 void Inference::load(const model::ParameterSource& source) {
+  const plan::Workload& workload = engine_->setup().workload;
+  offload::Stream& stream = *engine_->streams().upload;
   std::vector<float> masters;
-  const auto& blocks = model_.transformer->layout().blocks;
-  for (std::uint32_t block = 0; block < blocks.size(); ++block) {
-    masters.resize(blocks[block].padded_parameters.value());
+  for (std::uint32_t block = 0; block < workload.blocks.size(); ++block) {
+    masters.resize(workload.blocks[block].padded_parameters.value());
     source.read(BlockIndex{block}, ElementCount{}, masters);
-    const Bytes bytes{masters.size() * size_of(options_.compute)};
-    offload::PinnedMemory rounded(*backend_, bytes);
-    cpu_adam::cast_parameters(cpu_adam::best_isa(), options_.compute, masters.data(),
+    const offload::PinnedMemory rounded(engine_->backend(),
+                                        Bytes{masters.size() * size_of(workload.compute)});
+    cpu_adam::cast_parameters(cpu_adam::best_isa(), workload.compute, masters.data(),
                               rounded.host().data(), masters.size());
-    parameters_.emplace_back(*backend_, bytes);
-    stream_->upload(parameters_.back().device(), rounded.host());
-    stream_->synchronize();
-  }
-}
-
-offload::DeviceSpan<std::byte> Inference::parameters(std::uint32_t block) const {
-  return parameters_[block].device();
-}
-
-/// Uploads the tokens and runs all blocks but the head; the result is in the boundary of the last.
-void Inference::forward() {
-  stream_->upload(tokens_.device(), host_tokens_.host());
-  const auto head = static_cast<std::uint32_t>(parameters_.size() - 1);
-  const auto tokens = tokens_.device().as<std::int32_t>();
-  for (std::uint32_t block = 0; block < head; ++block) {
-    stream_->submit([this, block, tokens] {
-      model::ForwardArguments arguments;
-      arguments.block = block;
-      arguments.parameters = parameters(block);
-      arguments.tokens = tokens.subspan(0, tokens.size() / 2);
-      if (block > 0) arguments.input = boundary_[(block + 1) % 2].device();
-      arguments.output = boundary_[block % 2].device();
-      arguments.workspace = workspace_.device();
-      model_.transformer->forward(arguments);
-    });
+    const plan::Buffer tiles =
+        engine_->slots().tiles_of(plan::PoolKind::resident_parameters, block);
+    stream.upload(engine_->memory().device(tiles), rounded.host());
+    stream.synchronize();
   }
 }
 
 Evaluation Inference::evaluate(const data::TokenFile& tokens) {
-  const std::uint64_t context = options_.context;
-  check(tokens.size() > context, ErrorCode::invalid_argument,
-        fmt::format("the file holds {} tokens, fewer than one window of {} and its targets",
-                    tokens.size(), context));
-  const std::uint64_t windows = data::window_count(tokens, options_.context);
-  const auto head = static_cast<std::uint32_t>(parameters_.size() - 1);
-  const data::MicroBatch batch{as_tokens(host_tokens_.host()), options_.context,
-                               config_.vocab_size};
-  double sum = 0;
-  for (std::uint64_t first = 0; first < windows; first += options_.batch) {
-    data::read_windows(tokens, first, batch);
-    forward();
-    stream_->submit([this, head] {
-      const auto ids = tokens_.device().as<std::int32_t>();
-      model::LossArguments arguments;
-      arguments.parameters = parameters(head);
-      if (config_.tied_head) arguments.tied_parameters = parameters(0);
-      arguments.targets = ids.subspan(ids.size() / 2, ids.size() / 2);
-      arguments.input = boundary_[(head + 1) % 2].device();
-      arguments.loss_sum = loss_.device().as<double>();
-      arguments.workspace = workspace_.device();
-      model_.transformer->loss(arguments);
-    });
-    stream_->download(host_loss_.host(), loss_.device());
-    stream_->synchronize();
-    sum += *reinterpret_cast<const double*>(host_loss_.host().data());
-  }
-  const std::uint64_t targets = windows * context;
-  return {.loss = sum / static_cast<double>(targets), .tokens = targets};
+  SPILLWAY_ASSERT(logits_.size() == Bytes{} && "this model is loaded for generation");
+  return engine::evaluate(*engine_, *executor_, tokens);
 }
 
 std::span<const float> Inference::next_logits(std::span<const std::int32_t> tokens) {
-  check(options_.batch == 1 && !tokens.empty(), ErrorCode::invalid_argument,
+  check(logits_.size() > Bytes{} && !tokens.empty(), ErrorCode::invalid_argument,
         "generation needs a prompt and works on one window at a time");
-  const std::size_t used = std::min<std::size_t>(tokens.size(), options_.context);
-  const std::span<std::int32_t> window = as_tokens(host_tokens_.host());
-  std::fill(window.begin(), window.end(), 0);
+  const data::MicroBatch batch = engine_->batch(0);
+  const std::size_t used = std::min<std::size_t>(tokens.size(), batch.context);
+  std::ranges::fill(batch.tokens, 0);
   // Attention is causal: what stands after the last token does not reach it.
-  std::copy(tokens.end() - static_cast<std::ptrdiff_t>(used), tokens.end(), window.begin());
-  forward();
-  const auto head = static_cast<std::uint32_t>(parameters_.size() - 1);
-  stream_->submit([this, head] {
-    model::Transformer::LogitsArguments arguments;
-    arguments.parameters = parameters(head);
-    if (config_.tied_head) arguments.tied_parameters = parameters(0);
-    arguments.input = boundary_[(head + 1) % 2].device();
-    arguments.logits = logits_.device().as<float>();
-    arguments.all_positions = true;
-    arguments.workspace = workspace_.device();
-    model_.transformer->logits(arguments);
-  });
-  const std::size_t row = std::size_t{config_.vocab_size} * sizeof(float);
-  stream_->download(host_logits_.host(), logits_.device().subspan((used - 1) * row, row));
-  stream_->synchronize();
-  return {reinterpret_cast<const float*>(host_logits_.host().data()), config_.vocab_size};
+  std::ranges::copy(tokens.last(used), batch.tokens.begin());
+  executor_->run(engine_->actions());
+  const std::size_t row = logits_.size().value();
+  offload::Stream& stream = *engine_->streams().download;
+  stream.download(
+      logits_.host(),
+      engine_->memory().device({plan::PoolKind::logits}).subspan((used - 1) * row, row));
+  stream.synchronize();
+  return {reinterpret_cast<const float*>(logits_.host().data()), row / sizeof(float)};
 }
 
 }  // namespace spillway::engine

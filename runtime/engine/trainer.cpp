@@ -13,13 +13,18 @@
 
 namespace spillway::engine {
 
-Trainer::Trainer(EngineSetup setup, ModelRuntime model)
+Trainer::Trainer(const EngineSetup& setup, ModelRuntime model)
     : model_(std::move(model)),
-      engine_(std::move(setup), model_),
+      engine_(setup, model_),
       state_io_(workload(), placement(), engine_.memory(), slots(), engine_.streams(),
-                engine_.store(), options().isa.value_or(cpu_adam::best_isa())) {
+                engine_.store(), options().isa.value_or(cpu_adam::best_isa())),
+      step_executor_(engine_.prepare(plan::build_training_step(workload(), placement()))),
+      recorded_executor_(engine_.prepare(plan::build_recorded_step(workload(), placement()))),
+      flush_executor_(engine_.prepare(plan::build_flush(workload(), placement()))),
+      evaluation_executor_(engine_.prepare(plan::build_evaluation(workload(), placement()))),
+      snapshot_executor_(engine_.prepare(plan::build_snapshot(workload(), placement()))),
+      last_executor_(step_executor_.get()) {
   check_tiles(store().layout());
-  prepare_plans();
   state_.loss_scale =
       config::initial_loss_scale(options().loss_scale, options().compute == DType::fp16);
   if (engine_.setup().start == Start::anew) return;
@@ -31,20 +36,6 @@ Trainer::Trainer(EngineSetup setup, ModelRuntime model)
 }
 
 Trainer::~Trainer() = default;
-
-void Trainer::prepare_plans() {
-  step_plan_ = plan::build_training_step(workload(), placement());
-  recorded_plan_ = plan::build_recorded_step(workload(), placement());
-  flush_plan_ = plan::build_flush(workload(), placement());
-  evaluation_plan_ = plan::build_evaluation(workload(), placement());
-  snapshot_plan_ = plan::build_snapshot(workload(), placement());
-  step_executor_ = engine_.prepare(step_plan_);
-  recorded_executor_ = engine_.prepare(recorded_plan_);
-  last_executor_ = step_executor_.get();
-  flush_executor_ = engine_.prepare(flush_plan_);
-  evaluation_executor_ = engine_.prepare(evaluation_plan_);
-  snapshot_executor_ = engine_.prepare(snapshot_plan_);
-}
 
 bool Trainer::commits_in_step() const {
   return !placement().any_state(plan::Tier::device) && !placement().any_state(plan::Tier::host);
@@ -106,20 +97,12 @@ void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler)
   std::uint64_t cursor = state_.cursor;
   for (std::uint32_t round = 0; round < workload().rounds; ++round) {
     for (std::uint32_t m = 0; m < workload().micro_batches; ++m) {
-      const data::MicroBatch batch = host_batch(round, m);
+      const data::MicroBatch batch = engine_.batch(round * workload().micro_batches + m);
       for (std::size_t row = 0; row < batch.rows(); ++row) {
         data::read_window(tokens, sampler.first_token(cursor++), batch, row);
       }
     }
   }
-}
-
-data::MicroBatch Trainer::host_batch(std::uint32_t round, std::uint32_t m) const {
-  const std::span<std::byte> bytes =
-      engine_.memory().host({plan::PoolKind::host_tokens, round * workload().micro_batches + m});
-  const std::span tokens{reinterpret_cast<std::int32_t*>(bytes.data()),
-                         bytes.size() / sizeof(std::int32_t)};
-  return {tokens, options().context, engine_.setup().config.vocab_size};
 }
 
 /// `writes_all`: the plan that is about to run writes every tile, if an update is pending.
@@ -159,32 +142,14 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
   finish_commit();
   if (copying()) copy_committed();
 
-  result.loss = reduce_loss() / static_cast<double>(result.tokens);
+  for (const double loss : engine_.losses()) result.loss += loss;
+  result.loss /= static_cast<double>(result.tokens);
   result.grad_norm = reduce_norm() / result.scale;
   state_.cursor += std::uint64_t{options().micro_batch} * options().gradient_accumulation_steps;
   result.step = ++state_.step;
   pending_ = decide_update(options(), state_, result);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
-}
-
-std::span<double> Trainer::host_losses() const {
-  // Behind the leaves of all tiles.
-  const auto tiles = static_cast<std::uint32_t>(slots().tiles().size());
-  const std::span<std::byte> bytes = engine_.memory().host({plan::PoolKind::host_sums, tiles});
-  return {reinterpret_cast<double*>(bytes.data()), bytes.size() / sizeof(double)};
-}
-
-double Trainer::reduce_loss() {
-  const std::span<double> sums = host_losses();
-  const auto passes = static_cast<std::uint32_t>(sums.size());
-  engine_.streams().compute->download(
-      std::as_writable_bytes(sums),
-      engine_.memory().device({plan::PoolKind::device_losses, 0, passes}));
-  engine_.streams().compute->synchronize();
-  double total = 0;
-  for (const double sum : sums) total += sum;
-  return total;
 }
 
 double Trainer::reduce_norm() {
@@ -224,27 +189,10 @@ void Trainer::commit() {
 }
 
 Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
-  check(tokens.size() > options().context, ErrorCode::invalid_argument,
-        fmt::format("the evaluation file holds {} tokens, fewer than one window of {} and its "
-                    "targets",
-                    tokens.size(), options().context));
   flush(false);
-  const std::uint64_t windows = data::window_count(tokens, options().context);
-  const std::uint64_t at_once = std::uint64_t{options().micro_batch} * workload().micro_batches;
-  Evaluation evaluation;
-  double sum = 0;
-  const std::span<double> sums = host_losses().first(workload().micro_batches);
-  for (std::uint64_t first = 0; first < windows; first += at_once) {
-    for (std::uint32_t m = 0; m < workload().micro_batches; ++m) {
-      data::read_windows(tokens, first + std::uint64_t{m} * options().micro_batch,
-                         host_batch(0, m));
-    }
-    run(*evaluation_executor_);
-    reduce_loss();
-    for (const double loss : sums) sum += loss;
-  }
-  evaluation.tokens = windows * options().context;
-  evaluation.loss = sum / static_cast<double>(evaluation.tokens);
+  sound_ = false;
+  const Evaluation evaluation = engine::evaluate(engine_, *evaluation_executor_, tokens);
+  sound_ = true;
   return evaluation;
 }
 

@@ -11,6 +11,7 @@
 
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
+#include "runtime/engine/evaluation.hpp"
 #include "runtime/engine/step/state_io.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/engine/step_result.hpp"
@@ -23,7 +24,7 @@ namespace spillway::engine {
 class Trainer {
  public:
   /// Allocates everything that the placement names.
-  Trainer(EngineSetup setup, ModelRuntime model);
+  Trainer(const EngineSetup& setup, ModelRuntime model);
   ~Trainer();
 
   /// Step 0: masters from `source`.
@@ -48,9 +49,9 @@ class Trainer {
   void read_masters(std::uint32_t block, std::span<float> masters);
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
-  [[nodiscard]] const plan::StepPlan& step_plan() const { return step_plan_; }
+  [[nodiscard]] const plan::StepPlan& step_plan() const { return step_executor_->plan(); }
   /// Counts those of a step that also writes what lives in memory.
-  [[nodiscard]] std::size_t most_ops() const { return recorded_plan_.ops.size(); }
+  [[nodiscard]] std::size_t most_ops() const { return recorded_executor_->plan().ops.size(); }
   /// Timings of the last step.
   [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }
   [[nodiscard]] const OpActions& actions() const { return engine_.actions(); }
@@ -71,17 +72,13 @@ class Trainer {
   [[nodiscard]] bool is_sound() const { return sound_; }
 
  private:
-  void prepare_plans();
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
-  [[nodiscard]] std::span<double> host_losses() const;
-  [[nodiscard]] data::MicroBatch host_batch(std::uint32_t round, std::uint32_t m) const;
   void run(Executor& executor);
   void flush(bool commit);
   void snapshot();
   void prepare_commit(bool due, bool writes_all);
   void finish_commit();
   void copy_committed();
-  double reduce_loss();
   double reduce_norm();
   void check_tiles(const nvme_swap::StoreLayout& layout) const;
   [[nodiscard]] const config::TrainOptions& options() const { return engine_.setup().options; }
@@ -92,10 +89,9 @@ class Trainer {
   std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`
   StateIo state_io_;
 
-  plan::StepPlan step_plan_, recorded_plan_, flush_plan_, evaluation_plan_, snapshot_plan_;
   std::unique_ptr<Executor> step_executor_, recorded_executor_, flush_executor_,
       evaluation_executor_, snapshot_executor_;
-  const Executor* last_executor_ = nullptr;
+  const Executor* last_executor_;
 
   TrainingState state_;
   PendingUpdate pending_;

@@ -29,6 +29,7 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "constants",
     "device_tokens",
     "device_losses",
+    "logits",
     "host_gradients",
     "landing_gradients",
     "host_boundaries",
@@ -50,7 +51,7 @@ constexpr std::array<std::string_view, kValueKindCount> kValues{
     "parameters", "state",          "checksum",      "gradient_sum", "tied_gradient_sum",
     "gradient",   "total_gradient", "norm_leaves",   "activation",   "activation_gradient",
     "saved",      "scanned",        "between_tiles", "tokens",       "loss",
-    "scratch",
+    "logits",     "scratch",
 };
 
 }  // namespace

@@ -37,6 +37,7 @@ enum class PoolKind : std::uint8_t {
   constants,              ///< one: tables that operators read
   device_tokens,          ///< by micro-batch
   device_losses,          ///< by round and micro-batch
+  logits,                 ///< one: of every position of a micro-batch, fp32
   // Host.
   host_gradients,         ///< by tile
   landing_gradients,      ///< as `rounded_gradients`
@@ -55,7 +56,7 @@ enum class PoolKind : std::uint8_t {
   disk_kept_activations,  ///< by layer's first block and micro-batch
   disk_state,             ///< by tile, both slots
 };
-inline constexpr std::size_t kPoolCount = 36;
+inline constexpr std::size_t kPoolCount = 37;
 
 /// A buffer of a pool, or several in a row.
 struct Buffer {
@@ -81,9 +82,10 @@ enum class ValueKind : std::uint8_t {
   between_tiles,        ///< of a layer: what backward leaves the tile before; parts: its tiles
   tokens,
   loss,
+  logits,
   scratch,  ///< nothing that another op reads
 };
-inline constexpr std::size_t kValueKindCount = 16;
+inline constexpr std::size_t kValueKindCount = 17;
 inline constexpr std::uint32_t kLastStep = ~0U;
 
 /// What a buffer holds. `of` is a block, tile or layer, as the kind says; of several buffers in a

@@ -54,6 +54,7 @@ struct Workload {
   Bytes carried_bytes;              ///< what tiles leave each other, per micro-batch
   Bytes constant_bytes;             ///< tables that operators read, the same for all blocks
   Bytes token_bytes;                ///< token ids of one micro-batch, targets included
+  Bytes logits_bytes;               ///< of one micro-batch, where a plan makes no loss but logits
   std::uint64_t tokens = 0;         ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< per round
   std::uint32_t rounds = 1;

@@ -106,8 +106,8 @@ class BareEngine {
              const std::filesystem::path& directory)
       : model_(make_model_runtime(harness.config(), options, {})),
         engine_(setup(harness, options, directory), model_),
-        plan_(plan::build_recorded_step(engine_.setup().workload, engine_.setup().placement)),
-        executor_(engine_.prepare(plan_)) {
+        executor_(engine_.prepare(
+            plan::build_recorded_step(engine_.setup().workload, engine_.setup().placement))) {
     for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
       std::ranges::fill(bytes_of(engine_.memory(), p), std::byte{0});
     }
@@ -156,7 +156,6 @@ class BareEngine {
 
   ModelRuntime model_;
   StepEngine engine_;
-  plan::StepPlan plan_;
   std::unique_ptr<Executor> executor_;
 };
 

@@ -89,7 +89,7 @@ double shortest_run(offload::DeviceBackend& backend, WakeSignal& wake) {
   constexpr std::uint32_t kOps = 400;
   const plan::StepPlan plan = chain(kOps);
   Streams streams(backend);
-  Executor executor(plan, backend, streams, wake);
+  Executor executor(plan, streams, wake);
   double shortest = 1e9;
   for (int run = 0; run < 5; ++run) {
     RecordingPerformer performer;
@@ -128,7 +128,7 @@ TEST(Executor, MakesNoMoreEventsForMoreOpsOrPlans) {
   EXPECT_EQ(events, 3 * kInFlight);  // the lanes of the device
   for (const std::uint32_t ops : {1U, 10U, 1000U}) {
     const plan::StepPlan plan = chain(ops);
-    Executor executor(plan, backend, streams, wake);
+    Executor executor(plan, streams, wake);
     for (int run = 0; run < 2; ++run) {
       RecordingPerformer performer;
       executor.run(performer);

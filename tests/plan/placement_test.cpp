@@ -6,7 +6,9 @@
 #include <map>
 #include <string>
 
+#include "runtime/plan/placement/pools.hpp"
 #include "runtime/plan/predict/theory.hpp"
+#include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 
@@ -46,6 +48,54 @@ TEST(MemoryItems, OfStreamedFp32StateOnHost) {
   EXPECT_EQ(table(workload, placement, Tier::device), device);
   EXPECT_EQ(table(workload, placement, Tier::host), host);
   EXPECT_EQ(table(workload, placement, Tier::nvme), (Table{{"state, two slots", 96 * kLeaf * 2}}));
+}
+
+Table lines_of(const Pools& pools, Tier tier) {
+  Table lines;
+  for (const MemoryItem& item : memory_items(pools)) {
+    if (item.tier == tier) lines[item.what] = item.bytes.value();
+  }
+  return lines;
+}
+
+TEST(UsedPools, OfForwardPassesAreTheModelAndTwoActivations) {
+  Workload workload = small_workload();
+  workload.compute = DType::bf16;
+  workload.constant_bytes = Bytes{128};
+  const Placement placement = lean_placement(workload);
+  const auto used = [&] {
+    return used_by(build_evaluation(workload, placement), make_pools(workload, placement));
+  };
+  Table device{{"resident parameters", 8 * kLeaf * 2},
+               {"boundary slots", 2 * 256},
+               {"operator workspace", 512},
+               {"rotary tables", 128},
+               {"token ids", 64},
+               {"loss sums", 8}};
+  const Table host{{"token ids", 64}, {"norm leaves and loss sums", 8}};
+  EXPECT_EQ(lines_of(used(), Tier::device), device);
+  EXPECT_EQ(lines_of(used(), Tier::host), host);
+  EXPECT_EQ(lines_of(used(), Tier::nvme), Table{});
+  workload.logits_bytes = Bytes{4000};
+  device.erase("loss sums");
+  device["logits"] = 4000;
+  EXPECT_EQ(lines_of(used(), Tier::device), device);
+}
+
+TEST(UsedPools, OfOneLayerAreThoseOfOneLayer) {
+  const Workload workload = small_workload();
+  const Placement placement = lean_placement(workload, Tier::device);
+  const StepPlan layer = only(build_training_step(workload, placement),
+                              [](const Op& op) { return is_model_op(op) && op.block == 2; });
+  EXPECT_EQ(to_text(layer).find("load"), std::string::npos);
+  ASSERT_EQ(layer.ops.size(), 2U);
+  EXPECT_EQ(layer.dependencies_of(layer.ops[1]).size(), 0U);  // the lane's order says it
+  const Table device{{"resident parameters", 2 * kLeaf * 4},
+                     {"gradient accumulators", 3 * kLeaf * 4},
+                     {"boundary slots", 2 * 256},
+                     {"kept activations", 1000},
+                     {"operator workspace", 512}};
+  EXPECT_EQ(lines_of(used_by(layer, make_pools(workload, placement)), Tier::device), device);
 }
 
 TEST(MemoryItems, OfTiedBf16InTwoRoundsPartlyResidentStateOnNvme) {

@@ -19,32 +19,12 @@
 namespace spillway::bench {
 namespace {
 
-using plan::OpIndex;
 using plan::OpKind;
 
 constexpr Bytes kUnlimited{std::numeric_limits<std::int64_t>::max()};
 
-/// The FWD-BWD ops of a plan, and the dependencies among them.
-plan::StepPlan compute_only(const plan::StepPlan& plan) {
-  constexpr OpIndex kLeftOut = ~OpIndex{0};
-  plan::StepPlan result;
-  result.accesses = plan.accesses;
-  std::vector<OpIndex> place(plan.ops.size(), kLeftOut);
-  for (OpIndex i = 0; i < plan.ops.size(); ++i) {
-    plan::Op op = plan.ops[i];
-    const bool computes = op.kind == OpKind::forward || op.kind == OpKind::backward ||
-                          op.kind == OpKind::loss || op.kind == OpKind::accumulate;
-    if (op.lane != plan::Lane::gpu || !computes) continue;
-    op.first_dependency = static_cast<std::uint32_t>(result.dependencies.size());
-    for (const OpIndex dependency : plan.dependencies_of(plan.ops[i])) {
-      if (place[dependency] != kLeftOut) result.dependencies.push_back(place[dependency]);
-    }
-    op.dependency_count =
-        static_cast<std::uint32_t>(result.dependencies.size()) - op.first_dependency;
-    place[i] = static_cast<OpIndex>(result.ops.size());
-    result.ops.push_back(op);
-  }
-  return result;
+bool computes(const plan::Op& op) {
+  return plan::is_model_op(op) || (op.kind == OpKind::accumulate && op.lane == plan::Lane::gpu);
 }
 
 /// Rounds one block's parameters into pinned memory, as the update would have left them.
@@ -66,9 +46,9 @@ class ResidentModel {
       : model_(engine::make_model_runtime(request.config, one_micro_batch(request),
                                           engine::MachineTuning(request.profile).products())),
         engine_(setup(request, scratch), model_),
-        plan_(compute_only(
-            plan::build_training_step(engine_.setup().workload, engine_.setup().placement))),
-        executor_(engine_.prepare(plan_)) {
+        executor_(engine_.prepare(plan::only(
+            plan::build_training_step(engine_.setup().workload, engine_.setup().placement),
+            computes))) {
     upload_parameters(request.config);
     const std::span<std::byte> tokens = engine_.memory().host({plan::PoolKind::host_tokens});
     fill_random_tokens(
@@ -129,7 +109,6 @@ class ResidentModel {
 
   engine::ModelRuntime model_;
   engine::StepEngine engine_;
-  plan::StepPlan plan_;
   std::unique_ptr<engine::Executor> executor_;
 };
 

@@ -38,8 +38,10 @@ nlohmann::ordered_json evaluate(const EvalFlags& flags, bool json) {
   }
   std::uint32_t context = flags.context;
   if (context == 0 && source.run() != nullptr) context = source.run()->config().options.context;
-  engine::Inference inference(source.config(), flags.options(source, flags.batch, context),
-                              source.parameters());
+  engine::Inference inference(
+      source.config(),
+      flags.options(source, engine::InferenceUse::evaluation, flags.batch, context),
+      source.parameters());
   const engine::Evaluation result = inference.evaluate(tokens);
   const double perplexity = std::exp(result.loss);
   if (!json) {

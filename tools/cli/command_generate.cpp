@@ -111,7 +111,8 @@ nlohmann::ordered_json generate(const GenerateFlags& flags, bool json) {
                                                         : source.config().max_context;
   const auto wanted =
       static_cast<std::uint32_t>(std::min<std::uint64_t>(longest, tokens.size() + flags.tokens));
-  engine::Inference inference(source.config(), flags.options(source, 1, wanted),
+  engine::Inference inference(source.config(),
+                              flags.options(source, engine::InferenceUse::generation, 1, wanted),
                               source.parameters());
   const std::size_t prompt_length = tokens.size();
   if (!json && tokenizer) answer("{}", tokenizer->decode(tokens));

@@ -2,10 +2,11 @@
 
 namespace spillway::cli {
 
-engine::InferenceOptions InferenceFlags::options(ModelSource& from, std::uint32_t batch,
-                                                 std::uint32_t context) const {
+engine::InferenceOptions InferenceFlags::options(ModelSource& from, engine::InferenceUse use,
+                                                 std::uint32_t batch, std::uint32_t context) const {
   const config::TrainOptions given = machine.options();
-  return {.compute = from.compute(),
+  return {.use = use,
+          .compute = from.compute(),
           .batch = batch,
           .context = context,
           .compute_threads = given.compute_threads,

@@ -15,8 +15,8 @@ struct InferenceFlags {
   OptionFlags machine;
 
   /// Returns what the flags and the model say, for `batch` windows of `context` tokens at once.
-  [[nodiscard]] engine::InferenceOptions options(ModelSource& from, std::uint32_t batch,
-                                                 std::uint32_t context) const;
+  [[nodiscard]] engine::InferenceOptions options(ModelSource& from, engine::InferenceUse use,
+                                                 std::uint32_t batch, std::uint32_t context) const;
 };
 
 }  // namespace spillway::cli

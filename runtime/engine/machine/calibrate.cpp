@@ -178,8 +178,7 @@ std::vector<double> disk_weights(const CalibrationRequest& request, const DriveT
 }
 
 plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& tuning) {
-  const DeviceRates device =
-      measure_device(request.options, request.model, request.workload, request.budgets);
+  const DeviceRates device = measure_device(request);
   const bool own_memory = device.update > 0;
   plan::MachineProfile profile;
   profile.gpu_flops = device.flops;

@@ -2,9 +2,7 @@
 // working set. Control thread only.
 #pragma once
 
-#include "cpu_adam/adam.hpp"
-#include "runtime/engine/prepare/model_runtime.hpp"
-#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/machine/calibrate.hpp"
 
 namespace spillway::engine {
 
@@ -15,10 +13,8 @@ struct DeviceRates {
   double update = 0;  ///< bytes of device memory of the fused update; 0: it has none of its own
 };
 
-/// Takes the memory of one block and one micro-batch for the time of the call, which every
-/// placement has in `budgets`; copies and updates are as large as these allow.
-[[nodiscard]] DeviceRates measure_device(const config::TrainOptions& options,
-                                         const ModelRuntime& model, const plan::Workload& workload,
-                                         const plan::Budgets& budgets);
+/// Takes the memory of one layer and one micro-batch for the time of the call, which every
+/// placement has in the budgets; copies and updates are as large as these allow.
+[[nodiscard]] DeviceRates measure_device(const CalibrationRequest& request);
 
 }  // namespace spillway::engine

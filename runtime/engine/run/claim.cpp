@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "nvme_swap/committed_tiles.hpp"
@@ -68,12 +66,6 @@ void refuse_kept(const RunDirectory& run) {
         fmt::format("{} is a kept checkpoint, which is never trained on; start a new run from it "
                     "with --from",
                     run.root().string()));
-}
-
-void remove_file(const fs::path& path) {
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
-    throw_errno(errno, fmt::format("remove {}", path.string()));
-  }
 }
 
 }  // namespace
@@ -235,19 +227,8 @@ void RunClaim::remove_uncommitted_run() {
   }
 }
 
-/// Swap files in the run's own folders that are not its state's.
-void RunClaim::remove_scratch() const {
-  for (const fs::path& folder : state_directories()) {
-    if (folder.filename() != to_text(manifest_.state_id)) continue;
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-      const std::string name = entry.path().filename().string();
-      if (name.ends_with(".swap") && !name.starts_with("tiles-")) remove_file(entry.path());
-    }
-  }
-}
-
 void RunClaim::prepare_state() {
-  if (recorded_) return remove_scratch();
+  if (recorded_) return remove_scratch(state_directories(), manifest_.state_id);
   if (replaced_) remove_uncommitted_run();
   const std::vector<fs::path> directories = new_directories();
   for (std::string& line : remove_left_over(directories, run_.root())) {

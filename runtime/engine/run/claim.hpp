@@ -67,7 +67,6 @@ class RunClaim {
   void check_kept_checkpoints() const;
   [[nodiscard]] std::optional<std::filesystem::path> twin() const;
   void remove_uncommitted_run();
-  void remove_scratch() const;
   [[nodiscard]] std::vector<std::filesystem::path> new_directories() const;
 
   Request request_;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -80,6 +81,22 @@ std::optional<FolderMark> read_mark(const fs::path& folder) {
 
 bool is_claimed(const fs::path& folder) {
   return fs::exists(mark_in(folder)) && !claim(folder).is_open();
+}
+
+void remove_file(const fs::path& path) {
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+    throw_errno(errno, fmt::format("remove {}", path.string()));
+  }
+}
+
+void remove_scratch(std::span<const fs::path> folders, const RunId& id) {
+  for (const fs::path& folder : folders) {
+    if (folder.filename() != to_text(id)) continue;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      const std::string name = entry.path().filename().string();
+      if (name.ends_with(".swap") && !name.starts_with("tiles-")) remove_file(entry.path());
+    }
+  }
 }
 
 void StateFolders::make(std::span<const fs::path> directories, const RunId& id,

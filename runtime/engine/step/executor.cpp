@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
@@ -36,7 +37,8 @@ bool is_stream(Lane lane) { return lane == Lane::gpu || lane == Lane::h2d || lan
 Streams::Streams(offload::DeviceBackend& backend)
     : compute(backend.make_stream("compute")),
       upload(backend.make_stream("h2d")),
-      download(backend.make_stream("d2h")) {
+      download(backend.make_stream("d2h")),
+      events_wake(backend.capabilities().wakes) {
   for (auto& ring : events_) {
     for (auto& event : ring) event = backend.make_event();
   }
@@ -52,21 +54,19 @@ offload::Event& Streams::event(Lane lane, std::uint64_t issued) {
   return *events_[static_cast<std::size_t>(lane)][issued % kInFlight];
 }
 
-Executor::Executor(const plan::StepPlan& plan, const offload::DeviceBackend& backend,
-                   Streams& streams, WakeSignal& wake)
-    : plan_(plan),
+Executor::Executor(plan::StepPlan plan, Streams& streams, WakeSignal& wake)
+    : plan_(std::move(plan)),
       streams_(streams),
       wake_(wake),
-      events_wake_(backend.capabilities().wakes),
-      events_(plan.ops.size()),
-      tickets_(plan.ops.size()),
-      ranges_(plan.ops.size()),
-      states_(plan.ops.size()),
-      timings_(plan.ops.size()) {
-  for (OpIndex op = 0; op < plan.ops.size(); ++op) {
-    const Lane lane = plan.ops[op].lane;
+      events_(plan_.ops.size()),
+      tickets_(plan_.ops.size()),
+      ranges_(plan_.ops.size()),
+      states_(plan_.ops.size()),
+      timings_(plan_.ops.size()) {
+  for (OpIndex op = 0; op < plan_.ops.size(); ++op) {
+    const Lane lane = plan_.ops[op].lane;
     lanes_[static_cast<std::size_t>(lane)].ops.push_back(op);
-    names_.push_back(profiler_name(plan.ops[op]));
+    names_.push_back(profiler_name(plan_.ops[op]));
   }
   for (LaneQueue& lane : lanes_) lane.in_flight.reserve(kInFlight);
 }
@@ -101,12 +101,22 @@ void Executor::run(OpPerformer& performer) {
   seconds_ = now();
 }
 
+void Executor::run_on_stream(OpPerformer& performer, Lane lane) {
+  performer.begin(plan_);
+  offload::Stream& stream = streams_.of(lane);
+  for (const Op& op : plan_.ops) {
+    SPILLWAY_ASSERT(op.lane == lane);
+    performer.enqueue(op, stream);
+  }
+  stream.synchronize();
+}
+
 /// Workers wake this thread, whatever the backend does.
 void Executor::sleep() {
   const bool waits_for_stream = std::ranges::any_of(lanes_, [&](const LaneQueue& lane) {
     return !lane.in_flight.empty() && is_stream(plan_.ops[lane.in_flight.front()].lane);
   });
-  wake_.wait_for(waits_for_stream && !events_wake_ ? kPollInterval : kLongestSleep);
+  wake_.wait_for(waits_for_stream && !streams_.events_wake ? kPollInterval : kLongestSleep);
 }
 
 bool Executor::advance(OpPerformer& performer) {

@@ -46,6 +46,7 @@ struct Streams {
   [[nodiscard]] offload::Event& event(plan::Lane lane, std::uint64_t issued);
 
   std::unique_ptr<offload::Stream> compute, upload, download;
+  const bool events_wake;  ///< the backend's do; else they are asked about every so often
 
  private:
   std::array<std::array<std::unique_ptr<offload::Event>, kInFlight>, 3> events_;
@@ -54,13 +55,17 @@ struct Streams {
 /// One plan, ready to run any number of times without allocating.
 class Executor {
  public:
-  /// All arguments outlive this object.
-  Executor(const plan::StepPlan& plan, const offload::DeviceBackend& backend, Streams& streams,
-           WakeSignal& wake);
+  /// `streams` and `wake` outlive this object.
+  Executor(plan::StepPlan plan, Streams& streams, WakeSignal& wake);
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
 
   /// Runs every op; returns when all are complete. If one fails, waits for all work in flight and
   /// rethrows the failure.
   void run(OpPerformer& performer);
+  /// Runs a plan whose ops are all of one stream, and waits for the stream. No poll and no event is
+  /// in what it takes: that is for measurements.
+  void run_on_stream(OpPerformer& performer, plan::Lane lane);
 
   [[nodiscard]] const plan::StepPlan& plan() const { return plan_; }
   /// Returns those of the last run, by op; both ends 0 for a skipped op. Ops of one lane do not
@@ -92,10 +97,9 @@ class Executor {
   }
   [[nodiscard]] double now() const;
 
-  const plan::StepPlan& plan_;
+  const plan::StepPlan plan_;
   Streams& streams_;
   WakeSignal& wake_;
-  const bool events_wake_;  ///< the backend's do; else they are asked about every so often
   std::array<LaneQueue, plan::kLaneCount> lanes_;
   std::vector<std::uint64_t> events_;  // by op: how many its lane had issued before it
   std::vector<Ticket> tickets_;        // by op

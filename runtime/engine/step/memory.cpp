@@ -48,6 +48,10 @@ std::span<std::byte> Memory::host(const Buffer& buffer) const {
   return host_[static_cast<std::size_t>(buffer.pool)].host().subspan(offset, bytes);
 }
 
+DeviceSpan<std::byte> Memory::all_device(PoolKind pool) const {
+  return device_[static_cast<std::size_t>(pool)].device();
+}
+
 std::span<std::byte> Memory::all_host(PoolKind pool) const {
   return host_[static_cast<std::size_t>(pool)].host();
 }

@@ -15,14 +15,16 @@ namespace spillway::engine {
 class Memory {
  public:
   /// Throws `Error{out_of_memory}` if the backend's budget is below `plan::memory_items`. The
-  /// model's constants are not allocated here: they belong to ModelConstants.
+  /// model's constants are not allocated here: they belong to StepEngine.
   Memory(plan::Pools pools, offload::DeviceBackend& backend);
 
   /// Returns the bytes of a buffer, or of several in a row, of a pool on the device.
   [[nodiscard]] offload::DeviceSpan<std::byte> device(const plan::Buffer& buffer) const;
   /// The same of a pool on the host.
   [[nodiscard]] std::span<std::byte> host(const plan::Buffer& buffer) const;
-  /// Returns all buffers of a pool on the host.
+  /// Returns all buffers of a pool on the device; the constants are not among them.
+  [[nodiscard]] offload::DeviceSpan<std::byte> all_device(plan::PoolKind pool) const;
+  /// The same of a pool on the host.
   [[nodiscard]] std::span<std::byte> all_host(plan::PoolKind pool) const;
   [[nodiscard]] const plan::Pool& pool(plan::PoolKind pool) const {
     return pools_[static_cast<std::size_t>(pool)];

@@ -102,6 +102,7 @@ class OpActions final : public OpPerformer {
   void forward(const plan::Op& op);
   void backward(const plan::Op& op);
   void loss(const plan::Op& op);
+  void logits(const plan::Op& op);
   void round_gradient(const plan::Op& op);
   void device_norm(const plan::Op& op);
   void device_update(const plan::Op& op);

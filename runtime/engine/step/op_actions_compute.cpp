@@ -84,8 +84,25 @@ void OpActions::backward(const Op& op) {
   resources_.transformer.backward(arguments);
 }
 
+void OpActions::logits(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const auto common = common_arguments<model::LossArguments>(op);
+  model::Transformer::LogitsArguments arguments;
+  arguments.parameters = common.parameters;
+  if (resources_.workload.tied_head) {
+    arguments.tied_parameters =
+        memory.device(memory.read(ValueKind::parameters, 0), compute_bytes(0));
+  }
+  arguments.input = common.input;
+  arguments.logits = memory.device(memory.write(ValueKind::logits)).as<float>();
+  arguments.all_positions = true;
+  arguments.workspace = common.workspace;
+  resources_.transformer.logits(arguments);
+}
+
 void OpActions::loss(const Op& op) {
   const OpMemory memory = memory_of(op);
+  if (memory.writes(ValueKind::logits)) return logits(op);
   const plan::Workload& workload = resources_.workload;
   const std::uint32_t layer = workload.head_layer();
   const std::uint32_t tied = workload.tiled ? op.block : 0;

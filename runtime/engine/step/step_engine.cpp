@@ -1,22 +1,45 @@
 #include "runtime/engine/step/step_engine.hpp"
 
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 
 namespace spillway::engine {
+namespace {
 
-StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model)
+/// Binds the model's constants in device memory, which lives as long as the model runs; the host
+/// copy lasts no longer than this call.
+offload::DeviceMemory make_constants(model::Transformer& transformer,
+                                     offload::DeviceBackend& backend, offload::Stream& stream) {
+  const std::vector<float> constants = transformer.constants();
+  if (constants.empty()) return {};
+  const Bytes bytes = transformer.constant_bytes();
+  offload::DeviceMemory memory(backend, bytes);
+  const offload::PinnedMemory staging(backend, bytes);
+  std::memcpy(staging.host().data(), constants.data(), bytes.value());
+  stream.upload(memory.device(), staging.host());
+  stream.synchronize();
+  transformer.bind_constants(memory.device().as<const float>());
+  return memory;
+}
+
+}  // namespace
+
+StepEngine::StepEngine(const EngineSetup& setup, const ModelRuntime& model)
+    : StepEngine(setup, model, plan::make_pools(setup.workload, setup.placement)) {}
+
+StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools)
     : setup_(std::move(setup)),
       backend_(make_backend(setup_.options, setup_.budgets, &wake_)),
       streams_(std::make_unique<Streams>(*backend_)),
-      constants_(*model.transformer, *backend_, *streams_->upload),
+      constants_(make_constants(*model.transformer, *backend_, *streams_->upload)),
       device_math_(make_device_math(setup_.options, *streams_->compute)),
       slots_(setup_.workload, setup_.placement),
-      memory_(std::make_unique<Memory>(plan::make_pools(setup_.workload, setup_.placement),
-                                       *backend_)) {
+      memory_(std::make_unique<Memory>(std::move(pools), *backend_)) {
   model.ops->bind_stream(streams_->compute->native());
   open_store();
   open_activation_store();
@@ -64,6 +87,22 @@ void StepEngine::open_activation_store() {
     if (!staging.empty()) scratch.buffers.push_back(staging);
   }
   activation_store_ = nvme_swap::TileStore::create(scratch, layout);
+}
+
+data::MicroBatch StepEngine::batch(std::uint32_t pass) const {
+  const std::span<std::byte> bytes = memory_->host({plan::PoolKind::host_tokens, pass});
+  const std::span tokens{reinterpret_cast<std::int32_t*>(bytes.data()),
+                         bytes.size() / sizeof(std::int32_t)};
+  return {tokens, setup_.options.context, setup_.config.vocab_size};
+}
+
+std::span<const double> StepEngine::losses() {
+  // Behind the leaves of all tiles.
+  const auto tiles = static_cast<std::uint32_t>(slots_.tiles().size());
+  const std::span<std::byte> bytes = memory_->host({plan::PoolKind::host_sums, tiles});
+  streams_->compute->download(bytes, memory_->all_device(plan::PoolKind::device_losses));
+  streams_->compute->synchronize();
+  return {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)};
 }
 
 }  // namespace spillway::engine

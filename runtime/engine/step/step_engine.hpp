@@ -5,12 +5,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <utility>
 
 #include "nvme_swap/tile_store.hpp"
+#include "offload/memory.hpp"
+#include "runtime/data/micro_batch.hpp"
 #include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/memory.hpp"
-#include "runtime/engine/step/model_constants.hpp"
 #include "runtime/engine/step/op_actions.hpp"
 #include "runtime/engine/step/state_slots.hpp"
 
@@ -34,7 +37,9 @@ struct EngineSetup {
 class StepEngine {
  public:
   /// Allocates everything that the placement names. `model` outlives this object.
-  StepEngine(EngineSetup setup, const ModelRuntime& model);
+  StepEngine(const EngineSetup& setup, const ModelRuntime& model);
+  /// Allocates these pools alone; the plans that it runs need no others.
+  StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools);
 
   [[nodiscard]] const EngineSetup& setup() const { return setup_; }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
@@ -45,11 +50,15 @@ class StepEngine {
   /// Returns the store of the state, which this engine must have.
   [[nodiscard]] nvme_swap::TileStore& store() const { return *store_; }
   [[nodiscard]] OpActions& actions() const { return *actions_; }
+  /// Returns where the tokens of a pass lie on the host.
+  [[nodiscard]] data::MicroBatch batch(std::uint32_t pass) const;
+  /// Returns the losses of all passes, by the last plan. Blocks.
+  [[nodiscard]] std::span<const double> losses();
   /// Notified by all that completes.
   [[nodiscard]] WakeSignal& wake() { return wake_; }
-  /// Makes a plan ready to run, `plan` outlives it.
-  [[nodiscard]] std::unique_ptr<Executor> prepare(const plan::StepPlan& plan) {
-    return std::make_unique<Executor>(plan, *backend_, *streams_, wake_);
+  /// Makes a plan ready to run.
+  [[nodiscard]] std::unique_ptr<Executor> prepare(plan::StepPlan plan) {
+    return std::make_unique<Executor>(std::move(plan), *streams_, wake_);
   }
 
  private:
@@ -61,7 +70,7 @@ class StepEngine {
   WakeSignal wake_;
   std::unique_ptr<offload::DeviceBackend> backend_;
   std::unique_ptr<Streams> streams_;
-  ModelConstants constants_;
+  offload::DeviceMemory constants_;  ///< tables that the model's operators read
   std::unique_ptr<DeviceMath> device_math_;
   StateSlots slots_;
   std::unique_ptr<Memory> memory_;

@@ -63,9 +63,7 @@ DType waiting_gradient_dtype(const Workload& workload) {
   return workload.rounds > 1 ? DType::fp32 : workload.compute;
 }
 
-std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {
-  SPILLWAY_ASSERT(p.blocks.size() == w.blocks.size() && w.blocks.size() >= 2);
-  const Pools pools = make_pools(w, p);
+std::vector<MemoryItem> memory_items(const Pools& pools) {
   std::vector<MemoryItem> items;
   for (std::size_t i = 0; i < kPoolCount; ++i) {
     const auto pool = static_cast<PoolKind>(i);
@@ -73,6 +71,26 @@ std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {
     items.push_back({tier_of(pool), std::string(label_of(pool)), pools[i].bytes()});
   }
   return items;
+}
+
+std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {
+  SPILLWAY_ASSERT(p.blocks.size() == w.blocks.size() && w.blocks.size() >= 2);
+  return memory_items(make_pools(w, p));
+}
+
+Placement lean_placement(const Workload& workload, std::optional<Tier> saved) {
+  const BlockCut cut{.parameters = workload.tiled ? Tier::host : Tier::device,
+                     .saved = saved,
+                     .output = workload.tiled ? Tier::device : Tier::host};
+  const std::uint32_t passing = workload.tiled ? 0 : 1;
+  Placement placement{.blocks = std::vector(workload.blocks.size(), cut),
+                      .parameter_slots = 1,
+                      .gradient_slots = 1,
+                      .state_slots = 1,
+                      .boundary_slots = passing,
+                      .commits = false};
+  placement.blocks[0].parameters = Tier::device;
+  return placement;
 }
 
 Bytes total(const std::vector<MemoryItem>& items, Tier tier) {

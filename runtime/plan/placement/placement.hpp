@@ -55,6 +55,11 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
+/// Returns the placement of one micro-batch for passes of single layers, or of a model that is not
+/// trained: the parameters of whole layers lie on the device, tiles share the fewest slots, outputs
+/// and gradients follow each other in two places.
+[[nodiscard]] Placement lean_placement(const Workload& workload, std::optional<Tier> saved = {});
+
 /// One line of a memory table.
 struct MemoryItem {
   Tier tier;

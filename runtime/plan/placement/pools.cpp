@@ -36,6 +36,7 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::device, "rotary tables"},
     {Tier::device, "token ids"},
     {Tier::device, "loss sums"},
+    {Tier::device, "logits"},
     {Tier::host, "waiting gradients"},
     {Tier::host, "landing gradients"},
     {Tier::host, "boundary activations"},
@@ -294,6 +295,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::constants: return row(1, w.constant_bytes);
     case PoolKind::device_tokens: return row(m, w.token_bytes);
     case PoolKind::device_losses: return row(passes, Bytes{sizeof(double)});
+    case PoolKind::logits: return row(1, w.logits_bytes);
     // The staging buffers also carry state to and from disk at commits and at start.
     case PoolKind::state_staging:
       return row(p.state_slots, slot_bytes(p.format, p.tile_parameters));

@@ -67,7 +67,7 @@ void Builder::check_placement() const {
   const bool uses_slots = placement_.boundary_slots > 0;
   SPILLWAY_ASSERT(!workload_.tiled || (placement_.blocks[0].resident() && !uses_slots));
   // An op may hold two boundaries: what it reads and what it writes.
-  SPILLWAY_ASSERT(!uses_slots || placement_.boundary_slots >= 2);
+  SPILLWAY_ASSERT(!uses_slots || device_boundary_slots(workload_, placement_) >= 2);
   SPILLWAY_ASSERT(uses_slots ||
                   layers_with(workload_, placement_, Tier::device) == workload_.head_layer());
   SPILLWAY_ASSERT(placement_.boundary_staging > 0 ||

@@ -42,7 +42,9 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
     const Buffer input = passing_activation(layer - 1, m);
     loss.read(input, activation(layer - 1, m));
     loss.read({PoolKind::device_tokens, m}, of_pass(ValueKind::tokens, m));
-    if (!workload_.tiled || !train) {
+    if (workload_.logits_bytes > Bytes{}) {
+      loss.write({PoolKind::logits}, of_pass(ValueKind::logits, m));
+    } else if (!workload_.tiled || !train) {
       loss.write({PoolKind::device_losses, pass_index(m)}, of_pass(ValueKind::loss, m));
     }
     if (workload_.tiled) meet_tiles_of_head(loss, part, train);

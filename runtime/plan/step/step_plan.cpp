@@ -35,8 +35,7 @@ bool is_of_tile(const Op& op) {
 bool is_of_micro_batch(const Op& op) {
   const ValueKind what = op.copied.what;
   const bool copies = what == ValueKind::activation || what == ValueKind::saved;
-  return op.kind == OpKind::forward || op.kind == OpKind::backward || op.kind == OpKind::loss ||
-         (op.kind == OpKind::copy && copies);
+  return is_model_op(op) || (op.kind == OpKind::copy && copies);
 }
 
 }  // namespace
@@ -87,6 +86,26 @@ Bytes bytes_moved(const StepPlan& plan, const Copy& copied) {
     if (is_copy(op, copied) && !op.held) sum += op.bytes;
   }
   return sum;
+}
+
+StepPlan only(const StepPlan& plan, const std::function<bool(const Op&)>& wanted) {
+  constexpr OpIndex kLeftOut = ~OpIndex{0};
+  StepPlan result;
+  result.accesses = plan.accesses;
+  std::vector<OpIndex> place(plan.ops.size(), kLeftOut);
+  for (OpIndex i = 0; i < plan.ops.size(); ++i) {
+    Op op = plan.ops[i];
+    if (!wanted(op)) continue;
+    op.first_dependency = static_cast<std::uint32_t>(result.dependencies.size());
+    for (const OpIndex dependency : plan.dependencies_of(plan.ops[i])) {
+      if (place[dependency] != kLeftOut) result.dependencies.push_back(place[dependency]);
+    }
+    op.dependency_count =
+        static_cast<std::uint32_t>(result.dependencies.size()) - op.first_dependency;
+    place[i] = static_cast<OpIndex>(result.ops.size());
+    result.ops.push_back(op);
+  }
+  return result;
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,7 +25,8 @@ enum class OpKind : std::uint8_t {
   forward,   ///< one block, one micro-batch
   backward,  ///< one block, one micro-batch, recomputation included
   /// The head: forward, loss and (when training) backward of one micro-batch. Of a tile: its part
-  /// of the loss, or, where it writes a gradient, its part of the backward.
+  /// of the loss, or, where it writes a gradient, its part of the backward. The logits alone, where
+  /// it writes those.
   loss,
   accumulate,  ///< finish a round's gradient of a block: round to its dtype, add to earlier rounds
   grad_norm,   ///< sum of squares of a tile's gradients
@@ -126,6 +128,12 @@ struct StepPlan {
 std::string_view name_of(const Op& op);
 /// Returns the bytes that copies of one sort move in one run of the plan, of many in a row.
 [[nodiscard]] Bytes bytes_moved(const StepPlan& plan, const Copy& copied);
+/// Returns the wanted ops of a plan and the dependencies among them.
+[[nodiscard]] StepPlan only(const StepPlan& plan, const std::function<bool(const Op&)>& wanted);
+/// Returns whether the op is one of FWD-BWD.
+[[nodiscard]] constexpr bool is_model_op(const Op& op) {
+  return op.kind == OpKind::forward || op.kind == OpKind::backward || op.kind == OpKind::loss;
+}
 /// One line an op, for golden files and for people.
 [[nodiscard]] std::string to_text(const StepPlan& plan);
 
