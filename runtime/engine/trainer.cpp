@@ -88,7 +88,7 @@ void Trainer::copy_committed() {
 }
 
 void Trainer::read_masters(std::uint32_t block, std::span<float> masters) {
-  flush(false);
+  flush(Commits::no);
   engine_.actions().forget_staged();
   state_io_.read_masters(block, masters);
 }
@@ -105,14 +105,14 @@ void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler)
   }
 }
 
-/// `writes_all`: the plan that is about to run writes every tile, if an update is pending.
-void Trainer::prepare_commit(bool due, bool writes_all) {
+/// `writes`: by the plan that is about to run.
+void Trainer::prepare_commit(Commits commits, Writes writes) {
   OpActions::Step& step = engine_.actions().step();
   step.update = pending_;
-  step.commit_due = due && committed_step_ != state_.step;
-  step.copy = writes_all && (pending_.pending || !placement().any_state(plan::Tier::nvme))
-                  ? copy_.get()
-                  : nullptr;
+  step.commit_due = commits == Commits::yes && committed_step_ != state_.step;
+  const bool complete =
+      writes == Writes::all && (pending_.pending || !placement().any_state(plan::Tier::nvme));
+  step.copy = complete ? copy_.get() : nullptr;
   step.commit.step = StepIndex{state_.step};
   encode(state_, step.commit.payload);
 }
@@ -134,7 +134,7 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
   OpActions::Step& step = engine_.actions().step();
   step.loss_gradient_scale = static_cast<float>(result.scale / static_cast<double>(result.tokens));
   // Inside this plan the previous step's update lands, and with it that step becomes committable.
-  prepare_commit(commits_next(), true);
+  prepare_commit(commits_next() ? Commits::yes : Commits::no, Writes::all);
   const bool records = (step.commit_due || copying()) && !commits_in_step();
   Executor& executor = records ? *recorded_executor_ : *step_executor_;
   run(executor);
@@ -168,28 +168,31 @@ double Trainer::reduce_norm() {
   return std::sqrt(total);
 }
 
-void Trainer::flush(bool commit) {
-  prepare_commit((commit && commits_in_step()) || commits_to_evaluate(), commits_in_step());
+void Trainer::flush(Commits commits) {
+  const bool in_step = commits_in_step();
+  const bool due = (commits == Commits::yes && in_step) || commits_to_evaluate();
+  prepare_commit(due ? Commits::yes : Commits::no, in_step ? Writes::all : Writes::some);
   run(*flush_executor_);
   finish_commit();
 }
 
 void Trainer::snapshot() {
-  prepare_commit(true, !placement().any_state(plan::Tier::nvme));
+  prepare_commit(Commits::yes,
+                 placement().any_state(plan::Tier::nvme) ? Writes::some : Writes::all);
   if (!engine_.actions().step().commit_due && engine_.actions().step().copy == nullptr) return;
   run(*snapshot_executor_);
   finish_commit();
 }
 
 void Trainer::commit() {
-  flush(placement().commits);
+  flush(placement().commits ? Commits::yes : Commits::no);
   if (!placement().commits) return;
   if (!commits_in_step()) snapshot();
   if (copying()) copy_committed();
 }
 
 Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
-  flush(false);
+  flush(Commits::no);
   sound_ = false;
   const Evaluation evaluation = engine::evaluate(engine_, *evaluation_executor_, tokens);
   sound_ = true;

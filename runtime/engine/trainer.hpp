@@ -74,9 +74,13 @@ class Trainer {
  private:
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
   void run(Executor& executor);
-  void flush(bool commit);
+  /// Whether the step becomes true on disk where the plan can make it so.
+  enum class Commits : std::uint8_t { no, yes };
+  /// Which tiles a plan writes, if an update is pending.
+  enum class Writes : std::uint8_t { some, all };
+  void flush(Commits commits);
   void snapshot();
-  void prepare_commit(bool due, bool writes_all);
+  void prepare_commit(Commits commits, Writes writes);
   void finish_commit();
   void copy_committed();
   double reduce_norm();

@@ -154,9 +154,9 @@ INSTANTIATE_TEST_SUITE_P(EveryDType, Operands,
 class ProductTuning : public testing::Test {
  protected:
   TunedProduct tune(const std::string& key, const std::vector<GemmTiming>& timings,
-                    bool again = false) {
+                    MeasureWhat what = MeasureWhat::unknown) {
     MachineTuning known(file_);
-    return tune_product({.rows = 2, .columns = 3, .inner = 4}, key, known, again, [&] {
+    return tune_product({.rows = 2, .columns = 3, .inner = 4}, key, known, what, [&] {
       ++measured_;
       return timings;
     });
@@ -191,7 +191,7 @@ TEST_F(ProductTuning, KeepsTheFastestAndMeasuresItOnce) {
 TEST_F(ProductTuning, MeasuresAgainWhatItIsTo) {
   tune("one", {{algorithm(1), 1.0}});
   tune("two", {{algorithm(2), 1.0}});
-  EXPECT_FALSE(tune("one", {{algorithm(3), 1.0}}, true).known);
+  EXPECT_FALSE(tune("one", {{algorithm(3), 1.0}}, MeasureWhat::everything).known);
   EXPECT_EQ(kept("one"), algorithm(3));
   EXPECT_EQ(kept("two"), algorithm(2)) << "of another model, perhaps";
 }

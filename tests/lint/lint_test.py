@@ -205,6 +205,17 @@ class Rules(LintTest):
         self.write("offload/a.hpp", HEADER + 'inline auto a = std::getenv("A");\n')
         self.assert_finds("rules", "offload/a.hpp:3", "environment")
 
+    def test_finds_arguments_that_are_bool_in_the_engine(self):
+        for text, found in (("void set(bool a);", True), ("void set(int a, bool b = false);", True),
+                            ("         bool b) const;", True), ("bool is_set(int a);", False),
+                            ("  bool set = false;", False)):
+            with self.subTest(text):
+                self.write("runtime/engine/a.hpp", HEADER + text + "\n")
+                if found:
+                    self.assert_finds("rules", "runtime/engine/a.hpp:3", "no bool")
+                else:
+                    self.assert_clean("rules")
+
     def test_finds_words_of_the_program_that_pass_the_console_by(self):
         self.write("tools/CMakeLists.txt", "cli/a.cpp cli/console.cpp")
         for word in ('fmt::print("a");', 'std::cout << 1;', 'puts("a");'):

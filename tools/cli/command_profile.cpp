@@ -98,7 +98,8 @@ ordered_json tune_products(const ProfileFlags& flags, const model::ModelConfig& 
            format_bytes(engine::ProductOperands::needed(shapes, options.compute)));
   }
   ordered_json list = ordered_json::array();
-  engine::tune_products({.options = options, .shapes = shapes, .again = flags.again}, tuning,
+  const auto what = flags.again ? engine::MeasureWhat::everything : engine::MeasureWhat::unknown;
+  engine::tune_products({.options = options, .shapes = shapes, .what = what}, tuning,
                         [&](const engine::TunedProduct& product) {
                           list.push_back(to_json(product));
                           if (!json) print(product);

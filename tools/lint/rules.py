@@ -100,10 +100,11 @@ def check(tree: SourceTree) -> Iterator[Finding]:
         if pathlib.PurePath(name).suffix in CXX and not name.startswith("tests/"):
             yield from check_interfaces(tree, name)
             yield from check_citations(tree, name, files)
-        if name in public:
+        if name in public or re.match(r"runtime/engine/.*\.hpp$", name):
             for number, line in enumerate(tree.lines(name), 1):
                 if BOOL_PARAMETER.search(line.split("//")[0]):
-                    yield Finding(name, number, "an installed header takes an enum class, no bool")
+                    yield Finding(name, number, "an installed header, or one of the engine, "
+                                                "takes an enum class, no bool")
         if must_be_registered(name) and not registered(tree, name):
             yield Finding(name, 1, "nothing that CMake reads lists this source")
         if pathlib.PurePath(name).suffix in (".hpp", ".cuh"):

@@ -141,9 +141,9 @@ model::GemmArguments ProductOperands::arguments(const GemmShape& shape) const {
 // --- choosing
 
 TunedProduct tune_product(const GemmShape& shape, const std::string& key, MachineTuning& known,
-                          bool again, const MeasureProduct& measure) {
+                          MeasureWhat what, const MeasureProduct& measure) {
   TunedProduct product{.shape = shape, .key = key};
-  product.known = !again && known.products().find(key).has_value();
+  product.known = what == MeasureWhat::unknown && known.products().find(key).has_value();
   if (product.known) return product;
   const std::vector<model::cuda::GemmTiming> timings = measure();
   product.algorithms = timings.size();
@@ -175,7 +175,7 @@ void tune_products(const ProductTuningRequest& request, MachineTuning& known,
   ops->bind_stream(stream->native());
   const ProductOperands operands(*backend, *stream, request.shapes, options.compute);
   for (const GemmShape& shape : request.shapes) {
-    tuned(tune_product(shape, ops->gemm_key(shape), known, request.again, [&] {
+    tuned(tune_product(shape, ops->gemm_key(shape), known, request.what, [&] {
       const model::GemmArguments arguments = operands.arguments(shape);
       if (shape.output == GemmOutput::gradient) ops->fill_zero(arguments.out.as<float>());
       return ops->measure_gemm(shape, arguments, kProposals);

@@ -57,15 +57,16 @@ struct TunedProduct {
 /// In the library's order.
 using MeasureProduct = std::function<std::vector<model::cuda::GemmTiming>()>;
 
-/// Measures the product unless `known` has an algorithm for `key` and keeps what is best.
-/// `again`: measures also what is known.
+enum class MeasureWhat : std::uint8_t { unknown, everything };
+
+/// Measures the product, or only if `known` has no algorithm for `key`, and keeps what is best.
 TunedProduct tune_product(const model::GemmShape& shape, const std::string& key,
-                          MachineTuning& known, bool again, const MeasureProduct& measure);
+                          MachineTuning& known, MeasureWhat what, const MeasureProduct& measure);
 
 struct ProductTuningRequest {
   const config::TrainOptions& options;  ///< resolved
   std::span<const model::GemmShape> shapes;
-  bool again = false;  ///< measure also what is known
+  MeasureWhat what = MeasureWhat::unknown;
 };
 
 /// All of them, on the GPU; `tuned` is told of each. Only algorithms for operands that start at

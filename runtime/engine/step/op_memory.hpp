@@ -19,17 +19,17 @@ class OpMemory {
 
   /// Returns the buffer in which the op finds a value; asserts that it declares one.
   [[nodiscard]] plan::Buffer read(plan::ValueKind kind, std::uint32_t of = 0) const {
-    return declared(kind, of, /*writes=*/false);
+    return declared(kind, of, Use::reads);
   }
   /// Returns the buffer in which it leaves one.
   [[nodiscard]] plan::Buffer write(plan::ValueKind kind, std::uint32_t of = 0) const {
-    return declared(kind, of, /*writes=*/true);
+    return declared(kind, of, Use::writes);
   }
   [[nodiscard]] bool reads(plan::ValueKind kind, std::uint32_t of = 0) const {
-    return find(kind, of, /*writes=*/false).has_value();
+    return find(kind, of, Use::reads).has_value();
   }
   [[nodiscard]] bool writes(plan::ValueKind kind, std::uint32_t of = 0) const {
-    return find(kind, of, /*writes=*/true).has_value();
+    return find(kind, of, Use::writes).has_value();
   }
 
   /// Views of declared buffers in which values of less than their size may lie; `bytes` of them.
@@ -45,26 +45,29 @@ class OpMemory {
   }
 
   /// Returns the only buffer that a copy reads, or writes.
-  [[nodiscard]] plan::Buffer source() const { return only(/*writes=*/false); }
-  [[nodiscard]] plan::Buffer target() const { return only(/*writes=*/true); }
+  [[nodiscard]] plan::Buffer source() const { return only(Use::reads); }
+  [[nodiscard]] plan::Buffer target() const { return only(Use::writes); }
 
  private:
+  enum class Use : std::uint8_t { reads, writes };
+
   [[nodiscard]] std::optional<plan::Buffer> find(plan::ValueKind kind, std::uint32_t of,
-                                                 bool writes) const {
+                                                 Use use) const {
     for (const plan::Access& access : accesses_) {
       const plan::Value& value = access.value;
-      if (access.writes == writes && value.kind == kind && value.of == of) return access.buffer;
+      if (access.writes != (use == Use::writes)) continue;
+      if (value.kind == kind && value.of == of) return access.buffer;
     }
     return std::nullopt;
   }
-  [[nodiscard]] plan::Buffer declared(plan::ValueKind kind, std::uint32_t of, bool writes) const {
-    const auto buffer = find(kind, of, writes);
+  [[nodiscard]] plan::Buffer declared(plan::ValueKind kind, std::uint32_t of, Use use) const {
+    const auto buffer = find(kind, of, use);
     SPILLWAY_ASSERT(buffer.has_value() && "an op reaches only what it declares");
     return *buffer;
   }
-  [[nodiscard]] plan::Buffer only(bool writes) const {
-    SPILLWAY_ASSERT(accesses_.size() == 2 && accesses_[writes ? 1 : 0].writes == writes);
-    return accesses_[writes ? 1 : 0].buffer;
+  [[nodiscard]] plan::Buffer only(Use use) const {
+    SPILLWAY_ASSERT(accesses_.size() == 2 && !accesses_[0].writes && accesses_[1].writes);
+    return accesses_[use == Use::writes ? 1 : 0].buffer;
   }
 
   const Memory& memory_;

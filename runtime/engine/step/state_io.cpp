@@ -20,7 +20,7 @@ void StateIo::initialize(const model::ParameterSource& source) {
     masters.resize(t.count.value());
     source.read(BlockIndex{t.block}, t.first, masters);
     cpu_adam::pack_state(layout, {masters, {}, {}}, slot.data(), slot.data() + layout.parameters);
-    bring_home(tile, /*already_on_disk=*/false);
+    bring_home(tile, Stored::no);
   }
   upload_residents();
 }
@@ -28,7 +28,7 @@ void StateIo::initialize(const model::ParameterSource& source) {
 void StateIo::restore() {
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
     slots_.load(store_, tile, staging(tile));
-    bring_home(tile, /*already_on_disk=*/true);
+    bring_home(tile, Stored::yes);
   }
   upload_residents();
 }
@@ -37,7 +37,7 @@ nvme_swap::TileRead StateIo::adopt(const nvme_swap::CommittedTiles& source) {
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
     const auto result = slots_.load(source, tile, staging(tile));
     if (result == nvme_swap::TileRead::moved_on) return result;
-    bring_home(tile, /*already_on_disk=*/false);
+    bring_home(tile, Stored::no);
   }
   upload_residents();
   return nvme_swap::TileRead::whole;
@@ -53,12 +53,12 @@ void StateIo::copy_committed(nvme_swap::TileStore& target) {
   target.commit(*store_.committed()).wait();
 }
 
-void StateIo::bring_home(std::uint32_t tile, bool already_on_disk) {
+void StateIo::bring_home(std::uint32_t tile, Stored stored) {
   const std::span<std::byte> slot = staging(tile);
   const std::span<std::byte> state = slots_.state_of(tile, slot);
   switch (placement_.blocks[slots_.tiles()[tile].block].state) {
     case Tier::nvme:
-      if (!already_on_disk) slots_.save(store_, tile, slot);
+      if (stored == Stored::no) slots_.save(store_, tile, slot);
       break;
     case Tier::host:
       std::ranges::copy(state, memory_.host({PoolKind::host_state, tile}).begin());

@@ -2,6 +2,7 @@
 // resume and for export. Not on the step path; every call blocks.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "cpu_adam/adam.hpp"
@@ -45,8 +46,10 @@ class StateIo {
   [[nodiscard]] std::span<std::byte> host_parameters(std::uint32_t tile) const {
     return memory_.host({plan::PoolKind::host_parameters, tile});
   }
+  /// Whether the store holds a slot already.
+  enum class Stored : std::uint8_t { no, yes };
   /// A whole slot of `tile`, its parameters included, lies in staging slot 0: bring it home.
-  void bring_home(std::uint32_t tile, bool already_on_disk);
+  void bring_home(std::uint32_t tile, Stored stored);
   /// The 16-bit parameters of the slot, or in format fp32 those that follow from its masters.
   void write_parameters(std::uint32_t tile, std::span<std::byte> slot, std::byte* target) const;
   void upload_residents();
