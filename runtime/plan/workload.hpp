@@ -42,7 +42,7 @@ struct BlockRange {
 /// head's blocks run twice: for the loss, and in reverse for the gradient; a tied head has no
 /// blocks and runs on the embedding's. Block 0 is of no layer: it holds the vectors that the ops of
 /// all others read, lives on the device, and its gradient is complete when the last layer's
-/// backward ends. A layer's output stays on the device.
+/// backward ends.
 struct Workload {
   std::vector<BlockShape> blocks;
   bool tiled = false;

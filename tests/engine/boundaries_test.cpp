@@ -75,6 +75,34 @@ TEST(BoundaryExactness, AnySpreadAndNumberOfSlotsGivesTheBitsOfTheDevice) {
   }
 }
 
+/// Layers of several blocks, of which the embedding's are the head's too.
+model::ModelConfig tied_llama() {
+  model::ModelConfig config = tiny_llama(3);
+  config.tied_head = true;
+  return config;
+}
+
+config::TrainOptions options_of_tiles(std::uint32_t micro_batches, std::uint32_t rounds) {
+  config::TrainOptions options = options_of(micro_batches, rounds);
+  options.operator_tile = 1500;
+  return options;
+}
+
+TEST(BoundaryExactness, TilesGiveTheBitsOfTheDeviceFromAnySpread) {
+  for (const config::WorkOrder order :
+       {config::WorkOrder::layer_major, config::WorkOrder::micro_batch_major}) {
+    config::TrainOptions options = options_of_tiles(3, 2);
+    options.work_order = order;
+    TrainingHarness harness(tied_llama());
+    const Outcome device = harness.train(options, 3);
+    for (std::size_t i = 0; i < spreads().size(); ++i) {
+      harness.adjust_placement = adjusted(spreads()[i]);
+      EXPECT_EQ(harness.train(options, 3), device)
+          << "spread " << i << ", order " << static_cast<int>(order);
+    }
+  }
+}
+
 TEST(BoundaryExactness, AnEvaluationSeesTheSameLossFromAnywhere) {
   const config::TrainOptions options = options_of(3, 1);
   TrainingHarness harness(tiny_llama());
@@ -164,9 +192,7 @@ TEST(BoundaryExactness, WhatTheDiskGivesBackOtherwiseStopsTheRun) {
   }
 }
 
-TEST(BoundaryTraffic, CountersEqualTheFormulas) {
-  TrainingHarness harness(tiny_llama());
-  const config::TrainOptions options = options_of(3, 2);
+void expect_counted(TrainingHarness& harness, const config::TrainOptions& options) {
   for (std::size_t i = 0; i < spreads().size(); ++i) {
     harness.adjust_placement = adjusted(spreads()[i]);
     const auto trainer = harness.make(options, harness.new_run());
@@ -186,14 +212,26 @@ TEST(BoundaryTraffic, CountersEqualTheFormulas) {
   }
 }
 
+TEST(BoundaryTraffic, CountersEqualTheFormulas) {
+  TrainingHarness harness(tiny_llama());
+  expect_counted(harness, options_of(3, 2));
+}
+
+TEST(BoundaryTraffic, CountersOfTilesEqualTheFormulas) {
+  TrainingHarness harness(tied_llama());
+  expect_counted(harness, options_of_tiles(3, 2));
+}
+
 TEST(BoundaryMemory, BackendHoldsExactlyWhatThePlanLists) {
-  TrainingHarness harness(tiny_gpt2());
-  const config::TrainOptions options = options_of(4, 1);
-  for (std::size_t i = 0; i < spreads().size(); ++i) {
-    harness.adjust_placement = adjusted(spreads()[i]);
-    const auto trainer = harness.make(options, harness.new_run());
-    expect_memory_as_planned(*trainer);
-  }
+  const auto expect_held = [](TrainingHarness harness, const config::TrainOptions& options) {
+    for (const Spread& spread : spreads()) {
+      harness.adjust_placement = adjusted(spread);
+      const auto trainer = harness.make(options, harness.new_run());
+      expect_memory_as_planned(*trainer);
+    }
+  };
+  expect_held(TrainingHarness(tiny_gpt2()), options_of(4, 1));
+  expect_held(TrainingHarness(tied_llama()), options_of_tiles(4, 1));
 }
 
 TEST(BoundaryMemory, MoreBoundariesThanTheDeviceHoldsTrainInItsBudget) {
@@ -231,6 +269,9 @@ TEST(BoundarySteadyState, AllocatesNothingAndOpensNothing) {
     harness.adjust_placement = adjusted(spreads()[spread]);
     expect_steady(harness, options);
   }
+  TrainingHarness tiles(tied_llama());
+  tiles.adjust_placement = adjusted(spreads()[5]);
+  expect_steady(tiles, options_of_tiles(3, 2));
 }
 
 }  // namespace

@@ -209,13 +209,18 @@ TEST(DeclaredMemory, IsAllThatResidentBlocksReach) {
 }
 
 TEST(DeclaredMemory, IsAllThatTilesReach) {
-  TrainingHarness harness(tiny_llama(2));
-  config::TrainOptions options = tiny_options();
-  options.compute = DType::bf16;
-  options.operator_tile = 2 * kLeafParameters;
-  options.state_home = config::StateHome::host;
-  options.residency = config::Residency::none;
-  expect_no_other_memory(harness, options);
+  for (const bool tied : {false, true}) {
+    model::ModelConfig config = tiny_llama(2);
+    config.tied_head = tied;
+    TrainingHarness harness(config);
+    config::TrainOptions options = tiny_options();
+    options.compute = DType::bf16;
+    options.operator_tile = 2 * kLeafParameters;
+    options.state_home = config::StateHome::host;
+    options.residency = config::Residency::none;
+    if (tied) options.activations = config::StateHome::nvme;
+    expect_no_other_memory(harness, options);
+  }
 }
 
 }  // namespace

@@ -175,10 +175,8 @@ config::TrainOptions random_options(std::mt19937_64& random, const model::ModelC
   }
   const bool whole = config.is_gpt2() || options.checkpointing == config::Checkpointing::offload;
   options.operator_tile = whole ? 0 : any(std::array{0U, 8192U, 16384U});
-  if (options.operator_tile == 0) {
-    options.activations = any(
-        std::array{config::StateHome::automatic, config::StateHome::host, config::StateHome::nvme});
-  }
+  options.activations = any(
+      std::array{config::StateHome::automatic, config::StateHome::host, config::StateHome::nvme});
   resolve(options, config);
   return options;
 }

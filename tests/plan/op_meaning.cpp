@@ -306,7 +306,7 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
     case PoolKind::boundaries:
     case PoolKind::host_boundaries:
     case PoolKind::disk_boundaries: {
-      const Tier tier = w.tiled ? Tier::device : run.placement.blocks[value.of].output;
+      const Tier tier = run.placement.blocks[w.first_block(value.of)].output;
       fits = at.first == value.of * w.micro_batches + value.micro_batch && tier == tier_of(at.pool);
       break;
     }

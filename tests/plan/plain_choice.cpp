@@ -27,7 +27,6 @@ class PlainChooser {
   std::variant<Placement, Shortage> choose() {
     std::optional<Shortage> least;
     for (const bool spill : {false, true}) {
-      if (spill && workload_.tiled) break;
       if (spill != (request_.activations == Tier::nvme) && request_.activations) continue;
       for (const bool shrink : {false, true}) {
         for (const BoundaryPlan& plan : boundary_plans(spill, shrink)) {
@@ -54,11 +53,11 @@ class PlainChooser {
   /// In order of preference.
   [[nodiscard]] std::vector<BoundaryPlan> boundary_plans(bool spill, bool shrink) const {
     std::vector<BoundaryPlan> plans;
-    const std::size_t head = workload_.blocks.size() - 1;
+    const std::size_t head = workload_.head_layer();
     const std::uint32_t slots = 2 * (request_.prefetch + 1);
     if (!spill && request_.activations.value_or(Tier::device) == Tier::device) {
       plans.push_back({});
-      if (request_.activations || workload_.tiled) return plans;
+      if (request_.activations) return plans;
     }
     for (std::size_t b = request_.activations ? head : 1; b <= head; ++b) {
       plans.push_back({.off_device = b, .slots = slots});
@@ -127,7 +126,8 @@ class PlainChooser {
     }
     if (state == Tier::host) placement.state_slots = 1;  // nothing of a step is staged
     const bool on_disk = request_.activations == Tier::nvme;
-    for (std::size_t b = 0; b < boundaries_.off_device; ++b) {
+    for (std::uint32_t b = workload_.tiled ? 1 : 0; b < blocks; ++b) {
+      if (workload_.layer_of(b) >= boundaries_.off_device) continue;
       placement.blocks[b].output = on_disk ? Tier::nvme : Tier::host;
     }
     placement.boundary_slots = boundaries_.slots;
@@ -208,9 +208,11 @@ class PlainChooser {
 
   /// The last block's output goes to the head alone: the disk spares it nothing.
   void spill_activations(Placement& placement) const {
-    const std::size_t end = std::min(boundaries_.off_device, placement.blocks.size() - 2);
-    for (std::size_t b = 0; b < end && !fits(placement, Tier::host); ++b) {
-      placement.blocks[b].output = Tier::nvme;
+    const std::size_t end = std::min<std::size_t>(boundaries_.off_device, workload_.layers() - 2);
+    for (std::uint32_t layer = 0; layer < end && !fits(placement, Tier::host); ++layer) {
+      for (std::uint32_t b = workload_.tiled ? 1 : 0; b < placement.blocks.size(); ++b) {
+        if (workload_.layer_of(b) == layer) placement.blocks[b].output = Tier::nvme;
+      }
       stage_boundaries(placement);
     }
   }

@@ -146,11 +146,8 @@ class RandomCases {
       p.order = WorkOrder::micro_batch_major;
       p.gradient_slots = static_cast<std::uint32_t>(w.blocks.size());
     }
-    if (w.tiled) {
-      p.blocks.front().parameters = Tier::device;
-    } else if (maybe()) {
-      place_boundaries(w, p);
-    }
+    if (w.tiled) p.blocks.front().parameters = Tier::device;
+    if (maybe()) place_boundaries(w, p);
     if (!w.tiled && maybe()) offload_internals(w, p);
     return p;
   }

@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "runtime/base/error.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/placement/choose.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/step/step_builder.hpp"
@@ -48,7 +48,11 @@ TEST(TiledStepProperty, MovesWhatTheFormulasSay) {
     const StepPlan plan = build_training_step(workload, placement);
     EXPECT_EQ(bytes_moved(plan, kUploadParams), uploads_by_formula(workload, placement));
     EXPECT_EQ(bytes_moved(plan, kDownloadGrads), downloads_by_formula(workload, placement));
-    EXPECT_EQ(bytes_moved(plan, kSaveActivation), Bytes{});
+    const BoundaryTraffic boundaries = boundary_traffic(workload, placement);
+    EXPECT_EQ(bytes_moved(plan, kSaveActivation), boundaries.saved);
+    EXPECT_EQ(bytes_moved(plan, kLoadActivation), boundaries.saved);
+    EXPECT_EQ(bytes_moved(plan, kSpillActivation), boundaries.spilled);
+    EXPECT_EQ(bytes_moved(plan, kFetchActivation), boundaries.spilled);
   }
 }
 
@@ -111,9 +115,21 @@ TEST(TiledStep, VectorsStayOnTheDeviceWhateverIsAskedFor) {
       EXPECT_EQ(placement.any_streamed(), resident == false);
       EXPECT_EQ(find_race(build_training_step(workload, placement)), "");
     }
-    PlacementRequest request;
-    request.activations = Tier::host;
-    EXPECT_THROW(static_cast<void>(choose_placement(workload, plenty, request)), Error);
+  }
+}
+
+TEST(TiledStep, BoundariesWaitWhereTheyAreAskedTo) {
+  RandomCases cases(property_seed());
+  for (int i = 0; i < 50; ++i) {
+    const Workload workload = cases.tiled_workload();
+    const Budgets plenty{Bytes{1ULL << 40}, Bytes{1ULL << 40}, Bytes{1ULL << 40}};
+    for (const Tier tier : {Tier::host, Tier::nvme}) {
+      const auto choice = choose_placement(workload, plenty, {.activations = tier});
+      const auto& placement = std::get<Placement>(choice);
+      // The last layer's go to the head alone.
+      EXPECT_EQ(layers_with(workload, placement, tier), workload.head_layer() - 1);
+      expect_correct({workload, placement});
+    }
   }
 }
 

@@ -75,6 +75,7 @@ class Case:
     order: str
     state_format: str
     operator_tile: int = 0
+    activations: str = "auto"
 
 
 def make_case(number, choice):
@@ -91,7 +92,7 @@ def make_case(number, choice):
              "tiles" if "operator_tile" in choice else ""]
     name = "_".join(part.replace(" ", "-") for part in parts if part)
     return Case(name, shape, recipe, choice["order"], choice["state_format"],
-                choice.get("operator_tile", 0))
+                choice.get("operator_tile", 0), choice.get("activations", "auto"))
 
 
 def rounded_choices():
@@ -107,10 +108,12 @@ def rounded_choices():
 
 def tiled_choices():
     """Matrices in tiles of a few rows, with a head of its own and a tied one."""
-    for tied, compute in ((False, "fp32"), (True, "bf16"), (True, "fp32")):
+    for tied, compute, home in ((False, "fp32", "auto"), (True, "bf16", "nvme"),
+                                (True, "fp32", "host")):
         yield {"family": "qwen3" if compute == "fp32" else "llama", "optimizer": "AdamW",
                "compute": compute, "rounds": 2, "clipped": True, "decay": "matrices",
-               "tied": tied, "order": "shuffled", "state_format": "fp32", "operator_tile": 1500}
+               "tied": tied, "order": "shuffled", "state_format": "fp32", "operator_tile": 1500,
+               "activations": home}
 
 
 CASES = [make_case(number, choice) for number, choice in

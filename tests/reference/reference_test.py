@@ -59,7 +59,7 @@ def configuration(case):
         "optimizer": {"type": r.optimizer, "params": params},
         "spillway": {"context": case.shape.context, "order": case.order, "seed": cases.SEED,
                      "rounds": r.rounds, "decay": r.decay, "state_format": case.state_format,
-                     "operator_tile": case.operator_tile}}
+                     "operator_tile": case.operator_tile, "activations": case.activations}}
     if r.compute == "bf16":
         config["bf16"] = {"enabled": True}
     if r.compute == "fp16":

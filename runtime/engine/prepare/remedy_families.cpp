@@ -144,9 +144,8 @@ std::vector<Family> off_the_device(const config::TrainOptions& options) {
 }  // namespace
 
 bool exclude_each_other(RemedyKind first, RemedyKind second) {
-  // Activations of layers in parts stay where they are.
-  const bool activations = first == Kind::activations || first == Kind::checkpointing;
-  return first == second || (activations && second == Kind::parts);
+  // What layers in parts save for backward stays on the device.
+  return first == second || (first == Kind::checkpointing && second == Kind::parts);
 }
 
 std::vector<RemedyFamily> usual_remedies(const config::TrainOptions& options, Tier tier) {
@@ -185,7 +184,6 @@ RemedyFamily layers_in_parts(const model::ModelConfig& config,
                                     fmt::format("spillway.operator_tile {} (other rounding)", tile),
                                     [=](config::TrainOptions& o) {
                                       o.operator_tile = tile;
-                                      o.activations = config::StateHome::automatic;
                                       if (config::offloads(o.checkpointing)) {
                                         o.checkpointing = config::Checkpointing::automatic;
                                       }

@@ -16,7 +16,10 @@ std::optional<Tier> boundary_home(Tier tier, bool last) {
 std::uint32_t device_boundary_slots(const Workload& workload, const Placement& placement) {
   if (placement.boundary_slots == 0) return 0;
   const bool one_at_a_time = placement.order == WorkOrder::micro_batch_major;
-  return placement.boundary_slots + (one_at_a_time ? 1 : workload.micro_batches);
+  const std::uint32_t under_way = one_at_a_time ? 1 : workload.micro_batches;
+  // The parts of a layer share its input and its output, each part after all micro-batches of the
+  // one before.
+  return placement.boundary_slots + under_way * (workload.tiled ? 2 : 1);
 }
 
 std::uint32_t layers_with(const Workload& workload, const Placement& placement, Tier home) {

@@ -7,7 +7,7 @@
 // - An activation that leaves the device is saved once, as soon as it is computed, and comes back
 //   for the backward of the layer that read it. The last layer's is only read by the head.
 // - What passes from one layer's visit to the next (the newest activation, then its gradient) stays
-//   in a slot, one for each micro-batch under way.
+//   in a slot, one for each micro-batch under way; so does what the parts of a layer share.
 #pragma once
 
 #include <cstdint>

@@ -53,7 +53,6 @@ class Chooser {
   CountedChoice choose() {
     check_request();
     for (const bool spill : {false, true}) {
-      if (spill && workload_.tiled) break;
       if (spill != (request_.activations == Tier::nvme) && request_.activations) continue;
       for (const bool shrink : {false, true}) {
         spill_boundaries_ = spill;
@@ -71,10 +70,6 @@ class Chooser {
     check(request_.state != Tier::device || request_.resident != false, ErrorCode::invalid_argument,
           "state on the device and streamed parameters exclude each other: the device updates "
           "parameters where they live; ask for state on the host, or for resident parameters");
-    check(!workload_.tiled || request_.activations.value_or(Tier::device) == Tier::device,
-          ErrorCode::not_supported,
-          "spillway.activations: with spillway.operator_tile activations stay on the device; use "
-          "\"auto\"");
     SPILLWAY_ASSERT(!request_.offload || request_.keep == true);
     SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.tiled));
     check(
@@ -199,12 +194,15 @@ class Chooser {
     }
     if (state == Tier::host) placement.state_slots = 1;  // nothing of a step is staged
     const bool on_disk = request_.activations == Tier::nvme;
-    for (std::size_t b = 0; b < boundaries_.off_device; ++b) {
+    const std::uint32_t end = workload_.first_block(off_device());
+    for (std::uint32_t b = workload_.first_block(0); b < end; ++b) {
       placement.blocks[b].output = on_disk ? Tier::nvme : Tier::host;
     }
     placement.boundary_slots = boundaries_.slots;
     // The last layer's output goes to the head alone, and never to the disk.
-    if (on_disk && boundaries_.off_device > 0 && blocks > 2) stage_boundaries(placement);
+    if (on_disk && boundaries_.off_device > 0 && workload_.head_layer() > 1) {
+      stage_boundaries(placement);
+    }
     return {sizes_, budgets_, std::move(placement)};
   }
 
@@ -276,15 +274,20 @@ class Chooser {
     }
   }
 
+  [[nodiscard]] std::uint32_t off_device() const {
+    return static_cast<std::uint32_t>(boundaries_.off_device);
+  }
+
   static void stage_boundaries(Placement& placement) {
     placement.boundary_staging = placement.boundary_slots;
   }
 
   /// The last layer's output goes to the head alone: the disk spares it nothing.
   void spill_activations(Draft& draft) const {
-    const std::size_t end = std::min<std::size_t>(boundaries_.off_device, draft.size() - 2);
-    for (std::uint32_t b = 0; b < end && !draft.fits(Tier::host); ++b) {
-      set(draft, b, &BlockCut::output, Tier::nvme);
+    const std::uint32_t end = std::min(off_device(), workload_.head_layer() - 1);
+    for (std::uint32_t layer = 0; layer < end && !draft.fits(Tier::host); ++layer) {
+      const auto [first, last] = workload_.blocks_of(layer);
+      for (std::uint32_t b = first; b < last; ++b) set(draft, b, &BlockCut::output, Tier::nvme);
       draft.adjust(stage_boundaries);
     }
   }

@@ -49,8 +49,7 @@ struct Shortage {
 /// only where moving state there is not enough, since state moves once a step and they move every
 /// round. Slots that only hide time (prefetch, the second gradient slot, staging beyond one tile)
 /// are given up before the request is. Throws `Error{invalid_argument}` for device state with
-/// streamed parameters, `Error{not_supported}` for tiles with activations of either kind off the
-/// device.
+/// streamed parameters, `Error{not_supported}` for tiles with internal activations off the device.
 [[nodiscard]] std::variant<Placement, Shortage> choose_placement(const Workload& workload,
                                                                  const Budgets& budgets,
                                                                  const PlacementRequest& request);

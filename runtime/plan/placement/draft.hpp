@@ -49,7 +49,7 @@ class Draft {
 
 /// How boundaries are spread, before everything else is.
 struct BoundaryPlan {
-  std::size_t off_device = 0;  ///< blocks, from the first, whose activations leave the device
+  std::size_t off_device = 0;  ///< layers, from the first, whose activations leave the device
   std::uint32_t slots = 0;
 };
 
@@ -59,10 +59,10 @@ class BoundaryPlans {
  public:
   /// `spill`: activations may go to the disk. `shrink`: slots may be given up.
   BoundaryPlans(const Workload& workload, const PlacementRequest& request, bool spill, bool shrink)
-      : head_(workload.blocks.size() - 1), slots_(2 * (request.prefetch + 1)) {
+      : head_(workload.head_layer()), slots_(2 * (request.prefetch + 1)) {
     const bool wants_device = request.activations.value_or(Tier::device) == Tier::device;
     on_device_ = !spill && wants_device ? 1 : 0;
-    if (on_device_ == 1 && (request.activations || workload.tiled)) return;
+    if (on_device_ == 1 && request.activations) return;
     blocks_ = request.activations ? 1 : head_;
     if (shrink && slots_ > 2) fewer_slots_ = slots_ - 2;
   }
@@ -82,7 +82,7 @@ class BoundaryPlans {
   std::size_t head_;
   std::uint32_t slots_;
   std::size_t on_device_ = 0;
-  std::size_t blocks_ = 0;       ///< plans that differ in the number of blocks
+  std::size_t blocks_ = 0;       ///< plans that differ in the number of layers
   std::size_t fewer_slots_ = 0;  ///< ... of slots
 };
 

@@ -36,6 +36,7 @@ void Builder::restart(const Placement& placement) {
   open_tiles();
   accumulator_.assign(workload_.blocks.size(), {});
   passing_.assign(workload_.micro_batches, {});
+  held_.assign(workload_.micro_batches, {});
   staged_tile_.assign(placement_.state_slots, ~0U);
   staging_visits_ = record_visits_ = round_ = 0;
   open_pool(PoolKind::parameter_slots, placement_.parameter_slots);
@@ -65,7 +66,7 @@ void Builder::check_placement() const {
     SPILLWAY_ASSERT(!workload_.tiled || block.saved.value_or(Tier::device) == Tier::device);
   }
   const bool uses_slots = placement_.boundary_slots > 0;
-  SPILLWAY_ASSERT(!workload_.tiled || (placement_.blocks[0].resident() && !uses_slots));
+  SPILLWAY_ASSERT(!workload_.tiled || placement_.blocks[0].resident());
   // An op may hold two boundaries: what it reads and what it writes.
   SPILLWAY_ASSERT(!uses_slots || device_boundary_slots(workload_, placement_) >= 2);
   SPILLWAY_ASSERT(uses_slots ||
@@ -151,6 +152,8 @@ void Builder::read_vectors(OpDraft& draft) const {
 void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again) {
   const std::uint32_t layer = workload_.layer_of(block);
   const std::uint32_t part = block - workload_.first_block(layer);
+  const bool begins = part == 0;
+  const bool ends = part == last_part(layer);
   const Buffer weights = bring_parameters(block);
   const bool leaves = train && internals_leave(workload_, placement_, block);
   // Tiles of a layer meet in what it saves, whether that is kept or not.
@@ -163,32 +166,35 @@ void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train,
     Buffer input;
     if (layer == 0) {
       const Buffer tokens{PoolKind::device_tokens, m};
-      if (part == 0) {
+      if (begins) {
         forward.read({PoolKind::host_tokens, pass_index(m)}, of_pass(ValueKind::tokens, m));
         forward.write(tokens, of_pass(ValueKind::tokens, m));
       } else {
         forward.read(tokens, of_pass(ValueKind::tokens, m));
       }
     } else {
-      input = passing_activation(layer - 1, m);
+      if (again && begins) held_[m] = returning_activation(layer - 1, m);
+      input = again ? held_[m] : passing_activation(layer - 1, m);
       forward.read(input, activation(layer - 1, m));
     }
-    const Buffer output = again ? Buffer{} : place_for_output(layer, m);
-    if (!again) forward.write(output, made_by(ValueKind::activation, layer, part, m));
+    if (!again) {
+      if (begins) held_[m] = place_for_output(layer, m);
+      forward.write(held_[m], made_by(ValueKind::activation, layer, part, m));
+    }
     const Buffer kept =
         leaves ? take_free(PoolKind::kept_activation_slots) : kept_activations(block, m);
     if (saves) {
-      if (part > 0) forward.read(kept, made_by(ValueKind::saved, layer, part - 1, m));
+      if (!begins) forward.read(kept, made_by(ValueKind::saved, layer, part - 1, m));
       forward.write(kept, made_by(ValueKind::saved, layer, part, m));
     }
     forward.write({PoolKind::workspace}, {});
     append(forward);
-    if (layer > 0) give_back(input);
+    if (layer > 0 && ends && !again) give_back(input);
     if (leaves) {
       take_away(internals(block, m), kept);
       give_back(kept);
     }
-    if (!again) pass_activation(layer, m, output, train);
+    if (ends && !again) pass_activation(layer, m, held_[m], train);
   }
   give_back(weights);
 }
@@ -200,82 +206,6 @@ void Builder::forward_layer(std::uint32_t layer, MicroBatches range, bool train,
     if (update_first) update_block(block);
     visit_forward(block, range, train);
   }
-}
-
-/// Backward of a tile goes on from what that of the tile behind it has left.
-void Builder::meet_tiles(OpDraft& draft, std::uint32_t layer, std::uint32_t part,
-                         std::uint32_t parts) const {
-  const std::uint32_t m = draft.op.micro_batch;
-  const Buffer between{PoolKind::between_tiles, m};
-  if (part + 1 < parts) {
-    draft.read(between, made_by(ValueKind::between_tiles, layer, part + 1, m));
-  }
-  draft.write(between, made_by(ValueKind::between_tiles, layer, part, m));
-}
-
-void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
-  const BlockShape& shape = workload_.blocks[block];
-  const std::uint32_t layer = workload_.layer_of(block);
-  const bool embeds = layer == 0;
-  const std::uint32_t part = block - workload_.first_block(layer);
-  // The embedding's backward scatters gradients and reads no parameters.
-  const Buffer weights = embeds ? Buffer{} : bring_parameters(block);
-  const Buffer accumulator = accumulator_of(block, range);
-  const bool with_forward = !workload_.tiled && recomputes(layer);
-  for (std::uint32_t m = range.first; m < range.last; ++m) {
-    OpDraft backward = draft(OpKind::backward, Lane::gpu, block, m);
-    backward.op.flops = shape.backward_flops + (with_forward ? shape.forward_flops : 0);
-    const Buffer kept = embeds ? Buffer{} : returning_activations(block, m);
-    const Buffer input = embeds ? Buffer{} : returning_activation(layer - 1, m);
-    const Buffer gradient = passing_gradient(m);
-    if (embeds) {
-      backward.read({PoolKind::device_tokens, m}, of_pass(ValueKind::tokens, m));
-    } else {
-      backward.read(weights, parameters(block));
-      read_vectors(backward);
-      backward.read(input, activation(layer - 1, m));
-      if (with_forward) {
-        const bool home = boundary_home(workload_, placement_, layer) == Tier::device;
-        backward.write(home ? of_micro_batch(PoolKind::boundaries, layer, m)
-                            : Buffer{PoolKind::recomputed_boundary},
-                       activation(layer, m));
-        backward.write(kept, saved(layer, m));
-      } else {
-        backward.read(kept, saved(layer, m));
-      }
-      if (workload_.tiled) meet_tiles(backward, layer, part, last_part(layer) + 1);
-      write_vectors(backward);
-    }
-    backward.read(gradient, activation_gradient(layer, m));
-    const bool ends_layer = !embeds && part == 0;
-    backward.write(gradient, activation_gradient(ends_layer ? layer - 1 : layer, m));
-    add_gradient(backward, accumulator);
-    backward.write({PoolKind::workspace}, {});
-    append(backward);
-    if (!embeds) {
-      give_back(input);
-      give_back(kept);
-    }
-    if (embeds) {
-      give_back(gradient);
-    } else {
-      pass_gradient(m, gradient);
-    }
-  }
-  if (!embeds) give_back(weights);
-  if (range.last == workload_.micro_batches) finish_gradient(block);
-}
-
-void Builder::backward_layer(std::uint32_t layer, MicroBatches range) {
-  const std::uint32_t first = workload_.first_block(layer);
-  const std::uint32_t end = workload_.first_block(layer + 1);
-  if (workload_.tiled && recomputes(layer)) {
-    for (std::uint32_t block = first; block < end; ++block) {
-      if (workload_.blocks[block].feeds_backward)
-        visit_forward(block, range, /*train=*/true, /*again=*/true);
-    }
-  }
-  for (std::uint32_t block = end; block-- > first;) visit_backward(block, range);
 }
 
 /// Appends one pass forward and backward. `update_first`: the pending update of each block stands

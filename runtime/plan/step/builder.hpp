@@ -2,7 +2,7 @@
 // they use; what they have to wait for follows from that. Its sides stand apart:
 // builder_state.cpp has the way of optimizer state between its tier, the update and the disk,
 // builder_gradients.cpp that of gradients, builder_activations.cpp that of the tensors between and
-// inside blocks, builder_head.cpp the loss, builder.cpp the rest.
+// inside blocks, builder_head.cpp the loss, builder_backward.cpp backward, builder.cpp the rest.
 #pragma once
 
 #include <array>
@@ -147,7 +147,8 @@ class Builder {
   // Passes.
   void visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again = false);
   void forward_layer(std::uint32_t layer, MicroBatches range, bool train, bool update_first);
-  void visit_loss(std::uint32_t block, MicroBatches range, bool train);
+  enum class LossPass : std::uint8_t { evaluation, scan /* before gradients */, gradient };
+  void visit_loss(std::uint32_t block, MicroBatches range, LossPass pass);
   void visit_head(MicroBatches range, bool train);
   void visit_backward(std::uint32_t block, MicroBatches range);
   void backward_layer(std::uint32_t layer, MicroBatches range);
@@ -176,7 +177,10 @@ class Builder {
   std::vector<std::uint32_t> first_tile_;  // by block; behind them the number of all
   std::array<std::deque<std::uint32_t>, kPoolCount> free_;  // by pool, free for longest first
   std::vector<Buffer> accumulator_;                         // by block, of the visit under way
-  std::vector<Buffer> passing_;             // by micro-batch: the boundary on its way
+  std::vector<Buffer> passing_;  // by micro-batch: the boundary on its way
+  // By micro-batch: the boundary that the parts of a layer under way share, which is the output
+  // that forward makes, the input that backward reads or the gradient that the loss makes.
+  std::vector<Buffer> held_;
   std::vector<std::uint32_t> staged_tile_;  // by staging buffer: the last tile in it
   std::uint32_t staging_visits_ = 0;        // of tiles that live on disk: `read_ahead` counts on it
   std::uint32_t record_visits_ = 0;

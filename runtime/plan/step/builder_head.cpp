@@ -19,9 +19,12 @@ void Builder::meet_tiles_of_head(OpDraft& draft, std::uint32_t part, bool train)
   draft.write(between, made_by(ValueKind::scanned, layer, part, m));
 }
 
-void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
+void Builder::visit_loss(std::uint32_t block, MicroBatches range, LossPass pass) {
   const std::uint32_t layer = workload_.head_layer();
-  const std::uint32_t part = block - workload_.loss_blocks().first;
+  const auto [first, end] = workload_.loss_blocks();
+  const std::uint32_t part = block - first;
+  const bool train = pass == LossPass::gradient;
+  const bool ends = train ? block == first : pass == LossPass::evaluation && block + 1 == end;
   const BlockRange tied = workload_.tied_blocks();
   // A tied head in tiles runs on blocks that are not its own; another has its vectors besides them.
   const bool is_own = !tied.contains(block);
@@ -48,10 +51,9 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
       loss.write({PoolKind::device_losses, pass_index(m)}, of_pass(ValueKind::loss, m));
     }
     if (workload_.tiled) meet_tiles_of_head(loss, part, train);
-    Buffer gradient;
     if (train) {
-      gradient = place_for_gradient(m);
-      loss.write(gradient, activation_gradient(layer - 1, m));
+      if (block + 1 == end) held_[m] = place_for_gradient(m);
+      loss.write(held_[m], activation_gradient(layer - 1, m));
       if (is_own) add_gradient(loss, accumulator);
       if (workload_.tied_head) {
         loss.write(tied_accumulator(tied_block), {ValueKind::tied_gradient_sum, tied_block});
@@ -60,8 +62,8 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
     }
     loss.write({PoolKind::workspace}, {});
     append(loss);
-    give_back(input);
-    if (train) pass_gradient(m, gradient);
+    if (ends) give_back(input);
+    if (ends && train) pass_gradient(m, held_[m]);
   }
   if (borrows) give_back(borrowed);
   give_back(weights);
@@ -70,10 +72,12 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, bool train) {
 
 void Builder::visit_head(MicroBatches range, bool train) {
   const auto [first, end] = workload_.loss_blocks();
-  if (!workload_.tiled) return visit_loss(first, range, train);
-  for (std::uint32_t block = first; block < end; ++block) visit_loss(block, range, /*train=*/false);
-  for (std::uint32_t block = end; train && block-- > first;)
-    visit_loss(block, range, /*train=*/true);
+  const LossPass scan = train ? LossPass::scan : LossPass::evaluation;
+  if (workload_.tiled || !train) {
+    for (std::uint32_t block = first; block < end; ++block) visit_loss(block, range, scan);
+  }
+  if (!train) return;
+  for (std::uint32_t block = end; block-- > first;) visit_loss(block, range, LossPass::gradient);
 }
 
 }  // namespace spillway::plan

@@ -1,0 +1,74 @@
+// The buffers of pools that do not belong to blocks.
+#include <algorithm>
+
+#include "runtime/plan/placement/boundaries.hpp"
+#include "runtime/plan/placement/pools.hpp"
+
+namespace spillway::plan {
+namespace {
+
+Bytes elements(ElementCount count, DType dtype) { return Bytes{count.value() * size_of(dtype)}; }
+
+/// Returns one for each block that a tied head uses, as large as the largest of them.
+Row tied_accumulators(const Workload& w) {
+  const BlockRange tied = w.tied_blocks();
+  ElementCount largest;
+  for (std::uint32_t b = tied.first; b < tied.end; ++b) {
+    largest = std::max(largest, w.tied_elements_of(b));
+  }
+  return {.count = tied.end - tied.first, .each = elements(largest, DType::fp32), .last = {}};
+}
+
+}  // namespace
+
+Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Strides& strides,
+           bool lands) {
+  const Workload& w = sizes.workload();
+  const std::uint64_t m = w.micro_batches;
+  const std::uint64_t passes = m * w.rounds;
+  const Bytes one = w.boundary_bytes;
+  const bool passes_slots = p.boundary_slots > 0;
+  const auto gradients = [&](DType dtype) {
+    return Row{.count = p.gradient_slots,
+               .each = elements(sizes.gradient_slot(), dtype),
+               .last = elements(vector_elements(w), dtype)};
+  };
+  const auto row = [](std::uint64_t count, Bytes each) {
+    return Row{.count = count, .each = each, .last = {}};
+  };
+  switch (pool) {
+    case PoolKind::parameter_slots:
+      return row(p.parameter_slots, elements(strides.streamed, w.compute));
+    case PoolKind::accumulators: return gradients(DType::fp32);
+    case PoolKind::rounded_gradients:
+      return w.compute == DType::fp32 ? Row{} : gradients(w.compute);
+    case PoolKind::landing_gradients: return lands ? gradients(w.compute) : Row{};
+    case PoolKind::tied_accumulators: return tied_accumulators(w);
+    case PoolKind::boundary_gradients: return row(passes_slots ? 0 : m, one);
+    case PoolKind::boundary_slots: return row(device_boundary_slots(w, p), one);
+    // Backward writes an output again that nobody reads, and that may have no place here.
+    case PoolKind::recomputed_boundary: return row(passes_slots && !w.tiled, one);
+    case PoolKind::boundary_staging:
+      return row(passes_slots ? p.boundary_staging : 0, in_pages(w.boundary_bytes));
+    case PoolKind::kept_activation_slots: return row(p.saved_slots, strides.leaving);
+    case PoolKind::kept_staging: return row(p.saved_staging, in_pages(strides.staged));
+    // The blocks of a layer in tiles meet in it, each after all micro-batches of the one before.
+    case PoolKind::recomputation_scratch: return row(w.tiled ? m : 1, strides.recomputed);
+    case PoolKind::between_tiles: return row(m, w.carried_bytes);
+    case PoolKind::workspace: return row(1, w.workspace_bytes);
+    case PoolKind::constants: return row(1, w.constant_bytes);
+    case PoolKind::device_tokens: return row(m, w.token_bytes);
+    case PoolKind::device_losses: return row(passes, Bytes{sizeof(double)});
+    case PoolKind::logits: return row(1, w.logits_bytes);
+    // The staging buffers also carry state to and from disk at commits and at start.
+    case PoolKind::state_staging:
+      return row(p.state_slots, slot_bytes(p.format, p.tile_parameters));
+    case PoolKind::host_tokens: return row(passes, w.token_bytes);
+    // Behind the leaves of all tiles.
+    case PoolKind::host_sums:
+      return {.count = 0, .each = {}, .last = Bytes{sizeof(double) * passes}};
+    default: return {};
+  }
+}
+
+}  // namespace spillway::plan
