@@ -3,14 +3,13 @@
 
 namespace spillway::cli {
 
-void add_bench(CLI::App& app, Session& session) {
-  CLI::App* bench = app.add_subcommand("bench", "Measures this machine against its own limits");
-  bench->require_subcommand(1);
-  add_bench_adam(*bench, session);
-  add_bench_gpu(*bench, session);
-  add_bench_nvme(*bench, session);
-  add_bench_swap(*bench, session);
-  add_bench_step(*bench, session);
+void add_bench(Command app, Session& session) {
+  const Command bench = app.add_group("bench", "Measures this machine against its own limits");
+  add_bench_adam(bench, session);
+  add_bench_gpu(bench, session);
+  add_bench_nvme(bench, session);
+  add_bench_swap(bench, session);
+  add_bench_step(bench, session);
 }
 
 }  // namespace spillway::cli

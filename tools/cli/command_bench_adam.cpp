@@ -178,12 +178,6 @@ struct Size {
   std::size_t tile;
 };
 
-std::size_t parse_count(std::string text) {
-  const std::string error = CLI::AsSizeValue(false)(text);
-  check(error.empty(), ErrorCode::invalid_argument, error);
-  return std::stoull(text);
-}
-
 Size parse_size(const std::string& text) {
   const std::size_t slash = text.find('/');
   try {
@@ -260,52 +254,51 @@ ordered_json run(const BenchAdamFlags& flags, bool json) {
 
 }  // namespace
 
-void add_bench_adam(CLI::App& bench, Session& session) {
+void add_bench_adam(Command bench, Session& session) {
   auto flags = std::make_shared<BenchAdamFlags>();
-  CLI::App* command = add_command(bench, session, "adam",
-                                  "Measures the update against the same traffic with no arithmetic",
-                                  [flags, &session] { return run(*flags, session.json); });
+  Command command = add_command(bench, session, "adam",
+                                "Measures the update against the same traffic with no arithmetic",
+                                [flags, &session] { return run(*flags, session.json); });
   command
-      ->add_option(
+      .add_option(
           "--size", flags->sizes,
           "The update has this many parameters, or PARAMETERS/TILE; sizes with commas between "
           "them are measured in turn. The four formats together take 88 bytes a parameter")
-      ->delimiter(',')
-      ->capture_default_str();
+      .comma_separated()
+      .capture_default();
   command
-      ->add_option("--format", flags->formats,
-                   "These formats of state are measured: fp32, split, bf16, int8")
-      ->delimiter(',');
+      .add_option("--format", flags->formats,
+                  "These formats of state are measured: fp32, split, bf16, int8")
+      .comma_separated();
   command
-      ->add_option("--isa", flags->isas, "These instruction sets are measured; by default the best")
-      ->delimiter(',')
-      ->envname("SPILLWAY_ISA");
+      .add_option("--isa", flags->isas, "These instruction sets are measured; by default the best")
+      .comma_separated()
+      .environment("SPILLWAY_ISA");
   command
-      ->add_option("--threads", flags->threads,
-                   "These numbers of threads are measured; 0 is one on each physical core")
-      ->delimiter(',');
-  command->add_option("--gradient", flags->gradient, "Gradients have this type: fp32, bf16 or fp16")
-      ->capture_default_str();
+      .add_option("--threads", flags->threads,
+                  "These numbers of threads are measured; 0 is one on each physical core")
+      .comma_separated();
+  command.add_option("--gradient", flags->gradient, "Gradients have this type: fp32, bf16 or fp16")
+      .capture_default();
   command
-      ->add_option("--parameters", flags->parameter,
-                   "Parameters have this type: fp32 (format fp32), bf16 or fp16")
-      ->capture_default_str();
+      .add_option("--parameters", flags->parameter,
+                  "Parameters have this type: fp32 (format fp32), bf16 or fp16")
+      .capture_default();
   command
-      ->add_option("--repetitions", flags->repetitions,
-                   "All measurements are repeated this often, interleaved")
-      ->capture_default_str();
-  command->add_option(
-      "--prefetch", flags->prefetch,
-      "Software prefetches this many parameters ahead; by default it is calibrated");
-  command->add_flag("--denormals", flags->denormals,
-                    "Moments below the normal range are measured too (formats fp32 and split)");
+      .add_option("--repetitions", flags->repetitions,
+                  "All measurements are repeated this often, interleaved")
+      .capture_default();
+  command.add_option("--prefetch", flags->prefetch,
+                     "Software prefetches this many parameters ahead; by default it is calibrated");
+  command.add_flag("--denormals", flags->denormals,
+                   "Moments below the normal range are measured too (formats fp32 and split)");
   command
-      ->add_option("--compare", flags->compare,
-                   "These peers are measured side by side: torch, deepspeed")
-      ->delimiter(',');
-  command->add_option("--python", flags->python, "This Python has the peers")
-      ->capture_default_str()
-      ->envname("SPILLWAY_PYTHON");
+      .add_option("--compare", flags->compare,
+                  "These peers are measured side by side: torch, deepspeed")
+      .comma_separated();
+  command.add_option("--python", flags->python, "This Python has the peers")
+      .capture_default()
+      .environment("SPILLWAY_PYTHON");
 }
 
 }  // namespace spillway::cli

@@ -86,25 +86,25 @@ ordered_json run(const BenchGpuFlags& flags, bool json) {
 
 }  // namespace
 
-void add_bench_gpu(CLI::App& bench, Session& session) {
+void add_bench_gpu(Command bench, Session& session) {
   auto flags = std::make_shared<BenchGpuFlags>();
-  CLI::App* command = add_command(
+  Command command = add_command(
       bench, session, "gpu",
       "Measures products and attention at a layer's shapes, and copies to and from the device",
       [flags, &session] { return run(*flags, session.json); });
-  flags->machine.add(*command, "device")->envname("SPILLWAY_DEVICE");
-  command->add_option(
+  flags->machine.add(command, "device").environment("SPILLWAY_DEVICE");
+  command.add_option(
       "--compute", flags->compute,
       "The products have this type: fp32, bf16 or fp16; by default bf16 on a GPU, fp32 on "
       "the host");
-  command->add_option("--sequence", flags->sequence,
-                      "The window has this many tokens; by default 8192 on a GPU, 512 on the host");
-  command->add_option("--copy", flags->copy,
-                      "A copy has this size; by default 1GiB on a GPU, 64MiB on the host");
-  command->add_option(
+  command.add_option("--sequence", flags->sequence,
+                     "The window has this many tokens; by default 8192 on a GPU, 512 on the host");
+  command.add_option("--copy", flags->copy,
+                     "A copy has this size; by default 1GiB on a GPU, 64MiB on the host");
+  command.add_option(
       "--seconds", flags->seconds,
       "Each measurement takes this many seconds; by default 0.3 on a GPU, 0.1 on the host");
-  command->add_option(
+  command.add_option(
       "--compute-threads", flags->compute_threads,
       "The host backend uses this many threads; by default one on each physical core");
 }

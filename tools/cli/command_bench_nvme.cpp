@@ -106,51 +106,51 @@ ordered_json run_nvme(NvmeFlags flags, bool json) {
 
 }  // namespace
 
-void add_bench_nvme(CLI::App& bench, Session& session) {
+void add_bench_nvme(Command bench, Session& session) {
   auto flags = std::make_shared<NvmeFlags>();
-  CLI::App* command = add_command(
+  Command command = add_command(
       bench, session, "nvme",
       "Measures reads, writes and both at once, sequentially and in tiles, with every engine, and "
       "verifies all data. CPU is the time of all threads, without making and checking the data",
       [flags, &session] { return run_nvme(*flags, session.json); });
-  command->add_option("--dir", flags->options.directory, "The scratch files lie in this directory")
-      ->check(CLI::ExistingDirectory)
-      ->capture_default_str();
-  command->add_option("--size", flags->size, "The scratch file has this size; by default 1GiB");
+  command.add_option("--dir", flags->options.directory, "The scratch files lie in this directory")
+      .existing_directory()
+      .capture_default();
+  command.add_option("--size", flags->size, "The scratch file has this size; by default 1GiB");
   command
-      ->add_option("--engines", flags->options.engines,
-                   "These engines are measured: uring, aio, posix")
-      ->delimiter(',');
+      .add_option("--engines", flags->options.engines,
+                  "These engines are measured: uring, aio, posix")
+      .comma_separated();
   command
-      ->add_option("--depths", flags->options.depths,
-                   "These numbers of requests are in flight; by default 4,8,16")
-      ->delimiter(',');
-  command->add_option("--blocks", flags->blocks, "Requests have these sizes; by default 1MiB,4MiB")
-      ->delimiter(',');
+      .add_option("--depths", flags->options.depths,
+                  "These numbers of requests are in flight; by default 4,8,16")
+      .comma_separated();
+  command.add_option("--blocks", flags->blocks, "Requests have these sizes; by default 1MiB,4MiB")
+      .comma_separated();
   command
-      ->add_option("--point-ms", flags->point_milliseconds,
-                   "Each measurement takes this many milliseconds")
-      ->check(CLI::Range(10, 60'000))
-      ->capture_default_str();
-  command->add_option("--rounds", flags->options.rounds, "The comparison has this many rounds")
-      ->check(CLI::Range(1, 100))
-      ->capture_default_str();
-  command->add_option("--compare", flags->compare,
-                      "With fio, the answer has the fraction of its best on the same file");
-  command->add_flag("--sqpoll", flags->options.uring.submission_thread,
-                    "A thread of the kernel submits what uring gets");
-  command->add_flag("--iopoll", flags->options.uring.completion_polling,
-                    "uring polls the device; this needs --sqpoll");
+      .add_option("--point-ms", flags->point_milliseconds,
+                  "Each measurement takes this many milliseconds")
+      .range(10, 60'000)
+      .capture_default();
+  command.add_option("--rounds", flags->options.rounds, "The comparison has this many rounds")
+      .range(1, 100)
+      .capture_default();
+  command.add_option("--compare", flags->compare,
+                     "With fio, the answer has the fraction of its best on the same file");
+  command.add_flag("--sqpoll", flags->options.uring.submission_thread,
+                   "A thread of the kernel submits what uring gets");
+  command.add_flag("--iopoll", flags->options.uring.completion_polling,
+                   "uring polls the device; this needs --sqpoll");
 }
 
-void add_bench_swap(CLI::App& bench, Session& session) {
+void add_bench_swap(Command bench, Session& session) {
   struct Flags {
     bench::SwapBenchOptions options;
     std::string transfer;
     std::string format = "fp32";
   };
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = add_command(
+  Command command = add_command(
       bench, session, "swap",
       "Measures the whole pipeline of read, update and write against its slower part alone",
       [flags, &session] {
@@ -165,33 +165,32 @@ void add_bench_swap(CLI::App& bench, Session& session) {
         return document;
       });
   command
-      ->add_option("--dir", flags->options.directories,
-                   "The swap files lie in this directory; several may be given")
-      ->capture_default_str();
-  command->add_option("--size", flags->options.parameters, "The state has this many parameters")
-      ->capture_default_str();
-  command->add_option("--tile", flags->options.tile_parameters, "A tile has this many parameters")
-      ->capture_default_str();
+      .add_option("--dir", flags->options.directories,
+                  "The swap files lie in this directory; several may be given")
+      .capture_default();
+  command.add_option("--size", flags->options.parameters, "The state has this many parameters")
+      .capture_default();
+  command.add_option("--tile", flags->options.tile_parameters, "A tile has this many parameters")
+      .capture_default();
   command
-      ->add_option("--format", flags->format,
-                   "The state has this format: fp32, split, bf16 or int8")
-      ->capture_default_str();
+      .add_option("--format", flags->format, "The state has this format: fp32, split, bf16 or int8")
+      .capture_default();
   command
-      ->add_option("--engine", flags->options.engine,
-                   "The disk is reached by this engine: auto, uring, aio or posix")
-      ->capture_default_str();
-  command->add_option("--threads", flags->options.threads,
-                      "The update uses this many threads; by default one on each core");
-  command->add_option("--isa", flags->options.isa,
-                      "The update uses this instruction set: scalar, avx2 or avx512");
-  command->add_option("--depth", flags->options.queue_depth, "This many requests are in flight")
-      ->capture_default_str();
-  command->add_option("--block", flags->transfer, "Requests have this size; by default 4MiB");
-  command->add_option("--buffers", flags->options.buffers, "This many tiles are in memory at once")
-      ->capture_default_str();
-  command->add_option("--rounds", flags->options.rounds, "Medians are taken over this many rounds")
-      ->check(CLI::Range(1, 100))
-      ->capture_default_str();
+      .add_option("--engine", flags->options.engine,
+                  "The disk is reached by this engine: auto, uring, aio or posix")
+      .capture_default();
+  command.add_option("--threads", flags->options.threads,
+                     "The update uses this many threads; by default one on each core");
+  command.add_option("--isa", flags->options.isa,
+                     "The update uses this instruction set: scalar, avx2 or avx512");
+  command.add_option("--depth", flags->options.queue_depth, "This many requests are in flight")
+      .capture_default();
+  command.add_option("--block", flags->transfer, "Requests have this size; by default 4MiB");
+  command.add_option("--buffers", flags->options.buffers, "This many tiles are in memory at once")
+      .capture_default();
+  command.add_option("--rounds", flags->options.rounds, "Medians are taken over this many rounds")
+      .range(1, 100)
+      .capture_default();
 }
 
 }  // namespace spillway::cli

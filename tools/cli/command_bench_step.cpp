@@ -239,49 +239,48 @@ ordered_json run(const BenchStepFlags& flags, bool json) {
 
 }  // namespace
 
-void add_bench_step(CLI::App& bench, Session& session) {
+void add_bench_step(Command bench, Session& session) {
   auto flags = std::make_shared<BenchStepFlags>();
   flags->train.model = "small";
-  CLI::App* command =
+  Command command =
       add_command(bench, session, "step",
                   "Measures training steps on random tokens and weights, and leaves nothing behind",
                   [flags, &session] { return run(*flags, session.json); });
-  flags->train.add_model_to(*command)->capture_default_str();
-  flags->train.add_machine_to(*command);
-  command->add_option(
+  flags->train.add_model_to(command).capture_default();
+  flags->train.add_machine_to(command);
+  command.add_option(
       "--context", flags->context,
       "A window has this many tokens; by default 256 for `small`, else at most 4096");
-  command->add_option("--micro-batch", flags->micro_batch,
-                      "A micro-batch has this many windows; by default 8 for `small`, else 1");
-  command->add_option(
+  command.add_option("--micro-batch", flags->micro_batch,
+                     "A micro-batch has this many windows; by default 8 for `small`, else 1");
+  command.add_option(
       "--tokens-per-step", flags->tokens_per_step,
       "A step has this many tokens, rounded to whole micro-batches; by default 4096");
-  command->add_option("--rounds", flags->rounds, "A step passes this often through the model")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command.add_option("--rounds", flags->rounds, "A step passes this often through the model")
+      .positive()
+      .capture_default();
   command
-      ->add_option("--compute", flags->compute,
-                   "Parameters and activations have this type: fp32, bf16 or fp16")
-      ->capture_default_str();
-  command->add_option(
+      .add_option("--compute", flags->compute,
+                  "Parameters and activations have this type: fp32, bf16 or fp16")
+      .capture_default();
+  command.add_option(
       "--state-format", flags->format,
       "The optimizer's state has this format: fp32, split, bf16 or int8; by default split "
       "with bf16, else fp32");
   command
-      ->add_option("--clip", flags->clip, "Gradients with a larger norm are clipped; 0 never clips")
-      ->capture_default_str();
-  flags->train.set.add(*command, "steps")
-      ->description("This many steps are measured; by default 4");
-  command->add_option("--warmup", flags->warmup, "This many steps run before them")
-      ->capture_default_str();
-  flags->train.set.add(*command, "seed")->description("The tokens are drawn from this seed");
-  command->add_flag(
+      .add_option("--clip", flags->clip, "Gradients with a larger norm are clipped; 0 never clips")
+      .capture_default();
+  flags->train.set.add(command, "steps").description("This many steps are measured; by default 4");
+  command.add_option("--warmup", flags->warmup, "This many steps run before them")
+      .capture_default();
+  flags->train.set.add(command, "seed").description("The tokens are drawn from this seed");
+  command.add_flag(
       "--limit", flags->limit,
       "Forward and backward are measured too, alone and with the whole model resident: "
       "fraction_of_limit");
-  command->add_option("--scratch", flags->scratch, "The temporary run lies in this directory")
-      ->check(CLI::ExistingDirectory)
-      ->capture_default_str();
+  command.add_option("--scratch", flags->scratch, "The temporary run lies in this directory")
+      .existing_directory()
+      .capture_default();
 }
 
 }  // namespace spillway::cli

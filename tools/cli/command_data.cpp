@@ -43,25 +43,25 @@ nlohmann::ordered_json run(const DataFlags& flags, bool json) {
 
 }  // namespace
 
-void add_data(CLI::App& app, Session& session) {
+void add_data(Command app, Session& session) {
   auto flags = std::make_shared<DataFlags>();
-  CLI::App* command = add_command(app, session, "data", "Turns texts into token files",
-                                  [flags, &session] { return run(*flags, session.json); });
-  command->add_option("texts", flags->texts, "These text files are tokenised in this order")
-      ->required();
+  Command command = add_command(app, session, "data", "Turns texts into token files",
+                                [flags, &session] { return run(*flags, session.json); });
+  command.add_option("texts", flags->texts, "These text files are tokenised in this order")
+      .required();
   command
-      ->add_option("--out", flags->out,
-                   "train.bin, val.bin and meta.json are written to this directory")
-      ->required();
+      .add_option("--out", flags->out,
+                  "train.bin, val.bin and meta.json are written to this directory")
+      .required();
   command
-      ->add_option("--tokenizer", flags->tokenizer,
-                   "The tokens are the text's bytes or its characters (bytes or chars)")
-      ->capture_default_str();
+      .add_option("--tokenizer", flags->tokenizer,
+                  "The tokens are the text's bytes or its characters (bytes or chars)")
+      .capture_default();
   command
-      ->add_option("--val", flags->validation,
-                   "This share of the text, its end, is held out for validation")
-      ->capture_default_str();
-  command->add_flag("--force", flags->force, "What is in the directory is replaced");
+      .add_option("--val", flags->validation,
+                  "This share of the text, its end, is held out for validation")
+      .capture_default();
+  command.add_flag("--force", flags->force, "What is in the directory is replaced");
 }
 
 }  // namespace spillway::cli

@@ -56,22 +56,22 @@ nlohmann::ordered_json run(const EvalFlags& flags, bool json) {
 
 }  // namespace
 
-void add_eval(CLI::App& app, Session& session) {
+void add_eval(Command app, Session& session) {
   auto flags = std::make_shared<EvalFlags>();
-  CLI::App* command =
+  Command command =
       add_command(app, session, "eval", "Computes loss and perplexity of a model on a token file",
                   [flags, &session] { return run(*flags, session.json); });
-  flags->source.add_to(*command);
+  flags->source.add_to(command);
   command
-      ->add_option("--data", flags->data,
-                   "The model is evaluated on this token file, or on val.bin of this directory")
-      ->required();
-  command->add_option(
+      .add_option("--data", flags->data,
+                  "The model is evaluated on this token file, or on val.bin of this directory")
+      .required();
+  command.add_option(
       "--context", flags->context,
       "A window has this many tokens; by default as many as in the run or the model");
-  command->add_option("--batch", flags->batch, "This many windows run through the model together")
-      ->capture_default_str();
-  flags->machine.add_compute(*command);
+  command.add_option("--batch", flags->batch, "This many windows run through the model together")
+      .capture_default();
+  flags->machine.add_compute(command);
 }
 
 }  // namespace spillway::cli

@@ -97,24 +97,24 @@ nlohmann::ordered_json run(const ExportFlags& flags, bool json) {
 
 }  // namespace
 
-void add_export(CLI::App& app, Session& session) {
+void add_export(Command app, Session& session) {
   auto flags = std::make_shared<ExportFlags>();
-  CLI::App* command =
+  Command command =
       add_command(app, session, "export", "Writes a run's last committed step as an HF checkpoint",
                   [flags, &session] { return run(*flags, session.json); });
-  command->add_option("run", flags->run, "This run is exported")->required();
+  command.add_option("run", flags->run, "This run is exported").required();
   command
-      ->add_option("out", flags->out,
-                   "The checkpoint is written to this directory, in the format of Hugging Face")
-      ->required();
-  command->add_option(
+      .add_option("out", flags->out,
+                  "The checkpoint is written to this directory, in the format of Hugging Face")
+      .required();
+  command.add_option(
       "--dtype", flags->dtype,
       "The weights have this type: fp32, bf16 or fp16; by default it is the run's compute type");
   command
-      ->add_option("--max-shard-size", flags->max_shard,
-                   "No safetensors file is larger than this size")
-      ->capture_default_str();
-  command->add_flag("--force", flags->force, "What is in the directory is replaced");
+      .add_option("--max-shard-size", flags->max_shard,
+                  "No safetensors file is larger than this size")
+      .capture_default();
+  command.add_flag("--force", flags->force, "What is in the directory is replaced");
 }
 
 }  // namespace spillway::cli

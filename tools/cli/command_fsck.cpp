@@ -152,9 +152,9 @@ ordered_json check_run(const fs::path& run, bool json) {
 
 }  // namespace
 
-void add_fsck(CLI::App& app, Session& session) {
+void add_fsck(Command app, Session& session) {
   auto run = std::make_shared<fs::path>();
-  CLI::App* command =
+  Command command =
       add_command(app, session, "fsck",
                   "Checks a run's files and every byte of its committed state", [run, &session] {
                     ordered_json document = check_run(*run, session.json);
@@ -162,9 +162,9 @@ void add_fsck(CLI::App& app, Session& session) {
                     return document;
                   });
   command
-      ->add_option("run", *run,
-                   "This run is checked; while a process trains it, its newest commit is")
-      ->required();
+      .add_option("run", *run,
+                  "This run is checked; while a process trains it, its newest commit is")
+      .required();
 }
 
 }  // namespace spillway::cli

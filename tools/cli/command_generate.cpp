@@ -143,27 +143,26 @@ nlohmann::ordered_json run(const GenerateFlags& flags, bool json) {
 
 }  // namespace
 
-void add_generate(CLI::App& app, Session& session) {
+void add_generate(Command app, Session& session) {
   auto flags = std::make_shared<GenerateFlags>();
-  CLI::App* command = add_command(app, session, "generate", "Continues a prompt",
-                                  [flags, &session] { return run(*flags, session.json); });
-  flags->source.add_to(*command);
-  command->add_option("--data", flags->data,
-                      "meta.json of this data directory names the tokenizer");
-  command->add_option("--prompt", flags->prompt, "The model continues this text");
-  command->add_option(
+  Command command = add_command(app, session, "generate", "Continues a prompt",
+                                [flags, &session] { return run(*flags, session.json); });
+  flags->source.add_to(command);
+  command.add_option("--data", flags->data, "meta.json of this data directory names the tokenizer");
+  command.add_option("--prompt", flags->prompt, "The model continues this text");
+  command.add_option(
       "--prompt-tokens,--prompt-ids", flags->prompt_tokens,
       "The model continues these token ids, which have commas or spaces between them; with "
       "- they come from stdin");
-  command->add_option("--tokens", flags->tokens, "The model adds this many tokens")
-      ->capture_default_str();
+  command.add_option("--tokens", flags->tokens, "The model adds this many tokens")
+      .capture_default();
   command
-      ->add_option("--temperature", flags->temperature,
-                   "Tokens are drawn at this temperature; with 0 the most likely one is taken")
-      ->capture_default_str();
-  command->add_option("--seed", flags->seed, "The drawing of tokens starts from this seed")
-      ->capture_default_str();
-  flags->machine.add_compute(*command);
+      .add_option("--temperature", flags->temperature,
+                  "Tokens are drawn at this temperature; with 0 the most likely one is taken")
+      .capture_default();
+  command.add_option("--seed", flags->seed, "The drawing of tokens starts from this seed")
+      .capture_default();
+  flags->machine.add_compute(command);
 }
 
 }  // namespace spillway::cli

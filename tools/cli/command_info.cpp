@@ -112,9 +112,9 @@ void print(const ordered_json& document, int indent) {
 
 }  // namespace
 
-void add_info(CLI::App& app, Session& session) {
+void add_info(Command app, Session& session) {
   auto path = std::make_shared<fs::path>();
-  CLI::App* command = add_command(
+  Command command = add_command(
       app, session, "info", "Says what a run, checkpoint, data directory or safetensors file holds",
       [path, &session] {
         ordered_json document = info(find_checkpoint(*path));
@@ -122,10 +122,10 @@ void add_info(CLI::App& app, Session& session) {
         return document;
       });
   command
-      ->add_option(
+      .add_option(
           "path", *path,
           "This is described: a run, an HF checkpoint, a data directory or a safetensors file")
-      ->required();
+      .required();
 }
 
 }  // namespace spillway::cli

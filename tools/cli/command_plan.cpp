@@ -158,26 +158,26 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, Session& session) {
+void add_plan(Command app, Session& session) {
   auto flags = std::make_shared<PlanFlags>();
-  CLI::App* command =
+  Command command =
       add_command(app, session, "plan", "Says what fits where and how long a step will take",
                   [flags, &session] { return run(*flags, session.json); });
-  flags->train.add_to(*command);
+  flags->train.add_to(command);
   flags->train.run = ".";
-  command->add_option("--run", flags->train.run,
-                      "The run's state would lie on the disk of this directory");
+  command.add_option("--run", flags->train.run,
+                     "The run's state would lie on the disk of this directory");
   command
-      ->add_option(
+      .add_option(
           "--machine", flags->machine,
           "The plan is made for the machine that this JSON file describes; docs/machines has some")
-      ->check(CLI::ExistingFile);
-  command->add_flag("--no-commits", flags->no_commits,
-                    "The plan is for a run that never commits to disk, as those of `bench step`");
-  command->add_flag("--explain", flags->explain, "The answer lists every operation of the step");
-  command->add_flag("--check", flags->check,
-                    "The operations of a run are checked: no two race for a buffer, and each finds "
-                    "in its buffers what it needs");
+      .existing_file();
+  command.add_flag("--no-commits", flags->no_commits,
+                   "The plan is for a run that never commits to disk, as those of `bench step`");
+  command.add_flag("--explain", flags->explain, "The answer lists every operation of the step");
+  command.add_flag("--check", flags->check,
+                   "The operations of a run are checked: no two race for a buffer, and each finds "
+                   "in its buffers what it needs");
 }
 
 }  // namespace spillway::cli

@@ -147,44 +147,43 @@ ordered_json run(const ProfileFlags& flags, bool json) {
 
 }  // namespace
 
-void add_profile(CLI::App& app, Session& session) {
+void add_profile(Command app, Session& session) {
   auto flags = std::make_shared<ProfileFlags>();
-  CLI::App* command = add_command(
-      app, session, "profile", "Measures what this machine does best, and keeps it for later runs",
-      [flags, &session] { return run(*flags, session.json); });
-  command->add_option("--profile", flags->file, "This file keeps the profile of the machine")
-      ->capture_default_str();
+  Command command = add_command(app, session, "profile",
+                                "Measures what this machine does best, and keeps it for later runs",
+                                [flags, &session] { return run(*flags, session.json); });
+  command.add_option("--profile", flags->file, "This file keeps the profile of the machine")
+      .capture_default();
   command
-      ->add_option("--dir", flags->directories,
-                   "The disk of this directory is measured too; several directories may be given")
-      ->check(CLI::ExistingDirectory);
-  command->add_option("--threads", flags->threads,
-                      "The update uses this many threads; by default one on each physical core");
-  command->add_option("config", flags->train.config,
-                      "With --model, this is the configuration that the model is trained with");
-  CLI::Option* const architecture = flags->train.add_model_to(*command);
-  architecture->description(
-      "The matrix products of this model's step are measured too, on the GPU. " +
-      architecture->get_description());
-  command->get_option("--layers")->needs(architecture);
-  command->add_option("--from", flags->train.from, "The model is that of this HF checkpoint or run")
-      ->excludes(architecture);
-  flags->train.set.add(*command, "device")->envname("SPILLWAY_DEVICE");
-  flags->train.set.add(*command, "device_memory")
-      ->description("The operands of the products take at most this much; by default what is free");
-  command->add_option(
+      .add_option("--dir", flags->directories,
+                  "The disk of this directory is measured too; several directories may be given")
+      .existing_directory();
+  command.add_option("--threads", flags->threads,
+                     "The update uses this many threads; by default one on each physical core");
+  command.add_option("config", flags->train.config,
+                     "With --model, this is the configuration that the model is trained with");
+  const Argument architecture = flags->train.add_model_to(command);
+  architecture.description_before(
+      "The matrix products of this model's step are measured too, on the GPU. ");
+  command.option("--layers").needs(architecture);
+  command.add_option("--from", flags->train.from, "The model is that of this HF checkpoint or run")
+      .excludes(architecture);
+  flags->train.set.add(command, "device").environment("SPILLWAY_DEVICE");
+  flags->train.set.add(command, "device_memory")
+      .description("The operands of the products take at most this much; by default what is free");
+  command.add_option(
       "--context", flags->context,
       "A window has this many tokens; by default as many as in the configuration, or at "
       "most 4096");
-  command->add_option(
+  command.add_option(
       "--micro-batch", flags->micro_batch,
       "A micro-batch has this many windows; by default as many as in the configuration, "
       "or 1");
-  command->add_option(
+  command.add_option(
       "--compute", flags->compute,
       "The products have this type: fp32, bf16 or fp16; by default the configuration's, "
       "or bf16");
-  command->add_flag("--again", flags->again, "What is known already is measured again");
+  command.add_flag("--again", flags->again, "What is known already is measured again");
 }
 
 }  // namespace spillway::cli

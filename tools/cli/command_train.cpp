@@ -141,18 +141,18 @@ ordered_json run(const TrainCommandFlags& flags, bool json) {
 
 }  // namespace
 
-void add_train(CLI::App& app, Session& session) {
+void add_train(Command app, Session& session) {
   auto flags = std::make_shared<TrainCommandFlags>();
-  CLI::App* command = add_command(app, session, "train", "Trains a model",
-                                  [flags, &session] { return run(*flags, session.json); });
-  flags->train.add_to(*command);
-  command->add_option("--data", flags->data, "This directory has train.bin, val.bin and meta.json")
-      ->required();
+  Command command = add_command(app, session, "train", "Trains a model",
+                                [flags, &session] { return run(*flags, session.json); });
+  flags->train.add_to(command);
+  command.add_option("--data", flags->data, "This directory has train.bin, val.bin and meta.json")
+      .required();
   command
-      ->add_option("--run", flags->train.run,
-                   "The run keeps its state, metrics and configuration in this directory")
-      ->required();
-  command->add_flag("--resume", flags->resume, "The run continues from its last committed step");
+      .add_option("--run", flags->train.run,
+                  "The run keeps its state, metrics and configuration in this directory")
+      .required();
+  command.add_flag("--resume", flags->resume, "The run continues from its last committed step");
 }
 
 }  // namespace spillway::cli

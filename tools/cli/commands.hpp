@@ -1,10 +1,11 @@
 // The commands of `spillway`. Each file registers one subcommand; main.cpp runs the chosen one.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "tools/cli/command_line.hpp"
 
 namespace spillway::cli {
 
@@ -18,26 +19,26 @@ struct Session {
 };
 
 /// Adds a subcommand with --json; its callback stores `work` in the session.
-CLI::App* add_command(CLI::App& app, Session& session, const std::string& name,
-                      const std::string& description, std::function<nlohmann::ordered_json()> work);
+Command add_command(Command app, Session& session, const std::string& name,
+                    const std::string& description, std::function<nlohmann::ordered_json()> work);
 
-void add_data(CLI::App& app, Session& session);
-void add_plan(CLI::App& app, Session& session);
-void add_train(CLI::App& app, Session& session);
-void add_eval(CLI::App& app, Session& session);
-void add_generate(CLI::App& app, Session& session);
-void add_export(CLI::App& app, Session& session);
-void add_info(CLI::App& app, Session& session);
-void add_fsck(CLI::App& app, Session& session);
-void add_profile(CLI::App& app, Session& session);
+void add_data(Command app, Session& session);
+void add_plan(Command app, Session& session);
+void add_train(Command app, Session& session);
+void add_eval(Command app, Session& session);
+void add_generate(Command app, Session& session);
+void add_export(Command app, Session& session);
+void add_info(Command app, Session& session);
+void add_fsck(Command app, Session& session);
+void add_profile(Command app, Session& session);
 /// Subcommands of `bench`.
-void add_bench_gpu(CLI::App& bench, Session& session);
-void add_bench_nvme(CLI::App& bench, Session& session);
-void add_bench_swap(CLI::App& bench, Session& session);
-void add_bench_step(CLI::App& bench, Session& session);
+void add_bench_gpu(Command bench, Session& session);
+void add_bench_nvme(Command bench, Session& session);
+void add_bench_swap(Command bench, Session& session);
+void add_bench_step(Command bench, Session& session);
 
 /// Adds `bench` and, in it, one subcommand for each thing measured.
-void add_bench(CLI::App& app, Session& session);
-void add_bench_adam(CLI::App& bench, Session& session);
+void add_bench(Command app, Session& session);
+void add_bench_adam(Command bench, Session& session);
 
 }  // namespace spillway::cli

@@ -1,7 +1,6 @@
 // The flags of commands that run a trained model, and what they make of them.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 
 #include "runtime/engine/inference.hpp"

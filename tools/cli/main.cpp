@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
@@ -70,14 +71,13 @@ int run(Session& session) {
 
 }  // namespace
 
-CLI::App* add_command(CLI::App& app, Session& session, const std::string& name,
-                      const std::string& description,
-                      std::function<nlohmann::ordered_json()> work) {
-  CLI::App* command = app.add_subcommand(name, description);
+Command add_command(Command app, Session& session, const std::string& name,
+                    const std::string& description, std::function<nlohmann::ordered_json()> work) {
+  CLI::App* command = app.app().add_subcommand(name, description);
   command->add_flag("--json", session.json,
                     "The answer is one JSON document on stdout; everything else goes to stderr");
   command->callback([&session, work = std::move(work)] { session.run = work; });
-  return command;
+  return Command(*command);
 }
 
 namespace {
@@ -170,16 +170,17 @@ int run_program(int argc, char** argv) {
   app.parse_complete_callback([&] {
     if (verbose) set_log_level(LogLevel::info);
   });
-  add_data(app, session);
-  add_plan(app, session);
-  add_train(app, session);
-  add_eval(app, session);
-  add_generate(app, session);
-  add_export(app, session);
-  add_info(app, session);
-  add_fsck(app, session);
-  add_profile(app, session);
-  add_bench(app, session);
+  const Command program(app);
+  add_data(program, session);
+  add_plan(program, session);
+  add_train(program, session);
+  add_eval(program, session);
+  add_generate(program, session);
+  add_export(program, session);
+  add_info(program, session);
+  add_fsck(program, session);
+  add_profile(program, session);
+  add_bench(program, session);
   check_whole_numbers(app);
   try {
     app.parse(argc, argv);

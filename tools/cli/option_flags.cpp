@@ -8,19 +8,19 @@
 
 namespace spillway::cli {
 
-CLI::Option* OptionFlags::add(CLI::App& command, std::string_view key) {
+Argument OptionFlags::add(Command command, std::string_view key) {
   Flag& flag = flags_.emplace_back(fmt::format("--{}", key), fmt::format("spillway.{}", key));
   std::ranges::replace(flag.name, '_', '-');
-  CLI::Option* const added = command.add_option(flag.name, flag.texts, config::help_of(flag.path));
+  Argument added = command.add_option(flag.name, flag.texts, config::help_of(flag.path));
   switch (config::find_option(flag.path)->domain.kind) {
     case config::Kind::paths: return added;
-    case config::Kind::whole: return added->expected(1)->type_name("UINT");
-    default: return added->expected(1);
+    case config::Kind::whole: return added.single().type_name("UINT");
+    default: return added.single();
   }
 }
 
-void OptionFlags::add_compute(CLI::App& command) {
-  add(command, "device")->envname("SPILLWAY_DEVICE");
+void OptionFlags::add_compute(Command command) {
+  add(command, "device").environment("SPILLWAY_DEVICE");
   add(command, "device_memory");
   add(command, "host_memory");
   add(command, "compute_threads");

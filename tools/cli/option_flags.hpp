@@ -1,13 +1,13 @@
 // Flags that set options of the table of options, and say and check of them what it does.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <list>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "runtime/config/train_options.hpp"
+#include "tools/cli/command_line.hpp"
 
 namespace spillway::cli {
 
@@ -15,9 +15,9 @@ class OptionFlags {
  public:
   /// Adds the flag that sets `spillway.KEY`: "device_memory" is --device-memory. This must live as
   /// long as `command`.
-  CLI::Option* add(CLI::App& command, std::string_view key);
+  Argument add(Command command, std::string_view key);
   /// --device, --device-memory, --host-memory and --compute-threads: what a model runs on.
-  void add_compute(CLI::App& command);
+  void add_compute(Command command);
   /// Sets what was given. Throws `Error{invalid_argument}`, which names the flag.
   void apply(config::TrainOptions& options) const;
   /// Returns the defaults with what was given.

@@ -5,12 +5,12 @@
 
 namespace spillway::cli {
 
-void SourceFlags::add_to(CLI::App& command) {
-  auto* checkpoint = command.add_option(
+void SourceFlags::add_to(Command command) {
+  const Argument checkpoint = command.add_option(
       "--model", model,
       "This HF checkpoint is used: a directory, or a model of the hub in the local cache");
   command.add_option("--run", run, "The last committed step of this run is used")
-      ->excludes(checkpoint);
+      .excludes(checkpoint);
   command.add_option(
       "--compute", compute,
       "The model computes in this type: fp32, bf16 or fp16; by default the run's, or fp32 for "

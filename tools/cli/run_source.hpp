@@ -1,13 +1,13 @@
 // Where a command takes a trained model from: --model HF_DIR or --run RUN.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 
 #include "runtime/engine/run/reader.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
 #include "runtime/model/layout_view.hpp"
+#include "tools/cli/command_line.hpp"
 
 namespace spillway::cli {
 
@@ -16,7 +16,7 @@ struct SourceFlags {
   std::filesystem::path run;
   std::string compute;
 
-  void add_to(CLI::App& command);
+  void add_to(Command command);
 };
 
 /// Is an opened source.

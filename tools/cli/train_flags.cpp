@@ -31,25 +31,25 @@ std::filesystem::path default_profile() {
   return {};
 }
 
-void TrainFlags::add_to(CLI::App& command) {
+void TrainFlags::add_to(Command command) {
   command
       .add_option("config", config,
                   "This file is the configuration: DeepSpeed's JSON with a section `spillway`")
-      ->required();
-  CLI::Option* const architecture = add_model_to(command);
-  command.get_option("--layers")->needs(architecture);
+      .required();
+  const Argument architecture = add_model_to(command);
+  command.option("--layers").needs(architecture);
   command
       .add_option(
           "--from", from,
           "The run starts from this checkpoint: a directory of Hugging Face, a hub's model in the "
           "local cache, a run, or a checkpoint that a run has kept")
-      ->excludes(architecture);
+      .excludes(architecture);
   set.add(command, "steps");
   set.add(command, "seed");
   add_machine_to(command);
 }
 
-CLI::Option* TrainFlags::add_model_to(CLI::App& command) {
+Argument TrainFlags::add_model_to(Command command) {
   command.add_option("--layers", layers,
                      "The model has this many layers instead of its own number");
   return command.add_option(
@@ -58,15 +58,15 @@ CLI::Option* TrainFlags::add_model_to(CLI::App& command) {
                   fmt::join(bench::model_names(), ", ")));
 }
 
-void TrainFlags::add_machine_to(CLI::App& command) {
+void TrainFlags::add_machine_to(Command command) {
   set.add_compute(command);
   set.add(command, "nvme");
   set.add(command, "threads");
-  set.add(command, "isa")->envname("SPILLWAY_ISA");
+  set.add(command, "isa").environment("SPILLWAY_ISA");
   command
       .add_option("--profile", profile,
                   "This file keeps what `spillway profile` has measured on this machine")
-      ->capture_default_str();
+      .capture_default();
 }
 
 config::TrainOptions TrainFlags::options() const {

@@ -1,13 +1,13 @@
 // The flags that `train` and `plan` share, and how they override the configuration file.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 
 #include "runtime/config/train_options.hpp"
 #include "runtime/model/model_config.hpp"
+#include "tools/cli/command_line.hpp"
 #include "tools/cli/option_flags.hpp"
 
 namespace spillway::cli {
@@ -24,11 +24,11 @@ struct TrainFlags {
   OptionFlags set;  ///< of the configuration's section spillway
   std::filesystem::path profile = default_profile();
 
-  void add_to(CLI::App& command);
+  void add_to(Command command);
   /// Adds only --model NAME_OR_PATH and --layers.
-  CLI::Option* add_model_to(CLI::App& command);
+  Argument add_model_to(Command command);
   /// Adds only what says where a run lives and what it may take.
-  void add_machine_to(CLI::App& command);
+  void add_machine_to(Command command);
   /// Returns the configuration, or the defaults where there is none, with the flags applied; notes
   /// go to stderr, one line each.
   [[nodiscard]] config::TrainOptions options() const;
