@@ -16,7 +16,7 @@
 
 namespace spillway::engine {
 
-/// The setup of its engine, and what surrounds it.
+/// Holds the setup of its engine, and what surrounds it.
 struct PlannedRun : EngineSetup {
   explicit PlannedRun(const TrainRequest& request);
 

@@ -30,17 +30,17 @@ struct TrainRequest {
   config::TrainOptions options;
   std::filesystem::path data;  ///< train.bin, val.bin, meta.json
   std::filesystem::path run;
-  /// HF checkpoint, or a run or kept checkpoint whose training goes on in `run`; absent: random
-  /// initialisation.
+  /// Is an HF checkpoint, or a run or kept checkpoint whose training goes on in `run`; absent:
+  /// random initialisation.
   std::optional<std::filesystem::path> from;
   /// What a new run starts with instead of random initialisation; outlives the run. Null: nothing.
   const model::ParameterSource* initial = nullptr;
   bool resume = false;
-  /// The machine profile; empty: measured, not kept, and no algorithms of matrix products.
+  /// Is the machine profile; empty: measured, not kept, and no algorithms of matrix products.
   std::filesystem::path profile;
 };
 
-/// What is known before the first step.
+/// Holds what is known before the first step.
 struct TrainPlan {
   const plan::Workload& workload;
   const plan::Placement& placement;
@@ -56,7 +56,7 @@ struct TrainPlan {
   std::size_t measured_products = 0;
 };
 
-/// Told of everything that happens, on the control thread, between steps.
+/// Is told of everything that happens, on the control thread, between steps.
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
@@ -65,11 +65,11 @@ class TrainObserver {
                        const Trainer& trainer) = 0;
   virtual void evaluated(std::uint64_t step, const Evaluation& evaluation) = 0;
   virtual void saved(std::uint64_t step, const std::filesystem::path& checkpoint) = 0;
-  /// Something that the user should know and that stops nothing.
+  /// Tells something that the user should know and that stops nothing.
   virtual void noted(const std::string& text) = 0;
 };
 
-/// The run in numbers, also written to RUN/report.json.
+/// Holds the run in numbers, also written to RUN/report.json.
 struct TrainReport {
   std::uint64_t steps = 0;  ///< done by this process
   std::uint64_t last_step = 0;
@@ -84,7 +84,7 @@ struct TrainReport {
   bool interrupted = false;
 };
 
-/// The architecture in `from`: an HF checkpoint's, or a run's.
+/// Returns the architecture in `from`: an HF checkpoint's, or a run's.
 [[nodiscard]] model::ModelConfig model_config_in(const std::filesystem::path& from);
 
 /// Trains until the last step or until `*interrupt` becomes non-zero, then commits. Throws

@@ -11,9 +11,9 @@
 
 namespace spillway::engine {
 
-/// By what the training tokens are known again.
+/// Is that by which the training tokens are known again.
 struct DataIdentity {
-  /// XXH3 over the number of training tokens and every one of them, in blocks of 64 Ki.
+  /// Is XXH3 over the number of training tokens and every one of them, in blocks of 64 Ki.
   std::uint64_t fingerprint = 0;
   /// Is that of the file when they were read. It is absent where it had changed so short a time
   /// before that another change could have the same time.

@@ -10,7 +10,7 @@
 
 namespace spillway::engine {
 
-/// Everything that the next step depends on and that is not a tile, data or configuration.
+/// Holds everything that the next step depends on and that is not a tile, data or configuration.
 struct TrainingState {
   std::uint64_t step = 0;     ///< steps done, skipped ones included
   std::uint64_t updates = 0;  ///< updates applied: Adam's t
@@ -20,7 +20,8 @@ struct TrainingState {
   std::uint64_t skipped = 0;
 };
 
-/// Fixed-size little-endian record with a version. Allocates nothing if `bytes` has the capacity.
+/// Writes a fixed-size little-endian record with a version. Allocates nothing if `bytes` has the
+/// capacity.
 void encode(const TrainingState& state, std::vector<std::byte>& bytes);
 /// Throws `Error{corrupt_data}` for another version or length.
 [[nodiscard]] TrainingState decode(std::span<const std::byte> bytes);

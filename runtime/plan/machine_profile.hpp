@@ -6,22 +6,20 @@
 
 namespace spillway::plan {
 
-/// Sustained rates. Bytes per second unless named otherwise. A rate of 0 means "not measured":
-/// using a lane that has none is an error, but for the combined rates, where it means "no mutual
-/// slowdown".
-///
-/// Measure each rate the way a step uses it: pinned memory and slot-sized copies for the link,
-/// tile-sized O_DIRECT transfers for the disk, the fused pass with all its workers for `update`,
-/// blocks at the model's shapes for `gpu_flops`. A combined rate is the sum of both directions
-/// while both run.
+/// Holds sustained rates: bytes per second unless named otherwise. A rate of 0 means "not
+/// measured": using a lane that has none is an error, but for the combined rates, where it means
+/// "no mutual slowdown".  Measure each rate the way a step uses it: pinned memory and slot-sized
+/// copies for the link, tile-sized O_DIRECT transfers for the disk, the fused pass with all its
+/// workers for `update`, blocks at the model's shapes for `gpu_flops`. A combined rate is the sum
+/// of both directions while both run.
 struct MachineProfile {
   double gpu_flops = 0;  ///< effective FLOP/s of FWD-BWD at this compute dtype
   double h2d = 0;
   double d2h = 0;
   double h2d_d2h_combined = 0;  ///< both directions at once, summed
   double update = 0;            ///< DRAM bytes of the update pass (theory: 28 a parameter for fp32)
-  /// Device-memory bytes of element-wise passes on the device (accumulate, an update on the GPU).
-  /// 0: such ops take no time of the gpu lane, and the device cannot run the update.
+  /// Counts device-memory bytes of element-wise passes on the device (accumulate, an update on the
+  /// GPU). 0: such ops take no time of the gpu lane, and the device cannot run the update.
   double gpu_update = 0;
   double nvme_read = 0;
   double nvme_write = 0;
@@ -30,7 +28,7 @@ struct MachineProfile {
   bool cpu_shares_gpu = false;     ///< host backend: the update and FWD-BWD divide the same cores
 };
 
-/// Memory that the planner may fill.
+/// Is the memory that the planner may fill.
 struct Budgets {
   Bytes device;
   Bytes host;

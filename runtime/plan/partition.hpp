@@ -22,7 +22,7 @@ namespace spillway::plan {
 /// Node i is on the CPU if bit i is set.
 using NodeMask = std::uint64_t;
 
-/// A division of the nodes and what it costs.
+/// Is a division of the nodes and what it costs.
 struct Cut {
   NodeMask cpu = 0;
   Bytes up{};         ///< over edges from the CPU to the GPU
@@ -34,25 +34,26 @@ struct Cut {
   [[nodiscard]] bool on_cpu(std::uint32_t node) const { return ((cpu >> node) & 1U) != 0; }
 };
 
-/// Price of putting `cpu` on the CPU. Does not ask whether that is allowed.
+/// Returns the price of putting `cpu` on the CPU. Does not ask whether that is allowed.
 [[nodiscard]] Cut evaluate_cut(const DataflowGraph& graph, NodeMask cpu);
 
-/// Every allowed cut with at least one node on the CPU, cheapest first, then most saved, then by
-/// mask. Throws `Error{invalid_argument}` above 20 nodes that may move.
+/// Returns every allowed cut with at least one node on the CPU, cheapest first, then most saved,
+/// then by mask. Throws `Error{invalid_argument}` above 20 nodes that may move.
 [[nodiscard]] std::vector<Cut> all_cuts(const DataflowGraph& graph);
 
-/// Traffic of the cheapest cut with at least one node on the CPU.
+/// Returns the traffic of the cheapest cut with at least one node on the CPU.
 [[nodiscard]] Bytes minimum_cut_bytes(const DataflowGraph& graph);
 
-/// All cuts of that traffic, in the order of `all_cuts`. At most 64 nodes, connected by edges that
-/// are not free; throws `Error{invalid_argument}` otherwise.
+/// Returns all cuts of that traffic, in the order of `all_cuts`. At most 64 nodes, connected by
+/// edges that are not free; throws `Error{invalid_argument}` otherwise.
 [[nodiscard]] std::vector<Cut> minimum_cuts(const DataflowGraph& graph);
 
-/// The graph with everything fused that no minimum cut separates (rule 3 with the best known cut).
+/// Returns the graph with everything fused that no minimum cut separates (rule 3 with the best
+/// known cut).
 [[nodiscard]] DataflowGraph super_nodes(const DataflowGraph& graph);
 
-/// Room for data on each side. The default is "as much as there is, and something must leave the
-/// GPU".
+/// Is the room for data on each side. The default is "as much as there is, and something must leave
+/// the GPU".
 struct PartitionLimits {
   Bytes gpu{UINT64_MAX};
   Bytes cpu{UINT64_MAX};
@@ -61,11 +62,11 @@ struct PartitionLimits {
   bool may_stay_whole = false;
 };
 
-/// The cut with the least traffic, among those the one that saves the most GPU memory, that
+/// Returns the cut with the least traffic, among those the one that saves the most GPU memory, that
 /// respects `limits`. Throws `Error{does_not_fit}` with both totals if none does.
 [[nodiscard]] Cut partition(const DataflowGraph& graph, const PartitionLimits& limits = {});
 
-/// "cut 4 B (2 up, 2 down), 14 B saved, 2 B left: g16 update ..." without a line break.
+/// Writes "cut 4 B (2 up, 2 down), 14 B saved, 2 B left: g16 update ..." without a line break.
 [[nodiscard]] std::string to_text(const DataflowGraph& graph, const Cut& cut);
 
 }  // namespace spillway::plan

@@ -22,26 +22,27 @@ inline constexpr Bytes kProcessOverhead{std::uint64_t{64} << 20};
 /// What may still be allocated and listed in a plan, of `memory`.
 [[nodiscard]] Bytes room_in(const MemoryBudget& memory);
 
-/// What the options allow; else what the system, cgroup and disks have left.
+/// Returns what the options allow; else what the system, cgroup and disks have left.
 [[nodiscard]] plan::Budgets make_budgets(const config::TrainOptions& options,
                                          const std::filesystem::path& run,
                                          const plan::Workload& workload);
 
 using BudgetsFor = std::function<plan::Budgets(const config::TrainOptions&, const plan::Workload&)>;
 
-/// The device's and the host's part. `free_device`: of a GPU with memory of its own; without one
-/// both parts are of the same memory, and of the ways to share it the first is taken in which the
-/// workload fits without the disk, else with it: most for the device first, which then moves least.
+/// Returns the device's and the host's part. `free_device`: of a GPU with memory of its own;
+/// without one both parts are of the same memory, and of the ways to share it the first is taken in
+/// which the workload fits without the disk, else with it: most for the device first, which then
+/// moves least.
 [[nodiscard]] plan::Budgets share_memory(const config::TrainOptions& options,
                                          const plan::Workload& workload, const MemoryBudget& memory,
                                          std::optional<Bytes> free_device);
 
-/// " (of 300 MiB asked for; 400 MiB of memory, ...)" where less of host memory is the budget than
-/// was asked for, or nothing was asked for; else empty.
+/// Returns " (of 300 MiB asked for; 400 MiB of memory, ...)" where less of host memory is the
+/// budget than was asked for, or nothing was asked for; else empty.
 [[nodiscard]] std::string why_this_budget(std::optional<Bytes> asked, Bytes budget);
 
-/// What the options allow within what there is. Device and host are parts of one memory without a
-/// GPU: then `both` is the most that they take together.
+/// Holds what the options allow within what there is. Device and host are parts of one memory
+/// without a GPU: then `both` is the most that they take together.
 struct MemoryLimits {
   Bytes device;
   Bytes host;
@@ -52,7 +53,7 @@ struct MemoryLimits {
                                          const MemoryBudget& memory,
                                          std::optional<Bytes> free_device);
 
-/// The free memory of the options' device, if it has memory of its own.
+/// Returns the free memory of the options' device, if it has memory of its own.
 [[nodiscard]] std::optional<Bytes> free_memory_of_device(const config::TrainOptions& options);
 
 /// What is in memory at once, where there is only one way to lie there.

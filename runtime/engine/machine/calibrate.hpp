@@ -20,11 +20,11 @@ struct CalibrationRequest {
   const ModelRuntime& model;
   const plan::Workload& workload;
   const plan::Budgets& budgets;  ///< of memory; how much a drive has free is looked at here
-  /// Measured when state will live on disk; absent: no disk rates.
+  /// It is measured when state will live on disk; absent: no disk rates.
   std::optional<std::vector<std::filesystem::path>> state_directories;
 };
 
-/// What suits the run on this machine; changes no bit of it.
+/// Holds what suits the run on this machine; changes no bit of it.
 struct Tuning {
   std::size_t update_prefetch = 0;
   DriveTunings drives;  ///< of the state directories, in order; none: the store's own defaults

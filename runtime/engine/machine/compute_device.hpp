@@ -15,7 +15,7 @@
 
 namespace spillway::engine {
 
-/// cuda where this build has it and a GPU is usable, else the host.
+/// Returns cuda where this build has it and a GPU is usable, else the host.
 [[nodiscard]] config::DeviceKind usable_device();
 
 /// What bits depend on besides the options: a run records it and goes on with it.
@@ -41,13 +41,13 @@ struct ProductSources {
 /// Returns those of a record.
 [[nodiscard]] model::cuda::GemmChoices products_of(const DeviceRecord& record);
 
-/// Operators that are ready to run, with the algorithms of `products` where they are of this GPU
-/// and library. Throws `Error{not_supported}` that says why the device cannot.
+/// Makes operators that are ready to run, with the algorithms of `products` where they are of this
+/// GPU and library. Throws `Error{not_supported}` that says why the device cannot.
 [[nodiscard]] std::unique_ptr<model::Ops> make_ops(const config::TrainOptions& options,
                                                    model::cuda::GemmChoices products = {});
 /// Records what `ops` has planned so far.
 [[nodiscard]] DeviceRecord record_of(const config::TrainOptions& options, const model::Ops& ops);
-/// Operators to plan with, which a machine without the device has too.
+/// Makes operators to plan with, which a machine without the device has too.
 [[nodiscard]] std::unique_ptr<model::Ops> make_sizing_ops(const config::TrainOptions& options);
 
 /// `wake` is notified by what completes on the host backend; it may be null.
@@ -56,7 +56,7 @@ struct ProductSources {
 [[nodiscard]] std::unique_ptr<DeviceMath> make_device_math(const config::TrainOptions& options,
                                                            offload::Stream& compute);
 
-/// "host", or the GPU as its driver names it.
+/// Returns "host", or the GPU as its driver names it.
 [[nodiscard]] std::string device_name(config::DeviceKind device);
 
 /// What a run may take of the memory of a device that has memory of its own.

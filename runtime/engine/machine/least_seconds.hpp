@@ -7,8 +7,8 @@
 
 namespace spillway::engine {
 
-/// The least of a few timings, after a first call that touches pages and caches: interference only
-/// ever adds.
+/// Returns the least of a few timings, after a first call that touches pages and caches:
+/// interference only ever adds.
 template <class Work>
 [[nodiscard]] double least_seconds(const Work& work) {
   constexpr int kRepetitions = 2;

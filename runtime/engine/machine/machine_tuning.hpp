@@ -21,10 +21,10 @@ namespace spillway::engine {
 /// Holds the tuning of each directory of a store.
 using DriveTunings = std::vector<nvme_swap::DriveTuning>;
 
-/// Depth and transfer size that suit all of them.
+/// Sets the depth and transfer size that suit all of them.
 void tune_store(const DriveTunings& drives, nvme_swap::StoreOptions& options);
 
-/// Whether what is measured now is kept for other runs.
+/// Says whether what is measured is kept for other runs.
 enum class Keep : std::uint8_t { no, yes };
 
 class MachineTuning {
@@ -43,7 +43,7 @@ class MachineTuning {
                                Keep keep = Keep::yes);
   /// Returns those of products measured on any GPU that was in this machine.
   [[nodiscard]] const model::cuda::GemmChoices& products() const { return products_; }
-  /// In place of what was known of `key`.
+  /// Keeps it in place of what was known of `key`.
   void keep_product(const std::string& key, const model::cuda::GemmAlgorithm& algorithm);
   /// Forgets everything but products, in the file as well once something is measured.
   void forget();

@@ -16,7 +16,7 @@ class UpdateBench {
   UpdateBench(const cpu_adam::Kernel& kernel, std::size_t count,
               const cpu_adam::AdamOptions& options, cpu_adam::WorkerPool& workers);
 
-  /// Seconds of one pass with this prefetch distance.
+  /// Returns the seconds of one pass with this prefetch distance.
   double pass(std::size_t prefetch_distance);
 
  private:
@@ -28,15 +28,15 @@ class UpdateBench {
   offload::PinnedMemory state_, gradient_, parameters_;
 };
 
-/// Parameters over which a prefetch distance is measured: more state than caches hold.
+/// Counts the parameters over which a prefetch distance is measured: more state than caches hold.
 inline constexpr ElementCount kPrefetchParameters{std::uint64_t{8} << 20};
 
-/// As many, or fewer where `room` has no room for them. Throws `Error{does_not_fit}` if it has none
-/// for a quarter.
+/// Returns as many, or fewer where `room` has no room for them. Throws `Error{does_not_fit}` if it
+/// has none for a quarter.
 [[nodiscard]] ElementCount prefetch_parameters(const cpu_adam::Kernel& kernel, Bytes room);
 
-/// The software prefetch distance that suits a kernel here, by passes over `count` parameters:
-/// about a tenth of a second.
+/// Returns the software prefetch distance that suits a kernel here, by passes over `count`
+/// parameters: about a tenth of a second.
 [[nodiscard]] std::size_t best_prefetch(const cpu_adam::Kernel& kernel, std::size_t threads,
                                         ElementCount count = kPrefetchParameters);
 

@@ -11,9 +11,9 @@
 
 namespace spillway::engine {
 
-/// One text each: a larger budget, and of every kind of change the smallest that fits, with what it
-/// then takes of each tier. Where none does, some pairs of them that do; where no pair does either,
-/// how much each still lacks.
+/// Returns one text each: a larger budget, and of every kind of change the smallest that fits, with
+/// what it then takes of each tier. Where none does, some pairs of them that do; where no pair does
+/// either, how much each still lacks.
 [[nodiscard]] std::vector<std::string> what_would_fit(const model::ModelConfig& config,
                                                       const config::TrainOptions& options,
                                                       const plan::Budgets& budgets,

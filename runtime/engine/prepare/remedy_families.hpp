@@ -11,7 +11,7 @@
 
 namespace spillway::engine {
 
-/// What a remedy changes.
+/// Says what a remedy changes.
 enum class RemedyKind : std::uint8_t {
   state_home,
   state_format,
@@ -28,7 +28,7 @@ struct Remedy {
   config::TrainOptions options;  ///< with the change
 };
 
-/// Whether the second change would take back what the first one did.
+/// Tells whether the second change would take back what the first one did.
 [[nodiscard]] bool exclude_each_other(RemedyKind first, RemedyKind second);
 
 /// Changes of one kind, the smallest first: each needs less than the one before, so the first that
@@ -38,10 +38,10 @@ struct RemedyFamily {
   std::vector<Remedy> remedies;
 };
 
-/// Those that help where `tier` is short; families may be empty.
+/// Returns those that help where `tier` is short; families may be empty.
 [[nodiscard]] std::vector<RemedyFamily> usual_remedies(const config::TrainOptions& options,
                                                        plan::Tier tier);
-/// Where nothing else fits on the device: layers in parts, which round differently.
+/// Returns, where nothing else fits on the device, layers in parts, which round differently.
 [[nodiscard]] RemedyFamily layers_in_parts(const model::ModelConfig& config,
                                            const config::TrainOptions& options);
 

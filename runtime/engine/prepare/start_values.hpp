@@ -12,21 +12,21 @@
 
 namespace spillway::engine {
 
-/// The architecture that the request names, or that of the run that it resumes.
+/// Returns the architecture that the request names, or that of the run that it resumes.
 [[nodiscard]] model::ModelConfig model_of(const TrainRequest& request, const RunDirectory& run);
 
-/// The configured steps, or one epoch.
+/// Returns the configured steps, or one epoch.
 [[nodiscard]] std::uint64_t steps_of(const config::TrainOptions& options,
                                      const data::Sampler& sampler);
 
-/// Steps between commits so that writing the state that lives in memory takes a twentieth of their
-/// time; 1 if all state is on disk.
+/// Returns the steps between commits, so that writing the state that lives in memory takes a
+/// twentieth of their time; 1 if all state is on disk.
 [[nodiscard]] std::uint64_t planned_commit_every(const plan::Workload& workload,
                                                  const plan::Placement& placement,
                                                  const plan::MachineProfile& profile,
                                                  double step_seconds);
 
-/// Masters of step 0: the checkpoint's that the request starts from, or random ones.
+/// Returns the masters of step 0: the checkpoint's that the request starts from, or random ones.
 [[nodiscard]] std::unique_ptr<model::ParameterSource> initial_parameters(
     const TrainRequest& request, const model::ModelConfig& config, const model::ModelLayout& layout,
     std::uint64_t seed);

@@ -19,7 +19,7 @@ namespace spillway::engine {
 [[nodiscard]] plan::DecoderShape decoder_shape(const model::ModelConfig& config,
                                                std::uint32_t context);
 
-/// Per block: parameters from its start that weight decay applies to.
+/// Holds, for each block, the parameters from its start that weight decay applies to.
 [[nodiscard]] std::vector<std::uint64_t> decayed_parameters(const model::ModelLayout& layout,
                                                             config::DecayScope scope);
 

@@ -11,7 +11,7 @@
 
 namespace spillway::engine::detail {
 
-/// CRC-32C (Castagnoli) of `bytes`.
+/// Returns the CRC-32C (Castagnoli) of `bytes`.
 [[nodiscard]] std::uint32_t crc32c(std::string_view bytes);
 
 class EventFile {
@@ -20,7 +20,7 @@ class EventFile {
   /// hidden by its first record, as those of a run that was interrupted and went on.
   EventFile(const std::filesystem::path& directory, std::uint64_t first_step);
 
-  /// One scalar, in one write: a kill leaves whole records.
+  /// Writes one scalar, in one write: a kill leaves whole records.
   void append(std::string_view tag, double value, std::uint64_t step);
 
  private:

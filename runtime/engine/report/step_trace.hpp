@@ -18,10 +18,10 @@ class StepTrace {
   /// Allocates for all steps that it records; `ops` of each.
   explicit StepTrace(std::size_t ops);
 
-  /// The step that `executor` has just run; nothing once enough steps are recorded.
+  /// Records the step that `executor` has just run; nothing once enough steps are recorded.
   void record(const Executor& executor);
-  /// Chrome/Perfetto JSON, in the place of what `path` held. Throws `Error{io_error}`, and then
-  /// leaves that.
+  /// Writes Chrome/Perfetto JSON, in the place of what `path` held. Throws `Error{io_error}`, and
+  /// then leaves that.
   void write(const std::filesystem::path& path) const;
 
  private:

@@ -7,13 +7,13 @@
 
 namespace spillway::engine {
 
-/// The first entry of `directory` that no start of a run leaves there, if there is one: what a run
-/// that begins must not touch. Nothing for a directory that is missing, empty, or holds what a
-/// start that was killed has left. Not for a directory with a manifest.
+/// Returns the first entry of `directory` that no start of a run leaves there, if there is one:
+/// what a run that begins must not touch. Nothing for a directory that is missing, empty, or holds
+/// what a start that was killed has left. Not for a directory with a manifest.
 [[nodiscard]] std::optional<std::filesystem::path> foreign_entry(
     const std::filesystem::path& directory);
 
-/// A run, a kept checkpoint or swap files in `directory` or below it, if there is one.
+/// Returns a run, a kept checkpoint or swap files in `directory` or below it, if there is one.
 [[nodiscard]] std::optional<std::filesystem::path> run_in(const std::filesystem::path& directory);
 
 }  // namespace spillway::engine

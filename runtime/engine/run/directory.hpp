@@ -16,7 +16,7 @@
 
 namespace spillway::engine {
 
-/// What RUN/config.json records: enough to resume, evaluate or export without any other file.
+/// Says what RUN/config.json records: enough to resume, evaluate or export without any other file.
 struct RunConfig {
   RunId id{};
   model::ModelConfig model;
@@ -39,7 +39,7 @@ struct RunManifest {
   std::filesystem::path directory{};    ///< of the run when it was last trained
   std::optional<std::uint64_t> kept{};  ///< this is a kept checkpoint of that step
 
-  /// Its own id or an earlier one.
+  /// Tells whether it is its own id or an earlier one.
   [[nodiscard]] bool has_been(const RunId& other) const;
   /// All swap files lie below the run.
   [[nodiscard]] bool holds_its_state() const;
@@ -57,13 +57,13 @@ class RunDirectory {
   [[nodiscard]] std::filesystem::path report() const { return root_ / "report.json"; }
   [[nodiscard]] std::filesystem::path lock() const { return root_ / "lock"; }
   [[nodiscard]] std::filesystem::path state() const { return root_ / "state"; }
-  /// Kept checkpoints, each a run directory of its own.
+  /// Returns the folder of kept checkpoints, each a run directory of its own.
   [[nodiscard]] std::filesystem::path checkpoints() const { return root_ / "checkpoints"; }
 
   void write_config(const RunConfig& config) const;
   /// Throws `Error{invalid_argument}` if this is not a run.
   [[nodiscard]] RunConfig read_config() const;
-  /// Both files. Throws `Error{corrupt_data}` if they are of different runs.
+  /// Holds both files. Throws `Error{corrupt_data}` if they are of different runs.
   struct Files {
     RunManifest manifest;
     RunConfig config;
@@ -73,7 +73,7 @@ class RunDirectory {
   void write_manifest(const RunManifest& manifest) const;
   /// Throws `Error{corrupt_data}` unless it is what was written.
   [[nodiscard]] RunManifest read_manifest() const;
-  /// `directory` as a manifest names it: relative to the run if it lies below.
+  /// Returns `directory` as a manifest names it: relative to the run if it lies below.
   [[nodiscard]] std::filesystem::path in_manifest(const std::filesystem::path& directory) const;
   /// Where the swap files are, from here.
   [[nodiscard]] std::vector<std::filesystem::path> state_directories(
@@ -84,8 +84,8 @@ class RunDirectory {
   std::filesystem::path root_;
 };
 
-/// Every option of the mathematics in which `now` differs from what the run recorded, one text
-/// each. Placement and effort are not among them.
+/// Returns every option of the mathematics in which `now` differs from what the run recorded, one
+/// text each. Placement and effort are not among them.
 [[nodiscard]] std::vector<std::string> differences_in_mathematics(const RunConfig& recorded,
                                                                   const RunConfig& now);
 /// Throws `Error{invalid_argument}` naming them if there are any.

@@ -16,7 +16,7 @@ namespace spillway::engine {
 
 class KeptCheckpoints {
  public:
-  /// Every `save_every` steps (0: never) one, and the newest `keep` of them.
+  /// Keeps one every `save_every` steps (0: never), and the newest `keep` of them.
   KeptCheckpoints(RunDirectory run, const RunId& id, std::uint64_t save_every, std::uint32_t keep)
       : run_(std::move(run)), id_(id), save_every_(save_every), keep_(keep) {}
 
@@ -37,7 +37,7 @@ class KeptCheckpoints {
 
   /// Steps that are kept in `run`, ascending.
   [[nodiscard]] static std::vector<std::uint64_t> steps(const RunDirectory& run);
-  /// The kept checkpoints themselves, in that order.
+  /// Returns the kept checkpoints themselves, in that order.
   [[nodiscard]] static std::vector<RunDirectory> in(const RunDirectory& run);
 
  private:

@@ -22,10 +22,10 @@ class RunLock {
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();
 
-  /// The directory without links, absolute.
+  /// Returns the directory without links, absolute.
   [[nodiscard]] const std::filesystem::path& root() const { return root_; }
   void keep();
-  /// Its name still leads to the file that is locked. Allocates nothing.
+  /// Tells whether its name still leads to the file that is locked. Allocates nothing.
   [[nodiscard]] bool still_there() const;
 
  private:

@@ -48,9 +48,9 @@ class RunReader final : public model::ParameterSource {
   [[nodiscard]] const TrainingState& state() const { return state_; }
   /// Returns the host memory that reading takes: a tile as it lies on disk, and its masters.
   [[nodiscard]] Bytes reading_bytes() const { return reading_bytes_; }
-  /// To copy all of the committed state from; see Trainer::adopt.
+  /// Returns the tiles, to copy all of the committed state from; see Trainer::adopt.
   [[nodiscard]] const nvme_swap::CommittedTiles& tiles() const { return *tiles_; }
-  /// Masters of the last committed step, every checksum verified. One call at a time. Throws
+  /// Reads masters of the last committed step, every checksum verified. One call at a time. Throws
   /// `Overtaken`.
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
 

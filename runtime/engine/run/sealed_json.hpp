@@ -11,8 +11,8 @@ namespace spillway::engine {
 /// added; durable when it returns.
 void write_sealed_json(const std::filesystem::path& path, nlohmann::json document);
 
-/// The document that was written. Throws `Error{corrupt_data}` unless the file holds it to the bit,
-/// `Error{not_supported}` for a format of another version.
+/// Returns the document that was written. Throws `Error{corrupt_data}` unless the file holds it to
+/// the bit, `Error{not_supported}` for a format of another version.
 [[nodiscard]] nlohmann::json read_sealed_json(const std::filesystem::path& path);
 
 }  // namespace spillway::engine

@@ -12,7 +12,7 @@
 
 namespace spillway::engine {
 
-/// A block's gradient of one round: fp32 sums in, the waiting gradient out.
+/// Is a block's gradient of one round: fp32 sums in, the waiting gradient out.
 struct RoundGradient {
   offload::DeviceSpan<float> sums;         ///< [padded]; the padding is cleared
   std::size_t parameters = 0;              ///< without padding
@@ -31,23 +31,23 @@ struct UpdateTypes {
   DType parameter = DType::fp32;
 };
 
-/// One method per op; each runs inside `Stream::submit`.
+/// Has one method per op; each runs inside `Stream::submit`.
 class DeviceMath {
  public:
   virtual ~DeviceMath() = default;
   virtual void round(const RoundGradient& gradient) = 0;
   virtual void sum_squares(offload::DeviceSpan<const std::byte> gradient, DType dtype,
                            offload::DeviceSpan<double> leaves) = 0;
-  /// cpu_adam::update; pointers of `range` are device addresses.
+  /// Does cpu_adam::update; pointers of `range` are device addresses.
   virtual void update(const UpdateTypes& types, std::span<const cpu_adam::ParameterGroup> groups,
                       const cpu_adam::UpdateRange& range) = 0;
 };
 
-/// For the host backend, whose device memory the CPU can reach.
+/// Makes one for the host backend, whose device memory the CPU can reach.
 [[nodiscard]] std::unique_ptr<DeviceMath> make_host_device_math(cpu_adam::Isa isa);
-/// On memory of a CUDA device: its kernels run on `compute`, a stream of that backend which
-/// outlives this, whichever task starts them. The bits are those of the host, NaN payloads and
-/// signs aside. Throws `Error{invalid_argument}` for a stream of another backend.
+/// Makes one for memory of a CUDA device: its kernels run on `compute`, a stream of that backend
+/// which outlives this, whichever task starts them. The bits are those of the host, NaN payloads
+/// and signs aside. Throws `Error{invalid_argument}` for a stream of another backend.
 [[nodiscard]] std::unique_ptr<DeviceMath> make_cuda_device_math(offload::Stream& compute);
 
 }  // namespace spillway::engine

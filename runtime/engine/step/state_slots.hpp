@@ -20,7 +20,7 @@ class StateSlots {
  public:
   StateSlots() = default;
   StateSlots(StateFormat format, std::vector<plan::Tile> tiles);
-  /// The same, with room on disk only for the tiles that go there.
+  /// Does the same, with room on disk only for the tiles that go there.
   StateSlots(const plan::Workload& workload, const plan::Placement& placement);
 
   [[nodiscard]] std::span<const plan::Tile> tiles() const { return tiles_; }
@@ -28,7 +28,7 @@ class StateSlots {
   [[nodiscard]] plan::Buffer tiles_of(plan::PoolKind pool, std::uint32_t block) const {
     return {pool, first_tile_[block], first_tile_[block + 1] - first_tile_[block]};
   }
-  /// The store's tiles: the state of every tile, then the parameters of every tile.
+  /// Returns the store's tiles: the state of every tile, then the parameters of every tile.
   [[nodiscard]] nvme_swap::StoreLayout store_layout() const;
   [[nodiscard]] const cpu_adam::StateLayout& layout(std::uint32_t tile) const {
     return layouts_[tile];
@@ -42,7 +42,7 @@ class StateSlots {
 
   /// Reads `tile` from `store` and verifies it. `slot`: [layout.disk_bytes]. Blocks.
   void load(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
-  /// The same of the newest commit of another run's store, which may have moved on.
+  /// Does the same for the newest commit of another run's store, which may have moved on.
   [[nodiscard]] nvme_swap::TileRead load(const nvme_swap::CommittedTiles& tiles, std::uint32_t tile,
                                          std::span<std::byte> slot) const;
   /// Writes it. Blocks.
@@ -52,7 +52,7 @@ class StateSlots {
                                              std::span<std::byte> buffer) const {
     return buffer.first(layouts_[tile].disk_bytes);
   }
-  /// The parts of a whole slot in memory.
+  /// Returns the parts of a whole slot in memory.
   [[nodiscard]] std::span<std::byte> state_of(std::uint32_t tile, std::span<std::byte> slot) const {
     return slot.first(layouts_[tile].bytes);
   }
@@ -63,7 +63,8 @@ class StateSlots {
   StateFormat format_ = StateFormat::fp32;
   std::vector<plan::Tile> tiles_;
   std::vector<cpu_adam::StateLayout> layouts_;  ///< by tile
-  /// By tile: it never goes to a store, where it has a page, the least, instead of a slot's bytes.
+  /// Tells for each tile whether it never goes to a store, where it has a page, the least, instead
+  /// of a slot's bytes.
   std::vector<bool> off_disk_;
   std::vector<std::uint32_t> first_tile_;  ///< by block; behind them the number of all
 };

@@ -16,7 +16,7 @@ namespace spillway::engine {
 template <class Next>
 class TicketChains final : public TicketSource {
  public:
-  /// Room for as many chains at once; the caller numbers them.
+  /// Takes room for as many chains at once; the caller numbers them.
   explicit TicketChains(std::size_t chains) : chains_(chains) {}
 
   [[nodiscard]] Ticket start(std::uint32_t slot, Ticket first, Next next) {

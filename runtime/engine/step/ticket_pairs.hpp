@@ -13,7 +13,7 @@ namespace spillway::engine {
 
 class TicketPairs final : public TicketSource {
  public:
-  /// Room for as many pairs at once; the caller numbers them.
+  /// Takes room for as many pairs at once; the caller numbers them.
   explicit TicketPairs(std::size_t pairs) : pairs_(pairs) {}
 
   [[nodiscard]] Ticket join(std::uint32_t slot, Ticket first, Ticket second) {

@@ -13,7 +13,7 @@
 
 namespace spillway::engine {
 
-/// One tile in memory, a whole number of leaves.
+/// Is one tile in memory, a whole number of leaves.
 struct UpdatedTile {
   const cpu_adam::Kernel& kernel;
   std::span<const cpu_adam::ParameterGroup> groups;
@@ -23,7 +23,7 @@ struct UpdatedTile {
   std::span<const std::byte> parameters;  ///< where the range's are; empty: no checksum of them
 };
 
-/// `nvme_swap::checksum_of` each.
+/// Holds `nvme_swap::checksum_of` each.
 struct TileChecksums {
   std::uint64_t before = 0;      ///< of the state as it was
   std::uint64_t state = 0;       ///< as it is now
@@ -32,10 +32,10 @@ struct TileChecksums {
 
 class TileUpdate {
  public:
-  /// For tiles of up to this many bytes of state. `workers` outlives this.
+  /// Serves tiles of up to this many bytes of state. `workers` outlives this.
   TileUpdate(cpu_adam::WorkerPool& workers, Bytes state);
 
-  /// Inside a worker's task. Every byte of state is summed before it is updated. Whoever finds
+  /// Runs inside a worker's task. Every byte of state is summed before it is updated. Whoever finds
   /// `before` wrong holds a tile, parameters included, that must not be used any more.
   TileChecksums run(const UpdatedTile& tile);
 

@@ -17,20 +17,20 @@
 
 namespace spillway::plan {
 
-/// Whether the block's internal activations leave the device. The head's never do: its two passes
-/// are one op. Blocks that save nothing have nothing to move.
+/// Tells whether the block's internal activations leave the device. The head's never do: its two
+/// passes are one op. Blocks that save nothing have nothing to move.
 [[nodiscard]] bool internals_leave(const Workload& workload, const Placement& placement,
                                    std::uint32_t block);
 /// Counts those of all blocks whose internal activations leave, one micro-batch.
 [[nodiscard]] Bytes offloaded_internals(const Workload& workload, const Placement& placement);
 
-/// Bytes of internals that a training step moves.
+/// Counts the bytes of internals that a training step moves.
 struct InternalsTraffic {
   Bytes saved;    ///< device to host, and as many back
   Bytes spilled;  ///< host to disk, and as many back
 };
-/// With R rounds of M micro-batches and S_b the `saved_bytes` of block b: R M times the sum of S_b
-/// over the blocks that leave, and in whole pages over those whose home is the disk.
+/// Returns, with R rounds of M micro-batches and S_b the `saved_bytes` of block b: R M times the
+/// sum of S_b over the blocks that leave, and in whole pages over those whose home is the disk.
 [[nodiscard]] InternalsTraffic internals_traffic(const Workload& workload,
                                                  const Placement& placement);
 

@@ -12,7 +12,7 @@
 
 namespace spillway::plan {
 
-/// Ranks with their number, and the largest of them.
+/// Holds ranks with their number, and the largest of them.
 class RankCounts {
  public:
   explicit RankCounts(std::size_t ranks) : counts_(ranks) {}
@@ -28,7 +28,7 @@ class RankCounts {
   std::size_t end_ = 0;  ///< behind the largest rank that is there
 };
 
-/// `sizes` outlives this.
+/// `sizes` outlives this object.
 class MemorySums {
  public:
   MemorySums(const PoolSizes& sizes, const Placement& placement);

@@ -10,20 +10,22 @@
 
 namespace spillway::plan {
 
-/// The update of a tile. Checksums of state from the disk are made of what it has in the cache.
+/// Counts the bytes of the update of a tile. Checksums of state from the disk are made of what it
+/// has in the cache.
 [[nodiscard]] Bytes update_traffic(const Workload& workload, const Placement& placement,
                                    const Tile& tile);
 
-/// Finishing a block's gradient of a round on the device: the second use of a tied block added, the
-/// sums rounded, and, where the state lives on the device, the result moved to its home.
+/// Counts the bytes of finishing a block's gradient of a round on the device: the second use of a
+/// tied block added, the sums rounded, and, where the state lives on the device, the result moved
+/// to its home.
 [[nodiscard]] Bytes rounding_traffic(const Workload& workload, const Placement& placement,
                                      std::uint32_t block, std::uint32_t round);
 
-/// Adding a landed gradient of a block to those of earlier rounds on the host.
+/// Counts the bytes of adding a landed gradient of a block to those of earlier rounds on the host.
 [[nodiscard]] Bytes summing_traffic(const Workload& workload, std::uint32_t block,
                                     std::uint32_t round);
 
-/// The sum of squares of a tile's waiting gradient.
+/// Counts the bytes of the sum of squares of a tile's waiting gradient.
 [[nodiscard]] Bytes norm_traffic(const Workload& workload, const Tile& tile);
 
 }  // namespace spillway::plan

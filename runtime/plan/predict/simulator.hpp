@@ -27,11 +27,11 @@ struct OpTiming {
 
 struct LaneUse {
   double busy = 0;  ///< seconds in which an op of the lane is running
-  /// Seconds in which the lane is busy and the gpu lane is not: what it costs, unless another lane
-  /// is exposed at the same time. Of the gpu lane itself: 0.
+  /// Counts the seconds in which the lane is busy and the gpu lane is not: what it costs, unless
+  /// another lane is exposed at the same time. Of the gpu lane itself: 0.
   double exposed = 0;
-  /// Seconds of the critical path spent in the lane: the chain of ops, without gaps, that ends with
-  /// the step. Over all lanes they add up to the step.
+  /// Counts the seconds of the critical path spent in the lane: the chain of ops, without gaps,
+  /// that ends with the step. Over all lanes they add up to the step.
   double critical = 0;
 };
 
@@ -40,7 +40,8 @@ struct Prediction {
   double step_seconds = 0;
   std::array<LaneUse, kLaneCount> lanes;
   double gpu_idle = 0;  ///< step_seconds less the gpu lane's busy time
-  /// The lane with the longest part of the critical path; the earlier lane of equals; gpu if empty.
+  /// Is the lane with the longest part of the critical path; the earlier lane of equals; gpu if
+  /// empty.
   Lane bounding = Lane::gpu;
 
   [[nodiscard]] const LaneUse& operator[](Lane lane) const {
@@ -48,7 +49,7 @@ struct Prediction {
   }
 };
 
-/// Seconds of the op's work with no other lane active, overhead not included. Throws
+/// Returns the seconds of the op's work with no other lane active, overhead not included. Throws
 /// `Error{invalid_argument}` if the op uses a rate that the profile lacks.
 [[nodiscard]] double work_seconds(const MachineProfile& profile, const Op& op);
 

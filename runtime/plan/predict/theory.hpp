@@ -15,7 +15,7 @@ namespace spillway::plan {
 
 // ---- State of one parameter ---------------------------------------------------------------------
 
-/// Bytes per parameter on host and disk. int8 moments carry one fp32 scale per 256 values.
+/// Counts bytes per parameter on host and disk. int8 moments carry one fp32 scale per 256 values.
 struct StateBytes {
   double parameter = 0;  ///< the narrow copy that goes up to the device
   double master = 0;     ///< what the master adds to it: 4, or the 16-bit remainder
@@ -25,17 +25,18 @@ struct StateBytes {
   [[nodiscard]] double total() const { return parameter + master + momentum + variance; }
 };
 
-/// fp32 14, split 12, bf16 8, int8 6.03 at 16-bit compute. `compute` widens `parameter`.
+/// Returns fp32 14, split 12, bf16 8, int8 6.03 at 16-bit compute. `compute` widens `parameter`.
 [[nodiscard]] StateBytes state_bytes_per_parameter(StateFormat format, DType compute = DType::bf16);
 
-/// Values that share one scale in the int8 format.
+/// Counts the values that share one scale in the int8 format.
 inline constexpr std::uint64_t kInt8ScaleGroup = 256;
-/// Bytes of momentum (or of variance) of `parameters` parameters without and with their scales.
+/// Counts the bytes of momentum (or of variance) of `parameters` parameters without and with their
+/// scales.
 [[nodiscard]] Bytes moment_values(StateFormat format, ElementCount parameters);
 [[nodiscard]] Bytes moment_bytes(StateFormat format, ElementCount parameters);
 
-/// Bytes read plus written by the fused pass: fp32 28, split 26, bf16 18, int8 14.06 at 16-bit
-/// compute. `compute` widens the gradient read and the parameter written.
+/// Counts the bytes read plus written by the fused pass: fp32 28, split 26, bf16 18, int8 14.06 at
+/// 16-bit compute. `compute` widens the gradient read and the parameter written.
 [[nodiscard]] double update_traffic_per_parameter(StateFormat format, DType compute = DType::bf16);
 
 /// What a step reads from and writes to disk when state lives there. A slot on disk holds all that
@@ -50,14 +51,16 @@ struct SlotTraffic {
 
 enum class ZeroStage : std::uint8_t { data_parallel, stage1, stage2, stage3 };
 
-/// Bytes of optimizer state per parameter of mixed-precision Adam: master, momentum, variance.
+/// Counts the bytes of optimizer state per parameter of mixed-precision Adam: master, momentum,
+/// variance.
 inline constexpr double kAdamStateBytes = 12;
 
-/// Model state of one rank: p16, g16 and the state, each divided by `ranks` from its stage on.
+/// Returns the model state of one rank: p16, g16 and the state, each divided by `ranks` from its
+/// stage on.
 [[nodiscard]] double zero_bytes_per_rank(ZeroStage stage, ElementCount parameters,
                                          std::uint32_t ranks);
 
-/// The same with the optimizer state in host memory.
+/// Holds the same with the optimizer state in host memory.
 struct OffloadedBytes {
   double gpu = 0;
   double host = 0;
@@ -65,15 +68,16 @@ struct OffloadedBytes {
 [[nodiscard]] OffloadedBytes zero_offload_bytes_per_rank(ZeroStage stage, ElementCount parameters,
                                                          std::uint32_t ranks);
 
-/// Elements each rank communicates in a step, as the papers count: 2P, or 3P in stage 3.
+/// Counts the elements each rank communicates in a step, as the papers count: 2P, or 3P in stage 3.
 [[nodiscard]] ElementCount communication_elements(ZeroStage stage, ElementCount parameters);
-/// Bytes each rank sends in a step over rings. `parameters` is padded to a multiple of `ranks`.
+/// Counts the bytes each rank sends in a step over rings. `parameters` is padded to a multiple of
+/// `ranks`.
 [[nodiscard]] Bytes ring_bytes_sent(ZeroStage stage, ElementCount parameters, std::uint32_t ranks,
                                     DType dtype);
 
 // ---- ZeRO-Infinity: memory of a transformer -----------------------------------------------------
 
-/// A transformer and its batch, as the papers describe them.
+/// Is a transformer and its batch, as the papers describe them.
 struct TransformerShape {
   double layers = 0;
   double hidden = 0;
@@ -84,25 +88,25 @@ struct TransformerShape {
 };
 
 [[nodiscard]] double transformer_parameters(const TransformerShape& shape);  ///< 12*L*h^2
-/// 20 bytes a parameter: ZeRO-Infinity keeps a gradient in fp32 as well.
+/// Counts 20 bytes a parameter: ZeRO-Infinity keeps a gradient in fp32 as well.
 [[nodiscard]] double infinity_model_state_bytes(const TransformerShape& shape);
-/// 16-bit boundary activations of one micro-batch: 2*b*s*h*L/ci.
+/// Counts 16-bit boundary activations of one micro-batch: 2*b*s*h*L/ci.
 [[nodiscard]] double checkpoint_bytes(const TransformerShape& shape);
-/// All activations of all layers, attention scores materialised.
+/// Counts all activations of all layers, attention scores materialised.
 [[nodiscard]] double full_activation_bytes(const TransformerShape& shape);
-/// Parameters and gradients of the largest operator (h to 4h), in 16 bits: 16*h^2.
+/// Counts parameters and gradients of the largest operator (h to 4h), in 16 bits: 16*h^2.
 [[nodiscard]] double model_state_working_bytes(const TransformerShape& shape);
 /// Activations between two checkpoints: b*s*ci*(16*h + 2*heads*s).
 [[nodiscard]] double activation_working_bytes(const TransformerShape& shape);
-/// ZeRO's rule of thumb, 12 16-bit elements a layer: 24*s*b*h*L. For comparison only: the planner
-/// counts the tensors that it keeps.
+/// Returns ZeRO's rule of thumb, 12 16-bit elements a layer: 24*s*b*h*L. For comparison only: the
+/// planner counts the tensors that it keeps.
 [[nodiscard]] double rule_of_thumb_activation_bytes(const TransformerShape& shape);
-/// All tensors of unfused layers, attention not materialised: 34*s*b*h*L.
+/// Counts all tensors of unfused layers, attention not materialised: 34*s*b*h*L.
 [[nodiscard]] double unfused_activation_bytes(const TransformerShape& shape);
 
 // ---- Efficiency and hiding ----------------------------------------------------------------------
 
-/// FLOPs per byte moved (arithmetic intensity), per kind of traffic.
+/// Returns the FLOPs per byte moved (arithmetic intensity), per kind of traffic.
 [[nodiscard]] double parameter_intensity(const TransformerShape& shape);        ///< s*b
 [[nodiscard]] double optimizer_state_intensity(const TransformerShape& shape);  ///< s*b/4
 [[nodiscard]] double checkpoint_intensity(const TransformerShape& shape);       ///< 24*h*ci
@@ -112,12 +116,13 @@ struct MovedWork {
   double bytes_per_second = 0;
   double peak_flops = 0;
 };
-/// Share of the peak when every byte is moved before it is computed on.
+/// Returns the share of the peak when every byte is moved before it is computed on.
 [[nodiscard]] double efficiency_without_overlap(const MovedWork& work);
-/// Share of the peak when moves and computation run side by side.
+/// Returns the share of the peak when moves and computation run side by side.
 [[nodiscard]] double efficiency_with_overlap(const MovedWork& work);
 
-/// FLOPs per parameter and token with full recomputation: forward 2, again 2, backward 4.
+/// Counts the FLOPs per parameter and token with full recomputation: forward 2, again 2, backward
+/// 4.
 inline constexpr double kFlopsPerParameterToken = 8;
 
 struct HiddenResource {
@@ -144,10 +149,11 @@ struct TokenFlops {
   double head = 0;    ///< forward and backward of the output head
 
   [[nodiscard]] double model() const { return blocks + head; }
-  /// With every block recomputed in backward: one forward more, a third of blocks.
+  /// Counts them with every block recomputed in backward: one forward more, a third of blocks.
   [[nodiscard]] double hardware() const { return blocks * 4 / 3 + head; }
 };
-/// FLOPs per token of a causal model; attention halved for causality, embedding not counted.
+/// Counts the FLOPs per token of a causal model; attention halved for causality, embedding not
+/// counted.
 [[nodiscard]] TokenFlops flops_per_token(const DecoderShape& shape);
 
 // ---- Volumes over the link of one GPU in one step -----------------------------------------------

@@ -7,18 +7,20 @@
 
 namespace spillway::plan {
 
-/// One training step in deferred mode: the previous step's update (ops marked `if_pending`), block
-/// by block just ahead of the block's forward; then the rounds; then the norms of the gradients.
+/// Returns one training step in deferred mode: the previous step's update (ops marked
+/// `if_pending`), block by block just ahead of the block's forward; then the rounds; then the norms
+/// of the gradients.
 [[nodiscard]] StepPlan build_training_step(const Workload& workload, const Placement& placement);
 
-/// The same, and all state that lives in memory also goes to disk, each tile as soon as it is
-/// updated; then the commit, while forward and backward go on.
+/// Returns the same, in which all state that lives in memory also goes to disk, each tile as soon
+/// as it is updated; then the commit, while forward and backward go on.
 [[nodiscard]] StepPlan build_recorded_step(const Workload& workload, const Placement& placement);
 
-/// Only the pending update and its commit: after the last step, before an evaluation or a snapshot.
+/// Returns only the pending update and its commit: after the last step, before an evaluation or a
+/// snapshot.
 [[nodiscard]] StepPlan build_flush(const Workload& workload, const Placement& placement);
 
-/// Forward and loss of one round of micro-batches, no gradients.
+/// Returns forward and loss of one round of micro-batches, no gradients.
 [[nodiscard]] StepPlan build_evaluation(const Workload& workload, const Placement& placement);
 
 /// Writes the state of all tiles that do not live on disk, then commits. No update is pending.
