@@ -53,6 +53,8 @@ class SizingOps : public Ops {
  public:
   /// Returns every gemm planned so far, each once, in the order of first plans.
   [[nodiscard]] virtual const std::vector<GemmShape>& gemms() const = 0;
+  /// Returns the same of attention.
+  [[nodiscard]] virtual const std::vector<AttentionShape>& attentions() const = 0;
 };
 [[nodiscard]] std::unique_ptr<SizingOps> make_sizing_ops(const CudaMath& math);
 

@@ -15,6 +15,9 @@ class PlanningOps final : public SizingOps {
 
   [[nodiscard]] DType compute() const override { return math_.compute; }
   [[nodiscard]] const std::vector<GemmShape>& gemms() const override { return gemms_; }
+  [[nodiscard]] const std::vector<AttentionShape>& attentions() const override {
+    return attentions_;
+  }
   [[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape) override {
     if (std::ranges::find(gemms_, shape) == gemms_.end()) gemms_.push_back(shape);
     GemmPlan plan;
@@ -22,6 +25,7 @@ class PlanningOps final : public SizingOps {
     return plan;
   }
   [[nodiscard]] AttentionPlan plan_attention(const AttentionShape& shape) override {
+    if (std::ranges::find(attentions_, shape) == attentions_.end()) attentions_.push_back(shape);
     AttentionPlan plan;
     plan.workspace = attention_workspace(shape, math_);
     return plan;
@@ -48,6 +52,7 @@ class PlanningOps final : public SizingOps {
 
   CudaMath math_;
   std::vector<GemmShape> gemms_;
+  std::vector<AttentionShape> attentions_;
 };
 
 }  // namespace

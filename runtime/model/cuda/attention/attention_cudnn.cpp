@@ -2,8 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <system_error>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
@@ -22,6 +28,12 @@ using fe::graph::Graph;
 using fe::graph::Tensor_attributes;
 using TensorPtr = std::shared_ptr<Tensor_attributes>;
 
+constexpr const char* kCompilerName = "libnvrtc.so.13";
+constexpr std::string_view kCompilerBuiltins = "libnvrtc-builtins.so.";
+constexpr const char* kCudnnRemedy =
+    "the CUDA backend attends with cuDNN 9, which compiles with NVRTC 13; install them or the "
+    "Python packages nvidia-cudnn-cu13 and nvidia-cuda-nvrtc, or run tools/setup cuda";
+
 /// Names of a graph's tensors in the map of addresses.
 enum Uid : std::int64_t {
   uid_q = 1,
@@ -36,8 +48,15 @@ enum Uid : std::int64_t {
 };
 using Addresses = std::unordered_map<std::int64_t, void*>;
 
+/// Returns what cuDNN itself says of its last failure, behind a blank; nothing if it is silent.
+std::string reason_of_library() {
+  std::string reason = fe::detail::get_last_error_string_();
+  reason.resize(std::min(reason.size(), reason.find('\0')));
+  return reason.empty() ? reason : " " + reason;
+}
+
 [[noreturn]] void refuse(const std::string& reason) {
-  throw Error(ErrorCode::not_supported, "cuDNN's attention: " + reason);
+  throw Error(ErrorCode::not_supported, "cuDNN's attention: " + reason + reason_of_library());
 }
 
 void expect_good(fe::error_t status, const char* what) {
@@ -47,6 +66,12 @@ void expect_good(fe::error_t status, const char* what) {
 /// What cuDNN sees of a call: a part of the batch and of the heads.
 struct PartShape {
   std::int64_t batch, heads, kv_heads, sequence, dim;
+};
+
+/// What graphs are built for: the device of a handle, or one that is only described.
+struct Target {
+  cudnnHandle_t handle = nullptr;
+  std::shared_ptr<const fe::DeviceProperties> described{};
 };
 
 class GraphBuilder {
@@ -77,15 +102,18 @@ class GraphBuilder {
   Graph& graph() { return *graph_; }
 
   /// Chooses and compiles an engine that needs at most `workspace`.
-  std::unique_ptr<Graph> finish(cudnnHandle_t handle, Bytes workspace) {
+  std::unique_ptr<Graph> finish(const Target& target, Bytes workspace) {
     Graph& g = *graph_;
+    if (target.described) g.set_device_properties(target.described);
     const auto limit = static_cast<std::int64_t>(workspace.value() - kWorkspaceAlignment);
     expect_good(g.validate(), "the graph is not valid");
-    expect_good(g.build_operation_graph(handle), "the graph cannot be built");
-    expect_good(g.create_execution_plans({fe::HeurMode_t::A}), "no engine was proposed");
+    expect_good(g.build_operation_graph(target.handle), "the graph cannot be built");
+    expect_good(g.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}),
+                "no engine was proposed");
     g.deselect_workspace_greater_than(limit);
-    expect_good(g.check_support(handle), "no engine supports it");
-    expect_good(g.build_plans(handle), "no engine could be built");
+    expect_good(g.check_support(), "no engine supports it");
+    // The frontend says that all failed; why is known of each alone.
+    if (g.build_plans().is_bad()) expect_good(g.build_plan_at_index(0), "no engine could be built");
     std::int64_t needed = 0;
     expect_good(g.get_workspace_size(needed), "asking for its workspace");
     if (needed > limit) refuse(fmt::format("{} bytes of workspace, {} planned", needed, limit));
@@ -122,7 +150,7 @@ float score_scale(const AttentionShape& s) {
 }
 
 std::unique_ptr<Graph> forward_graph(const AttentionShape& s, const CudaMath& math,
-                                     cudnnHandle_t handle) {
+                                     const Target& target) {
   const PartShape part = part_shape(s, {s.batch, s.kv_heads});
   const AttentionStrides strides = s.row_strides();
   GraphBuilder builder(s, math, part);
@@ -138,11 +166,11 @@ std::unique_ptr<Graph> forward_graph(const AttentionShape& s, const CudaMath& ma
   const auto [out, statistics] = builder.graph().sdpa(q, k, v, std::move(options));
   builder.output(out, uid_out, part.heads, strides.out);
   builder.statistics(*statistics).set_output(true);
-  return builder.finish(handle, attention_workspace(s, math));
+  return builder.finish(target, attention_workspace(s, math));
 }
 
 std::unique_ptr<Graph> backward_graph(const AttentionShape& s, const CudaMath& math,
-                                      const AttentionPart& at, cudnnHandle_t handle) {
+                                      const AttentionPart& at, const Target& target) {
   const PartShape part = part_shape(s, at);
   const AttentionStrides strides = s.row_strides();
   GraphBuilder builder(s, math, part);
@@ -164,18 +192,24 @@ std::unique_ptr<Graph> backward_graph(const AttentionShape& s, const CudaMath& m
   builder.output(d_q, uid_q_gradient, part.heads, strides.q_gradient);
   builder.output(d_k, uid_k_gradient, part.kv_heads, strides.k_gradient);
   builder.output(d_v, uid_v_gradient, part.kv_heads, strides.v_gradient);
-  return builder.finish(handle, attention_workspace(s, math));
+  return builder.finish(target, attention_workspace(s, math));
 }
 
 class PreparedAttention final : public CudnnAttention {
  public:
-  PreparedAttention(const AttentionShape& shape, const CudaMath& math, cudnnHandle_t handle)
+  PreparedAttention(const AttentionShape& shape, const CudaMath& math, const Target& target)
       : shape_(shape),
         element_(size_of(math.compute)),
         part_(attention_backward_part(shape, math.deterministic)),
-        handle_(handle),
-        forward_(forward_graph(shape, math, handle)),
-        backward_(backward_graph(shape, math, part_, handle)) {}
+        handle_(target.handle),
+        forward_(forward_graph(shape, math, target)),
+        backward_(backward_graph(shape, math, part_, target)) {}
+
+  [[nodiscard]] AttentionEngines engines() const override {
+    return {.forward = engine_of(*forward_),
+            .backward = engine_of(*backward_),
+            .workspace = std::max(workspace_of(*forward_), workspace_of(*backward_))};
+  }
 
   void forward(const AttentionForwardArguments& a, void* stream) override {
     Addresses addresses{{uid_q, address(a.q, 0, 0)},
@@ -208,6 +242,17 @@ class PreparedAttention final : public CudnnAttention {
   }
 
  private:
+  static std::string engine_of(const Graph& graph) {
+    std::string name;
+    expect_good(graph.get_plan_name(name), "asking for its engine");
+    return name;
+  }
+  static Bytes workspace_of(const Graph& graph) {
+    std::int64_t bytes = 0;
+    expect_good(graph.get_workspace_size(bytes), "asking for its workspace");
+    return Bytes{static_cast<std::uint64_t>(bytes)};
+  }
+
   /// Returns where the head's row of the first position of a window lies.
   template <class View>
   void* address(const HeadRows<View>& rows, std::uint32_t batch, std::uint32_t head) const {
@@ -217,17 +262,22 @@ class PreparedAttention final : public CudnnAttention {
   }
 
   void run(const Graph& graph, Addresses& addresses, Tensor workspace, void* stream) const {
+    SPILLWAY_ASSERT(handle_ != nullptr);  // what is prepared for a described device cannot run
     const auto first = std::bit_cast<std::uintptr_t>(workspace.address());
     std::byte* aligned = workspace.address() + (round_up(first, kWorkspaceAlignment) - first);
     const cudnnStatus_t bound = fe::detail::set_stream(handle_, static_cast<cudaStream_t>(stream));
-    check(bound == CUDNN_STATUS_SUCCESS, ErrorCode::device_error,
-          "cuDNN does not take the stream of the model's operations");
+    if (bound != CUDNN_STATUS_SUCCESS) {
+      throw Error(
+          ErrorCode::device_error,
+          "cuDNN does not take the stream of the model's operations:" + reason_of_library());
+    }
     const fe::error_t status = graph.execute(handle_, addresses, aligned);
     if (status.is_good()) [[likely]] {
       return;
     }
     throw Error(ErrorCode::device_error,
-                fmt::format("cuDNN's attention failed: {}", fe::error_t(status).get_message()));
+                fmt::format("cuDNN's attention failed: {}{}", fe::error_t(status).get_message(),
+                            reason_of_library()));
   }
 
   AttentionShape shape_;
@@ -242,35 +292,86 @@ class PreparedAttention final : public CudnnAttention {
 struct Cudnn::State {
   SharedLibrary library;
   cudnnStatus_t (*destroy)(cudnnHandle_t) = nullptr;  ///< not the frontend's, which may throw
-  cudnnHandle_t handle = nullptr;
+  Target target{};
+  frontend::DeviceFacts facts{};  ///< of a described device
 };
 
+namespace {
+
+/// Loads the runtime compiler that cuDNN's engines are built with, where it lies beside the other
+/// libraries: it opens its builtins by their bare name, which the dynamic linker finds only if they
+/// are loaded already. Where it lies in the linker's own places there is nothing to do.
+void load_compiler(std::span<const std::filesystem::path> directories) {
+  for (const std::filesystem::path& directory : directories) {
+    std::error_code ignored;
+    if (directory.empty() || !std::filesystem::exists(directory / kCompilerName, ignored)) continue;
+    for (std::filesystem::directory_iterator file(directory, ignored), end; !ignored && file != end;
+         file.increment(ignored)) {
+      const std::string name = file->path().filename().string();
+      if (name.starts_with(kCompilerBuiltins)) SharedLibrary(name, {&directory, 1}, kCudnnRemedy);
+    }
+    SharedLibrary(kCompilerName, {&directory, 1}, kCudnnRemedy);
+    return;
+  }
+}
+
+SharedLibrary load_cudnn(std::span<const std::filesystem::path> directories) {
+  load_compiler(directories);
+  SharedLibrary library("libcudnn.so.9", directories, kCudnnRemedy);
+  fe::cudnn_dlhandle = library.native();
+  return library;
+}
+
+}  // namespace
+
 Cudnn::Cudnn(std::span<const std::filesystem::path> directories)
-    : state_(std::make_unique<State>(
-          State{.library = {"libcudnn.so.9", directories,
-                            "the CUDA backend attends with cuDNN 9; install it or the Python "
-                            "package nvidia-cudnn-cu13, or run tools/setup cuda"}})) {
+    : state_(std::make_unique<State>(State{.library = load_cudnn(directories)})) {
   state_->destroy = state_->library.function<cudnnStatus_t(cudnnHandle_t)>("cudnnDestroy");
-  fe::cudnn_dlhandle = state_->library.native();
-  const cudnnStatus_t status = fe::detail::create_handle(&state_->handle);
+  const cudnnStatus_t status = fe::detail::create_handle(&state_->target.handle);
   if (status != CUDNN_STATUS_SUCCESS) {
     throw Error(ErrorCode::device_error,
-                fmt::format("cuDNN {} does not start: {}", state_->library.path(),
-                            fe::detail::get_error_string(status)),
+                fmt::format("cuDNN {} does not start: {}{}", state_->library.path(),
+                            fe::detail::get_error_string(status), reason_of_library()),
                 static_cast<int>(status));
   }
 }
 
+Cudnn::Cudnn(std::span<const std::filesystem::path> directories, const DescribedDevice& device)
+    : state_(std::make_unique<State>(State{.library = load_cudnn(directories)})) {
+  const auto refused = [](const std::string& reason) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the description of a device is not one that cuDNN reads: {}{}", reason,
+                            reason_of_library()));
+  };
+  const std::string& text = device.properties;
+  try {
+    const nlohmann::json facts = nlohmann::json::parse(text);
+    state_->facts = {.major = facts.at("deviceVer").get<int>() / 100,
+                     .multiprocessors = facts.at("multiProcessorCount").get<int>()};
+  } catch (const nlohmann::json::exception& error) {
+    refused(error.what());
+  }
+  auto properties = std::make_shared<fe::DeviceProperties>();
+  fe::error_t status = properties->deserialize(std::vector<std::uint8_t>(text.begin(), text.end()));
+  if (status.is_bad()) refused(status.get_message());
+  state_->target.described = std::move(properties);
+}
+
 Cudnn::~Cudnn() {
-  if (state_->destroy(state_->handle) != CUDNN_STATUS_SUCCESS) log_warning("cuDNN did not stop");
+  if (state_->target.handle == nullptr) return;
+  if (state_->destroy(state_->target.handle) != CUDNN_STATUS_SUCCESS) {
+    log_warning("cuDNN did not stop");
+  }
 }
 
 std::size_t Cudnn::version() const { return fe::detail::get_backend_version(); }
 
 std::unique_ptr<CudnnAttention> Cudnn::prepare(const AttentionShape& shape,
                                                const CudaMath& math) const {
+  const bool described = state_->target.described != nullptr;
+  frontend::described_device = described ? &state_->facts : nullptr;
   try {
-    return std::make_unique<PreparedAttention>(shape, math, state_->handle);
+    return std::make_unique<PreparedAttention>(shape, math, state_->target);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -12,17 +12,30 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "runtime/model/cuda/workspace.hpp"
 
 namespace spillway::model::cuda {
 
-/// The graphs of one shape.
+/// What cuDNN has chosen for one shape.
+struct AttentionEngines {
+  std::string forward, backward;  ///< cuDNN's names of the engines, with their settings
+  Bytes workspace;                ///< the larger of what both need
+};
+
+/// Holds the graphs of one shape.
 class CudnnAttention {
  public:
   virtual ~CudnnAttention() = default;
+  [[nodiscard]] virtual AttentionEngines engines() const = 0;
   virtual void forward(const AttentionForwardArguments& arguments, void* stream) = 0;
   virtual void backward(const AttentionBackwardArguments& arguments, void* stream) = 0;
+};
+
+/// A GPU that this machine need not have.
+struct DescribedDevice {
+  std::string properties;  ///< JSON, as cuDNN's frontend serializes `DeviceProperties`
 };
 
 class Cudnn {
@@ -30,6 +43,10 @@ class Cudnn {
   /// Loads libcudnn.so.9 and starts it on the current device. Throws `Error{not_supported}` if it
   /// is missing, `Error{device_error}` if it does not start.
   explicit Cudnn(std::span<const std::filesystem::path> directories);
+  /// Loads the library and starts nothing: what it prepares is for `device` and cannot run. Throws
+  /// `Error{not_supported}` if the library is missing, `Error{invalid_argument}` for properties
+  /// that the frontend does not read.
+  Cudnn(std::span<const std::filesystem::path> directories, const DescribedDevice& device);
   ~Cudnn();
   Cudnn(const Cudnn&) = delete;
   Cudnn& operator=(const Cudnn&) = delete;

@@ -3,8 +3,8 @@
 //
 // The frontend finds functions by name: cuDNN's in that handle, the CUDA runtime's in a
 // libcudart.so that it would open, beside the one in this program, and only if the dynamic linker
-// has one. The two it needs are ours instead: its dlopen and dlsym are replaced while its header is
-// read.
+// has one. Those it needs are ours instead: its dlopen and dlsym are replaced while its header is
+// read. What it asks of the current device is answered from a description where there is one.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,6 +13,28 @@
 #include <cstring>
 
 namespace spillway::model::cuda::frontend {
+
+/// What the frontend asks the runtime of a device.
+struct DeviceFacts {
+  int major = 0;
+  int multiprocessors = 0;
+};
+/// Describes the device that graphs are planned for, in place of the current one. Null: the current
+/// one.
+inline thread_local const DeviceFacts* described_device = nullptr;
+
+inline cudaError_t get_device(int* device) {
+  if (described_device == nullptr) return cudaGetDevice(device);
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t get_properties(cudaDeviceProp* properties, int device) {
+  if (described_device == nullptr) return cudaGetDeviceProperties(properties, device);
+  *properties = {};
+  properties->major = described_device->major;
+  properties->multiProcessorCount = described_device->multiprocessors;
+  return cudaSuccess;
+}
 
 /// Stands for the runtime that this program is linked with. The frontend asks for those of several
 /// versions and insists on finding one.
@@ -29,8 +51,8 @@ inline void* find_symbol(void* library, const char* name) {
     void* function;
   };
   const Entry entries[] = {
-      {"cudaGetDevice", reinterpret_cast<void*>(&cudaGetDevice)},
-      {"cudaGetDeviceProperties", reinterpret_cast<void*>(&cudaGetDeviceProperties)},
+      {"cudaGetDevice", reinterpret_cast<void*>(&get_device)},
+      {"cudaGetDeviceProperties", reinterpret_cast<void*>(&get_properties)},
       {"cudaMemcpyAsync", reinterpret_cast<void*>(&cudaMemcpyAsync)},
       {"cudaMemsetAsync", reinterpret_cast<void*>(&cudaMemsetAsync)},
       {"cudaGetErrorString", reinterpret_cast<void*>(&cudaGetErrorString)},
