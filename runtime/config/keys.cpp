@@ -57,6 +57,10 @@ constexpr std::array<Named<DecayScope>, 2> kDecayScopes{{
     {"matrices", DecayScope::matrices},
     {"all", DecayScope::all},
 }};
+constexpr std::array<Named<AttentionChoice>, 2> kAttentions{{
+    {"auto", AttentionChoice::automatic},
+    {"own", AttentionChoice::own},
+}};
 constexpr std::array<Named<Checkpointing>, 5> kCheckpointings{{
     {"auto", Checkpointing::automatic},
     {"recompute", Checkpointing::recompute},
@@ -122,6 +126,10 @@ std::span<const Named<WorkOrder>> names_of<WorkOrder>() {
 template <>
 std::span<const Named<DecayScope>> names_of<DecayScope>() {
   return kDecayScopes;
+}
+template <>
+std::span<const Named<AttentionChoice>> names_of<AttentionChoice>() {
+  return kAttentions;
 }
 template <>
 std::span<const Named<Checkpointing>> names_of<Checkpointing>() {

@@ -42,6 +42,8 @@ std::span<const Named<WorkOrder>> names_of<WorkOrder>();
 template <>
 std::span<const Named<DecayScope>> names_of<DecayScope>();
 template <>
+std::span<const Named<AttentionChoice>> names_of<AttentionChoice>();
+template <>
 std::span<const Named<Checkpointing>> names_of<Checkpointing>();
 template <>
 std::span<const Named<Residency>> names_of<Residency>();

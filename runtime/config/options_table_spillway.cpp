@@ -84,6 +84,11 @@ void add_mathematics(std::vector<Option>& table) {
                                "On a GPU, matrix products of fp32 are computed in TF32, which has "
                                "10 bits of mantissa."})
       .counts = is_tf32;
+  rows.member<&Options::attention>(
+          {"attention",
+           "On a GPU, attention is cuDNN's for the shapes that it takes (`auto`), or always by our "
+           "own kernels (`own`), which are about 20 times slower."})
+      .counts = on_cuda;
   rows.member<&Options::context>(
           {"context", "The model sees windows of this many tokens.", "the model's positions"})
       .automatic = "the model's";

@@ -96,6 +96,8 @@ struct MonitorOptions {
 
 /// Where FWD-BWD runs. Another device computes other bits.
 enum class DeviceKind : std::uint8_t { host, cuda };
+/// `automatic`: cuDNN where the shape suits it; `own`: our own kernels for every shape.
+enum class AttentionChoice : std::uint8_t { automatic, own };
 enum class UpdateMode : std::uint8_t { automatic, deferred, immediate };
 enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
 enum class DecayScope : std::uint8_t { matrices, all };
@@ -130,6 +132,7 @@ struct TrainOptions {
   std::optional<DeviceKind> device;  ///< absent: cuda where a GPU is usable, else the host
   bool deterministic = true;         ///< cuda: only algorithms whose sums have one order
   bool tf32 = false;  ///< cuda: fp32 products on tensor cores, with 10 bits of mantissa
+  AttentionChoice attention = AttentionChoice::automatic;  ///< cuda: which kernels attend
   LossScaleOptions loss_scale;
   cpu_adam::AdamOptions adam;  ///< lr is optimizer.params.lr; the schedule gives each step's
   ScheduleOptions schedule;

@@ -125,13 +125,17 @@ void Planning::resume_model(const DeviceRecord& recorded) {
       run_.config, run_.options,
       choose_products({.resumed = &recorded, .measured = run_.known.products()}));
   run_.run_config.device = record_of(run_.options, *run_.model.ops);
-  if (run_.run_config.device.name != recorded.name ||
-      run_.run_config.device.libraries != recorded.libraries) {
+  const auto text = [](const DeviceRecord& device) {
+    return fmt::format("{} {} {}", device.name, device.libraries, device.attention);
+  };
+  const DeviceRecord& device = run_.run_config.device;
+  // Older runs have not recorded what attends.
+  const bool attends_alike = recorded.attention.empty() || recorded.attention == device.attention;
+  if (device.name != recorded.name || device.libraries != recorded.libraries || !attends_alike) {
     observer_.noted(
-        fmt::format("the run began on {} {}; on {} {} its bits may differ from those "
-                    "of an uninterrupted run",
-                    recorded.name, recorded.libraries, run_.run_config.device.name,
-                    run_.run_config.device.libraries));
+        fmt::format("the run began on {}; on {} its bits may differ from those of an "
+                    "uninterrupted run",
+                    text(recorded), text(device)));
   }
 }
 

@@ -22,19 +22,20 @@ using testing::HasSubstr;
 void expect_equal(const TrainOptions& a, const TrainOptions& b) {
   const auto members = [](const TrainOptions& options) {
     const auto& [micro_batch, accumulation, rounds, context, clipping, compute, device,
-                 deterministic, tf32, loss_scale, adam, schedule, decay, format, order, seed, steps,
-                 tile, operator_tile, update, work_order, checkpointing, residency, home,
-                 activations, sums, prefetch, device_memory, host_memory, nvme, engine, threads,
-                 compute_threads, isa, link, disk, commit, commits, save, keep, eval, stage,
-                 tensorboard, csv, automatic, tokens_per_step] = options;
+                 deterministic, tf32, attention, loss_scale, adam, schedule, decay, format, order,
+                 seed, steps, tile, operator_tile, update, work_order, checkpointing, residency,
+                 home, activations, sums, prefetch, device_memory, host_memory, nvme, engine,
+                 threads, compute_threads, isa, link, disk, commit, commits, save, keep, eval,
+                 stage, tensorboard, csv, automatic, tokens_per_step] = options;
     const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
     const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding] = adam;
     const auto& [kind, optimizer_lr, peak, from, warmup, logarithmic, total, decay_steps, min_lr,
                  warmup_ratio, cosine_ratio, last, cycle, range] = schedule;
     return std::tuple(
         std::tuple(micro_batch, accumulation, rounds, context, clipping, compute, device,
-                   deterministic, tf32, decay, format, order, seed, steps, tile, operator_tile,
-                   update, work_order, checkpointing, residency, home, activations, sums),
+                   deterministic, tf32, attention, decay, format, order, seed, steps, tile,
+                   operator_tile, update, work_order, checkpointing, residency, home, activations,
+                   sums),
         std::tuple(prefetch, device_memory, host_memory, nvme, engine, threads, compute_threads,
                    isa, link, disk, commits, commit, save, keep, eval, stage, tensorboard, csv,
                    automatic, tokens_per_step),
@@ -104,6 +105,7 @@ class OptionsSource {
     if (coin()) options.device = any<DeviceKind>();
     options.deterministic = coin();
     options.tf32 = coin();
+    options.attention = any<AttentionChoice>();
     options.seed = random_();
     options.steps = random_() >> 32;
     options.tile_parameters = kLeafParameters * (1 + below(10000));

@@ -115,6 +115,7 @@ const std::vector<Change> kChanges{
     {"spillway.device", "\"host\"", "\"cuda\""},
     {"spillway.deterministic", "true", "false", kCuda},
     {"spillway.tf32", "false", "true", kCuda},
+    {"spillway.attention", "\"auto\"", "\"own\"", kCuda},
     {"spillway.context", "0", "64"},
     {"spillway.rounds", "1", "2", R"({"gradient_accumulation_steps": 4})"},
     {"spillway.tokens_per_step", "0", "100"},

@@ -265,7 +265,10 @@ class RunProducts : public testing::Test {
     return choices;
   }
   static DeviceRecord record(const GemmChoices& choices) {
-    return {.name = "A GPU", .libraries = "cuBLASLt 130100", .algorithms = choices.to_json()};
+    return {.name = "A GPU",
+            .libraries = "cuBLASLt 130100",
+            .algorithms = choices.to_json(),
+            .attention = {}};
   }
 
   GemmChoices measured_ = table({{"one", 1}, {"two", 2}});
@@ -278,7 +281,7 @@ TEST_F(RunProducts, OfANewRunAreThoseMeasured) {
 TEST_F(RunProducts, OfAResumedRunAreItsOwnAlone) {
   const DeviceRecord own = record(table({{"one", 7}}));
   EXPECT_EQ(choose_products({.resumed = &own, .measured = measured_}), table({{"one", 7}}));
-  const DeviceRecord host{.name = "host", .libraries = {}, .algorithms = {}};
+  const DeviceRecord host{.name = "host", .libraries = {}, .algorithms = {}, .attention = {}};
   EXPECT_EQ(choose_products({.resumed = &host, .measured = measured_}), GemmChoices());
 }
 

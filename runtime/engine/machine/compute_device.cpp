@@ -30,7 +30,10 @@ std::unique_ptr<model::Ops> make_host_ops(const config::TrainOptions& options) {
 }
 
 model::cuda::CudaMath math_of(const config::TrainOptions& options) {
-  return {.compute = options.compute, .deterministic = options.deterministic, .tf32 = options.tf32};
+  return {.compute = options.compute,
+          .deterministic = options.deterministic,
+          .tf32 = options.tf32,
+          .own_attention = options.attention == config::AttentionChoice::own};
 }
 
 void check_usable() {
@@ -71,10 +74,12 @@ std::unique_ptr<model::Ops> make_ops(const config::TrainOptions& options,
 DeviceRecord record_of(const config::TrainOptions& options, const model::Ops& ops) {
   DeviceRecord record{.name = device_name(options.device.value_or(config::DeviceKind::host)),
                       .libraries = {},
-                      .algorithms = {}};
+                      .algorithms = {},
+                      .attention = {}};
   if (const auto* cuda = dynamic_cast<const model::cuda::CudaOps*>(&ops)) {
     record.libraries = cuda->libraries();
     record.algorithms = cuda->choices().to_json();
+    record.attention = cuda->attention();
   }
   return record;
 }

@@ -20,9 +20,10 @@ namespace spillway::engine {
 
 /// What bits depend on besides the options: a run records it and goes on with it.
 struct DeviceRecord {
-  std::string name;        ///< "host", or the GPU as its driver names it
-  std::string libraries;   ///< of the GPU's operators, with versions; empty for the host
-  std::string algorithms;  ///< of its matrix products, a JSON document; empty for the host
+  std::string name;         ///< "host", or the GPU as its driver names it
+  std::string libraries;    ///< of the GPU's operators, with versions; empty for the host
+  std::string algorithms;   ///< of its matrix products, a JSON document; empty for the host
+  std::string attention{};  ///< which kernels attend, and cuDNN's engines; empty for the host
   bool operator==(const DeviceRecord&) const = default;
 };
 

@@ -38,7 +38,8 @@ void RunDirectory::write_config(const RunConfig& config) const {
   if (config.identity.stamp) document["data_stamp"] = to_json(*config.identity.stamp);
   document["device"] = {{"name", config.device.name},
                         {"libraries", config.device.libraries},
-                        {"algorithms", config.device.algorithms}};
+                        {"algorithms", config.device.algorithms},
+                        {"attention", config.device.attention}};
   write_sealed_json(this->config(), document);
 }
 
@@ -64,7 +65,8 @@ RunConfig RunDirectory::read_config() const {
   const json device = document.value("device", json::object());
   result.device = {.name = device.value("name", std::string("host")),
                    .libraries = device.value("libraries", std::string()),
-                   .algorithms = device.value("algorithms", std::string())};
+                   .algorithms = device.value("algorithms", std::string()),
+                   .attention = device.value("attention", std::string())};
   return result;
 }
 

@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "runtime/base/cuda/check.hpp"
-#include "runtime/base/log.hpp"
 #include "runtime/model/cuda/attention/attention_cudnn.hpp"
 #include "runtime/model/cuda/attention/attention_kernel.hpp"
 #include "runtime/model/cuda/gemm/gemm.hpp"
@@ -50,6 +49,8 @@ class DeviceOps final : public CudaOps {
     return cudnn_ ? fmt::format("{}, cuDNN {}", cublas, cudnn_->version()) : cublas;
   }
 
+  [[nodiscard]] std::string attention() const override;
+
   [[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape) override {
     return multiplier_.plan(shape);
   }
@@ -91,7 +92,7 @@ class DeviceOps final : public CudaOps {
     SPILLWAY_ASSERT(stream_ != nullptr);
     return stream_;
   }
-  [[nodiscard]] std::unique_ptr<CudnnAttention> try_cudnn(const AttentionShape& shape);
+  [[nodiscard]] std::unique_ptr<CudnnAttention> prepare_cudnn(const AttentionShape& shape);
 
   CudaMath math_;
   std::vector<std::filesystem::path> directories_;
@@ -103,16 +104,29 @@ class DeviceOps final : public CudaOps {
   void* stream_ = nullptr;
 };
 
-std::unique_ptr<CudnnAttention> DeviceOps::try_cudnn(const AttentionShape& shape) {
+std::unique_ptr<CudnnAttention> DeviceOps::prepare_cudnn(const AttentionShape& shape) {
   if (!cudnn_) cudnn_.emplace(directories_);
   try {
     return cudnn_->prepare(shape, math_);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::not_supported) throw;
-    log_warning("{}: {} heads of {} on {} attend with our own kernels, which are slower",
-                error.what(), shape.heads, shape.head_dim, device_name_);
-    return nullptr;
+    throw Error(ErrorCode::not_supported,
+                fmt::format("{}: {} heads of {} on {}; spillway.attention \"own\" attends with our "
+                            "own kernels, which are about 20 times slower",
+                            error.what(), shape.heads, shape.head_dim, device_name_));
   }
+}
+
+std::string DeviceOps::attention() const {
+  std::string text;
+  for (const Attention& each : attentions_) {
+    const std::string kind = each.cudnn == nullptr
+                                 ? "own"
+                                 : fmt::format("cuDNN {} {}", each.cudnn->engines().forward,
+                                               each.cudnn->engines().backward);
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", kind);
+  }
+  return text;
 }
 
 AttentionPlan DeviceOps::plan_attention(const AttentionShape& shape) {
@@ -124,7 +138,7 @@ AttentionPlan DeviceOps::plan_attention(const AttentionShape& shape) {
   plan.workspace = attention_workspace(shape, math_);
   if (known != attentions_.end()) return plan;
   Attention attention{.shape = shape, .cudnn = nullptr};
-  if (attention_kind(shape, math_) == AttentionKind::cudnn) attention.cudnn = try_cudnn(shape);
+  if (attention_kind(shape, math_) == AttentionKind::cudnn) attention.cudnn = prepare_cudnn(shape);
   if (attention.cudnn == nullptr) check_own_attention(shape);
   attentions_.push_back(std::move(attention));
   return plan;

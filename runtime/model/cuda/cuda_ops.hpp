@@ -33,6 +33,9 @@ class CudaOps : public Ops {
   [[nodiscard]] virtual const GemmChoices& choices() const = 0;
   /// "cuBLASLt 130100, cuDNN 91900": those loaded so far, for the record of a run.
   [[nodiscard]] virtual std::string libraries() const = 0;
+  /// Returns which kernels attend, of every shape planned so far: "own", or the engines that cuDNN
+  /// chose. For the record of a run.
+  [[nodiscard]] virtual std::string attention() const = 0;
   /// Returns where GemmChoices keeps the algorithm of `shape` for operands that start at multiples
   /// of 16 bytes.
   [[nodiscard]] virtual std::string gemm_key(const GemmShape& shape) const = 0;
