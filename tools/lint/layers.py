@@ -52,7 +52,8 @@ IMPURE = re.compile(r"(c?stdio|fstream|filesystem|thread|mutex|shared_mutex|cond
 STANDARD = re.compile(r"[a-z_0-9]+$")
 POSIX = re.compile(r"((sys|linux|asm|netinet|arpa)/[\w/.-]+|(cpuid|cxxabi|dirent|dlfcn|errno|"
                    r"execinfo|fcntl|fenv|limits|link|malloc|math|poll|pthread|pwd|sched|semaphore|"
-                   r"signal|stddef|stdint|stdio|stdlib|string|strings|termios|time|unistd)\.h)$")
+                   r"setjmp|signal|stddef|stdint|stdio|stdlib|string|strings|termios|time|ucontext|"
+                   r"unistd)\.h)$")
 OPENMP = re.compile(r"\s*#\s*pragma\s+omp\b")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 # What a module's CMakeLists.txt gives to the installed package.

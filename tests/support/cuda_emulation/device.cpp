@@ -1,0 +1,144 @@
+#include "tests/support/cuda_emulation/device.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "tests/support/cuda_emulation/grid.hpp"
+
+namespace cuda_emulation {
+
+void set_order(std::uint64_t seed) { Device::Lock()->set_order(seed); }
+Statistics statistics() { return Device::Lock()->statistics; }
+void break_device(int status) { Device::Lock()->broken = static_cast<cudaError_t>(status); }
+
+Device::Device() {
+  const char* const seed = std::getenv("SPILLWAY_CUDA_EMULATION_SEED");
+  set_order(seed != nullptr ? std::strtoull(seed, nullptr, 10) : std::uint64_t{late});
+}
+
+Device& Device::instance() {
+  static auto* const device =
+      new Device;  // never destroyed: other static objects use it at the end
+  return *device;
+}
+
+void Device::set_order(std::uint64_t seed) {
+  order_ = seed;
+  random_.seed(seed);
+  eagerness_ = static_cast<unsigned>(random_() % 8);
+}
+
+CUstream_st* Device::create_stream() {
+  streams_.push_back(std::make_unique<CUstream_st>());
+  return streams_.back().get();
+}
+
+bool Device::has(const CUstream_st* stream) const {
+  return std::ranges::any_of(streams_, [&](const auto& one) { return one.get() == stream; });
+}
+
+void Device::destroy_stream(CUstream_st* stream) {
+  finish(*stream);
+  std::erase_if(streams_, [&](const auto& one) { return one.get() == stream; });
+}
+
+void Device::enqueue(CUstream_st& stream, Operation operation) {
+  operation.number = ++enqueued_;
+  stream.operations.push_back(std::move(operation));
+  run_some();
+}
+
+void Device::record(CUevent_st& event, CUstream_st& stream) {
+  event.last = std::make_shared<Mark>();
+  event.last->stream = &stream;
+  enqueue(stream, {.work = {}, .records = event.last, .waits = {}});
+}
+
+bool Device::may_run(const CUstream_st& stream) {
+  if (stream.operations.empty()) return false;
+  const auto& waits = stream.operations.front().waits;
+  return waits == nullptr || waits->done;
+}
+
+void Device::run_one(CUstream_st& stream) {
+  const Operation operation = std::move(stream.operations.front());
+  stream.operations.pop_front();
+  if (operation.number < newest_run_) ++statistics.overtaken;
+  newest_run_ = std::max(newest_run_, operation.number);
+  if (operation.work) operation.work();
+  if (operation.records != nullptr) {
+    operation.records->done = true;
+    operation.records->when = std::chrono::steady_clock::now();
+  }
+}
+
+bool Device::run_any() {
+  if (streams_.empty()) return false;
+  const std::size_t first = random_() % streams_.size();
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    CUstream_st& stream = *streams_[(first + i) % streams_.size()];
+    if (!may_run(stream)) continue;
+    run_one(stream);
+    return true;
+  }
+  return false;
+}
+
+void Device::run_some() {
+  if (order_ == late) return;
+  if (order_ == early) {
+    while (run_any()) {
+    }
+    return;
+  }
+  if (random_() % 8 >= eagerness_) return;
+  for (std::uint64_t count = random_() % 4; count > 0 && run_any(); --count) {
+  }
+}
+
+void Device::finish(CUstream_st& stream) {
+  while (!stream.operations.empty()) {
+    if (order_ != late && run_any()) continue;
+    const std::shared_ptr<Mark> waits = stream.operations.front().waits;
+    if (waits != nullptr) finish(*waits);
+    run_one(stream);
+  }
+}
+
+void Device::finish(const Mark& mark) {
+  while (!mark.done) {
+    if (order_ != late && run_any()) continue;
+    CUstream_st& stream = *mark.stream;
+    if (stream.operations.empty()) fault("an event that its stream no longer holds");
+    const std::shared_ptr<Mark> waits = stream.operations.front().waits;
+    if (waits != nullptr) finish(*waits);
+    run_one(stream);
+  }
+}
+
+void Device::finish_all() {
+  for (const auto& stream : streams_) finish(*stream);
+}
+
+bool Device::query(const Mark& mark) {
+  if (mark.done) return true;
+  if (random_() % 4 == 0) {
+    finish(mark);
+  } else {
+    run_some();
+  }
+  return mark.done;
+}
+
+bool Device::needs(const void* host, std::size_t size) const {
+  const auto first = reinterpret_cast<std::uintptr_t>(host);
+  return std::ranges::any_of(streams_, [&](const auto& stream) {
+    return std::ranges::any_of(stream->operations, [&](const Operation& operation) {
+      const auto start = reinterpret_cast<std::uintptr_t>(operation.host);
+      return operation.host != nullptr && start < first + size &&
+             first < start + operation.host_size;
+    });
+  });
+}
+
+}  // namespace cuda_emulation

@@ -1,0 +1,130 @@
+// The emulated device: its memory, the host memory that it may copy, and its streams. Everything is
+// called with the device's lock held.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "tests/support/cuda_emulation/emulation.hpp"
+#include "tests/support/cuda_emulation/include/cuda_runtime_api.h"
+
+namespace cuda_emulation {
+
+/// What a recorded event stands for. Done once its stream has come to it.
+struct Mark {
+  CUstream_st* stream = nullptr;
+  bool done = false;
+  std::chrono::steady_clock::time_point when;
+};
+
+struct Operation {
+  std::function<void()> work = {};  ///< none: a record or a wait
+  std::shared_ptr<Mark> records = {};
+  std::shared_ptr<Mark> waits = {};
+  const void* host = nullptr;  ///< pinned memory that it reads or writes
+  std::size_t host_size = 0;
+  std::uint64_t number = 0;  ///< of all operations
+};
+
+}  // namespace cuda_emulation
+
+struct CUstream_st {
+  std::deque<cuda_emulation::Operation> operations;
+};
+struct CUevent_st {
+  std::shared_ptr<cuda_emulation::Mark> last;  ///< null: never recorded
+};
+
+namespace cuda_emulation {
+
+class Memory {
+ public:
+  static constexpr std::size_t kTotal = std::size_t{16} << 30;
+
+  /// Null where not enough is left.
+  [[nodiscard]] std::byte* allocate(std::size_t size);
+  /// False if `address` was not allocated.
+  [[nodiscard]] bool free(void* address);
+  [[nodiscard]] std::size_t used() const { return used_; }
+  /// Whether all of it lies in one allocation.
+  [[nodiscard]] bool holds(const void* address, std::size_t size) const;
+
+  [[nodiscard]] cudaError_t pin(void* address, std::size_t size);
+  [[nodiscard]] bool unpin(void* address, std::size_t& size);
+  [[nodiscard]] bool pinned(const void* address, std::size_t size) const;
+
+ private:
+  struct Allocation {
+    std::size_t size;
+    std::byte* mapping;
+    std::size_t mapped;
+  };
+  struct Mapping {
+    std::byte* address;
+    std::size_t size;
+  };
+  std::map<std::uintptr_t, Allocation> allocations_;
+  std::map<std::uintptr_t, std::size_t> pinned_;
+  std::deque<Mapping> freed_;  ///< kept out of reach
+  std::size_t used_ = 0;
+};
+
+class Device {
+ public:
+  /// Holds the lock as long as it lives.
+  class Lock {
+   public:
+    Lock() : lock_(instance().mutex_) {}
+    Device* operator->() const { return &instance(); }
+
+   private:
+    std::lock_guard<std::recursive_mutex> lock_;
+  };
+
+  void set_order(std::uint64_t seed);
+  [[nodiscard]] std::uint64_t random() { return random_(); }
+
+  [[nodiscard]] CUstream_st* create_stream();
+  [[nodiscard]] bool has(const CUstream_st* stream) const;
+  void destroy_stream(CUstream_st* stream);
+
+  void enqueue(CUstream_st& stream, Operation operation);
+  void record(CUevent_st& event, CUstream_st& stream);
+  void finish(CUstream_st& stream);
+  void finish(const Mark& mark);
+  void finish_all();
+  /// A caller that asks again and again learns of the end at last.
+  [[nodiscard]] bool query(const Mark& mark);
+  /// Whether an operation that has not run needs any of this host memory.
+  [[nodiscard]] bool needs(const void* host, std::size_t size) const;
+
+  Memory memory;
+  std::map<const void*, std::size_t> shared_memory_allowed;  ///< of a kernel
+  Statistics statistics;
+  cudaError_t broken = cudaSuccess;
+
+ private:
+  Device();
+  static Device& instance();
+  [[nodiscard]] static bool may_run(const CUstream_st& stream);
+  void run_one(CUstream_st& stream);
+  /// Some of what may run, as the order has it.
+  void run_some();
+  bool run_any();
+
+  std::recursive_mutex mutex_;
+  std::vector<std::unique_ptr<CUstream_st>> streams_;
+  std::mt19937_64 random_;
+  std::uint64_t order_ = late;
+  unsigned eagerness_ = 0;  ///< of 8 calls, how many let something run
+  std::uint64_t enqueued_ = 0;
+  std::uint64_t newest_run_ = 0;
+};
+
+}  // namespace cuda_emulation

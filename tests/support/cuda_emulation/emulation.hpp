@@ -1,0 +1,38 @@
+// CUDA on the CPU, for tests: one device whose streams run what they hold as late as they may, as
+// early as they may, or in an order that a seed chooses among those that streams and events allow.
+// The product is built on it from its own sources (CMakeLists.txt); `kernel.cuh` is the seam.
+//
+// What CUDA leaves undefined ends the program, with the reason on stderr: an asynchronous copy of
+// pageable memory, an operand outside of the device's memory, a thread that ends while others wait
+// for it. Device memory is undefined at first (0xff: NaN) and out of reach when it is freed.
+// Threads: any; one call at a time has an effect.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cuda_emulation {
+
+/// How the streams run. SPILLWAY_CUDA_EMULATION_SEED in the environment chooses at first, else
+/// `late`. Any other value is the seed of an order.
+enum Order : std::uint64_t {
+  late = 0,   ///< nothing runs before something waits for it
+  early = 1,  ///< everything runs as soon as it may
+};
+
+/// From here on; the streams are idle.
+void set_order(std::uint64_t seed);
+
+struct Statistics {
+  std::uint64_t kernels = 0;
+  std::uint64_t blocks = 0;
+  std::uint64_t copies = 0;
+  std::uint64_t products = 0;
+  std::uint64_t overtaken = 0;  ///< operations that ran before an earlier one of another stream
+};
+[[nodiscard]] Statistics statistics();
+
+/// Every later call of the runtime returns `status`, as after a kernel that failed.
+void break_device(int status);
+
+}  // namespace cuda_emulation

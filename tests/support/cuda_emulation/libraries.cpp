@@ -1,0 +1,49 @@
+// In place of runtime/base/shared_library.cpp: the one library that an emulated program loads is
+// cuBLASLt, whose functions are linked.
+#include <cublasLt.h>
+
+#include <string>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/shared_library.hpp"
+
+namespace spillway {
+
+SharedLibrary::SharedLibrary(std::string_view file_name,
+                             std::span<const std::filesystem::path> /*directories*/,
+                             std::string_view remedy)
+    : path_(file_name) {
+  check(file_name == "libcublasLt.so.13", ErrorCode::not_supported,
+        path_ + " is not emulated: " + std::string(remedy));
+}
+
+void* SharedLibrary::address_of(const char* name) const {
+  const struct {
+    std::string_view name;
+    void* address;
+  } functions[] = {
+#define SPILLWAY_EMULATED(function) {#function, reinterpret_cast<void*>(&function)}
+      SPILLWAY_EMULATED(cublasLtCreate),
+      SPILLWAY_EMULATED(cublasLtDestroy),
+      SPILLWAY_EMULATED(cublasLtGetStatusName),
+      SPILLWAY_EMULATED(cublasLtGetVersion),
+      SPILLWAY_EMULATED(cublasLtMatmul),
+      SPILLWAY_EMULATED(cublasLtMatmulAlgoCheck),
+      SPILLWAY_EMULATED(cublasLtMatmulAlgoGetHeuristic),
+      SPILLWAY_EMULATED(cublasLtMatmulDescCreate),
+      SPILLWAY_EMULATED(cublasLtMatmulDescDestroy),
+      SPILLWAY_EMULATED(cublasLtMatmulDescSetAttribute),
+      SPILLWAY_EMULATED(cublasLtMatmulPreferenceCreate),
+      SPILLWAY_EMULATED(cublasLtMatmulPreferenceDestroy),
+      SPILLWAY_EMULATED(cublasLtMatmulPreferenceSetAttribute),
+      SPILLWAY_EMULATED(cublasLtMatrixLayoutCreate),
+      SPILLWAY_EMULATED(cublasLtMatrixLayoutDestroy),
+#undef SPILLWAY_EMULATED
+  };
+  for (const auto& function : functions) {
+    if (function.name == name) return function.address;
+  }
+  throw Error(ErrorCode::not_supported, path_ + " has no function " + name + " that is emulated");
+}
+
+}  // namespace spillway
