@@ -109,8 +109,8 @@ DataflowGraph unfused_graph(const DataflowOptions& options) {
   const Bytes narrow{count * size_of(options.compute)};
   const Bytes master{count * 4};
   const Bytes moment = moment_bytes(options.format, options.parameters);
-  const Bytes activations = options.activation_bytes;
   const std::uint64_t rounds = options.rounds;
+  const Bytes waiting = rounds > 1 ? Bytes{count * size_of(DType::fp32)} : narrow;
 
   DataflowGraph graph;
   const auto node = [&graph](std::string_view name, Work work, Bytes bytes) {
@@ -122,20 +122,20 @@ DataflowGraph unfused_graph(const DataflowOptions& options) {
   };
   const auto p16 = node("p16", Work::none, narrow);
   const auto fwd = node("fwd", Work::model_times_batch, Bytes{0});
-  const auto kept = node("activations", Work::none, activations);
+  const auto kept = node("activations", Work::none, options.activation_bytes);
   const auto bwd = node("bwd", Work::model_times_batch, Bytes{0});
-  const auto g16 = node("g16", Work::none, narrow);
+  const auto g16 = node("g16", Work::none, waiting);
   const auto update = node("update", Work::model, Bytes{0});
   const auto momentum = node("momentum", Work::none, moment);
   const auto variance = node("variance", Work::none, moment);
   const auto p32 = node("p32", Work::none, master);
   const auto float2half = node("float2half", Work::model, Bytes{0});
-  edge(p16, fwd, narrow * rounds);
-  edge(p16, bwd, narrow * rounds);
-  edge(fwd, kept, activations);
-  edge(kept, bwd, activations);
+  edge(p16, fwd, narrow * (rounds * options.forward_reads));
+  edge(p16, bwd, narrow * (rounds * options.backward_reads));
+  edge(fwd, kept, options.activation_bytes * rounds);
+  edge(kept, bwd, options.activation_bytes * rounds);
   edge(bwd, g16, narrow * rounds);
-  edge(g16, update, narrow);
+  edge(g16, update, waiting);
   edge(momentum, update, moment);
   edge(update, momentum, moment);
   edge(variance, update, moment);
@@ -144,6 +144,10 @@ DataflowGraph unfused_graph(const DataflowOptions& options) {
   edge(update, p32, master);
   edge(p32, float2half, master);
   edge(float2half, p16, narrow);
+  if (options.output_bytes == Bytes{}) return graph;
+  const auto output = node("output", Work::none, options.output_bytes);
+  edge(fwd, output, options.output_bytes * rounds);
+  edge(output, bwd, options.output_bytes * rounds);
   return graph;
 }
 
@@ -231,16 +235,6 @@ DataflowGraph fuse_inseparable(const DataflowGraph& graph, Bytes known_cut) {
 
 DataflowGraph standard_graph(const DataflowOptions& options) {
   return fuse_twin_data(fuse_batch_work(unfused_graph(options)));
-}
-
-DataflowGraph fused_pass_graph(const DataflowOptions& options) {
-  DataflowGraph graph = standard_graph(options);
-  const NodeSet pass{graph.find("update").value(), graph.find("float2half").value()};
-  const std::uint32_t master = graph.find("p32").value();
-  std::erase_if(graph.edges, [&](const DataflowEdge& edge) {
-    return edge.source == master && edge.target == pass[1];
-  });
-  return merge_nodes(graph, pass);
 }
 
 std::string to_text(const DataflowGraph& graph) {

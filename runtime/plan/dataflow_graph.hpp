@@ -67,12 +67,15 @@ struct DataflowOptions {
   /// Decides the width of momentum and variance. The master is 4 bytes in every format: where it is
   /// kept as 16-bit parameter and remainder, those are its two halves.
   StateFormat format = StateFormat::fp32;
-  DType compute = DType::bf16;  ///< width of the nodes p16 and g16
-  std::uint32_t rounds = 1;     ///< each reads the parameters twice and yields the gradient once
-  Bytes activation_bytes{};     ///< from forward to backward; 0 for the graph per parameter
+  DType compute = DType::bf16;       ///< width of the nodes p16 and g16
+  std::uint32_t rounds = 1;          ///< each yields the gradient once; they are summed in fp32
+  std::uint64_t forward_reads = 1;   ///< of the parameters by forward, in a round
+  std::uint64_t backward_reads = 1;  ///< ... by backward
+  Bytes activation_bytes{};  ///< from forward to backward in a round; 0 for the graph per parameter
+  Bytes output_bytes{};      ///< the next block's input, the same; 0: there is no such node
 };
 
-/// p16 fwd activations bwd g16 update momentum variance p32 float2half.
+/// p16 fwd activations bwd g16 update momentum variance p32 float2half, and output if it has bytes.
 [[nodiscard]] DataflowGraph unfused_graph(const DataflowOptions& options = {});
 
 /// The graph with `members` made one node, which takes the place of the first. Edges inside vanish,
@@ -90,11 +93,6 @@ struct DataflowOptions {
 
 /// Rules 1 and 2 on the unfused graph: the seven nodes of ZeRO-Offload's figure.
 [[nodiscard]] DataflowGraph standard_graph(const DataflowOptions& options = {});
-
-/// The standard graph as the fused kernel sees it: update and float2half are one pass over the
-/// state, and the pass rounds the master that it still holds in registers, so p32 is not read a
-/// second time.
-[[nodiscard]] DataflowGraph fused_pass_graph(const DataflowOptions& options = {});
 
 /// Nodes, then edges, one a line, in graph order.
 [[nodiscard]] std::string to_text(const DataflowGraph& graph);

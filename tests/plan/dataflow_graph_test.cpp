@@ -105,16 +105,6 @@ TEST(DataflowGraph, ScalesWithParametersFormatComputeAndRounds) {
   EXPECT_EQ(edges.at({"update", "p32"}), 4U * 4096);
 }
 
-TEST(DataflowGraph, FusedPassReadsTheMasterOnce) {
-  const DataflowGraph graph = fused_pass_graph();
-  EXPECT_THAT(names(graph), UnorderedElementsAre("p16", "fwd_bwd", "g16", "update_float2half",
-                                                 "momentum_variance", "p32"));
-  const EdgeMap edges = edges_by_name(graph);
-  EXPECT_EQ(edges.at({"p32", "update_float2half"}), 4U);
-  EXPECT_EQ(edges.at({"update_float2half", "p32"}), 4U);
-  EXPECT_EQ(edges.at({"update_float2half", "p16"}), 2U);
-}
-
 TEST(DataflowGraph, MergesParallelEdgesAndDropsInnerOnes) {
   DataflowGraph graph;
   graph.nodes = {{"a", Work::model, Bytes{0}, {"a"}},

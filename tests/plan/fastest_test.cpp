@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "runtime/plan/predict/step_bound.hpp"
+#include "runtime/plan/predict/price.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/expect_correct.hpp"

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <optional>
 #include <set>
-#include <type_traits>
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/placement/draft.hpp"
+#include "runtime/plan/placement/moves.hpp"
 
 namespace spillway::plan {
 namespace {
@@ -47,7 +46,8 @@ class Chooser {
         budgets_(budgets),
         request_(bounded(request, workload)),
         tile_parameters_(std::min(request.tile_parameters, largest_block(workload))),
-        sizes_(workload, request.format, tile_parameters_, request.commits) {}
+        sizes_(workload, request.format, tile_parameters_, request.commits),
+        upgrades_(detail::upgrades(sizes_, request_)) {}
 
   /// The first way to spread boundaries with which the rest fits.
   CountedChoice choose() {
@@ -139,27 +139,30 @@ class Chooser {
 
   [[nodiscard]] Base base() const {
     if (request_.state.value_or(Tier::device) == Tier::device && request_.resident != false) {
-      Draft everything = uniform(true, Tier::device, request_.keep.value_or(true));
+      Draft everything = uniform(/*resident=*/true, Tier::device, request_.keep.value_or(true));
       if (everything.fits(Tier::device)) return {std::move(everything), true};
       if (request_.state == Tier::device) {
-        everything = uniform(true, Tier::device, request_.keep == true);
-        if (request_.offload_share > 0) spread_internals(everything);
-        offload_internals(everything);
+        everything = uniform(/*resident=*/true, Tier::device, request_.keep == true);
+        if (request_.offload_share > 0) detail::spread_saved(everything, request_);
+        if (request_.offload) detail::offload_saved(everything, request_.offload_to);
         return {std::move(everything)};
       }
     }
     Draft draft = uniform(request_.resident.value_or(false), request_.state.value_or(Tier::host),
                           request_.keep == true);
-    if (request_.offload_share > 0) spread_internals(draft);
+    if (request_.offload_share > 0) detail::spread_saved(draft, request_);
     if (shrink_) shrink_slots(draft);
-    offload_internals(draft);
+    if (request_.offload) detail::offload_saved(draft, request_.offload_to);
     return {std::move(draft)};
   }
 
   [[nodiscard]] Draft complete() const {
     auto [draft, everything] = base();
-    if (!everything && !request_.state) spill_state(draft);
-    if (spill_boundaries_ && !request_.activations) spill_activations(draft);
+    if (!everything && !request_.state) detail::spill_state(draft);
+    if (spill_boundaries_ && !request_.activations) {
+      // The last layer's output goes to the head alone: the disk spares it nothing.
+      detail::spill_outputs(draft, std::min(off_device(), workload_.head_layer() - 1));
+    }
     if (!everything) fill_device(draft);
     shrink_host_slots(draft);
     return std::move(draft);
@@ -219,7 +222,7 @@ class Chooser {
       // A resident home for the smaller of the pair costs no more than a slot for the larger.
       const auto size = [](const BlockShape& block) { return block.padded_parameters; };
       const bool head = size(workload_.blocks.back()) <= size(workload_.blocks.front());
-      set(draft, head ? draft.size() - 1 : 0, &BlockCut::parameters, Tier::device);
+      detail::move(draft, head ? draft.size() - 1 : 0, &BlockCut::parameters, Tier::device);
       draft.adjust([](Placement& placement) { placement.parameter_slots = 1; });
     }
   }
@@ -229,67 +232,12 @@ class Chooser {
     draft.adjust([](Placement& placement) { placement.gradient_slots = 1; });
   }
 
-  template <class Home>
-  static void set(Draft& draft, std::uint32_t block, Home BlockCut::*property, Tier value) {
-    BlockCut place = draft.block(block);
-    place.*property = value;
-    draft.set(block, place);
-  }
-
-  /// The link has the time of the blocks between two of them to carry what one saves.
-  void spread_internals(Draft& draft) const {
-    const bool one_at_a_time = request_.order == WorkOrder::micro_batch_major;
-    draft.adjust([&](Placement& placement) {
-      placement.saved_slots = 2 * (one_at_a_time ? 1 : workload_.micro_batches);
-    });
-    double due = 0.5;
-    for (std::uint32_t b = 0; b + 1 < draft.size(); ++b) {
-      if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
-      due += request_.offload_share;
-      if (due < 1) continue;
-      due -= 1;
-      set(draft, b, &BlockCut::saved, Tier::host);
-    }
-  }
-
-  /// The earliest blocks' internal activations wait longest for their backward.
-  void offload_internals(Draft& draft) const {
-    if (!request_.offload || draft.fits(Tier::device)) return;
-    draft.adjust([&](Placement& placement) {
-      placement.saved_slots = 2;
-      if (request_.offload_to == Tier::nvme) placement.saved_staging = 2;
-    });
-    for (std::uint32_t b = 0; b + 1 < draft.size(); ++b) {
-      if (workload_.blocks[b].saved_bytes == Bytes{}) continue;
-      set(draft, b, &BlockCut::saved, request_.offload_to);
-      if (draft.fits(Tier::device)) return;
-    }
-  }
-
-  static void spill_state(Draft& draft) {
-    if (draft.fits(Tier::host)) return;
-    draft.adjust([](Placement& placement) { placement.state_slots = Placement().state_slots; });
-    for (std::uint32_t b = draft.size(); b-- > 0 && !draft.fits(Tier::host);) {
-      set(draft, b, &BlockCut::state, Tier::nvme);
-    }
-  }
-
   [[nodiscard]] std::uint32_t off_device() const {
     return static_cast<std::uint32_t>(boundaries_.off_device);
   }
 
   static void stage_boundaries(Placement& placement) {
     placement.boundary_staging = placement.boundary_slots;
-  }
-
-  /// The last layer's output goes to the head alone: the disk spares it nothing.
-  void spill_activations(Draft& draft) const {
-    const std::uint32_t end = std::min(off_device(), workload_.head_layer() - 1);
-    for (std::uint32_t layer = 0; layer < end && !draft.fits(Tier::host); ++layer) {
-      const auto [first, last] = workload_.blocks_of(layer);
-      for (std::uint32_t b = first; b < last; ++b) set(draft, b, &BlockCut::output, Tier::nvme);
-      draft.adjust(stage_boundaries);
-    }
   }
 
   /// Gives up read-ahead of state, then the second landing place of gradients, where the host is
@@ -307,46 +255,9 @@ class Chooser {
     if (!draft.fits(Tier::host)) give_up_gradient_slot(draft);
   }
 
-  /// Moves the data of all blocks before `end` to the device, else of as many as fit, the latest
-  /// first.
-  template <class Home>
-  static void fill(Draft& draft, Home BlockCut::*data, std::uint32_t end) {
-    const Draft before = draft;
-    // What is saved may be on the host already, and comes from there.
-    const auto has_home = [&](std::uint32_t b) {
-      return draft.block(b).*data == Tier::device ||
-             (std::is_same_v<Home, std::optional<Tier>> && draft.block(b).*data == Tier::host);
-    };
-    for (std::uint32_t b = 0; b < end; ++b) {
-      if (!has_home(b)) set(draft, b, data, Tier::device);
-    }
-    // All of them together do without the slots or the scratch that only the others need.
-    if (draft.fits(Tier::device)) return;
-    draft = before;
-    const auto alike = [&](std::uint32_t a, std::uint32_t b) {
-      return draft.sizes().block(a) == draft.sizes().block(b) && draft.block(a) == draft.block(b);
-    };
-    std::optional<std::uint32_t> refused;  // the last block that did not fit
-    for (std::uint32_t b = end; b-- > 0;) {
-      if (has_home(b) || (refused && alike(b, *refused))) continue;
-      const BlockCut place = draft.block(b);
-      set(draft, b, data, Tier::device);
-      refused.reset();
-      if (draft.fits(Tier::device)) continue;
-      draft.set(b, place);
-      refused = b;
-    }
-  }
-
   void fill_device(Draft& draft) const {
     if (!draft.fits(Tier::device)) return;
-    // The head has no saved activations: its two passes are one op.
-    const std::uint32_t head = workload_.head_is_embedding() ? 0 : 1;
-    if (!request_.keep) fill(draft, &BlockCut::saved, draft.size() - head);
-    if (!request_.resident) fill(draft, &BlockCut::parameters, draft.size());
-    if (!request_.sums && workload_.rounds > 1 && !draft.placement().any_state(Tier::device)) {
-      fill(draft, &BlockCut::gradients, draft.size());
-    }
+    for (const detail::Upgrade& upgrade : upgrades_) detail::fill(draft, upgrade);
   }
 
   const Workload& workload_;
@@ -354,6 +265,7 @@ class Chooser {
   const PlacementRequest request_;
   const ElementCount tile_parameters_;
   const PoolSizes sizes_;
+  const std::vector<detail::Upgrade> upgrades_;  // by price
   BoundaryPlan boundaries_;
   bool spill_boundaries_ = false;
   bool shrink_ = false;

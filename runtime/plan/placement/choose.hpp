@@ -37,10 +37,10 @@ struct Shortage {
 
 /// The fastest placement found that fits, or the first tier that cannot hold its least.
 ///
-/// Order of preference: everything on the device; else state off the device, activations kept for
-/// as many blocks as fit (recomputation costs FLOPs that nothing hides), then parameters resident
-/// for as many blocks as fit (streaming is hidden behind compute while there are enough tokens),
-/// then their gradients of rounds summed there (which spares the link and the host's memory).
+/// Everything stays on the device; else the state leaves it, and the room that is left is filled
+/// with saved activations, parameters and sums of rounds of as many blocks as fit, by their price
+/// (`detail::upgrades`): recomputation costs FLOPs that nothing hides, and streaming is hidden
+/// behind compute while there are enough tokens.
 /// Internal activations are kept on the host, or on nvme, only with `PlacementRequest::offload`,
 /// those of as few blocks as make the rest fit, the earliest first; or with `offload_share`, those
 /// of as many blocks as it says, spread evenly. State goes to the host, and to nvme for the blocks

@@ -4,8 +4,9 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/plan/dataflow_graph.hpp"
+#include "runtime/plan/predict/price.hpp"
 #include "runtime/plan/predict/simulator.hpp"
-#include "runtime/plan/predict/step_bound.hpp"
 #include "runtime/plan/step/builder.hpp"
 
 namespace spillway::plan {
@@ -22,33 +23,12 @@ struct Candidate {
   std::size_t order = 0;     ///< among all that are tried
 };
 
-/// What to try of an option: what the user said, or first the chooser's own way.
-template <class Value>
-std::vector<std::optional<Value>> ways(const std::optional<Value>& given,
-                                       std::initializer_list<Value> others) {
-  std::vector<std::optional<Value>> list{given};
-  if (!given) list.insert(list.end(), others.begin(), others.end());
-  return list;
-}
-
-/// What becomes of internal activations.
-struct Internals {
+/// What becomes of saved activations.
+struct Saved {
   std::optional<bool> keep;
   bool offload = false;
   double offload_share = 0;
 };
-
-std::vector<Internals> internals(const PlacementRequest& request, bool may_leave) {
-  std::vector<Internals> list{{request.keep, request.offload}};
-  if (request.keep) return list;
-  for (const bool keep : {true, false}) list.push_back({.keep = keep});
-  if (!may_leave) return list;
-  for (int tenths = 1; tenths < 10; ++tenths) {
-    list.push_back({.keep = {}, .offload_share = tenths / 10.0});
-  }
-  list.push_back({.keep = true, .offload = true});
-  return list;
-}
 
 /// Every request of `list` with each of the ways; `set` writes one into a request.
 template <class Way, class Set>
@@ -60,32 +40,58 @@ void vary(std::vector<PlacementRequest>& list, const std::vector<Way>& ways, con
   list = std::move(varied);
 }
 
-std::vector<PlacementRequest> requests(const Workload& workload, const PlacementRequest& request,
+/// What to try of a data node: what the user said, or first the chooser's own way, where blocks may
+/// differ, and then, if several tiers are `open`, each.
+template <class Value>
+std::vector<std::optional<Value>> ways(const std::optional<Value>& given, bool open,
+                                       std::initializer_list<Value> others) {
+  std::vector<std::optional<Value>> list{given};
+  if (!given && open) list.insert(list.end(), others.begin(), others.end());
+  return list;
+}
+
+std::vector<Saved> saved_ways(const PlacementRequest& request, bool may_leave) {
+  std::vector<Saved> list{{request.keep, request.offload}};
+  if (request.keep) return list;
+  for (const bool keep : {true, false}) list.push_back({.keep = keep});
+  if (!may_leave) return list;
+  for (int tenths = 1; tenths < 10; ++tenths) {
+    list.push_back({.keep = {}, .offload_share = tenths / 10.0});
+  }
+  list.push_back({.keep = true, .offload = true});
+  return list;
+}
+
+/// The requests that leave fewer cuts open than the given one: the tiers that a data node has among
+/// the open cuts are tried for each by itself and together with those of the other nodes.
+std::vector<PlacementRequest> narrowed(const Workload& workload, const PlacementRequest& request,
                                        const MachineProfile& profile) {
+  const std::vector<BlockCut> cuts = open_cuts(workload, request, profile);
+  const auto any = [&](const auto& holds) { return std::ranges::any_of(cuts, holds); };
+  const bool updates = any([](const BlockCut& cut) { return cut.state == Tier::device; });
+  const bool passes =
+      !workload.tiled && any([](const BlockCut& cut) { return cut.output == Tier::host; });
+  const bool leaves = any([](const BlockCut& cut) { return cut.saved == Tier::host; });
+  const bool streams = any([](const BlockCut& cut) { return !cut.resident(); });
+  const bool sums = any([](const BlockCut& cut) {
+    return cut.gradients == Tier::device && cut.state != Tier::device;
+  });
   std::vector<PlacementRequest> list{request};
-  // The copies of a host backend cost it FWD-BWD time, which the simulator does not see.
-  const bool may_leave = !workload.tiled && !profile.cpu_shares_gpu;
-  if (profile.gpu_update > 0) {
-    vary(list, ways<Tier>(request.state, {Tier::device}),
-         [](PlacementRequest& each, const auto& way) { each.state = way; });
-  }
-  if (!workload.tiled) {
-    vary(list, ways<Tier>(request.activations, {Tier::host}),
-         [](PlacementRequest& each, const auto& way) { each.activations = way; });
-  }
-  vary(list, internals(request, may_leave), [](PlacementRequest& each, const Internals& way) {
+  vary(list, ways(request.state, updates, {Tier::device}),
+       [](PlacementRequest& each, const auto& way) { each.state = way; });
+  vary(list, ways(request.activations, passes, {Tier::host}),
+       [](PlacementRequest& each, const auto& way) { each.activations = way; });
+  vary(list, saved_ways(request, leaves), [](PlacementRequest& each, const Saved& way) {
     each.keep = way.keep;
     each.offload = way.offload;
     each.offload_share = way.offload_share;
   });
-  vary(list, ways<bool>(request.resident, {true, false}),
+  vary(list, ways(request.resident, streams, {true, false}),
        [](PlacementRequest& each, const auto& way) { each.resident = way; });
-  if (workload.rounds > 1) {
-    vary(list, ways<bool>(request.sums, {true, false}),
-         [](PlacementRequest& each, const auto& way) { each.sums = way; });
-  }
-  std::erase_if(list, [](const PlacementRequest& each) {
-    return each.state == Tier::device && each.resident == false;
+  vary(list, ways(request.sums, sums, {true, false}),
+       [](PlacementRequest& each, const auto& way) { each.sums = way; });
+  std::erase_if(list, [&](const PlacementRequest& each) {
+    return !any([&](const BlockCut& cut) { return allows(workload, each, cut); });
   });
   return list;
 }
@@ -96,7 +102,7 @@ std::vector<Candidate> candidates(const Workload& workload, const Budgets& budge
                                   const PlacementRequest& request, const MachineProfile& profile,
                                   const Placement& first) {
   std::vector<Candidate> list;
-  for (const PlacementRequest& each : requests(workload, request, profile)) {
+  for (const PlacementRequest& each : narrowed(workload, request, profile)) {
     auto choice = choose_placement(workload, budgets, each);
     auto* placement = std::get_if<Placement>(&choice);
     if (placement == nullptr || (placement->uses_disk() && !first.uses_disk())) continue;
@@ -110,6 +116,34 @@ std::vector<Candidate> candidates(const Workload& workload, const Budgets& budge
 }
 
 }  // namespace
+
+bool allows(const Workload& workload, const PlacementRequest& request, const BlockCut& cut) {
+  const bool waits = cut.gradients == Tier::device;
+  const bool sums = workload.rounds > 1 && cut.state != Tier::device;
+  if (request.state.value_or(cut.state) != cut.state) return false;
+  if (request.resident.value_or(cut.resident()) != cut.resident()) return false;
+  if (request.activations.value_or(cut.output) != cut.output) return false;
+  if (sums && request.sums.value_or(waits) != waits) return false;
+  if (!request.keep) return cut.saved != Tier::nvme;
+  if (!*request.keep) return !cut.saved;
+  return cut.saved == Tier::device || (request.offload && cut.saved == request.offload_to);
+}
+
+std::vector<BlockCut> open_cuts(const Workload& workload, const PlacementRequest& request,
+                                const MachineProfile& profile) {
+  Placement placement;
+  placement.blocks.resize(workload.blocks.size());
+  const DataflowGraph graph = block_graph(workload, placement, workload.blocks.size() > 2 ? 1 : 0);
+  std::vector<BlockCut> cuts = admissible_cuts(workload, graph);
+  std::erase_if(cuts, [&](const BlockCut& cut) {
+    if (!allows(workload, request, cut)) return true;
+    const bool updates = cut.state == Tier::device && !request.state;
+    // The copies of a host backend cost it FWD-BWD time, which the simulator does not see.
+    const bool leaves = cut.saved == Tier::host && !request.keep;
+    return (updates && profile.gpu_update == 0) || (leaves && profile.cpu_shares_gpu);
+  });
+  return cuts;
+}
 
 PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                               const PlacementRequest& request, const MachineProfile& profile,

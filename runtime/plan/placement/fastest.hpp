@@ -1,11 +1,24 @@
 // Compares placements by what the simulator says of their steps. Pure.
 #pragma once
 
+#include <vector>
+
+#include "runtime/plan/block_cut.hpp"
 #include "runtime/plan/machine_profile.hpp"
 #include "runtime/plan/placement/choose.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 
 namespace spillway::plan {
+
+/// Returns whether the request leaves the cut open.
+[[nodiscard]] bool allows(const Workload& workload, const PlacementRequest& request,
+                          const BlockCut& cut);
+
+/// Returns the admissible cuts of a layer that the request leaves open and the machine can run.
+/// What the profile says is no part of what the user asked for by name.
+[[nodiscard]] std::vector<BlockCut> open_cuts(const Workload& workload,
+                                              const PlacementRequest& request,
+                                              const MachineProfile& profile);
 
 struct PlannedStep {
   Placement placement;

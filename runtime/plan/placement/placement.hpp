@@ -2,33 +2,17 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/base/units.hpp"
+#include "runtime/plan/block_cut.hpp"
 #include "runtime/plan/step/step_plan.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {
 
 enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
-
-/// The cut of a block's dataflow graph: the tier in which each data node waits between the ops that
-/// use it, and so which processor updates the block. Every edge that a cut severs is a copy.
-struct BlockCut {
-  Tier parameters = Tier::host;  ///< device: resident; host: every visit streams them
-  /// The gradient waits there for its update, or for those of other rounds to be added. On the
-  /// device though the state is elsewhere, only the sum of the rounds goes to the update.
-  Tier gradients = Tier::host;
-  Tier state = Tier::host;      ///< of master, m and v; on the device, that is what updates them
-  std::optional<Tier> saved{};  ///< of saved activations, internals.hpp; none: they are recomputed
-  Tier output = Tier::device;   ///< of what the next block reads, boundaries.hpp; not of the head
-
-  [[nodiscard]] bool resident() const { return parameters == Tier::device; }
-  [[nodiscard]] Lane updated_by() const { return state == Tier::device ? Lane::gpu : Lane::cpu; }
-  bool operator==(const BlockCut&) const = default;
-};
 
 struct Placement {
   std::vector<BlockCut> blocks;  ///< as Workload::blocks

@@ -57,13 +57,7 @@ void Builder::check_placement() const {
   SPILLWAY_ASSERT(!placement_.any_streamed() || placement_.parameter_slots >= (needs_pair ? 2 : 1));
   SPILLWAY_ASSERT(placement_.state_slots >= 1);
   for (const BlockCut& block : placement_.blocks) {
-    // The device updates parameters where they live.
-    SPILLWAY_ASSERT(block.state != Tier::device || block.resident());
-    SPILLWAY_ASSERT(block.state != Tier::device || block.gradients == Tier::device);
-    SPILLWAY_ASSERT(block.gradients != Tier::device || block.state == Tier::device ||
-                    workload_.rounds > 1);
-    SPILLWAY_ASSERT(block.parameters != Tier::nvme && block.gradients != Tier::nvme);
-    SPILLWAY_ASSERT(!workload_.tiled || block.saved.value_or(Tier::device) == Tier::device);
+    SPILLWAY_ASSERT(is_admissible(workload_, block));
   }
   const bool uses_slots = placement_.boundary_slots > 0;
   SPILLWAY_ASSERT(!workload_.tiled || placement_.blocks[0].resident());

@@ -1,0 +1,158 @@
+#include "runtime/plan/block_cut.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "runtime/plan/dataflow_graph.hpp"
+#include "runtime/plan/partition.hpp"
+#include "runtime/plan/placement/placement.hpp"
+
+namespace spillway::plan {
+namespace {
+
+/// Returns where a node of the unfused graph is.
+Tier tier_of_node(std::string_view node, const BlockCut& cut) {
+  if (node == "fwd" || node == "bwd") return Tier::device;
+  if (node == "p16") return cut.parameters;
+  if (node == "g16") return cut.gradients;
+  if (node == "activations") return cut.saved.value_or(Tier::device);
+  if (node == "output") return cut.output;
+  return cut.state;  // the update runs where its state is, and rounds what it writes
+}
+
+NodeMask off_device(const DataflowGraph& graph, const BlockCut& cut) {
+  NodeMask mask = 0;
+  for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Tier tier = tier_of_node(graph.nodes[i].members.front(), cut);
+    if (tier != Tier::device) mask |= NodeMask{1} << i;
+  }
+  return mask;
+}
+
+/// Returns the cut with the nodes of the mask on the host.
+BlockCut cut_of(const DataflowGraph& graph, NodeMask mask) {
+  const auto tier = [&](std::string_view name) {
+    for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
+      if (std::ranges::count(graph.nodes[i].members, name) > 0) {
+        return (mask >> i & 1U) != 0 ? Tier::host : Tier::device;
+      }
+    }
+    return Tier::device;
+  };
+  return {.parameters = tier("p16"),
+          .gradients = tier("g16"),
+          .state = tier("update"),
+          .saved = tier("activations"),
+          .output = tier("output")};
+}
+
+/// What is off the device may be on the host or on disk. What stays beside FWD-BWD and has no home
+/// is made again.
+void add_tiers(const Workload& workload, const BlockCut& cut, std::vector<BlockCut>& list) {
+  using Homes = std::vector<std::optional<Tier>>;
+  const Homes saved =
+      cut.saved == Tier::host ? Homes{Tier::host, Tier::nvme} : Homes{Tier::device, std::nullopt};
+  const auto homes = [](Tier tier) {
+    return tier == Tier::host ? Homes{Tier::host, Tier::nvme} : Homes{tier};
+  };
+  for (const auto& state : homes(cut.state)) {
+    for (const auto& output : homes(cut.output)) {
+      for (const auto& kept : saved) {
+        BlockCut each = cut;
+        each.state = *state;
+        each.output = *output;
+        each.saved = kept;
+        if (is_admissible(workload, each)) list.push_back(each);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool is_recomputed(const Workload& workload, const Placement& placement, std::uint32_t block) {
+  const std::uint32_t layer = workload.layer_of(block);
+  if (layer == 0 || layer == workload.head_layer()) return false;
+  if (workload.tiled && !workload.blocks[block].feeds_backward) return false;
+  return !placement.blocks[workload.first_block(layer)].saved;
+}
+
+DataflowGraph block_graph(const Workload& w, const Placement& placement, std::uint32_t block) {
+  const std::uint32_t layer = w.layer_of(block);
+  const bool head = layer == w.head_layer();
+  const std::uint64_t visits = placement.order == WorkOrder::layer_major ? 1 : w.micro_batches;
+  const bool again = w.tiled && is_recomputed(w, placement, block);
+  // A loss on a whole head makes both its passes in one op. An embedding's backward reads nothing.
+  const bool uses_loss = w.loss_blocks().contains(block) || w.tied_blocks().contains(block);
+  const std::uint64_t of_loss = uses_loss ? (w.tiled ? 2 : 1) : 0;
+  const bool in_layer = layer > 0 && !head;
+  // What the head reads waits for no backward of another layer.
+  const bool waits = layer + 1 < w.head_layer() && w.first_block(layer) == block;
+  const Bytes one = head ? Bytes{} : w.blocks[block].saved_bytes;
+  const DataflowGraph graph = unfused_graph(
+      {.parameters = w.blocks[block].padded_parameters,
+       .format = placement.format,
+       .compute = w.compute,
+       .rounds = w.rounds,
+       .forward_reads = visits * (head    ? 0
+                                  : again ? 2
+                                          : 1),
+       .backward_reads = visits * (in_layer ? 1 : of_loss),
+       .activation_bytes = one * std::uint64_t{w.micro_batches},
+       .output_bytes = waits ? w.boundary_bytes * std::uint64_t{w.micro_batches} : Bytes{}});
+  // Rule 1 without what memory may force off the device, and the super node that rule 3 finds.
+  std::vector<std::uint32_t> passes, update;
+  for (const char* name : {"fwd", "bwd"}) passes.push_back(graph.find(name).value());
+  const DataflowGraph fused = merge_nodes(graph, passes);
+  for (const char* name : {"update", "momentum", "variance", "p32", "float2half"}) {
+    update.push_back(fused.find(name).value());
+  }
+  return merge_nodes(fused, update);
+}
+
+Cut evaluate_cut(const DataflowGraph& graph, const BlockCut& cut) {
+  return evaluate_cut(graph, off_device(graph, cut));
+}
+
+bool is_admissible(const Workload& workload, const BlockCut& cut) {
+  // The device updates parameters where they live, from gradients that are there.
+  const bool all_there = cut.resident() && cut.gradients == Tier::device;
+  if (cut.state == Tier::device && !all_there) return false;
+  // One round has nothing to add up.
+  const bool sums = cut.gradients == Tier::device && cut.state != Tier::device;
+  if (sums && workload.rounds == 1) return false;
+  if (cut.parameters == Tier::nvme || cut.gradients == Tier::nvme) return false;
+  return !workload.tiled || cut.saved.value_or(Tier::device) == Tier::device;
+}
+
+std::vector<BlockCut> admissible_cuts(const Workload& workload, const DataflowGraph& graph) {
+  std::vector<Cut> cuts = all_cuts(graph);
+  cuts.insert(cuts.begin(), evaluate_cut(graph, NodeMask{0}));
+  std::vector<BlockCut> list;
+  for (const Cut& each : cuts) {
+    const BlockCut cut = cut_of(graph, each.cpu);
+    // Another mask would separate what one op keeps together.
+    if (off_device(graph, cut) == each.cpu) add_tiers(workload, cut, list);
+  }
+  return list;
+}
+
+std::string to_text(const DataflowGraph& graph, const BlockCut& cut) {
+  const auto has = [&](std::string_view name) {
+    const auto node = graph.find(name);
+    return node && graph.nodes[*node].bytes > Bytes{};
+  };
+  std::string text =
+      fmt::format("update {}; parameters {}, gradients {}, state {}", name_of(cut.updated_by()),
+                  name_of(cut.parameters), name_of(cut.gradients), name_of(cut.state));
+  if (has("activations")) {
+    text += fmt::format(", saved {}", cut.saved ? name_of(*cut.saved) : "recomputed");
+  }
+  if (has("output")) text += fmt::format(", output {}", name_of(cut.output));
+  return text;
+}
+
+}  // namespace spillway::plan

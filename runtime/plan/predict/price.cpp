@@ -1,0 +1,141 @@
+#include "runtime/plan/predict/price.hpp"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "runtime/plan/dataflow_graph.hpp"
+#include "runtime/plan/partition.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
+#include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/predict/op_traffic.hpp"
+
+namespace spillway::plan {
+namespace {
+
+/// What sums in another order than the simulator's may be larger by, with room to spare: 10^7 ops
+/// round by 10^-16 each.
+constexpr double kRounding = 1e-9;
+
+double number(Bytes bytes) { return static_cast<double>(bytes.value()); }
+
+double seconds_of(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
+
+/// Norms, updates and what the disk moves of `count` tiles alike.
+void add_tiles(LaneWork& work, const Workload& w, const Placement& p, const Tile& tile,
+               std::uint64_t count) {
+  const Tier home = p.blocks[tile.block].state;
+  const auto tiles = static_cast<double>(count);
+  const double passes =
+      tiles * (number(update_traffic(w, p, tile)) + number(norm_traffic(w, tile)));
+  (home == Tier::device ? work.gpu_bytes : work.cpu) += passes;
+  if (home != Tier::nvme) return;
+  work.read += tiles * number(state_bytes(p.format, tile.count));
+  work.written += tiles * number(slot_bytes(p.format, tile.count));
+}
+
+/// Returns whether two blocks of a placement have the same work.
+bool alike(const Workload& w, const Placement& p, std::uint32_t a, std::uint32_t b) {
+  const auto facts = [&](std::uint32_t block) {
+    const BlockShape& shape = w.blocks[block];
+    const std::uint32_t layer = w.layer_of(block);
+    return std::tuple(shape.padded_parameters, shape.forward_flops, shape.backward_flops,
+                      shape.saved_bytes, shape.loss_flops, block == 0, layer == 0,
+                      layer == w.head_layer(), layer + 1 == w.head_layer(),
+                      w.first_block(layer) == block, is_recomputed(w, p, block));
+  };
+  return p.blocks[a] == p.blocks[b] && facts(a) == facts(b);
+}
+
+LaneWork work_of_step(const Workload& workload, const Placement& placement) {
+  LaneWork work = work_of_blocks(workload, placement);
+  // What the staging slots hold from one step to the next is not read again.
+  const double spilled = number(boundary_traffic(workload, placement).spilled +
+                                internals_traffic(workload, placement).spilled);
+  const double held =
+      number(state_bytes(placement.format, placement.tile_parameters)) * placement.state_slots;
+  work.read = std::max(0.0, work.read - spilled - held) + spilled;
+  return work;
+}
+
+}  // namespace
+
+LaneWork& LaneWork::operator+=(const LaneWork& other) {
+  for (double LaneWork::*part :
+       {&LaneWork::flops, &LaneWork::gpu_bytes, &LaneWork::up, &LaneWork::down, &LaneWork::cpu,
+        &LaneWork::read, &LaneWork::written}) {
+    this->*part += other.*part;
+  }
+  return *this;
+}
+
+LaneWork work_of(const Workload& w, const Placement& p, std::uint32_t b) {
+  const BlockShape& shape = w.blocks[b];
+  const BlockCut& cut = p.blocks[b];
+  const double passes = static_cast<double>(w.rounds) * w.micro_batches;
+  LaneWork work;
+  const std::uint32_t layer = w.layer_of(b);
+  if (layer != w.head_layer() && (!w.tiled || b > 0)) {  // the vectors of tiles are no op's own
+    const int forwards = is_recomputed(w, p, b) ? 2 : 1;
+    work.flops = passes * (shape.forward_flops * forwards + shape.backward_flops);
+  }
+  if (w.loss_blocks().contains(b)) {
+    work.flops += passes * (w.loss_flops(b) * (w.tiled ? 2 : 1) + w.loss_gradient_flops(b));
+  }
+  const Cut sides = evaluate_cut(block_graph(w, p, b), cut);
+  work.up = number(sides.up);
+  work.down = number(sides.down);
+  const double later = w.rounds - 1;
+  work.gpu_bytes = number(rounding_traffic(w, p, b, 0));
+  if (w.rounds > 1) work.gpu_bytes += later * number(rounding_traffic(w, p, b, 1));
+  if (cut.gradients != Tier::device && w.rounds > 1) {
+    work.cpu = number(summing_traffic(w, b, 0)) + later * number(summing_traffic(w, b, 1));
+  }
+  // All tiles of a block are alike, but for the last.
+  const ElementCount tile = p.tile_parameters;
+  const ElementCount rest{shape.padded_parameters.value() % tile.value()};
+  add_tiles(work, w, p, {b, {}, tile}, shape.padded_parameters / tile);
+  if (rest > ElementCount{}) add_tiles(work, w, p, {b, {}, rest}, 1);
+  Bytes on_disk;
+  const bool starts = layer < w.head_layer() && w.first_block(layer) == b;
+  if (starts && boundary_home(w, p, layer) == Tier::nvme) on_disk += in_pages(w.boundary_bytes);
+  if (internals_leave(w, p, b) && cut.saved == Tier::nvme) on_disk += in_pages(shape.saved_bytes);
+  work.read += passes * number(on_disk);
+  work.written += passes * number(on_disk);
+  return work;
+}
+
+LaneWork work_of_blocks(const Workload& workload, const Placement& placement) {
+  LaneWork sum;
+  std::vector<std::pair<std::uint32_t, LaneWork>> known;  // few kinds, however many blocks
+  for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
+    const auto same = std::ranges::find_if(
+        known, [&](const auto& other) { return alike(workload, placement, other.first, b); });
+    if (same == known.end()) {
+      known.emplace_back(b, work_of(workload, placement, b));
+      sum += known.back().second;
+    } else {
+      sum += same->second;
+    }
+  }
+  return sum;
+}
+
+double least_step_seconds(const Workload& workload, const Placement& placement,
+                          const MachineProfile& profile) {
+  const LaneWork work = work_of_step(workload, placement);
+  // Every block but the head runs forward and backward, and each run is an op.
+  const double ops = static_cast<double>(workload.rounds) * workload.micro_batches *
+                     (2 * static_cast<double>(workload.blocks.size()) - 2);
+  const double gpu =
+      seconds_of(work.flops, profile.gpu_flops) + seconds_of(work.gpu_bytes, profile.gpu_update);
+  const double cpu = seconds_of(work.cpu, profile.update);
+  const double longest = std::max(
+      {gpu + ops * profile.op_overhead_seconds, profile.cpu_shares_gpu ? gpu + cpu : cpu,
+       seconds_of(work.up, profile.h2d), seconds_of(work.down, profile.d2h),
+       seconds_of(work.read, profile.nvme_read), seconds_of(work.written, profile.nvme_write)});
+  return longest * (1 - kRounding);
+}
+
+}  // namespace spillway::plan

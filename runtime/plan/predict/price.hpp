@@ -1,0 +1,31 @@
+// The price of a cut: what each lane has to do for a block in one step, and from that a time that
+// no step of a placement can beat, without a plan of its ops. Pure.
+#pragma once
+
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+/// Bytes or FLOPs of each lane.
+struct LaneWork {
+  double flops = 0, gpu_bytes = 0, up = 0, down = 0, cpu = 0, read = 0, written = 0;
+
+  LaneWork& operator+=(const LaneWork& other);
+};
+
+/// Returns what the block's cut costs in one step: the edges that it severs on the link, the nodes
+/// on the processor that runs them, and what disk tiers read and write.
+[[nodiscard]] LaneWork work_of(const Workload& workload, const Placement& placement,
+                               std::uint32_t block);
+
+/// Returns what the cuts of all blocks cost.
+[[nodiscard]] LaneWork work_of_blocks(const Workload& workload, const Placement& placement);
+
+/// Returns a time that `simulate(build_training_step(workload, placement), profile).step_seconds`
+/// is at least. A lane without a rate counts as instant.
+[[nodiscard]] double least_step_seconds(const Workload& workload, const Placement& placement,
+                                        const MachineProfile& profile);
+
+}  // namespace spillway::plan
