@@ -321,6 +321,19 @@ TEST_F(Cli, PlanSaysHowManyBlocksKeepTheirActivationsOnTheHost) {
   EXPECT_GT(plan["memory"]["device"]["items"]["kept activations"], 0);
   EXPECT_NE(text.out.find(std::to_string(away) + " of them on the host"), std::string::npos)
       << text.out;
+  // The layers are cut in two ways, and each line says why another cut is none of them.
+  int layers = 0, on_host = 0;
+  for (const nlohmann::json& cut : plan["cuts"]) {
+    const int blocks = cut["kind"] == "layers" ? cut["blocks"].get<int>() : 0;
+    layers += blocks;
+    on_host += cut["saved"] == "host" ? blocks : 0;
+    ASSERT_TRUE(cut.contains("next_best")) << cut;
+    EXPECT_TRUE(cut["next_best"].contains("lacks") || cut["next_best"].contains("step_seconds"));
+  }
+  EXPECT_EQ(layers, 32);
+  EXPECT_EQ(on_host, away);
+  EXPECT_NE(text.out.find("saved host, output device"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("next best, "), std::string::npos) << text.out;
 }
 
 }  // namespace

@@ -125,8 +125,9 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const plan::MachineProfile profile =
       machine ? bench::profile_for(*machine, *config, workload, options.context)
               : measured_profile(flags, *config, options, workload, budgets, fitting);
-  const plan::PlannedStep step = plan::fastest_placement(
-      workload, budgets, engine::placement_request(options), profile, fitting);
+  const plan::PlacementRequest request = engine::placement_request(options);
+  const plan::PlannedStep step =
+      plan::fastest_placement(workload, budgets, request, profile, fitting);
   const plan::Placement& placement = step.placement;
   const PlanView view{.workload = workload,
                       .placement = placement,
@@ -134,6 +135,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
                       .profile = profile,
                       .prediction = step.prediction,
                       .memory = plan::memory_items(workload, placement),
+                      .cuts = plan::report_cuts(workload, budgets, request, profile, step),
                       .device = options.device.value_or(config::DeviceKind::host)};
   nlohmann::ordered_json document = to_json(view);
   if (machine) document["speed"] = speed_on(*machine, *config, options, view);

@@ -8,6 +8,7 @@
 
 namespace spillway::cli {
 
+using nlohmann::ordered_json;
 using plan::Lane;
 using plan::Tier;
 
@@ -17,6 +18,10 @@ constexpr std::array<Tier, 3> kTiers{Tier::device, Tier::host, Tier::nvme};
 
 /// Budgets from here on say that nothing is counted: the files are there already.
 constexpr Bytes kUnlimited{std::uint64_t{1} << 60};
+
+std::string_view saved_in(const plan::BlockCut& cut) {
+  return cut.saved ? plan::name_of(*cut.saved) : "recomputed";
+}
 
 Bytes budget(const plan::Budgets& budgets, Tier tier) {
   return tier == Tier::device ? budgets.device : tier == Tier::host ? budgets.host : budgets.nvme;
@@ -68,6 +73,79 @@ std::string placement_line(const plan::Workload& workload, const plan::Placement
       output_in(Tier::nvme), sums_on_device);
 }
 
+std::string more_seconds(double seconds) { return fmt::format("{:.4f} s", seconds); }
+
+/// Says what the other cut has elsewhere.
+std::string elsewhere(const plan::BlockCut& cut, const plan::BlockCut& other) {
+  std::string text;
+  const auto say = [&](std::string_view what, std::string_view now, std::string_view then) {
+    if (now == then) return;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, then);
+  };
+  say("parameters", plan::name_of(cut.parameters), plan::name_of(other.parameters));
+  say("gradients", plan::name_of(cut.gradients), plan::name_of(other.gradients));
+  say("state", plan::name_of(cut.state), plan::name_of(other.state));
+  say("saved", saved_in(cut), saved_in(other));
+  say("output", plan::name_of(cut.output), plan::name_of(other.output));
+  return text;
+}
+
+/// Says why the next best cut is not the one.
+std::string reason(const PlanView& view, const plan::NextBest& next) {
+  if (next.lacks) {
+    return fmt::format("does not fit, {} of {} are missing",
+                       format_bytes(next.lacks->needed - next.lacks->budget),
+                       plan::name_of(next.lacks->tier));
+  }
+  const double more = next.step_seconds - view.prediction.step_seconds;
+  std::string text = more > 0   ? "slower by " + more_seconds(more) + " a step"
+                     : more < 0 ? "faster by no more than " + more_seconds(-more) + " a step"
+                                : "no faster";
+  if (next.busier_seconds > 0) {
+    text += fmt::format(", {} works {} longer", shown_name(next.busier, view.device),
+                        more_seconds(next.busier_seconds));
+  }
+  return text;
+}
+
+std::string cut_lines(const PlanView& view) {
+  std::string text;
+  std::string_view title = "cut";
+  for (const plan::CutReport& cut : view.cuts) {
+    const std::string kind = fmt::format(
+        "{}{}", cut.kind, cut.blocks > 1 ? fmt::format(" ({} blocks)", cut.blocks) : "");
+    text += fmt::format("{:<10} {}: {}; {} over the link\n", title, kind, cut.text,
+                        format_bytes(cut.link));
+    title = "";
+    if (!cut.next) continue;
+    text += fmt::format("{:<10}   next best, {}: {}\n", "", elsewhere(cut.cut, cut.next->cut),
+                        reason(view, *cut.next));
+  }
+  return text;
+}
+
+ordered_json to_json(const plan::BlockCut& cut) {
+  return {{"update", plan::name_of(cut.updated_by())},
+          {"parameters", plan::name_of(cut.parameters)},
+          {"gradients", plan::name_of(cut.gradients)},
+          {"state", plan::name_of(cut.state)},
+          {"saved", saved_in(cut)},
+          {"output", plan::name_of(cut.output)}};
+}
+
+ordered_json to_json(const plan::NextBest& next) {
+  ordered_json document = to_json(next.cut);
+  if (next.lacks) {
+    document["lacks"] = {{"tier", plan::name_of(next.lacks->tier)},
+                         {"bytes", (next.lacks->needed - next.lacks->budget).value()}};
+    return document;
+  }
+  document["step_seconds"] = next.step_seconds;
+  document["busier_lane"] = plan::name_of(next.busier);
+  document["busier_seconds"] = next.busier_seconds;
+  return document;
+}
+
 }  // namespace
 
 std::string_view shown_name(Lane lane, config::DeviceKind device) {
@@ -91,6 +169,7 @@ std::string to_text(const PlanView& view) {
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  w.tokens * w.micro_batches * w.rounds, w.rounds, w.micro_batches, w.tokens);
   fmt::format_to(out, "placement  {}\n", placement_line(w, view.placement));
+  text += cut_lines(view);
   for (const Tier tier : kTiers) {
     const Bytes limit = budget(view.budgets, tier);
     fmt::format_to(out, "{:<10} {}{}\n", plan::name_of(tier),
@@ -141,6 +220,12 @@ nlohmann::ordered_json to_json(const PlanView& view) {
                       {"state", plan::name_of(place.state)},
                       {"activations", plan::name_of(place.output)},
                       {"sums_on_device", sums_rounds_on_device(view.workload, view.placement, b)}});
+  }
+  for (const plan::CutReport& cut : view.cuts) {
+    ordered_json& entry = document["cuts"].emplace_back(
+        ordered_json{{"kind", cut.kind}, {"blocks", cut.blocks}, {"link_bytes", cut.link.value()}});
+    entry.update(to_json(cut.cut));
+    if (cut.next) entry["next_best"] = to_json(*cut.next);
   }
   for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
     const plan::LaneUse& use = view.prediction.lanes[lane];

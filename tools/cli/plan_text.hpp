@@ -8,7 +8,7 @@
 
 #include "runtime/config/train_options.hpp"
 #include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/placement/cut_report.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 
 namespace spillway::cli {
@@ -20,6 +20,7 @@ struct PlanView {
   const plan::MachineProfile& profile;
   const plan::Prediction& prediction;
   std::vector<plan::MemoryItem> memory;
+  std::vector<plan::CutReport> cuts{};  ///< empty in a run, which looks for no other cut
   config::DeviceKind device = config::DeviceKind::host;
 };
 
