@@ -10,7 +10,7 @@ foreach(component IN ITEMS offload cpu_adam nvme_swap comm)
   set(spillway_${component}_folder ${component})
 endforeach()
 
-set(spillway_base_packages Threads fmt spdlog hwloc)
+set(spillway_base_packages Threads fmt nlohmann_json spdlog hwloc)
 set(spillway_offload_modules base)
 set(spillway_offload_packages Threads cuda)
 set(spillway_cpu_adam_modules base)

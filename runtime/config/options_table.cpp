@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "runtime/base/json.hpp"
 #include "runtime/config/detail/option_builders.hpp"
 
 namespace spillway::config {
@@ -29,7 +30,7 @@ ordered_json::json_pointer pointer_to(const std::string& path) {
 
 /// A flag's text as a configuration would have it: a number where it is one that JSON can hold.
 json json_of_text(const std::string& text) {
-  json value = json::parse(text, nullptr, false);
+  const json value = json_or_null(text);
   const bool exact = !value.is_number_float() || text.find_first_of(".eE") != std::string::npos;
   return value.is_number() && exact ? value : json(text);
 }

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <nlohmann/json.hpp>
-#include <set>
 
+#include "runtime/base/json.hpp"
 #include "runtime/config/detail/config_file.hpp"
 
 namespace spillway::config::detail {
@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxDepth = 64;
+constexpr std::size_t kMostLevels = 64;
 
 /// The text with every comment blanked, so that lines and columns in messages stay true.
 std::string without_comments(std::string_view text, std::string_view origin) {
@@ -53,58 +53,12 @@ std::string without_comments(std::string_view text, std::string_view origin) {
   return plain;
 }
 
-/// Notices a key that stands twice in one object.
-class DuplicateGuard {
- public:
-  explicit DuplicateGuard(std::string_view origin) : origin_(origin) {}
-
-  bool operator()(int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxDepth) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("{}: nested deeper than {} levels", origin_, kMaxDepth));
-    }
-    switch (event) {
-      case json::parse_event_t::object_start: open_.emplace_back(); break;
-      case json::parse_event_t::object_end: open_.pop_back(); break;
-      case json::parse_event_t::key: enter(parsed.get_ref<const std::string&>()); break;
-      default: break;
-    }
-    return true;
-  }
-
- private:
-  struct Object {
-    std::set<std::string> keys;
-    std::string latest;
-  };
-
-  void enter(const std::string& key) {
-    Object& object = open_.back();
-    object.latest = key;
-    if (object.keys.insert(key).second) return;
-    std::string path;
-    for (const Object& each : open_) path = join_path(path, each.latest);
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{}: key {} stands twice; remove one of them", origin_, path));
-  }
-
-  std::string_view origin_;
-  std::vector<Object> open_;
-};
-
 }  // namespace
 
 json parse_commented_json(std::string_view text, std::string_view origin) {
   const std::string plain = without_comments(text, origin);
-  DuplicateGuard guard(origin);
-  json root;
-  try {
-    root = json::parse(plain, [&guard](int depth, json::parse_event_t event, json& parsed) {
-      return guard(depth, event, parsed);
-    });
-  } catch (const json::exception& error) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("{}: not JSON: {}", origin, error.what()));
-  }
+  json root = parse_json(
+      plain, {.origin = origin, .code = ErrorCode::invalid_argument, .most_levels = kMostLevels});
   if (!root.is_object()) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{}: a configuration is an object, {{ ... }}", origin));

@@ -9,6 +9,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/base/json.hpp"
 #include "runtime/data/detail/utf8.hpp"
 #include "runtime/data/tokenizer.hpp"
 
@@ -108,12 +109,7 @@ void check_consistent(const Meta& meta, std::string_view origin) {
 std::string_view name_of(TokenType type) { return type == TokenType::uint16 ? "uint16" : "uint32"; }
 
 Meta parse_meta(std::string_view json_text, std::string_view origin) {
-  json fields;
-  try {
-    fields = json::parse(json_text);
-  } catch (const json::exception& error) {
-    refuse(origin, fmt::format("not JSON: {}", error.what()));
-  }
+  const json fields = parse_json(json_text, {.origin = origin});
   if (!fields.is_object()) refuse(origin, "not a JSON object");
   Meta meta;
   meta.dtype = parse_token_type(fields, origin);

@@ -226,6 +226,12 @@ class Rules(LintTest):
                 self.write("tools/cli/a.cpp", word + "\n")
                 self.assert_finds("rules", "tools/cli/a.cpp:1", "console.hpp")
 
+    def test_finds_json_that_another_reader_reads(self):
+        self.write("tests/a.hpp", HEADER + "json::parse(x);\n")
+        self.assert_clean("rules")
+        self.write("offload/a.hpp", HEADER + "nlohmann::json::parse(x);\n")
+        self.assert_finds("rules", "offload/a.hpp:3", "parse_json")
+
     def test_finds_flags_that_change_results(self):
         for flag in ("-ffast-math", "-march=native", "-mavx2"):
             with self.subTest(flag):

@@ -7,6 +7,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/base/json.hpp"
 
 namespace spillway::bench {
 namespace {
@@ -62,7 +63,7 @@ class Keys {
 };
 
 json parse(std::string_view text, std::string_view origin) {
-  json document = json::parse(text, nullptr, false);
+  json document = parse_json(text, {.origin = origin, .code = ErrorCode::invalid_argument});
   check(document.is_object(), ErrorCode::invalid_argument,
         fmt::format("{} is not a JSON object", origin));
   return document;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/json.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/topology.hpp"
 #include "runtime/engine/run/sealed_json.hpp"
@@ -92,7 +93,7 @@ void MachineTuning::write() const {
   if (file_.empty()) return;
   json document{{"prefetch", prefetch_},
                 {"drives", json::object()},
-                {"products", json::parse(products_.to_json())}};
+                {"products", parse_json(products_.to_json(), {.origin = "the products"})}};
   for (const auto& [key, drive] : drives_) document["drives"][key] = to_json(drive);
   try {
     std::filesystem::create_directories(std::filesystem::absolute(file_).parent_path());

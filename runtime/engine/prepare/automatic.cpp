@@ -8,6 +8,7 @@
 #include <optional>
 #include <variant>
 
+#include "runtime/base/json.hpp"
 #include "runtime/config/keys.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
@@ -22,7 +23,7 @@ constexpr std::uint64_t kMostMicroBatch = 1024;
 
 /// The type that the model's config.json gives its weights; nothing where it does not say.
 std::optional<DType> stored_type(const model::ModelConfig& config) {
-  const auto source = nlohmann::json::parse(config.source_json, nullptr, false);
+  const auto source = json_or_null(config.source_json);
   if (!source.is_object()) return std::nullopt;
   for (const char* const key : {"dtype", "torch_dtype"}) {
     const std::string name = source.contains(key) && source[key].is_string()

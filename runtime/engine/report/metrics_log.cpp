@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/json.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -40,7 +41,7 @@ Kept kept_of(const std::filesystem::path& path, std::uint64_t last_step) {
   std::string line;
   while (std::getline(file, line) && !file.eof()) {
     read += line.size() + 1;
-    const auto entry = nlohmann::json::parse(line, nullptr, false);
+    const auto entry = json_or_null(line);
     const bool whole =
         entry.is_object() && entry.contains("step") && entry["step"].is_number_unsigned();
     if (!whole) ++damaged;

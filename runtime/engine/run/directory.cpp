@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/json.hpp"
 #include "runtime/config/options_table.hpp"
 #include "runtime/engine/run/sealed_json.hpp"
 
@@ -31,8 +32,9 @@ data::FileStamp stamp_of(const json& stamp) {
 void RunDirectory::write_config(const RunConfig& config) const {
   json document;
   document["id"] = to_text(config.id);
-  document["model"] = json::parse(model::to_config_json(config.model, config.options.compute));
-  document["train"] = json::parse(config::to_config_json(config.options));
+  document["model"] = parse_json(model::to_config_json(config.model, config.options.compute),
+                                 {.origin = "the model"});
+  document["train"] = parse_json(config::to_config_json(config.options), {.origin = "the options"});
   document["data"] = config.data;
   document["data_fingerprint"] = fmt::format("{:016x}", config.identity.fingerprint);
   if (config.identity.stamp) document["data_stamp"] = to_json(*config.identity.stamp);

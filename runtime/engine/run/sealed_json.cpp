@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/base/json.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -16,7 +18,8 @@ namespace {
 using nlohmann::json;
 
 constexpr Bytes kLargestFile = 16_MiB;
-constexpr int kFormat = 3;  // 1 had no checksum, 2 no run id
+constexpr std::size_t kMostLevels = 64;  // a model's configuration of 32, and what is around it
+constexpr int kFormat = 3;               // 1 had no checksum, 2 no run id
 constexpr const char* kChecksum = "xxh3";
 
 /// The text of the file: keys in alphabetical order, two spaces a level.
@@ -37,7 +40,7 @@ void write_sealed_json(const std::filesystem::path& path, json document) {
 
 json read_sealed_json(const std::filesystem::path& path) {
   const std::string text = read_text_file(path, kLargestFile);
-  json document = json::parse(text, nullptr, false);
+  json document = parse_json(text, {.origin = path.string(), .most_levels = kMostLevels});
   check(document.is_object(), ErrorCode::corrupt_data,
         fmt::format("{} is not a JSON object", path.string()));
   // Before the checksum, which another version may compute in another way.

@@ -7,18 +7,17 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/base/json.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
-#include "runtime/model/hf/strict_json.hpp"
 
 namespace spillway::model {
 namespace {
-
-using detail::brief_name;
 
 constexpr std::string_view kSingle = "model.safetensors";
 constexpr std::string_view kIndex = "model.safetensors.index.json";
@@ -66,8 +65,7 @@ void check_shard_name(const std::string& name, const std::string& origin) {
 /// Tensor name to file name.
 std::map<std::string, std::string> read_index(const std::filesystem::path& path) {
   const std::string origin = path.string();
-  const auto index =
-      detail::parse_strict_table(read_text_file(path, kMaxIndex), origin, ErrorCode::corrupt_data);
+  const auto index = parse_json(read_text_file(path, kMaxIndex), {.origin = origin});
   const auto found = index.is_object() ? index.find("weight_map") : index.end();
   check(found != index.end() && found->is_object() && !found->empty(), ErrorCode::corrupt_data,
         fmt::format("{}: \"weight_map\" is missing; it says which file holds a tensor", origin));
@@ -75,7 +73,7 @@ std::map<std::string, std::string> read_index(const std::filesystem::path& path)
   for (const auto& [tensor, file] : found->items()) {
     check(file.is_string(), ErrorCode::corrupt_data,
           fmt::format("{}: the file of {} is {}; it must be a name", origin, brief_name(tensor),
-                      detail::brief(file)));
+                      brief(file)));
     check_shard_name(file.get_ref<const std::string&>(), origin);
     places.emplace(tensor, file.get<std::string>());
   }

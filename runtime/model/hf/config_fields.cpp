@@ -5,11 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/json.hpp"
 
 namespace spillway::model::detail {
+
+using nlohmann::ordered_json;
+
 namespace {
 
 /// True if `list`, words that each end in a space, has `word`.
@@ -88,14 +93,14 @@ bool is_harmless_field(std::string_view name) {
          has_word(kGeneration, name);
 }
 
-FieldReader::FieldReader(const OrderedJson& object, std::string_view origin, std::string path)
+FieldReader::FieldReader(const ordered_json& object, std::string_view origin, std::string path)
     : object_(object), origin_(origin), path_(std::move(path)) {
   check(object.is_object(), ErrorCode::invalid_argument,
         fmt::format("{}: {} is {}; it must be a JSON object", origin,
                     path_.empty() ? "the document" : path_, brief(object)));
 }
 
-const OrderedJson* FieldReader::any(std::string_view name) {
+const ordered_json* FieldReader::any(std::string_view name) {
   read_.emplace(name);
   const auto found = object_.find(std::string(name));
   return found == object_.end() || found->is_null() ? nullptr : &*found;
@@ -106,7 +111,7 @@ bool FieldReader::mentions(std::string_view name) const {
 }
 
 std::optional<std::uint32_t> FieldReader::count(std::string_view name) {
-  const OrderedJson* value = any(name);
+  const ordered_json* value = any(name);
   if (value == nullptr) return std::nullopt;
   const bool whole = value->is_number_unsigned();
   const std::uint64_t amount = whole ? value->get<std::uint64_t>() : 0;
@@ -125,40 +130,40 @@ std::uint32_t FieldReader::required_count(std::string_view name) {
 }
 
 std::optional<double> FieldReader::number(std::string_view name) {
-  const OrderedJson* value = any(name);
+  const ordered_json* value = any(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_number() || !std::isfinite(value->get<double>())) reject(name, *value, "a number");
   return value->get<double>();
 }
 
 bool FieldReader::boolean(std::string_view name, bool absent) {
-  const OrderedJson* value = any(name);
+  const ordered_json* value = any(name);
   if (value == nullptr) return absent;
   if (!value->is_boolean()) reject(name, *value, "true or false");
   return value->get<bool>();
 }
 
 std::optional<std::string> FieldReader::text(std::string_view name) {
-  const OrderedJson* value = any(name);
+  const ordered_json* value = any(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_string()) reject(name, *value, "a string");
   return value->get<std::string>();
 }
 
-void FieldReader::only(std::string_view name, const OrderedJson& supported,
+void FieldReader::only(std::string_view name, const ordered_json& supported,
                        std::string_view remedy) {
-  const OrderedJson* value = any(name);
+  const ordered_json* value = any(name);
   if (value != nullptr && *value != supported) refuse(name, *value, remedy);
 }
 
-void FieldReader::refuse(std::string_view name, const OrderedJson& value,
+void FieldReader::refuse(std::string_view name, const ordered_json& value,
                          std::string_view remedy) const {
   throw Error(ErrorCode::not_supported,
               fmt::format("{}: \"{}{}\" is {}, which is not supported; {}", origin_, path_, name,
                           brief(value), remedy));
 }
 
-void FieldReader::reject(std::string_view name, const OrderedJson& value,
+void FieldReader::reject(std::string_view name, const ordered_json& value,
                          std::string_view rule) const {
   throw Error(ErrorCode::invalid_argument, fmt::format("{}: \"{}{}\" is {}; it must be {}", origin_,
                                                        path_, name, brief(value), rule));
@@ -170,7 +175,7 @@ void FieldReader::finish(bool allow_harmless) {
     if (allow_harmless && is_harmless_field(name)) continue;
     const auto neutral = std::ranges::find(kNeutral, std::string_view(name), &Neutral::name);
     if (neutral != kNeutral.end()) {
-      const OrderedJson supported = OrderedJson::parse(neutral->value);
+      const ordered_json supported = parse_ordered_json(neutral->value, {.origin = neutral->name});
       if (value == supported) continue;
       refuse(name, value, fmt::format("only {} is", neutral->value));
     }

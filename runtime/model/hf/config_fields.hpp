@@ -3,12 +3,11 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
-
-#include "runtime/model/hf/strict_json.hpp"
 
 namespace spillway::model::detail {
 
@@ -17,7 +16,7 @@ namespace spillway::model::detail {
 class FieldReader {
  public:
   /// `object` must outlive this. `path` is empty, or names the object in messages: "rope_scaling.".
-  FieldReader(const OrderedJson& object, std::string_view origin, std::string path);
+  FieldReader(const nlohmann::ordered_json& object, std::string_view origin, std::string path);
 
   [[nodiscard]] std::optional<std::uint32_t> count(std::string_view name);
   [[nodiscard]] std::uint32_t required_count(std::string_view name);
@@ -25,17 +24,18 @@ class FieldReader {
   [[nodiscard]] bool boolean(std::string_view name, bool absent);
   [[nodiscard]] std::optional<std::string> text(std::string_view name);
   /// Returns the value of any type, or nullptr; marks it as read.
-  [[nodiscard]] const OrderedJson* any(std::string_view name);
+  [[nodiscard]] const nlohmann::ordered_json* any(std::string_view name);
   /// True if the field is there, `null` or not. Does not mark it.
   [[nodiscard]] bool mentions(std::string_view name) const;
 
   /// Refuses the field with `Error{not_supported}` unless it is absent or equals `supported`.
-  void only(std::string_view name, const OrderedJson& supported, std::string_view remedy);
+  void only(std::string_view name, const nlohmann::ordered_json& supported,
+            std::string_view remedy);
   /// Throws `Error{not_supported}` naming field and value.
-  [[noreturn]] void refuse(std::string_view name, const OrderedJson& value,
+  [[noreturn]] void refuse(std::string_view name, const nlohmann::ordered_json& value,
                            std::string_view remedy) const;
   /// Throws `Error{invalid_argument}` naming field and value.
-  [[noreturn]] void reject(std::string_view name, const OrderedJson& value,
+  [[noreturn]] void reject(std::string_view name, const nlohmann::ordered_json& value,
                            std::string_view rule) const;
 
   /// Refuses every field that was not read, is not null and is not known to leave the mathematics
@@ -43,7 +43,7 @@ class FieldReader {
   void finish(bool allow_harmless);
 
  private:
-  const OrderedJson& object_;
+  const nlohmann::ordered_json& object_;
   std::string_view origin_;
   std::string path_;
   std::set<std::string, std::less<>> read_;

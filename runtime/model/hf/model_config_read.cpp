@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/base/json.hpp"
 #include "runtime/model/hf/config_fields.hpp"
 #include "runtime/model/model_config.hpp"
 
@@ -13,7 +15,7 @@ namespace spillway::model {
 namespace {
 
 using detail::FieldReader;
-using detail::OrderedJson;
+using OrderedJson = nlohmann::ordered_json;
 
 Family read_family(FieldReader& fields, std::string_view origin) {
   const auto type = fields.text("model_type");
@@ -280,7 +282,7 @@ void read_llama_like(FieldReader& fields, ModelConfig& config, std::string_view 
 
 ModelConfig parse_model_config(std::string_view json_text, std::string_view origin) {
   const OrderedJson document =
-      detail::parse_strict_json(json_text, origin, ErrorCode::invalid_argument);
+      parse_ordered_json(json_text, {.origin = origin, .code = ErrorCode::invalid_argument});
   FieldReader fields(document, origin, "");
   ModelConfig config;
   config.family = read_family(fields, origin);

@@ -1,15 +1,16 @@
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "runtime/base/error.hpp"
-#include "runtime/model/hf/strict_json.hpp"
+#include "runtime/base/json.hpp"
 #include "runtime/model/model_config.hpp"
 
 namespace spillway::model {
 namespace {
 
-using detail::OrderedJson;
+using OrderedJson = nlohmann::ordered_json;
 
 std::string_view class_of(Family family) {
   switch (family) {
@@ -103,8 +104,9 @@ bool same_rope(const ModelConfig& a, const ModelConfig& b) {
 
 /// The source's fields with those replaced whose meaning differs between `source` and `config`.
 OrderedJson replace_changed(const ModelConfig& source, const ModelConfig& config) {
-  OrderedJson out = detail::parse_strict_json(config.source_json, "the model's source config.json",
-                                              ErrorCode::invalid_argument);
+  OrderedJson out = parse_ordered_json(
+      config.source_json,
+      {.origin = "the model's source config.json", .code = ErrorCode::invalid_argument});
   const OrderedJson before = fields_of(source);
   const OrderedJson after = fields_of(config);
   const bool rope_stays = same_rope(source, config);

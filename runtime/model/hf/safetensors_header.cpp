@@ -9,13 +9,11 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/json.hpp"
 #include "runtime/model/hf/safetensors.hpp"
-#include "runtime/model/hf/strict_json.hpp"
 
 namespace spillway::model {
 namespace {
-
-using detail::brief_name;
 
 struct StoredType {
   std::string_view name;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/json.hpp"
 #include "runtime/model/hf/tokenizer_files.hpp"
 
 namespace spillway::model {
@@ -169,7 +170,7 @@ std::optional<TokenizerFingerprint> tokenizer_fingerprint(const fs::path& path) 
   std::error_code ignored;
   if (!fs::exists(file, ignored)) return std::nullopt;
   try {
-    const json document = json::parse(read_tokenizer_file(file));
+    const json document = parse_json(read_tokenizer_file(file), {.origin = file.string()});
     return TokenizerFingerprint{.tokens = fingerprint_of_tokens(document),
                                 .rules = fingerprint_of_rules(document)};
   } catch (const json::exception& error) {

@@ -331,7 +331,7 @@ TEST(ModelConfig, RefusesADuplicateKeyByName) {
     static_cast<void>(parse_model_config(R"({"vocab_size": 5, "vocab_size": 6})", "c"));
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("\"vocab_size\" appears twice"));
+    EXPECT_THAT(error.what(), HasSubstr("key vocab_size stands twice"));
   }
 }
 

@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/json.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/shared_library.hpp"
 #include "runtime/model/cuda/attention/cudnn_frontend_loaded.hpp"
@@ -338,14 +339,15 @@ Cudnn::Cudnn(std::span<const std::filesystem::path> directories)
 
 Cudnn::Cudnn(std::span<const std::filesystem::path> directories, const DescribedDevice& device)
     : state_(std::make_unique<State>(State{.library = load_cudnn(directories)})) {
-  const auto refused = [](const std::string& reason) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the description of a device is not one that cuDNN reads: {}{}", reason,
-                            reason_of_library()));
+  constexpr const char* kOrigin = "the description of a device";
+  const auto refused = [&](const std::string& reason) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("{} is not one that cuDNN reads: {}{}",
+                                                         kOrigin, reason, reason_of_library()));
   };
   const std::string& text = device.properties;
+  const nlohmann::json facts =
+      parse_json(text, {.origin = kOrigin, .code = ErrorCode::invalid_argument});
   try {
-    const nlohmann::json facts = nlohmann::json::parse(text);
     state_->facts = {.major = facts.at("deviceVer").get<int>() / 100,
                      .multiprocessors = facts.at("multiProcessorCount").get<int>()};
   } catch (const nlohmann::json::exception& error) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/json.hpp"
 
 namespace spillway::model::cuda {
 namespace {
@@ -101,7 +102,7 @@ std::string GemmChoices::to_json() const {
 }
 
 GemmChoices GemmChoices::from_json(std::string_view text) {
-  const auto document = nlohmann::json::parse(text, nullptr, false);
+  const auto document = json_or_null(text);
   if (!document.is_object()) refuse("not a JSON object");
   const auto format = document.find("format");
   if (format == document.end() || *format != kFormat) {
