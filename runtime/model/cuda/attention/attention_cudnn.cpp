@@ -309,9 +309,10 @@ void load_compiler(std::span<const std::filesystem::path> directories) {
     for (std::filesystem::directory_iterator file(directory, ignored), end; !ignored && file != end;
          file.increment(ignored)) {
       const std::string name = file->path().filename().string();
-      if (name.starts_with(kCompilerBuiltins)) SharedLibrary(name, {&directory, 1}, kCudnnRemedy);
+      if (!name.starts_with(kCompilerBuiltins)) continue;
+      const SharedLibrary builtins(name, {&directory, 1}, kCudnnRemedy);
     }
-    SharedLibrary(kCompilerName, {&directory, 1}, kCudnnRemedy);
+    const SharedLibrary compiler(kCompilerName, {&directory, 1}, kCudnnRemedy);
     return;
   }
 }
