@@ -51,9 +51,11 @@ auto adjusted(const Spread& spread) {
 
 const std::vector<Spread>& spreads() {
   static const std::vector<Spread> all{
+      {.tiers = {Tier::host}, .slots = 1},
       {.tiers = {Tier::host}, .slots = 2},
       {.tiers = {Tier::host}, .slots = 5},
       {.tiers = {Tier::host}, .slots = 4, .saved = Tier::device},
+      {.tiers = {Tier::nvme}, .slots = 1},
       {.tiers = {Tier::nvme}, .slots = 2},
       {.tiers = {Tier::nvme}, .slots = 3, .staging = 3},
       {.tiers = {Tier::nvme, Tier::host, Tier::device}, .slots = 4, .staging = 2},

@@ -195,7 +195,7 @@ TEST(Choose, MakesTheSmallerOfATiedPairResidentWhereTwoSlotsAreTooLarge) {
 /// The same with nothing of the boundaries on the device but what an op needs.
 Placement without_boundaries(Placement placement) {
   for (BlockCut& block : placement.blocks) block.output = Tier::host;
-  placement.boundary_slots = 2;
+  placement.boundary_slots = 1;
   return placement;
 }
 

@@ -62,7 +62,7 @@ class PlainChooser {
     for (std::size_t b = request_.activations ? head : 1; b <= head; ++b) {
       plans.push_back({.off_device = b, .slots = slots});
     }
-    for (std::uint32_t fewer = slots; shrink && fewer-- > 2;) {
+    for (std::uint32_t fewer = slots; shrink && fewer-- > 1;) {
       plans.push_back({.off_device = head, .slots = fewer});
     }
     return plans;

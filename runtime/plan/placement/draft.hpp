@@ -64,7 +64,7 @@ class BoundaryPlans {
     on_device_ = !spill && wants_device ? 1 : 0;
     if (on_device_ == 1 && request.activations) return;
     blocks_ = request.activations ? 1 : head_;
-    if (shrink && slots_ > 2) fewer_slots_ = slots_ - 2;
+    if (shrink) fewer_slots_ = slots_ - 1;  // one, beside those that pass from block to block
   }
 
   [[nodiscard]] std::size_t on_device() const { return on_device_; }  ///< 1: plan 0 moves nothing
