@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string>
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): the library names it
 class App;
 class Option;
 }  // namespace CLI
