@@ -87,7 +87,7 @@ void add_mathematics(std::vector<Option>& table) {
   rows.member<&Options::attention>(
           {"attention",
            "On a GPU, attention is cuDNN's for the shapes that it takes (`auto`), or always by our "
-           "own kernels (`own`), which are about 20 times slower."})
+           "own kernels (`own`), which are far slower."})
       .counts = on_cuda;
   rows.member<&Options::context>(
           {"context", "The model sees windows of this many tokens.", "the model's positions"})

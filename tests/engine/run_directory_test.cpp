@@ -27,13 +27,15 @@ constexpr data::FileStamp kStamp{
 class SealedFiles : public testing::Test {
  protected:
   SealedFiles() {
-    run_.write_config(
-        {.id = kId,
-         .model = tiny_gpt2(),
-         .options = {},
-         .data = "some/text",
-         .identity = {.fingerprint = 7, .stamp = kStamp},
-         .device = {.name = "A GPU", .libraries = "cuBLASLt 130100", .algorithms = "{\"a\": 1}"}});
+    run_.write_config({.id = kId,
+                       .model = tiny_gpt2(),
+                       .options = {},
+                       .data = "some/text",
+                       .identity = {.fingerprint = 7, .stamp = kStamp},
+                       .device = {.name = "A GPU",
+                                  .libraries = "cuBLASLt 130100",
+                                  .algorithms = "{\"a\": 1}",
+                                  .attention = "cuDNN eng2 eng6"}});
     run_.write_manifest({.id = kId,
                          .earlier_ids = {RunId{{3, 4}}},
                          .state_id = RunId{{3, 4}},
@@ -79,6 +81,7 @@ TEST_F(SealedFiles, SayWhatWasWritten) {
   EXPECT_EQ(config.device.name, "A GPU");
   EXPECT_EQ(config.device.libraries, "cuBLASLt 130100");
   EXPECT_EQ(config.device.algorithms, "{\"a\": 1}");
+  EXPECT_EQ(config.device.attention, "cuDNN eng2 eng6");
   EXPECT_EQ(config.data, "some/text");
   EXPECT_EQ(config.identity.fingerprint, 7U);
   EXPECT_EQ(config.identity.stamp, kStamp);

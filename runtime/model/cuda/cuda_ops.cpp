@@ -112,7 +112,7 @@ std::unique_ptr<CudnnAttention> DeviceOps::prepare_cudnn(const AttentionShape& s
     if (error.code() != ErrorCode::not_supported) throw;
     throw Error(ErrorCode::not_supported,
                 fmt::format("{}: {} heads of {} on {}; spillway.attention \"own\" attends with our "
-                            "own kernels, which are about 20 times slower",
+                            "own kernels, which are far slower",
                             error.what(), shape.heads, shape.head_dim, device_name_));
   }
 }
@@ -120,11 +120,13 @@ std::unique_ptr<CudnnAttention> DeviceOps::prepare_cudnn(const AttentionShape& s
 std::string DeviceOps::attention() const {
   std::string text;
   for (const Attention& each : attentions_) {
-    const std::string kind = each.cudnn == nullptr
-                                 ? "own"
-                                 : fmt::format("cuDNN {} {}", each.cudnn->engines().forward,
-                                               each.cudnn->engines().backward);
-    text += fmt::format("{}{}", text.empty() ? "" : ", ", kind);
+    if (!text.empty()) text += ", ";
+    if (each.cudnn == nullptr) {
+      text += "own";
+      continue;
+    }
+    const AttentionEngines engines = each.cudnn->engines();
+    text += fmt::format("cuDNN {} {}", engines.forward, engines.backward);
   }
   return text;
 }

@@ -3,11 +3,14 @@
 #include <cmath>
 #include <vector>
 
+#include "runtime/base/error.hpp"
 #include "runtime/model/cuda/attention/attention_cudnn.hpp"
 #include "tests/support/cuda_emulation/library_call.hpp"
 
 namespace spillway::model::cuda {
 namespace {
+
+const char* refusal = nullptr;  // of refuse_attention
 
 using cuda_emulation::expect_operand;
 
@@ -186,7 +189,14 @@ std::size_t Cudnn::version() const { return 91900; }
 
 std::unique_ptr<CudnnAttention> Cudnn::prepare(const AttentionShape& shape,
                                                const CudaMath& math) const {
+  if (refusal != nullptr) throw Error(ErrorCode::not_supported, refusal);
   return std::make_unique<Attention>(shape, math);
 }
 
 }  // namespace spillway::model::cuda
+
+namespace cuda_emulation {
+
+void refuse_attention(const char* reason) { spillway::model::cuda::refusal = reason; }
+
+}  // namespace cuda_emulation

@@ -35,4 +35,7 @@ struct Statistics {
 /// Every later call of the runtime returns `status`, as after a kernel that failed.
 void break_device(int status);
 
+/// cuDNN refuses every later shape with `reason`; null: it takes them again.
+void refuse_attention(const char* reason);
+
 }  // namespace cuda_emulation

@@ -372,7 +372,7 @@ std::size_t Cudnn::version() const { return fe::detail::get_backend_version(); }
 std::unique_ptr<CudnnAttention> Cudnn::prepare(const AttentionShape& shape,
                                                const CudaMath& math) const {
   const bool described = state_->target.described != nullptr;
-  frontend::described_device = described ? &state_->facts : nullptr;
+  const frontend::DescribedScope scope(described ? &state_->facts : nullptr);
   try {
     return std::make_unique<PreparedAttention>(shape, math, state_->target);
   } catch (const Error&) {

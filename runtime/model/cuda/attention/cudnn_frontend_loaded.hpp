@@ -23,6 +23,15 @@ struct DeviceFacts {
 /// one.
 inline thread_local const DeviceFacts* described_device = nullptr;
 
+/// Describes the device for as long as this lives.
+class DescribedScope {
+ public:
+  explicit DescribedScope(const DeviceFacts* facts) { described_device = facts; }
+  DescribedScope(const DescribedScope&) = delete;
+  DescribedScope& operator=(const DescribedScope&) = delete;
+  ~DescribedScope() { described_device = nullptr; }
+};
+
 inline cudaError_t get_device(int* device) {
   if (described_device == nullptr) return cudaGetDevice(device);
   *device = 0;
