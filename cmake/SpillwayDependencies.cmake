@@ -17,6 +17,7 @@ else()
     message(FATAL_ERROR "The tests need every module: set SPILLWAY_COMPONENTS to all")
   endif()
 endif()
+find_package(nlohmann_json REQUIRED)  # headers alone, which no installed header includes
 foreach(component IN LISTS SPILLWAY_MODULES)
   foreach(package IN LISTS spillway_${component}_packages)
     spillway_require(find_package ${package} REQUIRED)

@@ -1,7 +1,9 @@
-# spillway_module(NAME SOURCES ... HEADERS ... [PUBLIC targets ...] [PRIVATE targets ...])
+# spillway_module(NAME SOURCES ... HEADERS ... [PUBLIC targets ...] [PRIVATE targets ...]
+#                 [BUILD_ONLY targets ...])
 # One static library per module: target spillway_NAME, alias spillway::NAME, include paths from the
-# repository root. HEADERS are those that the package installs. Flags stay private to the build; the
-# exported package carries none of them.
+# repository root. HEADERS are those that the package installs. BUILD_ONLY targets consist of
+# headers that none of these includes: users of the package do without them. Flags stay private to
+# the build; the exported package carries none of them.
 include(GNUInstallDirs)
 
 # Warnings are errors with the compilers that tools/test builds with. Another one warns about other
@@ -30,7 +32,7 @@ if(SPILLWAY_SANITIZE)
 endif()
 
 function(spillway_module name)
-  cmake_parse_arguments(arg "" "" "SOURCES;HEADERS;PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SOURCES;HEADERS;PUBLIC;PRIVATE;BUILD_ONLY" ${ARGN})
   add_library(spillway_${name} STATIC ${arg_SOURCES})
   add_library(spillway::${name} ALIAS spillway_${name})
   set_target_properties(spillway_${name} PROPERTIES EXPORT_NAME ${name}
@@ -40,4 +42,7 @@ function(spillway_module name)
     FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_HEADERS})
   target_link_libraries(spillway_${name} PUBLIC ${arg_PUBLIC}
     PRIVATE ${arg_PRIVATE} $<BUILD_INTERFACE:spillway_flags>)
+  foreach(target IN LISTS arg_BUILD_ONLY)
+    target_link_libraries(spillway_${name} PRIVATE $<BUILD_INTERFACE:${target}>)
+  endforeach()
 endfunction()

@@ -10,7 +10,7 @@ foreach(component IN ITEMS offload cpu_adam nvme_swap comm)
   set(spillway_${component}_folder ${component})
 endforeach()
 
-set(spillway_base_packages Threads fmt nlohmann_json spdlog hwloc)
+set(spillway_base_packages Threads fmt spdlog hwloc)
 set(spillway_offload_modules base)
 set(spillway_offload_packages Threads cuda)
 set(spillway_cpu_adam_modules base)
@@ -21,13 +21,10 @@ set(spillway_comm_modules base)
 set(spillway_comm_packages Threads)
 set(spillway_plan_modules base)
 set(spillway_data_modules base)
-set(spillway_data_packages nlohmann_json)
 set(spillway_model_modules base offload)
-set(spillway_model_packages nlohmann_json OpenMP oneDNN cuda)
+set(spillway_model_packages OpenMP oneDNN cuda)
 set(spillway_config_modules base cpu_adam nvme_swap data)
-set(spillway_config_packages nlohmann_json)
 set(spillway_engine_modules base offload cpu_adam nvme_swap plan data model config)
-set(spillway_engine_packages nlohmann_json)
 
 # spillway_close(result component...): the components and all that they need, in an order in which
 # each comes behind what it needs.
