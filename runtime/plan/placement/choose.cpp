@@ -168,13 +168,6 @@ class Chooser {
     return std::move(draft);
   }
 
-  /// A tied head needs its own parameters and those of block 0 at once.
-  [[nodiscard]] std::uint32_t least_parameter_slots(const Placement& placement) const {
-    const bool pair = workload_.tied_head && !placement.blocks.front().resident() &&
-                      !placement.blocks.back().resident();
-    return pair ? 2 : 1;
-  }
-
   [[nodiscard]] Draft uniform(bool resident, Tier state, bool keep) const {
     Placement placement;
     placement.order = request_.order;
@@ -189,7 +182,8 @@ class Chooser {
                                      .state = state,
                                      .saved = keep ? std::optional(Tier::device) : std::nullopt});
     if (workload_.tiled) placement.blocks.front().parameters = Tier::device;  // every op reads them
-    placement.parameter_slots = std::max(request_.prefetch + 1, least_parameter_slots(placement));
+    placement.parameter_slots =
+        std::max(request_.prefetch + 1, least_parameter_slots(workload_, placement));
     if (request_.order == WorkOrder::micro_batch_major) {
       placement.gradient_slots = blocks;
     } else if (state == Tier::device) {
@@ -213,7 +207,7 @@ class Chooser {
   /// gradient slot, the second parameter slot of a tied head.
   void shrink_slots(Draft& draft) const {
     const auto too_large = [&] { return !draft.fits(Tier::device); };
-    const std::uint32_t least = least_parameter_slots(draft.placement());
+    const std::uint32_t least = least_parameter_slots(workload_, draft.placement());
     while (too_large() && draft.placement().parameter_slots > least) {
       draft.adjust([](Placement& placement) { --placement.parameter_slots; });
     }

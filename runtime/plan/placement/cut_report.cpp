@@ -18,7 +18,7 @@ using Blocks = std::vector<std::uint32_t>;
 std::string_view kind_of(const Workload& workload, std::uint32_t block) {
   const std::uint32_t layer = workload.layer_of(block);
   if (layer == 0) return "embedding";
-  return layer + 1 == workload.layers() ? "head" : "layers";
+  return layer == workload.head_layer() ? "head" : "layers";
 }
 
 Bytes link_of(const Workload& workload, const Placement& placement, const Blocks& blocks) {
@@ -35,9 +35,7 @@ void add_buffers(const Workload& workload, Placement& placement) {
   const auto at_least = [](std::uint32_t& count, std::uint32_t least) {
     count = std::max(count, least);
   };
-  const bool pair = workload.tied_head && !placement.blocks.front().resident() &&
-                    !placement.blocks.back().resident();
-  if (pair) at_least(placement.parameter_slots, 2);
+  at_least(placement.parameter_slots, least_parameter_slots(workload, placement));
   if (placement.any_state(Tier::nvme)) at_least(placement.state_slots, Placement().state_slots);
   const bool to_disk = placement.any_saved(Tier::nvme);
   if (to_disk || placement.any_saved(Tier::host)) at_least(placement.saved_slots, 2);

@@ -63,6 +63,12 @@ DType waiting_gradient_dtype(const Workload& workload) {
   return workload.rounds > 1 ? DType::fp32 : workload.compute;
 }
 
+std::uint32_t least_parameter_slots(const Workload& workload, const Placement& placement) {
+  const bool pair = workload.tied_head && !placement.blocks.front().resident() &&
+                    !placement.blocks.back().resident();
+  return pair ? 2 : 1;
+}
+
 std::vector<MemoryItem> memory_items(const Pools& pools) {
   std::vector<MemoryItem> items;
   for (std::size_t i = 0; i < kPoolCount; ++i) {

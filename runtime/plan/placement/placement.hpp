@@ -44,6 +44,11 @@ struct Placement {
 /// and gradients follow each other in two places.
 [[nodiscard]] Placement lean_placement(const Workload& workload, std::optional<Tier> saved = {});
 
+/// Returns the least of `parameter_slots` with which streamed blocks can run: a tied head needs its
+/// own parameters and those of block 0 at once.
+[[nodiscard]] std::uint32_t least_parameter_slots(const Workload& workload,
+                                                  const Placement& placement);
+
 /// One line of a memory table.
 struct MemoryItem {
   Tier tier;

@@ -52,9 +52,8 @@ void Builder::restart(const Placement& placement) {
 void Builder::check_placement() const {
   SPILLWAY_ASSERT(placement_.blocks.size() == workload_.blocks.size());
   SPILLWAY_ASSERT(workload_.blocks.size() >= 2 && placement_.gradient_slots >= 1);
-  const bool needs_pair = workload_.tied_head && !placement_.blocks[0].resident() &&
-                          !placement_.blocks.back().resident();
-  SPILLWAY_ASSERT(!placement_.any_streamed() || placement_.parameter_slots >= (needs_pair ? 2 : 1));
+  SPILLWAY_ASSERT(!placement_.any_streamed() ||
+                  placement_.parameter_slots >= least_parameter_slots(workload_, placement_));
   SPILLWAY_ASSERT(placement_.state_slots >= 1);
   for (const BlockCut& block : placement_.blocks) {
     SPILLWAY_ASSERT(is_admissible(workload_, block));
