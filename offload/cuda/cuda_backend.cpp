@@ -21,8 +21,12 @@ class CudaBackend final : public DeviceBackend {
   CudaBackend(std::unique_ptr<CudaApi> api, const CudaBackendOptions& options)
       : api_(std::move(api)),
         node_(query_device(*api_, options.device).numa_node),
+        bound_(options.pinned_bound),
+        piece_(options.pinned_piece.value()),
         device_(MemoryKind::device, options.device_capacity),
-        pinned_(MemoryKind::pinned, options.pinned_capacity) {}
+        pinned_(MemoryKind::pinned, options.pinned_capacity) {
+    SPILLWAY_ASSERT(piece_ > 0 && piece_ % kPageBytes == 0);
+  }
 
   /// Owners of memory hold a reference to this: one that is left would use it after its end.
   ~CudaBackend() override {
@@ -45,13 +49,13 @@ class CudaBackend final : public DeviceBackend {
     if (kind == MemoryKind::device) {
       deallocate_device(address);
     } else {
-      unmap_pinned(*api_, address, size.value());
+      unmap_pinned(*api_, address, {.size = size.value(), .piece = piece_});
     }
     account_of(kind).give_back(size);
   }
 
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string_view name) override {
-    return std::make_unique<CudaStream>(*api_, name);
+    return std::make_unique<CudaStream>(*api_, name, piece_);
   }
 
   [[nodiscard]] std::unique_ptr<Event> make_event() override {
@@ -105,7 +109,11 @@ class CudaBackend final : public DeviceBackend {
   }
 
   std::byte* allocate_pinned(Bytes size, std::uint32_t number) {
-    const PinnedResult result = map_pinned(*api_, {.size = size.value(), .number = number}, node_);
+    const PinnedResult result =
+        map_pinned(*api_, {.pages = {.size = size.value(), .number = number},
+                           .piece = piece_,
+                           .bound = bound_,
+                           .node = node_});
     if (result.address == nullptr) {
       pinned_.refuse(size,
                      {.reason = result.reason, .remedy = pinned_remedy(), .native = result.native});
@@ -119,6 +127,8 @@ class CudaBackend final : public DeviceBackend {
 
   const std::unique_ptr<CudaApi> api_;
   const std::optional<NodeIndex> node_;  ///< where pinned memory belongs
+  const PinnedBound bound_;
+  const std::size_t piece_;  ///< of pinned memory, in bytes
   detail::Account device_;
   detail::Account pinned_;
   std::map<std::byte*, void*> shifted_;  ///< what CUDA gave, of addresses that are not that

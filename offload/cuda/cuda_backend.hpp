@@ -3,23 +3,37 @@
 //
 // Device memory is taken with cudaMalloc, one allocation a line of the plan's table, when a run
 // starts: nothing is allocated in a step, so that no pool or stream-ordered allocator is needed.
-// Pinned memory is the process's own pages, near the GPU, registered with the driver. All work goes
-// to non-blocking streams of our own: the default stream, whose every use waits for the others, is
+// Pinned memory is the process's own pages, near the GPU, registered with the driver piece by
+// piece; a copy that crosses a seam between two pieces is made in parts. All work goes to
+// non-blocking streams of our own: the default stream, whose every use waits for the others, is
 // never touched.
 //
 // Threads: the control thread, on which the backend was made: the device is current there.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "offload/device_backend.hpp"
 
 namespace spillway::offload {
 
+/// Says what pinned memory is bounded by besides the backend's capacity.
+enum class PinnedBound : std::uint8_t {
+  available,  ///< what the system says is available
+  /// Nothing: somebody who knows has said that it is there. Memory of some virtual machines and
+  /// sandboxes grows as it is touched, and is not available before.
+  capacity,
+};
+
 struct CudaBackendOptions {
   Bytes device_capacity;  ///< of device memory; allocations beyond it fail
   Bytes pinned_capacity;  ///< of pinned host memory
   int device = 0;         ///< as CUDA numbers them
+  PinnedBound pinned_bound = PinnedBound::available;
+  /// Is the most that is registered in one call, in whole pages: drivers of the 580 series refuse
+  /// more than 512 GiB. Pieces begin at the addresses that are multiples of it.
+  Bytes pinned_piece{std::uint64_t{64} << 30};
 };
 
 /// Throws `Error{not_supported}` with `cuda_unavailable_reason`. Events do not wake: CUDA could

@@ -74,10 +74,22 @@ TEST(Budgets, ADeviceOfItsOwnIsBoundedByItsFreeMemory) {
   config::TrainOptions asked = options();
   asked.device = config::DeviceKind::cuda;
   asked.device_memory = 80_GiB;
-  asked.host_memory = 4_GiB;
   const plan::Budgets budgets = share_memory(asked, workload(), memory_of(1_GiB), 24_GiB);
   EXPECT_EQ(budgets.device, 24_GiB);
-  EXPECT_EQ(budgets.host, 1_GiB - kProcessOverhead);
+  EXPECT_LE(budgets.host, 1_GiB - kProcessOverhead);
+}
+
+TEST(Budgets, HostMemoryBesideADeviceOfItsOwnIsTakenAtTheWordOfWhoNamesIt) {
+  config::TrainOptions asked = options();
+  asked.device = config::DeviceKind::cuda;
+  asked.host_memory = 110_GiB;  // of a machine whose memory grows as it is touched
+  MemoryBudget memory = memory_of(1_GiB);
+  EXPECT_EQ(memory_limits(asked, memory, 24_GiB).host, 110_GiB);
+  memory.tightest_cgroup =
+      memory.scarcest_cgroup = {.limit = 100_GiB, .available = 2_GiB, .file = "memory.max"};
+  EXPECT_EQ(memory_limits(asked, memory, 24_GiB).host, 100_GiB - kProcessOverhead);
+  asked.device = config::DeviceKind::host;
+  EXPECT_EQ(memory_limits(asked, memory, std::nullopt).host, 1_GiB - kProcessOverhead);
 }
 
 TEST(Budgets, OneMemoryIsSharedByNeed) {

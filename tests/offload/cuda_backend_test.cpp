@@ -27,11 +27,12 @@ INSTANTIATE_TEST_SUITE_P(FakeCuda, DeviceBackendContract,
                          [](const auto& instance) { return instance.param.name; });
 
 struct Fixture {
-  explicit Fixture(const FakeMachine& machine = {}) {
+  explicit Fixture(const FakeMachine& machine = {}, Bytes piece = 64_GiB) {
     auto api = std::make_unique<FakeCuda>(machine);
     fake = api.get();
-    backend =
-        cuda::make_backend(std::move(api), {.device_capacity = 64_MiB, .pinned_capacity = 64_MiB});
+    backend = cuda::make_backend(
+        std::move(api),
+        {.device_capacity = 64_MiB, .pinned_capacity = 64_MiB, .pinned_piece = piece});
   }
   FakeCuda* fake;
   std::unique_ptr<DeviceBackend> backend;
@@ -102,6 +103,57 @@ TEST(CudaBackend, MoreMemoryThanThereIsIsRefusedBeforeItIsTouched) {
   });
   EXPECT_NE(message.find("available"), std::string::npos) << message;
   EXPECT_EQ(backend->usage(MemoryKind::pinned).current, Bytes{});
+}
+
+/// Registers three pages at most in one call.
+constexpr FakeMachine kNarrow{.most_registered = 3 * kPageBytes};
+
+TEST(CudaBackend, LargeMemoryIsRegisteredInPieces) {
+  EXPECT_THROW(PinnedMemory(*Fixture(kNarrow).backend, Bytes{8 * kPageBytes}), Error);
+  Fixture it(kNarrow, Bytes{3 * kPageBytes});
+  for (std::size_t pages = 1; pages < 16; ++pages) {
+    const PinnedMemory memory(*it.backend, Bytes{pages * kPageBytes - 5});
+    EXPECT_EQ(memory.size(), Bytes{pages * kPageBytes - 5});
+  }
+}
+
+TEST(CudaBackend, CopiesAreSplitWherePiecesMeet) {
+  Fixture it(kNarrow, Bytes{3 * kPageBytes});
+  const Bytes size{8 * kPageBytes};
+  const PinnedMemory sent(*it.backend, size);
+  const PinnedMemory received(*it.backend, size);
+  const DeviceMemory device(*it.backend, size);
+  std::uint32_t next = 0;
+  for (std::byte& byte : sent.host()) byte = static_cast<std::byte>(++next * 2654435761U >> 24);
+  const auto stream = it.backend->make_stream("both");
+  stream->upload(device.device(), sent.host());
+  stream->download(received.host(), device.device());
+  stream->synchronize();
+  EXPECT_TRUE(std::ranges::equal(sent.host(), received.host()));
+}
+
+TEST(CudaBackend, APieceThatCannotBeRegisteredTakesTheOthersWithIt) {
+  FakeMachine machine = kNarrow;
+  machine.register_room = 7 * kPageBytes;
+  Fixture it(machine, Bytes{3 * kPageBytes});
+  const std::string message = refusal(ErrorCode::out_of_memory, cuda::kOutOfMemory, [&] {
+    (void)it.backend->allocate(MemoryKind::pinned, Bytes{8 * kPageBytes});
+  });
+  EXPECT_NE(message.find("cudaHostRegister"), std::string::npos) << message;
+  EXPECT_EQ(it.backend->usage(MemoryKind::pinned).current, Bytes{});
+}  // the fake asks at its end whether anything is registered
+
+TEST(CudaBackend, MemoryThatSomebodyVouchesForIsTakenThoughTheSystemDoesNotSeeIt) {
+  // The same fails as mmap's refusal where it is not even looked at whether it is available.
+  const auto backend =
+      cuda::make_backend(std::make_unique<FakeCuda>(), {.device_capacity = 1_MiB,
+                                                        .pinned_capacity = Bytes{1ULL << 62},
+                                                        .pinned_bound = PinnedBound::capacity});
+  const std::string message = refusal(ErrorCode::out_of_memory, ENOMEM, [&] {
+    (void)backend->allocate(MemoryKind::pinned, Bytes{1ULL << 60});
+  });
+  EXPECT_NE(message.find("mmap"), std::string::npos) << message;
+  EXPECT_EQ(message.find("less memory than that"), std::string::npos) << message;
 }
 
 TEST(CudaBackend, ALargePinnedBufferReadsZeroFromEndToEnd) {

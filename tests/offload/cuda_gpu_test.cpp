@@ -6,6 +6,7 @@
 
 #include "offload/cuda/cuda_backend.hpp"
 #include "offload/cuda/cuda_device.hpp"
+#include "offload/cuda/detail/cuda_backend.hpp"
 #include "tests/offload/cuda_step_rules.hpp"
 #include "tests/offload/device_backend_contract.hpp"
 
@@ -40,6 +41,25 @@ class CudaGpu : public ::testing::Test {
 
 TEST_F(CudaGpu, AStepOnlyEnqueuesAndQueries) {
   cuda::expect_a_step_only_enqueues_and_queries(cuda::make_cuda_api());
+}
+
+// CUDA takes no copy across two registrations: memory that is larger than a piece has several.
+TEST_F(CudaGpu, SeamsOfPinnedMemoryDoNotShow) {
+  const auto backend = cuda::make_backend(
+      cuda::make_cuda_api(),
+      {.device_capacity = 1_MiB, .pinned_capacity = 4_MiB, .pinned_piece = Bytes{5 * kPageBytes}});
+  const PinnedMemory sent(*backend, 1_MiB);
+  const PinnedMemory received(*backend, 1_MiB);
+  const DeviceMemory device(*backend, 1_MiB);
+  std::uint32_t next = 0;
+  for (std::byte& byte : sent.host()) byte = static_cast<std::byte>(++next * 2654435761U >> 24);
+  const auto stream = backend->make_stream("both");
+  // Neither ends nor the middle is at a seam.
+  stream->upload(device.device().subspan(24, 1'000'000), sent.host().subspan(8, 1'000'000));
+  stream->download(received.host().subspan(16, 1'000'000), device.device().subspan(24, 1'000'000));
+  stream->synchronize();
+  EXPECT_TRUE(std::ranges::equal(sent.host().subspan(8, 1'000'000),
+                                 received.host().subspan(16, 1'000'000)));
 }
 
 TEST_F(CudaGpu, TellsAboutItself) {

@@ -75,6 +75,9 @@ Status FakeCuda::deallocate(void* address) {
 
 Status FakeCuda::register_host(void* address, std::size_t size) {
   if (machine_.register_status != kSuccess) return machine_.register_status;
+  if (size > machine_.most_registered) return kInvalidValue;
+  if (size > machine_.register_room) return kOutOfMemory;
+  machine_.register_room -= size;
   registered_[bytes(address)] = size;
   return kSuccess;
 }

@@ -23,7 +23,9 @@ struct FakeMachine {
   Status count_status = kSuccess;
   Status allocate_status = kSuccess;
   Status register_status = kSuccess;
-  Status query_status = kSuccess;  ///< of an event whose work is done
+  std::size_t most_registered = ~std::size_t{0};  ///< in one call
+  std::size_t register_room = ~std::size_t{0};    ///< in all calls
+  Status query_status = kSuccess;                 ///< of an event whose work is done
 };
 
 class FakeCuda final : public CudaApi {

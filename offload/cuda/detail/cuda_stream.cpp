@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "offload/cuda/detail/pinned_memory.hpp"
+
 namespace spillway::offload::cuda {
 namespace {
 
@@ -26,7 +28,8 @@ bool CudaEvent::done() {
   return true;
 }
 
-CudaStream::CudaStream(CudaApi& api, std::string_view name) : api_(api), name_(name) {
+CudaStream::CudaStream(CudaApi& api, std::string_view name, std::size_t piece)
+    : api_(api), name_(name), piece_(piece) {
   check_action(api_.create_stream(handle_), "making it");
 }
 
@@ -43,20 +46,24 @@ void CudaStream::check_action(Status status, std::string_view action) const {
   check_cuda(api_, status, fmt::format("stream {}: {}", name_, action));
 }
 
+void CudaStream::copy(std::byte* target, const std::byte* source, std::size_t size,
+                      CopyDirection direction) {
+  const bool up = direction == CopyDirection::to_device;
+  for_each_piece(up ? source : target, size, piece_, [&](std::size_t first, std::size_t count) {
+    check_action(api_.copy(target + first, source + first, count, direction, handle_),
+                 up ? "upload" : "download");
+    return true;
+  });
+}
+
 void CudaStream::upload(DeviceSpan<std::byte> target, std::span<const std::byte> source) {
   SPILLWAY_ASSERT(target.size_bytes() == source.size_bytes());
-  if (source.empty()) return;
-  check_action(api_.copy(target.address(), source.data(), source.size_bytes(),
-                         CopyDirection::to_device, handle_),
-               "upload");
+  copy(target.address(), source.data(), source.size_bytes(), CopyDirection::to_device);
 }
 
 void CudaStream::download(std::span<std::byte> target, DeviceSpan<const std::byte> source) {
   SPILLWAY_ASSERT(target.size_bytes() == source.size_bytes());
-  if (source.empty()) return;
-  check_action(api_.copy(target.data(), source.address(), source.size_bytes(),
-                         CopyDirection::to_host, handle_),
-               "download");
+  copy(target.data(), source.address(), source.size_bytes(), CopyDirection::to_host);
 }
 
 void CudaStream::submit(InlineTask task) {

@@ -30,7 +30,8 @@ class CudaEvent final : public Event {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(CudaApi& api, std::string_view name);
+  /// `piece`: of pinned memory, as it is registered.
+  CudaStream(CudaApi& api, std::string_view name, std::size_t piece);
   /// Completes what was submitted. What that fails with is logged.
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;
@@ -47,9 +48,12 @@ class CudaStream final : public Stream {
 
  private:
   void check_action(Status status, std::string_view action) const;
+  /// Copies in parts where the pinned side crosses seams.
+  void copy(std::byte* target, const std::byte* source, std::size_t size, CopyDirection direction);
 
   CudaApi& api_;
   const std::string name_;
+  const std::size_t piece_;
   CudaApi::StreamHandle handle_ = nullptr;
 };
 

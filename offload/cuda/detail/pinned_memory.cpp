@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstring>
 #include <thread>
@@ -63,16 +64,49 @@ void touch(std::byte* address, std::size_t size) {
   for (std::thread& helper : helpers) helper.join();
 }
 
+void unregister_pieces(CudaApi& api, std::byte* address, std::size_t size, std::size_t piece) {
+  for_each_piece(address, size, piece, [&](std::size_t first, std::size_t) {
+    log_cuda(api, api.unregister_host(address + first), "unregistering pinned memory");
+    return true;
+  });
+}
+
+/// Registers all pieces, or none.
+Status register_pieces(CudaApi& api, std::byte* address, std::size_t size, std::size_t piece) {
+  Status status = kSuccess;
+  for_each_piece(address, size, piece, [&](std::size_t first, std::size_t count) {
+    status = api.register_host(address + first, count);
+    if (status != kSuccess) unregister_pieces(api, address, first, piece);
+    return status == kSuccess;
+  });
+  return status;
+}
+
+/// Touching more than there is ends the process, with no word about why.
+bool is_there(std::size_t size, PinnedBound bound) {
+  if (size < kLargeBytes) return true;
+  const Bytes available = read_memory_budget().available();
+  if (Bytes{size} <= available) return true;
+  if (bound == PinnedBound::available) return false;
+  log_warning(
+      "{} of host memory are taken at the word of --host-memory, and the system says that {} are "
+      "available; if they do not come, the kernel ends this process: lower --host-memory then",
+      format_bytes(Bytes{size}), format_bytes(available));
+  return true;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 }  // namespace
 
-PinnedResult map_pinned(CudaApi& api, const detail::PageRequest& request,
-                        std::optional<NodeIndex> node) {
-  const std::size_t size = request.size;
-  // Touching more than there is ends the process, with no word about why.
-  if (size >= kLargeBytes && Bytes{size} > read_memory_budget().available()) {
+PinnedResult map_pinned(CudaApi& api, const PinnedRequest& request) {
+  const std::size_t size = request.pages.size;
+  if (!is_there(size, request.bound)) {
     return {.address = nullptr, .reason = "less memory than that is available", .native = ENOMEM};
   }
-  std::byte* const address = detail::map_pages(request);
+  std::byte* const address = detail::map_pages(request.pages);
   if (address == nullptr) {
     const int error = errno;
     return {.address = nullptr,
@@ -80,18 +114,26 @@ PinnedResult map_pinned(CudaApi& api, const detail::PageRequest& request,
             .native = error};
   }
   const std::size_t mapped = whole_pages(size);
-  if (node.has_value()) prefer_node(address, mapped, *node);
+  if (request.node.has_value()) prefer_node(address, mapped, *request.node);
+  const auto begin = std::chrono::steady_clock::now();
   touch(address, mapped);
-  const Status status = api.register_host(address, mapped);
-  if (status == kSuccess) return {.address = address, .reason = {}, .native = kSuccess};
+  const double touched = seconds_since(begin);
+  const Status status = register_pieces(api, address, mapped, request.piece);
+  if (status == kSuccess) {
+    if (size >= kLargeBytes) {
+      log_info("pinned {} of host memory: {:.2f} s to touch its pages, {:.2f} s to register them",
+               format_bytes(Bytes{size}), touched, seconds_since(begin) - touched);
+    }
+    return {.address = address, .reason = {}, .native = kSuccess};
+  }
   detail::unmap_pages(address, size);
   return {
       .address = nullptr, .reason = "cudaHostRegister: " + api.describe(status), .native = status};
 }
 
-void unmap_pinned(CudaApi& api, std::byte* address, std::size_t size) noexcept {
-  log_cuda(api, api.unregister_host(address), "unregistering pinned memory");
-  detail::unmap_pages(address, size);
+void unmap_pinned(CudaApi& api, std::byte* address, const PinnedExtent& extent) noexcept {
+  unregister_pieces(api, address, whole_pages(extent.size), extent.piece);
+  detail::unmap_pages(address, extent.size);
 }
 
 std::string pinned_remedy() {

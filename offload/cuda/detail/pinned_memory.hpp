@@ -1,13 +1,18 @@
 // Pinned host memory for CUDA: the process's own pages, exact in size, in huge pages and near the
-// GPU where the kernel grants that, registered with the driver. Nothing here counts or limits.
+// GPU where the kernel grants that, registered with the driver in pieces. A seam between two pieces
+// lies at every address that is a multiple of the piece's size: whoever copies knows where without
+// asking. Nothing here counts or limits.
 //
 // Threads: the control thread; large buffers are touched by a few threads of its own.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 
+#include "offload/cuda/cuda_backend.hpp"
 #include "offload/cuda/detail/cuda_api.hpp"
 #include "offload/detail/page_memory.hpp"
 #include "runtime/base/topology.hpp"
@@ -21,11 +26,34 @@ struct PinnedResult {
   int native = 0;      ///< errno or cudaError_t
 };
 
-/// Maps bytes aligned to kPageBytes, on `node` as far as it has room. A refusal leaves nothing
-/// mapped.
-[[nodiscard]] PinnedResult map_pinned(CudaApi& api, const detail::PageRequest& request,
-                                      std::optional<NodeIndex> node);
-void unmap_pinned(CudaApi& api, std::byte* address, std::size_t size) noexcept;
+struct PinnedRequest {
+  detail::PageRequest pages;
+  std::size_t piece = 0;  ///< bytes that are registered in one call, at most
+  PinnedBound bound = PinnedBound::available;
+  std::optional<NodeIndex> node{};  ///< where the pages should lie, as far as it has room
+};
+
+/// Maps bytes aligned to kPageBytes. A refusal leaves nothing mapped or registered.
+[[nodiscard]] PinnedResult map_pinned(CudaApi& api, const PinnedRequest& request);
+
+struct PinnedExtent {
+  std::size_t size = 0;
+  std::size_t piece = 0;  ///< as it was mapped with
+};
+void unmap_pinned(CudaApi& api, std::byte* address, const PinnedExtent& extent) noexcept;
+
+/// Calls `visit(first, count)`, in bytes from `address`, for each part between seams, until it
+/// returns false.
+template <class Visit>
+void for_each_piece(const std::byte* address, std::size_t size, std::size_t piece,
+                    const Visit& visit) {
+  for (std::size_t first = 0; first < size;) {
+    const std::size_t inside = (reinterpret_cast<std::uintptr_t>(address) + first) % piece;
+    const std::size_t count = std::min(size - first, piece - inside);
+    if (!visit(first, count)) return;
+    first += count;
+  }
+}
 
 /// What to do about a refusal, with the limits that apply to this process: cgroup, memlock.
 [[nodiscard]] std::string pinned_remedy();

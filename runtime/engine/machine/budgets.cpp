@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <variant>
 #include <vector>
 
@@ -25,6 +27,14 @@ constexpr std::uint64_t kParts = 16;
 
 Bytes usual_share(Bytes room) {
   return Bytes{static_cast<std::uint64_t>(static_cast<double>(room.value()) * kShareOfFreeMemory)};
+}
+
+/// The most that the process can ever have. What the system says is in the machine, or available,
+/// is no limit where memory grows as it is touched; a cgroup's is.
+Bytes hard_limit(const MemoryBudget& memory) {
+  if (!memory.tightest_cgroup) return Bytes{std::numeric_limits<std::int64_t>::max()};
+  const Bytes limit = memory.tightest_cgroup->limit;
+  return limit - std::min(limit, kProcessOverhead);
 }
 
 /// The device's part of `room` in each way, most first.
@@ -78,11 +88,13 @@ Bytes room_in(const MemoryBudget& memory) {
 MemoryLimits memory_limits(const config::TrainOptions& options, const MemoryBudget& memory,
                            std::optional<Bytes> free_device) {
   const Bytes room = room_in(memory);
-  const Bytes host = std::min(options.host_memory.value_or(usual_share(room)), room);
   if (free_device) {
     const Bytes device = std::min(options.device_memory.value_or(*free_device), *free_device);
+    const Bytes host = options.host_memory ? std::min(*options.host_memory, hard_limit(memory))
+                                           : usual_share(room);
     return {.device = device, .host = host, .both = device + host};
   }
+  const Bytes host = std::min(options.host_memory.value_or(usual_share(room)), room);
   // Who names both sizes has the whole room for them.
   const bool named = options.device_memory && options.host_memory;
   const Bytes asked = std::max(options.device_memory.value_or(Bytes{}), host);

@@ -42,7 +42,8 @@ using BudgetsFor = std::function<plan::Budgets(const config::TrainOptions&, cons
 [[nodiscard]] std::string why_this_budget(std::optional<Bytes> asked, Bytes budget);
 
 /// Holds what the options allow within what there is. Device and host are parts of one memory
-/// without a GPU: then `both` is the most that they take together.
+/// without a GPU: then `both` is the most that they take together. With one, a size of host memory
+/// that was asked for is taken at its word, within what the cgroups allow.
 struct MemoryLimits {
   Bytes device;
   Bytes host;

@@ -94,8 +94,11 @@ std::unique_ptr<offload::DeviceBackend> make_backend(const config::TrainOptions&
                                                      WakeSignal* wake) {
   if (is_cuda(options)) {
     check_usable();
-    return offload::make_cuda_backend(
-        {.device_capacity = budgets.device, .pinned_capacity = budgets.host});
+    return offload::make_cuda_backend({.device_capacity = budgets.device,
+                                       .pinned_capacity = budgets.host,
+                                       .pinned_bound = options.host_memory
+                                                           ? offload::PinnedBound::capacity
+                                                           : offload::PinnedBound::available});
   }
   return offload::make_host_backend({.device_capacity = budgets.device,
                                      .pinned_capacity = budgets.host,
