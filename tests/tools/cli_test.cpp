@@ -281,6 +281,18 @@ TEST_F(Cli, PlanForAMachineThatIsNotHereMeasuresNothing) {
   EXPECT_EQ(plan["memory"]["nvme"]["bytes"], 0);
   EXPECT_EQ(plan["memory"]["device"]["budget"], 79'000'000'000);
 
+  EXPECT_EQ(answer.err.find("deterministic"), std::string::npos) << answer.err;
+
+  // An older description, which does not say what the deterministic backward pass costs.
+  nlohmann::json older = nlohmann::json::parse(read_all(h100));
+  older["attention_backward_tflops"] = 1.4 * 320;
+  older.erase("attention_backward_deterministic_tflops");
+  write_all(path("older.json"), older.dump());
+  arguments[5] = path("older.json");
+  const Answer guessed = run(arguments);
+  EXPECT_NE(guessed.err.find("taken to be 1.4 times slower"), std::string::npos) << guessed.err;
+  EXPECT_NEAR(guessed.json()["speed"]["tokens_per_second"].get<double>() / rate, 1, 1e-9);
+
   arguments.insert(arguments.end(), {"--device-memory", "2GB"});
   EXPECT_EQ(run(arguments).exit_code, 3);
 }

@@ -19,6 +19,7 @@ nlohmann::json round_machine() {
           {"matmul_tflops", 100},
           {"attention_forward_tflops", 50},
           {"attention_backward_tflops", 25},
+          {"attention_backward_deterministic_tflops", 20},
           {"device_memory_gbps", 1000},
           {"h2d_gbps", 10},
           {"d2h_gbps", 20},
@@ -69,11 +70,26 @@ TEST(MachineDescription, RefusesWhatItDoesNotKnowOrMisses) {
   EXPECT_FALSE(refusal(nlohmann::json::array()).empty());
 }
 
+TEST(MachineDescription, AnOlderOneHasAnAssumedRateOfDeterministicAttention) {
+  nlohmann::json older = round_machine();
+  EXPECT_FALSE(parse_machine(older.dump(), "test").assumes_slowdown);
+  older.erase("attention_backward_deterministic_tflops");
+  const MachineDescription machine = parse_machine(older.dump(), "test");
+  EXPECT_TRUE(machine.assumes_slowdown);
+  EXPECT_DOUBLE_EQ(machine.attention_backward_deterministic_flops, 25e12 / 1.4);
+}
+
 TEST(MachineDescription, TheShippedOnesAreReadable) {
-  const MachineDescription h100 =
-      load_machine(std::filesystem::path(SPILLWAY_SOURCE_DIR) / "docs/machines/h100.json");
-  EXPECT_EQ(h100.basis, "assumed");
-  EXPECT_EQ(peak_flops(h100.gpu, DType::bf16), 989.4e12);
+  std::size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(
+           std::filesystem::path(SPILLWAY_SOURCE_DIR) / "docs/machines")) {
+    const MachineDescription machine = load_machine(entry.path());
+    EXPECT_EQ(machine.basis, "assumed") << entry.path();
+    EXPECT_EQ(peak_flops(machine.gpu, DType::bf16), 989.4e12) << entry.path();
+    EXPECT_FALSE(machine.assumes_slowdown) << entry.path();
+    ++files;
+  }
+  EXPECT_GE(files, 2U);
 }
 
 TEST(MachineDescription, TheRateIsThatOfItsPartsOneAfterTheOther) {
@@ -99,11 +115,16 @@ TEST(MachineDescription, TheRateIsThatOfItsPartsOneAfterTheOther) {
   const double elements = 18.0 * 4096 + 4.0 * (4096 + 1024) + 9.0 * 14336;
   const double passing = kContext * (2 * elements + 1024 * 18.0) + 8e6;
   EXPECT_DOUBLE_EQ(passing_bytes(config, workload), passing);
-  const double seconds =
-      3 * products / 100e12 + attention / 50e12 + 2.5 * attention / 25e12 + passing / 1000e9;
-  const plan::MachineProfile profile = profile_for(machine, config, workload, kContext);
-  EXPECT_NEAR(profile.gpu_flops * seconds / (3 * products + 3.5 * attention), 1, 1e-12);
-  EXPECT_EQ(profile.update, 200e9);
+  config::TrainOptions options;
+  options.context = kContext;
+  for (const auto& [deterministic, backward] : {std::pair(true, 20e12), {false, 25e12}}) {
+    options.deterministic = deterministic;
+    const double seconds =
+        3 * products / 100e12 + attention / 50e12 + 2.5 * attention / backward + passing / 1000e9;
+    const plan::MachineProfile profile = profile_for(machine, config, workload, options);
+    EXPECT_NEAR(profile.gpu_flops * seconds / (3 * products + 3.5 * attention), 1, 1e-12);
+    EXPECT_EQ(profile.update, 200e9);
+  }
 }
 
 TEST(PeakFlops, KnowsBoardsOfOneChipApart) {

@@ -17,6 +17,7 @@ using nlohmann::json;
 constexpr Bytes kLargestFile = 1_MiB;
 constexpr double kTera = 1e12;
 constexpr double kGiga = 1e9;
+constexpr const char* kDeterministicKey = "attention_backward_deterministic_tflops";
 
 /// The keys of one file; remembers which were asked for.
 class Keys {
@@ -37,6 +38,8 @@ class Keys {
           fmt::format("{}: \"{}\" is {}; it must be a number above 0", origin_, key, value.dump()));
     return value.get<double>() * unit;
   }
+
+  [[nodiscard]] bool has(const char* key) const { return document_.contains(key); }
 
   [[nodiscard]] Bytes size(const char* key) { return parse_bytes(text(key)); }
 
@@ -95,6 +98,10 @@ MachineDescription parse_machine(std::string_view text, std::string_view origin)
   machine.matmul_flops = keys.rate("matmul_tflops", kTera);
   machine.attention_forward_flops = keys.rate("attention_forward_tflops", kTera);
   machine.attention_backward_flops = keys.rate("attention_backward_tflops", kTera);
+  machine.assumes_slowdown = !keys.has(kDeterministicKey);
+  machine.attention_backward_deterministic_flops =
+      machine.assumes_slowdown ? machine.attention_backward_flops / kDeterministicSlowdown
+                               : keys.rate(kDeterministicKey, kTera);
   plan::MachineProfile& lanes = machine.lanes;
   lanes.gpu_update = keys.rate("device_memory_gbps", kGiga);
   lanes.h2d = keys.rate("h2d_gbps", kGiga);
@@ -144,14 +151,17 @@ double passing_bytes(const model::ModelConfig& config, const plan::Workload& wor
 
 plan::MachineProfile profile_for(const MachineDescription& machine,
                                  const model::ModelConfig& config, const plan::Workload& workload,
-                                 std::uint32_t context) {
+                                 const config::TrainOptions& options) {
   const double all = plan::micro_batch_flops(workload);
-  const double attention = attention_flops(config, workload, context);
+  const double attention = attention_flops(config, workload, options.context);
   const double attention_backward = 2.5 * attention;  // five products instead of two
+  const double backward_rate = options.deterministic
+                                   ? machine.attention_backward_deterministic_flops
+                                   : machine.attention_backward_flops;
   const double products = all - attention - attention_backward;
   const double seconds = products / machine.matmul_flops +
                          attention / machine.attention_forward_flops +
-                         attention_backward / machine.attention_backward_flops +
+                         attention_backward / backward_rate +
                          passing_bytes(config, workload) / machine.lanes.gpu_update;
   plan::MachineProfile profile = machine.lanes;
   profile.gpu_flops = all / seconds;

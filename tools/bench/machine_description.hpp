@@ -1,20 +1,26 @@
 // A machine that is not here, described by a small JSON file: docs/machines/*.json. `spillway plan
 // --machine FILE` plans for it instead of measuring this one.
 //
-// Keys, all required but `sources`: `name`; `basis` (assumed, measured); `gpu`, as the driver names
-// it; rates in 10^12 FLOP/s or 10^9 bytes/s; `op_overhead_us`; the three capacities as sizes. An
-// unknown key is refused.
+// Keys, all required but `sources` and `attention_backward_deterministic_tflops`: `name`; `basis`
+// (assumed, measured); `gpu`, as the driver names it; rates in 10^12 FLOP/s or 10^9 bytes/s;
+// `op_overhead_us`; the three capacities as sizes. An unknown key is refused.
 #pragma once
 
 #include <filesystem>
 #include <string>
 #include <string_view>
 
+#include "runtime/config/train_options.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/machine_profile.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::bench {
+
+/// A deterministic backward pass of attention stores the gradient of every score and reads it
+/// again. So much slower it is taken to be where a description does not say: the middle of the 1.2
+/// to 1.6 that its traffic lets expect.
+inline constexpr double kDeterministicSlowdown = 1.4;
 
 struct MachineDescription {
   std::string name;
@@ -23,6 +29,8 @@ struct MachineDescription {
   double matmul_flops = 0;  ///< sustained, at the model's shapes and in 16 bits
   double attention_forward_flops = 0;
   double attention_backward_flops = 0;
+  double attention_backward_deterministic_flops = 0;
+  bool assumes_slowdown = false;  ///< the one before is the other over kDeterministicSlowdown
   /// Holds all rates but `gpu_flops`, which depends on the model: see `profile_for`.
   plan::MachineProfile lanes;
   plan::Budgets capacity;
@@ -40,10 +48,10 @@ struct MachineDescription {
 
 /// Returns the profile that a plan of this model meets on the machine. `gpu_flops` is the rate at
 /// which products, attention and passing over memory, one after the other, do the workload's FLOPs.
-/// `context`: tokens of a window.
+/// `options` are resolved.
 [[nodiscard]] plan::MachineProfile profile_for(const MachineDescription& machine,
                                                const model::ModelConfig& config,
                                                const plan::Workload& workload,
-                                               std::uint32_t context);
+                                               const config::TrainOptions& options);
 
 }  // namespace spillway::bench

@@ -109,6 +109,13 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
     if (!options.device) options.device = config::DeviceKind::cuda;
     options.device_memory = options.device_memory.value_or(machine->capacity.device);
     options.host_memory = options.host_memory.value_or(machine->capacity.host);
+    if (options.deterministic && machine->assumes_slowdown) {
+      tell(
+          "note: {} does not say how fast a deterministic backward pass of attention is "
+          "(attention_backward_deterministic_tflops); it is taken to be {} times slower than the "
+          "other\n",
+          flags.machine.string(), bench::kDeterministicSlowdown);
+    }
   }
   engine::resolve(options, *config);
   const auto budgets_for = [&](const config::TrainOptions& tried, const plan::Workload& step) {
@@ -123,7 +130,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const plan::Budgets budgets = budgets_for(options, workload);
   const plan::Placement fitting = engine::place(*config, options, workload, budgets);
   const plan::MachineProfile profile =
-      machine ? bench::profile_for(*machine, *config, workload, options.context)
+      machine ? bench::profile_for(*machine, *config, workload, options)
               : measured_profile(flags, *config, options, workload, budgets, fitting);
   const plan::PlacementRequest request = engine::placement_request(options);
   const plan::PlannedStep step =
