@@ -103,7 +103,7 @@ DataflowGraph block_graph(const Workload& w, const Placement& placement, std::ui
        .backward_reads = visits * (in_layer ? 1 : of_loss),
        .activation_bytes = one * std::uint64_t{w.micro_batches},
        .output_bytes = waits ? w.boundary_bytes * std::uint64_t{w.micro_batches} : Bytes{}});
-  // Rule 1 without what memory may force off the device, and the super node that rule 3 finds.
+  // The activations stay apart: memory may force them off the device.
   std::vector<std::uint32_t> passes, update;
   for (const char* name : {"fwd", "bwd"}) passes.push_back(graph.find(name).value());
   const DataflowGraph fused = merge_nodes(graph, passes);

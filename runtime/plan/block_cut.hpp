@@ -49,7 +49,7 @@ struct Placement;
 
 /// Returns all cuts of the graph that a step can run, on every tier, from the one that moves least
 /// over the link to the one that moves most; of equals the one that saves the most device memory
-/// comes first. The graph may be `block_graph`'s or any that is fused from `unfused_graph`.
+/// comes first. The graph may be `block_graph`'s or any other that is merged from `unfused_graph`.
 [[nodiscard]] std::vector<BlockCut> admissible_cuts(const Workload& workload,
                                                     const DataflowGraph& graph);
 

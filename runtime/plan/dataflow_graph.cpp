@@ -1,82 +1,15 @@
 #include "runtime/plan/dataflow_graph.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/predict/theory.hpp"
+#include "runtime/plan/placement/placement.hpp"
 
 namespace spillway::plan {
 namespace {
 
 using NodeSet = std::vector<std::uint32_t>;
-
-struct Neighbour {
-  std::uint32_t node = 0;
-  bool reads = false;  ///< it reads what the node writes; otherwise the node reads what it writes
-  Bytes bytes;
-
-  auto operator<=>(const Neighbour&) const = default;
-};
-
-std::vector<Neighbour> neighbours(const DataflowGraph& graph, std::uint32_t node) {
-  std::vector<Neighbour> found;
-  for (const DataflowEdge& edge : graph.edges) {
-    if (edge.source == node) found.push_back({edge.target, true, edge.bytes});
-    if (edge.target == node) found.push_back({edge.source, false, edge.bytes});
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
-std::string_view name_of_work(Work work) {
-  switch (work) {
-    case Work::none: return "data";
-    case Work::model: return "O(M)";
-    case Work::model_times_batch: return "O(M*B)";
-  }
-  return "?";
-}
-
-/// True if every node can be reached from node 0 along edges of the given direction.
-bool reaches_all(const DataflowGraph& graph, bool forward) {
-  std::vector<bool> seen(graph.nodes.size(), false);
-  NodeSet open{0};
-  seen[0] = true;
-  while (!open.empty()) {
-    const std::uint32_t node = open.back();
-    open.pop_back();
-    for (const DataflowEdge& edge : graph.edges) {
-      const std::uint32_t from = forward ? edge.source : edge.target;
-      const std::uint32_t to = forward ? edge.target : edge.source;
-      if (from == node && edge.bytes.value() > 0 && !seen[to]) {
-        seen[to] = true;
-        open.push_back(to);
-      }
-    }
-  }
-  return std::all_of(seen.begin(), seen.end(), [](bool reached) { return reached; });
-}
-
-/// The least that the far direction of a cut can cost: the lightest edge where every cut has one.
-Bytes lightest_return(const DataflowGraph& graph) {
-  if (!reaches_all(graph, /*forward=*/true) || !reaches_all(graph, /*forward=*/false))
-    return Bytes{0};
-  Bytes lightest{UINT64_MAX};
-  for (const DataflowEdge& edge : graph.edges) {
-    if (edge.bytes.value() > 0) lightest = std::min(lightest, edge.bytes);
-  }
-  return lightest;
-}
-
-Bytes edge_bytes(const DataflowGraph& graph, std::uint32_t source, std::uint32_t target) {
-  for (const DataflowEdge& edge : graph.edges) {
-    if (edge.source == source && edge.target == target) return edge.bytes;
-  }
-  return Bytes{0};
-}
 
 DataflowNode merged_node(const DataflowGraph& graph, const NodeSet& members) {
   DataflowNode merged;
@@ -184,71 +117,6 @@ DataflowGraph merge_nodes(const DataflowGraph& graph, std::span<const std::uint3
     }
   }
   return merged;
-}
-
-DataflowGraph fuse_batch_work(const DataflowGraph& graph) {
-  NodeSet members;
-  const auto on_gpu = [&](std::uint32_t node) {
-    return graph.nodes[node].work == Work::model_times_batch;
-  };
-  for (std::uint32_t i = 0; i < graph.nodes.size(); ++i) {
-    const auto around = neighbours(graph, i);
-    const bool is_read =
-        std::any_of(around.begin(), around.end(), [](const Neighbour& next) { return next.reads; });
-    const bool is_written = std::any_of(around.begin(), around.end(),
-                                        [](const Neighbour& next) { return !next.reads; });
-    const bool private_data = graph.nodes[i].work == Work::none && is_read && is_written &&
-                              std::all_of(around.begin(), around.end(),
-                                          [&](const Neighbour& next) { return on_gpu(next.node); });
-    if (on_gpu(i) || private_data) members.push_back(i);
-  }
-  return merge_nodes(graph, members);
-}
-
-DataflowGraph fuse_twin_data(const DataflowGraph& graph) {
-  for (std::uint32_t i = 0; i < graph.nodes.size(); ++i) {
-    if (graph.nodes[i].work != Work::none) continue;
-    NodeSet twins{i};
-    for (std::uint32_t j = i + 1; j < graph.nodes.size(); ++j) {
-      const bool twin =
-          graph.nodes[j].work == Work::none && neighbours(graph, j) == neighbours(graph, i);
-      if (twin) twins.push_back(j);
-    }
-    if (twins.size() > 1) return fuse_twin_data(merge_nodes(graph, twins));
-  }
-  return graph;
-}
-
-DataflowGraph fuse_inseparable(const DataflowGraph& graph, Bytes known_cut) {
-  if (graph.nodes.empty()) return graph;
-  const Bytes lightest = lightest_return(graph);
-  for (const DataflowEdge& edge : graph.edges) {
-    if (edge.bytes.value() == 0) continue;
-    const Bytes back = edge_bytes(graph, edge.target, edge.source);
-    if (edge.bytes + std::max(back, lightest) > known_cut) {
-      const NodeSet pair{edge.source, edge.target};
-      return fuse_inseparable(merge_nodes(graph, pair), known_cut);
-    }
-  }
-  return graph;
-}
-
-DataflowGraph standard_graph(const DataflowOptions& options) {
-  return fuse_twin_data(fuse_batch_work(unfused_graph(options)));
-}
-
-std::string to_text(const DataflowGraph& graph) {
-  std::string text;
-  for (const DataflowNode& node : graph.nodes) {
-    text += fmt::format("node {} {} {} B", node.name, name_of_work(node.work), node.bytes.value());
-    if (node.members.size() > 1) text += fmt::format(" = {}", fmt::join(node.members, " + "));
-    text += '\n';
-  }
-  for (const DataflowEdge& edge : graph.edges) {
-    text += fmt::format("edge {} -> {} {} B\n", graph.nodes[edge.source].name,
-                        graph.nodes[edge.target].name, edge.bytes.value());
-  }
-  return text;
 }
 
 }  // namespace spillway::plan

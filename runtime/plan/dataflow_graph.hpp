@@ -5,17 +5,9 @@
 // ends live on different devices. A partition into GPU and CPU is a set of nodes; its price is the
 // edges between the sides (ZeRO-Offload, section 3). Pure values: no I/O, any thread.
 //
-// Three rules shrink the graph before it is cut. None of them can lose the best partition:
-//   1. Work that grows with model times batch runs on the GPU: a CPU is hundreds of times too slow.
-//      All such nodes are on one side, so they are one node (FWD-BWD), with the data that only they
-//      touch (activations).
-//   2. Data with the same readers and writers, moving the same bytes, has the same best side
-//      (momentum and variance).
-//   3. Two nodes that no cheapest cut can separate are one node. In a strongly connected graph a
-//   cut
-//      severs an edge of each direction, so an edge that, with the lightest edge there is, costs
-//      more than a cut already known cannot be severed. This finds the Update super node (update,
-//      float2half and every fp32 state) and ties p16 to FWD-BWD.
+// Nodes that no cheapest cut separates are merged before the graph is cut: FWD and BWD, whose work
+// grows with model times batch, and the update with all that only it touches. Merging can lose no
+// best partition.
 #pragma once
 
 #include <cstdint>
@@ -83,18 +75,5 @@ struct DataflowOptions {
 /// is no computation.
 [[nodiscard]] DataflowGraph merge_nodes(const DataflowGraph& graph,
                                         std::span<const std::uint32_t> members);
-
-/// Rule 1.
-[[nodiscard]] DataflowGraph fuse_batch_work(const DataflowGraph& graph);
-/// Rule 2.
-[[nodiscard]] DataflowGraph fuse_twin_data(const DataflowGraph& graph);
-/// Rule 3. `known_cut` is the price of any cut of this graph; the lower, the more is fused.
-[[nodiscard]] DataflowGraph fuse_inseparable(const DataflowGraph& graph, Bytes known_cut);
-
-/// Rules 1 and 2 on the unfused graph: the seven nodes of ZeRO-Offload's figure.
-[[nodiscard]] DataflowGraph standard_graph(const DataflowOptions& options = {});
-
-/// Nodes, then edges, one a line, in graph order.
-[[nodiscard]] std::string to_text(const DataflowGraph& graph);
 
 }  // namespace spillway::plan

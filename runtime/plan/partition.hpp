@@ -1,17 +1,11 @@
-// Which nodes of a dataflow graph live on the CPU: cheapest traffic first, then most GPU memory
-// saved.
+// What it costs to put nodes of a dataflow graph on the CPU: the bytes over its edges.
 //
-// Nodes whose work grows with model times batch stay on the GPU. Traffic counts edges in both
-// directions, so a cheapest cut is an undirected minimum cut between those nodes and any other; it
-// is found by maximum flow, and all of them by depth-first assignment in which every partial
-// assignment is kept only if its own maximum flow can still meet the limit: no dead ends, whatever
-// the graph, and a connected graph of n nodes has at most n*(n-1)/2 minimum cuts. `all_cuts` is the
-// plain twin: it tries every subset. Pure functions, any thread.
+// Nodes whose work grows with model times batch stay on the GPU (ZeRO-Offload, section 3.2: a CPU
+// is hundreds of times too slow). Every other node may be on either side. The graph of a block has
+// few nodes, so every subset of them is tried. Pure functions, any thread.
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "runtime/base/units.hpp"
@@ -40,33 +34,5 @@ struct Cut {
 /// Returns every allowed cut with at least one node on the CPU, cheapest first, then most saved,
 /// then by mask. Throws `Error{invalid_argument}` above 20 nodes that may move.
 [[nodiscard]] std::vector<Cut> all_cuts(const DataflowGraph& graph);
-
-/// Returns the traffic of the cheapest cut with at least one node on the CPU.
-[[nodiscard]] Bytes minimum_cut_bytes(const DataflowGraph& graph);
-
-/// Returns all cuts of that traffic, in the order of `all_cuts`. At most 64 nodes, connected by
-/// edges that are not free; throws `Error{invalid_argument}` otherwise.
-[[nodiscard]] std::vector<Cut> minimum_cuts(const DataflowGraph& graph);
-
-/// Returns the graph with everything fused that no minimum cut separates (rule 3 with the best
-/// known cut).
-[[nodiscard]] DataflowGraph super_nodes(const DataflowGraph& graph);
-
-/// Is the room for data on each side. The default is "as much as there is, and something must leave
-/// the GPU".
-struct PartitionLimits {
-  Bytes gpu{UINT64_MAX};
-  Bytes cpu{UINT64_MAX};
-  /// If true, the cut with nothing on the CPU competes too. It moves nothing, so it wins if it
-  /// fits.
-  bool may_stay_whole = false;
-};
-
-/// Returns the cut with the least traffic, among those the one that saves the most GPU memory, that
-/// respects `limits`. Throws `Error{does_not_fit}` with both totals if none does.
-[[nodiscard]] Cut partition(const DataflowGraph& graph, const PartitionLimits& limits = {});
-
-/// Writes "cut 4 B (2 up, 2 down), 14 B saved, 2 B left: g16 update ..." without a line break.
-[[nodiscard]] std::string to_text(const DataflowGraph& graph, const Cut& cut);
 
 }  // namespace spillway::plan

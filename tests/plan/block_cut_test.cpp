@@ -13,6 +13,7 @@
 #include "runtime/plan/predict/price.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/plan_helpers.hpp"
+#include "tests/plan/standard_graph.hpp"
 #include "tests/plan/step_workloads.hpp"
 
 namespace spillway::plan {
@@ -77,6 +78,19 @@ TEST(BlockCut, OfAnyBlockIsFoundIfAStepCanRunIt) {
       EXPECT_THAT(cuts, testing::UnorderedElementsAreArray(plain));
     }
   }
+}
+
+TEST(BlockCut, IsOfTheTwoSuperNodesAndTheirData) {
+  const Workload workload = small_workload();
+  const DataflowGraph graph = block_graph(workload, uniform_placement(workload, {}), 1);
+  std::vector<std::string> names;
+  for (const DataflowNode& node : graph.nodes) names.push_back(node.name);
+  EXPECT_THAT(names, testing::UnorderedElementsAre("fwd_bwd", "p16", "activations", "g16",
+                                                   "update_float2half", "output"));
+  EXPECT_THAT(graph.nodes[graph.find("fwd_bwd").value()].members,
+              testing::UnorderedElementsAre("fwd", "bwd"));
+  EXPECT_THAT(graph.nodes[graph.find("update_float2half").value()].members,
+              testing::UnorderedElementsAre("update", "momentum", "variance", "p32", "float2half"));
 }
 
 TEST(BlockCut, OfTheHeadHasNoOutputAndNoSavedActivations) {

@@ -9,14 +9,13 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/partition.hpp"
 #include "tests/plan/plan_helpers.hpp"
+#include "tests/plan/standard_graph.hpp"
 
 namespace spillway::plan {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::UnorderedElementsAre;
 using EdgeMap = std::map<std::pair<std::string, std::string>, std::uint64_t>;
 
 EdgeMap edges_by_name(const DataflowGraph& graph) {
@@ -69,29 +68,6 @@ TEST(DataflowGraph, FusesToTheGraphOfZeroOffload) {
   EXPECT_EQ(edges_by_name(graph), expected);
 }
 
-TEST(DataflowGraph, KeepsActivationsInsideTheForwardBackwardNode) {
-  const DataflowGraph graph = standard_graph({.activation_bytes = Bytes{1}});
-  const DataflowNode& node = graph.nodes[graph.find("fwd_bwd").value()];
-  EXPECT_THAT(node.members, ElementsAre("fwd", "activations", "bwd"));
-  EXPECT_EQ(node.bytes.value(), 1U);
-  EXPECT_EQ(graph.find("activations"), std::nullopt);
-}
-
-TEST(DataflowGraph, FindsTheTwoSuperNodes) {
-  const DataflowGraph graph = super_nodes(standard_graph());
-  ASSERT_THAT(names(graph), UnorderedElementsAre("fwd_bwd", "g16", "update_float2half"));
-  EXPECT_THAT(graph.nodes[graph.find("fwd_bwd").value()].members,
-              UnorderedElementsAre("p16", "fwd", "activations", "bwd"));
-  const DataflowNode& update = graph.nodes[graph.find("update_float2half").value()];
-  EXPECT_THAT(update.members,
-              UnorderedElementsAre("update", "momentum", "variance", "p32", "float2half"));
-  EXPECT_EQ(update.bytes.value(), 12U);
-  // What is left is the cycle of ZeRO-Offload's argument: three edges of two bytes.
-  EXPECT_EQ(edges_by_name(graph), (EdgeMap{{{"fwd_bwd", "g16"}, 2},
-                                           {{"g16", "update_float2half"}, 2},
-                                           {{"update_float2half", "fwd_bwd"}, 2}}));
-}
-
 TEST(DataflowGraph, ScalesWithParametersFormatComputeAndRounds) {
   const DataflowGraph graph = standard_graph({.parameters = ElementCount{4096},
                                               .format = StateFormat::int8,
@@ -118,21 +94,6 @@ TEST(DataflowGraph, MergesParallelEdgesAndDropsInnerOnes) {
   EXPECT_EQ(edges_by_name(merged), (EdgeMap{{{"a_c", "b"}, 3}, {{"d", "a_c"}, 8}}));
   const std::vector<std::uint32_t> outside{0, 4};
   EXPECT_THROW((void)merge_nodes(graph, outside), Error);
-}
-
-TEST(DataflowGraph, DoesNotFuseDataThatMovesDifferentBytes) {
-  DataflowGraph graph = unfused_graph();
-  for (DataflowEdge& edge : graph.edges) {
-    if (graph.nodes[edge.source].name == "variance") edge.bytes = Bytes{2};
-  }
-  EXPECT_TRUE(fuse_twin_data(graph).find("variance").has_value());
-  EXPECT_TRUE(fuse_twin_data(unfused_graph()).find("momentum_variance").has_value());
-}
-
-TEST(DataflowGraph, PrintsAsTheGoldenFiles) {
-  EXPECT_EQ(to_text(unfused_graph()), read_golden("unfused_graph.txt"));
-  EXPECT_EQ(to_text(standard_graph()), read_golden("standard_graph.txt"));
-  EXPECT_EQ(to_text(super_nodes(standard_graph())), read_golden("super_nodes.txt"));
 }
 
 }  // namespace

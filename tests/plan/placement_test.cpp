@@ -7,10 +7,10 @@
 #include <string>
 
 #include "runtime/plan/placement/pools.hpp"
-#include "runtime/plan/predict/theory.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
+#include "tests/plan/theory.hpp"
 
 namespace spillway::plan {
 namespace {

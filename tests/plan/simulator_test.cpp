@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/predict/theory.hpp"
 #include "tests/plan/plan_helpers.hpp"
+#include "tests/plan/theory.hpp"
 
 namespace spillway::plan {
 namespace {

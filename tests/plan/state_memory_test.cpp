@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/plan/placement/choose.hpp"
-#include "runtime/plan/predict/theory.hpp"
+#include "tests/plan/theory.hpp"
 
 namespace spillway::plan {
 namespace {

@@ -4,10 +4,10 @@
 #include <cmath>
 
 #include "runtime/plan/predict/simulator.hpp"
-#include "runtime/plan/predict/theory.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
+#include "tests/plan/theory.hpp"
 
 namespace spillway::plan {
 namespace {

@@ -8,7 +8,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/predict/theory.hpp"
+#include "runtime/plan/predict/flops.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/bench/peak_flops.hpp"
 #include "tools/bench/step_bench.hpp"
@@ -149,8 +149,7 @@ ordered_json describe(const BenchStepFlags& flags, const model::ModelConfig& con
 void add_speed(ordered_json& document, const model::ModelConfig& config,
                const StepBenchResult& result, const Peak& peak) {
   const double rate = result.tokens_per_second();
-  const double flops =
-      plan::flops_per_token(engine::decoder_shape(config, result.options.context)).model();
+  const double flops = plan::flops_per_token(engine::decoder_shape(config, result.options.context));
   const double predicted = result.prediction.step_seconds;
   document["tokens_per_second"] = rate;
   document["step_seconds"] = {{"median", result.median_seconds()}, {"each", result.seconds}};

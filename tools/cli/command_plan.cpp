@@ -10,7 +10,7 @@
 #include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/fastest.hpp"
-#include "runtime/plan/predict/theory.hpp"
+#include "runtime/plan/predict/flops.hpp"
 #include "runtime/plan/step/check.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tools/bench/machine_description.hpp"
@@ -59,8 +59,7 @@ nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
                                 const config::TrainOptions& options, const PlanView& view) {
   const plan::Workload& w = view.workload;
   const double tokens = static_cast<double>(w.tokens * w.micro_batches * w.rounds);
-  const double flops =
-      plan::flops_per_token(engine::decoder_shape(config, options.context)).model();
+  const double flops = plan::flops_per_token(engine::decoder_shape(config, options.context));
   const double rate = tokens / view.prediction.step_seconds;
   nlohmann::ordered_json document{
       {"machine", machine.name},

@@ -7,7 +7,7 @@
 #include "runtime/model/model_config.hpp"
 #include "runtime/model/transformer.hpp"
 #include "runtime/plan/placement/choose.hpp"
-#include "runtime/plan/predict/theory.hpp"
+#include "runtime/plan/predict/flops.hpp"
 
 namespace spillway::engine {
 
@@ -15,7 +15,7 @@ namespace spillway::engine {
                                            const model::Transformer& transformer,
                                            const config::TrainOptions& options);
 
-/// What the model's FLOPs by theory depend on, with windows of `context` tokens.
+/// What the model's FLOPs depend on, with windows of `context` tokens.
 [[nodiscard]] plan::DecoderShape decoder_shape(const model::ModelConfig& config,
                                                std::uint32_t context);
 

@@ -7,9 +7,29 @@
 #include "runtime/base/stagger.hpp"
 #include "runtime/plan/placement/memory_sums.hpp"
 #include "runtime/plan/placement/pools.hpp"
-#include "runtime/plan/predict/theory.hpp"
 
 namespace spillway::plan {
+namespace {
+
+constexpr std::uint64_t kInt8ScaleGroup = 256;  // values that share one scale
+
+/// Counts the bytes of momentum (or of variance) without their scales.
+Bytes moment_values(StateFormat format, ElementCount parameters) {
+  switch (format) {
+    case StateFormat::fp32:
+    case StateFormat::split: return Bytes{4 * parameters.value()};
+    case StateFormat::bf16: return Bytes{2 * parameters.value()};
+    case StateFormat::int8: return Bytes{parameters.value()};
+  }
+  return {};
+}
+
+Bytes moment_scales(StateFormat format, ElementCount parameters) {
+  if (format != StateFormat::int8) return {};
+  return Bytes{round_up(parameters.value(), kInt8ScaleGroup) / kInt8ScaleGroup * sizeof(float)};
+}
+
+}  // namespace
 
 bool Placement::any_state(Tier tier) const {
   return std::any_of(blocks.begin(), blocks.end(),
@@ -30,11 +50,15 @@ bool Placement::any_streamed() const {
   return std::any_of(blocks.begin(), blocks.end(), [](const BlockCut& b) { return !b.resident(); });
 }
 
+Bytes moment_bytes(StateFormat format, ElementCount parameters) {
+  return moment_values(format, parameters) + moment_scales(format, parameters);
+}
+
 Bytes state_bytes(StateFormat format, ElementCount parameters) {
   const std::uint64_t master = parameters.value() * (format == StateFormat::fp32 ? 4 : 2);
-  const Bytes moment = moment_values(format, parameters);
-  const Bytes scales = (moment_bytes(format, parameters) - moment) * 2U;
-  const std::array sizes{master, moment.value(), moment.value(), scales.value()};
+  const std::uint64_t moment = moment_values(format, parameters).value();
+  const std::uint64_t scales = moment_scales(format, parameters).value();
+  const std::array sizes{master, moment, moment, 2 * scales};
   return Bytes{round_up(stagger(sizes).end, kPageBytes)};
 }
 

@@ -61,6 +61,8 @@ struct MemoryItem {
                                                    const Placement& placement);
 [[nodiscard]] Bytes total(const std::vector<MemoryItem>& items, Tier tier);
 
+/// Counts the bytes of momentum (or of variance) of `parameters` parameters, with their scales.
+[[nodiscard]] Bytes moment_bytes(StateFormat format, ElementCount parameters);
 /// What an update reads of a tile's slot and what a home in memory holds: the master (or its
 /// remainder), m and v, in whole pages. 16-bit parameters are elsewhere in memory anyway.
 [[nodiscard]] Bytes state_bytes(StateFormat format, ElementCount parameters);

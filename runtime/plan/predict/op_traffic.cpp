@@ -1,7 +1,5 @@
 #include "runtime/plan/predict/op_traffic.hpp"
 
-#include "runtime/plan/predict/theory.hpp"
-
 namespace spillway::plan {
 namespace {
 
@@ -10,7 +8,27 @@ std::uint64_t summed_width(DType dtype, std::uint32_t round) {
   return (round == 0 ? 1 : 2) * size_of(dtype);
 }
 
+/// Bytes a parameter of momentum and variance; two scales of int8 serve 256 parameters.
+double moments_width(StateFormat format) {
+  switch (format) {
+    case StateFormat::fp32:
+    case StateFormat::split: return 8;
+    case StateFormat::bf16: return 4;
+    case StateFormat::int8: return 2 + 8.0 / 256;
+  }
+  return 0;
+}
+
 }  // namespace
+
+double update_traffic_per_parameter(StateFormat format, DType compute) {
+  const auto width = static_cast<double>(size_of(compute));
+  // The fp32 master is read and written whole and the narrow copy only written. In the other
+  // formats the narrow copy is the upper half of the master, so it is read as well.
+  const bool whole = format == StateFormat::fp32;
+  const double parameter = whole ? width : 2 * width;
+  return width + parameter + 2 * ((whole ? 4 : 2) + moments_width(format));
+}
 
 Bytes update_traffic(const Workload& workload, const Placement& placement, const Tile& tile) {
   // The formula is of gradients in the compute dtype; sums of rounds are wider.

@@ -1,15 +1,16 @@
-// The published formulas of memory, traffic and efficiency that every plan is checked against.
+// The published formulas of memory, traffic and efficiency that plans are checked against. They
+// share no code with the planner, and theory_test.cpp checks them against the papers' tables.
 //
 // Sources: ZeRO (table 1), ZeRO-Offload (section 3), ZeRO-Infinity (figure 2, section 4). Where a
-// paper misprints, the formula holds. Pure functions of numbers, any thread. Results that divide by
-// ranks or rates are double; counts of bytes that a run must meet exactly are `Bytes`.
+// paper misprints, the formula holds. Results that divide by ranks or rates are double; counts of
+// bytes that a run must meet exactly are `Bytes`.
 #pragma once
 
 #include <cstdint>
 
 #include "runtime/base/dtype.hpp"
+#include "runtime/base/state_format.hpp"
 #include "runtime/base/units.hpp"
-#include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {
 
@@ -27,17 +28,6 @@ struct StateBytes {
 
 /// Returns fp32 14, split 12, bf16 8, int8 6.03 at 16-bit compute. `compute` widens `parameter`.
 [[nodiscard]] StateBytes state_bytes_per_parameter(StateFormat format, DType compute = DType::bf16);
-
-/// Counts the values that share one scale in the int8 format.
-inline constexpr std::uint64_t kInt8ScaleGroup = 256;
-/// Counts the bytes of momentum (or of variance) of `parameters` parameters without and with their
-/// scales.
-[[nodiscard]] Bytes moment_values(StateFormat format, ElementCount parameters);
-[[nodiscard]] Bytes moment_bytes(StateFormat format, ElementCount parameters);
-
-/// Counts the bytes read plus written by the fused pass: fp32 28, split 26, bf16 18, int8 14.06 at
-/// 16-bit compute. `compute` widens the gradient read and the parameter written.
-[[nodiscard]] double update_traffic_per_parameter(StateFormat format, DType compute = DType::bf16);
 
 /// What a step reads from and writes to disk when state lives there. A slot on disk holds all that
 /// recovery needs, so the narrow parameter is written even where it is not read.
@@ -132,29 +122,6 @@ struct HiddenResource {
 };
 /// Tokens a step needs so that computing takes no less than moving. Does not depend on the model.
 [[nodiscard]] double hiding_tokens(const HiddenResource& resource);
-
-/// What FLOPs of a decoder-only model depend on.
-struct DecoderShape {
-  double layers = 0;
-  double width = 0;
-  double kv_width = 0;  ///< key/value heads times head size
-  double mlp_width = 0;
-  double vocabulary = 0;
-  double sequence = 0;
-  double query_width = 0;   ///< heads times head size; 0: as wide as the model
-  double mlp_matrices = 3;  ///< gate, up and down; 2 without a gate
-};
-struct TokenFlops {
-  double blocks = 0;  ///< forward and backward of the layers
-  double head = 0;    ///< forward and backward of the output head
-
-  [[nodiscard]] double model() const { return blocks + head; }
-  /// Counts them with every block recomputed in backward: one forward more, a third of blocks.
-  [[nodiscard]] double hardware() const { return blocks * 4 / 3 + head; }
-};
-/// Counts the FLOPs per token of a causal model; attention halved for causality, embedding not
-/// counted.
-[[nodiscard]] TokenFlops flops_per_token(const DecoderShape& shape);
 
 // ---- Volumes over the link of one GPU in one step -----------------------------------------------
 

@@ -1,4 +1,4 @@
-#include "runtime/plan/predict/theory.hpp"
+#include "tests/plan/theory.hpp"
 
 #include <algorithm>
 
@@ -19,7 +19,7 @@ double moment_width(StateFormat format) {
 }
 
 double moment_bytes_per_parameter(StateFormat format) {
-  const double scale = format == StateFormat::int8 ? 4.0 / static_cast<double>(kInt8ScaleGroup) : 0;
+  const double scale = format == StateFormat::int8 ? 4.0 / 256 : 0;
   return moment_width(format) + scale;
 }
 
@@ -51,28 +51,8 @@ StateBytes state_bytes_per_parameter(StateFormat format, DType compute) {
           .variance = moment};
 }
 
-Bytes moment_values(StateFormat format, ElementCount parameters) {
-  return Bytes{static_cast<std::uint64_t>(moment_width(format)) * parameters.value()};
-}
-
-Bytes moment_bytes(StateFormat format, ElementCount parameters) {
-  const bool scaled = format == StateFormat::int8;
-  const std::uint64_t scales =
-      scaled ? round_up(parameters.value(), kInt8ScaleGroup) / kInt8ScaleGroup * 4 : 0;
-  return moment_values(format, parameters) + Bytes{scales};
-}
-
-double update_traffic_per_parameter(StateFormat format, DType compute) {
-  const StateBytes state = state_bytes_per_parameter(format, compute);
-  // The fp32 master is read and written whole and the narrow copy only written. In the other
-  // formats the narrow copy is the upper half of the master, so it is read as well.
-  const double copies = format == StateFormat::fp32 ? 1 : 2;
-  return width(compute) + copies * state.parameter +
-         2 * (state.master + state.momentum + state.variance);
-}
-
 SlotTraffic slot_traffic_per_parameter(StateFormat format) {
-  // Scales are left to moment_bytes: the table counts whole bytes.
+  // The table counts no scales.
   const double moments = 2 * moment_width(format);
   // An fp32 master determines the narrow copy; a remainder does not, so that is written with it. It
   // need not be read: the host holds the narrow parameters anyway.
@@ -158,17 +138,6 @@ double efficiency_with_overlap(const MovedWork& work) {
 double hiding_tokens(const HiddenResource& resource) {
   return resource.effective_flops / kFlopsPerParameterToken * resource.bytes_per_parameter /
          resource.bytes_per_second;
-}
-
-TokenFlops flops_per_token(const DecoderShape& shape) {
-  // Multiplying by one weight costs 2 FLOPs forward and 4 backward: three times the forward. A
-  // layer has q and o (d*d_q each), k and v (d*d_kv each) and the MLP's matrices (d*d_ff each).
-  // Scores and their use take 2*S*d_q each without a mask, half of that with it.
-  const double query = shape.query_width > 0 ? shape.query_width : shape.width;
-  const double weights = shape.width * (2 * query + 2 * shape.kv_width +  //
-                                        shape.mlp_matrices * shape.mlp_width);
-  const double forward = 2 * weights + 2 * shape.sequence * query;
-  return {.blocks = 3 * shape.layers * forward, .head = 6 * shape.width * shape.vocabulary};
 }
 
 LinkVolume link_volume(Schedule schedule, const LinkWork& work) {
