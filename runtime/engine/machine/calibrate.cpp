@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <span>
 
@@ -16,6 +15,7 @@
 #include "runtime/engine/machine/calibration_sizes.hpp"
 #include "runtime/engine/machine/device_rates.hpp"
 #include "runtime/engine/machine/least_seconds.hpp"
+#include "runtime/engine/machine/normal_numbers.hpp"
 #include "runtime/engine/machine/update_bench.hpp"
 
 namespace spillway::engine {
@@ -71,12 +71,13 @@ void measure_disk(const CalibrationRequest& request, const Tuning& tuning,
   const auto backend =
       offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = all_tiles});
   const PinnedMemory buffer(*backend, all_tiles);
-  std::memset(buffer.host().data(), 1, buffer.host().size());
   const auto store = nvme_swap::TileStore::create(options, {.tiles = tiles});
   const auto slice = [&](std::uint32_t i) {
     return buffer.host().subspan(i * tile.value(), tile.value());
   };
-  const std::uint64_t checksum = nvme_swap::checksum_of(slice(0));
+  const NormalNumbers numbers(request.options);
+  for (std::uint32_t i = 0; i < tiles.size(); ++i) numbers.fill(slice(i));
+  const std::uint64_t checksum = nvme_swap::checksum_of(slice(0));  // they are all alike
   const auto all = [&](const auto& start) {
     std::vector<Ticket> tickets;
     for (std::uint32_t i = 0; i < tiles.size(); ++i) tickets.push_back(start(i));

@@ -1,8 +1,8 @@
 #include "runtime/engine/machine/device_rates.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
+#include <span>
 #include <utility>
 
 #include "cpu_adam/traffic.hpp"
@@ -10,6 +10,7 @@
 #include "runtime/engine/machine/calibration_sizes.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/machine/least_seconds.hpp"
+#include "runtime/engine/machine/normal_numbers.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
@@ -19,32 +20,59 @@ namespace {
 using offload::DeviceMemory;
 using offload::PinnedMemory;
 
-/// What an op finds has no meaning and is memory that somebody has touched.
-void clear(StepEngine& engine, model::Ops& ops) {
-  offload::Stream& stream = *engine.streams().compute;
+/// What an op finds is memory that somebody has touched, and tokens that exist. fp32 values are two
+/// numbers of a 16-bit compute type, of which the upper one is all that counts.
+void fill(StepEngine& engine, const NormalNumbers& numbers) {
   for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
     const auto pool = static_cast<plan::PoolKind>(p);
-    std::ranges::fill(engine.memory().all_host(pool), std::byte{0});
-    const auto all = engine.memory().all_device(pool).as<float>();
-    if (pool == plan::PoolKind::workspace || all.empty()) continue;
-    stream.submit([&ops, all] { ops.fill_zero(all); });
+    const std::span<std::byte> host = engine.memory().all_host(pool);
+    const offload::DeviceSpan<std::byte> device = engine.memory().all_device(pool);
+    if (pool == plan::PoolKind::host_tokens) {
+      std::ranges::fill(host, std::byte{0});
+    } else {
+      numbers.fill(host);
+    }
+    if (pool == plan::PoolKind::workspace || device.empty()) continue;
+    if (pool == plan::PoolKind::device_tokens) {
+      numbers.clear(device);
+    } else {
+      numbers.fill(device);
+    }
   }
-  stream.synchronize();
 }
 
-/// Returns the seconds of these ops of a layer, in the memory of that layer.
-double seconds_of(plan::StepPlan pass, const EngineSetup& setup, const ModelRuntime& model) {
-  StepEngine engine(setup, model,
-                    plan::used_by(pass, plan::make_pools(setup.workload, setup.placement)));
-  clear(engine, *model.ops);
-  engine.actions().step().loss_gradient_scale = 1;
-  const auto executor = engine.prepare(std::move(pass));
-  return least_seconds([&] { executor->run_on_stream(engine.actions(), plan::Lane::gpu); });
-}
+/// Measures passes over the memory of one layer.
+class PassBench {
+ public:
+  PassBench(const EngineSetup& setup, const ModelRuntime& model, const NormalNumbers& numbers)
+      : setup_(setup),
+        model_(model),
+        numbers_(numbers),
+        warm_(setup.options.device != config::DeviceKind::cuda) {}
+
+  /// Returns the seconds of these ops of a layer, in the memory of that layer.
+  double seconds_of(plan::StepPlan pass) {
+    StepEngine engine(setup_, model_,
+                      plan::used_by(pass, plan::make_pools(setup_.workload, setup_.placement)));
+    fill(engine, numbers_);
+    engine.actions().step().loss_gradient_scale = 1;
+    const auto executor = engine.prepare(std::move(pass));
+    const auto run = [&] { executor->run_on_stream(engine.actions(), plan::Lane::gpu); };
+    if (!warm_) warm_up(run);
+    warm_ = true;
+    return least_seconds(run);
+  }
+
+ private:
+  const EngineSetup& setup_;
+  const ModelRuntime& model_;
+  const NormalNumbers& numbers_;
+  bool warm_;  ///< a host's cores are taken to be
+};
 
 /// Returns the seconds of all FWD-BWD work of one micro-batch through the whole model, activations
 /// kept, of which one layer stands for all.
-double model_seconds(const CalibrationRequest& request) {
+double model_seconds(const CalibrationRequest& request, const NormalNumbers& numbers) {
   EngineSetup setup{.config = request.config,
                     .options = request.options,
                     .workload = request.workload,
@@ -53,8 +81,9 @@ double model_seconds(const CalibrationRequest& request) {
   setup.workload.micro_batches = setup.workload.rounds = 1;
   setup.placement = plan::lean_placement(setup.workload, plan::Tier::device);
   const plan::StepPlan step = plan::build_training_step(setup.workload, setup.placement);
+  PassBench bench(setup, request.model, numbers);
   const auto seconds = [&](const std::function<bool(const plan::Op&)>& wanted) {
-    return seconds_of(plan::only(step, wanted), setup, request.model);
+    return bench.seconds_of(plan::only(step, wanted));
   };
   const auto of_layer = [&](std::uint32_t layer) {
     return seconds([&setup, layer](const plan::Op& op) {
@@ -62,17 +91,20 @@ double model_seconds(const CalibrationRequest& request) {
              setup.workload.layer_of(op.block) == layer;
     });
   };
+  const double layer = of_layer(1);  // what a GPU becomes warm with
   const double head = seconds([](const plan::Op& op) { return op.kind == plan::OpKind::loss; });
-  return of_layer(0) + of_layer(1) * (setup.workload.head_layer() - 1) + head;
+  return of_layer(0) + layer * (setup.workload.head_layer() - 1) + head;
 }
 
 /// Copies between pinned memory and the device, of the size of a gradient slot.
-void measure_link(offload::DeviceBackend& backend, Bytes bytes, DeviceRates& rates) {
+void measure_link(offload::DeviceBackend& backend, Bytes bytes, const NormalNumbers& numbers,
+                  DeviceRates& rates) {
   const DeviceMemory above(backend, bytes);
   const DeviceMemory below(backend, bytes);
   const PinnedMemory source(backend, bytes);
   const PinnedMemory target(backend, bytes);
-  std::memset(source.host().data(), 0, bytes.value());
+  numbers.fill(source.host());
+  numbers.fill(below.device());
   const auto up = backend.make_stream("calibrate h2d");
   const auto down = backend.make_stream("calibrate d2h");
   const auto amount = static_cast<double>(bytes.value());
@@ -94,7 +126,7 @@ void measure_link(offload::DeviceBackend& backend, Bytes bytes, DeviceRates& rat
 
 /// The fused update of a tile whose state lies on the device.
 double update_rate(const config::TrainOptions& options, const plan::Workload& w, Bytes room,
-                   offload::DeviceBackend& backend) {
+                   const NormalNumbers& numbers, offload::DeviceBackend& backend) {
   const cpu_adam::Kernel& kernel = update_kernel(options, w);
   const ElementCount tile = std::min(ElementCount{options.tile_parameters}, plan::largest_block(w));
   const std::size_t count =
@@ -103,6 +135,9 @@ double update_rate(const config::TrainOptions& options, const plan::Workload& w,
   const DeviceMemory state(backend, Bytes{layout.bytes});
   const DeviceMemory gradient(backend, Bytes{count * size_of(kernel.gradient_dtype)});
   const DeviceMemory parameters(backend, Bytes{count * size_of(kernel.parameter_dtype)});
+  numbers.clear(state.device());  // as a run begins: variances are not negative
+  numbers.fill(gradient.device());
+  numbers.fill(parameters.device());
   const auto stream = backend.make_stream("calibrate");
   const auto math = make_device_math(options, *stream);
   const std::array<cpu_adam::ParameterGroup, 1> groups{
@@ -132,13 +167,14 @@ DeviceRates measure_device(const CalibrationRequest& request) {
   const plan::Workload& workload = request.workload;
   const plan::Budgets& budgets = request.budgets;
   DeviceRates rates;
-  rates.flops = plan::micro_batch_flops(workload) / model_seconds(request);
+  const NormalNumbers numbers(request.options);
+  rates.flops = plan::micro_batch_flops(workload) / model_seconds(request, numbers);
   const auto backend = make_backend(request.options, budgets, nullptr);
   const std::uint64_t slot = plan::gradient_slot_elements(workload).value();
   const Bytes parameters{slot * size_of(workload.compute)};
-  measure_link(*backend, link_bytes(parameters, budgets.device, budgets.host), rates);
+  measure_link(*backend, link_bytes(parameters, budgets.device, budgets.host), numbers, rates);
   if (request.options.device == config::DeviceKind::cuda) {
-    rates.update = update_rate(request.options, workload, budgets.device, *backend);
+    rates.update = update_rate(request.options, workload, budgets.device, numbers, *backend);
   }
   return rates;
 }

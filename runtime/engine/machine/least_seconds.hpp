@@ -1,4 +1,4 @@
-// A stopwatch for calibration.
+// A stopwatch for calibration, and what comes before its first use.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,13 @@
 #include <limits>
 
 namespace spillway::engine {
+
+/// Repeats `work` for half a second: a GPU that was idle takes about as long to its usual clocks.
+template <class Work>
+void warm_up(const Work& work) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+  while (std::chrono::steady_clock::now() < end) work();
+}
 
 /// Returns the least of a few timings, after a first call that touches pages and caches:
 /// interference only ever adds.

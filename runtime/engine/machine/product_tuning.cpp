@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/base/random.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/machine/least_seconds.hpp"
+#include "runtime/engine/machine/normal_numbers.hpp"
 #include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
@@ -24,13 +24,10 @@ using offload::DeviceMemory;
 using offload::PinnedMemory;
 
 constexpr std::uint64_t kOperandAlignment = 256;
-/// Proposals of the library that are timed.
-constexpr int kProposals = 16;
 /// Numbers that operands repeat: a prime, so that rows of round lengths differ.
 constexpr std::uint64_t kNumbers = 1'048'573;
-constexpr std::uint64_t kNumberStream = 0x70726f64;
-/// Spreads the numbers: sums of 100,000 products stay far below fp16's largest value.
-constexpr double kDeviation = 0.125;
+/// Proposals of the library that are timed.
+constexpr int kProposals = 16;
 
 /// Bytes of each operand, whole units of alignment.
 struct OperandBytes {
@@ -67,20 +64,6 @@ Extent extent_of(std::span<const GemmShape> shapes, DType compute) {
   return extent;
 }
 
-void write_normal_numbers(std::span<std::byte> target, DType compute) {
-  for (std::uint64_t i = 0; i < kNumbers; ++i) {
-    const auto pair = normal_pair(random_block(0, {.stream = kNumberStream, .index = i / 2}));
-    const auto value = static_cast<float>(kDeviation * pair[i % 2]);
-    std::byte* const place = target.data() + i * size_of(compute);
-    if (compute == DType::fp32) {
-      std::memcpy(place, &value, sizeof value);
-    } else {
-      const std::uint16_t bits = compute == DType::bf16 ? to_bf16(value) : to_fp16(value);
-      std::memcpy(place, &bits, sizeof bits);
-    }
-  }
-}
-
 }  // namespace
 
 std::vector<GemmShape> planned_products(const model::ModelConfig& config,
@@ -110,11 +93,7 @@ ProductOperands::ProductOperands(offload::DeviceBackend& backend, offload::Strea
   const PinnedMemory numbers(backend, Bytes{kNumbers * size_of(compute)});
   write_normal_numbers(numbers.host(), compute);
   for (const DeviceMemory* const memory : {&inputs_, &out_}) {
-    const offload::DeviceSpan<std::byte> target = memory->device();
-    for (std::size_t first = 0; first < target.size(); first += numbers.host().size()) {
-      const std::size_t count = std::min(numbers.host().size(), target.size() - first);
-      stream.upload(target.subspan(first, count), numbers.host().first(count));
-    }
+    repeat(numbers.host(), memory->device(), stream);
   }
   stream.synchronize();
 }
@@ -174,10 +153,13 @@ void tune_products(const ProductTuningRequest& request, MachineTuning& known,
   const auto stream = backend->make_stream("products");
   ops->bind_stream(stream->native());
   const ProductOperands operands(*backend, *stream, request.shapes, options.compute);
+  bool warm = false;
   for (const GemmShape& shape : request.shapes) {
     tuned(tune_product(shape, ops->gemm_key(shape), known, request.what, [&] {
       const model::GemmArguments arguments = operands.arguments(shape);
       if (shape.output == GemmOutput::gradient) ops->fill_zero(arguments.out.as<float>());
+      if (!warm) warm_up([&] { (void)ops->measure_gemm(shape, arguments, 1); });
+      warm = true;
       return ops->measure_gemm(shape, arguments, kProposals);
     }));
   }

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <vector>
 
 #include "cpu_adam/calibration.hpp"
 #include "cpu_adam/gradient_norm.hpp"
 #include "offload/host/host_backend.hpp"
 #include "runtime/engine/machine/calibration_sizes.hpp"
+#include "runtime/engine/machine/normal_numbers.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -27,9 +29,12 @@ UpdateBench::UpdateBench(const cpu_adam::Kernel& kernel, std::size_t count,
       state_(*backend_, Bytes{layout_.bytes}),
       gradient_(*backend_, Bytes{count * size_of(kernel.gradient_dtype)}),
       parameters_(*backend_, Bytes{count * size_of(kernel.parameter_dtype)}) {
-  // Pages that nobody has written are all one, which stays in the cache.
-  for (const offload::PinnedMemory* memory : {&state_, &gradient_, &parameters_}) {
-    std::ranges::fill(memory->host(), std::byte{0});
+  // Pages that nobody has written are all one, which stays in the cache. State begins as a run's.
+  std::ranges::fill(state_.host(), std::byte{0});
+  std::vector<std::byte> numbers(kRepeatedNumbers * size_of(kernel.gradient_dtype));
+  write_normal_numbers(numbers, kernel.gradient_dtype);
+  for (const offload::PinnedMemory* memory : {&gradient_, &parameters_}) {
+    repeat(numbers, memory->host());
   }
 }
 

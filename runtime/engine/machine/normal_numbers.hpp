@@ -1,0 +1,44 @@
+// What measured operations find in memory: normal numbers, the same each time. Zeros would not do:
+// a GPU computes them at higher clocks, as fewer bits change. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "offload/memory.hpp"
+#include "runtime/base/dtype.hpp"
+#include "runtime/config/train_options.hpp"
+
+namespace spillway::engine {
+
+/// Counts the numbers that memory repeats: a prime, so that rows of round lengths differ. Every
+/// start of a run waits for them.
+inline constexpr std::uint64_t kRepeatedNumbers = 131'071;
+
+/// Fills `target` with numbers of a deviation of 1/8: sums of 100,000 products stay far below
+/// fp16's largest value.
+void write_normal_numbers(std::span<std::byte> target, DType type);
+/// Copies `numbers` to the whole of `target`, one after the other.
+void repeat(std::span<const std::byte> numbers, std::span<std::byte> target);
+/// Does the same on the device, in the order of `stream`.
+void repeat(std::span<const std::byte> numbers, offload::DeviceSpan<std::byte> target,
+            offload::Stream& stream);
+
+/// Holds numbers of a run's compute type in memory of its own, beside that of the run's budgets.
+class NormalNumbers {
+ public:
+  explicit NormalNumbers(const config::TrainOptions& options);
+
+  void fill(std::span<std::byte> target) const;
+  /// These wait until the device has done it.
+  void fill(offload::DeviceSpan<std::byte> target) const;
+  void clear(offload::DeviceSpan<std::byte> target) const;
+
+ private:
+  std::unique_ptr<offload::DeviceBackend> backend_;
+  offload::PinnedMemory numbers_, zeros_;
+  std::unique_ptr<offload::Stream> stream_;
+};
+
+}  // namespace spillway::engine
