@@ -48,7 +48,7 @@ class Cutter {
   }
 
  private:
-  /// Rows that still go into the block: all that are `left`, or an even number of them; 0: none.
+  /// Returns the rows that still go into the block: all `left`, or an even number of them; 0: none.
   [[nodiscard]] std::uint64_t fitting(std::uint64_t columns, std::uint64_t left) const {
     const std::uint64_t rows = (capacity_ - block_.parameters.value()) / columns;
     if (rows >= left) return left;

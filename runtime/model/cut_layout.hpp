@@ -5,8 +5,8 @@
 
 namespace spillway::model::detail {
 
-/// `whole`, the uncut layout of `config`, with its matrices in blocks of at most `operator_tile`
-/// parameters; see ModelLayout.
+/// Returns `whole`, the uncut layout of `config`, with its matrices in blocks of at most
+/// `operator_tile` parameters; see ModelLayout.
 [[nodiscard]] ModelLayout cut_layout(const ModelConfig& config, const ModelLayout& whole,
                                      std::uint64_t operator_tile);
 

@@ -15,7 +15,7 @@ namespace {
 /// Keeps these numbers apart from other uses of the same seed (the order of the data).
 constexpr std::uint64_t kStream = 0x696e6974ULL << 32;
 
-/// c[0] + x (c[1] + x (c[2] + ...)).
+/// Returns c[0] + x (c[1] + x (c[2] + ...)).
 template <std::size_t Count>
 double polynomial(const std::array<double, Count>& coefficients, double x) {
   double sum = coefficients[Count - 1];
@@ -23,9 +23,9 @@ double polynomial(const std::array<double, Count>& coefficients, double x) {
   return sum;
 }
 
-/// ln x for a normal x in (0, 1]: x = 2^e m with m in [sqrt(1/2), sqrt(2)), and
-/// ln m = 2 artanh(s) with s = (m - 1) / (m + 1), |s| < 0.172. The first term left out is below
-/// 2e-18 of the sum.
+/// Returns ln x for a normal x in (0, 1]: x = 2^e m with m in [sqrt(1/2), sqrt(2)), and ln m = 2
+/// artanh(s) with s = (m - 1) / (m + 1), |s| < 0.172. The first term left out is below 2e-18 of the
+/// sum.
 double natural_logarithm(double x) {
   static constexpr std::array<double, 12> kArtanh{1.0,      1.0 / 3,  1.0 / 5,  1.0 / 7,
                                                   1.0 / 9,  1.0 / 11, 1.0 / 13, 1.0 / 15,

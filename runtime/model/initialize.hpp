@@ -13,12 +13,12 @@
 
 namespace spillway::model {
 
-/// Two independent standard normal numbers. Unlike `normal_pair` it calls no C library, whose last
-/// digits differ between versions and processors: only IEEE operations that round correctly.
+/// Returns two independent standard normal numbers. It calls no C library, as `normal_pair` does,
+/// whose last digits differ between machines: only IEEE operations that round correctly.
 [[nodiscard]] std::array<double, 2> portable_normal_pair(const RandomBlock& block);
 
-/// What transformers does: weights normal(0, init_std), residual projections of gpt2 divided by
-/// sqrt(2 * layers), biases 0, norms 1.
+/// Does what transformers does: weights normal(0, init_std), residual projections of gpt2 divided
+/// by sqrt(2 * layers), biases 0, norms 1.
 class RandomInitializer final : public ParameterSource {
  public:
   /// `layout` must outlive this.
@@ -27,7 +27,7 @@ class RandomInitializer final : public ParameterSource {
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
 
  private:
-  /// Elements of the whole tensor from `first` on.
+  /// Writes elements of the whole tensor from `first` on.
   void fill(const ParameterTensor& tensor, std::uint64_t first, std::span<float> target) const;
 
   const ModelLayout* layout_;
@@ -36,7 +36,7 @@ class RandomInitializer final : public ParameterSource {
   double scaled_std_;
 };
 
-/// One whole block of `RandomInitializer`: [padded_parameters] or, without padding, [parameters].
+/// Writes one whole block of `RandomInitializer`: [padded_parameters] or, unpadded, [parameters].
 void initialize(const ModelConfig& config, const ModelLayout& layout, BlockIndex block,
                 std::uint64_t seed, std::span<float> target);
 

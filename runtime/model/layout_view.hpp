@@ -23,7 +23,7 @@ class LayoutView final : public ParameterSource {
     const ParameterTensor* tensor = nullptr;
   };
 
-  /// Elements of a whole tensor, from `first` on.
+  /// Reads elements of a whole tensor, from `first` on.
   void read_tensor(const std::string& name, ElementCount first, std::span<float> target) const;
 
   const ParameterSource& source_;

@@ -9,7 +9,7 @@
 namespace spillway::model {
 namespace {
 
-// Far above any model, low enough that no product below overflows 64 bits.
+// These are far above any model, low enough that no product below overflows 64 bits.
 constexpr std::uint64_t kMaxVocabulary = 1U << 27;
 constexpr std::uint64_t kMaxContext = 1U << 27;
 constexpr std::uint64_t kMaxWidth = 1U << 24;

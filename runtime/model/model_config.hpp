@@ -14,7 +14,7 @@ namespace spillway::model {
 enum class Family : std::uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
 enum class Activation : std::uint8_t { gelu_tanh, gelu_erf, silu };
 
-/// Llama-3 frequency scaling (config.json `rope_type: llama3`).
+/// Describes Llama-3 frequency scaling (config.json `rope_type: llama3`).
 struct Llama3RopeScaling {
   double factor = 1;
   double low_frequency_factor = 1;
@@ -45,19 +45,19 @@ struct ModelConfig {
   std::optional<double> rope_linear_factor = std::nullopt;
   std::optional<Llama3RopeScaling> rope_llama3 = std::nullopt;
   double init_std = 0.02;
-  /// That of any layer counts. Attention is full, so windows of tokens must not be longer:
+  /// The window of any layer counts. Attention is full, so windows of tokens must not be longer:
   /// `check_context`.
   std::optional<std::uint32_t> sliding_window = std::nullopt;
   double dropout = 0;            ///< as found in config.json; trained as 0, noted in one line
   std::string source_json = {};  ///< the config.json this came from, for a faithful export
 
-  /// RMSNorm, RoPE, gated MLP and no biases by default; gpt2 has LayerNorm, learned positions,
-  /// GELU.
+  /// Tells gpt2, with LayerNorm, learned positions and GELU, from the other families, which by
+  /// default have RMSNorm, RoPE, a gated MLP and no biases.
   [[nodiscard]] bool is_gpt2() const { return family == Family::gpt2; }
   bool operator==(const ModelConfig&) const = default;
 };
 
-/// "gpt2", "llama", ...: the `model_type` of config.json.
+/// Returns "gpt2", "llama", ...: the `model_type` of config.json.
 std::string_view name_of(Family family);
 
 /// Throws `Error{invalid_argument}` naming the field and its value if a size is zero or too large,

@@ -17,8 +17,8 @@
 
 namespace spillway::model {
 
-// --- gemm: out [rows, columns] = op(a) [rows, inner] x op(b) [inner, columns] (+ bias) (+
-// residual)
+// --- A gemm computes out [rows, columns] = op(a) [rows, inner] x op(b) [inner, columns], to which
+// a bias and a residual may be added.
 
 enum class GemmOutput : std::uint8_t {
   compute,   ///< C
@@ -35,15 +35,15 @@ struct GemmShape {
   bool bias = false;         ///< + bias [columns], C; only with output C
   bool residual = false;     ///< + residual [rows, columns], C; only with output C
   GemmOutput output = GemmOutput::compute;
-  // Elements from one stored row to the next, where a matrix is a range of another one's columns;
-  // 0: rows lie side by side. `residual` is strided as `out`.
+  // Strides count the elements from one stored row to the next, where a matrix is a range of
+  // another one's columns; 0 says that rows lie side by side. `residual` is strided as `out`.
   std::uint64_t a_stride = 0;
   std::uint64_t b_stride = 0;
   std::uint64_t out_stride = 0;
   bool operator==(const GemmShape&) const = default;
 };
 
-/// Handle of a prepared operation, and the workspace that a call of it needs.
+/// Is the handle of a prepared operation, with the workspace that a call of it needs.
 struct Plan {
   std::uint32_t index = 0;
   Bytes workspace;
@@ -61,9 +61,9 @@ struct GemmArguments {
   Tensor workspace;
 };
 
-// --- attention: causal, grouped-query. Query head h reads key/value head h / (heads / kv_heads).
+// --- Attention is causal and grouped: query head h reads key/value head h / (heads / kv_heads).
 
-/// `HeadRows::stride` of every matrix of a call, in elements. 0: nothing but the heads.
+/// Holds `HeadRows::stride` of every matrix of a call, in elements. 0: rows have only the heads.
 struct AttentionStrides {
   std::uint64_t q = 0;
   std::uint64_t k = 0;
@@ -90,7 +90,7 @@ struct AttentionShape {
   [[nodiscard]] constexpr std::uint64_t kv_columns() const {
     return std::uint64_t{kv_heads} * head_dim;
   }
-  /// `strides` with every 0 resolved.
+  /// Returns `strides` with every 0 resolved.
   [[nodiscard]] constexpr AttentionStrides row_strides() const {
     const auto or_packed = [](std::uint64_t stride, std::uint64_t packed) {
       return stride > 0 ? stride : packed;

@@ -32,13 +32,13 @@ struct BlockLayout {
   std::uint32_t layer = 0;         ///< 0: embedding; 1, 2, ...: transformer layers; last: head
 };
 
-/// Blocks [first, end) of a layout.
+/// Holds blocks [first, end) of a layout.
 struct BlockRange {
   std::uint32_t first = 0;
   std::uint32_t end = 0;
 };
 
-/// Blocks in forward order: embedding, one a layer, head (final norm and, when untied, lm_head).
+/// Lists blocks in forward order: embedding, each layer, head (final norm and, untied, lm_head).
 /// Tensors that are used as one matrix are adjacent: q, k, v weights; gate and up weights; their
 /// biases likewise. A tied head has no weight of its own: it uses the first tensor of block 0.
 ///

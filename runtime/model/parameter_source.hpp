@@ -12,7 +12,7 @@ namespace spillway::model {
 class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
-  /// Elements [first, first + target.size()) of a block as fp32; its padding is zero.
+  /// Reads elements [first, first + target.size()) of a block as fp32; its padding is zero.
   virtual void read(BlockIndex block, ElementCount first, std::span<float> target) const = 0;
 };
 

@@ -16,14 +16,14 @@ using Tensor = offload::DeviceSpan<std::byte>;             ///< elements of C, w
 using ConstTensor = offload::DeviceSpan<const std::byte>;  ///< elements of C, read
 using Tokens = offload::DeviceSpan<const std::int32_t>;
 
-/// A gradient of a parameter: fp32, overwritten by the first micro-batch, added to by the others.
+/// Is a gradient of a parameter: fp32, overwritten by the first micro-batch, then added to.
 struct Gradient {
   offload::DeviceSpan<float> values;
   bool first = false;
 };
 
-/// Heads side by side in the rows of a matrix: head h of token t starts at element
-/// t * stride + h * head_dim of `data`.
+/// Views heads side by side in the rows of a matrix: head h of token t starts at element t * stride
+/// + h * head_dim of `data`.
 template <class View>
 struct HeadRows {
   View data;
@@ -34,7 +34,7 @@ struct HeadRows {
 
 enum class NormKind : std::uint8_t { layer, rms };
 
-/// `tokens * heads` rows; row (t, h) starts at element t * stride + h * width, stride per view.
+/// Has `tokens * heads` rows; row (t, h) starts at element t * stride + h * width, stride per view.
 struct NormShape {
   NormKind kind = NormKind::layer;
   std::uint64_t tokens = 0;
@@ -78,8 +78,8 @@ struct RopeArguments {
   RopeDirection direction = RopeDirection::forward;
 };
 
-// --- activation. gelu: [rows, columns] -> [rows, columns].
-//     silu: input [rows, 2 * columns] = gate | up -> silu(gate) * up.
+// --- An activation: gelu maps [rows, columns] to [rows, columns]; silu maps [rows, 2 * columns] of
+// gate | up to silu(gate) * up.
 
 struct ActivationShape {
   Activation kind = Activation::gelu_tanh;
@@ -102,8 +102,8 @@ struct EmbeddingShape {
   std::uint64_t width = 0;
   std::uint64_t vocabulary = 0;
   std::uint64_t positions = 0;  ///< rows of the position table, 0: no table
-  // The table given holds `rows` of the vocabulary from `first_row`: tokens elsewhere are passed
-  // over, and neither their rows of `out` nor any gradient is touched. 0 rows: all.
+  // The table given holds `rows` of the vocabulary from `first_row`, or all where `rows` is 0.
+  // Tokens elsewhere are passed over: neither their rows of `out` nor any gradient is touched.
   std::uint64_t first_row = 0;
   std::uint64_t rows = 0;
 };
@@ -122,18 +122,18 @@ struct CrossEntropyArguments {
   Tensor workspace;        ///< reduction_workspace(rows, 2)
 };
 
-// --- cross-entropy over tiles of the vocabulary: every tile is scanned, in order, and the sums
-// then
-//     give the loss and, tile by tile once more, the gradient.
+// --- cross-entropy over tiles of the vocabulary
+// Every tile is scanned, in order; the sums then give the loss and, tile by tile once more, the
+// gradient.
 
-/// What is known of one token after the tiles scanned so far.
+/// Holds what is known of one token after the tiles scanned so far.
 struct VocabularyScan {
   double largest = 0;  ///< logit
   double total = 0;    ///< sum of exp(logit - largest)
   double target = 0;   ///< logit of the target, once its tile was there
 };
 
-/// Columns [first_column, first_column + columns) of the vocabulary.
+/// Holds columns [first_column, first_column + columns) of the vocabulary.
 struct VocabularyTile {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
@@ -162,7 +162,7 @@ struct ActivationBackwardOp {
   ActivationShape shape;
   ActivationBackwardArguments arguments;
 };
-/// out [batch * sequence, width] = table[token] (+ positions[t % sequence]).
+/// Writes out [batch * sequence, width] = table[token] (+ positions[t % sequence]).
 struct EmbeddingForwardOp {
   EmbeddingShape shape;
   Tokens tokens;
@@ -181,22 +181,22 @@ struct ScanVocabularyOp {
   VocabularyTile tile;
   offload::DeviceSpan<VocabularyScan> scans;
 };
-/// loss_sum [1] = sum over rows of -log softmax(target), 0 where the target is negative.
+/// Writes loss_sum [1], the sum over rows of -log softmax(target), 0 where the target is negative.
 struct SumLossesOp {
   Tokens targets;
   offload::DeviceSpan<const VocabularyScan> scans;
   offload::DeviceSpan<double> loss_sum;
   Tensor workspace;  ///< reduction_workspace(rows, 2)
 };
-/// logits_gradient [rows, columns] C = gradient_scale * (softmax - one-hot target), with the scans
-/// of all tiles. May be `logits` where C is fp32.
+/// Writes logits_gradient [rows, columns] C = gradient_scale * (softmax - one-hot target), with the
+/// scans of all tiles. It may be `logits` where C is fp32.
 struct VocabularyGradientOp {
   VocabularyTile tile;
   offload::DeviceSpan<const VocabularyScan> scans;
   float gradient_scale = 0;
   Tensor logits_gradient;
 };
-/// gradient[c] (+)= sum over rows of out_gradient[rows, columns]; columns = gradient's size.
+/// Makes gradient[c] (+)= sum over rows of out_gradient[rows, columns], for all of its columns.
 struct BiasGradientOp {
   std::uint64_t rows = 0;
   ConstTensor out_gradient;
@@ -206,7 +206,7 @@ struct BiasGradientOp {
 struct FillZeroOp {
   offload::DeviceSpan<float> values;
 };
-/// out = sums, rounded to C: as many elements.
+/// Rounds `sums` to C in `out`, which has as many elements.
 struct RoundSumsOp {
   offload::DeviceSpan<const float> sums;
   Tensor out;

@@ -28,7 +28,7 @@ void check_shape(const ModelConfig& config, BatchShape shape, DType compute, con
 
 }  // namespace
 
-/// What runs the blocks, and which part of what each block is.
+/// Holds what runs the blocks, and which part of what each block is.
 struct Transformer::Body {
   Body(const ModelConfig& model, BatchShape shape, const ModelLayout& model_layout, Ops& operations)
       : Body(model, shape, model_layout, make_layout(model), operations) {}
@@ -46,18 +46,18 @@ struct Transformer::Body {
   [[nodiscard]] bool is_embedding(std::uint32_t block) const {
     return layer_of(block) == 0 && block >= layout.blocks_of(0).first;
   }
-  /// The part of the head that the loss on `block` runs.
+  /// Returns the part of the head that the loss on `block` runs.
   [[nodiscard]] std::uint32_t head_part_of(std::uint32_t block) const;
   [[nodiscard]] std::uint32_t part_of(std::uint32_t block) const {
     return block - layout.blocks_of(layer_of(block)).first;
   }
-  /// The vectors of `number`, in block 0 of a model that is cut.
+  /// Returns the vectors of `number`, in block 0 of a model that is cut.
   [[nodiscard]] TensorRange vectors_of(std::uint32_t number) const {
     return {(number - 1) * layer_vectors,
             number == config.layers + 1 ? head_vectors : layer_vectors};
   }
   [[nodiscard]] EmbeddingShape embedding_of(std::uint32_t block) const;
-  /// Where the block has rows of the embedding's table.
+  /// Returns where the block has rows of the embedding's table.
   [[nodiscard]] TensorRange table_of(std::uint32_t block) const {
     const ParameterTensor& table = layout.blocks[block].tensors.front();
     return {table.first.value(), table.count.value()};

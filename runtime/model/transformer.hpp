@@ -23,7 +23,7 @@ struct BatchShape {
   std::uint32_t sequence = 0;  ///< tokens in a window
 };
 
-/// One block, one micro-batch. T = batch * sequence tokens, W = width, C = compute dtype.
+/// Names one block and one micro-batch. T = batch * sequence tokens, W = width, C = compute dtype.
 ///
 /// Where matrices are cut into tiles (`operator_tile`), block 0 is never run: it holds the vectors
 /// that all others read, their `shared`. The blocks of a layer run in order, in backward in reverse
@@ -35,9 +35,9 @@ struct ForwardArguments {
   offload::DeviceSpan<const std::byte> shared{};    ///< block 0's [padded] C, for tiles
   offload::DeviceSpan<const std::int32_t> tokens;   ///< [batch, sequence]; embedding only
   offload::DeviceSpan<const std::byte> input;       ///< [T, W] C; empty for the embedding
-  /// [T, W] C; of a tiled layer empty: only what backward needs, see `feeds_backward`.
+  /// Is [T, W] C. Of a tiled layer it may be empty: only what backward needs, see `feeds_backward`.
   offload::DeviceSpan<std::byte> output;
-  /// saved_bytes(block), or empty: keep nothing. A tiled layer always has it.
+  /// Has saved_bytes(block), or none: nothing is kept. A tiled layer always has it.
   offload::DeviceSpan<std::byte> saved;
   offload::DeviceSpan<std::byte> workspace;
 };
@@ -64,18 +64,18 @@ struct LossArguments {
   std::uint32_t block = 0;                          ///< with tiles: one of ModelLayout::loss_blocks
   offload::DeviceSpan<const std::byte> parameters;  ///< the head block's
   offload::DeviceSpan<const std::byte> shared{};    ///< block 0's, for tiles
-  /// For a tied head: block 0's; with tiles those of `block`.
+  /// Holds, for a tied head, block 0's; with tiles those of `block`.
   offload::DeviceSpan<const std::byte> tied_parameters;
   offload::DeviceSpan<const std::int32_t> targets;  ///< [batch, sequence]
   offload::DeviceSpan<const std::byte> input;       ///< [T, W] C
   offload::DeviceSpan<double> loss_sum;             ///< [1], sum over targets, overwritten
-  /// d(objective)/d(loss of one target): loss scale / targets in the step.
+  /// Is d(objective)/d(loss of one target): loss scale / targets in the step.
   float gradient_scale = 0;
   offload::DeviceSpan<std::byte> boundary_gradient;  ///< [T, W] C out; empty: loss only
   offload::DeviceSpan<std::byte> carried{};          ///< carried_bytes(), for tiles
   offload::DeviceSpan<float> gradients;              ///< head block [padded] fp32
   offload::DeviceSpan<float> shared_gradients{};     ///< block 0's [padded] fp32, for tiles
-  /// For a tied head: of this second use of its rows, [vocab * W] fp32; with tiles the block's.
+  /// Holds, for a tied head, those of this second use: [vocab * W] fp32; with tiles the block's.
   offload::DeviceSpan<float> tied_gradients;
   bool first = false;
   offload::DeviceSpan<std::byte> workspace;
@@ -117,7 +117,7 @@ class Transformer {
   void backward(const BackwardArguments& arguments);
   void loss(const LossArguments& arguments);
   /// Writes the logits of the last position of each window, for generation and tests: [rows, vocab]
-  /// fp32. `all_positions`: of every position. Refused with tiles.
+  /// fp32; with `all_positions`, of every position. Refused with tiles.
   struct LogitsArguments {
     offload::DeviceSpan<const std::byte> parameters;
     offload::DeviceSpan<const std::byte> tied_parameters;

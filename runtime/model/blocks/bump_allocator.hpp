@@ -13,7 +13,7 @@ namespace spillway::model::blocks {
 
 class BumpAllocator {
  public:
-  /// Measures: every piece is an empty span.
+  /// Makes one that measures: every piece is an empty span.
   explicit BumpAllocator(DType compute) : compute_(compute) {}
   BumpAllocator(DType compute, offload::DeviceSpan<std::byte> space)
       : compute_(compute), space_(space), measuring_(false) {}

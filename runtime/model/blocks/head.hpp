@@ -19,8 +19,8 @@ namespace spillway::model::blocks {
 
 class Head {
  public:
-  /// `projection`: blocks that begin with rows of the projection: the head's own or, where it is
-  /// tied, the embedding's. `vectors`: the block that has those of the head.
+  /// Takes in `projection` the blocks that begin with rows of the projection, which are the head's
+  /// own or, where it is tied, the embedding's; and in `vectors` the block that has the head's.
   Head(const ModelConfig& config, BatchShape batch, const LayerParts& projection,
        const BlockLayout& vectors, Ops& ops);
 
@@ -28,7 +28,7 @@ class Head {
   [[nodiscard]] Bytes carried_bytes() const { return carried_bytes_; }
   [[nodiscard]] double forward_flops(std::uint32_t part) const;
 
-  /// `parameters` and `gradients` of the arguments are those of the block that has the projection,
+  /// `parameters` and `gradients` of the arguments are those of the block that has the projection;
   /// `shared` and `shared_gradients` have the head's own vectors.
   void loss(std::uint32_t part, const LossArguments& arguments);
   /// Writes the logits of a head of one part.
@@ -47,7 +47,7 @@ class Head {
     Tensor logits_gradient;
     Tensor ops;
   };
-  /// What waits from part to part.
+  /// Holds what waits from part to part.
   struct Carried {
     offload::DeviceSpan<VocabularyScan> scans;  ///< [T]
     offload::DeviceSpan<float> normal;          ///< [T, W] sum: gradient of the norm's output

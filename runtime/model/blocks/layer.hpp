@@ -45,7 +45,7 @@ class Layer {
     TensorRange weight;
     std::optional<TensorRange> bias;
   };
-  /// The layer's gemms: x [T, in] -> [T, out].
+  /// Names the layer's gemms: x [T, in] -> [T, out].
   enum class Gemm : std::uint8_t { qkv, attention_out, ffn_in, ffn_out };
   static constexpr std::size_t kGemms = 4;
   struct WholeGemm {
@@ -54,13 +54,13 @@ class Layer {
     std::optional<TensorRange> bias;  ///< in the vectors
     bool residual = false;
   };
-  /// The columns [first, first + linear.columns()) of a gemm's result.
+  /// Describes columns [first, first + linear.columns()) of a gemm's result.
   struct Columns {
     Gemm gemm{};
     std::uint64_t first = 0;
     Linear linear;
   };
-  /// What backward needs of the forward pass.
+  /// Holds what backward needs of the forward pass.
   struct Saved {
     Tensor qkv;        ///< [T, q | k | v]: rotated, or as projected where heads are normalized
     Tensor attention;  ///< [T, heads * head_dim]
@@ -68,7 +68,7 @@ class Layer {
     Tensor middle;                       ///< [T, W] input plus attention
     Tensor ffn;                          ///< [T, F] before gelu, or [T, gate | up]
   };
-  /// Temporaries of one operator at a time.
+  /// Holds temporaries of one operator at a time.
   struct Space {
     Tensor normal;                          ///< [T, W] a norm's output
     offload::DeviceSpan<float> statistics;  ///< of a norm of any kind, [rows, 2]
@@ -78,14 +78,14 @@ class Layer {
     Tensor activation;  ///< [T, F]
     Tensor rounded;     ///< a sum, rounded; empty where nothing is to round
   };
-  /// Gradients of what the gemms read and make. The inputs' are fp32 sums in a layer that is cut,
-  /// else elements of C.
+  /// Holds gradients of what the gemms read and make. Those of inputs are fp32 sums in a layer that
+  /// is cut, else elements of C.
   struct Gradients {
     Tensor normal;           ///< [T, W], of a norm's output
     Tensor activation, ffn;  ///< [T, F] and [T, ffn columns]; attention's share their memory
     Tensor attention, qkv;   ///< [T, heads * head_dim] and [T, q | k | v]
   };
-  /// What a gemm reads and writes, whole.
+  /// Names what a gemm reads and writes, whole.
   struct Flow {
     ConstTensor residual;
     Tensor out;
@@ -116,7 +116,7 @@ class Layer {
     return part.first + part.linear.columns() == shape(part.gemm).out;
   }
 
-  // layer_plan.cpp: what the layer has, and its memory.
+  // layer_plan.cpp finds what the layer has, and lays out its memory.
   void find_norms(const BlockLayout& vectors);
   void find_gemms(const BlockLayout& vectors);
   void add_part(const BlockLayout& block);
@@ -125,13 +125,13 @@ class Layer {
   void measure();
   Saved allocate_saved(BumpAllocator& allocator) const;
   Space allocate_space(BumpAllocator& allocator) const;
-  /// Lays out `space.activation` and `space.rounded` too. `carried`: `workspace` of a whole layer.
+  /// Lays out `space.activation` and `space.rounded` too. A whole layer carries in `workspace`.
   Gradients allocate_gradients(BumpAllocator& workspace, BumpAllocator& carried,
                                Space& space) const;
   /// Counts the multiplications and additions of attention's two gemms.
   [[nodiscard]] double attention_flops() const;
 
-  // layer_operators.cpp: all but the gemms.
+  // layer_operators.cpp has all but the gemms.
   void apply_norm(const Norm& norm, ConstTensor vectors, ConstTensor input, const Space& space);
   void rotate(Tensor rows, std::uint64_t stride, RopeDirection direction);
   /// Normalizes heads where the family does, rotates them, and says where q, k and v now are.
@@ -143,7 +143,7 @@ class Layer {
   void backward_norm(const Norm& norm, const BackwardArguments& a, ConstTensor input,
                      ConstTensor gradient, const Space& space);
 
-  // layer.cpp: the order of it all.
+  // layer.cpp has the order of it all.
   [[nodiscard]] Flow forward_flow(Gemm gemm, const ForwardArguments& a, const Saved& saved) const;
   [[nodiscard]] Flow backward_flow(Gemm gemm, const BackwardArguments& a,
                                    const Gradients& gradients) const;

@@ -5,7 +5,7 @@
 namespace spillway::model::blocks {
 namespace {
 
-/// The vectors of a whole layer, as they stand together in the block that all layers share.
+/// Returns the vectors of a whole layer, as they stand in the block that all layers share.
 BlockLayout vectors_of(const BlockLayout& layer) {
   BlockLayout vectors;
   for (ParameterTensor tensor : layer.tensors) {

@@ -14,7 +14,7 @@ struct LayerParts {
   std::span<const BlockLayout> blocks;
   /// Has the layer's vectors, at the elements where the arguments' `shared` has them.
   BlockLayout vectors;
-  /// What several parts add up to is summed in fp32 and rounded once.
+  /// Says that what several parts add up to is summed in fp32 and rounded once.
   bool cut = false;
 };
 

@@ -219,7 +219,7 @@ void Layer::measure() {
 }
 
 double Layer::attention_flops() const {
-  // Causal: position p sees p + 1 keys; two gemms of head_dim multiply-adds for each.
+  // Attention is causal: position p sees p + 1 keys; two gemms of head_dim multiply-adds for each.
   const double sequence = batch_.sequence;
   const double pairs = static_cast<double>(batch_.batch) * sequence * (sequence + 1) / 2;
   return 4.0 * pairs * static_cast<double>(q_columns());
@@ -238,7 +238,7 @@ double Layer::backward_flops(std::uint32_t index) const {
   double sum = 0;
   for (const Columns& part : parts_[index]) {
     sum += 2 * part.linear.flops();
-    // Five gemms instead of two.
+    // Backward has five gemms instead of two.
     if (part.gemm == Gemm::attention_out && begins(part)) sum += 2.5 * attention_flops();
   }
   return sum;

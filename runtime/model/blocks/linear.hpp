@@ -22,7 +22,7 @@ struct LinearShape {
   TensorRange weight;               ///< in the part's matrices
   std::optional<TensorRange> bias;  ///< of these columns, in the layer's vectors
   bool residual = false;            ///< forward adds a tensor that is shaped as y
-  /// `gradient` where several parts add to x's gradient in fp32.
+  /// Is `gradient` where several parts add to x's gradient in fp32.
   GemmOutput input_gradient = GemmOutput::compute;
 };
 
@@ -43,7 +43,7 @@ class Linear {
     Tensor workspace;
   };
   void forward(const ForwardArguments& arguments) const;
-  /// input_gradient (+)= out_gradient W^T; `first` overwrites fp32 sums.
+  /// Makes input_gradient = out_gradient W^T, which is added to fp32 sums unless `first`.
   void backward_input(ConstTensor matrices, ConstTensor out_gradient, Tensor input_gradient,
                       bool first, Tensor workspace) const;
   void backward_weight(ConstTensor input, ConstTensor out_gradient,

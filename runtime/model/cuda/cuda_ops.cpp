@@ -87,7 +87,7 @@ class DeviceOps final : public CudaOps {
     std::unique_ptr<CudnnAttention> cudnn;  ///< null: our own kernels
   };
 
-  /// Nothing ever goes to the default stream, whose every use waits for all others.
+  /// Returns the bound stream: nothing goes to the default one, whose every use waits for others.
   [[nodiscard]] void* stream() const {
     SPILLWAY_ASSERT(stream_ != nullptr);
     return stream_;

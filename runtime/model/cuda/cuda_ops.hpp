@@ -23,7 +23,7 @@ struct CudaOpsOptions {
   CudaMath math = {};
   int device = 0;            ///< as CUDA numbers them
   GemmChoices choices = {};  ///< shapes that are not in it take the library's first proposal
-  /// Where cuBLASLt and cuDNN may lie: spillway::cuda_library_directories().
+  /// Says where cuBLASLt and cuDNN may lie: spillway::cuda_library_directories().
   std::vector<std::filesystem::path> library_directories = {};
 };
 
@@ -31,7 +31,7 @@ class CudaOps : public Ops {
  public:
   /// Returns what every gemm planned so far uses.
   [[nodiscard]] virtual const GemmChoices& choices() const = 0;
-  /// "cuBLASLt 130100, cuDNN 91900": those loaded so far, for the record of a run.
+  /// Returns those loaded so far, for the record of a run: "cuBLASLt 130100, cuDNN 91900".
   [[nodiscard]] virtual std::string libraries() const = 0;
   /// Returns which kernels attend, of every shape planned so far: "own", or the engines that cuDNN
   /// chose. For the record of a run.
@@ -50,8 +50,8 @@ class CudaOps : public Ops {
 /// build without CUDA, where there is no GPU, or where a library is missing, naming the places.
 [[nodiscard]] std::unique_ptr<CudaOps> make_ops(CudaOpsOptions options);
 
-/// Ops that plan as those of `make_ops` do, on any machine and in any build, and throw
-/// `Error{not_supported}` when they are to compute.
+/// Plans as those of `make_ops` do, on any machine and in any build; throws `Error{not_supported}`
+/// when it is to compute.
 class SizingOps : public Ops {
  public:
   /// Returns every gemm planned so far, each once, in the order of first plans.

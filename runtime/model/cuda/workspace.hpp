@@ -12,11 +12,11 @@
 
 namespace spillway::model::cuda {
 
-/// What NVIDIA recommends for cuBLAS on Hopper and later; it is enough on the others too.
+/// Is what NVIDIA recommends for cuBLAS on Hopper and later; it is enough on the others too.
 inline constexpr Bytes kGemmWorkspace{32ULL << 20};
-/// Ops::logits_at_once: 2,048 tokens of a vocabulary of 128 Ki. A chunk moves 12 bytes a parameter
+/// Ops::logits_at_once has 2,048 tokens of a vocabulary of 128 Ki. A chunk moves 12 bytes a weight
 /// of the projection (two readings of 2 bytes, an fp32 gradient read and written) and computes 6
-/// FLOPs a parameter and token: at 1,000 tokens that is 500 FLOPs a byte, and an H100 balances 300.
+/// FLOPs a weight and token: at 1,000 tokens that is 500 FLOPs a byte, and an H100 balances 300.
 inline constexpr Bytes kLogitsAtOnce{1ULL << 30};
 /// Libraries want their workspace aligned to this; the pieces of a layer's are aligned to less.
 inline constexpr std::uint64_t kWorkspaceAlignment = 256;
@@ -26,22 +26,22 @@ inline constexpr std::uint64_t kWorkspaceAlignment = 256;
   return kGemmWorkspace + Bytes{kWorkspaceAlignment};
 }
 
-/// What of the operations is part of the mathematics: it changes bits, and workspaces.
+/// Says what of the operations is part of the mathematics: it changes bits, and workspaces.
 struct CudaMath {
   DType compute = DType::bf16;
-  /// Only algorithms whose sums have one order. Without: what is fastest, reported by name.
+  /// Allows only algorithms with one order of sums; else the fastest is taken, reported by name.
   bool deterministic = true;
   bool tf32 = false;           ///< gemms of fp32 operands on tensor cores, 10 bits of them
   bool own_attention = false;  ///< our own attention where cuDNN's would serve too
 };
 
-/// Which implementation attends.
+/// Says which implementation attends.
 enum class AttentionKind : std::uint8_t {
   cudnn,  ///< flash attention of cuDNN
   own,    ///< attention_kernel.hpp: every shape and dtype, slower
 };
 
-/// cuDNN: 16-bit elements, heads of up to 128 in steps of 8, rows in steps of 16 bytes, and
+/// cuDNN takes 16-bit elements, heads of up to 128 in steps of 8, rows in steps of 16 bytes, and
 /// positions in steps of 8, which keeps what it puts one after the other in its workspace aligned.
 [[nodiscard]] constexpr AttentionKind attention_kind(const AttentionShape& shape,
                                                      const CudaMath& math) {
@@ -90,10 +90,10 @@ inline constexpr std::uint64_t kScoreGradientBytes = 1ULL << 30;
   return {1, largest_divisor(shape.kv_heads, kScoreGradientBytes / group)};
 }
 
-/// Returns what the larger of both passes needs. cuDNN's backward: scores' gradients
-/// (deterministic), the q gradient's fp32 sums, k and v gradients of every query head before those
-/// of a group are added, and two values a row; 32 MiB for what an engine keeps besides. Own: a
-/// value a row.
+/// Returns what the larger of both passes needs. The backward pass of cuDNN needs gradients of
+/// scores (deterministic), the fp32 sums of q's gradient, k and v gradients of every query head
+/// before those of a group are added, and two values a row; 32 MiB hold what an engine keeps
+/// besides. Our own needs a value a row.
 [[nodiscard]] constexpr Bytes attention_workspace(const AttentionShape& shape,
                                                   const CudaMath& math) {
   // Our own kernels need no more where cuDNN turns a shape down.

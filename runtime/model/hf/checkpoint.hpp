@@ -25,7 +25,7 @@ namespace detail {
 class StagingDirectory;
 }
 
-/// The weights of a directory, checked against a layout. Reads `model.safetensors` or the shards of
+/// Reads the weights of a directory, checked against a layout: `model.safetensors` or the shards of
 /// `model.safetensors.index.json`; names with and without the model's prefix ("transformer.",
 /// "model."). Buffers that old checkpoints carry (attention masks, rotary frequencies) are skipped.
 class CheckpointReader final : public ParameterSource {
@@ -79,15 +79,15 @@ class CheckpointWriter {
                    const ModelLayout& layout, SaveOptions options);
   CheckpointWriter(CheckpointWriter&&) = delete;
   CheckpointWriter& operator=(CheckpointWriter&&) = delete;
-  /// Without `finish` the target is as it was.
+  /// Leaves the target as it was unless `finish` was called.
   ~CheckpointWriter();
 
-  /// The next elements of `block`, of type `source`. Blocks come in order, each from its first
-  /// element to its last; padding may be given or left out. fp32 becomes bf16 as parameters do
-  /// (`parameter_to_bf16`). Throws `Error{invalid_argument}` naming the tensor if a finite weight
-  /// is beyond the range of the type to be stored.
+  /// Takes the next elements of `block`, of type `source`. Blocks come in order, each from its
+  /// first element to its last; padding may be given or left out. fp32 becomes bf16 as parameters
+  /// do (`parameter_to_bf16`). Throws `Error{invalid_argument}` naming the tensor if a finite
+  /// weight is beyond the range of the type to be stored.
   void append(BlockIndex block, std::span<const std::byte> elements, DType source);
-  /// A small file of the checkpoint besides weights and config.json, as a tokenizer's.
+  /// Adds a small file of the checkpoint besides weights and config.json, such as a tokenizer's.
   void add_file(std::string_view name, std::string_view content);
   /// Writes config.json and the index, and gives the checkpoint its name.
   void finish();

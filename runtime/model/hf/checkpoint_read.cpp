@@ -24,12 +24,12 @@ constexpr std::string_view kIndex = "model.safetensors.index.json";
 constexpr std::string_view kHead = "lm_head.weight";
 constexpr Bytes kMaxIndex{kMaxSafetensorsHeader};
 
-/// What transformers puts before the names of the body of a causal model.
+/// Returns what transformers puts before the names of the body of a causal model.
 std::string_view prefix_of(const ModelConfig& config) {
   return config.is_gpt2() ? "transformer." : "model.";
 }
 
-/// True for "<layers>.N.<name>" with N below `layers`.
+/// Returns true for "<layers>.N.<name>" with N below `layers`.
 bool is_layer_tensor(std::string_view text, std::string_view before, std::uint32_t layers,
                      std::string_view after) {
   if (!text.starts_with(before) || !text.ends_with(after)) return false;
@@ -40,7 +40,7 @@ bool is_layer_tensor(std::string_view text, std::string_view before, std::uint32
          std::string_view(end, static_cast<std::size_t>(text.data() + text.size() - end)) == after;
 }
 
-/// Constants that earlier versions of transformers stored beside the parameters.
+/// Recognizes constants that earlier versions of transformers stored beside the parameters.
 bool is_known_buffer(std::string_view name, const ModelConfig& config) {
   const std::string_view prefix = prefix_of(config);
   if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
@@ -52,7 +52,7 @@ bool is_known_buffer(std::string_view name, const ModelConfig& config) {
          is_layer_tensor(name, "layers.", config.layers, ".self_attn.rotary_emb.inv_freq");
 }
 
-/// A file name of the index, which must stay inside the checkpoint's directory.
+/// Refuses a file name of the index that is no plain name in the checkpoint's directory.
 void check_shard_name(const std::string& name, const std::string& origin) {
   const bool plain = !name.empty() && name.find('/') == std::string::npos &&
                      name.find('\0') == std::string::npos && !name.starts_with('.') &&
@@ -62,7 +62,7 @@ void check_shard_name(const std::string& name, const std::string& origin) {
                     brief_name(name)));
 }
 
-/// Tensor name to file name.
+/// Reads which file has each tensor: its name to the file's.
 std::map<std::string, std::string> read_index(const std::filesystem::path& path) {
   const std::string origin = path.string();
   const auto index = parse_json(read_text_file(path, kMaxIndex), {.origin = origin});
@@ -166,7 +166,7 @@ class CheckpointReader::Matcher {
 
   const ModelConfig& config_;
   const ModelLayout& layout_;
-  /// All parts of a tensor, which may go on from block to block.
+  /// Holds all parts of a tensor, which may go on from block to block.
   std::map<std::string, std::vector<TensorPlace>, std::less<>> places_;
   std::vector<std::vector<Source>> sources_;
   Source tied_head_;
@@ -262,7 +262,7 @@ void check_finite(std::span<const float> weights, ElementCount first, const std:
 void CheckpointReader::read(BlockIndex block, ElementCount first, std::span<float> target) const {
   const BlockLayout& layout = layout_->blocks.at(block.value());
   SPILLWAY_ASSERT(first + ElementCount{target.size()} <= layout.padded_parameters);
-  // The tensor that holds `first`: the last one that does not begin behind it.
+  // It begins with the tensor that holds `first`: the last one that does not begin behind it.
   auto tensor = std::ranges::upper_bound(layout.tensors, first, {}, &ParameterTensor::first);
   if (tensor != layout.tensors.begin()) --tensor;
   for (; !target.empty() && tensor != layout.tensors.end(); ++tensor) {

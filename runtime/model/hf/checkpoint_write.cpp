@@ -27,7 +27,7 @@ float load(const std::byte* element, DType dtype) {
   return dtype == DType::bf16 ? from_bf16(bits) : from_fp16(bits);
 }
 
-/// Stores `value`; false if it is finite and the type cannot hold a number so large.
+/// Stores `value`; returns false if it is finite and the type cannot hold a number so large.
 bool store(float value, DType dtype, std::byte* element) {
   if (dtype == DType::fp32) {
     std::memcpy(element, &value, sizeof value);

@@ -17,7 +17,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-/// True if `list`, words that each end in a space, has `word`.
+/// Returns true if `list`, words that each end in a space, has `word`.
 constexpr bool has_word(std::string_view list, std::string_view word) {
   while (!list.empty()) {
     const std::size_t end = list.find(' ');
@@ -27,8 +27,8 @@ constexpr bool has_word(std::string_view list, std::string_view word) {
   return false;
 }
 
-/// Names, ids, caches, dtypes, label maps and output switches: present in real checkpoints, without
-/// effect on the logits of a causal model.
+/// Lists names, ids, caches, dtypes, label maps and output switches: present in real checkpoints,
+/// without effect on the logits of a causal model.
 constexpr std::string_view kHarmless =
     "architectures attn_implementation bos_token_id chunk_size_feed_forward classifier_dropout "
     "decoder_start_token_id dtype eos_token_id finetuning_task gradient_checkpointing id2label "
@@ -39,7 +39,7 @@ constexpr std::string_view kHarmless =
     "torchscript transformers.js_config transformers_version unk_token_id unsloth_fixed "
     "unsloth_version use_bfloat16 use_cache ";
 
-/// Settings of generation, which older versions of transformers kept in config.json.
+/// Lists settings of generation, which older versions of transformers kept in config.json.
 constexpr std::string_view kGeneration =
     "assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens "
     "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size "
@@ -49,7 +49,7 @@ constexpr std::string_view kGeneration =
     "num_beams num_return_sequences output_scores remove_invalid_values repetition_penalty "
     "return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p typical_p ";
 
-/// Fields of other architectures: accepted at the one value that switches them off.
+/// Describes a field of other architectures, accepted at the one value that switches it off.
 struct Neutral {
   std::string_view name;
   std::string_view value;  // JSON

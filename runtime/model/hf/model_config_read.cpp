@@ -28,7 +28,7 @@ Family read_family(FieldReader& fields, std::string_view origin) {
   fields.refuse("model_type", *type, "gpt2, llama, mistral, qwen2 and qwen3 are");
 }
 
-/// The class names under which transformers saves the family's causal model and its bare body.
+/// Returns the class names under which transformers saves the family's causal model and its body.
 std::array<std::string_view, 2> classes_of(Family family) {
   switch (family) {
     case Family::gpt2: return {"GPT2LMHeadModel", "GPT2Model"};
@@ -173,7 +173,7 @@ void read_rope(FieldReader& fields, ModelConfig& config, std::string_view origin
   }
 }
 
-/// True if `layer_types` has a sliding layer; refuses any layer that is not plain attention.
+/// Returns true if `layer_types` has a sliding layer; refuses layers that are not plain attention.
 std::optional<bool> read_layer_types(FieldReader& fields, std::uint32_t layers) {
   const OrderedJson* types = fields.any("layer_types");
   if (types == nullptr) return std::nullopt;
@@ -219,7 +219,7 @@ void read_sliding_window(FieldReader& fields, ModelConfig& config) {
 void read_attention(FieldReader& fields, ModelConfig& config) {
   const std::optional<std::uint32_t> kv_heads = fields.count("num_key_value_heads");
   const bool has_default = !fields.mentions("num_key_value_heads");
-  // What transformers assumes where the field is absent; null means one for each head.
+  // This is what transformers assumes where the field is absent; null means one for each head.
   std::uint32_t absent = config.heads;
   if (has_default && config.family == Family::mistral) absent = 8;
   if (has_default && (config.family == Family::qwen2 || config.family == Family::qwen3))
@@ -305,7 +305,7 @@ ModelConfig parse_model_config(std::string_view json_text, std::string_view orig
 }
 
 ModelConfig load_model_config(const std::filesystem::path& config_json) {
-  // Far above any configuration; a wrong file (weights, say) is refused before it is read.
+  // This is far above any configuration; a wrong file (weights, say) is refused before it is read.
   constexpr Bytes kLargest = 1_MiB;
   const std::string text = read_text_file(config_json, kLargest);
   return parse_model_config(text, config_json.string());

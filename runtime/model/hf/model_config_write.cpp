@@ -38,7 +38,7 @@ void write_gpt2(const ModelConfig& config, OrderedJson& out) {
   for (const auto* name : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) out[name] = config.dropout;
 }
 
-/// The layout of transformers 4, which transformers 5 reads too.
+/// Writes the layout of transformers 4, which transformers 5 reads too.
 void write_rope(const ModelConfig& config, OrderedJson& out) {
   out["rope_theta"] = config.rope_theta;
   out["rope_scaling"] = nullptr;
@@ -81,7 +81,7 @@ void write_llama_like(const ModelConfig& config, OrderedJson& out) {
   }
 }
 
-/// Every field of `config` under its Hugging Face name.
+/// Returns every field of `config` under its Hugging Face name.
 OrderedJson fields_of(const ModelConfig& config) {
   OrderedJson out;
   out["model_type"] = name_of(config.family);
@@ -102,7 +102,7 @@ bool same_rope(const ModelConfig& a, const ModelConfig& b) {
          a.rope_llama3 == b.rope_llama3;
 }
 
-/// The source's fields with those replaced whose meaning differs between `source` and `config`.
+/// Returns the source's fields with those replaced whose meaning differs in `config`.
 OrderedJson replace_changed(const ModelConfig& source, const ModelConfig& config) {
   OrderedJson out = parse_ordered_json(
       config.source_json,
@@ -121,7 +121,7 @@ OrderedJson replace_changed(const ModelConfig& source, const ModelConfig& config
   return out;
 }
 
-/// As torch and config.json call it.
+/// Returns the name that torch and config.json use.
 std::string_view torch_name(DType dtype) {
   switch (dtype) {
     case DType::fp32: return "float32";

@@ -12,8 +12,8 @@
 
 namespace spillway::model::detail {
 
-/// A regular file opened for reading. Reads are positioned, so several threads may read at once.
-/// Not a mapping: a file that shrinks or a disk that fails is an error here, not a SIGBUS.
+/// Is a regular file opened for reading. Reads are positioned, so several threads may read at once.
+/// It is no mapping: a file that shrinks or a disk that fails is an error here, not a SIGBUS.
 class ReadableFile {
  public:
   explicit ReadableFile(const std::filesystem::path& path);
@@ -29,7 +29,7 @@ class ReadableFile {
   Bytes size_;
 };
 
-/// A new file, written from its start through a buffer.
+/// Is a new file, written from its start through a buffer.
 class WritableFile {
  public:
   /// Throws `Error{io_error}` if `path` exists.

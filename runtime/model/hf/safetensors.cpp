@@ -50,7 +50,7 @@ std::string make_header(std::span<const TensorToStore> tensors, DType dtype, Byt
     const nlohmann::ordered_json entry = {{"dtype", stored_name(dtype)},
                                           {"shape", tensor.shape},
                                           {"data_offsets", {next, next + size}}};
-    // One by one: an object of this library looks a key up in linear time.
+    // Members are written one by one: an object of this library finds a key in linear time.
     text += fmt::format(",{}:{}", nlohmann::ordered_json(tensor.name).dump(), entry.dump());
     next += size;
   }

@@ -24,7 +24,7 @@ class ReadableFile;
 class WritableFile;
 }  // namespace detail
 
-/// One tensor of a file as its header declares it.
+/// Describes one tensor of a file as its header declares it.
 struct StoredTensor {
   std::string type;                  ///< the format's name: "F32", "BF16", "I64", ...
   std::vector<std::uint64_t> shape;  ///< row-major; empty for a scalar
@@ -41,10 +41,10 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Most bytes that a header may have, as in the reference implementation.
+/// Is the most bytes that a header may have, as in the reference implementation.
 inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
 
-/// Header length from the first 8 bytes of a file of `file_size` bytes. Throws
+/// Returns the header's length from the first 8 bytes of a file of `file_size` bytes. Throws
 /// `Error{corrupt_data}` naming `origin` if they cannot begin such a file.
 [[nodiscard]] Bytes safetensors_header_size(std::span<const std::byte> first_bytes, Bytes file_size,
                                             std::string_view origin);
@@ -54,7 +54,7 @@ inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
 [[nodiscard]] SafetensorsHeader parse_safetensors_header(std::string_view header, Bytes data_size,
                                                          std::string_view origin);
 
-/// A file whose header has been read and checked.
+/// Is a file whose header has been read and checked.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -62,8 +62,8 @@ class SafetensorsFile {
 
   [[nodiscard]] const SafetensorsHeader& header() const { return header_; }
   [[nodiscard]] const std::string& path() const;
-  /// Elements [first, first + target.size()) of a tensor of this file, widened to fp32. Throws
-  /// `Error{not_supported}` unless the tensor has a `dtype()`.
+  /// Reads elements [first, first + target.size()) of a tensor of this file, widened to fp32.
+  /// Throws `Error{not_supported}` unless the tensor has a `dtype()`.
   void read(const StoredTensor& tensor, ElementCount first, std::span<float> target) const;
 
  private:
@@ -71,7 +71,7 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-/// A tensor about to be written.
+/// Describes a tensor about to be written.
 struct TensorToStore {
   std::string name;
   std::vector<std::uint64_t> shape;
@@ -85,7 +85,7 @@ class SafetensorsWriter {
                     DType dtype);
   ~SafetensorsWriter();
 
-  /// The next elements of the concatenated tensors, in the file's dtype.
+  /// Takes the next elements of the concatenated tensors, in the file's dtype.
   void append(std::span<const std::byte> elements);
   /// Makes the file durable. Throws `Error{internal}` if elements are missing or in excess.
   void finish();

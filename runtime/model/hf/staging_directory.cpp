@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What an export consists of, and so what a new one replaces.
+/// Tells whether a file is part of an export, and so one that a new export replaces.
 bool belongs_to_export(const std::string& name) {
   return name == "config.json" || name == "model.safetensors.index.json" ||
          (name.starts_with("model") && name.ends_with(".safetensors"));
@@ -31,14 +31,14 @@ void remove_contents(const fs::path& directory) {
   }
 }
 
-/// False if the file system cannot exchange two names.
+/// Returns false if the file system cannot exchange two names.
 bool rename_directory(const fs::path& from, const fs::path& to, unsigned int flags) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return true;
   if (flags != 0 && (errno == EINVAL || errno == ENOSYS)) return false;
   throw_errno(errno, fmt::format("rename {} to {}", from.string(), to.string()));
 }
 
-/// An absolute path without a trailing slash, links resolved as far as it exists.
+/// Returns an absolute path without a trailing slash, links resolved as far as it exists.
 fs::path resolve(const fs::path& target) {
   fs::path path = fs::weakly_canonical(fs::absolute(target));
   return path.has_filename() ? path : path.parent_path();

@@ -12,8 +12,8 @@ namespace spillway::model::detail {
 
 enum class TargetPolicy : std::uint8_t { must_be_empty, replace };
 
-/// Owns `.NAME.partial` beside the target, locked against other processes. Removed with its owner,
-/// and with the parents that were missing, unless published.
+/// Owns `.NAME.partial` beside the target, locked against other processes. It goes with its owner,
+/// and with it the parents that were missing, unless it was published.
 class StagingDirectory {
  public:
   /// Throws `Error{invalid_argument}` if the policy forbids the target, `Error{busy}` if another

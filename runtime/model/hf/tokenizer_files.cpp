@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The largest in use have some 40 MB.
+/// Bounds a file's size: the largest in use have some 40 MB.
 constexpr Bytes kLargestFile = 256_MiB;
 
 constexpr std::array<std::string_view, 13> kNames{"tokenizer.json",

@@ -10,11 +10,11 @@
 
 namespace spillway::model {
 
-/// Their names among the files of `directory`; none where it is not there.
+/// Returns their names among the files of `directory`; none where it is not there.
 [[nodiscard]] std::vector<std::string> tokenizer_files(const std::filesystem::path& directory);
 
-/// Copies them to `target`, which is created, durable and whole or not at all; nothing where there
-/// are none or `target` exists.
+/// Copies them to `target`, which is created, durable and whole or not at all; does nothing where
+/// there are none or `target` exists.
 void copy_tokenizer_files(const std::filesystem::path& directory,
                           const std::filesystem::path& target);
 

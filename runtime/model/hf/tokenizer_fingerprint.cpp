@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// CRC-32 as zlib, PNG and Ethernet have it.
+/// Returns the CRC-32 that zlib, PNG and Ethernet have.
 std::uint32_t crc32(std::string_view bytes) {
   constexpr std::uint32_t kReflectedPolynomial = 0xedb88320U;
   std::array<std::uint32_t, 256> table{};
@@ -41,7 +41,7 @@ std::uint32_t crc32(std::string_view bytes) {
   return ~crc;
 }
 
-/// Ids and tokens in order of id: vocabularies are objects of ids, or (unigram) lists of pairs.
+/// Returns ids with tokens, in order: vocabularies are objects of ids or (unigram) lists of pairs.
 std::set<std::pair<std::uint64_t, std::string>> tokens_of(const json& document) {
   std::set<std::pair<std::uint64_t, std::string>> tokens;
   const json& vocabulary = document.at("model").at("vocab");
@@ -135,7 +135,7 @@ void add_text(const json& value, std::string& text) {
 /// Returns a member that may be absent.
 json member(const json& document, const char* name) { return document.value(name, json()); }
 
-/// In order of id.
+/// Returns the added tokens in order of id.
 json added_tokens_of(const json& document) {
   const auto added = document.find("added_tokens");
   if (added == document.end() || added->is_null()) return {};

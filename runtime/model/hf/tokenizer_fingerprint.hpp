@@ -11,11 +11,11 @@
 
 namespace spillway::model {
 
-/// Two numbers of eight hexadecimal digits; both are equal where text becomes the same tokens.
+/// Has two numbers of eight hexadecimal digits; both are equal where text becomes the same tokens.
 struct TokenizerFingerprint {
-  /// CRC-32 of "ID TOKEN" lines in order of id and then of the merges' lines, joined by line feeds.
+  /// Is the CRC-32 of "ID TOKEN" lines in order of id, then of merges' lines, joined by line feeds.
   std::string tokens;
-  /// CRC-32 of what else says how text becomes tokens: of the array of `normalizer`,
+  /// Is the CRC-32 of what else says how text becomes tokens: of the array of `normalizer`,
   /// `pre_tokenizer`, `added_tokens` in order of id, `model` without `vocab` and `merges`, and the
   /// scores of a vocabulary that is a list. It is written as a text: true as "t"; a number as "n"
   /// and the 16 hexadecimal digits of its fp64; a string as its length in bytes, ":" and its bytes;
@@ -29,8 +29,8 @@ struct TokenizerFingerprint {
   bool operator==(const TokenizerFingerprint&) const = default;
 };
 
-/// `path`: a tokenizer.json, or a directory with one; absent without it. Throws
-/// `Error{corrupt_data}` if it is no tokenizer.
+/// Reads `path`, a tokenizer.json or a directory with one; returns nothing where there is none.
+/// Throws `Error{corrupt_data}` if it is no tokenizer.
 [[nodiscard]] std::optional<TokenizerFingerprint> tokenizer_fingerprint(
     const std::filesystem::path& path);
 

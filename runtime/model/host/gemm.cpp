@@ -16,7 +16,7 @@ memory::data_type data_type(DType dtype) {
   return dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
-/// `stride`: elements between the rows that are stored, 0: they lie side by side.
+/// `stride` counts elements between the rows that are stored; 0: they lie side by side.
 memory::desc matrix(std::uint64_t rows, std::uint64_t columns, bool transposed,
                     std::uint64_t stride, memory::data_type type) {
   const auto m = static_cast<memory::dim>(rows);
@@ -118,7 +118,7 @@ const GemmShape& PreparedGemm::shape() const { return state_->shape; }
 Bytes PreparedGemm::workspace() const { return Bytes{state_->scratchpad_bytes}; }
 const char* PreparedGemm::kernel_name() const { return state_->overwrite_desc.impl_info_str(); }
 
-// The C interface: the C++ one builds a vector of arguments on the heap at every call.
+// This calls the C interface: the C++ one builds a vector of arguments on the heap at every call.
 void PreparedGemm::run(const GemmArguments& arguments) {
   State& s = *state_;
   const bool adds = s.shape.output == GemmOutput::gradient && !arguments.first;

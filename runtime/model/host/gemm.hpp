@@ -10,8 +10,8 @@ namespace spillway::model::host {
 /// Tells whether oneDNN multiplies matrices of `compute` here without widening them.
 [[nodiscard]] bool multiplies_natively(DType compute);
 
-/// `shape` on elements of `element` (fp32 or bf16). The calling thread's OpenMP team size must be
-/// the same when this is made and when it runs.
+/// Multiplies as `shape` on elements of `element` (fp32 or bf16). The calling thread's OpenMP team
+/// size must be the same when this is made and when it runs.
 class PreparedGemm {
  public:
   PreparedGemm(const GemmShape& shape, DType element);
@@ -21,7 +21,7 @@ class PreparedGemm {
 
   [[nodiscard]] const GemmShape& shape() const;
   [[nodiscard]] Bytes workspace() const;
-  /// oneDNN's name of the kernel, for logs: "brg:avx512_core".
+  /// Returns oneDNN's name of the kernel, for logs: "brg:avx512_core".
   [[nodiscard]] const char* kernel_name() const;
   void run(const GemmArguments& arguments);
 

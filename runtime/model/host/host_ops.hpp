@@ -13,7 +13,7 @@ struct HostOpsOptions {
   DType compute = DType::fp32;
   std::string_view kernels =
       {};  ///< "avx512", "avx2", "portable"; empty: the best of this processor
-  /// Widen bf16 to fp32 for gemm even where oneDNN has it natively, as on a processor without.
+  /// Widens bf16 to fp32 for gemm even where oneDNN has it natively, as on a processor without.
   bool widen_gemm = false;
 };
 

@@ -8,7 +8,7 @@ namespace spillway::model::host::SPILLWAY_SIMD {
 
 inline constexpr std::size_t kTileRows = 4;
 
-/// c [4, vectors * 16] (+)= a [4, inner] x b [inner, ...].
+/// Makes c [4, vectors * 16] (+)= a [4, inner] x b [inner, ...].
 template <std::size_t vectors>
 inline void multiply_tile(std::size_t inner, const float* a, std::size_t a_row,
                           std::size_t a_column, const float* b, std::size_t b_stride, float* c,
@@ -68,7 +68,7 @@ inline void multiply(const Gemm& m) {
   for (; column < m.columns; column += kLanes) multiply_columns<1>(m, column);
 }
 
-/// Rows [first, first + rows) of one head, widened, to out [padded_rows, width], zero-padded.
+/// Widens rows [first, first + rows) of one head into out [padded_rows, width], zero-padded.
 template <class T>
 void pack_rows(const Heads<const T>& view, std::size_t head_offset, std::size_t first,
                std::size_t rows, std::size_t padded_rows, std::size_t dim, std::size_t width,
@@ -86,7 +86,7 @@ void pack_rows(const Heads<const T>& view, std::size_t head_offset, std::size_t 
   }
 }
 
-/// out [width, stride] = in [keys, width] transposed.
+/// Makes out [width, stride] = in [keys, width] transposed.
 inline void transpose(const float* in, std::size_t keys, std::size_t width, float* out,
                       std::size_t stride) {
   for (std::size_t key = 0; key < keys; key += kLanes) {
@@ -139,7 +139,7 @@ inline Softmax exponentiate_row(float* x, std::size_t valid, std::size_t columns
   return {maximum, sum(total)};
 }
 
-/// The place of one task in the batch, and the sizes that its loops use.
+/// Says the place of one task in the batch, and the sizes that its loops use.
 struct TaskShape {
   std::size_t batch, kv_head, group, first_token, sequence, dim, width, keys, stride;
   float scale;
@@ -194,7 +194,7 @@ void attention_forward(const AttentionCall<T>& c, std::size_t task, float* scrat
   }
 }
 
-/// Scratch of one backward task.
+/// Holds the scratch of one backward task.
 struct BackwardScratch {
   float *k_transposed, *v_transposed, *k, *dk, *dv, *q, *d_out, *dq, *scores, *d_scores, *delta;
   BackwardScratch(float* p, const TaskShape& s) {
@@ -217,7 +217,7 @@ struct BackwardScratch {
   }
 };
 
-/// scores <- probabilities; d_scores <- gradient of the scores before `scale`, times `scale`.
+/// Turns scores to probabilities, d_scores to the gradient of scores before `scale`, times it.
 inline void softmax_backward_row(float* scores, float* d_scores, std::size_t valid,
                                  std::size_t columns, float scale, float log_sum, float delta) {
   const F factor = set(scale);
@@ -244,7 +244,7 @@ inline void softmax_backward_row(float* scores, float* d_scores, std::size_t val
   }
 }
 
-/// sum over the head of out * d_out.
+/// Returns the sum over the head of out * d_out.
 template <class T>
 float row_product(const T* a, const float* b, std::size_t dim) {
   F total = set(0);

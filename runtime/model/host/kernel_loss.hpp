@@ -14,7 +14,7 @@ inline float largest_of(const float* x, std::size_t n) {
   return largest(top);
 }
 
-/// Sum of exp(x[i] - maximum).
+/// Returns the sum of exp(x[i] - maximum).
 inline double total_of(const float* x, std::size_t n, float maximum) {
   constexpr std::size_t kGroup = 64 * kLanes;  // fp32 partial sums stay short
   double total = 0;
@@ -39,7 +39,7 @@ void zero_row(T* row, std::size_t n) {
       [&](std::size_t i, std::size_t rest) { store_part(row + i, set(0), rest); });
 }
 
-/// d[i] = exp(x[i] - maximum) * scale / total; `d` may be `x`.
+/// Sets d[i] = exp(x[i] - maximum) * scale / total; `d` may be `x`.
 template <class T>
 void softmax_row(const float* x, T* d, std::size_t n, float maximum, double total, float scale) {
   const F factor = set(static_cast<float>(static_cast<double>(scale) / total));
@@ -50,13 +50,13 @@ void softmax_row(const float* x, T* d, std::size_t n, float maximum, double tota
       });
 }
 
-/// The gradient at a target whose logit is `below` minus the row's largest.
+/// Returns the gradient at a target whose logit is `below` minus the row's largest.
 inline float target_gradient(float below, double total, float scale) {
   const double p = __builtin_exp(static_cast<double>(below)) / total;
   return static_cast<float>((p - 1.0) * static_cast<double>(scale));
 }
 
-/// Loss and gradient of rows [first, last). `gradient` may be `logits`: each element is read first.
+/// Makes loss and gradient of rows [first, last). `gradient` may be `logits`: each is read first.
 template <class T>
 void cross_entropy(const CrossEntropyCall<T>& call, std::size_t first, std::size_t last) {
   const std::size_t n = call.vocabulary;

@@ -70,7 +70,7 @@ void norm_forward(const NormCall<T>& c, std::size_t first, std::size_t last) {
   }
 }
 
-/// One vector of a row in norm_backward; `rest` is kLanes for a full one.
+/// Holds one vector of a row in norm_backward; `rest` is kLanes for a full one.
 template <class T>
 struct NormVector {
   F normal, gradient, weighted;
@@ -256,7 +256,7 @@ void accumulate(float* target, const T* source, std::size_t count) {
       });
 }
 
-/// Eight rows a pass: less traffic on `out`, and a shallower sum.
+/// Adds eight rows a pass: less traffic on `out`, and a shallower sum.
 template <class T>
 void column_sum(const T* input, std::size_t stride, std::size_t rows, std::size_t columns,
                 float* out) {

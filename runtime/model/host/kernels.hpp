@@ -66,9 +66,9 @@ struct VocabularyCall {
   float scale = 0;
 };
 
-/// Rows of queries that attention handles at a time; one row of scores spans all keys.
+/// Counts the rows of queries that attention handles at a time; a row of scores spans all keys.
 inline constexpr std::size_t kQueryRows = 32;
-/// Columns of padded score rows beyond the keys: keeps rows from sharing cache sets.
+/// Counts columns of padded score rows beyond the keys: keeps rows from sharing cache sets.
 inline constexpr std::size_t kScorePadding = 16;
 
 struct AttentionScratch {
@@ -77,7 +77,7 @@ struct AttentionScratch {
   explicit constexpr AttentionScratch(const AttentionShape& shape)
       : keys(round_up(shape.sequence, kQueryRows)), width(round_up(shape.head_dim, 16)) {}
   [[nodiscard]] constexpr std::size_t score_stride() const { return keys + kScorePadding; }
-  /// Floats that one task of the forward, of the backward pass needs.
+  /// Counts the floats that one task of the forward pass needs, and one of the backward pass.
   [[nodiscard]] constexpr std::size_t forward_floats() const {
     return width * score_stride() + keys * width + kQueryRows * (2 * width + score_stride());
   }
@@ -91,27 +91,27 @@ template <class T>
 struct KernelTable {
   void (*norm_forward)(const NormCall<T>& call, std::size_t first, std::size_t last);
   void (*norm_backward)(const NormCall<T>& call, std::size_t first, std::size_t last);
-  /// Task (batch, kv_head): all query heads that read this key/value head.
+  /// Takes task (batch, kv_head): all query heads that read this key/value head.
   void (*attention_forward)(const AttentionCall<T>& call, std::size_t task, float* scratch);
   void (*attention_backward)(const AttentionCall<T>& call, std::size_t task, float* scratch);
-  /// Elements [first, last) of count = rows * columns (gelu), or rows (gated).
+  /// Work on `count` elements (gelu), or on rows of gate | up (gated).
   void (*gelu_forward)(Activation kind, const T* input, T* out, std::size_t count);
   void (*gelu_backward)(Activation kind, const T* input, const T* out_gradient, T* input_gradient,
                         T* out, std::size_t count);
   void (*gated_forward)(const T* input, T* out, std::size_t rows, std::size_t columns);
   void (*gated_backward)(const T* input, const T* out_gradient, T* input_gradient, T* out,
                          std::size_t rows, std::size_t columns);
-  /// x <- x * cosine + rotate_half(x) * sine, table [head_dim] = cosines | sines of this position.
+  /// Makes x = x * cosine + rotate_half(x) * sine, with the cosines and sines of its position.
   void (*rotate)(T* head, const float* cosine, const float* sine, float direction,
                  std::size_t half);
   void (*add_rows)(const T* a, const T* b, T* out, std::size_t count);
-  /// target[i] += source[i]
+  /// Makes target[i] += source[i].
   void (*accumulate)(float* target, const T* source, std::size_t count);
-  /// out[c] = sum over rows of input[row * stride + c].
+  /// Makes out[c] = sum over rows of input[row * stride + c].
   void (*column_sum)(const T* input, std::size_t stride, std::size_t rows, std::size_t columns,
                      float* out);
   void (*cross_entropy)(const CrossEntropyCall<T>& call, std::size_t first, std::size_t last);
-  /// See Ops::scan_vocabulary and Ops::vocabulary_gradient.
+  /// Does what Ops::scan_vocabulary and Ops::vocabulary_gradient do.
   void (*scan_vocabulary)(const VocabularyCall<T>& call, std::size_t first, std::size_t last);
   void (*vocabulary_gradient)(const VocabularyCall<T>& call, std::size_t first, std::size_t last);
   void (*widen)(const T* input, float* out, std::size_t count);
@@ -126,7 +126,7 @@ struct Kernels {
   KernelTable<Fp16> fp16;
 };
 
-/// Best first; the last, "portable", runs everywhere. All give the same bits.
+/// Returns all, the best first; the last, "portable", runs everywhere. All give the same bits.
 [[nodiscard]] std::span<const Kernels* const> all_kernels();
 /// Returns the first supported, or the one called `name`; throws `Error{not_supported |
 /// invalid_argument}`.

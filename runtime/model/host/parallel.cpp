@@ -39,7 +39,7 @@ struct Job {
   int parts;
 };
 
-// The team's threads, so that no compiler-made frame is shared outside the annotations.
+// Runs the team's threads, so that no compiler-made frame is shared outside the annotations.
 __attribute__((no_sanitize("thread"))) void run_on_team(Job* job) {
 #pragma omp parallel num_threads(job->parts) default(none) shared(job)
   {

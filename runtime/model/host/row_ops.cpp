@@ -37,11 +37,11 @@ void check_targets(Tokens targets, std::uint64_t vocabulary) {
   }
 }
 
-/// The rows of the vocabulary that an embedding's table holds.
+/// Holds the rows of the vocabulary that an embedding's table has.
 struct Rows {
   explicit Rows(const EmbeddingShape& shape)
       : first(shape.first_row), count(shape.rows > 0 ? shape.rows : shape.vocabulary) {}
-  /// In the table; beyond `count` for a token that is not in it.
+  /// Returns the token's row in the table; beyond `count` for a token that is not in it.
   [[nodiscard]] std::size_t of(std::int32_t token) const {
     return static_cast<std::size_t>(token) - first;
   }
@@ -117,7 +117,7 @@ void RowOps<T>::run_one(const NormBackwardOp& op) {
   if (has_bias) sum_partials(bias_partial, chunks, a.bias_gradient);
 }
 
-/// gradient (+)= sum of `chunks` rows, in order.
+/// Makes gradient (+)= sum of `chunks` rows, in order.
 template <class T>
 void RowOps<T>::sum_partials(const float* partials, std::size_t chunks, Gradient gradient) {
   const std::size_t columns = gradient.values.size();

@@ -16,9 +16,9 @@ inline constexpr DType kDtype<Bf16> = DType::bf16;
 template <>
 inline constexpr DType kDtype<Fp16> = DType::fp16;
 
-/// Elements worth a thread's while: waking one costs as much as visiting some thousand of them.
+/// Counts elements worth a thread's while: waking one costs as much as visiting some thousand.
 inline constexpr std::size_t kUnit = 8192;
-/// Items of `elements` each that make a unit.
+/// Counts the items of `elements` each that make a unit.
 constexpr std::size_t items_in_unit(std::size_t elements) {
   return std::max<std::size_t>(1, kUnit / std::max<std::size_t>(1, elements));
 }
@@ -34,7 +34,7 @@ Heads<const T> heads(HeadRows<ConstTensor> view) {
   return {reinterpret_cast<const T*>(view.data.address()), view.stride};
 }
 
-/// T: float, Bf16 or Fp16. `table` must outlive this.
+/// `T` is float, Bf16 or Fp16. `table` must outlive this.
 template <class T>
 class RowOps : public Ops {
  public:

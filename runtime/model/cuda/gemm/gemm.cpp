@@ -37,7 +37,7 @@ std::uint32_t operand_alignment(Alignment alignment, const CudaMath& math) {
                                                                     : size_of(math.compute));
 }
 
-/// The library's workspace within the caller's, which may be aligned to less.
+/// Returns the library's workspace within the caller's, which may be aligned to less.
 void* aligned_workspace(const GemmArguments& a) {
   const auto first = std::bit_cast<std::uintptr_t>(a.workspace.address());
   return a.workspace.address() + (round_up(first, kWorkspaceAlignment) - first);
@@ -162,7 +162,7 @@ void GemmDescriptors::run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& a
   }
   const float one = 1;
   const float factor = beta(shape_, a.first);
-  // Not read where its factor is 0.
+  // What is added is not read where its factor is 0.
   const void* added = shape_.residual ? a.residual.address() : a.out.address();
   const cublasStatus_t status =
       library_->matmul(handle, description_.get(), &one, a.b.address(), left_.get(), a.a.address(),

@@ -18,11 +18,11 @@
 
 namespace spillway::model::cuda {
 
-/// Which algorithms are proposed for one shape.
+/// Says which algorithms are proposed for one shape.
 enum class Alignment : std::uint8_t { sixteen, element };
 inline constexpr std::uint64_t kAligned = 16;
 
-/// Descriptors of one shape. Move-only; the library outlives it.
+/// Holds the descriptors of one shape. Move-only; the library outlives it.
 class GemmDescriptors {
  public:
   GemmDescriptors(const CublasLt& library, const GemmShape& shape, const CudaMath& math);
@@ -38,7 +38,7 @@ class GemmDescriptors {
            const GemmArguments& arguments, cudaStream_t stream);
 
   [[nodiscard]] const GemmShape& shape() const { return shape_; }
-  /// "[4096, 14336] x [14336, 4096]"
+  /// Returns a text such as "[4096, 14336] x [14336, 4096]".
   [[nodiscard]] std::string name() const;
 
  private:
@@ -90,7 +90,7 @@ class Multiplier {
     GemmDescriptors descriptors;
     std::optional<cublasLtMatmulAlgo_t> aligned, unaligned;  ///< at least one
   };
-  /// Nothing where the library has none.
+  /// Returns nothing where the library has none.
   [[nodiscard]] std::optional<cublasLtMatmulAlgo_t> choose(const GemmDescriptors& descriptors,
                                                            Alignment alignment);
 

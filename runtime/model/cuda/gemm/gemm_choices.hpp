@@ -15,14 +15,14 @@
 
 namespace spillway::model::cuda {
 
-/// cuBLASLt's description of an algorithm, opaque: valid for one GPU model and library version.
+/// Is cuBLASLt's description of an algorithm, opaque: valid for one GPU model and library version.
 using GemmAlgorithm = std::array<std::uint64_t, 8>;
 
-/// "4096x6144x4096/nt/bias+residual/compute": rows, columns, inner, transpositions, what is added,
-/// the result; then strides, if there are any.
+/// Returns "4096x6144x4096/nt/bias+residual/compute": rows, columns, inner, transpositions, what is
+/// added, the result; then strides, if there are any.
 [[nodiscard]] std::string name_of(const GemmShape& shape);
 
-/// All that an algorithm may depend on.
+/// Holds all that an algorithm may depend on.
 struct GemmKey {
   std::string device;         ///< as the driver names it: "NVIDIA H100 80GB HBM3"
   std::uint64_t library = 0;  ///< cuBLASLt's version, 130100
@@ -32,7 +32,7 @@ struct GemmKey {
   bool aligned = true;        ///< every operand starts at a multiple of 16 bytes
   GemmShape shape;
 
-  /// "NVIDIA H100 80GB HBM3/130100/bf16/4096x6144x4096/nt/bias+residual/compute/aligned"
+  /// Returns "NVIDIA H100 80GB HBM3/130100/bf16/4096x6144x4096/nt/bias+residual/compute/aligned".
   [[nodiscard]] std::string text() const;
 };
 
@@ -42,12 +42,12 @@ class GemmChoices {
   [[nodiscard]] std::optional<GemmAlgorithm> find(const std::string& key) const;
   [[nodiscard]] std::size_t size() const { return table_.size(); }
   bool operator==(const GemmChoices&) const = default;
-  /// Those of `other` too, which win where both know a key.
+  /// Takes those of `other` too, which win where both know a key.
   void take(const GemmChoices& other);
   /// Returns how many keys have the same algorithm in `other`.
   [[nodiscard]] std::size_t common(const GemmChoices& other) const;
 
-  /// One JSON document, keys in order.
+  /// Returns one JSON document, keys in order.
   [[nodiscard]] std::string to_json() const;
   /// Throws `Error{invalid_argument}` that names what is wrong with `text`.
   static GemmChoices from_json(std::string_view text);
@@ -65,7 +65,7 @@ struct GemmTiming {
 /// the same one differ by as much.
 inline constexpr double kLeastGemmGain = 0.02;
 
-/// Which of `timings`, in the library's order and at least one, is to be used.
+/// Returns which of `timings`, in the library's order and at least one, is to be used.
 [[nodiscard]] std::size_t best_of(std::span<const GemmTiming> timings);
 
 }  // namespace spillway::model::cuda

@@ -14,7 +14,7 @@
 
 namespace spillway::model::cuda {
 
-/// A matrix as it is stored, column-major: element (i, j) at i + j * leading.
+/// Describes a matrix as it is stored, column-major: element (i, j) at i + j * leading.
 struct ColumnMajor {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
@@ -22,7 +22,7 @@ struct ColumnMajor {
   bool operator==(const ColumnMajor&) const = default;
 };
 
-/// result [m x n] = op(left) [m x k] op(right) [k x n] + beta * added (+ bias [m] on every column).
+/// Is result [m x n] = op(left) [m x k] op(right) [k x n] + beta * added (+ bias [m] a column).
 struct ColumnMajorGemm {
   std::uint64_t m = 0;
   std::uint64_t n = 0;
@@ -43,7 +43,7 @@ struct ColumnMajorGemm {
   p.k = s.inner;
   p.transpose_left = s.transpose_b;
   p.transpose_right = s.transpose_a;
-  // A row-major matrix's row is the other one's column: a stride of rows is the leading dimension.
+  // A row of one is a column of the other: a stride of rows is the leading dimension.
   const auto stored = [](std::uint64_t row, std::uint64_t count, std::uint64_t stride) {
     return ColumnMajor{row, count, stride > 0 ? stride : row};
   };
@@ -57,7 +57,7 @@ struct ColumnMajorGemm {
   return p;
 }
 
-/// Factor of what is added: the residual, or what a gradient holds already.
+/// Returns the factor of what is added: the residual, or what a gradient holds already.
 [[nodiscard]] constexpr float beta(const GemmShape& s, bool first) {
   return s.residual || (s.output == GemmOutput::gradient && !first) ? 1.0F : 0.0F;
 }

@@ -59,7 +59,7 @@ std::vector<GemmTiming> Multiplier::measure(const GemmShape& shape, const GemmAr
     std::memcpy(timings[i].algorithm.data(), &proposals[i].algo, sizeof(GemmAlgorithm));
     timings[i].milliseconds = std::numeric_limits<double>::infinity();
   }
-  // Round by round, so that a clock that rises or falls does so for all.
+  // All are timed round by round, so that a clock that rises or falls does so for all.
   for (int round = 0; round < kRounds; ++round) {
     for (std::size_t i = 0; i < proposals.size(); ++i) {
       double& least = timings[i].milliseconds;
