@@ -31,15 +31,15 @@ enum class Optimizer : std::uint8_t { adam, adagrad, lion, sgd };
 /// Says how weight decay acts: on the parameter (AdamW), or through the gradient (Adam with L2).
 enum class DecayMode : std::uint8_t { decoupled, l2 };
 
-/// Whether an optimizer keeps the first moment (or momentum), and the second. State that it does
-/// not keep is neither read nor written.
+/// Tells whether an optimizer keeps the first moment (or momentum), and the second. State that it
+/// does not keep is neither read nor written.
 constexpr bool uses_m(Optimizer optimizer) { return optimizer != Optimizer::adagrad; }
 constexpr bool uses_v(Optimizer optimizer) {
   return optimizer == Optimizer::adam || optimizer == Optimizer::adagrad;
 }
 
-/// Hyperparameters of one parameter group at one step. Finite; lr, eps, weight_decay >= 0 and
-/// betas in [0, 1).
+/// Holds hyperparameters of one parameter group at one step. They are finite; lr, eps, weight_decay
+/// >= 0 and betas in [0, 1).
 struct AdamOptions {
   double lr = 1e-3;
   double beta1 = 0.9;  ///< sgd: the momentum

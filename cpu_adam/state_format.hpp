@@ -34,12 +34,12 @@ constexpr std::size_t moment_size(StateFormat format) {
   if (format == StateFormat::bf16) return 2;
   return format == StateFormat::int8 ? 1 : 4;
 }
-/// Whether the state is incomplete without the 16-bit parameters, which then are bf16.
+/// Tells whether the state is incomplete without the 16-bit parameters, which then are bf16.
 constexpr bool needs_parameters(StateFormat format) { return format != StateFormat::fp32; }
 
-/// Where the arrays of a tile's state lie: byte offsets from its start, each a multiple of 64, and
-/// every two of them staggered (runtime/base/stagger.hpp), with unused pages between them if need
-/// be: in a tile of 2 Mi parameters 16 KiB before each array but the first.
+/// Says where the arrays of a tile's state lie: byte offsets from its start, each a multiple of 64,
+/// and every two of them staggered (runtime/base/stagger.hpp), with unused pages between them if
+/// need be: in a tile of 2 Mi parameters 16 KiB before each array but the first.
 /// A tile that starts on a leaf and is a whole number of leaves (4,096 parameters) long has each
 /// leaf's part of each array on a multiple of 64 bytes, and of 4 KiB but for `scales`.
 struct StateLayout {

@@ -13,7 +13,7 @@
 
 namespace spillway::cpu_adam {
 
-/// Where update threads may run. `node`: on the memory node whose pages they are given, where there
+/// Says where update threads may run. `node`: on the memory node whose pages they are given, where
 /// are several nodes. `core`: each on a core of its own, for measurements and machines that do
 /// nothing else. None of them changes a bit.
 enum class Binding : std::uint8_t { none, node, core };

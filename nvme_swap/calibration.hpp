@@ -43,7 +43,7 @@ struct DriveTuning {
 /// has no room for them. Throws `Error{does_not_fit}` that names what has none even for the least.
 [[nodiscard]] CalibrationOptions made_to_fit(CalibrationOptions options, Bytes memory, Bytes free);
 
-/// The share of the tiles that each directory takes (`StoreOptions::weights`), by its mixed rate.
+/// Returns the share of tiles that each directory takes (`StoreOptions::weights`), by mixed rate.
 [[nodiscard]] std::vector<double> stripe_weights(std::span<const DriveTuning> drives);
 
 }  // namespace spillway::nvme_swap

@@ -31,10 +31,10 @@ class CommittedTiles {
 
   [[nodiscard]] const StoreLayout& layout() const;
   [[nodiscard]] const CommitHeader& commit() const;
-  /// Commits made since the store was created.
+  /// Counts the commits made since the store was created.
   [[nodiscard]] std::uint64_t generation() const;
   [[nodiscard]] std::uint32_t slots() const;
-  /// Whether the commit names a version of `tile`.
+  /// Tells whether the commit names a version of `tile`.
   [[nodiscard]] bool has(TileIndex tile) const;
 
   /// Reads `tile` as `commit()` left it into `target` (page aligned, the tile's size) and verifies

@@ -40,7 +40,7 @@ class DriveFile {
   void stamp(std::span<std::byte> block, std::uint64_t offset);
   /// Throws `Error{corrupt_data}` unless `block` is what the pages at `offset` were given last.
   void verify(std::span<const std::byte> block, std::uint64_t offset) const;
-  /// Another process wrote the file: writes every page anew.
+  /// Writes every page anew, after another process wrote the file.
   void refill();
 
  private:

@@ -50,9 +50,9 @@ class FailingEngine final : public IoEngine {
   /// Counts from the next operation on.
   void arm(const Fault& fault);
   void disarm();
-  /// Operations taken since construction, of one kind or of all.
+  /// Counts operations taken since construction, of one kind or of all.
   [[nodiscard]] std::uint64_t taken(std::optional<IoOperation> operation = std::nullopt) const;
-  /// Operations spoiled since construction.
+  /// Counts operations spoiled since construction.
   [[nodiscard]] std::uint64_t spoiled() const { return spoiled_; }
 
   [[nodiscard]] std::string_view name() const override;

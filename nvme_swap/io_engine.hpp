@@ -72,7 +72,7 @@ class IoEngine {
   virtual ~IoEngine() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;
   [[nodiscard]] virtual EngineAbilities abilities() const { return {}; }
-  /// Why the engine has closed; empty while it has not.
+  /// Says why the engine has closed; empty while it has not.
   [[nodiscard]] virtual std::string_view failure() const { return {}; }
   /// Takes a prefix of `requests` and returns its length: fewer when the queue is full.
   [[nodiscard]] virtual std::size_t submit(std::span<const IoRequest> requests) = 0;

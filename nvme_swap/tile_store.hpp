@@ -78,7 +78,7 @@ struct StoreLayout {
   std::vector<Bytes> tiles;
 };
 
-/// What lies where a store is looked for.
+/// Says what lies where a store is looked for.
 enum class StoreContent : std::uint8_t {
   nothing,      ///< no first file
   unfinished,   ///< a first file without a header: a creation that was cut off
@@ -113,12 +113,12 @@ class TileStore final : public TicketSource {
   /// `Error{corrupt_data}` naming file and remedy for anything else: a file that is missing, empty,
   /// cut short, blank, damaged or another run's, or a store without a commit.
   [[nodiscard]] static std::unique_ptr<TileStore> open(const StoreOptions& options);
-  /// For whoever starts a run and has no record that it ever committed: what `create` would find in
-  /// `directories[0]`. Whoever has such a record calls `open`, which takes nothing for a fresh
-  /// start. Takes no lock, so that it also answers for a store in use. Throws `Error{corrupt_data}`
-  /// if the store cannot tell.
+  /// Returns, for whoever starts a run and has no record that it ever committed, what `create`
+  /// would find in `directories[0]`. Whoever has such a record calls `open`, which takes nothing
+  /// for a fresh start. Takes no lock, so that it also answers for a store in use. Throws
+  /// `Error{corrupt_data}` if the store cannot tell.
   [[nodiscard]] static StoreContent content(const StoreOptions& options);
-  /// Whether `content` is a committed store.
+  /// Tells whether `content` is a committed store.
   [[nodiscard]] static bool has_commit(const StoreOptions& options) {
     return content(options) == StoreContent::committed;
   }

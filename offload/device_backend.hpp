@@ -19,7 +19,7 @@ namespace spillway::offload {
 
 enum class MemoryKind { device, pinned };
 
-/// What a backend has used of one kind of memory.
+/// Says what a backend has used of one kind of memory.
 struct MemoryUsage {
   Bytes current;
   Bytes high_water;
@@ -56,7 +56,7 @@ class Stream {
   [[nodiscard]] virtual void* native() const { return nullptr; }
 };
 
-/// What a backend can do beyond the contract.
+/// Says what a backend can do beyond the contract.
 struct Capabilities {
   /// A recorded event that completes notifies the WakeSignal that the backend was made with.
   /// Without that, whoever waits for events asks again every so often.

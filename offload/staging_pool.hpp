@@ -40,7 +40,7 @@ class [[nodiscard]] StagingLease {
   explicit operator bool() const { return pool_ != nullptr; }
   /// Returns the pool's `slot_bytes`, page-aligned. Only of a lease that holds a buffer.
   [[nodiscard]] std::span<std::byte> bytes() const;
-  /// Which buffer of the pool this is, for I/O engines that register them.
+  /// Says which buffer of the pool this is, for I/O engines that register them.
   [[nodiscard]] std::uint32_t slot() const { return slot_; }
   /// Gives the buffer back now.
   void release() noexcept;
@@ -58,7 +58,7 @@ struct StagingPoolOptions {
   Bytes slot_bytes;
 };
 
-/// What a pool has lent, in buffers.
+/// Counts what a pool has lent, in buffers.
 struct StagingPoolUsage {
   std::uint32_t current;
   std::uint32_t high_water;

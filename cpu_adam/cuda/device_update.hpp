@@ -24,7 +24,7 @@ struct RangeTypes {
   DType parameter = DType::fp32;
 };
 
-/// Groups of one range in format int8 at most; what other formats may have has no limit.
+/// Bounds the groups of one range in format int8; other formats may have any number.
 inline constexpr std::size_t kMaxQuantizedGroups = 8;
 
 /// Does cpu_adam::update. The prefetch distance is not used. `groups` may go when the call returns.

@@ -29,7 +29,7 @@ inline constexpr FormatRow kFormatRows[] = {
 };
 inline constexpr std::size_t kFormatRowCount = std::size(kFormatRows);
 
-/// Address of element `i`; null stays null (state that is not there).
+/// Returns the address of element `i`; null stays null (state that is not there).
 inline const void* advance(const void* base, std::size_t size, std::size_t i) {
   return base == nullptr ? nullptr : static_cast<const std::byte*>(base) + size * i;
 }
@@ -37,7 +37,7 @@ inline void* advance(void* base, std::size_t size, std::size_t i) {
   return base == nullptr ? nullptr : static_cast<std::byte*>(base) + size * i;
 }
 
-/// See cpu_adam::slice.
+/// Does cpu_adam::slice.
 inline UpdateRange slice(const FormatRow& row, DType gradient, const UpdateRange& whole,
                          std::size_t first, std::size_t count) {
   const std::size_t master = master_size(row.format);
@@ -136,7 +136,7 @@ constexpr KernelSet make_kernel_set() {
 static_assert(index_of(DType::fp32) == 0 && index_of(DType::bf16) == 1 &&
               index_of(DType::fp16) == 2);
 
-// The partial sums of one leaf; see gradient_norm.hpp for the tree.
+// This counts the partial sums of one leaf; gradient_norm.hpp has the tree.
 inline constexpr std::size_t kPartialSums = 32;
 
 /// Combines sums: [kPartialSums], overwritten.

@@ -23,7 +23,7 @@ class AlignedBuffer {
             std::aligned_alloc(unit(bytes), round_up(bytes > 0 ? bytes : 1, unit(bytes))))),
         bytes_(bytes) {
     if (data_ == nullptr) throw std::bad_alloc();
-    // Refused where there are none, which only costs speed.
+    // It is refused where there are none, which only costs speed.
     if (bytes >= kHugePageBytes) ::madvise(data_.get(), bytes, MADV_HUGEPAGE);
     std::memset(data_.get(), 0, bytes_);
   }

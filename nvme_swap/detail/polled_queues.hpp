@@ -6,8 +6,8 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// Why completions of these files cannot be polled for; empty if they can. A queue that the device
-/// does not poll would cost a spinning thread and gain nothing.
+/// Says why completions of these files cannot be polled for; empty if they can. A queue that the
+/// device does not poll would cost a spinning thread and gain nothing.
 [[nodiscard]] std::string obstacle_to_polling(std::span<const int> files);
 
 }  // namespace spillway::nvme_swap::detail

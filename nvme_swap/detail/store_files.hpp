@@ -28,8 +28,8 @@ void check_options(const StoreOptions& options);
 void use_cache(std::vector<SwapFile>& files, CacheUse cache);
 /// Checks the header and the tile table of one file; throws `Error{corrupt_data}` for damage.
 void check_head(const SwapFile& file);
-/// What the first file of a store holds; it may be in use. Throws `Error{corrupt_data}` for a
-/// store of another `owner`, if one is given, and for one with a committed step and no header.
+/// Returns what the first file of a store holds; it may be in use. Throws `Error{corrupt_data}` for
+/// a store of another `owner`, if one is given, and for one with a committed step and no header.
 [[nodiscard]] StoreContent content_of(const SwapFile& first_file,
                                       const std::optional<RunId>& owner);
 

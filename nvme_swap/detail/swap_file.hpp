@@ -14,7 +14,7 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// What to do about state that is gone; the end of an error's message.
+/// Says what to do about state that is gone; it ends an error's message.
 inline constexpr std::string_view kLossRemedy =
     "mount the drive that holds the run's state, put the file back from a copy, or start a new run "
     "from a kept checkpoint";
@@ -43,9 +43,9 @@ class SwapFile {
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   [[nodiscard]] int descriptor() const { return descriptor_; }
-  /// It was there before.
+  /// Tells whether it was there before.
   [[nodiscard]] bool adopted() const { return adopted_; }
-  /// Set at first for a file that this process created or truncated.
+  /// Sets what is set at first for a file that this process created or truncated.
   void set_remove_on_close(bool remove) { remove_on_close_ = remove; }
   [[nodiscard]] std::uint64_t size() const;
   /// Throws `Error{corrupt_data}` unless the path leads to this file and it has `bytes` or more.

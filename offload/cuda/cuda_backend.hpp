@@ -21,8 +21,8 @@ namespace spillway::offload {
 /// Says what pinned memory is bounded by besides the backend's capacity.
 enum class PinnedBound : std::uint8_t {
   available,  ///< what the system says is available
-  /// Nothing: somebody who knows has said that it is there. Memory of some virtual machines and
-  /// sandboxes grows as it is touched, and is not available before.
+  /// Bounds it no further: somebody who knows has said that it is there. Memory of some virtual
+  /// machines and sandboxes grows as it is touched, and is not available before.
   capacity,
 };
 

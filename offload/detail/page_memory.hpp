@@ -17,10 +17,10 @@ struct PageRequest {
   std::uint32_t number = 0;  ///< of the buffers of one owner, in any order
 };
 
-/// Pages of the process, as many as `size` needs and no more, in huge pages where the kernel grants
-/// them. Large buffers whose numbers differ modulo 8 are staggered (runtime/base/stagger.hpp), with
-/// room between them for what is staggered inside each. Locking is left to the caller's limits:
-/// RLIMIT_MEMLOCK is 8 MiB by default. Null, with errno set, when the system refuses.
+/// Maps as many pages as `size` needs and no more, in huge pages where the kernel grants them.
+/// Large buffers whose numbers differ modulo 8 are staggered (runtime/base/stagger.hpp), with room
+/// between them for what is staggered inside each. Locking is left to the caller's limits:
+/// RLIMIT_MEMLOCK is 8 MiB by default. Returns null, with errno set, when the system refuses.
 [[nodiscard]] std::byte* map_pages(const PageRequest& request) noexcept;
 void unmap_pages(std::byte* address, std::size_t size) noexcept;
 

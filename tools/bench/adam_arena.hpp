@@ -23,7 +23,7 @@ class AdamArena {
   /// Gives, in slot 0 and fp32 moments only, every `period`-th leaf values below the normal range.
   void make_denormal(cpu_adam::WorkerPool& pool, std::size_t period);
 
-  /// Which slot is read, and which is written.
+  /// Says which slot is read, and which is written.
   struct Slots {
     std::size_t from = 0;
     std::size_t to = 0;

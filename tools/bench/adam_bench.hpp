@@ -27,7 +27,7 @@ struct AdamCase {
   bool denormals = false;               ///< also with moments below the normal range
 };
 
-/// Nanoseconds a parameter (or a ratio) of every repetition, in order.
+/// Holds nanoseconds a parameter (or a ratio) of every repetition, in order.
 struct Series {
   std::vector<double> ns;
   [[nodiscard]] double median() const;
@@ -44,8 +44,8 @@ struct AdamMeasurement {
   std::size_t traffic_prefetch = 0;  ///< of the traffic-only pass
   double bytes_per_parameter = 0;
   Series traffic, update;  ///< in place
-  /// The traffic in the layout that was fastest for it: arrays of this skew in bytes, or those of
-  /// the update itself.
+  /// Is the traffic in the layout that was fastest for it: arrays of this skew in bytes, or those
+  /// of the update itself.
   std::optional<std::size_t> limit_skew;
   Series limit;
   Series traffic_apart, update_apart;  ///< read one slot, write the other
@@ -59,8 +59,8 @@ struct AdamMeasurement {
   [[nodiscard]] double fraction_of_layout() const { return median_ratio(traffic, update); }
 };
 
-/// Cases of equal threads and repetitions, each repetition all of them in turn: a noisy moment of
-/// the machine hits all. `between` runs once a repetition, for whoever else measures side by side.
+/// Measures cases of equal threads and repetitions, each repetition all of them in turn: a noisy
+/// moment of the machine hits all. `between` runs once a repetition, for whoever else measures.
 [[nodiscard]] std::vector<AdamMeasurement> measure_adam(std::span<const AdamCase> cases,
                                                         const std::function<void()>& between = {});
 

@@ -11,7 +11,7 @@
 
 namespace spillway::bench {
 
-/// All names, in the order of the table.
+/// Returns all names, in the order of the table.
 [[nodiscard]] std::vector<std::string_view> model_names();
 /// Throws `Error{invalid_argument}` that lists the names if there is none such.
 [[nodiscard]] model::ModelConfig model_named(std::string_view name);

@@ -50,7 +50,7 @@ struct TileLoadResult {
   double commit_seconds = 0;   ///< the mean of the commits, which are not in `load.seconds`
 };
 
-/// Directories that go with the object if they are empty by then.
+/// Holds directories that go with the object if they are empty by then.
 class ScratchDirectories {
  public:
   explicit ScratchDirectories(const std::vector<std::filesystem::path>& paths) : paths_(paths) {}

@@ -19,8 +19,8 @@ struct StepBenchRequest {
   /// `commits` is ignored: nothing is committed. `steps`: measured, after the warm-up.
   config::TrainOptions options;
   std::uint64_t warmup = 1;
-  /// Where the temporary run directory is made; state on disk goes there too unless `options.nvme`
-  /// says otherwise. What is made in those directories is removed as well.
+  /// Is where the temporary run directory is made; state on disk goes there too unless
+  /// `options.nvme` says otherwise. What is made in those directories is removed as well.
   std::filesystem::path scratch;
   std::filesystem::path profile;  ///< the machine profile; empty: none is kept
   std::function<void(const std::string&)> note;

@@ -9,7 +9,7 @@
 
 namespace spillway::cli {
 
-/// What a command needs to answer: human text, or one JSON document, on stdout.
+/// Holds what a command needs to answer: human text, or one JSON document, on stdout.
 struct Session {
   bool json = false;
   /// Runs the chosen command; its result document goes to stdout with --json.
@@ -31,7 +31,7 @@ void add_export(Command app, Session& session);
 void add_info(Command app, Session& session);
 void add_fsck(Command app, Session& session);
 void add_profile(Command app, Session& session);
-/// Subcommands of `bench`.
+/// Add subcommands of `bench`.
 void add_bench_gpu(Command bench, Session& session);
 void add_bench_nvme(Command bench, Session& session);
 void add_bench_swap(Command bench, Session& session);

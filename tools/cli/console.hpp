@@ -23,7 +23,7 @@ void answer(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
   answer_text(fmt::format(format, std::forward<Arguments>(arguments)...));
 }
 
-/// Writes what is still to be written; whether everything answered so far has arrived.
+/// Writes what is still to be written; returns whether everything answered so far has arrived.
 bool flush_answers();
 /// Throws `Error{io_error}` unless everything that was answered has arrived.
 void finish_answers();

@@ -15,11 +15,11 @@ class Interrupts {
  public:
   Interrupts();
 
-  /// How often the run was asked to end.
+  /// Counts how often the run was asked to end.
   [[nodiscard]] const std::atomic<int>& count() const;
   /// Takes the step that runs, from 1; what is said names it.
   void in_step(std::uint64_t step);
-  /// Every step is done: what is left is to save.
+  /// Says that every step is done: what is left is to save.
   void saving();
 };
 

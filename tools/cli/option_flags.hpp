@@ -16,7 +16,7 @@ class OptionFlags {
   /// Adds the flag that sets `spillway.KEY`: "device_memory" is --device-memory. This must live as
   /// long as `command`.
   Argument add(Command command, std::string_view key);
-  /// --device, --device-memory, --host-memory and --compute-threads: what a model runs on.
+  /// Adds --device, --device-memory, --host-memory and --compute-threads: what a model runs on.
   void add_compute(Command command);
   /// Sets what was given. Throws `Error{invalid_argument}`, which names the flag.
   void apply(config::TrainOptions& options) const;

@@ -9,7 +9,7 @@
 
 namespace spillway::cli {
 
-/// Whether lines of `descriptor` can be rewritten: a terminal, and none that calls itself dumb.
+/// Tells whether lines of `descriptor` can be rewritten: a terminal, and none that says it is dumb.
 [[nodiscard]] bool is_terminal(int descriptor);
 /// Returns columns of the terminal behind `descriptor` now; 80 where it does not say. Safe in a
 /// handler of a signal: ioctl is a plain system call.
@@ -38,7 +38,7 @@ class StatusLine {
   StatusLine& operator=(const StatusLine&) = delete;
 
   [[nodiscard]] bool on_terminal() const { return terminal_; }
-  /// Whether the terminal has another width than that of the last line.
+  /// Tells whether the terminal has another width than that of the last line.
   [[nodiscard]] bool resized() const;
   /// Shows the fields: on a terminal in the place of the line before, as wide as the terminal at
   /// most; elsewhere a line of its own, whole.

@@ -12,7 +12,7 @@
 
 namespace spillway::cli {
 
-/// Where this user's machine profile is kept: XDG_CACHE_HOME or ~/.cache; empty without a home.
+/// Returns where this user's machine profile is kept: XDG_CACHE_HOME or ~/.cache; empty: no home.
 [[nodiscard]] std::filesystem::path default_profile();
 
 struct TrainFlags {
@@ -32,7 +32,7 @@ struct TrainFlags {
   /// Returns the configuration, or the defaults where there is none, with the flags applied; notes
   /// go to stderr, one line each.
   [[nodiscard]] config::TrainOptions options() const;
-  /// What --from names: a path, or the snapshot of a hub's model in the local cache.
+  /// Returns what --from names: a path, or the snapshot of a hub's model in the local cache.
   [[nodiscard]] std::optional<std::filesystem::path> checkpoint() const;
   /// Returns that from --model or --from; absent when neither is given.
   [[nodiscard]] std::optional<model::ModelConfig> model_config() const;

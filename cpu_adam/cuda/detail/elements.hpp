@@ -38,7 +38,7 @@ SPILLWAY_HOST_DEVICE void store(void* base, std::size_t first, const Vector<T, C
   *reinterpret_cast<Vector<T, Count>*>(static_cast<T*>(base) + first) = vector;
 }
 
-/// What holds the bits of an element of `Type`.
+/// Is what holds the bits of an element of `Type`.
 template <DType Type>
 using BitsOf = std::conditional_t<Type == DType::fp32, float, std::uint16_t>;
 
@@ -49,7 +49,7 @@ SPILLWAY_HOST_DEVICE inline float widen(BitsOf<Type> bits) {
   if constexpr (Type == DType::fp16) return from_fp16(bits);
 }
 
-/// As gradients are rounded.
+/// Rounds as gradients are rounded.
 template <DType Type>
 SPILLWAY_HOST_DEVICE inline BitsOf<Type> narrow(float value) {
   if constexpr (Type == DType::fp32) return value;
@@ -70,7 +70,7 @@ void with_dtype(DType dtype, const Body& body) {
   }
 }
 
-/// How a pass over `count` elements is cut: `head` single ones, `parts` whole parts, the rest
+/// Says how a pass over `count` elements is cut: `head` single ones, `parts` whole parts, the rest
 /// single ones again.
 struct Cut {
   std::size_t count = 0;
@@ -88,7 +88,7 @@ struct Array {
   std::size_t element_size;
 };
 
-/// Whether whole parts may start at element `first`.
+/// Tells whether whole parts may start at element `first`.
 inline bool vectors_start_at(std::size_t first, std::initializer_list<Array> arrays) {
   return std::all_of(arrays.begin(), arrays.end(), [first](const Array& array) {
     const auto address = reinterpret_cast<std::uintptr_t>(array.address);
@@ -108,7 +108,7 @@ inline Cut make_cut(std::size_t count, std::initializer_list<Array> arrays) {
   return {.count = count};
 }
 
-/// What thread `thread` of `threads` does of a pass: body(number of elements as a constant, first).
+/// Does what thread `thread` of `threads` does of a pass: body(elements as a constant, first).
 template <class Body>
 SPILLWAY_HOST_DEVICE void walk(const Cut& cut, std::size_t thread, std::size_t threads,
                                const Body& body) {

@@ -11,8 +11,8 @@
 namespace spillway::cpu_adam::cuda::detail {
 inline constexpr unsigned kThreads = 256;
 
-/// Thread blocks for `work` items, `per_block` of them at a time in each; kernels take what is
-/// left in strides of the grid.
+/// Returns the thread blocks for `work` items, `per_block` of them at a time in each; kernels take
+/// what is left in strides of the grid.
 inline unsigned grid_of(std::size_t work, std::size_t per_block) {
   constexpr std::size_t kMostBlocks = std::size_t{1} << 16;
   return static_cast<unsigned>(std::min((work + per_block - 1) / per_block, kMostBlocks));
@@ -23,7 +23,7 @@ inline cudaStream_t stream_of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
 
-/// `kernel` on `blocks` blocks of kThreads, on a stream. Throws `Error{device_error}`.
+/// Starts `kernel` on `blocks` blocks of kThreads, on a stream. Throws `Error{device_error}`.
 template <class Kernel, class... Arguments>
 void start(std::string_view what, unsigned blocks, void* stream, Kernel* kernel,
            const Arguments&... arguments) {

@@ -19,8 +19,8 @@ namespace spillway::cpu_adam::cuda::detail {
 
 static_assert(kQuantizationBlock == kWarpLanes * kPart);
 
-/// Describes one launch. Of `groups` those that have a part in the range, in order: the first
-/// `group_count`.
+/// Describes one launch. The first `group_count` of `groups` are those that have a part in the
+/// range, in order.
 struct QuantizedJob {
   UpdateRange range;
   ParameterGroup groups[kMaxQuantizedGroups];

@@ -160,7 +160,7 @@ SPILLWAY_HOST_DEVICE void update_part(const UpdateJob& job, std::size_t first) {
   if (has_v) write_moments<Format>(range.v_out, first, wide.v, random, 16);
 }
 
-/// What thread `thread` of `threads` does.
+/// Does what thread `thread` of `threads` does.
 template <StateFormat Format, DType Gradient>
 SPILLWAY_HOST_DEVICE void update_thread(const UpdateJob& job, std::size_t thread,
                                         std::size_t threads) {

@@ -41,7 +41,7 @@ class CudaApi {
   /// Returns a text such as "cudaErrorMemoryAllocation: out of memory".
   [[nodiscard]] virtual std::string describe(Status status) = 0;
   [[nodiscard]] virtual Status device_count(int& count) = 0;
-  /// Versions only; 0 for a driver that is not there.
+  /// Gives versions only; 0 for a driver that is not there.
   virtual void versions(int& driver, int& runtime) = 0;
   /// Makes the device current on this thread and starts CUDA on it.
   [[nodiscard]] virtual Status set_device(int device) = 0;

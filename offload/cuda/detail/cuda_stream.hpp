@@ -30,7 +30,7 @@ class CudaEvent final : public Event {
 
 class CudaStream final : public Stream {
  public:
-  /// `piece`: of pinned memory, as it is registered.
+  /// `piece` is that of pinned memory, as it is registered.
   CudaStream(CudaApi& api, std::string_view name, std::size_t piece);
   /// Completes what was submitted. What that fails with is logged.
   ~CudaStream() override;

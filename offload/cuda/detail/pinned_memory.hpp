@@ -55,7 +55,7 @@ void for_each_piece(const std::byte* address, std::size_t size, std::size_t piec
   }
 }
 
-/// What to do about a refusal, with the limits that apply to this process: cgroup, memlock.
+/// Says what to do about a refusal, with the limits that apply to this process: cgroup, memlock.
 [[nodiscard]] std::string pinned_remedy();
 
 }  // namespace spillway::offload::cuda

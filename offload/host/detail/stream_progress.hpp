@@ -43,7 +43,7 @@ class StreamProgress {
   // Written once, before the `completed_` that makes them visible.
   std::uint64_t failed_at_ = kNever;
   std::exception_ptr failure_;
-  // Sleepers only; `mutex_` orders their check of `completed_` before the notification.
+  // These are for sleepers; `mutex_` orders their check of `completed_` before the notification.
   mutable std::mutex mutex_;
   mutable std::condition_variable advanced_;
   mutable std::atomic<int> sleepers_{0};
