@@ -35,7 +35,7 @@ constexpr const char* kCudnnRemedy =
     "the CUDA backend attends with cuDNN 9, which compiles with NVRTC 13; install them or the "
     "Python packages nvidia-cudnn-cu13 and nvidia-cuda-nvrtc, or run tools/setup cuda";
 
-/// Names of a graph's tensors in the map of addresses.
+/// Names a graph's tensors in the map of addresses.
 enum Uid : std::int64_t {
   uid_q = 1,
   uid_k,
@@ -64,12 +64,12 @@ void expect_good(fe::error_t status, const char* what) {
   if (status.is_bad()) refuse(fmt::format("{}: {}", what, status.get_message()));
 }
 
-/// What cuDNN sees of a call: a part of the batch and of the heads.
+/// Is what cuDNN sees of a call: a part of the batch and of the heads.
 struct PartShape {
   std::int64_t batch, heads, kv_heads, sequence, dim;
 };
 
-/// What graphs are built for: the device of a handle, or one that is only described.
+/// Is what graphs are built for: the device of a handle, or one that is only described.
 struct Target {
   cudnnHandle_t handle = nullptr;
   std::shared_ptr<const fe::DeviceProperties> described{};
@@ -93,7 +93,7 @@ class GraphBuilder {
   void output(const TensorPtr& tensor, Uid uid, std::int64_t heads, std::uint64_t stride) {
     place(*tensor, uid, heads, stride).set_output(true);
   }
-  /// log_sum [batch, heads, sequence] as cuDNN's [batch, heads, sequence, 1].
+  /// Describes log_sum [batch, heads, sequence] as cuDNN's [batch, heads, sequence, 1].
   Tensor_attributes& statistics(Tensor_attributes& tensor) const {
     return tensor.set_uid(uid_log_sum)
         .set_dim({part_.batch, part_.heads, part_.sequence, 1})

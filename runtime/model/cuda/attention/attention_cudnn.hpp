@@ -18,7 +18,7 @@
 
 namespace spillway::model::cuda {
 
-/// What cuDNN has chosen for one shape.
+/// Says what cuDNN has chosen for one shape.
 struct AttentionEngines {
   std::string forward, backward;  ///< cuDNN's names of the engines, with their settings
   Bytes workspace;                ///< the larger of what both need
@@ -33,7 +33,7 @@ class CudnnAttention {
   virtual void backward(const AttentionBackwardArguments& arguments, void* stream) = 0;
 };
 
-/// A GPU that this machine need not have.
+/// Describes a GPU that this machine need not have.
 struct DescribedDevice {
   std::string properties;  ///< JSON, as cuDNN's frontend serializes `DeviceProperties`
 };
@@ -51,7 +51,7 @@ class Cudnn {
   Cudnn(const Cudnn&) = delete;
   Cudnn& operator=(const Cudnn&) = delete;
 
-  /// 91900 is 9.19.0
+  /// Returns 91900 for 9.19.0.
   [[nodiscard]] std::size_t version() const;
   /// Throws `Error{not_supported}` with cuDNN's reason if it cannot attend so within the workspace.
   /// This outlives the result.

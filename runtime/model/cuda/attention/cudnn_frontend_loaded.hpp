@@ -14,7 +14,7 @@
 
 namespace spillway::model::cuda::frontend {
 
-/// What the frontend asks the runtime of a device.
+/// Holds what the frontend asks the runtime of a device.
 struct DeviceFacts {
   int major = 0;
   int multiprocessors = 0;

@@ -19,7 +19,7 @@
 
 namespace spillway::model::cuda {
 
-/// Enqueues one of RowOp's. Instantiated for each of them, by the kernels_*.cu.
+/// Enqueues one of RowOp's. The sources of this folder instantiate it for each of them.
 template <class Op>
 void launch(void* stream, DType compute, const Op& op);
 

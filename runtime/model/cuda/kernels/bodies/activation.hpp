@@ -58,7 +58,7 @@ struct FlatBackward {
   }
 };
 
-/// Item: a pack of a row of `out`.
+/// An item is a pack of a row of `out`.
 template <unsigned N, class T>
 struct GatedForward {
   const T* input;

@@ -9,11 +9,11 @@
 
 namespace spillway::model::cuda::bodies {
 
-/// The running softmax of kKept rows: scores become exp(scale * score - largest), masked ones 0.
+/// Is a running softmax of kKept rows: scores become exp(scale * score - largest), masked ones 0.
 struct Softmax {
   float *scores, *largest, *total, *factor;
 
-  /// `first` and `key`: positions of the first kept query and the first streamed key.
+  /// `first` and `key` are the positions of the first kept query and the first streamed key.
   template <class Team>
   SPILLWAY_HOST_DEVICE void absorb(const Team& team, const AttentionSize& size, unsigned first,
                                    unsigned key) const {
@@ -45,7 +45,7 @@ struct Softmax {
     });
   }
 
-  /// Keys of the tile from `key` on that the query at `position` sees.
+  /// Returns how many keys of the tile from `key` on the query at `position` sees.
   SPILLWAY_HOST_DEVICE static unsigned visible(const AttentionSize& size, unsigned position,
                                                unsigned key) {
     const unsigned last = position < size.sequence ? position : size.sequence - 1;
@@ -54,7 +54,7 @@ struct Softmax {
   }
 };
 
-/// out and log_sum of the queries of a tile over batch, query heads and positions.
+/// Makes out and log_sum of the queries of a tile over batch, query heads and positions.
 template <class T, class Team>
 SPILLWAY_HOST_DEVICE void attend(const Team& team, const AttentionForwardCall<T>& call,
                                  std::uint64_t index, float* shared) {
@@ -98,7 +98,7 @@ SPILLWAY_HOST_DEVICE void attend(const Team& team, const AttentionForwardCall<T>
              softmax.factor, at.rows, dim);
 }
 
-/// scores -> probabilities and d_probabilities -> gradients of the scores, for one pair.
+/// Turns a score to a probability and d_probability to the score's gradient, for one pair.
 SPILLWAY_HOST_DEVICE inline void softmax_gradient(bool sees, float scale, float log_sum,
                                                   float delta, float& score, float& gradient) {
   const float p = sees ? std::exp(std::fma(score, scale, -log_sum)) : 0.0F;
@@ -106,7 +106,7 @@ SPILLWAY_HOST_DEVICE inline void softmax_gradient(bool sees, float scale, float 
   gradient = sees ? p * (gradient - delta) * scale : 0.0F;
 }
 
-/// q_gradient and delta of the queries of a tile over batch, query heads and positions.
+/// Makes q_gradient and delta of the queries of a tile over batch, query heads and positions.
 template <class T, class Team>
 SPILLWAY_HOST_DEVICE void attend_backward_q(const Team& team, const AttentionBackwardCall<T>& call,
                                             std::uint64_t index, float* shared) {
@@ -163,7 +163,7 @@ SPILLWAY_HOST_DEVICE void attend_backward_q(const Team& team, const AttentionBac
              d_q, nullptr, at.rows, dim);
 }
 
-/// Rows of one team of `attend_backward_kv`, and what it sums for them.
+/// Holds the rows of one team of `attend_backward_kv`, and what it sums for them.
 struct KvTile {
   float *k, *v, *d_k, *d_v, *streamed, *scores, *gradients;
 
@@ -212,8 +212,8 @@ SPILLWAY_HOST_DEVICE void add_queries(const Team& team, const AttentionBackwardC
   }
 }
 
-/// k_gradient and v_gradient of the keys of a tile over batch, key/value heads and positions, query
-/// heads of the group in order. After `attend_backward_q` of all tiles: reads delta.
+/// Makes k_gradient and v_gradient of the keys of a tile over batch, key/value heads and positions,
+/// query heads of the group in order. It follows `attend_backward_q` of all tiles: it reads delta.
 template <class T, class Team>
 SPILLWAY_HOST_DEVICE void attend_backward_kv(const Team& team, const AttentionBackwardCall<T>& call,
                                              std::uint64_t index, float* shared) {

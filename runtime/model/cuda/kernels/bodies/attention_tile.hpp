@@ -31,7 +31,7 @@ struct AttentionSize {
   float scale = 0;  ///< of scores, 1 / sqrt(head_dim)
 };
 
-/// HeadRows of row_ops.hpp, in elements.
+/// Holds HeadRows of row_ops.hpp, in elements.
 template <class T>
 struct Heads {
   T* data = nullptr;
@@ -61,7 +61,7 @@ struct AttentionBackwardCall {
   float* delta = nullptr;  ///< [batch, heads, sequence], written by the q gradient's tiles
 };
 
-/// Tile `index` of a grid over batch, heads and tiles of kKept positions.
+/// Is tile `index` of a grid over batch, heads and tiles of kKept positions.
 struct AttentionTile {
   std::uint32_t batch, head, first, rows;
 
@@ -94,7 +94,7 @@ constexpr std::uint64_t attention_kv_floats(unsigned dim) {
          2ULL * kKept * kScorePitch;
 }
 
-/// target[count][pitch] = rows of `source`, which are `stride` apart; zeros beyond `valid` of them.
+/// Sets target[count][pitch] to rows of `source`, `stride` apart, and zeros beyond `valid` of them.
 template <class Team, class T>
 SPILLWAY_HOST_DEVICE void load_rows(const Team& team, float* target, unsigned pitch,
                                     const T* source, std::uint64_t stride, unsigned count,
@@ -108,7 +108,7 @@ SPILLWAY_HOST_DEVICE void load_rows(const Team& team, float* target, unsigned pi
   });
 }
 
-/// scores[r][c] = kept[r] . streamed[c]
+/// Sets scores[r][c] = kept[r] . streamed[c].
 template <class Team>
 SPILLWAY_HOST_DEVICE void multiply_rows(const Team& team, const float* kept, const float* streamed,
                                         float* scores, unsigned dim) {
@@ -128,7 +128,7 @@ SPILLWAY_HOST_DEVICE void multiply_rows(const Team& team, const float* kept, con
   });
 }
 
-/// sums[r] = factor[r] * sums[r] + sum over c of weights[r][c] * streamed[c]. factor null: 1.
+/// Sets sums[r] = factor[r] * sums[r] + sum over c of weights[r][c] * streamed[c]. factor null: 1.
 template <class Team>
 SPILLWAY_HOST_DEVICE void add_rows(const Team& team, float* sums, const float* factor,
                                    const float* weights, const float* streamed, unsigned dim) {
@@ -157,7 +157,7 @@ SPILLWAY_HOST_DEVICE void clear(const Team& team, float* values, unsigned count)
   });
 }
 
-/// `rows` rows of sums, times factor[r] if there is one, to elements.
+/// Stores `rows` rows of sums, times factor[r] if there is one, as elements.
 template <class Team, class T>
 SPILLWAY_HOST_DEVICE void store_rows(const Team& team, T* target, std::uint64_t stride,
                                      const float* sums, const float* factor, unsigned rows,

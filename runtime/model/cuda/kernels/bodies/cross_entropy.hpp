@@ -27,7 +27,7 @@ SPILLWAY_HOST_DEVICE void visit_range(std::uint64_t begin, std::uint64_t end, un
   if (N > 1 && last + lane < end) visit(PackSize<1>{}, last + lane);
 }
 
-/// Sum of e^(x - top) over the values met, top the largest of them. A NaN makes the sum NaN.
+/// Holds the sum of e^(x - top) over the values met, top the largest. A NaN makes the sum NaN.
 struct RunningSum {
   float top = -FLT_MAX;
   float sum = 0;
@@ -88,7 +88,7 @@ struct CrossEntropy {
   static constexpr unsigned kLanes = 512;
   static constexpr std::size_t kShared = softmax_shared(kLanes) + 16;
 
-  /// What one lane tells the others: gradient = e^(x - top) * factor, but at the target.
+  /// Holds what one lane tells the others: gradient = e^(x - top) * factor, but at the target.
   struct Row {
     float factor, at_target;
   };
@@ -149,7 +149,7 @@ struct CrossEntropy {
   }
 };
 
-/// loss_sum = (first ? 0 : loss_sum) + sum of losses[rows]. A team alone.
+/// Makes loss_sum = (first ? 0 : loss_sum) + sum of losses[rows]. A team does it alone.
 struct SumLosses {
   const double* losses;
   double* loss_sum;

@@ -20,7 +20,7 @@ struct Fp16 {
 };
 static_assert(sizeof(Bf16) == 2 && sizeof(Fp16) == 2);
 
-/// Elements that a lane moves at once where addresses allow.
+/// Counts the elements that a lane moves at once where addresses allow.
 inline constexpr unsigned kPack = 8;
 inline constexpr unsigned kWordBytes = 16;
 
@@ -29,7 +29,7 @@ struct Pack {
   float lane[N];
 };
 
-/// What one load or store instruction moves.
+/// Is what one load or store instruction moves.
 struct alignas(kWordBytes) Word {
   std::uint32_t part[4];
 };
@@ -75,7 +75,7 @@ SPILLWAY_HOST_DEVICE inline void narrow(Fp16* p, float x) {
 
 #ifdef __CUDACC__
 
-/// Two neighbours in a 32-bit register, the first in the lower half.
+/// Packs two neighbours into a 32-bit register, the first in the lower half.
 template <class T>
 __device__ inline std::uint32_t narrow_two(float first, float second) {
   std::uint32_t result;
@@ -129,7 +129,7 @@ __device__ inline void store_words(T* p, const Pack<kPack>& values) {
 
 #endif  // __CUDACC__
 
-/// N = 1 or kPack elements; for a pack `p` is 16-byte aligned.
+/// `N` is 1 or kPack elements; for a pack `p` is 16-byte aligned.
 template <unsigned N, class T>
 SPILLWAY_HOST_DEVICE inline Pack<N> load(const T* p) {
   static_assert(N == 1 || N == kPack);
@@ -162,7 +162,7 @@ SPILLWAY_HOST_DEVICE inline void store(T* p, const Pack<N>& values) {
 #endif
 }
 
-/// A pack of operation(i) of each lane i.
+/// Makes a pack of operation(i) of each lane i.
 template <unsigned N, class Operation>
 SPILLWAY_HOST_DEVICE inline Pack<N> map(Operation operation) {
   Pack<N> result;

@@ -12,7 +12,7 @@
 
 namespace spillway::model::cuda::bodies {
 
-/// The first where neither is greater, or where either is NaN.
+/// Returns the first where neither is greater, or where either is NaN.
 SPILLWAY_HOST_DEVICE inline float larger(float a, float b) { return b > a ? b : a; }
 
 namespace one_lane {
@@ -31,7 +31,7 @@ SPILLWAY_LANE_FUNCTION F power_of_two(F n) {
   const float clean = n == n ? n : 0.0F;
   return float_of_bits((static_cast<std::uint32_t>(static_cast<int>(clean)) + 127U) << 23);
 }
-/// 1 / x for x in [1, 2^126]; less than 2^-126 where x is above. Within 1 ULP.
+/// Returns 1 / x for x in [1, 2^126], within 1 ULP; less than 2^-126 where x is above.
 SPILLWAY_LANE_FUNCTION F reciprocal(F x) {
 #ifdef __CUDA_ARCH__
   float result;

@@ -21,7 +21,7 @@ constexpr std::uint64_t item_count(std::uint64_t count) {
   return (count + N - 1) / N;
 }
 
-/// fp32 to an element, to nearest even.
+/// Rounds fp32 to an element, to nearest even.
 template <unsigned N, class T>
 struct Narrow {
   const float* input;

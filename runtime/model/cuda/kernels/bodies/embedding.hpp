@@ -12,7 +12,7 @@ constexpr std::uint64_t embedding_bytes(const EmbeddingShape& shape) {
   return round_up(std::uint64_t{shape.batch} * shape.sequence * 2 * sizeof(Occurrence), 64);
 }
 
-/// The rows of the vocabulary that a table holds.
+/// Names the rows of the vocabulary that a table holds.
 struct TableRows {
   std::uint64_t first, count;
 };
@@ -47,7 +47,7 @@ struct EmbeddingForward {
   }
 };
 
-/// Item (occurrence, pack): the first occurrence of a token adds all of them, the others nothing.
+/// An item is (occurrence, pack): the first occurrence of a token adds all, the others nothing.
 template <unsigned N, class T>
 struct TableGradient {
   const Occurrence* sorted;
@@ -82,7 +82,7 @@ struct TableGradient {
   }
 };
 
-/// Item: a pack of a row of the positions' gradient, which adds the windows in order.
+/// An item is a pack of a row of the positions' gradient, which adds the windows in order.
 template <unsigned N, class T>
 struct PositionGradient {
   const T* out_gradient;

@@ -21,7 +21,7 @@ struct NormForwardCall {
   float* statistics;
 };
 
-/// Row `index` = token * heads + head. Shared: a float a lane.
+/// Row `index` is token * heads + head. A team shares a float a lane.
 template <unsigned N, class T>
 struct NormForward {
   NormForwardCall<T> call;
@@ -102,7 +102,7 @@ struct NormBackwardCall {
   bool sums_in_shared;    ///< else a group adds in its row of `partial`
 };
 
-/// Group `index` of tokens. Shared: two floats a lane, then `columns` sums if they lie there.
+/// Group `index` of tokens shares two floats a lane, then `columns` sums if they lie there.
 template <unsigned N, class T>
 struct NormBackward {
   NormBackwardCall<T> call;
@@ -114,7 +114,7 @@ struct NormBackward {
     T* dx;
     float mean, inverse;
   };
-  /// What the two passes over a row need of one pack.
+  /// Holds what the two passes over a row need of one pack.
   struct Terms {
     Pack<N> normal, gradient, weighted;
   };

@@ -23,7 +23,7 @@ constexpr std::uint64_t group_count(std::uint64_t rows, std::uint64_t columns) {
   return (rows + in_group - 1) / in_group;
 }
 
-/// Partial sums of any call with at most so many rows and columns, and a double a row.
+/// Returns the bytes of partial sums of at most so many rows and columns, and of a double a row.
 constexpr std::uint64_t reduction_bytes(std::uint64_t rows, std::uint64_t columns) {
   constexpr std::uint64_t kElements = std::uint64_t{1} << 21;
   const std::uint64_t partial =
@@ -31,8 +31,8 @@ constexpr std::uint64_t reduction_bytes(std::uint64_t rows, std::uint64_t column
   return round_up(std::max(partial * sizeof(float), rows * sizeof(double)), 64);
 }
 
-/// out[c] (+)= sum of partial[g * stride + c] over groups g: 32 columns a team, whose lanes 32 s +
-/// c each take every (Lanes / 32)th group.
+/// Makes out[c] (+)= sum of partial[g * stride + c] over groups g: 32 columns a team, whose lanes
+/// 32 s + c each take every (Lanes / 32)th group.
 struct SumPartials {
   const float* partial;
   std::uint64_t groups, stride, columns;
@@ -78,7 +78,7 @@ void sum_partials(Runner& runner, const float* partial, std::uint64_t groups, st
       (columns + SumPartials::kColumns - 1) / SumPartials::kColumns, SumPartials::kShared);
 }
 
-/// Partial column sums: item (group, pack) adds its columns of the group's rows in order.
+/// Sums columns in part: item (group, pack) adds its columns of the group's rows in order.
 template <unsigned N, class T>
 struct ColumnSums {
   const T* input;

@@ -6,7 +6,7 @@
 
 namespace spillway::model::cuda::bodies {
 
-/// Item (token, part of the heads, pack of pairs): angles are loaded once for a part's heads.
+/// An item is (token, part of the heads, pack of pairs): a part's heads share its loaded angles.
 template <unsigned N, class T>
 struct Rope {
   Rows<T> heads;

@@ -29,7 +29,7 @@
 
 namespace spillway::model::cuda::bodies {
 
-/// What every device gives a thread block unasked.
+/// Is what every device gives a thread block unasked.
 inline constexpr std::size_t kSharedBytes = std::size_t{48} << 10;
 /// Teams of kWarpLanes share thread blocks, so many in each.
 inline constexpr unsigned kWarpsInBlock = 4;
@@ -58,12 +58,12 @@ void with_pack(bool packed, Call call) {
   }
 }
 
-/// True if every address is one that packs can start at. A null address is none.
+/// Returns true if every address is one that packs can start at. A null address is none.
 template <class... Pointer>
 bool aligned(const Pointer*... addresses) {
   return ((reinterpret_cast<std::uintptr_t>(addresses) % kWordBytes == 0) && ...);
 }
-/// True if every count of elements is whole packs, so that what follows stays aligned.
+/// Returns true if every count of elements is whole packs, so that what follows stays aligned.
 template <class... Count>
 bool whole_packs(Count... counts) {
   return ((counts % kPack == 0) && ...);
@@ -78,7 +78,7 @@ T* elements(Tensor tensor) {
   return reinterpret_cast<T*>(tensor.address());
 }
 
-/// Rows of heads, as HeadRows: row (t, h) starts at element t * stride + h * width.
+/// Holds rows of heads, as HeadRows: row (t, h) starts at element t * stride + h * width.
 template <class T>
 struct Rows {
   T* data = nullptr;

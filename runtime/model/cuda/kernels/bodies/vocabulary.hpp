@@ -47,7 +47,7 @@ struct ScanVocabulary {
   }
 };
 
-/// Item: a row.
+/// An item is a row.
 struct ScannedLoss {
   const VocabularyScan* scans;
   const std::int32_t* targets;
