@@ -69,7 +69,7 @@ SPILLWAY_HOST_DEVICE inline float inverse_scale(float absmax) {
   return absmax > 0 && std::isfinite(absmax) ? 1.0F / absmax : 0.0F;
 }
 
-/// |x| as an integer that orders as the numbers do, NaN above infinity.
+/// Returns |x| as an integer that orders as the numbers do, NaN above infinity.
 constexpr std::uint32_t magnitude_bits(float x) {
   return std::bit_cast<std::uint32_t>(x) & 0x7fffffffU;
 }
@@ -86,7 +86,7 @@ inline std::uint32_t code_rank(float y) {
   return static_cast<std::uint32_t>(line < cap ? line : cap);
 }
 
-/// Codes of m: minus the rank, with the sign of x. So zero is 0, and the ends, -128 for +1 and 127
+/// Codes m by minus the rank, with the sign of x. So zero is 0, and the ends, -128 for +1 and 127
 /// for the largest below zero, -0.993 (-1 itself is not in the map), are those of a signed byte.
 inline std::int8_t encode_signed(float x, float inverse) {
   const int rank = static_cast<int>(code_rank<SignedMap>(std::fabs(x * inverse)));
@@ -102,8 +102,8 @@ inline float decode_signed(std::int8_t code, float scale) {
   return code < 0 ? value : -value;
 }
 
-/// Codes of v: sorted ascending from 0; 255 is 1. Nothing is coded as 0, which would let the
-/// quotient m / sqrt(v) grow without bound: the smallest code in use is 3.25e-7.
+/// Codes v, sorted ascending from 0; 255 is 1. Nothing is coded as 0, which would let the quotient
+/// m / sqrt(v) grow without bound: the smallest code in use is 3.25e-7.
 inline std::uint8_t encode_unsigned(float x, float inverse) {
   return static_cast<std::uint8_t>(code_rank<UnsignedMap>(std::fabs(x * inverse)));
 }

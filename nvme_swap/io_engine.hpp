@@ -35,8 +35,8 @@ struct IoResult {
   std::int64_t result = 0;
 };
 
-/// What only `uring` has. Each is taken where the kernel and the device have it; what is not taken
-/// is logged with the reason and missing from `IoEngine::abilities`.
+/// Holds what only `uring` has. Each is taken where kernel and device have it; what is not taken is
+/// logged with the reason and missing from `IoEngine::abilities`.
 struct UringOptions {
   bool submission_thread = false;   ///< SQPOLL: a kernel thread submits; no system call for it
   bool completion_polling = false;  ///< IOPOLL: that thread also polls the device; needs the former

@@ -4,7 +4,7 @@
 // SPILLWAY_LANE_FUNCTION, how functions are declared there. All give the same bits, but for the
 // reciprocal of a device.
 
-/// e^x within 2 ULP on [-87.3, 88.3], clamped to that range (never Inf, never 0). NaN stays NaN.
+/// Returns e^x within 2 ULP, x clamped to [-87.3, 88.3] (never Inf, never 0). NaN stays NaN.
 SPILLWAY_LANE_FUNCTION F exponential(F x) {
   x = min(set(88.3F), max(set(-87.3F), x));
   const F n = round(x * set(1.44269504F));
@@ -19,12 +19,12 @@ SPILLWAY_LANE_FUNCTION F exponential(F x) {
   return e * power_of_two(n);
 }
 
-/// An activation function's value and slope at a point.
+/// Holds an activation function's value and slope at a point.
 struct Value {
   F value, slope;
 };
 
-/// x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3), which is HF's tanh form without
+/// Makes x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3), which is HF's tanh form without
 /// cancellation.
 SPILLWAY_LANE_FUNCTION Value gelu_tanh(F x) {
   const F square = x * x;
@@ -35,7 +35,7 @@ SPILLWAY_LANE_FUNCTION Value gelu_tanh(F x) {
   return {x * s, fma(x * two_u_slope, s * s * e, s)};
 }
 
-/// x * Phi(x). Phi by erfc(z) = exp(-z^2) * P(1 / (1 + 0.4 z)), |relative error of P| < 1.4e-9.
+/// Makes x * Phi(x) by erfc(z) = exp(-z^2) * P(1 / (1 + 0.4 z)), |relative error of P| < 1.4e-9.
 SPILLWAY_LANE_FUNCTION Value gelu_erf(F x) {
   const F z = abs(x) * set(0.707106781F);
   const F t = reciprocal(fma(z, set(0.4F), set(1.0F)));
@@ -56,7 +56,7 @@ SPILLWAY_LANE_FUNCTION Value gelu_erf(F x) {
   return {x * phi, fma(x * set(0.398942280F), e, phi)};
 }
 
-/// x * sigmoid(x).
+/// Makes x * sigmoid(x).
 SPILLWAY_LANE_FUNCTION Value silu(F x) {
   const F e = exponential(negative(x));
   const F s = reciprocal(set(1.0F) + e);

@@ -15,7 +15,7 @@
 
 namespace spillway::offload::cuda {
 
-/// A cudaError_t. 0 is success; every other one is cleared from the thread's last error, because
+/// Is a cudaError_t. 0 is success; every other one is cleared from the thread's last error, because
 /// the caller has it: a kernel launched later is not blamed for it.
 using Status = int;
 
@@ -78,7 +78,7 @@ class CudaApi {
 /// CUDA's words, unless `status` is success.
 void check_cuda(CudaApi& api, Status status, std::string_view action,
                 SourceLocation where = SourceLocation::current());
-/// Logs instead, for destructors.
+/// Logs it instead, for destructors.
 void log_cuda(CudaApi& api, Status status, std::string_view action) noexcept;
 
 /// These are `cuda_unavailable_reason` and `query_cuda_device` of any api; null stands for a build

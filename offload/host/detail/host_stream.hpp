@@ -98,7 +98,7 @@ class HostStream final : public Stream {
   std::condition_variable work_available_;
   bool stopping_ = false;
 
-  // The worker's own: when, on an ideal machine, the entry before the current one was over.
+  // This is the worker's own: when, on an ideal machine, the entry before the current was over.
   LinkThrottle::Clock::time_point ideal_now_{};
 
   std::thread worker_;  ///< last, so that it starts when everything else is ready

@@ -20,7 +20,7 @@ constexpr TableRows table_rows(const EmbeddingShape& shape) {
   return {shape.first_row, shape.rows > 0 ? shape.rows : shape.vocabulary};
 }
 
-/// Item: a pack of a row of `out`.
+/// An item is a pack of a row of `out`.
 template <unsigned N, class T>
 struct EmbeddingForward {
   const std::int32_t* tokens;
