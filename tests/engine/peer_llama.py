@@ -1,6 +1,7 @@
 """Trains the same Llama from the same weights in the same order with Spillway and with PyTorch.
 
 usage: peer_llama.py SPILLWAY [--device host|cuda] [--dtype fp32|bf16] [--steps N] [--work DIR]
+                     [--torch-device cpu|cuda]
 
 Needs PyTorch only: the model is written below from its published equations, so that it runs on GPU
 machines without transformers. Fails unless each step's loss agrees. Prints one JSON line. Exit 77
@@ -31,6 +32,8 @@ def arguments():
     parser.add_argument("--dtype", choices=tuple(BOUNDS["host"]), default="fp32")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--work", default=None)
+    parser.add_argument("--torch-device", choices=("cpu", "cuda"),
+                        help="where PyTorch trains; by default on the same device")
     return parser.parse_args()
 
 
@@ -158,10 +161,10 @@ def train_spillway(work, options):
 
 def main():
     options = arguments()
-    if options.device == "cuda" and not torch.cuda.is_available():
+    options.place = options.torch_device or ("cuda" if options.device == "cuda" else "cpu")
+    if options.place == "cuda" and not torch.cuda.is_available():
         print("SKIPPED: this machine has no GPU that PyTorch can use")
         sys.exit(77)
-    options.place = "cuda" if options.device == "cuda" else "cpu"
     torch.manual_seed(1337)
     torch.set_num_threads(2)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -184,7 +187,7 @@ def compare(options, work):
                       "largest_relative_difference": difference,
                       "first_losses": [ours[0], theirs[0]], "last_losses": [ours[-1], theirs[-1]]}))
     assert len(ours) == options.steps
-    assert ours[-1] < ours[0] - 0.5, "nothing was learnt"
+    assert options.steps < 20 or ours[-1] < ours[0] - 0.5, "nothing was learnt"
     assert difference <= BOUNDS[options.device][options.dtype], f"losses differ by {difference}"
 
 

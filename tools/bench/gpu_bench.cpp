@@ -15,6 +15,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/machine/least_seconds.hpp"
 
 namespace spillway::bench {
 namespace {
@@ -44,16 +45,17 @@ double seconds_of(offload::Stream& stream, double budget, const std::function<vo
 class Device {
  public:
   explicit Device(const GpuCase& shapes) : shapes_(shapes) {
-    config::TrainOptions options;
-    options.device = shapes.device;
-    options.compute = shapes.compute;
-    options.compute_threads = shapes.compute_threads;
-    if (options.compute_threads == 0) {
-      options.compute_threads = static_cast<std::uint32_t>(read_topology().cores.size());
+    options_.device = shapes.device;
+    options_.compute = shapes.compute;
+    options_.compute_threads = shapes.compute_threads;
+    options_.deterministic = shapes.deterministic;
+    warm_ = shapes.device != DeviceKind::cuda;
+    if (options_.compute_threads == 0) {
+      options_.compute_threads = static_cast<std::uint32_t>(read_topology().cores.size());
     }
-    ops_ = engine::make_ops(options);
+    ops_ = engine::make_ops(options_);
     const Bytes unlimited{std::numeric_limits<std::int64_t>::max()};
-    backend_ = engine::make_backend(options, {.device = unlimited, .host = unlimited, .nvme = {}},
+    backend_ = engine::make_backend(options_, {.device = unlimited, .host = unlimited, .nvme = {}},
                                     nullptr);
     stream_ = backend_->make_stream("compute");
     ops_->bind_stream(stream_->native());
@@ -62,6 +64,19 @@ class Device {
   [[nodiscard]] model::Ops& ops() { return *ops_; }
   [[nodiscard]] offload::DeviceBackend& backend() { return *backend_; }
   [[nodiscard]] offload::Stream& stream() { return *stream_; }
+  [[nodiscard]] std::string attention_engines() const {
+    return engine::record_of(options_, *ops_).attention;
+  }
+  /// Does `work` for half a second, the first time and on a GPU only.
+  void warm_up(const std::function<void()>& work) {
+    if (!warm_) {
+      engine::warm_up([&] {
+        work();
+        stream_->synchronize();
+      });
+    }
+    warm_ = true;
+  }
   [[nodiscard]] std::size_t element() const { return size_of(shapes_.compute); }
 
   /// Elements of the compute dtype between -1/8 and 1/8, the same for the same `seed`.
@@ -92,9 +107,11 @@ class Device {
 
  private:
   const GpuCase& shapes_;
+  config::TrainOptions options_;
   std::unique_ptr<model::Ops> ops_;
   std::unique_ptr<offload::DeviceBackend> backend_;
   std::unique_ptr<offload::Stream> stream_;
+  bool warm_ = false;
 };
 
 struct Product {
@@ -119,6 +136,7 @@ ProductRate measure(Device& device, const Product& product, double budget) {
   arguments.workspace = workspace.device();
   const auto call = [&] { device.stream().submit([&] { device.ops().gemm(plan, arguments); }); };
   ProductRate rate{.name = product.name, .rows = s.rows, .columns = s.columns, .inner = s.inner};
+  device.warm_up(call);
   rate.seconds = seconds_of(device.stream(), budget, call);
   rate.flops = 2.0 * static_cast<double>(s.rows) * static_cast<double>(s.columns) *
                static_cast<double>(s.inner);
@@ -327,35 +345,6 @@ CopyRates measure_copies(Device& device, const GpuCase& g, std::span<std::byte> 
 
 }  // namespace
 
-GpuCase default_case(DeviceKind device) {
-  if (device == DeviceKind::cuda) {
-    return {.device = device,
-            .compute = DType::bf16,
-            .sequence = 8192,
-            .width = 4096,
-            .ffn = 14336,
-            .heads = 32,
-            .kv_heads = 8,
-            .head_dim = 128,
-            .vocabulary = 128256,
-            .head_rows = 1024,
-            .copy = Bytes{std::uint64_t{1} << 30},
-            .seconds = 0.3};
-  }
-  return {.device = device,
-          .compute = DType::fp32,
-          .sequence = 512,
-          .width = 512,
-          .ffn = 1536,
-          .heads = 8,
-          .kv_heads = 4,
-          .head_dim = 64,
-          .vocabulary = 8192,
-          .head_rows = 256,
-          .copy = Bytes{std::uint64_t{64} << 20},
-          .seconds = 0.1};
-}
-
 GpuMeasurement measure_gpu(const GpuCase& shapes) {
   Device device(shapes);
   GpuMeasurement measured;
@@ -373,13 +362,16 @@ GpuMeasurement measure_gpu(const GpuCase& shapes) {
   }
   for (const ProductRate& rate : AttentionBench(device, shapes).measure())
     add(rate, measured.attention);
+  measured.attention_engines = device.attention_engines();
   measured.layer_tflops = flops / seconds / 1e12;
   {
     const PinnedMemory pinned(device.backend(), shapes.copy * 2U);
     measured.pinned = measure_copies(device, shapes, pinned.host());
   }
-  std::vector<std::byte> pageable(2 * shapes.copy.value());
-  measured.pageable = measure_copies(device, shapes, pageable);
+  if (shapes.pageable) {
+    std::vector<std::byte> pageable(2 * shapes.copy.value());
+    measured.pageable = measure_copies(device, shapes, pageable);
+  }
   return measured;
 }
 

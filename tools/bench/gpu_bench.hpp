@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/config/train_options.hpp"
+#include "runtime/model/model_config.hpp"
 
 namespace spillway::bench {
 
@@ -21,10 +22,14 @@ struct GpuCase {
   Bytes copy;                   ///< of one copy
   double seconds = 0;           ///< about as long is each thing measured
   std::uint32_t compute_threads = 0;
+  bool deterministic = true;
+  bool pageable = true;  ///< whether copies of memory that is not pinned are measured too
 };
 
 /// Returns Llama-3-8B and copies of 1 GiB on a GPU; a small model on the host backend.
 [[nodiscard]] GpuCase default_case(config::DeviceKind device);
+/// Gives `shapes` the widths and the vocabulary of the model.
+void take_model(const model::ModelConfig& config, GpuCase& shapes);
 
 struct ProductRate {
   std::string name;  ///< of the matrix and the pass: "qkv forward"
@@ -43,7 +48,9 @@ struct GpuMeasurement {
   std::string device;
   std::vector<ProductRate> products;
   std::vector<ProductRate> attention;  ///< FLOPs of the causal half only
-  CopyRates pinned, pageable;
+  std::string attention_engines;  ///< "own", or the engines that cuDNN chose; empty: the host's
+  CopyRates pinned;
+  std::optional<CopyRates> pageable;
   /// Is time-weighted over the products and attention of one layer, forward and backward.
   double layer_tflops = 0;
 };
