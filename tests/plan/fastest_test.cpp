@@ -65,6 +65,31 @@ TEST(FastestPlacement, LeavesTheDiskAloneWhereTheFirstDoes) {
   EXPECT_FALSE(step.placement.any_state(Tier::nvme));
 }
 
+TEST(FastestPlacement, SavesActivationsOnDiskWhereTheHostIsFull) {
+  Workload workload = small_workload();
+  workload.blocks.insert(workload.blocks.begin() + 1, 6, workload.blocks[1]);
+  for (std::size_t b = 1; b + 1 < workload.blocks.size(); ++b) {
+    workload.blocks[b].saved_bytes = Bytes{400'000};
+  }
+  const PlacementRequest request{.state = Tier::nvme, .resident = false};
+  PlacementRequest spilled = request;
+  spilled.keep = spilled.offload = true;
+  spilled.offload_to = Tier::nvme;
+  Budgets budgets = kUnlimited;
+  budgets.device = shortage_with_nothing(workload, spilled, Tier::device).needed;
+  budgets.host = needed(workload, chosen(workload, budgets, spilled), Tier::host);
+  const Placement first = chosen(workload, budgets, request);
+  ASSERT_FALSE(first.any_saved(Tier::host) || first.any_saved(Tier::nvme));
+  MachineProfile machine = fast_machine();
+  const PlannedStep step = fastest_placement(workload, budgets, request, machine, first);
+  EXPECT_TRUE(step.placement.any_saved(Tier::nvme));
+  EXPECT_LT(step.prediction.step_seconds,
+            0.99 * simulate(build_training_step(workload, first), machine).step_seconds);
+  machine.nvme_read = machine.nvme_write = 1e6;
+  const PlannedStep slow = fastest_placement(workload, budgets, request, machine, first);
+  EXPECT_FALSE(slow.placement.any_saved(Tier::nvme));
+}
+
 /// A request, with the budgets and the machine that it is for.
 struct Question {
   Workload workload;
@@ -123,10 +148,7 @@ Question any_question(RandomCases& cases) {
   Question q;
   q.workload = cases.maybe() ? cases.tiled_workload() : cases.workload();
   q.request = random_request(cases);
-  if (q.workload.tiled) {
-    q.request.activations.reset();
-    q.request.resident.reset();  // the vectors always are
-  }
+  if (q.workload.tiled) q.request.resident.reset();  // the vectors always are
   for (const Tier tier : {Tier::device, Tier::host}) {
     const Bytes least = shortage_with_nothing(q.workload, q.request, tier).needed;
     budget_of(q.budgets, tier) = least * cases.between(100, 300) / 100U;

@@ -23,18 +23,21 @@ std::vector<std::optional<Value>> ways(const std::optional<Value>& given,
 struct Internals {
   std::optional<bool> keep;
   bool offload = false;
+  Tier offload_to = Tier::host;
   double offload_share = 0;
 };
 
 std::vector<Internals> internals(const PlacementRequest& request, bool may_leave) {
-  std::vector<Internals> list{{request.keep, request.offload}};
+  std::vector<Internals> list{{request.keep, request.offload, request.offload_to}};
   if (request.keep) return list;
   for (const bool keep : {true, false}) list.push_back({.keep = keep});
   if (!may_leave) return list;
   for (int tenths = 1; tenths < 10; ++tenths) {
     list.push_back({.keep = {}, .offload_share = tenths / 10.0});
   }
-  list.push_back({.keep = true, .offload = true});
+  for (const Tier tier : {Tier::host, Tier::nvme}) {
+    list.push_back({.keep = true, .offload = true, .offload_to = tier});
+  }
   return list;
 }
 
@@ -57,13 +60,12 @@ std::vector<PlacementRequest> requests(const Workload& workload, const Placement
     vary(list, ways<Tier>(request.state, {Tier::device}),
          [](PlacementRequest& each, const auto& way) { each.state = way; });
   }
-  if (!workload.tiled) {
-    vary(list, ways<Tier>(request.activations, {Tier::host}),
-         [](PlacementRequest& each, const auto& way) { each.activations = way; });
-  }
+  vary(list, ways<Tier>(request.activations, {Tier::host}),
+       [](PlacementRequest& each, const auto& way) { each.activations = way; });
   vary(list, internals(request, may_leave), [](PlacementRequest& each, const Internals& way) {
     each.keep = way.keep;
     each.offload = way.offload;
+    each.offload_to = way.offload_to;
     each.offload_share = way.offload_share;
   });
   vary(list, ways<bool>(request.resident, {true, false}),
@@ -79,7 +81,8 @@ std::vector<PlacementRequest> requests(const Workload& workload, const Placement
 }
 
 bool uses_disk(const Placement& placement) {
-  return placement.any_state(Tier::nvme) || placement.any_output(Tier::nvme);
+  return placement.any_state(Tier::nvme) || placement.any_output(Tier::nvme) ||
+         placement.any_saved(Tier::nvme);
 }
 
 }  // namespace

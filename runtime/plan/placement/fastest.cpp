@@ -27,6 +27,7 @@ struct Candidate {
 struct Saved {
   std::optional<bool> keep;
   bool offload = false;
+  Tier offload_to = Tier::host;
   double offload_share = 0;
 };
 
@@ -50,15 +51,20 @@ std::vector<std::optional<Value>> ways(const std::optional<Value>& given, bool o
   return list;
 }
 
-std::vector<Saved> saved_ways(const PlacementRequest& request, bool may_leave) {
-  std::vector<Saved> list{{request.keep, request.offload}};
+std::vector<Saved> saved_ways(const PlacementRequest& request, const std::vector<BlockCut>& cuts) {
+  std::vector<Saved> list{{request.keep, request.offload, request.offload_to}};
   if (request.keep) return list;
   for (const bool keep : {true, false}) list.push_back({.keep = keep});
-  if (!may_leave) return list;
-  for (int tenths = 1; tenths < 10; ++tenths) {
-    list.push_back({.keep = {}, .offload_share = tenths / 10.0});
+  const auto open = [&](Tier tier) {
+    return std::ranges::any_of(cuts, [&](const BlockCut& cut) { return cut.saved == tier; });
+  };
+  if (open(Tier::host)) {
+    for (int tenths = 1; tenths < 10; ++tenths) {
+      list.push_back({.keep = {}, .offload_share = tenths / 10.0});
+    }
+    list.push_back({.keep = true, .offload = true});
   }
-  list.push_back({.keep = true, .offload = true});
+  if (open(Tier::nvme)) list.push_back({.keep = true, .offload = true, .offload_to = Tier::nvme});
   return list;
 }
 
@@ -69,9 +75,7 @@ std::vector<PlacementRequest> narrowed(const Workload& workload, const Placement
   const std::vector<BlockCut> cuts = open_cuts(workload, request, profile);
   const auto any = [&](const auto& holds) { return std::ranges::any_of(cuts, holds); };
   const bool updates = any([](const BlockCut& cut) { return cut.state == Tier::device; });
-  const bool passes =
-      !workload.tiled && any([](const BlockCut& cut) { return cut.output == Tier::host; });
-  const bool leaves = any([](const BlockCut& cut) { return cut.saved == Tier::host; });
+  const bool passes = any([](const BlockCut& cut) { return cut.output == Tier::host; });
   const bool streams = any([](const BlockCut& cut) { return !cut.resident(); });
   const bool sums = any([](const BlockCut& cut) {
     return cut.gradients == Tier::device && cut.state != Tier::device;
@@ -81,9 +85,10 @@ std::vector<PlacementRequest> narrowed(const Workload& workload, const Placement
        [](PlacementRequest& each, const auto& way) { each.state = way; });
   vary(list, ways(request.activations, passes, {Tier::host}),
        [](PlacementRequest& each, const auto& way) { each.activations = way; });
-  vary(list, saved_ways(request, leaves), [](PlacementRequest& each, const Saved& way) {
+  vary(list, saved_ways(request, cuts), [](PlacementRequest& each, const Saved& way) {
     each.keep = way.keep;
     each.offload = way.offload;
+    each.offload_to = way.offload_to;
     each.offload_share = way.offload_share;
   });
   vary(list, ways(request.resident, streams, {true, false}),
@@ -124,7 +129,7 @@ bool allows(const Workload& workload, const PlacementRequest& request, const Blo
   if (request.resident.value_or(cut.resident()) != cut.resident()) return false;
   if (request.activations.value_or(cut.output) != cut.output) return false;
   if (sums && request.sums.value_or(waits) != waits) return false;
-  if (!request.keep) return cut.saved != Tier::nvme;
+  if (!request.keep) return true;
   if (!*request.keep) return !cut.saved;
   return cut.saved == Tier::device || (request.offload && cut.saved == request.offload_to);
 }
@@ -139,7 +144,7 @@ std::vector<BlockCut> open_cuts(const Workload& workload, const PlacementRequest
     if (!allows(workload, request, cut)) return true;
     const bool updates = cut.state == Tier::device && !request.state;
     // The copies of a host backend cost it FWD-BWD time, which the simulator does not see.
-    const bool leaves = cut.saved == Tier::host && !request.keep;
+    const bool leaves = cut.saved && cut.saved != Tier::device && !request.keep;
     return (updates && profile.gpu_update == 0) || (leaves && profile.cpu_shares_gpu);
   });
   return cuts;
