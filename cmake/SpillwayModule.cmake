@@ -21,7 +21,9 @@ target_compile_options(spillway_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
   -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wnon-virtual-dtor
   $<$<BOOL:${SPILLWAY_WERROR}>:-Werror>
   # Exactness: the compiler must not fuse a multiply and an add that the source keeps apart.
-  -ffp-contract=off -fno-math-errno>)
+  -ffp-contract=off -fno-math-errno
+  # ccache must find precompiled headers again in another checkout.
+  $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>>)
 if(SPILLWAY_BUILD_FUZZERS)
   target_compile_options(spillway_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
@@ -45,4 +47,9 @@ function(spillway_module name)
   foreach(target IN LISTS arg_BUILD_ONLY)
     target_link_libraries(spillway_${name} PRIVATE $<BUILD_INTERFACE:${target}>)
   endforeach()
+  if("OpenMP::OpenMP_CXX" IN_LIST arg_PRIVATE)  # which is another language to compilers
+    target_precompile_headers(spillway_${name} PRIVATE ${spillway_common_headers})
+  else()
+    target_precompile_headers(spillway_${name} REUSE_FROM spillway_module_headers)
+  endif()
 endfunction()

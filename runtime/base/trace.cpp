@@ -11,7 +11,7 @@
 namespace spillway {
 namespace {
 
-std::string quoted(std::string_view text) {
+std::string json_string(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
@@ -120,7 +120,7 @@ void Trace::write_json(std::ostream& out) const {
     out << separator
         << fmt::format(
                R"({{"ph":"X","pid":1,"tid":{},"name":{},"cat":{},"ts":{},"dur":{},"args":{}}})",
-               track_id(lane, track), quoted(event->name), quoted(event->category),
+               track_id(lane, track), json_string(event->name), json_string(event->category),
                microseconds(event->start), microseconds(event->duration),
                arguments_json(event->arguments));
     separator = ",\n";
@@ -128,7 +128,8 @@ void Trace::write_json(std::ostream& out) const {
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     for (std::size_t track = 0; track < std::max<std::size_t>(1, tracks[lane].count()); ++track) {
       const std::size_t id = track_id(lane, track);
-      out << separator << metadata_json(id, "thread_name", "name", quoted(lanes_[lane])) << ",\n"
+      out << separator << metadata_json(id, "thread_name", "name", json_string(lanes_[lane]))
+          << ",\n"
           << metadata_json(id, "thread_sort_index", "sort_index", std::to_string(id));
       separator = ",\n";
     }
