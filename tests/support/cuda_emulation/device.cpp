@@ -9,6 +9,7 @@ namespace cuda_emulation {
 
 void set_order(std::uint64_t seed) { Device::Lock()->set_order(seed); }
 Statistics statistics() { return Device::Lock()->statistics; }
+void run_blocks_at_ends(std::uint64_t count) { Device::Lock()->blocks_at_ends = count; }
 void break_device(int status) { Device::Lock()->broken = static_cast<cudaError_t>(status); }
 
 Device::Device() {

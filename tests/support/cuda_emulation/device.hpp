@@ -107,6 +107,7 @@ class Device {
   Memory memory;
   std::map<const void*, std::size_t> shared_memory_allowed;  ///< of a kernel
   Statistics statistics;
+  std::uint64_t blocks_at_ends = 0;  ///< of a grid, which are those that run; 0: all run
   cudaError_t broken = cudaSuccess;
 
  private:

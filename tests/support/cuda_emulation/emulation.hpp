@@ -32,6 +32,9 @@ struct Statistics {
 };
 [[nodiscard]] Statistics statistics();
 
+/// Of later grids only the first `count` blocks run and the last `count`; 0: all of them.
+void run_blocks_at_ends(std::uint64_t count);
+
 /// Every later call of the runtime returns `status`, as after a kernel that failed.
 void break_device(int status);
 

@@ -26,7 +26,7 @@ void fiber_started();
 namespace {
 
 constexpr std::size_t kStackBytes = std::size_t{256} << 10;  // AddressSanitizer's frames are large
-constexpr std::size_t kGuardBytes = 4096;
+constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kStaggerBytes = 9 * 64;
 constexpr std::size_t kMostStagger = 64 * kStaggerBytes;
 constexpr unsigned kNotOrdered = 1;  // __tsan_switch_to_fiber_no_sync
@@ -48,12 +48,12 @@ void start(std::byte* stack) {
 std::byte* new_stack() {
   static std::size_t stacks = 0;
   void* const memory =
-      ::mmap(nullptr, kGuardBytes + kMostStagger + kStackBytes, PROT_READ | PROT_WRITE,
+      ::mmap(nullptr, kPageBytes + kMostStagger + kStackBytes, PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) fault("no memory for the stack of a CUDA thread");
-  ::mprotect(memory, kGuardBytes, PROT_NONE);
+  ::mprotect(memory, kPageBytes, PROT_NONE);
   const std::size_t shift = stacks++ * kStaggerBytes % kMostStagger;
-  return static_cast<std::byte*>(memory) + kGuardBytes + kMostStagger - shift;
+  return static_cast<std::byte*>(memory) + kPageBytes + kMostStagger - shift;
 }
 
 }  // namespace
@@ -81,8 +81,8 @@ void Context::change_to(Context& other) {
   if (__sanitizer_start_switch_fiber != nullptr) {
     __sanitizer_start_switch_fiber(&fake_stack_, other.bottom_, other.size_);
   }
-  if (__tsan_switch_to_fiber != nullptr) __tsan_switch_to_fiber(other.tsan_, kNotOrdered);
   if (sigsetjmp(jump_, 0) == 0) {
+    if (__tsan_switch_to_fiber != nullptr) __tsan_switch_to_fiber(other.tsan_, kNotOrdered);
     if (other.body_ == nullptr) siglongjmp(other.jump_, 1);
     starting = &other;
     start(other.stack_);
@@ -96,12 +96,23 @@ void Context::arrived() {
   }
 }
 
+bool fibers_are_watched() { return __tsan_create_fiber != nullptr; }
+
 void release(void* token) {
   if (__tsan_release != nullptr) __tsan_release(token);
 }
 
 void acquire(void* token) {
   if (__tsan_acquire != nullptr) __tsan_acquire(token);
+}
+
+void forget_accesses(std::byte* first, std::size_t size) {
+  if (!fibers_are_watched() || size == 0) return;
+  const std::size_t before = reinterpret_cast<std::uintptr_t>(first) % kPageBytes;
+  if (::mmap(first - before, size + before, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    fault("no memory for shared memory");
+  }
 }
 
 }  // namespace cuda_emulation

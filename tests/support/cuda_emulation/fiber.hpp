@@ -35,7 +35,11 @@ class Context {
   void (*body_)() = nullptr;
 };
 
+/// Whether ThreadSanitizer sees the accesses of fibers.
+[[nodiscard]] bool fibers_are_watched();
 void release(void* token);
 void acquire(void* token);
+/// ThreadSanitizer takes the memory for another's from here on; what it holds is lost then.
+void forget_accesses(std::byte* first, std::size_t size);
 
 }  // namespace cuda_emulation

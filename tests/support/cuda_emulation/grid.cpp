@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -49,6 +48,12 @@ struct Thread {
   unsigned exchanges = 0;
 };
 
+/// Spelled so that no library function is called, which ThreadSanitizer would watch: to the threads
+/// of the block, nobody has written what they find.
+void fill_undefined(std::byte* first, const std::byte* end) {
+  for (volatile std::byte* at = first; at != end; ++at) *at = std::byte{0xff};
+}
+
 /// The shared memory ends where the process has none: an overrun is found by the hardware.
 class SharedMemory {
  public:
@@ -60,33 +65,40 @@ class SharedMemory {
     ::mprotect(end_, kGuard, PROT_NONE);
   }
   void start_block(std::size_t bytes) {
+    if (lowest_ != nullptr) forget_accesses(lowest_, static_cast<std::size_t>(end_ - lowest_));
     first_ = end_ - (bytes + 15) / 16 * 16;
-    std::memset(first_, 0xff, static_cast<std::size_t>(end_ - first_));
-    objects_.clear();
+    fill_undefined(first_, end_);
+    objects_ = 0;
     lowest_ = first_;
   }
   [[nodiscard]] std::byte* first() const { return first_; }
   void* object(const void* type, std::size_t size, std::size_t alignment) {
-    void*& object = objects_[type];
-    if (object == nullptr) {
-      lowest_ -= size;
-      lowest_ -= reinterpret_cast<std::uintptr_t>(lowest_) % alignment;
-      if (end_ - lowest_ > static_cast<std::ptrdiff_t>(kMostSharedMemory)) {
-        fault("a block has %td bytes of shared memory", end_ - lowest_);
+    std::size_t known = 0;
+    while (known < objects_ && types_[known] != type) ++known;
+    if (known == objects_) {
+      std::byte* const first = lowest_ - size;
+      lowest_ = first - reinterpret_cast<std::uintptr_t>(first) % alignment;
+      const auto bytes = static_cast<std::size_t>(end_ - lowest_);
+      if (known == kMostObjects || bytes > kMostSharedMemory) {
+        fault("a block has %zu objects and %zu bytes of shared memory", known + 1, bytes);
       }
-      std::memset(lowest_, 0xff, size);
-      object = lowest_;
+      fill_undefined(lowest_, lowest_ + size);
+      types_[objects_] = type;
+      addresses_[objects_++] = lowest_;
     }
-    return object;
+    return addresses_[known];
   }
 
  private:
   static constexpr std::size_t kBytes = std::size_t{256} << 10;
   static constexpr std::size_t kGuard = std::size_t{64} << 10;
+  static constexpr std::size_t kMostObjects = 8;
   std::byte* end_;
   std::byte* first_ = nullptr;
   std::byte* lowest_ = nullptr;
-  std::map<const void*, void*> objects_;
+  std::array<const void*, kMostObjects> types_{};
+  std::array<std::byte*, kMostObjects> addresses_{};
+  std::size_t objects_ = 0;
 };
 
 /// What the compiler of a kernel chose: denormals are zero, or they are kept.
@@ -114,6 +126,11 @@ class FloatingPoint {
 /// The block that runs.
 class Block {
  public:
+  /// Nothing is allocated on a fiber but what the fiber alone uses.
+  Block() {
+    ready_.reserve(kMostThreads);
+    fibers_.reserve(kMostThreads);
+  }
   void run_grid(const GridSize& size, std::uint64_t order, const std::function<void()>& body);
   /// Of `count` threads from `first` on.
   void barrier(Barrier& barrier, unsigned first, unsigned count, const std::source_location& site);
@@ -129,6 +146,7 @@ class Block {
   void run_block();
   void run_thread(unsigned number);
   void leave(Context& self);
+  [[nodiscard]] Context* idle_fiber();
   [[nodiscard]] unsigned number_of(unsigned started) const {
     const unsigned turned = (started + rotation_) % blockDim.x;
     return downwards_ ? blockDim.x - 1 - turned : turned;
@@ -142,7 +160,9 @@ class Block {
   unsigned started_ = 0;
   unsigned ended_ = 0;
   std::vector<unsigned> ready_;
-  std::vector<Context*> idle_;
+  std::array<Context*, kMostThreads> idle_{};  ///< a ring
+  unsigned idle_first_ = 0;
+  unsigned idle_count_ = 0;
   std::vector<std::unique_ptr<Context>> fibers_;
   Context* scheduler_ = nullptr;
   Context* running_ = nullptr;
@@ -168,11 +188,13 @@ void Block::run_grid(const GridSize& size, std::uint64_t order, const std::funct
   random_.seed(order);
   gridDim = dim3(static_cast<unsigned>(size.blocks));
   blockDim = dim3(size.threads);
-  const std::uint64_t first = random_() % size.blocks;
+  const std::uint64_t first = random_() % size.run;
   const bool downwards = random_() % 2 == 0;
-  for (std::uint64_t i = 0; i < size.blocks; ++i) {
-    const std::uint64_t number = (first + i) % size.blocks;
-    blockIdx.x = static_cast<unsigned>(downwards ? size.blocks - 1 - number : number);
+  for (std::uint64_t i = 0; i < size.run; ++i) {
+    const std::uint64_t turned = (first + i) % size.run;
+    const std::uint64_t number = downwards ? size.run - 1 - turned : turned;
+    const std::uint64_t left_out = number < size.run / 2 ? 0 : size.blocks - size.run;
+    blockIdx.x = static_cast<unsigned>(number + left_out);
     shared.start_block(size.shared_bytes);
     run_block();
   }
@@ -212,25 +234,32 @@ void Block::leave(Context& self) {
     threadIdx.x = number;
     next = threads[number].fiber;
   } else if (starts) {
-    if (idle_.empty()) {
-      fibers_.push_back(std::make_unique<Context>([] { block().fiber_loop(); }));
-      idle_.push_back(fibers_.back().get());
-    }
-    next = idle_.back();
-    idle_.pop_back();
+    next = idle_fiber();
   }
   if (next == &self) return;
   running_ = next;
   self.change_to(*next);
 }
 
+/// A fiber orders the threads that it runs one after the other: each has its own where that would
+/// be taken for an order of the kernel's.
+Context* Block::idle_fiber() {
+  const std::size_t wanted = fibers_are_watched() ? blockDim.x : 1;
+  if (idle_count_ == 0 || fibers_.size() < wanted) {
+    fibers_.push_back(std::make_unique<Context>([] { block().fiber_loop(); }));
+    return fibers_.back().get();
+  }
+  --idle_count_;
+  return idle_[idle_first_++ % kMostThreads];
+}
+
 void Block::fiber_loop() {
   Context& self = *running_;
   for (;;) {
-    while (started_ < blockDim.x && (ready_.empty() || !resumes_first_)) {
+    do {
       run_thread(number_of(started_++));
-    }
-    idle_.push_back(&self);
+    } while (started_ < blockDim.x && !fibers_are_watched() && (ready_.empty() || !resumes_first_));
+    idle_[(idle_first_ + idle_count_++) % kMostThreads] = &self;
     leave(self);
   }
 }

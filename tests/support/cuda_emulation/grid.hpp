@@ -19,6 +19,8 @@ inline constexpr std::size_t kMostSharedMemory = std::size_t{227} << 10;
 
 struct GridSize {
   std::uint64_t blocks;
+  std::uint64_t
+      run;  ///< of the blocks: half of them at the grid's beginning, the others at its end
   unsigned threads;
   std::size_t shared_bytes;
   bool flushes_denormals;

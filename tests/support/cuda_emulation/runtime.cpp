@@ -83,13 +83,15 @@ cudaError_t enqueue_kernel(const KernelLaunch& launch, std::function<void()> thr
                                  ? kSharedMemory
                                  : std::max(kSharedMemory, allowed->second);
     if (launch.shared_bytes > most) return cudaErrorInvalidValue;
+    const std::uint64_t at_ends = 2 * device.blocks_at_ends;
     const GridSize size{.blocks = launch.blocks,
+                        .run = at_ends == 0 ? launch.blocks : std::min(launch.blocks, at_ends),
                         .threads = static_cast<unsigned>(launch.threads),
                         .shared_bytes = launch.shared_bytes,
                         .flushes_denormals = launch.flushes_denormals};
     device.enqueue(*launch.stream, {.work = [&device, size, thread = std::move(thread)] {
       ++device.statistics.kernels;
-      device.statistics.blocks += size.blocks;
+      device.statistics.blocks += size.run;
       run_grid(size, device.random(), thread);
     }});
     return cudaSuccess;
