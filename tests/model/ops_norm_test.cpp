@@ -106,6 +106,7 @@ TEST_P(Norm, LayerNormAgreesWithFp64) {
     check({.kind = NormKind::layer, .tokens = 37, .width = width, .eps = 1e-2F}, true);
   }
   check({.kind = NormKind::layer, .tokens = 300, .width = 48, .eps = 1e-5F}, true);
+  check({.kind = NormKind::layer, .tokens = 3, .width = 1100, .eps = 1e-5F}, true);
 }
 
 TEST_P(Norm, RmsNormAgreesWithFp64) {
@@ -113,6 +114,7 @@ TEST_P(Norm, RmsNormAgreesWithFp64) {
     check({.kind = NormKind::rms, .tokens = 41, .width = width, .eps = 1e-2F}, false);
   }
   check({.kind = NormKind::rms, .tokens = 4100, .width = 20, .eps = 1e-6F}, false);
+  check({.kind = NormKind::rms, .tokens = 3, .width = 1100, .eps = 1e-6F}, false);
 }
 
 TEST_P(Norm, NormalizesEachHeadOfAToken) {
