@@ -9,6 +9,7 @@
 #include "runtime/config/schedule.hpp"
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
+#include "runtime/engine/prepare/score_gradients.hpp"
 #include "runtime/engine/prepare/start_values.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
@@ -33,6 +34,7 @@ class Planning {
   [[nodiscard]] DataIdentity recognise_data() const;
   void make_model();
   void resume_model(const DeviceRecord& recorded);
+  void widen_attention();
 
   const TrainRequest& request_;
   TrainObserver& observer_;
@@ -139,6 +141,16 @@ void Planning::resume_model(const DeviceRecord& recorded) {
   }
 }
 
+/// Attention may use what the placement leaves of the device's memory.
+void Planning::widen_attention() {
+  const Bytes bound = spare_score_gradients(run_.config, run_.options, run_.workload,
+                                            run_.placement, run_.budgets.device);
+  if (bound == model::cuda::kScoreGradients) return;
+  run_.model =
+      make_model_runtime(run_.config, run_.options, products_of(run_.run_config.device), bound);
+  run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options);
+}
+
 void Planning::plan() {
   run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options);
   run_.budgets = make_budgets(run_.options, request_.run, run_.workload);
@@ -161,6 +173,7 @@ void Planning::plan() {
       run_.workload, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
   run_.placement = std::move(fastest.placement);
   run_.prediction = std::move(fastest.prediction);
+  widen_attention();
   run_.store_options.weights = disk_weights(request, tuning.drives, run_.placement);
   if (run_.options.commit_every == 0) {
     run_.options.commit_every = planned_commit_every(run_.workload, run_.placement, run_.profile,

@@ -41,7 +41,7 @@ TEST(AttentionKind, IsCudnnForAlignedHeadsOf16Bits) {
 
 TEST(AttentionBackwardPart, KeepsGradientsOfScoresBelowAGiB) {
   const auto part = [](const AttentionShape& shape) {
-    const AttentionPart p = cuda::attention_backward_part(shape, true);
+    const AttentionPart p = cuda::attention_backward_part(shape, {});
     EXPECT_EQ(shape.batch % p.batch, 0U);
     EXPECT_EQ(shape.kv_heads % p.kv_heads, 0U);
     return std::pair(p.batch, p.kv_heads);
@@ -54,8 +54,22 @@ TEST(AttentionBackwardPart, KeepsGradientsOfScoresBelowAGiB) {
   EXPECT_EQ(part(with(kLlama8B, 34, 1024)), std::pair(2U, 8U)) << "17 do not fit";
   // One group of heads is the least that there is: 32 GiB.
   EXPECT_EQ(part(with(kLlama8B, 2, 65536)), std::pair(1U, 1U));
-  const AttentionPart all = cuda::attention_backward_part(kLlama8B, false);
+  const AttentionPart all = cuda::attention_backward_part(kLlama8B, {.deterministic = false});
   EXPECT_EQ(std::pair(all.batch, all.kv_heads), std::pair(2U, 8U)) << "nothing is kept";
+}
+
+TEST(AttentionBackwardPart, GrowsWithTheMemoryThatItMayUse) {
+  // Two windows of 32 query heads, 128 MiB a head.
+  const auto part = [](Bytes most) {
+    const AttentionPart p = cuda::attention_backward_part(kLlama8B, {.score_gradients = most});
+    return std::pair(p.batch, p.kv_heads);
+  };
+  EXPECT_EQ(part(1_MiB), std::pair(1U, 1U));
+  EXPECT_EQ(part(2_GiB), std::pair(1U, 4U));
+  EXPECT_EQ(part(Bytes{(4ULL << 30) - 1}), std::pair(1U, 4U));
+  EXPECT_EQ(part(4_GiB), std::pair(1U, 8U));
+  EXPECT_EQ(part(8_GiB), std::pair(2U, 8U));
+  EXPECT_GE(cuda::attention_workspace(kLlama8B, {.score_gradients = 8_GiB}), 8_GiB);
 }
 
 TEST(AttentionWorkspace, HoldsWhatEachImplementationKeeps) {

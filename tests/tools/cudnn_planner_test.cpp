@@ -104,6 +104,23 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"b200", "llama-3-8b", {2, 8192}}, Case{"b200", "llama-3-8b", {2, 8192}, kAnyOrder},
         Case{"b200", "qwen3-8b", {1, 4096}, kHalf}));
 
+// Bits then depend on no memory that a plan leaves.
+TEST(CudnnPlanner, ChoosesTheSameEnginesForPartsOfEverySize) {
+  const Directories directories = library_directories();
+  if (directories.empty()) GTEST_SKIP() << "cuDNN is not installed: run tools/setup cuda";
+  load_stub_driver();
+  const Cudnn cudnn(directories, device_named("h100"));
+  const AttentionShape shape = attention_of({"h100", "llama-3-8b", {2, 8192}});
+  const AttentionEngines usual = cudnn.prepare(shape, {})->engines();
+  for (const Bytes most : {1_MiB, 2_GiB, 4_GiB, 8_GiB}) {
+    const CudaMath math{.score_gradients = most};
+    const AttentionEngines engines = cudnn.prepare(shape, math)->engines();
+    EXPECT_EQ(engines.forward, usual.forward);
+    EXPECT_EQ(engines.backward, usual.backward);
+    EXPECT_LE(engines.workspace, attention_workspace(shape, math));
+  }
+}
+
 TEST(CudnnPlanner, SaysInCudnnsWordsWhyAShapeIsRefused) {
   const Directories directories = library_directories();
   if (directories.empty()) GTEST_SKIP() << "cuDNN is not installed: run tools/setup cuda";

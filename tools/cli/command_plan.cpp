@@ -8,6 +8,7 @@
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/prepare/score_gradients.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/fastest.hpp"
 #include "runtime/plan/predict/flops.hpp"
@@ -96,6 +97,25 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
   return {{"lists", lists.size()}, {"operations", ops}, {"dependencies", dependencies}};
 }
 
+void tell_assumption(const std::filesystem::path& file, const bench::MachineDescription& machine,
+                     const config::TrainOptions& options) {
+  if (!options.deterministic || !machine.assumes_slowdown) return;
+  tell(
+      "note: {} does not say how fast a deterministic backward pass of attention is "
+      "(attention_backward_deterministic_tflops); it is taken to be {} times slower than the "
+      "other\n",
+      file.string(), bench::kDeterministicSlowdown);
+}
+
+/// Gives attention what the placement leaves of the device's memory.
+void widen_attention(const model::ModelConfig& config, const config::TrainOptions& options,
+                     const plan::Placement& placement, Bytes device, plan::Workload& workload) {
+  const Bytes scores = engine::spare_score_gradients(config, options, workload, placement, device);
+  if (scores == model::cuda::kScoreGradients) return;
+  const engine::ModelRuntime sizes = engine::make_model_sizes(config, options, scores);
+  workload = engine::make_workload(config, *sizes.transformer, options);
+}
+
 nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   config::TrainOptions options = flags.train.options();
   options.commits = !flags.no_commits;
@@ -108,13 +128,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
     if (!options.device) options.device = config::DeviceKind::cuda;
     options.device_memory = options.device_memory.value_or(machine->capacity.device);
     options.host_memory = options.host_memory.value_or(machine->capacity.host);
-    if (options.deterministic && machine->assumes_slowdown) {
-      tell(
-          "note: {} does not say how fast a deterministic backward pass of attention is "
-          "(attention_backward_deterministic_tflops); it is taken to be {} times slower than the "
-          "other\n",
-          flags.machine.string(), bench::kDeterministicSlowdown);
-    }
+    tell_assumption(flags.machine, *machine, options);
   }
   engine::resolve(options, *config);
   const auto budgets_for = [&](const config::TrainOptions& tried, const plan::Workload& step) {
@@ -125,7 +139,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   for (const std::string& line : engine::choose_automatic(options, *config, budgets_for)) {
     tell("note: {}\n", line);
   }
-  const plan::Workload workload = engine::make_workload(*config, options);
+  plan::Workload workload = engine::make_workload(*config, options);
   const plan::Budgets budgets = budgets_for(options, workload);
   const plan::Placement fitting = engine::place(*config, options, workload, budgets);
   const plan::MachineProfile profile =
@@ -135,6 +149,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   const plan::PlannedStep step =
       plan::fastest_placement(workload, budgets, request, profile, fitting);
   const plan::Placement& placement = step.placement;
+  widen_attention(*config, options, placement, budgets.device, workload);
   const PlanView view{.workload = workload,
                       .placement = placement,
                       .budgets = budgets,

@@ -29,11 +29,12 @@ std::unique_ptr<model::Ops> make_host_ops(const config::TrainOptions& options) {
   return model::host::make_ops(host);
 }
 
-model::cuda::CudaMath math_of(const config::TrainOptions& options) {
+model::cuda::CudaMath math_of(const config::TrainOptions& options, Bytes score_gradients) {
   return {.compute = options.compute,
           .deterministic = options.deterministic,
           .tf32 = options.tf32,
-          .own_attention = options.attention == config::AttentionChoice::own};
+          .own_attention = options.attention == config::AttentionChoice::own,
+          .score_gradients = score_gradients};
 }
 
 void check_usable() {
@@ -62,10 +63,10 @@ model::cuda::GemmChoices choose_products(const ProductSources& sources) {
 }
 
 std::unique_ptr<model::Ops> make_ops(const config::TrainOptions& options,
-                                     model::cuda::GemmChoices products) {
+                                     model::cuda::GemmChoices products, Bytes score_gradients) {
   if (!is_cuda(options)) return make_host_ops(options);
   check_usable();
-  return model::cuda::make_ops({.math = math_of(options),
+  return model::cuda::make_ops({.math = math_of(options, score_gradients),
                                 .device = 0,
                                 .choices = std::move(products),
                                 .library_directories = cuda_library_directories()});
@@ -84,8 +85,9 @@ DeviceRecord record_of(const config::TrainOptions& options, const model::Ops& op
   return record;
 }
 
-std::unique_ptr<model::Ops> make_sizing_ops(const config::TrainOptions& options) {
-  if (is_cuda(options)) return model::cuda::make_sizing_ops(math_of(options));
+std::unique_ptr<model::Ops> make_sizing_ops(const config::TrainOptions& options,
+                                            Bytes score_gradients) {
+  if (is_cuda(options)) return model::cuda::make_sizing_ops(math_of(options, score_gradients));
   return make_host_ops(options);
 }
 

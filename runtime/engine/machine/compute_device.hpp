@@ -10,6 +10,7 @@
 #include "runtime/config/train_options.hpp"
 #include "runtime/engine/step/device_math.hpp"
 #include "runtime/model/cuda/gemm/gemm_choices.hpp"
+#include "runtime/model/cuda/workspace.hpp"
 #include "runtime/model/ops.hpp"
 #include "runtime/plan/machine_profile.hpp"
 
@@ -43,13 +44,16 @@ struct ProductSources {
 [[nodiscard]] model::cuda::GemmChoices products_of(const DeviceRecord& record);
 
 /// Makes operators that are ready to run, with the algorithms of `products` where they are of this
-/// GPU and library. Throws `Error{not_supported}` that says why the device cannot.
-[[nodiscard]] std::unique_ptr<model::Ops> make_ops(const config::TrainOptions& options,
-                                                   model::cuda::GemmChoices products = {});
+/// GPU and library; `score_gradients` is what CudaMath has. Throws `Error{not_supported}` that says
+/// why the device cannot.
+[[nodiscard]] std::unique_ptr<model::Ops> make_ops(
+    const config::TrainOptions& options, model::cuda::GemmChoices products = {},
+    Bytes score_gradients = model::cuda::kScoreGradients);
 /// Records what `ops` has planned so far.
 [[nodiscard]] DeviceRecord record_of(const config::TrainOptions& options, const model::Ops& ops);
 /// Makes operators to plan with, which a machine without the device has too.
-[[nodiscard]] std::unique_ptr<model::Ops> make_sizing_ops(const config::TrainOptions& options);
+[[nodiscard]] std::unique_ptr<model::Ops> make_sizing_ops(
+    const config::TrainOptions& options, Bytes score_gradients = model::cuda::kScoreGradients);
 
 /// `wake` is notified by what completes on the host backend; it may be null.
 [[nodiscard]] std::unique_ptr<offload::DeviceBackend> make_backend(

@@ -20,13 +20,13 @@ ModelRuntime with_transformer(const model::ModelConfig& config, const config::Tr
 
 ModelRuntime make_model_runtime(const model::ModelConfig& config,
                                 const config::TrainOptions& options,
-                                model::cuda::GemmChoices products) {
-  return with_transformer(config, options, make_ops(options, std::move(products)));
+                                model::cuda::GemmChoices products, Bytes score_gradients) {
+  return with_transformer(config, options, make_ops(options, std::move(products), score_gradients));
 }
 
-ModelRuntime make_model_sizes(const model::ModelConfig& config,
-                              const config::TrainOptions& options) {
-  return with_transformer(config, options, make_sizing_ops(options));
+ModelRuntime make_model_sizes(const model::ModelConfig& config, const config::TrainOptions& options,
+                              Bytes score_gradients) {
+  return with_transformer(config, options, make_sizing_ops(options, score_gradients));
 }
 
 }  // namespace spillway::engine

@@ -6,6 +6,7 @@
 
 #include "runtime/config/train_options.hpp"
 #include "runtime/model/cuda/gemm/gemm_choices.hpp"
+#include "runtime/model/cuda/workspace.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/model/ops.hpp"
 #include "runtime/model/transformer.hpp"
@@ -18,12 +19,14 @@ struct ModelRuntime {
 };
 
 /// Returns a model that is ready to run and to be planned. Throws `Error{not_supported}` where the
-/// options' device is not usable here. `products` are what `make_ops` takes them for.
+/// options' device is not usable here. The others are what `make_ops` takes them for.
 [[nodiscard]] ModelRuntime make_model_runtime(const model::ModelConfig& config,
                                               const config::TrainOptions& options,
-                                              model::cuda::GemmChoices products = {});
+                                              model::cuda::GemmChoices products = {},
+                                              Bytes score_gradients = model::cuda::kScoreGradients);
 /// Returns a model to plan with, not to run: it works for a device that this machine lacks.
 [[nodiscard]] ModelRuntime make_model_sizes(const model::ModelConfig& config,
-                                            const config::TrainOptions& options);
+                                            const config::TrainOptions& options,
+                                            Bytes score_gradients = model::cuda::kScoreGradients);
 
 }  // namespace spillway::engine

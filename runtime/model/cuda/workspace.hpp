@@ -26,6 +26,9 @@ inline constexpr std::uint64_t kWorkspaceAlignment = 256;
   return kGemmWorkspace + Bytes{kWorkspaceAlignment};
 }
 
+/// Holds what the gradients of scores may take at once where memory is scarce.
+inline constexpr Bytes kScoreGradients{1ULL << 30};
+
 /// Says what of the operations is part of the mathematics: it changes bits, and workspaces.
 struct CudaMath {
   DType compute = DType::bf16;
@@ -33,6 +36,9 @@ struct CudaMath {
   bool deterministic = true;
   bool tf32 = false;           ///< gemms of fp32 operands on tensor cores, 10 bits of them
   bool own_attention = false;  ///< our own attention where cuDNN's would serve too
+  /// Bounds the gradients of scores that the parts of deterministic attention keep. It changes no
+  /// sum: no number of one head depends on those of another part.
+  Bytes score_gradients = kScoreGradients;
 };
 
 /// Says which implementation attends.
@@ -60,11 +66,8 @@ struct AttentionPart {
 };
 
 /// cuDNN's deterministic backward pass keeps the gradient of every score, 2 bytes for each pair of
-/// positions and each query head, 4 GiB for 32 heads of 8,192 positions. Parts stay below this
-/// where a single group of heads does.
-inline constexpr std::uint64_t kScoreGradientBytes = 1ULL << 30;
-
-/// Scores are kept in tiles of 128 rows and columns at most.
+/// positions and each query head, 4 GiB for 32 heads of 8,192 positions. Scores are kept in tiles
+/// of 128 rows and columns at most.
 [[nodiscard]] constexpr std::uint64_t score_gradient_bytes(const AttentionShape& shape,
                                                            const AttentionPart& part) {
   const std::uint64_t padded = round_up(shape.sequence, 128);
@@ -79,15 +82,15 @@ inline constexpr std::uint64_t kScoreGradientBytes = 1ULL << 30;
   return 1;
 }
 
+/// Returns the largest part that keeps the bound of `math`, or a single group of heads.
 [[nodiscard]] constexpr AttentionPart attention_backward_part(const AttentionShape& shape,
-                                                              bool deterministic) {
-  if (!deterministic) return {shape.batch, shape.kv_heads};
+                                                              const CudaMath& math) {
+  if (!math.deterministic) return {shape.batch, shape.kv_heads};
+  const std::uint64_t most = math.score_gradients.value();
   const std::uint64_t window = score_gradient_bytes(shape, {1, shape.kv_heads});
-  if (window <= kScoreGradientBytes) {
-    return {largest_divisor(shape.batch, kScoreGradientBytes / window), shape.kv_heads};
-  }
+  if (window <= most) return {largest_divisor(shape.batch, most / window), shape.kv_heads};
   const std::uint64_t group = score_gradient_bytes(shape, {1, 1});
-  return {1, largest_divisor(shape.kv_heads, kScoreGradientBytes / group)};
+  return {1, largest_divisor(shape.kv_heads, most / group)};
 }
 
 /// Returns what the larger of both passes needs. The backward pass of cuDNN needs gradients of
@@ -99,7 +102,7 @@ inline constexpr std::uint64_t kScoreGradientBytes = 1ULL << 30;
   // Our own kernels need no more where cuDNN turns a shape down.
   const std::uint64_t own = std::uint64_t{shape.batch} * shape.heads * shape.sequence * 4;
   if (attention_kind(shape, math) == AttentionKind::own) return Bytes{own};
-  const AttentionPart part = attention_backward_part(shape, math.deterministic);
+  const AttentionPart part = attention_backward_part(shape, math);
   const std::uint64_t rows = std::uint64_t{part.batch} * part.kv_heads *
                              (shape.heads / shape.kv_heads) * round_up(shape.sequence, 128);
   const std::uint64_t scores = math.deterministic ? score_gradient_bytes(shape, part) : 0;

@@ -201,7 +201,7 @@ class PreparedAttention final : public CudnnAttention {
   PreparedAttention(const AttentionShape& shape, const CudaMath& math, const Target& target)
       : shape_(shape),
         element_(size_of(math.compute)),
-        part_(attention_backward_part(shape, math.deterministic)),
+        part_(attention_backward_part(shape, math)),
         handle_(target.handle),
         forward_(forward_graph(shape, math, target)),
         backward_(backward_graph(shape, math, part_, target)) {}

@@ -1,0 +1,85 @@
+// Attention takes what a plan leaves of the device's memory, and no more.
+#include "runtime/engine/prepare/score_gradients.hpp"
+
+#include <gtest/gtest.h>
+
+#include <variant>
+
+#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/placement/choose.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// Two layers as those of Llama-3-8B: 4 GiB of gradients of scores a window.
+model::ModelConfig wide_llama() {
+  model::ModelConfig config;
+  config.family = model::Family::llama;
+  config.vocab_size = 1024;
+  config.max_context = 8192;
+  config.layers = 2;
+  config.width = 4096;
+  config.heads = 32;
+  config.kv_heads = 8;
+  config.head_dim = 128;
+  config.ffn_width = 14336;
+  config.activation = model::Activation::silu;
+  return config;
+}
+
+class ScoreGradients : public testing::Test {
+ protected:
+  ScoreGradients() {
+    options_.device = config::DeviceKind::cuda;
+    options_.compute = DType::bf16;
+    options_.context = 8192;
+    options_.micro_batch = 2;
+    workload_ = make_workload(config_, options_);
+    const plan::Budgets budgets{.device = 80_GiB, .host = 80_GiB, .nvme = 80_GiB};
+    placement_ = std::get<plan::Placement>(
+        plan::choose_placement(workload_, budgets, placement_request(options_)));
+    used_ = used(workload_);
+  }
+
+  [[nodiscard]] Bytes used(const plan::Workload& workload) const {
+    return plan::total(plan::memory_items(workload, placement_), plan::Tier::device);
+  }
+  [[nodiscard]] Bytes bound(Bytes device) const {
+    return spare_score_gradients(config_, options_, workload_, placement_, device);
+  }
+  /// What the run takes of the device with this bound.
+  [[nodiscard]] Bytes used_with(Bytes score_gradients) const {
+    const ModelRuntime sizes = make_model_sizes(config_, options_, score_gradients);
+    return used(make_workload(config_, *sizes.transformer, options_));
+  }
+
+  model::ModelConfig config_ = wide_llama();
+  config::TrainOptions options_;
+  plan::Workload workload_;
+  plan::Placement placement_;
+  Bytes used_;
+};
+
+TEST_F(ScoreGradients, TakeWhatThePlanLeavesOfTheDevice) {
+  EXPECT_EQ(bound(used_), 1_GiB) << "nothing is left";
+  EXPECT_EQ(bound(used_ + 20_GiB), 8_GiB) << "all of two windows";
+  EXPECT_EQ(bound(used_ + 4_GiB), 4_GiB);
+  for (Bytes left = 0_GiB; left < 12_GiB; left += 512_MiB) {
+    EXPECT_LE(used_with(bound(used_ + left)), used_ + left) << format_bytes(left);
+  }
+}
+
+TEST_F(ScoreGradients, AreAsUsualWhereNothingIsKept) {
+  options_.deterministic = false;
+  EXPECT_EQ(bound(1024_GiB), 1_GiB);
+  options_.deterministic = true;
+  options_.attention = config::AttentionChoice::own;
+  EXPECT_EQ(bound(1024_GiB), 1_GiB);
+  options_.device = config::DeviceKind::host;
+  EXPECT_EQ(bound(1024_GiB), 1_GiB);
+}
+
+}  // namespace
+}  // namespace spillway::engine
