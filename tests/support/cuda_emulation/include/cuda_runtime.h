@@ -79,6 +79,12 @@ T __shfl_sync(unsigned /*mask*/, T value, unsigned from,
 inline float __uint_as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 inline std::uint32_t __float_as_uint(float value) { return std::bit_cast<std::uint32_t>(value); }
 
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline void __stwb(uint4* target, uint4 value) { *target = value; }
+
 struct cudaLaunchConfig_t {
   dim3 gridDim;
   dim3 blockDim;

@@ -29,11 +29,6 @@ struct Pack {
   float lane[N];
 };
 
-/// Is what one load or store instruction moves.
-struct alignas(kWordBytes) Word {
-  std::uint32_t part[4];
-};
-
 SPILLWAY_HOST_DEVICE inline float float_of_bits(std::uint32_t bits) {
 #ifdef __CUDA_ARCH__
   return __uint_as_float(bits);
@@ -93,15 +88,16 @@ __device__ inline Pack<kPack> load_words(const T* p) {
   Pack<kPack> result;
 #pragma unroll
   for (unsigned i = 0; i < kPack / kInWord; ++i) {
-    const Word word = reinterpret_cast<const Word*>(p)[i];
+    const uint4 word = reinterpret_cast<const uint4*>(p)[i];
+    const std::uint32_t part[4] = {word.x, word.y, word.z, word.w};
     float* lane = result.lane + i * kInWord;
 #pragma unroll
     for (unsigned j = 0; j < 4; ++j) {
       if constexpr (sizeof(T) == 4) {
-        lane[j] = __uint_as_float(word.part[j]);
+        lane[j] = __uint_as_float(part[j]);
       } else {
-        lane[2 * j] = widen(T{static_cast<std::uint16_t>(word.part[j])});
-        lane[2 * j + 1] = widen(T{static_cast<std::uint16_t>(word.part[j] >> 16)});
+        lane[2 * j] = widen(T{static_cast<std::uint16_t>(part[j])});
+        lane[2 * j + 1] = widen(T{static_cast<std::uint16_t>(part[j] >> 16)});
       }
     }
   }
@@ -114,16 +110,17 @@ __device__ inline void store_words(T* p, const Pack<kPack>& values) {
 #pragma unroll
   for (unsigned i = 0; i < kPack / kInWord; ++i) {
     const float* lane = values.lane + i * kInWord;
-    Word word;
+    std::uint32_t part[4];
 #pragma unroll
     for (unsigned j = 0; j < 4; ++j) {
       if constexpr (sizeof(T) == 4) {
-        word.part[j] = __float_as_uint(lane[j]);
+        part[j] = __float_as_uint(lane[j]);
       } else {
-        word.part[j] = narrow_two<T>(lane[2 * j], lane[2 * j + 1]);
+        part[j] = narrow_two<T>(lane[2 * j], lane[2 * j + 1]);
       }
     }
-    reinterpret_cast<Word*>(p)[i] = word;
+    // The compiler splits an assignment into four stores.
+    __stwb(reinterpret_cast<uint4*>(p) + i, make_uint4(part[0], part[1], part[2], part[3]));
   }
 }
 
