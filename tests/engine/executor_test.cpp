@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "offload/host/host_backend.hpp"
@@ -118,6 +121,53 @@ TEST(Executor, IsWokenByABackendThatWakes) {
       {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB, .wake = &wake});
   ASSERT_TRUE(backend->capabilities().wakes);
   EXPECT_LT(shortest_run(*backend, wake), kNoLongSleeps);
+}
+
+/// Counts the ops that are enqueued and have not run while the first of them takes its time.
+class PendingCounter final : public OpPerformer {
+ public:
+  void begin(const plan::StepPlan&) override {}
+  [[nodiscard]] bool skips(const Op&) const override { return false; }
+  void enqueue(const Op& op, offload::Stream& stream) override {
+    most_ = std::max(most_, ++pending_);
+    stream.submit([this, first = op.block == 0] {
+      if (first) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      --pending_;
+    });
+  }
+  [[nodiscard]] Ticket start(const Op&) override { return {}; }
+  [[nodiscard]] int most() const { return most_; }
+
+ private:
+  std::atomic<int> pending_ = 0;
+  int most_ = 0;
+};
+
+int most_pending(plan::OpKind kind) {
+  WakeSignal wake;
+  const auto backend = offload::make_host_backend(
+      {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB, .wake = &wake});
+  plan::StepPlan plan;
+  for (std::uint32_t index = 0; index < 20; ++index) {
+    Op op;
+    op.kind = kind;
+    op.lane = Lane::gpu;
+    op.block = index;
+    plan.ops.push_back(op);
+  }
+  Streams streams(*backend);
+  Executor executor(plan, streams, wake);
+  PendingCounter performer;
+  executor.run(performer);
+  return performer.most();
+}
+
+// A CUDA stream has room for about a thousand launches, and a pass makes hundreds.
+TEST(Executor, IssuesFewPassesAheadOfTheDevice) {
+  EXPECT_EQ(most_pending(plan::OpKind::accumulate), 8);
+  for (const auto kind : {plan::OpKind::forward, plan::OpKind::backward, plan::OpKind::loss}) {
+    EXPECT_EQ(most_pending(kind), 2);
+  }
 }
 
 TEST(Executor, MakesNoMoreEventsForMoreOpsOrPlans) {

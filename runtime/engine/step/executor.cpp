@@ -30,6 +30,11 @@ std::string profiler_name(const Op& op) {
   return fmt::format("{} {}.{}", plan::name_of(op), op.block, op.micro_batch);
 }
 
+bool is_pass(const Op& op) {
+  return op.kind == plan::OpKind::forward || op.kind == plan::OpKind::backward ||
+         op.kind == plan::OpKind::loss;
+}
+
 bool is_stream(Lane lane) { return lane == Lane::gpu || lane == Lane::h2d || lane == Lane::d2h; }
 
 }  // namespace
@@ -80,7 +85,7 @@ void Executor::reset() {
   std::fill(states_.begin(), states_.end(), OpState::waiting);
   std::fill(timings_.begin(), timings_.end(), plan::OpTiming{});
   for (LaneQueue& lane : lanes_) {
-    lane.next = lane.issued = 0;
+    lane.next = lane.issued = lane.passes = 0;
     lane.in_flight.clear();
     lane.last_end = 0;
   }
@@ -140,12 +145,17 @@ bool Executor::may_start(const Op& op) const {
   });
 }
 
+bool Executor::has_room(const LaneQueue& lane, const Op& op) {
+  return lane.in_flight.size() < kInFlight && (!is_pass(op) || lane.passes < kPassesInFlight);
+}
+
 bool Executor::issue(Lane name, OpPerformer& performer) {
   LaneQueue& lane = lanes_[static_cast<std::size_t>(name)];
   bool progress = false;
-  while (lane.next < lane.ops.size() && lane.in_flight.size() < kInFlight) {
+  while (lane.next < lane.ops.size()) {
     const OpIndex index = lane.ops[lane.next];
     const Op& op = plan_.ops[index];
+    if (!has_room(lane, op)) break;
     if (performer.skips(op)) {
       states_[index] = OpState::complete;
       ++completed_;
@@ -172,6 +182,7 @@ bool Executor::issue(Lane name, OpPerformer& performer) {
       }
       states_[index] = OpState::issued;
       lane.in_flight.push_back(index);
+      if (is_pass(op)) ++lane.passes;
     }
     ++lane.next;
     progress = true;
@@ -189,6 +200,7 @@ bool Executor::collect(Lane name) {
       if (!is_stream(name)) end_profiler_range(ranges_[index]);
       tickets_[index].wait();
       complete(lane, index);
+      if (is_pass(plan_.ops[index])) --lane.passes;
       lane.in_flight.erase(lane.in_flight.begin() + static_cast<std::ptrdiff_t>(i));
     } else if (is_stream(name)) {
       break;  // a stream completes in order

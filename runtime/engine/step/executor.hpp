@@ -36,6 +36,9 @@ class OpPerformer {
 /// Ops issued and not complete, per lane. Streams are fed ahead so that they never run dry between
 /// two polls; tickets are bounded by the pools of their services.
 inline constexpr std::size_t kInFlight = 8;
+/// Forward, backward and loss ops issued and not complete. Each launches up to hundreds of kernels,
+/// and a launch blocks the control thread while a stream of CUDA has about a thousand pending.
+inline constexpr std::size_t kPassesInFlight = 2;
 
 /// The streams of a device and a ring of events for each, shared by all plans of a run.
 struct Streams {
@@ -80,6 +83,7 @@ class Executor {
     std::vector<plan::OpIndex> ops;
     std::size_t next = 0;                  // into ops: first not issued
     std::vector<plan::OpIndex> in_flight;  // in issue order
+    std::size_t passes = 0;                // of them
     std::uint64_t issued = 0;
     double last_end = 0;
   };
@@ -91,6 +95,7 @@ class Executor {
   bool collect(plan::Lane lane);
   void complete(LaneQueue& lane, plan::OpIndex op);
   void drain() noexcept;
+  [[nodiscard]] static bool has_room(const LaneQueue& lane, const plan::Op& op);
   [[nodiscard]] bool may_start(const plan::Op& op) const;
   [[nodiscard]] offload::Event& event_of(plan::OpIndex op) {
     return streams_.event(plan_.ops[op].lane, events_[op]);
