@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "offload/device_backend.hpp"
 #include "runtime/plan/step/step_plan.hpp"
 
 namespace spillway::engine {
@@ -31,5 +32,11 @@ struct Evaluation {
 /// Counts the seconds of a step during which a lane worked and the gpu lane did not, as the
 /// simulator's `LaneUse::exposed`.
 using Exposed = std::array<double, plan::kLaneCount>;
+
+/// Says what a step used of the machine.
+struct StepUse {
+  Exposed exposed{};
+  offload::MemoryUsage device, pinned;
+};
 
 }  // namespace spillway::engine

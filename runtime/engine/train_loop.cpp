@@ -90,6 +90,7 @@ void Loop::create_trainer() {
                      .budgets = run_->budgets,
                      .profile = run_->profile,
                      .prediction = run_->prediction,
+                     .step = trainer_->step_plan(),
                      .memory = plan::memory_items(run_->workload, run_->placement),
                      .steps = run_->steps,
                      .first_step = trainer_->state().step + 1,
@@ -177,7 +178,9 @@ void Loop::train_step() {
   trace_->record(trainer_->step_executor());
   step_seconds_.add(result.seconds);
   report_.last_loss = result.loss;
-  observer_.stepped(result, exposed, *trainer_);
+  observer_.stepped(result, {.exposed = exposed,
+                             .device = trainer_->backend().usage(offload::MemoryKind::device),
+                             .pinned = trainer_->backend().usage(offload::MemoryKind::pinned)});
   // The step that ends the training has its line like any other.
   check(result.diverged.empty(), ErrorCode::diverged, result.diverged);
   save_if_due();  // before an evaluation, which writes the state too

@@ -23,8 +23,6 @@ class ParameterSource;
 
 namespace spillway::engine {
 
-class Trainer;
-
 struct TrainRequest {
   std::optional<model::ModelConfig> model;  ///< absent: from `from`, or the run when resuming
   config::TrainOptions options;
@@ -47,6 +45,7 @@ struct TrainPlan {
   const plan::Budgets& budgets;
   const plan::MachineProfile& profile;
   const plan::Prediction& prediction;
+  const plan::StepPlan& step;
   std::vector<plan::MemoryItem> memory;
   std::uint64_t steps = 0;
   std::uint64_t first_step = 1;
@@ -61,8 +60,7 @@ class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
   virtual void planned(const TrainPlan& plan) = 0;
-  virtual void stepped(const StepResult& result, const Exposed& exposed,
-                       const Trainer& trainer) = 0;
+  virtual void stepped(const StepResult& result, const StepUse& use) = 0;
   virtual void evaluated(std::uint64_t step, const Evaluation& evaluation) = 0;
   virtual void saved(std::uint64_t step, const std::filesystem::path& checkpoint) = 0;
   /// Tells something that the user should know and that stops nothing.

@@ -7,7 +7,6 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
-#include "runtime/engine/trainer.hpp"
 #include "tools/bench/synthetic_training.hpp"
 
 namespace spillway::bench {
@@ -51,6 +50,7 @@ class Recorder final : public engine::TrainObserver {
     result_.prediction = plan.prediction;
     result_.profile = plan.profile;
     result_.measured_products = plan.measured_products;
+    result_.moved = bytes_by_lane(plan.step);
     const plan::Budgets& budgets = plan.budgets;
     const std::array<Bytes, 3> limits{budgets.device, budgets.host, budgets.nvme};
     for (std::size_t tier = 0; tier < limits.size(); ++tier) {
@@ -61,18 +61,15 @@ class Recorder final : public engine::TrainObserver {
     }
   }
 
-  void stepped(const engine::StepResult& step, const engine::Exposed& exposed,
-               const engine::Trainer& trainer) override {
+  void stepped(const engine::StepResult& step, const engine::StepUse& use) override {
     if (step.step == 1) result_.first_loss = step.loss;
     if (step.step <= request_.warmup) return;
     result_.seconds.push_back(step.seconds);
-    result_.exposed.push_back(exposed);
+    result_.exposed.push_back(use.exposed);
     result_.last_loss = step.loss;
-    const offload::DeviceBackend& backend = trainer.backend();
-    result_.tiers[0].high_water = backend.usage(offload::MemoryKind::device).high_water;
-    result_.tiers[1].high_water = backend.usage(offload::MemoryKind::pinned).high_water;
+    result_.tiers[0].high_water = use.device.high_water;
+    result_.tiers[1].high_water = use.pinned.high_water;
     result_.tiers[2].high_water = space_of(state_);
-    result_.moved = bytes_by_lane(trainer.step_plan());
   }
 
   void evaluated(std::uint64_t /*step*/, const engine::Evaluation& /*evaluation*/) override {}

@@ -45,9 +45,8 @@ class Face final : public engine::TrainObserver {
     next_step(plan.first_step);
   }
 
-  void stepped(const engine::StepResult& result, const engine::Exposed& exposed,
-               const engine::Trainer& trainer) override {
-    live_.step(result, exposed, trainer);
+  void stepped(const engine::StepResult& result, const engine::StepUse& use) override {
+    live_.step(result, use);
     next_step(result.step + 1);
   }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/engine/trainer.hpp"
 #include "tools/cli/plan_text.hpp"
 
 namespace spillway::cli {
@@ -49,8 +48,7 @@ void LiveLine::start(const engine::TrainPlan& plan) {
   begin_ = Clock::now();
 }
 
-void LiveLine::step(const engine::StepResult& result, const engine::Exposed& exposed,
-                    const engine::Trainer& trainer) {
+void LiveLine::step(const engine::StepResult& result, const engine::StepUse& use) {
   seconds_.add(result.seconds);
   const auto now = Clock::now();
   const bool last = result.step == steps_;
@@ -60,8 +58,6 @@ void LiveLine::step(const engine::StepResult& result, const engine::Exposed& exp
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
   const auto done = static_cast<double>(result.step - first_step_ + 1);
   const double left = elapsed / done * static_cast<double>(steps_ - result.step);
-  const auto device = trainer.backend().usage(offload::MemoryKind::device);
-  const auto host = trainer.backend().usage(offload::MemoryKind::pinned);
   const double share = static_cast<double>(result.step) / static_cast<double>(steps_);
   std::vector<StatusField> fields{
       {fmt::format("step {}/{}", result.step, steps_), 0},
@@ -69,11 +65,11 @@ void LiveLine::step(const engine::StepResult& result, const engine::Exposed& exp
       {fmt::format("loss {:.4f}", result.loss), 2},
       {shown_rate(static_cast<double>(result.tokens) / seconds_.value()), 4},
       {fmt::format("left {}", duration(left)), 3},
-      {fmt::format("| device {} of {}", format_bytes(device.high_water),
-                   format_bytes(device.capacity)),
+      {fmt::format("| device {} of {}", format_bytes(use.device.high_water),
+                   format_bytes(use.device.capacity)),
        6},
-      {fmt::format("host {}", format_bytes(host.high_water)), 7},
-      {fmt::format("|{}", waits(result, exposed, device_)), 8}};
+      {fmt::format("host {}", format_bytes(use.pinned.high_water)), 7},
+      {fmt::format("|{}", waits(result, use.exposed, device_)), 8}};
   if (result.skipped) fields.push_back({"SKIPPED", 1});
   line_.show(fields);
 }

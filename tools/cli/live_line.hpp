@@ -18,8 +18,7 @@ namespace spillway::cli {
 class LiveLine {
  public:
   void start(const engine::TrainPlan& plan);
-  void step(const engine::StepResult& result, const engine::Exposed& exposed,
-            const engine::Trainer& trainer);
+  void step(const engine::StepResult& result, const engine::StepUse& use);
   /// Writes a line of its own that stays.
   void note(const std::string& text) { line_.note(text); }
   /// Ends the steps: what comes next begins on a line of its own.
