@@ -9,10 +9,7 @@
 
 #include "cpu_adam/detail/kernel_set.hpp"
 #include "runtime/base/error.hpp"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
+#include "runtime/base/simd/processor.hpp"
 
 namespace spillway::cpu_adam {
 namespace {
@@ -20,21 +17,8 @@ namespace {
 #if defined(__x86_64__)
 constexpr std::array kAllIsas = {Isa::scalar, Isa::portable, Isa::avx2, Isa::avx512};
 
-// The compilers' own feature test knows F16C by name only in some versions.
-bool cpu_has_f16c() {
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
-
 std::array<bool, kAllIsas.size()> probe_cpu() {
-  const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  return {true, true, avx2, avx512};
+  return {true, true, simd::has_avx2(), simd::has_avx512()};
 }
 #else
 constexpr std::array kAllIsas = {Isa::scalar, Isa::portable};

@@ -1,6 +1,7 @@
 // How 16-bit and 8-bit state stands for fp32 numbers, element by element: the plain form of what
-// the vector kernels (detail/format_*.inl) and a GPU kernel do, with the same operations in the
-// same order and so the same bits. Callers run it with FTZ and DAZ (detail/flush_denormals.hpp).
+// the vector kernels (detail/state_access.inl) and a GPU kernel do, with the same operations in the
+// same order and so the same bits. Callers run it with FTZ and DAZ
+// (runtime/base/simd/flush_denormals.hpp).
 #pragma once
 
 #include <bit>

@@ -5,7 +5,7 @@
 // Every operation is rounded once, to nearest even: fused multiply-adds are spelled out, nothing
 // else may be fused (-ffp-contract=off; nvcc --fmad=false), and sqrt and division are the correctly
 // rounded ones (nvcc --prec-sqrt=true --prec-div=true). Callers run it with FTZ and DAZ
-// (detail/flush_denormals.hpp; nvcc --ftz=true).
+// (runtime/base/simd/flush_denormals.hpp; nvcc --ftz=true).
 #pragma once
 
 #include <cmath>

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "cpu_adam/codec.hpp"
-#include "cpu_adam/detail/flush_denormals.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/simd/flush_denormals.hpp"
 #include "runtime/base/stagger.hpp"
 
 namespace spillway::cpu_adam {
@@ -70,7 +70,7 @@ void pack_moment(const StateLayout& layout, Moment which, std::span<const float>
       return;
     case StateFormat::int8: break;
   }
-  const detail::FlushDenormals guard;
+  const simd::FlushDenormals guard;
   for_each_block(layout.count, [&](std::size_t block, std::size_t first, std::size_t count) {
     encode_block(which, values.subspan(first, count), out + first,
                  state + layout.scales + 8 * block + (which == Moment::m ? 0 : 4));
@@ -90,7 +90,7 @@ void unpack_moment(const StateLayout& layout, Moment which, const std::byte* sta
       return;
     case StateFormat::int8: break;
   }
-  const detail::FlushDenormals guard;
+  const simd::FlushDenormals guard;
   for_each_block(layout.count, [&](std::size_t block, std::size_t first, std::size_t count) {
     decode_block(which, values.subspan(first, count), in + first,
                  get<float>(state + layout.scales, 2 * block + (which == Moment::m ? 0 : 1)));

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "cpu_adam/detail/arena.hpp"
-#include "cpu_adam/detail/flush_denormals.hpp"
 #include "cpu_adam/detail/worker_nodes.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/simd/flush_denormals.hpp"
 #include "runtime/base/topology.hpp"
 
 namespace spillway::cpu_adam {
@@ -133,7 +133,7 @@ class WorkerPool::Implementation {
     void run(std::size_t part) const {
       const std::size_t first = units * part / parts * grain;
       const std::size_t last = std::min(units * (part + 1) / parts * grain, count);
-      const detail::FlushDenormals guard;
+      const simd::FlushDenormals guard;
       function(context, first, last);
     }
 
@@ -164,7 +164,7 @@ class WorkerPool::Implementation {
       lock.unlock();
       std::exception_ptr error;
       try {
-        const detail::FlushDenormals guard;
+        const simd::FlushDenormals guard;
         entry.task();
       } catch (...) {
         error = std::current_exception();

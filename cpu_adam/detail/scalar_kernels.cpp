@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "cpu_adam/codec.hpp"
-#include "cpu_adam/detail/flush_denormals.hpp"
 #include "cpu_adam/detail/kernel_set.hpp"
 #include "cpu_adam/element.hpp"
+#include "runtime/base/simd/flush_denormals.hpp"
 
 namespace spillway::cpu_adam::detail {
 namespace {
@@ -191,13 +191,13 @@ template <DType Type>
 struct Entries {
   template <StateFormat Format, DType Gradient, DType Parameter>
   static void update(const UpdateScalars& scalars, RoundingKey key, const UpdateRange& range) {
-    const FlushDenormals guard;
+    const simd::FlushDenormals guard;
     update_range<Format, Gradient, Parameter>(scalars, key, range);
   }
 
   template <DType Type>
   static void sum_squares(const void* gradient, std::size_t count, double* leaves) {
-    const FlushDenormals guard;
+    const simd::FlushDenormals guard;
     for (std::size_t first = 0; first < count; first += kLeafParameters) {
       *leaves++ = leaf_sum<Type>(gradient, first, std::min(kLeafParameters, count - first));
     }
@@ -205,7 +205,7 @@ struct Entries {
 
   template <DType Type>
   static void accumulate(const void* source, float* target, std::size_t count, bool first) {
-    const FlushDenormals guard;
+    const simd::FlushDenormals guard;
     accumulate_range<Type>(source, target, count, first);
   }
 

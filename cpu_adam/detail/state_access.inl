@@ -12,29 +12,29 @@ namespace {
 enum class Output { none, store, stream_parameters, stream_all };
 
 template <bool Stream>
-SPILLWAY_TARGET inline void put(float* target, Lanes::Float value) {
+inline void put(float* target, lanes::Float value) {
   if constexpr (Stream) {
-    Lanes::stream(target, value);
+    lanes::stream(target, value);
   } else {
-    Lanes::store(target, value);
+    lanes::store(target, value);
   }
 }
 
 template <bool Stream>
-SPILLWAY_TARGET inline void put_half(std::byte* target, Lanes::Half value) {
+inline void put_half(std::byte* target, lanes::Half value) {
   if constexpr (Stream) {
-    Lanes::stream_half(target, value);
+    lanes::stream_half(target, value);
   } else {
-    Lanes::store_half(target, value);
+    lanes::store_half(target, value);
   }
 }
 
 template <bool Stream>
-SPILLWAY_TARGET inline void put_bytes(std::byte* target, Lanes::Bytes value) {
+inline void put_bytes(std::byte* target, lanes::Bytes value) {
   if constexpr (Stream) {
-    Lanes::stream_bytes(target, value);
+    lanes::stream_bytes(target, value);
   } else {
-    Lanes::store_bytes(target, value);
+    lanes::store_bytes(target, value);
   }
 }
 
@@ -45,34 +45,33 @@ inline std::byte* out_at(void* base, std::size_t i) {
 }
 
 template <StateFormat Format>
-SPILLWAY_TARGET inline Lanes::Float load_master(const UpdateRange& range, std::size_t i) {
+inline lanes::Float load_master(const UpdateRange& range, std::size_t i) {
   if constexpr (Format == StateFormat::fp32) {
     return widen<DType::fp32>(range.master_in, i);
   } else {
-    const Lanes::Half high = Lanes::load_half(element_at<DType::bf16>(range.parameters_in, i));
-    const Lanes::Half low = Lanes::load_half(element_at<DType::bf16>(range.master_in, i));
-    return Lanes::from_bits(
-        Lanes::add_int(Lanes::bits(Lanes::from_bf16(high)), Lanes::widen_signed(low)));
+    const lanes::Half high = lanes::load_half(element_at<DType::bf16>(range.parameters_in, i));
+    const lanes::Half low = lanes::load_half(element_at<DType::bf16>(range.master_in, i));
+    return lanes::from_bits(
+        lanes::add_int(lanes::bits(lanes::from_bf16(high)), lanes::widen_signed(low)));
   }
 }
 
 template <StateFormat Format, DType Parameter, Output Out>
-SPILLWAY_TARGET inline void store_master(const UpdateRange& range, std::size_t i,
-                                         Lanes::Float value) {
+inline void store_master(const UpdateRange& range, std::size_t i, lanes::Float value) {
   constexpr bool kStreamAll = Out == Output::stream_all;
   constexpr bool kStreamParameters = kStreamAll || Out == Output::stream_parameters;
   if constexpr (Format == StateFormat::fp32) {
     put<kStreamAll>(reinterpret_cast<float*>(out_at<4>(range.master_out, i)), value);
   } else {
-    put_half<kStreamAll>(out_at<2>(range.master_out, i), Lanes::low_half(Lanes::bits(value)));
+    put_half<kStreamAll>(out_at<2>(range.master_out, i), lanes::low_half(lanes::bits(value)));
   }
   if constexpr (Out != Output::none) {
     std::byte* const target = out_at<size_of(Parameter)>(range.parameters_out, i);
     if constexpr (Parameter == DType::fp32) {
       put<kStreamParameters>(reinterpret_cast<float*>(target), value);
     } else {
-      put_half<kStreamParameters>(target, Parameter == DType::bf16 ? Lanes::parameter_to_bf16(value)
-                                                                   : Lanes::to_fp16(value));
+      put_half<kStreamParameters>(target, Parameter == DType::bf16 ? lanes::parameter_to_bf16(value)
+                                                                   : lanes::to_fp16(value));
     }
   }
 }
@@ -82,61 +81,61 @@ template <StateFormat Format>
 struct Moments {
   static constexpr std::size_t kVisit = 64;
 
-  SPILLWAY_TARGET void open(const LaneScalars&, const UpdateRange&, std::size_t) {}
-  SPILLWAY_TARGET Lanes::Float m(const UpdateRange& range, std::size_t i) const {
+  void open(const LaneScalars&, const UpdateRange&, std::size_t) {}
+  lanes::Float m(const UpdateRange& range, std::size_t i) const {
     return widen<DType::fp32>(range.m_in, i);
   }
-  SPILLWAY_TARGET Lanes::Float v(const UpdateRange& range, std::size_t i) const {
+  lanes::Float v(const UpdateRange& range, std::size_t i) const {
     return widen<DType::fp32>(range.v_in, i);
   }
   template <bool Stream>
-  SPILLWAY_TARGET void write(const LaneScalars& s, const UpdateRange& range, std::size_t i,
-                             std::size_t, const LaneState& next) {
+  void write(const LaneScalars& s, const UpdateRange& range, std::size_t i, std::size_t,
+             const LaneState& next) {
     if (s.has_m) put<Stream>(reinterpret_cast<float*>(out_at<4>(range.m_out, i)), next.m);
     if (s.has_v) put<Stream>(reinterpret_cast<float*>(out_at<4>(range.v_out, i)), next.v);
   }
   template <bool Stream>
-  SPILLWAY_TARGET void close(const LaneScalars&, const UpdateRange&, std::size_t) {}
+  void close(const LaneScalars&, const UpdateRange&, std::size_t) {}
 };
 
 /// 32 random bits for each of kWidth parameters from `index` on; see rounding_bits.
-SPILLWAY_TARGET inline Lanes::Int random_lanes(RoundingKey key, std::uint64_t index) {
-  Lanes::Int x = Lanes::add_int(Lanes::set_int(static_cast<std::uint32_t>(index)), Lanes::iota());
-  x = Lanes::xor_int(x, Lanes::set_int(key.first));
-  x = Lanes::xor_int(x, Lanes::shift_right<16>(x));
-  x = Lanes::mul_int(x, Lanes::set_int(0x7feb352dU));
-  x = Lanes::xor_int(x, Lanes::shift_right<15>(x));
-  x = Lanes::xor_int(x, Lanes::set_int(key.second));
-  x = Lanes::mul_int(x, Lanes::set_int(0x846ca68bU));
-  return Lanes::xor_int(x, Lanes::shift_right<16>(x));
+inline lanes::Int random_lanes(RoundingKey key, std::uint64_t index) {
+  lanes::Int x = lanes::add_int(lanes::set_int(static_cast<std::uint32_t>(index)), lanes::iota());
+  x = lanes::xor_int(x, lanes::set_int(key.first));
+  x = lanes::xor_int(x, lanes::shift_right<16>(x));
+  x = lanes::mul_int(x, lanes::set_int(0x7feb352dU));
+  x = lanes::xor_int(x, lanes::shift_right<15>(x));
+  x = lanes::xor_int(x, lanes::set_int(key.second));
+  x = lanes::mul_int(x, lanes::set_int(0x846ca68bU));
+  return lanes::xor_int(x, lanes::shift_right<16>(x));
 }
 
 template <>
 struct Moments<StateFormat::bf16> {
   static constexpr std::size_t kVisit = 64;
 
-  SPILLWAY_TARGET void open(const LaneScalars&, const UpdateRange&, std::size_t) {}
-  SPILLWAY_TARGET Lanes::Float m(const UpdateRange& range, std::size_t i) const {
+  void open(const LaneScalars&, const UpdateRange&, std::size_t) {}
+  lanes::Float m(const UpdateRange& range, std::size_t i) const {
     return widen<DType::bf16>(range.m_in, i);
   }
-  SPILLWAY_TARGET Lanes::Float v(const UpdateRange& range, std::size_t i) const {
+  lanes::Float v(const UpdateRange& range, std::size_t i) const {
     return widen<DType::bf16>(range.v_in, i);
   }
   template <bool Stream>
-  SPILLWAY_TARGET void write(const LaneScalars& s, const UpdateRange& range, std::size_t i,
-                             std::size_t, const LaneState& next) {
-    const Lanes::Int random = random_lanes(s.key, range.index + i);
+  void write(const LaneScalars& s, const UpdateRange& range, std::size_t i, std::size_t,
+             const LaneState& next) {
+    const lanes::Int random = random_lanes(s.key, range.index + i);
     if (s.has_m) {
-      const Lanes::Int low = Lanes::and_int(random, Lanes::set_int(0xffffU));
-      put_half<Stream>(out_at<2>(range.m_out, i), Lanes::round_bf16(next.m, low));
+      const lanes::Int low = lanes::and_int(random, lanes::set_int(0xffffU));
+      put_half<Stream>(out_at<2>(range.m_out, i), lanes::round_bf16(next.m, low));
     }
     if (s.has_v) {
-      const Lanes::Int high = Lanes::shift_right<16>(random);
-      put_half<Stream>(out_at<2>(range.v_out, i), Lanes::round_bf16(next.v, high));
+      const lanes::Int high = lanes::shift_right<16>(random);
+      put_half<Stream>(out_at<2>(range.v_out, i), lanes::round_bf16(next.v, high));
     }
   }
   template <bool Stream>
-  SPILLWAY_TARGET void close(const LaneScalars&, const UpdateRange&, std::size_t) {}
+  void close(const LaneScalars&, const UpdateRange&, std::size_t) {}
 };
 
 /// A visit is one quantization block, whose scales are known once all of it has been updated.
@@ -144,48 +143,48 @@ template <>
 struct Moments<StateFormat::int8> {
   static constexpr std::size_t kVisit = kQuantizationBlock;
 
-  SPILLWAY_TARGET void open(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
+  void open(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
     const std::byte* const scales =
         element_at<DType::fp32>(range.scales_in, first / kQuantizationBlock * 2);
     // Codes of m have the sign opposite to their values: so do the tables.
-    if (s.has_m) m_values_ = Lanes::scaled_values<SignedMap>(-load_float(scales));
-    if (s.has_v) v_values_ = Lanes::scaled_values<UnsignedMap>(load_float(scales + 4));
-    m_largest_ = v_largest_ = Lanes::set_int(0);
+    if (s.has_m) m_values_ = Codes::scaled_values<SignedMap>(-load_float(scales));
+    if (s.has_v) v_values_ = Codes::scaled_values<UnsignedMap>(load_float(scales + 4));
+    m_largest_ = v_largest_ = lanes::set_int(0);
   }
-  SPILLWAY_TARGET Lanes::Float m(const UpdateRange& range, std::size_t i) const {
-    return Lanes::decode_signed(m_values_, Lanes::load_signed_bytes(byte_at(range.m_in, i)));
+  lanes::Float m(const UpdateRange& range, std::size_t i) const {
+    return Codes::decode_signed(m_values_, lanes::load_signed_bytes(byte_at(range.m_in, i)));
   }
-  SPILLWAY_TARGET Lanes::Float v(const UpdateRange& range, std::size_t i) const {
-    const Lanes::Int code = Lanes::load_bytes(byte_at(range.v_in, i));
-    return Lanes::decode_unsigned(v_values_, Lanes::add_int(code, Lanes::set_int(1)));
+  lanes::Float v(const UpdateRange& range, std::size_t i) const {
+    const lanes::Int code = lanes::load_bytes(byte_at(range.v_in, i));
+    return Codes::decode_unsigned(v_values_, lanes::add_int(code, lanes::set_int(1)));
   }
   template <bool Stream>
-  SPILLWAY_TARGET void write(const LaneScalars& s, const UpdateRange&, std::size_t, std::size_t k,
-                             const LaneState& next) {
+  void write(const LaneScalars& s, const UpdateRange&, std::size_t, std::size_t k,
+             const LaneState& next) {
     // v has no sign to take away.
-    if (s.has_m) remember(m_ + k, next.m, Lanes::abs(next.m), m_largest_);
+    if (s.has_m) remember(m_ + k, next.m, lanes::abs(next.m), m_largest_);
     if (s.has_v) remember(v_ + k, next.v, next.v, v_largest_);
   }
   template <bool Stream>
-  SPILLWAY_TARGET void close(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
+  void close(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
     std::byte* const scales = out_at<8>(range.scales_out, first / kQuantizationBlock);
     if (s.has_m) {
-      const Lanes::Float minus_inverse = Lanes::set(-store_scale(scales, m_largest_));
+      const lanes::Float minus_inverse = lanes::set(-store_scale(scales, m_largest_));
       SPILLWAY_UNROLL_BY_4
-      for (std::size_t k = 0; k < kVisit; k += Lanes::kWidth) {
-        const Lanes::Float y = Lanes::mul(Lanes::load(m_ + k), minus_inverse);
-        const Lanes::Float rank = rank_of<SignedMap>(Lanes::abs(y));
+      for (std::size_t k = 0; k < kVisit; k += lanes::kWidth) {
+        const lanes::Float y = lanes::load(m_ + k) * minus_inverse;
+        const lanes::Float rank = rank_of<SignedMap>(lanes::abs(y));
         put_bytes<Stream>(out_at<1>(range.m_out, first + k),
-                          Lanes::pack_signed(Lanes::with_sign_of(rank, y)));
+                          lanes::pack_signed(lanes::with_sign_of(rank, y)));
       }
     }
     if (s.has_v) {
-      const Lanes::Float inverse = Lanes::set(store_scale(scales + 4, v_largest_));
+      const lanes::Float inverse = lanes::set(store_scale(scales + 4, v_largest_));
       SPILLWAY_UNROLL_BY_4
-      for (std::size_t k = 0; k < kVisit; k += Lanes::kWidth) {
-        const Lanes::Float y = Lanes::mul(Lanes::load(v_ + k), inverse);
+      for (std::size_t k = 0; k < kVisit; k += lanes::kWidth) {
+        const lanes::Float y = lanes::load(v_ + k) * inverse;
         put_bytes<Stream>(out_at<1>(range.v_out, first + k),
-                          Lanes::pack_unsigned(rank_of<UnsignedMap>(y)));
+                          lanes::pack_unsigned(rank_of<UnsignedMap>(y)));
       }
     }
   }
@@ -199,23 +198,23 @@ struct Moments<StateFormat::int8> {
   static const std::byte* byte_at(const void* base, std::size_t i) {
     return static_cast<const std::byte*>(base) + i;
   }
-  SPILLWAY_TARGET static void remember(float* target, Lanes::Float value, Lanes::Float magnitude,
-                                       Lanes::Int& largest) {
-    Lanes::store(target, value);
-    largest = Lanes::max_unsigned(largest, Lanes::bits(magnitude));
+  static void remember(float* target, lanes::Float value, lanes::Float magnitude,
+                       lanes::Int& largest) {
+    lanes::store(target, value);
+    largest = lanes::max_unsigned(largest, lanes::bits(magnitude));
   }
-  SPILLWAY_TARGET static float store_scale(std::byte* target, Lanes::Int largest) {
-    const std::uint32_t bits = Lanes::largest_lane(largest);
+  static float store_scale(std::byte* target, lanes::Int largest) {
+    const std::uint32_t bits = lanes::largest_lane(largest);
     std::memcpy(target, &bits, sizeof bits);
     return inverse_scale(std::bit_cast<float>(bits));
   }
   template <class Map>
-  SPILLWAY_TARGET static Lanes::Float rank_of(Lanes::Float y) {
-    return Lanes::rank<Map>(Lanes::max(y, Lanes::set(Map::kSmallest)));
+  static lanes::Float rank_of(lanes::Float y) {
+    return Codes::rank<Map>(lanes::max(y, lanes::set(Map::kSmallest)));
   }
 
-  Lanes::Values m_values_, v_values_;
-  Lanes::Int m_largest_, v_largest_;
+  Codes::Values m_values_, v_values_;
+  lanes::Int m_largest_, v_largest_;
   alignas(kCacheLine) float m_[kVisit], v_[kVisit];
 };
 

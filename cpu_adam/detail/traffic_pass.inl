@@ -9,28 +9,28 @@ namespace {
 
 /// `Bytes` of one visit from one array to another (or the same).
 template <std::size_t Bytes, bool Stream>
-SPILLWAY_TARGET inline void move_visit(const void* in, void* out, std::size_t first) {
-  constexpr std::size_t kVector = sizeof(Lanes::Float);
+inline void move_visit(const void* in, void* out, std::size_t first) {
+  constexpr std::size_t kVector = sizeof(lanes::Float);
   SPILLWAY_UNROLL
   for (std::size_t k = 0; k < Bytes; k += kVector) {
     const auto* const source = static_cast<const std::byte*>(in) + first + k;
     std::byte* const target = static_cast<std::byte*>(out) + first + k;
     put<Stream>(reinterpret_cast<float*>(target),
-                Lanes::load(reinterpret_cast<const float*>(source)));
+                lanes::load(reinterpret_cast<const float*>(source)));
   }
 }
 
 template <StateFormat Format, DType Gradient, DType Parameter, Output Out>
-SPILLWAY_TARGET inline void move_state(const UpdateRange& range, std::size_t first) {
+inline void move_state(const UpdateRange& range, std::size_t first) {
   constexpr std::size_t kVisit = Moments<Format>::kVisit;
   constexpr std::size_t kMaster = master_size(Format);
   constexpr std::size_t kMoment = moment_size(Format);
   constexpr std::size_t kParameter = size_of(Parameter);
   constexpr bool kStream = Out == Output::stream_all;
-  for (std::size_t k = 0; k < kVisit * size_of(Gradient); k += sizeof(Lanes::Float)) {
+  for (std::size_t k = 0; k < kVisit * size_of(Gradient); k += sizeof(lanes::Float)) {
     const auto* const source =
         static_cast<const std::byte*>(range.gradient) + first * size_of(Gradient) + k;
-    Lanes::consume(Lanes::load(reinterpret_cast<const float*>(source)));
+    lanes::consume(lanes::load(reinterpret_cast<const float*>(source)));
   }
   move_visit<kVisit * kMaster, kStream>(range.master_in, range.master_out, first * kMaster);
   move_visit<kVisit * kMoment, kStream>(range.m_in, range.m_out, first * kMoment);
@@ -53,7 +53,7 @@ SPILLWAY_TARGET inline void move_state(const UpdateRange& range, std::size_t fir
 }
 
 template <StateFormat Format, DType Gradient, DType Parameter, Output Out>
-[[gnu::noinline]] SPILLWAY_TARGET void move_visits(const UpdateRange& given) {
+[[gnu::noinline]] void move_visits(const UpdateRange& given) {
   constexpr std::size_t kVisit = Moments<Format>::kVisit;
   const UpdateRange range = given;  // a copy, which no store through a pointer can change
   const std::size_t last = range.count / kVisit * kVisit;
@@ -63,7 +63,7 @@ template <StateFormat Format, DType Gradient, DType Parameter, Output Out>
     }
     move_state<Format, Gradient, Parameter, Out>(range, i);
   }
-  Lanes::fence();
+  lanes::fence();
 }
 
 struct TrafficEntries {

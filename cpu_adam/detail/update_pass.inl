@@ -29,32 +29,30 @@ inline void prefetch_visit(const UpdateRange& range, std::size_t first, std::siz
 }
 
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
-SPILLWAY_TARGET inline void update_vector(const LaneScalars& s, Moments<Format>& moments,
-                                          const UpdateRange& range, std::size_t first,
-                                          std::size_t k) {
+inline void update_vector(const LaneScalars& s, Moments<Format>& moments, const UpdateRange& range,
+                          std::size_t first, std::size_t k) {
   const std::size_t i = first + k;
   LaneState old;
   old.master = load_master<Format>(range, i);
-  old.m = Which == Rule::adamw || s.has_m ? moments.m(range, i) : Lanes::set(0);
-  old.v = Which == Rule::adamw || s.has_v ? moments.v(range, i) : Lanes::set(0);
+  old.m = Which == Rule::adamw || s.has_m ? moments.m(range, i) : lanes::set(0);
+  old.v = Which == Rule::adamw || s.has_v ? moments.v(range, i) : lanes::set(0);
   const LaneState next = step<Which>(s, old, widen<Gradient>(range.gradient, i));
   store_master<Format, Parameter, Out>(range, i, next.master);
   moments.template write<Out == Output::stream_all>(s, range, i, k, next);
 }
 
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
-SPILLWAY_TARGET inline void update_visit(const LaneScalars& s, const UpdateRange& range,
-                                         std::size_t first) {
+inline void update_visit(const LaneScalars& s, const UpdateRange& range, std::size_t first) {
   Moments<Format> moments;
   moments.open(s, range, first);
   if constexpr (Format == StateFormat::int8) {
     SPILLWAY_UNROLL_BY_4
-    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += Lanes::kWidth) {
+    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += lanes::kWidth) {
       update_vector<Format, Gradient, Parameter, Which, Out>(s, moments, range, first, k);
     }
   } else {
     SPILLWAY_UNROLL
-    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += Lanes::kWidth) {
+    for (std::size_t k = 0; k < Moments<Format>::kVisit; k += lanes::kWidth) {
       update_vector<Format, Gradient, Parameter, Which, Out>(s, moments, range, first, k);
     }
   }
@@ -63,9 +61,8 @@ SPILLWAY_TARGET inline void update_visit(const LaneScalars& s, const UpdateRange
 
 /// `count` whole visits from `first` on.
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
-[[gnu::noinline]] SPILLWAY_TARGET void update_visits(const LaneScalars& scalars,
-                                                     const UpdateRange& given, std::size_t first,
-                                                     std::size_t count) {
+[[gnu::noinline]] void update_visits(const LaneScalars& scalars, const UpdateRange& given,
+                                     std::size_t first, std::size_t count) {
   constexpr std::size_t kVisit = Moments<Format>::kVisit;
   LaneScalars s = scalars;  // copies, which no store through a pointer can change
   const UpdateRange range = given;
@@ -121,8 +118,8 @@ inline void copy_part(void* target, const void* source, std::size_t size, std::s
 
 /// Fewer elements than a visit: through padded copies, so that the arithmetic is the same.
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
-SPILLWAY_TARGET void update_partial(const LaneScalars& s, const UpdateRange& range,
-                                    std::size_t first, std::size_t count) {
+void update_partial(const LaneScalars& s, const UpdateRange& range, std::size_t first,
+                    std::size_t count) {
   if (count == 0) return;
   constexpr std::size_t kMaster = master_size(Format);
   constexpr std::size_t kMoment = moment_size(Format);
@@ -152,7 +149,7 @@ SPILLWAY_TARGET void update_partial(const LaneScalars& s, const UpdateRange& ran
 }
 
 template <StateFormat Format, DType Gradient, DType Parameter, Rule Which, Output Out>
-SPILLWAY_TARGET void update_range(const LaneScalars& s, const UpdateRange& range) {
+void update_range(const LaneScalars& s, const UpdateRange& range) {
   std::size_t head = 0;
   if constexpr (Out == Output::stream_parameters) {
     const auto address = reinterpret_cast<std::uintptr_t>(range.parameters_out);
@@ -165,7 +162,7 @@ SPILLWAY_TARGET void update_range(const LaneScalars& s, const UpdateRange& range
   update_visits<Format, Gradient, Parameter, Which, Out>(s, range, head, visits);
   update_partial<Format, Gradient, Parameter, Which, Out>(s, range, tail, range.count - tail);
   // Non-temporal stores are not ordered with the release store that publishes a finished task.
-  if constexpr (Out == Output::stream_parameters || Out == Output::stream_all) Lanes::fence();
+  if constexpr (Out == Output::stream_parameters || Out == Output::stream_all) lanes::fence();
 }
 
 inline bool on_line(const void* address) {

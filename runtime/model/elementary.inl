@@ -1,6 +1,6 @@
 // Elementary functions, written once for lanes of every kind: included inside a namespace that has
 // the type F and set, min, max, abs, round, fma, negative, reciprocal, power_of_two and
-// select_negative (host/simd_portable.hpp says what they mean), by a file that defines
+// select_negative (runtime/base/simd/portable.hpp says what they mean), by a file that defines
 // SPILLWAY_LANE_FUNCTION, how functions are declared there. All give the same bits, but for the
 // reciprocal of a device.
 

@@ -9,14 +9,14 @@
 #include "cpu_adam/cuda/detail/quantized_body.hpp"
 #include "cpu_adam/cuda/detail/update_body.hpp"
 #include "cpu_adam/cuda/detail/update_jobs.hpp"
-#include "cpu_adam/detail/flush_denormals.hpp"
+#include "runtime/base/simd/flush_denormals.hpp"
 #include "tests/cpu_adam/device_update_contract.hpp"
 
 namespace spillway::cpu_adam::test {
 namespace {
 
 namespace device = cuda::detail;
-using cpu_adam::detail::FlushDenormals;
+using simd::FlushDenormals;
 
 // Fewer than there is work for, so that each takes several strides; and no power of two.
 constexpr std::size_t kGridThreads = 37;

@@ -36,7 +36,7 @@ HOMES = (
     (r"liburing", ("nvme_swap",)),
     (r"libaio", ("nvme_swap",)),
     (r"(oneapi/)?tbb", ("cpu_adam",)),
-    (r"\w*intrin\.h$", ("cpu_adam", "runtime/model/host")),
+    (r"\w*intrin\.h$", ("runtime/base/simd",)),
     (r"hwloc", ("runtime/base",)),
     (r"spdlog/", ("runtime/base",)),
     (r"mpi\.h$", ("comm/mpi",)),

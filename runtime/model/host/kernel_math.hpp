@@ -1,10 +1,10 @@
 // Elementary functions on sixteen lanes. The kernel_*.hpp files are written once and compiled for
-// each instruction set: kernels_<isa>.cpp defines SPILLWAY_SIMD, a namespace, and
-// SPILLWAY_SIMD_HEADER, which provides the lanes, and includes them for its target. No other file
+// each instruction set: kernels_<isa>.cpp includes its vectors, defines SPILLWAY_SIMD, the
+// namespace of theirs and of its kernels, and includes the files for its target. No other file
 // includes them.
 #pragma once
 
-#include SPILLWAY_SIMD_HEADER
+#include "runtime/model/host/lanes.hpp"
 
 #define SPILLWAY_LANE_FUNCTION inline
 

@@ -4,10 +4,10 @@
 #include <array>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/simd/portable.hpp"
 #include "runtime/model/host/kernels.hpp"
 
 #define SPILLWAY_SIMD portable
-#define SPILLWAY_SIMD_HEADER "runtime/model/host/simd_portable.hpp"
 #include "runtime/model/host/kernel_table.hpp"
 
 namespace spillway::model::host {

@@ -15,7 +15,7 @@
 #include <random>
 #include <vector>
 
-#include "cpu_adam/detail/flush_denormals.hpp"
+#include "runtime/base/simd/flush_denormals.hpp"
 #include "tests/support/cuda_emulation/fiber.hpp"
 #include "tests/support/cuda_emulation/include/cuda_runtime.h"
 
@@ -119,7 +119,7 @@ class FloatingPoint {
   FloatingPoint& operator=(const FloatingPoint&) = delete;
 
  private:
-  std::optional<spillway::cpu_adam::detail::FlushDenormals> flush_;
+  std::optional<spillway::simd::FlushDenormals> flush_;
   std::fenv_t saved_{};
 };
 

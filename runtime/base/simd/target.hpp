@@ -1,5 +1,5 @@
-// Compiles the functions between BEGIN and END for an instruction set: function-level target
-// attributes for whole regions, so that no file needs an -m flag. Standard headers go before BEGIN.
+// How functions are compiled for an instruction set: those between BEGIN and END have its target
+// attribute, so that no file needs an -m flag. Standard headers are included before BEGIN.
 #pragma once
 
 #define SPILLWAY_PRAGMA(text) _Pragma(#text)
@@ -13,3 +13,7 @@
   SPILLWAY_PRAGMA(GCC push_options) SPILLWAY_PRAGMA(GCC target(features))
 #define SPILLWAY_TARGET_END SPILLWAY_PRAGMA(GCC pop_options)
 #endif
+
+// What processor.hpp asks the processor for.
+#define SPILLWAY_AVX2 "avx2,fma,f16c"
+#define SPILLWAY_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"

@@ -1,4 +1,4 @@
-// FlushDenormals: the floating-point environment of every kernel, for the length of a scope.
+// FlushDenormals: the floating-point environment of the optimizer's kernels, for a scope's length.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,11 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif !defined(__aarch64__)
-#error "cpu_adam defines its results by FTZ and DAZ; another processor needs its own guard here"
+#error \
+    "the optimizer defines its results by FTZ and DAZ; another processor needs its own guard here"
 #endif
 
-namespace spillway::cpu_adam::detail {
+namespace spillway::simd {
 
 /// Sets flush to zero, denormals are zero, round to nearest even, every exception masked; the
 /// caller's control word comes back at the end, sticky flags included. Costs about 20 cycles.
@@ -43,4 +44,4 @@ class FlushDenormals {
   std::uint64_t saved_;
 };
 
-}  // namespace spillway::cpu_adam::detail
+}  // namespace spillway::simd
