@@ -74,9 +74,11 @@ def barriers(root):
                for path in sorted((root / folder).rglob("*")) if path.suffix in (".cu", ".hpp")]
     for path in sources:
         file = path.relative_to(root).as_posix()
+        count = 0
         for index, line in enumerate(path.read_text().split("\n")):
             if without_barrier(line, "") is not None:
-                yield ("barriers", f"no_barrier_at_{path.name}:{index + 1}", file, tests_of(file),
+                count += 1
+                yield ("barriers", f"without_barrier_{count}_of_{path.stem}", file, tests_of(file),
                        index, without_barrier)
 
 
