@@ -3,10 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "runtime/base/error.hpp"
 #include "tests/engine/expect_memory.hpp"
+#include "tests/engine/flipping_engine.hpp"
 #include "tests/engine/steady_state.hpp"
 #include "tests/engine/training_harness.hpp"
 
@@ -146,52 +145,10 @@ TEST(BoundaryExactness, ARunResumesWithItsActivationsElsewhere) {
   EXPECT_EQ(outcome, whole);
 }
 
-/// Gives back one bit that is not the one on the disk, in every read.
-class FlippingEngine final : public nvme_swap::IoEngine {
- public:
-  explicit FlippingEngine(std::unique_ptr<IoEngine> engine) : engine_(std::move(engine)) {}
-  [[nodiscard]] std::string_view name() const override { return "flipping"; }
-  [[nodiscard]] std::size_t submit(std::span<const nvme_swap::IoRequest> requests) override {
-    const std::size_t taken = engine_->submit(requests);
-    for (const auto& request : requests.first(taken)) {
-      const bool reads = request.operation == nvme_swap::IoOperation::read;
-      targets_[request.tag] = reads ? request.data : nullptr;
-    }
-    return taken;
-  }
-  [[nodiscard]] std::size_t poll(std::span<nvme_swap::IoResult> results) override {
-    const std::size_t finished = engine_->poll(results);
-    for (const auto& result : results.first(finished)) {
-      if (std::byte* target = targets_[result.tag]) *target ^= std::byte{1};
-    }
-    return finished;
-  }
-  void wait() override { engine_->wait(); }
-
- private:
-  std::unique_ptr<IoEngine> engine_;
-  std::map<std::uint64_t, std::byte*> targets_;
-};
-
 TEST(BoundaryExactness, WhatTheDiskGivesBackOtherwiseStopsTheRun) {
   TrainingHarness harness(tiny_gpt2());
-  const config::TrainOptions options = options_of(3, 1);
   harness.adjust_placement = adjusted(spreads()[4]);
-  harness.adjust_store = [](nvme_swap::StoreOptions& store) {
-    store.adapt = [](auto engine, const auto&) -> std::unique_ptr<nvme_swap::IoEngine> {
-      return std::make_unique<FlippingEngine>(std::move(engine));
-    };
-  };
-  const auto trainer = harness.make(options, harness.new_run());
-  Outcome outcome;
-  try {
-    harness.steps(*trainer, options, 1, outcome);
-    FAIL() << "nothing was noticed";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::corrupt_data);
-    EXPECT_NE(std::string(error.what()).find("activations-0.swap"), std::string::npos)
-        << error.what();
-  }
+  expect_stopped_by_a_flipped_bit(harness, options_of(3, 1));
 }
 
 void expect_counted(TrainingHarness& harness, const config::TrainOptions& options) {

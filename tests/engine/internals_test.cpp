@@ -6,6 +6,7 @@
 
 #include "runtime/base/error.hpp"
 #include "tests/engine/expect_memory.hpp"
+#include "tests/engine/flipping_engine.hpp"
 #include "tests/engine/steady_state.hpp"
 #include "tests/engine/training_harness.hpp"
 
@@ -198,6 +199,12 @@ TEST(InternalsMemory, WhatTheDeviceCannotKeepTrainsInItsBudget) {
     EXPECT_LE(trainer->backend().usage(offload::MemoryKind::device).high_water,
               *options.device_memory);
   }
+}
+
+TEST(InternalsExactness, WhatTheDiskGivesBackOtherwiseStopsTheRun) {
+  TrainingHarness harness(tiny_gpt2());
+  harness.adjust_placement = adjusted({.saved = {kOnDisk}, .slots = 2});
+  expect_stopped_by_a_flipped_bit(harness, options_of(3, 1));
 }
 
 TEST(InternalsSteadyState, AllocatesNothingAndOpensNothing) {

@@ -76,7 +76,7 @@ class Case:
     state_format: str
     operator_tile: int = 0
     activations: str = "auto"
-
+    device_memory: str = ""  # too little for the activations inside layers, which the disk keeps
 
 def make_case(number, choice):
     family, compute = choice["family"], choice["compute"]
@@ -89,10 +89,12 @@ def make_case(number, choice):
     parts = [f"{number:02}", family, recipe.optimizer, compute, f"rounds-{recipe.rounds}",
              "clipped" if choice["clipped"] else "", f"decay-{recipe.decay}",
              "tied" if shape.tied else "", choice["order"], choice["state_format"],
-             "tiles" if "operator_tile" in choice else ""]
+             "tiles" if "operator_tile" in choice else "",
+             "saved-on-disk" if "device_memory" in choice else ""]
     name = "_".join(part.replace(" ", "-") for part in parts if part)
     return Case(name, shape, recipe, choice["order"], choice["state_format"],
-                choice.get("operator_tile", 0), choice.get("activations", "auto"))
+                choice.get("operator_tile", 0), choice.get("activations", "auto"),
+                choice.get("device_memory", ""))
 
 
 def rounded_choices():
@@ -116,8 +118,13 @@ def tiled_choices():
                "activations": home}
 
 
+SAVED_ON_DISK = {"family": "qwen2", "optimizer": "AdamW", "compute": "bf16", "rounds": 2,
+                 "clipped": True, "decay": "matrices", "tied": False, "order": "shuffled",
+                 "state_format": "split", "device_memory": "425KiB"}
+
 CASES = [make_case(number, choice) for number, choice in
-         enumerate(itertools.chain(covering_choices(), rounded_choices(), tiled_choices()))]
+         enumerate(itertools.chain(covering_choices(), rounded_choices(), tiled_choices(),
+                                   [SAVED_ON_DISK]))]
 
 
 def tokens_of(case):

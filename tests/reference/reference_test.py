@@ -60,6 +60,8 @@ def configuration(case):
         "spillway": {"context": case.shape.context, "order": case.order, "seed": cases.SEED,
                      "rounds": r.rounds, "decay": r.decay, "state_format": case.state_format,
                      "operator_tile": case.operator_tile, "activations": case.activations}}
+    if case.device_memory:
+        config["spillway"] |= {"device_memory": case.device_memory, "checkpointing": "nvme"}
     if r.compute == "bf16":
         config["bf16"] = {"enabled": True}
     if r.compute == "fp16":
@@ -72,6 +74,7 @@ def configuration(case):
 def run(*command):
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def train_spillway(program, case, weights, work):
@@ -86,6 +89,11 @@ def train_spillway(program, case, weights, work):
     (work / "train.json").write_text(json.dumps(configuration(case)))
     train = (program, "train", work / "train.json", "--data", work / "data", "--run", work / "run",
              "--device", "host", "--compute-threads", "1", "--threads", "1")
+    if case.device_memory:
+        machine = pathlib.Path(__file__).parents[2] / "docs/machines/h100.json"
+        plan = json.loads(run(program, "plan", work / "train.json", "--from", work / "start",
+                              "--device", "host", "--machine", machine, "--json"))
+        assert "nvme" in [cut["saved"] for cut in plan["cuts"]], plan["cuts"]
     run(*train, "--from", work / "start", "--steps", cases.STEPS // 2)
     run(*train, "--resume", "--steps", cases.STEPS)
     run(program, "export", work / "run", work / "end", "--dtype", "fp32")
