@@ -2,9 +2,7 @@
 // reaches the disk, and a resumed run goes on from the last commit with the bits of a whole one.
 #include <gtest/gtest.h>
 
-#include <map>
-
-#include "tests/engine/training_harness.hpp"
+#include "tests/engine/damaging_engine.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -13,37 +11,6 @@ struct Damage {
   bool armed = false;
   int reads_before = 0;  ///< that come back as they are
   int reads = 0;
-};
-
-/// Flips one bit of one read.
-class DamagingEngine final : public nvme_swap::IoEngine {
- public:
-  DamagingEngine(std::unique_ptr<IoEngine> engine, Damage& damage)
-      : engine_(std::move(engine)), damage_(damage) {}
-  [[nodiscard]] std::string_view name() const override { return "damaging"; }
-  [[nodiscard]] std::size_t submit(std::span<const nvme_swap::IoRequest> requests) override {
-    const std::size_t taken = engine_->submit(requests);
-    for (const auto& request : requests.first(taken)) {
-      const bool reads = request.operation == nvme_swap::IoOperation::read;
-      targets_[request.tag] = reads ? request.data : nullptr;
-    }
-    return taken;
-  }
-  [[nodiscard]] std::size_t poll(std::span<nvme_swap::IoResult> results) override {
-    const std::size_t finished = engine_->poll(results);
-    for (const auto& result : results.first(finished)) {
-      std::byte* const target = targets_[result.tag];
-      if (target == nullptr || !damage_.armed) continue;
-      if (damage_.reads++ == damage_.reads_before) target[5000] ^= std::byte{16};
-    }
-    return finished;
-  }
-  void wait() override { engine_->wait(); }
-
- private:
-  std::unique_ptr<IoEngine> engine_;
-  Damage& damage_;
-  std::map<std::uint64_t, std::byte*> targets_;
 };
 
 class DamagedRead : public ::testing::TestWithParam<StateFormat> {};
@@ -58,11 +25,9 @@ TEST_P(DamagedRead, EndsTheRunAndLeavesTheCommitToGoOnFrom) {
   for (const int reads_before : {0, 4}) {
     const std::filesystem::path run = harness.new_run();
     Damage damage{.reads_before = reads_before};
-    harness.adjust_store = [&](nvme_swap::StoreOptions& store) {
-      store.adapt = [&](auto engine, const auto&) -> std::unique_ptr<nvme_swap::IoEngine> {
-        return std::make_unique<DamagingEngine>(std::move(engine), damage);
-      };
-    };
+    damage_reads(harness, [&damage](std::byte* target) {
+      if (damage.armed && damage.reads++ == damage.reads_before) target[5000] ^= std::byte{16};
+    });
     Outcome outcome;
     {
       const auto trainer = harness.make(options, run);

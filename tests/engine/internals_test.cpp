@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "runtime/base/error.hpp"
+#include "tests/engine/damaging_engine.hpp"
 #include "tests/engine/expect_memory.hpp"
-#include "tests/engine/flipping_engine.hpp"
 #include "tests/engine/steady_state.hpp"
 #include "tests/engine/training_harness.hpp"
 

@@ -85,7 +85,7 @@ void Executor::reset() {
   std::fill(states_.begin(), states_.end(), OpState::waiting);
   std::fill(timings_.begin(), timings_.end(), plan::OpTiming{});
   for (LaneQueue& lane : lanes_) {
-    lane.next = lane.issued = lane.passes = 0;
+    lane.next = lane.issued = 0;
     lane.in_flight.clear();
     lane.last_end = 0;
   }
@@ -145,8 +145,12 @@ bool Executor::may_start(const Op& op) const {
   });
 }
 
-bool Executor::has_room(const LaneQueue& lane, const Op& op) {
-  return lane.in_flight.size() < kInFlight && (!is_pass(op) || lane.passes < kPassesInFlight);
+bool Executor::has_room(const LaneQueue& lane, const Op& op) const {
+  if (lane.in_flight.size() >= kInFlight) return false;
+  if (!is_pass(op)) return true;
+  const auto passes = std::ranges::count_if(
+      lane.in_flight, [&](OpIndex index) { return is_pass(plan_.ops[index]); });
+  return static_cast<std::size_t>(passes) < kPassesInFlight;
 }
 
 bool Executor::issue(Lane name, OpPerformer& performer) {
@@ -182,7 +186,6 @@ bool Executor::issue(Lane name, OpPerformer& performer) {
       }
       states_[index] = OpState::issued;
       lane.in_flight.push_back(index);
-      if (is_pass(op)) ++lane.passes;
     }
     ++lane.next;
     progress = true;
@@ -200,7 +203,6 @@ bool Executor::collect(Lane name) {
       if (!is_stream(name)) end_profiler_range(ranges_[index]);
       tickets_[index].wait();
       complete(lane, index);
-      if (is_pass(plan_.ops[index])) --lane.passes;
       lane.in_flight.erase(lane.in_flight.begin() + static_cast<std::ptrdiff_t>(i));
     } else if (is_stream(name)) {
       break;  // a stream completes in order

@@ -83,7 +83,6 @@ class Executor {
     std::vector<plan::OpIndex> ops;
     std::size_t next = 0;                  // into ops: first not issued
     std::vector<plan::OpIndex> in_flight;  // in issue order
-    std::size_t passes = 0;                // of them
     std::uint64_t issued = 0;
     double last_end = 0;
   };
@@ -95,7 +94,7 @@ class Executor {
   bool collect(plan::Lane lane);
   void complete(LaneQueue& lane, plan::OpIndex op);
   void drain() noexcept;
-  [[nodiscard]] static bool has_room(const LaneQueue& lane, const plan::Op& op);
+  [[nodiscard]] bool has_room(const LaneQueue& lane, const plan::Op& op) const;
   [[nodiscard]] bool may_start(const plan::Op& op) const;
   [[nodiscard]] offload::Event& event_of(plan::OpIndex op) {
     return streams_.event(plan_.ops[op].lane, events_[op]);

@@ -8,15 +8,10 @@ std::uint64_t summed_width(DType dtype, std::uint32_t round) {
   return (round == 0 ? 1 : 2) * size_of(dtype);
 }
 
-/// Bytes a parameter of momentum and variance; two scales of int8 serve 256 parameters.
+/// Bytes a parameter of momentum and variance, with their scales.
 double moments_width(StateFormat format) {
-  switch (format) {
-    case StateFormat::fp32:
-    case StateFormat::split: return 8;
-    case StateFormat::bf16: return 4;
-    case StateFormat::int8: return 2 + 8.0 / 256;
-  }
-  return 0;
+  const Bytes moment = moment_bytes(format, ElementCount{kLeafParameters});
+  return 2 * static_cast<double>(moment.value()) / static_cast<double>(kLeafParameters);
 }
 
 }  // namespace
