@@ -16,6 +16,16 @@
 
 namespace spillway::plan {
 
+/// Whether an op of d2h depends on one of h2d directly. What was copied up is used on the device
+/// before anything that comes of it is copied down, so that no such dependency is ever needed.
+inline bool download_waits_for_upload(const StepPlan& plan) {
+  return std::ranges::any_of(plan.ops, [&](const Op& op) {
+    return op.lane == Lane::d2h && std::ranges::any_of(plan.dependencies_of(op), [&](OpIndex on) {
+             return plan.ops[on].lane == Lane::h2d;
+           });
+  });
+}
+
 /// Checks all plans of a case.
 inline void expect_correct(const Case& c) {
   for (const StepPlan& plan :
@@ -27,6 +37,7 @@ inline void expect_correct(const Case& c) {
     ASSERT_EQ(find_race(plan), "") << to_text(plan);
     ASSERT_EQ(find_wrong_content(plan), "") << to_text(plan);
     ASSERT_EQ(find_wrong_meaning(plan, {c.workload, c.placement, training}), "") << to_text(plan);
+    ASSERT_FALSE(download_waits_for_upload(plan)) << to_text(plan);
   }
 }
 
