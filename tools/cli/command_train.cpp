@@ -9,6 +9,7 @@
 #include "tools/cli/interrupts.hpp"
 #include "tools/cli/live_line.hpp"
 #include "tools/cli/plan_text.hpp"
+#include "tools/cli/report_text.hpp"
 #include "tools/cli/train_flags.hpp"
 
 namespace spillway::cli {
@@ -76,48 +77,6 @@ class Face final : public engine::TrainObserver {
   ordered_json document_;
 };
 
-ordered_json to_json(const engine::TrainReport& report, const ordered_json& plan) {
-  ordered_json document{{"steps", report.steps},
-                        {"last_step", report.last_step},
-                        {"loss", report.last_loss ? ordered_json(*report.last_loss) : nullptr},
-                        {"tokens_per_second", report.tokens_per_second},
-                        {"predicted_step_seconds", report.predicted_step_seconds},
-                        {"measured_step_seconds", report.measured_step_seconds},
-                        {"skipped_steps", report.skipped},
-                        {"interrupted", report.interrupted},
-                        {"device_high_water", report.device_high_water.value()},
-                        {"device_budget", report.device_capacity.value()},
-                        {"host_high_water", report.host_high_water.value()},
-                        {"state_bytes_read", report.state_read.value()},
-                        {"state_bytes_written", report.state_written.value()}};
-  if (report.val_loss) document["val_loss"] = *report.val_loss;
-  document["plan"] = plan;
-  return document;
-}
-
-void print(const engine::TrainReport& report) {
-  const char* const interrupted = report.interrupted ? " (interrupted, saved)" : "";
-  if (report.steps == 0) {
-    answer("trained    no step: the run is at step {}{}\n", report.last_step,
-           report.interrupted ? interrupted : ", its last; --steps N goes on to step N");
-    return;
-  }
-  answer("trained    {} step(s) to step {}{}, loss {:.4f}{}\n", report.steps, report.last_step,
-         interrupted, report.last_loss.value_or(0),
-         report.val_loss ? fmt::format(", validation loss {:.4f}", *report.val_loss) : "");
-  answer("step time  predicted {:.4f} s, measured {:.4f} s ({:+.1f} %), {}\n",
-         report.predicted_step_seconds, report.measured_step_seconds,
-         100 * (report.measured_step_seconds / report.predicted_step_seconds - 1),
-         shown_rate(report.tokens_per_second));
-  answer("memory     device {} of {}, host {}; disk read {}, written {}\n",
-         format_bytes(report.device_high_water), format_bytes(report.device_capacity),
-         format_bytes(report.host_high_water), format_bytes(report.state_read),
-         format_bytes(report.state_written));
-  if (report.skipped > 0) {
-    answer("skipped    {} step(s) with non-finite gradients\n", report.skipped);
-  }
-}
-
 ordered_json run(const TrainCommandFlags& flags, bool json) {
   engine::TrainRequest request;
   request.options = flags.train.options();
@@ -134,8 +93,10 @@ ordered_json run(const TrainCommandFlags& flags, bool json) {
   Face face(json, interrupts);
   const engine::TrainReport report = engine::train(request, face, interrupts.count());
   face.finish();
-  if (!json) print(report);
-  return to_json(report, face.plan());
+  if (!json) answer("{}", to_text(report));
+  ordered_json document = to_json(report);
+  document["plan"] = face.plan();
+  return document;
 }
 
 }  // namespace

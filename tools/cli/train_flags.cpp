@@ -3,9 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cstdio>
-#include <cstdlib>
-
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
 #include "runtime/engine/train_loop.hpp"
@@ -19,17 +16,6 @@ namespace {
 constexpr Bytes kLargestConfig = 16_MiB;
 
 }  // namespace
-
-std::filesystem::path default_profile() {
-  const std::filesystem::path name = "spillway/machine.json";
-  const auto directory = [](const char* variable) -> std::filesystem::path {
-    const char* const value = std::getenv(variable);
-    return value != nullptr ? value : "";
-  };
-  if (const auto cache = directory("XDG_CACHE_HOME"); !cache.empty()) return cache / name;
-  if (const auto home = directory("HOME"); !home.empty()) return home / ".cache" / name;
-  return {};
-}
 
 void TrainFlags::add_to(Command command) {
   command
@@ -85,10 +71,7 @@ std::optional<std::filesystem::path> TrainFlags::checkpoint() const {
 
 std::optional<model::ModelConfig> TrainFlags::model_config() const {
   std::optional<model::ModelConfig> result;
-  if (!model.empty()) {
-    const std::filesystem::path found = find_checkpoint(model);
-    result = bench::model_from(found == model ? model : found / "config.json");
-  }
+  if (!model.empty()) result = find_model(model);
   if (const auto directory = checkpoint()) result = engine::model_config_in(*directory);
   if (result && layers > 0) result->layers = layers;
   return result;

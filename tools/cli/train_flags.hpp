@@ -9,11 +9,9 @@
 #include "runtime/model/model_config.hpp"
 #include "tools/cli/command_line.hpp"
 #include "tools/cli/option_flags.hpp"
+#include "tools/cli/plan_making.hpp"
 
 namespace spillway::cli {
-
-/// Returns where this user's machine profile is kept: XDG_CACHE_HOME or ~/.cache; empty: no home.
-[[nodiscard]] std::filesystem::path default_profile();
 
 struct TrainFlags {
   std::filesystem::path config;
