@@ -1,0 +1,14 @@
+// What the parts of the extension give to its module. All of them run with the interpreter's lock
+// held, but where they say that they let it go.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace spillway::python {
+
+/// Makes exceptions of `spillway::Error`: classes of `spillway.errors`, by the error's code.
+void translate_errors();
+/// Adds `plan` and `train`.
+void add_native_run(nanobind::module_& module);
+
+}  // namespace spillway::python

@@ -1,0 +1,201 @@
+#include <fmt/format.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/error.hpp"
+#include "runtime/config/options_table.hpp"
+#include "runtime/engine/train_loop.hpp"
+#include "tools/cli/hub.hpp"
+#include "tools/cli/plan_making.hpp"
+#include "tools/cli/plan_text.hpp"
+#include "tools/cli/report_text.hpp"
+#include "tools/python/bindings/bindings.hpp"
+
+namespace spillway::python {
+namespace {
+
+namespace nb = nanobind;
+
+/// Keys of the configuration's section `spillway` with the texts of their values, as on a command
+/// line.
+using Settings = std::vector<std::pair<std::string, std::vector<std::string>>>;
+
+/// What `plan` and `train` are asked for, as spillway/run.py prepares it.
+struct Ask {
+  std::string config;  ///< the configuration's text
+  std::string origin;  ///< names it in errors
+  Settings settings;
+  std::string model;         ///< a name, a path or empty
+  std::uint32_t layers = 0;  ///< instead of the model's; 0: the model's
+  std::string checkpoint;    ///< a path, a hub's model or empty
+  std::string data;
+  std::string run;
+  std::string machine;
+  bool resume = false;
+
+  [[nodiscard]] config::TrainOptions options(const cli::Note& note) const;
+  [[nodiscard]] std::optional<std::filesystem::path> start() const;
+  [[nodiscard]] std::optional<model::ModelConfig> architecture() const;
+};
+
+config::TrainOptions Ask::options(const cli::Note& note) const {
+  config::ParsedConfig parsed = config::parse_train_config(config, origin);
+  for (const std::string& line : parsed.notes) note(line);
+  for (const auto& [key, texts] : settings) {
+    const std::string path = "spillway." + key;
+    check(config::find_option(path) != nullptr, ErrorCode::invalid_argument,
+          fmt::format("{} is neither an argument nor a key of the configuration's section spillway;"
+                      " docs/configuration.md lists those",
+                      key));
+    config::set_option(parsed.options, path, key, texts);
+  }
+  return parsed.options;
+}
+
+std::optional<std::filesystem::path> Ask::start() const {
+  return checkpoint.empty() ? std::nullopt : std::optional(cli::find_checkpoint(checkpoint));
+}
+
+std::optional<model::ModelConfig> Ask::architecture() const {
+  std::optional<model::ModelConfig> result;
+  if (!model.empty()) result = cli::find_model(model);
+  if (const auto directory = start()) result = engine::model_config_in(*directory);
+  if (result && layers > 0) result->layers = layers;
+  return result;
+}
+
+/// Returns what calls `note` with the interpreter's lock, whoever holds it.
+cli::Note locking(const nb::callable& note) {
+  return [&note](const std::string& text) {
+    const nb::gil_scoped_acquire locked;
+    note(text);
+  };
+}
+
+/// Returns the plan as a document and as a table.
+std::pair<std::string, std::string> plan(const Ask& ask, const nb::callable& note) {
+  const nb::gil_scoped_release unlocked;
+  const cli::Note told = locking(note);
+  const auto model = ask.architecture();
+  check(model.has_value(), ErrorCode::invalid_argument,
+        "no model: give model= (an architecture) or checkpoint= (a directory of Hugging Face)");
+  const cli::MadePlan made = cli::make_plan({.options = ask.options(told),
+                                             .model = *model,
+                                             .run = ask.run,
+                                             .profile = cli::default_profile(),
+                                             .machine = ask.machine},
+                                            told);
+  return {cli::to_json(made, *model).dump(), cli::to_text(made.view())};
+}
+
+/// Passes what happens to an object of Python. What that raises, and Ctrl-C, ends the run after the
+/// step, with its state saved.
+class Watcher final : public engine::TrainObserver {
+ public:
+  explicit Watcher(nb::object watcher) : watcher_(std::move(watcher)) {}
+
+  void planned(const engine::TrainPlan& plan) override {
+    const cli::PlanView view{.workload = plan.workload,
+                             .placement = plan.placement,
+                             .budgets = plan.budgets,
+                             .profile = plan.profile,
+                             .prediction = plan.prediction,
+                             .memory = plan.memory,
+                             .device = plan.device};
+    const std::string text =
+        fmt::format("{}commits    every {} step(s)\n", cli::to_text(view), plan.commit_every);
+    call("planned", cli::to_json(view).dump(), text, plan.first_step, plan.steps);
+  }
+
+  void stepped(const engine::StepResult& result, const engine::StepUse&) override {
+    call("stepped", result.step, result.loss, result.grad_norm, result.lr, result.tokens,
+         result.seconds, result.skipped);
+  }
+
+  void evaluated(std::uint64_t step, const engine::Evaluation& evaluation) override {
+    call("evaluated", step, evaluation.loss);
+  }
+
+  void saved(std::uint64_t step, const std::filesystem::path& checkpoint) override {
+    call("saved", step, checkpoint.string());
+  }
+
+  void noted(const std::string& text) override { call("noted", text); }
+
+  [[nodiscard]] const std::atomic<int>& interrupt() const { return interrupt_; }
+  /// Returns the exception that ended the run, or None. The lock must be held.
+  [[nodiscard]] nb::object raised() const {
+    return failure_ ? nb::borrow(failure_->value()) : nb::none();
+  }
+
+ private:
+  template <class... Arguments>
+  void call(const char* name, const Arguments&... arguments) {
+    const nb::gil_scoped_acquire locked;
+    if (failure_) return;
+    try {
+      watcher_.attr(name)(arguments...);
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    } catch (nb::python_error& error) {
+      failure_.emplace(std::move(error));
+      interrupt_ = 1;
+    }
+  }
+
+  nb::object watcher_;
+  std::optional<nb::python_error> failure_;
+  std::atomic<int> interrupt_{0};
+};
+
+/// Returns the report as a document and as text, and what ended the run early, or None.
+nb::tuple train(const Ask& ask, nb::object watcher) {
+  Watcher face(std::move(watcher));
+  std::string document;
+  std::string text;
+  {
+    const nb::gil_scoped_release unlocked;
+    engine::TrainRequest request;
+    request.options = ask.options([&face](const std::string& line) { face.noted(line); });
+    request.model = ask.architecture();
+    request.data = ask.data;
+    request.run = ask.run;
+    request.from = ask.start();
+    request.resume = ask.resume;
+    request.profile = cli::default_profile();
+    const engine::TrainReport report = engine::train(request, face, face.interrupt());
+    document = cli::to_json(report).dump();
+    text = cli::to_text(report);
+  }
+  return nb::make_tuple(document, text, face.raised());
+}
+
+}  // namespace
+
+void add_native_run(nb::module_& module) {
+  nb::class_<Ask>(module, "Ask", "What plan and train are asked for.")
+      .def(nb::init<>())
+      .def_rw("config", &Ask::config)
+      .def_rw("origin", &Ask::origin)
+      .def_rw("settings", &Ask::settings)
+      .def_rw("model", &Ask::model)
+      .def_rw("layers", &Ask::layers)
+      .def_rw("checkpoint", &Ask::checkpoint)
+      .def_rw("data", &Ask::data)
+      .def_rw("run", &Ask::run)
+      .def_rw("machine", &Ask::machine)
+      .def_rw("resume", &Ask::resume);
+  module.def("plan", &plan, nb::arg("ask"), nb::arg("note"),
+             "Returns the plan as JSON and as a table; note is called with lines for the user.");
+  module.def("train", &train, nb::arg("ask"), nb::arg("watcher"),
+             "Returns the report as JSON and as text, and the exception that ended it or None.");
+}
+
+}  // namespace spillway::python
