@@ -200,6 +200,8 @@ def life():
     run("kept checkpoints", "llama", steps=8, save_every=3, keep=2, residency="none")
     run("kept checkpoints, bf16 on disk", steps=8, save_every=2, keep=3, compute="bf16", flags=DISK,
         commit_every=3)
+    run("kept checkpoints, state on the device", save_every=2, keep=3, state_home="device",
+        covers=["state device"])
     run("stopped and resumed", "llama-tied", parts=[{"steps": 3}, {"steps": 8}])
     run("resumed on another tier each time", "llama", compute="bf16", parts=[
         {"steps": 3}, {"steps": 5, "section": {"state_home": "nvme", "residency": "none"}},
