@@ -12,13 +12,20 @@ std::vector<OpsCase> all_cases() {
           {"gpu_own_attention", DType::fp16}};
 }
 
+std::vector<OpsCase> cases_in_parts() {
+  return {{"gpu_in_parts", DType::bf16}, {"gpu_in_parts", DType::fp16}};
+}
+
 OpsCase case_of(DType dtype) { return {"gpu", dtype}; }
 
 std::string reason_to_skip() { return why_no_gpu(); }
 
 std::unique_ptr<Ops> make_case_ops(const OpsCase& c) {
   use_gpu();
-  return make_gpu_ops({.compute = c.dtype, .own_attention = c.kernels == "gpu_own_attention"});
+  const bool in_parts = c.kernels == "gpu_in_parts";
+  return make_gpu_ops({.compute = c.dtype,
+                       .own_attention = c.kernels == "gpu_own_attention",
+                       .score_gradients = in_parts ? Bytes{1} : cuda::kScoreGradients});
 }
 
 // Sums of fp32 in another order; cuDNN rounds probabilities to 16 bits before it weighs with them.

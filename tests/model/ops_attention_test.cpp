@@ -231,6 +231,7 @@ TEST_P(Attention, RopeRotatesPairsByThePositionsAngle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryCase, Attention, testing::ValuesIn(all_cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(InParts, Attention, testing::ValuesIn(cases_in_parts()), name_of_case);
 
 }  // namespace
 }  // namespace spillway::model

@@ -12,7 +12,7 @@
 namespace spillway::model {
 
 struct OpsCase {
-  std::string kernels;  ///< of the host; "gpu" names the device
+  std::string kernels;  ///< of the host; "gpu" and what begins so name the device
   DType dtype;
   bool widen = false;
   int threads = 2;
@@ -20,6 +20,8 @@ struct OpsCase {
 
 /// Every implementation and dtype of the program's device.
 [[nodiscard]] std::vector<OpsCase> all_cases();
+/// Those whose attention works in the smallest parts; none where it knows no parts.
+[[nodiscard]] std::vector<OpsCase> cases_in_parts();
 /// The best implementation of `dtype`.
 [[nodiscard]] OpsCase case_of(DType dtype);
 /// Not empty: why no test of this program can run here.

@@ -9,6 +9,7 @@
 #include "runtime/base/cuda/check.hpp"
 #include "runtime/model/cuda/attention/attention_cudnn.hpp"
 #include "runtime/model/cuda/attention/attention_kernel.hpp"
+#include "runtime/model/cuda/attention/attention_parts.hpp"
 #include "runtime/model/cuda/gemm/gemm.hpp"
 #include "runtime/model/cuda/kernels/bodies/embedding.hpp"
 #include "runtime/model/cuda/kernels/bodies/reduction.hpp"
@@ -162,7 +163,9 @@ void DeviceOps::attention_backward(AttentionPlan plan, const AttentionBackwardAr
   SPILLWAY_ASSERT(keeps_strides(attention.shape, a) &&
                   a.workspace.size() >= plan.workspace.value());
   if (attention.cudnn != nullptr) {
-    attention.cudnn->backward(a, stream());
+    for_each_part(a, attention.shape, math_, [&](const AttentionBackwardArguments& part) {
+      attention.cudnn->backward(part, stream());
+    });
   } else {
     own_attention_backward(stream(), math_.compute, attention.shape, a);
   }

@@ -38,6 +38,7 @@ class Attention final : public CudnnAttention {
  public:
   Attention(const AttentionShape& shape, const CudaMath& math)
       : shape_(shape),
+        part_(attention_backward_part(shape, math)),
         type_(math.compute == DType::bf16 ? CUDA_R_16BF : CUDA_R_16F),
         workspace_((attention_workspace(shape, math) - Bytes{kWorkspaceAlignment}).value()) {}
 
@@ -47,10 +48,10 @@ class Attention final : public CudnnAttention {
 
   void forward(const AttentionForwardArguments& a, void* stream) override {
     enqueue(a.workspace, stream, [this, a] {
-      expect(a.q, shape_.heads, "q");
-      expect(a.k, shape_.kv_heads, "k");
-      expect(a.v, shape_.kv_heads, "v");
-      expect(a.out, shape_.heads, "attention's result");
+      expect(a.q, shape_.batch, shape_.heads, "q");
+      expect(a.k, shape_.batch, shape_.kv_heads, "k");
+      expect(a.v, shape_.batch, shape_.kv_heads, "v");
+      expect(a.out, shape_.batch, shape_.heads, "attention's result");
       for_each_head([&](std::uint32_t batch, std::uint32_t head) {
         forward_head(rows(a.q, batch, head), rows(a.k, batch, shared(head)),
                      rows(a.v, batch, shared(head)), rows(a.out, batch, head),
@@ -61,16 +62,17 @@ class Attention final : public CudnnAttention {
 
   void backward(const AttentionBackwardArguments& a, void* stream) override {
     enqueue(a.workspace, stream, [this, a] {
-      expect(a.q, shape_.heads, "q");
-      expect(a.k, shape_.kv_heads, "k");
-      expect(a.v, shape_.kv_heads, "v");
-      expect(a.out, shape_.heads, "attention's result");
-      expect(a.out_gradient, shape_.heads, "the gradient of attention's result");
-      expect(a.q_gradient, shape_.heads, "the gradient of q");
-      expect(a.k_gradient, shape_.kv_heads, "the gradient of k");
-      expect(a.v_gradient, shape_.kv_heads, "the gradient of v");
-      for (std::uint32_t batch = 0; batch < shape_.batch; ++batch) {
-        for (std::uint32_t kv = 0; kv < shape_.kv_heads; ++kv) backward_group(a, batch, kv);
+      const std::uint32_t heads = part_.kv_heads * group();
+      expect(a.q, part_.batch, heads, "q");
+      expect(a.k, part_.batch, part_.kv_heads, "k");
+      expect(a.v, part_.batch, part_.kv_heads, "v");
+      expect(a.out, part_.batch, heads, "attention's result");
+      expect(a.out_gradient, part_.batch, heads, "the gradient of attention's result");
+      expect(a.q_gradient, part_.batch, heads, "the gradient of q");
+      expect(a.k_gradient, part_.batch, part_.kv_heads, "the gradient of k");
+      expect(a.v_gradient, part_.batch, part_.kv_heads, "the gradient of v");
+      for (std::uint32_t batch = 0; batch < part_.batch; ++batch) {
+        for (std::uint32_t kv = 0; kv < part_.kv_heads; ++kv) backward_group(a, batch, kv);
       }
     });
   }
@@ -95,8 +97,9 @@ class Attention final : public CudnnAttention {
             shape_.head_dim};
   }
   template <class View>
-  void expect(const HeadRows<View>& all, std::uint32_t heads, const char* what) const {
-    const std::uint64_t last = std::uint64_t{shape_.batch} * shape_.sequence - 1;
+  void expect(const HeadRows<View>& all, std::uint32_t batch, std::uint32_t heads,
+              const char* what) const {
+    const std::uint64_t last = std::uint64_t{batch} * shape_.sequence - 1;
     const std::uint64_t count = last * all.stride + std::uint64_t{heads} * shape_.head_dim;
     expect_operand(what, all.data.address(), count * cuda_emulation::element_bytes(type_), 16);
   }
@@ -173,6 +176,7 @@ class Attention final : public CudnnAttention {
   }
 
   AttentionShape shape_;
+  AttentionPart part_;
   cudaDataType_t type_;
   std::size_t workspace_;
 };

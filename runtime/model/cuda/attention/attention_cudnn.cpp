@@ -199,12 +199,9 @@ std::unique_ptr<Graph> backward_graph(const AttentionShape& s, const CudaMath& m
 class PreparedAttention final : public CudnnAttention {
  public:
   PreparedAttention(const AttentionShape& shape, const CudaMath& math, const Target& target)
-      : shape_(shape),
-        element_(size_of(math.compute)),
-        part_(attention_backward_part(shape, math)),
-        handle_(target.handle),
+      : handle_(target.handle),
         forward_(forward_graph(shape, math, target)),
-        backward_(backward_graph(shape, math, part_, target)) {}
+        backward_(backward_graph(shape, math, attention_backward_part(shape, math), target)) {}
 
   [[nodiscard]] AttentionEngines engines() const override {
     return {.forward = engine_of(*forward_),
@@ -213,33 +210,25 @@ class PreparedAttention final : public CudnnAttention {
   }
 
   void forward(const AttentionForwardArguments& a, void* stream) override {
-    Addresses addresses{{uid_q, address(a.q, 0, 0)},
-                        {uid_k, address(a.k, 0, 0)},
-                        {uid_v, address(a.v, 0, 0)},
-                        {uid_out, address(a.out, 0, 0)},
+    Addresses addresses{{uid_q, address(a.q)},
+                        {uid_k, address(a.k)},
+                        {uid_v, address(a.v)},
+                        {uid_out, address(a.out)},
                         {uid_log_sum, a.log_sum.address()}};
     run(*forward_, addresses, a.workspace, stream);
   }
 
   void backward(const AttentionBackwardArguments& a, void* stream) override {
-    const std::uint32_t group = shape_.heads / shape_.kv_heads;
-    for (std::uint32_t batch = 0; batch < shape_.batch; batch += part_.batch) {
-      for (std::uint32_t kv = 0; kv < shape_.kv_heads; kv += part_.kv_heads) {
-        const std::uint32_t head = kv * group;
-        const std::uint64_t row =
-            (std::uint64_t{batch} * shape_.heads + head) * std::uint64_t{shape_.sequence};
-        Addresses addresses{{uid_q, address(a.q, batch, head)},
-                            {uid_k, address(a.k, batch, kv)},
-                            {uid_v, address(a.v, batch, kv)},
-                            {uid_out, address(a.out, batch, head)},
-                            {uid_out_gradient, address(a.out_gradient, batch, head)},
-                            {uid_log_sum, const_cast<float*>(a.log_sum.address() + row)},
-                            {uid_q_gradient, address(a.q_gradient, batch, head)},
-                            {uid_k_gradient, address(a.k_gradient, batch, kv)},
-                            {uid_v_gradient, address(a.v_gradient, batch, kv)}};
-        run(*backward_, addresses, a.workspace, stream);
-      }
-    }
+    Addresses addresses{{uid_q, address(a.q)},
+                        {uid_k, address(a.k)},
+                        {uid_v, address(a.v)},
+                        {uid_out, address(a.out)},
+                        {uid_out_gradient, address(a.out_gradient)},
+                        {uid_log_sum, const_cast<float*>(a.log_sum.address())},
+                        {uid_q_gradient, address(a.q_gradient)},
+                        {uid_k_gradient, address(a.k_gradient)},
+                        {uid_v_gradient, address(a.v_gradient)}};
+    run(*backward_, addresses, a.workspace, stream);
   }
 
  private:
@@ -254,12 +243,9 @@ class PreparedAttention final : public CudnnAttention {
     return Bytes{static_cast<std::uint64_t>(bytes)};
   }
 
-  /// Returns where the head's row of the first position of a window lies.
   template <class View>
-  void* address(const HeadRows<View>& rows, std::uint32_t batch, std::uint32_t head) const {
-    const std::uint64_t element = std::uint64_t{batch} * shape_.sequence * rows.stride +
-                                  std::uint64_t{head} * shape_.head_dim;
-    return const_cast<std::byte*>(rows.data.address()) + element * element_;
+  static void* address(const HeadRows<View>& rows) {
+    return const_cast<std::byte*>(rows.data.address());
   }
 
   void run(const Graph& graph, Addresses& addresses, Tensor workspace, void* stream) const {
@@ -281,9 +267,6 @@ class PreparedAttention final : public CudnnAttention {
                             reason_of_library()));
   }
 
-  AttentionShape shape_;
-  std::size_t element_;
-  AttentionPart part_;
   cudnnHandle_t handle_;
   std::unique_ptr<Graph> forward_, backward_;
 };

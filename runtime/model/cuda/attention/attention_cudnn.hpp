@@ -24,12 +24,14 @@ struct AttentionEngines {
   Bytes workspace;                ///< the larger of what both need
 };
 
-/// Holds the graphs of one shape.
+/// Holds the graphs of one shape: forward's of a whole call, backward's of a part of one
+/// (`attention_backward_part`).
 class CudnnAttention {
  public:
   virtual ~CudnnAttention() = default;
   [[nodiscard]] virtual AttentionEngines engines() const = 0;
   virtual void forward(const AttentionForwardArguments& arguments, void* stream) = 0;
+  /// `arguments` are those of a part: see attention_parts.hpp.
   virtual void backward(const AttentionBackwardArguments& arguments, void* stream) = 0;
 };
 
