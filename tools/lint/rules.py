@@ -61,7 +61,7 @@ def must_be_registered(name: str) -> bool:
     path = pathlib.PurePath(name)
     if path.parts[0] not in MODULE_ROOTS or name.startswith("tests/consumer/"):
         return False  # the consumer is a project of its own
-    if path.suffix in (".cpp", ".cu"):
+    if path.suffix in (".c", ".cpp", ".cu"):
         return True
     return path.parts[0] == "tests" and path.name.endswith("_test.py")
 

@@ -5,7 +5,7 @@ import re
 import subprocess
 from typing import Iterator, NamedTuple
 
-CXX = {".cpp", ".hpp", ".inl", ".cu", ".cuh"}
+CXX = {".c", ".h", ".cpp", ".hpp", ".inl", ".cu", ".cuh"}
 MODULE_ROOTS = ("runtime", "offload", "cpu_adam", "nvme_swap", "comm", "tools", "tests")
 
 
