@@ -31,7 +31,7 @@ struct Evaluation {
 
 /// Counts the seconds of a step during which a lane worked and the gpu lane did not, as the
 /// simulator's `LaneUse::exposed`.
-using Exposed = std::array<double, plan::kLaneCount>;
+using Exposed = std::array<double, plan::kMachineLanes>;
 
 /// Says what a step used of the machine.
 struct StepUse {

@@ -41,24 +41,23 @@ void skip(const config::TrainOptions& options, TrainingState& state, StepResult&
 
 }  // namespace
 
-PendingUpdate decide_update(const config::TrainOptions& options, TrainingState& state,
-                            StepResult& result) {
+double clip_factor(double norm, double limit) {
+  return limit > 0 ? std::min(1.0, limit / (norm + 1e-6)) : 1.0;
+}
+
+void decide_update(const config::TrainOptions& options, TrainingState& state, StepResult& result,
+                   PendingUpdate& update) {
   const std::uint64_t t = state.updates + 1;
   result.lr = config::learning_rate(options.schedule, t);
-  if (!std::isfinite(result.grad_norm)) {
-    skip(options, state, result);
-    return {};
-  }
+  update.pending = std::isfinite(result.grad_norm);
+  if (!update.pending) return skip(options, state, result);
   if (options.compute == DType::fp16) {
     state.loss_scale =
         config::next_loss_scale(options.loss_scale, state.loss_scale, /*finite=*/true);
   }
   state.skipped_in_a_row = 0;
   state.updates = t;
-  // As torch.nn.utils.clip_grad_norm_: the factor is clip / (norm + 1e-6), never above 1.
-  const double clip = options.gradient_clipping > 0
-                          ? std::min(1.0, options.gradient_clipping / (result.grad_norm + 1e-6))
-                          : 1.0;
+  const double clip = clip_factor(result.grad_norm, options.gradient_clipping);
   cpu_adam::AdamOptions adam = options.adam;
   adam.lr = result.lr;
   const bool has_betas =
@@ -68,11 +67,10 @@ PendingUpdate decide_update(const config::TrainOptions& options, TrainingState& 
     adam.beta2 = config::kOneCycleBeta2;
   }
   adam.rounding_seed = options.seed;
-  PendingUpdate update{.pending = true,
-                       .decayed = cpu_adam::make_scalars(adam, t, clip / result.scale)};
+  update.groups.resize(kNativeGroups);
+  update.groups[kDecayed] = cpu_adam::make_scalars(adam, t, clip / result.scale);
   adam.weight_decay = 0;
-  update.plain = cpu_adam::make_scalars(adam, t, clip / result.scale);
-  return update;
+  update.groups[kPlain] = cpu_adam::make_scalars(adam, t, clip / result.scale);
 }
 
 }  // namespace spillway::engine

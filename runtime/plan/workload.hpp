@@ -47,14 +47,17 @@ struct Workload {
   std::vector<BlockShape> blocks;
   bool tiled = false;
   bool tied_head = false;
-  ElementCount tied_elements;       ///< of `tied_blocks` used by a tied head; else 0
-  DType compute = DType::fp32;      ///< of parameters, gradients and activations
-  Bytes boundary_bytes;             ///< one activation tensor between blocks, per micro-batch
-  Bytes workspace_bytes;            ///< temporaries of the largest op of any block
-  Bytes carried_bytes;              ///< what tiles leave each other, per micro-batch
-  Bytes constant_bytes;             ///< tables that operators read, the same for all blocks
-  Bytes token_bytes;                ///< token ids of one micro-batch, targets included
-  Bytes logits_bytes;               ///< of one micro-batch, where a plan makes no loss but logits
+  ElementCount tied_elements;   ///< of `tied_blocks` used by a tied head; else 0
+  DType compute = DType::fp32;  ///< of parameters, gradients and activations
+  Bytes boundary_bytes;         ///< one activation tensor between blocks, per micro-batch
+  Bytes workspace_bytes;        ///< temporaries of the largest op of any block
+  Bytes carried_bytes;          ///< what tiles leave each other, per micro-batch
+  Bytes constant_bytes;         ///< tables that operators read, the same for all blocks
+  Bytes token_bytes;            ///< token ids of one micro-batch, targets included
+  Bytes logits_bytes;           ///< of one micro-batch, where a plan makes no loss but logits
+  /// Another framework runs the passes: blocks are ranges of parameters, and their parameters and
+  /// gradients are on the host.
+  bool external = false;
   std::uint64_t tokens = 0;         ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< per round
   std::uint32_t rounds = 1;

@@ -131,8 +131,8 @@ class BareEngine {
     step.commit.payload = {std::byte{1}};
     executor_->run(performer);
     step.update.pending = true;
-    step.update.decayed = step.update.plain =
-        cpu_adam::make_scalars(engine_.setup().options.adam, 1, 1.0);
+    step.update.groups.assign(kNativeGroups,
+                              cpu_adam::make_scalars(engine_.setup().options.adam, 1, 1.0));
     step.commit_due = true;
     executor_->run(performer);
     return image_of(engine_.memory());

@@ -246,6 +246,7 @@ std::string wrong_tier(const Op& op, const Access& access) {
     case Lane::nvme_write:
       fits = op.kind == OpKind::commit || tier == (access.writes ? Tier::nvme : Tier::host);
       break;
+    case Lane::external: fits = tier == Tier::host; break;
   }
   return fits ? "" : fmt::format("its lane does not reach {}", to_text(access.buffer));
 }

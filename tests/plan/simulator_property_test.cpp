@@ -82,7 +82,7 @@ StepPlan random_plan(std::mt19937_64& random, std::size_t count) {
     for (OpIndex j = i > 6 ? i - 6 : 0; j < i; ++j) {
       if (random() % 5 == 0) dependencies.push_back(j);
     }
-    const auto lane = static_cast<Lane>(random() % kLaneCount);
+    const auto lane = static_cast<Lane>(random() % kMachineLanes);
     const std::uint64_t amount = random() % 12;
     append(plan, {.lane = lane, .bytes = amount, .flops = lane == Lane::gpu ? double(amount) : 0.0},
            dependencies);
@@ -138,7 +138,7 @@ TEST(SimulatorProperty, AccountsForEverySecond) {
     EXPECT_NEAR(sum_of_critical(prediction), step, 1e-9 * (1 + step));
     EXPECT_NEAR(prediction.gpu_idle + prediction[Lane::gpu].busy, step, 1e-9 * (1 + step));
     double exposed = 0;
-    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    for (std::size_t lane = 0; lane < kMachineLanes; ++lane) {
       const LaneUse& use = prediction.lanes[lane];
       double busy = 0;
       for (OpIndex i = 0; i < plan.ops.size(); ++i) {

@@ -17,8 +17,8 @@ using plan::Tier;
 
 /// Bytes that one run of the plan moves on the copy and disk lanes; reads that the step before has
 /// made are not made again.
-std::array<Bytes, plan::kLaneCount> bytes_by_lane(const plan::StepPlan& plan) {
-  std::array<Bytes, plan::kLaneCount> sums{};
+std::array<Bytes, plan::kMachineLanes> bytes_by_lane(const plan::StepPlan& plan) {
+  std::array<Bytes, plan::kMachineLanes> sums{};
   for (const plan::Op& op : plan.ops) {
     const bool moves = op.lane != Lane::gpu && op.lane != Lane::cpu;
     if (moves && !op.held) sums.at(static_cast<std::size_t>(op.lane)) += op.bytes;

@@ -44,9 +44,9 @@ struct StepBenchResult {
   std::size_t measured_products = 0;     ///< algorithms that the machine profile had
   double first_loss = 0;                 ///< of the first step, warm-up included
   double last_loss = 0;
-  std::array<TierUse, 3> tiers{};               ///< by plan::Tier
-  std::array<Bytes, plan::kLaneCount> moved{};  ///< in one step, by copy and disk lane
-  std::string device;                           ///< engine::device_name
+  std::array<TierUse, 3> tiers{};                  ///< by plan::Tier
+  std::array<Bytes, plan::kMachineLanes> moved{};  ///< in one step, by copy and disk lane
+  std::string device;                              ///< engine::device_name
 
   [[nodiscard]] std::uint64_t tokens_per_step() const {
     return workload.tokens * workload.micro_batches * workload.rounds;

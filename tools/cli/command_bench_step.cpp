@@ -87,7 +87,7 @@ Peak peak_of(const bench::StepBenchRequest& request, const StepBenchResult& resu
 
 ordered_json by_lane(const auto& values, const auto& convert) {
   ordered_json document = ordered_json::object();
-  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+  for (std::size_t lane = 0; lane < plan::kMachineLanes; ++lane) {
     document[std::string(plan::name_of(static_cast<plan::Lane>(lane)))] = convert(values[lane]);
   }
   return document;

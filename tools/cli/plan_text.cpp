@@ -182,7 +182,7 @@ std::string to_text(const PlanView& view) {
     }
   }
   fmt::format_to(out, "lanes      {:<12} {:>10} {:>10}\n", "", "busy s", "exposed s");
-  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+  for (std::size_t lane = 0; lane < plan::kMachineLanes; ++lane) {
     const plan::LaneUse& use = view.prediction.lanes[lane];
     if (use.busy <= 0) continue;
     fmt::format_to(out, "           {:<12} {:>10.4f} {:>10.4f}\n",
@@ -227,7 +227,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
     entry.update(to_json(cut.cut));
     if (cut.next) entry["next_best"] = to_json(*cut.next);
   }
-  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+  for (std::size_t lane = 0; lane < plan::kMachineLanes; ++lane) {
     const plan::LaneUse& use = view.prediction.lanes[lane];
     document["lanes"][std::string(plan::name_of(static_cast<Lane>(lane)))] = {
         {"busy_seconds", use.busy}, {"exposed_seconds", use.exposed}};

@@ -1,6 +1,7 @@
 #include "runtime/engine/prepare/workload.hpp"
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/update_decision.hpp"
 
 namespace spillway::engine {
 
@@ -51,9 +52,8 @@ plan::DecoderShape decoder_shape(const model::ModelConfig& config, std::uint32_t
           .mlp_matrices = config.activation == model::Activation::silu ? 3.0 : 2.0};
 }
 
-std::vector<std::uint64_t> decayed_parameters(const model::ModelLayout& layout,
-                                              config::DecayScope scope) {
-  std::vector<std::uint64_t> ends;
+std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout, config::DecayScope scope) {
+  std::vector<BlockGroups> groups;
   for (const model::BlockLayout& block : layout.blocks) {
     std::uint64_t end = 0;
     bool vectors = false;
@@ -63,9 +63,11 @@ std::vector<std::uint64_t> decayed_parameters(const model::ModelLayout& layout,
       vectors = tensor.is_vector;
       if (!vectors) end = tensor.first.value() + tensor.count.value();
     }
-    ends.push_back(scope == config::DecayScope::all ? block.padded_parameters.value() : end);
+    const std::uint64_t padded = block.padded_parameters.value();
+    if (scope == config::DecayScope::all) end = padded;
+    groups.push_back({{{.end = end, .group = kDecayed}, {.end = padded, .group = kPlain}}});
   }
-  return ends;
+  return groups;
 }
 
 namespace {

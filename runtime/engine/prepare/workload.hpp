@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "runtime/config/train_options.hpp"
+#include "runtime/engine/step/op_actions.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/model/transformer.hpp"
 #include "runtime/plan/placement/choose.hpp"
@@ -19,9 +20,9 @@ namespace spillway::engine {
 [[nodiscard]] plan::DecoderShape decoder_shape(const model::ModelConfig& config,
                                                std::uint32_t context);
 
-/// Holds, for each block, the parameters from its start that weight decay applies to.
-[[nodiscard]] std::vector<std::uint64_t> decayed_parameters(const model::ModelLayout& layout,
-                                                            config::DecayScope scope);
+/// Returns what weight decay applies to of each block, and behind it the rest.
+[[nodiscard]] std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout,
+                                                    config::DecayScope scope);
 
 [[nodiscard]] plan::PlacementRequest placement_request(const config::TrainOptions& options);
 

@@ -52,7 +52,7 @@ class FileBuffer final : public std::streambuf {
 }  // namespace
 
 StepTrace::StepTrace(std::size_t ops) : trace_(ops * kTracedSteps) {
-  for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
+  for (std::size_t lane = 0; lane < plan::kMachineLanes; ++lane) {
     lanes_[lane] = trace_.add_lane(plan::name_of(static_cast<plan::Lane>(lane)));
   }
 }

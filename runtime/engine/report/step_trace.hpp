@@ -26,7 +26,7 @@ class StepTrace {
 
  private:
   Trace trace_;
-  std::array<LaneIndex, plan::kLaneCount> lanes_{};
+  std::array<LaneIndex, plan::kMachineLanes> lanes_{};
   std::uint64_t steps_ = 0;
 };
 

@@ -73,7 +73,7 @@ Executor::Executor(plan::StepPlan plan, Streams& streams, WakeSignal& wake)
     lanes_[static_cast<std::size_t>(lane)].ops.push_back(op);
     names_.push_back(profiler_name(plan_.ops[op]));
   }
-  for (LaneQueue& lane : lanes_) lane.in_flight.reserve(kInFlight);
+  for (LaneQueue& lane : lanes_) lane.in_flight.reserve(std::max(kInFlight, lane.ops.size()));
 }
 
 double Executor::now() const {
@@ -146,6 +146,7 @@ bool Executor::may_start(const Op& op) const {
 }
 
 bool Executor::has_room(const LaneQueue& lane, const Op& op) const {
+  if (op.lane == Lane::external) return true;
   if (lane.in_flight.size() >= kInFlight) return false;
   if (!is_pass(op)) return true;
   const auto passes = std::ranges::count_if(
@@ -230,7 +231,7 @@ void Executor::complete(LaneQueue& lane, OpIndex op) {
 Exposed Executor::exposed() const {
   const std::vector<OpIndex>& gpu = lanes_[static_cast<std::size_t>(Lane::gpu)].ops;
   Exposed exposed{};
-  for (std::size_t name = 0; name < plan::kLaneCount; ++name) {
+  for (std::size_t name = 0; name < exposed.size(); ++name) {
     if (static_cast<Lane>(name) == Lane::gpu) continue;
     std::size_t first = 0;  // the first gpu op that may still overlap
     for (const OpIndex op : lanes_[name].ops) {

@@ -141,8 +141,8 @@ Ticket OpActions::start(const Op& op) {
     case OpKind::grad_norm: return workers.submit([this, &op] { host_norm(op); });
     case OpKind::update: return workers.submit([this, &op] { host_update(op); });
     case OpKind::checksum: return workers.submit([this, &op] { host_checksum(op); });
-    case OpKind::forward:
-    case OpKind::backward:
+    case OpKind::forward: return resources_.passes->forward(op.block);
+    case OpKind::backward: return resources_.passes->backward(op.block);
     case OpKind::loss: break;
   }
   SPILLWAY_ASSERT(false && "no worker runs this kind of op");
@@ -179,7 +179,8 @@ Ticket OpActions::write_slot(const Op& op, nvme_swap::TileStore& store, TicketPa
 Ticket OpActions::write(const Op& op) {
   count(op, state_of(op).size());
   if (resources_.slots.with_parameters()) count(op, parameters_to_write(op).size());
-  Ticket written = write_slot(op, *resources_.store, writes_);
+  Ticket written;
+  if (resources_.store != nullptr) written = write_slot(op, *resources_.store, writes_);
   if (step_.copy == nullptr) return written;
   return copies_.join(op.tile, std::move(written), write_slot(op, *step_.copy, copy_writes_));
 }

@@ -14,6 +14,7 @@
 #include "runtime/engine/step/activation_tiles.hpp"
 #include "runtime/engine/step/device_math.hpp"
 #include "runtime/engine/step/executor.hpp"
+#include "runtime/engine/step/external_passes.hpp"
 #include "runtime/engine/step/op_memory.hpp"
 #include "runtime/engine/step/state_slots.hpp"
 #include "runtime/engine/step/ticket_chains.hpp"
@@ -23,13 +24,20 @@
 
 namespace spillway::engine {
 
+/// The parameters of a block from the end of the part before up to `end`, an index in the block.
+struct GroupPart {
+  std::uint64_t end;
+  std::uint32_t group;
+};
+using BlockGroups = std::array<GroupPart, 2>;
+
 /// What the ops work with; all outlive the actions.
 struct OpResources {
   const plan::Workload& workload;
   const plan::Placement& placement;
   Memory& memory;
   const StateSlots& slots;
-  model::Transformer& transformer;
+  model::Transformer* transformer;  ///< null where no plan has passes of a model
   DeviceMath& device_math;
   cpu_adam::WorkerPool& workers;
   nvme_swap::TileStore* store;             ///< null where no plan reads or writes state there
@@ -37,15 +45,14 @@ struct OpResources {
   cpu_adam::Isa isa;
   const cpu_adam::Kernel& kernel;
   std::size_t update_prefetch;
-  /// Per block: parameters from its start that weight decay applies to.
-  std::vector<std::uint64_t> decayed;
+  std::vector<BlockGroups> groups;   ///< by block
+  ExternalPasses* passes = nullptr;  ///< null where no plan has passes of another framework
 };
 
 /// The scalars of the update that the next plan applies, if one is pending.
 struct PendingUpdate {
   bool pending = false;
-  cpu_adam::UpdateScalars decayed{};
-  cpu_adam::UpdateScalars plain{};
+  std::vector<cpu_adam::UpdateScalars> groups;  ///< as BlockGroups counts them
 };
 
 class OpActions final : public OpPerformer {
@@ -115,7 +122,7 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] cpu_adam::UpdateRange tile_range(std::uint32_t tile, std::byte* state,
                                                  const std::byte* gradient,
                                                  std::byte* parameters) const;
-  /// What decays of a block, then what does not.
+  /// Returns the parts of a block with the scalars of their groups.
   [[nodiscard]] std::array<cpu_adam::ParameterGroup, 2> groups_of(std::uint32_t block) const;
   /// Returns the 16-bit parameters of a tile's slot where an op to the disk finds them.
   [[nodiscard]] std::span<const std::byte> parameters_to_write(const plan::Op& op) const;

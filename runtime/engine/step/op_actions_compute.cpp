@@ -53,7 +53,7 @@ model::ForwardArguments OpActions::forward_arguments(const Op& op) const {
   return arguments;
 }
 
-void OpActions::forward(const Op& op) { resources_.transformer.forward(forward_arguments(op)); }
+void OpActions::forward(const Op& op) { resources_.transformer->forward(forward_arguments(op)); }
 
 void OpActions::backward(const Op& op) {
   const OpMemory memory = memory_of(op);
@@ -62,7 +62,7 @@ void OpActions::backward(const Op& op) {
   auto arguments = common_arguments<model::BackwardArguments>(op);
   if (layer > 0) {
     const bool recomputes = memory.writes(ValueKind::saved, layer);
-    if (recomputes) resources_.transformer.forward(forward_arguments(op));
+    if (recomputes) resources_.transformer->forward(forward_arguments(op));
     const auto saved =
         recomputes ? memory.write(ValueKind::saved, layer) : memory.read(ValueKind::saved, layer);
     arguments.saved =
@@ -81,7 +81,7 @@ void OpActions::backward(const Op& op) {
       memory.device(memory.write(ValueKind::gradient_sum, op.block), sum_bytes(op.block))
           .as<float>();
   arguments.first = op.micro_batch == 0;
-  resources_.transformer.backward(arguments);
+  resources_.transformer->backward(arguments);
 }
 
 void OpActions::logits(const Op& op) {
@@ -97,7 +97,7 @@ void OpActions::logits(const Op& op) {
   arguments.logits = memory.device(memory.write(ValueKind::logits)).as<float>();
   arguments.all_positions = true;
   arguments.workspace = common.workspace;
-  resources_.transformer.logits(arguments);
+  resources_.transformer->logits(arguments);
 }
 
 void OpActions::loss(const Op& op) {
@@ -143,7 +143,7 @@ void OpActions::loss(const Op& op) {
     }
     arguments.first = op.micro_batch == 0;
   }
-  resources_.transformer.loss(arguments);
+  resources_.transformer->loss(arguments);
 }
 
 }  // namespace spillway::engine

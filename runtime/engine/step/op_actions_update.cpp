@@ -75,9 +75,10 @@ cpu_adam::UpdateRange OpActions::tile_range(std::uint32_t tile, std::byte* state
 }
 
 std::array<cpu_adam::ParameterGroup, 2> OpActions::groups_of(std::uint32_t block) const {
-  return {{{.end = resources_.decayed[block], .scalars = step_.update.decayed},
-           {.end = resources_.workload.blocks[block].padded_parameters.value(),
-            .scalars = step_.update.plain}}};
+  const BlockGroups& parts = resources_.groups[block];
+  const auto& scalars = step_.update.groups;
+  return {{{.end = parts[0].end, .scalars = scalars[parts[0].group]},
+           {.end = parts[1].end, .scalars = scalars[parts[1].group]}}};
 }
 
 void OpActions::device_update(const Op& op) {

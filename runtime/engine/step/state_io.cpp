@@ -27,7 +27,7 @@ void StateIo::initialize(const model::ParameterSource& source) {
 
 void StateIo::restore() {
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
-    slots_.load(store_, tile, staging(tile));
+    slots_.load(*store_, tile, staging(tile));
     bring_home(tile, Stored::yes);
   }
   upload_residents();
@@ -43,14 +43,13 @@ nvme_swap::TileRead StateIo::adopt(const nvme_swap::CommittedTiles& source) {
   return nvme_swap::TileRead::whole;
 }
 
-void StateIo::copy_committed(nvme_swap::TileStore& target) {
-  SPILLWAY_ASSERT(store_.committed().has_value());
+void StateIo::copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& commit) {
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
     const std::span<std::byte> slot = staging(tile);
-    slots_.load(store_, tile, slot);
+    slots_.load(*store_, tile, slot);
     slots_.save(target, tile, slot);
   }
-  target.commit(*store_.committed()).wait();
+  target.commit(commit).wait();
 }
 
 void StateIo::bring_home(std::uint32_t tile, Stored stored) {
@@ -58,7 +57,7 @@ void StateIo::bring_home(std::uint32_t tile, Stored stored) {
   const std::span<std::byte> state = slots_.state_of(tile, slot);
   switch (placement_.blocks[slots_.tiles()[tile].block].state) {
     case Tier::nvme:
-      if (stored == Stored::no) slots_.save(store_, tile, slot);
+      if (stored == Stored::no) slots_.save(*store_, tile, slot);
       break;
     case Tier::host:
       std::ranges::copy(state, memory_.host({PoolKind::host_state, tile}).begin());
@@ -109,7 +108,7 @@ void StateIo::read_masters(std::uint32_t block, std::span<float> masters) {
     const std::byte* state = slot.data();
     const std::byte* parameters = slot.data() + layout.parameters;
     switch (placement_.blocks[block].state) {
-      case Tier::nvme: slots_.load(store_, tile, slot); break;
+      case Tier::nvme: slots_.load(*store_, tile, slot); break;
       case Tier::host:
         state = memory_.host({PoolKind::host_state, tile}).data();
         parameters = host_parameters(tile).data();

@@ -17,7 +17,7 @@ namespace spillway::engine {
 class StateIo {
  public:
   StateIo(const plan::Workload& workload, const plan::Placement& placement, Memory& memory,
-          const StateSlots& slots, Streams& streams, nvme_swap::TileStore& store, cpu_adam::Isa isa)
+          const StateSlots& slots, Streams& streams, nvme_swap::TileStore* store, cpu_adam::Isa isa)
       : workload_(workload),
         placement_(placement),
         memory_(memory),
@@ -33,8 +33,8 @@ class StateIo {
   /// The same from the store of another run, with equal tiles. After `moved_on` nothing here can be
   /// counted on.
   [[nodiscard]] nvme_swap::TileRead adopt(const nvme_swap::CommittedTiles& source);
-  /// All tiles of the store's committed version into `target`, and the commit itself.
-  void copy_committed(nvme_swap::TileStore& target);
+  /// The newest version of all tiles of the store into `target`, and a commit of them.
+  void copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& commit);
   /// The masters of one block, [padded], from wherever they live. No update may be pending.
   void read_masters(std::uint32_t block, std::span<float> masters);
 
@@ -59,7 +59,7 @@ class StateIo {
   Memory& memory_;
   const StateSlots& slots_;
   Streams& streams_;
-  nvme_swap::TileStore& store_;
+  nvme_swap::TileStore* store_;  // null where all state lies in memory and is never committed
   cpu_adam::Isa isa_;
 };
 

@@ -13,17 +13,18 @@ namespace {
 
 /// Binds the model's constants in device memory, which lives as long as the model runs; the host
 /// copy lasts no longer than this call.
-offload::DeviceMemory make_constants(model::Transformer& transformer,
+offload::DeviceMemory make_constants(model::Transformer* transformer,
                                      offload::DeviceBackend& backend, offload::Stream& stream) {
-  const std::vector<float> constants = transformer.constants();
+  if (transformer == nullptr) return {};
+  const std::vector<float> constants = transformer->constants();
   if (constants.empty()) return {};
-  const Bytes bytes = transformer.constant_bytes();
+  const Bytes bytes = transformer->constant_bytes();
   offload::DeviceMemory memory(backend, bytes);
   const offload::PinnedMemory staging(backend, bytes);
   std::memcpy(staging.host().data(), constants.data(), bytes.value());
   stream.upload(memory.device(), staging.host());
   stream.synchronize();
-  transformer.bind_constants(memory.device().as<const float>());
+  transformer->bind_constants(memory.device().as<const float>());
   return memory;
 }
 
@@ -36,29 +37,32 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
     : setup_(std::move(setup)),
       backend_(make_backend(setup_.options, setup_.budgets, &wake_)),
       streams_(std::make_unique<Streams>(*backend_)),
-      constants_(make_constants(*model.transformer, *backend_, *streams_->upload)),
+      constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
       device_math_(make_device_math(setup_.options, *streams_->compute)),
       slots_(setup_.workload, setup_.placement),
       memory_(std::make_unique<Memory>(std::move(pools), *backend_)) {
-  model.ops->bind_stream(streams_->compute->native());
+  if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());
   open_store();
   open_activation_store();
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = setup_.options.threads, .wake = &wake_});
-  actions_ = std::make_unique<OpActions>(OpResources{
-      .workload = setup_.workload,
-      .placement = setup_.placement,
-      .memory = *memory_,
-      .slots = slots_,
-      .transformer = *model.transformer,
-      .device_math = *device_math_,
-      .workers = *workers_,
-      .store = store_.get(),
-      .activation_store = activation_store_.get(),
-      .isa = setup_.options.isa.value_or(cpu_adam::best_isa()),
-      .kernel = update_kernel(setup_.options, setup_.workload),
-      .update_prefetch = setup_.update_prefetch,
-      .decayed = decayed_parameters(model.transformer->layout(), setup_.options.decay)});
+  actions_ = std::make_unique<OpActions>(
+      OpResources{.workload = setup_.workload,
+                  .placement = setup_.placement,
+                  .memory = *memory_,
+                  .slots = slots_,
+                  .transformer = model.transformer.get(),
+                  .device_math = *device_math_,
+                  .workers = *workers_,
+                  .store = store_.get(),
+                  .activation_store = activation_store_.get(),
+                  .isa = setup_.options.isa.value_or(cpu_adam::best_isa()),
+                  .kernel = update_kernel(setup_.options, setup_.workload),
+                  .update_prefetch = setup_.update_prefetch,
+                  .groups = model.transformer == nullptr
+                                ? setup_.groups
+                                : decay_groups(model.transformer->layout(), setup_.options.decay),
+                  .passes = setup_.passes});
 }
 
 void StepEngine::open_store() {

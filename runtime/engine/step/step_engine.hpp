@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "nvme_swap/tile_store.hpp"
 #include "offload/memory.hpp"
@@ -32,11 +33,15 @@ struct EngineSetup {
   nvme_swap::StoreOptions store_options{};  ///< of the state; without directories there is no store
   Start start = Start::anew;
   std::size_t update_prefetch = 0;  ///< the updates' software prefetch distance
+  /// Says by block what no model says, where another framework runs the passes.
+  std::vector<BlockGroups> groups{};
+  ExternalPasses* passes = nullptr;  ///< of that framework
 };
 
 class StepEngine {
  public:
-  /// Allocates everything that the placement names. `model` outlives this object.
+  /// Allocates everything that the placement names. `model` outlives this object; it is empty where
+  /// another framework runs the passes.
   StepEngine(const EngineSetup& setup, const ModelRuntime& model);
   /// Allocates these pools alone; the plans that it runs need no others.
   StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools);
@@ -47,8 +52,8 @@ class StepEngine {
   [[nodiscard]] const StateSlots& slots() const { return slots_; }
   [[nodiscard]] Memory& memory() { return *memory_; }
   [[nodiscard]] const Memory& memory() const { return *memory_; }
-  /// Returns the store of the state, which this engine must have.
-  [[nodiscard]] nvme_swap::TileStore& store() const { return *store_; }
+  /// Returns the store of the state, or null.
+  [[nodiscard]] nvme_swap::TileStore* store() const { return store_.get(); }
   [[nodiscard]] OpActions& actions() const { return *actions_; }
   /// Returns where the tokens of a pass lie on the host.
   [[nodiscard]] data::MicroBatch batch(std::uint32_t pass) const;

@@ -125,7 +125,7 @@ class Reporter {
     }
     const Prediction prediction = simulate(build_training_step(workload_, placement), profile_);
     next.step_seconds = prediction.step_seconds;
-    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    for (std::size_t lane = 0; lane < kMachineLanes; ++lane) {
       const double more = prediction.lanes[lane].busy - step_.prediction.lanes[lane].busy;
       if (more <= next.busier_seconds) continue;
       next.busier = static_cast<Lane>(lane);

@@ -104,7 +104,7 @@ std::vector<MemoryItem> memory_items(const Pools& pools) {
 }
 
 std::vector<MemoryItem> memory_items(const Workload& w, const Placement& p) {
-  SPILLWAY_ASSERT(p.blocks.size() == w.blocks.size() && w.blocks.size() >= 2);
+  SPILLWAY_ASSERT(p.blocks.size() == w.blocks.size() && w.blocks.size() >= (w.external ? 1U : 2U));
   return memory_items(make_pools(w, p));
 }
 

@@ -81,7 +81,7 @@ class Simulation {
  private:
   void check_op(OpIndex i) const {
     const Op& op = plan_.ops[i];
-    if (index_of(op.lane) >= kLaneCount) refuse(fmt::format("op {} names no lane", i));
+    if (index_of(op.lane) >= kMachineLanes) refuse(fmt::format("op {} names no lane", i));
     const std::uint64_t end = std::uint64_t{op.first_dependency} + op.dependency_count;
     if (end > plan_.dependencies.size()) {
       refuse(fmt::format("op {} has dependencies beyond the list", i));
@@ -122,7 +122,7 @@ class Simulation {
 
   /// Runs until the next op ends or passes from overhead to work.
   void advance() {
-    std::array<double, kLaneCount> speed;
+    std::array<double, kMachineLanes> speed;
     speed.fill(1);
     for (const SharedResource& shared : shared_) {
       const std::size_t first = index_of(shared.first);
@@ -130,9 +130,9 @@ class Simulation {
       if (!lanes_[first].working() || !lanes_[second].working()) continue;
       speed[first] = speed[second] = shared.kept;
     }
-    std::array<double, kLaneCount> until{};
+    std::array<double, kMachineLanes> until{};
     double span = std::numeric_limits<double>::infinity();
-    for (std::size_t i = 0; i < kLaneCount; ++i) {
+    for (std::size_t i = 0; i < kMachineLanes; ++i) {
       const LaneState& lane = lanes_[i];
       if (!lane.running) continue;
       until[i] = lane.overhead_left > 0 ? lane.overhead_left : lane.work_left / speed[i];
@@ -140,7 +140,7 @@ class Simulation {
     }
     now_ += span;
     account(span);
-    for (std::size_t i = 0; i < kLaneCount; ++i) {
+    for (std::size_t i = 0; i < kMachineLanes; ++i) {
       LaneState& lane = lanes_[i];
       if (!lane.running) continue;
       double& left = lane.overhead_left > 0 ? lane.overhead_left : lane.work_left;
@@ -157,7 +157,7 @@ class Simulation {
 
   void account(double span) {
     const bool gpu_runs = lanes_[index_of(Lane::gpu)].running;
-    for (std::size_t i = 0; i < kLaneCount; ++i) {
+    for (std::size_t i = 0; i < kMachineLanes; ++i) {
       if (!lanes_[i].running) continue;
       result_.lanes[i].busy += span;
       if (!gpu_runs) result_.lanes[i].exposed += span;
@@ -200,7 +200,7 @@ class Simulation {
   const StepPlan& plan_;
   const MachineProfile& profile_;
   std::array<SharedResource, 3> shared_;
-  std::array<LaneState, kLaneCount> lanes_;
+  std::array<LaneState, kMachineLanes> lanes_;
   std::vector<bool> complete_;
   double now_ = 0;
   Prediction result_;
@@ -221,6 +221,7 @@ double work_seconds(const MachineProfile& profile, const Op& op) {
     case Lane::cpu: return seconds_of(bytes, profile.update, "update");
     case Lane::nvme_read: return seconds_of(bytes, profile.nvme_read, "nvme_read");
     case Lane::nvme_write: return seconds_of(bytes, profile.nvme_write, "nvme_write");
+    case Lane::external: break;  // what others compute, nobody here can tell
   }
   return 0;
 }

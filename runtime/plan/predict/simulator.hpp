@@ -38,7 +38,7 @@ struct LaneUse {
 struct Prediction {
   std::vector<OpTiming> ops;  ///< by op of the plan
   double step_seconds = 0;
-  std::array<LaneUse, kLaneCount> lanes;
+  std::array<LaneUse, kMachineLanes> lanes;
   double gpu_idle = 0;  ///< step_seconds less the gpu lane's busy time
   /// Is the lane with the longest part of the critical path; the earlier lane of equals; gpu if
   /// empty.

@@ -51,10 +51,14 @@ void Builder::restart(const Placement& placement) {
 
 void Builder::check_placement() const {
   SPILLWAY_ASSERT(placement_.blocks.size() == workload_.blocks.size());
+  SPILLWAY_ASSERT(placement_.state_slots >= 1);
+  if (workload_.external) {
+    SPILLWAY_ASSERT(!placement_.any_state(Tier::device));
+    return;
+  }
   SPILLWAY_ASSERT(workload_.blocks.size() >= 2 && placement_.gradient_slots >= 1);
   SPILLWAY_ASSERT(!placement_.any_streamed() ||
                   placement_.parameter_slots >= least_parameter_slots(workload_, placement_));
-  SPILLWAY_ASSERT(placement_.state_slots >= 1);
   for (const BlockCut& block : placement_.blocks) {
     SPILLWAY_ASSERT(is_admissible(workload_, block));
   }
@@ -234,6 +238,7 @@ void Builder::round(std::uint32_t round) {
 }
 
 void Builder::training() {
+  if (workload_.external) return external_step();
   for (std::uint32_t r = 0; r < workload_.rounds; ++r) round(r);
   read_ahead();
 }

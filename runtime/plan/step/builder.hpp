@@ -2,7 +2,8 @@
 // they use; what they have to wait for follows from that. Its sides stand apart:
 // builder_state.cpp has the way of optimizer state between its tier, the update and the disk,
 // builder_gradients.cpp that of gradients, builder_activations.cpp that of the tensors between and
-// inside blocks, builder_head.cpp the loss, builder_backward.cpp backward, builder.cpp the rest.
+// inside blocks, builder_head.cpp the loss, builder_backward.cpp backward, builder_external.cpp
+// passes of another framework, builder.cpp the rest.
 #pragma once
 
 #include <array>
@@ -154,6 +155,7 @@ class Builder {
   void backward_layer(std::uint32_t layer, MicroBatches range);
   void pass(MicroBatches range, bool update_first);
   void round(std::uint32_t round);
+  void external_step();
 
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(workload_.blocks.size());

@@ -67,6 +67,7 @@ std::string_view name_of(Lane lane) {
     case Lane::cpu: return "cpu";
     case Lane::nvme_read: return "nvme_read";
     case Lane::nvme_write: return "nvme_write";
+    case Lane::external: return "external";
   }
   return "unknown";
 }

@@ -35,8 +35,10 @@ enum class OpKind : std::uint8_t {
   commit,      ///< make the step true on disk
 };
 
-enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, nvme_read, nvme_write };
-inline constexpr std::size_t kLaneCount = 6;
+/// The last is of passes that another framework runs: whoever calls us says when each is over.
+enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, nvme_read, nvme_write, external };
+inline constexpr std::size_t kLaneCount = 7;
+inline constexpr std::size_t kMachineLanes = 6;  ///< that this program uses itself
 
 /// What a copy carries from one tier to another. Gradients, of one round or of all, are `gradient`;
 /// activations between layers and their gradients are `activation`.
@@ -102,7 +104,8 @@ inline constexpr std::size_t kCircumstances = 3;
   const Circumstances held = op.held ? 0b101 : 0b111;
   return op.if_pending ? held & 0b011 : held;
 }
-/// Returns whether ops of the lane run one after the other in list order; disk operations do not.
+/// Returns whether ops of the lane run one after the other in list order; disk operations and the
+/// passes of others do not.
 [[nodiscard]] constexpr bool is_serial(Lane lane) { return lane < Lane::nvme_read; }
 inline constexpr std::size_t kSerialLanes = 4;
 

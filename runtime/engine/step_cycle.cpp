@@ -1,0 +1,171 @@
+#include "runtime/engine/step_cycle.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "cpu_adam/gradient_norm.hpp"
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+
+StepCycle::StepCycle(const EngineSetup& setup, const ModelRuntime& model)
+    : engine_(setup, model),
+      state_io_(workload(), placement(), engine_.memory(), slots(), engine_.streams(),
+                engine_.store(), options().isa.value_or(cpu_adam::best_isa())),
+      step_executor_(engine_.prepare(plan::build_training_step(workload(), placement()))),
+      recorded_executor_(engine_.prepare(plan::build_recorded_step(workload(), placement()))),
+      flush_executor_(engine_.prepare(plan::build_flush(workload(), placement()))),
+      snapshot_executor_(engine_.prepare(plan::build_snapshot(workload(), placement()))),
+      last_executor_(step_executor_.get()) {
+  if (engine_.store() != nullptr) check_tiles(engine_.store()->layout());
+  if (engine_.setup().start == Start::anew) return;
+  const auto& committed = engine_.store()->committed();
+  check(committed.has_value(), ErrorCode::invalid_argument,
+        "the run has no committed step to resume from");
+  state_ = decode(committed->payload);
+  committed_step_ = state_.step;
+  state_io_.restore();
+}
+
+bool StepCycle::commits_in_step() const {
+  return !placement().any_state(plan::Tier::device) && !placement().any_state(plan::Tier::host);
+}
+
+bool StepCycle::commits_next() const {
+  const bool due = placement().commits && state_.step > 0 &&
+                   state_.step % std::max<std::uint64_t>(options().commit_every, 1) == 0;
+  return (due || copying()) && committed_step_ != state_.step;
+}
+
+bool StepCycle::commits_to_evaluate() const {
+  return commits_in_step() && copying() && pending_.pending && committed_step_ != state_.step;
+}
+
+/// An error in the middle of a plan leaves some tiles updated and some not.
+void StepCycle::run(Executor& executor) {
+  sound_ = false;
+  executor.run(engine_.actions());
+  sound_ = true;
+}
+
+void StepCycle::check_tiles(const nvme_swap::StoreLayout& layout) const {
+  check(layout.tiles == slots().store_layout().tiles, ErrorCode::corrupt_data,
+        "the run's state was written with another model, tile size or state format");
+}
+
+nvme_swap::TileRead StepCycle::adopt(const nvme_swap::CommittedTiles& source) {
+  check_tiles(source.layout());
+  if (const auto result = state_io_.adopt(source); result == nvme_swap::TileRead::moved_on) {
+    return result;
+  }
+  state_ = decode(source.commit().payload);
+  commit();
+  return nvme_swap::TileRead::whole;
+}
+
+void StepCycle::copy_next(const nvme_swap::StoreOptions& options) {
+  nvme_swap::StoreOptions created = options;
+  created.wake = &engine_.wake();
+  copy_ = nvme_swap::TileStore::create(created, slots().store_layout());
+}
+
+void StepCycle::copy_committed() {
+  const auto& committed = engine_.store()->committed();
+  SPILLWAY_ASSERT(committed.has_value());
+  engine_.actions().forget_staged();
+  state_io_.copy(*copy_, *committed);
+  copy_.reset();
+}
+
+void StepCycle::copy_now(const nvme_swap::StoreOptions& options) {
+  flush(Commits::no);
+  copy_next(options);
+  prepare_commit(Commits::no, Writes::all);
+  OpActions::Step& step = engine_.actions().step();
+  if (step.copy != nullptr) {
+    run(*snapshot_executor_);
+    return finish_commit();
+  }
+  engine_.actions().forget_staged();
+  state_io_.copy(*copy_, step.commit);
+  copy_.reset();
+}
+
+void StepCycle::read_masters(std::uint32_t block, std::span<float> masters) {
+  flush(Commits::no);
+  engine_.actions().forget_staged();
+  state_io_.read_masters(block, masters);
+}
+
+/// `writes`: by the plan that is about to run.
+void StepCycle::prepare_commit(Commits commits, Writes writes) {
+  OpActions::Step& step = engine_.actions().step();
+  step.update = pending_;
+  step.commit_due =
+      commits == Commits::yes && engine_.store() != nullptr && committed_step_ != state_.step;
+  const bool complete =
+      writes == Writes::all && (pending_.pending || !placement().any_state(plan::Tier::nvme));
+  step.copy = complete ? copy_.get() : nullptr;
+  step.commit.step = StepIndex{state_.step};
+  encode(state_, step.commit.payload);
+}
+
+void StepCycle::finish_commit() {
+  OpActions::Step& step = engine_.actions().step();
+  if (step.commit_due) committed_step_ = state_.step;
+  if (std::exchange(step.copy, nullptr) != nullptr) copy_.reset();
+  pending_.pending = false;
+}
+
+/// Inside this plan the previous step's update lands, and with it that step becomes committable.
+void StepCycle::run_step() {
+  prepare_commit(commits_next() ? Commits::yes : Commits::no, Writes::all);
+  const bool records = (engine_.actions().step().commit_due || copying()) && !commits_in_step();
+  Executor& executor = records ? *recorded_executor_ : *step_executor_;
+  run(executor);
+  last_executor_ = &executor;
+  finish_commit();
+  if (copying()) copy_committed();
+}
+
+double StepCycle::reduce_norm() {
+  double total = 0;
+  for (std::uint32_t block = 0; block < workload().blocks.size(); ++block) {
+    const std::span<std::byte> bytes =
+        engine_.memory().host(slots().tiles_of(plan::PoolKind::host_sums, block));
+    if (placement().blocks[block].state == plan::Tier::device) {
+      engine_.streams().compute->download(
+          bytes, engine_.memory().device(slots().tiles_of(plan::PoolKind::device_leaves, block)));
+      engine_.streams().compute->synchronize();
+    }
+    total += cpu_adam::sum_leaves(
+        {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)});
+  }
+  return std::sqrt(total);
+}
+
+void StepCycle::flush(Commits commits) {
+  const bool in_step = commits_in_step();
+  const bool due = (commits == Commits::yes && in_step) || commits_to_evaluate();
+  prepare_commit(due ? Commits::yes : Commits::no, in_step ? Writes::all : Writes::some);
+  run(*flush_executor_);
+  finish_commit();
+}
+
+void StepCycle::snapshot() {
+  prepare_commit(Commits::yes,
+                 placement().any_state(plan::Tier::nvme) ? Writes::some : Writes::all);
+  if (!engine_.actions().step().commit_due && engine_.actions().step().copy == nullptr) return;
+  run(*snapshot_executor_);
+  finish_commit();
+}
+
+void StepCycle::commit() {
+  flush(placement().commits ? Commits::yes : Commits::no);
+  if (!placement().commits) return;
+  if (!commits_in_step()) snapshot();
+  if (copying()) copy_committed();
+}
+
+}  // namespace spillway::engine

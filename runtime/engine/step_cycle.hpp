@@ -1,0 +1,106 @@
+// StepCycle: what repeats around the plan of a training step, whoever runs the passes: the pending
+// update that the next plan applies, commits, copies of committed steps, and state that is read or
+// written between plans. It knows nothing of files other than the tile store. Control thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "runtime/engine/step/state_io.hpp"
+#include "runtime/engine/step/step_engine.hpp"
+#include "runtime/engine/training_state.hpp"
+#include "runtime/plan/step/step_builder.hpp"
+
+namespace spillway::engine {
+
+class StepCycle {
+ public:
+  /// Allocates everything that the placement names. `model` outlives this object; it is empty where
+  /// another framework runs the passes.
+  StepCycle(const EngineSetup& setup, const ModelRuntime& model);
+
+  /// Step 0: masters from `source`.
+  void initialize(const model::ParameterSource& source) { state_io_.initialize(source); }
+  /// All state of the committed step of another run, whose tiles must be equal; commits it here.
+  /// After `moved_on` the state is nobody's: adopt or initialize again.
+  [[nodiscard]] nvme_swap::TileRead adopt(const nvme_swap::CommittedTiles& source);
+
+  /// Applies the pending update and makes the current step true on disk, if the placement commits.
+  void commit();
+  /// Creates a store as `options` say and fills it with the state after the last step: by the
+  /// writes that the next step makes anyway or, where it would not write everything, by reading the
+  /// committed state again. The store is complete, committed and closed once `copying` is false.
+  void copy_next(const nvme_swap::StoreOptions& options);
+  [[nodiscard]] bool copying() const { return copy_ != nullptr; }
+  /// The masters of one block after all updates; [padded] fp32.
+  void read_masters(std::uint32_t block, std::span<float> masters);
+
+  [[nodiscard]] const TrainingState& state() const { return state_; }
+  [[nodiscard]] const plan::StepPlan& step_plan() const { return step_executor_->plan(); }
+  /// Counts those of a step that also writes what lives in memory.
+  [[nodiscard]] std::size_t most_ops() const { return recorded_executor_->plan().ops.size(); }
+  /// Timings of the last step.
+  [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }
+  [[nodiscard]] const OpActions& actions() const { return engine_.actions(); }
+  [[nodiscard]] offload::DeviceBackend& backend() const { return engine_.backend(); }
+  [[nodiscard]] const plan::Workload& workload() const { return engine_.setup().workload; }
+  [[nodiscard]] const plan::Placement& placement() const { return engine_.setup().placement; }
+  /// Commits happen inside the step plan: all state is on disk.
+  [[nodiscard]] bool commits_in_step() const;
+  /// The next `step` makes the one before it true on disk.
+  [[nodiscard]] bool commits_next() const;
+  /// An evaluation would: it completes the copy under way, which is never ahead of its run.
+  [[nodiscard]] bool commits_to_evaluate() const;
+  /// The last step that is true on disk, if there is one.
+  [[nodiscard]] std::optional<std::uint64_t> committed_step() const { return committed_step_; }
+  /// No operation has been cut off by an error: what is in memory can be committed.
+  [[nodiscard]] bool is_sound() const { return sound_; }
+
+ protected:
+  ~StepCycle() = default;
+
+  /// Runs the plan of a step, and with it the pending update; then no update is pending.
+  void run_step();
+  /// Creates a store as `options` say that holds the state after the last step, and commits it. All
+  /// state is on disk, or none of it is.
+  void copy_now(const nvme_swap::StoreOptions& options);
+  /// Throws `Error{corrupt_data}` unless these are the tiles of this run.
+  void check_tiles(const nvme_swap::StoreLayout& layout) const;
+  /// Returns the norm of the gradients that the last step left, as they are.
+  [[nodiscard]] double reduce_norm();
+  /// Whether the step becomes true on disk where the plan can make it so.
+  enum class Commits : std::uint8_t { no, yes };
+  /// Applies the pending update.
+  void flush(Commits commits);
+  void run(Executor& executor);
+  [[nodiscard]] const config::TrainOptions& options() const { return engine_.setup().options; }
+  [[nodiscard]] const StateSlots& slots() const { return engine_.slots(); }
+  [[nodiscard]] StepEngine& engine() { return engine_; }
+  [[nodiscard]] const StepEngine& engine() const { return engine_; }
+  [[nodiscard]] StateIo& state_io() { return state_io_; }
+
+  TrainingState state_;
+  PendingUpdate pending_;
+  bool sound_ = true;  ///< see `is_sound`
+
+ private:
+  /// Which tiles a plan writes, if an update is pending.
+  enum class Writes : std::uint8_t { some, all };
+  void snapshot();
+  void prepare_commit(Commits commits, Writes writes);
+  void finish_commit();
+  void copy_committed();
+
+  StepEngine engine_;
+  std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`
+  StateIo state_io_;
+
+  std::unique_ptr<Executor> step_executor_, recorded_executor_, flush_executor_, snapshot_executor_;
+  const Executor* last_executor_;
+
+  std::optional<std::uint64_t> committed_step_;
+};
+
+}  // namespace spillway::engine

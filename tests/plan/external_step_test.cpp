@@ -1,0 +1,108 @@
+// Plans of steps whose passes another framework runs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "runtime/plan/step/check.hpp"
+#include "runtime/plan/step/step_builder.hpp"
+
+namespace spillway::plan {
+namespace {
+
+struct External {
+  Workload workload;
+  Placement placement;
+};
+
+External external(std::uint32_t blocks, Tier state, std::uint32_t rounds = 1) {
+  External e;
+  e.workload.external = true;
+  e.workload.compute = DType::bf16;
+  e.workload.rounds = rounds;
+  for (std::uint32_t b = 0; b < blocks; ++b) {
+    BlockShape& block = e.workload.blocks.emplace_back();
+    block.parameters = block.padded_parameters = ElementCount{kLeafParameters * (b + 1)};
+  }
+  e.placement.blocks.assign(blocks, {.state = state});
+  e.placement.format = StateFormat::split;
+  e.placement.tile_parameters = ElementCount{2 * kLeafParameters};
+  e.placement.state_slots = 2;
+  return e;
+}
+
+OpIndex find(const StepPlan& plan, OpKind kind, Lane lane, std::uint32_t block) {
+  const auto op = std::ranges::find_if(
+      plan.ops, [&](const Op& o) { return o.kind == kind && o.lane == lane && o.block == block; });
+  EXPECT_NE(op, plan.ops.end());
+  return static_cast<OpIndex>(op - plan.ops.begin());
+}
+
+TEST(ExternalStep, EveryPlanIsFreeOfRacesAndFindsTheRightContent) {
+  for (const Tier state : {Tier::host, Tier::nvme}) {
+    for (const std::uint32_t blocks : {1U, 2U, 7U}) {
+      for (const std::uint32_t rounds : {1U, 2U}) {
+        const auto [workload, placement] = external(blocks, state, rounds);
+        for (const StepPlan& plan :
+             {build_training_step(workload, placement), build_recorded_step(workload, placement),
+              build_flush(workload, placement), build_snapshot(workload, placement)}) {
+          EXPECT_EQ(find_race(plan), "") << to_text(plan);
+          EXPECT_EQ(find_wrong_content(plan), "") << to_text(plan);
+        }
+      }
+    }
+  }
+}
+
+TEST(ExternalStep, APassWaitsForTheUpdateOfItsOwnBlockAlone) {
+  const auto [workload, placement] = external(5, Tier::host);
+  const StepPlan plan = build_training_step(workload, placement);
+  for (std::uint32_t block = 0; block < 5; ++block) {
+    for (const OpKind kind : {OpKind::forward, OpKind::backward}) {
+      const Op& pass = plan.ops[find(plan, kind, Lane::external, block)];
+      const auto dependencies = plan.dependencies_of(pass);
+      ASSERT_FALSE(dependencies.empty());
+      for (const OpIndex on : dependencies) {
+        EXPECT_EQ(plan.ops[on].kind, OpKind::update);
+        EXPECT_EQ(plan.ops[on].block, block);
+      }
+    }
+  }
+}
+
+TEST(ExternalStep, ANormWaitsForItsBlocksGradientAlone) {
+  const auto [workload, placement] = external(5, Tier::nvme);
+  const StepPlan plan = build_training_step(workload, placement);
+  for (std::uint32_t block = 0; block < 5; ++block) {
+    const Op& norm = plan.ops[find(plan, OpKind::grad_norm, Lane::cpu, block)];
+    ASSERT_EQ(norm.dependency_count, 1U);
+    EXPECT_EQ(plan.dependencies_of(norm).front(),
+              find(plan, OpKind::backward, Lane::external, block));
+  }
+}
+
+TEST(ExternalStep, HoldsParametersGradientsAndStateOnTheHostAndNothingElse) {
+  const auto [workload, placement] = external(2, Tier::host);
+  // 12,288 parameters: 2 B each of parameter and gradient, 10 B of state, three leaves of 8 B, and
+  // a staging buffer of a tile's slot, 12 B a parameter and pages between its arrays.
+  std::uint64_t host = 0;
+  for (const MemoryItem& item : memory_items(workload, placement)) {
+    EXPECT_NE(item.tier, Tier::device) << item.what;
+    if (item.tier == Tier::host && item.what != "state staging" && item.what != "optimizer state") {
+      host += item.bytes.value();
+    }
+  }
+  EXPECT_EQ(host, 12'288 * 4 + 3 * 8);
+}
+
+TEST(ExternalStep, GradientsOfSeveralPassesWaitInFp32) {
+  const auto [workload, placement] = external(2, Tier::host, 2);
+  const auto items = memory_items(workload, placement);
+  const auto gradients = std::ranges::find_if(items, [](const MemoryItem& item) {
+    return item.tier == Tier::host && item.what == "waiting gradients";
+  });
+  ASSERT_NE(gradients, items.end());
+  EXPECT_EQ(gradients->bytes, Bytes{12'288 * 4});
+}
+
+}  // namespace
+}  // namespace spillway::plan
