@@ -1,0 +1,102 @@
+#include "runtime/engine/embedded/checkpoint.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
+#include "runtime/engine/run/sealed_json.hpp"
+
+namespace spillway::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFile = "parameters.json";
+
+std::string_view name_of(cpu_adam::Optimizer optimizer) {
+  switch (optimizer) {
+    case cpu_adam::Optimizer::adam: return "adam";
+    case cpu_adam::Optimizer::adagrad: return "adagrad";
+    case cpu_adam::Optimizer::lion: return "lion";
+    case cpu_adam::Optimizer::sgd: return "sgd";
+  }
+  return "unknown";
+}
+
+/// Returns everything that the bytes of the state follow from.
+nlohmann::json describe(const EmbeddedOptions& options, std::span<const std::string> names,
+                        const EmbeddedLayout& layout) {
+  nlohmann::json document;
+  document["dtype"] = spillway::name_of(options.dtype);
+  document["state_format"] = spillway::name_of(options.state_format);
+  document["tile_parameters"] = options.tile_parameters;
+  nlohmann::json& optimizers = document["optimizers"] = nlohmann::json::array();
+  for (const auto& group : options.groups) optimizers.push_back(name_of(group.optimizer));
+  nlohmann::json& parameters = document["parameters"] = nlohmann::json::array();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const EmbeddedPlace& place = layout.places[i];
+    parameters.push_back({{"name", names[i]},
+                          {"elements", place.count},
+                          {"group", layout.groups[place.block][0].group}});
+  }
+  return document;
+}
+
+void compare_parameters(const fs::path& directory, const nlohmann::json& saved,
+                        const nlohmann::json& wanted) {
+  const auto refuse = [&](std::size_t at) {
+    const auto text = [at](const nlohmann::json& list) {
+      return at < list.size() ? list[at].dump() : std::string("none");
+    };
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the checkpoint in {} is of other parameters: number {} is {} there "
+                            "and {} here",
+                            directory.string(), at, text(saved), text(wanted)));
+  };
+  const std::size_t most = std::max(saved.size(), wanted.size());
+  for (std::size_t i = 0; i < most; ++i) {
+    if (i >= saved.size() || i >= wanted.size() || saved[i] != wanted[i]) refuse(i);
+  }
+}
+
+}  // namespace
+
+NewCheckpoint::NewCheckpoint(fs::path directory) : directory_(std::move(directory)) {
+  check(!fs::exists(fs::symlink_status(directory_)), ErrorCode::invalid_argument,
+        fmt::format("{} is there already; save into a folder that does not exist yet",
+                    directory_.string()));
+  MadeDirectories made;
+  made.make(directory_);
+  made.keep();
+}
+
+NewCheckpoint::~NewCheckpoint() {
+  std::error_code ignored;  // it is no checkpoint, whatever is left of it
+  if (!complete_) fs::remove_all(directory_, ignored);
+}
+
+void NewCheckpoint::complete(const EmbeddedOptions& options, std::span<const std::string> names,
+                             const EmbeddedLayout& layout) {
+  write_sealed_json(directory_ / kFile, describe(options, names, layout));
+  complete_ = true;
+}
+
+void check_checkpoint(const fs::path& directory, const EmbeddedOptions& options,
+                      std::span<const std::string> names, const EmbeddedLayout& layout) {
+  check(fs::exists(directory / kFile), ErrorCode::invalid_argument,
+        fmt::format("there is no checkpoint in {}: {} is missing", directory.string(), kFile));
+  const nlohmann::json saved = read_sealed_json(directory / kFile);
+  const nlohmann::json wanted = describe(options, names, layout);
+  for (const char* key : {"dtype", "state_format", "tile_parameters", "optimizers"}) {
+    check(saved.at(key) == wanted.at(key), ErrorCode::invalid_argument,
+          fmt::format("the checkpoint in {} has {} {}, and this trainer {}", directory.string(),
+                      key, saved.at(key).dump(), wanted.at(key).dump()));
+  }
+  compare_parameters(directory, saved.at("parameters"), wanted.at("parameters"));
+}
+
+}  // namespace spillway::engine

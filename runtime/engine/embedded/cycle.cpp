@@ -1,0 +1,237 @@
+#include "runtime/engine/embedded/cycle.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/update_decision.hpp"
+
+namespace spillway::engine {
+namespace {
+
+constexpr const char* kCheckpointName = "state";
+/// A process that was killed is gone by then; one that trains is not.
+constexpr std::chrono::milliseconds kLockPatience{1'000};
+
+config::TrainOptions train_options(const EmbeddedOptions& options) {
+  config::TrainOptions train;
+  train.compute = options.dtype;
+  train.device = config::DeviceKind::host;
+  train.state_format = options.state_format;
+  train.tile_parameters = options.tile_parameters;
+  train.nvme = options.nvme;
+  train.host_memory = options.host_memory;
+  train.threads = options.threads;
+  train.isa = options.isa;
+  train.seed = options.seed;
+  // What lies on disk is no run of its own: whoever trains says when it is saved.
+  train.commit_every = std::numeric_limits<std::uint64_t>::max();
+  return train;
+}
+
+EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& layout,
+                       ExternalPasses& passes) {
+  EngineSetup setup;
+  setup.options = train_options(options);
+  setup.workload = layout.workload;
+  setup.placement = embedded_placement(options, layout.workload);
+  setup.groups = layout.groups;
+  setup.passes = &passes;
+  const auto items = plan::memory_items(setup.workload, setup.placement);
+  setup.budgets.host = plan::total(items, plan::Tier::host);
+  check_fits({.device = {}, .host = setup.budgets.host}, setup.options, read_memory_budget(),
+             std::nullopt,
+             options.nvme.empty() ? "keep optimizer state on disk, or in a shorter format"
+                                  : "use a smaller tile, or train fewer parameters");
+  if (!options.nvme.empty()) {
+    setup.store_options.directories = options.nvme;
+    setup.store_options.owner = random_run_id();
+    setup.store_options.remove_on_close = true;
+    setup.store_options.lock_patience = kLockPatience;
+  }
+  return setup;
+}
+
+nvme_swap::StoreOptions checkpoint_store(const std::filesystem::path& directory) {
+  nvme_swap::StoreOptions options;
+  options.directories = {directory};
+  options.name = kCheckpointName;
+  options.slots = 1;
+  return options;
+}
+
+/// Returns the layout of the part of a tile's arrays that begins at `first`, a multiple of the
+/// quantization block, as offsets from the tile's own start. It has no bytes of its own to clear.
+cpu_adam::StateLayout part_of(const cpu_adam::StateLayout& tile, std::uint64_t first,
+                              std::uint64_t count) {
+  cpu_adam::StateLayout part = tile;
+  part.count = count;
+  part.bytes = 0;
+  part.master += first * cpu_adam::master_size(tile.format);
+  part.m += first * cpu_adam::moment_size(tile.format);
+  part.v += first * cpu_adam::moment_size(tile.format);
+  part.scales += first / cpu_adam::kQuantizationBlock * 2 * sizeof(float);
+  return part;
+}
+
+template <class T>
+std::span<T> slice(std::span<T> whole, std::uint64_t first, std::uint64_t count) {
+  return whole.empty() ? whole : whole.subspan(first, count);
+}
+
+}  // namespace
+
+EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
+                             ExternalPasses& passes)
+    : StepCycle(make_setup(options, layout, passes), ModelRuntime{}),
+      isa_(options.isa.value_or(cpu_adam::best_isa())) {
+  clear_gradients();
+}
+
+bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double norm,
+                           const EmbeddedStep& step) {
+  ++state_.step;
+  pending_.pending = std::isfinite(norm);
+  if (!pending_.pending) {
+    ++state_.skipped;
+    return false;
+  }
+  ++state_.updates;
+  const double scale = clip_factor(norm, step.max_norm) / step.gradient_divisor;
+  pending_.groups.clear();
+  for (cpu_adam::AdamOptions group : groups) {
+    group.rounding_seed = options().seed;
+    pending_.groups.push_back(cpu_adam::make_scalars(group, state_.updates, scale));
+  }
+  return true;
+}
+
+std::span<std::byte> EmbeddedCycle::values(const EmbeddedPlace& place) {
+  const std::size_t size = size_of(workload().compute);
+  return engine()
+      .memory()
+      .host(slots().tiles_of(plan::PoolKind::host_parameters, place.block))
+      .subspan(place.first * size, place.count * size);
+}
+
+std::span<std::byte> EmbeddedCycle::gradient(const EmbeddedPlace& place) {
+  const std::size_t size = size_of(plan::waiting_gradient_dtype(workload()));
+  return engine()
+      .memory()
+      .host(slots().tiles_of(plan::PoolKind::host_gradients, place.block))
+      .subspan(place.first * size, place.count * size);
+}
+
+void EmbeddedCycle::clear_gradients() {
+  std::ranges::fill(engine().memory().all_host(plan::PoolKind::host_gradients), std::byte{});
+}
+
+template <class Visit>
+void EmbeddedCycle::visit_parts(const EmbeddedPlace& place, const Visit& visit) {
+  const plan::Buffer tiles = slots().tiles_of(plan::PoolKind::host_state, place.block);
+  for (std::uint32_t tile = tiles.first; tile < tiles.first + tiles.count; ++tile) {
+    const plan::Tile& t = slots().tiles()[tile];
+    const std::uint64_t first = std::max(place.first, t.first.value());
+    const std::uint64_t end =
+        std::min(place.first + place.count, t.first.value() + t.count.value());
+    if (first >= end) continue;
+    visit(Part{.tile = tile,
+               .first = first - t.first.value(),
+               .of_parameter = first - place.first,
+               .count = end - first});
+  }
+}
+
+std::byte* EmbeddedCycle::state_of(std::uint32_t tile) {
+  Memory& memory = engine().memory();
+  if (engine().store() == nullptr) return memory.host({plan::PoolKind::host_state, tile}).data();
+  const auto slot = slots().slot_of(tile, memory.host({plan::PoolKind::state_staging}));
+  slots().load(*engine().store(), tile, slot);
+  return slot.data();
+}
+
+std::span<std::byte> EmbeddedCycle::parameters_of(std::uint32_t tile) {
+  return engine().memory().host({plan::PoolKind::host_parameters, tile});
+}
+
+void EmbeddedCycle::read_state(const EmbeddedPlace& place, const cpu_adam::WideState& wide) {
+  engine().actions().forget_staged();
+  visit_parts(place, [&](const Part& part) {
+    const auto layout = part_of(slots().layout(part.tile), part.first, part.count);
+    const std::byte* parameters =
+        parameters_of(part.tile).data() + part.first * size_of(workload().compute);
+    cpu_adam::unpack_state(layout, state_of(part.tile), parameters,
+                           {.master = slice(wide.master, part.of_parameter, part.count),
+                            .m = slice(wide.m, part.of_parameter, part.count),
+                            .v = slice(wide.v, part.of_parameter, part.count)});
+  });
+}
+
+void EmbeddedCycle::write_state(const EmbeddedPlace& place, const cpu_adam::ConstWideState& wide) {
+  engine().actions().forget_staged();
+  visit_parts(place, [&](const Part& part) {
+    const auto layout = part_of(slots().layout(part.tile), part.first, part.count);
+    std::byte* parameters =
+        parameters_of(part.tile).data() + part.first * size_of(workload().compute);
+    std::byte* state = state_of(part.tile);
+    const auto master = slice(wide.master, part.of_parameter, part.count);
+    cpu_adam::pack_state(layout,
+                         {.master = master,
+                          .m = slice(wide.m, part.of_parameter, part.count),
+                          .v = slice(wide.v, part.of_parameter, part.count)},
+                         state, parameters);
+    if (!slots().with_parameters()) {
+      cpu_adam::cast_parameters(isa_, workload().compute, master.data(), parameters, part.count);
+    }
+    if (engine().store() == nullptr) return;
+    const auto slot =
+        slots().slot_of(part.tile, engine().memory().host({plan::PoolKind::state_staging}));
+    if (slots().with_parameters()) {
+      std::ranges::copy(parameters_of(part.tile), slots().parameters_of(part.tile, slot).begin());
+    }
+    slots().save(*engine().store(), part.tile, slot);
+  });
+}
+
+std::vector<plan::MemoryItem> EmbeddedCycle::memory() const {
+  auto items = plan::memory_items(workload(), placement());
+  // Slots on disk are there where there is a store.
+  const bool stored = engine().store() != nullptr;
+  std::erase_if(items, [&](const auto& item) { return !stored && item.tier == plan::Tier::nvme; });
+  return items;
+}
+
+EmbeddedUse EmbeddedCycle::use() const {
+  EmbeddedUse use;
+  const Executor& executor = step_executor();
+  for (std::size_t op = 0; op < executor.plan().ops.size(); ++op) {
+    const plan::Lane lane = executor.plan().ops[op].lane;
+    if (lane == plan::Lane::external) continue;
+    const plan::OpTiming& timing = executor.timings()[op];
+    use.busy_seconds[static_cast<std::size_t>(lane)] += timing.end - timing.start;
+  }
+  use.read = actions().moved(plan::kReadState);
+  use.written = actions().moved(plan::kWriteState);
+  return use;
+}
+
+void EmbeddedCycle::save(const std::filesystem::path& directory) {
+  copy_now(checkpoint_store(directory));
+}
+
+void EmbeddedCycle::load(const std::filesystem::path& directory) {
+  const nvme_swap::CommittedTiles tiles(checkpoint_store(directory));
+  check_tiles(tiles.layout());
+  engine().actions().forget_staged();
+  const auto result = state_io().adopt(tiles);
+  check(result == nvme_swap::TileRead::whole, ErrorCode::busy,
+        fmt::format("the checkpoint in {} is being written; load it when it is complete",
+                    directory.string()));
+  state_ = decode(tiles.commit().payload);
+}
+
+}  // namespace spillway::engine

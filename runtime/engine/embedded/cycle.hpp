@@ -1,0 +1,65 @@
+// EmbeddedCycle: the step cycle of parameters whose passes another framework runs, and their state
+// one parameter at a time. Nothing else may run meanwhile, whichever thread calls.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+
+#include "runtime/engine/embedded/layout.hpp"
+#include "runtime/engine/step_cycle.hpp"
+
+namespace spillway::engine {
+
+class EmbeddedCycle final : public StepCycle {
+ public:
+  /// `options`: resolved. `layout` outlives this object.
+  EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
+                ExternalPasses& passes);
+
+  using StepCycle::reduce_norm;
+  using StepCycle::run_step;
+
+  /// Decides the update of a step whose gradients have this norm, the divisor applied: clipped, or
+  /// none where a gradient is not finite. Returns whether there is one.
+  bool decide(std::span<const cpu_adam::AdamOptions> groups, double norm, const EmbeddedStep& step);
+  [[nodiscard]] bool has_pending() const { return pending_.pending; }
+  /// Applies the pending update.
+  void apply() { flush(Commits::no); }
+
+  /// Returns where the parameter lies, and where its gradient waits.
+  [[nodiscard]] std::span<std::byte> values(const EmbeddedPlace& place);
+  [[nodiscard]] std::span<std::byte> gradient(const EmbeddedPlace& place);
+  /// Leaves zeros in all gradients, those of padding among them.
+  void clear_gradients();
+
+  /// Does what EmbeddedTrainer says.
+  void read_state(const EmbeddedPlace& place, const cpu_adam::WideState& wide);
+  void write_state(const EmbeddedPlace& place, const cpu_adam::ConstWideState& wide);
+  void set_updates(std::uint64_t updates) { state_.updates = updates; }
+  void save(const std::filesystem::path& directory);
+  void load(const std::filesystem::path& directory);
+
+  [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
+  [[nodiscard]] EmbeddedUse use() const;
+  [[nodiscard]] WakeSignal& wake() { return engine().wake(); }
+
+ private:
+  /// The part of a tile that belongs to one parameter.
+  struct Part {
+    std::uint32_t tile;
+    std::uint64_t first;         ///< in the tile
+    std::uint64_t of_parameter;  ///< in the parameter
+    std::uint64_t count;
+  };
+  template <class Visit>
+  void visit_parts(const EmbeddedPlace& place, const Visit& visit);
+  /// Returns the state of a tile in memory; what lies on disk is read.
+  [[nodiscard]] std::byte* state_of(std::uint32_t tile);
+  [[nodiscard]] std::span<std::byte> parameters_of(std::uint32_t tile);
+
+  const cpu_adam::Isa isa_;
+};
+
+}  // namespace spillway::engine

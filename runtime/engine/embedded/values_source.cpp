@@ -1,0 +1,45 @@
+#include "runtime/engine/embedded/values_source.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace spillway::engine {
+namespace {
+
+template <class T>
+T load(std::span<const std::byte> source, std::size_t index) {
+  T value;
+  std::memcpy(&value, source.data() + index * sizeof value, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+void widen(DType dtype, std::span<const std::byte> source, std::span<float> target) {
+  for (std::size_t i = 0; i < target.size(); ++i) {
+    switch (dtype) {
+      case DType::fp32: target[i] = load<float>(source, i); break;
+      case DType::bf16: target[i] = from_bf16(load<std::uint16_t>(source, i)); break;
+      case DType::fp16: target[i] = from_fp16(load<std::uint16_t>(source, i)); break;
+    }
+  }
+}
+
+void ValuesSource::read(BlockIndex block, ElementCount first, std::span<float> target) const {
+  std::ranges::fill(target, 0.0F);
+  const std::uint64_t end = first.value() + target.size();
+  const std::size_t size = size_of(dtype_);
+  // Places are in the order of blocks.
+  auto place = std::ranges::lower_bound(places_, block.value(), {}, &EmbeddedPlace::block);
+  for (; place != places_.end() && place->block == block.value(); ++place) {
+    const std::uint64_t from = std::max(first.value(), place->first);
+    const std::uint64_t to = std::min(end, place->first + place->count);
+    if (from >= to) continue;
+    const EmbeddedParameter& parameter =
+        parameters_[static_cast<std::size_t>(place - places_.begin())];
+    widen(dtype_, {parameter.values + (from - place->first) * size, (to - from) * size},
+          target.subspan(from - first.value(), to - from));
+  }
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,33 @@
+// ValuesSource: masters from the values that a framework's tensors have at the start.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/base/dtype.hpp"
+#include "runtime/engine/embedded/layout.hpp"
+#include "runtime/model/parameter_source.hpp"
+
+namespace spillway::engine {
+
+/// Sets target[i] to source[i], exactly; source: [target.size()] of `dtype`.
+void widen(DType dtype, std::span<const std::byte> source, std::span<float> target);
+
+class ValuesSource final : public model::ParameterSource {
+ public:
+  /// All outlive this object.
+  ValuesSource(DType dtype, std::span<const EmbeddedPlace> places,
+               std::span<const EmbeddedParameter> parameters)
+      : dtype_(dtype), places_(places), parameters_(parameters) {}
+
+  void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
+
+ private:
+  DType dtype_;
+  std::span<const EmbeddedPlace> places_;
+  std::span<const EmbeddedParameter> parameters_;
+};
+
+}  // namespace spillway::engine

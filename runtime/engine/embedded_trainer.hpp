@@ -1,0 +1,152 @@
+// EmbeddedTrainer: trains parameters whose forward and backward another framework runs. It holds
+// their values, keeps their masters and moments in host memory or on disk, takes gradients as they
+// become ready, and updates. Its step plans are those of native training, with passes that a call
+// completes.
+//
+// Threads: `add_gradient` and `wait` may be called by any number of threads, one at a time for one
+// parameter; everything else by one thread at a time, while none of these two runs. The object has
+// a control thread of its own, which runs the plans. A process that forks must not use it in the
+// child; every call there throws `Error{not_supported}`.
+//
+// An error of the disk or the device in the middle of an update leaves some parameters updated and
+// some not: every later call throws it again, and what goes on is a new trainer that loads a
+// checkpoint. Wrong arguments throw `Error{invalid_argument}` and change nothing.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cpu_adam/adam.hpp"
+#include "runtime/base/dtype.hpp"
+#include "runtime/base/state_format.hpp"
+#include "runtime/base/units.hpp"
+#include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/step/step_plan.hpp"
+
+namespace spillway::engine {
+
+/// A tensor that the framework registers.
+struct EmbeddedParameter {
+  std::string name;                   ///< unique; in errors and in checkpoints
+  std::uint64_t elements = 0;         ///< at least 1
+  std::uint32_t group = 0;            ///< into EmbeddedOptions::groups
+  const std::byte* values = nullptr;  ///< [elements] at the start, read by the constructor alone
+};
+
+/// What becomes of a parameter that got no gradient before `step`.
+enum class MissingGradient : std::uint8_t {
+  refuse,  ///< `step` throws, and can be called again once the gradient is there
+  zero,    ///< its gradient is zero; its moments decay
+};
+
+struct EmbeddedOptions {
+  DType dtype = DType::fp32;                     ///< of parameters and gradients
+  StateFormat state_format = StateFormat::fp32;  ///< the others go with bf16 parameters
+  std::vector<cpu_adam::AdamOptions> groups;     ///< of the next step; at least one
+  /// Gradients that each parameter gets in a step. Several are summed in fp32, in the order of
+  /// their arrival; 0: any number, and no norm is computed before `step`.
+  std::uint32_t gradients_per_step = 1;
+  /// `step` decides the update; it runs while the framework goes on, and `wait` waits for it.
+  bool defers_updates = false;
+  MissingGradient missing_gradient = MissingGradient::refuse;
+  std::optional<Bytes> host_memory;          ///< absent: what cgroup and system leave
+  std::vector<std::filesystem::path> nvme;   ///< where state lives; empty: in host memory
+  std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters
+  std::uint32_t threads = 0;                 ///< of the update; 0: physical cores
+  std::optional<cpu_adam::Isa> isa;
+  std::uint64_t seed = 1234;  ///< of stochastic rounding (format bf16)
+};
+
+struct EmbeddedStep {
+  /// Gradients are divided by it: the loss scale, or the number of gradients where their mean is
+  /// meant.
+  double gradient_divisor = 1;
+  double max_norm =
+      0;  ///< clips the global norm, as torch.nn.utils.clip_grad_norm_; 0: it does not
+};
+
+struct EmbeddedResult {
+  std::uint64_t step = 0;  ///< from 1, skipped ones included
+  double grad_norm = 0;    ///< after the divisor, before clipping
+  bool skipped = false;    ///< a gradient was not finite: parameters and state are as before
+};
+
+/// What the last step used.
+struct EmbeddedUse {
+  std::array<double, plan::kMachineLanes> busy_seconds{};  ///< by lane
+  Bytes read, written;                                     ///< of the disk, since the start
+};
+
+class EmbeddedTrainer {
+ public:
+  /// Throws `Error{does_not_fit}` where the budgets are too small, `Error{busy}` where another
+  /// process has the folders in `nvme`.
+  EmbeddedTrainer(const EmbeddedOptions& options, std::span<const EmbeddedParameter> parameters);
+  /// Applies an update that is decided. The memory of `values` goes with the object.
+  ~EmbeddedTrainer();
+  EmbeddedTrainer(const EmbeddedTrainer&) = delete;
+  EmbeddedTrainer& operator=(const EmbeddedTrainer&) = delete;
+
+  [[nodiscard]] std::size_t size() const;
+  [[nodiscard]] const EmbeddedOptions& options() const;
+  [[nodiscard]] const std::string& name(std::uint32_t parameter) const;
+
+  /// Returns where the parameter lies: [elements] of the dtype, on a multiple of 64 bytes. A step
+  /// writes it; the framework may read it in between.
+  [[nodiscard]] std::span<std::byte> values(std::uint32_t parameter);
+  /// The framework has written `values`: the master follows, the moments stay.
+  void take_values(std::uint32_t parameter);
+
+  /// Copies a gradient, [elements] of the dtype, or adds it. Blocks for that, and while an update
+  /// still reads the gradient of the step before.
+  void add_gradient(std::uint32_t parameter, std::span<const std::byte> gradient);
+  /// Forgets the gradients of this step.
+  void discard_gradients();
+  /// Completes the gradients of the step and returns their global norm, the divisor applied. `step`
+  /// or `discard_gradients` is next.
+  [[nodiscard]] double grad_norm(double gradient_divisor = 1);
+  EmbeddedResult step(const EmbeddedStep& step);
+  /// Blocks until the parameter has every update that was decided.
+  void wait(std::uint32_t parameter);
+  /// Does that for all of them.
+  void wait();
+
+  [[nodiscard]] const cpu_adam::AdamOptions& group(std::uint32_t group) const;
+  /// Takes effect with the next `step`. The optimizer of a group stays what it is.
+  void set_group(std::uint32_t group, const cpu_adam::AdamOptions& options);
+  [[nodiscard]] std::uint64_t steps() const;    ///< skipped ones included
+  [[nodiscard]] std::uint64_t updates() const;  ///< applied or decided: Adam's t
+  void set_updates(std::uint64_t updates);
+
+  // State, one parameter at a time; no gradient of the step may be there. They block.
+  /// Fills spans of [elements]; those that are empty are left out.
+  void read_state(std::uint32_t parameter, std::span<float> master, std::span<float> m,
+                  std::span<float> v);
+  /// Takes a master of [elements], and moments of as many, or zeros for a span that is empty. The
+  /// values follow.
+  void write_state(std::uint32_t parameter, std::span<const float> master, std::span<const float> m,
+                   std::span<const float> v);
+  /// Writes a checkpoint of all state into a folder that does not exist yet; it is whole and
+  /// durable once this returns, and no checkpoint before that.
+  void save(const std::filesystem::path& directory);
+  /// Takes the state of a checkpoint of the same parameters, groups and formats, on whatever tier.
+  /// Throws `Error{corrupt_data}` for a damaged one.
+  void load(const std::filesystem::path& directory);
+
+  /// Returns every byte that this object holds, by tier and purpose.
+  [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
+  [[nodiscard]] EmbeddedUse use() const;
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace spillway::engine

@@ -1,0 +1,156 @@
+// What an embedded trainer refuses, says and survives.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <limits>
+
+#include "runtime/base/error.hpp"
+#include "tests/engine/embedded_fixture.hpp"
+
+namespace spillway::engine {
+namespace {
+
+template <class Call>
+void expect_error(const Call& call, ErrorCode code, const std::string& text) {
+  try {
+    call();
+    ADD_FAILURE() << "no error: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(name_of(error.code()), name_of(code)) << error.what();
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(EmbeddedTrainerTest, SkipsAStepWithAGradientThatIsNotFinite) {
+  const auto trainer = make(options_for());
+  train(*trainer, 1, 2);
+  const auto before = image(*trainer);
+  const auto state_before = state(*trainer);
+  backward(*trainer, 3);
+  // The last gradient comes again, with a hole in it.
+  trainer->discard_gradients();
+  for (std::size_t i = 1; i < model_.sizes.size(); ++i) give(*trainer, i, 3);
+  Tensor broken = model_.gradient(0, 3);
+  broken[1] = std::numeric_limits<float>::infinity();
+  trainer->add_gradient(0, bytes_of(broken));
+  const EmbeddedResult result = trainer->step({});
+  EXPECT_TRUE(result.skipped);
+  EXPECT_EQ(result.step, 3U);
+  EXPECT_EQ(trainer->updates(), 2U);
+  EXPECT_TRUE(image(*trainer) == before);
+  EXPECT_EQ(state(*trainer), state_before);
+}
+
+TEST_F(EmbeddedTrainerTest, GoesOnAfterMisuse) {
+  const auto trainer = make(options_for());
+  const auto reference = make(options_for());
+  expect_error([&] { static_cast<void>(trainer->step({})); }, ErrorCode::invalid_argument,
+               "\"layer.0\" has 0 of the 1");
+  give(*trainer, 1, 1);
+  expect_error([&] { static_cast<void>(give(*trainer, 1, 1)); }, ErrorCode::invalid_argument,
+               "\"layer.1\" has had 1 of its 1");
+  expect_error([&] { static_cast<void>(trainer->add_gradient(0, {})); },
+               ErrorCode::invalid_argument, "0 bytes; 3 elements");
+  expect_error([&] { static_cast<void>(trainer->add_gradient(9, {})); },
+               ErrorCode::invalid_argument, "no parameter 9");
+  expect_error([&] { static_cast<void>(trainer->save(directory_.path() / "x")); },
+               ErrorCode::invalid_argument, "gradients of this step are there");
+  expect_error([&] { static_cast<void>(trainer->step({.gradient_divisor = 0})); },
+               ErrorCode::invalid_argument, "above 0");
+  for (const std::size_t i : {0U, 2U, 3U, 4U}) give(*trainer, i, 1);
+  static_cast<void>(trainer->grad_norm());
+  expect_error([&] { static_cast<void>(give(*trainer, 1, 1)); }, ErrorCode::invalid_argument,
+               "comes after grad_norm");
+  trainer->step({});
+  expect_error([&] { static_cast<void>(trainer->set_group(2, {})); }, ErrorCode::invalid_argument,
+               "there is no group 2");
+  expect_error([&] { static_cast<void>(trainer->set_group(0, {.lr = -1})); },
+               ErrorCode::invalid_argument, "lr");
+  backward(*reference, 1);
+  reference->step({});
+  EXPECT_TRUE(train(*trainer, 2, 3) == train(*reference, 2, 3));
+}
+
+TEST_F(EmbeddedTrainerTest, TakesZerosForMissingGradientsWhereAsked) {
+  EmbeddedOptions options = options_for();
+  options.missing_gradient = MissingGradient::zero;
+  const auto trainer = make(options);
+  const auto reference = make(options_for());
+  for (int step = 1; step <= 3; ++step) {
+    for (std::size_t i = 1; i < model_.sizes.size(); ++i) {
+      give(*trainer, i, step);
+      give(*reference, i, step);
+    }
+    reference->add_gradient(0, bytes_of(Tensor(model_.sizes[0])));
+    trainer->step({});
+    reference->step({});
+  }
+  EXPECT_TRUE(image(*trainer) == image(*reference));
+}
+
+TEST_F(EmbeddedTrainerTest, RefusesWhatItCannotBeMadeOf) {
+  const auto starts = model_.starts(DType::fp32);
+  auto parameters = model_.parameters(starts);
+  parameters[1].name = parameters[0].name;
+  expect_error([&] { static_cast<void>(EmbeddedTrainer(options_for(), parameters)); },
+               ErrorCode::invalid_argument, "two parameters are named \"layer.0\"");
+  parameters = model_.parameters(starts);
+  parameters[2].group = 2;
+  expect_error([&] { static_cast<void>(EmbeddedTrainer(options_for(), parameters)); },
+               ErrorCode::invalid_argument, "is of group 2; there are 2");
+  expect_error([&] { static_cast<void>(EmbeddedTrainer(options_for(), {})); },
+               ErrorCode::invalid_argument, "nothing to train");
+  EmbeddedOptions options = options_for();
+  options.state_format = StateFormat::split;
+  expect_error([&] { static_cast<void>(make(options)); }, ErrorCode::invalid_argument, "split");
+  options = options_for();
+  options.host_memory = 64_KiB;
+  expect_error([&] { static_cast<void>(make(options)); }, ErrorCode::does_not_fit, "64.0 KiB");
+}
+
+TEST_F(EmbeddedTrainerTest, RefusesAFolderThatAnotherTrainerHas) {
+  EmbeddedOptions options = options_for();
+  options.nvme = {directory_.path()};
+  const auto first = make(options);
+  expect_error([&] { static_cast<void>(make(options)); }, ErrorCode::busy,
+               directory_.path().string());
+  train(*first, 1, 1);
+}
+
+TEST_F(EmbeddedTrainerTest, RefusesACheckpointOfOthersAndOneThatIsNotWhole) {
+  const auto trainer = make(options_for());
+  expect_error([&] { static_cast<void>(trainer->load(directory_.path())); },
+               ErrorCode::invalid_argument, "no checkpoint");
+  trainer->save(directory_.path() / "a");
+  expect_error([&] { static_cast<void>(trainer->save(directory_.path() / "a")); },
+               ErrorCode::invalid_argument, "there already");
+  model_.sizes[1] = 4999;
+  const auto other = make(options_for());
+  expect_error([&] { static_cast<void>(other->load(directory_.path() / "a")); },
+               ErrorCode::invalid_argument, "other parameters: number 1");
+  const auto damaged = make(options_for(DType::bf16));
+  expect_error([&] { static_cast<void>(damaged->load(directory_.path() / "a")); },
+               ErrorCode::invalid_argument, "dtype");
+}
+
+TEST_F(EmbeddedTrainerTest, SaysInAForkedChildThatItIsTheParents) {
+  const auto trainer = make(options_for());
+  give(*trainer, 0, 1);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    bool refused = false;
+    try {
+      static_cast<void>(trainer->step({}));
+    } catch (const Error& error) {
+      refused = error.code() == ErrorCode::not_supported;
+    }
+    _exit(refused ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+}  // namespace
+}  // namespace spillway::engine

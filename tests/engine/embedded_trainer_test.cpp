@@ -1,0 +1,189 @@
+// Parameters whose forward and backward the test runs: against Adam in fp64, written here, and bit
+// for bit between tiers, modes and orders of arrival.
+#include <cmath>
+#include <thread>
+
+#include "tests/engine/embedded_fixture.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// Adam with decoupled decay as Loshchilov & Hutter write it, in fp64.
+struct PlainAdam {
+  std::vector<double> p, m, v;
+  void update(const Tensor& gradient, double scale, const cpu_adam::AdamOptions& o, int t) {
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const double g = gradient[i] * scale;
+      m[i] = o.beta1 * m[i] + (1 - o.beta1) * g;
+      v[i] = o.beta2 * v[i] + (1 - o.beta2) * g * g;
+      const double m_hat = m[i] / (1 - std::pow(o.beta1, t));
+      const double v_hat = v[i] / (1 - std::pow(o.beta2, t));
+      p[i] -= o.lr * o.weight_decay * p[i];
+      p[i] -= o.lr * m_hat / (std::sqrt(v_hat) + o.eps);
+    }
+  }
+};
+
+TEST_F(EmbeddedTrainerTest, FollowsAdamInDoublePrecision) {
+  EmbeddedOptions options = options_for();
+  const auto trainer = make(options);
+  std::vector<PlainAdam> plain;
+  for (const Tensor& values : model_.values) {
+    plain.push_back({.p = {values.begin(), values.end()},
+                     .m = std::vector<double>(values.size()),
+                     .v = std::vector<double>(values.size())});
+  }
+  for (int step = 1; step <= 20; ++step) {
+    options.groups[0].lr = 1e-2 / step;
+    trainer->set_group(0, options.groups[0]);
+    double squares = 0;
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      for (const float g : model_.gradient(i, step)) squares += double{g} * g / 4;
+    }
+    const double norm = std::sqrt(squares);
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      plain[i].update(model_.gradient(i, step), 50 / (norm + 1e-6) / 2,
+                      options.groups[model_.groups[i]], step);
+    }
+    backward(*trainer, step);
+    const EmbeddedResult result = trainer->step({.gradient_divisor = 2, .max_norm = 50});
+    EXPECT_EQ(result.step, step);
+    EXPECT_NEAR(result.grad_norm, norm, 1e-9 * norm);
+  }
+  for (std::uint32_t i = 0; i < trainer->size(); ++i) {
+    const auto* values = reinterpret_cast<const float*>(trainer->values(i).data());
+    for (std::size_t k = 0; k < model_.sizes[i]; ++k) {
+      // Twenty updates of at most lr each, rounded to fp32 at every operation.
+      ASSERT_NEAR(values[k], plain[i].p[k], 1e-5 * std::max(1.0, std::abs(plain[i].p[k])))
+          << i << " " << k;
+    }
+  }
+}
+
+struct Mode {
+  const char* name;
+  DType dtype;
+  StateFormat format;
+  bool on_disk;
+  bool deferred;
+};
+
+class EmbeddedModes : public EmbeddedTrainerTest, public testing::WithParamInterface<Mode> {
+ protected:
+  EmbeddedOptions options() {
+    EmbeddedOptions options = options_for(GetParam().dtype);
+    options.state_format = GetParam().format;
+    options.defers_updates = GetParam().deferred;
+    if (GetParam().on_disk) options.nvme = {directory_.path() / "swap"};
+    return options;
+  }
+  EmbeddedOptions in_memory() {
+    EmbeddedOptions options = options_for(GetParam().dtype);
+    options.state_format = GetParam().format;
+    return options;
+  }
+};
+
+TEST_P(EmbeddedModes, HaveTheBitsOfStateInMemory) {
+  const auto there = train(*make(options()), 1, 5);
+  const auto here = train(*make(in_memory()), 1, 5);
+  EXPECT_TRUE(there == here);
+}
+
+TEST_P(EmbeddedModes, GoOnFromACheckpointOnAnotherTier) {
+  const auto first = make(options());
+  train(*first, 1, 3);
+  first->save(directory_.path() / "checkpoint");
+  const auto on = train(*first, 4, 6);
+  EmbeddedOptions other = in_memory();
+  if (!GetParam().on_disk) other.nvme = {directory_.path() / "other"};
+  const auto second = make(other);
+  second->load(directory_.path() / "checkpoint");
+  EXPECT_EQ(second->steps(), 3U);
+  EXPECT_TRUE(train(*second, 4, 6) == on);
+  EXPECT_EQ(state(*first), state(*second));
+}
+
+TEST_P(EmbeddedModes, ReadAndWriteTheStateOfOneParameter) {
+  const auto first = make(options());
+  train(*first, 1, 3);
+  const auto second = make(in_memory());
+  for (std::uint32_t i = 0; i < first->size(); ++i) {
+    const std::size_t count = model_.sizes[i];
+    std::vector<float> master(count), m(count), v(count);
+    first->read_state(i, master, m, v);
+    second->write_state(i, master, m, v);
+  }
+  second->set_updates(first->updates());
+  EXPECT_TRUE(image(*first) == image(*second));
+  // The moments of int8 are rounded again to codes with a new scale.
+  if (GetParam().format == StateFormat::int8) return;
+  EXPECT_TRUE(train(*first, 4, 5) == train(*second, 4, 5));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , EmbeddedModes,
+    testing::Values(Mode{"fp32_disk", DType::fp32, StateFormat::fp32, true, false},
+                    Mode{"fp32_deferred", DType::fp32, StateFormat::fp32, false, true},
+                    Mode{"split_disk_deferred", DType::bf16, StateFormat::split, true, true},
+                    Mode{"wide_bf16_disk", DType::bf16, StateFormat::fp32, true, false},
+                    Mode{"bf16_disk", DType::bf16, StateFormat::bf16, true, false},
+                    Mode{"int8_deferred", DType::bf16, StateFormat::int8, false, true}),
+    [](const auto& mode) { return std::string(mode.param.name); });
+
+TEST_F(EmbeddedTrainerTest, TakesGradientsFromManyThreadsInAnyOrder) {
+  const auto one = make(options_for());
+  const auto four = make(options_for());
+  for (int step = 1; step <= 10; ++step) {
+    backward(*one, step);
+    std::vector<std::thread> threads;
+    for (std::size_t first = 0; first < 4; ++first) {
+      threads.emplace_back([&, first] {
+        for (std::size_t i = first; i < model_.sizes.size(); i += 4) give(*four, i, step);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(one->step({.max_norm = 1}).grad_norm, four->step({.max_norm = 1}).grad_norm);
+  }
+  EXPECT_TRUE(image(*one) == image(*four));
+}
+
+TEST_F(EmbeddedTrainerTest, SumsSeveralGradientsInOrder) {
+  for (const std::uint32_t count : {3U, 0U}) {
+    EmbeddedOptions options = options_for();
+    options.gradients_per_step = count;
+    const auto several = make(options);
+    for (int micro_batch = 0; micro_batch < 3; ++micro_batch) backward(*several, micro_batch);
+    several->step({.gradient_divisor = 3});
+    const auto summed = make(options_for());
+    for (std::uint32_t i = 0; i < summed->size(); ++i) {
+      Tensor sum = model_.gradient(i, 0);
+      for (int micro_batch = 1; micro_batch < 3; ++micro_batch) {
+        const Tensor more = model_.gradient(i, micro_batch);
+        for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += more[k];
+      }
+      summed->add_gradient(i, bytes_of(sum));
+    }
+    summed->step({.gradient_divisor = 3});
+    EXPECT_TRUE(image(*several) == image(*summed));
+  }
+}
+
+TEST_F(EmbeddedTrainerTest, FollowsValuesThatTheFrameworkWrites) {
+  const auto trainer = make(options_for(DType::bf16));
+  train(*trainer, 1, 2);
+  const auto other = in_bf16(normal(model_.sizes[1], 99));
+  std::ranges::copy(other, trainer->values(1).begin());
+  trainer->take_values(1);
+  std::vector<float> master(model_.sizes[1]), m(model_.sizes[1]);
+  trainer->read_state(1, master, m, {});
+  for (std::size_t i = 0; i < master.size(); ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, other.data() + 2 * i, 2);
+    ASSERT_EQ(master[i], from_bf16(bits));
+    ASSERT_NE(m[i], 0);
+  }
+}
+
+}  // namespace
+}  // namespace spillway::engine
