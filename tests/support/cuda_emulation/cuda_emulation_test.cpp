@@ -260,6 +260,15 @@ TEST_F(CudaEmulationDeathTest, FindsMemoryThatIsNotThere) {
   EXPECT_DEATH(start(write_behind, freed, std::size_t{0}), "");
 }
 
+TEST_F(CudaEmulationDeathTest, FindsALaunchThatWouldBlockItsThread) {
+  const auto enqueue = [&](std::uint64_t count) {
+    while (count-- > 0) expect(cudaMemsetAsync(device_, 0, kBytes, streams_[0]));
+  };
+  enqueue(kMostPending);
+  EXPECT_GE(statistics().most_pending, kMostPending);
+  EXPECT_DEATH(enqueue(1), "a launch would block");
+}
+
 // --- memory
 
 TEST_F(CudaEmulation, DeviceMemoryIsUndefinedAndLimited) {

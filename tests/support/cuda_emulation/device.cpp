@@ -9,6 +9,7 @@ namespace cuda_emulation {
 
 void set_order(std::uint64_t seed) { Device::Lock()->set_order(seed); }
 Statistics statistics() { return Device::Lock()->statistics; }
+std::uint64_t discard_pending() { return Device::Lock()->discard(); }
 void run_blocks_at_ends(std::uint64_t count) { Device::Lock()->blocks_at_ends = count; }
 void break_device(int status) { Device::Lock()->broken = static_cast<cudaError_t>(status); }
 
@@ -46,6 +47,9 @@ void Device::destroy_stream(CUstream_st* stream) {
 void Device::enqueue(CUstream_st& stream, Operation operation) {
   operation.number = ++enqueued_;
   stream.operations.push_back(std::move(operation));
+  const std::uint64_t pending = stream.operations.size();
+  statistics.most_pending = std::max(statistics.most_pending, pending);
+  if (pending > kMostPending) fault("a stream holds %zu operations: a launch would block", pending);
   run_some();
 }
 
@@ -119,6 +123,15 @@ void Device::finish(const Mark& mark) {
 
 void Device::finish_all() {
   for (const auto& stream : streams_) finish(*stream);
+}
+
+std::uint64_t Device::discard() {
+  std::uint64_t count = 0;
+  for (const auto& stream : streams_) {
+    count += stream->operations.size();
+    stream->operations.clear();
+  }
+  return count;
 }
 
 bool Device::query(const Mark& mark) {

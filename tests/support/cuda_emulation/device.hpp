@@ -99,6 +99,7 @@ class Device {
   void finish(CUstream_st& stream);
   void finish(const Mark& mark);
   void finish_all();
+  std::uint64_t discard();
   /// A caller that asks again and again learns of the end at last.
   [[nodiscard]] bool query(const Mark& mark);
   /// Whether an operation that has not run needs any of this host memory.

@@ -28,9 +28,17 @@ struct Statistics {
   std::uint64_t blocks = 0;
   std::uint64_t copies = 0;
   std::uint64_t products = 0;
-  std::uint64_t overtaken = 0;  ///< operations that ran before an earlier one of another stream
+  std::uint64_t overtaken = 0;     ///< operations that ran before an earlier one of another stream
+  std::uint64_t most_pending = 0;  ///< operations that a stream has held at a time
 };
 [[nodiscard]] Statistics statistics();
+
+/// A stream of CUDA holds about a thousand operations; a launch on a full one blocks its thread,
+/// which for the control thread ends the program here.
+inline constexpr std::uint64_t kMostPending = 1000;
+
+/// What has yet to run never will. Returns how many operations that were.
+std::uint64_t discard_pending();
 
 /// Of later grids only the first `count` blocks run and the last `count`; 0: all of them.
 void run_blocks_at_ends(std::uint64_t count);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 
 #include "runtime/model/cuda/device_runner.cuh"
 #include "tests/support/cuda_emulation/emulation.hpp"
@@ -11,6 +12,7 @@ namespace spillway::model::cuda {
 namespace {
 
 constexpr std::uint64_t kMarks = 4;
+constexpr std::uint64_t kMostCalls = 10'000;  ///< a step that is too short would take hours
 
 /// Marks the last items of `count`, and counts the calls.
 struct MarkLast {
@@ -19,7 +21,7 @@ struct MarkLast {
   std::uint64_t* marks;
 
   void operator()(std::uint64_t item) const {
-    std::atomic_ref(*calls).fetch_add(1);
+    if (std::atomic_ref(*calls).fetch_add(1) > kMostCalls) std::abort();
     if (item + kMarks >= count && item < count) marks[item + kMarks - count] = item;
   }
   template <class Team>
