@@ -18,6 +18,7 @@
 #include "tools/cli/plan_text.hpp"
 #include "tools/cli/report_text.hpp"
 #include "tools/python/bindings/bindings.hpp"
+#include "tools/python/bindings/interpreter.hpp"
 
 namespace spillway::python {
 namespace {
@@ -82,7 +83,7 @@ cli::Note locking(const nb::callable& note) {
 
 /// Returns the plan as a document and as a table.
 std::pair<std::string, std::string> plan(const Ask& ask, const nb::callable& note) {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   const cli::Note told = locking(note);
   const auto model = ask.architecture();
   check(model.has_value(), ErrorCode::invalid_argument,
@@ -140,7 +141,8 @@ class Watcher final : public engine::TrainObserver {
   template <class... Arguments>
   void call(const char* name, const Arguments&... arguments) {
     const nb::gil_scoped_acquire locked;
-    if (failure_) return;
+    if (is_ending()) interrupt_ = 1;  // a run in a thread that nobody joins ends and is saved
+    if (failure_ || is_ending()) return;
     try {
       watcher_.attr(name)(arguments...);
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -161,7 +163,7 @@ nb::tuple train(const Ask& ask, nb::object watcher) {
   std::string document;
   std::string text;
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     engine::TrainRequest request;
     request.options = ask.options([&face](const std::string& line) { face.noted(line); });
     request.model = ask.architecture();

@@ -1,0 +1,254 @@
+"""State of the optimizers of spillway.torch: torch's layout both ways, checkpoints, and what misuse
+is told."""
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import spillway
+from spillway.torch import OffloadedAdagrad, OffloadedAdam, OffloadedAdamW, OffloadedSGD
+
+KINDS = [(OffloadedAdamW, torch.optim.AdamW), (OffloadedAdam, torch.optim.Adam),
+         (OffloadedAdagrad, torch.optim.Adagrad), (OffloadedSGD, torch.optim.SGD)]
+
+
+def parameters(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
+            for shape in ((30, 20), (11,))]
+
+
+def run(tensors, optimizer, steps):
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for tensor in tensors:
+            tensor.grad = torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+        optimizer.step()
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def near(some, others, bound=1e-6):
+    return all(float((a.detach() - b.detach()).abs().max()) < bound
+               for a, b in zip(some, others, strict=True))
+
+
+def equal(some, others):
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def arguments(kind):
+    return {"momentum": 0.9} if "SGD" in kind.__name__ else {}
+
+
+@pytest.mark.parametrize("ours, theirs", KINDS)
+def test_torch_goes_on_from_our_state_and_we_from_torchs(ours, theirs):
+    whole = parameters()
+    expected = run(whole, theirs(whole, **arguments(theirs)), range(20))
+    for first, second in ((ours, theirs), (theirs, ours)):
+        tensors = parameters()
+        optimizer = first(tensors, **arguments(first))
+        middle = run(tensors, optimizer, range(10))
+        state = optimizer.state_dict()
+        going_on = [torch.nn.Parameter(tensor.clone()) for tensor in middle]
+        other = second(going_on, lr=123.0, **arguments(second))
+        other.load_state_dict(state)
+        assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+        assert near(run(going_on, other, range(10, 20)), expected)
+
+
+@pytest.mark.parametrize("dtype, state_format", [
+    (torch.float32, "fp32"), (torch.bfloat16, "fp32"), (torch.bfloat16, "split"),
+    (torch.float16, "fp32")])
+def test_a_state_dict_resumes_with_the_same_bits(dtype, state_format):
+    whole = parameters(dtype)
+    expected = run(whole, OffloadedAdamW(whole, state_format=state_format), range(8))
+    tensors = parameters(dtype)
+    optimizer = OffloadedAdamW(tensors, state_format=state_format)
+    run(tensors, optimizer, range(4))
+    state = optimizer.state_dict()
+    assert state["state"][0]["exp_avg"].dtype == torch.float32
+    again = [torch.nn.Parameter(tensor.detach().clone()) for tensor in tensors]
+    resumed = OffloadedAdamW(again, state_format=state_format)
+    resumed.load_state_dict(state)
+    assert equal(run(again, resumed, range(4, 8)), expected)
+
+
+@pytest.mark.parametrize("state_format", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_save_and_load_resume_with_the_same_bits(tmp_path, state_format, on_disk):
+    options = {"state_format": state_format}
+    whole = parameters(torch.bfloat16)
+    expected = run(whole, OffloadedAdamW(whole, **options), range(8))
+    tensors = parameters(torch.bfloat16)
+    optimizer = OffloadedAdamW(tensors, **options,
+                               nvme=[tmp_path / "a"] if on_disk else ())
+    run(tensors, optimizer, range(4))
+    optimizer.save(tmp_path / "saved")
+    again = parameters(torch.bfloat16)
+    resumed = OffloadedAdamW(again, **options)
+    resumed.load(tmp_path / "saved")
+    assert equal(again, tensors)
+    assert equal(run(again, resumed, range(4, 8)), expected)
+    with pytest.raises(spillway.Error):
+        optimizer.save(tmp_path / "saved")
+
+
+def test_damaged_checkpoints_and_those_of_others_are_refused(tmp_path):
+    tensors = parameters()
+    optimizer = OffloadedAdamW(tensors)
+    run(tensors, optimizer, range(2))
+    optimizer.save(tmp_path / "saved")
+    other = OffloadedAdamW([torch.nn.Parameter(torch.zeros(5))])
+    with pytest.raises(spillway.Error):
+        other.load(tmp_path / "saved")
+    largest = max((path for path in (tmp_path / "saved").rglob("*") if path.is_file()),
+                  key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+    with pytest.raises(spillway.Error):
+        OffloadedAdamW(parameters()).load(tmp_path / "saved")
+
+
+def test_states_that_do_not_fit_are_refused():
+    optimizer = OffloadedAdamW(parameters())
+    tensors = parameters()
+    torchs = torch.optim.AdamW(tensors, amsgrad=True)
+    run(tensors, torchs, range(1))
+    with pytest.raises(spillway.NotSupportedError, match="amsgrad"):
+        optimizer.load_state_dict(torchs.state_dict())
+    state = OffloadedAdamW(parameters()).state_dict()
+    state["state"][0]["exp_avg"] = torch.zeros(3)
+    with pytest.raises(spillway.InvalidArgumentError, match="has the shape"):
+        optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("make, kind, words", [
+    (lambda: [torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))],
+     spillway.NotSupportedError, "float64"),
+    (lambda: [torch.nn.Parameter(torch.zeros(3, device="meta"))],
+     spillway.NotSupportedError, "is on meta"),
+])
+def test_parameters_that_cannot_be_offloaded_are_named(make, kind, words):
+    with pytest.raises(kind, match=words):
+        OffloadedAdamW(make())
+
+
+def test_two_parameters_in_the_same_memory_are_refused():
+    first = torch.nn.Parameter(torch.zeros(8))
+    second = torch.nn.Parameter(first.data)
+    with pytest.raises(spillway.InvalidArgumentError, match="the same memory"):
+        OffloadedAdamW([first, second])
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"lr": -1.0}, "lr"), ({"missing": "skip"}, "missing"),
+    ({"accumulation_steps": 0}, "at least 1"),
+    ({"state_format": "int4"}, "int4"), ({"state_format": "int8"}, "bf16"),
+    ({"host_memory": "1KiB"}, "host")])
+def test_options_that_cannot_be_are_refused(options, words):
+    with pytest.raises(spillway.Error, match=words):
+        OffloadedAdamW(parameters(), **options)
+
+
+def test_steps_out_of_order_are_refused_and_change_nothing():
+    tensors = parameters()
+    optimizer = OffloadedAdamW(tensors)
+    before = run(tensors, optimizer, range(3))
+    with pytest.raises(spillway.InvalidArgumentError, match="parameter 0 of group 0"):
+        optimizer.step()  # twice
+    tensors[0].grad = torch.ones_like(tensors[0])
+    with pytest.raises(spillway.InvalidArgumentError, match="parameter 1 of group 0"):
+        optimizer.step()  # a gradient is missing
+    (tensors[1] * 2).sum().backward()
+    with pytest.raises(spillway.InvalidArgumentError, match="accumulation_steps=N"):
+        (tensors[1] * 2).sum().backward()
+    with torch.no_grad():
+        tensors[1].add_(1)
+    with pytest.raises(spillway.InvalidArgumentError, match="was written between"):
+        optimizer.step()
+    with torch.no_grad():
+        tensors[1].sub_(1)
+    with pytest.raises(spillway.NotSupportedError, match="closure"):
+        optimizer.step(lambda: 0)
+    optimizer.zero_grad()
+    assert near(tensors, before)
+    expected = parameters()
+    assert near(run(tensors, optimizer, range(3, 5)),
+                run(expected, torch.optim.AdamW(expected), range(5)), 1e-5)
+
+
+def test_missing_gradients_may_count_as_zero():
+    ours, theirs = parameters(), parameters()
+    mine, reference = OffloadedAdamW(ours, missing="zero"), torch.optim.AdamW(theirs)
+    for step in range(4):
+        for tensors in (ours, theirs):
+            tensors[0].grad = torch.ones_like(tensors[0])
+        theirs[1].grad = torch.zeros_like(theirs[1])
+        mine.step()
+        reference.step()
+    assert near([t.detach() for t in ours], [t.detach() for t in theirs])
+
+
+def test_two_optimizers_cannot_have_one_folder(tmp_path):
+    first = OffloadedAdamW(parameters(), nvme=[tmp_path])
+    with pytest.raises(spillway.BusyError):
+        OffloadedAdamW(parameters(), nvme=[tmp_path])
+    del first
+
+
+def test_a_fork_is_told_and_the_parent_goes_on():
+    tensors = parameters()
+    optimizer = OffloadedAdamW(tensors)
+    run(tensors, optimizer, range(1))
+    child = os.fork()
+    if child == 0:
+        try:
+            run(tensors, optimizer, range(1, 2))
+        except spillway.Error as error:
+            os._exit(0 if "fork" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    run(tensors, optimizer, range(1, 2))
+
+
+def test_the_interpreter_may_end_in_the_middle_of_steps(tmp_path):
+    # One update is decided and runs; another trainer is stepped by a thread that nobody joins.
+    script = textwrap.dedent(f"""
+        import threading, time
+        import numpy, torch
+        from spillway import _native
+        from spillway.torch import OffloadedAdamW
+        net = torch.nn.Linear(400, 400)
+        optimizer = OffloadedAdamW(net.parameters(), deferred=net, nvme=[{str(tmp_path)!r}])
+        net(torch.ones(1, 400)).sum().backward()
+        optimizer.step()
+        options = _native.TrainerOptions()
+        options.groups = [_native.Group()]
+        values = numpy.ones(1 << 20, dtype=numpy.float32)
+        trainer = _native.Trainer(options, [("values", 0, values)])
+        def step():
+            while True:
+                trainer.add_gradient(0, values)
+                trainer.step(1.0, 0.0)
+        threading.Thread(target=step, daemon=True).start()
+        while trainer.steps < 2:
+            time.sleep(0.001)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60,
+                          capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr.replace("NotSupportedError: the interpreter is ending", "")
+
+
+def test_memory_of_a_parameter_outlives_the_optimizer():
+    tensors = parameters()
+    optimizer = OffloadedAdamW(tensors)
+    after = run(tensors, optimizer, range(1))
+    optimizer = None
+    assert equal([tensor.detach() for tensor in tensors], after)
+    tensors[0].sum().backward()  # no hook hands the gradient over
+    assert tensors[0].grad is not None

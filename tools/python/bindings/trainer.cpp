@@ -1,0 +1,302 @@
+#include <fmt/format.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/embedded_trainer.hpp"
+#include "tools/python/bindings/bindings.hpp"
+#include "tools/python/bindings/interpreter.hpp"
+
+namespace spillway::python {
+namespace {
+
+namespace nb = nanobind;
+using engine::EmbeddedOptions;
+using engine::EmbeddedTrainer;
+
+/// An array of any element type in host memory, in one piece: a tensor of PyTorch, numpy or JAX.
+using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Wide = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstWide = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+/// Returns the array's bytes. Throws `Error{invalid_argument}` unless it has elements of `dtype`.
+std::span<const std::byte> bytes_of(const Array& array, DType dtype, std::uint64_t elements,
+                                    const std::string& what) {
+  const nb::dlpack::dtype type = array.dtype();
+  const nb::dlpack::dtype wanted =
+      dtype == DType::bf16
+          ? nb::dlpack::dtype{static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1}
+          : nb::dlpack::dtype{static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float),
+                              static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
+  check(type == wanted, ErrorCode::invalid_argument,
+        fmt::format("{} has elements of {} bits (DLPack's type {}); it must be {}", what, type.bits,
+                    type.code, name_of(dtype)));
+  check(array.size() == elements, ErrorCode::invalid_argument,
+        fmt::format("{} has {} elements; its parameter has {}", what, array.size(), elements));
+  return {static_cast<const std::byte*>(array.data()), array.nbytes()};
+}
+
+/// Returns one of the three arrays of a state, empty where it is None.
+template <class Result, class Source>
+std::span<Result> optional_span(const std::optional<Source>& array, std::uint64_t elements) {
+  if (!array) return {};
+  check(array->size() == elements, ErrorCode::invalid_argument,
+        fmt::format("an array of state has {} elements; its parameter has {}", array->size(),
+                    elements));
+  return {array->data(), array->size()};
+}
+
+/// Holds an EmbeddedTrainer and what its arrays must be like.
+class Trainer {
+ public:
+  /// Is a parameter's name, its group and its values at the start.
+  using Parameter = std::tuple<std::string, std::uint32_t, Array>;
+
+  Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters);
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+  ~Trainer();
+
+  [[nodiscard]] EmbeddedTrainer& native() const { return *trainer_; }
+  void add_gradient(std::uint32_t parameter, const Array& gradient) const;
+  void read_state(std::uint32_t parameter, const std::optional<Wide>& master,
+                  const std::optional<Wide>& m, const std::optional<Wide>& v) const;
+  void write_state(std::uint32_t parameter, const std::optional<ConstWide>& master,
+                   const std::optional<ConstWide>& m, const std::optional<ConstWide>& v) const;
+
+ private:
+  /// Throws `Error{invalid_argument}` for a parameter that there is not.
+  [[nodiscard]] std::uint64_t elements(std::uint32_t parameter) const;
+
+  DType dtype_;
+  std::vector<std::uint64_t> elements_;
+  std::unique_ptr<EmbeddedTrainer> trainer_;
+};
+
+Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters)
+    : dtype_(options.dtype) {
+  std::vector<engine::EmbeddedParameter> registered;
+  for (const auto& [name, group, array] : parameters) {
+    const std::span<const std::byte> values = bytes_of(array, dtype_, array.size(), name);
+    elements_.push_back(array.size());
+    registered.push_back(
+        {.name = name, .elements = array.size(), .group = group, .values = values.data()});
+  }
+  const Unlocked unlocked;
+  trainer_ = std::make_unique<EmbeddedTrainer>(options, registered);
+}
+
+Trainer::~Trainer() {
+  const nb::gil_scoped_release unlocked;
+  trainer_.reset();
+}
+
+std::uint64_t Trainer::elements(std::uint32_t parameter) const {
+  static_cast<void>(trainer_->name(parameter));
+  return elements_[parameter];
+}
+
+void Trainer::add_gradient(std::uint32_t parameter, const Array& gradient) const {
+  const std::span<const std::byte> bytes = bytes_of(gradient, dtype_, elements(parameter),
+                                                    "the gradient of " + trainer_->name(parameter));
+  const Unlocked unlocked;
+  trainer_->add_gradient(parameter, bytes);
+}
+
+void Trainer::read_state(std::uint32_t parameter, const std::optional<Wide>& master,
+                         const std::optional<Wide>& m, const std::optional<Wide>& v) const {
+  const std::uint64_t count = elements(parameter);
+  const auto to_master = optional_span<float>(master, count);
+  const auto to_m = optional_span<float>(m, count);
+  const auto to_v = optional_span<float>(v, count);
+  const Unlocked unlocked;
+  trainer_->read_state(parameter, to_master, to_m, to_v);
+}
+
+void Trainer::write_state(std::uint32_t parameter, const std::optional<ConstWide>& master,
+                          const std::optional<ConstWide>& m,
+                          const std::optional<ConstWide>& v) const {
+  const std::uint64_t count = elements(parameter);
+  const auto from_master = optional_span<const float>(master, count);
+  const auto from_m = optional_span<const float>(m, count);
+  const auto from_v = optional_span<const float>(v, count);
+  const Unlocked unlocked;
+  trainer_->write_state(parameter, from_master, from_m, from_v);
+}
+
+/// Returns the parameter's values as bytes, without a copy; they live as long as somebody uses
+/// them.
+nb::object values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
+  const std::span<std::byte> bytes = nb::cast<Trainer&>(self).native().values(parameter);
+  return nb::cast(
+      nb::ndarray<std::uint8_t, nb::ndim<1>, nb::device::cpu>(bytes.data(), {bytes.size()}, self));
+}
+
+/// Calls `EmbeddedTrainer`'s function without the interpreter's lock.
+template <auto Function, class... Arguments>
+auto unlocked(const Trainer& trainer, Arguments... arguments) {
+  EmbeddedTrainer& native = trainer.native();
+  const Unlocked unlocked;
+  return (native.*Function)(std::move(arguments)...);
+}
+
+/// Optimizers by the names that spillway/torch gives them.
+constexpr std::array<std::pair<std::string_view, cpu_adam::Optimizer>, 4> kOptimizers{
+    {{"adam", cpu_adam::Optimizer::adam},
+     {"adagrad", cpu_adam::Optimizer::adagrad},
+     {"lion", cpu_adam::Optimizer::lion},
+     {"sgd", cpu_adam::Optimizer::sgd}}};
+
+void set_optimizer(cpu_adam::AdamOptions& options, const std::string& name) {
+  const auto found =
+      std::ranges::find(kOptimizers, name, [](const auto& each) { return each.first; });
+  check(found != kOptimizers.end(), ErrorCode::invalid_argument,
+        fmt::format("there is no optimizer \"{}\"; there are adam, adagrad, lion and sgd", name));
+  options.optimizer = found->second;
+}
+
+void add_options(nb::module_& module) {
+  using cpu_adam::AdamOptions;
+  nb::class_<AdamOptions>(module, "Group", "Hyperparameters of a parameter group.")
+      .def(nb::init<>())
+      .def_rw("lr", &AdamOptions::lr)
+      .def_rw("beta1", &AdamOptions::beta1)
+      .def_rw("beta2", &AdamOptions::beta2)
+      .def_rw("eps", &AdamOptions::eps)
+      .def_rw("weight_decay", &AdamOptions::weight_decay)
+      .def_rw("bias_correction", &AdamOptions::bias_correction)
+      .def_prop_rw(
+          "decoupled",
+          [](const AdamOptions& o) { return o.decay_mode == cpu_adam::DecayMode::decoupled; },
+          [](AdamOptions& o, bool decoupled) {
+            o.decay_mode = decoupled ? cpu_adam::DecayMode::decoupled : cpu_adam::DecayMode::l2;
+          })
+      .def("set_optimizer", &set_optimizer, nb::arg("name"));
+  nb::class_<EmbeddedOptions>(module, "TrainerOptions", "What a Trainer is made with.")
+      .def(nb::init<>())
+      .def_prop_rw(
+          "dtype", [](const EmbeddedOptions& o) { return std::string(name_of(o.dtype)); },
+          [](EmbeddedOptions& o, const std::string& name) { o.dtype = parse_dtype(name); })
+      .def_prop_rw(
+          "state_format",
+          [](const EmbeddedOptions& o) { return std::string(name_of(o.state_format)); },
+          [](EmbeddedOptions& o, const std::string& name) {
+            o.state_format = parse_state_format(name);
+          })
+      .def_prop_rw(
+          "host_memory",
+          [](const EmbeddedOptions& o) {
+            return o.host_memory ? std::optional(o.host_memory->value()) : std::nullopt;
+          },
+          [](EmbeddedOptions& o, const std::string& size) { o.host_memory = parse_bytes(size); })
+      .def_prop_rw(
+          "nvme",
+          [](const EmbeddedOptions& o) {
+            return std::vector<std::string>(o.nvme.begin(), o.nvme.end());
+          },
+          [](EmbeddedOptions& o, const std::vector<std::string>& folders) {
+            o.nvme.assign(folders.begin(), folders.end());
+          })
+      .def_prop_rw(
+          "isa",
+          [](const EmbeddedOptions& o) {
+            return o.isa ? std::optional(std::string(cpu_adam::name_of(*o.isa))) : std::nullopt;
+          },
+          [](EmbeddedOptions& o, const std::string& name) { o.isa = cpu_adam::parse_isa(name); })
+      .def_prop_rw(
+          "zero_missing",
+          [](const EmbeddedOptions& o) {
+            return o.missing_gradient == engine::MissingGradient::zero;
+          },
+          [](EmbeddedOptions& o, bool zero) {
+            o.missing_gradient =
+                zero ? engine::MissingGradient::zero : engine::MissingGradient::refuse;
+          })
+      .def_rw("groups", &EmbeddedOptions::groups)
+      .def_rw("gradients_per_step", &EmbeddedOptions::gradients_per_step)
+      .def_rw("defers_updates", &EmbeddedOptions::defers_updates)
+      .def_rw("tile_parameters", &EmbeddedOptions::tile_parameters)
+      .def_rw("threads", &EmbeddedOptions::threads)
+      .def_rw("seed", &EmbeddedOptions::seed);
+}
+
+}  // namespace
+
+void add_trainer(nb::module_& module) {
+  add_options(module);
+  nb::class_<Trainer>(module, "Trainer",
+                      "Trains parameters whose forward and backward another framework runs.")
+      .def(nb::init<const EmbeddedOptions&, const std::vector<Trainer::Parameter>&>(),
+           nb::arg("options"), nb::arg("parameters"))
+      .def("values", &values, nb::arg("parameter"), nb::sig("def values(self, parameter: int)"))
+      .def("add_gradient", &Trainer::add_gradient, nb::arg("parameter"), nb::arg("gradient"))
+      .def("discard_gradients", &unlocked<&EmbeddedTrainer::discard_gradients>)
+      .def("grad_norm", &unlocked<&EmbeddedTrainer::grad_norm, double>, nb::arg("divisor"))
+      .def(
+          "step",
+          [](const Trainer& self, double divisor, double max_norm) {
+            const engine::EmbeddedResult result = unlocked<&EmbeddedTrainer::step>(
+                self, engine::EmbeddedStep{.gradient_divisor = divisor, .max_norm = max_norm});
+            return std::tuple(result.step, result.grad_norm, result.skipped);
+          },
+          nb::arg("divisor"), nb::arg("max_norm"))
+      .def(
+          "wait",
+          [](const Trainer& self, std::uint32_t parameter) {
+            const Unlocked unlocked;
+            self.native().wait(parameter);
+          },
+          nb::arg("parameter"))
+      .def("wait_all",
+           [](const Trainer& self) {
+             const Unlocked unlocked;
+             self.native().wait();
+           })
+      .def("take_values", &unlocked<&EmbeddedTrainer::take_values, std::uint32_t>,
+           nb::arg("parameter"))
+      .def(
+          "set_group",
+          [](const Trainer& self, std::uint32_t group, const cpu_adam::AdamOptions& options) {
+            self.native().set_group(group, options);
+          },
+          nb::arg("group"), nb::arg("options"))
+      .def_prop_ro("steps", [](const Trainer& self) { return self.native().steps(); })
+      .def_prop_rw(
+          "updates", [](const Trainer& self) { return self.native().updates(); },
+          [](const Trainer& self, std::uint64_t updates) { self.native().set_updates(updates); })
+      .def("read_state", &Trainer::read_state, nb::arg("parameter"), nb::arg("master").none(),
+           nb::arg("m").none(), nb::arg("v").none())
+      .def("write_state", &Trainer::write_state, nb::arg("parameter"), nb::arg("master").none(),
+           nb::arg("m").none(), nb::arg("v").none())
+      .def(
+          "save",
+          [](const Trainer& self, const std::string& directory) {
+            const Unlocked unlocked;
+            self.native().save(directory);
+          },
+          nb::arg("directory"))
+      .def(
+          "load",
+          [](const Trainer& self, const std::string& directory) {
+            const Unlocked unlocked;
+            self.native().load(directory);
+          },
+          nb::arg("directory"));
+}
+
+}  // namespace spillway::python

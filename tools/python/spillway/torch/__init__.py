@@ -1,0 +1,20 @@
+"""Optimizers for a training loop of PyTorch whose state does not fit.
+
+    from spillway.torch import OffloadedAdamW
+    optimizer = OffloadedAdamW(model.parameters(), lr=3e-4, nvme=["/disk"])
+
+The loop stays as it is: `loss.backward()` hands each gradient over as soon as it is ready and frees
+it, and `optimizer.step()` updates all parameters in one pass. Master weights and moments live in
+host memory or, with `nvme`, on disk.
+"""
+from spillway.torch.optimizers import (
+    OffloadedAdagrad,
+    OffloadedAdam,
+    OffloadedAdamW,
+    OffloadedLion,
+    OffloadedOptimizer,
+    OffloadedSGD,
+)
+
+__all__ = ["OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW", "OffloadedLion",
+           "OffloadedOptimizer", "OffloadedSGD"]

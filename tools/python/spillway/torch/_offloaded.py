@@ -1,0 +1,328 @@
+"""What the offloaded optimizers share: gradients go down as they become ready, one pass updates."""
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from spillway._load import native
+from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._shard import Registered, Shard, check_memory, check_parameter
+
+
+class OffloadedOptimizer(torch.optim.Optimizer):
+    """A torch.optim.Optimizer whose parameters, gradients and state are in Spillway's memory.
+
+    `nvme` names folders on whose disks master weights and moments live; without it they are in host
+    memory. `state_format` says how they are kept: "fp32" (12 bytes a parameter), and for bfloat16
+    parameters "split" (10), "bf16" (6) or "int8" (4.03). `accumulation_steps` is the number of
+    backward passes before each step; their gradients are summed in fp32. `max_norm` clips the
+    global gradient norm as torch.nn.utils.clip_grad_norm_ does; 0 switches it off. `deferred` is
+    the module that the parameters belong to: a step then only decides its update, which runs while
+    the program goes on, and each submodule waits for its own parameters before its forward pass.
+    `missing` says what becomes of parameters without a gradient: "refuse" makes `step` raise, with
+    "zero" their gradient counts as zero. `host_memory` is a budget such as "8GiB", `threads` the
+    number of threads that update, `seed` that of stochastic rounding.
+
+    A step with a gradient that is not finite changes nothing; `skipped_steps` counts them.
+    `grad_norm` is the global norm of the last step, before clipping. Threads, tiers and formats on
+    disk never change a bit; the order of backward passes that are accumulated does.
+    """
+
+    kind = ""                          #: of the native update
+    decoupled = False                  #: weight decay acts on the parameter
+    state_names: Mapping[str, str] = {}  #: torch's names of the moments
+    counts_steps = True                #: torch keeps the number of steps of each parameter
+    refused: tuple[str, ...] = ()      #: keys of torch's groups that must be off
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler leaves the scale to `step`
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *,
+                 nvme: Iterable[str | os.PathLike] = (), state_format: str = "fp32",
+                 accumulation_steps: int = 1, max_norm: float = 0.0,
+                 deferred: torch.nn.Module | None = None, missing: str = "refuse",
+                 host_memory: str | int | None = None, threads: int = 0, isa: str | None = None,
+                 seed: int = 1234) -> None:
+        if missing not in ("refuse", "zero"):
+            raise InvalidArgumentError(f'missing is "{missing}"; it is "refuse" or "zero"')
+        if accumulation_steps < 1:
+            raise InvalidArgumentError(
+                f"accumulation_steps is {accumulation_steps}; it is at least 1")
+        self.max_norm = max_norm
+        self.grad_norm = 0.0
+        self.skipped_steps = 0
+        self._options = {
+            "nvme": [os.fspath(folder) for folder in nvme], "state_format": state_format,
+            "gradients_per_step": accumulation_steps, "defers_updates": deferred is not None,
+            "zero_missing": missing == "zero", "threads": threads, "seed": seed,
+            "host_memory": None if host_memory is None else str(host_memory), "isa": isa}
+        self._shards: list[Shard] = []
+        self._places: dict[torch.Tensor, tuple[Shard, int]] = {}
+        self._waiting: set[torch.Tensor] = set()
+        self._hooks: list[Any] = []
+        self._clip_next: float | None = None
+        self._ready = False
+        super().__init__(params, defaults)
+        self._ready = True
+        self._register(range(len(self.param_groups)))
+        if deferred is not None:
+            self._wait_before_forward(deferred)
+
+    # Registration.
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters, also after steps; they begin with empty state."""
+        super().add_param_group(param_group)
+        if self._ready:
+            self._register([len(self.param_groups) - 1])
+
+    def _register(self, groups: Iterable[int]) -> None:
+        """Moves parameters that need gradients and are not here yet into trainers."""
+        new: dict[torch.dtype, list[Registered]] = defaultdict(list)
+        for group in groups:
+            names = self.param_groups[group].get("param_names")
+            for number, parameter in enumerate(self.param_groups[group]["params"]):
+                if not parameter.requires_grad or not parameter.numel():
+                    continue
+                if parameter in self._places:
+                    continue
+                name = names[number] if names else f"parameter {number} of group {group}"
+                entry = Registered(parameter, group, name)
+                check_parameter(entry)
+                new[parameter.dtype].append(entry)
+        check_memory([entry for entries in new.values() for entry in entries])
+        short = self._options["state_format"]
+        if new and short != "fp32" and not any(
+                parameter.dtype == torch.bfloat16 for parameter in (*self._places, *(
+                    entry.parameter for entries in new.values() for entry in entries))):
+            raise InvalidArgumentError(
+                f"state_format {short} is for bf16 parameters, of which there are none; leave it "
+                "out, or convert the model: model.to(torch.bfloat16)")
+        for entries in new.values():
+            self._add_shard(entries)
+
+    def _add_shard(self, entries: list[Registered]) -> None:
+        hyperparameters = {entry.group: self._hyperparameters(entry.group, 0) for entry in entries}
+        shard = Shard(entries, hyperparameters, self._trainer_options(entries[0].parameter.dtype))
+        self._shards.append(shard)
+        trainer = weakref.ref(shard)  # a parameter may outlive its optimizer
+        for index, entry in enumerate(entries):
+            self._places[entry.parameter] = (shard, index)
+            first = self._first_state(self.param_groups[entry.group], entry.parameter.shape)
+            if first is not None:
+                shard.write(index, None, None, first)
+
+            def take(_: torch.Tensor, index: int = index) -> None:
+                if (shard := trainer()) is not None:
+                    shard.add_gradient(index)
+
+            self._hooks.append(entry.parameter.register_post_accumulate_grad_hook(take))
+
+    def _trainer_options(self, dtype: torch.dtype) -> Any:
+        options = native.TrainerOptions()
+        for name, value in self._options.items():
+            if value is not None:
+                setattr(options, name, value)
+        if dtype != torch.bfloat16 and options.state_format != "fp32":
+            options.state_format = "fp32"  # of norms in fp32 beside matrices in bf16
+        if self._shards and options.nvme:
+            options.nvme = [os.path.join(folder, f"shard{len(self._shards)}")
+                            for folder in options.nvme]
+        return options
+
+    def _learning_rate(self, group: dict[str, Any], updates: int) -> float:
+        return float(group["lr"])
+
+    def _first_state(self, group: dict[str, Any], shape: torch.Size) -> torch.Tensor | None:
+        return None
+
+    def _hyperparameters(self, number: int, updates: int) -> Any:
+        group = self.param_groups[number]
+        native_group = native.Group()
+        native_group.set_optimizer(self.kind)
+        native_group.decoupled = self.decoupled
+        native_group.lr = self._learning_rate(group, updates)
+        native_group.beta1, native_group.beta2 = group.get("betas", (group.get("momentum", 0), 0))
+        native_group.eps = group.get("eps", 0.0)
+        native_group.weight_decay = group["weight_decay"]
+        return native_group
+
+    # Steps.
+
+    @torch.no_grad()
+    def step(self, closure: Any = None, *, grad_scaler: Any = None) -> None:
+        """Updates all parameters with the gradients of the backward passes since the last step.
+
+        Raises if a parameter got none, or another number of them than `accumulation_steps`. With
+        torch.amp.GradScaler, call `scaler.step(optimizer)`; the scale is divided out in the update.
+        """
+        if closure is not None:
+            raise NotSupportedError("a closure would run backward within the step; compute the loss"
+                                    " and its gradients before step()")
+        divisor = 1.0 if grad_scaler is None else grad_scaler.get_scale()
+        max_norm = self.max_norm if self._clip_next is None else self._clip_next
+        self._take_what_came()
+        for shard in self._shards:
+            updates = shard.trainer.updates
+            for place, number in enumerate(shard.groups):
+                shard.trainer.set_group(place, self._hyperparameters(number, updates))
+        self.grad_norm, skipped = self._step_shards(divisor, max_norm)
+        self._clip_next = None
+        self.skipped_steps += skipped
+        if self._options["defers_updates"]:
+            self._waiting = set(self._places)
+        if grad_scaler is not None:
+            # What GradScaler's own check of gradients would have found.
+            state = grad_scaler._per_optimizer_states[id(self)]
+            state["found_inf_per_device"] = {
+                torch.device("cpu"): torch.full((), float(skipped))}
+
+    def _take_what_came(self) -> None:
+        """Takes parameters that need gradients since the last step, gradients that no backward pass
+        handed over, and values that the program wrote."""
+        self._register(range(len(self.param_groups)))
+        for shard in self._shards:
+            shard.take_writes()
+            shard.add_gradients()
+
+    def _step_shards(self, divisor: float, max_norm: float) -> tuple[float, bool]:
+        """Steps all trainers, or none if a gradient of one is not finite."""
+        if len(self._shards) == 1:
+            return self._shards[0].step(divisor, max_norm)
+        norm = self._global_norm(divisor)
+        if not math.isfinite(norm):
+            for shard in self._shards:
+                shard.discard_gradients()
+            return norm, True
+        factor = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
+        for shard in self._shards:
+            shard.step(divisor / factor, 0.0)
+        return norm, False
+
+    def _global_norm(self, divisor: float) -> float:
+        return math.hypot(*(shard.trainer.grad_norm(divisor) for shard in self._shards))
+
+    def clip_grad_norm_(self, max_norm: float, grad_scaler: Any = None) -> torch.Tensor:
+        """Clips the global norm in the next step and returns the norm before that.
+
+        It stands for torch.nn.utils.clip_grad_norm_, which finds no gradients: they are here. With
+        a torch.amp.GradScaler, pass it.
+        """
+        self._take_what_came()
+        self._clip_next = max_norm
+        return torch.tensor(
+            self._global_norm(1.0 if grad_scaler is None else grad_scaler.get_scale()))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients since the last step."""
+        for shard in self._shards:
+            shard.discard_gradients()
+        self._clip_next = None
+        super().zero_grad(set_to_none=True)
+
+    # Deferred updates.
+
+    def _wait_before_forward(self, module: torch.nn.Module) -> None:
+        for part in module.modules():
+            own = [parameter for parameter in part.parameters(recurse=False)]
+            if own:
+                self._hooks.append(part.register_forward_pre_hook(
+                    lambda *_, own=own: self._wait(own)))
+
+    def _wait(self, parameters: list[torch.Tensor]) -> None:
+        for parameter in parameters:
+            if parameter in self._waiting:
+                shard, index = self._places[parameter]
+                shard.trainer.wait(index)
+                self._waiting.discard(parameter)
+
+    def synchronize(self) -> None:
+        """Waits until every update that was decided is applied. With `deferred`, call it before you
+        read parameters outside of forward passes."""
+        for shard in self._shards:
+            shard.trainer.wait_all()
+        self._waiting.clear()
+
+    def values_changed(self, parameter: torch.Tensor) -> None:
+        """Makes the master of a parameter what its values are. It is needed after writes through
+        `parameter.data` alone; the next step notices others itself."""
+        shard, index = self._places[parameter]
+        shard.take_values(index)
+
+    # State.
+
+    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        shard, index = self._places[parameter]
+        master, m, v = shard.read(index, parameter.dtype != torch.float32,
+                                  "m" in self.state_names, "v" in self.state_names)
+        state = {}
+        if self.counts_steps:
+            state["step"] = torch.tensor(float(shard.trainer.updates))
+        for moment, tensor in (("m", m), ("v", v)):
+            if moment in self.state_names:
+                state[self.state_names[moment]] = tensor
+        if master is not None:
+            state["master"] = master
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state in torch's layout, in fp32; 16-bit parameters also have their `master`.
+
+        It holds all of the state in memory; `save` writes it to disk instead.
+        """
+        self.state = defaultdict(dict, {parameter: self._state_of(parameter)
+                                        for parameter in self._places})
+        try:
+            return super().state_dict()
+        finally:
+            self.state = defaultdict(dict)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes a `state_dict` of this class or of torch's optimizer of the same name."""
+        numbered = [parameter for group in self.param_groups for parameter in group["params"]]
+        for group in state_dict["param_groups"]:
+            for key in self.refused:
+                if group.get(key):
+                    raise NotSupportedError(f"the state is of an optimizer with {key}="
+                                            f"{group[key]}, which is not supported")
+        super().load_state_dict({**state_dict, "state": {}})
+        steps: dict[Shard, set[int]] = defaultdict(set)
+        for number, state in state_dict["state"].items():
+            if numbered[number] not in self._places:
+                raise InvalidArgumentError(
+                    f"there is state for parameter {number}, which needs no gradient here: set "
+                    "requires_grad before you make the optimizer")
+            shard, index = self._places[numbered[number]]
+            moments = {moment: state.get(name) for moment, name in self.state_names.items()}
+            shard.write(index, state.get("master"), moments.get("m"), moments.get("v"))
+            if "step" in state:
+                steps[shard].add(int(state["step"]))
+        for shard, counts in steps.items():
+            if len(counts) > 1:
+                raise NotSupportedError(
+                    f"parameters of the state have made {sorted(counts)} steps; those that were "
+                    "registered together must have made equally many")
+            shard.trainer.updates = counts.pop()
+
+    def save(self, directory: str | os.PathLike) -> None:
+        """Writes masters, moments and the number of steps to a new folder, one block at a time and
+        with checksums. Groups' hyperparameters are in `state_dict()["param_groups"]`."""
+        if len(self._shards) > 1:
+            os.makedirs(directory)
+        for folder, shard in self._folders(directory):
+            shard.trainer.save(folder)
+
+    def load(self, directory: str | os.PathLike) -> None:
+        """Takes what `save` wrote, for the same parameters; the parameters follow."""
+        for folder, shard in self._folders(directory):
+            shard.trainer.load(folder)
+
+    def _folders(self, directory: str | os.PathLike) -> list[tuple[str, Shard]]:
+        if len(self._shards) == 1:
+            return [(os.fspath(directory), self._shards[0])]
+        return [(os.path.join(directory, f"shard{number}"), shard)
+                for number, shard in enumerate(self._shards)]

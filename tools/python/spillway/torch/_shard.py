@@ -1,0 +1,180 @@
+"""Parameters of one element type in a native trainer, which owns their memory from then on."""
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+
+from spillway._load import native
+from spillway.errors import InvalidArgumentError, NotSupportedError
+
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class Registered(NamedTuple):
+    """A parameter, the number of its group in the optimizer, and its name in errors."""
+
+    parameter: torch.nn.Parameter
+    group: int
+    name: str
+
+
+def check_parameter(registered: Registered) -> None:
+    """Raises for a parameter that cannot be offloaded."""
+    parameter, _, name = registered
+    if parameter.device.type != "cpu":
+        raise NotSupportedError(
+            f"{name} is on {parameter.device}: this version offloads parameters that are CPU "
+            "tensors; make the optimizer before model.to(device), or use spillway.train for "
+            "training on a GPU")
+    if parameter.dtype not in DTYPES:
+        raise NotSupportedError(
+            f"{name} has elements of {parameter.dtype}; they must be float32, bfloat16 or float16: "
+            "model.to(torch.float32)")
+    if parameter.layout != torch.strided:
+        raise NotSupportedError(f"{name} has layout {parameter.layout}; it must be dense")
+
+
+def check_memory(parameters: list[Registered]) -> None:
+    """Raises if two parameters lie in the same memory, which moving them would separate."""
+    places = sorted((entry.parameter.data_ptr(),
+                     entry.parameter.data_ptr() + entry.parameter.nbytes, entry.name)
+                    for entry in parameters)
+    for (_, end, first), (start, _, second) in itertools.pairwise(places):
+        if start < end:
+            raise InvalidArgumentError(
+                f"{first} and {second} are two parameters in the same memory; tie them by using "
+                "one nn.Parameter in both places")
+
+
+class Shard:
+    """Owns the memory of some parameters and trains them.
+
+    `parameters` are of one dtype; the values are copied, and each parameter's `data` then refers to
+    the trainer's memory. `groups` are the numbers of the optimizer's groups that have a parameter
+    here, in the order of the trainer's own.
+    """
+
+    def __init__(self, parameters: list[Registered], hyperparameters: dict[int, Any],
+                 options: Any) -> None:
+        self.entries = parameters
+        self.groups = sorted({entry.group for entry in parameters})
+        options.dtype = DTYPES[parameters[0].parameter.dtype]
+        options.groups = [hyperparameters[group] for group in self.groups]
+        self.trainer = native.Trainer(options, [
+            (entry.name, self.groups.index(entry.group),
+             entry.parameter.detach().contiguous().view(-1)) for entry in parameters])
+        self._memory = [self._map(index) for index in range(len(parameters))]
+        self._versions = [0] * len(parameters)
+        self._most = options.gradients_per_step
+        self._received = [0] * len(parameters)  # gradients of the step that is under way
+        self._any_received = False
+        for index in range(len(parameters)):
+            self._point(index)
+
+    def _map(self, index: int) -> torch.Tensor:
+        """The trainer's values of a parameter, in its shape and without a copy."""
+        parameter = self.entries[index].parameter
+        return (torch.from_dlpack(self.trainer.values(index)).view(parameter.dtype)
+                .view(parameter.shape))
+
+    def _point(self, index: int) -> None:
+        parameter = self.entries[index].parameter
+        parameter.data = self._memory[index]
+        self._versions[index] = parameter._version
+
+    def add_gradient(self, index: int) -> None:
+        """Hands the gradient of a parameter over, if there is one, and frees it."""
+        parameter = self.entries[index].parameter
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        if gradient.layout != torch.strided:
+            raise NotSupportedError(f"the gradient of {self.entries[index].name} is sparse; use "
+                                    "sparse=False in the layer that has it")
+        if not self._any_received:
+            self.take_writes()
+            self._any_received = True
+        if self._received[index] == self._most:
+            raise InvalidArgumentError(
+                f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
+                "call step() or zero_grad() before the next backward pass, or make the optimizer "
+                "with accumulation_steps=N to add up those of N passes")
+        self._received[index] += 1
+        self.trainer.add_gradient(index, gradient.detach().contiguous().view(-1))
+        parameter.grad = None
+
+    def add_gradients(self) -> None:
+        """Does that for gradients that no backward pass handed over."""
+        for index, entry in enumerate(self.entries):
+            if entry.parameter.grad is not None:
+                self.add_gradient(index)
+
+    def step(self, divisor: float, max_norm: float) -> tuple[float, bool]:
+        """Updates; returns the norm of the gradients and whether the update was skipped."""
+        _, norm, skipped = self.trainer.step(divisor, max_norm)
+        self._forget()
+        return norm, skipped
+
+    def discard_gradients(self) -> None:
+        """Forgets the gradients of the step that is under way."""
+        if self._any_received:
+            self.trainer.discard_gradients()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._received = [0] * len(self.entries)
+        self._any_received = False
+
+    def _written(self, index: int) -> bool:
+        parameter = self.entries[index].parameter
+        return (parameter._version != self._versions[index]
+                or parameter.data_ptr() != self._memory[index].data_ptr())
+
+    def take_writes(self) -> None:
+        """Notices what the program has written into parameters: load_state_dict, an operation in
+        place, or another tensor as `data`."""
+        for index, entry in enumerate(self.entries):
+            if not self._written(index):
+                continue
+            if self._any_received:
+                raise InvalidArgumentError(
+                    f"{entry.name} was written between a backward pass and its step(); write "
+                    "parameters after step(), or call zero_grad() and run backward again")
+            self.take_values(index)
+
+    def take_values(self, index: int) -> None:
+        """Makes the master of a parameter what the parameter is."""
+        parameter = self.entries[index].parameter
+        self.trainer.wait(index)
+        if parameter.data_ptr() != self._memory[index].data_ptr():
+            check_parameter(self.entries[index])
+            self._memory[index].copy_(parameter.data)
+        self._point(index)
+        self.trainer.take_values(index)
+
+    def read(self, index: int, master: bool, m: bool, v: bool) -> list[torch.Tensor | None]:
+        """State of a parameter as fp32 tensors of its shape; None for what is not wanted."""
+        shape = self.entries[index].parameter.shape
+        arrays = [torch.empty(shape.numel(), dtype=torch.float32) if wanted else None
+                  for wanted in (master, m, v)]
+        self.trainer.read_state(index, *arrays)
+        return [None if array is None else array.view(shape) for array in arrays]
+
+    def write(self, index: int, master: torch.Tensor | None, m: torch.Tensor | None,
+              v: torch.Tensor | None) -> None:
+        """Sets the state of a parameter; without a master it keeps its own, and moments that are
+        None become zero."""
+        name, shape = self.entries[index].name, self.entries[index].parameter.shape
+        if master is None:
+            master = self.read(index, master=True, m=False, v=False)[0]
+        for what, tensor in (("master", master), ("first moment", m), ("second moment", v)):
+            if tensor is not None and tensor.shape != shape:
+                raise InvalidArgumentError(
+                    f"the {what} of {name} has the shape {tuple(tensor.shape)}; the parameter has "
+                    f"{tuple(shape)}: load the state of the same model")
+        flat = [None if tensor is None else
+                tensor.detach().to("cpu", torch.float32).contiguous().view(-1)
+                for tensor in (master, m, v)]
+        self.trainer.write_state(index, *flat)

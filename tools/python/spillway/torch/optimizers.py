@@ -1,0 +1,117 @@
+"""torch.optim's optimizers, with their state in the host memory or on the disk of Spillway."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._offloaded import OffloadedOptimizer
+
+__all__ = ["OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW", "OffloadedLion",
+           "OffloadedOptimizer", "OffloadedSGD"]
+
+Params = Iterable[Any]
+
+
+def _refuse(**values: Any) -> None:
+    for name, value in values.items():
+        if value:
+            raise NotSupportedError(f"{name}={value} is not supported; leave it out")
+
+
+class _Adam(OffloadedOptimizer):
+    kind = "adam"
+    state_names = {"m": "exp_avg", "v": "exp_avg_sq"}
+    refused = ("amsgrad", "maximize", "differentiable")
+
+    def __init__(self, params: Params, lr: float, betas: tuple[float, float], eps: float,
+                 weight_decay: float, amsgrad: bool, maximize: bool, **options: Any) -> None:
+        _refuse(amsgrad=amsgrad, maximize=maximize)
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps,
+                                  "weight_decay": weight_decay, "amsgrad": False,
+                                  "maximize": False}, **options)
+
+
+class OffloadedAdamW(_Adam):
+    """AdamW as torch.optim.AdamW computes it, within roundings of fp32.
+
+    `params` are parameters, named parameters or groups of them, whose `data` moves into memory that
+    the optimizer owns. `lr`, `betas`, `eps` and `weight_decay` are those of torch.optim.AdamW, for
+    each group. Other arguments are those of `OffloadedOptimizer`.
+    """
+
+    decoupled = True
+
+    def __init__(self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 1e-2, amsgrad: bool = False,
+                 maximize: bool = False, **options: Any) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize, **options)
+
+
+class OffloadedAdam(_Adam):
+    """Adam as torch.optim.Adam computes it: weight decay goes through the gradient."""
+
+    decoupled = False
+
+    def __init__(self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 0.0, amsgrad: bool = False,
+                 maximize: bool = False, **options: Any) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize, **options)
+
+
+class OffloadedAdagrad(OffloadedOptimizer):
+    """Adagrad as torch.optim.Adagrad computes it."""
+
+    kind = "adagrad"
+    decoupled = False
+    state_names = {"v": "sum"}
+    refused = ("maximize", "differentiable")
+
+    def __init__(self, params: Params, lr: float = 1e-2, lr_decay: float = 0.0,
+                 weight_decay: float = 0.0, initial_accumulator_value: float = 0.0,
+                 eps: float = 1e-10, **options: Any) -> None:
+        super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "eps": eps,
+                                  "weight_decay": weight_decay,
+                                  "initial_accumulator_value": initial_accumulator_value},
+                         **options)
+
+    def _learning_rate(self, group: dict[str, Any], updates: int) -> float:
+        return float(group["lr"]) / (1 + updates * group["lr_decay"])
+
+    def _first_state(self, group: dict[str, Any], shape: torch.Size) -> torch.Tensor | None:
+        value = group["initial_accumulator_value"]
+        return torch.full(shape, value, dtype=torch.float32) if value else None
+
+
+class OffloadedLion(OffloadedOptimizer):
+    """Lion (Chen et al. 2023), with decoupled weight decay."""
+
+    kind = "lion"
+    decoupled = True
+    state_names = {"m": "exp_avg"}
+
+    def __init__(self, params: Params, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
+                 weight_decay: float = 0.0, **options: Any) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay},
+                         **options)
+
+
+class OffloadedSGD(OffloadedOptimizer):
+    """SGD with momentum as torch.optim.SGD computes it."""
+
+    kind = "sgd"
+    decoupled = False
+    state_names = {"m": "momentum_buffer"}
+    counts_steps = False
+    refused = ("nesterov", "dampening", "maximize", "differentiable")
+
+    def __init__(self, params: Params, lr: float = 1e-3, momentum: float = 0.0,
+                 dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
+                 **options: Any) -> None:
+        _refuse(dampening=dampening, nesterov=nesterov)
+        if not 0 <= momentum < 1:
+            raise InvalidArgumentError(f"momentum is {momentum}; it is from 0 to below 1")
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay,
+                                  "dampening": 0, "nesterov": False}, **options)
