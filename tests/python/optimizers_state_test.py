@@ -76,6 +76,27 @@ def test_a_state_dict_resumes_with_the_same_bits(dtype, state_format):
     assert equal(run(again, resumed, range(4, 8)), expected)
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_model_that_is_loaded_before_the_state_keeps_its_masters(tmp_path, saved):
+    whole = parameters(torch.bfloat16)
+    expected = run(whole, OffloadedAdamW(whole), range(8))
+    tensors = parameters(torch.bfloat16)
+    optimizer = OffloadedAdamW(tensors)
+    assert optimizer.state_dict()["state"] == {}
+    run(tensors, optimizer, range(4))
+    again = [torch.nn.Parameter(torch.zeros_like(tensor)) for tensor in tensors]
+    resumed = OffloadedAdamW(again)
+    for tensor, value in zip(again, tensors, strict=True):
+        with torch.no_grad():
+            tensor.copy_(value)
+    if saved:
+        optimizer.save(tmp_path / "saved")
+        resumed.load(tmp_path / "saved")
+    else:
+        resumed.load_state_dict(optimizer.state_dict())
+    assert equal(run(again, resumed, range(4, 8)), expected)
+
+
 @pytest.mark.parametrize("state_format", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_save_and_load_resume_with_the_same_bits(tmp_path, state_format, on_disk):
@@ -120,7 +141,8 @@ def test_states_that_do_not_fit_are_refused():
     run(tensors, torchs, range(1))
     with pytest.raises(spillway.NotSupportedError, match="amsgrad"):
         optimizer.load_state_dict(torchs.state_dict())
-    state = OffloadedAdamW(parameters()).state_dict()
+    run(tensors, ours := OffloadedAdamW(tensors), range(1))
+    state = ours.state_dict()
     state["state"][0]["exp_avg"] = torch.zeros(3)
     with pytest.raises(spillway.InvalidArgumentError, match="has the shape"):
         optimizer.load_state_dict(state)

@@ -124,6 +124,18 @@ def test_trajectory_is_that_of_torch(name, micro_batches, max_norm):
     assert max(distance(ours, start)) > 1e-2, "nothing was trained"
 
 
+def test_any_number_of_backward_passes_may_come_before_a_step():
+    ours, theirs = parameters(), parameters()
+    mine, reference = OffloadedAdamW(ours, accumulation_steps=None), torch.optim.AdamW(theirs)
+    for step, micro_batches in enumerate((1, 3, 2, 1)):
+        for tensors, optimizer in ((ours, mine), (theirs, reference)):
+            optimizer.zero_grad()
+            for micro_batch in range(micro_batches):
+                give_gradients(tensors, step, micro_batch)
+            optimizer.step()
+    assert max(distance(ours, theirs)) < 1e-6
+
+
 @pytest.mark.parametrize("options", [
     {"threads": 1}, {"isa": "scalar"}, {"nvme": True}, {"deferred": True},
     {"nvme": True, "deferred": True}])

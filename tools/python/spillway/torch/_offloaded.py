@@ -1,11 +1,12 @@
 """What the offloaded optimizers share: gradients go down as they become ready, one pass updates."""
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     `nvme` names folders on whose disks master weights and moments live; without it they are in host
     memory. `state_format` says how they are kept: "fp32" (12 bytes a parameter), and for bfloat16
     parameters "split" (10), "bf16" (6) or "int8" (4.03). `accumulation_steps` is the number of
-    backward passes before each step; their gradients are summed in fp32. `max_norm` clips the
+    backward passes before each step, whose gradients are summed in fp32; None is any number of
+    them, and the norm is then computed in `step`. `max_norm` clips the
     global gradient norm as torch.nn.utils.clip_grad_norm_ does; 0 switches it off. `deferred` is
     the module that the parameters belong to: a step then only decides its update, which runs while
     the program goes on, and each submodule waits for its own parameters before its forward pass.
@@ -43,21 +45,21 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *,
                  nvme: Iterable[str | os.PathLike] = (), state_format: str = "fp32",
-                 accumulation_steps: int = 1, max_norm: float = 0.0,
+                 accumulation_steps: int | None = 1, max_norm: float = 0.0,
                  deferred: torch.nn.Module | None = None, missing: str = "refuse",
                  host_memory: str | int | None = None, threads: int = 0, isa: str | None = None,
                  seed: int = 1234) -> None:
         if missing not in ("refuse", "zero"):
             raise InvalidArgumentError(f'missing is "{missing}"; it is "refuse" or "zero"')
-        if accumulation_steps < 1:
+        if accumulation_steps is not None and accumulation_steps < 1:
             raise InvalidArgumentError(
-                f"accumulation_steps is {accumulation_steps}; it is at least 1")
+                f"accumulation_steps is {accumulation_steps}; it is at least 1, or None for any")
         self.max_norm = max_norm
         self.grad_norm = 0.0
         self.skipped_steps = 0
         self._options = {
             "nvme": [os.fspath(folder) for folder in nvme], "state_format": state_format,
-            "gradients_per_step": accumulation_steps, "defers_updates": deferred is not None,
+            "gradients_per_step": accumulation_steps or 0, "defers_updates": deferred is not None,
             "zero_missing": missing == "zero", "threads": threads, "seed": seed,
             "host_memory": None if host_memory is None else str(host_memory), "isa": isa}
         self._shards: list[Shard] = []
@@ -66,6 +68,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._hooks: list[Any] = []
         self._clip_next: float | None = None
         self._ready = False
+        self._leaves_state_out = False
         super().__init__(params, defaults)
         self._ready = True
         self._register(range(len(self.param_groups)))
@@ -272,14 +275,26 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state in torch's layout, in fp32; 16-bit parameters also have their `master`.
 
-        It holds all of the state in memory; `save` writes it to disk instead.
+        It holds all of the state in memory; `save` writes it to disk instead. As with torch there
+        is none before the first update.
         """
-        self.state = defaultdict(dict, {parameter: self._state_of(parameter)
-                                        for parameter in self._places})
+        self.state = defaultdict(dict, {
+            parameter: self._state_of(parameter)
+            for parameter, (shard, _) in self._places.items()
+            if shard.trainer.updates > 0 and not self._leaves_state_out})
         try:
             return super().state_dict()
         finally:
             self.state = defaultdict(dict)
+
+    @contextlib.contextmanager
+    def state_left_out(self) -> Iterator[None]:
+        """Makes `state_dict` hold hyperparameters alone, for a checkpoint beside `save`."""
+        self._leaves_state_out = True
+        try:
+            yield
+        finally:
+            self._leaves_state_out = False
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes a `state_dict` of this class or of torch's optimizer of the same name."""
@@ -319,7 +334,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def load(self, directory: str | os.PathLike) -> None:
         """Takes what `save` wrote, for the same parameters; the parameters follow."""
         for folder, shard in self._folders(directory):
-            shard.trainer.load(folder)
+            shard.load(folder)
 
     def _folders(self, directory: str | os.PathLike) -> list[tuple[str, Shard]]:
         if len(self._shards) == 1:

@@ -96,7 +96,7 @@ class Shard:
         if not self._any_received:
             self.take_writes()
             self._any_received = True
-        if self._received[index] == self._most:
+        if self._received[index] == self._most > 0:
             raise InvalidArgumentError(
                 f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
                 "call step() or zero_grad() before the next backward pass, or make the optimizer "
@@ -168,6 +168,8 @@ class Shard:
         None become zero."""
         name, shape = self.entries[index].name, self.entries[index].parameter.shape
         if master is None:
+            if self._written(index):
+                self.take_values(index)
             master = self.read(index, master=True, m=False, v=False)[0]
         for what, tensor in (("master", master), ("first moment", m), ("second moment", v)):
             if tensor is not None and tensor.shape != shape:
@@ -177,4 +179,11 @@ class Shard:
         flat = [None if tensor is None else
                 tensor.detach().to("cpu", torch.float32).contiguous().view(-1)
                 for tensor in (master, m, v)]
+        if self._written(index):
+            self.take_values(index)
         self.trainer.write_state(index, *flat)
+
+    def load(self, folder: str) -> None:
+        """Takes a checkpoint, which replaces what the program has written."""
+        self.take_writes()
+        self.trainer.load(folder)

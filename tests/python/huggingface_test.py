@@ -1,0 +1,155 @@
+"""Trainers of transformers and TRL with an offloaded optimizer: the losses of torch's, the same
+bits from every tier, and runs that are killed and go on."""
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+from spillway.huggingface import Offloaded, SpillwayTrainer
+from spillway.torch import OffloadedAdamW
+
+TEXT = "".join(f"Blessed are they that mourn, for line {i * i % 97}.\n" for i in range(60))
+SHAPE = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 0}
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=64, **SHAPE))
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, **SHAPE))
+
+
+def examples():
+    """Windows of the text, whose first eight targets are masked."""
+    data = [min(byte, 127) for byte in TEXT.encode()]
+    windows = [data[start:start + 48] for start in range(0, len(data) - 48, 48)]
+    return [{"input_ids": window, "labels": [-100] * 8 + window[8:]} for window in windows]
+
+
+def make(kind, model, folder, steps=6, **more):
+    # The last step of an epoch gets fewer micro-batches than the others.
+    arguments = {"learning_rate": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.5,
+                 "gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}
+    args = transformers.TrainingArguments(
+        output_dir=str(folder), use_cpu=True, max_steps=steps, logging_steps=1, report_to=[],
+        save_strategy="steps", save_steps=4, seed=7, lr_scheduler_type="cosine",
+        disable_tqdm=True, **arguments)
+    return kind(model=model, args=args, train_dataset=examples(), **more)
+
+
+def train(trainer, **more):
+    trainer.train(**more)
+    return [(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history
+            if "loss" in entry]
+
+
+def weights(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(some, others):
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def seeded(make_model):
+    torch.manual_seed(1)
+    return make_model()
+
+
+@pytest.mark.parametrize("make_model", [llama, gpt2])
+def test_losses_and_norms_are_those_of_torch_and_no_tier_changes_a_bit(tmp_path, make_model):
+    models = [seeded(make_model) for _ in range(3)]
+    # Trainer logs rounded numbers; feedback through 10 steps carries roundings of fp32 on.
+    theirs = train(make(transformers.Trainer, models[0], tmp_path / "0", 10))
+    memory = train(make(SpillwayTrainer, models[1], tmp_path / "1", 10))
+    disk = train(make(SpillwayTrainer, models[2], tmp_path / "2", 10,
+                      spillway={"nvme": [tmp_path / "state"], "deferred": True}))
+    for ours, reference in zip(memory, theirs, strict=True):
+        assert ours == pytest.approx(reference, rel=2e-3)
+    assert disk == memory
+    assert same(weights(models[2]), weights(models[1]))
+
+
+def test_a_trainer_that_is_given_the_optimizer(tmp_path):
+    ours, theirs = seeded(gpt2), seeded(gpt2)
+    optimizer = OffloadedAdamW(ours.parameters(), lr=1e-2, max_norm=0.5, accumulation_steps=None)
+    mine = train(make(transformers.Trainer, ours, tmp_path / "0", optimizers=(optimizer, None)))
+    reference = train(make(transformers.Trainer, theirs, tmp_path / "1", optimizers=(
+        torch.optim.AdamW(theirs.parameters(), lr=1e-2), None)))
+    assert [loss for loss, _ in mine] == pytest.approx([loss for loss, _ in reference], rel=2e-3)
+
+
+def killed(folder):
+    """Trains in a process that kills itself in step 6; the checkpoint is of step 4."""
+
+    class Kill(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    train(make(SpillwayTrainer, seeded(llama).bfloat16(), folder / "run", 8, callbacks=[Kill()],
+               spillway={"nvme": [folder / "state"], "state_format": "split"}))
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
+    whole = seeded(llama).bfloat16()
+    expected = train(make(SpillwayTrainer, whole, tmp_path / "whole", 8,
+                          spillway={"state_format": "split"}))
+    done = subprocess.run([sys.executable, __file__, tmp_path], check=False,
+                          capture_output=True, encoding="utf-8")
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    resumed = seeded(llama).bfloat16()
+    losses = train(make(SpillwayTrainer, resumed, tmp_path / "run", 8,
+                        spillway={"nvme": [tmp_path / "state"], "state_format": "split"}),
+                   resume_from_checkpoint=True)
+    assert losses == expected
+    assert same(weights(resumed), weights(whole))
+
+
+def test_supervised_fine_tuning_of_adapters_has_state_for_them_alone(tmp_path):
+    import datasets
+    import peft
+    import tokenizers
+    import trl
+
+    class OffloadedSFT(Offloaded, trl.SFTTrainer):
+        pass
+
+    letters = {chr(code): code for code in range(1, 127)} | {"<pad>": 127, "<eos>": 0}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>",
+                                                eos_token="<eos>", unk_token="<pad>")
+    text = datasets.Dataset.from_dict({"text": TEXT.splitlines()})
+    losses, models = [], []
+    for number, options in enumerate(({}, {"nvme": [tmp_path / "state"]})):
+        args = trl.SFTConfig(output_dir=str(tmp_path / str(number)), use_cpu=True, max_steps=6,
+                             logging_steps=1, report_to=[], learning_rate=1e-2, packing=True,
+                             max_length=48, disable_tqdm=True, bf16=False, seed=7,
+                             gradient_checkpointing=False)
+        trainer = OffloadedSFT(
+            model=seeded(llama), args=args, train_dataset=text, processing_class=fast,
+            peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"],
+                                        task_type="CAUSAL_LM"), spillway=options)
+        losses.append(train(trainer))
+        models.append(weights(trainer.model))
+        with_state = set(trainer._offloaded()._places)
+        assert with_state == {p for name, p in trainer.model.named_parameters() if "lora" in name}
+    assert losses[0] == losses[1] and same(*models)
+    assert losses[0][-1][0] < losses[0][0][0]
+
+
+if __name__ == "__main__":
+    import pathlib
+    killed(pathlib.Path(sys.argv[1]))

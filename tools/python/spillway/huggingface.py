@@ -1,0 +1,104 @@
+"""The Trainer of transformers, and those that are made of it, with an offloaded optimizer.
+
+    from spillway.huggingface import SpillwayTrainer
+    trainer = SpillwayTrainer(model=model, args=args, train_dataset=data,
+                              spillway={"nvme": ["/disk"], "state_format": "int8"})
+
+For a trainer of another library, put `Offloaded` in front of it:
+`class Mine(Offloaded, trl.SFTTrainer): pass`.
+"""
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import transformers
+
+from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch import OffloadedAdagrad, OffloadedAdamW, OffloadedOptimizer, OffloadedSGD
+
+__all__ = ["Offloaded", "SpillwayTrainer"]
+
+_FOLDER = "spillway"  # of the state, in a checkpoint of the Trainer
+
+
+class Offloaded:
+    """Makes the optimizer of a Trainer an offloaded one.
+
+    `spillway` has the arguments of `OffloadedOptimizer`: `nvme`, `state_format`, `threads`,
+    `deferred=True` and so on. Everything else comes from the TrainingArguments: the optimizer
+    (AdamW, Adagrad or SGD, by `optim`), its hyperparameters, weight decay by group, accumulation
+    and `max_grad_norm`. Checkpoints hold the state in the folder `spillway`, written block by
+    block.
+    """
+
+    def __init__(self, *arguments: Any, spillway: dict[str, Any] | None = None,
+                 **keywords: Any) -> None:
+        self._spillway = dict(spillway or {})
+        for key in ("accumulation_steps", "max_norm"):
+            if key in self._spillway:
+                raise InvalidArgumentError(
+                    f"{key} of the Trainer comes from its arguments: set "
+                    "gradient_accumulation_steps and max_grad_norm there")
+        super().__init__(*arguments, **keywords)
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """Makes the optimizer that the arguments name, offloaded."""
+        if self.optimizer is not None:
+            return self.optimizer
+        model = self.model if model is None else model
+        options = dict(self._spillway)
+        if options.pop("deferred", False):
+            options["deferred"] = model
+        kind, hyperparameters = self._kind()
+        self.optimizer = kind(self._groups(model), lr=self.args.learning_rate,
+                              accumulation_steps=None, **hyperparameters, **options)
+        return self.optimizer
+
+    def _kind(self) -> tuple[type[OffloadedOptimizer], dict[str, Any]]:
+        args, name = self.args, str(getattr(self.args.optim, "value", self.args.optim))
+        if name.startswith("adamw_torch"):
+            return OffloadedAdamW, {"betas": (args.adam_beta1, args.adam_beta2),
+                                    "eps": args.adam_epsilon}
+        if name == "adagrad":
+            return OffloadedAdagrad, {}
+        if name == "sgd":
+            return OffloadedSGD, {}
+        raise NotSupportedError(f'optim is "{name}"; with Spillway it is adamw_torch, adagrad or '
+                                "sgd")
+
+    def _groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
+        decayed = set(self.get_decay_parameter_names(model))
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        groups = [{"params": [entry for entry in named if entry[0] in decayed],
+                   "weight_decay": self.args.weight_decay},
+                  {"params": [entry for entry in named if entry[0] not in decayed],
+                   "weight_decay": 0.0}]
+        return [group for group in groups if group["params"]]
+
+    def _offloaded(self) -> OffloadedOptimizer:
+        """The optimizer, without what accelerate has put around it."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
+        return self._offloaded().clip_grad_norm_(self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        if grad_norm is None:
+            grad_norm = self._offloaded().clip_grad_norm_(0.0)
+        return float(grad_norm)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        with self._offloaded().state_left_out():
+            super()._save_optimizer_and_scheduler(output_dir)
+        self._offloaded().save(os.path.join(output_dir, _FOLDER))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and os.path.isdir(os.path.join(checkpoint, _FOLDER)):
+            self._offloaded().load(os.path.join(checkpoint, _FOLDER))
+
+
+class SpillwayTrainer(Offloaded, transformers.Trainer):
+    """A Trainer with an offloaded optimizer; see `Offloaded`."""
