@@ -4,9 +4,10 @@
 // completes.
 //
 // Threads: `add_gradient` and `wait` may be called by any number of threads, one at a time for one
-// parameter; everything else by one thread at a time, while none of these two runs. The object has
-// a control thread of its own, which runs the plans. A process that forks must not use it in the
-// child; every call there throws `Error{not_supported}`.
+// parameter, also while another thread enters and leaves units; everything else by one thread at a
+// time, while none of these runs. The object has a control thread of its own, which runs the plans.
+// A process that forks must not use it in the child; every call there throws
+// `Error{not_supported}`.
 //
 // An error of the disk or the device in the middle of an update leaves some parameters updated and
 // some not: every later call throws it again, and what goes on is a new trainer that loads a
@@ -34,9 +35,13 @@ namespace spillway::engine {
 
 /// A tensor that the framework registers.
 struct EmbeddedParameter {
-  std::string name;                   ///< unique; in errors and in checkpoints
-  std::uint64_t elements = 0;         ///< at least 1
-  std::uint32_t group = 0;            ///< into EmbeddedOptions::groups
+  std::string name;            ///< unique; in errors and in checkpoints
+  std::uint64_t elements = 0;  ///< at least 1
+  std::uint32_t group = 0;     ///< into EmbeddedOptions::groups
+  /// Says which part of the model it belongs to, where parameters are streamed: parts are counted
+  /// from 0 in the order of forward, and their parameters are of two groups at most. A parameter of
+  /// no part stays on the device.
+  std::optional<std::uint32_t> unit{};
   const std::byte* values = nullptr;  ///< [elements] at the start, read by the constructor alone
 };
 
@@ -56,6 +61,9 @@ struct EmbeddedOptions {
   /// `step` decides the update; it runs while the framework goes on, and `wait` waits for it.
   bool defers_updates = false;
   MissingGradient missing_gradient = MissingGradient::refuse;
+  /// Parameters are streamed through that much of the device, a unit at a time: `enter`. Absent:
+  /// the framework reads all of them where they are kept.
+  std::optional<Bytes> device_memory;
   std::optional<Bytes> host_memory;          ///< absent: what cgroup and system leave
   std::vector<std::filesystem::path> nvme;   ///< where state lives; empty: in host memory
   std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters
@@ -84,6 +92,8 @@ struct EmbeddedUse {
   Bytes read, written;                                     ///< of the disk, since the start
 };
 
+enum class EmbeddedPass : std::uint8_t { forward, backward };
+
 class EmbeddedTrainer {
  public:
   /// Throws `Error{does_not_fit}` where the budgets are too small, `Error{busy}` where another
@@ -98,11 +108,21 @@ class EmbeddedTrainer {
   [[nodiscard]] const EmbeddedOptions& options() const;
   [[nodiscard]] const std::string& name(std::uint32_t parameter) const;
 
-  /// Returns where the parameter lies: [elements] of the dtype, on a multiple of 64 bytes. A step
-  /// writes it; the framework may read it in between.
+  /// Returns where the parameter is kept: [elements] of the dtype, on a multiple of 64 bytes. A
+  /// step writes it; the framework may read it in between. With `device_memory`, a parameter of no
+  /// unit is kept on the device.
   [[nodiscard]] std::span<std::byte> values(std::uint32_t parameter);
   /// The framework has written `values`: the master follows, the moments stay.
   void take_values(std::uint32_t parameter);
+
+  /// Begins a pass of a unit, where parameters are streamed: blocks until they are on the device.
+  /// Units that come in order, forward or in reverse, are uploaded ahead; any other order works,
+  /// and waits. One thread at a time.
+  void enter(std::uint32_t unit, EmbeddedPass pass);
+  /// Returns where a parameter of an entered unit is on the device, until `leave`.
+  [[nodiscard]] std::span<std::byte> device_values(std::uint32_t parameter);
+  /// Ends the pass: the memory of its parameters is another unit's.
+  void leave(std::uint32_t unit);
 
   /// Copies a gradient, [elements] of the dtype, or adds it. Blocks for that, and while an update
   /// still reads the gradient of the step before.

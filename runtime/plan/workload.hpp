@@ -55,10 +55,11 @@ struct Workload {
   Bytes constant_bytes;         ///< tables that operators read, the same for all blocks
   Bytes token_bytes;            ///< token ids of one micro-batch, targets included
   Bytes logits_bytes;           ///< of one micro-batch, where a plan makes no loss but logits
-  /// Another framework runs the passes: blocks are ranges of parameters, and their parameters and
-  /// gradients are on the host.
+  /// Another framework runs the passes: blocks are ranges of parameters, and their gradients come
+  /// to the host.
   bool external = false;
-  std::uint64_t tokens = 0;         ///< targets of one micro-batch
+  bool streams_external = false;  ///< the framework reads parameters on the device, not on the host
+  std::uint64_t tokens = 0;       ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< per round
   std::uint32_t rounds = 1;
 

@@ -53,6 +53,28 @@ TEST(ExternalStep, EveryPlanIsFreeOfRacesAndFindsTheRightContent) {
   }
 }
 
+TEST(ExternalStep, StreamedParametersComeInEveryPassAndSlotsAreUsedAgainOnceLeft) {
+  for (const std::uint32_t slots : {1U, 2U, 3U}) {
+    auto [workload, placement] = external(5, Tier::nvme);
+    workload.streams_external = true;
+    placement.parameter_slots = slots;
+    placement.blocks[0].parameters = Tier::device;
+    for (const StepPlan& plan :
+         {build_training_step(workload, placement), build_external_backward(workload, placement),
+          build_external_norms(workload, placement), build_flush(workload, placement)}) {
+      EXPECT_EQ(find_race(plan), "") << to_text(plan);
+      EXPECT_EQ(find_wrong_content(plan), "") << to_text(plan);
+    }
+    const StepPlan backward = build_external_backward(workload, placement);
+    // Blocks 1 to 4 have 2 to 5 leaves.
+    EXPECT_EQ(bytes_moved(backward, kUploadParams), Bytes{14 * kLeafParameters * 2});
+    const OpIndex last = find(backward, OpKind::copy, Lane::h2d, 1);
+    const auto dependencies = backward.dependencies_of(backward.ops[last]);
+    ASSERT_EQ(dependencies.size(), 1U);
+    EXPECT_EQ(backward.ops[dependencies.front()].block, 1 + slots);
+  }
+}
+
 TEST(ExternalStep, APassWaitsForTheUpdateOfItsOwnBlockAlone) {
   const auto [workload, placement] = external(5, Tier::host);
   const StepPlan plan = build_training_step(workload, placement);

@@ -38,13 +38,15 @@ EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& lay
   EngineSetup setup;
   setup.options = train_options(options);
   setup.workload = layout.workload;
-  setup.placement = embedded_placement(options, layout.workload);
+  setup.placement = embedded_placement(options, layout);
   setup.groups = layout.groups;
   setup.passes = &passes;
   const auto items = plan::memory_items(setup.workload, setup.placement);
   setup.budgets.host = plan::total(items, plan::Tier::host);
-  check_fits({.device = {}, .host = setup.budgets.host}, setup.options, read_memory_budget(),
-             std::nullopt,
+  setup.budgets.device = plan::total(items, plan::Tier::device);
+  // What is the device to this backend is memory of the host.
+  const Bytes both = setup.budgets.host + setup.budgets.device;
+  check_fits({.device = {}, .host = both}, setup.options, read_memory_budget(), std::nullopt,
              options.nvme.empty() ? "keep optimizer state on disk, or in a shorter format"
                                   : "use a smaller tile, or train fewer parameters");
   if (!options.nvme.empty()) {
@@ -90,6 +92,18 @@ EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayou
     : StepCycle(make_setup(options, layout, passes), ModelRuntime{}),
       isa_(options.isa.value_or(cpu_adam::best_isa())) {
   clear_gradients();
+  if (!workload().streams_external) return;
+  backward_ = engine().prepare(plan::build_external_backward(workload(), placement()));
+  norms_ = engine().prepare(plan::build_external_norms(workload(), placement()));
+}
+
+void EmbeddedCycle::run(EmbeddedPlan plan) {
+  switch (plan) {
+    case EmbeddedPlan::step: return run_step();
+    case EmbeddedPlan::backward: return StepCycle::run(*backward_);
+    case EmbeddedPlan::norms: return StepCycle::run(*norms_);
+    case EmbeddedPlan::update: return flush(Commits::no);
+  }
 }
 
 bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double norm,
@@ -116,6 +130,17 @@ std::span<std::byte> EmbeddedCycle::values(const EmbeddedPlace& place) {
       .memory()
       .host(slots().tiles_of(plan::PoolKind::host_parameters, place.block))
       .subspan(place.first * size, place.count * size);
+}
+
+std::span<std::byte> EmbeddedCycle::resident_values(const EmbeddedPlace& place) {
+  const std::size_t size = size_of(workload().compute);
+  const auto block =
+      engine().memory().device(slots().tiles_of(plan::PoolKind::resident_parameters, place.block));
+  return {block.address() + place.first * size, place.count * size};
+}
+
+void EmbeddedCycle::take_resident(const EmbeddedPlace& place) {
+  std::ranges::copy(resident_values(place), values(place).begin());
 }
 
 std::span<std::byte> EmbeddedCycle::gradient(const EmbeddedPlace& place) {
@@ -195,6 +220,7 @@ void EmbeddedCycle::write_state(const EmbeddedPlace& place, const cpu_adam::Cons
     }
     slots().save(*engine().store(), part.tile, slot);
   });
+  state_io().upload_residents();
 }
 
 std::vector<plan::MemoryItem> EmbeddedCycle::memory() const {

@@ -12,6 +12,9 @@
 
 namespace spillway::engine {
 
+/// What the control thread runs. Where parameters are streamed, `step` is one forward pass.
+enum class EmbeddedPlan : std::uint8_t { step, backward, norms, update };
+
 class EmbeddedCycle final : public StepCycle {
  public:
   /// `options`: resolved. `layout` outlives this object.
@@ -19,17 +22,24 @@ class EmbeddedCycle final : public StepCycle {
                 ExternalPasses& passes);
 
   using StepCycle::reduce_norm;
-  using StepCycle::run_step;
+
+  void run(EmbeddedPlan plan);
+  /// Returns whether the norms of all gradients of a step can be had after that plan.
+  [[nodiscard]] bool gathers(EmbeddedPlan plan) const {
+    const bool streams = workload().streams_external;
+    return plan == (streams ? EmbeddedPlan::norms : EmbeddedPlan::step);
+  }
 
   /// Decides the update of a step whose gradients have this norm, the divisor applied: clipped, or
   /// none where a gradient is not finite. Returns whether there is one.
   bool decide(std::span<const cpu_adam::AdamOptions> groups, double norm, const EmbeddedStep& step);
-  [[nodiscard]] bool has_pending() const { return pending_.pending; }
-  /// Applies the pending update.
-  void apply() { flush(Commits::no); }
 
-  /// Returns where the parameter lies, and where its gradient waits.
+  /// Returns where the parameter lies on the host, and where its gradient waits.
   [[nodiscard]] std::span<std::byte> values(const EmbeddedPlace& place);
+  /// Returns where a parameter that stays on the device lies there.
+  [[nodiscard]] std::span<std::byte> resident_values(const EmbeddedPlace& place);
+  /// Brings to the host what the framework has written there.
+  void take_resident(const EmbeddedPlace& place);
   [[nodiscard]] std::span<std::byte> gradient(const EmbeddedPlace& place);
   /// Leaves zeros in all gradients, those of padding among them.
   void clear_gradients();
@@ -60,6 +70,7 @@ class EmbeddedCycle final : public StepCycle {
   [[nodiscard]] std::span<std::byte> parameters_of(std::uint32_t tile);
 
   const cpu_adam::Isa isa_;
+  std::unique_ptr<Executor> backward_, norms_;  ///< of streamed parameters
 };
 
 }  // namespace spillway::engine

@@ -24,19 +24,25 @@ struct EmbeddedPlace {
 struct EmbeddedLayout {
   std::vector<EmbeddedPlace> places;  ///< by parameter
   plan::Workload workload;
-  std::vector<BlockGroups> groups;        ///< by block, each of one group
+  std::vector<BlockGroups> groups;        ///< by block
   std::vector<std::uint32_t> parameters;  ///< by block: how many lie in it
+  std::uint32_t residents = 0;            ///< blocks of no unit; those of units follow in order
+
+  [[nodiscard]] std::uint32_t units() const {
+    return static_cast<std::uint32_t>(workload.blocks.size()) - residents;
+  }
 };
 
-/// Packs parameters into blocks in their order. A block holds parameters of one group, and a large
-/// parameter is a block of its own. Throws `Error{invalid_argument}` for a parameter without
-/// elements, without values, with a name that another has, or of a group that the options lack, and
-/// for options that no trainer can have.
+/// Packs parameters into blocks: those of no unit in their order, of one group each, and a large
+/// parameter by itself; then each unit into one. Throws `Error{invalid_argument}` for a parameter
+/// without elements, without values, with a name that another has, or of a group that the options
+/// lack, and for options that no trainer can have.
 [[nodiscard]] EmbeddedLayout make_layout(const EmbeddedOptions& options,
                                          std::span<const EmbeddedParameter> parameters);
 
-/// Returns the placement of all state in one tier.
+/// Returns the placement of all state in one tier, and of streamed parameters in as many slots of
+/// the device as help. Throws `Error{does_not_fit}` where it has no room for one.
 [[nodiscard]] plan::Placement embedded_placement(const EmbeddedOptions& options,
-                                                 const plan::Workload& workload);
+                                                 const EmbeddedLayout& layout);
 
 }  // namespace spillway::engine

@@ -7,27 +7,29 @@ void PassGate::close(WakeSignal& wake) {
   wake_ = &wake;
   runs_ = true;
   for (Block& block : blocks_) {
-    block.parameters = block.gradient_memory = false;
+    block.forward = block.backward = false;
     block.complete = false;
   }
 }
 
-Ticket PassGate::forward(std::uint32_t block) {
+void PassGate::open(bool& pass, const ExternalPass& which) {
   {
     const std::lock_guard lock(mutex_);
-    blocks_[block].parameters = true;
+    pass = true;
+    blocks_[which.block].parameters = which.parameters;
   }
   changed_.notify_all();
-  return {};
 }
 
-Ticket PassGate::backward(std::uint32_t block) {
-  {
-    const std::lock_guard lock(mutex_);
-    blocks_[block].gradient_memory = true;
-  }
-  changed_.notify_all();
-  return {*this, block};
+Ticket PassGate::forward(const ExternalPass& pass) {
+  open(blocks_[pass.block].forward, pass);
+  if (ends_ == Ends::backward) return {};
+  return {*this, pass.block};
+}
+
+Ticket PassGate::backward(const ExternalPass& pass) {
+  open(blocks_[pass.block].backward, pass);
+  return {*this, pass.block};
 }
 
 bool PassGate::ready(std::uint32_t block) {
@@ -48,10 +50,9 @@ bool PassGate::wait(const bool& reached) {
   return reached;
 }
 
-bool PassGate::wait_for_parameters(std::uint32_t block) { return wait(blocks_[block].parameters); }
-
-bool PassGate::wait_for_gradient_memory(std::uint32_t block) {
-  return wait(blocks_[block].gradient_memory);
+std::byte* PassGate::parameters(std::uint32_t block) {
+  const std::lock_guard lock(mutex_);
+  return blocks_[block].parameters;
 }
 
 void PassGate::complete(std::uint32_t block) {

@@ -1,9 +1,10 @@
 // PassGate: where the threads of another framework and the control thread meet. The plan opens a
-// block for its gradients; the framework says when they are there.
+// block for a pass; the framework says when the pass is over.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -14,15 +15,18 @@
 
 namespace spillway::engine {
 
+/// Which passes somebody has to end. The others are over as they begin.
+enum class Ends : std::uint8_t { backward, both };
+
 class PassGate final : public ExternalPasses, public TicketSource {
  public:
-  explicit PassGate(std::size_t blocks) : blocks_(blocks) {}
+  PassGate(std::size_t blocks, Ends ends) : ends_(ends), blocks_(blocks) {}
 
   /// Closes every block, ahead of a plan and while none runs. `wake` wakes who will run it.
   void close(WakeSignal& wake);
   // Control thread.
-  [[nodiscard]] Ticket forward(std::uint32_t block) override;
-  [[nodiscard]] Ticket backward(std::uint32_t block) override;
+  [[nodiscard]] Ticket forward(const ExternalPass& pass) override;
+  [[nodiscard]] Ticket backward(const ExternalPass& pass) override;
   [[nodiscard]] bool ready(std::uint32_t block) override;
   /// Does not wait: what a plan that failed still hopes for never comes.
   void finish(std::uint32_t /*block*/) override {}
@@ -30,21 +34,29 @@ class PassGate final : public ExternalPasses, public TicketSource {
   void release();
 
   // Any thread; each blocks until the plan is as far, or none runs any more. Returns whether it is.
-  [[nodiscard]] bool wait_for_parameters(std::uint32_t block);
-  [[nodiscard]] bool wait_for_gradient_memory(std::uint32_t block);
+  [[nodiscard]] bool wait_for_forward(std::uint32_t block) { return wait(blocks_[block].forward); }
+  [[nodiscard]] bool wait_for_backward(std::uint32_t block) {
+    return wait(blocks_[block].backward);
+  }
 
   // Any thread.
+  /// Returns where the block's parameters are, once a pass of it has begun.
+  [[nodiscard]] std::byte* parameters(std::uint32_t block);
+  /// The pass of the block is over, or will be as soon as it begins.
   void complete(std::uint32_t block);
   void complete_all();
 
  private:
   struct Block {
-    bool parameters = false;       ///< have all updates
-    bool gradient_memory = false;  ///< may be written
+    bool forward = false;   ///< has begun
+    bool backward = false;  ///< has begun
+    std::byte* parameters = nullptr;
     std::atomic<bool> complete{false};
   };
+  void open(bool& pass, const ExternalPass& which);
   [[nodiscard]] bool wait(const bool& reached);
 
+  const Ends ends_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Block> blocks_;

@@ -24,67 +24,54 @@ void PlanRunner::check_sound() const {
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 
-/// Waits for the end of what the control thread does.
-void PlanRunner::await(std::unique_lock<std::mutex>& lock, Phase over) {
-  changed_.wait(lock, [&] { return phase_ != over; });
-  if (failure_ != nullptr) std::rethrow_exception(failure_);
+bool PlanRunner::runs(EmbeddedPlan plan) const {
+  const std::lock_guard lock(mutex_);
+  return phase_ == Phase::running && plan_ == plan;
 }
 
-void PlanRunner::start() {
+void PlanRunner::start(EmbeddedPlan plan) {
   check_sound();
   {
     const std::lock_guard lock(mutex_);
     if (phase_ == Phase::running) return;
     gate_.close(cycle_.wake());
     phase_ = Phase::running;
+    plan_ = plan;
   }
   changed_.notify_all();
 }
 
-void PlanRunner::gather() {
+void PlanRunner::finish() {
   std::unique_lock lock(mutex_);
   if (phase_ == Phase::running) gate_.complete_all();
-  await(lock, Phase::running);
+  changed_.wait(lock, [&] { return phase_ != Phase::running; });
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 
 void PlanRunner::park() {
-  std::unique_lock lock(mutex_);
-  if (phase_ == Phase::running) {
-    parks_ = true;
-    gate_.complete_all();
-  }
-  await(lock, Phase::running);
+  finish();
+  const std::lock_guard lock(mutex_);
   phase_ = Phase::parked;
 }
 
-void PlanRunner::apply() {
-  std::unique_lock lock(mutex_);
-  phase_ = Phase::applying;
-  changed_.notify_all();
-  await(lock, Phase::applying);
-}
-
-/// Runs the plans that the phase asks for.
+/// Runs the plans that are started.
 void PlanRunner::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock,
-                  [&] { return stops_ || phase_ == Phase::running || phase_ == Phase::applying; });
-    if (phase_ != Phase::running && phase_ != Phase::applying) return;
-    const bool applies = phase_ == Phase::applying;
+    changed_.wait(lock, [&] { return stops_ || phase_ == Phase::running; });
+    if (phase_ != Phase::running) return;
     lock.unlock();
     std::exception_ptr failure;
     try {
-      applies ? cycle_.apply() : cycle_.run_step();
+      cycle_.run(plan_);
     } catch (...) {
       failure = std::current_exception();
     }
     lock.lock();
     failure_ = failure;
-    phase_ = failure != nullptr  ? Phase::failed
-             : applies || parks_ ? Phase::parked
-                                 : Phase::gathered;
-    parks_ = false;
+    phase_ = failure != nullptr      ? Phase::failed
+             : cycle_.gathers(plan_) ? Phase::gathered
+                                     : Phase::parked;
     if (failure != nullptr) gate_.release();
     changed_.notify_all();
   }

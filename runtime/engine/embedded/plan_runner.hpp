@@ -18,42 +18,39 @@ class PlanRunner {
  public:
   enum class Phase : std::uint8_t {
     parked,    ///< no plan runs, and nothing waits for one
-    running,   ///< the plan of a step runs: it applies an update, then waits for gradients
-    gathered,  ///< it is over, and the gradients are complete
-    applying,  ///< the plan of an update alone runs
+    running,   ///< a plan runs
+    gathered,  ///< none runs, and the norms of the step's gradients can be had
     failed,    ///< a plan has failed
   };
 
   /// Both outlive this object.
   PlanRunner(EmbeddedCycle& cycle, PassGate& gate);
-  /// Waits for the plan under way, which must not wait for gradients.
+  /// Waits for the plan under way, which must not wait for passes.
   ~PlanRunner();
   PlanRunner(const PlanRunner&) = delete;
   PlanRunner& operator=(const PlanRunner&) = delete;
 
   [[nodiscard]] Phase phase() const;
   void check_sound() const;
-  /// Starts the plan of a step, unless it runs.
-  void start();
-  /// Ends it: its gradients are complete. Blocks until their norm can be had.
-  void gather();
-  /// Ends it, or forgets what it has gathered: its gradients are nobody's. Blocks until the update
-  /// in it is applied.
+  /// Returns whether that plan runs.
+  [[nodiscard]] bool runs(EmbeddedPlan plan) const;
+  /// Starts a plan, unless one runs.
+  void start(EmbeddedPlan plan);
+  /// Ends all passes of the plan under way, and blocks until it is over.
+  void finish();
+  /// Does that, and what it has gathered is nobody's.
   void park();
-  /// Applies the pending update. Blocks.
-  void apply();
 
  private:
   void run();
-  void await(std::unique_lock<std::mutex>& lock, Phase over);
 
   EmbeddedCycle& cycle_;
   PassGate& gate_;
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   Phase phase_ = Phase::parked;
+  EmbeddedPlan plan_ = EmbeddedPlan::step;  ///< that runs
   bool stops_ = false;
-  bool parks_ = false;  ///< what the plan under way gathers is nobody's
   std::exception_ptr failure_;
   std::thread thread_;
 };

@@ -25,19 +25,26 @@ void widen(DType dtype, std::span<const std::byte> source, std::span<float> targ
   }
 }
 
+ValuesSource::ValuesSource(DType dtype, std::span<const EmbeddedPlace> places,
+                           std::span<const EmbeddedParameter> parameters)
+    : dtype_(dtype) {
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    parts_.push_back({.place = places[i], .values = parameters[i].values});
+  }
+  std::ranges::stable_sort(parts_, {}, [](const Part& part) { return part.place.block; });
+}
+
 void ValuesSource::read(BlockIndex block, ElementCount first, std::span<float> target) const {
   std::ranges::fill(target, 0.0F);
   const std::uint64_t end = first.value() + target.size();
   const std::size_t size = size_of(dtype_);
-  // Places are in the order of blocks.
-  auto place = std::ranges::lower_bound(places_, block.value(), {}, &EmbeddedPlace::block);
-  for (; place != places_.end() && place->block == block.value(); ++place) {
-    const std::uint64_t from = std::max(first.value(), place->first);
-    const std::uint64_t to = std::min(end, place->first + place->count);
+  const auto of_block = std::ranges::equal_range(parts_, block.value(), {},
+                                                 [](const Part& part) { return part.place.block; });
+  for (const auto& [place, values] : of_block) {
+    const std::uint64_t from = std::max(first.value(), place.first);
+    const std::uint64_t to = std::min(end, place.first + place.count);
     if (from >= to) continue;
-    const EmbeddedParameter& parameter =
-        parameters_[static_cast<std::size_t>(place - places_.begin())];
-    widen(dtype_, {parameter.values + (from - place->first) * size, (to - from) * size},
+    widen(dtype_, {values + (from - place.first) * size, (to - from) * size},
           target.subspan(from - first.value(), to - from));
   }
 }

@@ -17,17 +17,19 @@ void widen(DType dtype, std::span<const std::byte> source, std::span<float> targ
 
 class ValuesSource final : public model::ParameterSource {
  public:
-  /// All outlive this object.
+  /// The values outlive this object.
   ValuesSource(DType dtype, std::span<const EmbeddedPlace> places,
-               std::span<const EmbeddedParameter> parameters)
-      : dtype_(dtype), places_(places), parameters_(parameters) {}
+               std::span<const EmbeddedParameter> parameters);
 
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
 
  private:
+  struct Part {
+    EmbeddedPlace place;
+    const std::byte* values;
+  };
   DType dtype_;
-  std::span<const EmbeddedPlace> places_;
-  std::span<const EmbeddedParameter> parameters_;
+  std::vector<Part> parts_;  // in the order of blocks
 };
 
 }  // namespace spillway::engine

@@ -2,20 +2,28 @@
 // when a pass may begin, and is complete when the framework says that the pass is.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "runtime/base/ticket.hpp"
 
 namespace spillway::engine {
 
+/// A pass of one block, which may begin.
+struct ExternalPass {
+  std::uint32_t block = 0;
+  std::byte* parameters = nullptr;  ///< of the block, on the host or on the device
+};
+
 /// Called on the control thread once the op may start. Does not block.
 class ExternalPasses {
  public:
   virtual ~ExternalPasses() = default;
-  /// The parameters of the block have all updates.
-  [[nodiscard]] virtual Ticket forward(std::uint32_t block) = 0;
-  /// The memory of the block's gradient may be written; the ticket is ready once all of it is.
-  [[nodiscard]] virtual Ticket backward(std::uint32_t block) = 0;
+  /// The parameters of the block have all updates. The ticket is ready once they are read.
+  [[nodiscard]] virtual Ticket forward(const ExternalPass& pass) = 0;
+  /// The memory of the block's gradient may be written. The ticket is ready once all of it is, and
+  /// the parameters are read.
+  [[nodiscard]] virtual Ticket backward(const ExternalPass& pass) = 0;
 };
 
 }  // namespace spillway::engine

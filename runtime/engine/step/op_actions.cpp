@@ -141,12 +141,22 @@ Ticket OpActions::start(const Op& op) {
     case OpKind::grad_norm: return workers.submit([this, &op] { host_norm(op); });
     case OpKind::update: return workers.submit([this, &op] { host_update(op); });
     case OpKind::checksum: return workers.submit([this, &op] { host_checksum(op); });
-    case OpKind::forward: return resources_.passes->forward(op.block);
-    case OpKind::backward: return resources_.passes->backward(op.block);
+    case OpKind::forward: return resources_.passes->forward(external_pass(op));
+    case OpKind::backward: return resources_.passes->backward(external_pass(op));
     case OpKind::loss: break;
   }
   SPILLWAY_ASSERT(false && "no worker runs this kind of op");
   return {};
+}
+
+ExternalPass OpActions::external_pass(const Op& op) const {
+  const OpMemory memory = memory_of(op);
+  ExternalPass pass{.block = op.block};
+  if (!memory.reads(ValueKind::parameters, op.block)) return pass;
+  const plan::Buffer from = memory.read(ValueKind::parameters, op.block);
+  pass.parameters = plan::tier_of(from.pool) == Tier::device ? memory.device(from).address()
+                                                             : memory.host(from).data();
+  return pass;
 }
 
 std::span<std::byte> OpActions::state_of(const Op& op) const {

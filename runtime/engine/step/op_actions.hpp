@@ -105,6 +105,8 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] Arguments common_arguments(const plan::Op& op) const;
   [[nodiscard]] model::ForwardArguments forward_arguments(const plan::Op& op) const;
 
+  [[nodiscard]] ExternalPass external_pass(const plan::Op& op) const;
+
   // Bodies; on the stream's side or on the workers.
   void forward(const plan::Op& op);
   void backward(const plan::Op& op);

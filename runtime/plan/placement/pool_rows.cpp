@@ -36,8 +36,8 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
   const auto row = [](std::uint64_t count, Bytes each) {
     return Row{.count = count, .each = each, .last = {}};
   };
-  const bool of_passes = pool != PoolKind::state_staging;
-  if (w.external && of_passes) return {};
+  const bool streams = w.streams_external && pool == PoolKind::parameter_slots;
+  if (w.external && pool != PoolKind::state_staging && !streams) return {};
   switch (pool) {
     case PoolKind::parameter_slots:
       return row(p.parameter_slots, elements(strides.streamed, w.compute));

@@ -54,6 +54,8 @@ void Builder::check_placement() const {
   SPILLWAY_ASSERT(placement_.state_slots >= 1);
   if (workload_.external) {
     SPILLWAY_ASSERT(!placement_.any_state(Tier::device));
+    SPILLWAY_ASSERT(!workload_.streams_external || !placement_.any_streamed() ||
+                    placement_.parameter_slots > 0);
     return;
   }
   SPILLWAY_ASSERT(workload_.blocks.size() >= 2 && placement_.gradient_slots >= 1);
@@ -238,7 +240,7 @@ void Builder::round(std::uint32_t round) {
 }
 
 void Builder::training() {
-  if (workload_.external) return external_step();
+  if (workload_.external) return external_training();
   for (std::uint32_t r = 0; r < workload_.rounds; ++r) round(r);
   read_ahead();
 }

@@ -38,6 +38,8 @@ class Builder {
   void training();
   void evaluation();
   void snapshot();
+  void external_backward();
+  void external_norms();
   [[nodiscard]] const StepPlan& plan() const { return plan_; }
   StepPlan take() { return std::move(plan_); }
 
@@ -155,7 +157,9 @@ class Builder {
   void backward_layer(std::uint32_t layer, MicroBatches range);
   void pass(MicroBatches range, bool update_first);
   void round(std::uint32_t round);
-  void external_step();
+  [[nodiscard]] Buffer bring_external(std::uint32_t block);
+  void external_forward();
+  void external_training();
 
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(workload_.blocks.size());

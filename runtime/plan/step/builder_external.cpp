@@ -3,25 +3,57 @@
 
 namespace spillway::plan {
 
-/// Appends the pending update, then a forward of each block, which waits for no more than the
-/// block's own update, then the backward of each in reverse, which leaves the gradient of the whole
-/// step on the host.
-void Builder::external_step() {
-  round_ = workload_.rounds - 1;
+/// Returns where the framework finds the block's parameters; uploads them if they are streamed.
+Buffer Builder::bring_external(std::uint32_t block) {
+  if (workload_.streams_external) return bring_parameters(block);
+  return tiles_of(PoolKind::host_parameters, block);
+}
+
+/// Appends the pending update and a forward of each block, which waits for no more than the block's
+/// own update.
+void Builder::external_forward() {
   for (std::uint32_t block = 0; block < blocks(); ++block) {
     update_block(block);
+    const Buffer weights = bring_external(block);
     OpDraft forward = draft(OpKind::forward, Lane::external, block);
-    forward.read(tiles_of(PoolKind::host_parameters, block), parameters(block));
+    forward.read(weights, parameters(block));
     append(forward);
+    give_back(weights);
   }
   append_step_commit();
+}
+
+/// Appends a backward of each block, the last one first, which leaves the gradient of the whole
+/// step on the host.
+void Builder::external_backward() {
+  round_ = workload_.rounds - 1;
   for (std::uint32_t block = blocks(); block-- > 0;) {
     OpDraft backward = draft(OpKind::backward, Lane::external, block);
+    const Buffer weights = bring_external(block);
+    if (workload_.streams_external) backward.read(weights, parameters(block));
     backward.write(tiles_of(PoolKind::host_gradients, block),
                    {ValueKind::total_gradient, block, 0, round_});
     append(backward);
+    give_back(weights);
+    if (!workload_.streams_external) append_norms(block, PoolKind::host_gradients);
+  }
+}
+
+/// Appends the norms of gradients that several backward passes have left.
+void Builder::external_norms() {
+  round_ = workload_.rounds - 1;
+  for (std::uint32_t block = blocks(); block-- > 0;) {
     append_norms(block, PoolKind::host_gradients);
   }
+  read_ahead();
+}
+
+/// Where parameters stay where they are, a step is one list, in which a norm follows its gradient.
+/// Where they are streamed, a list is one pass: as many follow as the framework runs.
+void Builder::external_training() {
+  external_forward();
+  if (workload_.streams_external) return;
+  external_backward();
   read_ahead();
 }
 

@@ -34,4 +34,16 @@ StepPlan build_snapshot(const Workload& workload, const Placement& placement) {
   return builder.take();
 }
 
+StepPlan build_external_backward(const Workload& workload, const Placement& placement) {
+  Builder builder(workload, placement);
+  builder.external_backward();
+  return builder.take();
+}
+
+StepPlan build_external_norms(const Workload& workload, const Placement& placement) {
+  Builder builder(workload, placement);
+  builder.external_norms();
+  return builder.take();
+}
+
 }  // namespace spillway::plan

@@ -26,4 +26,10 @@ namespace spillway::plan {
 /// Writes the state of all tiles that do not live on disk, then commits. No update is pending.
 [[nodiscard]] StepPlan build_snapshot(const Workload& workload, const Placement& placement);
 
+/// Return, where another framework runs the passes on streamed parameters and `build_training_step`
+/// is its forward pass alone, a backward pass, and the norms of the gradients of all of them.
+[[nodiscard]] StepPlan build_external_backward(const Workload& workload,
+                                               const Placement& placement);
+[[nodiscard]] StepPlan build_external_norms(const Workload& workload, const Placement& placement);
+
 }  // namespace spillway::plan

@@ -1,0 +1,63 @@
+// Parameters that are streamed: the framework enters a unit for a pass, and leaves it.
+#include <fmt/format.h>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/embedded/implementation.hpp"
+
+namespace spillway::engine {
+
+void EmbeddedTrainer::Implementation::check_unit(std::uint32_t unit) const {
+  check_process();
+  check(streams(), ErrorCode::invalid_argument,
+        "no parameter is streamed; give device_memory, and units to the parameters");
+  check(unit < layout_.units(), ErrorCode::invalid_argument,
+        fmt::format("there is no unit {}; there are {}, counted from 0", unit, layout_.units()));
+}
+
+/// Begins at the first unit of a plan, unless this one comes later in the plan that runs: the
+/// passes between are over as they begin.
+void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pass) {
+  check_unit(unit);
+  check(!inside_, ErrorCode::invalid_argument,
+        fmt::format("unit {} is entered before unit {} is left", unit, inside_.value_or(0)));
+  check(runner_.phase() != Phase::gathered, ErrorCode::invalid_argument,
+        fmt::format("unit {} is entered after grad_norm; call step or discard_gradients first",
+                    unit));
+  const bool forward = pass == EmbeddedPass::forward;
+  const EmbeddedPlan plan = forward ? EmbeddedPlan::step : EmbeddedPlan::backward;
+  const auto block_at = [&](std::uint32_t place) {
+    return layout_.residents + (forward ? place : layout_.units() - 1 - place);
+  };
+  const std::uint32_t place = forward ? unit : layout_.units() - 1 - unit;
+  if (!runner_.runs(plan) || place < entered_) {
+    runner_.park();
+    runner_.start(plan);
+    for (std::uint32_t block = 0; block < layout_.residents; ++block) gate_.complete(block);
+    entered_ = 0;
+  }
+  for (; entered_ < place; ++entered_) gate_.complete(block_at(entered_));
+  ++entered_;
+  const std::uint32_t block = block_at(place);
+  const bool begun = forward ? gate_.wait_for_forward(block) : gate_.wait_for_backward(block);
+  if (!begun) runner_.check_sound();
+  inside_ = unit;
+}
+
+std::span<std::byte> EmbeddedTrainer::Implementation::device_values(std::uint32_t parameter) {
+  const EmbeddedPlace& at = place(parameter);
+  if (is_resident(at)) return cycle_.resident_values(at);
+  check(inside_ && at.block == layout_.residents + *inside_, ErrorCode::invalid_argument,
+        fmt::format("\"{}\" is not on the device: enter its unit first", names_[parameter]));
+  const std::size_t size = size_of(options_.dtype);
+  return {gate_.parameters(at.block) + at.first * size, at.count * size};
+}
+
+void EmbeddedTrainer::Implementation::leave(std::uint32_t unit) {
+  check_unit(unit);
+  check(inside_ == unit, ErrorCode::invalid_argument,
+        fmt::format("unit {} is left, but was not entered", unit));
+  inside_.reset();
+  gate_.complete(layout_.residents + unit);
+}
+
+}  // namespace spillway::engine

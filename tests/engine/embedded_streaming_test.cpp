@@ -1,0 +1,167 @@
+// Streamed parameters: what the framework finds on the device, how much of it there is, and that
+// training has the bits of parameters that stay where they are.
+#include "runtime/base/error.hpp"
+#include "tests/engine/embedded_fixture.hpp"
+
+namespace spillway::engine {
+namespace {
+
+constexpr std::uint32_t kUnits = 6;
+constexpr std::size_t kEach = 5000;
+
+class EmbeddedStreamingTest : public testing::Test {
+ protected:
+  EmbeddedStreamingTest() {
+    values_.push_back(normal(300, 1));  // of no unit
+    for (std::uint32_t unit = 0; unit < kUnits; ++unit) {
+      values_.push_back(normal(kEach, 10 + unit));
+      values_.push_back(normal(77, 20 + unit));
+    }
+  }
+
+  /// Each unit has a matrix that decays and a vector that does not.
+  [[nodiscard]] std::vector<EmbeddedParameter> parameters(bool streamed) const {
+    std::vector<EmbeddedParameter> list;
+    for (std::uint32_t i = 0; i < values_.size(); ++i) {
+      EmbeddedParameter& parameter = list.emplace_back();
+      parameter.name = "parameter " + std::to_string(i);
+      parameter.elements = values_[i].size();
+      parameter.group = i % 2 == 0 && i > 0 ? 1 : 0;
+      parameter.values = bytes_of(values_[i]).data();
+      if (streamed && i > 0) parameter.unit = (i - 1) / 2;
+    }
+    return list;
+  }
+
+  [[nodiscard]] static EmbeddedOptions streaming(Bytes device) {
+    EmbeddedOptions options = options_for();
+    options.device_memory = device;
+    return options;
+  }
+
+  [[nodiscard]] static std::vector<float> floats(std::span<std::byte> bytes) {
+    const auto* first = reinterpret_cast<const float*>(bytes.data());
+    return {first, first + bytes.size() / sizeof(float)};
+  }
+
+  [[nodiscard]] Tensor gradient(std::uint32_t parameter, int step) const {
+    return normal(values_[parameter].size(), 500 * static_cast<std::uint64_t>(step) + parameter);
+  }
+
+  /// Enters a unit, compares what is there with where it is kept, and leaves it.
+  static void visit(EmbeddedTrainer& trainer, std::uint32_t unit, EmbeddedPass pass) {
+    trainer.enter(unit, pass);
+    for (const std::uint32_t i : {2 * unit + 1, 2 * unit + 2}) {
+      ASSERT_EQ(floats(trainer.device_values(i)), floats(trainer.values(i))) << i;
+    }
+    trainer.leave(unit);
+  }
+
+  void train(EmbeddedTrainer& trainer, int step, bool streamed) {
+    for (std::uint32_t unit = 0; streamed && unit < kUnits; ++unit) {
+      visit(trainer, unit, EmbeddedPass::forward);
+    }
+    for (std::uint32_t unit = kUnits; unit-- > 0;) {
+      if (streamed) trainer.enter(unit, EmbeddedPass::backward);
+      trainer.add_gradient(2 * unit + 2, bytes_of(gradient(2 * unit + 2, step)));
+      trainer.add_gradient(2 * unit + 1, bytes_of(gradient(2 * unit + 1, step)));
+      if (streamed) trainer.leave(unit);
+    }
+    trainer.add_gradient(0, bytes_of(gradient(0, step)));
+    trainer.step({.max_norm = 1});
+  }
+
+  std::vector<std::vector<float>> image(EmbeddedTrainer& trainer) {
+    std::vector<std::vector<float>> all;
+    for (std::uint32_t i = 0; i < trainer.size(); ++i) all.push_back(floats(trainer.values(i)));
+    return all;
+  }
+
+  std::vector<Tensor> values_;
+};
+
+TEST_F(EmbeddedStreamingTest, TrainsInABudgetWithTheBitsOfParametersThatStay) {
+  // 4,096 parameters stay, in a whole leaf, and a unit has 8,192 with its padding: 16 KiB, 32 KiB.
+  for (const Bytes budget : {48_KiB, 80_KiB, 1_MiB}) {
+    EmbeddedTrainer streamed(streaming(budget), parameters(true));
+    EmbeddedTrainer stays(options_for(), parameters(false));
+    EXPECT_LE(plan::total(streamed.memory(), plan::Tier::device), budget);
+    for (int step = 1; step <= 4; ++step) {
+      train(streamed, step, true);
+      train(stays, step, false);
+    }
+    EXPECT_EQ(image(streamed), image(stays));
+  }
+}
+
+TEST_F(EmbeddedStreamingTest, UnitsMayBeEnteredInAnyOrder) {
+  EmbeddedTrainer trainer(streaming(80_KiB), parameters(true));
+  // An evaluation that stops, one that skips, a recomputation in backward, and the same unit twice.
+  for (const std::uint32_t unit : {0U, 1U, 0U, 3U, 5U}) {
+    visit(trainer, unit, EmbeddedPass::forward);
+  }
+  for (const std::uint32_t unit : {5U, 4U, 4U}) visit(trainer, unit, EmbeddedPass::backward);
+  visit(trainer, 2, EmbeddedPass::forward);
+  visit(trainer, 2, EmbeddedPass::backward);
+  EmbeddedTrainer stays(options_for(), parameters(false));
+  train(trainer, 1, true);
+  train(stays, 1, false);
+  EXPECT_EQ(image(trainer), image(stays));
+}
+
+TEST_F(EmbeddedStreamingTest, WhatStaysOnTheDeviceFollowsTheFramework) {
+  EmbeddedTrainer trainer(streaming(80_KiB), parameters(true));
+  const Tensor other = normal(300, 77);
+  std::ranges::copy(bytes_of(other), trainer.values(0).begin());
+  trainer.take_values(0);
+  Tensor master(300);
+  trainer.read_state(0, master, {}, {});
+  EXPECT_EQ(master, other);
+  const Tensor third = normal(300, 78);
+  trainer.write_state(0, third, {}, {});
+  EXPECT_EQ(floats(trainer.values(0)), third);
+}
+
+TEST_F(EmbeddedStreamingTest, SaysWhatDoesNotFitAndWhatIsOutOfTurn) {
+  const auto code_of = [](const auto& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return std::string(name_of(error.code())) + ": " + error.what();
+    }
+    return std::string("no error");
+  };
+  const auto starts_with = [](const std::string& text, const std::string& start) {
+    return text.starts_with(start) ? "" : text;
+  };
+  EXPECT_EQ(starts_with(code_of([&] { EmbeddedTrainer(streaming(40_KiB), parameters(true)); }),
+                        "does_not_fit: does not fit: 16.0 KiB of parameters stay"),
+            "");
+  EXPECT_EQ(starts_with(code_of([&] { EmbeddedTrainer(options_for(), parameters(true)); }),
+                        "invalid_argument: parameter \"parameter 1\" is of unit 0"),
+            "");
+  auto gap = parameters(true);
+  gap.erase(gap.begin() + 3, gap.begin() + 5);
+  EXPECT_EQ(starts_with(code_of([&] { EmbeddedTrainer(streaming(1_MiB), gap); }),
+                        "invalid_argument: parameter \"parameter 5\" is of unit 2, and no"),
+            "");
+  EmbeddedTrainer trainer(streaming(80_KiB), parameters(true));
+  EXPECT_EQ(starts_with(code_of([&] { trainer.leave(0); }),
+                        "invalid_argument: unit 0 is left, but was not entered"),
+            "");
+  EXPECT_EQ(starts_with(code_of([&] { static_cast<void>(trainer.device_values(1)); }),
+                        "invalid_argument: \"parameter 1\" is not on the device"),
+            "");
+  trainer.enter(1, EmbeddedPass::forward);
+  EXPECT_EQ(starts_with(code_of([&] { trainer.enter(2, EmbeddedPass::forward); }),
+                        "invalid_argument: unit 2 is entered before unit 1 is left"),
+            "");
+  trainer.leave(1);
+  EXPECT_EQ(starts_with(code_of([&] { trainer.enter(9, EmbeddedPass::forward); }),
+                        "invalid_argument: there is no unit 9; there are 6"),
+            "");
+  train(trainer, 1, true);
+}
+
+}  // namespace
+}  // namespace spillway::engine
