@@ -9,10 +9,15 @@ function(spillway_install_step component code)
 endfunction()
 
 function(spillway_install_module name)
+  set(headers ${CMAKE_INSTALL_INCLUDEDIR}/spillway)
+  if(name STREQUAL "capi")  # whose users include <spillway.h>
+    set(headers ${CMAKE_INSTALL_INCLUDEDIR})
+  endif()
   # A whole installation takes the archives that were built: the program does without some modules.
   install(TARGETS spillway_${name} EXPORT spillway_${name}
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${name} OPTIONAL
-          FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/spillway COMPONENT ${name})
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${name} OPTIONAL
+          FILE_SET HEADERS DESTINATION ${headers} COMPONENT ${name})
   spillway_install_step(${name} "if(NOT EXISTS \"$<TARGET_FILE:spillway_${name}>\")
   message(FATAL_ERROR \"${name} is not built: \"
           \"cmake --build ${PROJECT_BINARY_DIR} --target spillway_${name}\")
@@ -32,10 +37,16 @@ if(SPILLWAY_CUDA_FOUND)
   install(TARGETS spillway_cuda_runtime spillway_cuda_libraries EXPORT spillway_cuda)
   install(EXPORT spillway_cuda NAMESPACE spillway:: DESTINATION ${package} COMPONENT base)
 endif()
+if(capi IN_LIST SPILLWAY_MODULES)
+  install(FILES ${PROJECT_BINARY_DIR}/runtime/capi/spillway.pc
+          DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT capi)
+endif()
 configure_package_config_file(cmake/spillwayConfig.cmake.in spillwayConfig.cmake
   INSTALL_DESTINATION ${package} PATH_VARS CMAKE_INSTALL_LIBDIR)
 write_basic_package_version_file(spillwayConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES cmake/FindoneDNN.cmake cmake/FindLibaio.cmake cmake/spillwayComponents.cmake
-              ${PROJECT_BINARY_DIR}/spillwayConfig.cmake
-              ${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake
-        DESTINATION ${package} COMPONENT base)
+foreach(component IN ITEMS base capi)  # capi does without base
+  install(FILES cmake/FindoneDNN.cmake cmake/FindLibaio.cmake cmake/spillwayComponents.cmake
+                ${PROJECT_BINARY_DIR}/spillwayConfig.cmake
+                ${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake
+          DESTINATION ${package} COMPONENT ${component})
+endforeach()

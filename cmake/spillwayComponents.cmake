@@ -1,9 +1,9 @@
 # What each module needs, said once: the build reads this file and so does the installed package.
 # `_modules` are other components, `_packages` third parties as spillway_require names them. Each
 # component comes behind those that it needs.
-set(spillway_components base offload cpu_adam nvme_swap comm plan data model config engine)
+set(spillway_components base offload cpu_adam nvme_swap comm plan data model config engine capi)
 
-foreach(component IN ITEMS base plan data model config engine)
+foreach(component IN ITEMS base plan data model config engine capi)
   set(spillway_${component}_folder runtime/${component})
 endforeach()
 foreach(component IN ITEMS offload cpu_adam nvme_swap comm)
@@ -25,6 +25,16 @@ set(spillway_model_modules base offload)
 set(spillway_model_packages OpenMP oneDNN cuda)
 set(spillway_config_modules base cpu_adam nvme_swap data)
 set(spillway_engine_modules base offload cpu_adam nvme_swap plan data model config)
+# capi is a shared library with the others inside: its users need none of them.
+
+# spillway_library(result component): the name of the component's library.
+function(spillway_library result component)
+  if(component STREQUAL "capi")
+    set(${result} libspillway.so PARENT_SCOPE)
+  else()
+    set(${result} libspillway_${component}.a PARENT_SCOPE)
+  endif()
+endfunction()
 
 # spillway_close(result component...): the components and all that they need, in an order in which
 # each comes behind what it needs.

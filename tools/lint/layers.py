@@ -40,7 +40,7 @@ HOMES = (
     (r"hwloc", ("runtime/base",)),
     (r"spdlog/", ("runtime/base",)),
     (r"mpi\.h$", ("comm/mpi",)),
-    (r"CLI/|gtest/|gmock/|nanobind/", ()),
+    (r"CLI/|gtest/|gmock/|nanobind/|spillway\.h$", ()),
     (r"fmt/|nlohmann/|xxh", None),
 )
 # Headers of which one file of the whole project is the home.
