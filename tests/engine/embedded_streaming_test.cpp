@@ -120,6 +120,18 @@ TEST_F(EmbeddedStreamingTest, WhatStaysOnTheDeviceFollowsTheFramework) {
   const Tensor third = normal(300, 78);
   trainer.write_state(0, third, {}, {});
   EXPECT_EQ(floats(trainer.values(0)), third);
+  // What was written beside it and is not taken yet stays.
+  auto pair = parameters(true);
+  const Tensor beside = normal(50, 79);
+  pair.push_back({.name = "beside", .elements = 50, .values = bytes_of(beside).data()});
+  EmbeddedTrainer two(streaming(80_KiB), pair);
+  const auto last = static_cast<std::uint32_t>(pair.size() - 1);
+  for (const std::uint32_t i : {0U, last}) std::ranges::fill(two.values(i), std::byte{1});
+  two.take_values(0);
+  two.take_values(last);
+  for (const std::uint32_t i : {0U, last}) {
+    EXPECT_TRUE(std::ranges::all_of(two.values(i), [](std::byte b) { return b == std::byte{1}; }));
+  }
 }
 
 TEST_F(EmbeddedStreamingTest, SaysWhatDoesNotFitAndWhatIsOutOfTurn) {

@@ -251,7 +251,7 @@ def test_the_interpreter_may_end_in_the_middle_of_steps(tmp_path):
         options = _native.TrainerOptions()
         options.groups = [_native.Group()]
         values = numpy.ones(1 << 20, dtype=numpy.float32)
-        trainer = _native.Trainer(options, [("values", 0, values)])
+        trainer = _native.Trainer(options, [("values", 0, values, None)])
         def step():
             while True:
                 trainer.add_gradient(0, values)

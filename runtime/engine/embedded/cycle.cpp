@@ -132,15 +132,24 @@ std::span<std::byte> EmbeddedCycle::values(const EmbeddedPlace& place) {
       .subspan(place.first * size, place.count * size);
 }
 
-std::span<std::byte> EmbeddedCycle::resident_values(const EmbeddedPlace& place) {
+offload::DeviceSpan<std::byte> EmbeddedCycle::resident_values(const EmbeddedPlace& place) {
   const std::size_t size = size_of(workload().compute);
-  const auto block =
-      engine().memory().device(slots().tiles_of(plan::PoolKind::resident_parameters, place.block));
-  return {block.address() + place.first * size, place.count * size};
+  return engine()
+      .memory()
+      .device(slots().tiles_of(plan::PoolKind::resident_parameters, place.block))
+      .subspan(place.first * size, place.count * size);
 }
 
-void EmbeddedCycle::take_resident(const EmbeddedPlace& place) {
-  std::ranges::copy(resident_values(place), values(place).begin());
+void EmbeddedCycle::download_resident(const EmbeddedPlace& place) {
+  offload::Stream& stream = *engine().streams().download;
+  stream.download(values(place), resident_values(place));
+  stream.synchronize();
+}
+
+void EmbeddedCycle::upload_resident(const EmbeddedPlace& place) {
+  offload::Stream& stream = *engine().streams().upload;
+  stream.upload(resident_values(place), values(place));
+  stream.synchronize();
 }
 
 std::span<std::byte> EmbeddedCycle::gradient(const EmbeddedPlace& place) {
@@ -220,7 +229,8 @@ void EmbeddedCycle::write_state(const EmbeddedPlace& place, const cpu_adam::Cons
     }
     slots().save(*engine().store(), part.tile, slot);
   });
-  state_io().upload_residents();
+  // Others may have been written there, and not be taken yet.
+  if (is_resident(place)) upload_resident(place);
 }
 
 std::vector<plan::MemoryItem> EmbeddedCycle::memory() const {

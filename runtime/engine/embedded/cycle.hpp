@@ -36,10 +36,13 @@ class EmbeddedCycle final : public StepCycle {
 
   /// Returns where the parameter lies on the host, and where its gradient waits.
   [[nodiscard]] std::span<std::byte> values(const EmbeddedPlace& place);
+  [[nodiscard]] bool is_resident(const EmbeddedPlace& place) const {
+    return placement().blocks[place.block].resident();
+  }
   /// Returns where a parameter that stays on the device lies there.
-  [[nodiscard]] std::span<std::byte> resident_values(const EmbeddedPlace& place);
+  [[nodiscard]] offload::DeviceSpan<std::byte> resident_values(const EmbeddedPlace& place);
   /// Brings to the host what the framework has written there.
-  void take_resident(const EmbeddedPlace& place);
+  void download_resident(const EmbeddedPlace& place);
   [[nodiscard]] std::span<std::byte> gradient(const EmbeddedPlace& place);
   /// Leaves zeros in all gradients, those of padding among them.
   void clear_gradients();
@@ -68,6 +71,7 @@ class EmbeddedCycle final : public StepCycle {
   /// Returns the state of a tile in memory; what lies on disk is read.
   [[nodiscard]] std::byte* state_of(std::uint32_t tile);
   [[nodiscard]] std::span<std::byte> parameters_of(std::uint32_t tile);
+  void upload_resident(const EmbeddedPlace& place);
 
   const cpu_adam::Isa isa_;
   std::unique_ptr<Executor> backward_, norms_;  ///< of streamed parameters

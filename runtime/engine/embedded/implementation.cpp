@@ -138,13 +138,13 @@ void EmbeddedTrainer::Implementation::park() {
 
 std::span<std::byte> EmbeddedTrainer::Implementation::values(std::uint32_t parameter) {
   const EmbeddedPlace& at = place(parameter);
-  return is_resident(at) ? cycle_.resident_values(at) : cycle_.values(at);
+  return cycle_.is_resident(at) ? resident_values(at) : cycle_.values(at);
 }
 
 void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter) {
   const EmbeddedPlace& at = place(parameter);
   park();
-  if (is_resident(at)) cycle_.take_resident(at);
+  if (cycle_.is_resident(at)) cycle_.download_resident(at);
   std::vector<float> master(at.count), m(at.count), v(at.count);
   widen(options_.dtype, cycle_.values(at), master);
   cycle_.read_state(at, {.master = {}, .m = m, .v = v});

@@ -56,10 +56,8 @@ class EmbeddedTrainer::Implementation {
   void check_received() const;
   void await_gradient_memory(const EmbeddedPlace& at);
   [[nodiscard]] bool streams() const { return layout_.workload.streams_external; }
-  [[nodiscard]] bool is_resident(const EmbeddedPlace& place) const {
-    return streams() && place.block < layout_.residents;
-  }
   void check_unit(std::uint32_t unit) const;
+  [[nodiscard]] std::span<std::byte> resident_values(const EmbeddedPlace& at);
   void gather();
   void park();
   void check_count(std::uint32_t parameter, std::size_t count) const;

@@ -43,9 +43,14 @@ void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pas
   inside_ = unit;
 }
 
+std::span<std::byte> EmbeddedTrainer::Implementation::resident_values(const EmbeddedPlace& at) {
+  const auto values = cycle_.resident_values(at);
+  return {values.address(), values.size()};
+}
+
 std::span<std::byte> EmbeddedTrainer::Implementation::device_values(std::uint32_t parameter) {
   const EmbeddedPlace& at = place(parameter);
-  if (is_resident(at)) return cycle_.resident_values(at);
+  if (cycle_.is_resident(at)) return resident_values(at);
   check(inside_ && at.block == layout_.residents + *inside_, ErrorCode::invalid_argument,
         fmt::format("\"{}\" is not on the device: enter its unit first", names_[parameter]));
   const std::size_t size = size_of(options_.dtype);

@@ -37,8 +37,6 @@ class StateIo {
   void copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& commit);
   /// The masters of one block, [padded], from wherever they live. No update may be pending.
   void read_masters(std::uint32_t block, std::span<float> masters);
-  /// The parameters that stay on the device, from the host, where the host updates them.
-  void upload_residents();
 
  private:
   /// Returns staging buffer 0, as a whole slot of the tile.
@@ -54,6 +52,7 @@ class StateIo {
   void bring_home(std::uint32_t tile, Stored stored);
   /// The 16-bit parameters of the slot, or in format fp32 those that follow from its masters.
   void write_parameters(std::uint32_t tile, std::span<std::byte> slot, std::byte* target) const;
+  void upload_residents();
 
   const plan::Workload& workload_;
   const plan::Placement& placement_;

@@ -64,8 +64,8 @@ std::span<Result> optional_span(const std::optional<Source>& array, std::uint64_
 /// Holds an EmbeddedTrainer and what its arrays must be like.
 class Trainer {
  public:
-  /// Is a parameter's name, its group and its values at the start.
-  using Parameter = std::tuple<std::string, std::uint32_t, Array>;
+  /// Is a parameter's name, its group, its values at the start and its unit.
+  using Parameter = std::tuple<std::string, std::uint32_t, Array, std::optional<std::uint32_t>>;
 
   Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters);
   Trainer(const Trainer&) = delete;
@@ -91,11 +91,14 @@ class Trainer {
 Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters)
     : dtype_(options.dtype) {
   std::vector<engine::EmbeddedParameter> registered;
-  for (const auto& [name, group, array] : parameters) {
+  for (const auto& [name, group, array, unit] : parameters) {
     const std::span<const std::byte> values = bytes_of(array, dtype_, array.size(), name);
     elements_.push_back(array.size());
-    registered.push_back(
-        {.name = name, .elements = array.size(), .group = group, .values = values.data()});
+    registered.push_back({.name = name,
+                          .elements = array.size(),
+                          .group = group,
+                          .unit = unit,
+                          .values = values.data()});
   }
   const Unlocked unlocked;
   trainer_ = std::make_unique<EmbeddedTrainer>(options, registered);
@@ -139,10 +142,11 @@ void Trainer::write_state(std::uint32_t parameter, const std::optional<ConstWide
   trainer_->write_state(parameter, from_master, from_m, from_v);
 }
 
-/// Returns the parameter's values as bytes, without a copy; they live as long as somebody uses
-/// them.
+/// Returns the parameter's values as bytes, where they are kept or, of an entered unit, on the
+/// device, without a copy; they live as long as somebody uses them.
+template <auto Function>
 nb::object values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
-  const std::span<std::byte> bytes = nb::cast<Trainer&>(self).native().values(parameter);
+  const std::span<std::byte> bytes = (nb::cast<Trainer&>(self).native().*Function)(parameter);
   return nb::cast(
       nb::ndarray<std::uint8_t, nb::ndim<1>, nb::device::cpu>(bytes.data(), {bytes.size()}, self));
 }
@@ -205,6 +209,12 @@ void add_options(nb::module_& module) {
           },
           [](EmbeddedOptions& o, const std::string& size) { o.host_memory = parse_bytes(size); })
       .def_prop_rw(
+          "device_memory",
+          [](const EmbeddedOptions& o) {
+            return o.device_memory ? std::optional(o.device_memory->value()) : std::nullopt;
+          },
+          [](EmbeddedOptions& o, const std::string& size) { o.device_memory = parse_bytes(size); })
+      .def_prop_rw(
           "nvme",
           [](const EmbeddedOptions& o) {
             return std::vector<std::string>(o.nvme.begin(), o.nvme.end());
@@ -243,7 +253,27 @@ void add_trainer(nb::module_& module) {
                       "Trains parameters whose forward and backward another framework runs.")
       .def(nb::init<const EmbeddedOptions&, const std::vector<Trainer::Parameter>&>(),
            nb::arg("options"), nb::arg("parameters"))
-      .def("values", &values, nb::arg("parameter"), nb::sig("def values(self, parameter: int)"))
+      .def("values", &values<&EmbeddedTrainer::values>, nb::arg("parameter"),
+           nb::sig("def values(self, parameter: int)"))
+      .def("device_values", &values<&EmbeddedTrainer::device_values>, nb::arg("parameter"),
+           nb::sig("def device_values(self, parameter: int)"))
+      .def(
+          "enter",
+          [](const Trainer& self, std::uint32_t unit, bool backward) {
+            const Unlocked unlocked;
+            self.native().enter(
+                unit, backward ? engine::EmbeddedPass::backward : engine::EmbeddedPass::forward);
+          },
+          nb::arg("unit"), nb::arg("backward"))
+      .def("leave", &unlocked<&EmbeddedTrainer::leave, std::uint32_t>, nb::arg("unit"))
+      .def("memory",
+           [](const Trainer& self) {
+             std::vector<std::tuple<std::string, std::string, std::uint64_t>> items;
+             for (const plan::MemoryItem& item : self.native().memory()) {
+               items.emplace_back(plan::name_of(item.tier), item.what, item.bytes.value());
+             }
+             return items;
+           })
       .def("add_gradient", &Trainer::add_gradient, nb::arg("parameter"), nb::arg("gradient"))
       .def("discard_gradients", &unlocked<&EmbeddedTrainer::discard_gradients>)
       .def("grad_norm", &unlocked<&EmbeddedTrainer::grad_norm, double>, nb::arg("divisor"))

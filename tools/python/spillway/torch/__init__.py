@@ -5,7 +5,8 @@
 
 The loop stays as it is: `loss.backward()` hands each gradient over as soon as it is ready and frees
 it, and `optimizer.step()` updates all parameters in one pass. Master weights and moments live in
-host memory or, with `nvme`, on disk.
+host memory or, with `nvme`, on disk. `offload_model` streams the parameters of a model's blocks
+through a part of the device.
 """
 from spillway.torch.optimizers import (
     OffloadedAdagrad,
@@ -15,6 +16,7 @@ from spillway.torch.optimizers import (
     OffloadedOptimizer,
     OffloadedSGD,
 )
+from spillway.torch.streaming import offload_model
 
 __all__ = ["OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW", "OffloadedLion",
-           "OffloadedOptimizer", "OffloadedSGD"]
+           "OffloadedOptimizer", "OffloadedSGD", "offload_model"]

@@ -14,6 +14,7 @@ import torch
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._shard import Registered, Shard, check_memory, check_parameter
+from spillway.torch.streaming import streaming_of, unit_of
 
 
 class OffloadedOptimizer(torch.optim.Optimizer):
@@ -94,7 +95,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 if parameter in self._places:
                     continue
                 name = names[number] if names else f"parameter {number} of group {group}"
-                entry = Registered(parameter, group, name)
+                entry = Registered(parameter, group, name, unit_of(parameter))
                 check_parameter(entry)
                 new[parameter.dtype].append(entry)
         check_memory([entry for entries in new.values() for entry in entries])
@@ -110,7 +111,13 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def _add_shard(self, entries: list[Registered]) -> None:
         hyperparameters = {entry.group: self._hyperparameters(entry.group, 0) for entry in entries}
-        shard = Shard(entries, hyperparameters, self._trainer_options(entries[0].parameter.dtype))
+        options = self._trainer_options(entries[0].parameter.dtype)
+        streaming = streaming_of([entry.parameter for entry in entries])
+        if streaming is not None:
+            options.device_memory = streaming.device_memory
+        shard = Shard(entries, hyperparameters, options)
+        if streaming is not None:
+            streaming.attach(shard)
         self._shards.append(shard)
         trainer = weakref.ref(shard)  # a parameter may outlive its optimizer
         for index, entry in enumerate(entries):

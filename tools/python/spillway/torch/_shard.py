@@ -18,11 +18,12 @@ class Registered(NamedTuple):
     parameter: torch.nn.Parameter
     group: int
     name: str
+    unit: int | None = None  # of a model whose parameters are streamed
 
 
 def check_parameter(registered: Registered) -> None:
     """Raises for a parameter that cannot be offloaded."""
-    parameter, _, name = registered
+    parameter, name = registered.parameter, registered.name
     if parameter.device.type != "cpu":
         raise NotSupportedError(
             f"{name} is on {parameter.device}: this version offloads parameters that are CPU "
@@ -64,7 +65,7 @@ class Shard:
         options.groups = [hyperparameters[group] for group in self.groups]
         self.trainer = native.Trainer(options, [
             (entry.name, self.groups.index(entry.group),
-             entry.parameter.detach().contiguous().view(-1)) for entry in parameters])
+             entry.parameter.detach().contiguous().view(-1), entry.unit) for entry in parameters])
         self._memory = [self._map(index) for index in range(len(parameters))]
         self._versions = [0] * len(parameters)
         self._most = options.gradients_per_step
@@ -73,11 +74,23 @@ class Shard:
         for index in range(len(parameters)):
             self._point(index)
 
+    def _view(self, index: int, values: Any) -> torch.Tensor:
+        parameter = self.entries[index].parameter
+        return torch.from_dlpack(values).view(parameter.dtype).view(parameter.shape)
+
     def _map(self, index: int) -> torch.Tensor:
         """The trainer's values of a parameter, in its shape and without a copy."""
-        parameter = self.entries[index].parameter
-        return (torch.from_dlpack(self.trainer.values(index)).view(parameter.dtype)
-                .view(parameter.shape))
+        return self._view(index, self.trainer.values(index))
+
+    def device_view(self, index: int) -> torch.Tensor:
+        """The same where a streamed parameter is while its unit is entered."""
+        return self._view(index, self.trainer.device_values(index))
+
+    def swap(self, index: int, memory: torch.Tensor) -> torch.Tensor:
+        """Makes `data` of a parameter refer to `memory`; returns what it referred to."""
+        before, self._memory[index] = self._memory[index], memory
+        self._point(index)
+        return before
 
     def _point(self, index: int) -> None:
         parameter = self.entries[index].parameter

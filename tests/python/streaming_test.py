@@ -1,0 +1,171 @@
+"""Models whose parameters pass through a part of the device: inside the budget, and with the bits
+of parameters that stay."""
+import copy
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import spillway
+from spillway.torch import OffloadedAdamW, offload_model
+
+
+class Block(torch.nn.Module):
+    """Uses its weights as layers do: through nn.Linear, a transposed view and a slice."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.inner = torch.nn.Linear(width, 2 * width)
+        self.outer = torch.nn.Parameter(torch.randn(width, 2 * width) * 0.1)
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(self.inner.weight.data_ptr())
+        if x.isnan().any():
+            raise FloatingPointError("the input is not a number")
+        h = torch.tanh(self.inner(self.norm(x)))
+        return x + h @ self.outer.t() + h[..., : x.shape[-1]] * self.outer[:, 0]
+
+
+class Model(torch.nn.Module):
+    def __init__(self, blocks=8, width=64, recomputes=False):
+        super().__init__()
+        self.embedding = torch.nn.Linear(4, width)
+        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = torch.nn.Linear(width, 1)
+        self.recomputes = recomputes
+
+    def forward(self, x):
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
+        return self.head(x).square().mean()
+
+
+def make(budget=None, dtype=torch.float32, recomputes=False, **options):
+    torch.manual_seed(1)
+    model = Model(recomputes=recomputes).to(dtype)
+    if budget is not None:
+        offload_model(model, budget)
+    return model, OffloadedAdamW(model.parameters(), lr=1e-2, max_norm=1.0, **options)
+
+
+def batch(step):
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
+
+
+def train(model, optimizer, steps, passes=1):
+    losses = []
+    for step in steps:
+        for micro_batch in range(passes):
+            loss = model(batch(100 * step + micro_batch).to(next(model.parameters()).dtype))
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def on_device(optimizer):
+    (shard,) = optimizer._shards
+    return sum(size for tier, _, size in shard.trainer.memory() if tier == "device")
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(),
+                                                 strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "options", "passes"), [
+    (torch.float32, {}, 1),
+    (torch.bfloat16, {"state_format": "split"}, 1),
+    (torch.float32, {"accumulation_steps": 3}, 3),
+    (torch.float32, {"accumulation_steps": None}, 2),
+])
+def test_trains_four_times_its_budget_with_the_bits_of_a_resident_model(dtype, options, passes):
+    resident, resident_optimizer = make(dtype=dtype, **options)
+    size = sum(p.nbytes for p in resident.parameters())
+    streamed, optimizer = make(size // 4, dtype, **options)
+    assert train(resident, resident_optimizer, range(4), passes) == train(
+        streamed, optimizer, range(4), passes)
+    assert same(resident, streamed)
+    assert on_device(optimizer) <= size // 4
+    # Blocks really computed on the few slots of the device.
+    used = {address for block in streamed.blocks for address in block.seen}
+    assert len(used) <= 3
+
+
+def test_blocks_may_be_recomputed_and_evaluated():
+    resident, resident_optimizer = make(recomputes=True)
+    streamed, optimizer = make("120KB", recomputes=True)
+    for step in range(3):
+        assert train(resident, resident_optimizer, [step]) == train(streamed, optimizer, [step])
+        with torch.no_grad():
+            assert resident(batch(7)) == streamed(batch(7))
+    assert same(resident, streamed)
+
+
+def test_the_state_dict_is_that_of_the_model_at_any_time():
+    resident, resident_optimizer = make()
+    streamed, optimizer = make("120KB")
+    saved = copy.deepcopy(streamed.state_dict())
+    train(resident, resident_optimizer, range(2))
+    train(streamed, optimizer, range(2))
+    streamed.load_state_dict(saved)
+    resident.load_state_dict(saved)
+    assert train(resident, resident_optimizer, range(2, 4)) == train(streamed, optimizer,
+                                                                     range(2, 4))
+    assert same(resident, streamed)
+
+
+def test_goes_on_after_a_forward_pass_that_failed():
+    resident, resident_optimizer = make()
+    streamed, optimizer = make("120KB")
+    for model in (resident, streamed):
+        with pytest.raises(FloatingPointError):
+            model(torch.full((5, 4), float("nan")))
+        model(batch(1))  # of which nobody wants gradients
+    assert train(resident, resident_optimizer, range(3)) == train(streamed, optimizer, range(3))
+    assert same(resident, streamed)
+
+
+def test_a_llama_of_transformers_with_state_on_disk(tmp_path):
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=6,
+                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+    losses = []
+    for streamed in (False, True):
+        torch.manual_seed(2)
+        model = LlamaForCausalLM(config)
+        if streamed:
+            offload_model(model, "120KB")
+        optimizer = OffloadedAdamW(model.parameters(), lr=1e-3, max_norm=1.0,
+                                   nvme=[tmp_path / str(streamed)])
+        run = []
+        for step in range(3):
+            tokens = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(step))
+            loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            run.append(loss.item())
+        losses.append(run)
+    assert losses[0] == losses[1]
+
+
+def test_says_what_does_not_fit_and_what_is_missing():
+    model = Model()
+    offload_model(model, "120KB")
+    with pytest.raises(spillway.InvalidArgumentError, match="make an optimizer"):
+        model(batch(0))
+    with pytest.raises(spillway.InvalidArgumentError, match="already"):
+        offload_model(model, "120KB")
+    with pytest.raises(spillway.InvalidArgumentError, match="no blocks were found"):
+        offload_model(torch.nn.Linear(3, 3), "120KB")
+    with pytest.raises(spillway.DoesNotFitError, match="the largest unit has"):
+        make("10KB")
+    frozen = Model()
+    frozen.blocks[2].inner.weight.requires_grad_(False)
+    offload_model(frozen, "120KB")
+    with pytest.raises(spillway.NotSupportedError, match="block 2"):
+        OffloadedAdamW(frozen.parameters())

@@ -1,0 +1,203 @@
+"""Parameters of a model in blocks that pass through a part of the device's memory."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import Variable
+from torch.autograd.graph import saved_tensors_hooks
+
+from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._shard import Shard
+
+__all__ = ["offload_model"]
+
+
+def offload_model(model: torch.nn.Module, device_memory: str | int,
+                  blocks: list[torch.nn.Module] | None = None) -> torch.nn.Module:
+    """Streams the parameters of `model` through `device_memory` bytes, and returns the model.
+
+    Call it before the optimizer is made, which must be one of `spillway.torch`: it keeps the
+    parameters. Each block's parameters are on the device during its forward pass and its backward
+    pass, those of the next block come meanwhile, and parameters outside of blocks stay there. The
+    loop is the same, and so are the bits. `blocks` are modules in the order of their forward pass;
+    without it they are the children of the `ModuleList` (or `Sequential`) with most parameters
+    whose children are of one class. A parameter that several blocks share stays on the device.
+
+    This version streams parameters that are CPU tensors, for which the device is a part of host
+    memory with a budget. Tensors that operations save for backward stay where they are.
+    """
+    if hasattr(model, "_spillway_streaming"):
+        raise InvalidArgumentError("the model is offloaded already")
+    found = find_blocks(model) if blocks is None else list(blocks)
+    if not found:
+        raise InvalidArgumentError(
+            "no blocks were found: the model has no ModuleList of at least two modules of one "
+            "class; name them with blocks=[...]")
+    model._spillway_streaming = Streaming(model, device_memory, found)
+    return model
+
+
+def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns the repeated modules that hold most of the model's parameters, in their order."""
+    best: list[torch.nn.Module] = []
+    most = 0
+    for module in model.modules():
+        if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+            continue
+        children = list(module)
+        if len(children) < 2 or len({type(child) for child in children}) > 1:
+            continue
+        size = sum(parameter.numel() for parameter in module.parameters())
+        if size > most:
+            best, most = children, size
+    return best
+
+
+class _Saved(NamedTuple):
+    """What autograd keeps of a tensor that lies in a streamed parameter."""
+
+    unit: int
+    place: int  # of the parameter in its unit
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+class Streaming:
+    """Enters and leaves the units of one model, which are its blocks."""
+
+    def __init__(self, model: torch.nn.Module, device_memory: str | int,
+                 blocks: list[torch.nn.Module]) -> None:
+        self.device_memory = str(device_memory)
+        owners: dict[torch.nn.Parameter, list[int | None]] = {}
+        for unit, block in enumerate(blocks):
+            for parameter in block.parameters():
+                owners.setdefault(parameter, []).append(unit)
+        inside = {id(module) for block in blocks for module in block.modules()}
+        for module in model.modules():
+            if id(module) not in inside:
+                for parameter in module.parameters(recurse=False):
+                    owners.setdefault(parameter, []).append(None)
+        self._parameters: list[list[torch.nn.Parameter]] = [[] for _ in blocks]
+        for parameter, units in owners.items():
+            unit = units[0] if len(set(units)) == 1 else None
+            parameter._spillway_streaming = (self, unit)
+            if unit is not None:
+                self._parameters[unit].append(parameter)
+        for unit, parameters in enumerate(self._parameters):
+            if not parameters:
+                raise InvalidArgumentError(
+                    f"block {unit} has no parameters of its own; leave it out of blocks")
+        self._shard: Shard | None = None
+        self._indices: list[list[int]] = []
+        self._kept: list[torch.Tensor] = []  # where those of the entered unit lie otherwise
+        self._inside: int | None = None
+        self._last = -1  # unit of the forward pass under way
+        self._ends_backward = False
+        self._contexts: list[tuple[int, bool, Any]] = []
+        for unit, block in enumerate(blocks):
+            block.register_forward_pre_hook(self._before(unit), with_kwargs=True)
+            block.register_forward_hook(self._after(unit), with_kwargs=True, always_call=True)
+
+    def attach(self, shard: Shard) -> None:
+        """Makes `shard`, which has all parameters of the model, the keeper of them."""
+        places = {entry.parameter: index for index, entry in enumerate(shard.entries)}
+        for unit, parameters in enumerate(self._parameters):
+            for parameter in parameters:
+                if parameter not in places:
+                    raise NotSupportedError(
+                        f"a parameter of block {unit} with the shape {tuple(parameter.shape)} is "
+                        "not one of the optimizer: this version streams parameters that are "
+                        "trained, all of one element type")
+        self._indices = [[places[parameter] for parameter in parameters]
+                         for parameters in self._parameters]
+        self._shard = shard
+
+    def _before(self, unit: int) -> Any:
+        def hook(_module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
+            entered = self._inside != unit
+            backward = torch._C._current_graph_task_id() != -1
+            if entered:
+                self._enter(unit, backward)
+            context = saved_tensors_hooks(self._pack, self._unpack)
+            context.__enter__()
+            self._contexts.append((unit, entered and not backward, context))
+        return hook
+
+    def _after(self, unit: int) -> Any:
+        def hook(_module: torch.nn.Module, _args: Any, _kwargs: Any, _output: Any) -> None:
+            # A hook that is always called is called twice where a later one fails.
+            if not self._contexts or self._contexts[-1][0] != unit:
+                return
+            _, leaves, context = self._contexts.pop()
+            context.__exit__(None, None, None)
+            if leaves:
+                self.leave()
+        return hook
+
+    def _enter(self, unit: int, backward: bool) -> None:
+        if self._shard is None:
+            raise InvalidArgumentError(
+                "the model is offloaded and nobody keeps its parameters; make an optimizer of "
+                "spillway.torch with model.parameters() first")
+        self.leave()
+        if backward and not self._ends_backward:
+            self._ends_backward = True
+            Variable._execution_engine.queue_callback(self._end_backward)
+        if not backward:
+            if unit <= self._last:
+                self._shard.take_writes()
+            self._last = unit
+        self._shard.trainer.enter(unit, backward)
+        self._inside = unit
+        self._kept = [self._shard.swap(index, self._shard.device_view(index))
+                      for index in self._indices[unit]]
+
+    def leave(self) -> None:
+        """Ends the pass of the unit that was entered last, if it has not ended."""
+        if self._inside is None:
+            return
+        unit, self._inside = self._inside, None
+        for index, kept in zip(self._indices[unit], self._kept, strict=True):
+            self._shard.swap(index, kept)
+        self._kept = []
+        self._shard.trainer.leave(unit)
+
+    def _end_backward(self) -> None:
+        self._ends_backward = False
+        self.leave()
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
+        """Keeps a place instead of a tensor where that is another unit's soon."""
+        address = tensor.data_ptr()
+        for place, parameter in enumerate(self._parameters[self._inside]):
+            offset = address - parameter.data_ptr()
+            if tensor.dtype == parameter.dtype and 0 <= offset < max(parameter.nbytes, 1):
+                return _Saved(self._inside, place, offset // tensor.element_size(), tensor.shape,
+                              tensor.stride())
+        return tensor
+
+    def _unpack(self, saved: torch.Tensor | _Saved) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        if self._inside != saved.unit:
+            self._enter(saved.unit, backward=True)
+        flat = self._parameters[saved.unit][saved.place].detach().view(-1)
+        return flat.as_strided(saved.size, saved.stride, flat.storage_offset() + saved.offset)
+
+
+def unit_of(parameter: torch.nn.Parameter) -> int | None:
+    """Returns the unit of a streamed parameter, or None for one that stays."""
+    return getattr(parameter, "_spillway_streaming", (None, None))[1]
+
+
+def streaming_of(parameters: list[torch.nn.Parameter]) -> Streaming | None:
+    """Returns what streams the parameters. Raises if something streams only some of them."""
+    found = {id(s): s for s in (getattr(parameter, "_spillway_streaming", (None, None))[0]
+                                for parameter in parameters)}
+    if len(found) > 1:
+        raise NotSupportedError(
+            "an optimizer has parameters of an offloaded model and others of the same element "
+            "type; make one optimizer for each")
+    return next(iter(found.values()), None)
