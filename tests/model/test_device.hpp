@@ -2,6 +2,9 @@
 // cannot read. One at a time, set by the fixture (or program) before any memory is taken.
 #pragma once
 
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -39,19 +42,26 @@ struct FreeTestMemory {
 };
 /// Page-aligned bytes that stand for device memory, filled with 0xff (NaN) at first. On a device
 /// they are two: the device's, which `device()` brings up to date, and the host's, which `data()`
-/// does. What a test writes by one `data()` is lost at the next before a `device()`.
+/// does. What a test writes by one `data()` is lost at the next before a `device()`. The program
+/// ends if something was written behind them.
 class TestMemory {
  public:
   TestMemory() = default;
   explicit TestMemory(std::size_t size)
       : size_(size), host_(take(offload::MemoryKind::pinned, size)) {
-    std::memset(host_.get(), 0xff, size);
-    if (TestDevice::current() != nullptr) device_ = take(offload::MemoryKind::device, size);
+    std::memset(host_.get(), 0xff, size + kGuard);
+    TestDevice* const device = TestDevice::current();
+    if (device == nullptr) return;
+    device_ = take(offload::MemoryKind::device, size);
+    device->stream->upload({device_.get() + size, kGuard}, {host_.get() + size, kGuard});
   }
   template <class T>
   explicit TestMemory(std::span<const T> values) : TestMemory(values.size_bytes()) {
     if (!values.empty()) std::memcpy(host_.get(), values.data(), values.size_bytes());
   }
+  TestMemory(TestMemory&&) = default;
+  TestMemory& operator=(TestMemory&&) = default;
+  ~TestMemory() { check_guard(); }
 
   [[nodiscard]] std::size_t size() const { return size_; }
   [[nodiscard]] std::byte* data() const {
@@ -79,14 +89,30 @@ class TestMemory {
 
  private:
   using Owner = std::unique_ptr<std::byte, FreeTestMemory>;
+  static constexpr std::size_t kGuard = 64;
 
   static Owner take(offload::MemoryKind kind, std::size_t size) {
-    const std::size_t taken = size + 1;  // of an empty one there is an address too
+    const std::size_t taken = size + kGuard;
     if (TestDevice* device = TestDevice::current(); device != nullptr) {
       return {device->backend->allocate(kind, Bytes{taken}), FreeTestMemory{kind, taken}};
     }
     return {static_cast<std::byte*>(::operator new(taken, std::align_val_t{kPageBytes})),
             FreeTestMemory{kind, taken}};
+  }
+
+  void check_guard() const {
+    if (host_ == nullptr) return;
+    std::byte* const behind = host_.get() + size_;
+    if (device_ != nullptr) {
+      TestDevice& device = *TestDevice::current();
+      device.stream->download({behind, kGuard}, {device_.get() + size_, kGuard});
+      device.stream->synchronize();
+    }
+    if (std::all_of(behind, behind + kGuard, [](std::byte b) { return b == std::byte{0xff}; })) {
+      return;
+    }
+    std::fprintf(stderr, "something was written behind %zu bytes of a test's memory\n", size_);
+    std::abort();
   }
 
   std::size_t size_ = 0;
