@@ -12,4 +12,7 @@ inline config::DeviceKind& device_under_test() {
   return device;
 }
 
+/// Whether that is the emulated CUDA, on which large shapes take hours.
+[[nodiscard]] bool device_is_emulated();
+
 }  // namespace spillway::engine

@@ -8,6 +8,9 @@
 #include "tests/engine/device_under_test.hpp"
 
 namespace spillway::engine {
+
+bool device_is_emulated() { return offload::query_cuda_device().name == "Emulated CUDA device"; }
+
 namespace {
 
 class OnTheGpu final : public testing::Environment {

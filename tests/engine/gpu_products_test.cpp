@@ -11,14 +11,17 @@ namespace {
 
 using model::cuda::GemmChoices;
 
+std::uint32_t context() { return device_is_emulated() ? 16 : 256; }
+
 /// Wide enough for several algorithms of each product.
 model::ModelConfig small_model() {
+  const bool emulated = device_is_emulated();
   model::ModelConfig config = tiny_llama();
-  config.vocab_size = 1024;
-  config.max_context = 256;
-  config.width = config.ffn_width = 512;
-  config.heads = config.kv_heads = 8;
+  config.vocab_size = emulated ? 64 : 1024;
+  config.max_context = context();
+  config.heads = config.kv_heads = emulated ? 1 : 8;
   config.head_dim = 64;
+  config.width = config.ffn_width = config.heads * config.head_dim;
   return config;
 }
 
@@ -26,7 +29,7 @@ class GpuProducts : public testing::TestWithParam<DType> {
  protected:
   GpuProducts() {
     options_.compute = GetParam();
-    options_.context = 256;
+    options_.context = context();
     options_.state_format = GetParam() == DType::bf16 ? StateFormat::split : StateFormat::fp32;
     options_.state_home = config::StateHome::device;
   }

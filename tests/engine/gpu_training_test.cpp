@@ -14,21 +14,22 @@ namespace {
 constexpr int kSteps = 20;
 
 model::ModelConfig small_llama() {
-  model::ModelConfig config = tiny_llama(4);
-  config.vocab_size = 1000;
+  const bool emulated = device_is_emulated();
+  model::ModelConfig config = tiny_llama(emulated ? 2 : 4);
+  config.vocab_size = emulated ? 120 : 1000;
   config.max_context = 128;
-  config.width = 256;
-  config.heads = 4;
-  config.kv_heads = 2;
+  config.heads = emulated ? 2 : 4;
+  config.kv_heads = config.heads / 2;
   config.head_dim = 64;
-  config.ffn_width = 512;
+  config.width = config.heads * config.head_dim;
+  config.ffn_width = 2 * config.width;
   return config;
 }
 
 config::TrainOptions small_options(DType compute) {
   config::TrainOptions options = tiny_options();
   options.compute = compute;
-  options.context = 128;
+  options.context = device_is_emulated() ? 16 : 128;
   options.state_format = compute == DType::bf16 ? StateFormat::split : StateFormat::fp32;
   options.state_home = config::StateHome::device;
   return options;
@@ -52,10 +53,12 @@ TEST_P(GpuTraining, LossesFollowTheHostBackends) {
 }
 
 TEST_P(GpuTraining, SameBitsFromEveryTierAndTwice) {
+  const int steps = device_is_emulated() ? 2 : kSteps;
   TrainingHarness harness(small_llama());
   config::TrainOptions options = small_options(GetParam());
-  const Outcome device = harness.train(options, kSteps);
-  EXPECT_EQ(harness.train(options, kSteps), device) << "the same run again";
+  if (device_is_emulated()) options.gradient_accumulation_steps = 2;
+  const Outcome device = harness.train(options, steps);
+  EXPECT_EQ(harness.train(options, steps), device) << "the same run again";
   for (const config::StateHome home : {config::StateHome::host, config::StateHome::nvme}) {
     options.state_home = home;
     for (const std::uint32_t prefetch : {0U, 1U, 4U}) {
@@ -65,13 +68,13 @@ TEST_P(GpuTraining, SameBitsFromEveryTierAndTwice) {
         options.checkpointing = residency == config::Residency::none
                                     ? config::Checkpointing::recompute
                                     : config::Checkpointing::automatic;
-        EXPECT_EQ(harness.train(options, kSteps), device)
+        EXPECT_EQ(harness.train(options, steps), device)
             << "prefetch " << prefetch << ", residency " << static_cast<int>(residency);
       }
     }
   }
   options.work_order = config::WorkOrder::micro_batch_major;
-  EXPECT_EQ(harness.train(options, kSteps), device) << "micro-batch-major";
+  EXPECT_EQ(harness.train(options, steps), device) << "micro-batch-major";
   harness.adjust_placement = [](const plan::Workload&, plan::Placement& placement) {
     for (plan::BlockCut& block : placement.blocks) block.saved = plan::Tier::host;
     placement.saved_slots = 2;
@@ -79,7 +82,7 @@ TEST_P(GpuTraining, SameBitsFromEveryTierAndTwice) {
   for (const config::WorkOrder order :
        {config::WorkOrder::layer_major, config::WorkOrder::micro_batch_major}) {
     options.work_order = order;
-    EXPECT_EQ(harness.train(options, kSteps), device) << "kept activations on the host";
+    EXPECT_EQ(harness.train(options, steps), device) << "kept activations on the host";
   }
 }
 
