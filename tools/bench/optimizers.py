@@ -1,0 +1,167 @@
+"""Measures a training loop's backward pass and step with offloaded optimizers and with others.
+
+usage: optimizers.py [--parameters N] [--steps N] [--only NAME,...] [--nvme DIR] [--json]
+
+Each optimizer trains the same model of linear layers in bf16 on CPU tensors, in a process of its
+own, one after the other. Printed are, for each, the median seconds of a backward pass with its step,
+what the step adds to a backward pass without one, and the most memory that the process had at once,
+in bytes a parameter less what the interpreter and its libraries take.
+"""
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+# Name, and what it keeps of a parameter besides its bf16 value and gradient.
+OPTIMIZERS = {
+    "spillway split": "exact fp32 master and moments, 10 bytes",
+    "spillway split nvme": "the same on disk",
+    "spillway bf16": "exact fp32 master, bf16 moments rounded stochastically, 6 bytes",
+    "spillway int8": "exact fp32 master, 8-bit moments, 4.03 bytes",
+    "torch fused": "no master; bf16 moments, 4 bytes: not exact",
+    "torch foreach": "no master; bf16 moments, 4 bytes: not exact",
+    "torch fused fp32": "fp32 master and moments by hand: widen gradients, clip, step, round",
+    "deepspeed": "fp32 master and moments by hand around DeepSpeedCPUAdam",
+}
+
+
+def make_model(parameters: int):
+    import torch
+    width = 2048
+    torch.manual_seed(1)
+    layers = max(1, parameters // (width * width))
+    return torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False, dtype=torch.bfloat16)
+                                 for _ in range(layers)))
+
+
+class WithMasters:
+    """fp32 copies that an optimizer updates, as mixed-precision loops keep them."""
+
+    def __init__(self, model, make):
+        self.parameters = list(model.parameters())
+        self.masters = [p.detach().float().requires_grad_() for p in self.parameters]
+        self.optimizer = make(self.masters)
+
+    def step(self):
+        import torch
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(self.masters, 1.0, foreach=True)
+        self.optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                parameter.copy_(master)
+                master.grad = None
+
+
+class Clipped:
+    """An optimizer of the parameters themselves, with clipping."""
+
+    def __init__(self, model, make):
+        self.parameters = list(model.parameters())
+        self.optimizer = make(self.parameters)
+
+    def step(self):
+        import torch
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def make_optimizer(name: str, model, nvme: str | None):
+    import torch
+    if name.startswith("spillway"):
+        from spillway.torch import OffloadedAdamW
+        return OffloadedAdamW(model.parameters(), lr=1e-4, max_norm=1.0,
+                              state_format=name.split()[1],
+                              nvme=[nvme] if name.endswith("nvme") else [])
+    if name == "deepspeed":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+        return WithMasters(model, lambda p: DeepSpeedCPUAdam(p, lr=1e-4, adamw_mode=True))
+    make = {"torch fused": lambda p: torch.optim.AdamW(p, lr=1e-4, fused=True),
+            "torch foreach": lambda p: torch.optim.AdamW(p, lr=1e-4, foreach=True)}
+    if name in make:
+        return Clipped(model, make[name])
+    return WithMasters(model, make["torch fused"])
+
+
+def measure(name: str, parameters: int, steps: int, nvme: str | None) -> dict:
+    import torch
+    make_model(4_194_304)(torch.ones(1, 2048, dtype=torch.bfloat16)).sum().backward()
+    model_free = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    model = make_model(parameters)
+    count = sum(p.numel() for p in model.parameters())
+    x = torch.randn(4, 2048, dtype=torch.bfloat16)
+
+    def backward():
+        loss = model(x).float().square().mean()
+        begin = time.perf_counter()
+        loss.backward()
+        return begin
+
+    optimizer = make_optimizer(name, model, nvme)
+    together = []
+    for _ in range(steps + 2):  # the first ones touch memory
+        begin = backward()
+        optimizer.step()
+        together.append(time.perf_counter() - begin)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    del optimizer
+    alone = []
+    for _ in range(steps):
+        begin = backward()
+        alone.append(time.perf_counter() - begin)
+        for parameter in model.parameters():
+            parameter.grad = None
+    seconds = statistics.median(together[2:])
+    return {"optimizer": name, "parameters": count, "seconds": seconds,
+            "step_seconds": seconds - statistics.median(alone),
+            "bytes_per_parameter": (peak - model_free) / count}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=int, default=256 << 20)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--only", default=",".join(OPTIMIZERS))
+    parser.add_argument("--nvme", help="a folder for state on disk; without it that is left out")
+    parser.add_argument("--json", action="store_true", help="one JSON document a line")
+    parser.add_argument("--measure", choices=OPTIMIZERS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.measure, arguments.parameters, arguments.steps,
+                                 arguments.nvme)))
+        return 0
+    names = arguments.only.split(",")
+    for name in names:
+        if name not in OPTIMIZERS:
+            parser.error(f"there is no optimizer {name!r}; there are {', '.join(OPTIMIZERS)}")
+    if not arguments.json:
+        print(f"{'optimizer':<20} {'backward + step s':>18} {'step s':>8} {'bytes/parameter':>16}")
+    for name in names:
+        if name.endswith("nvme") and not arguments.nvme:
+            continue
+        command = [sys.executable, __file__, "--measure", name, "--parameters",
+                   str(arguments.parameters), "--steps", str(arguments.steps)]
+        if arguments.nvme:
+            command += ["--nvme", arguments.nvme]
+        done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=False)
+        if done.returncode:
+            print(f"{name}: ended with {done.returncode}", file=sys.stderr)
+            return 1
+        result = json.loads(done.stdout.splitlines()[-1])
+        if arguments.json:
+            print(json.dumps(result), flush=True)
+        else:
+            print(f"{name:<20} {result['seconds']:>18.3f} {result['step_seconds']:>8.3f} "
+                  f"{result['bytes_per_parameter']:>16.2f}   {OPTIMIZERS[name]}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
