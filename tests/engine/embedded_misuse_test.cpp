@@ -1,7 +1,9 @@
 // What an embedded trainer refuses, says and survives.
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <limits>
 
 #include "runtime/base/error.hpp"
@@ -131,6 +133,45 @@ TEST_F(EmbeddedTrainerTest, RefusesACheckpointOfOthersAndOneThatIsNotWhole) {
   const auto damaged = make(options_for(DType::bf16));
   expect_error([&] { static_cast<void>(damaged->load(directory_.path() / "a")); },
                ErrorCode::invalid_argument, "dtype");
+}
+
+/// Lets no file of this process grow beyond some bytes, as on a disk that is full.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*handler_)(int);
+};
+
+TEST_F(EmbeddedTrainerTest, GoesOnAfterADiskThatWasFull) {
+  const auto trainer = make(options_for());
+  const auto reference = make(options_for());
+  train(*trainer, 1, 2);
+  const auto path = directory_.path() / "checkpoint";
+  {
+    const FileLimit full(64 << 10);
+    EmbeddedOptions on_disk = options_for();
+    on_disk.nvme = {directory_.path()};
+    expect_error([&] { make(on_disk); }, ErrorCode::does_not_fit, directory_.path().string());
+    expect_error([&] { trainer->save(path); }, ErrorCode::does_not_fit, path.string());
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+  trainer->save(path);
+  EXPECT_TRUE(train(*trainer, 3, 4) == train(*reference, 1, 4));
+  reference->load(path);
+  EXPECT_EQ(reference->steps(), 2U);
 }
 
 TEST_F(EmbeddedTrainerTest, SaysInAForkedChildThatItIsTheParents) {
