@@ -10,6 +10,8 @@ namespace spillway::python {
 void translate_errors();
 /// Adds `plan` and `train`.
 void add_native_run(nanobind::module_& module);
+/// Adds `Configuration`.
+void add_configuration(nanobind::module_& module);
 /// Adds `Trainer` and its options.
 void add_trainer(nanobind::module_& module);
 

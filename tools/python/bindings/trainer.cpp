@@ -34,7 +34,9 @@ using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Wide = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstWide = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-/// Returns the array's bytes. Throws `Error{invalid_argument}` unless it has elements of `dtype`.
+/// Returns the array's bytes. Throws `Error{invalid_argument}` unless it has elements of `dtype`,
+/// or whole numbers of 16 bits that are those of a 16-bit type: numpy has no other name for
+/// bfloat16.
 std::span<const std::byte> bytes_of(const Array& array, DType dtype, std::uint64_t elements,
                                     const std::string& what) {
   const nb::dlpack::dtype type = array.dtype();
@@ -43,7 +45,8 @@ std::span<const std::byte> bytes_of(const Array& array, DType dtype, std::uint64
           ? nb::dlpack::dtype{static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1}
           : nb::dlpack::dtype{static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float),
                               static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
-  check(type == wanted, ErrorCode::invalid_argument,
+  const nb::dlpack::dtype bits{static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt), 16, 1};
+  check(type == wanted || (size_of(dtype) == 2 && type == bits), ErrorCode::invalid_argument,
         fmt::format("{} has elements of {} bits (DLPack's type {}); it must be {}", what, type.bits,
                     type.code, name_of(dtype)));
   check(array.size() == elements, ErrorCode::invalid_argument,
@@ -147,8 +150,8 @@ void Trainer::write_state(std::uint32_t parameter, const std::optional<ConstWide
 template <auto Function>
 nb::object values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
   const std::span<std::byte> bytes = (nb::cast<Trainer&>(self).native().*Function)(parameter);
-  return nb::cast(
-      nb::ndarray<std::uint8_t, nb::ndim<1>, nb::device::cpu>(bytes.data(), {bytes.size()}, self));
+  return nb::cast(nb::ndarray<nb::array_api, std::uint8_t, nb::ndim<1>, nb::device::cpu>(
+      bytes.data(), {bytes.size()}, self));
 }
 
 /// Calls `EmbeddedTrainer`'s function without the interpreter's lock.
@@ -165,6 +168,12 @@ constexpr std::array<std::pair<std::string_view, cpu_adam::Optimizer>, 4> kOptim
      {"adagrad", cpu_adam::Optimizer::adagrad},
      {"lion", cpu_adam::Optimizer::lion},
      {"sgd", cpu_adam::Optimizer::sgd}}};
+
+std::string optimizer_name(const cpu_adam::AdamOptions& options) {
+  return std::string(std::ranges::find(kOptimizers, options.optimizer, [](const auto& each) {
+                       return each.second;
+                     })->first);
+}
 
 void set_optimizer(cpu_adam::AdamOptions& options, const std::string& name) {
   const auto found =
@@ -190,7 +199,7 @@ void add_options(nb::module_& module) {
           [](AdamOptions& o, bool decoupled) {
             o.decay_mode = decoupled ? cpu_adam::DecayMode::decoupled : cpu_adam::DecayMode::l2;
           })
-      .def("set_optimizer", &set_optimizer, nb::arg("name"));
+      .def_prop_rw("optimizer", &optimizer_name, &set_optimizer);
   nb::class_<EmbeddedOptions>(module, "TrainerOptions", "What a Trainer is made with.")
       .def(nb::init<>())
       .def_prop_rw(

@@ -8,6 +8,7 @@ it, and `optimizer.step()` updates all parameters in one pass. Master weights an
 host memory or, with `nvme`, on disk. `offload_model` streams the parameters of a model's blocks
 through a part of the device.
 """
+from spillway.torch.engine import Engine, Schedule, initialize
 from spillway.torch.optimizers import (
     OffloadedAdagrad,
     OffloadedAdam,
@@ -18,5 +19,5 @@ from spillway.torch.optimizers import (
 )
 from spillway.torch.streaming import offload_model
 
-__all__ = ["OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW", "OffloadedLion",
-           "OffloadedOptimizer", "OffloadedSGD", "offload_model"]
+__all__ = ["Engine", "OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW", "OffloadedLion",
+           "OffloadedOptimizer", "OffloadedSGD", "Schedule", "initialize", "offload_model"]

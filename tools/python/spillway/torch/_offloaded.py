@@ -153,7 +153,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def _hyperparameters(self, number: int, updates: int) -> Any:
         group = self.param_groups[number]
         native_group = native.Group()
-        native_group.set_optimizer(self.kind)
+        native_group.optimizer = self.kind
         native_group.decoupled = self.decoupled
         native_group.lr = self._learning_rate(group, updates)
         native_group.beta1, native_group.beta2 = group.get("betas", (group.get("momentum", 0), 0))
@@ -164,8 +164,9 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     # Steps.
 
     @torch.no_grad()
-    def step(self, closure: Any = None, *, grad_scaler: Any = None) -> None:
-        """Updates all parameters with the gradients of the backward passes since the last step.
+    def step(self, closure: Any = None, *, grad_scaler: Any = None, divisor: float = 1.0) -> None:
+        """Updates all parameters with the gradients of the backward passes since the last step,
+        which are divided by `divisor`.
 
         Raises if a parameter got none, or another number of them than `accumulation_steps`. With
         torch.amp.GradScaler, call `scaler.step(optimizer)`; the scale is divided out in the update.
@@ -173,7 +174,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise NotSupportedError("a closure would run backward within the step; compute the loss"
                                     " and its gradients before step()")
-        divisor = 1.0 if grad_scaler is None else grad_scaler.get_scale()
+        divisor *= 1.0 if grad_scaler is None else grad_scaler.get_scale()
         max_norm = self.max_norm if self._clip_next is None else self._clip_next
         self._take_what_came()
         for shard in self._shards:

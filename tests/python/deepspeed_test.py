@@ -1,0 +1,88 @@
+"""spillway.torch.initialize beside deepspeed.initialize: the same program, with the import
+changed."""
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import spillway
+from spillway.torch import initialize
+
+LOOP = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/deepspeed_loop.py"
+
+
+def run_loop(*arguments):
+    done = subprocess.run([sys.executable, str(LOOP), *arguments], check=False,
+                          capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
+
+
+def test_a_loop_of_deepspeed_has_its_losses_and_rates():
+    ours, theirs = run_loop(), run_loop("deepspeed")
+    assert len(ours) == len(theirs) == 40
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert mine["step"] == reference["step"]
+        assert mine["lr"] == pytest.approx(reference["lr"], abs=1e-15)
+        # Feedback carries roundings of fp32 through 20 updates.
+        assert mine["loss"] == pytest.approx(reference["loss"], rel=1e-4)
+
+
+def make(folder, **more):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+              "optimizer": {"type": "Adam", "params": {"lr": 1e-2}},
+              "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}},
+              "zero_optimization": {"stage": 2, "offload_optimizer": {
+                  "device": "nvme", "nvme_path": str(folder)}}, **more}
+    return initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+
+def train(engine, steps, spoilt=None):
+    for step in steps:
+        for micro_batch in range(2):
+            generator = torch.Generator().manual_seed(10 * step + micro_batch)
+            x = torch.randn(4, 8, generator=generator).to(next(engine.parameters()).dtype)
+            loss = engine(x).float().pow(2).mean()
+            if step == spoilt:
+                loss = loss * float("inf")
+            engine.backward(loss)
+            engine.step()
+    engine.optimizer.synchronize()
+    return [parameter.detach().clone() for parameter in engine.parameters()]
+
+
+@pytest.mark.parametrize("precision", [
+    {}, {"bf16": {"enabled": True}},
+    {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 3,
+              "hysteresis": 1}}])
+def test_a_checkpoint_goes_on_with_the_same_bits(tmp_path, precision):
+    whole = make(tmp_path / "0", **precision)
+    spoilt = 2 if "fp16" in precision else None
+    expected = train(whole, range(8), spoilt)
+    first = make(tmp_path / "1", **precision)
+    train(first, range(4), spoilt)
+    assert first.loss_scale == (2**7 if spoilt else 1)
+    first.save_checkpoint(tmp_path / "saved", client_state={"epoch": 3})
+    second = make(tmp_path / "2", **precision)
+    path, client_state = second.load_checkpoint(tmp_path / "saved")
+    assert path == str(tmp_path / "saved/global_step4") and client_state == {"epoch": 3}
+    assert all(torch.equal(a, b) for a, b in
+               zip(train(second, range(4, 8), spoilt), expected, strict=True))
+    assert second.global_steps == whole.global_steps == 8
+    assert second.loss_scale == whole.loss_scale
+    assert second.skipped_steps == whole.skipped_steps == (spoilt is not None)
+    assert make(tmp_path / "3", **precision).load_checkpoint(tmp_path / "none") == (None, None)
+
+
+def test_what_deepspeed_has_and_spillway_has_not_is_refused(tmp_path):
+    with pytest.raises(spillway.Error, match="OneBitAdam"):
+        make(tmp_path, optimizer={"type": "OneBitAdam", "params": {"lr": 1e-3}})
+    with pytest.raises(spillway.InvalidArgumentError, match='"auto"'):
+        make(tmp_path, train_micro_batch_size_per_gpu="auto")
+    with pytest.raises(spillway.InvalidArgumentError, match="no configuration"):
+        initialize(model=torch.nn.Linear(1, 1))
