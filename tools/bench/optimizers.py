@@ -3,9 +3,9 @@
 usage: optimizers.py [--parameters N] [--steps N] [--only NAME,...] [--nvme DIR] [--json]
 
 Each optimizer trains the same model of linear layers in bf16 on CPU tensors, in a process of its
-own, one after the other. Printed are, for each, the median seconds of a backward pass with its step,
-what the step adds to a backward pass without one, and the most memory that the process had at once,
-in bytes a parameter less what the interpreter and its libraries take.
+own, one after the other. Printed are, for each, the median seconds of a backward pass with its
+step, what the step adds to a backward pass without one, and the most memory that the process had at
+once, in bytes a parameter less what the interpreter and its libraries take.
 """
 import argparse
 import json
