@@ -126,7 +126,8 @@ UpdateScalars make_scalars(const AdamOptions& options, std::uint64_t t, double g
 }
 
 std::span<const Kernel> kernels() {
-  static const KernelTable table = make_table();
+  // It is never destroyed: a process may exit while a worker updates.
+  static const auto& table = *new KernelTable(make_table());
   return table.rows;
 }
 

@@ -9,10 +9,11 @@ namespace spillway {
 namespace {
 
 spdlog::logger& logger() {
-  // A logger is process-wide by nature: stderr is.
-  static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made = std::make_shared<spdlog::logger>(
-        "spillway", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  // A logger is process-wide by nature: stderr is. It is never destroyed: threads may still log
+  // while the process exits.
+  static spdlog::logger* const instance = [] {
+    auto* const made =
+        new spdlog::logger("spillway", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     made->set_pattern("%H:%M:%S.%e %^%l%$ %v");
     made->set_level(spdlog::level::warn);
     return made;

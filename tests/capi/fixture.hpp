@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <utility>
@@ -26,6 +27,16 @@ spillway_tensor tensor_of(std::span<Element> data, std::span<const std::int64_t>
   tensor.shape = shape.data();
   tensor.dimensions = static_cast<std::int32_t>(shape.size());
   return tensor;
+}
+
+/// Makes an empty folder for the test that runs.
+inline std::filesystem::path new_folder() {
+  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+  const auto folder =
+      std::filesystem::path(testing::TempDir()) / (std::string("spillway_capi_") + test->name());
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  return folder;
 }
 
 /// Has two fp32 parameters: "weight" [2, 3] in group 0 and "bias" [5] in group 1.

@@ -1,10 +1,14 @@
 // What the C interface refuses, what it says then, and that a trainer is usable afterwards.
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -260,6 +264,77 @@ TEST_F(CMisuse, ChildrenOfTheProcess) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   expect_usable();
+}
+
+TEST_F(CMisuse, TwoTrainersOnOneDisk) {
+  const std::string folder = new_folder().string();
+  const char* paths[] = {folder.c_str()};
+  spillway_options options = SPILLWAY_OPTIONS_INIT;
+  options.nvme = paths;
+  options.nvme_count = 1;
+  start_all(&options);
+  spillway_trainer* first = std::exchange(trainer, nullptr);
+  SPILLWAY_OK_(spillway_create(&trainer));
+  add_all();
+  expect_refused(spillway_start(trainer, &options), SPILLWAY_BUSY, folder.c_str());
+  SPILLWAY_OK_(spillway_destroy(first));
+  SPILLWAY_OK_(spillway_start(trainer, &options));
+  expect_usable();
+}
+
+/// Lets no file of this process grow beyond a size while it lives, as a full disk would.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~SmallFiles() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(CMisuse, FullDisks) {
+  const std::string folder = new_folder().string();
+  const char* paths[] = {folder.c_str()};
+  spillway_options options = SPILLWAY_OPTIONS_INIT;
+  options.nvme = paths;
+  options.nvme_count = 1;
+  add_all();
+  {
+    const SmallFiles full(4096);
+    expect_refused(spillway_start(trainer, &options), SPILLWAY_DOES_NOT_FIT, folder.c_str());
+    EXPECT_EQ(spillway_last_native_code(), EFBIG);
+  }
+  SPILLWAY_OK_(spillway_start(trainer, &options));
+  const std::string path = folder + "/checkpoint";
+  {
+    const SmallFiles full(4096);
+    EXPECT_EQ(spillway_save(trainer, path.c_str()), SPILLWAY_DOES_NOT_FIT);
+  }
+  SPILLWAY_OK_(spillway_save(trainer, path.c_str()));
+  expect_usable();
+}
+
+TEST_F(CMisuse, ExitDuringAStep) {
+  // The child runs this test alone from its start, as a program of its own.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto exit_during_a_step = [&] {
+    start_all();
+    std::atomic<int> steps = 0;
+    std::thread([&] {
+      for (;; ++steps) {
+        if (give(0, start[0]) != 0 || give(1, start[1]) != 0) std::abort();
+        if (spillway_step(trainer, nullptr, nullptr) != 0) std::abort();
+      }
+    }).detach();
+    while (steps < 3) std::this_thread::yield();
+    std::exit(3);
+  };
+  EXPECT_EXIT(exit_during_a_step(), testing::ExitedWithCode(3), "");
 }
 
 TEST_F(CMisuse, OneThreadAtATimeForTheRest) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -43,15 +42,6 @@ std::vector<float> gradient_of(int step, std::size_t parameter, std::size_t coun
         static_cast<float>(std::sin(1 + step * 7 + static_cast<double>(parameter * 3 + i)));
   }
   return gradient;
-}
-
-std::filesystem::path new_folder() {
-  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-  const auto folder =
-      std::filesystem::path(testing::TempDir()) / (std::string("spillway_capi_") + test->name());
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directories(folder);
-  return folder;
 }
 
 class CTraining : public Training {
