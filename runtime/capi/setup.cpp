@@ -61,6 +61,7 @@ engine::EmbeddedOptions read_options(const spillway_options& given) {
   if (given.host_memory != 0) options.host_memory = Bytes{given.host_memory};
   if (given.tile_parameters != 0) options.tile_parameters = given.tile_parameters;
   options.seed = given.seed;
+  options.traces = read_switch(given.traces, "traces");
   return options;
 }
 

@@ -172,9 +172,14 @@ typedef struct spillway_options {
   uint64_t host_memory;       ///< bytes; 0: what cgroup and system leave
   uint64_t tile_parameters;   ///< unit of update and I/O, a multiple of 4096; 0: 2 Mi
   uint64_t seed;              ///< of the stochastic rounding of SPILLWAY_STATE_BF16
+  int32_t traces;             ///< 1: records the first operations, for spillway_write_trace
+  int32_t reserved;           ///< 0
 } spillway_options;
-#define SPILLWAY_OPTIONS_INIT \
-  { sizeof(spillway_options), SPILLWAY_STATE_FP32, 1, 0, 0, SPILLWAY_ISA_BEST, 0, 0, 0, 0, 0, 1234 }
+#define SPILLWAY_OPTIONS_INIT                                                                 \
+  {                                                                                           \
+    sizeof(spillway_options), SPILLWAY_STATE_FP32, 1, 0, 0, SPILLWAY_ISA_BEST, 0, 0, 0, 0, 0, \
+        1234, 0, 0                                                                            \
+  }
 
 /// Makes a trainer without parameters. `trainer` is null where this fails.
 SPILLWAY_API spillway_status spillway_create(spillway_trainer** trainer);
@@ -315,6 +320,10 @@ typedef struct spillway_lane_row {
 /// library.
 SPILLWAY_API spillway_status spillway_get_lane(spillway_trainer* trainer, uint32_t row,
                                                spillway_lane_row* values);
+
+/// Writes when each operation of the first steps ran, into a file `path` as JSON for
+/// chrome://tracing and ui.perfetto.dev. Needs `traces`.
+SPILLWAY_API spillway_status spillway_write_trace(spillway_trainer* trainer, const char* path);
 
 /// Applies what is decided and frees everything; the handle is refused from then on. Returns
 /// SPILLWAY_BUSY, and destroys nothing, while a call of another thread uses the trainer. A null

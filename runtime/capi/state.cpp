@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <span>
+#include <string_view>
 
 #include "runtime/base/error.hpp"
 #include "runtime/capi/detail/groups.hpp"
@@ -31,10 +32,10 @@ std::span<Float> array(Float* data, std::uint64_t elements) {
   return {data, data == nullptr ? 0 : static_cast<std::size_t>(elements)};
 }
 
-const char* check_path(const char* directory) {
-  check(directory != nullptr && *directory != '\0', ErrorCode::invalid_argument,
-        "the directory is empty: give its path");
-  return directory;
+const char* check_path(const char* path, std::string_view what) {
+  check(path != nullptr && *path != '\0', ErrorCode::invalid_argument,
+        fmt::format("the {} is empty: give its path", what));
+  return path;
 }
 
 }  // namespace
@@ -104,14 +105,14 @@ spillway_status spillway_write_state(spillway_trainer* trainer, uint32_t paramet
 spillway_status spillway_save(spillway_trainer* trainer, const char* directory) {
   return capi::guarded([&] {
     const capi::SoleUse use(trainer);
-    use->trainer().save(capi::check_path(directory));
+    use->trainer().save(capi::check_path(directory, "directory"));
   });
 }
 
 spillway_status spillway_load(spillway_trainer* trainer, const char* directory) {
   return capi::guarded([&] {
     const capi::SoleUse use(trainer);
-    use->trainer().load(capi::check_path(directory));
+    use->trainer().load(capi::check_path(directory, "directory"));
   });
 }
 
@@ -145,5 +146,12 @@ spillway_status spillway_get_lane(spillway_trainer* trainer, uint32_t row,
       if (lane == spillway::plan::Lane::nvme_write) result.bytes = used.written.value();
     }
     capi::write_structure(values, result, "the spillway_lane_row");
+  });
+}
+
+spillway_status spillway_write_trace(spillway_trainer* trainer, const char* path) {
+  return capi::guarded([&] {
+    const capi::SoleUse use(trainer);
+    use->trainer().write_trace(capi::check_path(path, "file"));
   });
 }

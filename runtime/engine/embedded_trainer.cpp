@@ -99,4 +99,8 @@ std::vector<plan::MemoryItem> EmbeddedTrainer::memory() const {
 
 EmbeddedUse EmbeddedTrainer::use() const { return implementation_->cycle().use(); }
 
+void EmbeddedTrainer::write_trace(const std::filesystem::path& path) const {
+  implementation_->cycle().write_trace(path);
+}
+
 }  // namespace spillway::engine

@@ -70,6 +70,7 @@ struct EmbeddedOptions {
   std::uint32_t threads = 0;                 ///< of the update; 0: physical cores
   std::optional<cpu_adam::Isa> isa;
   std::uint64_t seed = 1234;  ///< of stochastic rounding (format bf16)
+  bool traces = false;        ///< records the first operations, for `write_trace`
 };
 
 struct EmbeddedStep {
@@ -86,7 +87,8 @@ struct EmbeddedResult {
   bool skipped = false;    ///< a gradient was not finite: parameters and state are as before
 };
 
-/// What the last step used.
+/// What the last step used, its update included, or the step under way as far as its plans are
+/// over. With `defers_updates` a step begins with the update that the step before has decided.
 struct EmbeddedUse {
   std::array<double, plan::kMachineLanes> busy_seconds{};  ///< by lane
   Bytes read, written;                                     ///< of the disk, since the start
@@ -163,6 +165,9 @@ class EmbeddedTrainer {
   /// Returns every byte that this object holds, by tier and purpose.
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
   [[nodiscard]] EmbeddedUse use() const;
+  /// Writes when each operation of the first twenty plans ran, as JSON for chrome://tracing and
+  /// ui.perfetto.dev. A step has one plan with `defers_updates`, else one more for its update.
+  void write_trace(const std::filesystem::path& path) const;
 
  private:
   class Implementation;

@@ -47,6 +47,7 @@ void StepCycle::run(Executor& executor) {
   sound_ = false;
   executor.run(engine_.actions());
   sound_ = true;
+  last_run_ = &executor;
 }
 
 void StepCycle::check_tiles(const nvme_swap::StoreLayout& layout) const {

@@ -75,6 +75,8 @@ class StepCycle {
   /// Applies the pending update.
   void flush(Commits commits);
   void run(Executor& executor);
+  /// Timings of what `run` has run last; there is one.
+  [[nodiscard]] const Executor& last_run() const { return *last_run_; }
   [[nodiscard]] const config::TrainOptions& options() const { return engine_.setup().options; }
   [[nodiscard]] const StateSlots& slots() const { return engine_.slots(); }
   [[nodiscard]] StepEngine& engine() { return engine_; }
@@ -99,6 +101,7 @@ class StepCycle {
 
   std::unique_ptr<Executor> step_executor_, recorded_executor_, flush_executor_, snapshot_executor_;
   const Executor* last_executor_;
+  const Executor* last_run_ = nullptr;
 
   std::optional<std::uint64_t> committed_step_;
 };

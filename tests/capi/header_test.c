@@ -32,6 +32,7 @@ OFFSET(spillway_options, nvme, 32);
 OFFSET(spillway_options, host_memory, 40);
 OFFSET(spillway_options, tile_parameters, 48);
 OFFSET(spillway_options, seed, 56);
+OFFSET(spillway_options, traces, 64);
 OFFSET(spillway_step_options, gradient_divisor, 8);
 OFFSET(spillway_step_options, max_norm, 16);
 OFFSET(spillway_step_result, skipped, 4);

@@ -225,6 +225,7 @@ TEST_F(CMisuse, ArraysAndPathsForState) {
   EXPECT_EQ(spillway_write_state(trainer, 1, 5, nullptr, nullptr, nullptr),
             SPILLWAY_INVALID_ARGUMENT);
   expect_refused(spillway_save(trainer, ""), SPILLWAY_INVALID_ARGUMENT, "directory is empty");
+  expect_refused(spillway_write_trace(trainer, "trace"), SPILLWAY_INVALID_ARGUMENT, "traces");
   EXPECT_NE(spillway_load(trainer, "/nowhere/at/all"), SPILLWAY_OK);
   EXPECT_THAT(spillway_last_message(), HasSubstr("/nowhere/at/all"));
   expect_usable();

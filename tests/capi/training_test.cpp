@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "tests/capi/fixture.hpp"
@@ -202,8 +203,9 @@ TEST_F(CTraining, LoadsWhatItSaved) {
   SPILLWAY_OK_(spillway_destroy(first));
 }
 
-TEST_F(CTraining, TellsItsMemoryAndItsLanes) {
+TEST_F(CTraining, TellsItsMemoryAndItsLanesAtAnyTime) {
   start_all();
+  SPILLWAY_OK_(give(0, {1, 2, 3, 4, 5, 6}));  // a step is under way
   std::uint64_t bytes = 0, rows = 0;
   for (spillway_memory_row row = SPILLWAY_MEMORY_ROW_INIT;; ++rows) {
     SPILLWAY_OK_(spillway_get_memory(trainer, static_cast<std::uint32_t>(rows), &row));
@@ -220,6 +222,18 @@ TEST_F(CTraining, TellsItsMemoryAndItsLanes) {
     has_cpu = has_cpu || (lane.lane != nullptr && std::string(lane.lane) == "cpu");
   }
   EXPECT_TRUE(has_cpu);
+}
+
+TEST_F(CTraining, WritesATrace) {
+  spillway_options options = SPILLWAY_OPTIONS_INIT;
+  options.traces = 1;
+  start_all(&options);
+  compare(2);
+  const std::filesystem::path path = new_folder() / "trace.json";
+  SPILLWAY_OK_(spillway_write_trace(trainer, path.c_str()));
+  std::ifstream file(path);
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_THAT(text, testing::HasSubstr("\"update\""));
 }
 
 TEST_F(CTraining, TakesGradientsFromManyThreads) {

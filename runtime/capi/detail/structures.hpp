@@ -23,7 +23,7 @@ inline constexpr std::uint32_t kFirstSize<spillway_tensor> = 40;
 template <>
 inline constexpr std::uint32_t kFirstSize<spillway_group> = 56;
 template <>
-inline constexpr std::uint32_t kFirstSize<spillway_options> = 64;
+inline constexpr std::uint32_t kFirstSize<spillway_options> = 72;
 template <>
 inline constexpr std::uint32_t kFirstSize<spillway_step_options> = 24;
 template <>

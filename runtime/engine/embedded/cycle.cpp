@@ -92,23 +92,46 @@ EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayou
     : StepCycle(make_setup(options, layout, passes), ModelRuntime{}),
       isa_(options.isa.value_or(cpu_adam::best_isa())) {
   clear_gradients();
-  if (!workload().streams_external) return;
-  backward_ = engine().prepare(plan::build_external_backward(workload(), placement()));
-  norms_ = engine().prepare(plan::build_external_norms(workload(), placement()));
+  std::size_t ops = most_ops();
+  if (workload().streams_external) {
+    backward_ = engine().prepare(plan::build_external_backward(workload(), placement()));
+    norms_ = engine().prepare(plan::build_external_norms(workload(), placement()));
+    ops = std::max({ops, backward_->plan().ops.size(), norms_->plan().ops.size()});
+  }
+  if (options.traces) trace_.emplace(ops, StepTrace::Passes::external);
 }
 
 void EmbeddedCycle::run(EmbeddedPlan plan) {
   switch (plan) {
-    case EmbeddedPlan::step: return run_step();
-    case EmbeddedPlan::backward: return StepCycle::run(*backward_);
-    case EmbeddedPlan::norms: return StepCycle::run(*norms_);
-    case EmbeddedPlan::update: return flush(Commits::no);
+    case EmbeddedPlan::step: run_step(); break;
+    case EmbeddedPlan::backward: StepCycle::run(*backward_); break;
+    case EmbeddedPlan::norms: StepCycle::run(*norms_); break;
+    case EmbeddedPlan::update: flush(Commits::no); break;
   }
+  note(plan);
+}
+
+void EmbeddedCycle::note(EmbeddedPlan plan) {
+  if (trace_) trace_->record(last_run());
+  const std::lock_guard lock(use_mutex_);
+  if (begins_step_ && plan != EmbeddedPlan::update) {
+    begins_step_ = false;
+    use_.busy_seconds = {};
+  }
+  const std::vector<plan::Op>& ops = last_run().plan().ops;
+  for (std::size_t op = 0; op < ops.size(); ++op) {
+    if (ops[op].lane == plan::Lane::external) continue;
+    const plan::OpTiming& timing = last_run().timings()[op];
+    use_.busy_seconds[static_cast<std::size_t>(ops[op].lane)] += timing.end - timing.start;
+  }
+  use_.read = actions().moved(plan::kReadState);
+  use_.written = actions().moved(plan::kWriteState);
 }
 
 bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double norm,
                            const EmbeddedStep& step) {
   ++state_.step;
+  begins_step_ = true;
   pending_.pending = std::isfinite(norm);
   if (!pending_.pending) {
     ++state_.skipped;
@@ -242,17 +265,14 @@ std::vector<plan::MemoryItem> EmbeddedCycle::memory() const {
 }
 
 EmbeddedUse EmbeddedCycle::use() const {
-  EmbeddedUse use;
-  const Executor& executor = step_executor();
-  for (std::size_t op = 0; op < executor.plan().ops.size(); ++op) {
-    const plan::Lane lane = executor.plan().ops[op].lane;
-    if (lane == plan::Lane::external) continue;
-    const plan::OpTiming& timing = executor.timings()[op];
-    use.busy_seconds[static_cast<std::size_t>(lane)] += timing.end - timing.start;
-  }
-  use.read = actions().moved(plan::kReadState);
-  use.written = actions().moved(plan::kWriteState);
-  return use;
+  const std::lock_guard lock(use_mutex_);
+  return use_;
+}
+
+void EmbeddedCycle::write_trace(const std::filesystem::path& path) const {
+  check(trace_.has_value(), ErrorCode::invalid_argument,
+        "the trainer records no trace: say so in its options (traces)");
+  trace_->write(path);
 }
 
 void EmbeddedCycle::save(const std::filesystem::path& directory) {

@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 
 #include "runtime/engine/embedded/layout.hpp"
+#include "runtime/engine/report/step_trace.hpp"
 #include "runtime/engine/step_cycle.hpp"
 
 namespace spillway::engine {
@@ -55,10 +58,15 @@ class EmbeddedCycle final : public StepCycle {
   void load(const std::filesystem::path& directory);
 
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
+  /// Any thread, also while a plan runs, which then is not in it.
   [[nodiscard]] EmbeddedUse use() const;
+  /// Likewise. Throws `Error{invalid_argument}` unless the options ask for a trace.
+  void write_trace(const std::filesystem::path& path) const;
   [[nodiscard]] WakeSignal& wake() { return engine().wake(); }
 
  private:
+  /// Counts what a plan has used that is over.
+  void note(EmbeddedPlan plan);
   /// The part of a tile that belongs to one parameter.
   struct Part {
     std::uint32_t tile;
@@ -75,6 +83,10 @@ class EmbeddedCycle final : public StepCycle {
 
   const cpu_adam::Isa isa_;
   std::unique_ptr<Executor> backward_, norms_;  ///< of streamed parameters
+  std::optional<StepTrace> trace_;
+  bool begins_step_ = true;  ///< the next plan that is no update is the first of a step
+  mutable std::mutex use_mutex_;
+  EmbeddedUse use_;  ///< guarded by use_mutex_
 };
 
 }  // namespace spillway::engine

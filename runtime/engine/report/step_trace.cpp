@@ -12,7 +12,7 @@ namespace spillway::engine {
 namespace {
 
 /// Enough to see the steady state.
-constexpr std::uint64_t kTracedSteps = 20;
+constexpr std::uint64_t kTracedPlans = 20;
 
 std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
@@ -51,15 +51,16 @@ class FileBuffer final : public std::streambuf {
 
 }  // namespace
 
-StepTrace::StepTrace(std::size_t ops) : trace_(ops * kTracedSteps) {
-  for (std::size_t lane = 0; lane < plan::kMachineLanes; ++lane) {
+StepTrace::StepTrace(std::size_t ops, Passes passes) : trace_(ops * kTracedPlans) {
+  const std::size_t lanes = passes == Passes::ours ? plan::kMachineLanes : plan::kLaneCount;
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
     lanes_[lane] = trace_.add_lane(plan::name_of(static_cast<plan::Lane>(lane)));
   }
 }
 
 void StepTrace::record(const Executor& executor) {
-  if (steps_ == kTracedSteps) return;
-  ++steps_;
+  if (plans_ == kTracedPlans) return;
+  ++plans_;
   const auto begin = trace_.now() - nanoseconds(executor.seconds());
   const auto& ops = executor.plan().ops;
   for (std::size_t i = 0; i < ops.size(); ++i) {

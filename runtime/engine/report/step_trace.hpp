@@ -1,5 +1,5 @@
-// StepTrace: the ops of a run's first steps as they were executed, one lane of the plan a lane of
-// the trace, for RUN/trace.json. Control thread only.
+// StepTrace: the ops of the first plans as they were executed, one lane of the plan a lane of the
+// trace, for RUN/trace.json and for embedded trainers. One thread records; any may write meanwhile.
 #pragma once
 
 #include <array>
@@ -15,10 +15,13 @@ namespace spillway::engine {
 
 class StepTrace {
  public:
-  /// Allocates for all steps that it records; `ops` of each.
-  explicit StepTrace(std::size_t ops);
+  /// Says whether another framework runs passes, which then have a lane too.
+  enum class Passes : std::uint8_t { ours, external };
 
-  /// Records the step that `executor` has just run; nothing once enough steps are recorded.
+  /// Allocates for all plans that it records; at most `ops` of each.
+  explicit StepTrace(std::size_t ops, Passes passes = Passes::ours);
+
+  /// Records the plan that `executor` has just run; nothing once enough are recorded.
   void record(const Executor& executor);
   /// Writes Chrome/Perfetto JSON, in the place of what `path` held. Throws `Error{io_error}`, and
   /// then leaves that.
@@ -26,8 +29,8 @@ class StepTrace {
 
  private:
   Trace trace_;
-  std::array<LaneIndex, plan::kMachineLanes> lanes_{};
-  std::uint64_t steps_ = 0;
+  std::array<LaneIndex, plan::kLaneCount> lanes_{};
+  std::uint64_t plans_ = 0;
 };
 
 }  // namespace spillway::engine
