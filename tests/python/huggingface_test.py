@@ -1,5 +1,6 @@
 """Trainers of transformers and TRL with an offloaded optimizer: the losses of torch's, the same
 bits from every tier, and runs that are killed and go on."""
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+import spillway
 from spillway.huggingface import Offloaded, SpillwayTrainer
 from spillway.torch import OffloadedAdamW
 
@@ -88,6 +90,32 @@ def test_a_trainer_that_is_given_the_optimizer(tmp_path):
     reference = train(make(transformers.Trainer, theirs, tmp_path / "1", optimizers=(
         torch.optim.AdamW(theirs.parameters(), lr=1e-2), None)))
     assert [loss for loss, _ in mine] == pytest.approx([loss for loss, _ in reference], rel=2e-3)
+
+
+def deepspeed_configuration(folder, **parameters):
+    return {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+            "optimizer": {"type": "AdamW", "params": {
+                "lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto",
+                **parameters}},
+            "scheduler": {"type": "WarmupDecayLR", "params": {
+                "warmup_max_lr": "auto", "total_num_steps": "auto"}},
+            "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto",
+                                  "offload_optimizer": {"device": "nvme",
+                                                        "nvme_path": str(folder)}}}
+
+
+def test_a_configuration_of_deepspeed_takes_its_auto_values_from_the_arguments(tmp_path):
+    usual, configured = seeded(gpt2), seeded(gpt2)
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(deepspeed_configuration(tmp_path / "state")))
+    memory = train(make(SpillwayTrainer, usual, tmp_path / "0"))
+    trainer = make(SpillwayTrainer, configured, tmp_path / "1", spillway=path)
+    assert train(trainer) == memory
+    assert any((tmp_path / "state").iterdir()), "nothing lies on the disk"
+    with pytest.raises(spillway.InvalidArgumentError, match="lr is 0.5, the arguments say 0.01"):
+        make(SpillwayTrainer, seeded(gpt2), tmp_path / "2",
+             spillway=deepspeed_configuration(tmp_path / "state", lr=0.5))
 
 
 def killed(folder):

@@ -235,6 +235,21 @@ def test_clipping_returns_the_norm_of_torch():
     assert norms[True] == pytest.approx(norms[False], rel=1e-3)
 
 
+def test_a_call_that_clips_is_for_one_step():
+    ours, theirs = parameters(), parameters()
+    mine, reference = OffloadedSGD(ours, lr=0.1), torch.optim.SGD(theirs, lr=0.1)
+    for step in range(2):
+        for tensors in (ours, theirs):
+            for tensor in tensors:
+                tensor.grad = torch.ones_like(tensor)
+        if step == 0:
+            mine.clip_grad_norm_(0.5)
+            torch.nn.utils.clip_grad_norm_(theirs, 0.5)
+        mine.step()
+        reference.step()
+    assert max(distance(ours, theirs)) < 1e-6
+
+
 def test_groups_that_come_later_train_with_one_norm():
     ours, theirs = model(), model()
     runs = []
@@ -272,7 +287,8 @@ def test_mixed_dtypes_share_one_norm_and_one_decision():
     assert_same_bits((matrix, norm), after)
 
 
-def test_gradients_may_be_set_by_hand_and_parameters_written_between_steps():
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_gradients_may_be_set_by_hand_and_parameters_written_between_steps(by_hand):
     ours, theirs = parameters(), parameters()
     mine, reference = OffloadedAdamW(ours), torch.optim.AdamW(theirs)
     for step in range(4):
@@ -283,7 +299,11 @@ def test_gradients_may_be_set_by_hand_and_parameters_written_between_steps():
             if step == 2:
                 tensors[1].data = torch.zeros_like(tensors[1])
             for tensor in tensors:
-                tensor.grad = torch.full_like(tensor, 1.0 + step)
+                if by_hand:
+                    tensor.grad = torch.full_like(tensor, 1.0 + step)
+                else:
+                    tensor.grad = None
+                    (tensor.sum() * (1.0 + step)).backward()
         mine.step()
         reference.step()
     assert max(distance(ours, theirs)) < 1e-6

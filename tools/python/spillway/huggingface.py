@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 
+from spillway._deepspeed import offload_options, read_configuration, resolve
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch import OffloadedAdagrad, OffloadedAdamW, OffloadedOptimizer, OffloadedSGD
 
@@ -27,21 +28,26 @@ class Offloaded:
     """Makes the optimizer of a Trainer an offloaded one.
 
     `spillway` has the arguments of `OffloadedOptimizer`: `nvme`, `state_format`, `threads`,
-    `deferred=True` and so on. Everything else comes from the TrainingArguments: the optimizer
-    (AdamW, Adagrad or SGD, by `optim`), its hyperparameters, weight decay by group, accumulation
-    and `max_grad_norm`. Checkpoints hold the state in the folder `spillway`, written block by
-    block.
+    `deferred=True` and so on; or it is a configuration of DeepSpeed (its path, or a dict with a
+    section such as `zero_optimization`), whose "auto" values come from the arguments and whose
+    others must be equal to them, as `TrainingArguments(deepspeed=...)` asks for. Everything else
+    comes from the TrainingArguments: the optimizer (AdamW, Adagrad or SGD, by `optim`), its
+    hyperparameters, weight decay by group, accumulation and `max_grad_norm`. Checkpoints hold the
+    state in the folder `spillway`, written block by block.
     """
 
-    def __init__(self, *arguments: Any, spillway: dict[str, Any] | None = None,
+    def __init__(self, *arguments: Any, spillway: str | os.PathLike | dict[str, Any] | None = None,
                  **keywords: Any) -> None:
-        self._spillway = dict(spillway or {})
+        self._deepspeed = read_configuration(spillway)
+        self._spillway = {} if self._deepspeed is not None else dict(spillway or {})
         for key in ("accumulation_steps", "max_norm"):
             if key in self._spillway:
                 raise InvalidArgumentError(
                     f"{key} of the Trainer comes from its arguments: set "
                     "gradient_accumulation_steps and max_grad_norm there")
         super().__init__(*arguments, **keywords)
+        if self._deepspeed is not None:
+            self._spillway = offload_options(resolve(self._deepspeed, self.args))
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Makes the optimizer that the arguments name, offloaded."""

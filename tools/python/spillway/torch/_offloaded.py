@@ -1,12 +1,11 @@
 """What the offloaded optimizers share: gradients go down as they become ready, one pass updates."""
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,10 +13,11 @@ import torch
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._shard import Registered, Shard, check_memory, check_parameter
+from spillway.torch._state import WithState
 from spillway.torch.streaming import streaming_of, unit_of
 
 
-class OffloadedOptimizer(torch.optim.Optimizer):
+class OffloadedOptimizer(WithState):
     """A torch.optim.Optimizer whose parameters, gradients and state are in Spillway's memory.
 
     `nvme` names folders on whose disks master weights and moments live; without it they are in host
@@ -39,9 +39,6 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     kind = ""                          #: of the native update
     decoupled = False                  #: weight decay acts on the parameter
-    state_names: Mapping[str, str] = {}  #: torch's names of the moments
-    counts_steps = True                #: torch keeps the number of steps of each parameter
-    refused: tuple[str, ...] = ()      #: keys of torch's groups that must be off
     _step_supports_amp_scaling = True  # torch.amp.GradScaler leaves the scale to `step`
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *,
@@ -69,7 +66,6 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._hooks: list[Any] = []
         self._clip_next: float | None = None
         self._ready = False
-        self._leaves_state_out = False
         super().__init__(params, defaults)
         self._ready = True
         self._register(range(len(self.param_groups)))
@@ -263,89 +259,3 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         `parameter.data` alone; the next step notices others itself."""
         shard, index = self._places[parameter]
         shard.take_values(index)
-
-    # State.
-
-    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        shard, index = self._places[parameter]
-        master, m, v = shard.read(index, parameter.dtype != torch.float32,
-                                  "m" in self.state_names, "v" in self.state_names)
-        state = {}
-        if self.counts_steps:
-            state["step"] = torch.tensor(float(shard.trainer.updates))
-        for moment, tensor in (("m", m), ("v", v)):
-            if moment in self.state_names:
-                state[self.state_names[moment]] = tensor
-        if master is not None:
-            state["master"] = master
-        return state
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state in torch's layout, in fp32; 16-bit parameters also have their `master`.
-
-        It holds all of the state in memory; `save` writes it to disk instead. As with torch there
-        is none before the first update.
-        """
-        self.state = defaultdict(dict, {
-            parameter: self._state_of(parameter)
-            for parameter, (shard, _) in self._places.items()
-            if shard.trainer.updates > 0 and not self._leaves_state_out})
-        try:
-            return super().state_dict()
-        finally:
-            self.state = defaultdict(dict)
-
-    @contextlib.contextmanager
-    def state_left_out(self) -> Iterator[None]:
-        """Makes `state_dict` hold hyperparameters alone, for a checkpoint beside `save`."""
-        self._leaves_state_out = True
-        try:
-            yield
-        finally:
-            self._leaves_state_out = False
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes a `state_dict` of this class or of torch's optimizer of the same name."""
-        numbered = [parameter for group in self.param_groups for parameter in group["params"]]
-        for group in state_dict["param_groups"]:
-            for key in self.refused:
-                if group.get(key):
-                    raise NotSupportedError(f"the state is of an optimizer with {key}="
-                                            f"{group[key]}, which is not supported")
-        super().load_state_dict({**state_dict, "state": {}})
-        steps: dict[Shard, set[int]] = defaultdict(set)
-        for number, state in state_dict["state"].items():
-            if numbered[number] not in self._places:
-                raise InvalidArgumentError(
-                    f"there is state for parameter {number}, which needs no gradient here: set "
-                    "requires_grad before you make the optimizer")
-            shard, index = self._places[numbered[number]]
-            moments = {moment: state.get(name) for moment, name in self.state_names.items()}
-            shard.write(index, state.get("master"), moments.get("m"), moments.get("v"))
-            if "step" in state:
-                steps[shard].add(int(state["step"]))
-        for shard, counts in steps.items():
-            if len(counts) > 1:
-                raise NotSupportedError(
-                    f"parameters of the state have made {sorted(counts)} steps; those that were "
-                    "registered together must have made equally many")
-            shard.trainer.updates = counts.pop()
-
-    def save(self, directory: str | os.PathLike) -> None:
-        """Writes masters, moments and the number of steps to a new folder, one block at a time and
-        with checksums. Groups' hyperparameters are in `state_dict()["param_groups"]`."""
-        if len(self._shards) > 1:
-            os.makedirs(directory)
-        for folder, shard in self._folders(directory):
-            shard.trainer.save(folder)
-
-    def load(self, directory: str | os.PathLike) -> None:
-        """Takes what `save` wrote, for the same parameters; the parameters follow."""
-        for folder, shard in self._folders(directory):
-            shard.load(folder)
-
-    def _folders(self, directory: str | os.PathLike) -> list[tuple[str, Shard]]:
-        if len(self._shards) == 1:
-            return [(os.fspath(directory), self._shards[0])]
-        return [(os.path.join(directory, f"shard{number}"), shard)
-                for number, shard in enumerate(self._shards)]

@@ -114,8 +114,8 @@ class Shard:
                 f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
                 "call step() or zero_grad() before the next backward pass, or make the optimizer "
                 "with accumulation_steps=N to add up those of N passes")
-        self._received[index] += 1
         self.trainer.add_gradient(index, gradient.detach().contiguous().view(-1))
+        self._received[index] += 1
         parameter.grad = None
 
     def add_gradients(self) -> None:

@@ -1,0 +1,108 @@
+"""State of the offloaded optimizers: torch's layout both ways, and checkpoints of their own."""
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._shard import Shard
+
+
+class WithState(torch.optim.Optimizer):
+    """An optimizer whose state is that of its shards."""
+
+    state_names: Mapping[str, str] = {}  #: torch's names of the moments
+    counts_steps = True                #: torch keeps the number of steps of each parameter
+    refused: tuple[str, ...] = ()      #: keys of torch's groups that must be off
+    _shards: list[Shard]
+    _places: dict[torch.Tensor, tuple[Shard, int]]
+    _leaves_state_out = False
+
+    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        shard, index = self._places[parameter]
+        master, m, v = shard.read(index, parameter.dtype != torch.float32,
+                                  "m" in self.state_names, "v" in self.state_names)
+        state = {}
+        if self.counts_steps:
+            state["step"] = torch.tensor(float(shard.trainer.updates))
+        for moment, tensor in (("m", m), ("v", v)):
+            if moment in self.state_names:
+                state[self.state_names[moment]] = tensor
+        if master is not None:
+            state["master"] = master
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state in torch's layout, in fp32; 16-bit parameters also have their `master`.
+
+        It holds all of the state in memory; `save` writes it to disk instead. As with torch there
+        is none before the first update.
+        """
+        self.state = defaultdict(dict, {
+            parameter: self._state_of(parameter)
+            for parameter, (shard, _) in self._places.items()
+            if shard.trainer.updates > 0 and not self._leaves_state_out})
+        try:
+            return super().state_dict()
+        finally:
+            self.state = defaultdict(dict)
+
+    @contextlib.contextmanager
+    def state_left_out(self) -> Iterator[None]:
+        """Makes `state_dict` hold hyperparameters alone, for a checkpoint beside `save`."""
+        self._leaves_state_out = True
+        try:
+            yield
+        finally:
+            self._leaves_state_out = False
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes a `state_dict` of this class or of torch's optimizer of the same name."""
+        numbered = [parameter for group in self.param_groups for parameter in group["params"]]
+        for group in state_dict["param_groups"]:
+            for key in self.refused:
+                if group.get(key):
+                    raise NotSupportedError(f"the state is of an optimizer with {key}="
+                                            f"{group[key]}, which is not supported")
+        super().load_state_dict({**state_dict, "state": {}})
+        steps: dict[Shard, set[int]] = defaultdict(set)
+        for number, state in state_dict["state"].items():
+            if numbered[number] not in self._places:
+                raise InvalidArgumentError(
+                    f"there is state for parameter {number}, which needs no gradient here: set "
+                    "requires_grad before you make the optimizer")
+            shard, index = self._places[numbered[number]]
+            moments = {moment: state.get(name) for moment, name in self.state_names.items()}
+            shard.write(index, state.get("master"), moments.get("m"), moments.get("v"))
+            if "step" in state:
+                steps[shard].add(int(state["step"]))
+        for shard, counts in steps.items():
+            if len(counts) > 1:
+                raise NotSupportedError(
+                    f"parameters of the state have made {sorted(counts)} steps; those that were "
+                    "registered together must have made equally many")
+            shard.trainer.updates = counts.pop()
+
+    def save(self, directory: str | os.PathLike) -> None:
+        """Writes masters, moments and the number of steps to a new folder, one block at a time and
+        with checksums. Groups' hyperparameters are in `state_dict()["param_groups"]`."""
+        if len(self._shards) > 1:
+            os.makedirs(directory)
+        for folder, shard in self._folders(directory):
+            shard.trainer.save(folder)
+
+    def load(self, directory: str | os.PathLike) -> None:
+        """Takes what `save` wrote, for the same parameters; the parameters follow."""
+        for folder, shard in self._folders(directory):
+            shard.load(folder)
+
+    def _folders(self, directory: str | os.PathLike) -> list[tuple[str, Shard]]:
+        if len(self._shards) == 1:
+            return [(os.fspath(directory), self._shards[0])]
+        return [(os.path.join(directory, f"shard{number}"), shard)
+                for number, shard in enumerate(self._shards)]
