@@ -76,7 +76,26 @@ def test_a_checkpoint_goes_on_with_the_same_bits(tmp_path, precision):
     assert second.global_steps == whole.global_steps == 8
     assert second.loss_scale == whole.loss_scale
     assert second.skipped_steps == whole.skipped_steps == (spoilt is not None)
+    # A step that is skipped does not move the schedule.
+    assert second.lr_scheduler.updates == whole.lr_scheduler.updates == 8 - whole.skipped_steps
     assert make(tmp_path / "3", **precision).load_checkpoint(tmp_path / "none") == (None, None)
+
+
+def test_losses_of_micro_batches_are_averaged(tmp_path):
+    sgd = {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}
+    engine = make(tmp_path, optimizer=sgd, scheduler={"type": "Constant"})
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    ours = train(engine, range(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        optimizer.zero_grad()
+        for micro_batch in range(2):
+            generator = torch.Generator().manual_seed(10 * step + micro_batch)
+            (model(torch.randn(4, 8, generator=generator)).pow(2).mean() / 2).backward()
+        optimizer.step()
+    for mine, reference in zip(ours, model.parameters(), strict=True):
+        assert torch.allclose(mine, reference, atol=1e-6)
 
 
 def test_what_deepspeed_has_and_spillway_has_not_is_refused(tmp_path):
