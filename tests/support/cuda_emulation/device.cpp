@@ -9,6 +9,7 @@ namespace cuda_emulation {
 
 void set_order(std::uint64_t seed) { Device::Lock()->set_order(seed); }
 Statistics statistics() { return Device::Lock()->statistics; }
+void refuse_to_block() { Device::Lock()->refuse_to_block(); }
 std::uint64_t discard_pending() { return Device::Lock()->discard(); }
 void run_blocks_at_ends(std::uint64_t count) { Device::Lock()->blocks_at_ends = count; }
 void break_device(int status) { Device::Lock()->broken = static_cast<cudaError_t>(status); }
@@ -16,6 +17,7 @@ void break_device(int status) { Device::Lock()->broken = static_cast<cudaError_t
 Device::Device() {
   const char* const seed = std::getenv("SPILLWAY_CUDA_EMULATION_SEED");
   set_order(seed != nullptr ? std::strtoull(seed, nullptr, 10) : std::uint64_t{late});
+  never_blocks_ = std::getenv("SPILLWAY_CUDA_EMULATION_NEVER_BLOCKS") != nullptr;
 }
 
 Device& Device::instance() {
@@ -45,11 +47,14 @@ void Device::destroy_stream(CUstream_st* stream) {
 }
 
 void Device::enqueue(CUstream_st& stream, Operation operation) {
+  if (stream.operations.size() == kMostPending) {
+    if (never_blocks_) fault("a stream holds %zu operations: a launch would block", kMostPending);
+    run_first(stream);
+  }
   operation.number = ++enqueued_;
   stream.operations.push_back(std::move(operation));
-  const std::uint64_t pending = stream.operations.size();
-  statistics.most_pending = std::max(statistics.most_pending, pending);
-  if (pending > kMostPending) fault("a stream holds %zu operations: a launch would block", pending);
+  statistics.most_pending =
+      std::max<std::uint64_t>(statistics.most_pending, stream.operations.size());
   run_some();
 }
 
@@ -75,6 +80,12 @@ void Device::run_one(CUstream_st& stream) {
     operation.records->done = true;
     operation.records->when = std::chrono::steady_clock::now();
   }
+}
+
+void Device::run_first(CUstream_st& stream) {
+  const std::shared_ptr<Mark> waits = stream.operations.front().waits;
+  if (waits != nullptr) finish(*waits);
+  run_one(stream);
 }
 
 bool Device::run_any() {
@@ -104,9 +115,7 @@ void Device::run_some() {
 void Device::finish(CUstream_st& stream) {
   while (!stream.operations.empty()) {
     if (order_ != late && run_any()) continue;
-    const std::shared_ptr<Mark> waits = stream.operations.front().waits;
-    if (waits != nullptr) finish(*waits);
-    run_one(stream);
+    run_first(stream);
   }
 }
 
@@ -115,9 +124,7 @@ void Device::finish(const Mark& mark) {
     if (order_ != late && run_any()) continue;
     CUstream_st& stream = *mark.stream;
     if (stream.operations.empty()) fault("an event that its stream no longer holds");
-    const std::shared_ptr<Mark> waits = stream.operations.front().waits;
-    if (waits != nullptr) finish(*waits);
-    run_one(stream);
+    run_first(stream);
   }
 }
 

@@ -100,6 +100,7 @@ class Device {
   void finish(const Mark& mark);
   void finish_all();
   std::uint64_t discard();
+  void refuse_to_block() { never_blocks_ = true; }
   /// A caller that asks again and again learns of the end at last.
   [[nodiscard]] bool query(const Mark& mark);
   /// Whether an operation that has not run needs any of this host memory.
@@ -116,6 +117,8 @@ class Device {
   static Device& instance();
   [[nodiscard]] static bool may_run(const CUstream_st& stream);
   void run_one(CUstream_st& stream);
+  /// What the first operation waits for, and then that.
+  void run_first(CUstream_st& stream);
   /// Some of what may run, as the order has it.
   void run_some();
   bool run_any();
@@ -125,6 +128,7 @@ class Device {
   std::mt19937_64 random_;
   std::uint64_t order_ = late;
   unsigned eagerness_ = 0;  ///< of 8 calls, how many let something run
+  bool never_blocks_ = false;
   std::uint64_t enqueued_ = 0;
   std::uint64_t newest_run_ = 0;
 };

@@ -33,9 +33,12 @@ struct Statistics {
 };
 [[nodiscard]] Statistics statistics();
 
-/// A stream of CUDA holds about a thousand operations; a launch on a full one blocks its thread,
-/// which for the control thread ends the program here.
+/// A stream of CUDA holds about a thousand operations. What is put on a full one blocks its thread
+/// until the first has run.
 inline constexpr std::uint64_t kMostPending = 1000;
+/// From here on that ends the program, as it does with SPILLWAY_CUDA_EMULATION_NEVER_BLOCKS in the
+/// environment: the control thread must not wait.
+void refuse_to_block();
 
 /// What has yet to run never will. Returns how many operations that were.
 std::uint64_t discard_pending();
