@@ -109,6 +109,24 @@ TEST_F(EmbeddedStreamingTest, UnitsMayBeEnteredInAnyOrder) {
   EXPECT_EQ(image(trainer), image(stays));
 }
 
+TEST_F(EmbeddedStreamingTest, MissingGradientsAreZeroWhereAsked) {
+  EmbeddedOptions options = streaming(80_KiB);
+  options.missing_gradient = MissingGradient::zero;
+  EmbeddedTrainer some(options, parameters(true));
+  EmbeddedTrainer all(options_for(), parameters(false));
+  for (int step = 1; step <= 3; ++step) {
+    for (std::uint32_t i = 0; i < some.size(); ++i) {
+      // Other parameters in each step: what the step before left there must not count.
+      const bool missing = i % 3 == static_cast<std::uint32_t>(step % 3);
+      const Tensor gradient = missing ? Tensor(values_[i].size()) : this->gradient(i, step);
+      if (!missing) some.add_gradient(i, bytes_of(gradient));
+      all.add_gradient(i, bytes_of(gradient));
+    }
+    EXPECT_EQ(some.step({.max_norm = 1}).grad_norm, all.step({.max_norm = 1}).grad_norm);
+  }
+  EXPECT_EQ(image(some), image(all));
+}
+
 TEST_F(EmbeddedStreamingTest, WhatStaysOnTheDeviceFollowsTheFramework) {
   EmbeddedTrainer trainer(streaming(80_KiB), parameters(true));
   const Tensor other = normal(300, 77);

@@ -117,14 +117,19 @@ void EmbeddedTrainer::Implementation::gather() {
   runner_.check_sound();
   if (runner_.phase() == Phase::gathered) return;
   check_received();
-  if (streams()) runner_.park();
-  runner_.start(streams() ? EmbeddedPlan::norms : EmbeddedPlan::step);
+  if (streams()) {
+    runner_.park();
+  } else {
+    runner_.start(EmbeddedPlan::step);
+  }
   for (std::size_t parameter = 0; parameter < received_.size(); ++parameter) {
     const EmbeddedPlace& at = layout_.places[parameter];
     if (received_[parameter] > 0) continue;
     await_gradient_memory(at);
     std::ranges::fill(cycle_.gradient(at), std::byte{});
   }
+  // Norms of streamed parameters wait for nobody: all gradients are there.
+  if (streams()) runner_.start(EmbeddedPlan::norms);
   runner_.finish();
 }
 
