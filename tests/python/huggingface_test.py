@@ -92,6 +92,31 @@ def test_a_trainer_that_is_given_the_optimizer(tmp_path):
     assert [loss for loss, _ in mine] == pytest.approx([loss for loss, _ in reference], rel=2e-3)
 
 
+def test_a_loop_of_accelerate():
+    import accelerate
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    torch.manual_seed(0)
+    ours, theirs = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
+    theirs.load_state_dict(ours.state_dict())
+    prepared, optimizer = accelerator.prepare(ours, OffloadedAdamW(
+        ours.parameters(), lr=0.1, accumulation_steps=2, max_norm=0.1))
+    reference = torch.optim.AdamW(theirs.parameters(), lr=0.1)
+    for step in range(6):
+        x = torch.randn(4, 8)
+        with accelerator.accumulate(prepared):
+            accelerator.backward(prepared(x).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        (theirs(x).pow(2).mean() / 2).backward()
+        if step % 2 == 1:
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
+            reference.step()
+            reference.zero_grad()
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.allclose(mine, other, atol=1e-6)
+
+
 def deepspeed_configuration(folder, **parameters):
     return {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
             "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",

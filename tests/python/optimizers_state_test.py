@@ -203,6 +203,15 @@ def test_steps_out_of_order_are_refused_and_change_nothing():
                 run(expected, torch.optim.AdamW(expected), range(5)), 1e-5)
 
 
+def test_a_model_that_is_converted_later_is_refused():
+    net = torch.nn.Linear(3, 2)
+    optimizer = OffloadedAdamW(net.parameters())
+    net.to(torch.bfloat16)
+    with pytest.raises(spillway.InvalidArgumentError, match="convert the model before"):
+        net(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    assert optimizer.skipped_steps == 0
+
+
 def test_missing_gradients_may_count_as_zero():
     ours, theirs = parameters(), parameters()
     mine, reference = OffloadedAdamW(ours, missing="zero"), torch.optim.AdamW(theirs)

@@ -163,7 +163,13 @@ class Shard:
         self.trainer.wait(index)
         if parameter.data_ptr() != self._memory[index].data_ptr():
             check_parameter(self.entries[index])
-            self._memory[index].copy_(parameter.data)
+            memory = self._memory[index]
+            if parameter.dtype != memory.dtype or parameter.shape != memory.shape:
+                raise InvalidArgumentError(
+                    f"{self.entries[index].name} was {memory.dtype} of {tuple(memory.shape)} when "
+                    f"the optimizer was made, and is {parameter.dtype} of "
+                    f"{tuple(parameter.shape)}: convert the model before you make the optimizer")
+            memory.copy_(parameter.data)
         self._point(index)
         self.trainer.take_values(index)
 
