@@ -30,7 +30,7 @@ class Block(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    def __init__(self, blocks=8, width=64, recomputes=False):
+    def __init__(self, blocks=8, width=128, recomputes=False):
         super().__init__()
         self.embedding = torch.nn.Linear(4, width)
         self.blocks = torch.nn.ModuleList(Block(width) for _ in range(blocks))
@@ -99,7 +99,7 @@ def test_trains_four_times_its_budget_with_the_bits_of_a_resident_model(dtype, o
 
 def test_blocks_may_be_recomputed_and_evaluated():
     resident, resident_optimizer = make(recomputes=True)
-    streamed, optimizer = make("120KB", recomputes=True)
+    streamed, optimizer = make("400KB", recomputes=True)
     for step in range(3):
         assert train(resident, resident_optimizer, [step]) == train(streamed, optimizer, [step])
         with torch.no_grad():
@@ -109,7 +109,7 @@ def test_blocks_may_be_recomputed_and_evaluated():
 
 def test_the_state_dict_is_that_of_the_model_at_any_time():
     resident, resident_optimizer = make()
-    streamed, optimizer = make("120KB")
+    streamed, optimizer = make("400KB")
     saved = copy.deepcopy(streamed.state_dict())
     train(resident, resident_optimizer, range(2))
     train(streamed, optimizer, range(2))
@@ -122,7 +122,7 @@ def test_the_state_dict_is_that_of_the_model_at_any_time():
 
 def test_goes_on_after_a_forward_pass_that_failed():
     resident, resident_optimizer = make()
-    streamed, optimizer = make("120KB")
+    streamed, optimizer = make("400KB")
     for model in (resident, streamed):
         with pytest.raises(FloatingPointError):
             model(torch.full((5, 4), float("nan")))
@@ -139,7 +139,7 @@ def test_a_llama_of_transformers_with_state_on_disk(tmp_path):
         torch.manual_seed(2)
         model = LlamaForCausalLM(config)
         if streamed:
-            offload_model(model, "120KB")
+            offload_model(model, "200KB")
         optimizer = OffloadedAdamW(model.parameters(), lr=1e-3, max_norm=1.0,
                                    nvme=[tmp_path / str(streamed)])
         run = []
@@ -155,17 +155,17 @@ def test_a_llama_of_transformers_with_state_on_disk(tmp_path):
 
 def test_says_what_does_not_fit_and_what_is_missing():
     model = Model()
-    offload_model(model, "120KB")
+    offload_model(model, "400KB")
     with pytest.raises(spillway.InvalidArgumentError, match="make an optimizer"):
         model(batch(0))
     with pytest.raises(spillway.InvalidArgumentError, match="already"):
-        offload_model(model, "120KB")
+        offload_model(model, "400KB")
     with pytest.raises(spillway.InvalidArgumentError, match="no blocks were found"):
-        offload_model(torch.nn.Linear(3, 3), "120KB")
+        offload_model(torch.nn.Linear(3, 3), "400KB")
     with pytest.raises(spillway.DoesNotFitError, match="the largest unit has"):
         make("10KB")
     frozen = Model()
     frozen.blocks[2].inner.weight.requires_grad_(False)
-    offload_model(frozen, "120KB")
+    offload_model(frozen, "400KB")
     with pytest.raises(spillway.NotSupportedError, match="block 2"):
         OffloadedAdamW(frozen.parameters())

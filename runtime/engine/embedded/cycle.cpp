@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/update_decision.hpp"
@@ -126,6 +127,19 @@ void EmbeddedCycle::note(EmbeddedPlan plan) {
   }
   use_.read = actions().moved(plan::kReadState);
   use_.written = actions().moved(plan::kWriteState);
+}
+
+double EmbeddedCycle::norm(std::span<const EmbeddedPlace> places) {
+  double total = 0;
+  for (const EmbeddedPlace& place : places) {
+    const std::span<std::byte> bytes =
+        engine().memory().host(slots().tiles_of(plan::PoolKind::host_sums, place.block));
+    const std::span<const double> leaves{reinterpret_cast<const double*>(bytes.data()),
+                                         bytes.size() / sizeof(double)};
+    total += cpu_adam::sum_leaves(leaves.subspan(
+        place.first / kLeafParameters, round_up(place.count, kLeafParameters) / kLeafParameters));
+  }
+  return std::sqrt(total);
 }
 
 bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double norm,

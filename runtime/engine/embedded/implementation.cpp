@@ -189,7 +189,7 @@ double EmbeddedTrainer::Implementation::grad_norm(double divisor) {
   check(divisor > 0, ErrorCode::invalid_argument,
         fmt::format("gradient_divisor is {}; it must be above 0", divisor));
   gather();
-  return cycle_.reduce_norm() / divisor;
+  return cycle_.norm(layout_.places) / divisor;
 }
 
 EmbeddedResult EmbeddedTrainer::Implementation::step(const EmbeddedStep& step) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "cpu_adam/adam.hpp"
-#include "cpu_adam/state_format.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::engine {
@@ -99,8 +98,7 @@ void extend_block(EmbeddedLayout& layout, const EmbeddedParameter& parameter, st
   BlockGroups& parts = layout.groups.back();
   const std::uint64_t before = shape.parameters.value();
   shape.parameters = ElementCount{end};
-  shape.padded_parameters = ElementCount{round_up(end, kLeafParameters)};
-  const std::uint64_t padded = shape.padded_parameters.value();
+  shape.padded_parameters = ElementCount{end};
   if (parameter.group != parts[1].group) {
     check(parts[0].group == parts[1].group, ErrorCode::invalid_argument,
           fmt::format("parameter \"{}\" is of group {}, the third in unit {}; a unit has at most "
@@ -109,8 +107,8 @@ void extend_block(EmbeddedLayout& layout, const EmbeddedParameter& parameter, st
     parts[0].end = before;
     parts[1].group = parameter.group;
   }
-  if (parts[0].group == parts[1].group) parts[0].end = padded;
-  parts[1].end = padded;
+  if (parts[0].group == parts[1].group) parts[0].end = end;
+  parts[1].end = end;
 }
 
 /// Returns how many units the device holds at once: one that is used, one that comes, and one that
@@ -162,7 +160,7 @@ EmbeddedLayout make_layout(const EmbeddedOptions& options,
     const auto block = static_cast<std::uint32_t>(layout.workload.blocks.size() - 1);
     layout.places[index] = {.block = block, .first = end, .count = parameter.elements};
     ++layout.parameters.back();
-    end = round_up(end + parameter.elements, cpu_adam::kQuantizationBlock);
+    end = round_up(end + parameter.elements, kLeafParameters);
     extend_block(layout, parameter, end);
   }
   return layout;

@@ -13,8 +13,8 @@
 
 namespace spillway::engine {
 
-/// Where a parameter lies in its block. It starts on a quantization block of format int8, so that
-/// no two parameters share a scale.
+/// Where a parameter lies in its block. It starts on a leaf, so that no two parameters share a leaf
+/// of the norm or a scale of format int8: no bit depends on what else is registered, or where.
 struct EmbeddedPlace {
   std::uint32_t block = 0;
   std::uint64_t first = 0;
