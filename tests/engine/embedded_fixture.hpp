@@ -80,7 +80,7 @@ inline EmbeddedOptions options_for(DType dtype = DType::fp32) {
   options.dtype = dtype;
   options.state_format = dtype == DType::bf16 ? StateFormat::split : StateFormat::fp32;
   options.groups = {{.lr = 1e-2, .weight_decay = 0.1}, {.lr = 3e-3}};
-  options.tile_parameters = kLeafParameters;
+  options.tile_parameters = 2 * kLeafParameters;  // which parameters share
   options.threads = 2;
   return options;
 }
