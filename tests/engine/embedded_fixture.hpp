@@ -71,7 +71,11 @@ struct Model {
   }
 
   [[nodiscard]] Tensor gradient(std::size_t parameter, int step) const {
-    return normal(sizes[parameter], 1000 + 100 * static_cast<std::uint64_t>(step) + parameter);
+    Tensor tensor =
+        normal(sizes[parameter], 1000 + 100 * static_cast<std::uint64_t>(step) + parameter);
+    // Those of one parameter are larger than those of another.
+    for (float& value : tensor) value *= static_cast<float>(1U << (2 * parameter));
+    return tensor;
   }
 };
 
