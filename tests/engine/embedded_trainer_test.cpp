@@ -198,18 +198,18 @@ TEST_F(EmbeddedTrainerTest, SumsSeveralGradientsInOrder) {
 
 TEST_F(EmbeddedTrainerTest, ADeferredUpdateReadsTheGradientsOfItsOwnStep) {
   // Large enough for an update to run while the next gradients come.
-  model_.sizes = {1u << 20, 1u << 20};
-  model_.groups = {0, 1};
-  model_.values = {Tensor(1u << 20, 1.0F), Tensor(1u << 20, -1.0F)};
+  model_.sizes.assign(4, 1U << 20);
+  model_.groups = {0, 1, 0, 1};
+  model_.values.assign(4, Tensor(1U << 20, 1.0F));
   EmbeddedOptions options = options_for();
   options.groups[0].optimizer = options.groups[1].optimizer = cpu_adam::Optimizer::sgd;
   const auto now = make(options);
   options.defers_updates = true;
   const auto later = make(options);
-  for (int step = 1; step <= 4; ++step) {
-    const Tensor gradient(1u << 20, static_cast<float>(step));
-    for (const auto& trainer : {now.get(), later.get()}) {
-      for (const std::uint32_t parameter : {1U, 0U}) {
+  for (const auto& trainer : {now.get(), later.get()}) {
+    for (int step = 1; step <= 4; ++step) {
+      const Tensor gradient(1U << 20, static_cast<float>(step));
+      for (const std::uint32_t parameter : {3U, 2U, 1U, 0U}) {
         trainer->add_gradient(parameter, bytes_of(gradient));
       }
       trainer->step({});
