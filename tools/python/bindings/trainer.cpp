@@ -254,14 +254,8 @@ void add_options(nb::module_& module) {
       .def_rw("seed", &EmbeddedOptions::seed);
 }
 
-}  // namespace
-
-void add_trainer(nb::module_& module) {
-  add_options(module);
-  nb::class_<Trainer>(module, "Trainer",
-                      "Trains parameters whose forward and backward another framework runs.")
-      .def(nb::init<const EmbeddedOptions&, const std::vector<Trainer::Parameter>&>(),
-           nb::arg("options"), nb::arg("parameters"))
+void add_values(nb::class_<Trainer>& trainer) {
+  trainer
       .def("values", &values<&EmbeddedTrainer::values>, nb::arg("parameter"),
            nb::sig("def values(self, parameter: int)"))
       .def("device_values", &values<&EmbeddedTrainer::device_values>, nb::arg("parameter"),
@@ -274,16 +268,11 @@ void add_trainer(nb::module_& module) {
                 unit, backward ? engine::EmbeddedPass::backward : engine::EmbeddedPass::forward);
           },
           nb::arg("unit"), nb::arg("backward"))
-      .def("leave", &unlocked<&EmbeddedTrainer::leave, std::uint32_t>, nb::arg("unit"))
-      .def("memory",
-           [](const Trainer& self) {
-             std::vector<std::tuple<std::string, std::string, std::uint64_t>> items;
-             for (const plan::MemoryItem& item : self.native().memory()) {
-               items.emplace_back(plan::name_of(item.tier), item.what, item.bytes.value());
-             }
-             return items;
-           })
-      .def("add_gradient", &Trainer::add_gradient, nb::arg("parameter"), nb::arg("gradient"))
+      .def("leave", &unlocked<&EmbeddedTrainer::leave, std::uint32_t>, nb::arg("unit"));
+}
+
+void add_steps(nb::class_<Trainer>& trainer) {
+  trainer.def("add_gradient", &Trainer::add_gradient, nb::arg("parameter"), nb::arg("gradient"))
       .def("discard_gradients", &unlocked<&EmbeddedTrainer::discard_gradients>)
       .def("grad_norm", &unlocked<&EmbeddedTrainer::grad_norm, double>, nb::arg("divisor"))
       .def(
@@ -313,7 +302,19 @@ void add_trainer(nb::module_& module) {
           [](const Trainer& self, std::uint32_t group, const cpu_adam::AdamOptions& options) {
             self.native().set_group(group, options);
           },
-          nb::arg("group"), nb::arg("options"))
+          nb::arg("group"), nb::arg("options"));
+}
+
+void add_state(nb::class_<Trainer>& trainer) {
+  trainer
+      .def("memory",
+           [](const Trainer& self) {
+             std::vector<std::tuple<std::string, std::string, std::uint64_t>> items;
+             for (const plan::MemoryItem& item : self.native().memory()) {
+               items.emplace_back(plan::name_of(item.tier), item.what, item.bytes.value());
+             }
+             return items;
+           })
       .def_prop_ro("steps", [](const Trainer& self) { return self.native().steps(); })
       .def_prop_rw(
           "updates", [](const Trainer& self) { return self.native().updates(); },
@@ -336,6 +337,19 @@ void add_trainer(nb::module_& module) {
             self.native().load(directory);
           },
           nb::arg("directory"));
+}
+
+}  // namespace
+
+void add_trainer(nb::module_& module) {
+  add_options(module);
+  nb::class_<Trainer> trainer(
+      module, "Trainer", "Trains parameters whose forward and backward another framework runs.");
+  trainer.def(nb::init<const EmbeddedOptions&, const std::vector<Trainer::Parameter>&>(),
+              nb::arg("options"), nb::arg("parameters"));
+  add_values(trainer);
+  add_steps(trainer);
+  add_state(trainer);
 }
 
 }  // namespace spillway::python
