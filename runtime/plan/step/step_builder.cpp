@@ -3,47 +3,41 @@
 #include "runtime/plan/step/builder.hpp"
 
 namespace spillway::plan {
+namespace {
+
+StepPlan build(Builder builder, void (Builder::*list)()) {
+  (builder.*list)();
+  return builder.take();
+}
+
+}  // namespace
 
 StepPlan build_training_step(const Workload& workload, const Placement& placement) {
-  Builder builder(workload, placement);
-  builder.training();
-  return builder.take();
+  return build({workload, placement}, &Builder::training);
 }
 
 StepPlan build_recorded_step(const Workload& workload, const Placement& placement) {
-  Builder builder(workload, placement, /*records=*/true);
-  builder.training();
-  return builder.take();
+  return build({workload, placement, /*records=*/true}, &Builder::training);
 }
 
 StepPlan build_flush(const Workload& workload, const Placement& placement) {
-  Builder builder(workload, placement);
-  builder.flush();
-  return builder.take();
+  return build({workload, placement}, &Builder::flush);
 }
 
 StepPlan build_evaluation(const Workload& workload, const Placement& placement) {
-  Builder builder(workload, placement);
-  builder.evaluation();
-  return builder.take();
+  return build({workload, placement}, &Builder::evaluation);
 }
 
 StepPlan build_snapshot(const Workload& workload, const Placement& placement) {
-  Builder builder(workload, placement);
-  builder.snapshot();
-  return builder.take();
+  return build({workload, placement}, &Builder::snapshot);
 }
 
 StepPlan build_external_backward(const Workload& workload, const Placement& placement) {
-  Builder builder(workload, placement);
-  builder.external_backward();
-  return builder.take();
+  return build({workload, placement}, &Builder::external_backward);
 }
 
 StepPlan build_external_norms(const Workload& workload, const Placement& placement) {
-  Builder builder(workload, placement);
-  builder.external_norms();
-  return builder.take();
+  return build({workload, placement}, &Builder::external_norms);
 }
 
 }  // namespace spillway::plan
