@@ -1,10 +1,8 @@
 #include "runtime/engine/step_cycle.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
-#include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::engine {
@@ -130,20 +128,15 @@ void StepCycle::run_step() {
   if (copying()) copy_committed();
 }
 
-double StepCycle::reduce_norm() {
-  double total = 0;
-  for (std::uint32_t block = 0; block < workload().blocks.size(); ++block) {
-    const std::span<std::byte> bytes =
-        engine_.memory().host(slots().tiles_of(plan::PoolKind::host_sums, block));
-    if (placement().blocks[block].state == plan::Tier::device) {
-      engine_.streams().compute->download(
-          bytes, engine_.memory().device(slots().tiles_of(plan::PoolKind::device_leaves, block)));
-      engine_.streams().compute->synchronize();
-    }
-    total += cpu_adam::sum_leaves(
-        {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)});
+std::span<const double> StepCycle::norm_leaves(std::uint32_t block) {
+  const std::span<std::byte> bytes =
+      engine_.memory().host(slots().tiles_of(plan::PoolKind::host_sums, block));
+  if (placement().blocks[block].state == plan::Tier::device) {
+    engine_.streams().compute->download(
+        bytes, engine_.memory().device(slots().tiles_of(plan::PoolKind::device_leaves, block)));
+    engine_.streams().compute->synchronize();
   }
-  return std::sqrt(total);
+  return {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)};
 }
 
 void StepCycle::flush(Commits commits) {

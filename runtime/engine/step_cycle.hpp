@@ -68,8 +68,8 @@ class StepCycle {
   void copy_now(const nvme_swap::StoreOptions& options);
   /// Throws `Error{corrupt_data}` unless these are the tiles of this run.
   void check_tiles(const nvme_swap::StoreLayout& layout) const;
-  /// Returns the norm of the gradients that the last step left, as they are.
-  [[nodiscard]] double reduce_norm();
+  /// Returns the sums of squares of the leaves of a block's gradient, as the last step left it.
+  [[nodiscard]] std::span<const double> norm_leaves(std::uint32_t block);
   /// Whether the step becomes true on disk where the plan can make it so.
   enum class Commits : std::uint8_t { no, yes };
   /// Applies the pending update.

@@ -1,8 +1,10 @@
 #include "runtime/engine/trainer.hpp"
 
 #include <chrono>
+#include <cmath>
 #include <utility>
 
+#include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/config/schedule.hpp"
 
@@ -27,6 +29,14 @@ void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler)
       }
     }
   }
+}
+
+double Trainer::reduce_norm() {
+  double total = 0;
+  for (std::uint32_t block = 0; block < workload().blocks.size(); ++block) {
+    total += cpu_adam::sum_leaves(norm_leaves(block));
+  }
+  return std::sqrt(total);
 }
 
 StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sampler) {

@@ -35,6 +35,7 @@ class Trainer final : private OwnedModel, public StepCycle {
 
  private:
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
+  [[nodiscard]] double reduce_norm();
 
   std::unique_ptr<Executor> evaluation_executor_;
 };

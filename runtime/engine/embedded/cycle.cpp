@@ -132,12 +132,9 @@ void EmbeddedCycle::note(EmbeddedPlan plan) {
 double EmbeddedCycle::norm(std::span<const EmbeddedPlace> places) {
   double total = 0;
   for (const EmbeddedPlace& place : places) {
-    const std::span<std::byte> bytes =
-        engine().memory().host(slots().tiles_of(plan::PoolKind::host_sums, place.block));
-    const std::span<const double> leaves{reinterpret_cast<const double*>(bytes.data()),
-                                         bytes.size() / sizeof(double)};
-    total += cpu_adam::sum_leaves(leaves.subspan(
-        place.first / kLeafParameters, round_up(place.count, kLeafParameters) / kLeafParameters));
+    const std::uint64_t count = round_up(place.count, kLeafParameters) / kLeafParameters;
+    total += cpu_adam::sum_leaves(
+        norm_leaves(place.block).subspan(place.first / kLeafParameters, count));
   }
   return std::sqrt(total);
 }
