@@ -9,11 +9,6 @@
 
 namespace spillway::engine {
 
-/// Are the groups of a native run's parameters: what decays, and what does not.
-inline constexpr std::uint32_t kDecayed = 0;
-inline constexpr std::uint32_t kPlain = 1;
-inline constexpr std::size_t kNativeGroups = 2;
-
 /// Returns what gradients of this norm are multiplied by, as torch.nn.utils.clip_grad_norm_:
 /// limit / (norm + 1e-6), never above 1. A limit of 0 switches clipping off.
 [[nodiscard]] double clip_factor(double norm, double limit);

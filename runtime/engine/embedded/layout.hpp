@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/engine/embedded_trainer.hpp"
-#include "runtime/engine/step/op_actions.hpp"
+#include "runtime/engine/step/parameter_groups.hpp"
 #include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/workload.hpp"
 

@@ -1,7 +1,6 @@
 #include "runtime/engine/prepare/workload.hpp"
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/update_decision.hpp"
 
 namespace spillway::engine {
 

@@ -16,6 +16,7 @@
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/external_passes.hpp"
 #include "runtime/engine/step/op_memory.hpp"
+#include "runtime/engine/step/parameter_groups.hpp"
 #include "runtime/engine/step/state_slots.hpp"
 #include "runtime/engine/step/ticket_chains.hpp"
 #include "runtime/engine/step/ticket_pairs.hpp"
@@ -23,13 +24,6 @@
 #include "runtime/model/transformer.hpp"
 
 namespace spillway::engine {
-
-/// The parameters of a block from the end of the part before up to `end`, an index in the block.
-struct GroupPart {
-  std::uint64_t end;
-  std::uint32_t group;
-};
-using BlockGroups = std::array<GroupPart, 2>;
 
 /// What the ops work with; all outlive the actions.
 struct OpResources {

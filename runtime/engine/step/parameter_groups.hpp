@@ -1,0 +1,22 @@
+// Which hyperparameters belong to which parameters of a block.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace spillway::engine {
+
+/// The parameters of a block from the end of the part before up to `end`, an index in the block.
+struct GroupPart {
+  std::uint64_t end;
+  std::uint32_t group;
+};
+using BlockGroups = std::array<GroupPart, 2>;
+
+/// Are the groups of a native run's parameters: what decays, and what does not.
+inline constexpr std::uint32_t kDecayed = 0;
+inline constexpr std::uint32_t kPlain = 1;
+inline constexpr std::size_t kNativeGroups = 2;
+
+}  // namespace spillway::engine
