@@ -2,160 +2,222 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
+#include <array>
+#include <exception>
 
-#include "comm/detail/ordered_sum.hpp"
-#include "comm/single/single_communicator.hpp"
+#include "comm/detail/progress.hpp"
+#include "comm/single/single_transport.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::comm {
 namespace {
 
-void check_size(std::string_view operation, std::size_t actual, std::size_t wanted) {
+constexpr std::array<std::string_view, kOperations> kNames{
+    "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce",   "gather",
+    "scatter",    "all_to_all",     "send",       "receive",   "exchange", "barrier"};
+
+void check_size(Operation operation, std::size_t actual, std::size_t wanted) {
   if (actual == wanted) return;
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("{}: a buffer of {} bytes where {} are needed", operation, actual, wanted));
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{}: a buffer of {} bytes where {} are needed", name_of(operation),
+                          actual, wanted));
+}
+
+void check_whole_elements(Operation operation, std::size_t bytes, DType dtype) {
+  if (bytes % size_of(dtype) == 0) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{}: {} bytes are no whole number of {} elements", name_of(operation),
+                          bytes, name_of(dtype)));
 }
 
 }  // namespace
 
-Communicator::Communicator(Rank rank, std::uint32_t ranks) : rank_(rank), ranks_(ranks) {
-  SPILLWAY_ASSERT(rank.value() < ranks);
-  constexpr std::size_t kLargestElement = 4;
-  tails_.resize(kLargestElement * ranks * (ranks - 1));
+std::string_view name_of(Operation operation) {
+  return kNames[static_cast<std::size_t>(operation)];
 }
 
-void Communicator::all_gather(Source shard, Target all) {
-  check_size("all_gather", all.size(), shard.size() * ranks_);
-  do_all_gather(shard, all);
-  count(Operation::all_gather, shard.size() * (ranks_ - 1));
+class Communicator::Implementation {
+ public:
+  Implementation(const MakeTransport& make, const CommunicatorOptions& options)
+      : progress_(make, options) {}
+
+  ~Implementation() {
+    if (std::uncaught_exceptions() > exceptions_) {
+      progress_.abandon("it has ended with an error of its own");
+    }
+  }
+
+  Implementation(const Implementation&) = delete;
+  Implementation& operator=(const Implementation&) = delete;
+
+  [[nodiscard]] Rank rank() const { return progress_.rank(); }
+  [[nodiscard]] std::size_t ranks() const { return progress_.ranks(); }
+  [[nodiscard]] detail::Progress& progress() { return progress_; }
+  [[nodiscard]] Bytes sent(Operation operation) const {
+    return sent_[static_cast<std::size_t>(operation)];
+  }
+
+  /// Starts `call`, with which this rank sends so many bytes.
+  Ticket start(const detail::Call& call, std::size_t bytes) {
+    sent_[static_cast<std::size_t>(call.operation)] += Bytes{bytes};
+    return progress_.submit(call);
+  }
+
+  void check_peer(Operation operation, Rank peer) const {
+    if (peer.value() < ranks() && peer != rank()) return;
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: rank {} of {} has no peer {}", name_of(operation), rank().value(),
+                            ranks(), peer.value()));
+  }
+
+  void check_root(Operation operation, Rank root) const {
+    if (root.value() < ranks()) return;
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: root {} is not below the number of ranks, {}", name_of(operation),
+                            root.value(), ranks()));
+  }
+
+  /// Returns bytes that this rank sends when a ring sums `bytes` into as even parts as there are
+  /// ranks, and what of that is its own part.
+  [[nodiscard]] std::size_t own_part(std::size_t bytes, DType dtype) const {
+    const std::size_t elements = bytes / size_of(dtype);
+    const std::size_t first = elements * rank().value() / ranks();
+    return (elements * (rank().value() + 1) / ranks() - first) * size_of(dtype);
+  }
+
+ private:
+  const int exceptions_ = std::uncaught_exceptions();
+  std::array<Bytes, kOperations> sent_{};
+  detail::Progress progress_;
+};
+
+Communicator::Communicator(const MakeTransport& make, const CommunicatorOptions& options)
+    : implementation_(std::make_unique<Implementation>(make, options)) {}
+
+Communicator::~Communicator() = default;
+
+Rank Communicator::rank() const { return implementation_->rank(); }
+
+std::uint32_t Communicator::ranks() const {
+  return static_cast<std::uint32_t>(implementation_->ranks());
 }
 
-void Communicator::reduce_scatter(Source all, Target shard, DType dtype) {
-  check_size("reduce_scatter", all.size(), shard.size() * ranks_);
-  check(shard.size() % size_of(dtype) == 0, ErrorCode::invalid_argument,
-        "reduce_scatter: a shard must hold whole elements");
-  do_reduce_scatter(all, shard, dtype);
-  count(Operation::reduce_scatter, shard.size() * (ranks_ - 1));
+Ticket Communicator::all_gather(Source shard, Target all) {
+  constexpr Operation kThis = Operation::all_gather;
+  check_size(kThis, all.size(), shard.size() * ranks());
+  return implementation_->start({.operation = kThis, .source = shard, .target = all},
+                                shard.size() * (ranks() - 1));
 }
 
-void Communicator::broadcast(Target data, Rank root) {
-  check_root(root);
-  do_broadcast(data, root);
-  const bool last_of_ring = (rank_.value() + 1) % ranks_ == root.value();
-  count(Operation::broadcast, last_of_ring ? 0 : data.size());
+Ticket Communicator::reduce_scatter(Source all, Target shard, SumTypes types) {
+  constexpr Operation kThis = Operation::reduce_scatter;
+  check(types.result == types.addend || types.result == DType::fp32, ErrorCode::invalid_argument,
+        "reduce_scatter: the result has the type of the addends or fp32");
+  check_whole_elements(kThis, shard.size(), types.result);
+  const std::size_t part = shard.size() / size_of(types.result) * size_of(types.addend);
+  check_size(kThis, all.size(), part * ranks());
+  return implementation_->start(
+      {.operation = kThis, .source = all, .target = shard, .types = types}, part * (ranks() - 1));
 }
 
-void Communicator::all_to_all(Source source, Target target) {
-  check_size("all_to_all", target.size(), source.size());
-  check(source.size() % ranks_ == 0, ErrorCode::invalid_argument,
+Ticket Communicator::all_reduce(Target data, DType dtype) {
+  constexpr Operation kThis = Operation::all_reduce;
+  check_whole_elements(kThis, data.size(), dtype);
+  const std::size_t own = implementation_->own_part(data.size(), dtype);
+  return implementation_->start(
+      {.operation = kThis, .source = data, .target = data, .types = {dtype, dtype}},
+      data.size() - own + own * (ranks() - 1));
+}
+
+Ticket Communicator::broadcast(Target data, Rank root) {
+  constexpr Operation kThis = Operation::broadcast;
+  implementation_->check_root(kThis, root);
+  const bool last_of_ring = (rank().value() + 1) % ranks() == root.value();
+  return implementation_->start({.operation = kThis, .target = data, .root = root},
+                                last_of_ring ? 0 : data.size());
+}
+
+Ticket Communicator::reduce(Target data, DType dtype, Rank root) {
+  constexpr Operation kThis = Operation::reduce;
+  implementation_->check_root(kThis, root);
+  check_whole_elements(kThis, data.size(), dtype);
+  const std::size_t own = implementation_->own_part(data.size(), dtype);
+  return implementation_->start(
+      {.operation = kThis, .source = data, .target = data, .types = {dtype, dtype}, .root = root},
+      rank() == root ? data.size() - own : data.size());
+}
+
+Ticket Communicator::gather(Source shard, Target all, Rank root) {
+  constexpr Operation kThis = Operation::gather;
+  implementation_->check_root(kThis, root);
+  check_size(kThis, all.size(), rank() == root ? shard.size() * ranks() : 0);
+  return implementation_->start({.operation = kThis, .source = shard, .target = all, .root = root},
+                                rank() == root ? 0 : shard.size());
+}
+
+Ticket Communicator::scatter(Source all, Target shard, Rank root) {
+  constexpr Operation kThis = Operation::scatter;
+  implementation_->check_root(kThis, root);
+  check_size(kThis, all.size(), rank() == root ? shard.size() * ranks() : 0);
+  return implementation_->start({.operation = kThis, .source = all, .target = shard, .root = root},
+                                rank() == root ? shard.size() * (ranks() - 1) : 0);
+}
+
+Ticket Communicator::all_to_all(Source source, Target target) {
+  constexpr Operation kThis = Operation::all_to_all;
+  check_size(kThis, target.size(), source.size());
+  check(source.size() % ranks() == 0, ErrorCode::invalid_argument,
         "all_to_all: a buffer must divide into as many parts as there are ranks");
-  do_all_to_all(source, target);
-  count(Operation::all_to_all, source.size() / ranks_ * (ranks_ - 1));
+  return implementation_->start({.operation = kThis, .source = source, .target = target},
+                                source.size() / ranks() * (ranks() - 1));
 }
 
-void Communicator::send(Source data, Rank to) {
-  check_peer(to);
-  do_send(data, to);
-  count(Operation::send, data.size());
+Ticket Communicator::send(Source data, Rank to) {
+  implementation_->check_peer(Operation::send, to);
+  return implementation_->start({.operation = Operation::send, .source = data, .root = to},
+                                data.size());
 }
 
-void Communicator::receive(Target data, Rank from) {
-  check_peer(from);
-  do_receive(data, from);
+Ticket Communicator::receive(Target data, Rank from) {
+  implementation_->check_peer(Operation::receive, from);
+  return implementation_->start({.operation = Operation::receive, .target = data, .from = from}, 0);
 }
 
-void Communicator::all_reduce(Target data, DType dtype) {
-  const std::size_t shard = shard_bytes(data.size(), dtype);
-  const Target head = data.first(shard * ranks_);
-  const Target mine = head.subspan(shard * rank_.value(), shard);
-  reduce_scatter(head, mine, dtype);
-  all_gather(mine, head);
-  all_reduce_tail(data.subspan(head.size()), dtype);
+Ticket Communicator::exchange(Source source, Rank to, Target target, Rank from) {
+  implementation_->check_peer(Operation::exchange, to);
+  implementation_->check_peer(Operation::exchange, from);
+  return implementation_->start({.operation = Operation::exchange,
+                                 .source = source,
+                                 .target = target,
+                                 .root = to,
+                                 .from = from},
+                                source.size());
 }
 
-void Communicator::reduce(Target data, DType dtype, Rank root) {
-  check_root(root);
-  const std::size_t shard = shard_bytes(data.size(), dtype);
-  const Target head = data.first(shard * ranks_);
-  const Target mine = head.subspan(shard * rank_.value(), shard);
-  reduce_scatter(head, mine, dtype);
-  gather(mine, rank_ == root ? head : Target{}, root);
-  all_reduce_tail(data.subspan(head.size()), dtype);
+Ticket Communicator::barrier() {
+  return implementation_->start({.operation = Operation::barrier}, 0);
 }
 
-void Communicator::gather(Source shard, Target all, Rank root) {
-  check_root(root);
-  if (rank_ != root) return send(shard, root);
-  check_size("gather", all.size(), shard.size() * ranks_);
-  for (std::uint32_t from = 0; from < ranks_; ++from) {
-    const Target part = all.subspan(shard.size() * from, shard.size());
-    if (Rank{from} != root) {
-      receive(part, Rank{from});
-    } else if (part.data() != shard.data()) {
-      std::ranges::copy(shard, part.begin());
-    }
-  }
+void Communicator::wake_with(WakeSignal* wake) { implementation_->progress().wake_with(wake); }
+
+void Communicator::abandon(std::string_view reason) noexcept {
+  implementation_->progress().abandon(reason);
 }
 
-void Communicator::scatter(Source all, Target shard, Rank root) {
-  check_root(root);
-  if (rank_ != root) return receive(shard, root);
-  check_size("scatter", all.size(), shard.size() * ranks_);
-  for (std::uint32_t to = 0; to < ranks_; ++to) {
-    const Source part = all.subspan(shard.size() * to, shard.size());
-    if (Rank{to} != root) {
-      send(part, Rank{to});
-    } else if (part.data() != shard.data()) {
-      std::ranges::copy(part, shard.begin());
-    }
-  }
-}
-
-Bytes Communicator::sent(Operation operation) const {
-  return sent_[static_cast<std::size_t>(operation)];
-}
+Bytes Communicator::sent(Operation operation) const { return implementation_->sent(operation); }
 
 Bytes Communicator::sent() const {
   Bytes total;
-  for (const Bytes bytes : sent_) total += bytes;
+  for (std::size_t i = 0; i < kOperations; ++i) total += sent(static_cast<Operation>(i));
   return total;
 }
 
-void Communicator::count(Operation operation, std::size_t bytes) {
-  sent_[static_cast<std::size_t>(operation)] += Bytes{bytes};
-}
-
-void Communicator::check_peer(Rank peer) const {
-  if (peer.value() < ranks_ && peer != rank_) return;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("rank {} of {} has no peer {}", rank_.value(), ranks_, peer.value()));
-}
-
-void Communicator::check_root(Rank root) const {
-  if (root.value() < ranks_) return;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("root {} is not below the number of ranks, {}", root.value(), ranks_));
-}
-
-std::size_t Communicator::shard_bytes(std::size_t bytes, DType dtype) const {
-  check(bytes % size_of(dtype) == 0, ErrorCode::invalid_argument,
-        "a buffer to sum must hold whole elements");
-  return bytes / size_of(dtype) / ranks_ * size_of(dtype);
-}
-
-void Communicator::all_reduce_tail(Target tail, DType dtype) {
-  if (tail.empty()) return;
-  const Target all = Target{tails_}.first(tail.size() * ranks_);
-  all_gather(tail, all);
-  detail::ordered_sum(
-      ranks_, [&](std::uint32_t rank) { return all.data() + tail.size() * rank; }, tail, dtype);
-}
-
-std::unique_ptr<Communicator> make_communicator(std::string_view backend) {
-  if (backend == "single") return std::make_unique<SingleCommunicator>();
+std::unique_ptr<Communicator> make_communicator(std::string_view backend,
+                                                const CommunicatorOptions& options) {
+  if (backend == "single") {
+    return std::make_unique<Communicator>(
+        [] { return std::make_unique<detail::SingleTransport>(); }, options);
+  }
   if (backend == "threads") {
     throw Error(ErrorCode::invalid_argument,
                 "the ranks of a \"threads\" group are made by ThreadGroup, all at once");
@@ -165,7 +227,7 @@ std::unique_ptr<Communicator> make_communicator(std::string_view backend) {
                 fmt::format("this build has no {} communication; use single", backend));
   }
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("unknown communication backend \"{}\"; use single", backend));
+              fmt::format("unknown communication backend \"{}\"; use single or mpi", backend));
 }
 
 }  // namespace spillway::comm

@@ -1,113 +1,145 @@
-// Communicator: this rank's end of a group of ranks, and the collective operations among them.
-// Owned and called by one thread (the control thread of the rank). Every rank of the group calls
-// the same collectives in the same order with the same sizes; each call returns when this rank's
-// buffers may be used again. What a backend must implement are the seven private operations at the
-// end; the rest is composed of them, here, once.
+// Communicator: this rank's end of a group of ranks, and the collective operations among them on
+// host memory. Owned and called by one thread, the control thread of the rank. An operation is
+// started and gives a Ticket; a thread of the communicator's own makes progress, so that the caller
+// neither waits nor polls for it.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
-#include <vector>
 
 #include "runtime/base/dtype.hpp"
+#include "runtime/base/ticket.hpp"
 #include "runtime/base/units.hpp"
+#include "runtime/base/wake_signal.hpp"
 
 namespace spillway::comm {
 
-/// Names the operations that move bytes, for the counters.
+namespace detail {
+class Transport;
+}
+
 enum class Operation : std::uint8_t {
   all_gather,
   reduce_scatter,
+  all_reduce,
   broadcast,
+  reduce,
+  gather,
+  scatter,
   all_to_all,
   send,
+  receive,
+  exchange,
   barrier,
 };
-inline constexpr std::size_t kOperations = 6;
+inline constexpr std::size_t kOperations = 12;
 
-/// Sums are of `DType` elements: added in fp32 in the order of ranks 0, 1, 2, ... and rounded to
-/// the type once (16-bit types to nearest even), so that every rank gets the same bits in every
-/// run. Sizes must fit: a buffer "of all ranks" is `ranks()` times as large as one "of a rank".
-/// Buffers of a call do not overlap, except where this says so. Errors are
-/// `Error{invalid_argument}`.
+[[nodiscard]] std::string_view name_of(Operation operation);
+
+struct CommunicatorOptions {
+  std::size_t depth = 64;              ///< operations started and not yet over
+  std::uint32_t timeout_ms = 300'000;  ///< without progress; a rank may be this late
+  /// Bounds what moves between two waits, from all ranks together. Scratch memory is twice this.
+  Bytes piece = 8_MiB;
+};
+
+/// Holds the element types of a sum's addends and of its result: equal, or a result of fp32.
+struct SumTypes {
+  DType addend = DType::fp32;
+  DType result = DType::fp32;
+
+  bool operator==(const SumTypes&) const = default;
+};
+
+/// Operations of one communicator run one after another in the order in which they were started, as
+/// on a stream; every rank starts the same collectives in the same order, with the same sizes. A
+/// ticket is over when this rank's buffers may be used again. Tickets do not outlive the
+/// communicator. Starting never waits for other ranks; it waits for an earlier operation only if
+/// `depth` of them are under way.
+///
+/// A buffer "of all ranks" is `ranks()` times as large as one "of a rank". Buffers of a call do not
+/// overlap, except where this says so. Sizes that do not fit are `Error{invalid_argument}`, thrown
+/// at once. Sums add in fp32 in the order of ranks 0, 1, 2, ... and are rounded to the result's
+/// type once (16-bit types to nearest even): every rank gets the same bits in every run.
+///
+/// Whatever else fails is `Error{device_error}`, thrown by the ticket: a rank that has failed, does
+/// not answer within `timeout_ms`, or calls something else (`Error{invalid_argument}`). The message
+/// names the rank. The group is over then, on every rank: each later ticket throws the same.
 class Communicator {
  public:
   using Source = std::span<const std::byte>;
   using Target = std::span<std::byte>;
+  using MakeTransport = std::function<std::unique_ptr<detail::Transport>()>;
 
-  virtual ~Communicator() = default;
+  /// Backends call this. `make` runs on the thread that makes progress, and so does all that the
+  /// transport ever does.
+  Communicator(const MakeTransport& make, const CommunicatorOptions& options);
+  /// Waits for what was started. While an exception is on its way, it calls `abandon` instead.
+  ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  [[nodiscard]] Rank rank() const { return rank_; }
-  [[nodiscard]] std::uint32_t ranks() const { return ranks_; }
+  [[nodiscard]] Rank rank() const;
+  [[nodiscard]] std::uint32_t ranks() const;
 
   /// `all` becomes the shards of ranks 0, 1, ... one after the other. `shard` may be this rank's
   /// part of `all`.
-  void all_gather(Source shard, Target all);
-  /// `shard` becomes this rank's part of the sum of every rank's `all`. `shard` may be this rank's
-  /// part of `all`.
-  void reduce_scatter(Source all, Target shard, DType dtype);
-  /// `data` of every rank becomes `data` of `root`.
-  void broadcast(Target data, Rank root);
-  /// Part j of `source` becomes part `rank()` of rank j's `target`.
-  void all_to_all(Source source, Target target);
-  /// Sends to another rank, which receives as many bytes. May block until it does.
-  void send(Source data, Rank to);
-  /// Receives from another rank, which sends as many bytes.
-  void receive(Target data, Rank from);
-  /// Returns once every rank has called it.
-  void barrier() { do_barrier(); }
-
+  Ticket all_gather(Source shard, Target all);
+  /// `shard` becomes this rank's part of the sum of every rank's `all`. With types that are equal
+  /// it may be this rank's part of `all`.
+  Ticket reduce_scatter(Source all, Target shard, SumTypes types);
   /// `data` of every rank becomes the sum of all of them.
-  void all_reduce(Target data, DType dtype);
+  Ticket all_reduce(Target data, DType dtype);
+  /// `data` of every rank becomes `data` of `root`.
+  Ticket broadcast(Target data, Rank root);
   /// `data` of `root` becomes the sum of all of them; of the others, it is scratch.
-  void reduce(Target data, DType dtype, Rank root);
-  /// At `root`, `all` becomes the shards of all ranks in order; elsewhere `all` is unused (empty).
-  void gather(Source shard, Target all, Rank root);
-  /// `shard` becomes this rank's part of `root`'s `all`; elsewhere `all` is unused (empty).
-  void scatter(Source all, Target shard, Rank root);
+  Ticket reduce(Target data, DType dtype, Rank root);
+  /// At `root`, `all` becomes the shards of all ranks in order; elsewhere `all` is empty. `shard`
+  /// may be this rank's part of `all`.
+  Ticket gather(Source shard, Target all, Rank root);
+  /// `shard` becomes this rank's part of `root`'s `all`; elsewhere `all` is empty. `shard` may be
+  /// this rank's part of `all`.
+  Ticket scatter(Source all, Target shard, Rank root);
+  /// Part j of `source` becomes part `rank()` of rank j's `target`.
+  Ticket all_to_all(Source source, Target target);
+  /// Sends to another rank, which receives as many bytes. Is over when it has: what was started
+  /// later waits for that.
+  Ticket send(Source data, Rank to);
+  Ticket receive(Target data, Rank from);
+  /// Sends to a rank and receives from a rank at once, so that ranks may do it in a ring. The other
+  /// end of each is an exchange too.
+  Ticket exchange(Source source, Rank to, Target target, Rank from);
+  /// Is over once every rank has started it.
+  Ticket barrier();
 
-  /// Returns bytes that this rank has sent, by the operation that moved them, counted as a ring
-  /// moves them: (ranks - 1) shards for all_gather, reduce_scatter and all_to_all; the buffer once
-  /// for a broadcast, except on the last rank of the ring, the one before the root.
+  /// Operations that end from now on notify `wake`; null: nobody.
+  void wake_with(WakeSignal* wake);
+
+  /// Tells the other ranks that this one has failed and why: what they wait for throws, naming this
+  /// rank and `reason`. Operations of this rank end at once, with an error.
+  void abandon(std::string_view reason) noexcept;
+
+  /// Returns bytes that this rank has sent by starting `operation`, counted as a ring moves them:
+  /// (ranks - 1) shards for all_gather, reduce_scatter and all_to_all; the buffer once for a
+  /// broadcast, except on the last rank of the ring, the one before the root. An all_reduce counts
+  /// as a reduce_scatter and an all_gather, a reduce as a reduce_scatter and a gather.
   [[nodiscard]] Bytes sent(Operation operation) const;
   [[nodiscard]] Bytes sent() const;
 
- protected:
-  Communicator(Rank rank, std::uint32_t ranks);
-
  private:
-  // Arguments have been checked. Named as their public callers.
-  virtual void do_all_gather(Source shard, Target all) = 0;
-  virtual void do_reduce_scatter(Source all, Target shard, DType dtype) = 0;
-  virtual void do_broadcast(Target data, Rank root) = 0;
-  virtual void do_all_to_all(Source source, Target target) = 0;
-  virtual void do_send(Source data, Rank to) = 0;
-  virtual void do_receive(Target data, Rank from) = 0;
-  virtual void do_barrier() = 0;
-
-  void count(Operation operation, std::size_t bytes);
-  void check_peer(Rank peer) const;
-  void check_root(Rank root) const;
-  /// Returns bytes of one rank's shard of `bytes` bytes of whole elements; what is left is the
-  /// tail.
-  [[nodiscard]] std::size_t shard_bytes(std::size_t bytes, DType dtype) const;
-  /// Sums the fewer than `ranks()` elements that do not divide into shards.
-  void all_reduce_tail(Target tail, DType dtype);
-
-  Rank rank_;
-  std::uint32_t ranks_;
-  std::array<Bytes, kOperations> sent_{};
-  std::vector<std::byte> tails_;  // every rank's tail, while one is summed
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
 };
 
-/// `single` is a group of this process alone. `threads` groups are made by `ThreadGroup`; `mpi` and
-/// `nccl` are not part of this build: `Error{not_supported}`.
-std::unique_ptr<Communicator> make_communicator(std::string_view backend);
+/// `single` is a group of this process alone; `mpi` one of the processes that mpirun or srun has
+/// started (`Error{not_supported}` where it cannot be had). The ranks of `threads` are made by
+/// ThreadGroup.
+[[nodiscard]] std::unique_ptr<Communicator> make_communicator(
+    std::string_view backend, const CommunicatorOptions& options = {});
 
 }  // namespace spillway::comm

@@ -5,27 +5,32 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "comm/communicator.hpp"
 
 namespace spillway::comm {
 
+struct ThreadGroupOptions {
+  CommunicatorOptions communicator{};
+  /// Limits what each rank sends, and what it receives; absent: as fast as memcpy.
+  std::optional<double> link_gigabytes_per_second = std::nullopt;
+};
+
 class ThreadGroup {
  public:
-  explicit ThreadGroup(std::uint32_t ranks);
+  explicit ThreadGroup(std::uint32_t ranks, const ThreadGroupOptions& options = {});
   ~ThreadGroup();
   ThreadGroup(const ThreadGroup&) = delete;
   ThreadGroup& operator=(const ThreadGroup&) = delete;
 
-  /// Runs `body` once per rank, each on a thread of its own, and returns when all are over. What a
-  /// rank throws breaks the group: ranks that wait for it, or call later, throw
-  /// `Error{device_error}` instead of waiting for ever. Rethrows what broke the group. A broken
-  /// group stays broken.
+  /// Runs `body` once per rank, each on a thread of its own, and returns when all are over. A rank
+  /// that throws abandons the group (`Communicator::abandon`). Rethrows what broke the group, which
+  /// stays broken.
   void run(const std::function<void(Communicator&)>& body);
 
  private:
   class Shared;
-  class Member;
   std::unique_ptr<Shared> shared_;
 };
 

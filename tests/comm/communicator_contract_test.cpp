@@ -109,7 +109,7 @@ TEST_P(CommunicatorContract, AllGatherPutsShardsInRankOrder) {
   run([&](Communicator& self) {
     std::vector<float> shard = values_of(self.rank().value(), kCount);
     std::vector<float> all(kCount * ranks());
-    self.all_gather(bytes_of(shard), bytes_of(all));
+    self.all_gather(bytes_of(shard), bytes_of(all)).wait();
     EXPECT_TRUE(same_bits(all, concatenated(ranks(), kCount)));
   });
 }
@@ -122,7 +122,7 @@ TEST_P(CommunicatorContract, AllGatherWorksInPlace) {
     std::ranges::copy(values_of(self.rank().value(), kCount),
                       all.begin() + static_cast<std::ptrdiff_t>(offset));
     const auto bytes = bytes_of(all);
-    self.all_gather(bytes.subspan(offset * sizeof(float), kCount * sizeof(float)), bytes);
+    self.all_gather(bytes.subspan(offset * sizeof(float), kCount * sizeof(float)), bytes).wait();
     EXPECT_TRUE(same_bits(all, concatenated(ranks(), kCount)));
   });
 }
@@ -133,7 +133,7 @@ TEST_P(CommunicatorContract, ReduceScatterAddsInRankOrder) {
   run([&](Communicator& self) {
     std::vector<float> all = values_of(self.rank().value(), kShard * ranks());
     std::vector<float> shard(kShard);
-    self.reduce_scatter(bytes_of(all), bytes_of(shard), DType::fp32);
+    self.reduce_scatter(bytes_of(all), bytes_of(shard), {}).wait();
     const auto first = sum.begin() + static_cast<std::ptrdiff_t>(kShard * self.rank().value());
     EXPECT_TRUE(same_bits(shard, std::vector<float>(first, first + kShard)));
     EXPECT_TRUE(same_bits(all, values_of(self.rank().value(), kShard * ranks())));
@@ -146,7 +146,7 @@ TEST_P(CommunicatorContract, AllReduceGivesEveryRankTheSameBitsForEveryCount) {
     const std::vector<float> sum = ordered_sum(ranks(), count);
     run([&](Communicator& self) {
       std::vector<float> data = values_of(self.rank().value(), count);
-      self.all_reduce(bytes_of(data), DType::fp32);
+      self.all_reduce(bytes_of(data), DType::fp32).wait();
       EXPECT_TRUE(same_bits(data, sum)) << count << " elements";
     });
   }
@@ -170,7 +170,7 @@ TEST_P(CommunicatorContract, SumsOf16BitsRoundOnce) {
       for (const float value : values_of(self.rank().value(), kCount)) {
         data.push_back(narrow(value));
       }
-      self.all_reduce(bytes_of(data), dtype);
+      self.all_reduce(bytes_of(data), dtype).wait();
       for (std::size_t i = 0; i < kCount; ++i) EXPECT_EQ(data[i], narrow(sum[i]));
     });
   }
@@ -182,7 +182,7 @@ TEST_P(CommunicatorContract, ReduceBringsTheSumToTheRoot) {
   for (std::uint32_t root = 0; root < ranks(); ++root) {
     run([&](Communicator& self) {
       std::vector<float> data = values_of(self.rank().value(), count);
-      self.reduce(bytes_of(data), DType::fp32, Rank{root});
+      self.reduce(bytes_of(data), DType::fp32, Rank{root}).wait();
       EXPECT_TRUE(self.rank() != Rank{root} || same_bits(data, sum));
     });
   }
@@ -192,7 +192,7 @@ TEST_P(CommunicatorContract, BroadcastCopiesTheRoot) {
   for (std::uint32_t root = 0; root < ranks(); ++root) {
     run([&](Communicator& self) {
       std::vector<float> data = values_of(self.rank().value(), 19);
-      self.broadcast(bytes_of(data), Rank{root});
+      self.broadcast(bytes_of(data), Rank{root}).wait();
       EXPECT_TRUE(same_bits(data, values_of(root, 19)));
     });
   }
@@ -205,10 +205,10 @@ TEST_P(CommunicatorContract, ScatterUndoesGather) {
       const bool at_root = self.rank() == Rank{root};
       std::vector<float> shard = values_of(self.rank().value(), kCount);
       std::vector<float> all(at_root ? kCount * ranks() : 0);
-      self.gather(bytes_of(shard), bytes_of(all), Rank{root});
+      self.gather(bytes_of(shard), bytes_of(all), Rank{root}).wait();
       EXPECT_TRUE(!at_root || same_bits(all, concatenated(ranks(), kCount)));
       std::vector<float> back(kCount);
-      self.scatter(bytes_of(all), bytes_of(back), Rank{root});
+      self.scatter(bytes_of(all), bytes_of(back), Rank{root}).wait();
       EXPECT_TRUE(same_bits(back, shard));
     });
   }
@@ -219,7 +219,7 @@ TEST_P(CommunicatorContract, AllToAllTransposes) {
     std::vector<std::uint32_t> source(ranks());
     for (std::uint32_t to = 0; to < ranks(); ++to) source[to] = 100 * self.rank().value() + to;
     std::vector<std::uint32_t> target(ranks());
-    self.all_to_all(bytes_of(source), bytes_of(target));
+    self.all_to_all(bytes_of(source), bytes_of(target)).wait();
     for (std::uint32_t from = 0; from < ranks(); ++from) {
       EXPECT_EQ(target[from], 100 * from + self.rank().value());
     }
@@ -231,10 +231,10 @@ TEST_P(CommunicatorContract, MessagesOfAPairArriveInOrder) {
   run([&](Communicator& self) {
     for (std::uint32_t i = 0; i < 50; ++i) {
       std::vector<std::uint32_t> message{i};
-      if (self.rank() == Rank{0}) self.send(bytes_of(message), Rank{1});
+      if (self.rank() == Rank{0}) self.send(bytes_of(message), Rank{1}).wait();
       if (self.rank() == Rank{1}) {
         message[0] = 0;
-        self.receive(bytes_of(message), Rank{0});
+        self.receive(bytes_of(message), Rank{0}).wait();
         EXPECT_EQ(message[0], i);
       }
     }
@@ -250,12 +250,12 @@ TEST_P(CommunicatorContract, NobodyLeavesABarrierBeforeTheLastArrives) {
         const std::lock_guard lock(mutex);
         ++arrived;
       }
-      self.barrier();
+      self.barrier().wait();
       {
         const std::lock_guard lock(mutex);
         EXPECT_GE(arrived, round * ranks());
       }
-      self.barrier();
+      self.barrier().wait();
     }
   });
 }
@@ -266,17 +266,21 @@ TEST_P(CommunicatorContract, CountsSentBytesAsARingWould) {
   const std::uint64_t others = ranks() - 1;
   run([&](Communicator& self) {
     std::vector<float> all(kShard * ranks());
-    self.all_reduce(bytes_of(all), DType::fp32);
+    self.all_reduce(bytes_of(all), DType::fp32).wait();
+    EXPECT_EQ(self.sent(Operation::all_reduce), Bytes{2 * 4 * kShard * others});
+    std::vector<float> shard(kShard);
+    self.reduce_scatter(bytes_of(all), bytes_of(shard), {}).wait();
     EXPECT_EQ(self.sent(Operation::reduce_scatter), Bytes{4 * kShard * others});
+    self.all_gather(bytes_of(shard), bytes_of(all)).wait();
     EXPECT_EQ(self.sent(Operation::all_gather), Bytes{4 * kShard * others});
-    EXPECT_EQ(self.sent(), Bytes{2 * 4 * kShard * others});
-    self.broadcast(bytes_of(all), Rank{0});
+    EXPECT_EQ(self.sent(), Bytes{4 * 4 * kShard * others});
+    self.broadcast(bytes_of(all), Rank{0}).wait();
     const bool last = self.rank() == Rank{ranks() - 1};
     EXPECT_EQ(self.sent(Operation::broadcast), Bytes{last ? 0 : 4 * kShard * ranks()});
     std::vector<float> other(all.size());
-    self.all_to_all(bytes_of(all), bytes_of(other));
+    self.all_to_all(bytes_of(all), bytes_of(other)).wait();
     EXPECT_EQ(self.sent(Operation::all_to_all), Bytes{4 * kShard * others});
-    self.barrier();
+    self.barrier().wait();
     EXPECT_EQ(self.sent(Operation::barrier), Bytes{0});
   });
 }
@@ -293,13 +297,13 @@ TEST_P(CommunicatorContract, RefusesBuffersThatDoNotFit) {
   run([&](Communicator& self) {
     std::vector<std::byte> small(8);
     std::vector<std::byte> wrong(8 * ranks() + 4);
-    expect_refused([&] { self.all_gather(small, wrong); });
-    expect_refused([&] { self.reduce_scatter(wrong, small, DType::fp32); });
-    expect_refused([&] { self.all_to_all(small, wrong); });
-    expect_refused([&] { self.all_reduce(std::span{small}.first(7), DType::bf16); });
-    expect_refused([&] { self.broadcast(small, Rank{ranks()}); });
-    expect_refused([&] { self.send(small, self.rank()); });
-    expect_refused([&] { self.receive(small, Rank{ranks()}); });
+    expect_refused([&] { self.all_gather(small, wrong).wait(); });
+    expect_refused([&] { self.reduce_scatter(wrong, small, {}).wait(); });
+    expect_refused([&] { self.all_to_all(small, wrong).wait(); });
+    expect_refused([&] { self.all_reduce(std::span{small}.first(7), DType::bf16).wait(); });
+    expect_refused([&] { self.broadcast(small, Rank{ranks()}).wait(); });
+    expect_refused([&] { self.send(small, self.rank()).wait(); });
+    expect_refused([&] { self.receive(small, Rank{ranks()}).wait(); });
   });
 }
 

@@ -1,0 +1,296 @@
+#include "comm/detail/collectives.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "comm/detail/ordered_sum.hpp"
+#include "runtime/base/error.hpp"
+
+namespace spillway::comm::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// After so long a wait looks whether it has been stopped.
+constexpr std::chrono::milliseconds kGlance{20};
+/// Is a multiple of every element's size.
+constexpr std::size_t kMessageUnit = 64;
+
+std::size_t message_bytes(const CommunicatorOptions& options, std::uint32_t ranks) {
+  return std::max<std::size_t>(options.piece.value() / ranks / kMessageUnit, 1) * kMessageUnit;
+}
+
+void copy(std::span<const std::byte> source, std::span<std::byte> target) {
+  if (source.data() != target.data()) std::ranges::copy(source, target.begin());
+}
+
+/// Returns the size of the call's buffer of all ranks, whether or not this rank has one. Ranks
+/// agree on it.
+std::size_t bytes_of_all(const Call& call, std::uint32_t ranks) {
+  if (call.operation == Operation::gather) return call.source.size() * ranks;
+  if (call.operation == Operation::scatter) return call.target.size() * ranks;
+  return std::max(call.source.size(), call.target.size());
+}
+
+bool between_two(Operation operation) {
+  return operation == Operation::send || operation == Operation::receive ||
+         operation == Operation::exchange;
+}
+
+}  // namespace
+
+class Collectives::Parts {
+ public:
+  Parts(std::size_t bytes, std::size_t element, std::uint32_t ranks)
+      : elements_(bytes / element), element_(element), ranks_(ranks) {}
+
+  template <class Span>
+  [[nodiscard]] Span of(Rank rank, Span all) const {
+    const std::size_t first = begin(rank.value());
+    return all.subspan(first, begin(rank.value() + 1) - first);
+  }
+  [[nodiscard]] std::size_t largest() const { return (elements_ + ranks_ - 1) / ranks_ * element_; }
+
+ private:
+  [[nodiscard]] std::size_t begin(std::uint32_t rank) const {
+    return elements_ * rank / ranks_ * element_;
+  }
+
+  std::size_t elements_;
+  std::size_t element_;
+  std::uint32_t ranks_;
+};
+
+Collectives::Collectives(Transport& transport, const CommunicatorOptions& options)
+    : transport_(transport),
+      rank_(transport.rank()),
+      ranks_(transport.ranks()),
+      timeout_(options.timeout_ms),
+      message_bytes_(message_bytes(options, ranks_)),
+      headers_(ranks_),
+      addends_(ranks_),
+      scratch_(std::make_unique_for_overwrite<std::byte[]>(
+          ranks_ == 1 ? 0 : 2 * message_bytes_ * ranks_)) {}
+
+void Collectives::run(const Call& call) {
+  operation_ = call.operation;
+  if (between_two(operation_)) return exchange(call);
+  agree(call);
+  const std::size_t bytes = bytes_of_all(call, ranks_);
+  const Parts parts(bytes, 1, ranks_);
+  const Parts sums(bytes, size_of(call.types.addend), ranks_);
+  switch (operation_) {
+    case Operation::all_gather:
+      copy(call.source, parts.of(rank_, call.target));
+      return all_gather(call.target, parts);
+    case Operation::reduce_scatter:
+      return reduce_scatter(call.source, sums, call.target, call.types);
+    case Operation::all_reduce:
+      reduce_scatter(call.source, sums, sums.of(rank_, call.target), call.types);
+      return all_gather(call.target, sums);
+    case Operation::reduce:
+      reduce_scatter(call.source, sums, sums.of(rank_, call.target), call.types);
+      return gather(sums.of(rank_, call.source), call.target, sums, call.root);
+    case Operation::gather: return gather(call.source, call.target, parts, call.root);
+    case Operation::scatter: return scatter(call.source, call.target, parts, call.root);
+    case Operation::broadcast: return broadcast(call.target, call.root);
+    case Operation::all_to_all: return all_to_all(call.source, call.target, parts);
+    case Operation::barrier:  // every rank's header has come
+    case Operation::send:
+    case Operation::receive:
+    case Operation::exchange: return;
+  }
+}
+
+void Collectives::agree(const Call& call) {
+  const Header mine{.number = ++collectives_,
+                    .bytes = bytes_of_all(call, ranks_),
+                    .message_bytes = message_bytes_,
+                    .ranks = ranks_,
+                    .root = call.root.value(),
+                    .operation = call.operation,
+                    .types = call.types};
+  headers_[rank_.value()] = mine;
+  for (std::uint32_t step = 1; step < ranks_; ++step) {
+    send(after(step), as_bytes(headers_[rank_.value()]));
+    receive(before(step), as_writable_bytes(headers_[before(step).value()]));
+  }
+  wait(started_);
+  const auto other = std::ranges::find_if_not(headers_, [&](const Header& h) { return h == mine; });
+  if (other == headers_.end()) return;
+  const Rank rank{static_cast<std::uint32_t>(other - headers_.begin())};
+  throw Error(ErrorCode::invalid_argument, disagreement(rank_, mine, rank, *other));
+}
+
+void Collectives::all_gather(Target all, const Parts& parts) {
+  const Source mine = parts.of(rank_, all);
+  in_pieces(
+      parts.largest(),
+      [&](std::size_t k) {
+        for (std::uint32_t step = 1; step < ranks_; ++step) {
+          send(after(step), piece(mine, k));
+          receive(before(step), piece(parts.of(before(step), all), k));
+        }
+      },
+      [](std::size_t) {});
+}
+
+void Collectives::reduce_scatter(Source all, const Parts& parts, Target result, SumTypes types) {
+  const Source mine = parts.of(rank_, all);
+  const auto scratch = [&](Rank from, std::size_t k) {
+    std::byte* const start = scratch_.get() + (2 * from.value() + k % 2) * message_bytes_;
+    return Target{start, piece(mine, k).size()};
+  };
+  const auto start = [&](std::size_t k) {
+    for (std::uint32_t step = 1; step < ranks_; ++step) {
+      send(after(step), piece(parts.of(after(step), all), k));
+      receive(before(step), scratch(before(step), k));
+    }
+  };
+  const auto sum = [&](std::size_t k) {
+    for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+      addends_[rank] =
+          rank == rank_.value() ? piece(mine, k).data() : scratch(Rank{rank}, k).data();
+    }
+    const std::size_t first = k * message_bytes_ / size_of(types.addend);
+    const std::size_t count = piece(mine, k).size() / size_of(types.addend);
+    const std::size_t size = size_of(types.result);
+    if (count > 0) ordered_sum(addends_, result.subspan(first * size, count * size), types);
+  };
+  in_pieces(parts.largest(), start, sum);
+}
+
+void Collectives::all_to_all(Source source, Target target, const Parts& parts) {
+  copy(parts.of(rank_, source), parts.of(rank_, target));
+  in_pieces(
+      parts.largest(),
+      [&](std::size_t k) {
+        for (std::uint32_t step = 1; step < ranks_; ++step) {
+          send(after(step), piece(parts.of(after(step), source), k));
+          receive(before(step), piece(parts.of(before(step), target), k));
+        }
+      },
+      [](std::size_t) {});
+}
+
+// A chain from the root to the rank before it: each forwards a piece while it receives the next.
+void Collectives::broadcast(Target data, Rank root) {
+  if (ranks_ == 1) return;
+  in_pieces(
+      data.size(),
+      [&](std::size_t k) {
+        if (rank_ != root) receive(before(1), piece(data, k));
+      },
+      [&](std::size_t k) {
+        if (after(1) != root) send(after(1), piece(data, k));
+      });
+}
+
+void Collectives::gather(Source shard, Target all, const Parts& parts, Rank root) {
+  if (rank_ == root) copy(shard, parts.of(rank_, all));
+  in_pieces(
+      parts.largest(),
+      [&](std::size_t k) {
+        if (rank_ != root) return send(root, piece(shard, k));
+        for (std::uint32_t step = 1; step < ranks_; ++step) {
+          receive(before(step), piece(parts.of(before(step), all), k));
+        }
+      },
+      [](std::size_t) {});
+}
+
+void Collectives::scatter(Source all, Target shard, const Parts& parts, Rank root) {
+  if (rank_ == root) copy(parts.of(rank_, all), shard);
+  in_pieces(
+      parts.largest(),
+      [&](std::size_t k) {
+        if (rank_ != root) return receive(root, piece(shard, k));
+        for (std::uint32_t step = 1; step < ranks_; ++step) {
+          send(after(step), piece(parts.of(after(step), all), k));
+        }
+      },
+      [](std::size_t) {});
+}
+
+// The receiver compares sizes, and ends the group if they differ.
+void Collectives::exchange(const Call& call) {
+  const bool sends = call.operation != Operation::receive;
+  const bool receives = call.operation != Operation::send;
+  Header mine{.message_bytes = message_bytes_, .ranks = ranks_, .operation = call.operation};
+  Header& theirs = headers_[call.from.value()];
+  headers_[rank_.value()] = mine;
+  headers_[rank_.value()].bytes = call.source.size();
+  if (sends) send(call.root, as_bytes(headers_[rank_.value()]));
+  if (receives) receive(call.from, as_writable_bytes(theirs));
+  wait(started_);
+  mine.bytes = call.target.size();
+  const bool fits = !receives || (theirs.operation != Operation::receive && theirs.number == 0 &&
+                                  theirs.bytes == mine.bytes);
+  if (!fits) {
+    throw Error(ErrorCode::invalid_argument, disagreement(rank_, mine, call.from, theirs));
+  }
+  in_pieces(
+      std::max(call.source.size(), call.target.size()),
+      [&](std::size_t k) {
+        if (sends) send(call.root, piece(call.source, k));
+        if (receives) receive(call.from, piece(call.target, k));
+      },
+      [](std::size_t) {});
+}
+
+template <class Start, class Finish>
+void Collectives::in_pieces(std::size_t bytes, Start start, Finish finish) {
+  const std::size_t pieces = (bytes + message_bytes_ - 1) / message_bytes_;
+  if (pieces > 0) start(0);
+  for (std::size_t k = 0; k < pieces; ++k) {
+    const std::uint64_t until_here = started_;
+    if (k + 1 < pieces) start(k + 1);
+    wait(until_here);
+    finish(k);
+  }
+  wait(started_);
+}
+
+template <class Span>
+Span Collectives::piece(Span data, std::size_t k) const {
+  const std::size_t first = std::min(k * message_bytes_, data.size());
+  return data.subspan(first, std::min(message_bytes_, data.size() - first));
+}
+
+void Collectives::send(Rank to, Source data) {
+  if (data.empty()) return;
+  transport_.send(to, data);
+  ++started_;
+}
+
+void Collectives::receive(Rank from, Target data) {
+  if (data.empty()) return;
+  transport_.receive(from, data);
+  ++started_;
+}
+
+void Collectives::wait(std::uint64_t count) {
+  const Clock::time_point end = Clock::now() + timeout_;
+  while (const std::optional<Rank> late = transport_.wait(count, std::min(kGlance, timeout_))) {
+    check(!stopped_.load(std::memory_order_relaxed), ErrorCode::device_error,
+          "this rank has abandoned the group");
+    if (Clock::now() < end) continue;
+    throw Error(
+        ErrorCode::device_error,
+        fmt::format("rank {} waited {} s for rank {} in {} (collective {}): rank {} has died, "
+                    "hangs, or needs a larger timeout_ms",
+                    rank_.value(), static_cast<double>(timeout_.count()) / 1e3, late->value(),
+                    name_of(operation_), collectives_, late->value()));
+  }
+}
+
+Rank Collectives::after(std::uint32_t steps) const {
+  return Rank{(rank_.value() + steps) % ranks_};
+}
+
+Rank Collectives::before(std::uint32_t steps) const {
+  return Rank{(rank_.value() + ranks_ - steps) % ranks_};
+}
+
+}  // namespace spillway::comm::detail

@@ -1,0 +1,76 @@
+// Collectives: every operation of Communicator, composed of a transport's transfers. An operation
+// begins with its headers, which must agree; then its bytes move in pieces, and the next piece is
+// under way while one is waited for and summed.
+//
+// Threads: the one that makes progress; `stop` may be called by any.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/detail/call.hpp"
+#include "comm/detail/header.hpp"
+#include "comm/detail/transport.hpp"
+
+namespace spillway::comm::detail {
+
+class Collectives {
+ public:
+  using Source = std::span<const std::byte>;
+  using Target = std::span<std::byte>;
+
+  Collectives(Transport& transport, const CommunicatorOptions& options);
+
+  /// Returns when the buffers of `call` may be used again. Throws what Communicator promises; the
+  /// transport is of no more use then.
+  void run(const Call& call);
+  /// Ends what `run` waits for with an error.
+  void stop() { stopped_.store(true, std::memory_order_relaxed); }
+
+ private:
+  /// Says how a buffer of all ranks divides into whole elements, as evenly as they go.
+  class Parts;
+
+  void agree(const Call& call);
+  void all_gather(Target all, const Parts& parts);
+  void reduce_scatter(Source all, const Parts& parts, Target result, SumTypes types);
+  void all_to_all(Source source, Target target, const Parts& parts);
+  void broadcast(Target data, Rank root);
+  void gather(Source shard, Target all, const Parts& parts, Rank root);
+  void scatter(Source all, Target shard, const Parts& parts, Rank root);
+  void exchange(const Call& call);
+
+  /// Calls start(k) for the pieces k of at most `bytes` bytes, and finish(k) once what start(k) has
+  /// started is over. Piece k + 1 is started before piece k is finished. Returns when all is over.
+  template <class Start, class Finish>
+  void in_pieces(std::size_t bytes, Start start, Finish finish);
+  template <class Span>
+  [[nodiscard]] Span piece(Span data, std::size_t k) const;
+
+  // Nothing is transferred for an empty span.
+  void send(Rank to, Source data);
+  void receive(Rank from, Target data);
+  void wait(std::uint64_t count);
+  [[nodiscard]] Rank after(std::uint32_t steps) const;
+  [[nodiscard]] Rank before(std::uint32_t steps) const;
+
+  Transport& transport_;
+  const Rank rank_;
+  const std::uint32_t ranks_;
+  const std::chrono::milliseconds timeout_;
+  const std::size_t message_bytes_;
+
+  std::atomic<bool> stopped_{false};
+  Operation operation_ = Operation::barrier;  // under way
+  std::uint64_t collectives_ = 0;
+  std::uint64_t started_ = 0;              // transfers
+  std::vector<Header> headers_;            // by rank
+  std::vector<const std::byte*> addends_;  // by rank
+  std::unique_ptr<std::byte[]> scratch_;   // two pieces of every rank
+};
+
+}  // namespace spillway::comm::detail

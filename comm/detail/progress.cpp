@@ -1,0 +1,158 @@
+#include "comm/detail/progress.hpp"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "comm/detail/collectives.hpp"
+#include "comm/detail/transport.hpp"
+#include "runtime/base/error.hpp"
+
+namespace spillway::comm::detail {
+
+Progress::Progress(const Communicator::MakeTransport& make, const CommunicatorOptions& options)
+    : ring_(std::bit_ceil(std::max<std::size_t>(options.depth, 1))),
+      thread_([this, &make, options] { run(make, options); }) {
+  std::unique_lock lock(mutex_);
+  finished_changed_.wait(lock, [this] { return made_ || failure_ != nullptr; });
+  if (made_) return;
+  const std::exception_ptr failure = failure_;
+  lock.unlock();
+  thread_.join();
+  std::rethrow_exception(failure);
+}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  submitted_changed_.notify_one();
+  thread_.join();
+}
+
+Ticket Progress::submit(const Call& call) {
+  std::unique_lock lock(mutex_);
+  finished_changed_.wait(lock, [this] { return submitted_ - finished_ < ring_.size(); });
+  const std::uint32_t number = submitted_++;
+  ring_[number % ring_.size()] = call;
+  if (failure_ != nullptr) finished_ = submitted_;
+  lock.unlock();
+  submitted_changed_.notify_one();
+  return {*this, number};
+}
+
+void Progress::wake_with(WakeSignal* wake) {
+  const std::lock_guard lock(mutex_);
+  wake_ = wake;
+}
+
+void Progress::abandon(std::string_view reason) noexcept {
+  std::unique_lock lock(mutex_);
+  if (failure_ != nullptr || abandoned_) return;
+  abandoned_ = true;
+  try {
+    reason_ = reason;
+  } catch (...) {  // without memory the others do without the reason
+  }
+  collectives_->stop();
+  submitted_changed_.notify_one();
+  finished_changed_.wait(lock, [this] { return failure_ != nullptr; });
+}
+
+bool Progress::ready(std::uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  return is_finished(number);
+}
+
+void Progress::finish(std::uint32_t number) {
+  std::unique_lock lock(mutex_);
+  finished_changed_.wait(lock, [this, number] { return is_finished(number); });
+  if (failure_ == nullptr || static_cast<std::int32_t>(number - failed_) < 0) return;
+  const std::exception_ptr failure = failure_;
+  lock.unlock();
+  std::rethrow_exception(failure);
+}
+
+bool Progress::is_finished(std::uint32_t number) const {
+  return static_cast<std::int32_t>(finished_ - number) > 0;
+}
+
+void Progress::run(const Communicator::MakeTransport& make, const CommunicatorOptions& options) {
+  ::pthread_setname_np(::pthread_self(), "comm");
+  try {
+    const std::unique_ptr<Transport> transport = make();
+    Collectives collectives(*transport, options);
+    {
+      const std::lock_guard lock(mutex_);
+      rank_ = transport->rank();
+      ranks_ = transport->ranks();
+      collectives_ = &collectives;
+      made_ = true;
+    }
+    finished_changed_.notify_all();
+    try {
+      run_calls(collectives);
+    } catch (const Error& error) {
+      give_up(*transport, error.code(), error.what());
+    } catch (const std::exception& error) {
+      give_up(*transport, ErrorCode::internal, error.what());
+    }
+  } catch (...) {  // of `make`
+    end(std::current_exception());
+  }
+}
+
+void Progress::run_calls(Collectives& collectives) {
+  Call call;
+  while (next(call)) {
+    collectives.run(call);
+    {
+      const std::lock_guard lock(mutex_);
+      ++finished_;
+      if (wake_ != nullptr) wake_->notify();
+    }
+    finished_changed_.notify_all();
+  }
+}
+
+bool Progress::next(Call& call) {
+  std::unique_lock lock(mutex_);
+  submitted_changed_.wait(lock,
+                          [this] { return stopping_ || abandoned_ || submitted_ != finished_; });
+  check(!abandoned_, ErrorCode::device_error, reason_);
+  if (submitted_ == finished_) return false;
+  call = ring_[finished_ % ring_.size()];
+  return true;
+}
+
+void Progress::give_up(Transport& transport, ErrorCode code, std::string_view reason) {
+  std::exception_ptr failure = std::current_exception();
+  {
+    const std::lock_guard lock(mutex_);
+    if (abandoned_) {
+      code = ErrorCode::device_error;
+      reason = reason_;
+      failure = std::make_exception_ptr(
+          Error(code, fmt::format("this rank has abandoned the group: {}", reason_)));
+    }
+  }
+  transport.abandon(code, reason);
+  end(std::move(failure));
+}
+
+void Progress::end(std::exception_ptr failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(failure);
+    failed_ = finished_;
+    finished_ = submitted_;
+    if (wake_ != nullptr) wake_->notify();
+  }
+  finished_changed_.notify_all();
+}
+
+}  // namespace spillway::comm::detail

@@ -1,0 +1,86 @@
+// Progress: the thread that runs a communicator's operations, and the queue before it.
+//
+// Threads: the control thread calls; the thread of its own makes, uses and destroys the transport.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "comm/detail/call.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/base/ticket.hpp"
+
+namespace spillway::comm::detail {
+
+class Collectives;
+class Transport;
+
+/// Calls are numbered from 0 in the order of submission, wrapping at 2^32; the number is the
+/// ticket's slot. They run in order, so that "number n is over" is "at least n + 1 calls are over",
+/// and from the first that fails on all of them fail with its error.
+class Progress final : public TicketSource {
+ public:
+  /// Returns once the transport is made; throws what `make` throws.
+  Progress(const Communicator::MakeTransport& make, const CommunicatorOptions& options);
+  /// Runs what is queued.
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  [[nodiscard]] Rank rank() const { return rank_; }
+  [[nodiscard]] std::uint32_t ranks() const { return ranks_; }
+
+  /// Waits for a free entry if all are taken. Allocates nothing.
+  Ticket submit(const Call& call);
+  void wake_with(WakeSignal* wake);
+  /// Returns when the others have been told.
+  void abandon(std::string_view reason) noexcept;
+
+  [[nodiscard]] bool ready(std::uint32_t number) override;
+  void finish(std::uint32_t number) override;
+
+ private:
+  void run(const Communicator::MakeTransport& make, const CommunicatorOptions& options);
+  void run_calls(Collectives& collectives);
+  /// Waits for a call and returns true, or false when there will be none.
+  [[nodiscard]] bool next(Call& call);
+  /// Tells the other ranks, and ends every call there is, and those to come, with the current
+  /// exception.
+  void give_up(Transport& transport, ErrorCode code, std::string_view reason);
+  void end(std::exception_ptr failure);
+  [[nodiscard]] bool is_finished(std::uint32_t number) const;
+
+  std::mutex mutex_;
+  std::condition_variable submitted_changed_;  // the thread waits for it
+  std::condition_variable finished_changed_;   // the control thread does
+  // Guarded by mutex_.
+  std::vector<Call> ring_;
+  std::uint32_t submitted_ = 0;
+  std::uint32_t finished_ = 0;
+  std::uint32_t failed_ = 0;            // the first call that failed, if there is a failure
+  std::exception_ptr failure_;          // also that of making the transport
+  std::string reason_;                  // why this rank has abandoned the group
+  Collectives* collectives_ = nullptr;  // null before and after the transport lives
+  WakeSignal* wake_ = nullptr;
+  bool made_ = false;
+  bool stopping_ = false;
+  bool abandoned_ = false;
+
+  // Written before the constructor returns.
+  Rank rank_;
+  std::uint32_t ranks_ = 0;
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace spillway::comm::detail

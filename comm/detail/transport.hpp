@@ -1,0 +1,55 @@
+// Transport: what a backend of Communicator implements. It moves bytes from rank to rank;
+// everything else is composed of that, in comm/detail/collectives.hpp.
+//
+// Threads: made, used and destroyed by the one thread of its communicator that makes progress.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "runtime/base/error.hpp"
+#include "runtime/base/units.hpp"
+
+namespace spillway::comm::detail {
+
+/// Transfers are numbered from 0 in the order in which they are started, sends and receives alike.
+/// Those from one rank to another arrive in the order in which they were sent, each in a receive of
+/// its size. At most `kMaxUnfinished` transfers with any one rank are unfinished.
+class Transport {
+ public:
+  using Source = std::span<const std::byte>;
+  using Target = std::span<std::byte>;
+
+  static constexpr std::size_t kMaxUnfinished = 6;
+
+  Transport(Rank rank, std::uint32_t ranks) : rank_(rank), ranks_(ranks) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  [[nodiscard]] Rank rank() const { return rank_; }
+  [[nodiscard]] std::uint32_t ranks() const { return ranks_; }
+
+  /// Starts a transfer to or from another rank and returns. `data` is not empty.
+  virtual void send(Rank to, Source data) = 0;
+  virtual void receive(Rank from, Target data) = 0;
+  /// Blocks until the first `count` transfers ever started are over, and returns nothing; or until
+  /// `limit` has passed, and returns the other rank of the first that is not. Once another rank has
+  /// abandoned the group it throws that rank's code, with its number and reason.
+  [[nodiscard]] virtual std::optional<Rank> wait(std::uint64_t count,
+                                                 std::chrono::milliseconds limit) = 0;
+  /// Tells the other ranks that this one is out, and why. Returns when none of this rank's buffers
+  /// is touched any more. Only destruction may follow.
+  virtual void abandon(ErrorCode code, std::string_view reason) noexcept = 0;
+
+ private:
+  Rank rank_;
+  std::uint32_t ranks_;
+};
+
+}  // namespace spillway::comm::detail

@@ -1,0 +1,121 @@
+#include "comm/threads/detail/thread_transport.hpp"
+
+#include <fmt/format.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+
+namespace spillway::comm::detail {
+
+Meeting::Meeting(std::uint32_t ranks, std::optional<double> link_gigabytes_per_second)
+    : link_gigabytes_per_second_(link_gigabytes_per_second),
+      ends_(ranks),
+      mailboxes_(std::size_t{ranks} * ranks) {}
+
+Link::Clock::time_point Meeting::over(Rank from, Rank to, std::size_t bytes) {
+  if (!link_gigabytes_per_second_.has_value()) return {};
+  const double rate = *link_gigabytes_per_second_;
+  const Link::Clock::time_point now = Link::Clock::now();
+  return std::max(ends_[from.value()].outgoing.reserve(now, bytes, rate),
+                  ends_[to.value()].incoming.reserve(now, bytes, rate));
+}
+
+ThreadTransport::ThreadTransport(Meeting& meeting, Rank rank)
+    : Transport(rank, meeting.ranks()), meeting_(meeting), received_(meeting.ranks()) {
+  unfinished_.reserve(2 * kMaxUnfinished * meeting.ranks());
+  for (std::uint32_t from = 0; from < ranks(); ++from) {
+    const std::lock_guard lock(meeting_.mutex_);
+    received_[from] = meeting_.mailbox(Rank{from}, rank).copied;
+  }
+  // The default slack of 50 us would end every throttled transfer that much late.
+  ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+}
+
+void ThreadTransport::send(Rank to, Source data) {
+  const std::lock_guard lock(meeting_.mutex_);
+  Meeting::Mailbox& mailbox = meeting_.mailbox(rank(), to);
+  SPILLWAY_ASSERT(mailbox.sent - mailbox.copied < kMaxUnfinished);
+  unfinished_.push_back({.number = started_++, .message = mailbox.sent, .peer = to, .target = {}});
+  mailbox.messages[mailbox.sent++ % kMaxUnfinished] = {.data = data};
+  meeting_.ends_[to.value()].changed.notify_one();
+}
+
+void ThreadTransport::receive(Rank from, Target data) {
+  unfinished_.push_back(
+      {.number = started_++, .message = received_[from.value()]++, .peer = from, .target = data});
+}
+
+std::optional<Rank> ThreadTransport::wait(std::uint64_t count, std::chrono::milliseconds limit) {
+  const Clock::time_point end = Clock::now() + limit;
+  std::unique_lock lock(meeting_.mutex_);
+  while (true) {
+    check_whole();
+    Clock::time_point wake = end;
+    copied_ = false;
+    std::erase_if(unfinished_,
+                  [&](const Transfer& transfer) { return advance(lock, transfer, wake); });
+    if (unfinished_.empty() || unfinished_.front().number >= count) return std::nullopt;
+    if (Clock::now() >= end) return unfinished_.front().peer;
+    // A notification may have come while a copy had given up the lock.
+    if (!copied_) meeting_.ends_[rank().value()].changed.wait_until(lock, wake);
+  }
+}
+
+bool ThreadTransport::advance(std::unique_lock<std::mutex>& lock, const Transfer& transfer,
+                              Clock::time_point& wake) {
+  const bool sends = transfer.target.empty();
+  Meeting::Mailbox& mailbox =
+      sends ? meeting_.mailbox(rank(), transfer.peer) : meeting_.mailbox(transfer.peer, rank());
+  if (!sends && mailbox.copied == transfer.message && mailbox.sent > transfer.message) {
+    copy(lock, mailbox, transfer);
+  }
+  if (mailbox.copied <= transfer.message) return false;
+  const Clock::time_point over = mailbox.messages[transfer.message % kMaxUnfinished].over;
+  if (over <= Clock::now()) return true;
+  wake = std::min(wake, over);
+  return false;
+}
+
+void ThreadTransport::copy(std::unique_lock<std::mutex>& lock, Meeting::Mailbox& mailbox,
+                           const Transfer& transfer) {
+  check_whole();
+  Meeting::Mailbox::Message& message = mailbox.messages[transfer.message % kMaxUnfinished];
+  const Source data = message.data;
+  SPILLWAY_ASSERT(data.size() == transfer.target.size());  // headers have been compared
+  mailbox.copying = true;
+  lock.unlock();
+  std::ranges::copy(data, transfer.target.begin());
+  lock.lock();
+  mailbox.copying = false;
+  message.over = meeting_.over(transfer.peer, rank(), data.size());
+  ++mailbox.copied;
+  copied_ = true;
+  meeting_.ends_[transfer.peer.value()].changed.notify_one();
+}
+
+void ThreadTransport::check_whole() const {
+  if (!meeting_.notice_.has_value()) return;
+  const Meeting::Notice& notice = *meeting_.notice_;
+  throw Error(notice.code, fmt::format("rank {} has abandoned the group: {}", notice.rank.value(),
+                                       notice.reason));
+}
+
+void ThreadTransport::abandon(ErrorCode code, std::string_view reason) noexcept {
+  std::unique_lock lock(meeting_.mutex_);
+  if (!meeting_.notice_.has_value()) {
+    meeting_.notice_.emplace(Meeting::Notice{.rank = rank(), .code = code, .reason = {}});
+    try {
+      meeting_.notice_->reason = reason;
+    } catch (...) {  // without memory the others do without the reason
+    }
+  }
+  for (Meeting::End& end : meeting_.ends_) end.changed.notify_one();
+  meeting_.ends_[rank().value()].changed.wait(lock, [this] {
+    for (std::uint32_t to = 0; to < ranks(); ++to) {
+      if (meeting_.mailbox(rank(), Rank{to}).copying) return false;
+    }
+    return true;
+  });
+}
+
+}  // namespace spillway::comm::detail

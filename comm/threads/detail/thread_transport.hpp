@@ -1,0 +1,99 @@
+// ThreadTransport: one rank's end of a group of threads. A transfer is one copy, from the sender's
+// buffer to the receiver's, which the receiver makes.
+//
+// Threads: a Meeting is shared by the ranks of a group; each end belongs to one thread.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/detail/transport.hpp"
+#include "comm/threads/detail/link.hpp"
+
+namespace spillway::comm::detail {
+
+/// What the ranks of a group share. Outlives them.
+class Meeting {
+ public:
+  Meeting(std::uint32_t ranks, std::optional<double> link_gigabytes_per_second);
+
+  [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(ends_.size()); }
+
+ private:
+  friend class ThreadTransport;
+
+  /// What one rank sends to another. Message n of the pair lies in slot n % kMaxUnfinished.
+  struct Mailbox {
+    struct Message {
+      Transport::Source data;
+      Link::Clock::time_point over{};  ///< of a message that has been copied
+    };
+    std::array<Message, Transport::kMaxUnfinished> messages;
+    std::uint64_t sent = 0;
+    std::uint64_t copied = 0;
+    bool copying = false;
+  };
+  struct End {
+    std::condition_variable changed;
+    Link outgoing, incoming;
+  };
+  struct Notice {
+    Rank rank;
+    ErrorCode code;
+    std::string reason;
+  };
+
+  [[nodiscard]] Mailbox& mailbox(Rank from, Rank to) {
+    return mailboxes_[std::size_t{from.value()} * ranks() + to.value()];
+  }
+  [[nodiscard]] Link::Clock::time_point over(Rank from, Rank to, std::size_t bytes);
+
+  const std::optional<double> link_gigabytes_per_second_;
+  std::mutex mutex_;  // guards what follows
+  std::deque<End> ends_;
+  std::vector<Mailbox> mailboxes_;
+  std::optional<Notice> notice_;  ///< of the first rank that has abandoned the group
+};
+
+class ThreadTransport final : public Transport {
+ public:
+  ThreadTransport(Meeting& meeting, Rank rank);
+
+  void send(Rank to, Source data) override;
+  void receive(Rank from, Target data) override;
+  [[nodiscard]] std::optional<Rank> wait(std::uint64_t count,
+                                         std::chrono::milliseconds limit) override;
+  void abandon(ErrorCode code, std::string_view reason) noexcept override;
+
+ private:
+  using Clock = Link::Clock;
+
+  struct Transfer {
+    std::uint64_t number;   ///< among this rank's
+    std::uint64_t message;  ///< among the pair's
+    Rank peer;
+    Target target;  ///< empty: this rank is the sender
+  };
+
+  /// Returns whether the transfer is over; if not, `wake` is not behind the time when it will be.
+  [[nodiscard]] bool advance(std::unique_lock<std::mutex>& lock, const Transfer& transfer,
+                             Clock::time_point& wake);
+  void copy(std::unique_lock<std::mutex>& lock, Meeting::Mailbox& mailbox,
+            const Transfer& transfer);
+  void check_whole() const;
+
+  Meeting& meeting_;
+  std::uint64_t started_ = 0;
+  std::vector<std::uint64_t> received_;  // by rank: receives that were started
+  std::vector<Transfer> unfinished_;     // in the order of their numbers
+  bool copied_ = false;                  // in this look at them
+};
+
+}  // namespace spillway::comm::detail
