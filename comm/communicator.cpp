@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "comm/detail/progress.hpp"
+#include "comm/mpi/mpi_backend.hpp"
 #include "comm/single/single_transport.hpp"
 #include "runtime/base/error.hpp"
 
@@ -222,9 +223,10 @@ std::unique_ptr<Communicator> make_communicator(std::string_view backend,
     throw Error(ErrorCode::invalid_argument,
                 "the ranks of a \"threads\" group are made by ThreadGroup, all at once");
   }
-  if (backend == "mpi" || backend == "nccl") {
+  if (backend == "mpi") return std::make_unique<Communicator>(detail::make_mpi_transport, options);
+  if (backend == "nccl") {
     throw Error(ErrorCode::not_supported,
-                fmt::format("this build has no {} communication; use single", backend));
+                "this build has no nccl communication; use mpi, which moves host memory");
   }
   throw Error(ErrorCode::invalid_argument,
               fmt::format("unknown communication backend \"{}\"; use single or mpi", backend));

@@ -16,9 +16,12 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kGlance{20};
 /// Is a multiple of every element's size.
 constexpr std::size_t kMessageUnit = 64;
+/// Is below 2^31, which MPI cannot count, by as much as it costs nothing.
+constexpr std::size_t kLargestMessage = std::size_t{1} << 30;
 
 std::size_t message_bytes(const CommunicatorOptions& options, std::uint32_t ranks) {
-  return std::max<std::size_t>(options.piece.value() / ranks / kMessageUnit, 1) * kMessageUnit;
+  const std::size_t wanted = options.piece.value() / ranks / kMessageUnit * kMessageUnit;
+  return std::clamp(wanted, kMessageUnit, kLargestMessage);
 }
 
 void copy(std::span<const std::byte> source, std::span<std::byte> target) {
@@ -30,6 +33,7 @@ void copy(std::span<const std::byte> source, std::span<std::byte> target) {
 std::size_t bytes_of_all(const Call& call, std::uint32_t ranks) {
   if (call.operation == Operation::gather) return call.source.size() * ranks;
   if (call.operation == Operation::scatter) return call.target.size() * ranks;
+  if (call.operation == Operation::reduce_scatter) return call.source.size();
   return std::max(call.source.size(), call.target.size());
 }
 
@@ -112,15 +116,21 @@ void Collectives::agree(const Call& call) {
                     .operation = call.operation,
                     .types = call.types};
   headers_[rank_.value()] = mine;
+  const std::uint64_t first = started_;
   for (std::uint32_t step = 1; step < ranks_; ++step) {
-    send(after(step), as_bytes(headers_[rank_.value()]));
     receive(before(step), as_writable_bytes(headers_[before(step).value()]));
   }
+  for (std::uint32_t step = 1; step < ranks_; ++step) {
+    send(after(step), as_bytes(headers_[rank_.value()]));
+  }
+  // Each is compared as it comes: a rank that does something else may take no header of this one.
+  for (std::uint32_t step = 1; step < ranks_; ++step) {
+    wait(first + step);
+    const Header& theirs = headers_[before(step).value()];
+    if (theirs == mine) continue;
+    throw Error(ErrorCode::invalid_argument, disagreement(rank_, mine, before(step), theirs));
+  }
   wait(started_);
-  const auto other = std::ranges::find_if_not(headers_, [&](const Header& h) { return h == mine; });
-  if (other == headers_.end()) return;
-  const Rank rank{static_cast<std::uint32_t>(other - headers_.begin())};
-  throw Error(ErrorCode::invalid_argument, disagreement(rank_, mine, rank, *other));
 }
 
 void Collectives::all_gather(Target all, const Parts& parts) {
@@ -221,15 +231,18 @@ void Collectives::exchange(const Call& call) {
   Header& theirs = headers_[call.from.value()];
   headers_[rank_.value()] = mine;
   headers_[rank_.value()].bytes = call.source.size();
-  if (sends) send(call.root, as_bytes(headers_[rank_.value()]));
+  const std::uint64_t first = started_;
   if (receives) receive(call.from, as_writable_bytes(theirs));
-  wait(started_);
-  mine.bytes = call.target.size();
-  const bool fits = !receives || (theirs.operation != Operation::receive && theirs.number == 0 &&
-                                  theirs.bytes == mine.bytes);
-  if (!fits) {
-    throw Error(ErrorCode::invalid_argument, disagreement(rank_, mine, call.from, theirs));
+  if (sends) send(call.root, as_bytes(headers_[rank_.value()]));
+  if (receives) {
+    wait(first + 1);
+    mine.bytes = call.target.size();
+    const bool fits = theirs.number == 0 && theirs.bytes == mine.bytes;
+    if (!fits) {
+      throw Error(ErrorCode::invalid_argument, disagreement(rank_, mine, call.from, theirs));
+    }
   }
+  wait(started_);
   in_pieces(
       std::max(call.source.size(), call.target.size()),
       [&](std::size_t k) {

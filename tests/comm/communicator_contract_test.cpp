@@ -1,227 +1,169 @@
-// The contract of Communicator, over every backend and several numbers of ranks. A backend joins by
-// a line in `groups()`.
+// The contract of Communicator, over every backend and several numbers of ranks (groups.hpp).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
+#include <chrono>
 #include <functional>
-#include <mutex>
-#include <numeric>
-#include <ostream>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "comm/communicator.hpp"
-#include "comm/threads/thread_group.hpp"
 #include "runtime/base/error.hpp"
+#include "tests/comm/groups.hpp"
+#include "tests/comm/values.hpp"
 
 namespace spillway::comm {
 namespace {
 
-using Body = std::function<void(Communicator&)>;
+/// Elements of a rank: none, one, some, and more than a piece holds where pieces are small.
+constexpr std::size_t kCounts[] = {0, 1, 37, 2501};
+constexpr SumTypes kTypes[] = {{DType::fp32, DType::fp32},
+                               {DType::bf16, DType::bf16},
+                               {DType::fp16, DType::fp16},
+                               {DType::bf16, DType::fp32},
+                               {DType::fp16, DType::fp32}};
 
-/// A backend with a number of ranks: runs a body once per rank.
-struct Group {
-  std::string backend;
-  std::uint32_t ranks;
+std::string name_of_group(const testing::TestParamInfo<Group>& info) { return info.param.name; }
 
-  void run(const Body& body) const {
-    if (backend == "threads") return ThreadGroup(ranks).run(body);
-    body(*make_communicator(backend));
+class CommunicatorContract : public testing::TestWithParam<Group> {
+ protected:
+  [[nodiscard]] std::uint32_t ranks() const { return GetParam().ranks; }
+  void run(const Body& body) const { GetParam().run(body); }
+  /// Runs the body for every count of elements.
+  void run_counts(const std::function<void(Communicator&, std::size_t)>& body) const {
+    run([&](Communicator& self) {
+      for (const std::size_t count : kCounts) {
+        SCOPED_TRACE(fmt::format("{} elements of rank {}", count, self.rank().value()));
+        body(self, count);
+      }
+    });
   }
 };
-
-void PrintTo(const Group& group, std::ostream* stream) {
-  *stream << group.ranks << " ranks of " << group.backend;
-}
-
-std::vector<Group> groups() {
-  return {{"single", 1}, {"threads", 1}, {"threads", 2}, {"threads", 3}, {"threads", 5}};
-}
-
-std::string name_of_group(const testing::TestParamInfo<Group>& info) {
-  return fmt::format("{}_{}", info.param.backend, info.param.ranks);
-}
 
 template <class T>
 std::span<std::byte> bytes_of(std::vector<T>& values) {
   return std::as_writable_bytes(std::span{values});
 }
 
-/// The values that rank `rank` contributes: different for every rank and position.
-std::vector<float> values_of(std::uint32_t rank, std::size_t count) {
-  std::mt19937 random(1000 * rank + 7);
-  std::uniform_real_distribution<float> values(-1e3F, 1e3F);
-  std::vector<float> result(count);
-  std::ranges::generate(result, [&] { return values(random); });
-  return result;
-}
-
-/// The sum that the contract promises: fp32, ranks in order.
-std::vector<float> ordered_sum(std::uint32_t ranks, std::size_t count) {
-  std::vector<float> sum = values_of(0, count);
-  for (std::uint32_t rank = 1; rank < ranks; ++rank) {
-    const std::vector<float> values = values_of(rank, count);
-    for (std::size_t i = 0; i < count; ++i) sum[i] += values[i];
-  }
-  return sum;
-}
-
-/// The values of all ranks, one after the other.
-std::vector<float> concatenated(std::uint32_t ranks, std::size_t count) {
-  std::vector<float> all;
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    const std::vector<float> values = values_of(rank, count);
-    all.insert(all.end(), values.begin(), values.end());
-  }
-  return all;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  const auto bits = [](float value) { return std::bit_cast<std::uint32_t>(value); };
-  return std::ranges::equal(a, b, {}, bits, bits);
-}
-
-class CommunicatorContract : public testing::TestWithParam<Group> {
- protected:
-  [[nodiscard]] std::uint32_t ranks() const { return GetParam().ranks; }
-  void run(const Body& body) const { GetParam().run(body); }
-};
-
 TEST_P(CommunicatorContract, GivesEveryRankItsOwnNumber) {
-  std::mutex mutex;
-  std::vector<std::uint32_t> seen;
   run([&](Communicator& self) {
     EXPECT_EQ(self.ranks(), ranks());
-    const std::lock_guard lock(mutex);
-    seen.push_back(self.rank().value());
+    std::vector<std::uint32_t> mine{self.rank().value()};
+    std::vector<std::uint32_t> seen(ranks());
+    self.all_gather(bytes_of(mine), bytes_of(seen)).wait();
+    for (std::uint32_t rank = 0; rank < ranks(); ++rank) EXPECT_EQ(seen[rank], rank);
   });
-  std::ranges::sort(seen);
-  std::vector<std::uint32_t> expected(ranks());
-  std::iota(expected.begin(), expected.end(), 0U);
-  EXPECT_EQ(seen, expected);
 }
 
 TEST_P(CommunicatorContract, AllGatherPutsShardsInRankOrder) {
-  constexpr std::size_t kCount = 37;
-  run([&](Communicator& self) {
-    std::vector<float> shard = values_of(self.rank().value(), kCount);
-    std::vector<float> all(kCount * ranks());
-    self.all_gather(bytes_of(shard), bytes_of(all)).wait();
-    EXPECT_TRUE(same_bits(all, concatenated(ranks(), kCount)));
+  run_counts([&](Communicator& self, std::size_t count) {
+    const Buffer shard = data_of(self.rank().value(), count);
+    Buffer all(shard.size() * ranks());
+    self.all_gather(shard, all).wait();
+    EXPECT_EQ(all, concatenated(ranks(), count));
   });
 }
 
 TEST_P(CommunicatorContract, AllGatherWorksInPlace) {
-  constexpr std::size_t kCount = 37;
-  run([&](Communicator& self) {
-    std::vector<float> all(kCount * ranks());
-    const std::size_t offset = kCount * self.rank().value();
-    std::ranges::copy(values_of(self.rank().value(), kCount),
-                      all.begin() + static_cast<std::ptrdiff_t>(offset));
-    const auto bytes = bytes_of(all);
-    self.all_gather(bytes.subspan(offset * sizeof(float), kCount * sizeof(float)), bytes).wait();
-    EXPECT_TRUE(same_bits(all, concatenated(ranks(), kCount)));
+  run_counts([&](Communicator& self, std::size_t count) {
+    const Buffer shard = data_of(self.rank().value(), count);
+    Buffer all(shard.size() * ranks());
+    const auto part = part_of(all, self.rank().value(), ranks());
+    std::ranges::copy(shard, part.begin());
+    self.all_gather(part, all).wait();
+    EXPECT_EQ(all, concatenated(ranks(), count));
   });
 }
 
-TEST_P(CommunicatorContract, ReduceScatterAddsInRankOrder) {
-  constexpr std::size_t kShard = 41;
-  const std::vector<float> sum = ordered_sum(ranks(), kShard * ranks());
-  run([&](Communicator& self) {
-    std::vector<float> all = values_of(self.rank().value(), kShard * ranks());
-    std::vector<float> shard(kShard);
-    self.reduce_scatter(bytes_of(all), bytes_of(shard), {}).wait();
-    const auto first = sum.begin() + static_cast<std::ptrdiff_t>(kShard * self.rank().value());
-    EXPECT_TRUE(same_bits(shard, std::vector<float>(first, first + kShard)));
-    EXPECT_TRUE(same_bits(all, values_of(self.rank().value(), kShard * ranks())));
+TEST_P(CommunicatorContract, ReduceScatterAddsInRankOrderAndRoundsOnce) {
+  for (const SumTypes types : kTypes) {
+    run_counts([&](Communicator& self, std::size_t count) {
+      const Buffer all = data_of(self.rank().value(), count * ranks(), types.addend);
+      Buffer sum = sum_of(ranks(), count * ranks(), types);
+      Buffer shard(count * size_of(types.result));
+      self.reduce_scatter(all, shard, types).wait();
+      EXPECT_TRUE(std::ranges::equal(shard, part_of(sum, self.rank().value(), ranks())))
+          << name_of(types.addend) << " to " << name_of(types.result);
+      EXPECT_EQ(all, data_of(self.rank().value(), count * ranks(), types.addend));
+    });
+  }
+}
+
+TEST_P(CommunicatorContract, ReduceScatterWorksInPlace) {
+  run_counts([&](Communicator& self, std::size_t count) {
+    Buffer all = data_of(self.rank().value(), count * ranks(), DType::bf16);
+    Buffer sum = sum_of(ranks(), count * ranks(), {DType::bf16, DType::bf16});
+    const auto part = part_of(all, self.rank().value(), ranks());
+    self.reduce_scatter(all, part, {DType::bf16, DType::bf16}).wait();
+    EXPECT_TRUE(std::ranges::equal(part, part_of(sum, self.rank().value(), ranks())));
   });
 }
 
-// Counts around a multiple of the ranks: the tail that does not divide must be summed as well.
+// Counts around a multiple of the ranks: parts are not equally large then.
 TEST_P(CommunicatorContract, AllReduceGivesEveryRankTheSameBitsForEveryCount) {
-  for (std::size_t count = 0; count <= std::size_t{3} * ranks() + 1; ++count) {
-    const std::vector<float> sum = ordered_sum(ranks(), count);
-    run([&](Communicator& self) {
-      std::vector<float> data = values_of(self.rank().value(), count);
-      self.all_reduce(bytes_of(data), DType::fp32).wait();
-      EXPECT_TRUE(same_bits(data, sum)) << count << " elements";
-    });
-  }
-}
-
-TEST_P(CommunicatorContract, SumsOf16BitsRoundOnce) {
-  constexpr std::size_t kCount = 23;
-  for (const DType dtype : {DType::bf16, DType::fp16}) {
-    const auto narrow = dtype == DType::bf16 ? to_bf16 : to_fp16;
-    const auto widen = dtype == DType::bf16 ? from_bf16 : from_fp16;
-    std::vector<float> sum(kCount);
-    for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
-      const std::vector<float> values = values_of(rank, kCount);
-      for (std::size_t i = 0; i < kCount; ++i) {
-        const float value = widen(narrow(values[i]));
-        sum[i] = rank == 0 ? value : sum[i] + value;
-      }
+  run([&](Communicator& self) {
+    for (std::size_t count = 0; count <= std::size_t{3} * ranks() + 1; ++count) {
+      Buffer data = data_of(self.rank().value(), count);
+      self.all_reduce(data, DType::fp32).wait();
+      EXPECT_EQ(data, sum_of(ranks(), count, {})) << count << " elements";
     }
-    run([&](Communicator& self) {
-      std::vector<std::uint16_t> data;
-      for (const float value : values_of(self.rank().value(), kCount)) {
-        data.push_back(narrow(value));
-      }
-      self.all_reduce(bytes_of(data), dtype).wait();
-      for (std::size_t i = 0; i < kCount; ++i) EXPECT_EQ(data[i], narrow(sum[i]));
-    });
-  }
+  });
 }
 
-TEST_P(CommunicatorContract, ReduceBringsTheSumToTheRoot) {
-  const std::size_t count = std::size_t{5} * ranks() + (ranks() - 1);
-  const std::vector<float> sum = ordered_sum(ranks(), count);
-  for (std::uint32_t root = 0; root < ranks(); ++root) {
-    run([&](Communicator& self) {
-      std::vector<float> data = values_of(self.rank().value(), count);
-      self.reduce(bytes_of(data), DType::fp32, Rank{root}).wait();
-      EXPECT_TRUE(self.rank() != Rank{root} || same_bits(data, sum));
+TEST_P(CommunicatorContract, AllReduceAndReduceSumEveryType) {
+  for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
+    run_counts([&](Communicator& self, std::size_t count) {
+      const Buffer sum = sum_of(ranks(), count, {dtype, dtype});
+      Buffer data = data_of(self.rank().value(), count, dtype);
+      self.all_reduce(data, dtype).wait();
+      EXPECT_EQ(data, sum) << name_of(dtype);
+      for (std::uint32_t root = 0; root < ranks(); ++root) {
+        data = data_of(self.rank().value(), count, dtype);
+        self.reduce(data, dtype, Rank{root}).wait();
+        EXPECT_TRUE(self.rank() != Rank{root} || data == sum) << name_of(dtype);
+      }
     });
   }
 }
 
 TEST_P(CommunicatorContract, BroadcastCopiesTheRoot) {
-  for (std::uint32_t root = 0; root < ranks(); ++root) {
-    run([&](Communicator& self) {
-      std::vector<float> data = values_of(self.rank().value(), 19);
-      self.broadcast(bytes_of(data), Rank{root}).wait();
-      EXPECT_TRUE(same_bits(data, values_of(root, 19)));
-    });
-  }
+  run_counts([&](Communicator& self, std::size_t count) {
+    for (std::uint32_t root = 0; root < ranks(); ++root) {
+      Buffer data = data_of(self.rank().value(), count);
+      self.broadcast(data, Rank{root}).wait();
+      EXPECT_EQ(data, data_of(root, count));
+    }
+  });
 }
 
 TEST_P(CommunicatorContract, ScatterUndoesGather) {
-  constexpr std::size_t kCount = 11;
-  for (std::uint32_t root = 0; root < ranks(); ++root) {
-    run([&](Communicator& self) {
+  run_counts([&](Communicator& self, std::size_t count) {
+    for (std::uint32_t root = 0; root < ranks(); ++root) {
       const bool at_root = self.rank() == Rank{root};
-      std::vector<float> shard = values_of(self.rank().value(), kCount);
-      std::vector<float> all(at_root ? kCount * ranks() : 0);
-      self.gather(bytes_of(shard), bytes_of(all), Rank{root}).wait();
-      EXPECT_TRUE(!at_root || same_bits(all, concatenated(ranks(), kCount)));
-      std::vector<float> back(kCount);
-      self.scatter(bytes_of(all), bytes_of(back), Rank{root}).wait();
-      EXPECT_TRUE(same_bits(back, shard));
-    });
-  }
+      const Buffer shard = data_of(self.rank().value(), count);
+      Buffer all(at_root ? shard.size() * ranks() : 0);
+      self.gather(shard, all, Rank{root}).wait();
+      EXPECT_TRUE(!at_root || all == concatenated(ranks(), count));
+      Buffer back(shard.size());
+      self.scatter(all, back, Rank{root}).wait();
+      EXPECT_EQ(back, shard);
+    }
+  });
 }
 
 TEST_P(CommunicatorContract, AllToAllTransposes) {
-  run([&](Communicator& self) {
-    std::vector<std::uint32_t> source(ranks());
-    for (std::uint32_t to = 0; to < ranks(); ++to) source[to] = 100 * self.rank().value() + to;
-    std::vector<std::uint32_t> target(ranks());
-    self.all_to_all(bytes_of(source), bytes_of(target)).wait();
+  run_counts([&](Communicator& self, std::size_t count) {
+    const std::uint32_t mine = self.rank().value();
+    Buffer source;
+    for (std::uint32_t to = 0; to < ranks(); ++to) {
+      const Buffer part = data_of(ranks() * mine + to, count);
+      source.insert(source.end(), part.begin(), part.end());
+    }
+    Buffer target(source.size());
+    self.all_to_all(source, target).wait();
     for (std::uint32_t from = 0; from < ranks(); ++from) {
-      EXPECT_EQ(target[from], 100 * from + self.rank().value());
+      EXPECT_TRUE(std::ranges::equal(part_of(target, from, ranks()),
+                                     data_of(ranks() * from + mine, count)));
     }
   });
 }
@@ -229,81 +171,137 @@ TEST_P(CommunicatorContract, AllToAllTransposes) {
 TEST_P(CommunicatorContract, MessagesOfAPairArriveInOrder) {
   if (ranks() < 2) return;  // a group of one has nobody to send to
   run([&](Communicator& self) {
-    for (std::uint32_t i = 0; i < 50; ++i) {
-      std::vector<std::uint32_t> message{i};
-      if (self.rank() == Rank{0}) self.send(bytes_of(message), Rank{1}).wait();
-      if (self.rank() == Rank{1}) {
-        message[0] = 0;
-        self.receive(bytes_of(message), Rank{0}).wait();
-        EXPECT_EQ(message[0], i);
+    for (const std::size_t count : kCounts) {
+      for (std::uint32_t i = 0; i < 5; ++i) {
+        Buffer message = data_of(i, count);
+        if (self.rank() == Rank{0}) self.send(message, Rank{1}).wait();
+        if (self.rank() != Rank{1}) continue;
+        std::ranges::fill(message, std::byte{0});
+        self.receive(message, Rank{0}).wait();
+        EXPECT_EQ(message, data_of(i, count));
       }
     }
+  });
+}
+
+TEST_P(CommunicatorContract, ExchangesGoRoundARing) {
+  if (ranks() < 2) return;  // a group of one has nobody to send to
+  run_counts([&](Communicator& self, std::size_t count) {
+    const std::uint32_t before = (self.rank().value() + ranks() - 1) % ranks();
+    const Buffer source = data_of(self.rank().value(), count + self.rank().value());
+    Buffer target((count + before) * sizeof(float));
+    self.exchange(source, Rank{(self.rank().value() + 1) % ranks()}, target, Rank{before}).wait();
+    EXPECT_EQ(target, data_of(before, count + before));
   });
 }
 
 TEST_P(CommunicatorContract, NobodyLeavesABarrierBeforeTheLastArrives) {
-  std::mutex mutex;
-  std::uint32_t arrived = 0;
+  using Clock = std::chrono::steady_clock;  // of the machine, not of the process
   run([&](Communicator& self) {
-    for (std::uint32_t round = 1; round <= 20; ++round) {
-      {
-        const std::lock_guard lock(mutex);
-        ++arrived;
-      }
+    for (int round = 0; round < 20; ++round) {
+      std::vector<Clock::rep> times{Clock::now().time_since_epoch().count(), 0};
       self.barrier().wait();
-      {
-        const std::lock_guard lock(mutex);
-        EXPECT_GE(arrived, round * ranks());
-      }
-      self.barrier().wait();
+      times[1] = Clock::now().time_since_epoch().count();
+      std::vector<Clock::rep> all(2 * ranks());
+      self.all_gather(bytes_of(times), bytes_of(all)).wait();
+      for (std::uint32_t rank = 0; rank < ranks(); ++rank) EXPECT_LE(all[2 * rank], times[1]);
     }
   });
 }
 
-// theory.md's volumes: an all-reduce of P elements sends 2 P (N - 1) / N a rank, its halves half.
+TEST_P(CommunicatorContract, ManyOperationsAreUnderWayAtOnceAndRunInOrder) {
+  run([&](Communicator& self) {
+    constexpr std::size_t kMany = 100;  // more than the queue holds
+    std::vector<Buffer> data(kMany);
+    std::vector<Ticket> tickets;
+    for (std::size_t i = 0; i < kMany; ++i) {
+      data[i] = data_of(self.rank().value(), i);
+      tickets.push_back(self.all_reduce(data[i], DType::fp32));
+    }
+    tickets.back().wait();
+    for (std::size_t i = 0; i < kMany; ++i) {
+      EXPECT_TRUE(tickets[i].ready());
+      tickets[i].wait();
+      EXPECT_EQ(data[i], sum_of(ranks(), i, {}));
+    }
+  });
+}
+
+TEST_P(CommunicatorContract, AnOperationThatEndsWakesTheControlThread) {
+  run([&](Communicator& self) {
+    WakeSignal wake;
+    self.wake_with(&wake);
+    const auto start = std::chrono::steady_clock::now();
+    Ticket ticket = self.barrier();
+    while (!ticket.ready()) wake.wait_for(std::chrono::seconds(30));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+    ticket.wait();
+    self.wake_with(nullptr);
+  });
+}
+
+// An all-reduce of P elements sends 2 P (N - 1) / N a rank, its halves half.
 TEST_P(CommunicatorContract, CountsSentBytesAsARingWould) {
   constexpr std::uint64_t kShard = 64;
   const std::uint64_t others = ranks() - 1;
   run([&](Communicator& self) {
-    std::vector<float> all(kShard * ranks());
-    self.all_reduce(bytes_of(all), DType::fp32).wait();
-    EXPECT_EQ(self.sent(Operation::all_reduce), Bytes{2 * 4 * kShard * others});
-    std::vector<float> shard(kShard);
-    self.reduce_scatter(bytes_of(all), bytes_of(shard), {}).wait();
-    EXPECT_EQ(self.sent(Operation::reduce_scatter), Bytes{4 * kShard * others});
-    self.all_gather(bytes_of(shard), bytes_of(all)).wait();
-    EXPECT_EQ(self.sent(Operation::all_gather), Bytes{4 * kShard * others});
-    EXPECT_EQ(self.sent(), Bytes{4 * 4 * kShard * others});
-    self.broadcast(bytes_of(all), Rank{0}).wait();
+    const auto expect_sent = [&](Operation operation, Ticket ticket, std::uint64_t bytes,
+                                 Bytes before) {
+      ticket.wait();
+      EXPECT_EQ(self.sent(operation) - before, Bytes{bytes}) << name_of(operation);
+    };
+    const auto sent = [&](Operation operation) { return self.sent(operation); };
+    const Bytes total = self.sent();
+    Buffer all(4 * kShard * ranks());
+    Buffer shard(4 * kShard);
+    Bytes before = sent(Operation::all_reduce);
+    expect_sent(Operation::all_reduce, self.all_reduce(all, DType::fp32), 8 * kShard * others,
+                before);
+    before = sent(Operation::reduce_scatter);
+    expect_sent(Operation::reduce_scatter, self.reduce_scatter(all, shard, {}), 4 * kShard * others,
+                before);
+    before = sent(Operation::all_gather);
+    expect_sent(Operation::all_gather, self.all_gather(shard, all), 4 * kShard * others, before);
+    before = sent(Operation::broadcast);
     const bool last = self.rank() == Rank{ranks() - 1};
-    EXPECT_EQ(self.sent(Operation::broadcast), Bytes{last ? 0 : 4 * kShard * ranks()});
-    std::vector<float> other(all.size());
-    self.all_to_all(bytes_of(all), bytes_of(other)).wait();
-    EXPECT_EQ(self.sent(Operation::all_to_all), Bytes{4 * kShard * others});
-    self.barrier().wait();
-    EXPECT_EQ(self.sent(Operation::barrier), Bytes{0});
+    expect_sent(Operation::broadcast, self.broadcast(all, Rank{0}), last ? 0 : all.size(), before);
+    before = sent(Operation::reduce);
+    const std::uint64_t to_root = self.rank() == Rank{0} ? 0 : shard.size();
+    expect_sent(Operation::reduce, self.reduce(all, DType::fp32, Rank{0}),
+                4 * kShard * others + to_root, before);
+    Buffer other(all.size());
+    before = sent(Operation::all_to_all);
+    expect_sent(Operation::all_to_all, self.all_to_all(all, other), 4 * kShard * others, before);
+    before = sent(Operation::barrier);
+    expect_sent(Operation::barrier, self.barrier(), 0, before);
+    EXPECT_EQ(self.sent() - total, Bytes{24 * kShard * others + to_root + (last ? 0 : all.size())});
   });
 }
 
 TEST_P(CommunicatorContract, RefusesBuffersThatDoNotFit) {
-  const auto expect_refused = [](const std::function<void()>& call) {
+  const auto expect_refused = [](const std::function<Ticket()>& call) {
     try {
-      call();
+      call().wait();
       ADD_FAILURE() << "accepted";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
     }
   };
   run([&](Communicator& self) {
-    std::vector<std::byte> small(8);
-    std::vector<std::byte> wrong(8 * ranks() + 4);
-    expect_refused([&] { self.all_gather(small, wrong).wait(); });
-    expect_refused([&] { self.reduce_scatter(wrong, small, {}).wait(); });
-    expect_refused([&] { self.all_to_all(small, wrong).wait(); });
-    expect_refused([&] { self.all_reduce(std::span{small}.first(7), DType::bf16).wait(); });
-    expect_refused([&] { self.broadcast(small, Rank{ranks()}).wait(); });
-    expect_refused([&] { self.send(small, self.rank()).wait(); });
-    expect_refused([&] { self.receive(small, Rank{ranks()}).wait(); });
+    Buffer small(8);
+    Buffer wrong(8 * ranks() + 4);
+    expect_refused([&] { return self.all_gather(small, wrong); });
+    expect_refused([&] { return self.reduce_scatter(wrong, small, {}); });
+    expect_refused([&] { return self.reduce_scatter(wrong, small, {DType::fp32, DType::bf16}); });
+    expect_refused([&] { return self.all_to_all(small, wrong); });
+    expect_refused([&] { return self.all_reduce(std::span{small}.first(7), DType::bf16); });
+    expect_refused([&] { return self.reduce(std::span{small}.first(6), DType::fp32, Rank{0}); });
+    expect_refused([&] { return self.broadcast(small, Rank{ranks()}); });
+    expect_refused([&] { return self.gather(small, wrong, self.rank()); });
+    expect_refused([&] { return self.scatter(wrong, small, self.rank()); });
+    expect_refused([&] { return self.send(small, self.rank()); });
+    expect_refused([&] { return self.receive(small, Rank{ranks()}); });
+    expect_refused([&] { return self.exchange(small, self.rank(), small, self.rank()); });
   });
 }
 

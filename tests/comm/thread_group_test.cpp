@@ -1,15 +1,35 @@
 // What is particular to ranks that are threads: failures and disagreement must end, not hang.
 #include "comm/threads/thread_group.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <chrono>
+#include <future>
 #include <stdexcept>
 #include <vector>
 
+#include "comm/handshake.hpp"
 #include "runtime/base/error.hpp"
+#include "tests/support/allocation_counter.hpp"
 
 namespace spillway::comm {
 namespace {
+
+using testing::HasSubstr;
+
+/// Returns the message with which `call` fails, and expects `code`.
+std::string failure_of(const std::function<void()>& call, ErrorCode code) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
 
 TEST(ThreadGroup, FreesRanksThatWaitForOneThatFailed) {
   ThreadGroup group(3);
@@ -26,6 +46,19 @@ TEST(ThreadGroup, FreesRanksThatWaitForOneThatFailed) {
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "rank 1 is out of paper");
   }
+}
+
+TEST(ThreadGroup, TellsEveryRankWhichOneHasFailedAndWhy) {
+  ThreadGroup group(3);
+  EXPECT_THROW(group.run([](Communicator& self) {
+    if (self.rank() == Rank{1}) throw std::runtime_error("out of paper");
+    EXPECT_THAT(failure_of([&] { self.barrier().wait(); }, ErrorCode::device_error),
+                HasSubstr("rank 1 has abandoned the group: out of paper"));
+    // It is over for good.
+    EXPECT_THAT(failure_of([&] { self.barrier().wait(); }, ErrorCode::device_error),
+                HasSubstr("out of paper"));
+  }),
+               std::runtime_error);
 }
 
 TEST(ThreadGroup, FreesASenderWhoseReceiverFailed) {
@@ -45,34 +78,93 @@ TEST(ThreadGroup, StaysBroken) {
   EXPECT_THROW(group.run([](Communicator& self) { self.barrier().wait(); }), std::runtime_error);
 }
 
-void expect_disagreement(const std::function<void(Communicator&)>& body) {
+TEST(ThreadGroup, NamesARankThatDoesNotAnswer) {
+  ThreadGroup group(3, {.communicator = {.timeout_ms = 100}});
+  std::promise<void> over;
+  std::shared_future<void> is_over = over.get_future().share();
+  const std::string message = failure_of(
+      [&] {
+        group.run([&](Communicator& self) {
+          std::vector<std::byte> data(400);
+          self.all_reduce(data, DType::fp32).wait();
+          if (self.rank() == Rank{2}) return is_over.wait();  // it hangs
+          try {
+            self.all_reduce(data, DType::fp32).wait();
+          } catch (...) {
+            if (self.rank() == Rank{0}) over.set_value();
+            throw;
+          }
+        });
+      },
+      ErrorCode::device_error);
+  EXPECT_THAT(message, HasSubstr("waited 0.1 s for rank 2 in all_reduce (collective 2)"));
+}
+
+TEST(ThreadGroup, ARankThatAbandonsTheGroupEndsWhatItHasStarted) {
   ThreadGroup group(2);
-  try {
-    group.run(body);
-    FAIL() << "the ranks disagreed and nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  }
+  EXPECT_THROW(group.run([](Communicator& self) {
+    if (self.rank() == Rank{1}) return;
+    std::vector<std::byte> data(4);
+    Ticket ticket = self.receive(data, Rank{1});  // never sent
+    Ticket queued = self.barrier();
+    self.abandon("the disk is full");
+    EXPECT_THAT(failure_of([&] { ticket.wait(); }, ErrorCode::device_error),
+                HasSubstr("this rank has abandoned the group: the disk is full"));
+    queued.wait();
+  }),
+               Error);
+}
+
+// Rank 1 starts nothing before rank 0 has started everything.
+TEST(ThreadGroup, StartingWaitsForNobody) {
+  std::promise<void> started;
+  ThreadGroup(2).run([&](Communicator& self) {
+    std::vector<std::byte> data(1 << 20);
+    if (self.rank() == Rank{1}) started.get_future().wait();
+    Ticket first = self.all_reduce(data, DType::fp32);
+    Ticket second = self.barrier();
+    if (self.rank() == Rank{0}) {
+      EXPECT_FALSE(first.ready());
+      started.set_value();
+    }
+    second.wait();
+    EXPECT_TRUE(first.ready());
+  });
+}
+
+std::string disagreement_of(const std::function<void(Communicator&)>& body) {
+  return failure_of([&] { ThreadGroup(2).run(body); }, ErrorCode::invalid_argument);
 }
 
 TEST(ThreadGroup, NoticesDifferentCollectives) {
-  expect_disagreement([](Communicator& self) {
-    std::vector<std::byte> data(8);
-    if (self.rank() == Rank{0}) self.barrier().wait();
-    if (self.rank() == Rank{1}) self.broadcast(data, Rank{0}).wait();
-  });
+  EXPECT_THAT(disagreement_of([](Communicator& self) {
+                std::vector<std::byte> data(8);
+                if (self.rank() == Rank{0}) self.barrier().wait();
+                if (self.rank() == Rank{1}) self.broadcast(data, Rank{0}).wait();
+              }),
+              AllOf(HasSubstr("rank 0 of 2 called barrier of 0 bytes"),
+                    HasSubstr("rank 1 of 2 called broadcast of 8 bytes")));
+}
+
+TEST(ThreadGroup, NoticesATransferWhereOthersCallACollective) {
+  EXPECT_THAT(disagreement_of([](Communicator& self) {
+                std::vector<std::byte> data(8);
+                if (self.rank() == Rank{0}) self.send(data, Rank{1}).wait();
+                if (self.rank() == Rank{1}) self.all_reduce(data, DType::fp32).wait();
+              }),
+              HasSubstr("rank 0 of 2 called send of 8 bytes"));
 }
 
 TEST(ThreadGroup, NoticesDifferentSizesRootsAndTypes) {
-  expect_disagreement([](Communicator& self) {
+  disagreement_of([](Communicator& self) {
     std::vector<std::byte> data(8 + 8 * self.rank().value());
     self.broadcast(data, Rank{0}).wait();
   });
-  expect_disagreement([](Communicator& self) {
+  disagreement_of([](Communicator& self) {
     std::vector<std::byte> data(8);
     self.broadcast(data, self.rank()).wait();
   });
-  expect_disagreement([](Communicator& self) {
+  disagreement_of([](Communicator& self) {
     std::vector<std::byte> data(8);
     std::vector<std::byte> shard(4);
     const DType dtype = self.rank() == Rank{0} ? DType::bf16 : DType::fp16;
@@ -81,26 +173,136 @@ TEST(ThreadGroup, NoticesDifferentSizesRootsAndTypes) {
 }
 
 TEST(ThreadGroup, NoticesAMessageOfAnotherSize) {
-  expect_disagreement([](Communicator& self) {
+  disagreement_of([](Communicator& self) {
     std::vector<std::byte> data(8 + self.rank().value());
     if (self.rank() == Rank{0}) self.send(data, Rank{1}).wait();
     if (self.rank() == Rank{1}) self.receive(data, Rank{0}).wait();
   });
 }
 
-TEST(MakeCommunicator, NamesWhatThisBuildLacks) {
-  const auto code_of = [](std::string_view backend) {
-    try {
-      static_cast<void>(make_communicator(backend));
-    } catch (const Error& error) {
-      return error.code();
-    }
-    return ErrorCode::internal;
+TEST(ThreadGroup, TheHandshakeNamesTheRankThatDiffers) {
+  const auto with = [](const std::function<Identity(Rank)>& identity) {
+    return failure_of(
+        [&] {
+          ThreadGroup(3).run([&](Communicator& self) { handshake(self, identity(self.rank())); });
+        },
+        ErrorCode::invalid_argument);
   };
-  EXPECT_EQ(code_of("mpi"), ErrorCode::not_supported);
-  EXPECT_EQ(code_of("nccl"), ErrorCode::not_supported);
-  EXPECT_EQ(code_of("threads"), ErrorCode::invalid_argument);
-  EXPECT_EQ(code_of("pigeon"), ErrorCode::invalid_argument);
+  ThreadGroup(3).run([](Communicator& self) { handshake(self, {"1.0", 5, 3}); });
+  EXPECT_THAT(with([](Rank rank) {
+                return Identity{rank == Rank{1} ? "1.1" : "1.0", 5, 3};
+              }),
+              HasSubstr("the version of rank 1 is 1.1, of rank 0 1.0"));
+  EXPECT_THAT(with([](Rank rank) {
+                return Identity{"1.0", rank == Rank{2} ? 7U : 5U, 3};
+              }),
+              HasSubstr("the hash of the configuration of rank 2 is 7, of rank 0 5"));
+  EXPECT_THAT(with([](Rank rank) {
+                return Identity{"1.0", 5, rank == Rank{0} ? 4U : 3U};
+              }),
+              HasSubstr("the number of ranks of rank 1 is 3, of rank 0 4"));
+  EXPECT_THAT(with([](Rank) {
+                return Identity{"1.0", 5, 4};
+              }),
+              HasSubstr("the group has 3 ranks and was launched with 4"));
+}
+
+// Each rank sends and receives 3 parts of 1 MB in an all-gather, and twice that in an all-reduce.
+TEST(ThreadGroup, LinksHaveTheBandwidthThatIsAskedFor) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::size_t kPart = 1'000'000;
+  constexpr double kGigabytesPerSecond = 0.1;
+  ThreadGroup group(
+      4, {.communicator = {.piece = 1_MiB}, .link_gigabytes_per_second = kGigabytesPerSecond});
+  group.run([](Communicator& self) {
+    std::vector<std::byte> all(4 * kPart);
+    const auto seconds_of = [&](Ticket ticket, Clock::time_point start) {
+      ticket.wait();
+      self.barrier().wait();
+      return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    self.barrier().wait();
+    Clock::time_point start = Clock::now();
+    double seconds = seconds_of(self.all_gather(std::span{all}.first(kPart), all), start);
+    // A link may catch up on 0.2 ms; the machine may be as slow as it likes.
+    EXPECT_GT(seconds, 3e-9 * kPart / kGigabytesPerSecond - 0.001);
+    start = Clock::now();
+    seconds = seconds_of(self.all_reduce(all, DType::fp32), start);
+    EXPECT_GT(seconds, 6e-9 * kPart / kGigabytesPerSecond - 0.001);
+  });
+}
+
+TEST(ThreadGroup, RefusesLinksAndGroupsThatAreNotPossible) {
+  failure_of([] { ThreadGroup(0); }, ErrorCode::invalid_argument);
+  failure_of([] { ThreadGroup(2, {.link_gigabytes_per_second = 0.0}); },
+             ErrorCode::invalid_argument);
+}
+
+TEST(ThreadGroup, ASteadyStateAllocatesNothing) {
+  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
+  ThreadGroup(3, {.communicator = {.piece = 2_KiB}}).run([](Communicator& self) {
+    std::vector<std::byte> all(30'000);
+    std::vector<std::byte> shard(10'000);
+    self.barrier().wait();
+    std::optional<test_support::AllocationCounter> counter;
+    if (self.rank() == Rank{0}) counter.emplace();
+    self.barrier().wait();
+    self.all_gather(shard, all).wait();
+    self.reduce_scatter(all, shard, {}).wait();
+    self.all_reduce(all, DType::bf16).wait();
+    self.broadcast(all, Rank{1}).wait();
+    self.barrier().wait();
+    if (counter.has_value()) {
+      EXPECT_EQ(counter->allocations(), 0);
+    }
+    counter.reset();
+    self.barrier().wait();
+  });
+}
+
+/// Memory of which only the touched pages exist.
+class SparseMemory {
+ public:
+  explicit SparseMemory(std::size_t size) : size_(size) {
+    void* const address = ::mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    check(address != MAP_FAILED, ErrorCode::out_of_memory, "mmap");
+    data_ = static_cast<std::byte*>(address);
+  }
+  ~SparseMemory() { ::munmap(data_, size_); }
+  SparseMemory(const SparseMemory&) = delete;
+  SparseMemory& operator=(const SparseMemory&) = delete;
+  [[nodiscard]] std::span<std::byte> span() const { return {data_, size_}; }
+
+ private:
+  std::byte* data_;
+  std::size_t size_;
+};
+
+TEST(ThreadGroup, MovesMoreBytesThanAnIntHolds) {
+  constexpr std::size_t kSize = (std::size_t{1} << 31) + 5;
+  constexpr std::size_t kMarks[] = {0, (std::size_t{1} << 31) - 1, std::size_t{1} << 31, kSize - 1};
+  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer shadows all of it";
+  ThreadGroup(2, {.communicator = {.piece = 64_MiB}}).run([&](Communicator& self) {
+    const SparseMemory memory(kSize);
+    const std::span<std::byte> data = memory.span();
+    unsigned char mark = 1;
+    if (self.rank() == Rank{0}) {
+      for (const std::size_t i : kMarks) data[i] = std::byte{mark++};
+      return self.send(data, Rank{1}).wait();
+    }
+    self.receive(data, Rank{0}).wait();
+    for (const std::size_t i : kMarks) EXPECT_EQ(data[i], std::byte{mark++}) << i;
+  });
+}
+
+TEST(MakeCommunicator, NamesWhatItCannotMake) {
+  const auto make = [](std::string_view backend) {
+    return [=] { static_cast<void>(make_communicator(backend)); };
+  };
+  EXPECT_THAT(failure_of(make("nccl"), ErrorCode::not_supported), HasSubstr("nccl"));
+  EXPECT_THAT(failure_of(make("threads"), ErrorCode::invalid_argument), HasSubstr("ThreadGroup"));
+  EXPECT_THAT(failure_of(make("pigeon"), ErrorCode::invalid_argument), HasSubstr("pigeon"));
 }
 
 }  // namespace

@@ -1,0 +1,28 @@
+// The groups of ranks over which the contract of Communicator is tested. Each test program has its
+// own: threads of one process, or the processes of mpirun.
+#pragma once
+
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+
+namespace spillway::comm {
+
+using Body = std::function<void(Communicator&)>;
+
+/// Runs a body once per rank. The body's rank is one of this process, which has all of the ranks or
+/// one of them.
+struct Group {
+  std::string name;
+  std::uint32_t ranks;
+  std::function<void(const Body&)> run;
+};
+
+inline void PrintTo(const Group& group, std::ostream* stream) { *stream << group.name; }
+
+[[nodiscard]] std::vector<Group> groups();
+
+}  // namespace spillway::comm

@@ -1,0 +1,32 @@
+#include <fmt/format.h>
+
+#include "comm/threads/thread_group.hpp"
+#include "tests/comm/groups.hpp"
+
+namespace spillway::comm {
+namespace {
+
+/// So small that the buffers of the tests take many.
+constexpr Bytes kSmallPiece = 2_KiB;
+
+Group threads(std::uint32_t ranks, Bytes piece) {
+  const ThreadGroupOptions options{.communicator = {.timeout_ms = 60'000, .piece = piece}};
+  return {.name = fmt::format("threads_{}{}", ranks, piece == kSmallPiece ? "_small_pieces" : ""),
+          .ranks = ranks,
+          .run = [=](const Body& body) { ThreadGroup(ranks, options).run(body); }};
+}
+
+}  // namespace
+
+std::vector<Group> groups() {
+  std::vector<Group> all{{.name = "single", .ranks = 1, .run = [](const Body& body) {
+                            body(*make_communicator("single"));
+                          }}};
+  for (std::uint32_t ranks = 1; ranks <= 8; ++ranks) {
+    all.push_back(threads(ranks, ranks % 2 == 0 ? kSmallPiece : 8_MiB));
+  }
+  all.push_back(threads(3, kSmallPiece));
+  return all;
+}
+
+}  // namespace spillway::comm
