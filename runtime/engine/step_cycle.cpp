@@ -10,7 +10,7 @@ namespace spillway::engine {
 StepCycle::StepCycle(const EngineSetup& setup, const ModelRuntime& model)
     : engine_(setup, model),
       state_io_(workload(), placement(), engine_.memory(), slots(), engine_.streams(),
-                engine_.store(), options().isa.value_or(cpu_adam::best_isa())),
+                engine_.store(), options().isa.value_or(cpu_adam::best_isa()), setup.ranks),
       step_executor_(engine_.prepare(plan::build_training_step(workload(), placement()))),
       recorded_executor_(engine_.prepare(plan::build_recorded_step(workload(), placement()))),
       flush_executor_(engine_.prepare(plan::build_flush(workload(), placement()))),

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "cpu_adam/gradient_norm.hpp"
@@ -14,14 +15,20 @@ Trainer::Trainer(const EngineSetup& setup, ModelRuntime runtime)
     : OwnedModel{std::move(runtime)},
       StepCycle(setup, owned),
       evaluation_executor_(engine().prepare(plan::build_evaluation(workload(), placement()))) {
+  if (setup.ranks != nullptr) rank_sums_.emplace(engine());
   if (setup.start == Start::resumed) return;
   state_.loss_scale =
       config::initial_loss_scale(options().loss_scale, options().compute == DType::fp16);
 }
 
+/// The ranks take their micro-batches of a round one after the other, so that the order of the data
+/// does not depend on their number.
 void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler) {
-  std::uint64_t cursor = state_.cursor;
+  const plan::Ranks& ranks = workload().ranks;
+  const std::uint64_t windows = std::uint64_t{options().micro_batch} * workload().micro_batches;
   for (std::uint32_t round = 0; round < workload().rounds; ++round) {
+    std::uint64_t cursor =
+        state_.cursor + (std::uint64_t{round} * ranks.count + ranks.rank) * windows;
     for (std::uint32_t m = 0; m < workload().micro_batches; ++m) {
       const data::MicroBatch batch = engine().batch(round * workload().micro_batches + m);
       for (std::size_t row = 0; row < batch.rows(); ++row) {
@@ -31,10 +38,17 @@ void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler)
   }
 }
 
+double Trainer::sum_losses() {
+  const std::span<const double> losses = engine().losses();
+  if (!rank_sums_) return std::accumulate(losses.begin(), losses.end(), 0.0);
+  rank_sums_->gather();
+  return rank_sums_->loss();
+}
+
 double Trainer::reduce_norm() {
   double total = 0;
   for (std::uint32_t block = 0; block < workload().blocks.size(); ++block) {
-    total += cpu_adam::sum_leaves(norm_leaves(block));
+    total += cpu_adam::sum_leaves(rank_sums_ ? rank_sums_->leaves(block) : norm_leaves(block));
   }
   return std::sqrt(total);
 }
@@ -43,16 +57,16 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
   const auto begin = std::chrono::steady_clock::now();
   fetch(tokens, sampler);
   StepResult result;
-  result.tokens = workload().tokens * workload().micro_batches * workload().rounds;
+  result.tokens = plan::tokens_of_step(workload());
   result.scale = state_.loss_scale.scale;
   engine().actions().step().loss_gradient_scale =
       static_cast<float>(result.scale / static_cast<double>(result.tokens));
   run_step();
 
-  for (const double loss : engine().losses()) result.loss += loss;
-  result.loss /= static_cast<double>(result.tokens);
+  result.loss = sum_losses() / static_cast<double>(result.tokens);
   result.grad_norm = reduce_norm() / result.scale;
-  state_.cursor += std::uint64_t{options().micro_batch} * options().gradient_accumulation_steps;
+  state_.cursor += std::uint64_t{options().micro_batch} * options().gradient_accumulation_steps *
+                   workload().ranks.count;
   result.step = ++state_.step;
   decide_update(options(), state_, result, pending_);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/evaluation.hpp"
+#include "runtime/engine/rank_sums.hpp"
 #include "runtime/engine/step_cycle.hpp"
 #include "runtime/engine/step_result.hpp"
 #include "runtime/engine/update_decision.hpp"
@@ -35,8 +37,10 @@ class Trainer final : private OwnedModel, public StepCycle {
 
  private:
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
+  [[nodiscard]] double sum_losses();
   [[nodiscard]] double reduce_norm();
 
+  std::optional<RankSums> rank_sums_;  // where there are several ranks
   std::unique_ptr<Executor> evaluation_executor_;
 };
 

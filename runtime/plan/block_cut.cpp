@@ -93,10 +93,11 @@ DataflowGraph block_graph(const Workload& w, const Placement& placement, std::ui
   const bool waits = layer + 1 < w.head_layer() && w.first_block(layer) == block;
   const Bytes one = head ? Bytes{} : w.blocks[block].saved_bytes;
   const DataflowGraph graph = unfused_graph(
-      {.parameters = w.blocks[block].padded_parameters,
+      {.parameters = w.shard_elements(block),
        .format = placement.format,
        .compute = w.compute,
        .rounds = w.rounds,
+       .gradients = w.gradients_of_round(),
        .forward_reads = visits * (head    ? 0
                                   : again ? 2
                                           : 1),
@@ -124,6 +125,9 @@ bool is_admissible(const Workload& workload, const BlockCut& cut) {
   // One round has nothing to add up.
   const bool sums = cut.gradients == Tier::device && cut.state != Tier::device;
   if (sums && workload.rounds == 1) return false;
+  // What ranks hold whole is resident; their gradients go to the host.
+  if (workload.ranks.count > 1 && cut.gradients == Tier::device) return false;
+  if (workload.ranks.count > 1 && !workload.gathers() && !cut.resident()) return false;
   if (cut.parameters == Tier::nvme || cut.gradients == Tier::nvme) return false;
   return !workload.tiled || cut.saved.value_or(Tier::device) == Tier::device;
 }

@@ -9,10 +9,13 @@ namespace {
 
 constexpr std::array<std::string_view, kPoolCount> kPools{
     "resident_parameters",
+    "whole_parameters",
     "parameter_slots",
+    "parameter_shards",
     "device_state",
     "accumulators",
     "rounded_gradients",
+    "gradient_shards",
     "tied_accumulators",
     "device_gradients",
     "device_leaves",
@@ -42,6 +45,7 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "checksums",
     "host_tokens",
     "host_sums",
+    "gathered_sums",
     "disk_boundaries",
     "disk_kept_activations",
     "disk_state",

@@ -12,15 +12,18 @@ namespace spillway::plan {
 /// Names a pool: buffers of one purpose in one tier, one line of the memory table.
 ///
 /// Parameters, gradients of all rounds and optimizer state lie tile by tile in the order of the
-/// model, so that those of a block are a range of buffers. A buffer that a placement does not use
-/// is empty.
+/// model, so that those of a block are a range of buffers. Of many ranks, these are the tiles of
+/// this rank's shards. A buffer that a placement does not use is empty.
 enum class PoolKind : std::uint8_t {
   // Device.
   resident_parameters,    ///< by tile
+  whole_parameters,       ///< by block, where tiles are those of a shard and parameters are not
   parameter_slots,        ///< each holds a streamed block
+  parameter_shards,       ///< each holds this rank's part of a block on its way to the others
   device_state,           ///< by tile
   accumulators,           ///< fp32 sums over micro-batches; the last is of the vectors of tiles
   rounded_gradients,      ///< in the compute dtype; the last is of the vectors of tiles
+  gradient_shards,        ///< each holds this rank's part of a block's gradient, or of all ranks'
   tied_accumulators,      ///< by block of the embedding: what a tied head adds to its sum
   device_gradients,       ///< by tile, where the device updates
   device_leaves,          ///< by tile: the sums of squares of its leaves
@@ -51,12 +54,13 @@ enum class PoolKind : std::uint8_t {
   checksums,              ///< by tile: of what its next write to disk writes; a few bytes
   host_tokens,            ///< by round and micro-batch
   host_sums,              ///< by tile: as `device_leaves`; the last holds all losses
+  gathered_sums,          ///< by rank: its `host_sums`
   // NVMe.
   disk_boundaries,        ///< by layer and micro-batch
   disk_kept_activations,  ///< by layer's first block and micro-batch
   disk_state,             ///< by tile, both slots
 };
-inline constexpr std::size_t kPoolCount = 37;
+inline constexpr std::size_t kPoolCount = 41;
 
 /// A buffer of a pool, or several in a row.
 struct Buffer {
@@ -87,9 +91,12 @@ enum class ValueKind : std::uint8_t {
 };
 inline constexpr std::size_t kValueKindCount = 17;
 inline constexpr std::uint32_t kLastStep = ~0U;
+inline constexpr std::uint32_t kShard = 1;
 
 /// What a buffer holds. `of` is a block, tile or layer, as the kind says; of several buffers in a
 /// row that hold values of tiles, the first tile. What is made in parts names the last part in it.
+/// Parameters and gradients are those of the whole block, or, with `kShard` as their part, what
+/// this rank has of them.
 struct Value {
   ValueKind kind = ValueKind::scratch;
   std::uint32_t of = 0;

@@ -43,7 +43,8 @@ DataflowGraph unfused_graph(const DataflowOptions& options) {
   const Bytes master{count * 4};
   const Bytes moment = moment_bytes(options.format, options.parameters);
   const std::uint64_t rounds = options.rounds;
-  const Bytes waiting = rounds > 1 ? Bytes{count * size_of(DType::fp32)} : narrow;
+  const std::uint64_t gradients = rounds * options.gradients;
+  const Bytes waiting = gradients > 1 ? Bytes{count * size_of(DType::fp32)} : narrow;
 
   DataflowGraph graph;
   const auto node = [&graph](std::string_view name, Work work, Bytes bytes) {
@@ -67,7 +68,7 @@ DataflowGraph unfused_graph(const DataflowOptions& options) {
   edge(p16, bwd, narrow * (rounds * options.backward_reads));
   edge(fwd, kept, options.activation_bytes * rounds);
   edge(kept, bwd, options.activation_bytes * rounds);
-  edge(bwd, g16, narrow * rounds);
+  edge(bwd, g16, narrow * gradients);
   edge(g16, update, waiting);
   edge(momentum, update, moment);
   edge(update, momentum, moment);

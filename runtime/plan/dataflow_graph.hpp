@@ -60,7 +60,8 @@ struct DataflowOptions {
   /// kept as 16-bit parameter and remainder, those are its two halves.
   StateFormat format = StateFormat::fp32;
   DType compute = DType::bf16;       ///< width of the nodes p16 and g16
-  std::uint32_t rounds = 1;          ///< each yields the gradient once; they are summed in fp32
+  std::uint32_t rounds = 1;          ///< each yields gradients; all are summed in fp32
+  std::uint32_t gradients = 1;       ///< of a round
   std::uint64_t forward_reads = 1;   ///< of the parameters by forward, in a round
   std::uint64_t backward_reads = 1;  ///< ... by backward
   Bytes activation_bytes{};  ///< from forward to backward in a round; 0 for the graph per parameter

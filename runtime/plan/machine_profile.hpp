@@ -21,6 +21,7 @@ struct MachineProfile {
   /// Counts device-memory bytes of element-wise passes on the device (accumulate, an update on the
   /// GPU). 0: such ops take no time of the gpu lane, and the device cannot run the update.
   double gpu_update = 0;
+  double net = 0;  ///< what a rank sends to others, while they send as much
   double nvme_read = 0;
   double nvme_write = 0;
   double nvme_combined = 0;        ///< reads and writes at once, summed

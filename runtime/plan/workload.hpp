@@ -13,11 +13,33 @@
 namespace spillway::plan {
 
 enum class Tier : std::uint8_t { device, host, nvme };
+
+/// What each rank holds one part of, its shard (Rajbhandari et al. 2020, ZeRO, section 5).
+enum class Sharding : std::uint8_t {
+  none,        ///< stage 0: every rank holds and updates everything
+  state,       ///< stages 1 and 2: the rank's part of state and gradients; parameters whole
+  parameters,  ///< stage 3: the rank's part of these too; a pass gathers them block by block
+};
+
+/// How the gradients of ranks add up.
+enum class SumOrder : std::uint8_t {
+  fast,   ///< of each round, rounded to the compute dtype: the bits depend on the number of ranks
+  fixed,  ///< one by one in fp32, as rounds do: round by round, and in each in the order of ranks
+};
+
+/// The ranks of a data-parallel job, each with micro-batches of its own, and which of them this is.
+struct Ranks {
+  std::uint32_t count = 1;
+  std::uint32_t rank = 0;
+  Sharding sharding = Sharding::none;
+  SumOrder sums = SumOrder::fast;
+};
+
 /// One streaming unit. Sizes are per micro-batch.
 struct BlockShape {
   std::string name;
   ElementCount parameters;         ///< without padding
-  ElementCount padded_parameters;  ///< a multiple of `kLeafParameters`
+  ElementCount padded_parameters;  ///< a multiple of `kLeafParameters`, in every shard
   double forward_flops = 0;        ///< of one micro-batch
   double backward_flops = 0;       ///< of one micro-batch, recomputation not counted
   Bytes saved_bytes;               ///< internal activations that backward needs
@@ -59,9 +81,37 @@ struct Workload {
   /// to the host.
   bool external = false;
   bool streams_external = false;  ///< the framework reads parameters on the device, not on the host
-  std::uint64_t tokens = 0;       ///< targets of one micro-batch
-  std::uint32_t micro_batches = 1;  ///< per round
+  Ranks ranks;
+  std::uint64_t tokens = 0;         ///< targets of one micro-batch
+  std::uint32_t micro_batches = 1;  ///< of this rank in a round
   std::uint32_t rounds = 1;
+
+  /// Counts the parts that a block's state is cut into, all of one size.
+  [[nodiscard]] std::uint32_t shards() const {
+    return ranks.sharding == Sharding::none ? 1 : ranks.count;
+  }
+  /// Counts the parameters of this rank's part of a block.
+  [[nodiscard]] ElementCount shard_elements(std::uint32_t block) const {
+    return ElementCount{blocks[block].padded_parameters.value() / shards()};
+  }
+  /// Returns where this rank's part of a block begins.
+  [[nodiscard]] ElementCount shard_start(std::uint32_t block) const {
+    return ElementCount{shards() == 1 ? 0 : shard_elements(block).value() * ranks.rank};
+  }
+  /// Returns whether a pass has to gather the parameters of its block.
+  [[nodiscard]] bool gathers() const {
+    return ranks.count > 1 && ranks.sharding == Sharding::parameters;
+  }
+  /// Returns whether ranks hold all parameters and update a part of them.
+  [[nodiscard]] bool shares_updates() const {
+    return ranks.count > 1 && ranks.sharding == Sharding::state;
+  }
+  /// Counts the gradients of one round that this rank adds to its sums.
+  [[nodiscard]] std::uint32_t gradients_of_round() const {
+    return ranks.sums == SumOrder::fixed ? ranks.count : 1;
+  }
+  /// Returns whether a gradient waits as a sum of several.
+  [[nodiscard]] bool sums_gradients() const { return rounds * gradients_of_round() > 1; }
 
   /// Layers are blocks where there are no tiles.
   [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
@@ -106,6 +156,11 @@ struct Workload {
     return head_is_embedding() ? 2 * blocks[block].loss_flops : blocks[block].backward_flops;
   }
 };
+
+/// Counts the targets of a step, of all ranks.
+[[nodiscard]] inline std::uint64_t tokens_of_step(const Workload& workload) {
+  return workload.tokens * workload.micro_batches * workload.rounds * workload.ranks.count;
+}
 
 /// Counts those of FWD-BWD of one micro-batch, nothing recomputed; a head in tiles makes its logits
 /// twice.

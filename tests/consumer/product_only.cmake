@@ -22,7 +22,7 @@ foreach(file IN ITEMS bin/spillway include/spillway/cpu_adam/adam.hpp)
 endforeach()
 
 # The package offers what was built, and says what was not.
-foreach(component IN ITEMS engine comm)
+foreach(component IN ITEMS engine capi)
   file(WRITE ${WORK}/${component}/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
 project(user LANGUAGES CXX)
 find_package(spillway REQUIRED COMPONENTS ${component})
@@ -35,13 +35,13 @@ endforeach()
 if(NOT result_engine EQUAL 0)
   message(FATAL_ERROR "the installed package does not offer the engine")
 endif()
-if(result_comm EQUAL 0 OR NOT errors MATCHES "component comm is not installed")
+if(result_capi EQUAL 0 OR NOT errors MATCHES "component capi is not installed")
   message(FATAL_ERROR "a module that was not built was not refused by name: ${errors}")
 endif()
 # A component by itself is what its user builds against: its archive must be there.
 execute_process(
-  COMMAND ${CMAKE_COMMAND} --install ${WORK}/build --component comm --prefix ${WORK}/comm_alone
+  COMMAND ${CMAKE_COMMAND} --install ${WORK}/build --component capi --prefix ${WORK}/capi_alone
   OUTPUT_QUIET ERROR_VARIABLE errors RESULT_VARIABLE result)
-if(result EQUAL 0 OR NOT errors MATCHES "comm is not built")
+if(result EQUAL 0 OR NOT errors MATCHES "capi is not built")
   message(FATAL_ERROR "a component that is not built was installed: ${errors}")
 endif()

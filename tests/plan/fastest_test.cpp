@@ -41,13 +41,13 @@ TEST(FastestPlacement, MakesParametersResidentBeforeItKeepsActivationsOverASlowL
   budgets.device = needed(workload, chosen(workload, kUnlimited, resident), Tier::device);
   const Placement first = chosen(workload, budgets, request);
   ASSERT_TRUE(first.blocks[2].saved);
-  ASSERT_TRUE(first.any_streamed());
+  ASSERT_TRUE(any_streamed(workload, first));
 
   MachineProfile machine = fast_machine();
   EXPECT_EQ(fastest_placement(workload, budgets, request, machine, first).placement, first);
   machine.h2d = 1e5;
   const PlannedStep step = fastest_placement(workload, budgets, request, machine, first);
-  EXPECT_FALSE(step.placement.any_streamed());
+  EXPECT_FALSE(any_streamed(workload, step.placement));
   EXPECT_LT(step.prediction.step_seconds,
             simulate(build_training_step(workload, first), machine).step_seconds);
 }

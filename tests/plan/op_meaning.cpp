@@ -5,6 +5,8 @@
 #include <set>
 #include <vector>
 
+#include "tests/plan/op_places.hpp"
+
 namespace spillway::plan {
 namespace {
 
@@ -14,17 +16,6 @@ struct Need {
   auto operator<=>(const Need&) const = default;
 };
 using Needs = std::set<Need>;
-
-/// A pool's tier, as its name says.
-Tier tier_of(PoolKind pool) {
-  const std::string_view name = name_of(pool);
-  if (name.starts_with("disk_")) return Tier::nvme;
-  for (const char* host :
-       {"host_", "landing_", "state_staging", "checksums", "boundary_staging", "kept_staging"}) {
-    if (name.starts_with(host)) return Tier::host;
-  }
-  return Tier::device;
-}
 
 class Meaning {
  public:
@@ -45,6 +36,10 @@ class Meaning {
       case OpKind::checksum: to_disk(); break;
       case OpKind::copy: to_disk(); break;
       case OpKind::commit: reads(state(1)); break;
+      case OpKind::all_gather:
+      case OpKind::reduce_scatter:
+      case OpKind::all_reduce:
+      case OpKind::all_to_all: collective(); break;
     }
     return std::move(needs_);
   }
@@ -73,6 +68,29 @@ class Meaning {
   [[nodiscard]] std::uint32_t part() const { return op_.block - first(); }
   [[nodiscard]] bool kept() const { return p_.blocks[first()].saved.has_value(); }
   [[nodiscard]] bool split() const { return p_.format != StateFormat::fp32; }
+
+  /// What this rank has of a block that the ranks have a part of each.
+  [[nodiscard]] Value own_parameters() const {
+    const bool parts = w_.ranks.count > 1 && w_.ranks.sharding != Sharding::none;
+    return {ValueKind::parameters, op_.block, 0, 0, parts ? kShard : 0};
+  }
+  [[nodiscard]] Value own_gradient() const {
+    return {ValueKind::gradient, op_.block, 0, op_.round, w_.ranks.count > 1 ? kShard : 0};
+  }
+  /// Parameters pass between ranks where each has a part, by all_gather; gradients always do.
+  void collective() {
+    const bool parts = w_.ranks.sharding != Sharding::none;
+    if (op_.kind == OpKind::all_gather && parts) {
+      reads(own_parameters());
+      return writes({ValueKind::parameters, op_.block});
+    }
+    const bool one_by_one = w_.ranks.sums == SumOrder::fixed;
+    const OpKind meant = parts ? (one_by_one ? OpKind::all_to_all : OpKind::reduce_scatter)
+                               : (one_by_one ? OpKind::all_gather : OpKind::all_reduce);
+    if (op_.kind != meant) return;  // no needs: what it declares is wrong
+    reads({ValueKind::gradient, op_.block, 0, op_.round});
+    writes(own_gradient());
+  }
 
   void parameters() {
     reads({ValueKind::parameters, op_.block});
@@ -170,7 +188,7 @@ class Meaning {
       if (op_.round > 0) reads({ValueKind::total_gradient, op_.block, 0, op_.round - 1});
       writes({ValueKind::total_gradient, op_.block, 0, op_.round});
     }
-    if (op_.lane == Lane::cpu) return reads(narrow);
+    if (op_.lane == Lane::cpu) return reads(own_gradient());
     const bool vectors = w_.tiled && op_.block == 0;
     reads(vectors ? Value{ValueKind::gradient_sum}
                   : Value{ValueKind::gradient_sum, op_.block, 0, op_.round, w_.micro_batches - 1});
@@ -183,7 +201,7 @@ class Meaning {
     reads({ValueKind::total_gradient, op_.block, 0, kLastStep});
     reads(state(0));
     writes(state(1));
-    writes({ValueKind::parameters, op_.block});
+    writes(own_parameters());
     if (p_.blocks[op_.block].state == Tier::nvme) writes({ValueKind::checksum, op_.tile});
   }
 
@@ -191,7 +209,7 @@ class Meaning {
   void to_disk() {
     reads(state(1));
     if (split() && p_.blocks[op_.block].state != Tier::device) {
-      reads({ValueKind::parameters, op_.block});
+      reads(own_parameters());
     }
     if (op_.kind == OpKind::checksum) return writes({ValueKind::checksum, op_.tile});
     reads({ValueKind::checksum, op_.tile});
@@ -215,117 +233,27 @@ bool has_one_source(const Op& op) { return op.kind == OpKind::copy && op.copied 
 
 /// What comes out of a copy is what went in; of one round, the gradient is all of it. The 16-bit
 /// parameters that state on the device is not whole without go with it.
-std::string wrong_copy(const StepPlan& plan, const Op& op, StateFormat format) {
+std::string wrong_copy(const StepPlan& plan, const Op& op, const RunOf& run) {
   std::set<Value> in;
   std::set<Value> out;
   bool rides = false;
   const bool stages = is_copy(op, kStageState);
   for (const Access& access : plan.accesses_of(op)) {
     Value value = access.value;
-    if (value.kind == ValueKind::gradient) value.kind = ValueKind::total_gradient;
+    if (value.kind == ValueKind::gradient) {
+      if (value.part != (run.workload.ranks.count > 1 ? kShard : 0)) return "ranks are left out";
+      value.kind = ValueKind::total_gradient;
+      value.part = 0;
+    }
     if (stages && value == Value{ValueKind::parameters, op.block}) {
       rides = true;
     } else {
       (access.writes ? out : in).insert(value);
     }
   }
-  if (rides != (stages && format != StateFormat::fp32)) return "parameters ride or they do not";
+  if (rides != (stages && run.placement.format != StateFormat::fp32))
+    return "parameters ride or they do not";
   return in.size() == 1 && in == out ? "" : "it copies one thing to another";
-}
-
-std::string wrong_tier(const Op& op, const Access& access) {
-  const Tier tier = tier_of(access.buffer.pool);
-  const bool tokens = access.value.kind == ValueKind::tokens && !access.writes;
-  bool fits = true;
-  switch (op.lane) {
-    case Lane::gpu: fits = tier == Tier::device || tokens; break;
-    case Lane::cpu: fits = tier == Tier::host; break;
-    case Lane::h2d: fits = tier == (access.writes ? Tier::device : Tier::host); break;
-    case Lane::d2h: fits = tier == (access.writes ? Tier::host : Tier::device); break;
-    case Lane::nvme_read: fits = tier == (access.writes ? Tier::host : Tier::nvme); break;
-    case Lane::nvme_write:
-      fits = op.kind == OpKind::commit || tier == (access.writes ? Tier::nvme : Tier::host);
-      break;
-    case Lane::external: fits = tier == Tier::host; break;
-  }
-  return fits ? "" : fmt::format("its lane does not reach {}", to_text(access.buffer));
-}
-
-bool is_by_tile(PoolKind pool) {
-  switch (pool) {
-    case PoolKind::resident_parameters:
-    case PoolKind::device_state:
-    case PoolKind::device_gradients:
-    case PoolKind::device_leaves:
-    case PoolKind::device_sums:
-    case PoolKind::host_gradients:
-    case PoolKind::host_parameters:
-    case PoolKind::host_state:
-    case PoolKind::checksums:
-    case PoolKind::host_sums:
-    case PoolKind::disk_state: return true;
-    default: return false;
-  }
-}
-
-/// An op of a tile uses its tile, one of a block all tiles of the block, and a commit all tiles.
-std::string wrong_range(const Op& op, const Access& access, const std::vector<Tile>& tiles) {
-  if (!is_by_tile(access.buffer.pool)) return access.buffer.count == 1 ? "" : "it uses two buffers";
-  const bool of_tile = op.kind == OpKind::update || op.kind == OpKind::grad_norm ||
-                       op.kind == OpKind::checksum ||
-                       (op.kind == OpKind::copy && op.copied.what == ValueKind::state);
-  Buffer whole{access.buffer.pool, 0, 0};
-  for (std::uint32_t t = 0; t < tiles.size(); ++t) {
-    const bool meant =
-        op.kind == OpKind::commit || (of_tile ? t == op.tile : tiles[t].block == access.value.of);
-    if (meant && whole.count++ == 0) whole.first = t;
-  }
-  return access.buffer == whole ? "" : fmt::format("it uses {}", to_text(access.buffer));
-}
-
-/// Values with a place of their own lie where the placement says.
-std::string wrong_place(const Access& access, const RunOf& run, const std::vector<Tile>& tiles) {
-  const Workload& w = run.workload;
-  const Buffer& at = access.buffer;
-  const Value& value = access.value;
-  bool fits = true;
-  switch (at.pool) {
-    case PoolKind::resident_parameters:
-      fits = run.placement.blocks[tiles[at.first].block].resident() &&
-             tiles[at.first].block == value.of;
-      break;
-    case PoolKind::host_parameters:
-      fits =
-          run.placement.blocks[value.of].state != Tier::device && tiles[at.first].block == value.of;
-      break;
-    case PoolKind::device_state:
-    case PoolKind::host_state: {
-      const Tier tier = run.placement.blocks[tiles[at.first].block].state;
-      fits = at.first == value.of && tier == tier_of(at.pool);
-      break;
-    }
-    case PoolKind::boundaries:
-    case PoolKind::host_boundaries:
-    case PoolKind::disk_boundaries: {
-      const Tier tier = run.placement.blocks[w.first_block(value.of)].output;
-      fits = at.first == value.of * w.micro_batches + value.micro_batch && tier == tier_of(at.pool);
-      break;
-    }
-    case PoolKind::kept_activations:
-    case PoolKind::host_kept_activations:
-    case PoolKind::disk_kept_activations: {
-      const std::uint32_t first = w.tiled ? w.first_block(value.of) : value.of;
-      const bool empty = w.blocks[first].saved_bytes == Bytes{};
-      const std::optional<Tier> saved = run.placement.blocks[first].saved;
-      fits = at.first == first * w.micro_batches + value.micro_batch && saved &&
-             (empty ? Tier::device : *saved) == tier_of(at.pool);
-      break;
-    }
-    default: break;
-  }
-  return fits ? ""
-              : fmt::format("{} is no place for {} of {}", to_text(at), name_of(value.kind),
-                            value.of);
 }
 
 }  // namespace
@@ -341,14 +269,12 @@ std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
     Needs declared;
     for (const Access& access : plan.accesses_of(op)) {
       declared.insert({access.value, access.writes});
-      for (const std::string& wrong : {wrong_tier(op, access), wrong_range(op, access, tiles),
-                                       wrong_place(access, run, tiles)}) {
-        if (!wrong.empty()) return fail(wrong);
+      if (const std::string wrong = find_wrong_place(op, access, run, tiles); !wrong.empty()) {
+        return fail(wrong);
       }
     }
     if (has_one_source(op)) {
-      if (const std::string wrong = wrong_copy(plan, op, run.placement.format); !wrong.empty())
-        return fail(wrong);
+      if (const std::string wrong = wrong_copy(plan, op, run); !wrong.empty()) return fail(wrong);
       continue;
     }
     Meaning meaning(run, op);

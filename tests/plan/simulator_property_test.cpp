@@ -100,6 +100,7 @@ MachineProfile random_machine(std::mt19937_64& random) {
   profile.d2h = draw(1, 4);
   profile.h2d_d2h_combined = draw(1, 8);
   profile.update = draw(1, 4);
+  profile.net = draw(1, 4);
   profile.nvme_read = draw(1, 4);
   profile.nvme_write = draw(1, 4);
   profile.nvme_combined = draw(1, 8);

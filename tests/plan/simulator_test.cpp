@@ -17,7 +17,7 @@ namespace {
 MachineProfile unit_machine() {
   MachineProfile profile;
   profile.gpu_flops = profile.h2d = profile.d2h = profile.update = 1;
-  profile.nvme_read = profile.nvme_write = 1;
+  profile.net = profile.nvme_read = profile.nvme_write = 1;
   return profile;
 }
 
@@ -37,12 +37,13 @@ TEST(Simulator, TimesASingleOpOfEachLane) {
   profile.h2d = 4;
   profile.d2h = 5;
   profile.update = 8;
+  profile.net = 40;
   profile.nvme_read = 10;
   profile.nvme_write = 20;
   profile.op_overhead_seconds = 0.5;
-  const std::vector<std::pair<Lane, double>> expected{{Lane::gpu, 20},      {Lane::h2d, 10},
-                                                      {Lane::d2h, 8},       {Lane::cpu, 5},
-                                                      {Lane::nvme_read, 4}, {Lane::nvme_write, 2}};
+  const std::vector<std::pair<Lane, double>> expected{
+      {Lane::gpu, 20}, {Lane::h2d, 10},      {Lane::d2h, 8},       {Lane::cpu, 5},
+      {Lane::net, 1},  {Lane::nvme_read, 4}, {Lane::nvme_write, 2}};
   for (const auto& [lane, seconds] : expected) {
     StepPlan plan;
     append(plan, {.lane = lane, .bytes = 40, .flops = lane == Lane::gpu ? 40.0 : 0.0});

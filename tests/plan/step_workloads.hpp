@@ -48,6 +48,14 @@ inline void tie(Workload& workload) {
   workload.tied_elements = workload.blocks.front().parameters;
 }
 
+/// Makes every block of a size that its ranks can share.
+inline void pad_for_ranks(Workload& workload) {
+  for (BlockShape& block : workload.blocks) {
+    block.padded_parameters =
+        ElementCount{round_up(block.parameters.value(), kLeafParameters * workload.ranks.count)};
+  }
+}
+
 inline Bytes padded_bytes(const Workload& workload, std::size_t block) {
   return Bytes{workload.blocks[block].padded_parameters.value() * size_of(workload.compute)};
 }
@@ -174,6 +182,28 @@ class RandomCases {
   Case next_tiled() {
     Workload w = tiled_workload();
     Placement p = placement(w);
+    return {std::move(w), std::move(p)};
+  }
+
+  /// A case of several ranks: what the host updates, gathered as the sharding says.
+  Case next_of_ranks() {
+    Workload w = workload();
+    constexpr Sharding kShardings[] = {Sharding::none, Sharding::state, Sharding::parameters};
+    w.ranks = {.count = static_cast<std::uint32_t>(between(2, 5)),
+               .rank = 0,
+               .sharding = kShardings[between(0, 2)],
+               .sums = maybe() ? SumOrder::fixed : SumOrder::fast};
+    w.ranks.rank = static_cast<std::uint32_t>(between(0, w.ranks.count - 1));
+    pad_for_ranks(w);
+    Placement p = placement(w);
+    p.order = WorkOrder::layer_major;
+    p.gradient_slots = static_cast<std::uint32_t>(between(1, 3));
+    for (BlockCut& cut : p.blocks) {
+      if (!w.gathers()) cut.parameters = Tier::device;
+      cut.gradients = Tier::host;
+      if (cut.state == Tier::device) cut.state = Tier::host;
+    }
+    p.parameter_slots = static_cast<std::uint32_t>(between(w.tied_head ? 2 : 1, 4));
     return {std::move(w), std::move(p)};
   }
 

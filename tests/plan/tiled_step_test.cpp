@@ -112,7 +112,7 @@ TEST(TiledStep, VectorsStayOnTheDeviceWhateverIsAskedFor) {
       const auto choice = choose_placement(workload, plenty, request);
       const auto& placement = std::get<Placement>(choice);
       EXPECT_TRUE(placement.blocks.front().resident());
-      EXPECT_EQ(placement.any_streamed(), resident == false);
+      EXPECT_EQ(any_streamed(workload, placement), resident == false);
       EXPECT_EQ(find_race(build_training_step(workload, placement)), "");
     }
   }

@@ -48,9 +48,7 @@ struct StepBenchResult {
   std::array<Bytes, plan::kMachineLanes> moved{};  ///< in one step, by copy and disk lane
   std::string device;                              ///< engine::device_name
 
-  [[nodiscard]] std::uint64_t tokens_per_step() const {
-    return workload.tokens * workload.micro_batches * workload.rounds;
-  }
+  [[nodiscard]] std::uint64_t tokens_per_step() const { return plan::tokens_of_step(workload); }
   [[nodiscard]] double median_seconds() const;
   [[nodiscard]] engine::Exposed median_exposed() const;
   [[nodiscard]] double tokens_per_second() const {

@@ -46,7 +46,7 @@ plan::MachineProfile measured_profile(const PlanRequest& request,
 nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
                                 const model::ModelConfig& config, const MadePlan& made) {
   const plan::Workload& w = made.workload;
-  const double tokens = static_cast<double>(w.tokens * w.micro_batches * w.rounds);
+  const double tokens = static_cast<double>(plan::tokens_of_step(w));
   const double flops = plan::flops_per_token(engine::decoder_shape(config, made.options.context));
   const double rate = tokens / made.prediction.step_seconds;
   nlohmann::ordered_json document{

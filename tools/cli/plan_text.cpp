@@ -167,7 +167,7 @@ std::string to_text(const PlanView& view) {
                  view.device == config::DeviceKind::cuda ? "a GPU" : "the CPU",
                  name_of(view.placement.format));
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
-                 w.tokens * w.micro_batches * w.rounds, w.rounds, w.micro_batches, w.tokens);
+                 plan::tokens_of_step(w), w.rounds, w.micro_batches, w.tokens);
   fmt::format_to(out, "placement  {}\n", placement_line(w, view.placement));
   text += cut_lines(view);
   for (const Tier tier : kTiers) {
@@ -190,7 +190,7 @@ std::string to_text(const PlanView& view) {
   }
   const double seconds = view.prediction.step_seconds;
   fmt::format_to(out, "predicted  {:.4f} s a step, {}, bounded by {}\n", seconds,
-                 shown_rate(static_cast<double>(w.tokens * w.micro_batches * w.rounds) / seconds),
+                 shown_rate(static_cast<double>(plan::tokens_of_step(w)) / seconds),
                  shown_name(view.prediction.bounding, view.device));
   return text;
 }
@@ -199,8 +199,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
   nlohmann::ordered_json document;
   document["fits"] = true;
   document["parameters"] = parameters(view.workload);
-  document["tokens_per_step"] =
-      view.workload.tokens * view.workload.micro_batches * view.workload.rounds;
+  document["tokens_per_step"] = plan::tokens_of_step(view.workload);
   for (const Tier tier : kTiers) {
     nlohmann::ordered_json& entry = document["memory"][std::string(plan::name_of(tier))];
     entry["bytes"] = plan::total(view.memory, tier).value();

@@ -14,7 +14,8 @@ namespace spillway::engine {
 
 [[nodiscard]] plan::Workload make_workload(const model::ModelConfig& config,
                                            const model::Transformer& transformer,
-                                           const config::TrainOptions& options);
+                                           const config::TrainOptions& options,
+                                           const plan::Ranks& ranks = {});
 
 /// What the model's FLOPs depend on, with windows of `context` tokens.
 [[nodiscard]] plan::DecoderShape decoder_shape(const model::ModelConfig& config,

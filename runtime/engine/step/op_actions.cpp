@@ -80,7 +80,11 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::grad_norm: return stream.submit([this, &op] { device_norm(op); });
     case OpKind::update: return stream.submit([this, &op] { device_update(op); });
     case OpKind::checksum:
-    case OpKind::commit: break;
+    case OpKind::commit:
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+    case OpKind::all_reduce:
+    case OpKind::all_to_all: break;
   }
   SPILLWAY_ASSERT(false && "no stream runs this kind of op");
 }
@@ -143,6 +147,10 @@ Ticket OpActions::start(const Op& op) {
     case OpKind::checksum: return workers.submit([this, &op] { host_checksum(op); });
     case OpKind::forward: return resources_.passes->forward(external_pass(op));
     case OpKind::backward: return resources_.passes->backward(external_pass(op));
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+    case OpKind::all_reduce:
+    case OpKind::all_to_all: return collective(op);
     case OpKind::loss: break;
   }
   SPILLWAY_ASSERT(false && "no worker runs this kind of op");

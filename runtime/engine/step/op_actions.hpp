@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "comm/communicator.hpp"
 #include "cpu_adam/update.hpp"
 #include "cpu_adam/worker_pool.hpp"
 #include "nvme_swap/tile_store.hpp"
@@ -39,8 +40,9 @@ struct OpResources {
   cpu_adam::Isa isa;
   const cpu_adam::Kernel& kernel;
   std::size_t update_prefetch;
-  std::vector<BlockGroups> groups;   ///< by block
-  ExternalPasses* passes = nullptr;  ///< null where no plan has passes of another framework
+  std::vector<BlockGroups> groups;      ///< by block
+  ExternalPasses* passes = nullptr;     ///< null where no plan has passes of another framework
+  comm::Communicator* ranks = nullptr;  ///< null where there is one
 };
 
 /// The scalars of the update that the next plan applies, if one is pending.
@@ -126,6 +128,7 @@ class OpActions final : public OpPerformer {
                                   TicketPairs& pairs);
   [[nodiscard]] Ticket write(const plan::Op& op);
   [[nodiscard]] Ticket commit();
+  [[nodiscard]] Ticket collective(const plan::Op& op);
   void copy(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket copy(const plan::Op& op);
   void stage_state(const plan::Op& op, offload::Stream& stream);

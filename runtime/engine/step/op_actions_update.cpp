@@ -37,17 +37,21 @@ void OpActions::device_norm(const Op& op) {
       memory.device(memory.write(ValueKind::norm_leaves, op.tile)).as<double>());
 }
 
+/// Adds the gradients of a round, one of each rank where they add up one by one.
 void OpActions::host_accumulate(const Op& op) {
   const OpMemory memory = memory_of(op);
   const auto source = memory.host(memory.read(ValueKind::gradient, op.block));
   const auto bytes = memory.host(memory.write(ValueKind::total_gradient, op.block));
   auto* target = reinterpret_cast<float*>(bytes.data());
   const DType dtype = resources_.workload.compute;
-  resources_.workers.parallel_for(
-      bytes.size() / sizeof(float), kLeafParameters, [&](std::size_t first, std::size_t last) {
-        cpu_adam::accumulate(resources_.isa, dtype, source.data() + first * size_of(dtype),
-                             {target + first, last - first}, op.round == 0);
-      });
+  const std::size_t count = bytes.size() / sizeof(float);
+  resources_.workers.parallel_for(count, kLeafParameters, [&](std::size_t first, std::size_t last) {
+    for (std::uint32_t g = 0; g < resources_.workload.gradients_of_round(); ++g) {
+      const std::byte* gradient = source.data() + (g * count + first) * size_of(dtype);
+      cpu_adam::accumulate(resources_.isa, dtype, gradient, {target + first, last - first},
+                           op.round == 0 && g == 0);
+    }
+  });
 }
 
 void OpActions::host_norm(const Op& op) {

@@ -17,8 +17,12 @@ void StateIo::initialize(const model::ParameterSource& source) {
     const plan::Tile& t = slots_.tiles()[tile];
     const std::span<std::byte> slot = staging(tile);
     const cpu_adam::StateLayout& layout = slots_.layout(tile);
-    masters.resize(t.count.value());
-    source.read(BlockIndex{t.block}, t.first, masters);
+    masters.assign(t.count.value(), 0);
+    // The shards of the last ranks may be nothing but padding of a block.
+    const std::uint64_t end = workload_.blocks[t.block].parameters.value();
+    const std::uint64_t there = end - std::min(end, t.first.value());
+    const auto given = std::span(masters).first(std::min<std::uint64_t>(masters.size(), there));
+    if (!given.empty()) source.read(BlockIndex{t.block}, t.first, given);
     cpu_adam::pack_state(layout, {masters, {}, {}}, slot.data(), slot.data() + layout.parameters);
     bring_home(tile, Stored::no);
   }
@@ -93,10 +97,25 @@ void StateIo::upload_residents() {
   for (std::uint32_t block = 0; block < workload_.blocks.size(); ++block) {
     const plan::BlockCut& place = placement_.blocks[block];
     if (!place.resident() || place.state == Tier::device) continue;
+    if (workload_.shares_updates()) {
+      gather_residents(block);
+      continue;
+    }
     streams_.upload->upload(memory_.device(slots_.tiles_of(PoolKind::resident_parameters, block)),
                             memory_.host(slots_.tiles_of(PoolKind::host_parameters, block)));
   }
   streams_.upload->synchronize();
+}
+
+/// What is uploaded passes through the place that a step's refresh takes.
+void StateIo::gather_residents(std::uint32_t block) {
+  const std::span<std::byte> source =
+      memory_.host(slots_.tiles_of(PoolKind::host_parameters, block));
+  const auto shard = memory_.device({PoolKind::parameter_shards}).subspan(0, source.size());
+  const auto whole = memory_.device({PoolKind::whole_parameters, block});
+  streams_.upload->upload(shard, source);
+  streams_.upload->synchronize();
+  ranks_->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()}).wait();
 }
 
 void StateIo::read_masters(std::uint32_t block, std::span<float> masters) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "comm/communicator.hpp"
 #include "cpu_adam/adam.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/step/executor.hpp"
@@ -17,14 +18,16 @@ namespace spillway::engine {
 class StateIo {
  public:
   StateIo(const plan::Workload& workload, const plan::Placement& placement, Memory& memory,
-          const StateSlots& slots, Streams& streams, nvme_swap::TileStore* store, cpu_adam::Isa isa)
+          const StateSlots& slots, Streams& streams, nvme_swap::TileStore* store, cpu_adam::Isa isa,
+          comm::Communicator* ranks = nullptr)
       : workload_(workload),
         placement_(placement),
         memory_(memory),
         slots_(slots),
         streams_(streams),
         store_(store),
-        isa_(isa) {}
+        isa_(isa),
+        ranks_(ranks) {}
 
   /// Masters from `source`, zero moments, parameters rounded from the masters.
   void initialize(const model::ParameterSource& source);
@@ -35,7 +38,8 @@ class StateIo {
   [[nodiscard]] nvme_swap::TileRead adopt(const nvme_swap::CommittedTiles& source);
   /// The newest version of all tiles of the store into `target`, and a commit of them.
   void copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& commit);
-  /// The masters of one block, [padded], from wherever they live. No update may be pending.
+  /// The masters of one block, [padded], from wherever they live: those of this rank's shard, the
+  /// others stay as they are. No update may be pending.
   void read_masters(std::uint32_t block, std::span<float> masters);
 
  private:
@@ -53,6 +57,7 @@ class StateIo {
   /// The 16-bit parameters of the slot, or in format fp32 those that follow from its masters.
   void write_parameters(std::uint32_t tile, std::span<std::byte> slot, std::byte* target) const;
   void upload_residents();
+  void gather_residents(std::uint32_t block);
 
   const plan::Workload& workload_;
   const plan::Placement& placement_;
@@ -61,6 +66,7 @@ class StateIo {
   Streams& streams_;
   nvme_swap::TileStore* store_;  // null where all state lies in memory and is never committed
   cpu_adam::Isa isa_;
+  comm::Communicator* ranks_;  // null where there is one
 };
 
 }  // namespace spillway::engine

@@ -28,6 +28,25 @@ offload::DeviceMemory make_constants(model::Transformer* transformer,
   return memory;
 }
 
+/// Returns the groups of the model's blocks, whose padding may be longer for many ranks.
+std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime& model) {
+  if (model.transformer == nullptr) return setup.groups;
+  std::vector<BlockGroups> groups = decay_groups(model.transformer->layout(), setup.options.decay);
+  for (std::size_t b = 0; b < groups.size(); ++b) {
+    groups[b].back().end = setup.workload.blocks[b].padded_parameters.value();
+  }
+  return groups;
+}
+
+void check_ranks(const EngineSetup& setup) {
+  SPILLWAY_ASSERT((setup.ranks != nullptr) == (setup.workload.ranks.count > 1));
+  if (setup.ranks == nullptr) return;
+  SPILLWAY_ASSERT(setup.ranks->ranks() == setup.workload.ranks.count &&
+                  setup.ranks->rank().value() == setup.workload.ranks.rank);
+  check(setup.options.device != config::DeviceKind::cuda, ErrorCode::not_supported,
+        "this version trains with more than one rank on the host alone; use --device host");
+}
+
 }  // namespace
 
 StepEngine::StepEngine(const EngineSetup& setup, const ModelRuntime& model)
@@ -41,6 +60,8 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
       device_math_(make_device_math(setup_.options, *streams_->compute)),
       slots_(setup_.workload, setup_.placement),
       memory_(std::make_unique<Memory>(std::move(pools), *backend_)) {
+  check_ranks(setup_);
+  if (setup_.ranks != nullptr) setup_.ranks->wake_with(&wake_);
   if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());
   open_store();
   open_activation_store();
@@ -59,10 +80,9 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .isa = setup_.options.isa.value_or(cpu_adam::best_isa()),
                   .kernel = update_kernel(setup_.options, setup_.workload),
                   .update_prefetch = setup_.update_prefetch,
-                  .groups = model.transformer == nullptr
-                                ? setup_.groups
-                                : decay_groups(model.transformer->layout(), setup_.options.decay),
-                  .passes = setup_.passes});
+                  .groups = groups_of(setup_, model),
+                  .passes = setup_.passes,
+                  .ranks = setup_.ranks});
 }
 
 void StepEngine::open_store() {

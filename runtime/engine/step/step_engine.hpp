@@ -36,6 +36,8 @@ struct EngineSetup {
   /// Says by block what no model says, where another framework runs the passes.
   std::vector<BlockGroups> groups{};
   ExternalPasses* passes = nullptr;  ///< of that framework
+  /// Is this rank's end of `workload.ranks`, where there are several; it outlives the engine.
+  comm::Communicator* ranks = nullptr;
 };
 
 class StepEngine {

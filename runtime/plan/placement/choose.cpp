@@ -22,6 +22,8 @@ constexpr std::size_t kBlocksTried = 1024;
 PlacementRequest bounded(PlacementRequest request, const Workload& workload) {
   // More slots than blocks would hold nothing.
   request.prefetch = std::min(request.prefetch, static_cast<std::uint32_t>(workload.blocks.size()));
+  // A rank that does not gather parameters for each pass has them all; the host updates its shard.
+  if (workload.ranks.count > 1 && !workload.gathers()) request.resident = true;
   return request;
 }
 
@@ -70,6 +72,14 @@ class Chooser {
     check(request_.state != Tier::device || request_.resident != false, ErrorCode::invalid_argument,
           "state on the device and streamed parameters exclude each other: the device updates "
           "parameters where they live; ask for state on the host, or for resident parameters");
+    check(
+        workload_.ranks.count == 1 || request_.state != Tier::device, ErrorCode::not_supported,
+        "state on the device with more than one rank is not supported; ask for state on the host");
+    check(workload_.ranks.count == 1 || !workload_.tiled, ErrorCode::not_supported,
+          "spillway.operator_tile with more than one rank is not supported");
+    check(workload_.ranks.count == 1 || request_.order == WorkOrder::layer_major,
+          ErrorCode::not_supported,
+          "spillway.work_order micro_batch_major with more than one rank is not supported");
     SPILLWAY_ASSERT(!request_.offload || request_.keep == true);
     SPILLWAY_ASSERT(request_.offload_share == 0 || (!request_.keep && !workload_.tiled));
     check(
@@ -138,7 +148,9 @@ class Chooser {
   };
 
   [[nodiscard]] Base base() const {
-    if (request_.state.value_or(Tier::device) == Tier::device && request_.resident != false) {
+    const bool device_updates = workload_.ranks.count == 1;
+    if (device_updates && request_.state.value_or(Tier::device) == Tier::device &&
+        request_.resident != false) {
       Draft everything = uniform(/*resident=*/true, Tier::device, request_.keep.value_or(true));
       if (everything.fits(Tier::device)) return {std::move(everything), true};
       if (request_.state == Tier::device) {
@@ -176,7 +188,8 @@ class Chooser {
     // The same tiles, and no staging buffer larger than the largest of them.
     placement.tile_parameters = tile_parameters_;
     const auto blocks = static_cast<std::uint32_t>(workload_.blocks.size());
-    const bool waits = state == Tier::device || (request_.sums == true && workload_.rounds > 1);
+    const bool waits = state == Tier::device || (request_.sums == true && workload_.rounds > 1 &&
+                                                 workload_.ranks.count == 1);
     placement.blocks.assign(blocks, {.parameters = resident ? Tier::device : Tier::host,
                                      .gradients = waits ? Tier::device : Tier::host,
                                      .state = state,

@@ -124,7 +124,7 @@ std::vector<Candidate> candidates(const Workload& workload, const Budgets& budge
 
 bool allows(const Workload& workload, const PlacementRequest& request, const BlockCut& cut) {
   const bool waits = cut.gradients == Tier::device;
-  const bool sums = workload.rounds > 1 && cut.state != Tier::device;
+  const bool sums = workload.sums_gradients() && cut.state != Tier::device;
   if (request.state.value_or(cut.state) != cut.state) return false;
   if (request.resident.value_or(cut.resident()) != cut.resident()) return false;
   if (request.activations.value_or(cut.output) != cut.output) return false;

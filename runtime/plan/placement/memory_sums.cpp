@@ -35,7 +35,7 @@ void MemorySums::apply(std::uint32_t block, const BlockCut& place, const Sum& su
     const auto p = static_cast<std::size_t>(pool);
     if (sizes_->has_share(pool, block, place)) sum(shares_[p], size.shares[p]);
   }
-  if (!place.resident()) count(streamed_, size.padded_rank);
+  if (!place.resident() || sizes_->workload().gathers()) count(streamed_, size.padded_rank);
   if (sizes_->saved_leaves(block, place)) {
     count(leaving_, size.saved_rank);
     if (place.saved == Tier::nvme) count(staged_, size.saved_rank);
@@ -63,7 +63,7 @@ Row MemorySums::row(PoolKind pool, const Placement& placement) const {
       .staged = Bytes{staged_.largest(sizes_->saved_sizes())},
       .recomputed = Bytes{recomputed_.largest(sizes_->saved_sizes())},
   };
-  const bool lands = sizes_->workload().rounds > 1 &&
+  const bool lands = sizes_->workload().sums_gradients() &&
                      share_of(PoolKind::host_gradients) > share_of(PoolKind::device_sums);
   return row_of(pool, *sizes_, placement, strides, lands);
 }

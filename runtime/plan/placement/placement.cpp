@@ -46,10 +46,6 @@ bool Placement::any_saved(Tier tier) const {
                      [tier](const BlockCut& b) { return b.saved == tier; });
 }
 
-bool Placement::any_streamed() const {
-  return std::any_of(blocks.begin(), blocks.end(), [](const BlockCut& b) { return !b.resident(); });
-}
-
 Bytes moment_bytes(StateFormat format, ElementCount parameters) {
   return moment_values(format, parameters) + moment_scales(format, parameters);
 }
@@ -84,12 +80,28 @@ ElementCount largest_block(const Workload& workload) {
 }
 
 DType waiting_gradient_dtype(const Workload& workload) {
-  return workload.rounds > 1 ? DType::fp32 : workload.compute;
+  return workload.sums_gradients() ? DType::fp32 : workload.compute;
+}
+
+bool is_streamed(const Workload& workload, const Placement& placement, std::uint32_t block) {
+  return workload.gathers() || !placement.blocks[block].resident();
+}
+
+bool any_streamed(const Workload& workload, const Placement& placement) {
+  return workload.gathers() ||
+         std::ranges::any_of(placement.blocks, [](const BlockCut& b) { return !b.resident(); });
+}
+
+std::uint32_t parameter_shard_slots(const Workload& workload, const Placement& placement) {
+  constexpr std::uint32_t kRefreshed = 2;  // one is uploaded while the other is gathered
+  if (workload.shares_updates()) return kRefreshed;
+  return workload.gathers() ? placement.parameter_slots : 0;
 }
 
 std::uint32_t least_parameter_slots(const Workload& workload, const Placement& placement) {
-  const bool pair = workload.tied_head && !placement.blocks.front().resident() &&
-                    !placement.blocks.back().resident();
+  const auto last = static_cast<std::uint32_t>(workload.blocks.size() - 1);
+  const bool pair = workload.tied_head && is_streamed(workload, placement, 0) &&
+                    is_streamed(workload, placement, last);
   return pair ? 2 : 1;
 }
 
@@ -140,9 +152,10 @@ std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_paramet
   SPILLWAY_ASSERT(tile_parameters.value() > 0 && tile_parameters.value() % kLeafParameters == 0);
   std::vector<Tile> tiles;
   for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
-    const ElementCount padded = workload.blocks[b].padded_parameters;
-    for (ElementCount first; first < padded; first += tile_parameters) {
-      tiles.push_back({b, first, std::min(tile_parameters, padded - first)});
+    ElementCount first = workload.shard_start(b);
+    const ElementCount end = first + workload.shard_elements(b);
+    for (; first < end; first += tile_parameters) {
+      tiles.push_back({b, first, std::min(tile_parameters, end - first)});
     }
   }
   return tiles;

@@ -31,7 +31,6 @@ struct Placement {
   [[nodiscard]] bool any_state(Tier tier) const;
   [[nodiscard]] bool any_output(Tier tier) const;
   [[nodiscard]] bool any_saved(Tier tier) const;
-  [[nodiscard]] bool any_streamed() const;
   /// Returns whether a step moves anything to or from the disk.
   [[nodiscard]] bool uses_disk() const {
     return any_state(Tier::nvme) || any_output(Tier::nvme) || any_saved(Tier::nvme);
@@ -47,6 +46,14 @@ struct Placement {
 /// Returns the least of `parameter_slots` with which streamed blocks can run: a tied head needs its
 /// own parameters and those of block 0 at once.
 [[nodiscard]] std::uint32_t least_parameter_slots(const Workload& workload,
+                                                  const Placement& placement);
+
+/// Returns whether a pass over the block needs one of `parameter_slots`.
+[[nodiscard]] bool is_streamed(const Workload& workload, const Placement& placement,
+                               std::uint32_t block);
+[[nodiscard]] bool any_streamed(const Workload& workload, const Placement& placement);
+/// Counts the device homes of parts of blocks that are uploaded for all ranks.
+[[nodiscard]] std::uint32_t parameter_shard_slots(const Workload& workload,
                                                   const Placement& placement);
 
 /// One line of a memory table.
@@ -74,7 +81,8 @@ struct MemoryItem {
 /// there.
 [[nodiscard]] Bytes slots_on_disk(const Workload& workload, const Placement& placement);
 
-/// Tiles of all blocks in block order; each starts on a leaf of its block.
+/// Tiles of all blocks in block order, or of this rank's shards of them; each starts on a leaf of
+/// its block.
 [[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters);
 
 /// The size of a gradient slot: the largest block that takes one. The vectors of tiles have one of
@@ -83,7 +91,7 @@ struct MemoryItem {
 [[nodiscard]] ElementCount vector_elements(const Workload& workload);  ///< 0 without tiles
 [[nodiscard]] ElementCount largest_block(const Workload& workload);
 /// Element size of a gradient while it waits for its update: the compute dtype's, or fp32 where
-/// rounds are summed.
+/// several are summed.
 [[nodiscard]] DType waiting_gradient_dtype(const Workload& workload);
 
 }  // namespace spillway::plan

@@ -19,6 +19,20 @@ Row tied_accumulators(const Workload& w) {
   return {.count = tied.end - tied.first, .each = elements(largest, DType::fp32), .last = {}};
 }
 
+/// Returns what a rank gets of the gradients of a round: its shard of the sum, or of each rank's.
+Bytes received(const Workload& w, ElementCount shard) {
+  return elements(shard, w.compute) * std::uint64_t{w.gradients_of_round()};
+}
+
+/// Returns the leaves of a rank's shards and its losses.
+Bytes sums_of_a_rank(const Workload& w, std::uint64_t passes) {
+  std::uint64_t leaves = 0;
+  for (std::uint32_t b = 0; b < w.blocks.size(); ++b) {
+    leaves += w.shard_elements(b).value() / kLeafParameters;
+  }
+  return Bytes{sizeof(double) * (leaves + passes)};
+}
+
 }  // namespace
 
 Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Strides& strides,
@@ -36,6 +50,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
   const auto row = [](std::uint64_t count, Bytes each) {
     return Row{.count = count, .each = each, .last = {}};
   };
+  const ElementCount largest_shard{sizes.gradient_slot().value() / w.shards()};
   const bool streams = w.streams_external && pool == PoolKind::parameter_slots;
   if (w.external && pool != PoolKind::state_staging && !streams) return {};
   switch (pool) {
@@ -44,7 +59,13 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::accumulators: return gradients(DType::fp32);
     case PoolKind::rounded_gradients:
       return w.compute == DType::fp32 ? Row{} : gradients(w.compute);
-    case PoolKind::landing_gradients: return lands ? gradients(w.compute) : Row{};
+    case PoolKind::parameter_shards:
+      return row(parameter_shard_slots(w, p), elements(largest_shard, w.compute));
+    case PoolKind::gradient_shards:
+      return row(w.ranks.count > 1 ? p.gradient_slots : 0, received(w, largest_shard));
+    case PoolKind::landing_gradients:
+      if (w.ranks.count > 1) return row(lands ? p.gradient_slots : 0, received(w, largest_shard));
+      return lands ? gradients(w.compute) : Row{};
     case PoolKind::tied_accumulators: return tied_accumulators(w);
     case PoolKind::boundary_gradients: return row(passes_slots ? 0 : m, one);
     case PoolKind::boundary_slots: return row(device_boundary_slots(w, p), one);
@@ -69,6 +90,8 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     // Behind the leaves of all tiles.
     case PoolKind::host_sums:
       return {.count = 0, .each = {}, .last = Bytes{sizeof(double) * passes}};
+    case PoolKind::gathered_sums:
+      return row(w.ranks.count > 1 ? w.ranks.count : 0, sums_of_a_rank(w, passes));
     default: return {};
   }
 }

@@ -16,10 +16,13 @@ struct Line {
 
 constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::device, "resident parameters"},
+    {Tier::device, "gathered parameters"},
     {Tier::device, "parameter slots"},
+    {Tier::device, "parameter shards"},
     {Tier::device, "optimizer state"},
     {Tier::device, "gradient accumulators"},
     {Tier::device, "rounded gradients"},
+    {Tier::device, "gradient shards"},
     {Tier::device, "tied accumulator"},
     {Tier::device, "waiting gradients"},
     {Tier::device, "gradient norm leaves"},
@@ -49,6 +52,7 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::host, "checksums"},
     {Tier::host, "token ids"},
     {Tier::host, "norm leaves and loss sums"},
+    {Tier::host, "norm leaves of all ranks"},
     {Tier::nvme, "boundary activations"},
     {Tier::nvme, "kept activations"},
     {Tier::nvme, "state, two slots"},
@@ -94,7 +98,11 @@ class PoolMaker {
 
   Pools make() {
     for (const PoolKind pool : kBlockPools) {
-      is_of_micro_batches(pool) ? lay_micro_batches(pool) : lay_tiles(pool);
+      if (pool == PoolKind::whole_parameters) {
+        lay_blocks(pool);
+      } else {
+        is_of_micro_batches(pool) ? lay_micro_batches(pool) : lay_tiles(pool);
+      }
       SPILLWAY_ASSERT(at(pool).bytes() == sums_.share_of(pool));
     }
     for (std::size_t p = 0; p < kPoolCount; ++p) {
@@ -106,6 +114,13 @@ class PoolMaker {
 
  private:
   Pool& at(PoolKind pool) { return pools_[static_cast<std::size_t>(pool)]; }
+
+  void lay_blocks(PoolKind pool) {
+    for (std::uint32_t b = 0; b < sizes_.size(); ++b) {
+      const bool here = sizes_.has_share(pool, b, placement_.blocks[b]);
+      lay(at(pool), here ? sizes_.buffer_bytes(pool, b, {}) : Bytes{});
+    }
+  }
 
   void lay_tiles(PoolKind pool) {
     for (const Tile& tile : tiles_) {
@@ -184,13 +199,14 @@ bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& pl
     return b.starts_layer && boundary_home(place.output, b.feeds_head) == home;
   };
   switch (pool) {
-    case PoolKind::resident_parameters: return place.resident();
+    case PoolKind::resident_parameters: return place.resident() && !workload_->shares_updates();
+    case PoolKind::whole_parameters: return place.resident() && workload_->shares_updates();
     case PoolKind::device_state:
     case PoolKind::device_gradients:
     case PoolKind::device_leaves: return place.state == Tier::device;
     case PoolKind::device_sums:
       return place.state != Tier::device && place.gradients == Tier::device &&
-             workload_->rounds > 1;
+             workload_->sums_gradients();
     case PoolKind::host_parameters:
     case PoolKind::host_gradients: return place.state != Tier::device;
     case PoolKind::host_state: return place.state == Tier::host;
@@ -212,6 +228,8 @@ Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount t
   switch (pool) {
     case PoolKind::resident_parameters:
     case PoolKind::host_parameters: return elements(tile, workload_->compute);
+    case PoolKind::whole_parameters:
+      return elements(workload_->blocks[block].padded_parameters, workload_->compute);
     case PoolKind::device_state:
     case PoolKind::host_state: return state_bytes(format_, tile);
     // Both slots of a tile that is on disk, whatever its tier.
@@ -236,9 +254,10 @@ Bytes PoolSizes::share(PoolKind pool, std::uint32_t block) const {
   if (is_of_micro_batches(pool)) {
     return buffer_bytes(pool, block, {}) * std::uint64_t{workload_->micro_batches};
   }
-  const ElementCount padded = workload_->blocks[block].padded_parameters;
-  const ElementCount rest{padded.value() % tile_parameters_.value()};
-  Bytes sum = buffer_bytes(pool, block, tile_parameters_) * (padded / tile_parameters_);
+  if (pool == PoolKind::whole_parameters) return buffer_bytes(pool, block, {});
+  const ElementCount shard = workload_->shard_elements(block);
+  const ElementCount rest{shard.value() % tile_parameters_.value()};
+  Bytes sum = buffer_bytes(pool, block, tile_parameters_) * (shard / tile_parameters_);
   if (rest > ElementCount{}) sum += buffer_bytes(pool, block, rest);
   return sum;
 }

@@ -38,6 +38,7 @@ using Pools = std::array<Pool, kPoolCount>;
 
 /// Pools whose buffers belong to blocks: a block has its share of them, or none.
 inline constexpr std::array kBlockPools{PoolKind::resident_parameters,
+                                        PoolKind::whole_parameters,
                                         PoolKind::device_state,
                                         PoolKind::device_gradients,
                                         PoolKind::device_leaves,

@@ -50,8 +50,10 @@ Bytes rounding_traffic(const Workload& workload, const Placement& placement, std
 }
 
 Bytes summing_traffic(const Workload& workload, std::uint32_t block, std::uint32_t round) {
-  return Bytes{workload.blocks[block].padded_parameters.value() *
-               (size_of(workload.compute) + summed_width(DType::fp32, round))};
+  const std::uint64_t first = summed_width(DType::fp32, round);
+  const std::uint64_t later = (workload.gradients_of_round() - 1) * summed_width(DType::fp32, 1);
+  const std::uint64_t read = workload.gradients_of_round() * size_of(workload.compute);
+  return Bytes{workload.shard_elements(block).value() * (read + first + later)};
 }
 
 Bytes norm_traffic(const Workload& workload, const Tile& tile) {

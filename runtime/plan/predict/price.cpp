@@ -89,13 +89,14 @@ LaneWork work_of(const Workload& w, const Placement& p, std::uint32_t b) {
   const double later = w.rounds - 1;
   work.gpu_bytes = number(rounding_traffic(w, p, b, 0));
   if (w.rounds > 1) work.gpu_bytes += later * number(rounding_traffic(w, p, b, 1));
-  if (cut.gradients != Tier::device && w.rounds > 1) {
+  if (cut.gradients != Tier::device && w.sums_gradients()) {
     work.cpu = number(summing_traffic(w, b, 0)) + later * number(summing_traffic(w, b, 1));
   }
   // All tiles of a block are alike, but for the last.
   const ElementCount tile = p.tile_parameters;
-  const ElementCount rest{shape.padded_parameters.value() % tile.value()};
-  add_tiles(work, w, p, {b, {}, tile}, shape.padded_parameters / tile);
+  const ElementCount shard = w.shard_elements(b);
+  const ElementCount rest{shard.value() % tile.value()};
+  add_tiles(work, w, p, {b, {}, tile}, shard / tile);
   if (rest > ElementCount{}) add_tiles(work, w, p, {b, {}, rest}, 1);
   Bytes on_disk;
   const bool starts = layer < w.head_layer() && w.first_block(layer) == b;

@@ -37,12 +37,15 @@ void Builder::restart(const Placement& placement) {
   accumulator_.assign(workload_.blocks.size(), {});
   passing_.assign(workload_.micro_batches, {});
   held_.assign(workload_.micro_batches, {});
+  ahead_.assign(workload_.blocks.size(), {});
   staged_tile_.assign(placement_.state_slots, ~0U);
   staging_visits_ = record_visits_ = round_ = 0;
   open_pool(PoolKind::parameter_slots, placement_.parameter_slots);
   open_pool(PoolKind::accumulators, placement_.gradient_slots);
   open_pool(PoolKind::rounded_gradients, placement_.gradient_slots);
+  open_pool(PoolKind::gradient_shards, placement_.gradient_slots);
   open_pool(PoolKind::landing_gradients, placement_.gradient_slots);
+  open_pool(PoolKind::parameter_shards, parameter_shard_slots(workload_, placement_));
   open_pool(PoolKind::boundary_slots, device_boundary_slots(workload_, placement_));
   open_pool(PoolKind::boundary_staging, placement_.boundary_staging);
   open_pool(PoolKind::kept_activation_slots, placement_.saved_slots);
@@ -54,12 +57,12 @@ void Builder::check_placement() const {
   SPILLWAY_ASSERT(placement_.state_slots >= 1);
   if (workload_.external) {
     SPILLWAY_ASSERT(!placement_.any_state(Tier::device));
-    SPILLWAY_ASSERT(!workload_.streams_external || !placement_.any_streamed() ||
+    SPILLWAY_ASSERT(!workload_.streams_external || !any_streamed(workload_, placement_) ||
                     placement_.parameter_slots > 0);
     return;
   }
   SPILLWAY_ASSERT(workload_.blocks.size() >= 2 && placement_.gradient_slots >= 1);
-  SPILLWAY_ASSERT(!placement_.any_streamed() ||
+  SPILLWAY_ASSERT(!any_streamed(workload_, placement_) ||
                   placement_.parameter_slots >= least_parameter_slots(workload_, placement_));
   for (const BlockCut& block : placement_.blocks) {
     SPILLWAY_ASSERT(is_admissible(workload_, block));
@@ -120,7 +123,9 @@ void Builder::give_back(const Buffer& buffer) {
     case PoolKind::landing_gradients:
       if (buffer == of_vectors(buffer.pool)) return;
       [[fallthrough]];
+    case PoolKind::gradient_shards:
     case PoolKind::parameter_slots:
+    case PoolKind::parameter_shards:
     case PoolKind::boundary_slots:
     case PoolKind::boundary_staging:
     case PoolKind::kept_activation_slots:
@@ -131,15 +136,27 @@ void Builder::give_back(const Buffer& buffer) {
   }
 }
 
-/// Returns where the block's parameters are on the device; uploads them if they are streamed.
-Buffer Builder::bring_parameters(std::uint32_t block) {
-  if (placement_.blocks[block].resident()) return tiles_of(PoolKind::resident_parameters, block);
-  const Buffer slot = take_free(PoolKind::parameter_slots);
+/// Uploads what this rank has of a block's parameters.
+void Builder::upload_parameters(std::uint32_t block, const Buffer& target, Needed needed) {
   OpDraft upload = draft(OpKind::copy, Lane::h2d, block);
-  upload.read(tiles_of(PoolKind::host_parameters, block), parameters(block));
-  upload.write(slot, parameters(block));
-  upload.op.bytes = compute_bytes(block);
+  upload.op.if_pending = needed == Needed::after_update;
+  upload.op.bytes = shard_bytes(block);
+  upload.read(tiles_of(PoolKind::host_parameters, block), shard_of(block));
+  upload.write(target, shard_of(block));
   append(upload);
+}
+
+/// Returns where the block's parameters are on the device; uploads or gathers them if they are
+/// streamed.
+Buffer Builder::bring_parameters(std::uint32_t block) {
+  if (ahead_[block]) return *std::exchange(ahead_[block], std::nullopt);
+  if (workload_.gathers()) return gather_for_pass(block);
+  if (placement_.blocks[block].resident()) {
+    if (workload_.shares_updates()) return {PoolKind::whole_parameters, block};
+    return tiles_of(PoolKind::resident_parameters, block);
+  }
+  const Buffer slot = take_free(PoolKind::parameter_slots);
+  upload_parameters(block, slot, Needed::always);
   return slot;
 }
 

@@ -2,13 +2,14 @@
 // they use; what they have to wait for follows from that. Its sides stand apart:
 // builder_state.cpp has the way of optimizer state between its tier, the update and the disk,
 // builder_gradients.cpp that of gradients, builder_activations.cpp that of the tensors between and
-// inside blocks, builder_head.cpp the loss, builder_backward.cpp backward, builder_external.cpp
-// passes of another framework, builder.cpp the rest.
+// inside blocks, builder_head.cpp the loss, builder_backward.cpp backward, builder_ranks.cpp what
+// goes to other ranks, builder_external.cpp passes of another framework, builder.cpp the rest.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -111,6 +112,9 @@ class Builder {
   }
 
   // Parameters and gradients.
+  enum class Needed : std::uint8_t { always, after_update };
+  void upload_parameters(std::uint32_t block, const Buffer& target, Needed needed);
+  void refresh_residents(std::uint32_t block);
   Buffer bring_parameters(std::uint32_t block);
   Buffer accumulator_of(std::uint32_t block, MicroBatches range);
   void read_vectors(OpDraft& draft) const;
@@ -122,6 +126,19 @@ class Builder {
   void finish_gradient(std::uint32_t block);
   void download_gradient(std::uint32_t block, const Buffer& gradient);
   void append_norms(std::uint32_t block, PoolKind gradients);
+
+  // Other ranks.
+  /// Returns what this rank has of a block's parameters, or of its gradient of a round.
+  [[nodiscard]] Value shard_of(std::uint32_t block) const {
+    return {ValueKind::parameters, block, 0, 0, workload_.shards() > 1 ? kShard : 0};
+  }
+  [[nodiscard]] Value gradient_shard(std::uint32_t block) const {
+    return {ValueKind::gradient, block, 0, round_, workload_.ranks.count > 1 ? kShard : 0};
+  }
+  void gather(std::uint32_t block, const Buffer& shard, const Buffer& whole, Needed needed);
+  Buffer gather_for_pass(std::uint32_t block);
+  void gather_ahead(std::uint32_t visited);
+  [[nodiscard]] Buffer reduce_gradient(std::uint32_t block, const Buffer& gradient);
 
   // Activations.
   /// A saved tensor that waits for backward off the device: a boundary, or a block's internals.
@@ -170,8 +187,8 @@ class Builder {
   [[nodiscard]] bool recomputes(std::uint32_t layer) const {
     return layer > 0 && !placement_.blocks[workload_.first_block(layer)].saved;
   }
-  [[nodiscard]] Bytes compute_bytes(std::uint32_t block) const {
-    return Bytes{workload_.blocks[block].padded_parameters.value() * size_of(workload_.compute)};
+  [[nodiscard]] Bytes shard_bytes(std::uint32_t block) const {
+    return Bytes{workload_.shard_elements(block).value() * size_of(workload_.compute)};
   }
 
   const Workload& workload_;
@@ -187,8 +204,9 @@ class Builder {
   // By micro-batch: the boundary that the parts of a layer under way share, which is the output
   // that forward makes, the input that backward reads or the gradient that the loss makes.
   std::vector<Buffer> held_;
-  std::vector<std::uint32_t> staged_tile_;  // by staging buffer: the last tile in it
-  std::uint32_t staging_visits_ = 0;        // of tiles that live on disk: `read_ahead` counts on it
+  std::vector<std::optional<Buffer>> ahead_;  // by block: gathered for its backward
+  std::vector<std::uint32_t> staged_tile_;    // by staging buffer: the last tile in it
+  std::uint32_t staging_visits_ = 0;  // of tiles that live on disk: `read_ahead` counts on it
   std::uint32_t record_visits_ = 0;
   std::uint32_t round_ = 0;
 };

@@ -61,6 +61,7 @@ void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
     if (!embeds) give_back(kept);
   }
   if (!embeds) give_back(weights);
+  gather_ahead(block);
   if (range.last == workload_.micro_batches) finish_gradient(block);
 }
 

@@ -69,14 +69,15 @@ void Builder::finish_gradient(std::uint32_t block) {
   append_norms(block, PoolKind::host_gradients);
 }
 
-/// Brings a round's gradient to the host, where rounds are summed.
-void Builder::download_gradient(std::uint32_t block, const Buffer& gradient) {
+/// Brings a round's gradient to the host, or what this rank gets of it; several are summed there.
+void Builder::download_gradient(std::uint32_t block, const Buffer& made) {
+  const Buffer gradient = workload_.ranks.count > 1 ? reduce_gradient(block, made) : made;
   const Buffer home = tiles_of(PoolKind::host_gradients, block);
   const Value total{ValueKind::total_gradient, block, 0, round_};
-  const bool lands = workload_.rounds > 1;
+  const bool lands = workload_.sums_gradients();
   OpDraft download = draft(OpKind::copy, Lane::d2h, block);
-  download.op.bytes = compute_bytes(block);
-  download.read(gradient, {ValueKind::gradient, block, 0, round_});
+  download.op.bytes = shard_bytes(block) * std::uint64_t{workload_.gradients_of_round()};
+  download.read(gradient, gradient_shard(block));
   if (!lands) {
     download.write(home, total);
     append(download);
@@ -84,12 +85,12 @@ void Builder::download_gradient(std::uint32_t block, const Buffer& gradient) {
     return append_norms(block, PoolKind::host_gradients);
   }
   const Buffer landing = take_gradient(PoolKind::landing_gradients, gradient);
-  download.write(landing, {ValueKind::gradient, block, 0, round_});
+  download.write(landing, gradient_shard(block));
   append(download);
   give_back(gradient);
   OpDraft sum = draft(OpKind::accumulate, Lane::cpu, block);
   sum.op.bytes = summing_traffic(workload_, block, round_);
-  sum.read(landing, {ValueKind::gradient, block, 0, round_});
+  sum.read(landing, gradient_shard(block));
   if (round_ > 0) sum.read(home, {ValueKind::total_gradient, block, 0, round_ - 1});
   sum.write(home, total);
   append(sum);

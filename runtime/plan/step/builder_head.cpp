@@ -67,6 +67,7 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, LossPass pass)
   }
   if (borrows) give_back(borrowed);
   give_back(weights);
+  if (train) gather_ahead(block);
   if (train && is_own && range.last == workload_.micro_batches) finish_gradient(block);
 }
 

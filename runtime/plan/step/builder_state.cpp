@@ -53,7 +53,7 @@ void Builder::update_tile(std::uint32_t tile) {
               {ValueKind::total_gradient, block, 0, kLastStep});
   update.read(state, state_before(tile));
   update.write(state, state_after(tile));
-  update.write(weights, parameters(block));
+  update.write(weights, shard_of(block));
   // The pass makes the checksums that a write of the tile needs.
   if (staged) update.write({PoolKind::checksums, tile}, checksum_of(tile));
   append(update);
@@ -75,7 +75,7 @@ void Builder::record_tile(std::uint32_t tile) {
     read.op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
     read.read({PoolKind::device_state, tile}, state_after(tile));
     if (keeps_parameters_with_state()) {
-      read.read({PoolKind::resident_parameters, tile}, parameters(block));
+      read.read({PoolKind::resident_parameters, tile}, shard_of(block));
     }
     read.write(state, state_after(tile));
     append(read);
@@ -85,7 +85,7 @@ void Builder::record_tile(std::uint32_t tile) {
   sum.op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
   sum.read(state, state_after(tile));
   if (!device && keeps_parameters_with_state()) {
-    sum.read({PoolKind::host_parameters, tile}, parameters(block));
+    sum.read({PoolKind::host_parameters, tile}, shard_of(block));
   }
   sum.write({PoolKind::checksums, tile}, checksum_of(tile));
   append(sum);
@@ -99,7 +99,7 @@ void Builder::write_tile(std::uint32_t tile, const Buffer& state) {
   write.op.if_pending = placement_.blocks[block].state == Tier::nvme;
   write.read(state, state_after(tile));
   if (keeps_parameters_with_state() && placement_.blocks[block].state != Tier::device) {
-    write.read({PoolKind::host_parameters, tile}, parameters(block));
+    write.read({PoolKind::host_parameters, tile}, shard_of(block));
   }
   write.read({PoolKind::checksums, tile}, checksum_of(tile));
   write.write({PoolKind::disk_state, tile}, state_after(tile));
@@ -137,13 +137,19 @@ void Builder::update_block(std::uint32_t block) {
     update_tile(tile);
   }
   const BlockCut& place = placement_.blocks[block];
-  if (!place.resident() || place.state == Tier::device) return;
-  OpDraft refresh = draft(OpKind::copy, Lane::h2d, block);
-  refresh.op.if_pending = true;
-  refresh.op.bytes = compute_bytes(block);
-  refresh.read(tiles_of(PoolKind::host_parameters, block), parameters(block));
-  refresh.write(tiles_of(PoolKind::resident_parameters, block), parameters(block));
-  append(refresh);
+  if (place.resident() && place.state != Tier::device) refresh_residents(block);
+}
+
+/// Brings what the host has updated to the parameters on the device; where ranks have updated a
+/// part each, from all of them.
+void Builder::refresh_residents(std::uint32_t block) {
+  const bool shares = workload_.shares_updates();
+  const Buffer target = shares ? take_free(PoolKind::parameter_shards)
+                               : tiles_of(PoolKind::resident_parameters, block);
+  upload_parameters(block, target, Needed::after_update);
+  if (!shares) return;
+  gather(block, target, {PoolKind::whole_parameters, block}, Needed::after_update);
+  give_back(target);
 }
 
 /// With all state on disk, or on its way there, the step becomes true as soon as its last tile is

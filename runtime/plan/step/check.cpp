@@ -131,6 +131,7 @@ std::string find_race(const StepPlan& plan, std::size_t circumstance) {
 bool outlives_steps(PoolKind pool, std::size_t circumstance) {
   switch (pool) {
     case PoolKind::resident_parameters:
+    case PoolKind::whole_parameters:
     case PoolKind::device_state:
     case PoolKind::device_gradients:
     case PoolKind::host_parameters:

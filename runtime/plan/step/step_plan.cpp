@@ -51,6 +51,10 @@ std::string_view name_of(OpKind kind) {
     case OpKind::update: return "update";
     case OpKind::checksum: return "checksum";
     case OpKind::commit: return "commit";
+    case OpKind::all_gather: return "all_gather";
+    case OpKind::reduce_scatter: return "reduce_scatter";
+    case OpKind::all_reduce: return "all_reduce";
+    case OpKind::all_to_all: return "all_to_all";
   }
   return "unknown";
 }
@@ -65,6 +69,7 @@ std::string_view name_of(Lane lane) {
     case Lane::h2d: return "h2d";
     case Lane::d2h: return "d2h";
     case Lane::cpu: return "cpu";
+    case Lane::net: return "net";
     case Lane::nvme_read: return "nvme_read";
     case Lane::nvme_write: return "nvme_write";
     case Lane::external: return "external";

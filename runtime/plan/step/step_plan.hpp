@@ -33,12 +33,18 @@ enum class OpKind : std::uint8_t {
   update,      ///< Adam of one tile, and its 16-bit parameters
   checksum,    ///< of a tile's slot that goes to disk from memory; an update makes its own
   commit,      ///< make the step true on disk
+  // Collectives, which all ranks start in the order of the list. They read what this rank gives
+  // and write what it gets.
+  all_gather,      ///< the parts of all ranks, one after the other
+  reduce_scatter,  ///< this rank's part of the sum
+  all_reduce,      ///< the sum
+  all_to_all,      ///< this rank's part of what each rank gives, one after the other
 };
 
 /// The last is of passes that another framework runs: whoever calls us says when each is over.
-enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, nvme_read, nvme_write, external };
-inline constexpr std::size_t kLaneCount = 7;
-inline constexpr std::size_t kMachineLanes = 6;  ///< that this program uses itself
+enum class Lane : std::uint8_t { gpu, h2d, d2h, cpu, net, nvme_read, nvme_write, external };
+inline constexpr std::size_t kLaneCount = 8;
+inline constexpr std::size_t kMachineLanes = 7;  ///< that this program uses itself
 
 /// What a copy carries from one tier to another. Gradients, of one round or of all, are `gradient`;
 /// activations between layers and their gradients are `activation`.
@@ -80,7 +86,7 @@ struct Op {
   /// only where it has not.
   bool held = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending
-  Bytes bytes;              ///< moved by the op on its lane
+  Bytes bytes;              ///< moved by the op on its lane; of a collective: sent by this rank
   double flops = 0;
   std::uint32_t first_access = 0;  ///< into StepPlan::accesses
   std::uint32_t access_count = 0;
@@ -107,7 +113,7 @@ inline constexpr std::size_t kCircumstances = 3;
 /// Returns whether ops of the lane run one after the other in list order; disk operations and the
 /// passes of others do not.
 [[nodiscard]] constexpr bool is_serial(Lane lane) { return lane < Lane::nvme_read; }
-inline constexpr std::size_t kSerialLanes = 4;
+inline constexpr std::size_t kSerialLanes = 5;
 
 struct StepPlan {
   std::vector<Op> ops;

@@ -1,0 +1,58 @@
+#include "runtime/engine/rank_sums.hpp"
+
+#include <algorithm>
+
+namespace spillway::engine {
+
+RankSums::RankSums(StepEngine& engine) : engine_(engine) {
+  const plan::Workload& workload = engine_.setup().workload;
+  first_leaf_.push_back(0);
+  std::size_t largest = 0;
+  for (std::uint32_t block = 0; block < workload.blocks.size(); ++block) {
+    const std::size_t leaves = workload.shard_elements(block).value() / kLeafParameters;
+    first_leaf_.push_back(first_leaf_.back() + leaves);
+    largest = std::max(largest, leaves * workload.shards());
+  }
+  leaves_.resize(largest);
+}
+
+void RankSums::gather() {
+  engine_.setup()
+      .ranks
+      ->all_gather(engine_.memory().all_host(plan::PoolKind::host_sums),
+                   engine_.memory().all_host(plan::PoolKind::gathered_sums))
+      .wait();
+}
+
+std::span<const double> RankSums::of_rank(std::uint32_t rank) const {
+  const std::span<const std::byte> bytes =
+      engine_.memory().host({plan::PoolKind::gathered_sums, rank});
+  return {reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)};
+}
+
+double RankSums::loss() const {
+  const plan::Workload& workload = engine_.setup().workload;
+  double sum = 0;
+  for (std::uint32_t round = 0; round < workload.rounds; ++round) {
+    for (std::uint32_t rank = 0; rank < workload.ranks.count; ++rank) {
+      const std::span<const double> losses = of_rank(rank).subspan(first_leaf_.back());
+      for (std::uint32_t m = 0; m < workload.micro_batches; ++m) {
+        sum += losses[round * workload.micro_batches + m];
+      }
+    }
+  }
+  return sum;
+}
+
+std::span<const double> RankSums::leaves(std::uint32_t block) {
+  const std::size_t first = first_leaf_[block];
+  const std::size_t count = first_leaf_[block + 1] - first;
+  const std::uint32_t shards = engine_.setup().workload.shards();
+  for (std::uint32_t rank = 0; rank < shards; ++rank) {
+    std::ranges::copy(of_rank(rank).subspan(first, count),
+                      std::span(leaves_).subspan(rank * count, count).begin());
+  }
+  return std::span(leaves_).first(shards * count);
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,130 @@
+#include "tests/plan/op_places.hpp"
+
+#include <fmt/format.h>
+
+namespace spillway::plan {
+namespace {
+
+/// A pool's tier, as its name says.
+Tier tier_of(PoolKind pool) {
+  const std::string_view name = name_of(pool);
+  if (name.starts_with("disk_")) return Tier::nvme;
+  for (const char* host : {"host_", "landing_", "gathered_", "state_staging", "checksums",
+                           "boundary_staging", "kept_staging"}) {
+    if (name.starts_with(host)) return Tier::host;
+  }
+  return Tier::device;
+}
+
+std::string wrong_tier(const Op& op, const Access& access) {
+  const Tier tier = tier_of(access.buffer.pool);
+  const bool tokens = access.value.kind == ValueKind::tokens && !access.writes;
+  bool fits = true;
+  switch (op.lane) {
+    case Lane::gpu: fits = tier == Tier::device || tokens; break;
+    case Lane::cpu: fits = tier == Tier::host; break;
+    case Lane::h2d: fits = tier == (access.writes ? Tier::device : Tier::host); break;
+    case Lane::d2h: fits = tier == (access.writes ? Tier::host : Tier::device); break;
+    case Lane::net: fits = tier == Tier::device; break;
+    case Lane::nvme_read: fits = tier == (access.writes ? Tier::host : Tier::nvme); break;
+    case Lane::nvme_write:
+      fits = op.kind == OpKind::commit || tier == (access.writes ? Tier::nvme : Tier::host);
+      break;
+    case Lane::external: fits = tier == Tier::host; break;
+  }
+  return fits ? "" : fmt::format("its lane does not reach {}", to_text(access.buffer));
+}
+
+bool is_by_tile(PoolKind pool) {
+  switch (pool) {
+    case PoolKind::resident_parameters:
+    case PoolKind::device_state:
+    case PoolKind::device_gradients:
+    case PoolKind::device_leaves:
+    case PoolKind::device_sums:
+    case PoolKind::host_gradients:
+    case PoolKind::host_parameters:
+    case PoolKind::host_state:
+    case PoolKind::checksums:
+    case PoolKind::host_sums:
+    case PoolKind::disk_state: return true;
+    default: return false;
+  }
+}
+
+/// An op of a tile uses its tile, one of a block all tiles of the block, and a commit all tiles.
+std::string wrong_range(const Op& op, const Access& access, const std::vector<Tile>& tiles) {
+  if (!is_by_tile(access.buffer.pool)) return access.buffer.count == 1 ? "" : "it uses two buffers";
+  const bool of_tile = op.kind == OpKind::update || op.kind == OpKind::grad_norm ||
+                       op.kind == OpKind::checksum ||
+                       (op.kind == OpKind::copy && op.copied.what == ValueKind::state);
+  Buffer whole{access.buffer.pool, 0, 0};
+  for (std::uint32_t t = 0; t < tiles.size(); ++t) {
+    const bool meant =
+        op.kind == OpKind::commit || (of_tile ? t == op.tile : tiles[t].block == access.value.of);
+    if (meant && whole.count++ == 0) whole.first = t;
+  }
+  return access.buffer == whole ? "" : fmt::format("it uses {}", to_text(access.buffer));
+}
+
+/// Values with a place of their own lie where the placement says.
+std::string wrong_place(const Access& access, const RunOf& run, const std::vector<Tile>& tiles) {
+  const Workload& w = run.workload;
+  const Buffer& at = access.buffer;
+  const Value& value = access.value;
+  bool fits = true;
+  switch (at.pool) {
+    case PoolKind::resident_parameters:
+      fits = run.placement.blocks[tiles[at.first].block].resident() &&
+             tiles[at.first].block == value.of;
+      break;
+    case PoolKind::whole_parameters:
+      fits = run.placement.blocks[at.first].resident() && at.first == value.of &&
+             w.ranks.sharding == Sharding::state;
+      break;
+    case PoolKind::host_parameters:
+      fits =
+          run.placement.blocks[value.of].state != Tier::device && tiles[at.first].block == value.of;
+      break;
+    case PoolKind::device_state:
+    case PoolKind::host_state: {
+      const Tier tier = run.placement.blocks[tiles[at.first].block].state;
+      fits = at.first == value.of && tier == tier_of(at.pool);
+      break;
+    }
+    case PoolKind::boundaries:
+    case PoolKind::host_boundaries:
+    case PoolKind::disk_boundaries: {
+      const Tier tier = run.placement.blocks[w.first_block(value.of)].output;
+      fits = at.first == value.of * w.micro_batches + value.micro_batch && tier == tier_of(at.pool);
+      break;
+    }
+    case PoolKind::kept_activations:
+    case PoolKind::host_kept_activations:
+    case PoolKind::disk_kept_activations: {
+      const std::uint32_t first = w.tiled ? w.first_block(value.of) : value.of;
+      const bool empty = w.blocks[first].saved_bytes == Bytes{};
+      const std::optional<Tier> saved = run.placement.blocks[first].saved;
+      fits = at.first == first * w.micro_batches + value.micro_batch && saved &&
+             (empty ? Tier::device : *saved) == tier_of(at.pool);
+      break;
+    }
+    default: break;
+  }
+  return fits ? ""
+              : fmt::format("{} is no place for {} of {}", to_text(at), name_of(value.kind),
+                            value.of);
+}
+
+}  // namespace
+
+std::string find_wrong_place(const Op& op, const Access& access, const RunOf& run,
+                             const std::vector<Tile>& tiles) {
+  for (const std::string& wrong :
+       {wrong_tier(op, access), wrong_range(op, access, tiles), wrong_place(access, run, tiles)}) {
+    if (!wrong.empty()) return wrong;
+  }
+  return {};
+}
+
+}  // namespace spillway::plan
