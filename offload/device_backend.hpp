@@ -2,8 +2,9 @@
 // host memory, stream, event. Backends: `offload/host` (a heap "device") and `offload/cuda`.
 // One contract suite, tests/offload/device_backend_contract.hpp, runs over every backend.
 //
-// Threads: all calls come from the control thread. Work submitted to a stream runs in stream order,
-// concurrently with other streams and with the control thread.
+// Threads: all calls come from the control thread, but for those of SharedDevice. Work submitted to
+// a stream runs in stream order, concurrently with other streams and with the control thread. A
+// backend that has a SharedDevice takes calls of different streams from several threads at once.
 #pragma once
 
 #include <cstddef>
@@ -63,6 +64,31 @@ struct Capabilities {
   bool wakes = false;
 };
 
+/// Borrows a stream or an event of somebody else's, in the device library's own handle
+/// (cudaStream_t, cudaEvent_t).
+struct ForeignWork {
+  enum class Kind : std::uint8_t {
+    none,    ///< there is nothing to wait for
+    stream,  ///< what the stream holds so far; null is CUDA's default stream
+    event,   ///< what the event was recorded for last
+  };
+  Kind kind = Kind::none;
+  void* handle = nullptr;
+};
+
+/// Is what a backend has in common with other code that uses the same device. Any thread.
+class SharedDevice {
+ public:
+  virtual ~SharedDevice() = default;
+  /// Makes the device current on the calling thread, which then may use the backend's streams.
+  virtual void bind_thread() = 0;
+  /// Throws `Error{invalid_argument}` unless `memory` is this device's, whoever has allocated it.
+  virtual void check_memory(DeviceSpan<const std::byte> memory) = 0;
+  /// Records `event` behind `work`, which is not none. Does not block. No two calls record the same
+  /// event at once.
+  virtual void record_behind(const ForeignWork& work, Event& event) = 0;
+};
+
 class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
@@ -76,6 +102,8 @@ class DeviceBackend {
   [[nodiscard]] virtual std::unique_ptr<Event> make_event() = 0;
   [[nodiscard]] virtual MemoryUsage usage(MemoryKind kind) const = 0;
   [[nodiscard]] virtual Capabilities capabilities() const = 0;
+  /// Returns null where nobody else can have streams or memory on the device, as on the host.
+  [[nodiscard]] virtual SharedDevice* shared() { return nullptr; }
 };
 
 }  // namespace spillway::offload

@@ -42,6 +42,7 @@ class FailingBackend final : public DeviceBackend {
   [[nodiscard]] std::unique_ptr<Event> make_event() override { return inner_->make_event(); }
   [[nodiscard]] MemoryUsage usage(MemoryKind kind) const override { return inner_->usage(kind); }
   [[nodiscard]] Capabilities capabilities() const override { return inner_->capabilities(); }
+  [[nodiscard]] SharedDevice* shared() override { return inner_->shared(); }
 
  private:
   friend class FailingStream;

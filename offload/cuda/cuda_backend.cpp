@@ -10,6 +10,7 @@
 #include "offload/cuda/detail/cuda_backend.hpp"
 #include "offload/cuda/detail/cuda_stream.hpp"
 #include "offload/cuda/detail/pinned_memory.hpp"
+#include "offload/cuda/detail/shared_device.hpp"
 #include "offload/detail/account.hpp"
 
 namespace spillway::offload {
@@ -23,6 +24,7 @@ class CudaBackend final : public DeviceBackend {
         node_(query_device(*api_, options.device).numa_node),
         bound_(options.pinned_bound),
         piece_(options.pinned_piece.value()),
+        shared_(*api_, options.device),
         device_(MemoryKind::device, options.device_capacity),
         pinned_(MemoryKind::pinned, options.pinned_capacity) {
     SPILLWAY_ASSERT(piece_ > 0 && piece_ % kPageBytes == 0);
@@ -67,6 +69,7 @@ class CudaBackend final : public DeviceBackend {
   }
 
   [[nodiscard]] Capabilities capabilities() const override { return {.wakes = false}; }
+  [[nodiscard]] SharedDevice* shared() override { return &shared_; }
 
  private:
   detail::Account& account_of(MemoryKind kind) {
@@ -129,6 +132,7 @@ class CudaBackend final : public DeviceBackend {
   const std::optional<NodeIndex> node_;  ///< where pinned memory belongs
   const PinnedBound bound_;
   const std::size_t piece_;  ///< of pinned memory, in bytes
+  CudaSharedDevice shared_;
   detail::Account device_;
   detail::Account pinned_;
   std::map<std::byte*, void*> shifted_;  ///< what CUDA gave, of addresses that are not that

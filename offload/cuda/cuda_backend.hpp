@@ -8,7 +8,8 @@
 // non-blocking streams of our own: the default stream, whose every use waits for the others, is
 // never touched.
 //
-// Threads: the control thread, on which the backend was made: the device is current there.
+// Threads: the control thread, on which the backend was made: the device is current there. Others
+// use streams of their own after SharedDevice::bind_thread.
 #pragma once
 
 #include <cstdint>

@@ -35,6 +35,9 @@ class CountingCuda final : public CudaApi {
     return waits(), inner_->allocate(address, size);
   }
   Status deallocate(void* address) override { return waits(), inner_->deallocate(address); }
+  Status device_of(const void* address, int& device) override {
+    return inner_->device_of(address, device);
+  }
   Status register_host(void* address, std::size_t size) override {
     return waits(), inner_->register_host(address, size);
   }

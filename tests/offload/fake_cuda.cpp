@@ -73,6 +73,11 @@ Status FakeCuda::deallocate(void* address) {
   return allocations_.erase(bytes(address)) == 1 ? kSuccess : kInvalidValue;
 }
 
+Status FakeCuda::device_of(const void* address, int& device) {
+  device = on_device(address, 1) ? machine_.memory_device : -1;
+  return kSuccess;
+}
+
 Status FakeCuda::register_host(void* address, std::size_t size) {
   if (machine_.register_status != kSuccess) return machine_.register_status;
   if (size > machine_.most_registered) return kInvalidValue;

@@ -20,6 +20,7 @@ struct FakeMachine {
   int devices = 1;
   int driver_version = 13000;
   int compute_major = 9;
+  int memory_device = 0;  ///< in whose memory everything is said to lie
   Status count_status = kSuccess;
   Status allocate_status = kSuccess;
   Status register_status = kSuccess;
@@ -46,6 +47,7 @@ class FakeCuda final : public CudaApi {
   Status free_memory(Bytes& free) override;
   Status allocate(void*& address, std::size_t size) override;
   Status deallocate(void* address) override;
+  Status device_of(const void* address, int& device) override;
   Status register_host(void* address, std::size_t size) override;
   Status unregister_host(void* address) override;
   Status create_stream(StreamHandle& stream) override;

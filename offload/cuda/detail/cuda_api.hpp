@@ -53,6 +53,8 @@ class CudaApi {
 
   [[nodiscard]] virtual Status allocate(void*& address, std::size_t size) = 0;
   [[nodiscard]] virtual Status deallocate(void* address) = 0;
+  /// Gives the device in whose memory `address` lies; -1 for memory of the host and for none.
+  [[nodiscard]] virtual Status device_of(const void* address, int& device) = 0;
   [[nodiscard]] virtual Status register_host(void* address, std::size_t size) = 0;
   [[nodiscard]] virtual Status unregister_host(void* address) = 0;
 

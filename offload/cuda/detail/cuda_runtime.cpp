@@ -79,6 +79,12 @@ class CudaRuntime final : public CudaApi {
     return cleared(::cudaMalloc(&address, size));
   }
   Status deallocate(void* address) override { return cleared(::cudaFree(address)); }
+  Status device_of(const void* address, int& device) override {
+    cudaPointerAttributes found{};
+    const Status status = cleared(::cudaPointerGetAttributes(&found, address));
+    device = status == kSuccess && found.type == cudaMemoryTypeDevice ? found.device : -1;
+    return status;
+  }
   Status register_host(void* address, std::size_t size) override {
     return cleared(::cudaHostRegister(address, size, cudaHostRegisterDefault));
   }

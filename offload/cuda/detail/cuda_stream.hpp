@@ -24,6 +24,7 @@ class CudaEvent final : public Event {
 
  private:
   friend class CudaStream;
+  friend class CudaSharedDevice;
   CudaApi& api_;
   CudaApi::EventHandle handle_ = nullptr;
 };

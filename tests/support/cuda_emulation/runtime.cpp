@@ -195,6 +195,15 @@ cudaError_t cudaFree(void* address) {
     return device.memory.free(address) ? cudaSuccess : cudaErrorInvalidValue;
   });
 }
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
+  return on_device([&](Device& device) {
+    attributes->type = device.memory.holds(address, 1)    ? cudaMemoryTypeDevice
+                       : device.memory.pinned(address, 1) ? cudaMemoryTypeHost
+                                                          : cudaMemoryTypeUnregistered;
+    attributes->device = attributes->type == cudaMemoryTypeDevice ? 0 : -2;
+    return cudaSuccess;
+  });
+}
 cudaError_t cudaHostRegister(void* address, std::size_t size, unsigned flags) {
   return on_device([&](Device& device) {
     return flags == cudaHostRegisterDefault ? device.memory.pin(address, size)
@@ -285,6 +294,14 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return report(device->broken);
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  // The default stream, on which another framework computes, holds nothing here.
+  if (stream == nullptr) {
+    return on_device([&](Device&) {
+      event->last = std::make_shared<Mark>();
+      event->last->done = true;
+      return cudaSuccess;
+    });
+  }
   return on_stream(stream, [&](Device& device) {
     device.record(*event, *stream);
     return cudaSuccess;

@@ -1,0 +1,33 @@
+// CudaSharedDevice: what the CUDA backend has in common with other code on the same GPU. Handles of
+// that code are borrowed for the length of a call.
+//
+// Threads: any.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "offload/cuda/detail/cuda_api.hpp"
+#include "offload/cuda/detail/cuda_stream.hpp"
+#include "offload/device_backend.hpp"
+
+namespace spillway::offload::cuda {
+
+class CudaSharedDevice final : public SharedDevice {
+ public:
+  /// `api` outlives this.
+  CudaSharedDevice(CudaApi& api, int device) : api_(api), device_(device) {}
+
+  void bind_thread() override;
+  void check_memory(DeviceSpan<const std::byte> memory) override;
+  void record_behind(const ForeignWork& work, Event& event) override;
+
+ private:
+  CudaApi& api_;
+  const int device_;
+  std::mutex mutex_;  // of the relay
+  /// Carries nothing: it waits for a foreign event, and an event of ours is recorded behind that.
+  std::unique_ptr<CudaStream> relay_;
+};
+
+}  // namespace spillway::offload::cuda
