@@ -34,6 +34,8 @@ class Event {
   /// Returns true once everything before the last `record` is done; true if never recorded. Does
   /// not block. Throws what that work failed with.
   [[nodiscard]] virtual bool done() = 0;
+  /// Returns the device library's own event; null on the host.
+  [[nodiscard]] virtual void* native() const { return nullptr; }
 };
 
 /// Is a serial queue of copies and tasks.
@@ -102,7 +104,8 @@ class DeviceBackend {
   [[nodiscard]] virtual std::unique_ptr<Event> make_event() = 0;
   [[nodiscard]] virtual MemoryUsage usage(MemoryKind kind) const = 0;
   [[nodiscard]] virtual Capabilities capabilities() const = 0;
-  /// Returns null where nobody else can have streams or memory on the device, as on the host.
+  /// Returns null where nobody else can have streams or memory on the device, as on the host. Lives
+  /// as long as the backend.
   [[nodiscard]] virtual SharedDevice* shared() { return nullptr; }
 };
 

@@ -24,7 +24,7 @@ class CudaBackend final : public DeviceBackend {
         node_(query_device(*api_, options.device).numa_node),
         bound_(options.pinned_bound),
         piece_(options.pinned_piece.value()),
-        shared_(*api_, options.device),
+        number_(options.device),
         device_(MemoryKind::device, options.device_capacity),
         pinned_(MemoryKind::pinned, options.pinned_capacity) {
     SPILLWAY_ASSERT(piece_ > 0 && piece_ % kPageBytes == 0);
@@ -69,7 +69,10 @@ class CudaBackend final : public DeviceBackend {
   }
 
   [[nodiscard]] Capabilities capabilities() const override { return {.wakes = false}; }
-  [[nodiscard]] SharedDevice* shared() override { return &shared_; }
+  [[nodiscard]] SharedDevice* shared() override {
+    if (shared_ == nullptr) shared_ = std::make_unique<CudaSharedDevice>(*api_, number_);
+    return shared_.get();
+  }
 
  private:
   detail::Account& account_of(MemoryKind kind) {
@@ -132,10 +135,11 @@ class CudaBackend final : public DeviceBackend {
   const std::optional<NodeIndex> node_;  ///< where pinned memory belongs
   const PinnedBound bound_;
   const std::size_t piece_;  ///< of pinned memory, in bytes
-  CudaSharedDevice shared_;
+  const int number_;         ///< of the device
   detail::Account device_;
   detail::Account pinned_;
-  std::map<std::byte*, void*> shifted_;  ///< what CUDA gave, of addresses that are not that
+  std::unique_ptr<CudaSharedDevice> shared_;  ///< made when it is asked for
+  std::map<std::byte*, void*> shifted_;       ///< what CUDA gave, of addresses that are not that
 };
 
 }  // namespace

@@ -26,6 +26,11 @@ std::span<std::byte> EmbeddedTrainer::values(std::uint32_t parameter) {
   return implementation_->values(parameter);
 }
 
+bool EmbeddedTrainer::keeps_on_gpu(std::uint32_t parameter) const {
+  const EmbeddedPlace& at = implementation_->place(parameter);
+  return options().device == config::DeviceKind::cuda && implementation_->cycle().is_resident(at);
+}
+
 void EmbeddedTrainer::enter(std::uint32_t unit, EmbeddedPass pass) {
   implementation_->enter(unit, pass);
 }
@@ -34,14 +39,27 @@ std::span<std::byte> EmbeddedTrainer::device_values(std::uint32_t parameter) {
   return implementation_->device_values(parameter);
 }
 
-void EmbeddedTrainer::leave(std::uint32_t unit) { implementation_->leave(unit); }
+void EmbeddedTrainer::leave(std::uint32_t unit, const offload::ForeignWork& readers) {
+  implementation_->leave(unit, readers);
+}
 
-void EmbeddedTrainer::take_values(std::uint32_t parameter) {
-  implementation_->take_values(parameter);
+void EmbeddedTrainer::take_values(std::uint32_t parameter, const offload::ForeignWork& writers) {
+  implementation_->take_values(parameter, writers);
 }
 
 void EmbeddedTrainer::add_gradient(std::uint32_t parameter, std::span<const std::byte> gradient) {
-  implementation_->add_gradient(parameter, gradient);
+  static_cast<void>(implementation_->place(parameter));
+  implementation_->gradients().add(parameter, gradient);
+}
+
+void EmbeddedTrainer::add_device_gradient(std::uint32_t parameter, const DeviceGradient& gradient) {
+  static_cast<void>(implementation_->place(parameter));
+  implementation_->gradients().add_from_device(parameter, gradient);
+}
+
+bool EmbeddedTrainer::reads_gradient(std::uint32_t parameter) const {
+  static_cast<void>(implementation_->place(parameter));
+  return implementation_->gradients().reads(parameter);
 }
 
 void EmbeddedTrainer::discard_gradients() { implementation_->discard_gradients(); }
@@ -93,11 +111,9 @@ void EmbeddedTrainer::load(const std::filesystem::path& directory) {
   implementation_->load(directory);
 }
 
-std::vector<plan::MemoryItem> EmbeddedTrainer::memory() const {
-  return implementation_->cycle().memory();
-}
+std::vector<plan::MemoryItem> EmbeddedTrainer::memory() const { return implementation_->memory(); }
 
-EmbeddedUse EmbeddedTrainer::use() const { return implementation_->cycle().use(); }
+EmbeddedUse EmbeddedTrainer::use() const { return implementation_->use(); }
 
 void EmbeddedTrainer::write_trace(const std::filesystem::path& path) const {
   implementation_->cycle().write_trace(path);

@@ -3,11 +3,16 @@
 // become ready, and updates. Its step plans are those of native training, with passes that a call
 // completes.
 //
+// With `EmbeddedOptions::device` cuda the framework computes on a GPU: parameters, or the units
+// that are entered, are in its memory, and gradients are taken from there. Calls then take the work
+// of the framework that ours has to follow, as a stream or an event (offload::ForeignWork). What
+// they return from is over: work that the framework launches afterwards has to wait for nothing.
+//
 // Threads: `add_gradient` and `wait` may be called by any number of threads, one at a time for one
 // parameter, also while another thread enters and leaves units; everything else by one thread at a
-// time, while none of these runs. The object has a control thread of its own, which runs the plans.
-// A process that forks must not use it in the child; every call there throws
-// `Error{not_supported}`.
+// time, while none of these runs. The object has a control thread of its own, which runs the plans,
+// and with cuda one more, which brings gradients. A process that forks must not use it in the
+// child; every call there throws `Error{not_supported}`.
 //
 // An error of the disk or the device in the middle of an update leaves some parameters updated and
 // some not: every later call throws it again, and what goes on is a new trainer that loads a
@@ -25,9 +30,11 @@
 #include <vector>
 
 #include "cpu_adam/adam.hpp"
+#include "offload/device_backend.hpp"
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/state_format.hpp"
 #include "runtime/base/units.hpp"
+#include "runtime/config/train_options.hpp"
 #include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/step/step_plan.hpp"
 
@@ -42,7 +49,8 @@ struct EmbeddedParameter {
   /// from 0 in the order of forward, and their parameters are of two groups at most. A parameter of
   /// no part stays on the device.
   std::optional<std::uint32_t> unit{};
-  const std::byte* values = nullptr;  ///< [elements] at the start, read by the constructor alone
+  /// [elements] at the start in host memory, read by the constructor alone.
+  const std::byte* values = nullptr;
 };
 
 /// What becomes of a parameter that got no gradient before `step`.
@@ -52,6 +60,9 @@ enum class MissingGradient : std::uint8_t {
 };
 
 struct EmbeddedOptions {
+  /// Where the framework computes. With cuda, parameters of no unit are kept in the GPU's memory.
+  config::DeviceKind device = config::DeviceKind::host;
+  int device_index = 0;                          ///< of the GPU, as CUDA numbers them
   DType dtype = DType::fp32;                     ///< of parameters and gradients
   StateFormat state_format = StateFormat::fp32;  ///< the others go with bf16 parameters
   std::vector<cpu_adam::AdamOptions> groups;     ///< of the next step; at least one
@@ -62,8 +73,12 @@ struct EmbeddedOptions {
   bool defers_updates = false;
   MissingGradient missing_gradient = MissingGradient::refuse;
   /// Parameters are streamed through that much of the device, a unit at a time: `enter`. Absent:
-  /// the framework reads all of them where they are kept.
+  /// the framework reads all of them where they are kept. On the host the device is as much of its
+  /// memory.
   std::optional<Bytes> device_memory;
+  /// As much of gradients may wait on the device to be brought away; then `add_gradient` blocks.
+  /// One is always taken. Absent: any.
+  std::optional<Bytes> gradient_memory;
   std::optional<Bytes> host_memory;          ///< absent: what cgroup and system leave
   std::vector<std::filesystem::path> nvme;   ///< where state lives; empty: in host memory
   std::uint64_t tile_parameters = 2u << 20;  ///< a multiple of kLeafParameters
@@ -79,6 +94,13 @@ struct EmbeddedStep {
   double gradient_divisor = 1;
   double max_norm =
       0;  ///< clips the global norm, as torch.nn.utils.clip_grad_norm_; 0: it does not
+  offload::ForeignWork readers{};  ///< may still read parameters on the device
+};
+
+/// A gradient in the memory of the device.
+struct DeviceGradient {
+  offload::DeviceSpan<const std::byte> values;  ///< [elements] of the dtype
+  offload::ForeignWork ready{};                 ///< makes it
 };
 
 struct EmbeddedResult {
@@ -92,6 +114,7 @@ struct EmbeddedResult {
 struct EmbeddedUse {
   std::array<double, plan::kMachineLanes> busy_seconds{};  ///< by lane
   Bytes read, written;                                     ///< of the disk, since the start
+  Bytes uploaded, downloaded;  ///< parameters to the device and gradients from it, likewise
 };
 
 enum class EmbeddedPass : std::uint8_t { forward, backward };
@@ -111,11 +134,14 @@ class EmbeddedTrainer {
   [[nodiscard]] const std::string& name(std::uint32_t parameter) const;
 
   /// Returns where the parameter is kept: [elements] of the dtype, on a multiple of 64 bytes. A
-  /// step writes it; the framework may read it in between. With `device_memory`, a parameter of no
-  /// unit is kept on the device.
+  /// step writes it; the framework may read it in between. With `device_memory` or cuda, a
+  /// parameter of no unit is kept on the device; with cuda the address is one of the GPU then.
   [[nodiscard]] std::span<std::byte> values(std::uint32_t parameter);
-  /// The framework has written `values`: the master follows, the moments stay.
-  void take_values(std::uint32_t parameter);
+  /// Returns whether that is memory of a GPU.
+  [[nodiscard]] bool keeps_on_gpu(std::uint32_t parameter) const;
+  /// The framework has written `values`, by `writers` where that takes time: the master follows,
+  /// the moments stay.
+  void take_values(std::uint32_t parameter, const offload::ForeignWork& writers = {});
 
   /// Begins a pass of a unit, where parameters are streamed: blocks until they are on the device.
   /// Units that come in order, forward or in reverse, are uploaded ahead; any other order works,
@@ -123,12 +149,19 @@ class EmbeddedTrainer {
   void enter(std::uint32_t unit, EmbeddedPass pass);
   /// Returns where a parameter of an entered unit is on the device, until `leave`.
   [[nodiscard]] std::span<std::byte> device_values(std::uint32_t parameter);
-  /// Ends the pass: the memory of its parameters is another unit's.
-  void leave(std::uint32_t unit);
+  /// Ends the pass: the memory of its parameters is another unit's once `readers` have ended.
+  void leave(std::uint32_t unit, const offload::ForeignWork& readers = {});
 
   /// Copies a gradient, [elements] of the dtype, or adds it. Blocks for that, and while an update
   /// still reads the gradient of the step before.
   void add_gradient(std::uint32_t parameter, std::span<const std::byte> gradient);
+  /// The same from the device, by a thread of the trainer's own. Blocks while an earlier gradient
+  /// of the parameter is on its way, and for `gradient_memory`; never for what computes the
+  /// gradient.
+  void add_device_gradient(std::uint32_t parameter, const DeviceGradient& gradient);
+  /// Returns whether a gradient of the parameter is still read in the memory of the device, which
+  /// must not be used again before. None is after `grad_norm`, `step` or `discard_gradients`.
+  [[nodiscard]] bool reads_gradient(std::uint32_t parameter) const;
   /// Forgets the gradients of this step.
   void discard_gradients();
   /// Completes the gradients of the step and returns their global norm, the divisor applied. `step`

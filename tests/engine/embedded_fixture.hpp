@@ -1,6 +1,7 @@
 // A model whose passes the test runs: tensors, their gradients, and a trainer of them.
 #pragma once
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

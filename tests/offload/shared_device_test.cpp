@@ -19,8 +19,8 @@ struct Fixture {
   explicit Fixture(const FakeMachine& machine = {}) {
     auto api = std::make_unique<FakeCuda>(machine);
     fake = api.get();
-    backend = cuda::make_backend(std::move(api),
-                                 {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB});
+    backend =
+        cuda::make_backend(std::move(api), {.device_capacity = 1_MiB, .pinned_capacity = 1_MiB});
     device = DeviceMemory(*backend, 1_KiB);
     source = PinnedMemory(*backend, 1_KiB);
     target = PinnedMemory(*backend, 1_KiB);
@@ -72,8 +72,8 @@ TEST(SharedDevice, OrdersOurStreamBehindSomebodyElsesEvent) {
   ASSERT_EQ(it.fake->record(recorded, it.foreign), cuda::kSuccess);
   it.backend->shared()->record_behind({ForeignWork::Kind::event, recorded}, *it.event);
   EXPECT_TRUE(it.finds_it());
-  EXPECT_THROW(
-      it.backend->shared()->record_behind({ForeignWork::Kind::event, nullptr}, *it.event), Error);
+  EXPECT_THROW(it.backend->shared()->record_behind({ForeignWork::Kind::event, nullptr}, *it.event),
+               Error);
   ASSERT_EQ(it.fake->destroy_event(recorded), cuda::kSuccess);
 }
 

@@ -72,11 +72,11 @@ void CudaStream::submit(InlineTask task) {
 }
 
 void CudaStream::record(Event& event) {
-  check_action(api_.record(cuda_event(event).handle_, handle_), "recording an event");
+  check_action(api_.record(cuda_event(event).native(), handle_), "recording an event");
 }
 
 void CudaStream::wait(Event& event) {
-  check_action(api_.wait(handle_, cuda_event(event).handle_), "waiting for an event");
+  check_action(api_.wait(handle_, cuda_event(event).native()), "waiting for an event");
 }
 
 void CudaStream::synchronize() { check_action(api_.synchronize(handle_), "its work"); }

@@ -21,10 +21,9 @@ class CudaEvent final : public Event {
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   [[nodiscard]] bool done() override;
+  [[nodiscard]] void* native() const override { return handle_; }
 
  private:
-  friend class CudaStream;
-  friend class CudaSharedDevice;
   CudaApi& api_;
   CudaApi::EventHandle handle_ = nullptr;
 };

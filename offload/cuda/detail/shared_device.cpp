@@ -7,6 +7,9 @@
 
 namespace spillway::offload::cuda {
 
+CudaSharedDevice::CudaSharedDevice(CudaApi& api, int device)
+    : api_(api), device_(device), relay_(api, "relay", kPageBytes) {}
+
 void CudaSharedDevice::bind_thread() {
   check_cuda(api_, api_.set_device(device_), "making the GPU current on a thread");
 }
@@ -20,10 +23,11 @@ void CudaSharedDevice::check_memory(DeviceSpan<const std::byte> memory) {
           fmt::format("{} bytes at {} are not memory of GPU {}, but of the host or of nobody; pass "
                       "memory of that GPU",
                       memory.size(), static_cast<const void*>(memory.address()), device_));
-    check(found == device_, ErrorCode::invalid_argument,
-          fmt::format("{} bytes at {} are memory of GPU {}, and GPU {} is used here; pass memory of "
-                      "that GPU",
-                      memory.size(), static_cast<const void*>(memory.address()), found, device_));
+    check(
+        found == device_, ErrorCode::invalid_argument,
+        fmt::format("{} bytes at {} are memory of GPU {}, and GPU {} is used here; pass memory of "
+                    "that GPU",
+                    memory.size(), static_cast<const void*>(memory.address()), found, device_));
   }
 }
 
@@ -32,16 +36,14 @@ void CudaSharedDevice::record_behind(const ForeignWork& work, Event& event) {
   auto* const own = dynamic_cast<CudaEvent*>(&event);
   SPILLWAY_ASSERT(own != nullptr);
   if (work.kind == ForeignWork::Kind::stream) {
-    return check_cuda(api_, api_.record(own->handle_, work.handle),
+    return check_cuda(api_, api_.record(own->native(), work.handle),
                       "recording an event on the stream that was given");
   }
   check(work.handle != nullptr, ErrorCode::invalid_argument,
         "the event to wait for is a null pointer; pass a cudaEvent_t that was recorded");
   const std::lock_guard lock(mutex_);
-  if (relay_ == nullptr) relay_ = std::make_unique<CudaStream>(api_, "relay", kPageBytes);
-  check_cuda(api_, api_.wait(relay_->native(), work.handle),
-             "waiting for the event that was given");
-  relay_->record(event);
+  check_cuda(api_, api_.wait(relay_.native(), work.handle), "waiting for the event that was given");
+  relay_.record(event);
 }
 
 }  // namespace spillway::offload::cuda

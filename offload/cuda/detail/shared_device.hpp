@@ -4,7 +4,6 @@
 // Threads: any.
 #pragma once
 
-#include <memory>
 #include <mutex>
 
 #include "offload/cuda/detail/cuda_api.hpp"
@@ -15,8 +14,8 @@ namespace spillway::offload::cuda {
 
 class CudaSharedDevice final : public SharedDevice {
  public:
-  /// `api` outlives this.
-  CudaSharedDevice(CudaApi& api, int device) : api_(api), device_(device) {}
+  /// The device is current. `api` outlives this.
+  CudaSharedDevice(CudaApi& api, int device);
 
   void bind_thread() override;
   void check_memory(DeviceSpan<const std::byte> memory) override;
@@ -27,7 +26,7 @@ class CudaSharedDevice final : public SharedDevice {
   const int device_;
   std::mutex mutex_;  // of the relay
   /// Carries nothing: it waits for a foreign event, and an event of ours is recorded behind that.
-  std::unique_ptr<CudaStream> relay_;
+  CudaStream relay_;
 };
 
 }  // namespace spillway::offload::cuda

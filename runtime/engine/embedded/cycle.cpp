@@ -8,7 +8,9 @@
 
 #include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/engine/embedded/gradient_copies.hpp"
 #include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/update_decision.hpp"
 
 namespace spillway::engine {
@@ -21,7 +23,7 @@ constexpr std::chrono::milliseconds kLockPatience{1'000};
 config::TrainOptions train_options(const EmbeddedOptions& options) {
   config::TrainOptions train;
   train.compute = options.dtype;
-  train.device = config::DeviceKind::host;
+  train.device = options.device;
   train.state_format = options.state_format;
   train.tile_parameters = options.tile_parameters;
   train.nvme = options.nvme;
@@ -34,6 +36,22 @@ config::TrainOptions train_options(const EmbeddedOptions& options) {
   return train;
 }
 
+/// Throws `Error{does_not_fit}` unless the machine has what `setup` takes.
+void check_memory(const EmbeddedOptions& options, const EngineSetup& setup) {
+  const MemoryBudget memory = read_memory_budget();
+  Bytes host = setup.budgets.host;
+  if (options.device == config::DeviceKind::cuda) {
+    check_fits({.device = setup.budgets.device, .host = {}}, setup.options, memory,
+               free_device_memory(options.device_index),
+               "give units to parameters, and device_memory, so that they are streamed");
+  } else {
+    host += setup.budgets.device;  // what is the device to this backend is memory of the host
+  }
+  check_fits({.device = {}, .host = host}, setup.options, memory, std::nullopt,
+             options.nvme.empty() ? "keep optimizer state on disk, or in a shorter format"
+                                  : "use a smaller tile, or train fewer parameters");
+}
+
 EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                        ExternalPasses& passes) {
   EngineSetup setup;
@@ -42,14 +60,11 @@ EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& lay
   setup.placement = embedded_placement(options, layout);
   setup.groups = layout.groups;
   setup.passes = &passes;
+  setup.device_index = options.device_index;
   const auto items = plan::memory_items(setup.workload, setup.placement);
-  setup.budgets.host = plan::total(items, plan::Tier::host);
+  setup.budgets.host = plan::total(items, plan::Tier::host) + landing_bytes(options, layout);
   setup.budgets.device = plan::total(items, plan::Tier::device);
-  // What is the device to this backend is memory of the host.
-  const Bytes both = setup.budgets.host + setup.budgets.device;
-  check_fits({.device = {}, .host = both}, setup.options, read_memory_budget(), std::nullopt,
-             options.nvme.empty() ? "keep optimizer state on disk, or in a shorter format"
-                                  : "use a smaller tile, or train fewer parameters");
+  check_memory(options, setup);
   if (!options.nvme.empty()) {
     setup.store_options.directories = options.nvme;
     setup.store_options.owner = random_run_id();
@@ -91,7 +106,9 @@ std::span<T> slice(std::span<T> whole, std::uint64_t first, std::uint64_t count)
 EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                              ExternalPasses& passes)
     : StepCycle(make_setup(options, layout, passes), ModelRuntime{}),
-      isa_(options.isa.value_or(cpu_adam::best_isa())) {
+      isa_(options.isa.value_or(cpu_adam::best_isa())),
+      shared_(engine().backend().shared()),
+      foreign_(engine().backend().make_event()) {
   clear_gradients();
   std::size_t ops = most_ops();
   if (workload().streams_external) {
@@ -103,6 +120,7 @@ EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayou
 }
 
 void EmbeddedCycle::run(EmbeddedPlan plan) {
+  if (shared_ != nullptr) shared_->bind_thread();
   switch (plan) {
     case EmbeddedPlan::step: run_step(); break;
     case EmbeddedPlan::backward: StepCycle::run(*backward_); break;
@@ -125,6 +143,7 @@ void EmbeddedCycle::note(EmbeddedPlan plan) {
     const plan::OpTiming& timing = last_run().timings()[op];
     use_.busy_seconds[static_cast<std::size_t>(ops[op].lane)] += timing.end - timing.start;
   }
+  use_.uploaded = actions().moved(plan::kUploadParams);
   use_.read = actions().moved(plan::kReadState);
   use_.written = actions().moved(plan::kWriteState);
 }
@@ -172,6 +191,15 @@ offload::DeviceSpan<std::byte> EmbeddedCycle::resident_values(const EmbeddedPlac
       .memory()
       .device(slots().tiles_of(plan::PoolKind::resident_parameters, place.block))
       .subspan(place.first * size, place.count * size);
+}
+
+void EmbeddedCycle::order(offload::Stream& stream, const offload::ForeignWork& work) {
+  if (work.kind == offload::ForeignWork::Kind::none) return;
+  check(shared_ != nullptr, ErrorCode::invalid_argument,
+        "a stream or an event of a GPU is given, and the trainer's device is the host; make it for "
+        "cuda, or give none");
+  shared_->record_behind(work, *foreign_);
+  stream.wait(*foreign_);
 }
 
 void EmbeddedCycle::download_resident(const EmbeddedPlace& place) {

@@ -44,6 +44,11 @@ class EmbeddedCycle final : public StepCycle {
   }
   /// Returns where a parameter that stays on the device lies there.
   [[nodiscard]] offload::DeviceSpan<std::byte> resident_values(const EmbeddedPlace& place);
+  /// Orders copies to the device, or from it, behind the framework's work. Also while a plan runs.
+  void order_uploads(const offload::ForeignWork& work) { order(*engine().streams().upload, work); }
+  void order_downloads(const offload::ForeignWork& work) {
+    order(*engine().streams().download, work);
+  }
   /// Brings to the host what the framework has written there.
   void download_resident(const EmbeddedPlace& place);
   [[nodiscard]] std::span<std::byte> gradient(const EmbeddedPlace& place);
@@ -63,6 +68,8 @@ class EmbeddedCycle final : public StepCycle {
   /// Likewise. Throws `Error{invalid_argument}` unless the options ask for a trace.
   void write_trace(const std::filesystem::path& path) const;
   [[nodiscard]] WakeSignal& wake() { return engine().wake(); }
+  /// Returns what the framework and this object share of a GPU; null on the host.
+  [[nodiscard]] offload::SharedDevice* shared() const { return shared_; }
 
  private:
   /// Counts what a plan has used that is over.
@@ -80,9 +87,12 @@ class EmbeddedCycle final : public StepCycle {
   [[nodiscard]] std::byte* state_of(std::uint32_t tile);
   [[nodiscard]] std::span<std::byte> parameters_of(std::uint32_t tile);
   void upload_resident(const EmbeddedPlace& place);
+  void order(offload::Stream& stream, const offload::ForeignWork& work);
 
   const cpu_adam::Isa isa_;
   std::unique_ptr<Executor> backward_, norms_;  ///< of streamed parameters
+  offload::SharedDevice* const shared_;         ///< null on the host
+  std::unique_ptr<offload::Event> foreign_;     ///< behind the framework's work
   std::optional<StepTrace> trace_;
   bool begins_step_ = true;  ///< the next plan that is no update is the first of a step
   mutable std::mutex use_mutex_;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <exception>
 
-#include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/engine/embedded/checkpoint.hpp"
@@ -20,20 +19,22 @@ EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
       process_(getpid()),
       gate_(layout_.workload.blocks.size(), options.device_memory ? Ends::both : Ends::backward),
       cycle_(options, layout_, gate_),
-      received_(parameters.size()),
-      missing_(layout_.workload.blocks.size()),
-      runner_(cycle_, gate_) {
+      runner_(cycle_, gate_),
+      gradients_(options_, layout_, names_, {.cycle = cycle_, .gate = gate_, .runner = runner_}) {
   for (const EmbeddedParameter& parameter : parameters) names_.push_back(parameter.name);
   cycle_.initialize(ValuesSource(options.dtype, layout_.places, parameters));
-  forget_received();
 }
 
 EmbeddedTrainer::Implementation::~Implementation() {
-  try {
-    runner_.park();
-  } catch (const std::exception& error) {
-    log_debug("a trainer ends after an error: {}", error.what());
-  }
+  const auto attempt = [](const auto& call) {
+    try {
+      call();
+    } catch (const std::exception& error) {
+      log_debug("a trainer ends after an error: {}", error.what());
+    }
+  };
+  attempt([&] { gradients_.land(); });
+  attempt([&] { runner_.park(); });
 }
 
 void EmbeddedTrainer::Implementation::check_process() const {
@@ -64,70 +65,19 @@ void EmbeddedTrainer::Implementation::check_count(std::uint32_t parameter,
                     count));
 }
 
-/// Counts a gradient of a parameter, and starts the plan of the step with the first of all. Returns
-/// whether it is the parameter's first.
-bool EmbeddedTrainer::Implementation::receive(std::uint32_t parameter) {
-  const std::lock_guard lock(mutex_);
-  const std::uint32_t most = options_.gradients_per_step;
-  check(runner_.phase() != Phase::gathered, ErrorCode::invalid_argument,
-        fmt::format("a gradient of \"{}\" comes after grad_norm; call step or discard_gradients "
-                    "first",
-                    names_[parameter]));
-  check(most == 0 || received_[parameter] < most, ErrorCode::invalid_argument,
-        fmt::format("\"{}\" has had {} of its {} gradients of this step; call step, or say how "
-                    "many a step has (gradients_per_step)",
-                    names_[parameter], received_[parameter], most));
-  // Streamed parameters have the backward pass that `enter` started.
-  if (!streams()) runner_.start(EmbeddedPlan::step);
-  any_received_ = true;
-  return received_[parameter]++ == 0;
-}
-
-void EmbeddedTrainer::Implementation::forget_received() {
-  const std::lock_guard lock(mutex_);
-  std::ranges::fill(received_, 0);
-  any_received_ = false;
-  // Where nobody says how many there will be, `step` completes them.
-  for (std::size_t block = 0; block < missing_.size(); ++block) {
-    missing_[block] = layout_.parameters[block] * options_.gradients_per_step;
-  }
-}
-
-void EmbeddedTrainer::Implementation::check_received() const {
-  if (options_.missing_gradient == MissingGradient::zero) return;
-  const std::uint32_t least = std::max(options_.gradients_per_step, 1U);
-  const auto missing = std::ranges::find_if(received_, [&](auto n) { return n < least; });
-  if (missing == received_.end()) return;
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("\"{}\" has {} of the {} gradients of this step; run backward for it, leave "
-                  "parameters without gradients out, or ask for zeros (missing_gradient)",
-                  names_[static_cast<std::size_t>(missing - received_.begin())], *missing, least));
-}
-
-/// Returns once no update reads the gradient of the step before. Where parameters are streamed,
-/// none runs beside passes.
-void EmbeddedTrainer::Implementation::await_gradient_memory(const EmbeddedPlace& at) {
-  if (!streams() && !gate_.wait_for_backward(at.block)) runner_.check_sound();
-}
-
 /// Returns once all gradients of the step are complete, and their norm can be had.
 void EmbeddedTrainer::Implementation::gather() {
   check_process();
   runner_.check_sound();
   if (runner_.phase() == Phase::gathered) return;
-  check_received();
+  gradients_.check_complete();
   if (streams()) {
     runner_.park();
   } else {
     runner_.start(EmbeddedPlan::step);
   }
-  for (std::size_t parameter = 0; parameter < received_.size(); ++parameter) {
-    const EmbeddedPlace& at = layout_.places[parameter];
-    if (received_[parameter] > 0) continue;
-    await_gradient_memory(at);
-    std::ranges::fill(cycle_.gradient(at), std::byte{});
-  }
+  gradients_.land();
+  gradients_.fill_missing();
   // Norms of streamed parameters wait for nobody: all gradients are there.
   if (streams()) runner_.start(EmbeddedPlan::norms);
   runner_.finish();
@@ -136,7 +86,7 @@ void EmbeddedTrainer::Implementation::gather() {
 /// Returns once nothing runs, and no update is pending.
 void EmbeddedTrainer::Implementation::park() {
   check_process();
-  check(!any_received_, ErrorCode::invalid_argument,
+  check(!gradients_.any(), ErrorCode::invalid_argument,
         "gradients of this step are there already; call step or discard_gradients first");
   runner_.park();
 }
@@ -146,9 +96,11 @@ std::span<std::byte> EmbeddedTrainer::Implementation::values(std::uint32_t param
   return cycle_.is_resident(at) ? resident_values(at) : cycle_.values(at);
 }
 
-void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter) {
+void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter,
+                                                  const offload::ForeignWork& writers) {
   const EmbeddedPlace& at = place(parameter);
   park();
+  cycle_.order_downloads(writers);
   if (cycle_.is_resident(at)) cycle_.download_resident(at);
   std::vector<float> master(at.count), m(at.count), v(at.count);
   widen(options_.dtype, cycle_.values(at), master);
@@ -156,33 +108,11 @@ void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter) {
   cycle_.write_state(at, {.master = master, .m = m, .v = v});
 }
 
-void EmbeddedTrainer::Implementation::add_gradient(std::uint32_t parameter,
-                                                   std::span<const std::byte> gradient) {
-  const EmbeddedPlace& at = place(parameter);
-  const std::size_t bytes = at.count * size_of(options_.dtype);
-  check(gradient.size() == bytes, ErrorCode::invalid_argument,
-        fmt::format("the gradient of \"{}\" has {} bytes; {} elements of {} have {}",
-                    names_[parameter], gradient.size(), at.count, name_of(options_.dtype), bytes));
-  const bool first = receive(parameter);
-  await_gradient_memory(at);
-  const std::span<std::byte> target = cycle_.gradient(at);
-  if (options_.gradients_per_step == 1) {
-    std::ranges::copy(gradient, target.begin());
-  } else {
-    cpu_adam::accumulate(options_.isa.value_or(cpu_adam::best_isa()), options_.dtype,
-                         gradient.data(), {reinterpret_cast<float*>(target.data()), at.count},
-                         first);
-  }
-  const std::lock_guard lock(mutex_);
-  if (missing_[at.block] == 0 || --missing_[at.block] > 0) return;
-  // A unit's pass is over when the framework leaves it.
-  if (!streams()) gate_.complete(at.block);
-}
-
 void EmbeddedTrainer::Implementation::discard_gradients() {
   check_process();
+  gradients_.land();
   runner_.park();
-  forget_received();
+  gradients_.forget();
 }
 
 double EmbeddedTrainer::Implementation::grad_norm(double divisor) {
@@ -196,9 +126,10 @@ EmbeddedResult EmbeddedTrainer::Implementation::step(const EmbeddedStep& step) {
   check(step.max_norm >= 0, ErrorCode::invalid_argument,
         fmt::format("max_norm is {}; it must be above 0, or 0 for no clipping", step.max_norm));
   const double norm = grad_norm(step.gradient_divisor);
+  cycle_.order_uploads(step.readers);
   const bool updates = cycle_.decide(options_.groups, norm, step);
   const EmbeddedResult result{.step = cycle_.state().step, .grad_norm = norm, .skipped = !updates};
-  forget_received();
+  gradients_.forget();
   if (!updates) {
     runner_.park();
   } else if (options_.defers_updates) {
@@ -208,6 +139,20 @@ EmbeddedResult EmbeddedTrainer::Implementation::step(const EmbeddedStep& step) {
     runner_.finish();
   }
   return result;
+}
+
+std::vector<plan::MemoryItem> EmbeddedTrainer::Implementation::memory() const {
+  std::vector<plan::MemoryItem> items = cycle_.memory();
+  if (const Bytes landing = landing_bytes(options_, layout_); landing > Bytes{}) {
+    items.push_back({.tier = plan::Tier::host, .what = "landing gradients", .bytes = landing});
+  }
+  return items;
+}
+
+EmbeddedUse EmbeddedTrainer::Implementation::use() const {
+  EmbeddedUse use = cycle_.use();
+  use.downloaded = gradients_.downloaded();
+  return use;
 }
 
 void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {

@@ -3,13 +3,13 @@
 
 #include <unistd.h>
 
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "runtime/engine/embedded/cycle.hpp"
+#include "runtime/engine/embedded/gradients.hpp"
 #include "runtime/engine/embedded/layout.hpp"
 #include "runtime/engine/embedded/pass_gate.hpp"
 #include "runtime/engine/embedded/plan_runner.hpp"
@@ -26,9 +26,8 @@ class EmbeddedTrainer::Implementation {
   std::span<std::byte> values(std::uint32_t parameter);
   void enter(std::uint32_t unit, EmbeddedPass pass);
   std::span<std::byte> device_values(std::uint32_t parameter);
-  void leave(std::uint32_t unit);
-  void take_values(std::uint32_t parameter);
-  void add_gradient(std::uint32_t parameter, std::span<const std::byte> gradient);
+  void leave(std::uint32_t unit, const offload::ForeignWork& readers);
+  void take_values(std::uint32_t parameter, const offload::ForeignWork& writers);
   void discard_gradients();
   double grad_norm(double divisor);
   EmbeddedResult step(const EmbeddedStep& step);
@@ -47,14 +46,13 @@ class EmbeddedTrainer::Implementation {
   [[nodiscard]] const EmbeddedOptions& options() const { return options_; }
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
   [[nodiscard]] EmbeddedCycle& cycle() { return cycle_; }
+  [[nodiscard]] EmbeddedGradients& gradients() { return gradients_; }
+  [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
+  [[nodiscard]] EmbeddedUse use() const;
 
  private:
   using Phase = PlanRunner::Phase;
 
-  bool receive(std::uint32_t parameter);
-  void forget_received();
-  void check_received() const;
-  void await_gradient_memory(const EmbeddedPlace& at);
   [[nodiscard]] bool streams() const { return layout_.workload.streams_external; }
   void check_unit(std::uint32_t unit) const;
   [[nodiscard]] std::span<std::byte> resident_values(const EmbeddedPlace& at);
@@ -69,15 +67,11 @@ class EmbeddedTrainer::Implementation {
   PassGate gate_;
   EmbeddedCycle cycle_;
 
-  std::mutex mutex_;                     // of what was received
-  std::vector<std::uint32_t> received_;  ///< by parameter: gradients of this step
-  std::vector<std::uint32_t> missing_;   ///< by block: gradients that it still waits for
-  bool any_received_ = false;
-
   std::uint32_t entered_ = 0;  ///< units of the pass under way, in its order
   std::optional<std::uint32_t> inside_;
 
   PlanRunner runner_;  // ends before all that it runs
+  EmbeddedGradients gradients_;
 };
 
 }  // namespace spillway::engine

@@ -97,7 +97,7 @@ void extend_block(EmbeddedLayout& layout, const EmbeddedParameter& parameter, st
   plan::BlockShape& shape = layout.workload.blocks.back();
   BlockGroups& parts = layout.groups.back();
   const std::uint64_t before = shape.parameters.value();
-  shape.parameters = ElementCount{end};
+  shape.parameters += ElementCount{parameter.elements};
   shape.padded_parameters = ElementCount{end};
   if (parameter.group != parts[1].group) {
     check(parts[0].group == parts[1].group, ErrorCode::invalid_argument,
@@ -177,11 +177,11 @@ plan::Placement embedded_placement(const EmbeddedOptions& options, const Embedde
   // Where all state lies in memory, one carries tiles to and from checkpoints.
   placement.state_slots = state == plan::Tier::nvme ? kStagedTiles : 1;
   placement.parameter_slots = 0;
-  if (!options.device_memory) return placement;
+  if (!options.device_memory && options.device == config::DeviceKind::host) return placement;
   for (std::uint32_t block = 0; block < layout.residents; ++block) {
     placement.blocks[block].parameters = plan::Tier::device;
   }
-  placement.parameter_slots = parameter_slots(options, layout);
+  if (options.device_memory) placement.parameter_slots = parameter_slots(options, layout);
   return placement;
 }
 

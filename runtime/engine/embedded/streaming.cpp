@@ -57,10 +57,12 @@ std::span<std::byte> EmbeddedTrainer::Implementation::device_values(std::uint32_
   return {gate_.parameters(at.block) + at.first * size, at.count * size};
 }
 
-void EmbeddedTrainer::Implementation::leave(std::uint32_t unit) {
+void EmbeddedTrainer::Implementation::leave(std::uint32_t unit,
+                                            const offload::ForeignWork& readers) {
   check_unit(unit);
   check(inside_ == unit, ErrorCode::invalid_argument,
         fmt::format("unit {} is left, but was not entered", unit));
+  cycle_.order_uploads(readers);
   inside_.reset();
   gate_.complete(layout_.residents + unit);
 }

@@ -92,12 +92,13 @@ std::unique_ptr<model::Ops> make_sizing_ops(const config::TrainOptions& options,
 }
 
 std::unique_ptr<offload::DeviceBackend> make_backend(const config::TrainOptions& options,
-                                                     const plan::Budgets& budgets,
-                                                     WakeSignal* wake) {
+                                                     const plan::Budgets& budgets, WakeSignal* wake,
+                                                     int index) {
   if (is_cuda(options)) {
     check_usable();
     return offload::make_cuda_backend({.device_capacity = budgets.device,
                                        .pinned_capacity = budgets.host,
+                                       .device = index,
                                        .pinned_bound = options.host_memory
                                                            ? offload::PinnedBound::capacity
                                                            : offload::PinnedBound::available});
@@ -118,8 +119,8 @@ std::string device_name(config::DeviceKind device) {
   return device == config::DeviceKind::cuda ? offload::query_cuda_device(0).name : "host";
 }
 
-Bytes free_device_memory() {
-  const auto free = static_cast<double>(offload::query_cuda_device(0).free_memory.value());
+Bytes free_device_memory(int index) {
+  const auto free = static_cast<double>(offload::query_cuda_device(index).free_memory.value());
   return Bytes{static_cast<std::uint64_t>(free * kShareOfDeviceMemory)};
 }
 

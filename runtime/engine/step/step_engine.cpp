@@ -54,7 +54,7 @@ StepEngine::StepEngine(const EngineSetup& setup, const ModelRuntime& model)
 
 StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools)
     : setup_(std::move(setup)),
-      backend_(make_backend(setup_.options, setup_.budgets, &wake_)),
+      backend_(make_backend(setup_.options, setup_.budgets, &wake_, setup_.device_index)),
       streams_(std::make_unique<Streams>(*backend_)),
       constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
       device_math_(make_device_math(setup_.options, *streams_->compute)),

@@ -27,6 +27,7 @@ enum class Start : std::uint8_t { anew, resumed };
 struct EngineSetup {
   model::ModelConfig config{};
   config::TrainOptions options{};  ///< resolved
+  int device_index = 0;            ///< of the GPU, if `options` choose one
   plan::Workload workload{};
   plan::Budgets budgets{};
   plan::Placement placement{};

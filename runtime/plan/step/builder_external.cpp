@@ -5,7 +5,9 @@ namespace spillway::plan {
 
 /// Returns where the framework finds the block's parameters; uploads them if they are streamed.
 Buffer Builder::bring_external(std::uint32_t block) {
-  if (workload_.streams_external) return bring_parameters(block);
+  if (workload_.streams_external || placement_.blocks[block].resident()) {
+    return bring_parameters(block);
+  }
   return tiles_of(PoolKind::host_parameters, block);
 }
 
@@ -24,7 +26,7 @@ void Builder::external_forward() {
 }
 
 /// Appends a backward of each block, the last one first, which leaves the gradient of the whole
-/// step on the host.
+/// step on the host. Its bytes are those of one gradient of each of its parameters.
 void Builder::external_backward() {
   round_ = workload_.rounds - 1;
   for (std::uint32_t block = blocks(); block-- > 0;) {
@@ -33,6 +35,8 @@ void Builder::external_backward() {
     if (workload_.streams_external) backward.read(weights, parameters(block));
     backward.write(tiles_of(PoolKind::host_gradients, block),
                    {ValueKind::total_gradient, block, 0, round_});
+    backward.op.bytes =
+        Bytes{workload_.blocks[block].parameters.value() * size_of(workload_.compute)};
     append(backward);
     give_back(weights);
     if (!workload_.streams_external) append_norms(block, PoolKind::host_gradients);

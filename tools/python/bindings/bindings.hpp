@@ -12,7 +12,9 @@ void translate_errors();
 void add_native_run(nanobind::module_& module);
 /// Adds `Configuration`.
 void add_configuration(nanobind::module_& module);
-/// Adds `Trainer` and its options.
+/// Adds `Group` and `TrainerOptions`, which a `Trainer` is made with.
+void add_trainer_options(nanobind::module_& module);
+/// Adds `Trainer`, and those.
 void add_trainer(nanobind::module_& module);
 
 }  // namespace spillway::python

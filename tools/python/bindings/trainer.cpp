@@ -145,13 +145,36 @@ void Trainer::write_state(std::uint32_t parameter, const std::optional<ConstWide
   trainer_->write_state(parameter, from_master, from_m, from_v);
 }
 
-/// Returns the parameter's values as bytes, where they are kept or, of an entered unit, on the
-/// device, without a copy; they live as long as somebody uses them.
-template <auto Function>
+/// Is the number of a stream of CUDA's (cudaStream_t): work that ours follows. None: there is none.
+using StreamNumber = std::optional<std::uintptr_t>;
+
+offload::ForeignWork work_of(const StreamNumber& stream) {
+  if (!stream) return {};
+  return {offload::ForeignWork::Kind::stream,
+          reinterpret_cast<void*>(*stream)};  // NOLINT(performance-no-int-to-ptr): a handle
+}
+
+/// Returns memory of the trainer `self` as an array of bytes, without a copy, which lives as long
+/// as somebody uses it.
+nb::object array_of(const nb::handle_t<Trainer>& self, std::span<std::byte> bytes, bool on_gpu) {
+  const EmbeddedOptions& options = nb::cast<Trainer&>(self).native().options();
+  return nb::cast(nb::ndarray<nb::array_api, std::uint8_t, nb::ndim<1>>(
+      bytes.data(), {bytes.size()}, self, {}, nb::dtype<std::uint8_t>(),
+      on_gpu ? nb::device::cuda::value : nb::device::cpu::value,
+      on_gpu ? options.device_index : 0));
+}
+
+/// Returns the parameter's values where they are kept.
 nb::object values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
-  const std::span<std::byte> bytes = (nb::cast<Trainer&>(self).native().*Function)(parameter);
-  return nb::cast(nb::ndarray<nb::array_api, std::uint8_t, nb::ndim<1>, nb::device::cpu>(
-      bytes.data(), {bytes.size()}, self));
+  EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
+  return array_of(self, native.values(parameter), native.keeps_on_gpu(parameter));
+}
+
+/// Returns those of an entered unit, on the device.
+nb::object device_values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
+  EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
+  return array_of(self, native.device_values(parameter),
+                  native.options().device == config::DeviceKind::cuda);
 }
 
 /// Calls `EmbeddedTrainer`'s function without the interpreter's lock.
@@ -162,103 +185,9 @@ auto unlocked(const Trainer& trainer, Arguments... arguments) {
   return (native.*Function)(std::move(arguments)...);
 }
 
-/// Optimizers by the names that spillway/torch gives them.
-constexpr std::array<std::pair<std::string_view, cpu_adam::Optimizer>, 4> kOptimizers{
-    {{"adam", cpu_adam::Optimizer::adam},
-     {"adagrad", cpu_adam::Optimizer::adagrad},
-     {"lion", cpu_adam::Optimizer::lion},
-     {"sgd", cpu_adam::Optimizer::sgd}}};
-
-std::string optimizer_name(const cpu_adam::AdamOptions& options) {
-  return std::string(std::ranges::find(kOptimizers, options.optimizer, [](const auto& each) {
-                       return each.second;
-                     })->first);
-}
-
-void set_optimizer(cpu_adam::AdamOptions& options, const std::string& name) {
-  const auto found =
-      std::ranges::find(kOptimizers, name, [](const auto& each) { return each.first; });
-  check(found != kOptimizers.end(), ErrorCode::invalid_argument,
-        fmt::format("there is no optimizer \"{}\"; there are adam, adagrad, lion and sgd", name));
-  options.optimizer = found->second;
-}
-
-void add_options(nb::module_& module) {
-  using cpu_adam::AdamOptions;
-  nb::class_<AdamOptions>(module, "Group", "Hyperparameters of a parameter group.")
-      .def(nb::init<>())
-      .def_rw("lr", &AdamOptions::lr)
-      .def_rw("beta1", &AdamOptions::beta1)
-      .def_rw("beta2", &AdamOptions::beta2)
-      .def_rw("eps", &AdamOptions::eps)
-      .def_rw("weight_decay", &AdamOptions::weight_decay)
-      .def_rw("bias_correction", &AdamOptions::bias_correction)
-      .def_prop_rw(
-          "decoupled",
-          [](const AdamOptions& o) { return o.decay_mode == cpu_adam::DecayMode::decoupled; },
-          [](AdamOptions& o, bool decoupled) {
-            o.decay_mode = decoupled ? cpu_adam::DecayMode::decoupled : cpu_adam::DecayMode::l2;
-          })
-      .def_prop_rw("optimizer", &optimizer_name, &set_optimizer);
-  nb::class_<EmbeddedOptions>(module, "TrainerOptions", "What a Trainer is made with.")
-      .def(nb::init<>())
-      .def_prop_rw(
-          "dtype", [](const EmbeddedOptions& o) { return std::string(name_of(o.dtype)); },
-          [](EmbeddedOptions& o, const std::string& name) { o.dtype = parse_dtype(name); })
-      .def_prop_rw(
-          "state_format",
-          [](const EmbeddedOptions& o) { return std::string(name_of(o.state_format)); },
-          [](EmbeddedOptions& o, const std::string& name) {
-            o.state_format = parse_state_format(name);
-          })
-      .def_prop_rw(
-          "host_memory",
-          [](const EmbeddedOptions& o) {
-            return o.host_memory ? std::optional(o.host_memory->value()) : std::nullopt;
-          },
-          [](EmbeddedOptions& o, const std::string& size) { o.host_memory = parse_bytes(size); })
-      .def_prop_rw(
-          "device_memory",
-          [](const EmbeddedOptions& o) {
-            return o.device_memory ? std::optional(o.device_memory->value()) : std::nullopt;
-          },
-          [](EmbeddedOptions& o, const std::string& size) { o.device_memory = parse_bytes(size); })
-      .def_prop_rw(
-          "nvme",
-          [](const EmbeddedOptions& o) {
-            return std::vector<std::string>(o.nvme.begin(), o.nvme.end());
-          },
-          [](EmbeddedOptions& o, const std::vector<std::string>& folders) {
-            o.nvme.assign(folders.begin(), folders.end());
-          })
-      .def_prop_rw(
-          "isa",
-          [](const EmbeddedOptions& o) {
-            return o.isa ? std::optional(std::string(cpu_adam::name_of(*o.isa))) : std::nullopt;
-          },
-          [](EmbeddedOptions& o, const std::string& name) { o.isa = cpu_adam::parse_isa(name); })
-      .def_prop_rw(
-          "zero_missing",
-          [](const EmbeddedOptions& o) {
-            return o.missing_gradient == engine::MissingGradient::zero;
-          },
-          [](EmbeddedOptions& o, bool zero) {
-            o.missing_gradient =
-                zero ? engine::MissingGradient::zero : engine::MissingGradient::refuse;
-          })
-      .def_rw("groups", &EmbeddedOptions::groups)
-      .def_rw("gradients_per_step", &EmbeddedOptions::gradients_per_step)
-      .def_rw("defers_updates", &EmbeddedOptions::defers_updates)
-      .def_rw("tile_parameters", &EmbeddedOptions::tile_parameters)
-      .def_rw("threads", &EmbeddedOptions::threads)
-      .def_rw("seed", &EmbeddedOptions::seed);
-}
-
 void add_values(nb::class_<Trainer>& trainer) {
-  trainer
-      .def("values", &values<&EmbeddedTrainer::values>, nb::arg("parameter"),
-           nb::sig("def values(self, parameter: int)"))
-      .def("device_values", &values<&EmbeddedTrainer::device_values>, nb::arg("parameter"),
+  trainer.def("values", &values, nb::arg("parameter"), nb::sig("def values(self, parameter: int)"))
+      .def("device_values", &device_values, nb::arg("parameter"),
            nb::sig("def device_values(self, parameter: int)"))
       .def(
           "enter",
@@ -268,21 +197,46 @@ void add_values(nb::class_<Trainer>& trainer) {
                 unit, backward ? engine::EmbeddedPass::backward : engine::EmbeddedPass::forward);
           },
           nb::arg("unit"), nb::arg("backward"))
-      .def("leave", &unlocked<&EmbeddedTrainer::leave, std::uint32_t>, nb::arg("unit"));
+      .def(
+          "leave",
+          [](const Trainer& self, std::uint32_t unit, const StreamNumber& stream) {
+            const Unlocked unlocked;
+            self.native().leave(unit, work_of(stream));
+          },
+          nb::arg("unit"), nb::arg("stream") = nb::none());
 }
 
 void add_steps(nb::class_<Trainer>& trainer) {
   trainer.def("add_gradient", &Trainer::add_gradient, nb::arg("parameter"), nb::arg("gradient"))
+      .def(
+          "add_device_gradient",
+          [](const Trainer& self, std::uint32_t parameter, std::uintptr_t address,
+             std::size_t bytes, const StreamNumber& stream) {
+            const auto* first = reinterpret_cast<const std::byte*>(address);  // NOLINT: a handle
+            const Unlocked unlocked;
+            self.native().add_device_gradient(parameter,
+                                              {.values = {first, bytes}, .ready = work_of(stream)});
+          },
+          nb::arg("parameter"), nb::arg("address"), nb::arg("bytes"),
+          nb::arg("stream") = nb::none())
+      .def(
+          "reads_gradient",
+          [](const Trainer& self, std::uint32_t parameter) {
+            return self.native().reads_gradient(parameter);
+          },
+          nb::arg("parameter"))
       .def("discard_gradients", &unlocked<&EmbeddedTrainer::discard_gradients>)
       .def("grad_norm", &unlocked<&EmbeddedTrainer::grad_norm, double>, nb::arg("divisor"))
       .def(
           "step",
-          [](const Trainer& self, double divisor, double max_norm) {
+          [](const Trainer& self, double divisor, double max_norm, const StreamNumber& stream) {
             const engine::EmbeddedResult result = unlocked<&EmbeddedTrainer::step>(
-                self, engine::EmbeddedStep{.gradient_divisor = divisor, .max_norm = max_norm});
+                self,
+                engine::EmbeddedStep{
+                    .gradient_divisor = divisor, .max_norm = max_norm, .readers = work_of(stream)});
             return std::tuple(result.step, result.grad_norm, result.skipped);
           },
-          nb::arg("divisor"), nb::arg("max_norm"))
+          nb::arg("divisor"), nb::arg("max_norm"), nb::arg("stream") = nb::none())
       .def(
           "wait",
           [](const Trainer& self, std::uint32_t parameter) {
@@ -295,8 +249,13 @@ void add_steps(nb::class_<Trainer>& trainer) {
              const Unlocked unlocked;
              self.native().wait();
            })
-      .def("take_values", &unlocked<&EmbeddedTrainer::take_values, std::uint32_t>,
-           nb::arg("parameter"))
+      .def(
+          "take_values",
+          [](const Trainer& self, std::uint32_t parameter, const StreamNumber& stream) {
+            const Unlocked unlocked;
+            self.native().take_values(parameter, work_of(stream));
+          },
+          nb::arg("parameter"), nb::arg("stream") = nb::none())
       .def(
           "set_group",
           [](const Trainer& self, std::uint32_t group, const cpu_adam::AdamOptions& options) {
@@ -342,7 +301,7 @@ void add_state(nb::class_<Trainer>& trainer) {
 }  // namespace
 
 void add_trainer(nb::module_& module) {
-  add_options(module);
+  add_trainer_options(module);
   nb::class_<Trainer> trainer(
       module, "Trainer", "Trains parameters whose forward and backward another framework runs.");
   trainer.def(nb::init<const EmbeddedOptions&, const std::vector<Trainer::Parameter>&>(),

@@ -1,0 +1,49 @@
+#include "runtime/engine/embedded/gradient_copies.hpp"
+
+#include <algorithm>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// The most that one copy brings where gradients are added: long beside the call that begins it.
+constexpr Bytes kMostLanding{4u << 20};
+
+}  // namespace
+
+Bytes landing_bytes(const EmbeddedOptions& options, const EmbeddedLayout& layout) {
+  if (options.device == config::DeviceKind::host || options.gradients_per_step == 1) return {};
+  const EmbeddedPlace& largest = std::ranges::max(layout.places, {}, &EmbeddedPlace::count);
+  const Bytes whole{largest.count * size_of(options.dtype)};
+  return Bytes{std::min(whole, kMostLanding).value() * GradientCopies::kInFlight};
+}
+
+GradientCopies::GradientCopies(offload::DeviceBackend& backend, Bytes landing)
+    : stream_(backend.make_stream("gradients")) {
+  allocate(landing_, backend, landing);
+  for (InFlight& each : ring_) each.over = backend.make_event();
+}
+
+std::span<std::byte> GradientCopies::landing() const {
+  const std::size_t each = landing_.size().value() / kInFlight;
+  return landing_.host().subspan(begun_ % kInFlight * each, each);
+}
+
+void GradientCopies::begin(const GradientCopy& copy, offload::DeviceSpan<const std::byte> source) {
+  SPILLWAY_ASSERT(has_room());
+  InFlight& next = ring_[begun_++ % kInFlight];
+  next.copy = copy;
+  stream_->download(copy.target, source);
+  stream_->record(*next.over);
+}
+
+std::optional<GradientCopy> GradientCopies::take_landed() {
+  if (empty()) return std::nullopt;
+  const InFlight& oldest = ring_[landed_ % kInFlight];
+  if (!oldest.over->done()) return std::nullopt;
+  ++landed_;
+  return oldest.copy;
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,61 @@
+// GradientCopies: gradients on their way from a device to the host, a few copies at a time. One
+// thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "offload/memory.hpp"
+#include "runtime/engine/embedded/layout.hpp"
+
+namespace spillway::engine {
+
+/// Returns the pinned memory in which gradients land that are added to others on the host; those
+/// that are alone in their step land where they wait for the update.
+[[nodiscard]] Bytes landing_bytes(const EmbeddedOptions& options, const EmbeddedLayout& layout);
+
+/// A gradient, or a part of one.
+struct GradientCopy {
+  std::uint32_t parameter = 0;
+  std::uint64_t first = 0;  ///< of the gradient's bytes
+  bool ends = false;        ///< it is the last part
+  std::span<std::byte> target{};
+};
+
+class GradientCopies {
+ public:
+  /// `landing`: as `landing_bytes` says. `backend`, which is shared with others, outlives this.
+  GradientCopies(offload::DeviceBackend& backend, Bytes landing);
+
+  [[nodiscard]] bool has_room() const { return begun_ - landed_ < kInFlight; }
+  [[nodiscard]] bool empty() const { return begun_ == landed_; }
+  /// Returns where the next copy lands, unless that is where the gradient waits for the update.
+  [[nodiscard]] std::span<std::byte> landing() const;
+  /// Later copies begin once what `event` was recorded behind is over.
+  void order_behind(offload::Event& event) { stream_->wait(event); }
+  /// There is room. `source` has the bytes of the copy's target.
+  void begin(const GradientCopy& copy, offload::DeviceSpan<const std::byte> source);
+  /// Returns the oldest copy if it is over, and forgets it; its landing is free with the next call
+  /// of `begin`. Throws what it, or what it was ordered behind, has failed with.
+  [[nodiscard]] std::optional<GradientCopy> take_landed();
+
+ private:
+  static constexpr std::size_t kInFlight = 4;
+  struct InFlight {
+    GradientCopy copy;
+    std::unique_ptr<offload::Event> over;
+  };
+  friend Bytes landing_bytes(const EmbeddedOptions& options, const EmbeddedLayout& layout);
+
+  offload::PinnedMemory landing_;
+  std::unique_ptr<offload::Stream> stream_;
+  std::array<InFlight, kInFlight> ring_;
+  std::uint64_t begun_ = 0;
+  std::uint64_t landed_ = 0;
+};
+
+}  // namespace spillway::engine

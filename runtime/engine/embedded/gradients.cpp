@@ -1,0 +1,287 @@
+#include "runtime/engine/embedded/gradients.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "cpu_adam/gradient_norm.hpp"
+#include "runtime/base/error.hpp"
+
+namespace spillway::engine {
+
+using Phase = PlanRunner::Phase;
+
+namespace {
+
+/// How often copies are asked about: short beside any that is worth its call.
+constexpr std::chrono::microseconds kPollInterval{50};
+
+}  // namespace
+
+EmbeddedGradients::EmbeddedGradients(const EmbeddedOptions& options, const EmbeddedLayout& layout,
+                                     const std::vector<std::string>& names,
+                                     const GradientUsers& users)
+    : options_(options),
+      layout_(layout),
+      names_(names),
+      users_(users),
+      alone_(options.gradients_per_step == 1),
+      received_(layout.places.size()),
+      missing_(layout.workload.blocks.size()),
+      on_the_way_(layout.places.size()) {
+  forget();
+  if (options.device == config::DeviceKind::host) return;
+  queue_.reserve(layout.places.size());
+  offload::DeviceBackend& backend = users.cycle.backend();
+  for (OnTheWay& each : on_the_way_) each.ready = backend.make_event();
+  copies_.emplace(backend, landing_bytes(options, layout));
+  thread_ = std::thread([this] { bring(); });
+}
+
+EmbeddedGradients::~EmbeddedGradients() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void EmbeddedGradients::check_sound() const {
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+void EmbeddedGradients::check_size(std::uint32_t parameter, std::size_t bytes) const {
+  const std::uint64_t elements = layout_.places[parameter].count;
+  const std::size_t wanted = elements * size_of(options_.dtype);
+  check(bytes == wanted, ErrorCode::invalid_argument,
+        fmt::format("the gradient of \"{}\" has {} bytes; {} elements of {} have {}",
+                    names_[parameter], bytes, elements, name_of(options_.dtype), wanted));
+}
+
+void EmbeddedGradients::add(std::uint32_t parameter, std::span<const std::byte> gradient) {
+  check_size(parameter, gradient.size());
+  {
+    std::unique_lock lock(mutex_);
+    await_room(lock, parameter, Bytes{});  // sums have the order in which gradients are added
+  }
+  const Turn turn = receive(parameter);
+  await_memory(parameter);
+  store(parameter, turn, 0, gradient);
+  count(parameter);
+}
+
+void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGradient& gradient) {
+  check_size(parameter, gradient.values.size());
+  check(copies_.has_value(), ErrorCode::invalid_argument,
+        fmt::format("the gradient of \"{}\" is said to be in the memory of a GPU, and the "
+                    "trainer's device is the host; make it for cuda, or pass host memory",
+                    names_[parameter]));
+  offload::SharedDevice& device = *users_.cycle.shared();
+  device.check_memory(gradient.values);
+  const Bytes bytes{gradient.values.size()};
+  {
+    std::unique_lock lock(mutex_);
+    await_room(lock, parameter, bytes);
+  }
+  OnTheWay& next = on_the_way_[parameter];
+  next.waits = gradient.ready.kind != offload::ForeignWork::Kind::none;
+  if (next.waits) device.record_behind(gradient.ready, *next.ready);
+  next.turn = receive(parameter);
+  next.begun = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    next.source = gradient.values;
+    waiting_ += bytes;
+    queue_.push_back(parameter);
+  }
+  changed_.notify_all();
+}
+
+/// Returns once no gradient of the parameter is on its way, and `gradient_memory` has room.
+void EmbeddedGradients::await_room(std::unique_lock<std::mutex>& lock, std::uint32_t parameter,
+                                   Bytes bytes) {
+  changed_.wait(lock, [&] {
+    if (failure_ != nullptr) return true;
+    const std::optional<Bytes>& most = options_.gradient_memory;
+    const bool fits = !most || waiting_ == Bytes{} || waiting_ + bytes <= *most;
+    return fits && on_the_way_[parameter].source.empty();
+  });
+  check_sound();
+}
+
+bool EmbeddedGradients::reads(std::uint32_t parameter) const {
+  const std::lock_guard lock(mutex_);
+  check_sound();
+  return !on_the_way_[parameter].source.empty();
+}
+
+/// Counts a gradient of a parameter, and starts the plan of the step with the first of all.
+EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
+  const std::lock_guard lock(mutex_);
+  const std::uint32_t most = options_.gradients_per_step;
+  check(users_.runner.phase() != Phase::gathered, ErrorCode::invalid_argument,
+        fmt::format("a gradient of \"{}\" comes after grad_norm; call step or discard_gradients "
+                    "first",
+                    names_[parameter]));
+  check(most == 0 || received_[parameter] < most, ErrorCode::invalid_argument,
+        fmt::format("\"{}\" has had {} of its {} gradients of this step; call step, or say how "
+                    "many a step has (gradients_per_step)",
+                    names_[parameter], received_[parameter], most));
+  // Streamed parameters have the backward pass that `enter` started.
+  if (!layout_.workload.streams_external) users_.runner.start(EmbeddedPlan::step);
+  any_ = true;
+  return received_[parameter]++ == 0 ? Turn::first : Turn::later;
+}
+
+/// Returns once no update reads the gradient of the step before. Where parameters are streamed,
+/// none runs beside passes.
+void EmbeddedGradients::await_memory(std::uint32_t parameter) {
+  if (layout_.workload.streams_external) return;
+  if (!users_.gate.wait_for_backward(layout_.places[parameter].block)) users_.runner.check_sound();
+}
+
+/// Stores a part of a gradient, or adds it; `first`: its place in the gradient's bytes.
+void EmbeddedGradients::store(std::uint32_t parameter, Turn turn, std::uint64_t first,
+                              std::span<const std::byte> bytes) {
+  const std::span<std::byte> target = users_.cycle.gradient(layout_.places[parameter]);
+  if (alone_) {
+    std::ranges::copy(bytes, target.begin() + static_cast<std::ptrdiff_t>(first));
+    return;
+  }
+  const std::size_t size = size_of(options_.dtype);
+  auto* sums = reinterpret_cast<float*>(target.data()) + first / size;
+  cpu_adam::accumulate(options_.isa.value_or(cpu_adam::best_isa()), options_.dtype, bytes.data(),
+                       {sums, bytes.size() / size}, turn == Turn::first);
+}
+
+/// A gradient of the parameter is in host memory, and perhaps with it the last of its block.
+void EmbeddedGradients::count(std::uint32_t parameter) {
+  const std::uint32_t block = layout_.places[parameter].block;
+  const std::lock_guard lock(mutex_);
+  if (missing_[block] == 0 || --missing_[block] > 0) return;
+  // A unit's pass is over when the framework leaves it.
+  if (!layout_.workload.streams_external) users_.gate.complete(block);
+}
+
+bool EmbeddedGradients::any() const {
+  const std::lock_guard lock(mutex_);
+  return any_;
+}
+
+void EmbeddedGradients::check_complete() const {
+  if (options_.missing_gradient == MissingGradient::zero) return;
+  const std::uint32_t least = std::max(options_.gradients_per_step, 1U);
+  const auto missing = std::ranges::find_if(received_, [&](auto n) { return n < least; });
+  if (missing == received_.end()) return;
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("\"{}\" has {} of the {} gradients of this step; run backward for it, leave "
+                  "parameters without gradients out, or ask for zeros (missing_gradient)",
+                  names_[static_cast<std::size_t>(missing - received_.begin())], *missing, least));
+}
+
+void EmbeddedGradients::land() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return failure_ != nullptr || waiting_ == Bytes{}; });
+  check_sound();
+}
+
+void EmbeddedGradients::fill_missing() {
+  for (std::uint32_t parameter = 0; parameter < received_.size(); ++parameter) {
+    if (received_[parameter] > 0) continue;
+    await_memory(parameter);
+    std::ranges::fill(users_.cycle.gradient(layout_.places[parameter]), std::byte{});
+  }
+}
+
+void EmbeddedGradients::forget() {
+  const std::lock_guard lock(mutex_);
+  std::ranges::fill(received_, 0);
+  any_ = false;
+  // Where nobody says how many there will be, `step` completes them.
+  for (std::size_t block = 0; block < missing_.size(); ++block) {
+    missing_[block] = layout_.parameters[block] * options_.gradients_per_step;
+  }
+}
+
+Bytes EmbeddedGradients::downloaded() const {
+  const std::lock_guard lock(mutex_);
+  return downloaded_;
+}
+
+/// Is what the thread runs. What fails is thrown by every later call.
+void EmbeddedGradients::bring() noexcept {
+  try {
+    users_.cycle.shared()->bind_thread();
+    bring_all();
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::current_exception();
+  }
+  changed_.notify_all();
+}
+
+void EmbeddedGradients::bring_all() {
+  for (;;) {
+    bool begins = false;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return stops_ || !queue_.empty() || !copies_->empty(); });
+      if (stops_) return;
+      begins = !queue_.empty() && copies_->has_room();
+    }
+    if (begins) {
+      begin_next();
+    } else if (const auto copy = copies_->take_landed()) {
+      finish(*copy);
+    } else {
+      std::this_thread::sleep_for(kPollInterval);
+    }
+  }
+}
+
+/// Begins a copy of the gradient that waits for longest: of all of it, or of as much as can land.
+void EmbeddedGradients::begin_next() {
+  std::uint32_t parameter = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    parameter = queue_.front();
+  }
+  OnTheWay& next = on_the_way_[parameter];
+  GradientCopy copy{.parameter = parameter, .first = next.begun};
+  if (next.begun == 0) {
+    await_memory(parameter);
+    if (next.waits) copies_->order_behind(*next.ready);
+  }
+  copy.target = alone_ ? users_.cycle.gradient(layout_.places[parameter]) : copies_->landing();
+  const std::size_t left = next.source.size() - next.begun;
+  copy.target = copy.target.first(std::min(copy.target.size(), left));
+  copy.ends = copy.target.size() == left;
+  copies_->begin(copy, next.source.subspan(next.begun, copy.target.size()));
+  next.begun += copy.target.size();
+  if (!copy.ends) return;
+  const std::lock_guard lock(mutex_);
+  queue_.erase(queue_.begin());
+}
+
+void EmbeddedGradients::finish(const GradientCopy& copy) {
+  OnTheWay& way = on_the_way_[copy.parameter];
+  if (!alone_) store(copy.parameter, way.turn, copy.first, copy.target);
+  {
+    const std::lock_guard lock(mutex_);
+    downloaded_ += Bytes{copy.target.size()};
+  }
+  if (!copy.ends) return;
+  count(copy.parameter);
+  {
+    const std::lock_guard lock(mutex_);
+    waiting_ -= Bytes{way.source.size()};
+    way.source = {};
+  }
+  changed_.notify_all();
+}
+
+}  // namespace spillway::engine

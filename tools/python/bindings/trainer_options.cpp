@@ -1,0 +1,138 @@
+// What a Trainer is made with: its options, and the hyperparameters of groups.
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/error.hpp"
+#include "runtime/engine/embedded_trainer.hpp"
+#include "tools/python/bindings/bindings.hpp"
+
+namespace spillway::python {
+namespace {
+
+namespace nb = nanobind;
+using engine::EmbeddedOptions;
+
+/// Optimizers by the names that spillway/torch gives them.
+constexpr std::array<std::pair<std::string_view, cpu_adam::Optimizer>, 4> kOptimizers{
+    {{"adam", cpu_adam::Optimizer::adam},
+     {"adagrad", cpu_adam::Optimizer::adagrad},
+     {"lion", cpu_adam::Optimizer::lion},
+     {"sgd", cpu_adam::Optimizer::sgd}}};
+
+std::string optimizer_name(const cpu_adam::AdamOptions& options) {
+  return std::string(std::ranges::find(kOptimizers, options.optimizer, [](const auto& each) {
+                       return each.second;
+                     })->first);
+}
+
+void set_optimizer(cpu_adam::AdamOptions& options, const std::string& name) {
+  const auto found =
+      std::ranges::find(kOptimizers, name, [](const auto& each) { return each.first; });
+  check(found != kOptimizers.end(), ErrorCode::invalid_argument,
+        fmt::format("there is no optimizer \"{}\"; there are adam, adagrad, lion and sgd", name));
+  options.optimizer = found->second;
+}
+
+}  // namespace
+
+void add_trainer_options(nb::module_& module) {
+  using cpu_adam::AdamOptions;
+  nb::class_<AdamOptions>(module, "Group", "Hyperparameters of a parameter group.")
+      .def(nb::init<>())
+      .def_rw("lr", &AdamOptions::lr)
+      .def_rw("beta1", &AdamOptions::beta1)
+      .def_rw("beta2", &AdamOptions::beta2)
+      .def_rw("eps", &AdamOptions::eps)
+      .def_rw("weight_decay", &AdamOptions::weight_decay)
+      .def_rw("bias_correction", &AdamOptions::bias_correction)
+      .def_prop_rw(
+          "decoupled",
+          [](const AdamOptions& o) { return o.decay_mode == cpu_adam::DecayMode::decoupled; },
+          [](AdamOptions& o, bool decoupled) {
+            o.decay_mode = decoupled ? cpu_adam::DecayMode::decoupled : cpu_adam::DecayMode::l2;
+          })
+      .def_prop_rw("optimizer", &optimizer_name, &set_optimizer);
+  nb::class_<EmbeddedOptions>(module, "TrainerOptions", "What a Trainer is made with.")
+      .def(nb::init<>())
+      .def_prop_rw(
+          "dtype", [](const EmbeddedOptions& o) { return std::string(name_of(o.dtype)); },
+          [](EmbeddedOptions& o, const std::string& name) { o.dtype = parse_dtype(name); })
+      .def_prop_rw(
+          "state_format",
+          [](const EmbeddedOptions& o) { return std::string(name_of(o.state_format)); },
+          [](EmbeddedOptions& o, const std::string& name) {
+            o.state_format = parse_state_format(name);
+          })
+      .def_prop_rw(
+          "host_memory",
+          [](const EmbeddedOptions& o) {
+            return o.host_memory ? std::optional(o.host_memory->value()) : std::nullopt;
+          },
+          [](EmbeddedOptions& o, const std::string& size) { o.host_memory = parse_bytes(size); })
+      .def_prop_rw(
+          "device_memory",
+          [](const EmbeddedOptions& o) {
+            return o.device_memory ? std::optional(o.device_memory->value()) : std::nullopt;
+          },
+          [](EmbeddedOptions& o, const std::string& size) { o.device_memory = parse_bytes(size); })
+      .def_prop_rw(
+          "nvme",
+          [](const EmbeddedOptions& o) {
+            return std::vector<std::string>(o.nvme.begin(), o.nvme.end());
+          },
+          [](EmbeddedOptions& o, const std::vector<std::string>& folders) {
+            o.nvme.assign(folders.begin(), folders.end());
+          })
+      .def_prop_rw(
+          "isa",
+          [](const EmbeddedOptions& o) {
+            return o.isa ? std::optional(std::string(cpu_adam::name_of(*o.isa))) : std::nullopt;
+          },
+          [](EmbeddedOptions& o, const std::string& name) { o.isa = cpu_adam::parse_isa(name); })
+      .def_prop_rw(
+          "zero_missing",
+          [](const EmbeddedOptions& o) {
+            return o.missing_gradient == engine::MissingGradient::zero;
+          },
+          [](EmbeddedOptions& o, bool zero) {
+            o.missing_gradient =
+                zero ? engine::MissingGradient::zero : engine::MissingGradient::refuse;
+          })
+      .def_prop_rw(
+          "device",
+          [](const EmbeddedOptions& o) {
+            return std::string(o.device == config::DeviceKind::cuda ? "cuda" : "host");
+          },
+          [](EmbeddedOptions& o, const std::string& name) {
+            check(name == "host" || name == "cuda", ErrorCode::invalid_argument,
+                  fmt::format("there is no device \"{}\"; there are host and cuda", name));
+            o.device = name == "cuda" ? config::DeviceKind::cuda : config::DeviceKind::host;
+          })
+      .def_rw("device_index", &EmbeddedOptions::device_index)
+      .def_prop_rw(
+          "gradient_memory",
+          [](const EmbeddedOptions& o) {
+            return o.gradient_memory ? std::optional(o.gradient_memory->value()) : std::nullopt;
+          },
+          [](EmbeddedOptions& o, const std::string& size) {
+            o.gradient_memory = parse_bytes(size);
+          })
+      .def_rw("groups", &EmbeddedOptions::groups)
+      .def_rw("gradients_per_step", &EmbeddedOptions::gradients_per_step)
+      .def_rw("defers_updates", &EmbeddedOptions::defers_updates)
+      .def_rw("tile_parameters", &EmbeddedOptions::tile_parameters)
+      .def_rw("threads", &EmbeddedOptions::threads)
+      .def_rw("seed", &EmbeddedOptions::seed);
+}
+
+}  // namespace spillway::python
