@@ -97,7 +97,7 @@ void extend_block(EmbeddedLayout& layout, const EmbeddedParameter& parameter, st
   plan::BlockShape& shape = layout.workload.blocks.back();
   BlockGroups& parts = layout.groups.back();
   const std::uint64_t before = shape.parameters.value();
-  shape.parameters += ElementCount{parameter.elements};
+  shape.parameters = ElementCount{end};
   shape.padded_parameters = ElementCount{end};
   if (parameter.group != parts[1].group) {
     check(parts[0].group == parts[1].group, ErrorCode::invalid_argument,

@@ -26,7 +26,7 @@ void Builder::external_forward() {
 }
 
 /// Appends a backward of each block, the last one first, which leaves the gradient of the whole
-/// step on the host. Its bytes are those of one gradient of each of its parameters.
+/// step on the host.
 void Builder::external_backward() {
   round_ = workload_.rounds - 1;
   for (std::uint32_t block = blocks(); block-- > 0;) {
@@ -35,8 +35,6 @@ void Builder::external_backward() {
     if (workload_.streams_external) backward.read(weights, parameters(block));
     backward.write(tiles_of(PoolKind::host_gradients, block),
                    {ValueKind::total_gradient, block, 0, round_});
-    backward.op.bytes =
-        Bytes{workload_.blocks[block].parameters.value() * size_of(workload_.compute)};
     append(backward);
     give_back(weights);
     if (!workload_.streams_external) append_norms(block, PoolKind::host_gradients);
