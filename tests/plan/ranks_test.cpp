@@ -131,6 +131,42 @@ TEST(StepsOfRanks, HoldOneShardOfState) {
   }
 }
 
+// golden/zero_memory_per_device.json: parameters, gradients and state of one rank. In stage 2 the
+// host also holds the shard of parameters that it uploads.
+TEST(StepsOfRanks, HoldWhatThePublishedTableSays) {
+  const nlohmann::json golden = golden_json("zero_memory_per_device.json");
+  for (const nlohmann::json& row : golden["rows"]) {
+    const std::uint32_t count = row["ranks"];
+    if (count == 1) continue;  // stages begin with two
+    for (const auto& [name, parameters] : {std::pair("7.5e9", 7.5e9), {"128e9", 128e9}}) {
+      constexpr std::uint64_t kBlocks = 8;
+      Workload w = small_workload();
+      w.blocks.assign(kBlocks, w.blocks[1]);
+      for (BlockShape& block : w.blocks) {
+        block.parameters = ElementCount{static_cast<std::uint64_t>(parameters) / kBlocks};
+      }
+      w.compute = DType::bf16;
+      for (const Sharding sharding : {Sharding::state, Sharding::parameters}) {
+        w.ranks = {.count = count, .rank = 1, .sharding = sharding};
+        pad_for_ranks(w);
+        Placement placement = placement_of(w);
+        placement.tile_parameters = ElementCount{2U << 20};
+        double held = 0;
+        for (const MemoryItem& item : memory_items(w, placement)) {
+          const bool states = item.what == "gathered parameters" || item.what == "parameters" ||
+                              item.what == "waiting gradients" || item.what == "optimizer state";
+          if (states) held += static_cast<double>(item.bytes.value()) * 1e-9;
+        }
+        const bool stage3 = sharding == Sharding::parameters;
+        const double uploaded = stage3 ? 0 : 2 * parameters / count * 1e-9;
+        const double published = row[name][stage3 ? 2 : 1];
+        EXPECT_NEAR(held - uploaded, published, std::max(0.02 * published, 0.06))
+            << count << " " << name;
+      }
+    }
+  }
+}
+
 TEST(StepsOfRanks, OverlapCollectivesWithPasses) {
   const Workload w = of_ranks({.count = 2, .rank = 0, .sharding = Sharding::parameters});
   MachineProfile machine;

@@ -297,6 +297,51 @@ TEST_F(Cli, PlanForAMachineThatIsNotHereMeasuresNothing) {
   EXPECT_EQ(run(arguments).exit_code, 3);
 }
 
+// Of 8 ranks on a machine, each has an eighth of the state and of the machine's memory.
+TEST_F(Cli, PlanForOneOfManyRanks) {
+  write_all(path("stage3.json"), R"({
+    "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+    "zero_optimization": {"stage": 3}, "spillway": {"context": 4096, "state_home": "host"}})");
+  const std::string node = std::string(SPILLWAY_SOURCE_DIR) + "/docs/machines/dgx-h100.json";
+  const auto plan = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"plan",       path("stage3.json"), "--model",
+                                       "llama-3-8b", "--profile",         "",
+                                       "--json",     "--check",           "--no-commits"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  const nlohmann::json one = plan({"--machine", node}).json();
+  const Answer answer = plan({"--machine", node, "--ranks", "8"});
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const nlohmann::json eighth = answer.json();
+  EXPECT_EQ(eighth["ranks"], 8);
+  EXPECT_EQ(eighth["tokens_per_step"], 8 * 4096);
+  const auto bytes = [](const nlohmann::json& document, const char* what) {
+    return document["memory"]["host"]["items"][what].get<double>();
+  };
+  // Padding: at most a leaf for each rank and block, 34 * 8 * 4096 of 8.03e9 parameters.
+  for (const char* what : {"optimizer state", "parameters", "waiting gradients"}) {
+    EXPECT_NEAR(bytes(eighth, what) * 8 / bytes(one, what), 1, 1.4e-4) << what;
+  }
+  EXPECT_EQ(eighth["memory"]["host"]["budget"], 1'900'000'000'000 / 8);
+  EXPECT_GT(eighth["lanes"]["net"]["busy_seconds"], 0);
+  EXPECT_EQ(one["lanes"]["net"]["busy_seconds"], 0);
+  // Between machines the network is slower.
+  const nlohmann::json apart = plan({"--machine", node, "--ranks", "8", "--nodes", "8"}).json();
+  EXPECT_NEAR(apart["lanes"]["net"]["busy_seconds"].get<double>() /
+                  eighth["lanes"]["net"]["busy_seconds"].get<double>(),
+              340.0 / 45, 0.5);
+
+  const Answer unmeasured = plan({"--ranks", "2"});
+  EXPECT_EQ(unmeasured.exit_code, 2);
+  EXPECT_NE(unmeasured.err.find("--machine"), std::string::npos) << unmeasured.err;
+  const Answer crowded = plan({"--machine", node, "--ranks", "16"});
+  EXPECT_EQ(crowded.exit_code, 2);
+  EXPECT_NE(crowded.err.find("8 GPU(s)"), std::string::npos) << crowded.err;
+  const Answer uneven = plan({"--machine", node, "--ranks", "8", "--nodes", "3"});
+  EXPECT_EQ(uneven.exit_code, 2);
+}
+
 TEST_F(Cli, PlanSaysHowManyBlocksKeepTheirActivationsOnTheHost) {
   write_all(path("kept.json"), R"({
     "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 16,

@@ -79,6 +79,28 @@ TEST(MachineDescription, AnOlderOneHasAnAssumedRateOfDeterministicAttention) {
   EXPECT_DOUBLE_EQ(machine.attention_backward_deterministic_flops, 25e12 / 1.4);
 }
 
+TEST(MachineDescription, RanksOfOneMachineShareItsHostAndItsDisks) {
+  nlohmann::json document = round_machine();
+  document["gpus"] = 4;
+  document["nvlink_gbps"] = 300;
+  document["net_gbps"] = 25;
+  MachineDescription machine = parse_machine(document.dump(), "test");
+  share_among_ranks(machine, {.ranks = 8, .nodes = 4});
+  EXPECT_EQ(machine.lanes.net, 25e9);
+  EXPECT_EQ(machine.lanes.h2d, 10e9);
+  EXPECT_EQ(machine.lanes.update, 100e9);
+  EXPECT_EQ(machine.lanes.nvme_read, 2e9);
+  EXPECT_EQ(machine.capacity.device.value(), 80'000'000'000U);
+  EXPECT_EQ(machine.capacity.host.value(), 50'000'000'000U);
+  machine = parse_machine(document.dump(), "test");
+  share_among_ranks(machine, {.ranks = 4, .nodes = 1});
+  EXPECT_EQ(machine.lanes.net, 300e9);
+  EXPECT_THROW(share_among_ranks(machine, {.ranks = 5, .nodes = 1}), Error);
+  document.erase("net_gbps");
+  machine = parse_machine(document.dump(), "test");
+  EXPECT_THROW(share_among_ranks(machine, {.ranks = 2, .nodes = 2}), Error);
+}
+
 TEST(MachineDescription, TheShippedOnesAreReadable) {
   std::size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(

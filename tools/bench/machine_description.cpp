@@ -115,6 +115,9 @@ MachineDescription parse_machine(std::string_view text, std::string_view origin)
   machine.capacity = {.device = keys.size("device_memory"),
                       .host = keys.size("host_memory"),
                       .nvme = keys.size("disk_space")};
+  if (keys.has("gpus")) machine.gpus = static_cast<std::uint32_t>(keys.rate("gpus", 1));
+  if (keys.has("nvlink_gbps")) machine.inside = keys.rate("nvlink_gbps", kGiga);
+  if (keys.has("net_gbps")) machine.between = keys.rate("net_gbps", kGiga);
   keys.allow("sources");
   keys.refuse_others();
   return machine;
@@ -122,6 +125,29 @@ MachineDescription parse_machine(std::string_view text, std::string_view origin)
 
 MachineDescription load_machine(const std::filesystem::path& file) {
   return parse_machine(read_text_file(file, kLargestFile), file.string());
+}
+
+void share_among_ranks(MachineDescription& machine, const Nodes& nodes) {
+  const auto [ranks, machines] = nodes;
+  check(machines > 0 && ranks % machines == 0, ErrorCode::invalid_argument,
+        fmt::format("{} ranks do not divide among {} nodes", ranks, machines));
+  const std::uint32_t each = ranks / machines;
+  check(each <= machine.gpus, ErrorCode::invalid_argument,
+        fmt::format("{} ranks on {} node(s) are {} on each, and {} has {} GPU(s)", ranks, machines,
+                    each, machine.name, machine.gpus));
+  // A ring between machines goes at the pace of its slowest link.
+  const double rate = machines > 1 ? machine.between : machine.inside;
+  check(ranks == 1 || rate > 0, ErrorCode::invalid_argument,
+        fmt::format("{} does not say how fast its network is; add \"{}\" to its description",
+                    machine.name, machines > 1 ? "net_gbps" : "nvlink_gbps"));
+  plan::MachineProfile& lanes = machine.lanes;
+  lanes.net = ranks > 1 ? rate : 0;
+  for (double* shared :
+       {&lanes.update, &lanes.nvme_read, &lanes.nvme_write, &lanes.nvme_combined}) {
+    *shared /= each;
+  }
+  machine.capacity.host = Bytes{machine.capacity.host.value() / each};
+  machine.capacity.nvme = Bytes{machine.capacity.nvme.value() / each};
 }
 
 double passing_bytes(const model::ModelConfig& config, const plan::Workload& workload) {

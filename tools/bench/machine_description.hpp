@@ -1,9 +1,11 @@
 // A machine that is not here, described by a small JSON file: docs/machines/*.json. `spillway plan
 // --machine FILE` plans for it instead of measuring this one.
 //
-// Keys, all required but `sources` and `attention_backward_deterministic_tflops`: `name`; `basis`
-// (assumed, measured); `gpu`, as the driver names it; rates in 10^12 FLOP/s or 10^9 bytes/s;
-// `op_overhead_us`; the three capacities as sizes. An unknown key is refused.
+// Keys: `name`; `basis` (assumed, measured); `gpu`, as the driver names it; rates in 10^12 FLOP/s
+// or 10^9 bytes/s; `op_overhead_us`; the three capacities as sizes. `sources` and
+// `attention_backward_deterministic_tflops` may be left out. For many ranks: `gpus` of the machine
+// (1), which share its host memory and its disks, and what a GPU sends to others of the machine
+// (`nvlink_gbps`) and to those of other machines (`net_gbps`). An unknown key is refused.
 #pragma once
 
 #include <filesystem>
@@ -34,7 +36,21 @@ struct MachineDescription {
   /// Holds all rates but `gpu_flops`, which depends on the model: see `profile_for`.
   plan::MachineProfile lanes;
   plan::Budgets capacity;
+  std::uint32_t gpus = 1;
+  double inside = 0;   ///< bytes per second that a GPU sends to others of the machine; 0: not known
+  double between = 0;  ///< the same to GPUs of other machines
 };
+
+/// The ranks of a job, one for each GPU, on machines with as many each.
+struct Nodes {
+  std::uint32_t ranks = 1;
+  std::uint32_t nodes = 1;
+};
+
+/// Makes of a description what one of the ranks has of its machine: lanes and capacities that it
+/// shares with the others there are divided. Throws `Error{invalid_argument}` for more ranks than
+/// GPUs, and where the rate of the network that they use is not known.
+void share_among_ranks(MachineDescription& machine, const Nodes& nodes);
 
 /// Throws `Error{invalid_argument}` naming the key, its value and what is allowed.
 [[nodiscard]] MachineDescription parse_machine(std::string_view text, std::string_view origin);

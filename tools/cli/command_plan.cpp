@@ -18,6 +18,7 @@ namespace {
 struct PlanFlags {
   TrainFlags train;
   std::filesystem::path machine;  ///< a description, or empty: this machine
+  bench::Nodes nodes;
   bool no_commits = false;
   bool explain = false;
   bool check = false;
@@ -53,7 +54,8 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
                             .model = *config,
                             .run = flags.train.run,
                             .profile = flags.train.profile,
-                            .machine = flags.machine};
+                            .machine = flags.machine,
+                            .nodes = flags.nodes};
   const MadePlan made =
       make_plan(request, [](const std::string& text) { tell("note: {}\n", text); });
   nlohmann::ordered_json document = to_json(made, *config);
@@ -92,6 +94,13 @@ void add_plan(Command app, Session& session) {
           "--machine", flags->machine,
           "The plan is made for the machine that this JSON file describes; docs/machines has some")
       .existing_file();
+  command
+      .add_option("--ranks", flags->nodes.ranks,
+                  "The plan is for one of so many ranks, each with a GPU and with micro-batches "
+                  "of its own; zero_optimization.stage says what they share")
+      .capture_default();
+  command.add_option("--nodes", flags->nodes.nodes, "The ranks are on so many machines")
+      .capture_default();
   command.add_flag("--no-commits", flags->no_commits,
                    "The plan is for a run that never commits to disk, as those of `bench step`");
   command.add_flag("--explain", flags->explain, "The answer lists every operation of the step");

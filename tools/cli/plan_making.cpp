@@ -49,24 +49,27 @@ nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
   const double tokens = static_cast<double>(plan::tokens_of_step(w));
   const double flops = plan::flops_per_token(engine::decoder_shape(config, made.options.context));
   const double rate = tokens / made.prediction.step_seconds;
+  const double of_rank = rate / w.ranks.count;
   nlohmann::ordered_json document{
       {"machine", machine.name},
       {"basis", machine.basis},
       {"tokens_per_second", rate},
       // FWD-BWD alone, nothing recomputed and nothing moved.
-      {"resident_tokens_per_second",
-       static_cast<double>(w.tokens) * made.profile.gpu_flops / plan::micro_batch_flops(w)},
+      {"resident_tokens_per_second", static_cast<double>(w.tokens * w.ranks.count) *
+                                         made.profile.gpu_flops / plan::micro_batch_flops(w)},
       {"model_flops_per_token", flops},
-      {"model_tflops", rate * flops * 1e-12}};
+      {"model_tflops", of_rank * flops * 1e-12}};  // of each GPU
   if (const auto peak = bench::peak_flops(machine.gpu, made.options.compute)) {
-    document["mfu"] = rate * flops / *peak;
+    document["mfu"] = of_rank * flops / *peak;
   }
   return document;
 }
 
 /// Fills what the options leave open from the description, which is loaded into `made`.
-void describe_machine(const std::filesystem::path& file, MadePlan& made, const Note& note) {
+void describe_machine(const PlanRequest& request, MadePlan& made, const Note& note) {
+  const std::filesystem::path& file = request.machine;
   made.machine = bench::load_machine(file);
+  bench::share_among_ranks(*made.machine, request.nodes);
   config::TrainOptions& options = made.options;
   if (!options.device) options.device = config::DeviceKind::cuda;
   options.device_memory = options.device_memory.value_or(made.machine->capacity.device);
@@ -84,7 +87,8 @@ void widen_attention(const model::ModelConfig& config, MadePlan& made) {
                                                      made.placement, made.budgets.device);
   if (scores == model::cuda::kScoreGradients) return;
   const engine::ModelRuntime sizes = engine::make_model_sizes(config, made.options, scores);
-  made.workload = engine::make_workload(config, *sizes.transformer, made.options);
+  made.workload =
+      engine::make_workload(config, *sizes.transformer, made.options, made.workload.ranks);
 }
 
 }  // namespace
@@ -105,7 +109,11 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
   MadePlan made;
   made.options = request.options;
   config::TrainOptions& options = made.options;
-  if (!request.machine.empty()) describe_machine(request.machine, made, note);
+  check(request.nodes.ranks == 1 || !request.machine.empty(), ErrorCode::invalid_argument,
+        fmt::format("--ranks {} needs --machine: this machine cannot tell how fast it would be "
+                    "among others; docs/machines has descriptions",
+                    request.nodes.ranks));
+  if (!request.machine.empty()) describe_machine(request, made, note);
   engine::resolve(options, config);
   const auto budgets_for = [&](const config::TrainOptions& tried, const plan::Workload& step) {
     if (!made.machine) return engine::make_budgets(tried, request.run, step);
@@ -114,7 +122,8 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
                          .nvme = made.machine->capacity.nvme};
   };
   for (const std::string& line : engine::choose_automatic(options, config, budgets_for)) note(line);
-  made.workload = engine::make_workload(config, options);
+  const plan::Ranks ranks = engine::ranks_of(options, request.nodes.ranks);
+  made.workload = engine::make_workload(config, options, ranks);
   made.budgets = budgets_for(options, made.workload);
   const plan::Placement fitting = engine::place(config, options, made.workload, made.budgets);
   made.profile =

@@ -24,6 +24,7 @@ struct PlanRequest {
   std::filesystem::path run;      ///< the run's state would lie on its disk
   std::filesystem::path profile;  ///< what `spillway profile` has measured of this machine
   std::filesystem::path machine;  ///< a description, or empty: this machine
+  bench::Nodes nodes{};
 };
 
 /// Is told, a line at a time, what the user should know and what stops nothing.

@@ -73,6 +73,15 @@ std::string placement_line(const plan::Workload& workload, const plan::Placement
       output_in(Tier::nvme), sums_on_device);
 }
 
+std::string_view meaning_of(plan::Sharding sharding) {
+  switch (sharding) {
+    case plan::Sharding::none: return "each holds everything (stage 0)";
+    case plan::Sharding::state: return "state and gradients are sharded (stages 1 and 2)";
+    case plan::Sharding::parameters: return "parameters are sharded too (stage 3)";
+  }
+  return "";
+}
+
 std::string more_seconds(double seconds) { return fmt::format("{:.4f} s", seconds); }
 
 /// Says what the other cut has elsewhere.
@@ -168,6 +177,10 @@ std::string to_text(const PlanView& view) {
                  name_of(view.placement.format));
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  plan::tokens_of_step(w), w.rounds, w.micro_batches, w.tokens);
+  if (w.ranks.count > 1) {
+    fmt::format_to(out, "ranks      {}, of which this is one; {}\n", w.ranks.count,
+                   meaning_of(w.ranks.sharding));
+  }
   fmt::format_to(out, "placement  {}\n", placement_line(w, view.placement));
   text += cut_lines(view);
   for (const Tier tier : kTiers) {
@@ -208,6 +221,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
       if (item.tier == tier) entry["items"][item.what] = item.bytes.value();
     }
   }
+  document["ranks"] = view.workload.ranks.count;
   nlohmann::ordered_json& blocks = document["blocks"];
   for (std::size_t b = 0; b < view.workload.blocks.size(); ++b) {
     const plan::BlockCut& place = view.placement.blocks[b];
@@ -237,6 +251,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
                          {"h2d", view.profile.h2d},
                          {"d2h", view.profile.d2h},
                          {"update", view.profile.update},
+                         {"net", view.profile.net},
                          {"nvme_read", view.profile.nvme_read},
                          {"nvme_write", view.profile.nvme_write}};
   return document;

@@ -65,9 +65,16 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config) {
   check_step_size(options, config);
 }
 
-plan::Workload make_workload(const model::ModelConfig& config,
-                             const config::TrainOptions& options) {
-  return make_workload(config, *make_model_sizes(config, options).transformer, options);
+plan::Workload make_workload(const model::ModelConfig& config, const config::TrainOptions& options,
+                             const plan::Ranks& ranks) {
+  return make_workload(config, *make_model_sizes(config, options).transformer, options, ranks);
+}
+
+plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count) {
+  const auto sharding = options.zero_stage >= 3   ? plan::Sharding::parameters
+                        : options.zero_stage >= 1 ? plan::Sharding::state
+                                                  : plan::Sharding::none;
+  return {.count = count, .rank = 0, .sharding = sharding};
 }
 
 std::vector<std::filesystem::path> state_directories(const config::TrainOptions& options,
@@ -89,6 +96,13 @@ plan::Placement place(const model::ModelConfig& config, const config::TrainOptio
   const plan::Shortage shortage = std::get<plan::Shortage>(choice);
 
   const bool of_device = shortage.tier == Tier::device;
+  check(
+      workload.ranks.count == 1, ErrorCode::does_not_fit,
+      fmt::format("does not fit: {} memory of each of {} ranks needs at least {} and the budget "
+                  "is {}; use more ranks, a higher zero_optimization.stage than {}, or a shorter "
+                  "state_format",
+                  plan::name_of(shortage.tier), workload.ranks.count, format_bytes(shortage.needed),
+                  format_bytes(shortage.budget), options.zero_stage));
   const std::optional<Bytes> asked = of_device ? options.device_memory : options.host_memory;
   const bool of_host_memory =
       shortage.tier == Tier::host || (of_device && options.device != config::DeviceKind::cuda);

@@ -25,7 +25,11 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config);
 /// Returns what the planner reads of the model. It needs no device: a plan may be for one that this
 /// machine lacks.
 [[nodiscard]] plan::Workload make_workload(const model::ModelConfig& config,
-                                           const config::TrainOptions& options);
+                                           const config::TrainOptions& options,
+                                           const plan::Ranks& ranks = {});
+
+/// Returns what the first of `count` ranks is, with the stage of ZeRO that the options name.
+[[nodiscard]] plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count);
 
 /// Returns the folders in which the run keeps its swap files: `options.nvme`, or RUN/state.
 [[nodiscard]] std::vector<std::filesystem::path> state_directories(
