@@ -1,0 +1,33 @@
+// LaunchEnvironment: what a launcher has told this process about its rank. Pure; any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "runtime/base/units.hpp"
+
+namespace spillway::comm {
+
+struct LaunchEnvironment {
+  std::string launcher;  ///< "torchrun", "mpirun" (Open MPI's), "mpiexec" (of others) or "srun"
+  Rank rank{};
+  std::uint32_t ranks = 1;
+  std::uint32_t local_rank = 0;                ///< among those of this machine
+  std::optional<std::uint32_t> local_ranks{};  ///< absent: the launcher does not say
+  std::string host{};                          ///< where ranks of torchrun meet; else empty
+  std::uint16_t port = 0;
+};
+
+/// Returns a variable's value, or null if there is none. Programs pass std::getenv.
+using EnvironmentLookup = std::function<const char*(const char* name)>;
+
+/// Returns nothing for a process that no launcher has started. Where several have (mpirun in an
+/// allocation of SLURM), the innermost counts. Throws `Error{invalid_argument}`, which names
+/// variable and value, for what is missing or makes no sense.
+[[nodiscard]] std::optional<LaunchEnvironment> read_launch_environment(
+    const EnvironmentLookup& lookup);
+
+}  // namespace spillway::comm

@@ -1,0 +1,107 @@
+#include "comm/launch_environment.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::comm {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+std::optional<LaunchEnvironment> read(const Variables& variables) {
+  return read_launch_environment([&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "5"},
+                         {"OMPI_COMM_WORLD_SIZE", "8"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+const Variables kTorchrun{{"TORCHELASTIC_RUN_ID", "none"},
+                          {"RANK", "3"},
+                          {"WORLD_SIZE", "4"},
+                          {"LOCAL_RANK", "1"},
+                          {"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "node7"},
+                          {"MASTER_PORT", "29500"}};
+const Variables kSrun{
+    {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "6"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "2"}};
+
+void expect(const Variables& variables, const char* launcher, std::uint32_t rank,
+            std::uint32_t ranks, std::uint32_t local_rank) {
+  const auto found = read(variables);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->launcher, launcher);
+  EXPECT_EQ(found->rank, Rank{rank});
+  EXPECT_EQ(found->ranks, ranks);
+  EXPECT_EQ(found->local_rank, local_rank);
+}
+
+TEST(LaunchEnvironment, IsAbsentWhereNoLauncherHasStartedTheProcess) {
+  EXPECT_FALSE(read({}).has_value());
+  EXPECT_FALSE(read({{"RANK", "3"}, {"WORLD_SIZE", "4"}}).has_value());  // anybody's names
+  // The script of a job of SLURM is no rank of it.
+  EXPECT_FALSE(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"}}).has_value());
+}
+
+TEST(LaunchEnvironment, ReadsEveryLauncher) {
+  expect(kOpenMpi, "mpirun", 5, 8, 1);
+  EXPECT_EQ(read(kOpenMpi)->local_ranks, 4U);
+  expect(kTorchrun, "torchrun", 3, 4, 1);
+  EXPECT_EQ(read(kTorchrun)->host, "node7");
+  EXPECT_EQ(read(kTorchrun)->port, 29500);
+  expect(kSrun, "srun", 6, 16, 2);
+  EXPECT_FALSE(read(kSrun)->local_ranks.has_value());
+  expect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}, "mpiexec", 1, 2, 0);
+  Variables by_hand = kTorchrun;
+  by_hand.erase("TORCHELASTIC_RUN_ID");
+  expect(by_hand, "torchrun", 3, 4, 1);
+}
+
+TEST(LaunchEnvironment, TakesTheInnermostLauncher) {
+  Variables both = kSrun;
+  both.insert(kOpenMpi.begin(), kOpenMpi.end());
+  expect(both, "mpirun", 5, 8, 1);
+  both.insert(kTorchrun.begin(), kTorchrun.end());
+  expect(both, "torchrun", 3, 4, 1);
+}
+
+void expect_refused(Variables variables, const std::string& name, const char* value) {
+  if (value == nullptr) {
+    variables.erase(name);
+  } else {
+    variables[name] = value;
+  }
+  try {
+    static_cast<void>(read(variables));
+    ADD_FAILURE() << name << " was accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_THAT(error.what(), testing::HasSubstr(name));
+    if (value != nullptr) {
+      EXPECT_THAT(error.what(), testing::HasSubstr(value));
+    }
+  }
+}
+
+TEST(LaunchEnvironment, NamesTheVariableThatMakesNoSense) {
+  expect_refused(kOpenMpi, "OMPI_COMM_WORLD_SIZE", nullptr);
+  expect_refused(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "0");
+  expect_refused(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "8x");
+  expect_refused(kOpenMpi, "OMPI_COMM_WORLD_RANK", "8");
+  expect_refused(kOpenMpi, "OMPI_COMM_WORLD_RANK", "-1");
+  expect_refused(kOpenMpi, "OMPI_COMM_WORLD_LOCAL_RANK", "4");
+  expect_refused(kTorchrun, "MASTER_PORT", "65536");
+  expect_refused(kTorchrun, "MASTER_PORT", nullptr);
+  expect_refused(kTorchrun, "WORLD_SIZE", "");
+}
+
+}  // namespace
+}  // namespace spillway::comm
