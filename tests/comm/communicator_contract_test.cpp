@@ -23,8 +23,6 @@ constexpr SumTypes kTypes[] = {{DType::fp32, DType::fp32},
                                {DType::bf16, DType::fp32},
                                {DType::fp16, DType::fp32}};
 
-std::string name_of_group(const testing::TestParamInfo<Group>& info) { return info.param.name; }
-
 class CommunicatorContract : public testing::TestWithParam<Group> {
  protected:
   [[nodiscard]] std::uint32_t ranks() const { return GetParam().ranks; }

@@ -2,6 +2,8 @@
 // own: threads of one process, or the processes of mpirun.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <ostream>
 #include <string>
@@ -22,6 +24,10 @@ struct Group {
 };
 
 inline void PrintTo(const Group& group, std::ostream* stream) { *stream << group.name; }
+
+inline std::string name_of_group(const testing::TestParamInfo<Group>& group) {
+  return group.param.name;
+}
 
 [[nodiscard]] std::vector<Group> groups();
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "tests/tools/program.hpp"
 
@@ -43,6 +44,35 @@ TEST_F(Bench, AdamReportsEveryFormatAgainstItsTraffic) {
                 result["bytes_per_parameter"].get<double>(), 1e-6);
   }
   EXPECT_EQ(document["results"][0]["bytes_per_parameter"], 28.0);
+}
+
+TEST_F(Bench, CommComparesAllReducesByWhatTheySend) {
+  const Answer answer =
+      run({"comm", "--ranks", "4", "--size", "1MiB", "--repetitions", "2", "--json"});
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const nlohmann::json document = answer.json();
+  EXPECT_GT(document["fraction_of_limit"], 0.0);
+  EXPECT_GT(document["copy_gb_per_s"], 0.0);
+  std::map<std::string, nlohmann::json> results;
+  for (const auto& result : document["results"]) results[result["operation"]] = result;
+  EXPECT_EQ(results["all_reduce"]["sent_bytes"], 3 << 19);
+  EXPECT_EQ(results["all_reduce.ring"]["sent_bytes"], 3 << 19);
+  EXPECT_EQ(results["all_reduce.each_to_all"]["sent_bytes"], 3 << 20);
+  EXPECT_EQ(results["all_reduce.master"]["sent_bytes"], 3 << 20);
+  EXPECT_TRUE(results["all_reduce"]["exact"]);
+  EXPECT_TRUE(results["all_reduce.master"]["exact"]);
+  EXPECT_FALSE(results["all_reduce.ring"]["exact"]);
+  EXPECT_FALSE(results["broadcast"].contains("exact"));
+}
+
+TEST_F(Bench, CommPrintsATableAndKnowsTheLimitOfALink) {
+  // An all-reduce of 1 MiB moves 1 MiB each way for each of two ranks: 10.5 ms at 0.1 GB/s.
+  const Answer answer = run({"comm", "--ranks", "2", "--size", "1MiB", "--repetitions", "1",
+                             "--dtype", "bf16", "--link", "0.1"});
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  EXPECT_NE(answer.out.find("10.49 ms"), std::string::npos) << answer.out;
+  EXPECT_EQ(run({"comm", "--backend", "single", "--link", "1"}).exit_code, 2);
+  EXPECT_EQ(run({"comm", "--size", "1KiB"}).exit_code, 2);
 }
 
 TEST_F(Bench, AdamPrintsATableAndMeasuresDenormals) {

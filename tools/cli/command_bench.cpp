@@ -6,6 +6,7 @@ namespace spillway::cli {
 void add_bench(Command app, Session& session) {
   const Command bench = app.add_group("bench", "Measures this machine against its own limits");
   add_bench_adam(bench, session);
+  add_bench_comm(bench, session);
   add_bench_gpu(bench, session);
   add_bench_nvme(bench, session);
   add_bench_swap(bench, session);

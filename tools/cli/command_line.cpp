@@ -81,6 +81,8 @@ template Argument Command::add_option(const std::string&, std::uint64_t&, const 
 template Argument Command::add_option(const std::string&, std::optional<std::uint64_t>&,
                                       const std::string&) const;
 template Argument Command::add_option(const std::string&, double&, const std::string&) const;
+template Argument Command::add_option(const std::string&, std::optional<double>&,
+                                      const std::string&) const;
 template Argument Command::add_option(const std::string&, std::vector<std::string>&,
                                       const std::string&) const;
 template Argument Command::add_option(const std::string&, std::vector<std::filesystem::path>&,

@@ -32,6 +32,7 @@ void add_info(Command app, Session& session);
 void add_fsck(Command app, Session& session);
 void add_profile(Command app, Session& session);
 /// Add subcommands of `bench`.
+void add_bench_comm(Command bench, Session& session);
 void add_bench_gpu(Command bench, Session& session);
 void add_bench_nvme(Command bench, Session& session);
 void add_bench_swap(Command bench, Session& session);

@@ -60,7 +60,8 @@ int report(const Session& session, int code, std::string_view kind, std::string_
 int run(Session& session) {
   try {
     const nlohmann::ordered_json document = session.run();
-    if (session.json) answer("{}\n", text_of(document));
+    // One rank of several answers, the others give no document.
+    if (session.json && !document.is_null()) answer("{}\n", text_of(document));
     return session.exit_code;
   } catch (const Error& error) {
     return report(session, exit_code(error.code()), name_of(error.code()), error.what());

@@ -82,12 +82,12 @@ void ThreadTransport::copy(std::unique_lock<std::mutex>& lock, Meeting::Mailbox&
   Meeting::Mailbox::Message& message = mailbox.messages[transfer.message % kMaxUnfinished];
   const Source data = message.data;
   SPILLWAY_ASSERT(data.size() == transfer.target.size());  // headers have been compared
+  message.over = meeting_.over(transfer.peer, rank(), data.size());
   mailbox.copying = true;
   lock.unlock();
   std::ranges::copy(data, transfer.target.begin());
   lock.lock();
   mailbox.copying = false;
-  message.over = meeting_.over(transfer.peer, rank(), data.size());
   ++mailbox.copied;
   copied_ = true;
   meeting_.ends_[transfer.peer.value()].changed.notify_one();
