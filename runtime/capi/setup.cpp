@@ -62,11 +62,18 @@ engine::EmbeddedOptions read_options(const spillway_options& given) {
   if (given.tile_parameters != 0) options.tile_parameters = given.tile_parameters;
   options.seed = given.seed;
   options.traces = read_switch(given.traces, "traces");
+  check(given.device == 0 || given.device == SPILLWAY_CPU || given.device == SPILLWAY_CUDA,
+        ErrorCode::invalid_argument,
+        fmt::format("device is {}: there are SPILLWAY_CPU ({}) and SPILLWAY_CUDA ({})",
+                    given.device, int{SPILLWAY_CPU}, int{SPILLWAY_CUDA}));
+  if (given.device == SPILLWAY_CUDA) options.device = config::DeviceKind::cuda;
+  options.device_index = given.device_index;
+  if (given.device_memory != 0) options.device_memory = Bytes{given.device_memory};
+  if (given.gradient_memory != 0) options.gradient_memory = Bytes{given.gradient_memory};
   return options;
 }
 
-void add_parameter(Session& session, const char* name, std::uint32_t group,
-                   const HostTensor& values) {
+void add_parameter(Session& session, const char* name, std::uint32_t group, const Tensor& values) {
   const auto same = [&](const Registered& other) { return other.name == name; };
   check(std::ranges::none_of(session.parameters, same), ErrorCode::invalid_argument,
         fmt::format("there is a parameter \"{}\" already: give each a name of its own", name));
@@ -128,8 +135,9 @@ spillway_status spillway_add_parameter(spillway_trainer* trainer, const char* na
     use->check_not_started();
     check(name != nullptr && *name != '\0', ErrorCode::invalid_argument,
           "the parameter has no name: give it one, which messages and checkpoints use");
-    const capi::HostTensor tensor =
-        capi::read_tensor(values, fmt::format("parameter \"{}\"", name));
+    const std::string what = fmt::format("parameter \"{}\"", name);
+    const capi::Tensor tensor = capi::read_tensor(values, what);
+    capi::check_on_host(tensor, what);
     capi::add_parameter(*use, name, group, tensor);
     if (index != nullptr) *index = static_cast<std::uint32_t>(use->parameters.size() - 1);
   });

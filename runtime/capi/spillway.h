@@ -1,7 +1,7 @@
 // Spillway's C interface. Another program runs forward and backward; the library keeps the
 // parameters, their fp32 masters and the optimizer's state in host memory or on disk, takes
-// gradients as they become ready, and updates. Plain C11, for libspillway.so; docs/c_api.md has a
-// whole program.
+// gradients as they become ready, and updates. The program may compute on the host or on a GPU.
+// Plain C11, for libspillway.so; docs/c_api.md has a whole program.
 //
 //   spillway_create -> spillway_add_group, spillway_add_parameter -> spillway_start
 //   -> each step: spillway_gradient_ready for every parameter, spillway_step -> spillway_destroy
@@ -12,20 +12,27 @@
 // fails in the middle of an update, every later call fails likewise: make another trainer and load
 // a checkpoint. spillway_last_message() then names cause, value and remedy.
 //
-// Threads. spillway_gradient_ready, spillway_wait and spillway_values may be called by any number
-// of threads at the same time. All other functions that take a trainer are called by one thread at
-// a time: while one of them runs, another one returns SPILLWAY_BUSY at once. Calls of the first
-// kind and of the second wait for each other. Functions without a trainer may be called by any
-// thread. No function calls back.
+// Threads. spillway_gradient_ready, spillway_gradient_read, spillway_wait and spillway_values may
+// be called by any number of threads at the same time, and meanwhile spillway_enter, spillway_leave
+// and spillway_device_values by one thread at a time. All other functions that take a trainer are
+// called by one thread at a time: while one of them runs, another one returns SPILLWAY_BUSY at
+// once. Calls of the first kind and of the second wait for each other. Functions without a trainer
+// may be called by any thread. No function calls back.
 //
 // Processes. A trainer belongs to the process that made it. A child made by fork() has none of its
 // threads: there, every call that takes or makes a trainer returns SPILLWAY_NOT_SUPPORTED. A
 // process may exit without spillway_destroy; what was not saved is lost then.
 //
+// GPUs. With `device` SPILLWAY_CUDA in the options, calls that have `ready` and `handle` follow
+// work of the program: nothing (SPILLWAY_READY_NOW), what a stream (cudaStream_t) holds so far, or
+// what an event (cudaEvent_t) was recorded for. Handles are used for the length of the call. What a
+// call brings is there when it returns; work that the program launches then has to wait for
+// nothing.
+//
 // Memory. The library keeps no pointer of the caller's after a function has returned, but for those
-// of spillway_add_parameter, which says how long. Pointers that the library gives live as long as
-// the function says. No pointer may be freed by the other side. Outputs may be null where the
-// function says so.
+// of spillway_add_parameter and of gradients in a GPU's memory, which say how long. Pointers that
+// the library gives live as long as the function says. No pointer may be freed by the other side.
+// Outputs may be null where the function says so.
 //
 // Growth. Each structure begins with its size, and is made from its SPILLWAY_..._INIT. A library of
 // the same SPILLWAY_ABI_VERSION takes structures of older and newer headers: new members come at
@@ -93,7 +100,8 @@ enum { SPILLWAY_CPU = 1, SPILLWAY_CUDA = 2, SPILLWAY_CUDA_HOST = 3 };
 typedef struct spillway_tensor {
   uint32_t size;         ///< sizeof(spillway_tensor)
   int32_t dtype;         ///< SPILLWAY_FP32, SPILLWAY_BF16 or SPILLWAY_FP16
-  int32_t device;        ///< SPILLWAY_CPU or SPILLWAY_CUDA_HOST: memory that the host reads
+  int32_t device;        ///< SPILLWAY_CPU or SPILLWAY_CUDA_HOST: memory that the host reads;
+                         ///< SPILLWAY_CUDA where the function says so
   int32_t device_index;  ///< which of the devices; 0 for host memory
   void* data;            ///< the first element; aligned to the element type
   const int64_t* shape;  ///< [dimensions], each at least 1; may be null where there are none
@@ -174,11 +182,16 @@ typedef struct spillway_options {
   uint64_t seed;              ///< of the stochastic rounding of SPILLWAY_STATE_BF16
   int32_t traces;             ///< 1: records the first operations, for spillway_write_trace
   int32_t reserved;           ///< 0
+  // Since 1.1.
+  int32_t device;            ///< where the program computes: 0 or SPILLWAY_CPU, or SPILLWAY_CUDA
+  int32_t device_index;      ///< of the GPU, as CUDA numbers them
+  uint64_t device_memory;    ///< bytes through which units of parameters are streamed; 0: none are
+  uint64_t gradient_memory;  ///< bytes of gradients that may wait in a GPU's memory; 0: any
 } spillway_options;
 #define SPILLWAY_OPTIONS_INIT                                                                 \
   {                                                                                           \
     sizeof(spillway_options), SPILLWAY_STATE_FP32, 1, 0, 0, SPILLWAY_ISA_BEST, 0, 0, 0, 0, 0, \
-        1234, 0, 0                                                                            \
+        1234, 0, 0, 0, 0, 0, 0                                                                \
   }
 
 /// Makes a trainer without parameters. `trainer` is null where this fails.
@@ -196,32 +209,50 @@ SPILLWAY_API spillway_status spillway_add_parameter(spillway_trainer* trainer, c
                                                     uint32_t group, const spillway_tensor* values,
                                                     uint32_t* index);
 
+/// Says before the start that a parameter is streamed with others, the unit `unit`: a part of the
+/// model, counted from 0 in the order of forward. Parameters of no unit stay on the device.
+SPILLWAY_API spillway_status spillway_set_unit(spillway_trainer* trainer, uint32_t parameter,
+                                               uint32_t unit);
+
 /// Takes memory, opens files and starts threads. `options` may be null: the defaults. Afterwards no
 /// group or parameter can be added. Where it fails it may be called again, with other options.
 SPILLWAY_API spillway_status spillway_start(spillway_trainer* trainer,
                                             const spillway_options* options);
 
-/// Says where a parameter's values live from the start to spillway_destroy, in host memory: the
-/// program may compute with them there, or copy from there after each step. `values`: its shape
-/// lives as long. They may be read between spillway_wait (or spillway_step without
-/// `defers_updates`) and the next spillway_step.
+/// Says where a parameter's values live from the start to spillway_destroy: in host memory, or in
+/// that of the GPU where the options say SPILLWAY_CUDA and it is of no unit. The program may
+/// compute with them there, or copy from there after each step. `values`: its shape lives as long.
+/// They may be read between spillway_wait (or spillway_step without `defers_updates`) and the next
+/// spillway_step.
 SPILLWAY_API spillway_status spillway_values(spillway_trainer* trainer, uint32_t parameter,
                                              spillway_tensor* values);
 /// Says that the program has written the values of a parameter itself, between a
 /// spillway_synchronize and the next gradient: the master follows, the moments stay.
 SPILLWAY_API spillway_status spillway_values_changed(spillway_trainer* trainer, uint32_t parameter);
 
-/// When a gradient may be read: at once, after what is in a stream so far, or after an event.
+/// What is waited for: nothing, what is in a stream so far, or an event.
 enum { SPILLWAY_READY_NOW = 0, SPILLWAY_READY_STREAM = 1, SPILLWAY_READY_EVENT = 2 };
 
-/// Hands over a gradient of this step, in the shape and dtype of the parameter; on return it may be
-/// overwritten. Blocks for the copy and, with `defers_updates`, while the last update still reads
-/// the gradient before. `ready`: SPILLWAY_READY_NOW, with a null `handle`. Memory of a device, and
-/// with it streams (cudaStream_t) and events (cudaEvent_t) as `handle`, are refused by this version
-/// with SPILLWAY_NOT_SUPPORTED. Refuses more than `gradients_per_step`. Any thread.
+/// Does what spillway_values_changed does once the work that `ready` and `handle` name is over.
+/// Blocks for it. A null stream is CUDA's default stream.
+SPILLWAY_API spillway_status spillway_values_written(spillway_trainer* trainer, uint32_t parameter,
+                                                     int32_t ready, void* handle);
+
+/// Hands over a gradient of this step, in the shape and dtype of the parameter. In host memory
+/// (SPILLWAY_READY_NOW, a null `handle`) it may be overwritten on return: the call blocks for the
+/// copy and, with `defers_updates`, while the last update still reads the gradient before. In the
+/// memory of the trainer's GPU (SPILLWAY_CUDA) it is read later, after what `ready` and `handle`
+/// name, and spillway_gradient_read says when that is over. The call then blocks only while an
+/// earlier gradient of the parameter is on its way, and for `gradient_memory`. Refuses more than
+/// `gradients_per_step`. Any thread.
 SPILLWAY_API spillway_status spillway_gradient_ready(spillway_trainer* trainer, uint32_t parameter,
                                                      const spillway_tensor* gradient, int32_t ready,
                                                      void* handle);
+/// Says whether the memory of the gradients that were handed over for a parameter is read, 1, and
+/// may be used again, or 0. It is 1 after spillway_step, spillway_grad_norm and
+/// spillway_discard_gradients. Does not block. Any thread.
+SPILLWAY_API spillway_status spillway_gradient_read(spillway_trainer* trainer, uint32_t parameter,
+                                                    int32_t* read);
 /// Forgets the gradients of this step.
 SPILLWAY_API spillway_status spillway_discard_gradients(spillway_trainer* trainer);
 /// Gives the L2 norm of this step's gradients, divided by `divisor`. spillway_step or
@@ -235,9 +266,13 @@ typedef struct spillway_step_options {
   uint32_t reserved;        ///< 0
   double gradient_divisor;  ///< above 0: the loss scale, times micro-batches that were only summed
   double max_norm;          ///< clips the global norm to this; 0: no clipping
+  // Since 1.1: work that may still read parameters in a GPU's memory.
+  int32_t ready;      ///< SPILLWAY_READY_NOW: none does
+  int32_t reserved2;  ///< 0
+  void* handle;
 } spillway_step_options;
 #define SPILLWAY_STEP_OPTIONS_INIT \
-  { sizeof(spillway_step_options), 0, 1.0, 0.0 }
+  { sizeof(spillway_step_options), 0, 1.0, 0.0, SPILLWAY_READY_NOW, 0, 0 }
 
 /// Says what a step did.
 typedef struct spillway_step_result {
@@ -259,6 +294,20 @@ SPILLWAY_API spillway_status spillway_step(spillway_trainer* trainer,
 SPILLWAY_API spillway_status spillway_wait(spillway_trainer* trainer, uint32_t parameter);
 /// Does the same for all parameters.
 SPILLWAY_API spillway_status spillway_synchronize(spillway_trainer* trainer);
+
+/// Passes of a unit.
+enum { SPILLWAY_FORWARD = 0, SPILLWAY_BACKWARD = 1 };
+/// Begins a pass of a unit, where the options have `device_memory`: blocks until its parameters are
+/// on the device. Units that come in order, forward or in reverse, are uploaded ahead; any other
+/// order works, and waits. `defers_updates` does not go with it.
+SPILLWAY_API spillway_status spillway_enter(spillway_trainer* trainer, uint32_t unit, int32_t pass);
+/// Says where a parameter of the entered unit is on the device, until spillway_leave.
+SPILLWAY_API spillway_status spillway_device_values(spillway_trainer* trainer, uint32_t parameter,
+                                                    spillway_tensor* values);
+/// Ends the pass: the memory of its parameters is another unit's once the work that `ready` and
+/// `handle` name is over. Does not wait for it.
+SPILLWAY_API spillway_status spillway_leave(spillway_trainer* trainer, uint32_t unit, int32_t ready,
+                                            void* handle);
 
 /// Gives and sets the hyperparameters of a group, for the next step on. The optimizer stays.
 SPILLWAY_API spillway_status spillway_get_group(spillway_trainer* trainer, uint32_t group,
@@ -295,7 +344,7 @@ SPILLWAY_API spillway_status spillway_load(spillway_trainer* trainer, const char
 typedef struct spillway_memory_row {
   uint32_t size;  ///< sizeof(spillway_memory_row)
   uint32_t reserved;
-  const char* tier;  ///< "host" or "nvme"; null behind the last row
+  const char* tier;  ///< "device", "host" or "nvme"; null behind the last row
   const char* what;  ///< such as "optimizer state"
   uint64_t bytes;
 } spillway_memory_row;
@@ -311,7 +360,7 @@ typedef struct spillway_lane_row {
   uint32_t size;  ///< sizeof(spillway_lane_row)
   uint32_t reserved;
   const char* lane;  ///< such as "cpu" or "nvme_read"; null behind the last row
-  uint64_t bytes;    ///< that the disk has moved for this lane since the start; 0 for other lanes
+  uint64_t bytes;    ///< that a disk or a link has moved for this lane since the start; else 0
   double seconds;    ///< that this lane worked in the last step
 } spillway_lane_row;
 #define SPILLWAY_LANE_ROW_INIT \

@@ -142,6 +142,8 @@ spillway_status spillway_get_lane(spillway_trainer* trainer, uint32_t row,
       const auto lane = static_cast<spillway::plan::Lane>(row);
       result.lane = spillway::plan::name_of(lane).data();
       result.seconds = used.busy_seconds[row];
+      if (lane == spillway::plan::Lane::h2d) result.bytes = used.uploaded.value();
+      if (lane == spillway::plan::Lane::d2h) result.bytes = used.downloaded.value();
       if (lane == spillway::plan::Lane::nvme_read) result.bytes = used.read.value();
       if (lane == spillway::plan::Lane::nvme_write) result.bytes = used.written.value();
     }

@@ -162,7 +162,7 @@ TEST_F(CMisuse, GradientsThatAreNotTheParameters) {
   expect_usable();
 }
 
-TEST_F(CMisuse, DeviceMemoryStreamsAndEventsAreNotSupported) {
+TEST_F(CMisuse, ATrainerOnTheHostTakesNoDeviceMemoryStreamsOrEvents) {
   start_all();
   expect_refused(give_changed([](spillway_tensor& t) { t.device = SPILLWAY_CUDA; }),
                  SPILLWAY_NOT_SUPPORTED, "\"bias\"", "device 2:0", "copy it to the host");
@@ -177,6 +177,12 @@ TEST_F(CMisuse, DeviceMemoryStreamsAndEventsAreNotSupported) {
                  SPILLWAY_INVALID_ARGUMENT, "must be null");
   expect_refused(spillway_gradient_ready(trainer, 1, &tensor, 3, nullptr),
                  SPILLWAY_INVALID_ARGUMENT, "ready", "is 3");
+  expect_refused(give_changed([](spillway_tensor& t) { t.device = 8; }), SPILLWAY_NOT_SUPPORTED,
+                 "device 8:0", "memory of the host and of CUDA");
+  spillway_step_options options = SPILLWAY_STEP_OPTIONS_INIT;
+  options.ready = SPILLWAY_READY_STREAM;
+  expect_refused(spillway_step(trainer, &options, nullptr), SPILLWAY_NOT_SUPPORTED, "the step",
+                 "SPILLWAY_CUDA");
   expect_usable();
 }
 

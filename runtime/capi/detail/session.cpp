@@ -92,8 +92,8 @@ SoleUse::SoleUse(spillway_trainer* handle)
       sole_(session_->sole_, std::try_to_lock),
       calls_(session_->calls_, std::defer_lock) {
   check(sole_.owns_lock(), ErrorCode::busy,
-        "another thread is in a call on this trainer: only spillway_gradient_ready, spillway_wait "
-        "and spillway_values may be called meanwhile");
+        "another thread is in a call on this trainer: only spillway_gradient_ready, "
+        "spillway_gradient_read, spillway_wait and spillway_values may be called meanwhile");
   calls_.lock();
 }
 
@@ -129,6 +129,7 @@ void Session::start(engine::EmbeddedOptions options) {
     embedded.push_back({.name = parameter.name,
                         .elements = parameter.elements,
                         .group = parameter.group,
+                        .unit = parameter.unit,
                         .values = parameter.start_values});
   }
   auto started = std::make_unique<engine::EmbeddedTrainer>(options, embedded);
@@ -136,6 +137,7 @@ void Session::start(engine::EmbeddedOptions options) {
   for (std::uint32_t i = 0; i < parameters.size(); ++i) {
     parameters[i].start_values = nullptr;
     parameters[i].values = started->values(i).data();
+    parameters[i].on_gpu = started->keeps_on_gpu(i);
   }
   trainer_ = std::move(started);
 }

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -23,8 +24,10 @@ struct Registered {
   std::uint32_t group = 0;
   std::vector<std::int64_t> shape;
   std::uint64_t elements = 0;
+  std::optional<std::uint32_t> unit{};      ///< with which it is streamed
   const std::byte* start_values = nullptr;  ///< the program's; null after the start
   std::byte* values = nullptr;              ///< the engine's, from the start on
+  bool on_gpu = false;                      ///< where they are
   std::mutex one_call;  ///< the engine takes one gradient or wait at a time for one parameter
 };
 
@@ -42,6 +45,7 @@ class Session {
   std::vector<cpu_adam::AdamOptions> groups;
   std::deque<Registered> parameters;
   DType dtype = DType::fp32;  ///< of the first parameter, and so of all
+  std::mutex one_pass;        ///< the engine takes one call of a pass at a time
   std::vector<plan::MemoryItem> memory;
 
  private:

@@ -43,10 +43,10 @@ std::optional<DType> find_dtype(std::int32_t number) {
 }
 
 void check_device(const spillway_tensor& tensor, std::string_view what) {
-  if (tensor.device == SPILLWAY_CPU || tensor.device == SPILLWAY_CUDA_HOST) return;
+  if (tensor.device >= SPILLWAY_CPU && tensor.device <= SPILLWAY_CUDA_HOST) return;
   throw Error(ErrorCode::not_supported,
-              fmt::format("{} lies on device {}:{} (in DLPack's numbers), and this version takes "
-                          "host memory only: copy it to the host first",
+              fmt::format("{} lies on device {}:{} (in DLPack's numbers), and this version knows "
+                          "memory of the host and of CUDA: copy it to the host first",
                           what, tensor.device, tensor.device_index));
 }
 
@@ -96,7 +96,14 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-HostTensor read_tensor(const spillway_tensor* given, std::string_view what) {
+void check_on_host(const Tensor& tensor, std::string_view what) {
+  check(tensor.device != SPILLWAY_CUDA, ErrorCode::not_supported,
+        fmt::format("{} lies on device {}:{} (in DLPack's numbers), and is read on the host: copy "
+                    "it to the host first",
+                    what, tensor.device, tensor.device_index));
+}
+
+Tensor read_tensor(const spillway_tensor* given, std::string_view what) {
   const auto tensor = read_structure(given, fmt::format("the spillway_tensor of {}", what));
   const std::optional<DType> dtype = find_dtype(tensor.dtype);
   check(dtype.has_value(), ErrorCode::invalid_argument,
@@ -120,7 +127,9 @@ HostTensor read_tensor(const spillway_tensor* given, std::string_view what) {
   return {*dtype,
           shape,
           elements,
-          {static_cast<const std::byte*>(tensor.data), static_cast<std::size_t>(elements * size)}};
+          {static_cast<const std::byte*>(tensor.data), static_cast<std::size_t>(elements * size)},
+          tensor.device,
+          tensor.device_index};
 }
 
 }  // namespace spillway::capi
@@ -160,18 +169,19 @@ spillway_status spillway_tensor_to_dlpack(const spillway_tensor* tensor, int64_t
   return capi::guarded([&] {
     check(dl_tensor != nullptr, ErrorCode::invalid_argument,
           "the DLTensor is a null pointer: pass the address of one");
-    const capi::HostTensor host = capi::read_tensor(tensor, "the tensor");
+    const capi::Tensor given = capi::read_tensor(tensor, "the tensor");
     if (strides != nullptr) {
       std::int64_t stride = 1;
-      for (std::size_t i = host.shape.size(); i-- > 0; stride *= host.shape[i]) strides[i] = stride;
+      for (std::size_t i = given.shape.size(); i-- > 0; stride *= given.shape[i])
+        strides[i] = stride;
     }
     *static_cast<capi::DlTensor*>(dl_tensor) = {
         .data = tensor->data,
         .device_type = tensor->device,
         .device_id = tensor->device_index,
         .dimensions = tensor->dimensions,
-        .type_code = host.dtype == spillway::DType::bf16 ? capi::kBfloat : capi::kIeee,
-        .type_bits = static_cast<std::uint8_t>(8 * spillway::size_of(host.dtype)),
+        .type_code = given.dtype == spillway::DType::bf16 ? capi::kBfloat : capi::kIeee,
+        .type_bits = static_cast<std::uint8_t>(8 * spillway::size_of(given.dtype)),
         .type_lanes = 1,
         .shape = tensor->shape,
         .strides = strides,

@@ -13,17 +13,23 @@
 
 namespace spillway::capi {
 
-/// Is an array in host memory, read once from the caller's structure. It owns nothing.
-struct HostTensor {
+/// Is an array in host memory or in that of a GPU, read once from the caller's structure. It owns
+/// nothing.
+struct Tensor {
   DType dtype;
   std::span<const std::int64_t> shape;
   std::uint64_t elements;
   std::span<const std::byte> bytes;
+  std::int32_t device;
+  std::int32_t device_index;
 };
 
-/// Returns the array. Throws `Error{not_supported}` if the host cannot read it, and
+/// Returns the array. Throws `Error{not_supported}` for one in other memory, and
 /// `Error{invalid_argument}` if the structure describes none. `what`: for messages.
-[[nodiscard]] HostTensor read_tensor(const spillway_tensor* given, std::string_view what);
+[[nodiscard]] Tensor read_tensor(const spillway_tensor* given, std::string_view what);
+
+/// Throws `Error{not_supported}` unless the host can read the array.
+void check_on_host(const Tensor& tensor, std::string_view what);
 
 /// Returns "[2, 3]".
 [[nodiscard]] std::string shape_text(std::span<const std::int64_t> shape);

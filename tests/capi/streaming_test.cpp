@@ -1,0 +1,64 @@
+// Units of parameters through the C interface, where the device is a part of host memory.
+#include <gmock/gmock.h>
+
+#include "tests/capi/fixture.hpp"
+
+namespace spillway::capi_test {
+namespace {
+
+using testing::HasSubstr;
+
+class CStreaming : public Training {
+ protected:
+  /// Two units, one parameter each, of which one is on the device at a time.
+  void start_streamed() {
+    add_all();
+    for (std::uint32_t i = 0; i < 2; ++i) SPILLWAY_OK_(spillway_set_unit(trainer, i, i));
+    spillway_options options = SPILLWAY_OPTIONS_INIT;
+    options.device_memory = 16 << 10;
+    SPILLWAY_OK_(spillway_start(trainer, &options));
+  }
+
+  void visit(std::uint32_t unit, std::int32_t pass) {
+    SPILLWAY_OK_(spillway_enter(trainer, unit, pass));
+    spillway_tensor there = SPILLWAY_TENSOR_INIT;
+    SPILLWAY_OK_(spillway_device_values(trainer, unit, &there));
+    EXPECT_EQ(there.device, SPILLWAY_CPU);
+    const std::span found(static_cast<const float*>(there.data), start[unit].size());
+    EXPECT_TRUE(std::ranges::equal(found, values(unit)));
+    EXPECT_NE(found.data(), values(unit).data());
+    if (pass == SPILLWAY_BACKWARD) {
+      SPILLWAY_OK_(give(unit, std::vector<float>(start[unit].size(), 1.0F)));
+    }
+    SPILLWAY_OK_(spillway_leave(trainer, unit, SPILLWAY_READY_NOW, nullptr));
+  }
+};
+
+TEST_F(CStreaming, UnitsAreOnTheDeviceWhileTheyAreEntered) {
+  start_streamed();
+  for (int step = 1; step <= 3; ++step) {
+    for (const std::uint32_t unit : {0U, 1U}) visit(unit, SPILLWAY_FORWARD);
+    for (const std::uint32_t unit : {1U, 0U}) visit(unit, SPILLWAY_BACKWARD);
+    SPILLWAY_OK_(spillway_step(trainer, nullptr, nullptr));
+  }
+  // Three steps of Adam without decay, of a gradient that does not change.
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(values(1)[i], start[1][i] - 0.06F, 1e-5);
+}
+
+TEST_F(CStreaming, SaysWhatIsOutOfTurn) {
+  start_streamed();
+  EXPECT_EQ(spillway_set_unit(trainer, 0, 1), SPILLWAY_INVALID_ARGUMENT);
+  EXPECT_THAT(spillway_last_message(), HasSubstr("has started"));
+  EXPECT_EQ(spillway_enter(trainer, 0, 7), SPILLWAY_INVALID_ARGUMENT);
+  EXPECT_THAT(spillway_last_message(), HasSubstr("SPILLWAY_BACKWARD"));
+  EXPECT_EQ(spillway_leave(trainer, 0, SPILLWAY_READY_NOW, nullptr), SPILLWAY_INVALID_ARGUMENT);
+  EXPECT_THAT(spillway_last_message(), HasSubstr("was not entered"));
+  EXPECT_EQ(spillway_leave(trainer, 0, SPILLWAY_READY_STREAM, nullptr), SPILLWAY_NOT_SUPPORTED);
+  spillway_tensor there = SPILLWAY_TENSOR_INIT;
+  EXPECT_EQ(spillway_device_values(trainer, 0, &there), SPILLWAY_INVALID_ARGUMENT);
+  EXPECT_THAT(spillway_last_message(), HasSubstr("enter its unit first"));
+  visit(0, SPILLWAY_FORWARD);
+}
+
+}  // namespace
+}  // namespace spillway::capi_test
