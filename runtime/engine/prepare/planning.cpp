@@ -96,13 +96,12 @@ plan::Placement place(const model::ModelConfig& config, const config::TrainOptio
   const plan::Shortage shortage = std::get<plan::Shortage>(choice);
 
   const bool of_device = shortage.tier == Tier::device;
-  check(
-      workload.ranks.count == 1, ErrorCode::does_not_fit,
-      fmt::format("does not fit: {} memory of each of {} ranks needs at least {} and the budget "
-                  "is {}; use more ranks, a higher zero_optimization.stage than {}, or a shorter "
-                  "state_format",
-                  plan::name_of(shortage.tier), workload.ranks.count, format_bytes(shortage.needed),
-                  format_bytes(shortage.budget), options.zero_stage));
+  check(workload.ranks.count == 1, ErrorCode::does_not_fit,
+        fmt::format("does not fit: {} memory of each of {} ranks needs at least {} and the budget "
+                    "is {}; use more ranks, {}a smaller micro-batch or a shorter state_format",
+                    plan::name_of(shortage.tier), workload.ranks.count,
+                    format_bytes(shortage.needed), format_bytes(shortage.budget),
+                    workload.gathers() ? "" : "zero_optimization.stage 3, "));
   const std::optional<Bytes> asked = of_device ? options.device_memory : options.host_memory;
   const bool of_host_memory =
       shortage.tier == Tier::host || (of_device && options.device != config::DeviceKind::cuda);
