@@ -5,8 +5,9 @@
 namespace spillway::engine {
 
 EmbeddedTrainer::EmbeddedTrainer(const EmbeddedOptions& options,
-                                 std::span<const EmbeddedParameter> parameters)
-    : implementation_(std::make_unique<Implementation>(options, parameters)) {}
+                                 std::span<const EmbeddedParameter> parameters,
+                                 std::span<const FrozenTensor> frozen)
+    : implementation_(std::make_unique<Implementation>(options, parameters, frozen)) {}
 
 EmbeddedTrainer::~EmbeddedTrainer() {
   // The threads of the object are the parent's: nothing here can be joined or freed.
@@ -37,6 +38,14 @@ void EmbeddedTrainer::enter(std::uint32_t unit, EmbeddedPass pass) {
 
 std::span<std::byte> EmbeddedTrainer::device_values(std::uint32_t parameter) {
   return implementation_->device_values(parameter);
+}
+
+std::span<std::byte> EmbeddedTrainer::frozen_values(std::uint32_t frozen) {
+  return implementation_->frozen_values(frozen);
+}
+
+std::span<std::byte> EmbeddedTrainer::device_frozen(std::uint32_t frozen) {
+  return implementation_->device_frozen(frozen);
 }
 
 void EmbeddedTrainer::leave(std::uint32_t unit, const offload::ForeignWork& readers) {

@@ -53,6 +53,17 @@ struct EmbeddedParameter {
   const std::byte* values = nullptr;
 };
 
+/// A tensor of any element type that passes read and nothing updates, where parameters are
+/// streamed: it has no gradient, no state, and no place in checkpoints.
+struct FrozenTensor {
+  std::string name;  ///< unique among those of parameters too
+  Bytes bytes;       ///< at least 1
+  /// As a parameter's: a part of the model may be wholly frozen. Of no part: it stays on the
+  /// device.
+  std::optional<std::uint32_t> unit{};
+  const std::byte* values = nullptr;  ///< [bytes] at the start, read by the constructor alone
+};
+
 /// What becomes of a parameter that got no gradient before `step`.
 enum class MissingGradient : std::uint8_t {
   refuse,  ///< `step` throws, and can be called again once the gradient is there
@@ -123,7 +134,8 @@ class EmbeddedTrainer {
  public:
   /// Throws `Error{does_not_fit}` where the budgets are too small, `Error{busy}` where another
   /// process has the folders in `nvme`.
-  EmbeddedTrainer(const EmbeddedOptions& options, std::span<const EmbeddedParameter> parameters);
+  EmbeddedTrainer(const EmbeddedOptions& options, std::span<const EmbeddedParameter> parameters,
+                  std::span<const FrozenTensor> frozen = {});
   /// Applies an update that is decided. The memory of `values` goes with the object.
   ~EmbeddedTrainer();
   EmbeddedTrainer(const EmbeddedTrainer&) = delete;
@@ -149,6 +161,10 @@ class EmbeddedTrainer {
   void enter(std::uint32_t unit, EmbeddedPass pass);
   /// Returns where a parameter of an entered unit is on the device, until `leave`.
   [[nodiscard]] std::span<std::byte> device_values(std::uint32_t parameter);
+  /// Return the same of a frozen tensor: [bytes]. The framework may write where it is kept, between
+  /// passes.
+  [[nodiscard]] std::span<std::byte> frozen_values(std::uint32_t frozen);
+  [[nodiscard]] std::span<std::byte> device_frozen(std::uint32_t frozen);
   /// Ends the pass: the memory of its parameters is another unit's once `readers` have ended.
   void leave(std::uint32_t unit, const offload::ForeignWork& readers = {});
 

@@ -12,6 +12,8 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "whole_parameters",
     "parameter_slots",
     "parameter_shards",
+    "frozen_slots",
+    "resident_frozen",
     "device_state",
     "accumulators",
     "rounded_gradients",
@@ -40,6 +42,7 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "host_kept_activations",
     "kept_staging",
     "host_parameters",
+    "host_frozen",
     "host_state",
     "state_staging",
     "checksums",
@@ -52,10 +55,24 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
 };
 
 constexpr std::array<std::string_view, kValueKindCount> kValues{
-    "parameters", "state",          "checksum",      "gradient_sum", "tied_gradient_sum",
-    "gradient",   "total_gradient", "norm_leaves",   "activation",   "activation_gradient",
-    "saved",      "scanned",        "between_tiles", "tokens",       "loss",
-    "logits",     "scratch",
+    "parameters",
+    "frozen",
+    "state",
+    "checksum",
+    "gradient_sum",
+    "tied_gradient_sum",
+    "gradient",
+    "total_gradient",
+    "norm_leaves",
+    "activation",
+    "activation_gradient",
+    "saved",
+    "scanned",
+    "between_tiles",
+    "tokens",
+    "loss",
+    "logits",
+    "scratch",
 };
 
 }  // namespace

@@ -20,6 +20,8 @@ enum class PoolKind : std::uint8_t {
   whole_parameters,       ///< by block, where tiles are those of a shard and parameters are not
   parameter_slots,        ///< each holds a streamed block
   parameter_shards,       ///< each holds this rank's part of a block on its way to the others
+  frozen_slots,           ///< each holds what is frozen of a streamed block
+  resident_frozen,        ///< one: what is frozen and stays there
   device_state,           ///< by tile
   accumulators,           ///< fp32 sums over micro-batches; the last is of the vectors of tiles
   rounded_gradients,      ///< in the compute dtype; the last is of the vectors of tiles
@@ -49,6 +51,7 @@ enum class PoolKind : std::uint8_t {
   host_kept_activations,  ///< by layer's first block and micro-batch
   kept_staging,           ///< each holds kept activations in whole pages
   host_parameters,        ///< by tile
+  host_frozen,            ///< by block
   host_state,             ///< by tile
   state_staging,          ///< each holds a tile's slot
   checksums,              ///< by tile: of what its next write to disk writes; a few bytes
@@ -60,7 +63,7 @@ enum class PoolKind : std::uint8_t {
   disk_kept_activations,  ///< by layer's first block and micro-batch
   disk_state,             ///< by tile, both slots
 };
-inline constexpr std::size_t kPoolCount = 41;
+inline constexpr std::size_t kPoolCount = 44;
 
 /// A buffer of a pool, or several in a row.
 struct Buffer {
@@ -72,6 +75,7 @@ struct Buffer {
 
 enum class ValueKind : std::uint8_t {
   parameters,           ///< of a block, in the compute dtype
+  frozen,               ///< of a block: parameters that nothing updates, in any dtype
   state,                ///< of a tile; part 0: before the step's update, 1: after it
   checksum,             ///< of a tile's state after the update
   gradient_sum,         ///< of a block and a round, fp32; the parts are micro-batches
@@ -89,7 +93,7 @@ enum class ValueKind : std::uint8_t {
   logits,
   scratch,  ///< nothing that another op reads
 };
-inline constexpr std::size_t kValueKindCount = 17;
+inline constexpr std::size_t kValueKindCount = 18;
 inline constexpr std::uint32_t kLastStep = ~0U;
 inline constexpr std::uint32_t kShard = 1;
 

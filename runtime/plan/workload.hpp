@@ -47,6 +47,9 @@ struct BlockShape {
   std::uint32_t layer = 0;     ///< 0: embedding; 1, 2, ...: transformer layers; last: head
   bool feeds_backward = true;  ///< recomputation of the layer runs this block
   double loss_flops = 0;       ///< of a tied head's loss on this block; its gradients take twice
+  /// Parameters that nothing updates. They are streamed with the others, and a block may have no
+  /// others; only where another framework runs the passes.
+  Bytes frozen_bytes{};
 };
 
 /// A half-open range of blocks.
@@ -81,6 +84,7 @@ struct Workload {
   /// to the host.
   bool external = false;
   bool streams_external = false;  ///< the framework reads parameters on the device, not on the host
+  Bytes resident_frozen_bytes;    ///< what nothing updates and no block has: it stays on the device
   Ranks ranks;
   std::uint64_t tokens = 0;         ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< of this rank in a round

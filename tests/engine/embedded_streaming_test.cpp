@@ -94,6 +94,47 @@ TEST_F(EmbeddedStreamingTest, TrainsInABudgetWithTheBitsOfParametersThatStay) {
   }
 }
 
+TEST_F(EmbeddedStreamingTest, FrozenTensorsComeWithTheirUnitAndAreNeverUpdated) {
+  // Unit 0 has two frozen tensors beside its parameters, unit 6 has nothing else.
+  const Tensor stays_there = normal(10, 40);
+  const std::vector<Tensor> frozen{normal(9001, 41), normal(33, 42), normal(700, 43)};
+  std::vector<FrozenTensor> tensors{
+      {.name = "embedding", .bytes = Bytes{40}, .values = bytes_of(stays_there).data()}};
+  for (std::uint32_t i = 0; i < frozen.size(); ++i) {
+    tensors.push_back({.name = "base " + std::to_string(i),
+                       .bytes = Bytes{frozen[i].size() * 4},
+                       .unit = std::array{0U, 0U, 6U}[i],
+                       .values = bytes_of(frozen[i]).data()});
+  }
+  // Two slots of 32 KiB for parameters and of 36,164 bytes beside what stays.
+  const Bytes budget = 192_KiB;
+  EmbeddedTrainer trainer(streaming(budget), parameters(true), tensors);
+  EXPECT_LE(plan::total(trainer.memory(), plan::Tier::device), budget);
+  EmbeddedTrainer stays(options_for(), parameters(false));
+  const auto visit_frozen = [&](std::uint32_t unit, EmbeddedPass pass) {
+    trainer.enter(unit, pass);
+    for (const std::uint32_t i : unit == 0 ? std::vector{1U, 2U} : std::vector{3U}) {
+      EXPECT_EQ(floats(trainer.device_frozen(i)), frozen[i - 1]);
+    }
+    EXPECT_EQ(floats(trainer.device_frozen(0)), stays_there);
+    trainer.leave(unit);
+  };
+  for (int step = 1; step <= 3; ++step) {
+    for (const std::uint32_t unit : {0U, 6U}) visit_frozen(unit, EmbeddedPass::forward);
+    visit_frozen(6, EmbeddedPass::backward);
+    train(trainer, step, true);
+    train(stays, step, false);
+  }
+  EXPECT_EQ(image(trainer), image(stays));
+  // Four passes a step, each of 18 leaves and three tensors, and the updated leaf that stays there.
+  const std::uint64_t pass = 18 * kLeafParameters * 4 + 36'164 + 2800;
+  EXPECT_EQ(trainer.use().uploaded, Bytes{3 * (4 * pass + kLeafParameters * 4)});
+  EXPECT_EQ(floats(trainer.frozen_values(0)), stays_there);
+  for (std::uint32_t i = 1; i <= 3; ++i) {
+    EXPECT_EQ(floats(trainer.frozen_values(i)), frozen[i - 1]);
+  }
+}
+
 TEST_F(EmbeddedStreamingTest, UnitsMayBeEnteredInAnyOrder) {
   EmbeddedTrainer trainer(streaming(112_KiB), parameters(true));
   // An evaluation that stops, one that skips, a recomputation in backward, and the same unit twice.
@@ -173,7 +214,16 @@ TEST_F(EmbeddedStreamingTest, SaysWhatDoesNotFitAndWhatIsOutOfTurn) {
   auto gap = parameters(true);
   gap.erase(gap.begin() + 3, gap.begin() + 5);
   EXPECT_EQ(starts_with(code_of([&] { EmbeddedTrainer(streaming(1_MiB), gap); }),
-                        "invalid_argument: parameter \"parameter 5\" is of unit 2, and no"),
+                        "invalid_argument: \"parameter 5\" is of unit 2, and nothing is of unit 1"),
+            "");
+  const Tensor value = normal(4, 1);
+  const std::vector<FrozenTensor> one{
+      {.name = "base", .bytes = 16_B, .unit = 7, .values = bytes_of(value).data()}};
+  EXPECT_EQ(starts_with(code_of([&] { EmbeddedTrainer(options_for(), parameters(false), one); }),
+                        "invalid_argument: \"base\" is frozen, but no parameter is streamed"),
+            "");
+  EXPECT_EQ(starts_with(code_of([&] { EmbeddedTrainer(streaming(1_MiB), parameters(true), one); }),
+                        "invalid_argument: \"base\" is of unit 7, and nothing is of unit 6"),
             "");
   EmbeddedTrainer trainer(streaming(112_KiB), parameters(true));
   EXPECT_EQ(starts_with(code_of([&] { trainer.leave(0); }),

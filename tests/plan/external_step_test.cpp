@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "runtime/plan/step/check.hpp"
 #include "runtime/plan/step/step_builder.hpp"
@@ -72,6 +74,44 @@ TEST(ExternalStep, StreamedParametersComeInEveryPassAndSlotsAreUsedAgainOnceLeft
     const auto dependencies = backward.dependencies_of(backward.ops[last]);
     ASSERT_EQ(dependencies.size(), 1U);
     EXPECT_EQ(backward.ops[dependencies.front()].block, 1 + slots);
+  }
+}
+
+TEST(ExternalStep, WhatIsFrozenIsUploadedInEveryPassAndHasNoUpdate) {
+  for (const std::uint32_t slots : {1U, 3U}) {
+    auto [workload, placement] = external(5, Tier::nvme);
+    workload.streams_external = true;
+    workload.resident_frozen_bytes = Bytes{500};
+    placement.parameter_slots = slots;
+    placement.blocks[0].parameters = Tier::device;
+    // One is wholly frozen, one partly.
+    workload.blocks[2].parameters = workload.blocks[2].padded_parameters = ElementCount{};
+    workload.blocks[2].frozen_bytes = Bytes{1000};
+    workload.blocks[3].frozen_bytes = Bytes{77};
+    for (const StepPlan& plan :
+         {build_training_step(workload, placement), build_external_backward(workload, placement),
+          build_external_norms(workload, placement), build_flush(workload, placement)}) {
+      EXPECT_EQ(find_race(plan), "") << to_text(plan);
+      EXPECT_EQ(find_wrong_content(plan), "") << to_text(plan);
+    }
+    for (const StepPlan& pass :
+         {build_training_step(workload, placement), build_external_backward(workload, placement)}) {
+      EXPECT_EQ(bytes_moved(pass, kUploadFrozen), Bytes{1077});
+      for (const Op& op : pass.ops) {
+        const bool computes = op.lane == Lane::external || op.lane == Lane::h2d;
+        EXPECT_TRUE(op.block != 2 || computes) << name_of(op);
+      }
+    }
+    // A slot each of the largest; 1, 2, 4 and 5 leaves are trained.
+    std::map<std::string, std::uint64_t> bytes;
+    for (const MemoryItem& item : memory_items(workload, placement)) {
+      bytes[std::string(name_of(item.tier)) + " " + item.what] = item.bytes.value();
+    }
+    EXPECT_EQ(bytes["device slots of frozen parameters"], 1000 * slots);
+    EXPECT_EQ(bytes["device frozen parameters"], 500U);
+    EXPECT_EQ(bytes["host frozen parameters"], 1077U);
+    EXPECT_EQ(bytes["host parameters"], 12 * kLeafParameters * 2);
+    EXPECT_EQ(bytes["host waiting gradients"], 12 * kLeafParameters * 2);
   }
 }
 

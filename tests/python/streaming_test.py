@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -97,6 +98,78 @@ def test_trains_four_times_its_budget_with_the_bits_of_a_resident_model(dtype, o
     assert len(used) <= 3
 
 
+def freeze(model):
+    """Leaves some blocks partly frozen, one wholly, and one as it is."""
+    for number, block in enumerate(model.blocks):
+        if number != 1:
+            block.inner.weight.requires_grad_(False)
+            block.outer.requires_grad_(number % 2 == 0)
+    model.blocks[5].requires_grad_(False)
+    model.embedding.requires_grad_(False)
+    return model
+
+
+def test_frozen_parameters_are_streamed_and_stay_as_they_are():
+    trained, optimizers = [], []
+    for budget in (None, "700KB"):
+        torch.manual_seed(1)
+        model = freeze(Model())
+        if budget:
+            offload_model(model, budget)
+        before = copy.deepcopy(model.state_dict())
+        optimizers.append(OffloadedAdamW(model.parameters(), lr=1e-2, max_norm=1.0))
+        losses = train(model, optimizers[-1], range(2))
+        # What the program writes there counts from the next pass on.
+        with torch.no_grad():
+            model.blocks[5].inner.weight.mul_(0.5)
+            model.blocks[6].inner.weight.data = model.blocks[6].inner.weight.data * 0.5
+            before["blocks.5.inner.weight"].mul_(0.5)
+            before["blocks.6.inner.weight"].mul_(0.5)
+        losses += train(model, optimizers[-1], range(2, 4))
+        trained.append((losses, model))
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, before[name]) != parameter.requires_grad
+    assert trained[0][0] == trained[1][0]
+    assert same(trained[0][1], trained[1][1])
+    assert on_device(optimizers[1]) <= 700_000
+
+
+def test_adapters_of_a_frozen_model_train_within_a_quarter_of_it():
+    config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=256, num_hidden_layers=24,
+                         num_attention_heads=4, num_key_value_heads=2)
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)
+    losses, models = [], []
+    for streamed in (False, True):
+        torch.manual_seed(2)
+        base = LlamaForCausalLM(config).to(torch.bfloat16)
+        size = sum(p.nbytes for p in base.parameters())
+        model = get_peft_model(base, lora)  # whose adapters are fp32
+        if streamed:
+            offload_model(model, size // 4)
+        optimizer = OffloadedAdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2,
+                                   max_norm=1.0)
+        torch.manual_seed(3)
+        run = []
+        for step in range(3):
+            tokens = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(step))
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            run.append(loss.item())
+        losses.append(run)
+        models.append(model)
+    assert losses[0] == losses[1]
+    assert losses[0][2] != losses[0][0]
+    assert same(*models)
+    assert on_device(optimizer) <= size // 4
+    # State is that of 96 adapters, each of one leaf of 4,096 parameters.
+    (shard,) = optimizer._shards
+    held = {what: size for tier, what, size in shard.trainer.memory() if tier == "host"}
+    assert held["frozen parameters"] > 0.9 * size
+    assert held["optimizer state"] == 96 * 4096 * 12
+
+
 def test_blocks_may_be_recomputed_and_evaluated():
     resident, resident_optimizer = make(recomputes=True)
     streamed, optimizer = make("400KB", recomputes=True)
@@ -164,8 +237,13 @@ def test_says_what_does_not_fit_and_what_is_missing():
         offload_model(torch.nn.Linear(3, 3), "400KB")
     with pytest.raises(spillway.DoesNotFitError, match="the largest unit has"):
         make("10KB")
-    frozen = Model()
-    frozen.blocks[2].inner.weight.requires_grad_(False)
-    offload_model(frozen, "400KB")
-    with pytest.raises(spillway.NotSupportedError, match="block 2"):
-        OffloadedAdamW(frozen.parameters())
+    some = Model()
+    offload_model(some, "400KB")
+    with pytest.raises(spillway.NotSupportedError, match="blocks.0.outer of block 0 needs"):
+        OffloadedAdamW(some.head.parameters())
+    frozen = freeze(Model())
+    offload_model(frozen, "700KB")
+    optimizer = OffloadedAdamW(frozen.parameters())
+    frozen.blocks[2].inner.weight.requires_grad_(True)
+    with pytest.raises(spillway.NotSupportedError, match="is trained since the optimizer was made"):
+        train(frozen, optimizer, [0])

@@ -143,9 +143,9 @@ void EmbeddedCycle::note(EmbeddedPlan plan) {
     const plan::OpTiming& timing = last_run().timings()[op];
     use_.busy_seconds[static_cast<std::size_t>(ops[op].lane)] += timing.end - timing.start;
   }
-  use_.uploaded = actions().moved(plan::kUploadParams);
   use_.read = actions().moved(plan::kReadState);
   use_.written = actions().moved(plan::kWriteState);
+  use_.uploaded = actions().moved(plan::kUploadParams) + actions().moved(plan::kUploadFrozen);
 }
 
 double EmbeddedCycle::norm(std::span<const EmbeddedPlace> places) {
@@ -212,6 +212,35 @@ void EmbeddedCycle::upload_resident(const EmbeddedPlace& place) {
   offload::Stream& stream = *engine().streams().upload;
   stream.upload(resident_values(place), values(place));
   stream.synchronize();
+}
+
+std::span<std::byte> EmbeddedCycle::frozen(const FrozenPlace& place) {
+  if (place.block) {
+    return engine()
+        .memory()
+        .host({plan::PoolKind::host_frozen, *place.block})
+        .subspan(place.first, place.bytes);
+  }
+  const auto all = engine().memory().device({plan::PoolKind::resident_frozen});
+  return {all.address() + place.first, place.bytes};
+}
+
+void EmbeddedCycle::write_frozen(const FrozenPlace& place, std::span<const std::byte> values) {
+  if (place.block) {
+    std::ranges::copy(values, frozen(place).begin());
+    return;
+  }
+  const auto target =
+      engine().memory().device({plan::PoolKind::resident_frozen}).subspan(place.first, place.bytes);
+  // In pieces through memory that nothing else needs before the first step.
+  const std::span<std::byte> staging = engine().memory().all_host(plan::PoolKind::state_staging);
+  offload::Stream& stream = *engine().streams().upload;
+  for (std::size_t first = 0; first < values.size(); first += staging.size()) {
+    const auto part = values.subspan(first, std::min(staging.size(), values.size() - first));
+    std::ranges::copy(part, staging.begin());
+    stream.upload(target.subspan(first, part.size()), staging.first(part.size()));
+    stream.synchronize();
+  }
 }
 
 std::span<std::byte> EmbeddedCycle::gradient(const EmbeddedPlace& place) {

@@ -51,6 +51,9 @@ class EmbeddedCycle final : public StepCycle {
   }
   /// Brings to the host what the framework has written there.
   void download_resident(const EmbeddedPlace& place);
+  /// Returns where a frozen tensor is kept: on the host, or on the device if it is of no unit.
+  [[nodiscard]] std::span<std::byte> frozen(const FrozenPlace& place);
+  void write_frozen(const FrozenPlace& place, std::span<const std::byte> values);
   [[nodiscard]] std::span<std::byte> gradient(const EmbeddedPlace& place);
   /// Leaves zeros in all gradients, those of padding among them.
   void clear_gradients();

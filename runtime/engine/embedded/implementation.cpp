@@ -13,9 +13,10 @@
 namespace spillway::engine {
 
 EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
-                                                std::span<const EmbeddedParameter> parameters)
+                                                std::span<const EmbeddedParameter> parameters,
+                                                std::span<const FrozenTensor> frozen)
     : options_(options),
-      layout_(make_layout(options, parameters)),
+      layout_(make_layout(options, parameters, frozen)),
       process_(getpid()),
       gate_(layout_.workload.blocks.size(), options.device_memory ? Ends::both : Ends::backward),
       cycle_(options, layout_, gate_),
@@ -23,6 +24,10 @@ EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
       gradients_(options_, layout_, names_, {.cycle = cycle_, .gate = gate_, .runner = runner_}) {
   for (const EmbeddedParameter& parameter : parameters) names_.push_back(parameter.name);
   cycle_.initialize(ValuesSource(options.dtype, layout_.places, parameters));
+  for (std::size_t i = 0; i < frozen.size(); ++i) {
+    frozen_names_.push_back(frozen[i].name);
+    cycle_.write_frozen(layout_.frozen[i], {frozen[i].values, frozen[i].bytes.value()});
+  }
 }
 
 EmbeddedTrainer::Implementation::~Implementation() {

@@ -19,13 +19,16 @@ namespace spillway::engine {
 
 class EmbeddedTrainer::Implementation {
  public:
-  Implementation(const EmbeddedOptions& options, std::span<const EmbeddedParameter> parameters);
+  Implementation(const EmbeddedOptions& options, std::span<const EmbeddedParameter> parameters,
+                 std::span<const FrozenTensor> frozen);
   ~Implementation();
 
   // What the class says.
   std::span<std::byte> values(std::uint32_t parameter);
   void enter(std::uint32_t unit, EmbeddedPass pass);
   std::span<std::byte> device_values(std::uint32_t parameter);
+  std::span<std::byte> frozen_values(std::uint32_t frozen);
+  std::span<std::byte> device_frozen(std::uint32_t frozen);
   void leave(std::uint32_t unit, const offload::ForeignWork& readers);
   void take_values(std::uint32_t parameter, const offload::ForeignWork& writers);
   void discard_gradients();
@@ -55,6 +58,8 @@ class EmbeddedTrainer::Implementation {
 
   [[nodiscard]] bool streams() const { return layout_.workload.streams_external; }
   void check_unit(std::uint32_t unit) const;
+  void check_inside(std::uint32_t block, const std::string& name) const;
+  [[nodiscard]] const FrozenPlace& frozen_place(std::uint32_t frozen) const;
   [[nodiscard]] std::span<std::byte> resident_values(const EmbeddedPlace& at);
   void gather();
   void park();
@@ -62,7 +67,7 @@ class EmbeddedTrainer::Implementation {
 
   EmbeddedOptions options_;
   const EmbeddedLayout layout_;
-  std::vector<std::string> names_;
+  std::vector<std::string> names_, frozen_names_;
   const pid_t process_;
   PassGate gate_;
   EmbeddedCycle cycle_;

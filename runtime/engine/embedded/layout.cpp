@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 #include <string_view>
@@ -20,6 +21,8 @@ constexpr std::uint64_t kBlockParameters = 8u << 20;
 /// Staging buffers of tiles that live on disk: one is read, one updated and two written.
 constexpr std::uint32_t kStagedTiles = 4;
 constexpr std::uint32_t kMostSlots = 3;
+/// Frozen tensors begin on multiples of as many bytes, as parameters do.
+constexpr std::uint64_t kFrozenAlignment = 64;
 
 void check_options(const EmbeddedOptions& options) {
   check(!options.device_memory || !options.defers_updates, ErrorCode::not_supported,
@@ -62,6 +65,44 @@ void check_parameters(const EmbeddedOptions& options,
   }
 }
 
+void check_frozen(const EmbeddedOptions& options, std::span<const EmbeddedParameter> parameters,
+                  std::span<const FrozenTensor> frozen) {
+  std::set<std::string_view> names;
+  for (const EmbeddedParameter& parameter : parameters) names.insert(parameter.name);
+  for (const FrozenTensor& tensor : frozen) {
+    check(
+        options.device_memory.has_value(), ErrorCode::invalid_argument,
+        fmt::format("\"{}\" is frozen, but no parameter is streamed; give device_memory, or leave "
+                    "the tensor where it is",
+                    tensor.name));
+    check(names.insert(tensor.name).second, ErrorCode::invalid_argument,
+          fmt::format("two tensors are named \"{}\"; give each a name of its own", tensor.name));
+    check(tensor.bytes > Bytes{} && tensor.values != nullptr, ErrorCode::invalid_argument,
+          fmt::format("\"{}\" is frozen and has no bytes; leave it out", tensor.name));
+  }
+}
+
+/// Returns how many units there are.
+std::uint32_t count_units(std::span<const EmbeddedParameter> parameters,
+                          std::span<const FrozenTensor> frozen) {
+  std::map<std::uint32_t, std::string_view> units;
+  for (const EmbeddedParameter& parameter : parameters) {
+    if (parameter.unit) units.emplace(*parameter.unit, parameter.name);
+  }
+  for (const FrozenTensor& tensor : frozen) {
+    if (tensor.unit) units.emplace(*tensor.unit, tensor.name);
+  }
+  std::uint32_t count = 0;
+  for (const auto& [unit, name] : units) {
+    check(unit == count, ErrorCode::invalid_argument,
+          fmt::format("\"{}\" is of unit {}, and nothing is of unit {}; units are counted from 0 "
+                      "without gaps",
+                      name, unit, count));
+    ++count;
+  }
+  return count;
+}
+
 /// Returns the parameters of no unit in their order, then those of each unit by group.
 std::vector<std::size_t> order_of(std::span<const EmbeddedParameter> parameters) {
   std::vector<std::size_t> order(parameters.size());
@@ -73,22 +114,16 @@ std::vector<std::size_t> order_of(std::span<const EmbeddedParameter> parameters)
   return order;
 }
 
-bool opens_block(const EmbeddedParameter& last, const EmbeddedParameter& next, std::uint64_t end) {
-  if (next.unit) return next.unit != last.unit;
-  return next.group != last.group || end + next.elements > kBlockParameters;
+/// Says of a parameter of no unit whether it begins a block of its own.
+bool opens_block(const EmbeddedLayout& layout, const EmbeddedParameter& next) {
+  if (layout.residents == 0) return true;
+  const std::uint64_t end = layout.workload.blocks.back().padded_parameters.value();
+  return next.group != layout.groups.back()[0].group || end + next.elements > kBlockParameters;
 }
 
-void open_block(EmbeddedLayout& layout, const EmbeddedParameter& first) {
-  if (first.unit) {
-    check(*first.unit == layout.units(), ErrorCode::invalid_argument,
-          fmt::format("parameter \"{}\" is of unit {}, and no parameter is of unit {}; units are "
-                      "counted from 0 without gaps",
-                      first.name, *first.unit, layout.units()));
-  } else {
-    ++layout.residents;
-  }
-  layout.workload.blocks.emplace_back().name = first.name;
-  layout.groups.push_back({{{.end = 0, .group = first.group}, {.end = 0, .group = first.group}}});
+void open_block(EmbeddedLayout& layout, std::uint32_t group) {
+  layout.workload.blocks.emplace_back();
+  layout.groups.push_back({{{.end = 0, .group = group}, {.end = 0, .group = group}}});
   layout.parameters.push_back(0);
 }
 
@@ -111,19 +146,49 @@ void extend_block(EmbeddedLayout& layout, const EmbeddedParameter& parameter, st
   parts[1].end = end;
 }
 
+/// Places a parameter behind the others of the last block.
+void add_parameter(EmbeddedLayout& layout, const EmbeddedParameter& parameter,
+                   EmbeddedPlace& place) {
+  plan::BlockShape& shape = layout.workload.blocks.back();
+  if (shape.name.empty()) shape.name = parameter.name;
+  place = {.block = static_cast<std::uint32_t>(layout.workload.blocks.size() - 1),
+           .first = shape.padded_parameters.value(),
+           .count = parameter.elements};
+  ++layout.parameters.back();
+  extend_block(layout, parameter, round_up(place.first + place.count, kLeafParameters));
+}
+
+/// Places a frozen tensor behind the others of its unit, or of no unit.
+void add_frozen(EmbeddedLayout& layout, const FrozenTensor& tensor) {
+  FrozenPlace& place = layout.frozen.emplace_back();
+  Bytes* whole = &layout.workload.resident_frozen_bytes;
+  if (tensor.unit) {
+    place.block = layout.residents + *tensor.unit;
+    plan::BlockShape& shape = layout.workload.blocks[*place.block];
+    if (shape.name.empty()) shape.name = tensor.name;
+    whole = &shape.frozen_bytes;
+  }
+  place.first = round_up(whole->value(), kFrozenAlignment);
+  place.bytes = tensor.bytes.value();
+  *whole = Bytes{place.first + place.bytes};
+}
+
 /// Returns how many units the device holds at once: one that is used, one that comes, and one that
 /// would otherwise wait for the other two.
 std::uint32_t parameter_slots(const EmbeddedOptions& options, const EmbeddedLayout& layout) {
   const std::size_t size = size_of(options.dtype);
-  Bytes resident, largest;
+  Bytes resident = layout.workload.resident_frozen_bytes, trained, frozen;
   for (std::uint32_t block = 0; block < layout.workload.blocks.size(); ++block) {
-    const Bytes bytes{layout.workload.blocks[block].padded_parameters.value() * size};
+    const plan::BlockShape& shape = layout.workload.blocks[block];
+    const Bytes bytes{shape.padded_parameters.value() * size};
     if (block < layout.residents) {
       resident += bytes;
     } else {
-      largest = std::max(largest, bytes);
+      trained = std::max(trained, bytes);
+      frozen = std::max(frozen, shape.frozen_bytes);
     }
   }
+  const Bytes largest = trained + frozen;
   check(resident + largest <= *options.device_memory, ErrorCode::does_not_fit,
         fmt::format("does not fit: {} of parameters stay on the device and the largest unit has "
                     "{}, and the budget is {}; give device memory of at least {}, or smaller units",
@@ -138,9 +203,11 @@ std::uint32_t parameter_slots(const EmbeddedOptions& options, const EmbeddedLayo
 }  // namespace
 
 EmbeddedLayout make_layout(const EmbeddedOptions& options,
-                           std::span<const EmbeddedParameter> parameters) {
+                           std::span<const EmbeddedParameter> parameters,
+                           std::span<const FrozenTensor> frozen) {
   check_options(options);
   check_parameters(options, parameters);
+  check_frozen(options, parameters, frozen);
   EmbeddedLayout layout;
   layout.workload.external = true;
   layout.workload.streams_external = options.device_memory.has_value();
@@ -148,21 +215,24 @@ EmbeddedLayout make_layout(const EmbeddedOptions& options,
   // Gradients wait in fp32 where several are summed, as those of rounds do.
   layout.workload.rounds = options.gradients_per_step == 1 ? 1 : 2;
   layout.places.resize(parameters.size());
-  std::uint64_t end = 0;  // of the block under way
-  const EmbeddedParameter* last = nullptr;
-  for (const std::size_t index : order_of(parameters)) {
-    const EmbeddedParameter& parameter = parameters[index];
-    if (last == nullptr || opens_block(*last, parameter, end)) {
-      open_block(layout, parameter);
-      end = 0;
+  const std::vector<std::size_t> order = order_of(parameters);
+  auto next = order.begin();
+  for (; next != order.end() && !parameters[*next].unit; ++next) {
+    if (opens_block(layout, parameters[*next])) {
+      open_block(layout, parameters[*next].group);
+      ++layout.residents;
     }
-    last = &parameter;
-    const auto block = static_cast<std::uint32_t>(layout.workload.blocks.size() - 1);
-    layout.places[index] = {.block = block, .first = end, .count = parameter.elements};
-    ++layout.parameters.back();
-    end = round_up(end + parameter.elements, kLeafParameters);
-    extend_block(layout, parameter, end);
+    add_parameter(layout, parameters[*next], layout.places[*next]);
   }
+  const std::uint32_t units = count_units(parameters, frozen);
+  for (std::uint32_t unit = 0; unit < units; ++unit) {
+    const auto is_of_unit = [&] { return next != order.end() && parameters[*next].unit == unit; };
+    open_block(layout, is_of_unit() ? parameters[*next].group : 0);
+    for (; is_of_unit(); ++next) {
+      add_parameter(layout, parameters[*next], layout.places[*next]);
+    }
+  }
+  for (const FrozenTensor& tensor : frozen) add_frozen(layout, tensor);
   return layout;
 }
 

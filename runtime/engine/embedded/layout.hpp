@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,8 +22,16 @@ struct EmbeddedPlace {
   std::uint64_t count = 0;
 };
 
+/// Where a frozen tensor lies among those of its block, or of all that stay on the device.
+struct FrozenPlace {
+  std::optional<std::uint32_t> block;
+  std::uint64_t first = 0;
+  std::uint64_t bytes = 0;
+};
+
 struct EmbeddedLayout {
   std::vector<EmbeddedPlace> places;  ///< by parameter
+  std::vector<FrozenPlace> frozen;    ///< by frozen tensor
   plan::Workload workload;
   std::vector<BlockGroups> groups;        ///< by block
   std::vector<std::uint32_t> parameters;  ///< by block: how many lie in it
@@ -34,11 +43,12 @@ struct EmbeddedLayout {
 };
 
 /// Packs parameters into blocks: those of no unit in their order, of one group each, and a large
-/// parameter by itself; then each unit into one. Throws `Error{invalid_argument}` for a parameter
-/// without elements, without values, with a name that another has, or of a group that the options
-/// lack, and for options that no trainer can have.
+/// parameter by itself; then each unit into one, with what is frozen of it. Throws
+/// `Error{invalid_argument}` for a parameter without elements, without values, with a name that
+/// another has, or of a group that the options lack, and for options that no trainer can have.
 [[nodiscard]] EmbeddedLayout make_layout(const EmbeddedOptions& options,
-                                         std::span<const EmbeddedParameter> parameters);
+                                         std::span<const EmbeddedParameter> parameters,
+                                         std::span<const FrozenTensor> frozen = {});
 
 /// Returns the placement of all state in one tier, and of streamed parameters in as many slots of
 /// the device as help. Throws `Error{does_not_fit}` where it has no room for one.

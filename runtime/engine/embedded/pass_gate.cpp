@@ -16,7 +16,7 @@ void PassGate::open(bool& pass, const ExternalPass& which) {
   {
     const std::lock_guard lock(mutex_);
     pass = true;
-    blocks_[which.block].parameters = which.parameters;
+    blocks_[which.block].pass = which;
   }
   changed_.notify_all();
 }
@@ -50,9 +50,9 @@ bool PassGate::wait(const bool& reached) {
   return reached;
 }
 
-std::byte* PassGate::parameters(std::uint32_t block) {
+ExternalPass PassGate::pass(std::uint32_t block) {
   const std::lock_guard lock(mutex_);
-  return blocks_[block].parameters;
+  return blocks_[block].pass;
 }
 
 void PassGate::complete(std::uint32_t block) {

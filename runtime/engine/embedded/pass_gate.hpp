@@ -40,8 +40,8 @@ class PassGate final : public ExternalPasses, public TicketSource {
   }
 
   // Any thread.
-  /// Returns where the block's parameters are, once a pass of it has begun.
-  [[nodiscard]] std::byte* parameters(std::uint32_t block);
+  /// Returns the block's pass that began last: where its parameters are.
+  [[nodiscard]] ExternalPass pass(std::uint32_t block);
   /// The pass of the block is over, or will be as soon as it begins.
   void complete(std::uint32_t block);
   void complete_all();
@@ -50,7 +50,7 @@ class PassGate final : public ExternalPasses, public TicketSource {
   struct Block {
     bool forward = false;   ///< has begun
     bool backward = false;  ///< has begun
-    std::byte* parameters = nullptr;
+    ExternalPass pass;
     std::atomic<bool> complete{false};
   };
   void open(bool& pass, const ExternalPass& which);

@@ -51,10 +51,34 @@ std::span<std::byte> EmbeddedTrainer::Implementation::resident_values(const Embe
 std::span<std::byte> EmbeddedTrainer::Implementation::device_values(std::uint32_t parameter) {
   const EmbeddedPlace& at = place(parameter);
   if (cycle_.is_resident(at)) return resident_values(at);
-  check(inside_ && at.block == layout_.residents + *inside_, ErrorCode::invalid_argument,
-        fmt::format("\"{}\" is not on the device: enter its unit first", names_[parameter]));
+  check_inside(at.block, names_[parameter]);
   const std::size_t size = size_of(options_.dtype);
-  return {gate_.parameters(at.block) + at.first * size, at.count * size};
+  return {gate_.pass(at.block).parameters + at.first * size, at.count * size};
+}
+
+void EmbeddedTrainer::Implementation::check_inside(std::uint32_t block,
+                                                   const std::string& name) const {
+  check(inside_ && block == layout_.residents + *inside_, ErrorCode::invalid_argument,
+        fmt::format("\"{}\" is not on the device: enter its unit first", name));
+}
+
+const FrozenPlace& EmbeddedTrainer::Implementation::frozen_place(std::uint32_t frozen) const {
+  check_process();
+  check(frozen < layout_.frozen.size(), ErrorCode::invalid_argument,
+        fmt::format("there is no frozen tensor {}; there are {}, counted from 0", frozen,
+                    layout_.frozen.size()));
+  return layout_.frozen[frozen];
+}
+
+std::span<std::byte> EmbeddedTrainer::Implementation::frozen_values(std::uint32_t frozen) {
+  return cycle_.frozen(frozen_place(frozen));
+}
+
+std::span<std::byte> EmbeddedTrainer::Implementation::device_frozen(std::uint32_t frozen) {
+  const FrozenPlace& at = frozen_place(frozen);
+  if (!at.block) return cycle_.frozen(at);
+  check_inside(*at.block, frozen_names_[frozen]);
+  return {gate_.pass(*at.block).frozen + at.first, at.bytes};
 }
 
 void EmbeddedTrainer::Implementation::leave(std::uint32_t unit,

@@ -13,6 +13,7 @@ namespace spillway::engine {
 struct ExternalPass {
   std::uint32_t block = 0;
   std::byte* parameters = nullptr;  ///< of the block, on the host or on the device
+  std::byte* frozen = nullptr;      ///< what nothing updates of a streamed block, on the device
 };
 
 /// Called on the control thread once the op may start. Does not block.

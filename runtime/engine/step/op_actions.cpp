@@ -159,12 +159,15 @@ Ticket OpActions::start(const Op& op) {
 
 ExternalPass OpActions::external_pass(const Op& op) const {
   const OpMemory memory = memory_of(op);
-  ExternalPass pass{.block = op.block};
-  if (!memory.reads(ValueKind::parameters, op.block)) return pass;
-  const plan::Buffer from = memory.read(ValueKind::parameters, op.block);
-  pass.parameters = plan::tier_of(from.pool) == Tier::device ? memory.device(from).address()
-                                                             : memory.host(from).data();
-  return pass;
+  const auto find = [&](ValueKind what) -> std::byte* {
+    if (!memory.reads(what, op.block)) return nullptr;
+    const plan::Buffer from = memory.read(what, op.block);
+    return plan::tier_of(from.pool) == Tier::device ? memory.device(from).address()
+                                                    : memory.host(from).data();
+  };
+  return {.block = op.block,
+          .parameters = find(ValueKind::parameters),
+          .frozen = find(ValueKind::frozen)};
 }
 
 std::span<std::byte> OpActions::state_of(const Op& op) const {

@@ -15,7 +15,7 @@ StateSlots::StateSlots(StateFormat format, std::vector<plan::Tile> tiles)
     // The plan counts what the kernels lay out.
     SPILLWAY_ASSERT(layout.bytes == plan::state_bytes(format, tile.count).value());
     SPILLWAY_ASSERT(layout.disk_bytes == plan::slot_bytes(format, tile.count).value());
-    if (tile.block == first_tile_.size()) first_tile_.push_back(i);
+    while (first_tile_.size() <= tile.block) first_tile_.push_back(i);  // some may have no tiles
   }
   first_tile_.push_back(static_cast<std::uint32_t>(tiles_.size()));
 }

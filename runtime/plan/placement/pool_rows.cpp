@@ -51,11 +51,15 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     return Row{.count = count, .each = each, .last = {}};
   };
   const ElementCount largest_shard{sizes.gradient_slot().value() / w.shards()};
-  const bool streams = w.streams_external && pool == PoolKind::parameter_slots;
+  const bool streams =
+      w.streams_external && (pool == PoolKind::parameter_slots || pool == PoolKind::frozen_slots ||
+                             pool == PoolKind::resident_frozen);
   if (w.external && pool != PoolKind::state_staging && !streams) return {};
   switch (pool) {
     case PoolKind::parameter_slots:
       return row(p.parameter_slots, elements(strides.streamed, w.compute));
+    case PoolKind::frozen_slots: return row(p.parameter_slots, sizes.frozen_slot());
+    case PoolKind::resident_frozen: return row(1, w.resident_frozen_bytes);
     case PoolKind::accumulators: return gradients(DType::fp32);
     case PoolKind::rounded_gradients:
       return w.compute == DType::fp32 ? Row{} : gradients(w.compute);

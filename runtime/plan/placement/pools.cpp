@@ -19,6 +19,8 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::device, "gathered parameters"},
     {Tier::device, "parameter slots"},
     {Tier::device, "parameter shards"},
+    {Tier::device, "slots of frozen parameters"},
+    {Tier::device, "frozen parameters"},
     {Tier::device, "optimizer state"},
     {Tier::device, "gradient accumulators"},
     {Tier::device, "rounded gradients"},
@@ -47,6 +49,7 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::host, "kept activations"},
     {Tier::host, "kept activation staging"},
     {Tier::host, "parameters"},
+    {Tier::host, "frozen parameters"},
     {Tier::host, "optimizer state"},
     {Tier::host, "state staging"},
     {Tier::host, "checksums"},
@@ -70,6 +73,10 @@ bool is_of_micro_batches(PoolKind pool) {
     case PoolKind::disk_kept_activations: return true;
     default: return false;
   }
+}
+
+bool is_of_whole_blocks(PoolKind pool) {
+  return pool == PoolKind::whole_parameters || pool == PoolKind::host_frozen;
 }
 
 bool is_of_boundaries(PoolKind pool) {
@@ -98,10 +105,12 @@ class PoolMaker {
 
   Pools make() {
     for (const PoolKind pool : kBlockPools) {
-      if (pool == PoolKind::whole_parameters) {
+      if (is_of_micro_batches(pool)) {
+        lay_micro_batches(pool);
+      } else if (is_of_whole_blocks(pool)) {
         lay_blocks(pool);
       } else {
-        is_of_micro_batches(pool) ? lay_micro_batches(pool) : lay_tiles(pool);
+        lay_tiles(pool);
       }
       SPILLWAY_ASSERT(at(pool).bytes() == sums_.share_of(pool));
     }
@@ -171,6 +180,7 @@ PoolSizes::PoolSizes(const Workload& workload, StateFormat format, ElementCount 
       gradient_slot_(gradient_slot_elements(workload)) {
   for (std::uint32_t b = 0; b < size(); ++b) {
     padded_sizes_.push_back(workload.blocks[b].padded_parameters.value());
+    frozen_slot_ = std::max(frozen_slot_, workload.blocks[b].frozen_bytes);
     saved_sizes_.push_back(saved(b).value());
   }
   padded_sizes_ = distinct(std::move(padded_sizes_));
@@ -209,6 +219,7 @@ bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& pl
              workload_->sums_gradients();
     case PoolKind::host_parameters:
     case PoolKind::host_gradients: return place.state != Tier::device;
+    case PoolKind::host_frozen: return !place.resident();
     case PoolKind::host_state: return place.state == Tier::host;
     case PoolKind::host_sums: return true;
     case PoolKind::disk_state: return commits_ || place.state == Tier::nvme;
@@ -241,6 +252,7 @@ Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount t
     case PoolKind::host_sums: return Bytes{tile.value() / kLeafParameters * sizeof(double)};
     case PoolKind::boundaries:
     case PoolKind::host_boundaries: return workload_->boundary_bytes;
+    case PoolKind::host_frozen: return workload_->blocks[block].frozen_bytes;
     case PoolKind::disk_boundaries: return in_pages(workload_->boundary_bytes);
     case PoolKind::kept_activations:
     case PoolKind::host_kept_activations: return saved(block);
@@ -254,7 +266,7 @@ Bytes PoolSizes::share(PoolKind pool, std::uint32_t block) const {
   if (is_of_micro_batches(pool)) {
     return buffer_bytes(pool, block, {}) * std::uint64_t{workload_->micro_batches};
   }
-  if (pool == PoolKind::whole_parameters) return buffer_bytes(pool, block, {});
+  if (is_of_whole_blocks(pool)) return buffer_bytes(pool, block, {});
   const ElementCount shard = workload_->shard_elements(block);
   const ElementCount rest{shard.value() % tile_parameters_.value()};
   Bytes sum = buffer_bytes(pool, block, tile_parameters_) * (shard / tile_parameters_);

@@ -49,6 +49,7 @@ inline constexpr std::array kBlockPools{PoolKind::resident_parameters,
                                         PoolKind::host_boundaries,
                                         PoolKind::host_kept_activations,
                                         PoolKind::host_parameters,
+                                        PoolKind::host_frozen,
                                         PoolKind::host_state,
                                         PoolKind::host_sums,
                                         PoolKind::disk_boundaries,
@@ -87,6 +88,7 @@ class PoolSizes {
   [[nodiscard]] std::span<const std::uint64_t> padded_sizes() const { return padded_sizes_; }
   [[nodiscard]] std::span<const std::uint64_t> saved_sizes() const { return saved_sizes_; }
   [[nodiscard]] ElementCount gradient_slot() const { return gradient_slot_; }
+  [[nodiscard]] Bytes frozen_slot() const { return frozen_slot_; }
 
  private:
   [[nodiscard]] Bytes saved(std::uint32_t block) const;
@@ -99,6 +101,7 @@ class PoolSizes {
   std::vector<Block> blocks_;
   std::vector<std::uint64_t> padded_sizes_, saved_sizes_;  // that occur, ascending
   ElementCount gradient_slot_;
+  Bytes frozen_slot_;
 };
 
 /// The largest that blocks of a placement need of the buffers that they share.

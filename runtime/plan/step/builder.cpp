@@ -41,6 +41,7 @@ void Builder::restart(const Placement& placement) {
   staged_tile_.assign(placement_.state_slots, ~0U);
   staging_visits_ = record_visits_ = round_ = 0;
   open_pool(PoolKind::parameter_slots, placement_.parameter_slots);
+  open_pool(PoolKind::frozen_slots, placement_.parameter_slots);
   open_pool(PoolKind::accumulators, placement_.gradient_slots);
   open_pool(PoolKind::rounded_gradients, placement_.gradient_slots);
   open_pool(PoolKind::gradient_shards, placement_.gradient_slots);
@@ -59,6 +60,10 @@ void Builder::check_placement() const {
     SPILLWAY_ASSERT(!placement_.any_state(Tier::device));
     SPILLWAY_ASSERT(!workload_.streams_external || !any_streamed(workload_, placement_) ||
                     placement_.parameter_slots > 0);
+    for (std::uint32_t block = 0; block < blocks(); ++block) {
+      const bool streamed = workload_.streams_external && !placement_.blocks[block].resident();
+      SPILLWAY_ASSERT(streamed || workload_.blocks[block].frozen_bytes == Bytes{});
+    }
     return;
   }
   SPILLWAY_ASSERT(workload_.blocks.size() >= 2 && placement_.gradient_slots >= 1);
@@ -126,6 +131,7 @@ void Builder::give_back(const Buffer& buffer) {
     case PoolKind::gradient_shards:
     case PoolKind::parameter_slots:
     case PoolKind::parameter_shards:
+    case PoolKind::frozen_slots:
     case PoolKind::boundary_slots:
     case PoolKind::boundary_staging:
     case PoolKind::kept_activation_slots:

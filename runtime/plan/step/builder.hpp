@@ -116,6 +116,7 @@ class Builder {
   void upload_parameters(std::uint32_t block, const Buffer& target, Needed needed);
   void refresh_residents(std::uint32_t block);
   Buffer bring_parameters(std::uint32_t block);
+  Buffer bring_frozen(std::uint32_t block);
   Buffer accumulator_of(std::uint32_t block, MicroBatches range);
   void read_vectors(OpDraft& draft) const;
   void write_vectors(OpDraft& draft) const;
@@ -174,7 +175,13 @@ class Builder {
   void backward_layer(std::uint32_t layer, MicroBatches range);
   void pass(MicroBatches range, bool update_first);
   void round(std::uint32_t round);
-  [[nodiscard]] Buffer bring_external(std::uint32_t block);
+  /// What a pass of another framework reads of a block.
+  struct ExternalWeights {
+    Buffer trained;
+    Buffer frozen;
+  };
+  ExternalWeights bring_external(OpDraft& pass);
+  void give_back(const ExternalWeights& weights);
   void external_forward();
   void external_training();
 

@@ -3,12 +3,38 @@
 
 namespace spillway::plan {
 
-/// Returns where the framework finds the block's parameters; uploads them if they are streamed.
-Buffer Builder::bring_external(std::uint32_t block) {
-  if (workload_.streams_external || placement_.blocks[block].resident()) {
-    return bring_parameters(block);
+/// Brings what is frozen of a streamed block to the device.
+Buffer Builder::bring_frozen(std::uint32_t block) {
+  const Buffer slot = take_free(PoolKind::frozen_slots);
+  OpDraft upload = draft(OpKind::copy, Lane::h2d, block);
+  upload.read({PoolKind::host_frozen, block}, {ValueKind::frozen, block});
+  upload.write(slot, {ValueKind::frozen, block});
+  upload.op.bytes = workload_.blocks[block].frozen_bytes;
+  append(upload);
+  return slot;
+}
+
+/// Has a pass read the parameters of its block where the framework finds them: on the host, or on
+/// the device, to where they are uploaded. A block that is wholly frozen has no tiles.
+Builder::ExternalWeights Builder::bring_external(OpDraft& pass) {
+  const std::uint32_t block = pass.op.block;
+  ExternalWeights weights{.trained = tiles_of(PoolKind::host_parameters, block), .frozen = {}};
+  if (weights.trained.count > 0) {
+    if (workload_.streams_external || placement_.blocks[block].resident()) {
+      weights.trained = bring_parameters(block);
+    }
+    pass.read(weights.trained, parameters(block));
   }
-  return tiles_of(PoolKind::host_parameters, block);
+  if (workload_.blocks[block].frozen_bytes > Bytes{}) {
+    weights.frozen = bring_frozen(block);
+    pass.read(weights.frozen, {ValueKind::frozen, block});
+  }
+  return weights;
+}
+
+void Builder::give_back(const ExternalWeights& weights) {
+  give_back(weights.trained);
+  give_back(weights.frozen);
 }
 
 /// Appends the pending update and a forward of each block, which waits for no more than the block's
@@ -16,9 +42,8 @@ Buffer Builder::bring_external(std::uint32_t block) {
 void Builder::external_forward() {
   for (std::uint32_t block = 0; block < blocks(); ++block) {
     update_block(block);
-    const Buffer weights = bring_external(block);
     OpDraft forward = draft(OpKind::forward, Lane::external, block);
-    forward.read(weights, parameters(block));
+    const ExternalWeights weights = bring_external(forward);
     append(forward);
     give_back(weights);
   }
@@ -31,10 +56,12 @@ void Builder::external_backward() {
   round_ = workload_.rounds - 1;
   for (std::uint32_t block = blocks(); block-- > 0;) {
     OpDraft backward = draft(OpKind::backward, Lane::external, block);
-    const Buffer weights = bring_external(block);
-    if (workload_.streams_external) backward.read(weights, parameters(block));
-    backward.write(tiles_of(PoolKind::host_gradients, block),
-                   {ValueKind::total_gradient, block, 0, round_});
+    ExternalWeights weights;
+    if (workload_.streams_external) weights = bring_external(backward);
+    const Buffer gradients = tiles_of(PoolKind::host_gradients, block);
+    if (gradients.count > 0) {
+      backward.write(gradients, {ValueKind::total_gradient, block, 0, round_});
+    }
     append(backward);
     give_back(weights);
     if (!workload_.streams_external) append_norms(block, PoolKind::host_gradients);

@@ -135,6 +135,7 @@ bool outlives_steps(PoolKind pool, std::size_t circumstance) {
     case PoolKind::device_state:
     case PoolKind::device_gradients:
     case PoolKind::host_parameters:
+    case PoolKind::host_frozen:
     case PoolKind::host_gradients:
     case PoolKind::host_state:
     case PoolKind::host_tokens:

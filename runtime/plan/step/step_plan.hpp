@@ -55,6 +55,7 @@ struct Copy {
   bool operator==(const Copy&) const = default;
 };
 inline constexpr Copy kUploadParams{ValueKind::parameters, Tier::host, Tier::device};
+inline constexpr Copy kUploadFrozen{ValueKind::frozen, Tier::host, Tier::device};
 inline constexpr Copy kDownloadGrads{ValueKind::gradient, Tier::device, Tier::host};
 inline constexpr Copy kReadState{ValueKind::state, Tier::nvme, Tier::host};
 inline constexpr Copy kStageState{ValueKind::state, Tier::device, Tier::host};

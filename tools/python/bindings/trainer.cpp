@@ -31,6 +31,8 @@ using engine::EmbeddedTrainer;
 
 /// An array of any element type in host memory, in one piece: a tensor of PyTorch, numpy or JAX.
 using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+/// One of bytes, whatever they mean.
+using ByteArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Wide = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstWide = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -70,12 +72,17 @@ class Trainer {
   /// Is a parameter's name, its group, its values at the start and its unit.
   using Parameter = std::tuple<std::string, std::uint32_t, Array, std::optional<std::uint32_t>>;
 
-  Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters);
+  /// Is a frozen tensor's name, its values at the start as bytes, and its unit.
+  using Frozen = std::tuple<std::string, ByteArray, std::optional<std::uint32_t>>;
+
+  Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters,
+          const std::vector<Frozen>& frozen);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
   ~Trainer();
 
   [[nodiscard]] EmbeddedTrainer& native() const { return *trainer_; }
+  [[nodiscard]] bool stays_on_device(std::uint32_t frozen) const { return frozen_stays_[frozen]; }
   void add_gradient(std::uint32_t parameter, const Array& gradient) const;
   void read_state(std::uint32_t parameter, const std::optional<Wide>& master,
                   const std::optional<Wide>& m, const std::optional<Wide>& v) const;
@@ -88,10 +95,12 @@ class Trainer {
 
   DType dtype_;
   std::vector<std::uint64_t> elements_;
+  std::vector<bool> frozen_stays_;  ///< on the device
   std::unique_ptr<EmbeddedTrainer> trainer_;
 };
 
-Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters)
+Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters,
+                 const std::vector<Frozen>& frozen)
     : dtype_(options.dtype) {
   std::vector<engine::EmbeddedParameter> registered;
   for (const auto& [name, group, array, unit] : parameters) {
@@ -103,8 +112,17 @@ Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& p
                           .unit = unit,
                           .values = values.data()});
   }
+  std::vector<engine::FrozenTensor> never_updated;
+  never_updated.reserve(frozen.size());
+  for (const auto& [name, array, unit] : frozen) {
+    frozen_stays_.push_back(!unit);
+    never_updated.push_back({.name = name,
+                             .bytes = Bytes{array.size()},
+                             .unit = unit,
+                             .values = reinterpret_cast<const std::byte*>(array.data())});
+  }
   const Unlocked unlocked;
-  trainer_ = std::make_unique<EmbeddedTrainer>(options, registered);
+  trainer_ = std::make_unique<EmbeddedTrainer>(options, registered, never_updated);
 }
 
 Trainer::~Trainer() {
@@ -164,6 +182,10 @@ nb::object array_of(const nb::handle_t<Trainer>& self, std::span<std::byte> byte
       on_gpu ? options.device_index : 0));
 }
 
+bool is_on_gpu(const EmbeddedTrainer& native) {
+  return native.options().device == config::DeviceKind::cuda;
+}
+
 /// Returns the parameter's values where they are kept.
 nb::object values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
   EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
@@ -173,8 +195,20 @@ nb::object values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
 /// Returns those of an entered unit, on the device.
 nb::object device_values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
   EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
-  return array_of(self, native.device_values(parameter),
-                  native.options().device == config::DeviceKind::cuda);
+  return array_of(self, native.device_values(parameter), is_on_gpu(native));
+}
+
+/// Returns a frozen tensor where it is kept: of no unit, on the device.
+nb::object frozen_values(const nb::handle_t<Trainer>& self, std::uint32_t frozen) {
+  const auto& trainer = nb::cast<Trainer&>(self);
+  const std::span<std::byte> bytes = trainer.native().frozen_values(frozen);
+  return array_of(self, bytes, is_on_gpu(trainer.native()) && trainer.stays_on_device(frozen));
+}
+
+/// Returns one of an entered unit, or of no unit, on the device.
+nb::object device_frozen(const nb::handle_t<Trainer>& self, std::uint32_t frozen) {
+  EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
+  return array_of(self, native.device_frozen(frozen), is_on_gpu(native));
 }
 
 /// Calls `EmbeddedTrainer`'s function without the interpreter's lock.
@@ -189,6 +223,10 @@ void add_values(nb::class_<Trainer>& trainer) {
   trainer.def("values", &values, nb::arg("parameter"), nb::sig("def values(self, parameter: int)"))
       .def("device_values", &device_values, nb::arg("parameter"),
            nb::sig("def device_values(self, parameter: int)"))
+      .def("frozen_values", &frozen_values, nb::arg("frozen"),
+           nb::sig("def frozen_values(self, frozen: int)"))
+      .def("device_frozen", &device_frozen, nb::arg("frozen"),
+           nb::sig("def device_frozen(self, frozen: int)"))
       .def(
           "enter",
           [](const Trainer& self, std::uint32_t unit, bool backward) {
@@ -304,8 +342,10 @@ void add_trainer(nb::module_& module) {
   add_trainer_options(module);
   nb::class_<Trainer> trainer(
       module, "Trainer", "Trains parameters whose forward and backward another framework runs.");
-  trainer.def(nb::init<const EmbeddedOptions&, const std::vector<Trainer::Parameter>&>(),
-              nb::arg("options"), nb::arg("parameters"));
+  trainer.def(nb::init<const EmbeddedOptions&, const std::vector<Trainer::Parameter>&,
+                       const std::vector<Trainer::Frozen>&>(),
+              nb::arg("options"), nb::arg("parameters"),
+              nb::arg("frozen") = std::vector<Trainer::Frozen>{});
   add_values(trainer);
   add_steps(trainer);
   add_state(trainer);

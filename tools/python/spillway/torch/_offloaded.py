@@ -109,9 +109,17 @@ class OffloadedOptimizer(WithState):
         hyperparameters = {entry.group: self._hyperparameters(entry.group, 0) for entry in entries}
         options = self._trainer_options(entries[0].parameter.dtype)
         streaming = streaming_of([entry.parameter for entry in entries])
+        frozen: list[Registered] = []
         if streaming is not None:
+            if any(streaming.is_kept_by(shard) for shard in self._shards):
+                raise NotSupportedError(
+                    f"{entries[0].name} of an offloaded model is trained since the optimizer was "
+                    "made, or is of another element type; make the optimizer again, with "
+                    "parameters of one element type")
             options.device_memory = streaming.device_memory
-        shard = Shard(entries, hyperparameters, options)
+            frozen = streaming.frozen()
+            check_memory([*entries, *frozen])
+        shard = Shard(entries, frozen, hyperparameters, options)
         if streaming is not None:
             streaming.attach(shard)
         self._shards.append(shard)

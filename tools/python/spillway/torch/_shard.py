@@ -23,18 +23,25 @@ class Registered(NamedTuple):
 
 def check_parameter(registered: Registered) -> None:
     """Raises for a parameter that cannot be offloaded."""
+    check_frozen(registered)
+    parameter, name = registered.parameter, registered.name
+    if parameter.dtype not in DTYPES:
+        raise NotSupportedError(
+            f"{name} has elements of {parameter.dtype}; they must be float32, bfloat16 or float16: "
+            "model.to(torch.float32)")
+
+
+def check_frozen(registered: Registered) -> None:
+    """Raises for a parameter that cannot be in a trainer's memory, whether it is trained or not."""
     parameter, name = registered.parameter, registered.name
     if parameter.device.type != "cpu":
         raise NotSupportedError(
             f"{name} is on {parameter.device}: this version offloads parameters that are CPU "
             "tensors; make the optimizer before model.to(device), or use spillway.train for "
             "training on a GPU")
-    if parameter.dtype not in DTYPES:
-        raise NotSupportedError(
-            f"{name} has elements of {parameter.dtype}; they must be float32, bfloat16 or float16: "
-            "model.to(torch.float32)")
-    if parameter.layout != torch.strided:
-        raise NotSupportedError(f"{name} has layout {parameter.layout}; it must be dense")
+    if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
+        raise NotSupportedError(f"{name} is a {type(parameter.data).__name__} with layout "
+                                f"{parameter.layout}; it must be a plain dense tensor")
 
 
 def check_memory(parameters: list[Registered]) -> None:
@@ -53,25 +60,29 @@ class Shard:
     """Owns the memory of some parameters and trains them.
 
     `parameters` are of one dtype; the values are copied, and each parameter's `data` then refers to
-    the trainer's memory. `groups` are the numbers of the optimizer's groups that have a parameter
-    here, in the order of the trainer's own.
+    the trainer's memory. So it is with `frozen` ones of any dtype, which nobody trains. `entries`
+    has both, in that order. `groups` are the numbers of the optimizer's groups that have a
+    parameter here, in the order of the trainer's own.
     """
 
-    def __init__(self, parameters: list[Registered], hyperparameters: dict[int, Any],
-                 options: Any) -> None:
-        self.entries = parameters
+    def __init__(self, parameters: list[Registered], frozen: list[Registered],
+                 hyperparameters: dict[int, Any], options: Any) -> None:
+        self.entries = [*parameters, *frozen]
+        self._trained = len(parameters)
         self.groups = sorted({entry.group for entry in parameters})
         options.dtype = DTYPES[parameters[0].parameter.dtype]
         options.groups = [hyperparameters[group] for group in self.groups]
         self.trainer = native.Trainer(options, [
             (entry.name, self.groups.index(entry.group),
-             entry.parameter.detach().contiguous().view(-1), entry.unit) for entry in parameters])
-        self._memory = [self._map(index) for index in range(len(parameters))]
-        self._versions = [0] * len(parameters)
+             entry.parameter.detach().contiguous().view(-1), entry.unit) for entry in parameters], [
+            (entry.name, entry.parameter.detach().contiguous().view(-1).view(torch.uint8),
+             entry.unit) for entry in frozen])
+        self._memory = [self._map(index) for index in range(len(self.entries))]
+        self._versions = [0] * len(self.entries)
         self._most = options.gradients_per_step
-        self._received = [0] * len(parameters)  # gradients of the step that is under way
+        self._received = [0] * self._trained  # gradients of the step that is under way
         self._any_received = False
-        for index in range(len(parameters)):
+        for index in range(len(self.entries)):
             self._point(index)
 
     def _view(self, index: int, values: Any) -> torch.Tensor:
@@ -80,11 +91,15 @@ class Shard:
 
     def _map(self, index: int) -> torch.Tensor:
         """The trainer's values of a parameter, in its shape and without a copy."""
-        return self._view(index, self.trainer.values(index))
+        frozen = index - self._trained
+        return self._view(index, self.trainer.values(index) if frozen < 0
+                          else self.trainer.frozen_values(frozen))
 
     def device_view(self, index: int) -> torch.Tensor:
         """The same where a streamed parameter is while its unit is entered."""
-        return self._view(index, self.trainer.device_values(index))
+        frozen = index - self._trained
+        return self._view(index, self.trainer.device_values(index) if frozen < 0
+                          else self.trainer.device_frozen(frozen))
 
     def swap(self, index: int, memory: torch.Tensor) -> torch.Tensor:
         """Makes `data` of a parameter refer to `memory`; returns what it referred to."""
@@ -120,7 +135,7 @@ class Shard:
 
     def add_gradients(self) -> None:
         """Does that for gradients that no backward pass handed over."""
-        for index, entry in enumerate(self.entries):
+        for index, entry in enumerate(self.entries[:self._trained]):
             if entry.parameter.grad is not None:
                 self.add_gradient(index)
 
@@ -137,7 +152,7 @@ class Shard:
             self._forget()
 
     def _forget(self) -> None:
-        self._received = [0] * len(self.entries)
+        self._received = [0] * self._trained
         self._any_received = False
 
     def _written(self, index: int) -> bool:
@@ -160,7 +175,8 @@ class Shard:
     def take_values(self, index: int) -> None:
         """Makes the master of a parameter what the parameter is."""
         parameter = self.entries[index].parameter
-        self.trainer.wait(index)
+        if index < self._trained:
+            self.trainer.wait(index)
         if parameter.data_ptr() != self._memory[index].data_ptr():
             check_parameter(self.entries[index])
             memory = self._memory[index]
@@ -171,7 +187,8 @@ class Shard:
                     f"{tuple(parameter.shape)}: convert the model before you make the optimizer")
             memory.copy_(parameter.data)
         self._point(index)
-        self.trainer.take_values(index)
+        if index < self._trained:
+            self.trainer.take_values(index)
 
     def read(self, index: int, master: bool, m: bool, v: bool) -> list[torch.Tensor | None]:
         """State of a parameter as fp32 tensors of its shape; None for what is not wanted."""

@@ -8,7 +8,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import saved_tensors_hooks
 
 from spillway.errors import InvalidArgumentError, NotSupportedError
-from spillway.torch._shard import Shard
+from spillway.torch._shard import Registered, Shard, check_frozen
 
 __all__ = ["offload_model"]
 
@@ -23,6 +23,10 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     loop is the same, and so are the bits. `blocks` are modules in the order of their forward pass;
     without it they are the children of the `ModuleList` (or `Sequential`) with most parameters
     whose children are of one class. A parameter that several blocks share stays on the device.
+
+    Parameters that need no gradient, such as the base model of adapters, are frozen: they pass
+    through the device too, in whatever element type, and have neither gradients nor state. What is
+    trained is of one element type.
 
     This version streams parameters that are CPU tensors, for which the device is a part of host
     memory with a budget. Tensors that operations save for backward stay where they are.
@@ -79,6 +83,7 @@ class Streaming:
             if id(module) not in inside:
                 for parameter in module.parameters(recurse=False):
                     owners.setdefault(parameter, []).append(None)
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._parameters: list[list[torch.nn.Parameter]] = [[] for _ in blocks]
         for parameter, units in owners.items():
             unit = units[0] if len(set(units)) == 1 else None
@@ -100,16 +105,31 @@ class Streaming:
             block.register_forward_pre_hook(self._before(unit), with_kwargs=True)
             block.register_forward_hook(self._after(unit), with_kwargs=True, always_call=True)
 
+    def frozen(self) -> list[Registered]:
+        """What nobody trains of the model, which goes where the parameters go."""
+        found = [Registered(parameter, 0, name, unit_of(parameter))
+                 for parameter, name in self._names.items()
+                 if not parameter.requires_grad and parameter.numel()]
+        for entry in found:
+            check_frozen(entry)
+        return found
+
+    def is_kept_by(self, shard: Shard) -> bool:
+        """Whether `shard` keeps the model's parameters."""
+        return self._shard is shard
+
     def attach(self, shard: Shard) -> None:
         """Makes `shard`, which has all parameters of the model, the keeper of them."""
         places = {entry.parameter: index for index, entry in enumerate(shard.entries)}
         for unit, parameters in enumerate(self._parameters):
             for parameter in parameters:
-                if parameter not in places:
+                if parameter.numel() and parameter not in places:
                     raise NotSupportedError(
-                        f"a parameter of block {unit} with the shape {tuple(parameter.shape)} is "
-                        "not one of the optimizer: this version streams parameters that are "
-                        "trained, all of one element type")
+                        f"{self._names[parameter]} of block {unit} needs gradients and is not one "
+                        "of the optimizer with its element type: give the optimizer all parameters "
+                        "that are trained, in one element type, or freeze it")
+        self._parameters = [[parameter for parameter in parameters if parameter.numel()]
+                            for parameters in self._parameters]
         self._indices = [[places[parameter] for parameter in parameters]
                          for parameters in self._parameters]
         self._shard = shard
