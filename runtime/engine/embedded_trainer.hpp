@@ -10,7 +10,8 @@
 //
 // Threads: `add_gradient` and `wait` may be called by any number of threads, one at a time for one
 // parameter, also while another thread enters and leaves units; everything else by one thread at a
-// time, while none of these runs. The object has a control thread of its own, which runs the plans,
+// time, while none of these runs. `wait` for a parameter of a unit ends passes, and is called by
+// the thread that enters units. The object has a control thread of its own, which runs the plans,
 // and with cuda one more, which brings gradients. A process that forks must not use it in the
 // child; every call there throws `Error{not_supported}`.
 //
@@ -80,7 +81,8 @@ struct EmbeddedOptions {
   /// Gradients that each parameter gets in a step. Several are summed in fp32, in the order of
   /// their arrival; 0: any number, and no norm is computed before `step`.
   std::uint32_t gradients_per_step = 1;
-  /// `step` decides the update; it runs while the framework goes on, and `wait` waits for it.
+  /// `step` decides the update; it runs while the framework goes on, and `wait` waits for it. So
+  /// does a unit's next forward for its own, where parameters are streamed.
   bool defers_updates = false;
   MissingGradient missing_gradient = MissingGradient::refuse;
   /// Parameters are streamed through that much of the device, a unit at a time: `enter`. Absent:
@@ -184,7 +186,8 @@ class EmbeddedTrainer {
   /// or `discard_gradients` is next.
   [[nodiscard]] double grad_norm(double gradient_divisor = 1);
   EmbeddedResult step(const EmbeddedStep& step);
-  /// Blocks until the parameter has every update that was decided.
+  /// Blocks until the parameter has every update that was decided; where it is kept, if it is
+  /// streamed. No unit may be entered then.
   void wait(std::uint32_t parameter);
   /// Does that for all of them.
   void wait();

@@ -57,7 +57,7 @@ class EmbeddedStreamingTest : public testing::Test {
     trainer.leave(unit);
   }
 
-  void train(EmbeddedTrainer& trainer, int step, bool streamed) {
+  void backward(EmbeddedTrainer& trainer, int step, bool streamed) {
     for (std::uint32_t unit = 0; streamed && unit < kUnits; ++unit) {
       visit(trainer, unit, EmbeddedPass::forward);
     }
@@ -68,6 +68,10 @@ class EmbeddedStreamingTest : public testing::Test {
       if (streamed) trainer.leave(unit);
     }
     trainer.add_gradient(0, bytes_of(gradient(0, step)));
+  }
+
+  void train(EmbeddedTrainer& trainer, int step, bool streamed) {
+    backward(trainer, step, streamed);
     trainer.step({.max_norm = 1});
   }
 
@@ -92,6 +96,66 @@ TEST_F(EmbeddedStreamingTest, TrainsInABudgetWithTheBitsOfParametersThatStay) {
     }
     EXPECT_EQ(image(streamed), image(stays));
   }
+}
+
+TEST_F(EmbeddedStreamingTest, AnUpdateMayRunBesideTheNextForwardPass) {
+  for (const std::uint64_t gradients : {1U, 2U}) {
+    EmbeddedOptions options = streaming(112_KiB);
+    options.gradients_per_step = static_cast<std::uint32_t>(gradients);
+    EmbeddedOptions other = options_for();
+    other.gradients_per_step = options.gradients_per_step;
+    options.defers_updates = true;
+    EmbeddedTrainer deferred(options, parameters(true));
+    EmbeddedTrainer stays(other, parameters(false));
+    for (int step = 1; step <= 6; ++step) {
+      for (std::uint64_t pass = gradients; pass-- > 0;) {
+        backward(deferred, step + 10 * static_cast<int>(pass), true);
+        backward(stays, step + 10 * static_cast<int>(pass), false);
+      }
+      deferred.step({.max_norm = 1});
+      stays.step({.max_norm = 1});
+      if (step == 3) {
+        deferred.wait(0);
+        EXPECT_EQ(floats(deferred.values(0)), floats(stays.values(0)));
+        deferred.wait(4);
+        EXPECT_EQ(floats(deferred.values(4)), floats(stays.values(4)));
+      }
+      if (step == 5) deferred.discard_gradients();
+    }
+    deferred.wait();
+    EXPECT_EQ(image(deferred), image(stays));
+  }
+}
+
+TEST_F(EmbeddedStreamingTest, GradientsWaitForAnUpdateThatReadsThoseBefore) {
+  values_[0] = normal(3u << 20, 1);
+  EmbeddedOptions options = streaming(16_MiB);
+  options.defers_updates = true;
+  EmbeddedTrainer deferred(options, parameters(true));
+  EmbeddedTrainer stays(options_for(), parameters(false));
+  const Tensor none(values_[0].size());
+  for (EmbeddedTrainer* trainer : {&deferred, &stays}) {
+    train(*trainer, 1, trainer == &deferred);
+    trainer->add_gradient(0, bytes_of(none));
+    for (std::uint32_t unit = 0; unit < kUnits && trainer == &deferred; ++unit) {
+      visit(*trainer, unit, EmbeddedPass::forward);
+    }
+    for (std::uint32_t i = 1; i < trainer->size(); ++i) {
+      trainer->add_gradient(i, bytes_of(gradient(i, 2)));
+    }
+    trainer->step({.max_norm = 1});
+    trainer->wait();
+  }
+  EXPECT_EQ(image(deferred), image(stays));
+  train(deferred, 3, true);
+  EXPECT_THROW(deferred.add_gradient(12, bytes_of(gradient(12, 4))), Error);
+  deferred.wait(12);
+  deferred.add_gradient(12, bytes_of(gradient(12, 4)));
+  deferred.discard_gradients();
+  train(deferred, 4, true);
+  deferred.enter(5, EmbeddedPass::forward);
+  EXPECT_THROW(deferred.wait(12), Error);
+  deferred.leave(5);
 }
 
 TEST_F(EmbeddedStreamingTest, FrozenTensorsComeWithTheirUnitAndAreNeverUpdated) {

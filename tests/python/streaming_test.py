@@ -45,11 +45,13 @@ class Model(torch.nn.Module):
         return self.head(x).square().mean()
 
 
-def make(budget=None, dtype=torch.float32, recomputes=False, **options):
+def make(budget=None, dtype=torch.float32, recomputes=False, deferred=False, **options):
     torch.manual_seed(1)
     model = Model(recomputes=recomputes).to(dtype)
     if budget is not None:
         offload_model(model, budget)
+    if deferred:
+        options["deferred"] = model
     return model, OffloadedAdamW(model.parameters(), lr=1e-2, max_norm=1.0, **options)
 
 
@@ -84,6 +86,8 @@ def same(a, b):
     (torch.bfloat16, {"state_format": "split"}, 1),
     (torch.float32, {"accumulation_steps": 3}, 3),
     (torch.float32, {"accumulation_steps": None}, 2),
+    (torch.float32, {"deferred": True}, 1),
+    (torch.bfloat16, {"deferred": True, "accumulation_steps": 2, "state_format": "split"}, 2),
 ])
 def test_trains_four_times_its_budget_with_the_bits_of_a_resident_model(dtype, options, passes):
     resident, resident_optimizer = make(dtype=dtype, **options)
@@ -91,6 +95,8 @@ def test_trains_four_times_its_budget_with_the_bits_of_a_resident_model(dtype, o
     streamed, optimizer = make(size // 4, dtype, **options)
     assert train(resident, resident_optimizer, range(4), passes) == train(
         streamed, optimizer, range(4), passes)
+    resident_optimizer.synchronize()
+    optimizer.synchronize()
     assert same(resident, streamed)
     assert on_device(optimizer) <= size // 4
     # Blocks really computed on the few slots of the device.
@@ -204,7 +210,8 @@ def test_goes_on_after_a_forward_pass_that_failed():
     assert same(resident, streamed)
 
 
-def test_a_llama_of_transformers_with_state_on_disk(tmp_path):
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_llama_of_transformers_with_state_on_disk(tmp_path, deferred):
     config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=6,
                          num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
     losses = []
@@ -214,7 +221,8 @@ def test_a_llama_of_transformers_with_state_on_disk(tmp_path):
         if streamed:
             offload_model(model, "200KB")
         optimizer = OffloadedAdamW(model.parameters(), lr=1e-3, max_norm=1.0,
-                                   nvme=[tmp_path / str(streamed)])
+                                   nvme=[tmp_path / str(streamed)],
+                                   deferred=model if deferred and streamed else None)
         run = []
         for step in range(3):
             tokens = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(step))

@@ -37,6 +37,9 @@ class EmbeddedCycle final : public StepCycle {
   /// none where a gradient is not finite. Returns whether there is one.
   bool decide(std::span<const cpu_adam::AdamOptions> groups, double norm, const EmbeddedStep& step);
 
+  /// Returns whether an update is decided that no plan has applied.
+  [[nodiscard]] bool has_pending() const { return pending_.pending; }
+
   /// Returns where the parameter lies on the host, and where its gradient waits.
   [[nodiscard]] std::span<std::byte> values(const EmbeddedPlace& place);
   [[nodiscard]] bool is_resident(const EmbeddedPlace& place) const {

@@ -130,17 +130,28 @@ EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
         fmt::format("\"{}\" has had {} of its {} gradients of this step; call step, or say how "
                     "many a step has (gradients_per_step)",
                     names_[parameter], received_[parameter], most));
+  // A unit's forward may wait for those of others, which nobody enters.
+  const std::uint32_t block = layout_.places[parameter].block;
+  check(block < layout_.residents || !users_.runner.runs_update() ||
+            users_.gate.has_begun_forward(block) || !layout_.workload.streams_external,
+        ErrorCode::invalid_argument,
+        fmt::format("a gradient of \"{}\" comes ahead of its update; enter its unit first",
+                    names_[parameter]));
   // Streamed parameters have the backward pass that `enter` started.
   if (!layout_.workload.streams_external) users_.runner.start(EmbeddedPlan::step);
   any_ = true;
   return received_[parameter]++ == 0 ? Turn::first : Turn::later;
 }
 
-/// Returns once no update reads the gradient of the step before. Where parameters are streamed,
-/// none runs beside passes.
+/// Returns once no update reads the gradient of the step before. Where parameters are streamed, an
+/// update runs beside a forward pass, which a block begins once its own is over.
 void EmbeddedGradients::await_memory(std::uint32_t parameter) {
-  if (layout_.workload.streams_external) return;
-  if (!users_.gate.wait_for_backward(layout_.places[parameter].block)) users_.runner.check_sound();
+  const std::uint32_t block = layout_.places[parameter].block;
+  const bool streams = layout_.workload.streams_external;
+  if (streams && !users_.runner.runs_update()) return;
+  const bool begun =
+      streams ? users_.gate.wait_for_forward(block) : users_.gate.wait_for_backward(block);
+  if (!begun) users_.runner.check_sound();
 }
 
 /// Stores a part of a gradient, or adds it; `first`: its place in the gradient's bytes.

@@ -138,7 +138,7 @@ EmbeddedResult EmbeddedTrainer::Implementation::step(const EmbeddedStep& step) {
   if (!updates) {
     runner_.park();
   } else if (options_.defers_updates) {
-    runner_.start(EmbeddedPlan::step);
+    begin(EmbeddedPlan::step);
   } else {
     runner_.start(EmbeddedPlan::update);
     runner_.finish();
@@ -163,8 +163,15 @@ EmbeddedUse EmbeddedTrainer::Implementation::use() const {
 void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {
   const EmbeddedPlace& at = place(parameter);
   runner_.check_sound();
-  if (streams() || runner_.phase() != Phase::running) return;
-  if (!gate_.wait_for_forward(at.block)) runner_.check_sound();
+  if (!runner_.runs_update()) return;
+  if (at.block < layout_.residents || !streams()) {
+    if (!gate_.wait_for_forward(at.block)) runner_.check_sound();
+    return;
+  }
+  check(!inside_, ErrorCode::invalid_argument,
+        fmt::format("\"{}\" is waited for before unit {} is left", names_[parameter],
+                    inside_.value_or(0)));
+  runner_.park();
 }
 
 void EmbeddedTrainer::Implementation::set_group(std::uint32_t group,

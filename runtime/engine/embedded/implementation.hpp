@@ -61,6 +61,7 @@ class EmbeddedTrainer::Implementation {
   void check_inside(std::uint32_t block, const std::string& name) const;
   [[nodiscard]] const FrozenPlace& frozen_place(std::uint32_t frozen) const;
   [[nodiscard]] std::span<std::byte> resident_values(const EmbeddedPlace& at);
+  void begin(EmbeddedPlan plan);
   void gather();
   void park();
   void check_count(std::uint32_t parameter, std::size_t count) const;

@@ -25,8 +25,6 @@ constexpr std::uint32_t kMostSlots = 3;
 constexpr std::uint64_t kFrozenAlignment = 64;
 
 void check_options(const EmbeddedOptions& options) {
-  check(!options.device_memory || !options.defers_updates, ErrorCode::not_supported,
-        "defers_updates does not go with device_memory in this version; leave one of them out");
   check(!options.groups.empty(), ErrorCode::invalid_argument,
         "there is no parameter group; give the options of at least one");
   check(options.tile_parameters > 0 && options.tile_parameters % kLeafParameters == 0,

@@ -50,6 +50,11 @@ bool PassGate::wait(const bool& reached) {
   return reached;
 }
 
+bool PassGate::has_begun_forward(std::uint32_t block) {
+  const std::lock_guard lock(mutex_);
+  return blocks_[block].forward;
+}
+
 ExternalPass PassGate::pass(std::uint32_t block) {
   const std::lock_guard lock(mutex_);
   return blocks_[block].pass;

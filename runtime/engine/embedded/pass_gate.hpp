@@ -40,6 +40,7 @@ class PassGate final : public ExternalPasses, public TicketSource {
   }
 
   // Any thread.
+  [[nodiscard]] bool has_begun_forward(std::uint32_t block);
   /// Returns the block's pass that began last: where its parameters are.
   [[nodiscard]] ExternalPass pass(std::uint32_t block);
   /// The pass of the block is over, or will be as soon as it begins.

@@ -29,6 +29,11 @@ bool PlanRunner::runs(EmbeddedPlan plan) const {
   return phase_ == Phase::running && plan_ == plan;
 }
 
+bool PlanRunner::runs_update() const {
+  const std::lock_guard lock(mutex_);
+  return phase_ == Phase::running && plan_ == EmbeddedPlan::step && updates_;
+}
+
 void PlanRunner::start(EmbeddedPlan plan) {
   check_sound();
   {
@@ -37,6 +42,7 @@ void PlanRunner::start(EmbeddedPlan plan) {
     gate_.close(cycle_.wake());
     phase_ = Phase::running;
     plan_ = plan;
+    updates_ = cycle_.has_pending();
   }
   changed_.notify_all();
 }

@@ -34,6 +34,8 @@ class PlanRunner {
   void check_sound() const;
   /// Returns whether that plan runs.
   [[nodiscard]] bool runs(EmbeddedPlan plan) const;
+  /// Returns whether a plan runs that began with an update, beside the next passes.
+  [[nodiscard]] bool runs_update() const;
   /// Starts a plan, unless one runs.
   void start(EmbeddedPlan plan);
   /// Ends all passes of the plan under way, and blocks until it is over.
@@ -50,6 +52,7 @@ class PlanRunner {
   std::condition_variable changed_;
   Phase phase_ = Phase::parked;
   EmbeddedPlan plan_ = EmbeddedPlan::step;  ///< that runs
+  bool updates_ = false;                    ///< it began with an update
   bool stops_ = false;
   std::exception_ptr failure_;
   std::thread thread_;

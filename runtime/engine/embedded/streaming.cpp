@@ -14,6 +14,15 @@ void EmbeddedTrainer::Implementation::check_unit(std::uint32_t unit) const {
         fmt::format("there is no unit {}; there are {}, counted from 0", unit, layout_.units()));
 }
 
+/// Starts a plan. Blocks of no unit have no passes, and units wait for them to be entered.
+void EmbeddedTrainer::Implementation::begin(EmbeddedPlan plan) {
+  runner_.start(plan);
+  for (std::uint32_t block = 0; streams() && block < layout_.residents; ++block) {
+    gate_.complete(block);
+  }
+  entered_ = 0;
+}
+
 /// Begins at the first unit of a plan, unless this one comes later in the plan that runs: the
 /// passes between are over as they begin.
 void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pass) {
@@ -31,9 +40,7 @@ void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pas
   const std::uint32_t place = forward ? unit : layout_.units() - 1 - unit;
   if (!runner_.runs(plan) || place < entered_) {
     runner_.park();
-    runner_.start(plan);
-    for (std::uint32_t block = 0; block < layout_.residents; ++block) gate_.complete(block);
-    entered_ = 0;
+    begin(plan);
   }
   for (; entered_ < place; ++entered_) gate_.complete(block_at(entered_));
   ++entered_;

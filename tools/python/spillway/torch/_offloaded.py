@@ -243,7 +243,8 @@ class OffloadedOptimizer(WithState):
 
     def _wait_before_forward(self, module: torch.nn.Module) -> None:
         for part in module.modules():
-            own = [parameter for parameter in part.parameters(recurse=False)]
+            own = [parameter for parameter in part.parameters(recurse=False)
+                   if unit_of(parameter) is None]  # a streamed one comes with its update
             if own:
                 self._hooks.append(part.register_forward_pre_hook(
                     lambda *_, own=own: self._wait(own)))
