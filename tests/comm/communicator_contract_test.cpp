@@ -231,8 +231,8 @@ TEST_P(CommunicatorContract, AnOperationThatEndsWakesTheControlThread) {
     self.wake_with(&wake);
     const auto start = std::chrono::steady_clock::now();
     Ticket ticket = self.barrier();
-    while (!ticket.ready()) wake.wait_for(std::chrono::seconds(30));
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+    while (!ticket.ready()) wake.wait_for(std::chrono::seconds(10));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
     ticket.wait();
     self.wake_with(nullptr);
   });

@@ -23,12 +23,13 @@ double median_of(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Says what is measured, and the bytes that every rank has to receive for it.
+/// Says what is measured, and the bytes that have to be received for it.
 struct Work {
   std::string name;
-  double received;
+  double received;  ///< by the rank that receives most
   std::function<void()> run;
   std::function<bool()> exact{};  ///< after `run`; empty: it sums nothing
+  double receivers = 1;           ///< as a share of the ranks
 };
 
 class Measuring {
@@ -58,13 +59,14 @@ class Measuring {
       }
     }
     const double received = all_reduced_bytes();
-    const double copy = median_of(copies);
+    const double copy = *std::ranges::min_element(copies);
     measurement.copy_gigabytes_per_second = received * static_cast<double>(ranks()) / copy / 1e9;
     for (std::size_t k = 0; k < works.size(); ++k) {
       const double linked = what_.link_gigabytes_per_second
                                 ? works[k].received / (*what_.link_gigabytes_per_second * 1e9)
                                 : 0;
-      measurement.results[k].least_seconds = std::max(copy * works[k].received / received, linked);
+      measurement.results[k].least_seconds =
+          std::max(copy * works[k].received * works[k].receivers / received, linked);
     }
     return measurement;
   }
@@ -96,8 +98,11 @@ class Measuring {
         {"reduce_scatter", once, [this] {
            communicator_.reduce_scatter(data(), own_part(), {what_.dtype, what_.dtype}).wait();
          }});
-    works.push_back({"broadcast", static_cast<double>(size_),
-                     [this] { communicator_.broadcast(data(), Rank{0}).wait(); }});
+    works.push_back({.name = "broadcast",
+                     .received = static_cast<double>(size_),
+                     .run = [this] { communicator_.broadcast(data(), Rank{0}).wait(); },
+                     .exact = {},
+                     .receivers = once / static_cast<double>(size_)});
     works.push_back({"all_to_all", once,
                      [this] { communicator_.all_to_all(data(), scratch().first(size_)).wait(); }});
     works.push_back({"all_reduce", 2 * once,
