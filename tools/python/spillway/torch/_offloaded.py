@@ -30,7 +30,8 @@ class OffloadedOptimizer(WithState):
     the program goes on, and each submodule waits for its own parameters before its forward pass.
     `missing` says what becomes of parameters without a gradient: "refuse" makes `step` raise, with
     "zero" their gradient counts as zero. `host_memory` is a budget such as "8GiB", `threads` the
-    number of threads that update, `seed` that of stochastic rounding.
+    number of threads that update, `seed` that of stochastic rounding. `gradient_memory` is as much
+    of gradients as may wait on a GPU to be brought to the host; then the backward pass waits.
 
     A step with a gradient that is not finite changes nothing; `skipped_steps` counts them.
     `grad_norm` is the global norm of the last step, before clipping. Threads, tiers and formats on
@@ -45,8 +46,9 @@ class OffloadedOptimizer(WithState):
                  nvme: Iterable[str | os.PathLike] = (), state_format: str = "fp32",
                  accumulation_steps: int | None = 1, max_norm: float = 0.0,
                  deferred: torch.nn.Module | None = None, missing: str = "refuse",
-                 host_memory: str | int | None = None, threads: int = 0, isa: str | None = None,
-                 seed: int = 1234) -> None:
+                 host_memory: str | int | None = None,
+                 gradient_memory: str | int | None = None, threads: int = 0,
+                 isa: str | None = None, seed: int = 1234) -> None:
         if missing not in ("refuse", "zero"):
             raise InvalidArgumentError(f'missing is "{missing}"; it is "refuse" or "zero"')
         if accumulation_steps is not None and accumulation_steps < 1:
@@ -59,7 +61,8 @@ class OffloadedOptimizer(WithState):
             "nvme": [os.fspath(folder) for folder in nvme], "state_format": state_format,
             "gradients_per_step": accumulation_steps or 0, "defers_updates": deferred is not None,
             "zero_missing": missing == "zero", "threads": threads, "seed": seed,
-            "host_memory": None if host_memory is None else str(host_memory), "isa": isa}
+            "host_memory": None if host_memory is None else str(host_memory), "isa": isa,
+            "gradient_memory": None if gradient_memory is None else str(gradient_memory)}
         self._shards: list[Shard] = []
         self._places: dict[torch.Tensor, tuple[Shard, int]] = {}
         self._waiting: set[torch.Tensor] = set()
@@ -82,7 +85,7 @@ class OffloadedOptimizer(WithState):
 
     def _register(self, groups: Iterable[int]) -> None:
         """Moves parameters that need gradients and are not here yet into trainers."""
-        new: dict[torch.dtype, list[Registered]] = defaultdict(list)
+        new: dict[tuple[torch.dtype, torch.device], list[Registered]] = defaultdict(list)
         for group in groups:
             names = self.param_groups[group].get("param_names")
             for number, parameter in enumerate(self.param_groups[group]["params"]):
@@ -93,7 +96,7 @@ class OffloadedOptimizer(WithState):
                 name = names[number] if names else f"parameter {number} of group {group}"
                 entry = Registered(parameter, group, name, unit_of(parameter))
                 check_parameter(entry)
-                new[parameter.dtype].append(entry)
+                new[parameter.dtype, parameter.device].append(entry)
         check_memory([entry for entries in new.values() for entry in entries])
         short = self._options["state_format"]
         if new and short != "fp32" and not any(

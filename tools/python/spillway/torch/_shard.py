@@ -8,6 +8,7 @@ import torch
 
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._device import device_of
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -34,11 +35,15 @@ def check_parameter(registered: Registered) -> None:
 def check_frozen(registered: Registered) -> None:
     """Raises for a parameter that cannot be in a trainer's memory, whether it is trained or not."""
     parameter, name = registered.parameter, registered.name
-    if parameter.device.type != "cpu":
+    if parameter.device.type not in ("cpu", "cuda"):
         raise NotSupportedError(
-            f"{name} is on {parameter.device}: this version offloads parameters that are CPU "
-            "tensors; make the optimizer before model.to(device), or use spillway.train for "
-            "training on a GPU")
+            f"{name} is on {parameter.device}: this version offloads parameters that are CPU or "
+            "CUDA tensors; make the optimizer before model.to(device)")
+    if parameter.device.type == "cuda" and registered.unit is not None:
+        raise NotSupportedError(
+            f"{name} is on {parameter.device}: this version of offload_model streams parameters "
+            "that are CPU tensors; leave offload_model out, or use spillway.train for models that "
+            "are larger than the GPU")
     if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
         raise NotSupportedError(f"{name} is a {type(parameter.data).__name__} with layout "
                                 f"{parameter.layout}; it must be a plain dense tensor")
@@ -59,10 +64,10 @@ def check_memory(parameters: list[Registered]) -> None:
 class Shard:
     """Owns the memory of some parameters and trains them.
 
-    `parameters` are of one dtype; the values are copied, and each parameter's `data` then refers to
-    the trainer's memory. So it is with `frozen` ones of any dtype, which nobody trains. `entries`
-    has both, in that order. `groups` are the numbers of the optimizer's groups that have a
-    parameter here, in the order of the trainer's own.
+    `parameters` are of one dtype and on one device; the values are copied, and each parameter's
+    `data` then refers to the trainer's memory. So it is with `frozen` ones of any dtype, which
+    nobody trains. `entries` has both, in that order. `groups` are the numbers of the optimizer's
+    groups that have a parameter here, in the order of the trainer's own.
     """
 
     def __init__(self, parameters: list[Registered], frozen: list[Registered],
@@ -72,11 +77,15 @@ class Shard:
         self.groups = sorted({entry.group for entry in parameters})
         options.dtype = DTYPES[parameters[0].parameter.dtype]
         options.groups = [hyperparameters[group] for group in self.groups]
-        self.trainer = native.Trainer(options, [
-            (entry.name, self.groups.index(entry.group),
-             entry.parameter.detach().contiguous().view(-1), entry.unit) for entry in parameters], [
-            (entry.name, entry.parameter.detach().contiguous().view(-1).view(torch.uint8),
-             entry.unit) for entry in frozen])
+        self._device = device_of(parameters[0].parameter)
+        self._device.configure(options)
+        with self._device.current():
+            self.trainer = native.Trainer(options, [
+                (entry.name, self.groups.index(entry.group),
+                 entry.parameter.detach().cpu().contiguous().view(-1), entry.unit)
+                for entry in parameters], [
+                (entry.name, entry.parameter.detach().contiguous().view(-1).view(torch.uint8),
+                 entry.unit) for entry in frozen])
         self._memory = [self._map(index) for index in range(len(self.entries))]
         self._versions = [0] * len(self.entries)
         self._most = options.gradients_per_step
@@ -129,7 +138,7 @@ class Shard:
                 f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
                 "call step() or zero_grad() before the next backward pass, or make the optimizer "
                 "with accumulation_steps=N to add up those of N passes")
-        self.trainer.add_gradient(index, gradient.detach().contiguous().view(-1))
+        self._device.add_gradient(self.trainer, index, gradient.detach().contiguous().view(-1))
         self._received[index] += 1
         parameter.grad = None
 
@@ -141,7 +150,7 @@ class Shard:
 
     def step(self, divisor: float, max_norm: float) -> tuple[float, bool]:
         """Updates; returns the norm of the gradients and whether the update was skipped."""
-        _, norm, skipped = self.trainer.step(divisor, max_norm)
+        _, norm, skipped = self.trainer.step(divisor, max_norm, self._device.stream())
         self._forget()
         return norm, skipped
 
@@ -152,6 +161,7 @@ class Shard:
             self._forget()
 
     def _forget(self) -> None:
+        self._device.release(self.trainer)
         self._received = [0] * self._trained
         self._any_received = False
 
@@ -180,15 +190,17 @@ class Shard:
         if parameter.data_ptr() != self._memory[index].data_ptr():
             check_parameter(self.entries[index])
             memory = self._memory[index]
-            if parameter.dtype != memory.dtype or parameter.shape != memory.shape:
+            was, now = ((tensor.dtype, tensor.device, tensor.shape)
+                        for tensor in (memory, parameter))
+            if was != now:
                 raise InvalidArgumentError(
-                    f"{self.entries[index].name} was {memory.dtype} of {tuple(memory.shape)} when "
-                    f"the optimizer was made, and is {parameter.dtype} of "
-                    f"{tuple(parameter.shape)}: convert the model before you make the optimizer")
+                    f"{self.entries[index].name} was {was[0]} of {tuple(was[2])} on {was[1]} when "
+                    f"the optimizer was made, and is {now[0]} of {tuple(now[2])} on {now[1]}: "
+                    "convert the model before you make the optimizer")
             memory.copy_(parameter.data)
         self._point(index)
         if index < self._trained:
-            self.trainer.take_values(index)
+            self.trainer.take_values(index, self._device.stream())
 
     def read(self, index: int, master: bool, m: bool, v: bool) -> list[torch.Tensor | None]:
         """State of a parameter as fp32 tensors of its shape; None for what is not wanted."""

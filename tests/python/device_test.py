@@ -1,0 +1,176 @@
+"""Parameters that are CUDA tensors. Where torch has no CUDA, stand-ins for its streams and for what
+the trainer does on a GPU show what is handed over, and when a gradient may be freed."""
+import contextlib
+import copy
+import ctypes
+import types
+
+import pytest
+import torch
+
+import spillway
+from spillway._load import native
+from spillway.torch import OffloadedAdamW, _shard
+from spillway.torch._device import Gpu
+
+STREAM = 77
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
+
+
+class LateTrainer:
+    """Reads gradients as late as it may: with the next but one, or where the step ends."""
+
+    def __init__(self, options, parameters, frozen):
+        assert (options.device, options.device_index) == ("cuda", 3)
+        options.device = "host"
+        self._trainer = native.Trainer(options, parameters, frozen)
+        self._waiting = {}
+        self.streams = []
+
+    def __getattr__(self, name):
+        return getattr(self._trainer, name)
+
+    def add_device_gradient(self, index, address, size, stream):
+        self.streams.append(stream)
+        if len(self._waiting) == 2 or index in self._waiting:
+            self._read(next(iter(self._waiting)))
+        self._waiting[index] = (address, size)
+
+    def _read(self, index):
+        address, size = self._waiting.pop(index)
+        gradient = torch.frombuffer((ctypes.c_float * (size // 4)).from_address(address),
+                                    dtype=torch.float32).clone()
+        self._trainer.add_gradient(index, gradient)
+
+    def reads_gradient(self, index):
+        return index in self._waiting
+
+    def _read_all(self):
+        for index in list(self._waiting):
+            self._read(index)
+
+    def step(self, divisor, max_norm, stream):
+        self.streams.append(stream)
+        self._read_all()
+        return self._trainer.step(divisor, max_norm)
+
+    def discard_gradients(self):
+        self._read_all()
+        self._trainer.discard_gradients()
+
+    def take_values(self, index, stream):
+        self.streams.append(stream)
+        self._trainer.take_values(index)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Makes CPU tensors pass for those of GPU 3; gives the trainers that are made."""
+    trainers = []
+
+    def make(*arguments):
+        trainers.append(LateTrainer(*arguments))
+        return trainers[-1]
+
+    monkeypatch.setattr(_shard, "native", types.SimpleNamespace(Trainer=make))
+    monkeypatch.setattr(_shard, "device_of", lambda parameter: Gpu(3))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream",
+                        lambda index: types.SimpleNamespace(cuda_stream=STREAM))
+    return trainers
+
+
+def train(model, steps=4, **arguments):
+    optimizer = OffloadedAdamW(model.parameters(), lr=1e-2, max_norm=1.0, **arguments)
+    passes = arguments.get("accumulation_steps", 1)
+    device = next(model.parameters()).device
+    for step in range(steps):
+        for number in range(passes):
+            torch.manual_seed(10 * step + number)
+            model(torch.randn(8, 16).to(device)).square().mean().backward()
+            spoil = [torch.full((16, 16), float("nan"), device=device) for _ in range(20)]
+            del spoil  # whatever was freed too early
+        optimizer.step()
+    return [parameter.detach().cpu().clone() for parameter in model.parameters()]
+
+
+def model_of(width=16):
+    torch.manual_seed(1)
+    return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6)))
+
+
+@pytest.mark.parametrize("passes", (1, 3))
+def test_gradients_are_kept_until_they_are_read(gpu, monkeypatch, passes):
+    late = train(model_of(), accumulation_steps=passes)
+    streams = gpu[0].streams
+    monkeypatch.undo()
+    for there, here in zip(late, train(model_of(), accumulation_steps=passes), strict=True):
+        assert torch.equal(there, here)
+    # Every gradient and every step say which stream they follow.
+    assert streams == [STREAM] * (4 * (12 * passes + 1))
+
+
+def test_gradients_are_freed_once_they_are_read(gpu):
+    model = model_of()
+    optimizer = OffloadedAdamW(model.parameters(), lr=1e-2)
+    device = optimizer._shards[0]._device
+    model(torch.randn(2, 16)).sum().backward()
+    assert len(device._held) <= 3
+    optimizer.step()
+    assert not device._held
+    model(torch.randn(2, 16)).sum().backward()
+    optimizer.zero_grad()
+    assert not device._held
+
+
+def test_values_that_the_program_writes_are_taken_behind_its_stream(gpu):
+    model = model_of()
+    optimizer = OffloadedAdamW(model.parameters(), lr=1e-2)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    optimizer.values_changed(model[0].weight)
+    assert gpu[0].streams == [STREAM]
+    master = optimizer._shards[0].read(0, master=True, m=False, v=False)[0]
+    assert not master.any()
+
+
+def test_a_parameter_that_moves_to_another_device_is_refused():
+    model = model_of()
+    optimizer = OffloadedAdamW(model.parameters(), lr=1e-2)
+    optimizer._shards[0]._memory[0] = torch.empty(16, 16, device="meta")
+    with pytest.raises(spillway.InvalidArgumentError, match="on meta when .* on cpu"):
+        optimizer.values_changed(model[0].weight)
+
+
+def test_the_trainer_itself():
+    options = native.TrainerOptions()
+    assert (options.device, options.device_index) == ("host", 0)
+    with pytest.raises(spillway.InvalidArgumentError, match='no device "tpu"'):
+        options.device = "tpu"
+    options.groups = [native.Group()]
+    options.dtype = "fp32"
+    values = torch.zeros(5)
+    trainer = native.Trainer(options, [("p", 0, values, None)])
+    with pytest.raises(spillway.InvalidArgumentError, match="make it for cuda"):
+        trainer.add_device_gradient(0, values.data_ptr(), values.nbytes, STREAM)
+    assert not trainer.reads_gradient(0)
+
+
+@needs_gpu
+@pytest.mark.parametrize("arguments", ({}, {"accumulation_steps": 3}, {"gradient_memory": "1KiB"}))
+def test_on_a_gpu_the_update_is_that_of_the_host(arguments):
+    # The same gradients but for the last bits of their sums, and Adam's steps are of one length.
+    there = train(model_of().cuda(), **arguments)
+    for one, other in zip(there, train(model_of(), **arguments), strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+@needs_gpu
+def test_on_a_gpu_a_deferred_update_has_the_same_bits():
+    at_once, deferred = model_of().cuda(), model_of().cuda()
+    first = train(at_once)
+    second = train(deferred, deferred=deferred)
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert all(parameter.is_cuda for parameter in deferred.parameters())
+    copy.deepcopy(deferred.state_dict())

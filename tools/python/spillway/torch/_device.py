@@ -1,0 +1,71 @@
+"""Where the parameters of a shard are: on the host, or on a GPU, whose streams order what is done.
+
+`Gpu` has not run on a GPU yet; tests/python/device_test.py runs it with stand-ins for torch.cuda
+and for the trainer.
+"""
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+
+class Host:
+    """CPU tensors: what a call returns from is done."""
+
+    def configure(self, options: Any) -> None:
+        """Tells the trainer where the parameters are."""
+
+    def current(self) -> contextlib.AbstractContextManager:
+        """Makes the device the one that torch uses."""
+        return contextlib.nullcontext()
+
+    def stream(self) -> int | None:
+        """Returns the stream that has torch's work so far."""
+        return None
+
+    def add_gradient(self, trainer: Any, index: int, gradient: torch.Tensor) -> None:
+        """Hands a gradient over, which may be freed then."""
+        trainer.add_gradient(index, gradient)
+
+    def release(self, trainer: Any) -> None:
+        """Frees gradients that the trainer has read."""
+
+
+class Gpu(Host):
+    """CUDA tensors of one GPU. The trainer reads gradients later, so they are held until then."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._held: dict[int, torch.Tensor] = {}  # by parameter
+
+    def configure(self, options: Any) -> None:
+        options.device = "cuda"
+        options.device_index = self._index
+
+    def current(self) -> contextlib.AbstractContextManager:
+        return torch.cuda.device(self._index)
+
+    def stream(self) -> int | None:
+        return torch.cuda.current_stream(self._index).cuda_stream
+
+    def add_gradient(self, trainer: Any, index: int, gradient: torch.Tensor) -> None:
+        self.release(trainer)
+        trainer.add_device_gradient(index, gradient.data_ptr(), gradient.nbytes, self.stream())
+        self._held[index] = gradient
+
+    def release(self, trainer: Any) -> None:
+        # In the order in which they were handed over, which is that in which they are read.
+        for index in list(self._held):
+            if trainer.reads_gradient(index):
+                break
+            del self._held[index]
+
+
+def device_of(parameter: torch.Tensor) -> Host:
+    """Returns the device of a parameter that `check_parameter` has taken."""
+    if parameter.device.type == "cpu":
+        return Host()
+    index = parameter.device.index
+    return Gpu(torch.cuda.current_device() if index is None else index)
