@@ -299,7 +299,7 @@ SPILLWAY_API spillway_status spillway_synchronize(spillway_trainer* trainer);
 enum { SPILLWAY_FORWARD = 0, SPILLWAY_BACKWARD = 1 };
 /// Begins a pass of a unit, where the options have `device_memory`: blocks until its parameters are
 /// on the device. Units that come in order, forward or in reverse, are uploaded ahead; any other
-/// order works, and waits. `defers_updates` does not go with it.
+/// order works, and waits.
 SPILLWAY_API spillway_status spillway_enter(spillway_trainer* trainer, uint32_t unit, int32_t pass);
 /// Says where a parameter of the entered unit is on the device, until spillway_leave.
 SPILLWAY_API spillway_status spillway_device_values(spillway_trainer* trainer, uint32_t parameter,
