@@ -133,6 +133,9 @@ void add_trainer_options(nb::module_& module) {
       .def_rw("tile_parameters", &EmbeddedOptions::tile_parameters)
       .def_rw("threads", &EmbeddedOptions::threads)
       .def_rw("seed", &EmbeddedOptions::seed);
+  module.def(
+      "parse_bytes", [](const std::string& size) { return parse_bytes(size).value(); },
+      nb::arg("size"), "Returns the bytes of a size such as 8GiB.");
 }
 
 }  // namespace spillway::python

@@ -7,14 +7,17 @@ import torch
 from torch.autograd import Variable
 from torch.autograd.graph import saved_tensors_hooks
 
+from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._activations import Activations
 from spillway.torch._shard import Registered, Shard, check_frozen
 
 __all__ = ["offload_model"]
 
 
 def offload_model(model: torch.nn.Module, device_memory: str | int,
-                  blocks: list[torch.nn.Module] | None = None) -> torch.nn.Module:
+                  blocks: list[torch.nn.Module] | None = None,
+                  activation_memory: str | int | None = None) -> torch.nn.Module:
     """Streams the parameters of `model` through `device_memory` bytes, and returns the model.
 
     Call it before the optimizer is made, which must be one of `spillway.torch`: it keeps the
@@ -28,8 +31,11 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     through the device too, in whatever element type, and have neither gradients nor state. What is
     trained is of one element type.
 
+    What operations of the model save for backward beside parameters stays on the device, or, with
+    `activation_memory`, waits in as many bytes of host memory.
+
     This version streams parameters that are CPU tensors, for which the device is a part of host
-    memory with a budget. Tensors that operations save for backward stay where they are.
+    memory with a budget.
     """
     if hasattr(model, "_spillway_streaming"):
         raise InvalidArgumentError("the model is offloaded already")
@@ -38,7 +44,7 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
         raise InvalidArgumentError(
             "no blocks were found: the model has no ModuleList of at least two modules of one "
             "class; name them with blocks=[...]")
-    model._spillway_streaming = Streaming(model, device_memory, found)
+    model._spillway_streaming = Streaming(model, device_memory, found, activation_memory)
     return model
 
 
@@ -58,6 +64,20 @@ def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     return best
 
 
+def _top_hooks() -> tuple[Any, Any]:
+    """What handles saved tensors so far: that of torch.utils.checkpoint, of a program, or ours.
+    PyTorch says so since 2.8; before, ours alone handle those of blocks."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)(False)
+    return (None, None) if top is None else top
+
+
+class _Passed(NamedTuple):
+    """What other hooks keep of a tensor."""
+
+    packed: Any
+    unpack: Any
+
+
 class _Saved(NamedTuple):
     """What autograd keeps of a tensor that lies in a streamed parameter."""
 
@@ -72,8 +92,11 @@ class Streaming:
     """Enters and leaves the units of one model, which are its blocks."""
 
     def __init__(self, model: torch.nn.Module, device_memory: str | int,
-                 blocks: list[torch.nn.Module]) -> None:
+                 blocks: list[torch.nn.Module], activation_memory: str | int | None) -> None:
         self.device_memory = str(device_memory)
+        self.activations = None
+        if activation_memory is not None:
+            self.activations = Activations(model, native.parse_bytes(str(activation_memory)))
         owners: dict[torch.nn.Parameter, list[int | None]] = {}
         for unit, block in enumerate(blocks):
             for parameter in block.parameters():
@@ -140,7 +163,9 @@ class Streaming:
             backward = torch._C._current_graph_task_id() != -1
             if entered:
                 self._enter(unit, backward)
-            context = saved_tensors_hooks(self._pack, self._unpack)
+            pack, unpack = _top_hooks()
+            context = saved_tensors_hooks(lambda tensor: self._pack(tensor, pack, unpack),
+                                          self._unpack)
             context.__enter__()
             self._contexts.append((unit, entered and not backward, context))
         return hook
@@ -188,19 +213,23 @@ class Streaming:
         self._ends_backward = False
         self.leave()
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
-        """Keeps a place instead of a tensor where that is another unit's soon."""
+    def _pack(self, tensor: torch.Tensor, pack: Any,
+              unpack: Any) -> torch.Tensor | _Saved | _Passed:
+        """Keeps a place instead of a tensor where that is another unit's soon; leaves other tensors
+        to the hooks around the block."""
         address = tensor.data_ptr()
         for place, parameter in enumerate(self._parameters[self._inside]):
             offset = address - parameter.data_ptr()
             if tensor.dtype == parameter.dtype and 0 <= offset < max(parameter.nbytes, 1):
                 return _Saved(self._inside, place, offset // tensor.element_size(), tensor.shape,
                               tensor.stride())
-        return tensor
+        return tensor if pack is None else _Passed(pack(tensor), unpack)
 
-    def _unpack(self, saved: torch.Tensor | _Saved) -> torch.Tensor:
+    def _unpack(self, saved: torch.Tensor | _Saved | _Passed) -> torch.Tensor:
         if isinstance(saved, torch.Tensor):
             return saved
+        if isinstance(saved, _Passed):
+            return saved.unpack(saved.packed)
         if self._inside != saved.unit:
             self._enter(saved.unit, backward=True)
         flat = self._parameters[saved.unit][saved.place].detach().view(-1)
