@@ -87,6 +87,24 @@ def test_training_has_the_bits_of_the_program(tmp_path, data):
     assert "tokens_per_second" in report._repr_html_()
 
 
+def test_an_export_has_the_bytes_of_the_programs(tmp_path, data):
+    spillway.train(CONFIG, model=MODEL, data=data, run=tmp_path / "run", steps=3, progress=False)
+    run_program("export", tmp_path / "run", tmp_path / "program", "--dtype", "bf16")
+    told = spillway.export(tmp_path / "run", tmp_path / "python", dtype="bf16")
+    assert told == (3, told.parameters, "bf16")
+    files = sorted(path.name for path in (tmp_path / "program").iterdir())
+    assert "model.safetensors" in files
+    assert files == sorted(path.name for path in (tmp_path / "python").iterdir())
+    for name in files:
+        assert (tmp_path / "program" / name).read_bytes() == (
+            tmp_path / "python" / name).read_bytes(), name
+    with pytest.raises(spillway.InvalidArgumentError, match=str(tmp_path / "python")):
+        spillway.export(tmp_path / "run", tmp_path / "python")
+    assert spillway.export(tmp_path / "run", tmp_path / "python", replace=True).dtype == "fp32"
+    with pytest.raises(spillway.InvalidArgumentError, match="holds the run"):
+        spillway.export(tmp_path / "run", tmp_path, replace=True)
+
+
 def test_ctrl_c_ends_after_the_step_and_the_run_goes_on_with_the_same_bits(tmp_path, data):
     train(data, tmp_path / "whole", steps=4)
 

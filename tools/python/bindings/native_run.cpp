@@ -13,6 +13,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/config/options_table.hpp"
 #include "runtime/engine/train_loop.hpp"
+#include "tools/cli/exporting.hpp"
 #include "tools/cli/hub.hpp"
 #include "tools/cli/plan_making.hpp"
 #include "tools/cli/plan_text.hpp"
@@ -179,6 +180,29 @@ nb::tuple train(const Ask& ask, nb::object watcher) {
   return nb::make_tuple(document, text, face.raised());
 }
 
+/// Returns the step and the number of parameters that were exported, and the name of their type.
+/// Ctrl-C leaves nothing of it.
+nb::tuple export_run(const std::string& run, const std::string& out, const std::string& dtype,
+                     const std::string& max_shard, bool replace) {
+  std::optional<nb::python_error> interrupted;
+  cli::Exported exported;
+  try {
+    const Unlocked unlocked;
+    cli::ExportRequest request{.run = run, .out = out, .max_shard = parse_bytes(max_shard)};
+    if (!dtype.empty()) request.dtype = parse_dtype(dtype);
+    if (replace) request.if_exists = model::IfExists::replace;
+    exported = cli::export_run(request, [&interrupted] {
+      const nb::gil_scoped_acquire locked;
+      if (PyErr_CheckSignals() != 0) interrupted.emplace();
+      return interrupted.has_value() || is_ending();
+    });
+  } catch (const cli::ExportStopped&) {
+    if (interrupted) throw std::move(*interrupted);
+    throw Error(ErrorCode::not_supported, "the interpreter ends; nothing was exported");
+  }
+  return nb::make_tuple(exported.step, exported.parameters, std::string(name_of(exported.dtype)));
+}
+
 }  // namespace
 
 void add_native_run(nb::module_& module) {
@@ -198,6 +222,9 @@ void add_native_run(nb::module_& module) {
              "Returns the plan as JSON and as a table; note is called with lines for the user.");
   module.def("train", &train, nb::arg("ask"), nb::arg("watcher"),
              "Returns the report as JSON and as text, and the exception that ended it or None.");
+  module.def("export", &export_run, nb::arg("run"), nb::arg("out"), nb::arg("dtype"),
+             nb::arg("max_shard"), nb::arg("replace"),
+             "Returns the step, the number of parameters and their type that were exported.");
 }
 
 }  // namespace spillway::python

@@ -18,6 +18,14 @@ class Step(NamedTuple):
     skipped: bool        #: a gradient was not finite; the state did not change
 
 
+class Export(NamedTuple):
+    """What `spillway.export` wrote."""
+
+    step: int            #: of the run
+    parameters: int      #: how many
+    dtype: str           #: of the weights: fp32, bf16 or fp16
+
+
 class Document:
     """A document with a text. Entries are read as attributes or with []."""
 

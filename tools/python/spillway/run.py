@@ -1,4 +1,4 @@
-"""The native engine: `plan` says what fits where, and `train` trains."""
+"""The native engine: `plan` says what fits where, `train` trains, `export` writes what it made."""
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any, Union
 
 from spillway._load import native
 from spillway.errors import Interrupted, InvalidArgumentError
-from spillway.reports import Plan, Report, Step
+from spillway.reports import Export, Plan, Report, Step
 
 Path = Union[str, os.PathLike]
 
@@ -173,3 +173,16 @@ def train(config: Path | Mapping[str, Any], *, data: Path, run: Path, model: Any
     if raised is not None:
         raise raised
     return report
+
+
+def export(run: Path, directory: Path, *, dtype: str | None = None,
+           max_shard_size: str | int = "5GB", replace: bool = False) -> Export:
+    """Writes the last committed step of `run` as a checkpoint of Hugging Face, with its tokenizer.
+
+    transformers loads the folder `directory`, which is made; what is there already is replaced with
+    `replace` alone. Weights are of `dtype` ("fp32", "bf16" or "fp16"), by default that in which the
+    run computes. No file of weights is larger than `max_shard_size`. It takes memory for a tile of
+    the run, which may be training meanwhile. After Ctrl-C nothing is left of it.
+    """
+    return Export(*native.export(os.fspath(run), os.fspath(directory), dtype or "",
+                                 str(max_shard_size), replace))
