@@ -247,6 +247,15 @@ void add_values(nb::class_<Trainer>& trainer) {
 void add_steps(nb::class_<Trainer>& trainer) {
   trainer.def("add_gradient", &Trainer::add_gradient, nb::arg("parameter"), nb::arg("gradient"))
       .def(
+          "add_gradient_at",
+          [](const Trainer& self, std::uint32_t parameter, std::uintptr_t address,
+             std::size_t bytes) {
+            const auto* first = reinterpret_cast<const std::byte*>(address);  // NOLINT: a handle
+            const Unlocked unlocked;
+            self.native().add_gradient(parameter, {first, bytes});
+          },
+          nb::arg("parameter"), nb::arg("address"), nb::arg("bytes"))
+      .def(
           "add_device_gradient",
           [](const Trainer& self, std::uint32_t parameter, std::uintptr_t address,
              std::size_t bytes, const StreamNumber& stream) {

@@ -26,8 +26,9 @@ class Host:
         return None
 
     def add_gradient(self, trainer: Any, index: int, gradient: torch.Tensor) -> None:
-        """Hands a gradient over, which may be freed then."""
-        trainer.add_gradient(index, gradient)
+        """Hands a gradient over, which may be freed then. It is in one piece; its type and shape
+        are the parameter's, as autograd sees to."""
+        trainer.add_gradient_at(index, gradient.data_ptr(), gradient.nbytes)
 
     def release(self, trainer: Any) -> None:
         """Frees gradients that the trainer has read."""

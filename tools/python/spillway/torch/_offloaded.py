@@ -65,6 +65,7 @@ class OffloadedOptimizer(WithState):
             "gradient_memory": None if gradient_memory is None else str(gradient_memory)}
         self._shards: list[Shard] = []
         self._places: dict[torch.Tensor, tuple[Shard, int]] = {}
+        self._known: set[int] = set()  # parameters of `_places`, which a step looks up fast
         self._waiting: set[torch.Tensor] = set()
         self._hooks: list[Any] = []
         self._clip_next: float | None = None
@@ -89,9 +90,8 @@ class OffloadedOptimizer(WithState):
         for group in groups:
             names = self.param_groups[group].get("param_names")
             for number, parameter in enumerate(self.param_groups[group]["params"]):
-                if not parameter.requires_grad or not parameter.numel():
-                    continue
-                if parameter in self._places:
+                if (id(parameter) in self._known or not parameter.requires_grad
+                        or not parameter.numel()):
                     continue
                 name = names[number] if names else f"parameter {number} of group {group}"
                 entry = Registered(parameter, group, name, unit_of(parameter))
@@ -129,6 +129,7 @@ class OffloadedOptimizer(WithState):
         trainer = weakref.ref(shard)  # a parameter may outlive its optimizer
         for index, entry in enumerate(entries):
             self._places[entry.parameter] = (shard, index)
+            self._known.add(id(entry.parameter))
             first = self._first_state(self.param_groups[entry.group], entry.parameter.shape)
             if first is not None:
                 shard.write(index, None, None, first)

@@ -84,9 +84,10 @@ class Shard:
                 (entry.name, self.groups.index(entry.group),
                  entry.parameter.detach().cpu().contiguous().view(-1), entry.unit)
                 for entry in parameters], [
-                (entry.name, entry.parameter.detach().contiguous().view(-1).view(torch.uint8),
+                (entry.name, entry.parameter.detach().cpu().contiguous().view(-1).view(torch.uint8),
                  entry.unit) for entry in frozen])
         self._memory = [self._map(index) for index in range(len(self.entries))]
+        self._addresses = [memory.data_ptr() for memory in self._memory]
         self._versions = [0] * len(self.entries)
         self._most = options.gradients_per_step
         self._received = [0] * self._trained  # gradients of the step that is under way
@@ -113,6 +114,7 @@ class Shard:
     def swap(self, index: int, memory: torch.Tensor) -> torch.Tensor:
         """Makes `data` of a parameter refer to `memory`; returns what it referred to."""
         before, self._memory[index] = self._memory[index], memory
+        self._addresses[index] = memory.data_ptr()
         self._point(index)
         return before
 
@@ -138,14 +140,16 @@ class Shard:
                 f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
                 "call step() or zero_grad() before the next backward pass, or make the optimizer "
                 "with accumulation_steps=N to add up those of N passes")
-        self._device.add_gradient(self.trainer, index, gradient.detach().contiguous().view(-1))
+        if not gradient.is_contiguous():
+            gradient = gradient.contiguous()
+        self._device.add_gradient(self.trainer, index, gradient)
         self._received[index] += 1
         parameter.grad = None
 
     def add_gradients(self) -> None:
         """Does that for gradients that no backward pass handed over."""
-        for index, entry in enumerate(self.entries[:self._trained]):
-            if entry.parameter.grad is not None:
+        for index in range(self._trained):
+            if self.entries[index].parameter.grad is not None:
                 self.add_gradient(index)
 
     def step(self, divisor: float, max_norm: float) -> tuple[float, bool]:
@@ -168,7 +172,7 @@ class Shard:
     def _written(self, index: int) -> bool:
         parameter = self.entries[index].parameter
         return (parameter._version != self._versions[index]
-                or parameter.data_ptr() != self._memory[index].data_ptr())
+                or parameter.data_ptr() != self._addresses[index])
 
     def take_writes(self) -> None:
         """Notices what the program has written into parameters: load_state_dict, an operation in
