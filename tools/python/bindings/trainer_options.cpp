@@ -43,9 +43,7 @@ void set_optimizer(cpu_adam::AdamOptions& options, const std::string& name) {
   options.optimizer = found->second;
 }
 
-}  // namespace
-
-void add_trainer_options(nb::module_& module) {
+void add_group(nb::module_& module) {
   using cpu_adam::AdamOptions;
   nb::class_<AdamOptions>(module, "Group", "Hyperparameters of a parameter group.")
       .def(nb::init<>())
@@ -62,8 +60,28 @@ void add_trainer_options(nb::module_& module) {
             o.decay_mode = decoupled ? cpu_adam::DecayMode::decoupled : cpu_adam::DecayMode::l2;
           })
       .def_prop_rw("optimizer", &optimizer_name, &set_optimizer);
-  nb::class_<EmbeddedOptions>(module, "TrainerOptions", "What a Trainer is made with.")
-      .def(nb::init<>())
+}
+
+/// Adds a size that is given as a text and read as bytes, or None.
+void add_size(nb::class_<EmbeddedOptions>& options, const char* name,
+              std::optional<Bytes> EmbeddedOptions::*size) {
+  options.def_prop_rw(
+      name,
+      [size](const EmbeddedOptions& o) {
+        return o.*size ? std::optional((o.*size)->value()) : std::nullopt;
+      },
+      [size](EmbeddedOptions& o, const std::string& text) { o.*size = parse_bytes(text); });
+}
+
+}  // namespace
+
+void add_trainer_options(nb::module_& module) {
+  add_group(module);
+  nb::class_<EmbeddedOptions> options(module, "TrainerOptions", "What a Trainer is made with.");
+  add_size(options, "host_memory", &EmbeddedOptions::host_memory);
+  add_size(options, "device_memory", &EmbeddedOptions::device_memory);
+  add_size(options, "gradient_memory", &EmbeddedOptions::gradient_memory);
+  options.def(nb::init<>())
       .def_prop_rw(
           "dtype", [](const EmbeddedOptions& o) { return std::string(name_of(o.dtype)); },
           [](EmbeddedOptions& o, const std::string& name) { o.dtype = parse_dtype(name); })
@@ -73,18 +91,6 @@ void add_trainer_options(nb::module_& module) {
           [](EmbeddedOptions& o, const std::string& name) {
             o.state_format = parse_state_format(name);
           })
-      .def_prop_rw(
-          "host_memory",
-          [](const EmbeddedOptions& o) {
-            return o.host_memory ? std::optional(o.host_memory->value()) : std::nullopt;
-          },
-          [](EmbeddedOptions& o, const std::string& size) { o.host_memory = parse_bytes(size); })
-      .def_prop_rw(
-          "device_memory",
-          [](const EmbeddedOptions& o) {
-            return o.device_memory ? std::optional(o.device_memory->value()) : std::nullopt;
-          },
-          [](EmbeddedOptions& o, const std::string& size) { o.device_memory = parse_bytes(size); })
       .def_prop_rw(
           "nvme",
           [](const EmbeddedOptions& o) {
@@ -119,14 +125,6 @@ void add_trainer_options(nb::module_& module) {
             o.device = name == "cuda" ? config::DeviceKind::cuda : config::DeviceKind::host;
           })
       .def_rw("device_index", &EmbeddedOptions::device_index)
-      .def_prop_rw(
-          "gradient_memory",
-          [](const EmbeddedOptions& o) {
-            return o.gradient_memory ? std::optional(o.gradient_memory->value()) : std::nullopt;
-          },
-          [](EmbeddedOptions& o, const std::string& size) {
-            o.gradient_memory = parse_bytes(size);
-          })
       .def_rw("groups", &EmbeddedOptions::groups)
       .def_rw("gradients_per_step", &EmbeddedOptions::gradients_per_step)
       .def_rw("defers_updates", &EmbeddedOptions::defers_updates)
