@@ -338,6 +338,8 @@ TEST_F(Cli, PlanForOneOfManyRanks) {
   const Answer crowded = plan({"--machine", node, "--ranks", "16"});
   EXPECT_EQ(crowded.exit_code, 2);
   EXPECT_NE(crowded.err.find("8 GPU(s)"), std::string::npos) << crowded.err;
+  EXPECT_EQ(plan({"--machine", node, "--ranks", "0"}).exit_code, 2);
+  EXPECT_EQ(plan({"--machine", node, "--nodes", "0"}).exit_code, 2);
   const Answer uneven = plan({"--machine", node, "--ranks", "8", "--nodes", "3"});
   EXPECT_EQ(uneven.exit_code, 2);
 }

@@ -96,6 +96,13 @@ TEST(MachineDescription, RanksOfOneMachineShareItsHostAndItsDisks) {
   share_among_ranks(machine, {.ranks = 4, .nodes = 1});
   EXPECT_EQ(machine.lanes.net, 300e9);
   EXPECT_THROW(share_among_ranks(machine, {.ranks = 5, .nodes = 1}), Error);
+  EXPECT_THROW(share_among_ranks(machine, {.ranks = 0, .nodes = 1}), Error);
+  EXPECT_THROW(share_among_ranks(machine, {.ranks = 1, .nodes = 0}), Error);
+  for (const double gpus : {0.0, 0.5, -1.0, 1e300}) {
+    nlohmann::json wrong = document;
+    wrong["gpus"] = gpus;
+    EXPECT_NE(refusal(wrong).find("\"gpus\""), std::string::npos) << gpus;
+  }
   document.erase("net_gbps");
   machine = parse_machine(document.dump(), "test");
   EXPECT_THROW(share_among_ranks(machine, {.ranks = 2, .nodes = 2}), Error);

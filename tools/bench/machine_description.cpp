@@ -17,6 +17,7 @@ using nlohmann::json;
 constexpr Bytes kLargestFile = 1_MiB;
 constexpr double kTera = 1e12;
 constexpr double kGiga = 1e9;
+constexpr std::uint32_t kMostGpus = 65'536;
 constexpr const char* kDeterministicKey = "attention_backward_deterministic_tflops";
 
 /// The keys of one file; remembers which were asked for.
@@ -37,6 +38,15 @@ class Keys {
     check(value.is_number() && value.get<double>() > 0, ErrorCode::invalid_argument,
           fmt::format("{}: \"{}\" is {}; it must be a number above 0", origin_, key, value.dump()));
     return value.get<double>() * unit;
+  }
+
+  [[nodiscard]] std::uint32_t count(const char* key) {
+    const json& value = at(key);
+    check(value.is_number_unsigned() && value > 0 && value <= kMostGpus,
+          ErrorCode::invalid_argument,
+          fmt::format("{}: \"{}\" is {}; it must be a whole number from 1 to {}", origin_, key,
+                      value.dump(), kMostGpus));
+    return value;
   }
 
   [[nodiscard]] bool has(const char* key) const { return document_.contains(key); }
@@ -115,7 +125,7 @@ MachineDescription parse_machine(std::string_view text, std::string_view origin)
   machine.capacity = {.device = keys.size("device_memory"),
                       .host = keys.size("host_memory"),
                       .nvme = keys.size("disk_space")};
-  if (keys.has("gpus")) machine.gpus = static_cast<std::uint32_t>(keys.rate("gpus", 1));
+  if (keys.has("gpus")) machine.gpus = keys.count("gpus");
   if (keys.has("nvlink_gbps")) machine.inside = keys.rate("nvlink_gbps", kGiga);
   if (keys.has("net_gbps")) machine.between = keys.rate("net_gbps", kGiga);
   keys.allow("sources");
@@ -129,7 +139,7 @@ MachineDescription load_machine(const std::filesystem::path& file) {
 
 void share_among_ranks(MachineDescription& machine, const Nodes& nodes) {
   const auto [ranks, machines] = nodes;
-  check(machines > 0 && ranks % machines == 0, ErrorCode::invalid_argument,
+  check(ranks > 0 && machines > 0 && ranks % machines == 0, ErrorCode::invalid_argument,
         fmt::format("{} ranks do not divide among {} nodes", ranks, machines));
   const std::uint32_t each = ranks / machines;
   check(each <= machine.gpus, ErrorCode::invalid_argument,

@@ -98,8 +98,10 @@ void add_plan(Command app, Session& session) {
       .add_option("--ranks", flags->nodes.ranks,
                   "The plan is for one of so many ranks, each with a GPU and with micro-batches "
                   "of its own; zero_optimization.stage says what they share")
+      .positive()
       .capture_default();
   command.add_option("--nodes", flags->nodes.nodes, "The ranks are on so many machines")
+      .positive()
       .capture_default();
   command.add_flag("--no-commits", flags->no_commits,
                    "The plan is for a run that never commits to disk, as those of `bench step`");
