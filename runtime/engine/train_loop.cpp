@@ -246,9 +246,7 @@ void Loop::finish() {
   report_.measured_step_seconds = step_seconds_.value();
   if (report_.measured_step_seconds > 0) {
     report_.tokens_per_second =
-        static_cast<double>(run_->workload.tokens * run_->workload.micro_batches *
-                            run_->workload.rounds) /
-        report_.measured_step_seconds;
+        static_cast<double>(plan::tokens_of_step(run_->workload)) / report_.measured_step_seconds;
   }
   const auto device = trainer.backend().usage(offload::MemoryKind::device);
   report_.device_high_water = device.high_water;

@@ -54,7 +54,8 @@ plan::DecoderShape decoder_shape(const model::ModelConfig& config, std::uint32_t
           .mlp_matrices = config.activation == model::Activation::silu ? 3.0 : 2.0};
 }
 
-std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout, config::DecayScope scope) {
+std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout,
+                                      const plan::Workload& workload, config::DecayScope scope) {
   std::vector<BlockGroups> groups;
   for (const model::BlockLayout& block : layout.blocks) {
     std::uint64_t end = 0;
@@ -65,7 +66,8 @@ std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout, config::
       vectors = tensor.is_vector;
       if (!vectors) end = tensor.first.value() + tensor.count.value();
     }
-    const std::uint64_t padded = block.padded_parameters.value();
+    // Many ranks have longer padding than the layout.
+    const std::uint64_t padded = workload.blocks[groups.size()].padded_parameters.value();
     if (scope == config::DecayScope::all) end = padded;
     groups.push_back({{{.end = end, .group = kDecayed}, {.end = padded, .group = kPlain}}});
   }

@@ -21,8 +21,9 @@ namespace spillway::engine {
 [[nodiscard]] plan::DecoderShape decoder_shape(const model::ModelConfig& config,
                                                std::uint32_t context);
 
-/// Returns what weight decay applies to of each block, and behind it the rest.
+/// Returns what weight decay applies to of each block, and behind it the rest, padding included.
 [[nodiscard]] std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout,
+                                                    const plan::Workload& workload,
                                                     config::DecayScope scope);
 
 [[nodiscard]] plan::PlacementRequest placement_request(const config::TrainOptions& options);

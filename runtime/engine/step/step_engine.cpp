@@ -28,14 +28,9 @@ offload::DeviceMemory make_constants(model::Transformer* transformer,
   return memory;
 }
 
-/// Returns the groups of the model's blocks, whose padding may be longer for many ranks.
 std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime& model) {
   if (model.transformer == nullptr) return setup.groups;
-  std::vector<BlockGroups> groups = decay_groups(model.transformer->layout(), setup.options.decay);
-  for (std::size_t b = 0; b < groups.size(); ++b) {
-    groups[b].back().end = setup.workload.blocks[b].padded_parameters.value();
-  }
-  return groups;
+  return decay_groups(model.transformer->layout(), setup.workload, setup.options.decay);
 }
 
 void check_ranks(const EngineSetup& setup) {

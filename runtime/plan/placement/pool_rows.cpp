@@ -24,13 +24,13 @@ Bytes received(const Workload& w, ElementCount shard) {
   return elements(shard, w.compute) * std::uint64_t{w.gradients_of_round()};
 }
 
-/// Returns the leaves of a rank's shards and its losses.
-Bytes sums_of_a_rank(const Workload& w, std::uint64_t passes) {
-  std::uint64_t leaves = 0;
-  for (std::uint32_t b = 0; b < w.blocks.size(); ++b) {
-    leaves += w.shard_elements(b).value() / kLeafParameters;
+/// Returns all of a rank's `host_sums`: the leaves of its shards, and behind them `losses`.
+Bytes sums_of_a_rank(const PoolSizes& sizes, Bytes losses) {
+  Bytes sums = losses;
+  for (std::uint32_t b = 0; b < sizes.size(); ++b) {
+    sums += sizes.block(b).shares[static_cast<std::size_t>(PoolKind::host_sums)];
   }
-  return Bytes{sizeof(double) * (leaves + passes)};
+  return sums;
 }
 
 }  // namespace
@@ -41,6 +41,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
   const std::uint64_t m = w.micro_batches;
   const std::uint64_t passes = m * w.rounds;
   const Bytes one = w.boundary_bytes;
+  const Bytes losses{sizeof(double) * passes};
   const bool passes_slots = p.boundary_slots > 0;
   const auto gradients = [&](DType dtype) {
     return Row{.count = p.gradient_slots,
@@ -92,10 +93,9 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
       return row(p.state_slots, slot_bytes(p.format, p.tile_parameters));
     case PoolKind::host_tokens: return row(passes, w.token_bytes);
     // Behind the leaves of all tiles.
-    case PoolKind::host_sums:
-      return {.count = 0, .each = {}, .last = Bytes{sizeof(double) * passes}};
+    case PoolKind::host_sums: return {.count = 0, .each = {}, .last = losses};
     case PoolKind::gathered_sums:
-      return row(w.ranks.count > 1 ? w.ranks.count : 0, sums_of_a_rank(w, passes));
+      return w.ranks.count > 1 ? row(w.ranks.count, sums_of_a_rank(sizes, losses)) : Row{};
     default: return {};
   }
 }
