@@ -65,14 +65,14 @@ class OffloadedOptimizer(WithState):
             "gradient_memory": None if gradient_memory is None else str(gradient_memory)}
         self._shards: list[Shard] = []
         self._places: dict[torch.Tensor, tuple[Shard, int]] = {}
-        self._known: set[int] = set()  # parameters of `_places`, which a step looks up fast
+        self._absent: list[tuple[int, int]] = []  # groups and numbers of parameters without state
         self._waiting: set[torch.Tensor] = set()
         self._hooks: list[Any] = []
         self._clip_next: float | None = None
         self._ready = False
         super().__init__(params, defaults)
         self._ready = True
-        self._register(range(len(self.param_groups)))
+        self._register()
         if deferred is not None:
             self._wait_before_forward(deferred)
 
@@ -81,25 +81,32 @@ class OffloadedOptimizer(WithState):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters, also after steps; they begin with empty state."""
         super().add_param_group(param_group)
+        group = len(self.param_groups) - 1
+        self._absent += [(group, number)
+                         for number in range(len(self.param_groups[group]["params"]))]
         if self._ready:
-            self._register([len(self.param_groups) - 1])
+            self._register()
 
-    def _register(self, groups: Iterable[int]) -> None:
+    def _register(self) -> None:
         """Moves parameters that need gradients and are not here yet into trainers."""
         new: dict[tuple[torch.dtype, torch.device], list[Registered]] = defaultdict(list)
-        for group in groups:
+        still_absent = []
+        for group, number in self._absent:
+            parameter = self.param_groups[group]["params"][number]
+            if (parameter in self._places or not parameter.requires_grad
+                    or not parameter.numel()):
+                still_absent.append((group, number))
+                continue
             names = self.param_groups[group].get("param_names")
-            for number, parameter in enumerate(self.param_groups[group]["params"]):
-                if (id(parameter) in self._known or not parameter.requires_grad
-                        or not parameter.numel()):
-                    continue
-                name = names[number] if names else f"parameter {number} of group {group}"
-                entry = Registered(parameter, group, name, unit_of(parameter))
-                check_parameter(entry)
-                new[parameter.dtype, parameter.device].append(entry)
+            name = names[number] if names else f"parameter {number} of group {group}"
+            entry = Registered(parameter, group, name, unit_of(parameter))
+            check_parameter(entry)
+            new[parameter.dtype, parameter.device].append(entry)
+        if not new:
+            return
         check_memory([entry for entries in new.values() for entry in entries])
         short = self._options["state_format"]
-        if new and short != "fp32" and not any(
+        if short != "fp32" and not any(
                 parameter.dtype == torch.bfloat16 for parameter in (*self._places, *(
                     entry.parameter for entries in new.values() for entry in entries))):
             raise InvalidArgumentError(
@@ -107,6 +114,7 @@ class OffloadedOptimizer(WithState):
                 "out, or convert the model: model.to(torch.bfloat16)")
         for entries in new.values():
             self._add_shard(entries)
+        self._absent = still_absent
 
     def _add_shard(self, entries: list[Registered]) -> None:
         hyperparameters = {entry.group: self._hyperparameters(entry.group, 0) for entry in entries}
@@ -129,7 +137,6 @@ class OffloadedOptimizer(WithState):
         trainer = weakref.ref(shard)  # a parameter may outlive its optimizer
         for index, entry in enumerate(entries):
             self._places[entry.parameter] = (shard, index)
-            self._known.add(id(entry.parameter))
             first = self._first_state(self.param_groups[entry.group], entry.parameter.shape)
             if first is not None:
                 shard.write(index, None, None, first)
@@ -171,7 +178,6 @@ class OffloadedOptimizer(WithState):
 
     # Steps.
 
-    @torch.no_grad()
     def step(self, closure: Any = None, *, grad_scaler: Any = None, divisor: float = 1.0) -> None:
         """Updates all parameters with the gradients of the backward passes since the last step,
         which are divided by `divisor`.
@@ -203,7 +209,7 @@ class OffloadedOptimizer(WithState):
     def _take_what_came(self) -> None:
         """Takes parameters that need gradients since the last step, gradients that no backward pass
         handed over, and values that the program wrote."""
-        self._register(range(len(self.param_groups)))
+        self._register()
         for shard in self._shards:
             shard.take_writes()
             shard.add_gradients()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._device import device_of
+
+_version_of = operator.attrgetter("_version")
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -73,6 +76,7 @@ class Shard:
     def __init__(self, parameters: list[Registered], frozen: list[Registered],
                  hyperparameters: dict[int, Any], options: Any) -> None:
         self.entries = [*parameters, *frozen]
+        self._parameters = [entry.parameter for entry in self.entries]
         self._trained = len(parameters)
         self.groups = sorted({entry.group for entry in parameters})
         options.dtype = DTYPES[parameters[0].parameter.dtype]
@@ -96,7 +100,7 @@ class Shard:
             self._point(index)
 
     def _view(self, index: int, values: Any) -> torch.Tensor:
-        parameter = self.entries[index].parameter
+        parameter = self._parameters[index]
         return torch.from_dlpack(values).view(parameter.dtype).view(parameter.shape)
 
     def _map(self, index: int) -> torch.Tensor:
@@ -119,13 +123,13 @@ class Shard:
         return before
 
     def _point(self, index: int) -> None:
-        parameter = self.entries[index].parameter
+        parameter = self._parameters[index]
         parameter.data = self._memory[index]
         self._versions[index] = parameter._version
 
     def add_gradient(self, index: int) -> None:
         """Hands the gradient of a parameter over, if there is one, and frees it."""
-        parameter = self.entries[index].parameter
+        parameter = self._parameters[index]
         gradient = parameter.grad
         if gradient is None:
             return
@@ -148,8 +152,8 @@ class Shard:
 
     def add_gradients(self) -> None:
         """Does that for gradients that no backward pass handed over."""
-        for index in range(self._trained):
-            if self.entries[index].parameter.grad is not None:
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is not None and index < self._trained:
                 self.add_gradient(index)
 
     def step(self, divisor: float, max_norm: float) -> tuple[float, bool]:
@@ -170,13 +174,17 @@ class Shard:
         self._any_received = False
 
     def _written(self, index: int) -> bool:
-        parameter = self.entries[index].parameter
+        parameter = self._parameters[index]
         return (parameter._version != self._versions[index]
                 or parameter.data_ptr() != self._addresses[index])
 
     def take_writes(self) -> None:
         """Notices what the program has written into parameters: load_state_dict, an operation in
         place, or another tensor as `data`."""
+        # Nothing is written in most steps, and these lists show that with few calls.
+        if (list(map(_version_of, self._parameters)) == self._versions
+                and list(map(torch.Tensor.data_ptr, self._parameters)) == self._addresses):
+            return
         for index, entry in enumerate(self.entries):
             if not self._written(index):
                 continue
@@ -188,7 +196,7 @@ class Shard:
 
     def take_values(self, index: int) -> None:
         """Makes the master of a parameter what the parameter is."""
-        parameter = self.entries[index].parameter
+        parameter = self._parameters[index]
         if index < self._trained:
             self.trainer.wait(index)
         if parameter.data_ptr() != self._memory[index].data_ptr():
