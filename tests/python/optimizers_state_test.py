@@ -1,6 +1,9 @@
 """State of the optimizers of spillway.torch: torch's layout both ways, checkpoints, and what misuse
 is told."""
+import errno
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -74,6 +77,50 @@ def test_a_state_dict_resumes_with_the_same_bits(dtype, state_format):
     resumed = OffloadedAdamW(again, state_format=state_format)
     resumed.load_state_dict(state)
     assert equal(run(again, resumed, range(4, 8)), expected)
+
+
+def anonymous_bytes():
+    """The memory of this process that is no file's."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024
+
+
+def test_a_state_dict_of_state_on_disk_takes_no_memory(tmp_path):
+    def make(folder):
+        tensors = [torch.nn.Parameter(torch.full((1 << 20,), float(i), dtype=torch.bfloat16))
+                   for i in range(4)]
+        return tensors, OffloadedAdamW(tensors, nvme=[tmp_path / folder], threads=1)
+
+    tensors, optimizer = make("a")
+    run(tensors, optimizer, range(1))
+    again, resumed = make("b")
+    one = tensors[0].numel() * 4 * 3  # state of one parameter; there are four
+    before = anonymous_bytes()
+    state = optimizer.state_dict()
+    torch.save(state, tmp_path / "state.pt")
+    assert anonymous_bytes() - before < one
+    assert not list((tmp_path / "a").glob("state-dict-*"))
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", mmap=True))
+    assert anonymous_bytes() - before < 2 * one
+    for name, value in state["state"][3].items():
+        assert torch.equal(resumed.state_dict()["state"][3][name], value)
+    optimizer.load_state_dict(state)  # it is not of the memory that it is read into
+    assert equal(run(again, resumed, range(1, 3)), run(tensors, optimizer, range(1, 3)))
+
+
+def test_a_state_dict_that_the_disk_cannot_hold_is_refused(tmp_path, monkeypatch):
+    tensors = parameters()
+    optimizer = OffloadedAdamW(tensors, nvme=[tmp_path])
+    run(tensors, optimizer, range(1))
+    before = set(tmp_path.iterdir())
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(spillway.IoError, match=r"no room for 2400 bytes .* use save"):
+        optimizer.state_dict()
+    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("saved", [False, True])

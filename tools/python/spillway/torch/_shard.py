@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,11 @@ from spillway.torch._device import device_of
 _version_of = operator.attrgetter("_version")
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def in_memory(elements: int) -> torch.Tensor:
+    """Returns fp32 elements."""
+    return torch.empty(elements, dtype=torch.float32)
 
 
 class Registered(NamedTuple):
@@ -214,11 +220,12 @@ class Shard:
         if index < self._trained:
             self.trainer.take_values(index, self._device.stream())
 
-    def read(self, index: int, master: bool, m: bool, v: bool) -> list[torch.Tensor | None]:
-        """State of a parameter as fp32 tensors of its shape; None for what is not wanted."""
+    def read(self, index: int, master: bool, m: bool, v: bool,
+             allocate: Callable[[int], torch.Tensor]) -> list[torch.Tensor | None]:
+        """State of a parameter as fp32 tensors of its shape; None for what is not wanted.
+        `allocate` returns as many elements as it is told."""
         shape = self.entries[index].parameter.shape
-        arrays = [torch.empty(shape.numel(), dtype=torch.float32) if wanted else None
-                  for wanted in (master, m, v)]
+        arrays = [allocate(shape.numel()) if wanted else None for wanted in (master, m, v)]
         self.trainer.read_state(index, *arrays)
         return [None if array is None else array.view(shape) for array in arrays]
 
@@ -230,7 +237,7 @@ class Shard:
         if master is None:
             if self._written(index):
                 self.take_values(index)
-            master = self.read(index, master=True, m=False, v=False)[0]
+            master = self.read(index, True, False, False, in_memory)[0]
         for what, tensor in (("master", master), ("first moment", m), ("second moment", v)):
             if tensor is not None and tensor.shape != shape:
                 raise InvalidArgumentError(

@@ -2,15 +2,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from spillway.errors import InvalidArgumentError, NotSupportedError
-from spillway.torch._shard import Shard
+from spillway.errors import InvalidArgumentError, IoError, NotSupportedError
+from spillway.torch._shard import Shard, in_memory
+
+
+def _in_file(folder: str, elements: int) -> torch.Tensor:
+    """Returns fp32 elements in a file that has no name, and that goes with the tensor."""
+    size = elements * torch.float32.itemsize
+    descriptor, path = tempfile.mkstemp(prefix="state-dict-", dir=folder)
+    try:
+        os.posix_fallocate(descriptor, 0, size)  # a mapped page without a block ends the process
+        return torch.from_file(path, shared=True, size=elements, dtype=torch.float32)
+    except OSError as error:
+        raise IoError(f"{folder} has no room for {size} bytes more of a state_dict "
+                      f"({error.strerror}): free some, or use save(folder)",
+                      error.errno or 0) from error
+    finally:
+        os.close(descriptor)
+        os.unlink(path)
 
 
 class WithState(torch.optim.Optimizer):
@@ -21,12 +39,15 @@ class WithState(torch.optim.Optimizer):
     refused: tuple[str, ...] = ()      #: keys of torch's groups that must be off
     _shards: list[Shard]
     _places: dict[torch.Tensor, tuple[Shard, int]]
+    _options: dict[str, Any]
     _leaves_state_out = False
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         shard, index = self._places[parameter]
-        master, m, v = shard.read(index, parameter.dtype != torch.float32,
-                                  "m" in self.state_names, "v" in self.state_names)
+        folders = self._options["nvme"]
+        allocate = functools.partial(_in_file, folders[0]) if folders else in_memory
+        master, m, v = shard.read(index, parameter.dtype != torch.float32, "m" in self.state_names,
+                                  "v" in self.state_names, allocate)
         state = {}
         if self.counts_steps:
             state["step"] = torch.tensor(float(shard.trainer.updates))
@@ -40,8 +61,9 @@ class WithState(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state in torch's layout, in fp32; 16-bit parameters also have their `master`.
 
-        It holds all of the state in memory; `save` writes it to disk instead. As with torch there
-        is none before the first update.
+        With `nvme`, its tensors lie in files of the first of these folders, which go with them:
+        they take disk, not memory. Without it they are a second copy of the state in memory; `save`
+        makes none. As with torch there is no state before the first update.
         """
         self.state = defaultdict(dict, {
             parameter: self._state_of(parameter)
@@ -62,7 +84,9 @@ class WithState(torch.optim.Optimizer):
             self._leaves_state_out = False
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes a `state_dict` of this class or of torch's optimizer of the same name."""
+        """Takes a `state_dict` of this class or of torch's optimizer of the same name, one
+        parameter after the other: that of `torch.load(file, mmap=True)` is never in memory whole.
+        """
         numbered = [parameter for group in self.param_groups for parameter in group["params"]]
         for group in state_dict["param_groups"]:
             for key in self.refused:
