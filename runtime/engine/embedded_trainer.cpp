@@ -122,7 +122,7 @@ void EmbeddedTrainer::load(const std::filesystem::path& directory) {
 
 std::vector<plan::MemoryItem> EmbeddedTrainer::memory() const { return implementation_->memory(); }
 
-EmbeddedUse EmbeddedTrainer::use() const { return implementation_->use(); }
+EmbeddedUse EmbeddedTrainer::use() const { return implementation_->cycle().use(); }
 
 void EmbeddedTrainer::write_trace(const std::filesystem::path& path) const {
   implementation_->cycle().write_trace(path);

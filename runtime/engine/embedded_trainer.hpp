@@ -218,7 +218,8 @@ class EmbeddedTrainer {
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
   [[nodiscard]] EmbeddedUse use() const;
   /// Writes when each operation of the first twenty plans ran, as JSON for chrome://tracing and
-  /// ui.perfetto.dev. A step has one plan with `defers_updates`, else one more for its update.
+  /// ui.perfetto.dev, and with cuda each copy of a gradient. A step has one plan with
+  /// `defers_updates`, else one more for its update.
   void write_trace(const std::filesystem::path& path) const;
 
  private:

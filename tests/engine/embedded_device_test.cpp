@@ -1,5 +1,9 @@
 // Parameters and gradients in the memory of a GPU: the bits of training on the host, whatever the
 // order of the streams, and what is refused. The framework's stream runs as late as it may.
+#include <chrono>
+#include <fstream>
+#include <string>
+
 #include "offload/cuda/cuda_device.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/layout.hpp"
@@ -11,6 +15,7 @@
 namespace spillway::engine {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using Kind = offload::ForeignWork::Kind;
 
 constexpr int kSteps = 4;
@@ -183,12 +188,25 @@ TEST_F(EmbeddedDeviceTest, MovesTheParametersOfItsPlanAndEachGradientOnce) {
   const plan::StepPlan step =
       plan::build_training_step(layout.workload, embedded_placement(options, layout));
   const Bytes gradients{(3 + 5000 + 257 + 1 + 9000) * 2};
+  options.traces = true;
   DeviceFramework framework(model_.sizes);
+  const auto begin = Clock::now();
   const auto trainer = make(options);
   train(*trainer, framework, Kind::stream);
   const EmbeddedUse use = trainer->use();
   EXPECT_EQ(use.downloaded, Bytes{gradients.value() * kSteps});
   EXPECT_EQ(use.uploaded, Bytes{plan::bytes_moved(step, plan::kUploadParams).value() * kSteps});
+  const double seconds = use.busy_seconds[static_cast<std::size_t>(plan::Lane::d2h)];
+  EXPECT_GT(seconds, 0);
+  EXPECT_LT(seconds, std::chrono::duration<double>(Clock::now() - begin).count());
+  const std::filesystem::path path = directory_.path() / "trace.json";
+  trainer->write_trace(path);
+  std::ifstream text(path);
+  std::size_t ranges = 0;
+  for (std::string line; std::getline(text, line);) {
+    ranges += static_cast<std::size_t>(line.find("download_grads") != std::string::npos);
+  }
+  EXPECT_EQ(ranges, kSteps * model_.sizes.size());
 }
 
 TEST_F(EmbeddedDeviceTest, AnUpdateWaitsForReadersThatAreNamed) {

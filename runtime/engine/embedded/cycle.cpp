@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
@@ -116,6 +117,7 @@ EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayou
     norms_ = engine().prepare(plan::build_external_norms(workload(), placement()));
     ops = std::max({ops, backward_->plan().ops.size(), norms_->plan().ops.size()});
   }
+  ops += copies_of_step(options, layout);
   if (options.traces) trace_.emplace(ops, StepTrace::Passes::external);
 }
 
@@ -131,8 +133,8 @@ void EmbeddedCycle::run(EmbeddedPlan plan) {
 }
 
 void EmbeddedCycle::note(EmbeddedPlan plan) {
-  if (trace_) trace_->record(last_run());
   const std::lock_guard lock(use_mutex_);
+  if (trace_) trace_->record(last_run());
   if (begins_step_ && plan != EmbeddedPlan::update) {
     begins_step_ = false;
     use_.busy_seconds = {};
@@ -143,9 +145,25 @@ void EmbeddedCycle::note(EmbeddedPlan plan) {
     const plan::OpTiming& timing = last_run().timings()[op];
     use_.busy_seconds[static_cast<std::size_t>(ops[op].lane)] += timing.end - timing.start;
   }
+  use_.busy_seconds[static_cast<std::size_t>(plan::Lane::d2h)] +=
+      std::exchange(download_seconds_, 0);
   use_.read = actions().moved(plan::kReadState);
   use_.written = actions().moved(plan::kWriteState);
   use_.uploaded = actions().moved(plan::kUploadParams) + actions().moved(plan::kUploadFrozen);
+}
+
+void EmbeddedCycle::note_download(std::uint32_t block, Bytes bytes,
+                                  std::chrono::nanoseconds duration) {
+  plan::Op op;
+  op.kind = plan::OpKind::copy;
+  op.lane = plan::Lane::d2h;
+  op.copied = plan::kDownloadGrads;
+  op.block = block;
+  op.bytes = bytes;
+  const std::lock_guard lock(use_mutex_);
+  if (trace_) trace_->record(op, duration);
+  use_.downloaded += bytes;
+  download_seconds_ += std::chrono::duration<double>(duration).count();
 }
 
 double EmbeddedCycle::norm(std::span<const EmbeddedPlace> places) {

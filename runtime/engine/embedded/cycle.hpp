@@ -2,6 +2,7 @@
 // one parameter at a time. Nothing else may run meanwhile, whichever thread calls.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -71,6 +72,8 @@ class EmbeddedCycle final : public StepCycle {
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
   /// Any thread, also while a plan runs, which then is not in it.
   [[nodiscard]] EmbeddedUse use() const;
+  /// Counts a copy of a gradient from the device that is over just now. Any thread, likewise.
+  void note_download(std::uint32_t block, Bytes bytes, std::chrono::nanoseconds duration);
   /// Likewise. Throws `Error{invalid_argument}` unless the options ask for a trace.
   void write_trace(const std::filesystem::path& path) const;
   [[nodiscard]] WakeSignal& wake() { return engine().wake(); }
@@ -99,10 +102,11 @@ class EmbeddedCycle final : public StepCycle {
   std::unique_ptr<Executor> backward_, norms_;  ///< of streamed parameters
   offload::SharedDevice* const shared_;         ///< null on the host
   std::unique_ptr<offload::Event> foreign_;     ///< behind the framework's work
+  bool begins_step_ = true;       ///< the next plan that is no update is the first of a step
+  mutable std::mutex use_mutex_;  // of all below, which threads record
   std::optional<StepTrace> trace_;
-  bool begins_step_ = true;  ///< the next plan that is no update is the first of a step
-  mutable std::mutex use_mutex_;
-  EmbeddedUse use_;  ///< guarded by use_mutex_
+  EmbeddedUse use_;
+  double download_seconds_ = 0;  ///< since a plan was over
 };
 
 }  // namespace spillway::engine

@@ -19,10 +19,24 @@ Bytes landing_bytes(const EmbeddedOptions& options, const EmbeddedLayout& layout
   return Bytes{std::min(whole, kMostLanding).value() * GradientCopies::kInFlight};
 }
 
+std::size_t copies_of_step(const EmbeddedOptions& options, const EmbeddedLayout& layout) {
+  if (options.device == config::DeviceKind::host) return 0;
+  const bool alone = options.gradients_per_step == 1;
+  std::size_t copies = 0;
+  for (const EmbeddedPlace& place : layout.places) {
+    const std::size_t bytes = place.count * size_of(options.dtype);
+    copies += alone ? 1 : round_up(bytes, kMostLanding.value()) / kMostLanding.value();
+  }
+  return copies * std::max(options.gradients_per_step, 1U);
+}
+
 GradientCopies::GradientCopies(offload::DeviceBackend& backend, Bytes landing)
     : stream_(backend.make_stream("gradients")) {
   allocate(landing_, backend, landing);
-  for (InFlight& each : ring_) each.over = backend.make_event();
+  for (InFlight& each : ring_) {
+    each.begun = backend.make_event();
+    each.over = backend.make_event();
+  }
 }
 
 std::span<std::byte> GradientCopies::landing() const {
@@ -34,15 +48,21 @@ void GradientCopies::begin(const GradientCopy& copy, offload::DeviceSpan<const s
   SPILLWAY_ASSERT(has_room());
   InFlight& next = ring_[begun_++ % kInFlight];
   next.copy = copy;
+  next.waited = Clock::now();
+  stream_->record(*next.begun);
   stream_->download(copy.target, source);
   stream_->record(*next.over);
 }
 
 std::optional<GradientCopy> GradientCopies::take_landed() {
   if (empty()) return std::nullopt;
-  const InFlight& oldest = ring_[landed_ % kInFlight];
+  InFlight& oldest = ring_[landed_ % kInFlight];
+  const Clock::time_point now = Clock::now();
+  if (!oldest.begun->done()) oldest.waited = now;
   if (!oldest.over->done()) return std::nullopt;
   ++landed_;
+  oldest.copy.duration = now - std::max(oldest.waited, last_landed_);
+  last_landed_ = now;
   return oldest.copy;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,12 +19,18 @@ namespace spillway::engine {
 /// that are alone in their step land where they wait for the update.
 [[nodiscard]] Bytes landing_bytes(const EmbeddedOptions& options, const EmbeddedLayout& layout);
 
+/// Returns how many copies the gradients of a step take; where it may have any number of them, how
+/// many one of each parameter takes.
+[[nodiscard]] std::size_t copies_of_step(const EmbeddedOptions& options,
+                                         const EmbeddedLayout& layout);
+
 /// A gradient, or a part of one.
 struct GradientCopy {
   std::uint32_t parameter = 0;
   std::uint64_t first = 0;  ///< of the gradient's bytes
   bool ends = false;        ///< it is the last part
   std::span<std::byte> target{};
+  std::chrono::nanoseconds duration{};  ///< of one that has landed, to how often it was asked about
 };
 
 class GradientCopies {
@@ -44,10 +51,12 @@ class GradientCopies {
   [[nodiscard]] std::optional<GradientCopy> take_landed();
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr std::size_t kInFlight = 4;
   struct InFlight {
     GradientCopy copy;
-    std::unique_ptr<offload::Event> over;
+    std::unique_ptr<offload::Event> begun, over;
+    Clock::time_point waited;  ///< it had not begun then
   };
   friend Bytes landing_bytes(const EmbeddedOptions& options, const EmbeddedLayout& layout);
 
@@ -56,6 +65,7 @@ class GradientCopies {
   std::array<InFlight, kInFlight> ring_;
   std::uint64_t begun_ = 0;
   std::uint64_t landed_ = 0;
+  Clock::time_point last_landed_;
 };
 
 }  // namespace spillway::engine

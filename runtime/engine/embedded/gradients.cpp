@@ -218,11 +218,6 @@ void EmbeddedGradients::forget() {
   }
 }
 
-Bytes EmbeddedGradients::downloaded() const {
-  const std::lock_guard lock(mutex_);
-  return downloaded_;
-}
-
 /// Is what the thread runs. What fails is thrown by every later call.
 void EmbeddedGradients::bring() noexcept {
   try {
@@ -281,10 +276,8 @@ void EmbeddedGradients::begin_next() {
 void EmbeddedGradients::finish(const GradientCopy& copy) {
   OnTheWay& way = on_the_way_[copy.parameter];
   if (!alone_) store(copy.parameter, way.turn, copy.first, copy.target);
-  {
-    const std::lock_guard lock(mutex_);
-    downloaded_ += Bytes{copy.target.size()};
-  }
+  users_.cycle.note_download(layout_.places[copy.parameter].block, Bytes{copy.target.size()},
+                             copy.duration);
   if (!copy.ends) return;
   count(copy.parameter);
   {

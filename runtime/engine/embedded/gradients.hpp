@@ -52,8 +52,6 @@ class EmbeddedGradients {
   /// Leaves zeros where no gradient came. The plan of the step runs, or is over.
   void fill_missing();
   void forget();
-  /// Returns the bytes that came from the device since the start.
-  [[nodiscard]] Bytes downloaded() const;
 
  private:
   /// Which gradient of its parameter one is in a step.
@@ -95,7 +93,6 @@ class EmbeddedGradients {
   std::vector<OnTheWay> on_the_way_;  ///< by parameter
   Bytes waiting_;                     ///< of all on their way
   std::vector<std::uint32_t> queue_;  ///< parameters whose copies have yet to begin
-  Bytes downloaded_;
   bool stops_ = false;
   std::exception_ptr failure_;
 

@@ -154,12 +154,6 @@ std::vector<plan::MemoryItem> EmbeddedTrainer::Implementation::memory() const {
   return items;
 }
 
-EmbeddedUse EmbeddedTrainer::Implementation::use() const {
-  EmbeddedUse use = cycle_.use();
-  use.downloaded = gradients_.downloaded();
-  return use;
-}
-
 void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {
   const EmbeddedPlace& at = place(parameter);
   runner_.check_sound();

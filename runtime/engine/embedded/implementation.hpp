@@ -51,7 +51,6 @@ class EmbeddedTrainer::Implementation {
   [[nodiscard]] EmbeddedCycle& cycle() { return cycle_; }
   [[nodiscard]] EmbeddedGradients& gradients() { return gradients_; }
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
-  [[nodiscard]] EmbeddedUse use() const;
 
  private:
   using Phase = PlanRunner::Phase;

@@ -66,15 +66,24 @@ void StepTrace::record(const Executor& executor) {
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const plan::OpTiming& timing = executor.timings()[i];
     if (timing.end <= 0) continue;
-    trace_.record({.lane = lanes_[static_cast<std::size_t>(ops[i].lane)],
-                   .name = plan::name_of(ops[i]),
-                   .category = plan::name_of(ops[i].lane),
-                   .start = begin + nanoseconds(timing.start),
-                   .duration = nanoseconds(timing.end - timing.start),
-                   .arguments = {.block = BlockIndex{ops[i].block},
-                                 .tile = TileIndex{ops[i].tile},
-                                 .bytes = ops[i].bytes}});
+    record(ops[i], begin + nanoseconds(timing.start), nanoseconds(timing.end - timing.start));
   }
+}
+
+void StepTrace::record(const plan::Op& op, std::chrono::nanoseconds duration) {
+  if (plans_ < kTracedPlans) record(op, trace_.now() - duration, duration);
+}
+
+void StepTrace::record(const plan::Op& op, std::chrono::nanoseconds start,
+                       std::chrono::nanoseconds duration) {
+  trace_.record(
+      {.lane = lanes_[static_cast<std::size_t>(op.lane)],
+       .name = plan::name_of(op),
+       .category = plan::name_of(op.lane),
+       .start = start,
+       .duration = duration,
+       .arguments = {
+           .block = BlockIndex{op.block}, .tile = TileIndex{op.tile}, .bytes = op.bytes}});
 }
 
 void StepTrace::write(const std::filesystem::path& path) const {

@@ -1,8 +1,10 @@
 // StepTrace: the ops of the first plans as they were executed, one lane of the plan a lane of the
-// trace, for RUN/trace.json and for embedded trainers. One thread records; any may write meanwhile.
+// trace, for RUN/trace.json and for embedded trainers. One thread at a time records; any may write
+// meanwhile.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -23,11 +25,17 @@ class StepTrace {
 
   /// Records the plan that `executor` has just run; nothing once enough are recorded.
   void record(const Executor& executor);
+  /// Records an op that no plan lists, and that is over just now; nothing once enough plans are
+  /// recorded.
+  void record(const plan::Op& op, std::chrono::nanoseconds duration);
   /// Writes Chrome/Perfetto JSON, in the place of what `path` held. Throws `Error{io_error}`, and
   /// then leaves that.
   void write(const std::filesystem::path& path) const;
 
  private:
+  void record(const plan::Op& op, std::chrono::nanoseconds start,
+              std::chrono::nanoseconds duration);
+
   Trace trace_;
   std::array<LaneIndex, plan::kLaneCount> lanes_{};
   std::uint64_t plans_ = 0;
