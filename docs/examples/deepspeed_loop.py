@@ -1,46 +1,75 @@
-"""A loop that is written for DeepSpeed's engine, with the import changed.
+"""A script that is written for DeepSpeed, with the import changed. It makes the calls of
+https://www.deepspeed.ai/getting-started in the same order: arguments, engine, checkpoint, loop.
 
-usage: deepspeed_loop.py [deepspeed]      (with the word, DeepSpeed itself trains)
+usage: deepspeed_loop.py [deepspeed] [--save_dir DIR] [--load_dir DIR [--ckpt_id ID]]
+       (with the word, DeepSpeed itself trains)
 """
+import argparse
 import json
 import os
+import pathlib
 import sys
 
 import torch
 
-if sys.argv[1:] == ["deepspeed"]:
+if sys.argv[1:2] == ["deepspeed"]:
+    del sys.argv[1]
     os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0",
                       WORLD_SIZE="1", LOCAL_RANK="0")
     import deepspeed
 else:
     import spillway.torch as deepspeed
 
-CONFIG = {
-    "train_micro_batch_size_per_gpu": 4,
-    "gradient_accumulation_steps": 2,
-    "gradient_clipping": 0.5,
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.9, 0.95],
-                                              "weight_decay": 0.1, "torch_adam": True}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {
-        "warmup_min_lr": 0, "warmup_max_lr": 1e-2, "warmup_num_steps": 3, "total_num_steps": 12}},
-}
+CONFIG = pathlib.Path(__file__).with_name("ds_config.json")
+
+
+class Regression(torch.nn.Module):
+    """Gives the loss of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+
+    def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        inputs, targets = batch
+        return torch.nn.functional.mse_loss(self.layers(inputs), targets)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int, default=-1, help="from DeepSpeed's launcher")
+    parser.add_argument("--save_dir", help="checkpoints go there")
+    parser.add_argument("--save_interval", type=int, default=20)
+    parser.add_argument("--load_dir", help="goes on from a checkpoint there")
+    parser.add_argument("--ckpt_id", help="which one; without it the latest")
+    parser = deepspeed.add_config_arguments(parser)
+    parser.set_defaults(deepspeed_config=str(CONFIG))
+    return parser.parse_args()
 
 
 def main() -> None:
+    args = parse_arguments()
+    deepspeed.init_distributed()
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    model = Regression()
     inputs = torch.randn(80, 8)
     targets = inputs.sum(dim=1, keepdim=True).tanh()
-    engine, optimizer, _, _ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=CONFIG)
-    for epoch in range(2):
-        for start in range(0, 80, 4):
-            outputs = engine(inputs[start:start + 4])
-            loss = torch.nn.functional.mse_loss(outputs, targets[start:start + 4])
-            engine.backward(loss)
-            engine.step()
-            print(json.dumps({"step": engine.global_steps, "lr": engine.get_lr()[0],
-                              "loss": loss.item()}))
+    batches = list(zip(inputs.split(4), targets.split(4), strict=True)) * 2
+    model_engine, optimizer, _, _ = deepspeed.initialize(
+        args=args, model=model, model_parameters=model.parameters())
+    first = 0
+    if args.load_dir:
+        _, client_sd = model_engine.load_checkpoint(args.load_dir, args.ckpt_id)
+        first = client_sd["step"] + 1
+    for step, batch in enumerate(batches[first:], first):
+        loss = model_engine(batch)
+        model_engine.backward(loss)
+        model_engine.step()
+        print(json.dumps({"step": model_engine.global_steps, "lr": model_engine.get_lr()[0],
+                          "loss": loss.item()}))
+        if args.save_dir and (step + 1) % args.save_interval == 0:
+            model_engine.save_checkpoint(args.save_dir, step, client_state={"step": step})
 
 
 if __name__ == "__main__":

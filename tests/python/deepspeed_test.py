@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import spillway
-from spillway.torch import initialize
+from spillway.torch import init_distributed, initialize
 
 LOOP = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/deepspeed_loop.py"
 
@@ -21,9 +21,10 @@ def run_loop(*arguments):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
 
 
-def test_a_loop_of_deepspeed_has_its_losses_and_rates():
-    ours, theirs = run_loop(), run_loop("deepspeed")
+def test_a_script_of_deepspeed_has_its_losses_and_rates(tmp_path):
+    ours, theirs = run_loop("--save_dir", str(tmp_path)), run_loop("deepspeed")
     assert len(ours) == len(theirs) == 40
+    assert run_loop("--load_dir", str(tmp_path), "--ckpt_id", "19") == ours[20:]
     for mine, reference in zip(ours, theirs, strict=True):
         assert mine["step"] == reference["step"]
         assert mine["lr"] == pytest.approx(reference["lr"], abs=1e-15)
@@ -96,6 +97,13 @@ def test_losses_of_micro_batches_are_averaged(tmp_path):
         optimizer.step()
     for mine, reference in zip(ours, model.parameters(), strict=True):
         assert torch.allclose(mine, reference, atol=1e-6)
+
+
+def test_several_processes_are_refused(monkeypatch):
+    init_distributed("gloo")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(spillway.NotSupportedError, match="WORLD_SIZE is 4"):
+        init_distributed()
 
 
 def test_what_deepspeed_has_and_spillway_has_not_is_refused(tmp_path):

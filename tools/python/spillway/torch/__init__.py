@@ -8,7 +8,13 @@ it, and `optimizer.step()` updates all parameters in one pass. Master weights an
 host memory or, with `nvme`, on disk. `offload_model` streams the parameters of a model's blocks
 through a part of the device.
 """
-from spillway.torch.engine import Engine, Schedule, initialize
+from spillway.torch.engine import (
+    Engine,
+    Schedule,
+    add_config_arguments,
+    init_distributed,
+    initialize,
+)
 from spillway.torch.optimizers import (
     OffloadedAdagrad,
     OffloadedAdam,
@@ -20,4 +26,5 @@ from spillway.torch.optimizers import (
 from spillway.torch.streaming import offload_model
 
 __all__ = ["Engine", "OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW", "OffloadedLion",
-           "OffloadedOptimizer", "OffloadedSGD", "Schedule", "initialize", "offload_model"]
+           "OffloadedOptimizer", "OffloadedSGD", "Schedule", "add_config_arguments",
+           "init_distributed", "initialize", "offload_model"]

@@ -1,6 +1,7 @@
 """The interface of DeepSpeed's engine, for loops that are written for it."""
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from spillway._load import native
-from spillway.errors import InvalidArgumentError
+from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch.optimizers import (
     OffloadedAdagrad,
@@ -22,6 +23,22 @@ from spillway.torch.optimizers import (
 )
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Adds the arguments that DeepSpeed's launcher passes; `initialize` reads the configuration."""
+    group = parser.add_argument_group("DeepSpeed")
+    group.add_argument("--deepspeed", action="store_true", help="changes nothing")
+    group.add_argument("--deepspeed_config", help="the configuration, a file of JSON")
+    return parser
+
+
+def init_distributed(*_: Any, **__: Any) -> None:
+    """Raises if a launcher has started several processes: here there is one."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise NotSupportedError(f"WORLD_SIZE is {processes}: this version trains in one process; "
+                                "start the script once, or have the launcher start one")
 
 
 def initialize(args: Any = None, model: torch.nn.Module | None = None,
