@@ -13,6 +13,13 @@
 namespace spillway::cpu_adam {
 namespace {
 
+constexpr std::size_t kParameterSize = 2;
+
+/// Counts the bytes of the scales of m and v in format int8.
+constexpr std::size_t scales_bytes(std::size_t count) {
+  return round_up(count, kQuantizationBlock) / kQuantizationBlock * 2 * sizeof(float);
+}
+
 template <class T>
 void put(std::byte* array, std::size_t i, T value) {
   std::memcpy(array + i * sizeof(T), &value, sizeof(T));
@@ -114,8 +121,7 @@ void check_count(std::size_t given, std::size_t count, std::string_view name) {
 
 StateLayout make_layout(StateFormat format, std::size_t count) {
   const std::uint64_t moment = count * moment_size(format);
-  const std::uint64_t blocks = round_up(count, kQuantizationBlock) / kQuantizationBlock;
-  const std::uint64_t scales = format == StateFormat::int8 ? blocks * 2 * sizeof(float) : 0;
+  const std::uint64_t scales = format == StateFormat::int8 ? scales_bytes(count) : 0;
   const auto arrays =
       stagger(std::array<std::uint64_t, 4>{count * master_size(format), moment, moment, scales});
   StateLayout layout{.format = format, .count = count};
@@ -125,9 +131,22 @@ StateLayout make_layout(StateFormat format, std::size_t count) {
   layout.scales = arrays.starts[3];
   layout.bytes = round_up(arrays.end, kPageBytes);
   layout.parameters = layout.bytes;
-  layout.disk_bytes =
-      needs_parameters(format) ? round_up(layout.bytes + count * 2, kPageBytes) : layout.bytes;
+  layout.disk_bytes = needs_parameters(format)
+                          ? round_up(layout.bytes + count * kParameterSize, kPageBytes)
+                          : layout.bytes;
   return layout;
+}
+
+StateLayout part_of(const StateLayout& whole, std::size_t first, std::size_t count) {
+  StateLayout part = whole;
+  part.count = count;
+  part.bytes = 0;
+  part.master += first * master_size(whole.format);
+  part.m += first * moment_size(whole.format);
+  part.v += first * moment_size(whole.format);
+  part.scales += first / kQuantizationBlock * 2 * sizeof(float);
+  part.parameters += first * kParameterSize;
+  return part;
 }
 
 void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte* state,
@@ -171,6 +190,22 @@ void unpack_state(const StateLayout& layout, const std::byte* state, const void*
   }
   if (!wide.m.empty()) unpack_moment(layout, Moment::m, state, wide.m);
   if (!wide.v.empty()) unpack_moment(layout, Moment::v, state, wide.v);
+}
+
+void copy_state(const StateLayout& source_layout, const std::byte* source,
+                const StateLayout& target_layout, std::byte* target) {
+  SPILLWAY_ASSERT(source_layout.format == target_layout.format &&
+                  source_layout.count == target_layout.count);
+  const auto copy = [&](std::size_t StateLayout::*array, std::size_t bytes) {
+    std::memcpy(target + target_layout.*array, source + source_layout.*array, bytes);
+  };
+  const StateFormat format = source_layout.format;
+  const std::size_t count = source_layout.count;
+  copy(&StateLayout::master, count * master_size(format));
+  copy(&StateLayout::m, count * moment_size(format));
+  copy(&StateLayout::v, count * moment_size(format));
+  if (format == StateFormat::int8) copy(&StateLayout::scales, scales_bytes(count));
+  if (needs_parameters(format)) copy(&StateLayout::parameters, count * kParameterSize);
 }
 
 }  // namespace spillway::cpu_adam

@@ -57,6 +57,10 @@ struct StateLayout {
 };
 
 [[nodiscard]] StateLayout make_layout(StateFormat format, std::size_t count);
+/// Returns where parameters [first, first + count) of a state lie, as offsets from the start of the
+/// whole. `first` is a multiple of `kQuantizationBlock`, unless nothing but masters is read. A part
+/// has no bytes of its own that `pack_state` would clear.
+[[nodiscard]] StateLayout part_of(const StateLayout& whole, std::size_t first, std::size_t count);
 
 /// Holds a tile's state in fp32, its own type or not: [count] each. Outputs and inputs of
 /// conversions.
@@ -77,5 +81,10 @@ void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte
 /// Does the opposite: exact for the master; empty spans of `wide` are left out.
 void unpack_state(const StateLayout& layout, const std::byte* state, const void* parameters,
                   const WideState& wide);
+
+/// Copies a slot as it lies on disk, or a part of one, to another of the same format and count. No
+/// bit of master, moments and parameters changes.
+void copy_state(const StateLayout& source_layout, const std::byte* source,
+                const StateLayout& target_layout, std::byte* target);
 
 }  // namespace spillway::cpu_adam

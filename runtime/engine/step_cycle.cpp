@@ -1,5 +1,7 @@
 #include "runtime/engine/step_cycle.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -16,11 +18,23 @@ StepCycle::StepCycle(const EngineSetup& setup, const ModelRuntime& model)
       flush_executor_(engine_.prepare(plan::build_flush(workload(), placement()))),
       snapshot_executor_(engine_.prepare(plan::build_snapshot(workload(), placement()))),
       last_executor_(step_executor_.get()) {
-  if (engine_.store() != nullptr) check_tiles(engine_.store()->layout());
-  if (engine_.setup().start == Start::anew) return;
+  if (engine_.setup().start == Start::resumed) resume();
+}
+
+void StepCycle::resume() {
   const auto& committed = engine_.store()->committed();
   check(committed.has_value(), ErrorCode::invalid_argument,
         "the run has no committed step to resume from");
+  const plan::Ranks saved = decode_ranks(committed->payload);
+  const plan::Ranks& now = workload().ranks;
+  check(
+      saved.count == now.count && saved.rank == now.rank, ErrorCode::invalid_argument,
+      fmt::format("{} holds the state of rank {} of {}, and this is rank {} of {}; resume with as "
+                  "many ranks, or start a new run from it",
+                  engine_.setup().store_options.directories.front().string(), saved.rank,
+                  saved.count, now.rank, now.count));
+  check(engine_.store()->layout().tiles == slots().store_layout().tiles, ErrorCode::corrupt_data,
+        "the run's state was written with another model, tile size, state format or sharding");
   state_ = decode(committed->payload);
   committed_step_ = state_.step;
   state_io_.restore();
@@ -48,19 +62,18 @@ void StepCycle::run(Executor& executor) {
   last_run_ = &executor;
 }
 
-void StepCycle::check_tiles(const nvme_swap::StoreLayout& layout) const {
-  check(layout.tiles == slots().store_layout().tiles, ErrorCode::corrupt_data,
-        "the run's state was written with another model, tile size or state format");
-}
-
-nvme_swap::TileRead StepCycle::adopt(const nvme_swap::CommittedTiles& source) {
-  check_tiles(source.layout());
-  if (const auto result = state_io_.adopt(source); result == nvme_swap::TileRead::moved_on) {
-    return result;
-  }
-  state_ = decode(source.commit().payload);
+void StepCycle::adopt(const SavedState& source) {
+  const std::vector<plan::BlockShape>& blocks = workload().blocks;
+  check(std::ranges::equal(
+            source.blocks(), blocks, {}, {},
+            [](const plan::BlockShape& block) { return plan::pad(block.parameters, 1); }),
+        ErrorCode::invalid_argument,
+        fmt::format("{} holds the state of another model, or of one in other operator tiles; start "
+                    "from it with the model and the spillway.operator_tile that it was saved with",
+                    source.folder().string()));
+  state_io_.adopt(source);
+  state_ = source.state();
   commit();
-  return nvme_swap::TileRead::whole;
 }
 
 void StepCycle::copy_next(const nvme_swap::StoreOptions& options) {
@@ -107,7 +120,7 @@ void StepCycle::prepare_commit(Commits commits, Writes writes) {
       writes == Writes::all && (pending_.pending || !placement().any_state(plan::Tier::nvme));
   step.copy = complete ? copy_.get() : nullptr;
   step.commit.step = StepIndex{state_.step};
-  encode(state_, step.commit.payload);
+  encode(state_, workload().ranks, step.commit.payload);
 }
 
 void StepCycle::finish_commit() {

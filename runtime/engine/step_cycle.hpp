@@ -23,9 +23,10 @@ class StepCycle {
 
   /// Step 0: masters from `source`.
   void initialize(const model::ParameterSource& source) { state_io_.initialize(source); }
-  /// All state of the committed step of another run, whose tiles must be equal; commits it here.
-  /// After `moved_on` the state is nobody's: adopt or initialize again.
-  [[nodiscard]] nvme_swap::TileRead adopt(const nvme_swap::CommittedTiles& source);
+  /// This rank's part of what another run of the same model has saved, with any number of ranks, in
+  /// any stage, tier and format; commits it here. All ranks adopt at once. After `Overtaken` the
+  /// state is nobody's: adopt or initialize again.
+  void adopt(const SavedState& source);
 
   /// Applies the pending update and makes the current step true on disk, if the placement commits.
   void commit();
@@ -66,8 +67,6 @@ class StepCycle {
   /// Creates a store as `options` say that holds the state after the last step, and commits it. All
   /// state is on disk, or none of it is.
   void copy_now(const nvme_swap::StoreOptions& options);
-  /// Throws `Error{corrupt_data}` unless these are the tiles of this run.
-  void check_tiles(const nvme_swap::StoreLayout& layout) const;
   /// Returns the sums of squares of the leaves of a block's gradient, as the last step left it.
   [[nodiscard]] std::span<const double> norm_leaves(std::uint32_t block);
   /// Whether the step becomes true on disk where the plan can make it so.
@@ -94,6 +93,7 @@ class StepCycle {
   void prepare_commit(Commits commits, Writes writes);
   void finish_commit();
   void copy_committed();
+  void resume();
 
   StepEngine engine_;
   std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`

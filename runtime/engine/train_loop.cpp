@@ -115,11 +115,7 @@ void Loop::start_from_run() {
   for (const std::string& difference : differences_in_mathematics(origin, run_->run_config)) {
     observer_.noted(fmt::format("not as in {}: {}", request_.from->string(), difference));
   }
-  retry_overtaken([&] {
-    const RunReader source(*request_.from);
-    const auto result = trainer_->adopt(source.tiles());
-    if (result == nvme_swap::TileRead::moved_on) throw Overtaken(*request_.from);
-  });
+  retry_overtaken([&] { trainer_->adopt(RunReader(*request_.from).saved()); });
 }
 
 /// Files can be removed while they are open.

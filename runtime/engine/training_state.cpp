@@ -10,9 +10,11 @@
 namespace spillway::engine {
 namespace {
 
-constexpr std::uint64_t kVersion = 1;
+constexpr std::uint64_t kVersion = 2;
+// A record of version 1, which was of one rank, ends before the last fields.
+constexpr std::size_t kBytesWithoutRanks = 64;
 
-/// The record as it lies on disk: 8-byte fields, no padding, little-endian machines only.
+/// The record as it lies on disk: no padding, little-endian machines only.
 struct Record {
   std::uint64_t version = kVersion;
   std::uint64_t step = 0;
@@ -23,13 +25,34 @@ struct Record {
   std::uint32_t hysteresis_left = 0;
   std::uint64_t skipped = 0;
   std::uint64_t skipped_in_a_row = 0;
+  std::uint32_t ranks = 1;
+  std::uint32_t rank = 0;
+  std::uint64_t sharding = 0;
 };
-static_assert(sizeof(Record) == 64);
+static_assert(sizeof(Record) == 80);
 static_assert(std::endian::native == std::endian::little);
+
+Record read_record(std::span<const std::byte> bytes) {
+  Record record;
+  check(bytes.size() == sizeof record || bytes.size() == kBytesWithoutRanks,
+        ErrorCode::corrupt_data,
+        fmt::format("a commit record carries {} bytes of training state; this version writes {}",
+                    bytes.size(), sizeof record));
+  std::memcpy(&record, bytes.data(), bytes.size());
+  const std::uint64_t version = bytes.size() == sizeof record ? kVersion : 1;
+  check(record.version == version, ErrorCode::corrupt_data,
+        fmt::format("training state of version {} in {} bytes; this version reads {}",
+                    record.version, bytes.size(), version));
+  const auto last = static_cast<std::uint64_t>(plan::Sharding::parameters);
+  check(record.rank < record.ranks && record.sharding <= last, ErrorCode::corrupt_data,
+        fmt::format("training state of rank {} of {}, sharded in way {}", record.rank, record.ranks,
+                    record.sharding));
+  return record;
+}
 
 }  // namespace
 
-void encode(const TrainingState& state, std::vector<std::byte>& bytes) {
+void encode(const TrainingState& state, const plan::Ranks& ranks, std::vector<std::byte>& bytes) {
   const Record record{.step = state.step,
                       .updates = state.updates,
                       .cursor = state.cursor,
@@ -37,20 +60,16 @@ void encode(const TrainingState& state, std::vector<std::byte>& bytes) {
                       .good_steps = state.loss_scale.good_steps,
                       .hysteresis_left = state.loss_scale.hysteresis_left,
                       .skipped = state.skipped,
-                      .skipped_in_a_row = state.skipped_in_a_row};
+                      .skipped_in_a_row = state.skipped_in_a_row,
+                      .ranks = ranks.count,
+                      .rank = ranks.rank,
+                      .sharding = static_cast<std::uint64_t>(ranks.sharding)};
   bytes.resize(sizeof record);
   std::memcpy(bytes.data(), &record, sizeof record);
 }
 
 TrainingState decode(std::span<const std::byte> bytes) {
-  Record record;
-  check(bytes.size() == sizeof record, ErrorCode::corrupt_data,
-        fmt::format("a commit record carries {} bytes of training state; this version writes {}",
-                    bytes.size(), sizeof record));
-  std::memcpy(&record, bytes.data(), sizeof record);
-  check(
-      record.version == kVersion, ErrorCode::corrupt_data,
-      fmt::format("training state of version {}; this version reads {}", record.version, kVersion));
+  const Record record = read_record(bytes);
   TrainingState state;
   state.step = record.step;
   state.updates = record.updates;
@@ -59,6 +78,13 @@ TrainingState decode(std::span<const std::byte> bytes) {
   state.skipped = record.skipped;
   state.skipped_in_a_row = static_cast<std::uint32_t>(record.skipped_in_a_row);
   return state;
+}
+
+plan::Ranks decode_ranks(std::span<const std::byte> bytes) {
+  const Record record = read_record(bytes);
+  return {.count = record.ranks,
+          .rank = record.rank,
+          .sharding = static_cast<plan::Sharding>(record.sharding)};
 }
 
 }  // namespace spillway::engine

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/config/schedule.hpp"
+#include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {
 
@@ -18,12 +19,16 @@ struct TrainingState {
   config::LossScaleState loss_scale;
   std::uint32_t skipped_in_a_row = 0;
   std::uint64_t skipped = 0;
+
+  bool operator==(const TrainingState&) const = default;
 };
 
 /// Writes a fixed-size little-endian record with a version. Allocates nothing if `bytes` has the
-/// capacity.
-void encode(const TrainingState& state, std::vector<std::byte>& bytes);
+/// capacity. `ranks` says whose tiles the commit names.
+void encode(const TrainingState& state, const plan::Ranks& ranks, std::vector<std::byte>& bytes);
 /// Throws `Error{corrupt_data}` for another version or length.
 [[nodiscard]] TrainingState decode(std::span<const std::byte> bytes);
+/// Returns number, rank and sharding of `encode`. Throws the same.
+[[nodiscard]] plan::Ranks decode_ranks(std::span<const std::byte> bytes);
 
 }  // namespace spillway::engine

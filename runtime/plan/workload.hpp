@@ -52,6 +52,11 @@ struct BlockShape {
   Bytes frozen_bytes{};
 };
 
+/// Returns the padded size of a block, in which each rank's part is whole leaves.
+[[nodiscard]] inline ElementCount pad(ElementCount parameters, std::uint32_t ranks) {
+  return ElementCount{round_up(parameters.value(), std::uint64_t{ranks} * kLeafParameters)};
+}
+
 /// A half-open range of blocks.
 struct BlockRange {
   std::uint32_t first = 0;

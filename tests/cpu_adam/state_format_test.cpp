@@ -108,6 +108,26 @@ TEST_P(Format, StartsWithoutMoments) {
   EXPECT_EQ(v, m);
 }
 
+TEST_P(Format, CopiesPartsOfTilesThatAreCutOtherwiseBitByBit) {
+  constexpr std::size_t kCount = 8 * kQuantizationBlock, kPart = 3 * kQuantizationBlock;
+  const StateLayout whole = make_layout(GetParam(), kCount), part = make_layout(GetParam(), kPart);
+  std::vector<std::byte> source(whole.disk_bytes), parts(part.disk_bytes), again(whole.disk_bytes);
+  for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(i * 37 % 251);
+  for (std::size_t first = 0; first < kCount; first += kPart) {
+    const std::size_t count = std::min(kPart, kCount - first);
+    copy_state(part_of(whole, first, count), source.data(), part_of(part, 0, count), parts.data());
+    copy_state(part_of(part, 0, count), parts.data(), part_of(whole, first, count), again.data());
+  }
+  std::vector<float> expected(3 * kCount), actual(3 * kCount);
+  const auto unpack = [&](const std::vector<std::byte>& slot, std::span<float> wide) {
+    unpack_state(whole, slot.data(), slot.data() + whole.parameters,
+                 {wide.first(kCount), wide.subspan(kCount, kCount), wide.last(kCount)});
+  };
+  unpack(source, expected);
+  unpack(again, actual);
+  EXPECT_EQ(std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(float)), 0);
+}
+
 TEST_P(Format, HasANameThatParsesBack) {
   EXPECT_EQ(parse_state_format(name_of(GetParam())), GetParam());
 }

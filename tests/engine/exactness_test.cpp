@@ -289,7 +289,7 @@ Outcome go_on_from_a_copy(config::StateHome home, bool updated_before) {
     EXPECT_FALSE(trainer->copying());
   }
   const auto trainer = harness.make(options, harness.new_run());
-  EXPECT_EQ(trainer->adopt(nvme_swap::CommittedTiles(copy)), nvme_swap::TileRead::whole);
+  trainer->adopt(SavedState(shape_of(harness.config(), options), {copy}));
   EXPECT_EQ(trainer->state().step, 3U);
   harness.steps(*trainer, options, 3, outcome);
   harness.finish(*trainer, outcome);

@@ -103,6 +103,16 @@ inline void write_tokens(const std::filesystem::path& path, std::uint32_t vocab_
              static_cast<std::streamsize>(count * sizeof(std::uint16_t)));
 }
 
+/// Returns what the tiles of a state that was trained with these options follow from.
+inline SavedShape shape_of(const model::ModelConfig& config, const config::TrainOptions& options) {
+  SavedShape shape{.format = options.state_format,
+                   .tile_parameters = ElementCount{options.tile_parameters}};
+  for (const auto& block : model::make_layout(config, options.operator_tile).blocks) {
+    shape.blocks.push_back(block.padded_parameters);
+  }
+  return shape;
+}
+
 /// What a run leaves behind that must not depend on placement.
 struct Outcome {
   std::vector<double> losses;

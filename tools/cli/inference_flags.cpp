@@ -14,7 +14,7 @@ engine::InferenceOptions InferenceFlags::options(ModelSource& from, engine::Infe
           .trained_on = from.trained_on(),
           .device_memory = given.device_memory,
           .host_memory = given.host_memory,
-          .source_bytes = from.run() != nullptr ? from.run()->reading_bytes() : Bytes{}};
+          .source_bytes = from.run() != nullptr ? from.run()->saved().reading_bytes() : Bytes{}};
 }
 
 }  // namespace spillway::cli

@@ -83,20 +83,6 @@ nvme_swap::StoreOptions checkpoint_store(const std::filesystem::path& directory)
   return options;
 }
 
-/// Returns the layout of the part of a tile's arrays that begins at `first`, a multiple of the
-/// quantization block, as offsets from the tile's own start. It has no bytes of its own to clear.
-cpu_adam::StateLayout part_of(const cpu_adam::StateLayout& tile, std::uint64_t first,
-                              std::uint64_t count) {
-  cpu_adam::StateLayout part = tile;
-  part.count = count;
-  part.bytes = 0;
-  part.master += first * cpu_adam::master_size(tile.format);
-  part.m += first * cpu_adam::moment_size(tile.format);
-  part.v += first * cpu_adam::moment_size(tile.format);
-  part.scales += first / cpu_adam::kQuantizationBlock * 2 * sizeof(float);
-  return part;
-}
-
 template <class T>
 std::span<T> slice(std::span<T> whole, std::uint64_t first, std::uint64_t count) {
   return whole.empty() ? whole : whole.subspan(first, count);
@@ -304,7 +290,7 @@ std::span<std::byte> EmbeddedCycle::parameters_of(std::uint32_t tile) {
 void EmbeddedCycle::read_state(const EmbeddedPlace& place, const cpu_adam::WideState& wide) {
   engine().actions().forget_staged();
   visit_parts(place, [&](const Part& part) {
-    const auto layout = part_of(slots().layout(part.tile), part.first, part.count);
+    const auto layout = cpu_adam::part_of(slots().layout(part.tile), part.first, part.count);
     const std::byte* parameters =
         parameters_of(part.tile).data() + part.first * size_of(workload().compute);
     cpu_adam::unpack_state(layout, state_of(part.tile), parameters,
@@ -317,7 +303,7 @@ void EmbeddedCycle::read_state(const EmbeddedPlace& place, const cpu_adam::WideS
 void EmbeddedCycle::write_state(const EmbeddedPlace& place, const cpu_adam::ConstWideState& wide) {
   engine().actions().forget_staged();
   visit_parts(place, [&](const Part& part) {
-    const auto layout = part_of(slots().layout(part.tile), part.first, part.count);
+    const auto layout = cpu_adam::part_of(slots().layout(part.tile), part.first, part.count);
     std::byte* parameters =
         parameters_of(part.tile).data() + part.first * size_of(workload().compute);
     std::byte* state = state_of(part.tile);
@@ -366,14 +352,14 @@ void EmbeddedCycle::save(const std::filesystem::path& directory) {
 }
 
 void EmbeddedCycle::load(const std::filesystem::path& directory) {
-  const nvme_swap::CommittedTiles tiles(checkpoint_store(directory));
-  check_tiles(tiles.layout());
+  SavedShape shape{.format = placement().format, .tile_parameters = placement().tile_parameters};
+  for (const plan::BlockShape& block : workload().blocks) {
+    shape.blocks.push_back(block.padded_parameters);
+  }
+  const SavedState saved(shape, {checkpoint_store(directory)});
   engine().actions().forget_staged();
-  const auto result = state_io().adopt(tiles);
-  check(result == nvme_swap::TileRead::whole, ErrorCode::busy,
-        fmt::format("the checkpoint in {} is being written; load it when it is complete",
-                    directory.string()));
-  state_ = decode(tiles.commit().payload);
+  state_io().adopt(saved);
+  state_ = saved.state();
 }
 
 }  // namespace spillway::engine

@@ -9,18 +9,16 @@ plan::Workload make_workload(const model::ModelConfig& config,
                              const config::TrainOptions& options, const plan::Ranks& ranks) {
   plan::Workload workload;
   workload.ranks = ranks;
-  const std::uint64_t leaves = std::uint64_t{ranks.count} * kLeafParameters;
   const auto& blocks = transformer.layout().blocks;
   for (std::uint32_t b = 0; b < blocks.size(); ++b) {
-    workload.blocks.push_back(
-        {.name = blocks[b].name,
-         .parameters = blocks[b].parameters,
-         .padded_parameters = ElementCount{round_up(blocks[b].parameters.value(), leaves)},
-         .forward_flops = transformer.forward_flops(b),
-         .backward_flops = transformer.backward_flops(b),
-         .saved_bytes = transformer.saved_bytes(b),
-         .layer = blocks[b].layer,
-         .feeds_backward = transformer.feeds_backward(b)});
+    workload.blocks.push_back({.name = blocks[b].name,
+                               .parameters = blocks[b].parameters,
+                               .padded_parameters = plan::pad(blocks[b].parameters, ranks.count),
+                               .forward_flops = transformer.forward_flops(b),
+                               .backward_flops = transformer.backward_flops(b),
+                               .saved_bytes = transformer.saved_bytes(b),
+                               .layer = blocks[b].layer,
+                               .feeds_backward = transformer.feeds_backward(b)});
   }
   const model::BlockRange loss = transformer.layout().loss_blocks(config);
   for (std::uint32_t b = loss.first; b < loss.end; ++b) {

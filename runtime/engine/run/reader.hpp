@@ -6,35 +6,12 @@
 #include <memory>
 #include <span>
 
-#include "nvme_swap/committed_tiles.hpp"
-#include "offload/memory.hpp"
-#include "runtime/base/error.hpp"
 #include "runtime/engine/run/directory.hpp"
-#include "runtime/engine/step/state_slots.hpp"
-#include "runtime/engine/training_state.hpp"
+#include "runtime/engine/step/saved_state.hpp"
 #include "runtime/model/parameter_layout.hpp"
 #include "runtime/model/parameter_source.hpp"
 
 namespace spillway::engine {
-
-/// The run has gone on and written over what was being read of its commit: begin again.
-class Overtaken final : public Error {
- public:
-  explicit Overtaken(const std::filesystem::path& run);
-};
-
-/// What `work` returns, which reads a run: called again when it was overtaken, a few times.
-template <class Work>
-auto retry_overtaken(const Work& work) {
-  constexpr int kAttempts = 8;
-  for (int attempt = 1;; ++attempt) {
-    try {
-      return work();
-    } catch (const Overtaken&) {
-      if (attempt == kAttempts) throw;
-    }
-  }
-}
 
 class RunReader final : public model::ParameterSource {
  public:
@@ -45,26 +22,18 @@ class RunReader final : public model::ParameterSource {
   [[nodiscard]] const RunManifest& manifest() const { return manifest_; }
   [[nodiscard]] const RunConfig& config() const { return config_; }
   [[nodiscard]] const model::ModelLayout& layout() const { return layout_; }
-  [[nodiscard]] const TrainingState& state() const { return state_; }
-  /// Returns the host memory that reading takes: a tile as it lies on disk, and its masters.
-  [[nodiscard]] Bytes reading_bytes() const { return reading_bytes_; }
-  /// Returns the tiles, to copy all of the committed state from; see Trainer::adopt.
-  [[nodiscard]] const nvme_swap::CommittedTiles& tiles() const { return *tiles_; }
+  [[nodiscard]] const TrainingState& state() const { return saved_->state(); }
+  /// Returns the whole state, to go on from; see StepCycle::adopt.
+  [[nodiscard]] const SavedState& saved() const { return *saved_; }
   /// Reads masters of the last committed step, every checksum verified. One call at a time. Throws
   /// `Overtaken`.
   void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
 
  private:
-  std::filesystem::path root_;
   RunManifest manifest_;
   RunConfig config_;
   model::ModelLayout layout_;
-  TrainingState state_;
-  StateSlots slots_;
-  std::unique_ptr<offload::DeviceBackend> backend_;
-  offload::PinnedMemory staging_;
-  Bytes reading_bytes_;
-  std::unique_ptr<nvme_swap::CommittedTiles> tiles_;
+  std::unique_ptr<SavedState> saved_;
 };
 
 }  // namespace spillway::engine

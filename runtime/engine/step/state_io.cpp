@@ -37,14 +37,13 @@ void StateIo::restore() {
   upload_residents();
 }
 
-nvme_swap::TileRead StateIo::adopt(const nvme_swap::CommittedTiles& source) {
+void StateIo::adopt(const SavedState& source) {
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
-    const auto result = slots_.load(source, tile, staging(tile));
-    if (result == nvme_swap::TileRead::moved_on) return result;
+    const plan::Tile& t = slots_.tiles()[tile];
+    source.read_slot(BlockIndex{t.block}, t.first, slots_.layout(tile), staging(tile));
     bring_home(tile, Stored::no);
   }
   upload_residents();
-  return nvme_swap::TileRead::whole;
 }
 
 void StateIo::copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& commit) {

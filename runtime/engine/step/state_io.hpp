@@ -10,6 +10,7 @@
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/memory.hpp"
+#include "runtime/engine/step/saved_state.hpp"
 #include "runtime/engine/step/state_slots.hpp"
 #include "runtime/model/parameter_source.hpp"
 
@@ -33,9 +34,9 @@ class StateIo {
   void initialize(const model::ParameterSource& source);
   /// All tiles from the store's committed version, every checksum verified.
   void restore();
-  /// The same from the store of another run, with equal tiles. After `moved_on` nothing here can be
-  /// counted on.
-  [[nodiscard]] nvme_swap::TileRead adopt(const nvme_swap::CommittedTiles& source);
+  /// All tiles from a saved state of the same blocks, whoever saved it: those of this rank's shard.
+  /// After `Overtaken` nothing here can be counted on.
+  void adopt(const SavedState& source);
   /// The newest version of all tiles of the store into `target`, and a commit of them.
   void copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& commit);
   /// The masters of one block, [padded], from wherever they live: those of this rank's shard, the

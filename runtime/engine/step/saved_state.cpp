@@ -1,0 +1,179 @@
+#include "runtime/engine/step/saved_state.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "offload/host/host_backend.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// Names the rank, where there are several, in what goes wrong with its store.
+template <class Work>
+auto name_rank(std::string_view rank, const Work& work) {
+  try {
+    return work();
+  } catch (const Overtaken&) {
+    throw;
+  } catch (const Error& error) {
+    if (rank.empty()) throw;
+    throw Error(error.code(), fmt::format("{}: {}", rank, error.what()), error.native(),
+                error.where());
+  }
+}
+
+std::string rank_text(std::uint32_t rank, std::size_t count) {
+  return count == 1 ? "" : fmt::format("rank {} of {}", rank, count);
+}
+
+}  // namespace
+
+Overtaken::Overtaken(const std::filesystem::path& state)
+    : Error(ErrorCode::busy,
+            fmt::format("the state in {} is written by a process that commits steps faster than "
+                        "they can be read; interrupt it first, or read a checkpoint that it keeps "
+                        "(spillway.save_every)",
+                        state.string())) {}
+
+SavedState::SavedState(const SavedShape& shape, const std::vector<nvme_swap::StoreOptions>& stores)
+    : shape_(shape) {
+  check(!stores.empty(), ErrorCode::invalid_argument, "a saved state is that of one rank or more");
+  for (std::uint32_t rank = 0; rank < stores.size(); ++rank) {
+    name_rank(rank_text(rank, stores.size()), [&] {
+      shards_.push_back({.folder = stores[rank].directories.front(),
+                         .slots = {},
+                         .tiles = std::make_unique<nvme_swap::CommittedTiles>(stores[rank])});
+      check_rank(rank, stores.size());
+      make_slots(rank);
+    });
+  }
+  Bytes largest;
+  for (const Shard& shard : shards_) {
+    for (std::uint32_t tile = 0; tile < shard.slots.tiles().size(); ++tile) {
+      largest = std::max(largest, Bytes{shard.slots.layout(tile).disk_bytes});
+    }
+  }
+  backend_ = offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = largest});
+  staging_ = {*backend_, largest};
+}
+
+/// The first rank says what all of them have to say.
+void SavedState::check_rank(std::uint32_t rank, std::size_t stores) {
+  const Shard& shard = shards_[rank];
+  const std::vector<std::byte>& record = shard.tiles->commit().payload;
+  const plan::Ranks recorded = decode_ranks(record);
+  const TrainingState state = decode(record);
+  const std::string where = fmt::format("{} holds step {} of rank {} of {}", shard.folder.string(),
+                                        state.step, recorded.rank, recorded.count);
+  check(recorded.count == stores && recorded.rank == rank, ErrorCode::corrupt_data,
+        fmt::format("{}, where that of rank {} of {} should be; give the folders of all ranks, in "
+                    "their order",
+                    where, rank, stores));
+  if (rank == 0) {
+    workload_.ranks = recorded;
+    state_ = state;
+    return;
+  }
+  check(recorded.sharding == workload_.ranks.sharding, ErrorCode::corrupt_data,
+        fmt::format("{}, which shares out another part of the state than rank 0 in {}", where,
+                    shards_[0].folder.string()));
+  check(state.step == state_.step, ErrorCode::corrupt_data,
+        fmt::format("{}, and {} holds step {} of rank 0; resume the run with {} ranks, which "
+                    "brings all of them to one step, or take a kept checkpoint",
+                    where, shards_[0].folder.string(), state_.step, stores));
+  check(state == state_, ErrorCode::corrupt_data,
+        fmt::format("{}, with other counts or another loss scale than rank 0 in {}: the folders "
+                    "are not of one run",
+                    where, shards_[0].folder.string()));
+}
+
+void SavedState::make_slots(std::uint32_t rank) {
+  if (rank == 0) {
+    for (const ElementCount block : shape_.blocks) {
+      plan::BlockShape& padded = workload_.blocks.emplace_back();
+      padded.parameters = block;
+      padded.padded_parameters = plan::pad(block, workload_.ranks.count);
+    }
+  }
+  Shard& shard = shards_[rank];
+  workload_.ranks.rank = rank;
+  shard.slots = {shape_.format, plan::make_tiles(workload_, shape_.tile_parameters)};
+  check(shard.tiles->layout().tiles == shard.slots.store_layout().tiles, ErrorCode::corrupt_data,
+        fmt::format("{} holds step {} of another model, tile size or state format than the run's "
+                    "configuration says",
+                    shard.folder.string(), state_.step));
+}
+
+void SavedState::stage(std::uint32_t rank, std::uint32_t tile) const {
+  if (staged_ == std::pair{rank, tile}) return;
+  staged_.reset();
+  const Shard& shard = shards_[rank];
+  const std::string name = rank_text(rank, shards_.size());
+  name_rank(name.empty() ? name : fmt::format("{} at step {}", name, state_.step), [&] {
+    const auto slot = shard.slots.slot_of(tile, staging_.host());
+    if (shard.slots.load(*shard.tiles, tile, slot) == nvme_swap::TileRead::moved_on) {
+      throw Overtaken(shard.folder);
+    }
+  });
+  staged_ = {rank, tile};
+}
+
+/// Calls `body(Piece)` with each part of the range staged, in order. In stage 0 rank 0 answers.
+template <class Body>
+void SavedState::for_each_piece(BlockIndex block, ElementCount first, ElementCount count,
+                                const Body& body) const {
+  const std::uint64_t shard_size = workload_.shard_elements(block.value()).value();
+  const std::uint64_t saved = shard_size * workload_.shards();
+  const std::uint64_t end = std::min((first + count).value(), saved);
+  for (std::uint64_t at = first.value(); at < end;) {
+    const auto rank = static_cast<std::uint32_t>(at / shard_size);
+    const StateSlots& slots = shards_[rank].slots;
+    const std::uint64_t tile_size = shape_.tile_parameters.value();
+    const auto tile = slots.tiles_of(plan::PoolKind::host_state, block.value()).first +
+                      static_cast<std::uint32_t>((at - rank * shard_size) / tile_size);
+    const plan::Tile& t = slots.tiles()[tile];
+    const std::uint64_t last = std::min(end, (t.first + t.count).value());
+    stage(rank, tile);
+    body(Piece{.layout = cpu_adam::part_of(slots.layout(tile), at - t.first.value(), last - at),
+               .first = at - first.value(),
+               .count = last - at});
+    at = last;
+  }
+}
+
+void SavedState::read(BlockIndex block, ElementCount first, const cpu_adam::WideState& wide) const {
+  for (const std::span<float> values : {wide.master, wide.m, wide.v}) {
+    std::ranges::fill(values, 0.0F);
+  }
+  for_each_piece(block, first, ElementCount{wide.master.size()}, [&](const Piece& piece) {
+    const auto part = [&](std::span<float> values) {
+      return values.empty() ? values : values.subspan(piece.first, piece.count);
+    };
+    const std::byte* slot = staging_.host().data();
+    cpu_adam::unpack_state(piece.layout, slot, slot + piece.layout.parameters,
+                           {part(wide.master), part(wide.m), part(wide.v)});
+  });
+}
+
+void SavedState::read_slot(BlockIndex block, ElementCount first,
+                           const cpu_adam::StateLayout& layout, std::span<std::byte> slot) const {
+  if (layout.format == shape_.format) {
+    std::ranges::fill(slot, std::byte{0});  // zero in every format
+    for_each_piece(block, first, ElementCount{layout.count}, [&](const Piece& piece) {
+      cpu_adam::copy_state(piece.layout, staging_.host().data(),
+                           cpu_adam::part_of(layout, piece.first, piece.count), slot.data());
+    });
+    return;
+  }
+  std::vector<float> values(3 * layout.count);
+  const std::span<float> all(values);
+  const cpu_adam::WideState wide{.master = all.first(layout.count),
+                                 .m = all.subspan(layout.count, layout.count),
+                                 .v = all.last(layout.count)};
+  read(block, first, wide);
+  cpu_adam::pack_state(layout, {wide.master, wide.m, wide.v}, slot.data(),
+                       slot.data() + layout.parameters);
+}
+
+}  // namespace spillway::engine

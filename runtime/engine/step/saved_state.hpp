@@ -1,0 +1,104 @@
+// SavedState: the committed state of a run of any number of ranks, read only. It answers for any
+// range of a block from the tiles of the rank that saved it, one tile at a time, every checksum
+// verified; how many ranks read, in which stage, tier and format, is theirs to choose. It takes no
+// lock: processes that train the run go on. One call at a time.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "cpu_adam/state_format.hpp"
+#include "nvme_swap/committed_tiles.hpp"
+#include "offload/memory.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/engine/step/state_slots.hpp"
+#include "runtime/engine/training_state.hpp"
+
+namespace spillway::engine {
+
+/// A step was committed and wrote over what was being read of the one before: begin again.
+class Overtaken final : public Error {
+ public:
+  explicit Overtaken(const std::filesystem::path& state);
+};
+
+/// What `work` returns, which reads a state: called again when it was overtaken, a few times.
+template <class Work>
+auto retry_overtaken(const Work& work) {
+  constexpr int kAttempts = 8;
+  for (int attempt = 1;; ++attempt) {
+    try {
+      return work();
+    } catch (const Overtaken&) {
+      if (attempt == kAttempts) throw;
+    }
+  }
+}
+
+/// What the tiles of a saved state follow from, beside the ranks that its commits record.
+struct SavedShape {
+  std::vector<ElementCount> blocks{};  ///< the parameters of each, with the padding of one rank
+  StateFormat format = StateFormat::fp32;
+  ElementCount tile_parameters{};
+};
+
+class SavedState {
+ public:
+  /// Takes the store of each rank, in their order. Throws `Error{corrupt_data}`, which names rank,
+  /// step and folder, for a store that is missing or damaged, of another rank or another model, or
+  /// at another step than the first.
+  SavedState(const SavedShape& shape, const std::vector<nvme_swap::StoreOptions>& stores);
+
+  [[nodiscard]] const TrainingState& state() const { return state_; }
+  /// Returns how many ranks saved it, and what of it each of them has.
+  [[nodiscard]] const plan::Ranks& ranks() const { return workload_.ranks; }
+  [[nodiscard]] std::span<const ElementCount> blocks() const { return shape_.blocks; }
+  /// Returns a folder that holds it: that of the first rank.
+  [[nodiscard]] const std::filesystem::path& folder() const { return shards_[0].folder; }
+  /// Returns the host memory that reading takes: a slot of the largest tile.
+  [[nodiscard]] Bytes reading_bytes() const { return staging_.size(); }
+
+  /// Reads `wide.master.size()` parameters of a block from `first`, and their moments where `wide`
+  /// wants them; both ends are then multiples of `kLeafParameters`. Behind the block all are zero.
+  /// Throws `Overtaken`, and `Error{corrupt_data}` for a damaged tile.
+  void read(BlockIndex block, ElementCount first, const cpu_adam::WideState& wide) const;
+  /// Does the same into a slot of this layout, which begins at `first`, a multiple of
+  /// `kLeafParameters`. No bit changes where the format is the one that was saved.
+  void read_slot(BlockIndex block, ElementCount first, const cpu_adam::StateLayout& layout,
+                 std::span<std::byte> slot) const;
+
+ private:
+  struct Shard {
+    std::filesystem::path folder;
+    StateSlots slots;
+    std::unique_ptr<nvme_swap::CommittedTiles> tiles;
+  };
+  /// A part of what is wanted that one saved tile has.
+  struct Piece {
+    cpu_adam::StateLayout layout;  ///< of the part, in the staged slot
+    std::size_t first;             ///< in what is wanted
+    std::size_t count;
+  };
+  void check_rank(std::uint32_t rank, std::size_t stores);
+  void make_slots(std::uint32_t rank);
+  template <class Body>
+  void for_each_piece(BlockIndex block, ElementCount first, ElementCount count,
+                      const Body& body) const;
+  void stage(std::uint32_t rank, std::uint32_t tile) const;
+
+  SavedShape shape_;
+  plan::Workload workload_;  ///< its blocks and ranks alone
+  TrainingState state_;
+  std::vector<Shard> shards_;  ///< by rank
+  std::unique_ptr<offload::DeviceBackend> backend_;
+  offload::PinnedMemory staging_;
+  /// Names the rank and the tile whose slot is staged.
+  mutable std::optional<std::pair<std::uint32_t, std::uint32_t>> staged_;
+};
+
+}  // namespace spillway::engine
