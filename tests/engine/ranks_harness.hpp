@@ -116,6 +116,7 @@ class RanksHarness : public TrainingHarness {
     SavedJob saved{.shape = shape_of(config(), options), .stores = {}};
     for (std::uint32_t rank = 0; rank < job.ranks.count; ++rank) {
       saved.stores.emplace_back().directories = {run / std::to_string(rank)};
+      saved.stores.back().owner = random_run_id();
       std::filesystem::create_directories(run / std::to_string(rank));
     }
     return saved;

@@ -9,6 +9,7 @@
 #include "nvme_swap/fsck.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/run/directory.hpp"
+#include "runtime/engine/step/saved_state.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/status_line.hpp"
@@ -150,6 +151,29 @@ ordered_json check_run(const fs::path& run, bool json) {
   return document;
 }
 
+/// Counts the ranks that the commit of the first one names; without a commit nobody needs others.
+std::uint32_t ranks_of(const engine::RunDirectory& run, const ordered_json& first) {
+  if (first["stores"].empty() || first["stores"][0]["committed_step"].is_null()) return 1;
+  const engine::RunManifest manifest = run.read_manifest();
+  nvme_swap::StoreOptions options;
+  options.directories = run.state_directories(manifest);
+  options.owner = manifest.state_id;
+  return engine::saved_ranks(options);
+}
+
+/// The run directories of all ranks, each as a run.
+ordered_json check_ranks(const fs::path& run, bool json) {
+  ordered_json document = check_run(run, json);
+  const std::uint32_t ranks = ranks_of(engine::RunDirectory(run), document);
+  for (std::uint32_t rank = 1; rank < ranks; ++rank) {
+    const fs::path directory = engine::rank_directory(run, rank);
+    if (!json) answer("rank {} of {}: {}\n", rank, ranks, directory.string());
+    document["ranks"].push_back(check_run(directory, json));
+    if (!document["ranks"].back()["sound"].get<bool>()) document["sound"] = false;
+  }
+  return document;
+}
+
 }  // namespace
 
 void add_fsck(Command app, Session& session) {
@@ -157,7 +181,7 @@ void add_fsck(Command app, Session& session) {
   Command command =
       add_command(app, session, "fsck",
                   "Checks a run's files and every byte of its committed state", [run, &session] {
-                    ordered_json document = check_run(*run, session.json);
+                    ordered_json document = check_ranks(*run, session.json);
                     if (!document["sound"].get<bool>()) session.exit_code = 1;
                     return document;
                   });

@@ -26,6 +26,11 @@ struct RunConfig {
   DeviceRecord device{};    ///< where the run began
 };
 
+/// Returns the run directory of a rank of the job in `job`: that is RUN, which is of rank 0, and
+/// RUN/rank-0001, ...
+[[nodiscard]] std::filesystem::path rank_directory(const std::filesystem::path& job,
+                                                   std::size_t rank);
+
 /// What RUN/manifest.json says: who the run is and where its state lies. Written once the swap
 /// files are whole, so that a manifest whose swap files are missing or blank has lost them.
 struct RunManifest {

@@ -70,6 +70,10 @@ class Reader {
 
 }  // namespace
 
+std::filesystem::path rank_directory(const std::filesystem::path& job, std::size_t rank) {
+  return rank == 0 ? job : job / fmt::format("rank-{:04}", rank);
+}
+
 bool RunManifest::has_been(const RunId& other) const {
   return id == other || std::ranges::find(earlier_ids, other) != earlier_ids.end();
 }

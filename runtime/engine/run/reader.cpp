@@ -17,6 +17,33 @@ RunDirectory::Files read_files(const RunDirectory& run) {
   return run.read();
 }
 
+nvme_swap::StoreOptions store_of(const RunDirectory& run, const RunManifest& manifest) {
+  nvme_swap::StoreOptions options;
+  options.directories = run.state_directories(manifest);
+  options.owner = manifest.state_id;
+  // Before its first commit a run is nothing that could be read; after it, its state must be there.
+  check(manifest.committed || nvme_swap::TileStore::has_commit(options),
+        ErrorCode::invalid_argument,
+        fmt::format("{} has no committed step yet", run.root().string()));
+  return options;
+}
+
+/// Returns the store of each rank. How many there are is what the first one's commit says.
+std::vector<nvme_swap::StoreOptions> stores_of(const RunDirectory& run,
+                                               const RunManifest& manifest) {
+  std::vector stores{store_of(run, manifest)};
+  const std::uint32_t ranks = saved_ranks(stores.front());
+  for (std::uint32_t rank = 1; rank < ranks; ++rank) {
+    const RunDirectory part(rank_directory(run.root(), rank));
+    check(part.exists(), ErrorCode::corrupt_data,
+          fmt::format("{} is not there, or has no manifest.json, and it holds what rank {} of {} "
+                      "has of the state; put it back",
+                      part.root().string(), rank, ranks));
+    stores.push_back(store_of(part, part.read_manifest()));
+  }
+  return stores;
+}
+
 }  // namespace
 
 RunReader::RunReader(const std::filesystem::path& run) {
@@ -25,18 +52,12 @@ RunReader::RunReader(const std::filesystem::path& run) {
   manifest_ = std::move(files.manifest);
   config_ = std::move(files.config);
   layout_ = model::make_layout(config_.model, config_.options.operator_tile);
-  nvme_swap::StoreOptions options;
-  options.directories = directory.state_directories(manifest_);
-  options.owner = manifest_.state_id;
-  // Before its first commit a run is nothing that could be read; after it, its state must be there.
-  check(manifest_.committed || nvme_swap::TileStore::has_commit(options),
-        ErrorCode::invalid_argument, fmt::format("{} has no committed step yet", run.string()));
   SavedShape shape{.format = config_.options.state_format,
                    .tile_parameters = ElementCount{config_.options.tile_parameters}};
   for (const model::BlockLayout& block : layout_.blocks) {
     shape.blocks.push_back(block.padded_parameters);
   }
-  saved_ = std::make_unique<SavedState>(shape, std::vector{options});
+  saved_ = std::make_unique<SavedState>(shape, stores_of(directory, manifest_));
 }
 
 void RunReader::read(BlockIndex block, ElementCount first, std::span<float> target) const {

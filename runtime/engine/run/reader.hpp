@@ -1,4 +1,5 @@
-// RunReader: a run, read only: its configuration, its last committed step and the masters in it.
+// RunReader: a run of any number of ranks, read only: its configuration, its last committed step
+// and the masters in it.
 // For evaluation, generation and export. Takes no lock: a process that trains the run goes on.
 #pragma once
 

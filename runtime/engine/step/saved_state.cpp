@@ -36,6 +36,10 @@ Overtaken::Overtaken(const std::filesystem::path& state)
                         "(spillway.save_every)",
                         state.string())) {}
 
+std::uint32_t saved_ranks(const nvme_swap::StoreOptions& first) {
+  return decode_ranks(nvme_swap::CommittedTiles(first).commit().payload).count;
+}
+
 SavedState::SavedState(const SavedShape& shape, const std::vector<nvme_swap::StoreOptions>& stores)
     : shape_(shape) {
   check(!stores.empty(), ErrorCode::invalid_argument, "a saved state is that of one rank or more");

@@ -47,6 +47,9 @@ struct SavedShape {
   ElementCount tile_parameters{};
 };
 
+/// Returns how many ranks saved what the store of the first of them belongs to.
+[[nodiscard]] std::uint32_t saved_ranks(const nvme_swap::StoreOptions& first);
+
 class SavedState {
  public:
   /// Takes the store of each rank, in their order. Throws `Error{corrupt_data}`, which names rank,
