@@ -4,8 +4,6 @@
 
 #include "nvme_swap/detail/store_files.hpp"
 #include "nvme_swap/detail/store_implementation.hpp"
-#include "nvme_swap/detail/store_recovery.hpp"
-#include "runtime/base/log.hpp"
 
 namespace spillway::nvme_swap {
 
@@ -24,17 +22,11 @@ std::unique_ptr<TileStore> TileStore::create(const StoreOptions& options,
 }
 
 std::unique_ptr<TileStore> TileStore::open(const StoreOptions& options) {
-  detail::check_options(options);
-  detail::StoreFiles store = detail::open_files(options);
-  const detail::Recovered recovered = detail::recover(store.map, store.files.front());
-  detail::check_committed(recovered, store.files.front());
-  if (!recovered.warning.empty()) log_line(LogLevel::warning, recovered.warning);
-  detail::use_cache(store.files, options.cache);
-  auto implementation = std::make_unique<Implementation>(options, std::move(store));
-  implementation->recover(recovered);
-  implementation->make_durable();
-  implementation->keep_files(!options.remove_on_close);
-  return std::unique_ptr<TileStore>(new TileStore(std::move(implementation)));
+  return std::unique_ptr<TileStore>(new TileStore(Implementation::open(options, std::nullopt)));
+}
+
+std::unique_ptr<TileStore> TileStore::open_at(const StoreOptions& options, StepIndex at) {
+  return std::unique_ptr<TileStore>(new TileStore(Implementation::open(options, at)));
 }
 
 StoreContent TileStore::content(const StoreOptions& options) {

@@ -113,6 +113,11 @@ class TileStore final : public TicketSource {
   /// `Error{corrupt_data}` naming file and remedy for anything else: a file that is missing, empty,
   /// cut short, blank, damaged or another run's, or a store without a commit.
   [[nodiscard]] static std::unique_ptr<TileStore> open(const StoreOptions& options);
+  /// Opens the store at the committed step `at`: the newest, or the one before it, to which the
+  /// store then goes back for good. A store among those of many ranks may have committed a step
+  /// that another has not. Throws `Error{corrupt_data}` that names both steps if it has neither.
+  [[nodiscard]] static std::unique_ptr<TileStore> open_at(const StoreOptions& options,
+                                                          StepIndex at);
   /// Returns, for whoever starts a run and has no record that it ever committed, what `create`
   /// would find in `directories[0]`. Whoever has such a record calls `open`, which takes nothing
   /// for a fresh start. Takes no lock, so that it also answers for a store in use. Throws

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "nvme_swap/detail/store_recovery.hpp"
 #include "nvme_swap/detail/throttled_engine.hpp"
 #include "nvme_swap/detail/tile_checks.hpp"
 #include "runtime/base/error.hpp"
@@ -83,6 +84,37 @@ void TileStore::Implementation::format(const StoreOptions& options) {
     detail::flush_directory(directory);
   }
   keep_files(!options.remove_on_close);
+}
+
+std::unique_ptr<TileStore::Implementation> TileStore::Implementation::open(
+    const StoreOptions& options, std::optional<StepIndex> at) {
+  detail::check_options(options);
+  detail::StoreFiles store = detail::open_files(options);
+  const detail::Recovered recovered = detail::recover(store.map, store.files.front(), at);
+  detail::check_committed(recovered, store.files.front());
+  if (!recovered.warning.empty()) log_line(LogLevel::warning, recovered.warning);
+  detail::use_cache(store.files, options.cache);
+  auto implementation = std::make_unique<Implementation>(options, std::move(store));
+  implementation->recover(recovered);
+  implementation->make_durable();
+  if (recovered.is_older) implementation->replace_newer();
+  implementation->keep_files(!options.remove_on_close);
+  return implementation;
+}
+
+void TileStore::Implementation::replace_newer() {
+  generation_ += 2;
+  versions_.begin_commit(record_table(map_, record_.bytes()));
+  versions_.finish_commit();
+  seal_record(map_,
+              {.generation = generation_,
+               .committed = true,
+               .step = committed_->step,
+               .payload = committed_->payload},
+              record_.bytes());
+  area_ = 1 - area_;
+  transfer_now(IoOperation::write, 0, map_.record_offset[area_], record_.bytes());
+  transfer_now(IoOperation::flush, 0, 0, {});
 }
 
 void TileStore::Implementation::make_durable() {

@@ -25,9 +25,16 @@ class TileStore::Implementation {
   Implementation& operator=(const Implementation&) = delete;
   ~Implementation();
 
+  /// See TileStore::open and open_at.
+  [[nodiscard]] static std::unique_ptr<Implementation> open(const StoreOptions& options,
+                                                            std::optional<StepIndex> at);
+
   /// Writes headers and empty records; the store exists when this returns.
   void format(const StoreOptions& options);
   void recover(const detail::Recovered& recovered);
+  /// Makes the recovered commit the newest by writing it over the other one, with the generation
+  /// after that. A kill leaves one record or the other whole, and the commit in either case.
+  void replace_newer();
   /// Makes what was recovered durable. Its writer may have been killed between the record and its
   /// flush: the next write could go to a slot of the commit before, and a power cut then take the
   /// record, so that neither commit would be whole.

@@ -20,9 +20,13 @@ constexpr std::uint64_t kRecordSearchBytes = 64 << 20;
 constexpr int kRecordAttempts = 10;
 constexpr std::chrono::milliseconds kRecordPause{2};
 
+bool is_commit_of(const std::optional<RecordContent>& record, StepIndex step) {
+  return record && record->committed && record->step == step;
+}
+
 }  // namespace
 
-Recovered recover(const StoreMap& map, const SwapFile& first_file) {
+Recovered recover(const StoreMap& map, const SwapFile& first_file, std::optional<StepIndex> at) {
   const std::string where = first_file.path().string();
   std::array<AlignedBuffer, 2> areas{AlignedBuffer(map.record_bytes),
                                      AlignedBuffer(map.record_bytes)};
@@ -39,6 +43,13 @@ Recovered recover(const StoreMap& map, const SwapFile& first_file) {
   const bool second =
       !records[0] || (records[1] && records[1]->generation > records[0]->generation);
   result.area = second ? 1 : 0;
+  if (at && !is_commit_of(records[result.area], *at)) {
+    check(is_commit_of(records[1 - result.area], *at), ErrorCode::corrupt_data,
+          fmt::format("{} is to go on from step {}, and its newest commit is of step {}; {}", where,
+                      at->value(), records[result.area]->step.value(), kLossRemedy));
+    result.area = 1 - result.area;
+    result.is_older = true;
+  }
   const RecordContent& record = *records[result.area];
   if (!records[1 - result.area]) {
     result.warning = fmt::format(

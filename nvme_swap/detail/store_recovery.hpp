@@ -1,4 +1,4 @@
-// Finding the newest commit in the record areas of a store's first file.
+// Finding a commit in the record areas of a store's first file.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,20 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// Holds the newest commit that the record areas hold.
+/// Holds one of the commits that the record areas hold.
 struct Recovered {
   std::vector<TileRecord> tiles{};
   std::optional<CommitHeader> commit{};  ///< empty if nothing was ever committed
   std::uint64_t generation = 0;
   std::size_t area = 0;   ///< that holds it
+  bool is_older = false;  ///< the other area holds the commit after it
   std::string warning{};  ///< why the other area could not be used, if so
 };
 
-/// Reads both record areas. Throws `Error{corrupt_data}` if neither is valid.
-[[nodiscard]] Recovered recover(const StoreMap& map, const SwapFile& first_file);
+/// Reads both record areas and returns the newest commit, or that of step `at`. Throws
+/// `Error{corrupt_data}` if neither is valid, or neither is of that step.
+[[nodiscard]] Recovered recover(const StoreMap& map, const SwapFile& first_file,
+                                std::optional<StepIndex> at = std::nullopt);
 
 /// Does the same while a commit may be writing one of them.
 [[nodiscard]] Recovered recover_in_use(const StoreMap& map, const SwapFile& first_file);
