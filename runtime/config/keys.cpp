@@ -49,6 +49,10 @@ constexpr std::array<Named<UpdateMode>, 3> kUpdateModes{{
     {"deferred", UpdateMode::deferred},
     {"immediate", UpdateMode::immediate},
 }};
+constexpr std::array<Named<SumOrder>, 2> kSumOrders{{
+    {"fast", SumOrder::fast},
+    {"fixed", SumOrder::fixed},
+}};
 constexpr std::array<Named<WorkOrder>, 2> kWorkOrders{{
     {"layer_major", WorkOrder::layer_major},
     {"micro_batch_major", WorkOrder::micro_batch_major},
@@ -118,6 +122,10 @@ std::span<const Named<ScheduleKind>> names_of<ScheduleKind>() {
 template <>
 std::span<const Named<UpdateMode>> names_of<UpdateMode>() {
   return kUpdateModes;
+}
+template <>
+std::span<const Named<SumOrder>> names_of<SumOrder>() {
+  return kSumOrders;
 }
 template <>
 std::span<const Named<WorkOrder>> names_of<WorkOrder>() {

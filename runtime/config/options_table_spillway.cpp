@@ -97,6 +97,11 @@ void add_mathematics(std::vector<Option>& table) {
                                  "`gradient_accumulation_steps`."},
                                 whole<std::uint32_t>(1))
       .automatic = automatic::kDefault;
+  rows.member<&Options::sum_order>(
+      {"sum_order",
+       "Gradients add up in an order that is `fast` for the number of ranks, or in one that is "
+       "`fixed`: then each micro-batch is a round, and as many micro-batches a step give the same "
+       "bits on any number of ranks."});
   rows.member<&Options::tokens_per_step>(
           {"tokens_per_step",
            "Where micro-batch and accumulation are absent or \"auto\", they are chosen for this "

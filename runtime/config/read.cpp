@@ -149,6 +149,7 @@ ParsedConfig parse_train_config(std::string_view text, std::string_view origin,
   for (const Option& option : options_table()) {
     file.attempt([&] { detail::read_option(file, option, parsed.options); });
   }
+  parsed.options.automatic.ranks = ranks;
   file.attempt([&] { detail::settle_batch(file, ranks, parsed.options); });
   file.finish(parsed.options);
   return parsed;

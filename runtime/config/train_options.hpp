@@ -108,6 +108,9 @@ enum class Checkpointing : std::uint8_t { automatic, recompute, keep, offload, n
 }
 enum class Residency : std::uint8_t { automatic, none, all };
 enum class StateHome : std::uint8_t { automatic, device, host, nvme };
+/// How gradients of micro-batches and ranks add up: in the order that is fastest for the number of
+/// ranks, or one by one, so that the number of ranks changes no bit.
+enum class SumOrder : std::uint8_t { fast, fixed };
 enum class SumsHome : std::uint8_t { automatic, device, host };
 
 /// Says what a configuration leaves as "auto" for the model and the machine to say: automatic.hpp.
@@ -117,7 +120,8 @@ struct AutomaticOptions {
   bool state_format = false;  ///< not given, so it follows the compute type
   bool micro_batch = false;
   bool accumulation = false;
-  std::uint64_t windows = 0;  ///< a step is to have, by train_batch_size; 0: it does not say
+  std::uint64_t windows = 0;  ///< a rank is to have in a step, by train_batch_size; 0: not said
+  std::uint32_t ranks = 1;    ///< share the tokens of a step
   bool operator==(const AutomaticOptions&) const = default;
 };
 
@@ -126,6 +130,7 @@ struct TrainOptions {
   std::uint32_t micro_batch = 1;
   std::uint32_t gradient_accumulation_steps = 1;  ///< micro-batches a step
   std::uint32_t rounds = 1;                       ///< divides gradient_accumulation_steps
+  SumOrder sum_order = SumOrder::fast;            ///< fixed: each micro-batch is a round
   std::uint32_t context = 0;                      ///< 0: the model's max_context
   double gradient_clipping = 1.0;                 ///< global norm; 0 switches it off
   DType compute = DType::fp32;

@@ -29,6 +29,13 @@ void validate_batch(Faults& faults, const TrainOptions& options) {
   require(faults, !known || options.gradient_accumulation_steps % options.rounds == 0,
           fmt::format("spillway.rounds {} does not divide gradient_accumulation_steps {}",
                       options.rounds, options.gradient_accumulation_steps));
+  const bool fixed = options.sum_order == SumOrder::fixed;
+  require(faults,
+          !known || !fixed || options.rounds == 1 ||
+              options.rounds == options.gradient_accumulation_steps,
+          fmt::format("spillway.rounds is {}, and with spillway.sum_order fixed each of the {} "
+                      "micro-batches is a round; remove one of the two keys",
+                      options.rounds, options.gradient_accumulation_steps));
 }
 
 /// An update adds eps in fp32, where what is below the normal range counts as zero; Adam's bias

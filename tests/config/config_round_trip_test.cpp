@@ -21,7 +21,7 @@ using testing::HasSubstr;
 /// Every member, by structured bindings: a new one does not compile until it is compared here.
 void expect_equal(const TrainOptions& a, const TrainOptions& b) {
   const auto members = [](const TrainOptions& options) {
-    const auto& [micro_batch, accumulation, rounds, context, clipping, compute, device,
+    const auto& [micro_batch, accumulation, rounds, sum_order, context, clipping, compute, device,
                  deterministic, tf32, attention, loss_scale, adam, schedule, decay, format, order,
                  seed, steps, tile, operator_tile, update, work_order, checkpointing, residency,
                  home, activations, sums, prefetch, device_memory, host_memory, nvme, engine,
@@ -32,7 +32,7 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
     const auto& [kind, optimizer_lr, peak, from, warmup, logarithmic, total, decay_steps, min_lr,
                  warmup_ratio, cosine_ratio, last, cycle, range] = schedule;
     return std::tuple(
-        std::tuple(micro_batch, accumulation, rounds, context, clipping, compute, device,
+        std::tuple(micro_batch, accumulation, rounds, sum_order, context, clipping, compute, device,
                    deterministic, tf32, attention, decay, format, order, seed, steps, tile,
                    operator_tile, update, work_order, checkpointing, residency, home, activations,
                    sums),
@@ -82,6 +82,10 @@ class OptionsSource {
     options.rounds = count(1);
     options.micro_batch = count(1);
     options.gradient_accumulation_steps = options.rounds * count(1);
+    if (below(2) == 0) {
+      options.sum_order = SumOrder::fixed;
+      options.rounds = below(2) == 0 ? 1 : options.gradient_accumulation_steps;
+    }
     options.context = count(0);
     options.gradient_clipping = coin() ? 0 : real(0, 10);
     options.compute = any<DType>();
@@ -230,6 +234,12 @@ TEST(ConfigValidate, NamesTheKeyAndTheRemedy) {
        "gradient_accumulation_steps is 0"},
       {[](TrainOptions& o) { o.rounds = 3; }, "spillway.rounds 3 does not divide"},
       {[](TrainOptions& o) { o.rounds = 0; }, "spillway.rounds is 0"},
+      {[](TrainOptions& o) {
+         o.gradient_accumulation_steps = 8;
+         o.rounds = 2;
+         o.sum_order = SumOrder::fixed;
+       },
+       "spillway.rounds is 2, and with spillway.sum_order fixed each of the 8"},
       {[](TrainOptions& o) { o.gradient_clipping = -1; }, "gradient_clipping is -1"},
       {[](TrainOptions& o) { o.gradient_clipping = std::nan(""); }, "gradient_clipping is nan"},
       {[](TrainOptions& o) { o.adam.beta1 = 1; }, "betas holds 1"},

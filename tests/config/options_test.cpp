@@ -117,6 +117,7 @@ const std::vector<Change> kChanges{
     {"spillway.tf32", "false", "true", kCuda},
     {"spillway.attention", "\"auto\"", "\"own\"", kCuda},
     {"spillway.context", "0", "64"},
+    {"spillway.sum_order", "\"fast\"", "\"fixed\""},
     {"spillway.rounds", "1", "2", R"({"gradient_accumulation_steps": 4})"},
     {"spillway.tokens_per_step", "0", "100"},
     {"spillway.decay", "\"matrices\"", "\"all\""},

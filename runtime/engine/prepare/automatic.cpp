@@ -59,13 +59,14 @@ bool fits(const config::TrainOptions& options, const model::ModelConfig& config,
       plan::choose_placement(workload, budgets(options, workload), placement_request(options)));
 }
 
-/// Windows that a step is to have, and in words where that comes from.
+/// Windows that a rank is to have in a step, and in words where that comes from.
 std::pair<std::uint64_t, std::string> target_of(const config::TrainOptions& options) {
   if (options.automatic.windows > 0) {
     return {options.automatic.windows, "train_batch_size"};
   }
   if (options.tokens_per_step > 0) {
-    return {std::max<std::uint64_t>(1, options.tokens_per_step / options.context),
+    const std::uint64_t of_rank = options.tokens_per_step / options.automatic.ranks;
+    return {std::max<std::uint64_t>(1, of_rank / options.context),
             fmt::format("spillway.tokens_per_step {}", options.tokens_per_step)};
   }
   return {kDefaultWindows, "HF Trainer's default"};

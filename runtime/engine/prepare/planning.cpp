@@ -74,7 +74,11 @@ plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count) {
   const auto sharding = options.zero_stage >= 3   ? plan::Sharding::parameters
                         : options.zero_stage >= 1 ? plan::Sharding::state
                                                   : plan::Sharding::none;
-  return {.count = count, .rank = 0, .sharding = sharding};
+  const bool fixed = options.sum_order == config::SumOrder::fixed;
+  return {.count = count,
+          .rank = 0,
+          .sharding = sharding,
+          .sums = fixed ? plan::SumOrder::fixed : plan::SumOrder::fast};
 }
 
 std::vector<std::filesystem::path> state_directories(const config::TrainOptions& options,

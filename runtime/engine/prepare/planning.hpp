@@ -28,7 +28,8 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config);
                                            const config::TrainOptions& options,
                                            const plan::Ranks& ranks = {});
 
-/// Returns what the first of `count` ranks is, with the stage of ZeRO that the options name.
+/// Returns what the first of `count` ranks is, with the stage of ZeRO and the order of sums that
+/// the options name.
 [[nodiscard]] plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count);
 
 /// Returns the folders in which the run keeps its swap files: `options.nvme`, or RUN/state.

@@ -58,12 +58,16 @@ Family smaller_micro_batches(const config::TrainOptions& options) {
     config::TrainOptions smaller = options;
     smaller.micro_batch = micro;
     smaller.gradient_accumulation_steps *= factor;
-    smaller.rounds *= factor;
-    list.remedies.push_back(
-        {fmt::format("train_micro_batch_size_per_gpu {}, gradient_accumulation_steps {} "
-                     "and spillway.rounds {}",
-                     micro, smaller.gradient_accumulation_steps, smaller.rounds),
-         smaller});
+    std::string what =
+        fmt::format("train_micro_batch_size_per_gpu {}, gradient_accumulation_steps {}", micro,
+                    smaller.gradient_accumulation_steps);
+    if (options.sum_order == config::SumOrder::fast) {
+      smaller.rounds *= factor;
+      what += fmt::format(" and spillway.rounds {}", smaller.rounds);
+    } else {
+      smaller.rounds = 1;
+    }
+    list.remedies.push_back({std::move(what), std::move(smaller)});
   }
   return list;
 }
@@ -71,6 +75,7 @@ Family smaller_micro_batches(const config::TrainOptions& options) {
 /// The same micro-batches in more rounds.
 Family more_rounds(const config::TrainOptions& options) {
   Family list{.kind = Kind::batches, .remedies = {}};
+  if (options.sum_order == config::SumOrder::fixed) return list;  // each micro-batch is one already
   for (std::uint32_t rounds = 2; rounds <= options.gradient_accumulation_steps; ++rounds) {
     if (options.gradient_accumulation_steps % rounds != 0 || rounds <= options.rounds) continue;
     config::TrainOptions smaller = options;

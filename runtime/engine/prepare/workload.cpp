@@ -36,8 +36,9 @@ plan::Workload make_workload(const model::ModelConfig& config,
   workload.constant_bytes = transformer.constant_bytes();
   workload.tokens = std::uint64_t{options.micro_batch} * options.context;
   workload.token_bytes = Bytes{2 * workload.tokens * sizeof(std::int32_t)};
-  workload.rounds = options.rounds;
-  workload.micro_batches = options.gradient_accumulation_steps / options.rounds;
+  const bool fixed = options.sum_order == config::SumOrder::fixed;
+  workload.rounds = fixed ? options.gradient_accumulation_steps : options.rounds;
+  workload.micro_batches = options.gradient_accumulation_steps / workload.rounds;
   return workload;
 }
 
