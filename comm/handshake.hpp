@@ -11,9 +11,9 @@ namespace spillway::comm {
 
 /// Holds what has to be the same on every rank.
 struct Identity {
-  std::string_view version;  ///< of the program; its first 31 bytes count
-  std::uint64_t configuration_hash = 0;
-  std::uint32_t ranks = 0;  ///< as the launcher told this rank
+  std::string_view version;   ///< of the program; its first 31 bytes count
+  std::uint32_t ranks = 0;    ///< as the launcher told this rank
+  std::string_view settings;  ///< one "name: value" a line
 };
 
 /// Compares `mine` with every rank's; blocks until all have called it. Throws

@@ -32,8 +32,8 @@ void run(std::string_view how) {
   Communicator& self = *communicator;
   const bool wrong = self.rank() == Rank{self.ranks() - 1};
   handshake(self, {.version = wrong && how == "version" ? "0.1" : "0.2",
-                   .configuration_hash = wrong && how == "configuration" ? 5U : 6U,
-                   .ranks = self.ranks()});
+                   .ranks = self.ranks(),
+                   .settings = wrong && how == "configuration" ? "seed: 5" : "seed: 6"});
   std::vector<std::byte> data(4096);
   for (int i = 0; i < 20; ++i) {
     if (wrong && i == 10) misbehave(self, how);

@@ -55,7 +55,7 @@ class FailingRanks(unittest.TestCase):
         self.check("version", "the version of rank 2 is 0.1, of rank 0 0.2")
 
     def test_another_configuration(self):
-        self.check("configuration", "the hash of the configuration of rank 2 is 5, of rank 0 6")
+        self.check("configuration", "rank 2 has seed: 5, rank 0 has seed: 6")
 
 
 if __name__ == "__main__":

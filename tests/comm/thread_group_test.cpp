@@ -191,21 +191,25 @@ TEST(ThreadGroup, TheHandshakeNamesTheRankThatDiffers) {
         },
         ErrorCode::invalid_argument);
   };
-  ThreadGroup(3).run([](Communicator& self) { handshake(self, {"1.0", 5, 3}); });
+  ThreadGroup(3).run([](Communicator& self) { handshake(self, {"1.0", 3, "a: 1\nb: 2"}); });
   EXPECT_THAT(with([](Rank rank) {
-                return Identity{rank == Rank{1} ? "1.1" : "1.0", 5, 3};
+                return Identity{rank == Rank{1} ? "1.1" : "1.0", 3, ""};
               }),
               HasSubstr("the version of rank 1 is 1.1, of rank 0 1.0"));
   EXPECT_THAT(with([](Rank rank) {
-                return Identity{"1.0", rank == Rank{2} ? 7U : 5U, 3};
+                return Identity{"1.0", 3, rank == Rank{2} ? "a: 1\nb: 3" : "a: 1\nb: 2"};
               }),
-              HasSubstr("the hash of the configuration of rank 2 is 7, of rank 0 5"));
+              HasSubstr("rank 2 has b: 3, rank 0 has b: 2"));
   EXPECT_THAT(with([](Rank rank) {
-                return Identity{"1.0", 5, rank == Rank{0} ? 4U : 3U};
+                return Identity{"1.0", 3, rank == Rank{1} ? "a: 1" : "a: 1\nb: 2"};
+              }),
+              HasSubstr("rank 1 has nothing, rank 0 has b: 2"));
+  EXPECT_THAT(with([](Rank rank) {
+                return Identity{"1.0", rank == Rank{0} ? 4U : 3U, ""};
               }),
               HasSubstr("the number of ranks of rank 1 is 3, of rank 0 4"));
   EXPECT_THAT(with([](Rank) {
-                return Identity{"1.0", 5, 4};
+                return Identity{"1.0", 4, ""};
               }),
               HasSubstr("the group has 3 ranks and was launched with 4"));
 }
