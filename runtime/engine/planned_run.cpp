@@ -2,16 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <utility>
 
+#include "runtime/base/topology.hpp"
 #include "runtime/config/schedule.hpp"
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
 #include "runtime/engine/prepare/start_values.hpp"
 #include "runtime/engine/prepare/workload.hpp"
+#include "runtime/engine/rank_agreement.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
 #include "runtime/plan/placement/fastest.hpp"
 
@@ -30,7 +33,11 @@ class Planning {
   void plan();
 
  private:
+  void check_ranks() const;
+  void share_cores();
   void resolve_automatic();
+  [[nodiscard]] plan::Budgets budgets_for(const config::TrainOptions& options,
+                                          const plan::Workload& workload) const;
   [[nodiscard]] DataIdentity recognise_data() const;
   void make_model();
   void resume_model(const DeviceRecord& recorded);
@@ -43,15 +50,18 @@ class Planning {
 
 /// Whatever refuses this start does so before a file of the run is changed.
 void Planning::open() {
-  run_.config = model_of(request_, run_.claim.run());
+  const std::optional<StepIndex> start = agree_on_start(request_.ranks, run_.claim);
+  run_.config = model_of(request_, RunDirectory(run_.claim.job()));
   run_.options = request_.options;
+  check_ranks();
+  share_cores();
   resolve(run_.options, run_.config);
   resolve_automatic();
   if (request_.from) check_tokenizer(request_.data, *request_.from);
   run_.data.emplace(TrainingData::open(request_.data, run_.config, run_.options.context));
   run_.sampler.emplace(run_.data->train.size(), run_.options.context, run_.options.order,
                        run_.options.seed);
-  run_.steps = steps_of(run_.options, *run_.sampler);
+  run_.steps = steps_of(run_.options, *run_.sampler, run_.part.count);
   config::check_momentum(run_.options.schedule, run_.steps);
   run_.store_options.engine = run_.options.io_engine;
   run_.store_options.disk_gigabytes_per_second = run_.options.disk_gbps;
@@ -61,8 +71,10 @@ void Planning::open() {
          .options = run_.options,
          .data = std::filesystem::absolute(request_.data).string(),
          .identity = recognise_data()};
-  if (run_.claim.resumes()) {
+  check_same_run(request_.ranks, now);
+  if (start) {
     run_.start = Start::resumed;
+    run_.resume_at = start;
     const RunConfig& recorded = run_.claim.recorded();
     // A schedule that was to end with the run keeps the end that it started with.
     run_.options.schedule =
@@ -81,11 +93,46 @@ void Planning::open() {
   for (const std::string& note : run_.claim.take_notes()) observer_.noted(note);
 }
 
+/// What one rank alone can do, or all of them with the state of one.
+void Planning::check_ranks() const {
+  if (request_.ranks == nullptr) return;
+  const auto refuse = [&](bool asked, std::string_view what) {
+    check(!asked, ErrorCode::not_supported,
+          fmt::format("{} is not possible with {} ranks in this version; leave it out, or train on "
+                      "one rank",
+                      what, request_.ranks->ranks()));
+  };
+  refuse(run_.options.save_every > 0, "spillway.save_every");
+  refuse(request_.from && RunDirectory(*request_.from).exists(),
+         "--from a run, whose state is of one rank,");
+}
+
+/// Ranks of one machine have as many cores each.
+void Planning::share_cores() {
+  const std::uint32_t sharers = ranks_on_this_machine(request_.ranks);
+  if (sharers == 1) return;
+  const auto cores = static_cast<std::uint32_t>(read_topology().cores.size());
+  const std::uint32_t share = std::max<std::uint32_t>(1, cores / sharers);
+  if (run_.options.threads == 0) run_.options.threads = share;
+  if (run_.options.compute_threads == 0) run_.options.compute_threads = share;
+}
+
+/// Every rank plans with the least that one of them has. What a configuration names is of a rank.
+plan::Budgets Planning::budgets_for(const config::TrainOptions& options,
+                                    const plan::Workload& workload) const {
+  plan::Budgets budgets = make_budgets(options, request_.run, workload);
+  const std::uint32_t sharers = ranks_on_this_machine(request_.ranks);
+  if (!options.device_memory) budgets.device = Bytes{budgets.device.value() / sharers};
+  if (!options.host_memory) budgets.host = Bytes{budgets.host.value() / sharers};
+  budgets.nvme = Bytes{budgets.nvme.value() / sharers};
+  return least(request_.ranks, budgets);
+}
+
 /// A resumed run keeps what it chose when it began.
 void Planning::resolve_automatic() {
   if (run_.claim.resumes()) take_automatic(run_.options, run_.claim.recorded().options);
   const auto budgets = [this](const config::TrainOptions& options, const plan::Workload& step) {
-    return make_budgets(options, request_.run, step);
+    return budgets_for(options, step);
   };
   for (const std::string& line : choose_automatic(run_.options, run_.config, budgets)) {
     observer_.noted(line);
@@ -148,27 +195,29 @@ void Planning::widen_attention() {
   if (bound == model::cuda::kScoreGradients) return;
   run_.model =
       make_model_runtime(run_.config, run_.options, products_of(run_.run_config.device), bound);
-  run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options);
+  run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options, run_.part);
 }
 
 void Planning::plan() {
-  run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options);
-  run_.budgets = make_budgets(run_.options, request_.run, run_.workload);
+  run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options, run_.part);
+  run_.budgets = budgets_for(run_.options, run_.workload);
   if (run_.claim.resumes()) {
     run_.budgets.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already
   }
   run_.placement = place(run_.config, run_.options, run_.workload, run_.budgets);
+  plan::Workload alone = run_.workload;  // what a rank does is measured without the others
+  alone.ranks = {};
   const CalibrationRequest request{.config = run_.config,
                                    .options = run_.options,
                                    .model = run_.model,
-                                   .workload = run_.workload,
+                                   .workload = alone,
                                    .budgets = run_.budgets,
                                    .state_directories = run_.store_options.directories};
   const Tuning tuning = tune(request, run_.placement, run_.known,
                              [this](const std::string& text) { observer_.noted(text); });
   run_.update_prefetch = tuning.update_prefetch;
   tune_store(tuning.drives, run_.store_options);
-  run_.profile = calibrate(request, tuning);
+  run_.profile = slowest(request_.ranks, calibrate(request, tuning));
   plan::PlannedStep fastest = plan::fastest_placement(
       run_.workload, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
   run_.placement = std::move(fastest.placement);
@@ -183,9 +232,31 @@ void Planning::plan() {
 
 }  // namespace
 
+namespace {
+
+plan::Ranks part_of(const TrainRequest& request) {
+  if (request.ranks == nullptr) return {};
+  plan::Ranks part = ranks_of(request.options, request.ranks->ranks());
+  part.rank = request.ranks->rank().value();
+  return part;
+}
+
+/// The folders of the other ranks lie in that of rank 0, which claims its own first.
+RunClaim::Request claim_after_first(const TrainRequest& request, const plan::Ranks& part) {
+  if (!leads(request.ranks)) request.ranks->barrier().wait();
+  return {.run = request.run,
+          .resume = request.resume,
+          .nvme = request.options.nvme,
+          .part = {.ranks = part.count, .rank = part.rank, .sharding = part.sharding}};
+}
+
+}  // namespace
+
 PlannedRun::PlannedRun(const TrainRequest& request)
-    : claim({.run = request.run, .resume = request.resume, .nvme = request.options.nvme}),
-      known(request.profile) {}
+    : part(part_of(request)), claim(claim_after_first(request, part)), known(request.profile) {
+  ranks = request.ranks;
+  if (ranks != nullptr && leads(ranks)) ranks->barrier().wait();
+}
 
 std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, TrainObserver& observer) {
   auto run = std::make_unique<PlannedRun>(request);

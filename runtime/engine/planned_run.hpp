@@ -20,6 +20,7 @@ namespace spillway::engine {
 struct PlannedRun : EngineSetup {
   explicit PlannedRun(const TrainRequest& request);
 
+  plan::Ranks part;  ///< of the job, this rank's
   RunClaim claim;
   MachineTuning known;  ///< what earlier runs measured of this machine
   std::optional<TrainingData> data;

@@ -156,16 +156,26 @@ void StepCycle::flush(Commits commits) {
   const bool in_step = commits_in_step();
   const bool due = (commits == Commits::yes && in_step) || commits_to_evaluate();
   prepare_commit(due ? Commits::yes : Commits::no, in_step ? Writes::all : Writes::some);
+  const bool committed = engine_.actions().step().commit_due;
   run(*flush_executor_);
   finish_commit();
+  if (committed) await_all_ranks();
+}
+
+/// A step is true when every rank has committed it. After the list of a step, the exchange of sums
+/// waits for that; other lists have none. No rank may overwrite the commit before until then.
+void StepCycle::await_all_ranks() {
+  if (engine_.setup().ranks != nullptr) engine_.setup().ranks->barrier().wait();
 }
 
 void StepCycle::snapshot() {
   prepare_commit(Commits::yes,
                  placement().any_state(plan::Tier::nvme) ? Writes::some : Writes::all);
   if (!engine_.actions().step().commit_due && engine_.actions().step().copy == nullptr) return;
+  const bool committed = engine_.actions().step().commit_due;
   run(*snapshot_executor_);
   finish_commit();
+  if (committed) await_all_ranks();
 }
 
 void StepCycle::commit() {

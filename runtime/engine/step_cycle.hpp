@@ -92,6 +92,7 @@ class StepCycle {
   void snapshot();
   void prepare_commit(Commits commits, Writes writes);
   void finish_commit();
+  void await_all_ranks();
   void copy_committed();
   void resume();
 

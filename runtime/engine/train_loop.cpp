@@ -11,6 +11,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/planned_run.hpp"
 #include "runtime/engine/prepare/start_values.hpp"
+#include "runtime/engine/rank_agreement.hpp"
 #include "runtime/engine/report/metrics_log.hpp"
 #include "runtime/engine/report/monitors.hpp"
 #include "runtime/engine/report/running_median.hpp"
@@ -45,6 +46,8 @@ class Loop {
   void note_commit();
   void finish_save();
   void save_if_due();
+  void keep_tokenizer_files() const;
+  [[nodiscard]] bool interrupted() const;
   void train_steps();
   void train_step();
   void evaluate_if_due();
@@ -98,11 +101,13 @@ void Loop::create_trainer() {
                      .device = run_->options.device.value_or(config::DeviceKind::host),
                      .measured_products = run_->measured_products});
   run_->claim.keep();
-  monitors_.emplace(run_->options, request_.run, trainer_->state().step,
+  if (!leads(request_.ranks)) return;
+  monitors_.emplace(run_->options, run_->part.count, request_.run, trainer_->state().step,
                     [this](const std::string& text) { observer_.noted(text); });
 }
 
 void Loop::open_metrics() {
+  if (!leads(request_.ranks)) return;
   metrics_.emplace(run_->claim.run().metrics(), trainer_->state().step);
   if (metrics_->damaged() > 0) {
     observer_.noted(fmt::format("{}: {} lines that could not be read were dropped",
@@ -122,7 +127,7 @@ void Loop::start_from_run() {
 void Loop::check_present() const {
   run_->claim.check_present();
   trainer_->store().check_present();
-  metrics_->check_present();
+  if (metrics_) metrics_->check_present();
 }
 
 /// What a commit relies on is looked at again when it is durable.
@@ -153,22 +158,24 @@ bool Loop::evaluation_due(std::uint64_t step) const {
 /// where the process was killed between the evaluation's commit and its line.
 void Loop::evaluate_if_due() {
   const std::uint64_t step = trainer_->state().step;
-  if (!evaluation_due(step) || !metrics_->can_amend()) return;
-  if (trainer_->commits_to_evaluate()) metrics_->synchronize();
+  if (!evaluation_due(step)) return;
+  const bool lacks = metrics_ && metrics_->can_amend();
+  if (!first_says(request_.ranks, lacks ? Vote::yes : Vote::no)) return;
+  if (metrics_ && trainer_->commits_to_evaluate()) metrics_->synchronize();
   const Evaluation evaluation = trainer_->evaluate(*run_->data->validation);
   note_commit();
-  metrics_->amend(evaluation.loss);
-  monitors_->append(step, evaluation);
+  if (metrics_) metrics_->amend(evaluation.loss);
+  if (monitors_) monitors_->append(step, evaluation);
   report_.val_loss = evaluation.loss;
   observer_.evaluated(step, evaluation);
 }
 
 void Loop::train_step() {
-  if (trainer_->commits_next()) metrics_->synchronize();
+  if (metrics_ && trainer_->commits_next()) metrics_->synchronize();
   const StepResult result = trainer_->step(run_->data->train, *run_->sampler);
   const Exposed exposed = trainer_->step_executor().exposed();
-  metrics_->append(result, exposed);
-  monitors_->append(result);
+  if (metrics_) metrics_->append(result, exposed);
+  if (monitors_) monitors_->append(result);
   note_commit();
   finish_save();
   trace_->record(trainer_->step_executor());
@@ -182,21 +189,31 @@ void Loop::train_step() {
   save_if_due();  // before an evaluation, which writes the state too
 }
 
-void Loop::train_steps() {
+void Loop::keep_tokenizer_files() const {
   keep_tokenizer({.run = run_->claim.run().root(),
                   .from = request_.from,
                   .data = request_.data,
                   .old = run_->claim.resumes() ? OldTokenizer::stays : OldTokenizer::goes});
+}
+
+/// A signal reaches the ranks one after the other; they stop after the same step.
+bool Loop::interrupted() const {
+  const bool signalled = interrupt_.load(std::memory_order_relaxed) != 0;
+  return any_says(request_.ranks, signalled ? Vote::yes : Vote::no);
+}
+
+void Loop::train_steps() {
+  if (leads(request_.ranks)) keep_tokenizer_files();
   save_if_due();  // the process before may have been killed between a commit and its copy
   evaluate_if_due();
-  while (trainer_->state().step < run_->steps && interrupt_.load(std::memory_order_relaxed) == 0) {
+  while (trainer_->state().step < run_->steps && !interrupted()) {
     train_step();
     evaluate_if_due();
   }
 }
 
 void Loop::commit() {
-  metrics_->synchronize();
+  if (metrics_) metrics_->synchronize();
   trainer_->commit();
   note_commit();
   finish_save();
@@ -204,8 +221,9 @@ void Loop::commit() {
 
 /// Makes the last step true on disk before an error ends the run, if what is in memory is still
 /// sound. A step without its line in the metrics is not committed: it is done again, and has its
-/// line then.
+/// line then. Many ranks commit together or not at all.
 void Loop::commit_after_error() {
+  if (request_.ranks != nullptr) return;
   const bool committable =
       metrics_->is_complete() && trainer_->is_sound() && trainer_->placement().commits;
   if (!committable) return;
@@ -221,7 +239,7 @@ void Loop::commit_after_error() {
 /// A process that had no step left to do has no trace; that of the steps before it stays. The trace
 /// is for whoever looks at the run's speed: without it the run is no less whole.
 void Loop::write_trace() {
-  if (step_seconds_.count() == 0) return;
+  if (step_seconds_.count() == 0 || !leads(request_.ranks)) return;
   try {
     trace_->write(run_->claim.run().trace());
   } catch (const Error& error) {
@@ -273,7 +291,12 @@ model::ModelConfig model_config_in(const std::filesystem::path& from) {
 
 TrainReport train(const TrainRequest& request, TrainObserver& observer,
                   const std::atomic<int>& interrupt) {
-  return Loop(request, observer, interrupt).run();
+  try {
+    return Loop(request, observer, interrupt).run();
+  } catch (const std::exception& error) {
+    if (request.ranks != nullptr) request.ranks->abandon(error.what());
+    throw;
+  }
 }
 
 }  // namespace spillway::engine

@@ -20,6 +20,9 @@
 namespace spillway::model {
 class ParameterSource;
 }
+namespace spillway::comm {
+class Communicator;
+}
 
 namespace spillway::engine {
 
@@ -36,6 +39,9 @@ struct TrainRequest {
   bool resume = false;
   /// Is the machine profile; empty: measured, not kept, and no algorithms of matrix products.
   std::filesystem::path profile;
+  /// Is this rank's end of a job of several, which outlives the run; null: this rank is the only
+  /// one. Rank 0 alone writes metrics and summaries; every rank has a folder of its own in `run`.
+  comm::Communicator* ranks = nullptr;
 };
 
 /// Holds what is known before the first step.
@@ -85,8 +91,9 @@ struct TrainReport {
 /// Returns the architecture in `from`: an HF checkpoint's, or a run's.
 [[nodiscard]] model::ModelConfig model_config_in(const std::filesystem::path& from);
 
-/// Trains until the last step or until `*interrupt` becomes non-zero, then commits. Throws
-/// `spillway::Error`; the run then holds its last commit.
+/// Trains until the last step or until `*interrupt` becomes non-zero, of any rank, then commits.
+/// Throws `spillway::Error`; the run then holds its last commit, and the other ranks end with an
+/// error that names this one and says why.
 [[nodiscard]] TrainReport train(const TrainRequest& request, TrainObserver& observer,
                                 const std::atomic<int>& interrupt);
 

@@ -7,6 +7,7 @@
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
 #include "tools/cli/interrupts.hpp"
+#include "tools/cli/launch.hpp"
 #include "tools/cli/live_line.hpp"
 #include "tools/cli/plan_text.hpp"
 #include "tools/cli/report_text.hpp"
@@ -77,9 +78,20 @@ class Face final : public engine::TrainObserver {
   ordered_json document_;
 };
 
-ordered_json run(const TrainCommandFlags& flags, bool json) {
+/// Is the face of a rank that tells nothing.
+class Silent final : public engine::TrainObserver {
+ public:
+  void planned(const engine::TrainPlan&) override {}
+  void stepped(const engine::StepResult&, const engine::StepUse&) override {}
+  void evaluated(std::uint64_t, const engine::Evaluation&) override {}
+  void saved(std::uint64_t, const std::filesystem::path&) override {}
+  void noted(const std::string&) override {}
+};
+
+engine::TrainRequest request_of(const TrainCommandFlags& flags, comm::Communicator* ranks) {
   engine::TrainRequest request;
-  request.options = flags.train.options();
+  request.ranks = ranks;
+  request.options = flags.train.options(ranks == nullptr ? 1 : ranks->ranks());
   request.model = flags.train.model_config();
   request.data = flags.data;
   request.run = flags.train.run;
@@ -89,7 +101,16 @@ ordered_json run(const TrainCommandFlags& flags, bool json) {
   }
   request.resume = flags.resume;
   request.profile = flags.train.profile;
+  return request;
+}
+
+ordered_json train(const engine::TrainRequest& request, bool json) {
   Interrupts interrupts;
+  if (request.ranks != nullptr && request.ranks->rank() != Rank{}) {
+    Silent silent;
+    static_cast<void>(engine::train(request, silent, interrupts.count()));
+    return {};
+  }
   Face face(json, interrupts);
   const engine::TrainReport report = engine::train(request, face, interrupts.count());
   face.finish();
@@ -97,6 +118,17 @@ ordered_json run(const TrainCommandFlags& flags, bool json) {
   ordered_json document = to_json(report);
   document["plan"] = face.plan();
   return document;
+}
+
+ordered_json run(const TrainCommandFlags& flags, bool json) {
+  const std::unique_ptr<comm::Communicator> ranks = join_ranks();
+  if (ranks == nullptr) return train(request_of(flags, nullptr), json);
+  try {
+    return train(request_of(flags, ranks.get()), json);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("rank {} of {}: {}", ranks->rank().value(),
+                                          ranks->ranks(), error.what()));
+  }
 }
 
 }  // namespace

@@ -55,10 +55,11 @@ void TrainFlags::add_machine_to(Command command) {
       .capture_default();
 }
 
-config::TrainOptions TrainFlags::options() const {
+config::TrainOptions TrainFlags::options(std::uint32_t ranks) const {
   config::ParsedConfig parsed;
   if (!config.empty()) {
-    parsed = config::parse_train_config(read_text_file(config, kLargestConfig), config.string());
+    parsed =
+        config::parse_train_config(read_text_file(config, kLargestConfig), config.string(), ranks);
   }
   for (const std::string& note : parsed.notes) tell("note: {}\n", note);
   set.apply(parsed.options);

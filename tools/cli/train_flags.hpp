@@ -27,9 +27,9 @@ struct TrainFlags {
   Argument add_model_to(Command command);
   /// Adds only what says where a run lives and what it may take.
   void add_machine_to(Command command);
-  /// Returns the configuration, or the defaults where there is none, with the flags applied; notes
-  /// go to stderr, one line each.
-  [[nodiscard]] config::TrainOptions options() const;
+  /// Returns the configuration, or the defaults where there is none, with the flags applied, for
+  /// one of `ranks`; notes go to stderr, one line each.
+  [[nodiscard]] config::TrainOptions options(std::uint32_t ranks = 1) const;
   /// Returns what --from names: a path, or the snapshot of a hub's model in the local cache.
   [[nodiscard]] std::optional<std::filesystem::path> checkpoint() const;
   /// Returns that from --model or --from; absent when neither is given.

@@ -25,19 +25,20 @@ model::ModelConfig model_of(const TrainRequest& request, const RunDirectory& run
   return run.read_config().model;
 }
 
-std::uint64_t steps_of(const config::TrainOptions& options, const data::Sampler& sampler) {
+std::uint64_t steps_of(const config::TrainOptions& options, const data::Sampler& sampler,
+                       std::uint32_t ranks) {
   if (options.steps > 0) return options.steps;
   const std::uint64_t windows =
-      std::uint64_t{options.micro_batch} * options.gradient_accumulation_steps;
+      std::uint64_t{options.micro_batch} * options.gradient_accumulation_steps * ranks;
   return std::max<std::uint64_t>(sampler.windows() / windows, 1);
 }
 
 std::uint64_t planned_commit_every(const plan::Workload& workload, const plan::Placement& placement,
                                    const plan::MachineProfile& profile, double step_seconds) {
   double bytes = 0;
-  for (std::size_t b = 0; b < workload.blocks.size(); ++b) {
+  for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
     if (placement.blocks[b].state == plan::Tier::nvme) continue;
-    const Bytes state = plan::slot_bytes(placement.format, workload.blocks[b].padded_parameters);
+    const Bytes state = plan::slot_bytes(placement.format, workload.shard_elements(b));
     bytes += static_cast<double>(state.value());
   }
   if (bytes == 0) return 1;

@@ -15,9 +15,9 @@ namespace spillway::engine {
 /// Returns the architecture that the request names, or that of the run that it resumes.
 [[nodiscard]] model::ModelConfig model_of(const TrainRequest& request, const RunDirectory& run);
 
-/// Returns the configured steps, or one epoch.
+/// Returns the configured steps, or one epoch of so many ranks.
 [[nodiscard]] std::uint64_t steps_of(const config::TrainOptions& options,
-                                     const data::Sampler& sampler);
+                                     const data::Sampler& sampler, std::uint32_t ranks);
 
 /// Returns the steps between commits, so that writing the state that lives in memory takes a
 /// twentieth of their time; 1 if all state is on disk.

@@ -19,10 +19,12 @@ namespace spillway::engine {
 class Monitors {
  public:
   /// Opens what `options` enable; files lie below `run` where the configuration names no directory.
-  /// What they have from beyond step `keep_up_to` is cut off (CSV) or hidden (TensorBoard).
-  /// They are for eyes only: what cannot be written is told to `note` and ends them, not the run.
-  Monitors(const config::TrainOptions& options, const std::filesystem::path& run,
-           std::uint64_t keep_up_to, std::function<void(const std::string&)> note);
+  /// A step has the windows of all `ranks`. What they have from beyond step `keep_up_to` is cut off
+  /// (CSV) or hidden (TensorBoard). They are for eyes only: what cannot be written is told to
+  /// `note` and ends them, not the run.
+  Monitors(const config::TrainOptions& options, std::uint32_t ranks,
+           const std::filesystem::path& run, std::uint64_t keep_up_to,
+           std::function<void(const std::string&)> note);
 
   void append(const StepResult& result);
   void append(std::uint64_t step, const Evaluation& evaluation);

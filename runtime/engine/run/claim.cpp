@@ -70,7 +70,8 @@ void refuse_kept(const RunDirectory& run) {
 
 }  // namespace
 
-RunClaim::RunClaim(Request request) : request_(std::move(request)), run_(request_.run) {
+RunClaim::RunClaim(Request request)
+    : request_(std::move(request)), run_(rank_directory(request_.run, request_.part.rank)) {
   for (const fs::path& directory : request_.nvme) {
     check(fs::is_directory(directory), ErrorCode::invalid_argument,
           fmt::format("--nvme {} is not a directory; mount its drive or make it",
@@ -79,7 +80,7 @@ RunClaim::RunClaim(Request request) : request_(std::move(request)), run_(request
   // A directory that is nobody's to train in is not even locked.
   const auto refuse = [this] { run_.exists() ? refuse_kept(run_) : refuse_foreign(run_); };
   refuse();
-  lock_.emplace(request_.run, kLockPatience);
+  lock_.emplace(run_.root(), kLockPatience);
   run_ = RunDirectory(lock_->root());
   refuse();  // whoever had the lock may have made something else of it
   manifest_path_ = run_.manifest();
@@ -113,18 +114,41 @@ void RunClaim::read_run() {
                      nvme_swap::TileStore::content(store) == nvme_swap::StoreContent::uncommitted;
   if (!fresh) {
     // The swap files were whole before the manifest was written: whatever they lack now is lost.
-    static_cast<void>(nvme_swap::CommittedTiles(store));
+    const nvme_swap::CommittedTiles tiles(store);
     refuse_to_begin();
+    check_part();
+    found_ = {.state = Found::State::committed,
+              .step = tiles.commit().step.value(),
+              .commits = tiles.generation()};
   }
   tell_copy_from_move();
   check_kept_checkpoints();
   if (fresh) {
+    found_.state = Found::State::uncommitted;
     replaced_ = manifest_;
     return;
   }
   recorded_ = std::move(files.config);
   changed_ = changed_ || !manifest_.committed;
   manifest_.committed = true;
+}
+
+void RunClaim::check_part() const {
+  const RankPart& now = request_.part;
+  check(manifest_.part.ranks == now.ranks, ErrorCode::not_supported,
+        fmt::format("{} was trained by {} rank(s), and this job has {}; resume it with as many",
+                    run_.root().string(), manifest_.part.ranks, now.ranks));
+  check(manifest_.part == now, ErrorCode::invalid_argument,
+        fmt::format("{} is of rank {} with another zero_optimization.stage, and this is rank {}: "
+                    "resume with the stage that the run began with",
+                    run_.root().string(), manifest_.part.rank, now.rank));
+}
+
+void RunClaim::begin_again() {
+  if (!recorded_) return;
+  replaced_ = manifest_;
+  recorded_.reset();
+  changed_ = false;
 }
 
 /// A run's state lies where its manifest says, or where its drive is mounted now.
@@ -236,7 +260,7 @@ void RunClaim::prepare_state() {
   }
   remove_file(run_.config());
   begun_ = true;
-  manifest_ = {.id = random_run_id(), .directory = run_.root()};
+  manifest_ = {.id = random_run_id(), .directory = run_.root(), .part = request_.part};
   manifest_.state_id = manifest_.id;
   folders_.make(directories, manifest_.id, run_.root());
   for (const fs::path& folder : folders_.paths()) {

@@ -25,6 +25,7 @@ class RunClaim {
     std::filesystem::path run;
     bool resume = false;
     std::vector<std::filesystem::path> nvme{};  ///< for the state; empty: RUN/state
+    RankPart part{};                            ///< `run` is the job's; this rank claims its own
   };
   /// Throws `Error{invalid_argument}` for a directory that holds something else, for a run with a
   /// committed step without `resume`, for state that is not where `nvme` says; `Error{busy}` while
@@ -36,10 +37,21 @@ class RunClaim {
   ~RunClaim();
 
   [[nodiscard]] const RunDirectory& run() const { return run_; }
+  /// Returns the directory of the job, which is that of rank 0.
+  [[nodiscard]] const std::filesystem::path& job() const { return request_.run; }
   /// The run has a committed step, with which it goes on.
   [[nodiscard]] bool resumes() const { return recorded_.has_value(); }
   /// Returns that of a run that goes on.
   [[nodiscard]] const RunConfig& recorded() const { return *recorded_; }
+  /// Says what the claim has found, as ranks tell it each other.
+  struct Found {
+    enum class State : std::uint64_t { nothing, uncommitted, committed } state = State::nothing;
+    std::uint64_t step = 0;     ///< the last committed one
+    std::uint64_t commits = 0;  ///< made since the state was
+  };
+  [[nodiscard]] const Found& found() const { return found_; }
+  /// Takes the run for one that has never committed: its first commit is not one of all ranks.
+  void begin_again();
   [[nodiscard]] const RunManifest& manifest() const { return manifest_; }
   [[nodiscard]] std::vector<std::filesystem::path> state_directories() const {
     return run_.state_directories(manifest_);
@@ -63,6 +75,7 @@ class RunClaim {
  private:
   void read_run();
   void find_state();
+  void check_part() const;
   void tell_copy_from_move();
   void check_kept_checkpoints() const;
   [[nodiscard]] std::optional<std::filesystem::path> twin() const;
@@ -77,6 +90,7 @@ class RunClaim {
   RunManifest manifest_;
   std::optional<RunManifest> replaced_;  ///< of a run that never committed, in whose place this is
   std::optional<RunConfig> recorded_;
+  Found found_;
   bool changed_ = false;  ///< the manifest on disk says something else
   bool begun_ = false;    ///< a new run's files are being made
   bool kept_ = false;

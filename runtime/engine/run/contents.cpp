@@ -38,6 +38,13 @@ std::optional<fs::path> foreign_state(const fs::path& directory) {
   return std::nullopt;
 }
 
+/// Tells whether it is the folder of a rank of a job whose start was killed.
+bool is_of_rank(const fs::directory_entry& entry) {
+  const bool named = entry.path().filename().string().starts_with("rank-");
+  return named && entry.is_directory() &&
+         (RunDirectory(entry.path()).exists() || !foreign_entry(entry.path()));
+}
+
 bool is_swap_file(const fs::path& path) { return path.extension() == ".swap"; }
 
 }  // namespace
@@ -53,6 +60,7 @@ std::optional<fs::path> foreign_entry(const fs::path& directory) {
       if (auto foreign = foreign_state(path)) return foreign;
       continue;
     }
+    if (is_of_rank(entry)) continue;
     const bool ours =
         entry.is_regular_file() && (path == run.lock() || is_temporary(path.filename().string()) ||
                                     (path == run.config() && is_sealed(path)));

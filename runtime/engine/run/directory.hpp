@@ -26,8 +26,16 @@ struct RunConfig {
   DeviceRecord device{};    ///< where the run began
 };
 
-/// Returns the run directory of a rank of the job in `job`: that is RUN, which is of rank 0, and
-/// RUN/rank-0001, ...
+/// Says of many ranks which one a run directory is of. Those of a job are RUN, which is of rank 0,
+/// and RUN/rank-0001, ...
+struct RankPart {
+  std::uint32_t ranks = 1;
+  std::uint32_t rank = 0;
+  plan::Sharding sharding = plan::Sharding::none;
+  bool operator==(const RankPart&) const = default;
+};
+
+/// Returns the run directory of a rank of the job in `job`.
 [[nodiscard]] std::filesystem::path rank_directory(const std::filesystem::path& job,
                                                    std::size_t rank);
 
@@ -43,6 +51,7 @@ struct RunManifest {
   bool committed = false;               ///< a step has been: without its state the run is damaged
   std::filesystem::path directory{};    ///< of the run when it was last trained
   std::optional<std::uint64_t> kept{};  ///< this is a kept checkpoint of that step
+  RankPart part{};                      ///< whose state it is
 
   /// Tells whether it is its own id or an earlier one.
   [[nodiscard]] bool has_been(const RunId& other) const;

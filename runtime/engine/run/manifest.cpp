@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/run/directory.hpp"
@@ -11,6 +14,11 @@ namespace spillway::engine {
 namespace {
 
 using nlohmann::json;
+
+constexpr std::array<std::pair<plan::Sharding, std::string_view>, 3> kShardings{
+    {{plan::Sharding::none, "none"},
+     {plan::Sharding::state, "state"},
+     {plan::Sharding::parameters, "parameters"}}};
 
 /// Reads the entries of one manifest; every refusal names the file and the key.
 class Reader {
@@ -39,6 +47,22 @@ class Reader {
     if (!document_.contains(key)) return std::nullopt;
     expect(at(key).is_number_unsigned(), key);
     return at(key).get<std::uint64_t>();
+  }
+  /// Returns that of the only rank where the manifest says nothing of ranks.
+  [[nodiscard]] RankPart part() const {
+    if (!document_.contains("ranks")) return {};
+    constexpr std::uint64_t kMost = 0xffff'ffff;
+    const std::uint64_t ranks = number("ranks").value_or(0);
+    const std::uint64_t rank = number("rank").value_or(ranks);
+    expect(ranks > 0 && ranks <= kMost, "ranks");
+    expect(rank < ranks, "rank");
+    const std::string name = text("sharding", at("sharding"));
+    const auto* const known =
+        std::ranges::find(kShardings, name, &decltype(kShardings)::value_type::second);
+    expect(known != kShardings.end(), "sharding");
+    return {.ranks = static_cast<std::uint32_t>(ranks),
+            .rank = static_cast<std::uint32_t>(rank),
+            .sharding = known->first};
   }
 
  private:
@@ -92,6 +116,11 @@ void RunDirectory::write_manifest(const RunManifest& manifest) const {
   for (const RunId& id : manifest.earlier_ids) document["earlier_ids"].push_back(to_text(id));
   for (const auto& path : manifest.state) document["state"].push_back(path.string());
   if (manifest.kept) document["kept"] = *manifest.kept;
+  if (manifest.part.ranks > 1) {
+    document["ranks"] = manifest.part.ranks;
+    document["rank"] = manifest.part.rank;
+    document["sharding"] = kShardings.at(static_cast<std::size_t>(manifest.part.sharding)).second;
+  }
   write_sealed_json(this->manifest(), document);
 }
 
@@ -103,7 +132,8 @@ RunManifest RunDirectory::read_manifest() const {
           .state = reader.paths("state"),
           .committed = reader.flag("committed"),
           .directory = reader.path("directory"),
-          .kept = reader.number("kept")};
+          .kept = reader.number("kept"),
+          .part = reader.part()};
 }
 
 RunDirectory::Files RunDirectory::read() const {

@@ -80,6 +80,11 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .ranks = setup_.ranks});
 }
 
+/// The group of the ranks outlives what it notifies.
+StepEngine::~StepEngine() {
+  if (setup_.ranks != nullptr) setup_.ranks->wake_with(nullptr);
+}
+
 void StepEngine::open_store() {
   nvme_swap::StoreOptions& options = setup_.store_options;
   if (options.directories.empty()) return;
@@ -87,9 +92,12 @@ void StepEngine::open_store() {
   if (setup_.placement.any_state(plan::Tier::nvme)) {
     options.buffers = {memory_->all_host(plan::PoolKind::state_staging)};
   }
-  store_ = setup_.start == Start::resumed
-               ? nvme_swap::TileStore::open(options)
-               : nvme_swap::TileStore::create(options, slots_.store_layout());
+  if (setup_.start == Start::anew) {
+    store_ = nvme_swap::TileStore::create(options, slots_.store_layout());
+  } else {
+    store_ = setup_.resume_at ? nvme_swap::TileStore::open_at(options, *setup_.resume_at)
+                              : nvme_swap::TileStore::open(options);
+  }
 }
 
 /// One slot a saved tensor and never a commit: a write takes the place of the one before.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -33,7 +34,8 @@ struct EngineSetup {
   plan::Placement placement{};
   nvme_swap::StoreOptions store_options{};  ///< of the state; without directories there is no store
   Start start = Start::anew;
-  std::size_t update_prefetch = 0;  ///< the updates' software prefetch distance
+  std::optional<StepIndex> resume_at{};  ///< of a store of many ranks; absent: the newest commit
+  std::size_t update_prefetch = 0;       ///< the updates' software prefetch distance
   /// Says by block what no model says, where another framework runs the passes.
   std::vector<BlockGroups> groups{};
   ExternalPasses* passes = nullptr;  ///< of that framework
@@ -48,6 +50,9 @@ class StepEngine {
   StepEngine(const EngineSetup& setup, const ModelRuntime& model);
   /// Allocates these pools alone; the plans that it runs need no others.
   StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools);
+  StepEngine(const StepEngine&) = delete;
+  StepEngine& operator=(const StepEngine&) = delete;
+  ~StepEngine();
 
   [[nodiscard]] const EngineSetup& setup() const { return setup_; }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }

@@ -1,0 +1,157 @@
+#include "runtime/engine/rank_agreement.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "comm/handshake.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/base/json.hpp"
+#include "runtime/config/options_table.hpp"
+#include "runtime/model/model_config.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// What every rank sends in a measurement; it is large against what starting costs.
+constexpr Bytes kMeasuredShard = 4_MiB;
+constexpr int kMeasurements = 3;
+
+/// Returns what every rank has, by rank.
+template <class Value>
+std::vector<Value> gather(comm::Communicator& ranks, const Value& mine) {
+  static_assert(std::is_trivially_copyable_v<Value>);
+  std::vector<Value> all(ranks.ranks());
+  ranks.all_gather(std::as_bytes(std::span{&mine, 1}), std::as_writable_bytes(std::span{all}))
+      .wait();
+  return all;
+}
+
+/// These say how a rank does its part and not what the job does.
+constexpr std::array<std::string_view, 11> kOwn{
+    "spillway.nvme",          "spillway.io_engine",
+    "spillway.threads",       "spillway.compute_threads",
+    "spillway.isa",           "spillway.host_memory",
+    "spillway.device_memory", "spillway.host_link_gbps",
+    "spillway.disk_gbps",     "tensorboard.output_path",
+    "csv_monitor.output_path"};
+
+std::string settings_of(const RunConfig& config) {
+  std::string text;
+  for (const config::Option& option : config::options_table()) {
+    if (std::ranges::count(kOwn, option.path()) > 0) continue;
+    const nlohmann::json value = config::value_of(option, config.options);
+    if (!value.is_null()) text += fmt::format("{}: {}\n", option.path(), value.dump());
+  }
+  text += fmt::format("fingerprint of the training tokens: {:016x}\n", config.identity.fingerprint);
+  const nlohmann::json model = parse_json(
+      model::to_config_json(config.model, config.options.compute), {.origin = "the model"});
+  for (const auto& [key, value] : model.items()) {
+    text += fmt::format("{} of the model: {}\n", key, value.dump());
+  }
+  return text;
+}
+
+double network_rate(comm::Communicator& ranks) {
+  std::vector<std::byte> all(kMeasuredShard.value() * ranks.ranks());
+  const auto shard = std::span<const std::byte>(all).first(kMeasuredShard.value());
+  std::vector<std::byte> mine(shard.begin(), shard.end());
+  double best = 0;
+  for (int i = 0; i < kMeasurements; ++i) {
+    ranks.barrier().wait();
+    const auto begin = std::chrono::steady_clock::now();
+    ranks.all_gather(mine, all).wait();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    const double sent = static_cast<double>(mine.size() * (ranks.ranks() - 1));
+    best = std::max(best, sent / seconds.count());
+  }
+  return best;
+}
+
+}  // namespace
+
+bool leads(const comm::Communicator* ranks) { return ranks == nullptr || ranks->rank() == Rank{}; }
+
+bool first_says(comm::Communicator* ranks, Vote mine) {
+  return (ranks == nullptr ? mine : gather(*ranks, mine).front()) == Vote::yes;
+}
+
+bool any_says(comm::Communicator* ranks, Vote mine) {
+  if (ranks == nullptr) return mine == Vote::yes;
+  return std::ranges::count(gather(*ranks, mine), Vote::yes) > 0;
+}
+
+std::uint32_t ranks_on_this_machine(comm::Communicator* ranks) {
+  if (ranks == nullptr) return 1;
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return static_cast<std::uint32_t>(std::ranges::count(gather(*ranks, name), name));
+}
+
+void check_same_run(comm::Communicator* ranks, const RunConfig& config) {
+  if (ranks == nullptr) return;
+  comm::handshake(
+      *ranks,
+      {.version = SPILLWAY_VERSION, .ranks = ranks->ranks(), .settings = settings_of(config)});
+}
+
+std::optional<StepIndex> agree_on_start(comm::Communicator* ranks, RunClaim& claim) {
+  const RunClaim::Found mine = claim.found();
+  const std::vector<RunClaim::Found> all =
+      ranks == nullptr ? std::vector{mine} : gather(*ranks, mine);
+  using State = RunClaim::Found::State;
+  const auto goes_on = [](const RunClaim::Found& found) { return found.state == State::committed; };
+  const auto first = std::ranges::find_if(all, goes_on);
+  if (first == all.end()) return std::nullopt;
+  if (std::ranges::all_of(all, goes_on)) {
+    return StepIndex{std::ranges::min_element(all, {}, &RunClaim::Found::step)->step};
+  }
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const bool begun = all[rank].state == State::uncommitted;
+    check(goes_on(all[rank]) || (begun && first->commits == 1), ErrorCode::corrupt_data,
+          fmt::format("rank {} has no committed step in {}, and rank {} has step {}: its state is "
+                      "lost; put its folder back, or start a new run",
+                      rank, rank_directory(claim.job(), rank).string(), first - all.begin(),
+                      first->step));
+  }
+  claim.begin_again();
+  return std::nullopt;
+}
+
+plan::Budgets least(comm::Communicator* ranks, const plan::Budgets& mine) {
+  plan::Budgets result = mine;
+  if (ranks == nullptr) return result;
+  for (const plan::Budgets& other : gather(*ranks, mine)) {
+    result.device = std::min(result.device, other.device);
+    result.host = std::min(result.host, other.host);
+    result.nvme = std::min(result.nvme, other.nvme);
+  }
+  return result;
+}
+
+plan::MachineProfile slowest(comm::Communicator* ranks, plan::MachineProfile mine) {
+  if (ranks == nullptr) return mine;
+  mine.net = network_rate(*ranks);
+  using Profile = plan::MachineProfile;
+  constexpr double Profile::*kRates[] = {
+      &Profile::gpu_flops,  &Profile::h2d,          &Profile::d2h, &Profile::h2d_d2h_combined,
+      &Profile::update,     &Profile::gpu_update,   &Profile::net, &Profile::nvme_read,
+      &Profile::nvme_write, &Profile::nvme_combined};
+  Profile result = mine;
+  for (const Profile& other : gather(*ranks, mine)) {
+    for (const auto rate : kRates) result.*rate = std::min(result.*rate, other.*rate);
+    result.op_overhead_seconds = std::max(result.op_overhead_seconds, other.op_overhead_seconds);
+    result.cpu_shares_gpu = result.cpu_shares_gpu || other.cpu_shares_gpu;
+  }
+  return result;
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,40 @@
+// What the ranks of a job agree on before and between its steps, so that all of them do the same.
+// Each function is called by every rank; without a communicator there is one rank, which agrees
+// with itself. Control thread only.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "comm/communicator.hpp"
+#include "runtime/engine/run/claim.hpp"
+#include "runtime/plan/machine_profile.hpp"
+
+namespace spillway::engine {
+
+/// Returns whether this rank writes what the job tells of itself.
+[[nodiscard]] bool leads(const comm::Communicator* ranks);
+enum class Vote : std::uint8_t { no, yes };
+/// Returns whether rank 0 votes yes.
+[[nodiscard]] bool first_says(comm::Communicator* ranks, Vote mine);
+/// Returns whether any rank votes yes.
+[[nodiscard]] bool any_says(comm::Communicator* ranks, Vote mine);
+/// Counts the ranks on this machine, which share its cores and its memory.
+[[nodiscard]] std::uint32_t ranks_on_this_machine(comm::Communicator* ranks);
+
+/// Throws `Error{invalid_argument}` that names the first rank whose program, data, model or options
+/// differ from those of rank 0, and both values. What a rank may have of its own is not compared:
+/// threads, drives, budgets.
+void check_same_run(comm::Communicator* ranks, const RunConfig& config);
+
+/// Returns the step from which the job goes on, the least that is the last committed one of a rank;
+/// nothing if the job begins. Ranks whose first commit some others did not reach begin again.
+/// Throws `Error{corrupt_data}` where a rank has lost its state.
+[[nodiscard]] std::optional<StepIndex> agree_on_start(comm::Communicator* ranks, RunClaim& claim);
+
+/// Returns the least of each budget.
+[[nodiscard]] plan::Budgets least(comm::Communicator* ranks, const plan::Budgets& mine);
+/// Measures the links between ranks, and returns the slowest of each value.
+[[nodiscard]] plan::MachineProfile slowest(comm::Communicator* ranks, plan::MachineProfile mine);
+
+}  // namespace spillway::engine
