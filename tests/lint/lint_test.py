@@ -274,6 +274,17 @@ class Rules(LintTest):
                 self.write("offload/a.hpp", HEADER + bad + "\n")
                 self.assert_finds("rules", "offload/a.hpp:3", words)
 
+    def test_finds_headers_of_c_and_aliases_that_nothing_uses(self):
+        self.write("offload/a.cpp", HEADER + "#include <cstdio>\nnamespace fs = std::filesystem;\n"
+                                             "fs::path root();\n")
+        self.write("offload/CMakeLists.txt", "spillway_module(offload SOURCES a.cpp)")
+        self.assert_clean("rules")
+        for bad, words in (("#include <stdio.h>", "header of its own"),
+                           ("namespace other = std::filesystem;", "nothing uses the alias other")):
+            with self.subTest(bad):
+                self.write("offload/a.cpp", HEADER + bad + "\n")
+                self.assert_finds("rules", "offload/a.cpp:3", words)
+
 
 class Command(LintTest):
     def run_all(self):

@@ -27,6 +27,10 @@ RULES = (
          "JSON is read by parse_json of runtime/base/json.hpp"),
     Rule(r"\.(cpp|hpp|inl|cu|cuh)$", "", r"#\s*include\s*<(format|bits/[^>]*)>",
          "use fmt; GCC 12 has no <format>, and bits/ is private to the library"),
+    Rule(r"\.(cpp|hpp|inl|cu|cuh)$", "^tests/",
+         r"#\s*include\s*<(assert|ctype|errno|fenv|float|inttypes|limits|locale|math|setjmp|signal|"
+         r"stdalign|stdarg|stdbool|stddef|stdint|stdio|stdlib|string|time|uchar|wchar|wctype)\.h>",
+         "C++ has a header of its own: <cstdio> for <stdio.h>"),
     Rule(r"(CMakeLists\.txt|\.cmake|CMakePresets\.json)$", "",
          r"-(ffast-math|funsafe-math-optimizations|Ofast|march=|mtune=|mavx|mfma|msse)",
          "results must not depend on flags: instruction sets are function attributes"),
@@ -41,6 +45,7 @@ CLASS = re.compile(r"( *)(?:class|struct) (\w+)[^;]*\{$")
 # A condition to be checked has no better type than bool.
 BOOL_PARAMETER = re.compile(
     r"(?:[(,]|^) *(?:const )?bool (?!condition\b|operator)\w+ *(?:= *\w+)? *[,)]")
+ALIAS = re.compile(r"\s*namespace (\w+) = ")
 CITATION = re.compile(r"//.*?\b((?:\w+/)*\w+\.(?:md|hpp|cpp|inl|cuh|cu|py))\b")
 
 
@@ -89,6 +94,14 @@ def check_interfaces(tree: SourceTree, name: str) -> Iterator[Finding]:
                                             "functions: compose the rest of them")
 
 
+def check_aliases(tree: SourceTree, name: str) -> Iterator[Finding]:
+    lines = tree.lines(name)
+    for number, line in enumerate(lines, 1):
+        alias = ALIAS.match(line)
+        if alias and not any(re.search(rf"\b{alias.group(1)}::", other) for other in lines):
+            yield Finding(name, number, f"nothing uses the alias {alias.group(1)}")
+
+
 def check_citations(tree: SourceTree, name: str, files: list[str]) -> Iterator[Finding]:
     for number, line in enumerate(tree.lines(name), 1):
         match = CITATION.search(line)
@@ -102,6 +115,7 @@ def check(tree: SourceTree) -> Iterator[Finding]:
     for name in files:
         if pathlib.PurePath(name).suffix in CXX and not name.startswith("tests/"):
             yield from check_interfaces(tree, name)
+            yield from check_aliases(tree, name)
             yield from check_citations(tree, name, files)
         if name in public or re.match(r"runtime/engine/.*\.hpp$", name):
             for number, line in enumerate(tree.lines(name), 1):
