@@ -100,12 +100,10 @@ TEST_F(SealedFiles, SayWhatWasWritten) {
             std::vector<std::filesystem::path>({scratch_.path() / "state", "/elsewhere/state"}));
 }
 
-TEST_F(SealedFiles, AreRefusedWithAnyBitFlipped) {
-  for (int bit = 0; bit < 8; ++bit) {
-    expect_refused([bit](std::string& text, std::size_t i) {
-      text[i] = static_cast<char>(text[i] ^ (1 << bit));
-    });
-  }
+TEST_F(SealedFiles, AreRefusedWithABitOfAnyByteFlipped) {
+  expect_refused([](std::string& text, std::size_t i) {
+    text[i] = static_cast<char>(text[i] ^ (1 << (i % 8)));
+  });
 }
 
 TEST_F(SealedFiles, AreRefusedWithAnEndOrAByteMissing) {

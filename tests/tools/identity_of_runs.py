@@ -4,14 +4,13 @@ import signal
 import time
 
 from identity_scene import (STEPS, MODEL, Answer, case, expect_equal_runs, expect_refused,
-                            expect_resumed, short, snapshot, unchanged)
+                            expect_resumed, snapshot, unchanged)
 
 
 # One process a run, and only runs.
 
 
 @case
-@short
 def second_start_of_a_live_run(scene):
     with scene.live("run") as process:
         config = scene.path("run/config.json").read_bytes()
@@ -48,7 +47,6 @@ def two_starts_at_once(scene):
 
 
 @case
-@short
 def readers_of_a_live_run(scene):
     # A step of a quarter of a second: readers need not race with a run that commits in no time.
     scene.configure(disk_gbps=0.005)
@@ -156,7 +154,6 @@ def interrupted_export(scene):
 
 
 @case
-@short
 def kept_checkpoints_of_an_abandoned_run(scene):
     scene.configure(commit_every=1000, save_every=5, eval_every=5)
     scene.trained("whole", 30, "--nvme", scene.drive("whole-disk"))

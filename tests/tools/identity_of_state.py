@@ -5,7 +5,7 @@ import shutil
 import signal
 
 from identity_scene import (STEPS, ENDLESS, Answer, case, expect_equal_runs, expect_refused,
-                            expect_resumed, short, snapshot, unchanged)
+                            expect_resumed, snapshot, unchanged)
 
 
 # State that is missing, blank or another's is never a fresh start.
@@ -32,7 +32,6 @@ def damaged_state(scene, damage, *words):
 
 
 @case
-@short
 def swap_file_truncated(scene):
     damaged_state(scene, lambda swap: os.truncate(swap, 0))
 
@@ -121,7 +120,6 @@ def swap_file_deleted_while_training(scene):
 
 
 @case
-@short
 def run_deleted_while_training(scene):
     with scene.live("run", "--nvme", scene.drive("disk")) as process:
         shutil.rmtree(scene.path("run"))
@@ -183,7 +181,6 @@ def moved_run(scene):
 
 
 @case
-@short
 def copied_run(scene):
     scene.configure(save_every=4)
     scene.trained("whole", 2 * STEPS)

@@ -19,17 +19,10 @@ CONFIG = {"train_micro_batch_size_per_gpu": 4,
 STEPS = 12
 ENDLESS = 100000
 CASES = []
-SHORT = []
 
 
 def case(function):
     CASES.append(function)
-    return function
-
-
-def short(function):
-    """One of the few that a build runs in which everything takes ten times as long."""
-    SHORT.append(function)
     return function
 
 
