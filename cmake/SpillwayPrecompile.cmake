@@ -1,7 +1,6 @@
 # Precompiled headers: what most sources include is read once for all targets with the same flags.
 # A source includes what it uses all the same, and clang-tidy reads each without (preset tidy).
-# Tests do without: GoogleTest is little of what they cost, and GCC 12 then warns of string copies
-# in them that nothing makes (GCC bug 105651).
+# Those of the tests are in tests/CMakeLists.txt.
 set(spillway_common_headers
     <algorithm> <array> <chrono> <cstdint> <cstring> <filesystem> <functional> <map> <memory>
     <optional> <set> <span> <string> <string_view> <utility> <vector> <fmt/format.h>)
