@@ -36,7 +36,7 @@ class FailingRanks(unittest.TestCase):
                    "ERROR: rank 2 has abandoned the group: ")
 
     def test_a_rank_that_hangs(self):
-        self.check("hangs", "ERROR: .*waited 0.7 s for rank 2 in all_reduce .collective 12.")
+        self.check("hangs", "ERROR: .*waited 0.7 s for rank 2 in all_reduce .collective 13.")
 
     def test_a_rank_that_ends(self):  # mpirun says so, MPICH's on stdout
         self.check("exits", r"(?i)rank:? 2|\[2\]|exit")

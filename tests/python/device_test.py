@@ -130,7 +130,7 @@ def test_values_that_the_program_writes_are_taken_behind_its_stream(gpu):
         model[0].weight.zero_()
     optimizer.values_changed(model[0].weight)
     assert gpu[0].streams == [STREAM]
-    master = optimizer._shards[0].read(0, master=True, m=False, v=False)[0]
+    master = optimizer._shards[0].read(0, True, False, False, _shard.in_memory)[0]
     assert not master.any()
 
 
