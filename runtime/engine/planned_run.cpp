@@ -93,18 +93,13 @@ void Planning::open() {
   for (const std::string& note : run_.claim.take_notes()) observer_.noted(note);
 }
 
-/// What one rank alone can do, or all of them with the state of one.
+/// What one rank alone can do.
 void Planning::check_ranks() const {
   if (request_.ranks == nullptr) return;
-  const auto refuse = [&](bool asked, std::string_view what) {
-    check(!asked, ErrorCode::not_supported,
-          fmt::format("{} is not possible with {} ranks in this version; leave it out, or train on "
-                      "one rank",
-                      what, request_.ranks->ranks()));
-  };
-  refuse(run_.options.save_every > 0, "spillway.save_every");
-  refuse(request_.from && RunDirectory(*request_.from).exists(),
-         "--from a run, whose state is of one rank,");
+  check(run_.options.save_every == 0, ErrorCode::not_supported,
+        fmt::format("spillway.save_every is not possible with {} ranks in this version; leave it "
+                    "out, or train on one rank",
+                    request_.ranks->ranks()));
 }
 
 /// Ranks of one machine have as many cores each.

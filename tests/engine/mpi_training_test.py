@@ -23,8 +23,8 @@ MODEL = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
          "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False}
 
 
-def config(stage, **own):
-    return {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1,
+def config(stage, batch=8, **own):
+    return {"train_batch_size": batch, "train_micro_batch_size_per_gpu": 1,
             "zero_optimization": {"stage": stage},
             "spillway": {"context": 16, "device": "host", "threads": 1, "compute_threads": 1,
                          "sum_order": "fixed", "eval_every": 5, "state_home": "nvme",
@@ -48,8 +48,9 @@ class Training(unittest.TestCase):
     def arguments(self, run, options, steps, *more):
         name = self.path / f"{len(list(self.path.iterdir()))}.json"
         name.write_text(json.dumps(options))
-        return [SPILLWAY, "train", name, "--model", self.path / "model.json", "--data",
-                self.path / "data", "--run", self.path / run, "--steps", str(steps), *more]
+        model = [] if "--from" in more else ["--model", self.path / "model.json"]
+        return [SPILLWAY, "train", name, *model, "--data", self.path / "data",
+                "--run", self.path / run, "--steps", str(steps), *more]
 
     def start(self, command):
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -147,6 +148,16 @@ class Training(unittest.TestCase):
         self.fail_with("was trained by 2 rank.s., and this job has 1",
                        "run", config(1), 3, "--resume", ranks=1)
         self.fail_with("another zero_optimization.stage", "run", config(3), 3, "--resume")
+
+    def test_a_new_run_goes_on_from_what_another_number_of_ranks_has_saved(self):
+        self.succeed("whole", config(0, batch=24), 7, ranks=1)
+        self.succeed("four", config(1, batch=24), 4, ranks=4)
+        for ranks, stage, home in [(1, 0, "nvme"), (2, 3, "host"), (3, 1, "nvme"), (8, 2, "host")]:
+            with self.subTest(ranks=ranks):
+                options = config(stage, batch=24, state_home=home)
+                run = f"from-four-{ranks}"
+                self.succeed(run, options, 7, "--from", self.path / "four", ranks=ranks)
+                self.assertEqual(self.metrics(run)[-3:], self.metrics("whole")[-3:])
 
     def test_ranks_that_differ_are_named(self):
         first = self.arguments("run", config(1), 2)

@@ -136,7 +136,8 @@ void RunClaim::read_run() {
 void RunClaim::check_part() const {
   const RankPart& now = request_.part;
   check(manifest_.part.ranks == now.ranks, ErrorCode::not_supported,
-        fmt::format("{} was trained by {} rank(s), and this job has {}; resume it with as many",
+        fmt::format("{} was trained by {} rank(s), and this job has {}; resume it with as many, or "
+                    "begin a new run --from it",
                     run_.root().string(), manifest_.part.ranks, now.ranks));
   check(manifest_.part == now, ErrorCode::invalid_argument,
         fmt::format("{} is of rank {} with another zero_optimization.stage, and this is rank {}: "
