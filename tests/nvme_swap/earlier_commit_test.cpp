@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "nvme_swap/committed_tiles.hpp"
 #include "tests/nvme_swap/test_support.hpp"
 
 namespace spillway::nvme_swap {
@@ -68,6 +69,14 @@ TEST_F(EarlierCommit, IsRefusedWhereItIsOverwritten) {
     EXPECT_THAT(message_of(open), AllOf(HasSubstr("from step " + std::to_string(step)),
                                         HasSubstr("of step 4"), HasSubstr("tiles-0.swap")));
   }
+}
+
+TEST_F(EarlierCommit, IsNotTakenForDamageByWhoReadsTheNewerOne) {
+  const CommittedTiles reader(options_);
+  const auto store = TileStore::open_at(options_, StepIndex{3});
+  write_step(*store, 7);
+  PageBuffer tile(4096);
+  EXPECT_EQ(reader.read(TileIndex{1}, tile.bytes()), TileRead::moved_on);
 }
 
 /// A process that dies on the way back leaves the newer record, or none in its place.
