@@ -80,13 +80,17 @@ double network_rate(comm::Communicator& ranks) {
 
 bool leads(const comm::Communicator* ranks) { return ranks == nullptr || ranks->rank() == Rank{}; }
 
-bool first_says(comm::Communicator* ranks, Vote mine) {
-  return (ranks == nullptr ? mine : gather(*ranks, mine).front()) == Vote::yes;
-}
+Votes::Votes(comm::Communicator* ranks)
+    : ranks_(ranks), all_(ranks == nullptr ? 1 : ranks->ranks()) {}
 
-bool any_says(comm::Communicator* ranks, Vote mine) {
-  if (ranks == nullptr) return mine == Vote::yes;
-  return std::ranges::count(gather(*ranks, mine), Vote::yes) > 0;
+bool Votes::any_says(Vote mine) { return std::ranges::count(gather(mine), Vote::yes) > 0; }
+
+std::span<const Vote> Votes::gather(Vote mine) {
+  all_.front() = mine;
+  if (ranks_ == nullptr) return all_;
+  ranks_->all_gather(std::as_bytes(std::span{&mine, 1}), std::as_writable_bytes(std::span{all_}))
+      .wait();
+  return all_;
 }
 
 std::uint32_t ranks_on_this_machine(comm::Communicator* ranks) {

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "comm/communicator.hpp"
 #include "runtime/engine/run/claim.hpp"
@@ -14,11 +16,27 @@ namespace spillway::engine {
 
 /// Returns whether this rank writes what the job tells of itself.
 [[nodiscard]] bool leads(const comm::Communicator* ranks);
+
 enum class Vote : std::uint8_t { no, yes };
-/// Returns whether rank 0 votes yes.
-[[nodiscard]] bool first_says(comm::Communicator* ranks, Vote mine);
-/// Returns whether any rank votes yes.
-[[nodiscard]] bool any_says(comm::Communicator* ranks, Vote mine);
+
+/// What ranks vote on while they train. Only the constructor allocates.
+class Votes {
+ public:
+  /// `ranks` outlives this object.
+  explicit Votes(comm::Communicator* ranks);
+
+  /// Returns whether rank 0 votes yes.
+  [[nodiscard]] bool first_says(Vote mine) { return gather(mine).front() == Vote::yes; }
+  /// Returns whether any rank votes yes.
+  [[nodiscard]] bool any_says(Vote mine);
+
+ private:
+  [[nodiscard]] std::span<const Vote> gather(Vote mine);
+
+  comm::Communicator* ranks_;
+  std::vector<Vote> all_;  // by rank
+};
+
 /// Counts the ranks on this machine, which share its cores and its memory.
 [[nodiscard]] std::uint32_t ranks_on_this_machine(comm::Communicator* ranks);
 

@@ -34,7 +34,8 @@ class Loop {
       : request_(request),
         observer_(observer),
         interrupt_(interrupt),
-        run_(plan_run(request, observer)) {}
+        run_(plan_run(request, observer)),
+        votes_(request.ranks) {}
 
   TrainReport run();
 
@@ -47,7 +48,7 @@ class Loop {
   void finish_save();
   void save_if_due();
   void keep_tokenizer_files() const;
-  [[nodiscard]] bool interrupted() const;
+  [[nodiscard]] bool interrupted();
   void train_steps();
   void train_step();
   void evaluate_if_due();
@@ -61,6 +62,7 @@ class Loop {
   TrainObserver& observer_;
   const std::atomic<int>& interrupt_;
   const std::unique_ptr<PlannedRun> run_;
+  Votes votes_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<KeptCheckpoints> checkpoints_;
   std::optional<MetricsLog> metrics_;
@@ -160,7 +162,7 @@ void Loop::evaluate_if_due() {
   const std::uint64_t step = trainer_->state().step;
   if (!evaluation_due(step)) return;
   const bool lacks = metrics_ && metrics_->can_amend();
-  if (!first_says(request_.ranks, lacks ? Vote::yes : Vote::no)) return;
+  if (!votes_.first_says(lacks ? Vote::yes : Vote::no)) return;
   if (metrics_ && trainer_->commits_to_evaluate()) metrics_->synchronize();
   const Evaluation evaluation = trainer_->evaluate(*run_->data->validation);
   note_commit();
@@ -197,9 +199,9 @@ void Loop::keep_tokenizer_files() const {
 }
 
 /// A signal reaches the ranks one after the other; they stop after the same step.
-bool Loop::interrupted() const {
+bool Loop::interrupted() {
   const bool signalled = interrupt_.load(std::memory_order_relaxed) != 0;
-  return any_says(request_.ranks, signalled ? Vote::yes : Vote::no);
+  return votes_.any_says(signalled ? Vote::yes : Vote::no);
 }
 
 void Loop::train_steps() {

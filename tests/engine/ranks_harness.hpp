@@ -109,19 +109,6 @@ class RanksHarness : public TrainingHarness {
     return all;
   }
 
- private:
-  [[nodiscard]] SavedJob saved_by(const Job& job, const std::filesystem::path& run) const {
-    config::TrainOptions options = options_of_ranks(job.ranks.count, job.ranks.sums);
-    if (job.adjust) job.adjust(options);
-    SavedJob saved{.shape = shape_of(config(), options), .stores = {}};
-    for (std::uint32_t rank = 0; rank < job.ranks.count; ++rank) {
-      saved.stores.emplace_back().directories = {run / std::to_string(rank)};
-      saved.stores.back().owner = random_run_id();
-      std::filesystem::create_directories(run / std::to_string(rank));
-    }
-    return saved;
-  }
-
   [[nodiscard]] std::unique_ptr<Trainer> make_rank(const config::TrainOptions& options,
                                                    const nvme_swap::StoreOptions& store,
                                                    const plan::Ranks& ranks,
@@ -136,6 +123,19 @@ class RanksHarness : public TrainingHarness {
     setup.store_options = store;
     if (ranks.count > 1) setup.ranks = &communicator;
     return std::make_unique<Trainer>(setup, std::move(model));
+  }
+
+ private:
+  [[nodiscard]] SavedJob saved_by(const Job& job, const std::filesystem::path& run) const {
+    config::TrainOptions options = options_of_ranks(job.ranks.count, job.ranks.sums);
+    if (job.adjust) job.adjust(options);
+    SavedJob saved{.shape = shape_of(config(), options), .stores = {}};
+    for (std::uint32_t rank = 0; rank < job.ranks.count; ++rank) {
+      saved.stores.emplace_back().directories = {run / std::to_string(rank)};
+      saved.stores.back().owner = random_run_id();
+      std::filesystem::create_directories(run / std::to_string(rank));
+    }
+    return saved;
   }
 
   /// Returns the bytes of the sums that a rank gives the others after a step.

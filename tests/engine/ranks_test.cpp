@@ -1,7 +1,9 @@
 // Many ranks train as one: ranks that are threads of this process, on the host backend.
 #include <gtest/gtest.h>
 
+#include "runtime/engine/rank_agreement.hpp"
 #include "tests/engine/ranks_harness.hpp"
+#include "tests/support/allocation_counter.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -41,6 +43,45 @@ TEST_P(Ranks, HaveEqualLossesInEveryStage) {
     for (std::size_t i = 0; i < kSteps; ++i) {
       EXPECT_NEAR(job.outcome.losses[i], one.losses[i], 1e-5);
     }
+  }
+}
+
+/// The steps of two ranks and what they vote on around each, with state that leaves memory.
+TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
+  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
+  RanksHarness harness(tiny_gpt2(1));
+  for (const plan::Sharding sharding : kShardings) {
+    const std::filesystem::path run = harness.new_run();
+    comm::ThreadGroup(2).run([&](comm::Communicator& self) {
+      const plan::Ranks ranks{.count = 2, .rank = self.rank().value(), .sharding = sharding};
+      config::TrainOptions options = options_of_ranks(ranks.count, ranks.sums);
+      options.state_home = config::StateHome::nvme;
+      nvme_swap::StoreOptions store;
+      store.directories = {run / std::to_string(ranks.rank)};
+      std::filesystem::create_directories(store.directories[0]);
+      const auto trainer = harness.make_rank(options, store, ranks, self);
+      trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
+      const data::Sampler sampler = harness.sampler(options);
+      Votes votes(&self);
+      const auto steps = [&](int count) {
+        for (int i = 0; i < count && !votes.any_says(Vote::no); ++i) {
+          trainer->step(harness.tokens(), sampler);
+        }
+      };
+      steps(3);
+      self.barrier().wait();
+      std::optional<test_support::AllocationCounter> counter;
+      if (leads(&self)) counter.emplace();
+      self.barrier().wait();
+      steps(5);
+      self.barrier().wait();
+      if (counter) {
+        EXPECT_EQ(counter->allocations(), 0);
+        EXPECT_EQ(counter->opens(), 0);
+      }
+      counter.reset();
+      self.barrier().wait();
+    });
   }
 }
 
