@@ -33,7 +33,6 @@ class Planning {
   void plan();
 
  private:
-  void check_ranks() const;
   void share_cores();
   void resolve_automatic();
   [[nodiscard]] plan::Budgets budgets_for(const config::TrainOptions& options,
@@ -53,7 +52,6 @@ void Planning::open() {
   const std::optional<StepIndex> start = agree_on_start(request_.ranks, run_.claim);
   run_.config = model_of(request_, RunDirectory(run_.claim.job()));
   run_.options = request_.options;
-  check_ranks();
   share_cores();
   resolve(run_.options, run_.config);
   resolve_automatic();
@@ -91,15 +89,6 @@ void Planning::open() {
   run_.store_options.directories = run_.claim.state_directories();
   run_.store_options.owner = run_.claim.manifest().state_id;
   for (const std::string& note : run_.claim.take_notes()) observer_.noted(note);
-}
-
-/// What one rank alone can do.
-void Planning::check_ranks() const {
-  if (request_.ranks == nullptr) return;
-  check(run_.options.save_every == 0, ErrorCode::not_supported,
-        fmt::format("spillway.save_every is not possible with {} ranks in this version; leave it "
-                    "out, or train on one rank",
-                    request_.ranks->ranks()));
 }
 
 /// Ranks of one machine have as many cores each.

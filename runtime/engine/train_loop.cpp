@@ -76,8 +76,12 @@ class Loop {
 void Loop::create_trainer() {
   const bool resumes = run_->claim.resumes();
   trainer_ = std::make_unique<Trainer>(*run_, std::move(run_->model));
-  checkpoints_.emplace(run_->claim.run(), run_->claim.manifest().id, run_->options.save_every,
-                       run_->options.keep);
+  checkpoints_.emplace(RunDirectory(run_->claim.job()),
+                       KeptCheckpoints::Options{.id = run_->claim.manifest().id,
+                                                .save_every = run_->options.save_every,
+                                                .keep = run_->options.keep,
+                                                .part = run_->claim.manifest().part,
+                                                .ranks = request_.ranks});
   checkpoints_->check_space(trainer_->store().layout());
   run_->claim.record(run_->run_config);
   if (!resumes && request_.from && is_run(*request_.from)) {

@@ -76,6 +76,13 @@ class Training(unittest.TestCase):
         return [{key: value for key, value in json.loads(line).items()
                  if key not in ("seconds", "exposed")} for line in lines]
 
+    def weights(self, run):
+        out = self.path / "exported"
+        subprocess.run([SPILLWAY, "export", run, out], check=True, capture_output=True)
+        weights = (out / "model.safetensors").read_bytes()
+        shutil.rmtree(out)
+        return weights
+
     def test_every_stage_has_the_metrics_of_one_rank(self):
         self.succeed("one", config(0), 6, ranks=1)
         expected = self.metrics("one")
@@ -151,13 +158,19 @@ class Training(unittest.TestCase):
 
     def test_a_new_run_goes_on_from_what_another_number_of_ranks_has_saved(self):
         self.succeed("whole", config(0, batch=24), 7, ranks=1)
-        self.succeed("four", config(1, batch=24), 4, ranks=4)
-        for ranks, stage, home in [(1, 0, "nvme"), (2, 3, "host"), (3, 1, "nvme"), (8, 2, "host")]:
+        four = self.path / "four"
+        self.succeed("four", config(1, batch=24, save_every=2), 4, ranks=4)
+        kept = four / "checkpoints"
+        self.assertEqual(sorted(os.listdir(kept)), ["step-2", "step-4"])
+        self.assertEqual(self.weights(kept / "step-4"), self.weights(four))
+        for ranks, stage, home, origin, steps in [
+                (1, 0, "nvme", four, 3), (2, 3, "host", kept / "step-2", 5),
+                (3, 1, "nvme", kept / "step-2", 5), (8, 2, "host", four, 3)]:
             with self.subTest(ranks=ranks):
                 options = config(stage, batch=24, state_home=home)
                 run = f"from-four-{ranks}"
-                self.succeed(run, options, 7, "--from", self.path / "four", ranks=ranks)
-                self.assertEqual(self.metrics(run)[-3:], self.metrics("whole")[-3:])
+                self.succeed(run, options, 7, "--from", origin, ranks=ranks)
+                self.assertEqual(self.metrics(run)[-steps:], self.metrics("whole")[-steps:])
 
     def test_ranks_that_differ_are_named(self):
         first = self.arguments("run", config(1), 2)

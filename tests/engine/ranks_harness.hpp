@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/threads/thread_group.hpp"
+#include "runtime/engine/run/reader.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -37,7 +38,8 @@ struct Job {
   plan::Ranks ranks{};
   std::function<void(config::TrainOptions&)> adjust{};
   int steps = kSteps;
-  const SavedJob* from = nullptr;  ///< it goes on from this, and else from random numbers
+  const SavedJob* from = nullptr;    ///< it goes on from this, and else from random numbers
+  std::filesystem::path from_run{};  ///< or from this run
 };
 
 /// What the ranks of a job leave behind: all say the same of losses and norms, and each has its
@@ -76,10 +78,12 @@ class RanksHarness : public TrainingHarness {
       config::TrainOptions options = options_of_ranks(ranks.count, ranks.sums);
       if (job.adjust) job.adjust(options);
       const auto trainer = make_rank(options, all.saved.stores[rank], ranks, communicator);
-      if (job.from == nullptr) {
-        trainer->initialize(model::RandomInitializer(config(), trainer->layout(), options.seed));
-      } else {
+      if (job.from != nullptr) {
         trainer->adopt(SavedState(job.from->shape, job.from->stores));
+      } else if (!job.from_run.empty()) {
+        trainer->adopt(RunReader(job.from_run).saved());
+      } else {
+        trainer->initialize(model::RandomInitializer(config(), trainer->layout(), options.seed));
       }
       Outcome& mine = outcomes[rank];
       steps(*trainer, options, job.steps - 1, mine);

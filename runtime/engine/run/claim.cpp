@@ -82,6 +82,7 @@ RunClaim::RunClaim(Request request)
   refuse();
   lock_.emplace(run_.root(), kLockPatience);
   run_ = RunDirectory(lock_->root());
+  request_.run = fs::canonical(request_.run);
   refuse();  // whoever had the lock may have made something else of it
   manifest_path_ = run_.manifest();
   config_path_ = run_.config();

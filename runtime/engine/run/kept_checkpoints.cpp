@@ -68,11 +68,11 @@ std::vector<RunDirectory> KeptCheckpoints::in(const RunDirectory& run) {
 }
 
 void KeptCheckpoints::check_space(const nvme_swap::StoreLayout& layout) const {
-  if (save_every_ == 0) return;
+  if (options_.save_every == 0) return;
   Bytes one;
-  for (const Bytes tile : layout.tiles) one += tile;
+  for (const Bytes tile : layout.tiles) one += tile * options_.part.ranks;
   // The new one is complete before the oldest goes.
-  const std::uint64_t most = keep_ + std::uint64_t{1};
+  const std::uint64_t most = options_.keep + std::uint64_t{1};
   const std::uint64_t there = std::min<std::uint64_t>(steps(run_).size(), most);
   const Bytes needed = one * (most - there);
   const Bytes free{fs::space(run_.root()).available};
@@ -83,21 +83,31 @@ void KeptCheckpoints::check_space(const nvme_swap::StoreLayout& layout) const {
                     format_bytes(free)));
 }
 
-bool KeptCheckpoints::due(std::uint64_t step) const {
-  return save_every_ > 0 && step > 0 && step % save_every_ == 0 && started_ != step &&
-         !at(run_, step).exists();
+RunDirectory KeptCheckpoints::part_at(std::uint64_t step) const {
+  return RunDirectory(rank_directory(at(run_, step).root(), options_.part.rank));
+}
+
+void KeptCheckpoints::await_all_ranks() const {
+  if (options_.ranks != nullptr) options_.ranks->barrier().wait();
+}
+
+bool KeptCheckpoints::due(std::uint64_t step) {
+  const std::uint64_t every = options_.save_every;
+  if (every == 0 || step == 0 || step % every != 0 || started_ == step) return false;
+  return votes_.first_says(at(run_, step).exists() ? Vote::no : Vote::yes);
 }
 
 void KeptCheckpoints::start(Trainer& trainer) {
   started_ = trainer.state().step;
-  const RunDirectory checkpoint = at(run_, *started_);
-  remove(checkpoint);
+  if (leads(options_.ranks)) remove(at(run_, *started_));
+  await_all_ranks();  // whose parts lie in what rank 0 has removed
+  const RunDirectory part = part_at(*started_);
   MadeDirectories made;
-  made.make(checkpoint.state());
+  made.make(part.state());
   made.keep();
   nvme_swap::StoreOptions options;
-  options.owner = id_;
-  options.directories = {checkpoint.state()};
+  options.owner = options_.id;
+  options.directories = {part.state()};
   options.slots = 1;
   trainer.copy_next(options);
 }
@@ -106,23 +116,31 @@ std::optional<KeptCheckpoints::Saved> KeptCheckpoints::finish(const Trainer& tra
                                                               const RunConfig& config) {
   if (!started_ || trainer.copying()) return std::nullopt;
   const std::uint64_t step = *std::exchange(started_, std::nullopt);
-  const RunDirectory checkpoint = at(run_, step);
-  checkpoint.write_config(config);
-  model::copy_tokenizer_files(tokenizer_directory(run_.root()), checkpoint.root() / "tokenizer");
-  checkpoint.write_manifest({.id = id_,
-                             .state_id = id_,
-                             .state = {checkpoint.in_manifest(checkpoint.state())},
+  const RunDirectory part = part_at(step);
+  const RunManifest manifest{.id = options_.id,
+                             .state_id = options_.id,
+                             .state = {part.in_manifest(part.state())},
                              .committed = true,
-                             .directory = checkpoint.root(),
-                             .kept = step});
-  remove_old();
-  return Saved{.step = step, .directory = checkpoint.root()};
+                             .directory = part.root(),
+                             .kept = step,
+                             .part = options_.part};
+  part.write_config(config);
+  const bool first = leads(options_.ranks);
+  if (!first) part.write_manifest(manifest);
+  await_all_ranks();  // the manifest of rank 0 says that the parts of all others are whole
+  if (first) {
+    model::copy_tokenizer_files(tokenizer_directory(run_.root()), part.root() / "tokenizer");
+    part.write_manifest(manifest);
+    remove_old();
+  }
+  return Saved{.step = step, .directory = at(run_, step).root()};
 }
 
 void KeptCheckpoints::remove_old() const {
   const std::vector<std::uint64_t> complete = steps(run_);
   for (const std::uint64_t step : all_steps(run_)) {
-    const bool kept = std::ranges::count_if(complete, [&](auto s) { return s >= step; }) <= keep_;
+    const bool kept =
+        std::ranges::count_if(complete, [&](auto s) { return s >= step; }) <= options_.keep;
     if (!kept || !at(run_, step).exists()) remove(at(run_, step));
   }
 }

@@ -1,7 +1,9 @@
 // KeptCheckpoints: copies of committed steps that outlive later commits, in
 // RUN/checkpoints/step-N. Each is a run directory of its own, complete once its manifest.json is
 // there, which is written last: `eval`, `generate`, `export` and `info` read it as they read a run,
-// and `train --from` continues it in a new run. Control thread only.
+// and `train --from` continues it in a new run. Each of many ranks keeps its part in the folder
+// that it would have in a run, and rank 0 completes the checkpoint when all parts are whole.
+// Control thread only.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include "comm/communicator.hpp"
+#include "runtime/engine/rank_agreement.hpp"
 #include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/trainer.hpp"
 
@@ -16,14 +20,21 @@ namespace spillway::engine {
 
 class KeptCheckpoints {
  public:
-  /// Keeps one every `save_every` steps (0: never), and the newest `keep` of them.
-  KeptCheckpoints(RunDirectory run, const RunId& id, std::uint64_t save_every, std::uint32_t keep)
-      : run_(std::move(run)), id_(id), save_every_(save_every), keep_(keep) {}
+  struct Options {
+    RunId id{};                           ///< of this rank's run
+    std::uint64_t save_every = 0;         ///< one is kept every so many steps; 0: never
+    std::uint32_t keep = 0;               ///< the newest are kept, so many
+    RankPart part{};                      ///< whose part of the state it is
+    comm::Communicator* ranks = nullptr;  ///< null: there is one
+  };
+  /// `job` is the run directory of rank 0. With several ranks, each makes the same calls.
+  KeptCheckpoints(RunDirectory job, const Options& options)
+      : run_(std::move(job)), options_(options), votes_(options.ranks) {}
 
   /// Throws `Error{does_not_fit}` unless the disk has the space for all that will be kept at once.
   void check_space(const nvme_swap::StoreLayout& layout) const;
   /// The step is one to keep and is not kept yet.
-  [[nodiscard]] bool due(std::uint64_t step) const;
+  [[nodiscard]] bool due(std::uint64_t step);
   /// Has the trainer copy the step that it has just taken, while it takes the next one. An
   /// interrupted copy has no manifest and is removed by the next.
   void start(Trainer& trainer);
@@ -32,7 +43,7 @@ class KeptCheckpoints {
     std::filesystem::path directory;
   };
   /// Completes the copy that was started and is over, if there is one, and removes what is no
-  /// longer kept.
+  /// longer kept. Waits for the other ranks' parts.
   std::optional<Saved> finish(const Trainer& trainer, const RunConfig& config);
 
   /// Steps that are kept in `run`, ascending.
@@ -42,12 +53,14 @@ class KeptCheckpoints {
 
  private:
   [[nodiscard]] static RunDirectory at(const RunDirectory& run, std::uint64_t step);
+  /// Returns the folder of this rank's part.
+  [[nodiscard]] RunDirectory part_at(std::uint64_t step) const;
+  void await_all_ranks() const;
   void remove_old() const;
 
   RunDirectory run_;
-  RunId id_;
-  std::uint64_t save_every_;
-  std::uint32_t keep_;
+  Options options_;
+  Votes votes_;
   std::optional<std::uint64_t> started_;  ///< the step of the copy under way
 };
 
