@@ -10,7 +10,7 @@ import torch
 
 import spillway
 from spillway._load import native
-from spillway.torch import OffloadedAdamW, _shard
+from spillway.torch import OffloadedAdamW, _shard, offload_model
 from spillway.torch._device import Gpu
 
 STREAM = 77
@@ -73,7 +73,7 @@ def gpu(monkeypatch):
         return trainers[-1]
 
     monkeypatch.setattr(_shard, "native", types.SimpleNamespace(Trainer=make))
-    monkeypatch.setattr(_shard, "device_of", lambda parameter: Gpu(3))
+    monkeypatch.setattr(_shard, "device_of", lambda place: Gpu(3))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream",
                         lambda index: types.SimpleNamespace(cuda_stream=STREAM))
@@ -140,6 +140,26 @@ def test_a_parameter_that_moves_to_another_device_is_refused():
     optimizer._shards[0]._memory[0] = torch.empty(16, 16, device="meta")
     with pytest.raises(spillway.InvalidArgumentError, match="on meta when .* on cpu"):
         optimizer.values_changed(model[0].weight)
+
+
+def test_what_no_trainer_keeps_moves_to_the_gpu(monkeypatch):
+    model = model_of()
+    model.register_buffer("scale", torch.ones(2))
+    model.none = torch.nn.Parameter(torch.empty(0, 5))
+    moved = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, place: moved.append(
+        (tensor.shape, str(place))) or tensor)
+    offload_model(model, "1MB", device="cuda:2")
+    assert moved == [((2,), "cuda:2"), ((0, 5), "cuda:2")]
+
+
+def test_says_which_devices_there_are():
+    with pytest.raises(spillway.NotSupportedError, match="device is mps: there are cpu, and cuda"):
+        offload_model(model_of(), "1MB", device="mps")
+    if not torch.cuda.is_available():
+        with pytest.raises(spillway.NotSupportedError, match="device is cuda, and torch finds no"):
+            offload_model(model_of(), "1MB", device="cuda")
 
 
 def test_the_trainer_itself():

@@ -1,7 +1,7 @@
 """Where the parameters of a shard are: on the host, or on a GPU, whose streams order what is done.
 
-`Gpu` has not run on a GPU yet; tests/python/device_test.py runs it with stand-ins for torch.cuda
-and for the trainer.
+`Gpu` has not run on a GPU yet; tests/python runs it with stand-ins for torch.cuda, and streams
+models through an emulated GPU.
 """
 from __future__ import annotations
 
@@ -64,9 +64,8 @@ class Gpu(Host):
             del self._held[index]
 
 
-def device_of(parameter: torch.Tensor) -> Host:
-    """Returns the device of a parameter that `check_parameter` has taken."""
-    if parameter.device.type == "cpu":
+def device_of(place: torch.device) -> Host:
+    """Returns what stands for a CPU or for a GPU of CUDA."""
+    if place.type == "cpu":
         return Host()
-    index = parameter.device.index
-    return Gpu(torch.cuda.current_device() if index is None else index)
+    return Gpu(torch.cuda.current_device() if place.index is None else place.index)

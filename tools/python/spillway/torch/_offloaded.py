@@ -14,7 +14,7 @@ from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._shard import Registered, Shard, check_memory, check_parameter
 from spillway.torch._state import WithState
-from spillway.torch.streaming import streaming_of, unit_of
+from spillway.torch.streaming import place_of, streaming_of, unit_of
 
 
 class OffloadedOptimizer(WithState):
@@ -101,7 +101,7 @@ class OffloadedOptimizer(WithState):
             name = names[number] if names else f"parameter {number} of group {group}"
             entry = Registered(parameter, group, name, unit_of(parameter))
             check_parameter(entry)
-            new[parameter.dtype, parameter.device].append(entry)
+            new[parameter.dtype, place_of(parameter)].append(entry)
         if not new:
             return
         check_memory([entry for entries in new.values() for entry in entries])
@@ -112,11 +112,11 @@ class OffloadedOptimizer(WithState):
             raise InvalidArgumentError(
                 f"state_format {short} is for bf16 parameters, of which there are none; leave it "
                 "out, or convert the model: model.to(torch.bfloat16)")
-        for entries in new.values():
-            self._add_shard(entries)
+        for (_, place), entries in new.items():
+            self._add_shard(entries, place)
         self._absent = still_absent
 
-    def _add_shard(self, entries: list[Registered]) -> None:
+    def _add_shard(self, entries: list[Registered], place: torch.device) -> None:
         hyperparameters = {entry.group: self._hyperparameters(entry.group, 0) for entry in entries}
         options = self._trainer_options(entries[0].parameter.dtype)
         streaming = streaming_of([entry.parameter for entry in entries])
@@ -130,7 +130,7 @@ class OffloadedOptimizer(WithState):
             options.device_memory = streaming.device_memory
             frozen = streaming.frozen()
             check_memory([*entries, *frozen])
-        shard = Shard(entries, frozen, hyperparameters, options)
+        shard = Shard(entries, frozen, hyperparameters, options, place)
         if streaming is not None:
             streaming.attach(shard)
         self._shards.append(shard)

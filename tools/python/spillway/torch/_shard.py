@@ -50,9 +50,9 @@ def check_frozen(registered: Registered) -> None:
             "CUDA tensors; make the optimizer before model.to(device)")
     if parameter.device.type == "cuda" and registered.unit is not None:
         raise NotSupportedError(
-            f"{name} is on {parameter.device}: this version of offload_model streams parameters "
-            "that are CPU tensors; leave offload_model out, or use spillway.train for models that "
-            "are larger than the GPU")
+            f"{name} is on {parameter.device}: offload_model takes the parameters of blocks from "
+            "the CPU and brings them to the device that it is given; call model.cpu() first, then "
+            "offload_model(model, device_memory=..., device=\"cuda\")")
     if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
         raise NotSupportedError(f"{name} is a {type(parameter.data).__name__} with layout "
                                 f"{parameter.layout}; it must be a plain dense tensor")
@@ -73,21 +73,21 @@ def check_memory(parameters: list[Registered]) -> None:
 class Shard:
     """Owns the memory of some parameters and trains them.
 
-    `parameters` are of one dtype and on one device; the values are copied, and each parameter's
-    `data` then refers to the trainer's memory. So it is with `frozen` ones of any dtype, which
-    nobody trains. `entries` has both, in that order. `groups` are the numbers of the optimizer's
-    groups that have a parameter here, in the order of the trainer's own.
+    `parameters` are of one dtype; the values are copied, and each parameter's `data` then refers
+    to the trainer's memory, which is that of `place` but for streamed ones. So it is with `frozen`
+    ones of any dtype, which nobody trains. `entries` has both, in that order. `groups` are the
+    numbers of the optimizer's groups that have a parameter here, in the order of the trainer's own.
     """
 
     def __init__(self, parameters: list[Registered], frozen: list[Registered],
-                 hyperparameters: dict[int, Any], options: Any) -> None:
+                 hyperparameters: dict[int, Any], options: Any, place: torch.device) -> None:
         self.entries = [*parameters, *frozen]
         self._parameters = [entry.parameter for entry in self.entries]
         self._trained = len(parameters)
         self.groups = sorted({entry.group for entry in parameters})
         options.dtype = DTYPES[parameters[0].parameter.dtype]
         options.groups = [hyperparameters[group] for group in self.groups]
-        self._device = device_of(parameters[0].parameter)
+        self._device = device_of(place)
         self._device.configure(options)
         with self._device.current():
             self.trainer = native.Trainer(options, [
@@ -132,6 +132,10 @@ class Shard:
         parameter = self._parameters[index]
         parameter.data = self._memory[index]
         self._versions[index] = parameter._version
+
+    def leave(self, unit: int) -> None:
+        """Ends the pass of a unit, whose memory is another unit's once torch has read it."""
+        self.trainer.leave(unit, self._device.stream())
 
     def add_gradient(self, index: int) -> None:
         """Hands the gradient of a parameter over, if there is one, and frees it."""

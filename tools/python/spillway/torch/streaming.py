@@ -17,7 +17,8 @@ __all__ = ["offload_model"]
 
 def offload_model(model: torch.nn.Module, device_memory: str | int,
                   blocks: list[torch.nn.Module] | None = None,
-                  activation_memory: str | int | None = None) -> torch.nn.Module:
+                  activation_memory: str | int | None = None,
+                  device: str | torch.device = "cpu") -> torch.nn.Module:
     """Streams the parameters of `model` through `device_memory` bytes, and returns the model.
 
     Call it before the optimizer is made, which must be one of `spillway.torch`: it keeps the
@@ -34,8 +35,11 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
     What operations of the model save for backward beside parameters stays on the device, or, with
     `activation_memory`, waits in as many bytes of host memory.
 
-    This version streams parameters that are CPU tensors, for which the device is a part of host
-    memory with a budget.
+    `device` is the GPU that computes, such as "cuda" or "cuda:1". The model is given on the CPU.
+    Its buffers move to the GPU now and what stays there when the optimizer is made; parameters of
+    blocks are CPU tensors wherever no pass of their block needs them. Inputs are CUDA tensors. A
+    block computes on one stream, that of its inputs and outputs. On the CPU, the device is a part
+    of host memory with a budget.
     """
     if hasattr(model, "_spillway_streaming"):
         raise InvalidArgumentError("the model is offloaded already")
@@ -44,8 +48,25 @@ def offload_model(model: torch.nn.Module, device_memory: str | int,
         raise InvalidArgumentError(
             "no blocks were found: the model has no ModuleList of at least two modules of one "
             "class; name them with blocks=[...]")
-    model._spillway_streaming = Streaming(model, device_memory, found, activation_memory)
+    streaming = Streaming(model, device_memory, found, activation_memory, _checked(device))
+    model._spillway_streaming = streaming
+    streaming.move_buffers(model)
     return model
+
+
+def _checked(device: str | torch.device) -> torch.device:
+    """Returns the device, a GPU with its number."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise NotSupportedError(f"device is {device}: there are cpu, and cuda for NVIDIA's GPUs")
+    if not torch.cuda.is_available():
+        raise NotSupportedError(
+            f"device is {device}, and torch finds no GPU: {torch.__version__} may be a build "
+            "without CUDA, or there is no driver; leave device out to rehearse on the CPU")
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None
+                        else device.index)
 
 
 def find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -92,8 +113,10 @@ class Streaming:
     """Enters and leaves the units of one model, which are its blocks."""
 
     def __init__(self, model: torch.nn.Module, device_memory: str | int,
-                 blocks: list[torch.nn.Module], activation_memory: str | int | None) -> None:
+                 blocks: list[torch.nn.Module], activation_memory: str | int | None,
+                 device: torch.device) -> None:
         self.device_memory = str(device_memory)
+        self.device = device
         self.activations = None
         if activation_memory is not None:
             self.activations = Activations(model, native.parse_bytes(str(activation_memory)))
@@ -127,6 +150,12 @@ class Streaming:
         for unit, block in enumerate(blocks):
             block.register_forward_pre_hook(self._before(unit), with_kwargs=True)
             block.register_forward_hook(self._after(unit), with_kwargs=True, always_call=True)
+
+    def move_buffers(self, model: torch.nn.Module) -> None:
+        """Brings to the device what no trainer keeps: buffers, and parameters without elements."""
+        empty = (parameter for parameter in model.parameters() if not parameter.numel())
+        for tensor in (*model.buffers(), *empty):
+            tensor.data = tensor.data.to(self.device)
 
     def frozen(self) -> list[Registered]:
         """What nobody trains of the model, which goes where the parameters go."""
@@ -207,7 +236,7 @@ class Streaming:
         for index, kept in zip(self._indices[unit], self._kept, strict=True):
             self._shard.swap(index, kept)
         self._kept = []
-        self._shard.trainer.leave(unit)
+        self._shard.leave(unit)
 
     def _end_backward(self) -> None:
         self._ends_backward = False
@@ -239,6 +268,12 @@ class Streaming:
 def unit_of(parameter: torch.nn.Parameter) -> int | None:
     """Returns the unit of a streamed parameter, or None for one that stays."""
     return getattr(parameter, "_spillway_streaming", (None, None))[1]
+
+
+def place_of(parameter: torch.nn.Parameter) -> torch.device:
+    """Returns the device on which passes read a parameter."""
+    streaming = getattr(parameter, "_spillway_streaming", (None, None))[0]
+    return parameter.device if streaming is None else streaming.device
 
 
 def streaming_of(parameters: list[torch.nn.Parameter]) -> Streaming | None:
