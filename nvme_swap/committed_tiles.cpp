@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <utility>
 
 #include "nvme_swap/detail/store_files.hpp"
@@ -14,11 +15,11 @@ namespace spillway::nvme_swap {
 struct CommittedTiles::State {
   detail::StoreFiles store;
   StoreLayout layout{};
-  detail::Recovered newest{};
+  detail::Recovered taken{};
 
-  /// The newest commit that the record areas hold now.
-  [[nodiscard]] detail::Recovered look() const {
-    detail::Recovered found = detail::recover_in_use(store.map, store.files.front());
+  /// The newest commit that the record areas hold now, or that of step `at`.
+  [[nodiscard]] detail::Recovered look(std::optional<StepIndex> at = std::nullopt) const {
+    detail::Recovered found = detail::recover_in_use(store.map, store.files.front(), at);
     detail::check_committed(found, store.files.front());
     return found;
   }
@@ -37,18 +38,18 @@ CommittedTiles::CommittedTiles(const StoreOptions& options) {
 CommittedTiles::~CommittedTiles() = default;
 
 const StoreLayout& CommittedTiles::layout() const { return state_->layout; }
-const CommitHeader& CommittedTiles::commit() const { return *state_->newest.commit; }
-std::uint64_t CommittedTiles::generation() const { return state_->newest.generation; }
+const CommitHeader& CommittedTiles::commit() const { return *state_->taken.commit; }
+std::uint64_t CommittedTiles::generation() const { return state_->taken.generation; }
 std::uint32_t CommittedTiles::slots() const { return state_->store.map.slots; }
 
 bool CommittedTiles::has(TileIndex tile) const {
-  return state_->newest.tiles.at(tile.value()).slot != kNoSlot;
+  return state_->taken.tiles.at(tile.value()).slot != kNoSlot;
 }
 
 TileRead CommittedTiles::read(TileIndex tile, std::span<std::byte> target) const {
   const StoreMap& map = state_->store.map;
   detail::check_tile(map, tile, target);
-  const TileRecord& record = state_->newest.tiles[tile.value()];
+  const TileRecord& record = state_->taken.tiles[tile.value()];
   check(record.slot != kNoSlot, ErrorCode::invalid_argument,
         fmt::format("the commit names no version of tile {}", tile.value()));
   const detail::SwapFile& file = state_->store.files[map.tiles[tile.value()].file];
@@ -56,10 +57,17 @@ TileRead CommittedTiles::read(TileIndex tile, std::span<std::byte> target) const
   const std::uint64_t actual = checksum_of(target.first(bytes));
   if (bytes == target.size() && actual == record.checksum) return TileRead::whole;
   // A slot is written over when a newer commit is durable, so that commit's record is there by now.
-  if (state_->look().generation != state_->newest.generation) return TileRead::moved_on;
+  if (state_->taken.is_older || has_moved_on()) return TileRead::moved_on;
   detail::throw_damaged(map, tile, record, actual, file.path());
 }
 
-void CommittedTiles::take_newest() { state_->newest = state_->look(); }
+void CommittedTiles::take_newest() { state_->taken = state_->look(); }
+
+void CommittedTiles::take(StepIndex at) { state_->taken = state_->look(at); }
+
+bool CommittedTiles::has_moved_on() const {
+  const std::uint64_t newest = state_->taken.generation + (state_->taken.is_older ? 1 : 0);
+  return state_->look().generation != newest;
+}
 
 }  // namespace spillway::nvme_swap

@@ -1,5 +1,6 @@
-// CommittedTiles: the newest commit of a store, read without the store's lock, so that a run that
-// uses the store neither waits nor is waited for. Changes nothing. One thread at a time.
+// CommittedTiles: the newest commit of a store or the one before it, read without the store's lock,
+// so that a run that uses the store neither waits nor is waited for. Changes nothing. One thread at
+// a time.
 //
 // A run goes on while its commit is read. With two slots a tile is written over at the earliest
 // when the next commit is durable, so a commit can be read whole for as long as a step takes, and
@@ -17,7 +18,7 @@ namespace spillway::nvme_swap {
 
 enum class TileRead : std::uint8_t {
   whole,     ///< the tile is what the commit says
-  moved_on,  ///< the store has committed again and wrote over the tile
+  moved_on,  ///< the store has committed again and may have written over the tile
 };
 
 class CommittedTiles {
@@ -43,6 +44,11 @@ class CommittedTiles {
   [[nodiscard]] TileRead read(TileIndex tile, std::span<std::byte> target) const;
   /// Goes to the commit that is the newest now.
   void take_newest();
+  /// Goes to the committed step `at`: the newest now, or the one before it, of which each tile that
+  /// is not whole counts as moved on. Throws `Error{corrupt_data}` if the store has neither.
+  void take(StepIndex at);
+  /// Tells whether the store has committed since this has gone to its commit.
+  [[nodiscard]] bool has_moved_on() const;
 
  private:
   struct State;

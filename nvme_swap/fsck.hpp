@@ -25,7 +25,8 @@ struct FsckReport {
   std::vector<FsckFinding> notes{};   ///< what is unusual and harmless
   /// A resume would find its step whole: no damage, or damage to the spare commit record alone.
   bool resumable = false;
-  std::optional<StepIndex> step{};  ///< the newest committed one
+  bool in_use = false;              ///< by a process that may commit further steps
+  std::optional<StepIndex> step{};  ///< the newest committed one, or the one that was asked for
   std::uint64_t generation = 0;     ///< commits made
   std::uint32_t slots = 0;
   std::uint64_t tiles = 0;
@@ -48,5 +49,10 @@ using FsckProgress = std::function<void(Bytes done, Bytes total)>;
 /// ones. Throws `Error{busy}` if these come faster than one can be read.
 [[nodiscard]] FsckReport check_store_in_use(const StoreOptions& options,
                                             const FsckProgress& progress);
+
+/// Does the same for the commit of step `at`, the newest or the one before it, of a store that
+/// nobody uses.
+[[nodiscard]] FsckReport check_commit(const StoreOptions& options, StepIndex at,
+                                      const FsckProgress& progress);
 
 }  // namespace spillway::nvme_swap

@@ -67,10 +67,11 @@ Recovered recover(const StoreMap& map, const SwapFile& first_file, std::optional
   return result;
 }
 
-Recovered recover_in_use(const StoreMap& map, const SwapFile& first_file) {
+Recovered recover_in_use(const StoreMap& map, const SwapFile& first_file,
+                         std::optional<StepIndex> at) {
   for (int attempt = 1;; ++attempt) {
     try {
-      return recover(map, first_file);
+      return recover(map, first_file, at);
     } catch (const Error& error) {
       // Commits may have written over each area just while it was read.
       if (error.code() != ErrorCode::corrupt_data || attempt == kRecordAttempts) throw;

@@ -28,7 +28,8 @@ struct Recovered {
                                 std::optional<StepIndex> at = std::nullopt);
 
 /// Does the same while a commit may be writing one of them.
-[[nodiscard]] Recovered recover_in_use(const StoreMap& map, const SwapFile& first_file);
+[[nodiscard]] Recovered recover_in_use(const StoreMap& map, const SwapFile& first_file,
+                                       std::optional<StepIndex> at = std::nullopt);
 /// Throws `Error{corrupt_data}` unless a commit was recovered from `first_file`.
 void check_committed(const Recovered& recovered, const SwapFile& first_file);
 

@@ -79,6 +79,26 @@ TEST_F(EarlierCommit, IsNotTakenForDamageByWhoReadsTheNewerOne) {
   EXPECT_EQ(reader.read(TileIndex{1}, tile.bytes()), TileRead::moved_on);
 }
 
+TEST_F(EarlierCommit, IsReadWhileTheNewerOneStays) {
+  CommittedTiles reader(options_);
+  reader.take(StepIndex{3});
+  EXPECT_EQ(reader.commit().payload, header_of(3).payload);
+  PageBuffer tile(4096);
+  EXPECT_EQ(reader.read(TileIndex{1}, tile.bytes()), TileRead::whole);
+  EXPECT_FALSE(reader.has_moved_on());
+  EXPECT_EQ(newest(), 4U);
+  EXPECT_EQ(code_of([&] { reader.take(StepIndex{2}); }), ErrorCode::corrupt_data);
+
+  const auto store = TileStore::open(options_);
+  write_step(*store, 5);
+  EXPECT_EQ(reader.read(TileIndex{1}, tile.bytes()), TileRead::moved_on);
+  EXPECT_FALSE(reader.has_moved_on());
+  commit_step(*store, 5);
+  EXPECT_TRUE(reader.has_moved_on());
+  reader.take_newest();
+  EXPECT_FALSE(reader.has_moved_on());
+}
+
 /// A process that dies on the way back leaves the newer record, or none in its place.
 TEST_F(EarlierCommit, IsThereAfterAnyFailureOnTheWay) {
   const QuietLog quiet;

@@ -77,6 +77,36 @@ TEST_F(ShardedRun, IsDescribedAndCheckedWithAllItsRanks) {
   EXPECT_NE(run({"fsck", path("three"), "--json"}).exit_code, 0);
 }
 
+/// What a kill leaves between the commits of two ranks.
+TEST_F(ShardedRun, IsReadAtTheStepThatAllRanksHave) {
+  const auto train = [this](int steps) {
+    return harness_.train_job(
+        {.ranks = {.count = kRanks, .sharding = plan::Sharding::parameters},
+         .adjust = [](auto& options) { options.state_home = config::StateHome::nvme; },
+         .steps = steps});
+  };
+  JobOutcome behind = train(2);
+  const JobOutcome ahead = train(3);
+  for (const std::size_t rank : {0U, 2U}) behind.saved.stores[rank] = ahead.saved.stores[rank];
+  write_run(scratch_.path() / "gap", harness_.config(), behind);
+  for (const char* name : {"three", "gap"}) {
+    const auto answer = run({"export", path(name), path(name + std::string("_out"))});
+    ASSERT_EQ(answer.exit_code, 0) << answer.err;
+    EXPECT_EQ(answer.err.find("which another rank has not: step 2 is read") != std::string::npos,
+              name == std::string("gap"));
+  }
+  EXPECT_EQ(read_all(scratch_.path() / "three_out/model.safetensors"),
+            read_all(scratch_.path() / "gap_out/model.safetensors"));
+  EXPECT_EQ(run({"info", path("gap"), "--json"}).json()["step"], 2);
+
+  const auto sound = run({"fsck", path("gap"), "--json"});
+  EXPECT_EQ(sound.exit_code, 0) << sound.out;
+  EXPECT_EQ(sound.json()["stores"][0]["committed_step"], 3);
+  EXPECT_EQ(sound.json()["stores"][1]["committed_step"], 2);
+  EXPECT_EQ(sound.json()["ranks"][0]["stores"].size(), 1U);
+  EXPECT_EQ(sound.json()["ranks"][1]["stores"].size(), 2U);
+}
+
 TEST_F(ShardedRun, IsRefusedByRankAndFolderIfOneIsMissing) {
   fs::remove_all(rank_directory(path("three"), 1));
   const auto answer = run({"export", path("three"), path("out")});

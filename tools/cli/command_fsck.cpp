@@ -5,6 +5,9 @@
 #include <array>
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "nvme_swap/fsck.hpp"
 #include "runtime/base/error.hpp"
@@ -65,6 +68,7 @@ ordered_json to_json(const std::string& name, const FsckReport& report) {
   document["bytes_checked"] = report.bytes_checked.value();
   document["seconds"] = report.seconds;
   document["engine"] = report.engine;
+  document["in_use"] = report.in_use;
   document["resumable"] = report.resumable;
   document["damage"] = to_json(report.damage);
   document["notes"] = to_json(report.notes);
@@ -112,6 +116,13 @@ FsckReport check_store(nvme_swap::StoreOptions options) {
   }
 }
 
+void add_report(ordered_json& document, const std::string& name, const FsckReport& report,
+                bool json) {
+  document["stores"].push_back(to_json(name, report));
+  if (!report.damage.empty()) document["sound"] = false;
+  if (!json) print(name, report);
+}
+
 /// The manifest and the configuration of a run, and its stores.
 ordered_json check_run(const fs::path& run, bool json) {
   const engine::RunDirectory directory(run);
@@ -143,33 +154,64 @@ ordered_json check_run(const fs::path& run, bool json) {
     }
     options.directories = directories;
     options.owner = manifest.state_id;
-    const FsckReport report = check_store(std::move(options));
-    document["stores"].push_back(to_json(name, report));
-    if (!report.damage.empty()) document["sound"] = false;
-    if (!json) print(name, report);
+    add_report(document, name, check_store(std::move(options)), json);
   }
   return document;
 }
 
-/// Counts the ranks that the commit of the first one names; without a commit nobody needs others.
-std::uint32_t ranks_of(const engine::RunDirectory& run, const ordered_json& first) {
-  if (first["stores"].empty() || first["stores"][0]["committed_step"].is_null()) return 1;
+nvme_swap::StoreOptions store_of(const engine::RunDirectory& run) {
   const engine::RunManifest manifest = run.read_manifest();
   nvme_swap::StoreOptions options;
   options.directories = run.state_directories(manifest);
   options.owner = manifest.state_id;
-  return engine::saved_ranks(options);
+  return options;
+}
+
+/// Returns the step that a check has found; nothing if there is none.
+std::optional<std::uint64_t> step_of(const ordered_json& run) {
+  if (run["stores"].empty() || run["stores"][0]["committed_step"].is_null()) return std::nullopt;
+  return run["stores"][0]["committed_step"].get<std::uint64_t>();
+}
+
+/// Checks the least of the ranks' steps, from which a resume goes on, in the stores of those that
+/// are ahead of it. Ranks that a process trains are always about to be at one step.
+void check_least_step(std::span<ordered_json> ranks, bool json) {
+  std::vector<std::uint64_t> steps;
+  for (const ordered_json& rank : ranks) {
+    const auto step = step_of(rank);
+    if (!step || rank["stores"][0]["in_use"].get<bool>()) return;
+    steps.push_back(*step);
+  }
+  const std::uint64_t least = *std::ranges::min_element(steps);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (steps[i] == least) continue;
+    const engine::RunDirectory run(ranks[i]["run"].get<std::string>());
+    ProgressLine line;
+    const auto show = [&line](Bytes done, Bytes total) { line.show(done, total); };
+    const FsckReport report = nvme_swap::check_commit(store_of(run), StepIndex{least}, show);
+    add_report(ranks[i], nvme_swap::StoreOptions{}.name, report, json);
+  }
+}
+
+/// Counts the ranks that the commit of the first one names; without a commit nobody needs others.
+std::uint32_t ranks_of(const ordered_json& first, const fs::path& run) {
+  return step_of(first) ? engine::saved_ranks(store_of(engine::RunDirectory(run))) : 1;
 }
 
 /// The run directories of all ranks, each as a run.
 ordered_json check_ranks(const fs::path& run, bool json) {
-  ordered_json document = check_run(run, json);
-  const std::uint32_t ranks = ranks_of(engine::RunDirectory(run), document);
+  std::vector<ordered_json> runs{check_run(run, json)};
+  const std::uint32_t ranks = ranks_of(runs.front(), run);
   for (std::uint32_t rank = 1; rank < ranks; ++rank) {
     const fs::path directory = engine::rank_directory(run, rank);
     if (!json) answer("rank {} of {}: {}\n", rank, ranks, directory.string());
-    document["ranks"].push_back(check_run(directory, json));
-    if (!document["ranks"].back()["sound"].get<bool>()) document["sound"] = false;
+    runs.push_back(check_run(directory, json));
+  }
+  check_least_step(runs, json);
+  ordered_json document = std::move(runs.front());
+  for (std::size_t rank = 1; rank < runs.size(); ++rank) {
+    if (!runs[rank]["sound"].get<bool>()) document["sound"] = false;
+    document["ranks"].push_back(std::move(runs[rank]));
   }
   return document;
 }

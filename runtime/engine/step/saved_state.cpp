@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "offload/host/host_backend.hpp"
+#include "runtime/base/log.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -43,11 +44,10 @@ std::uint32_t saved_ranks(const nvme_swap::StoreOptions& first) {
 SavedState::SavedState(const SavedShape& shape, const std::vector<nvme_swap::StoreOptions>& stores)
     : shape_(shape) {
   check(!stores.empty(), ErrorCode::invalid_argument, "a saved state is that of one rank or more");
+  open(stores);
+  take_common_step();
   for (std::uint32_t rank = 0; rank < stores.size(); ++rank) {
     name_rank(rank_text(rank, stores.size()), [&] {
-      shards_.push_back({.folder = stores[rank].directories.front(),
-                         .slots = {},
-                         .tiles = std::make_unique<nvme_swap::CommittedTiles>(stores[rank])});
       check_rank(rank, stores.size());
       make_slots(rank);
     });
@@ -60,6 +60,41 @@ SavedState::SavedState(const SavedShape& shape, const std::vector<nvme_swap::Sto
   }
   backend_ = offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = largest});
   staging_ = {*backend_, largest};
+}
+
+void SavedState::open(const std::vector<nvme_swap::StoreOptions>& stores) {
+  for (std::uint32_t rank = 0; rank < stores.size(); ++rank) {
+    name_rank(rank_text(rank, stores.size()), [&] {
+      shards_.push_back({.folder = stores[rank].directories.front(),
+                         .slots = {},
+                         .tiles = std::make_unique<nvme_swap::CommittedTiles>(stores[rank])});
+    });
+  }
+}
+
+/// Ranks that were killed between two commits, or are just committing, are one step apart. A resume
+/// goes on from the least step too.
+void SavedState::take_common_step() {
+  const auto step_of = [](const Shard& shard) { return shard.tiles->commit().step; };
+  const StepIndex least = step_of(*std::ranges::min_element(shards_, {}, step_of));
+  for (std::uint32_t rank = 0; rank < shards_.size(); ++rank) {
+    const Shard& shard = shards_[rank];
+    const StepIndex newest = step_of(shard);
+    if (newest == least) continue;
+    try {
+      name_rank(rank_text(rank, shards_.size()), [&] { shard.tiles->take(least); });
+    } catch (const Error&) {
+      if (overtaken()) throw Overtaken(shard.folder);
+      throw;
+    }
+    log_warning("rank {} of {} has committed step {}, which another rank has not: step {} is read",
+                rank, shards_.size(), newest.value(), least.value());
+  }
+}
+
+/// A rank writes over a step's tiles only once every rank has committed the step after it.
+bool SavedState::overtaken() const {
+  return std::ranges::any_of(shards_, [](const Shard& s) { return s.tiles->has_moved_on(); });
 }
 
 /// The first rank says what all of them have to say.
@@ -82,10 +117,6 @@ void SavedState::check_rank(std::uint32_t rank, std::size_t stores) {
   check(recorded.sharding == workload_.ranks.sharding, ErrorCode::corrupt_data,
         fmt::format("{}, which shares out another part of the state than rank 0 in {}", where,
                     shards_[0].folder.string()));
-  check(state.step == state_.step, ErrorCode::corrupt_data,
-        fmt::format("{}, and {} holds step {} of rank 0; resume the run with {} ranks, which "
-                    "brings all of them to one step, or take a kept checkpoint",
-                    where, shards_[0].folder.string(), state_.step, stores));
   check(state == state_, ErrorCode::corrupt_data,
         fmt::format("{}, with other counts or another loss scale than rank 0 in {}: the folders "
                     "are not of one run",
@@ -116,9 +147,13 @@ void SavedState::stage(std::uint32_t rank, std::uint32_t tile) const {
   const std::string name = rank_text(rank, shards_.size());
   name_rank(name.empty() ? name : fmt::format("{} at step {}", name, state_.step), [&] {
     const auto slot = shard.slots.slot_of(tile, staging_.host());
-    if (shard.slots.load(*shard.tiles, tile, slot) == nvme_swap::TileRead::moved_on) {
-      throw Overtaken(shard.folder);
-    }
+    if (shard.slots.load(*shard.tiles, tile, slot) == nvme_swap::TileRead::whole) return;
+    if (overtaken()) throw Overtaken(shard.folder);
+    throw Error(
+        ErrorCode::corrupt_data,
+        fmt::format("tile {} in {} is not what was written; put its files back from a copy, or "
+                    "take a kept checkpoint",
+                    tile, shard.folder.string()));
   });
   staged_ = {rank, tile};
 }

@@ -52,9 +52,10 @@ struct SavedShape {
 
 class SavedState {
  public:
-  /// Takes the store of each rank, in their order. Throws `Error{corrupt_data}`, which names rank,
-  /// step and folder, for a store that is missing or damaged, of another rank or another model, or
-  /// at another step than the first.
+  /// Takes the store of each rank, in their order, at the newest step that all of them have: a
+  /// rank may have committed one step that another has not. Throws `Error{corrupt_data}`, which
+  /// names rank, step and folder, for a store that is missing or damaged, of another rank or
+  /// another model, or without that step, and `Overtaken`.
   SavedState(const SavedShape& shape, const std::vector<nvme_swap::StoreOptions>& stores);
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
@@ -87,6 +88,9 @@ class SavedState {
     std::size_t first;             ///< in what is wanted
     std::size_t count;
   };
+  void open(const std::vector<nvme_swap::StoreOptions>& stores);
+  void take_common_step();
+  [[nodiscard]] bool overtaken() const;
   void check_rank(std::uint32_t rank, std::size_t stores);
   void make_slots(std::uint32_t rank);
   template <class Body>
