@@ -23,7 +23,7 @@ class GpuBundle(unittest.TestCase):
     def setUpClass(cls):
         cls.temporary = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.temporary.name)
-        archive = cls.folder / "bundle.tar.gz"
+        archive = cls.folder / "bundle.tar.xz"
         made = run(ROOT / "tools" / "gpu-bundle", "--build", BUILD, "--out", archive)
         if made.returncode != 0:
             raise AssertionError(made.stdout)

@@ -16,7 +16,8 @@ PROGRAMS = {"spillway": "tests/support/cuda_emulation/spillway_emulated"} | {
     for module in ("offload", "cpu_adam", "model", "engine")}
 PEERS = [{"name": f"llama_peer_gpu_test_{dtype}", "command": [
     "peers/engine/peer_llama.py", "bin/spillway", "--dtype", dtype, "--device", "cuda"]}
-         for dtype in ("fp32", "bf16")]
+         for dtype in ("fp32", "bf16")] + [{"name": "python.gpu",
+                                            "command": ["peers/python/gpu_check.py"]}]
 # What compute-sanitizer 2025 takes of its own, and then a program whose filter matches tests.
 SANITIZER = """#!/bin/sh
 [ "$1" = --tool ] || exit 2
@@ -44,6 +45,9 @@ class Rehearsal(unittest.TestCase):
                 (home / "bin" / name).symlink_to(BUILD / path)
             (home / "peers/engine").mkdir(parents=True)
             shutil.copy(ROOT / "tests/engine/peer_llama.py", home / "peers/engine")
+            (home / "peers/python").mkdir()
+            shutil.copy(ROOT / "tests/python/gpu_check.py", home / "peers/python")
+            (home / "python").symlink_to(BUILD / "python")
             (home / "tools").mkdir()
             for name in ("gpu-run", "gpu_steps.py"):
                 shutil.copy(ROOT / "tools" / name, home / "tools")
@@ -70,7 +74,7 @@ class Rehearsal(unittest.TestCase):
                  "calibrate.plan", "test.offload_gpu_test"]
         self.assertEqual(names[:len(first)], first)
         speed = names.index("bench.step.557k.128gib")
-        for peer in PEERS:
+        for peer in PEERS[:2]:
             self.assertLess(names.index(f"peer.{peer['name']}"), speed)
         self.assertLess(speed, names.index("memcheck.model_gpu_test"))
         self.assertNotIn("initcheck.engine_gpu_test", names)
@@ -79,6 +83,7 @@ class Rehearsal(unittest.TestCase):
         self.assertIs(steps["bench.gpu"]["json"]["deterministic"], True)
         self.assertIs(steps["bench.gpu.any-order"]["json"]["deterministic"], False)
         self.assertGreater(steps["bench.step.557k.128gib"]["json"]["tokens_per_second"], 0)
+        self.assertEqual(len(steps["peer.python.gpu"]["json"]["seconds"]), 6)
         self.assertEqual(steps["peer.llama_peer_gpu_test_bf16"]["json"]["steps"], 1)
         self.assertIn("--host-memory 110GB",
                       " ".join(map(str, steps["bench.step.557k.128gib"]["command"])))
