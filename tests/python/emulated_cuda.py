@@ -1,11 +1,12 @@
-"""A plugin of pytest: models that `offload_model` takes are streamed through an emulated GPU.
+"""A plugin of pytest: parameters of optimizers are on an emulated GPU, and where a module tests
+`offload_model`, its models are streamed through it.
 
 The extension is the one that is built on the emulated CUDA (tests/support/cuda_emulation). Its
 device memory can be read by the host, so that torch's CPU tensors stand for CUDA tensors in it:
 torch computes at once, and what a GPU would do late is done late on the framework's stream. That
-is where gradients come into being, where each unit's parameters are read again when its pass is
-over, and where memory that torch has freed is overwritten. A test's name chooses the order of the
-streams.
+is where gradients come into being, where parameters are read again when the pass of their unit is
+over or a step begins, and where gradients that torch has freed are overwritten. A test's name
+chooses the order of the streams.
 """
 import contextlib
 import ctypes
@@ -25,7 +26,7 @@ native = importlib.util.module_from_spec(spec)
 sys.modules["spillway._native"] = native
 spec.loader.exec_module(native)
 
-from spillway.torch import _device, _shard, streaming  # noqa: E402: after the extension
+from spillway.torch import _device, _offloaded, _shard, streaming  # noqa: E402: after the extension
 
 ORDERS = (0, 7, 8)  # late, and two seeds
 PINNED = 256 << 20
@@ -92,16 +93,27 @@ class Framework:
 
 
 class Trainer:
-    """A native trainer, beside which the framework reads the parameters of a pass until its end."""
+    """A native trainer, beside which the framework still reads parameters that it takes back."""
 
     def __init__(self, options, parameters, frozen):
         self._trainer = NativeTrainer(options, parameters, frozen)
         self._on_gpu = options.device == "cuda"
-        assert self._on_gpu == (options.device_memory is not None)
         self._entered = []
+        # What a deferred update may be writing when the next step begins is not read.
+        kept = [] if options.defers_updates else map(self._trainer.values, range(len(parameters)))
+        self._staying = [(tensor.data_ptr(), tensor.nbytes) for tensor in (
+            to_tensor(array) for array in kept if array.__dlpack_device__()[0] == CUDA)]
 
     def __getattr__(self, name):
         return getattr(self._trainer, name)
+
+    @property
+    def updates(self):
+        return self._trainer.updates
+
+    @updates.setter
+    def updates(self, updates):
+        self._trainer.updates = updates
 
     def _noted(self, array):
         if self._on_gpu:
@@ -119,6 +131,15 @@ class Trainer:
             framework.read_late(tensor.data_ptr(), tensor.nbytes)
         self._entered.clear()
         self._trainer.leave(unit, stream)
+
+    def step(self, divisor, max_norm, stream):
+        for address, size in self._staying:
+            framework.read_late(address, size)
+        try:
+            return self._trainer.step(divisor, max_norm, stream)
+        finally:
+            if self._staying:
+                framework.finish()  # before the program writes there
 
 
 class Gpu(_device.Gpu):
@@ -154,8 +175,11 @@ def emulated_gpu(request, monkeypatch):
     monkeypatch.setattr(_shard.native, "Trainer", Trainer)
     # Buffers are where torch computes (device_test.py).
     monkeypatch.setattr(streaming.Streaming, "move_buffers", lambda self, model: None)
-    take = streaming.offload_model
-    monkeypatch.setattr(request.module, "offload_model",
-                        lambda *args, **kwargs: take(*args, **kwargs, device="cuda:0"))
+    if hasattr(request.module, "offload_model"):
+        take = streaming.offload_model
+        monkeypatch.setattr(request.module, "offload_model",
+                            lambda *args, **kwargs: take(*args, **kwargs, device="cuda:0"))
+    else:
+        monkeypatch.setattr(_offloaded, "place_of", lambda parameter: torch.device("cuda", 0))
     yield
     framework.finish()
