@@ -28,20 +28,6 @@ void copy(std::span<const std::byte> source, std::span<std::byte> target) {
   if (source.data() != target.data()) std::ranges::copy(source, target.begin());
 }
 
-/// Returns the size of the call's buffer of all ranks, whether or not this rank has one. Ranks
-/// agree on it.
-std::size_t bytes_of_all(const Call& call, std::uint32_t ranks) {
-  if (call.operation == Operation::gather) return call.source.size() * ranks;
-  if (call.operation == Operation::scatter) return call.target.size() * ranks;
-  if (call.operation == Operation::reduce_scatter) return call.source.size();
-  return std::max(call.source.size(), call.target.size());
-}
-
-bool between_two(Operation operation) {
-  return operation == Operation::send || operation == Operation::receive ||
-         operation == Operation::exchange;
-}
-
 }  // namespace
 
 class Collectives::Parts {
@@ -79,7 +65,7 @@ Collectives::Collectives(Transport& transport, const CommunicatorOptions& option
 
 void Collectives::run(const Call& call) {
   operation_ = call.operation;
-  if (between_two(operation_)) return exchange(call);
+  if (is_between_two(operation_)) return exchange(call);
   agree(call);
   const std::size_t bytes = bytes_of_all(call, ranks_);
   const Parts parts(bytes, 1, ranks_);
