@@ -81,6 +81,7 @@ if(NOT SPILLWAY_CUDA STREQUAL "OFF")
   spillway_find_nvcc()
   spillway_find_header(SPILLWAY_CUBLASLT_INCLUDE cublasLt.h nvidia/cu13/include)
   spillway_find_header(SPILLWAY_CUDNN_INCLUDE cudnn.h nvidia/cudnn/include)
+  spillway_find_header(SPILLWAY_NCCL_INCLUDE nccl.h nvidia/nccl/include)  # for many GPUs only
   spillway_find_header(SPILLWAY_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h include)
   if(NOT CMAKE_CUDA_COMPILER)
     spillway_without_cuda(

@@ -150,8 +150,9 @@ std::unique_ptr<Communicator> make_communicator(std::string_view backend,
   }
   if (backend == "mpi") return std::make_unique<Communicator>(detail::make_mpi_transport, options);
   if (backend == "nccl") {
-    throw Error(ErrorCode::not_supported,
-                "this build has no nccl communication; use mpi, which moves host memory");
+    throw Error(ErrorCode::invalid_argument,
+                "nccl moves the memory of GPUs only, and ranks find each other by mpi: make a "
+                "communicator of mpi, and a DeviceCommunicator of that");
   }
   throw Error(ErrorCode::invalid_argument,
               fmt::format("unknown communication backend \"{}\"; use single or mpi", backend));

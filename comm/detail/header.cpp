@@ -9,9 +9,12 @@ std::string description(Rank rank, const Header& header) {
   std::string text = fmt::format("rank {} of {} called {} of {} bytes", rank.value(), header.ranks,
                                  name_of(header.operation), header.bytes);
   if (header.number != 0) {
-    text += fmt::format(" (collective {}, root {}, {} to {}, messages of {} bytes)", header.number,
-                        header.root, name_of(header.types.addend), name_of(header.types.result),
-                        header.message_bytes);
+    text += fmt::format(" (collective {}, root {}, {} to {}", header.number, header.root,
+                        name_of(header.types.addend), name_of(header.types.result));
+    // Device memory moves in one piece.
+    if (header.message_bytes != 0)
+      text += fmt::format(", messages of {} bytes", header.message_bytes);
+    text += ')';
   }
   return text;
 }

@@ -307,7 +307,8 @@ TEST(MakeCommunicator, NamesWhatItCannotMake) {
   const auto make = [](std::string_view backend) {
     return [=] { static_cast<void>(make_communicator(backend)); };
   };
-  EXPECT_THAT(failure_of(make("nccl"), ErrorCode::not_supported), HasSubstr("nccl"));
+  EXPECT_THAT(failure_of(make("nccl"), ErrorCode::invalid_argument),
+              HasSubstr("DeviceCommunicator"));
   EXPECT_THAT(failure_of(make("threads"), ErrorCode::invalid_argument), HasSubstr("ThreadGroup"));
   EXPECT_THAT(failure_of(make("pigeon"), ErrorCode::invalid_argument), HasSubstr("pigeon"));
 }

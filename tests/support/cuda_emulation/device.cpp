@@ -12,6 +12,15 @@ Statistics statistics() { return Device::Lock()->statistics; }
 void refuse_to_block() { Device::Lock()->refuse_to_block(); }
 std::uint64_t discard_pending() { return Device::Lock()->discard(); }
 void run_blocks_at_ends(std::uint64_t count) { Device::Lock()->blocks_at_ends = count; }
+void hold_stream(void* stream) {
+  const Device::Lock device;
+  static_cast<CUstream_st*>(stream)->held = true;
+}
+void let_go_of_stream(void* stream) {
+  const Device::Lock device;
+  static_cast<CUstream_st*>(stream)->held = false;
+  device->announce();
+}
 void break_device(int status) { Device::Lock()->broken = static_cast<cudaError_t>(status); }
 
 Device::Device() {
@@ -47,15 +56,18 @@ void Device::destroy_stream(CUstream_st* stream) {
 }
 
 void Device::enqueue(CUstream_st& stream, Operation operation) {
-  if (stream.operations.size() == kMostPending) {
-    if (never_blocks_) fault("a stream holds %zu operations: a launch would block", kMostPending);
-    run_first(stream);
+  if (stream.operations.size() == kMostPending && never_blocks_) {
+    fault("a stream holds %zu operations: a launch would block", kMostPending);
+  }
+  while (stream.operations.size() == kMostPending && !run_first(stream)) {
+    if (!run_any()) changed_.wait(mutex_);
   }
   operation.number = ++enqueued_;
   stream.operations.push_back(std::move(operation));
   statistics.most_pending =
       std::max<std::uint64_t>(statistics.most_pending, stream.operations.size());
   run_some();
+  announce();
 }
 
 void Device::record(CUevent_st& event, CUstream_st& stream) {
@@ -65,9 +77,10 @@ void Device::record(CUevent_st& event, CUstream_st& stream) {
 }
 
 bool Device::may_run(const CUstream_st& stream) {
-  if (stream.operations.empty()) return false;
-  const auto& waits = stream.operations.front().waits;
-  return waits == nullptr || waits->done;
+  if (stream.operations.empty() || stream.held) return false;
+  const Operation& first = stream.operations.front();
+  if (first.waits != nullptr && !first.waits->done) return false;
+  return !first.ready || first.ready();
 }
 
 void Device::run_one(CUstream_st& stream) {
@@ -82,10 +95,12 @@ void Device::run_one(CUstream_st& stream) {
   }
 }
 
-void Device::run_first(CUstream_st& stream) {
+bool Device::run_first(CUstream_st& stream) {
   const std::shared_ptr<Mark> waits = stream.operations.front().waits;
-  if (waits != nullptr) finish(*waits);
+  if (waits != nullptr && !try_finish(*waits)) return false;
+  if (!may_run(stream)) return false;
   run_one(stream);
+  return true;
 }
 
 bool Device::run_any() {
@@ -112,24 +127,38 @@ void Device::run_some() {
   }
 }
 
-void Device::finish(CUstream_st& stream) {
+bool Device::try_finish(CUstream_st& stream) {
   while (!stream.operations.empty()) {
     if (order_ != late && run_any()) continue;
-    run_first(stream);
+    if (!run_first(stream) && !run_any()) return false;
   }
+  return true;
 }
 
-void Device::finish(const Mark& mark) {
+bool Device::try_finish(const Mark& mark) {
   while (!mark.done) {
     if (order_ != late && run_any()) continue;
     CUstream_st& stream = *mark.stream;
     if (stream.operations.empty()) fault("an event that its stream no longer holds");
-    run_first(stream);
+    if (!run_first(stream) && !run_any()) return false;
   }
+  return true;
+}
+
+void Device::finish(CUstream_st& stream) {
+  while (!try_finish(stream)) changed_.wait(mutex_);
+}
+
+void Device::finish(const Mark& mark) {
+  while (!try_finish(mark)) changed_.wait(mutex_);
 }
 
 void Device::finish_all() {
-  for (const auto& stream : streams_) finish(*stream);
+  const auto all = [this] {
+    return std::ranges::all_of(streams_,
+                               [this](const auto& stream) { return try_finish(*stream); });
+  };
+  while (!all()) changed_.wait(mutex_);
 }
 
 std::uint64_t Device::discard() {
@@ -144,7 +173,7 @@ std::uint64_t Device::discard() {
 bool Device::query(const Mark& mark) {
   if (mark.done) return true;
   if (random_() % 4 == 0) {
-    finish(mark);
+    static_cast<void>(try_finish(mark));
   } else {
     run_some();
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
@@ -24,7 +25,8 @@ struct Mark {
 };
 
 struct Operation {
-  std::function<void()> work = {};  ///< none: a record or a wait
+  std::function<void()> work = {};   ///< none: a record or a wait
+  std::function<bool()> ready = {};  ///< what another rank has a part in: asked until it says yes
   std::shared_ptr<Mark> records = {};
   std::shared_ptr<Mark> waits = {};
   const void* host = nullptr;  ///< pinned memory that it reads or writes
@@ -36,6 +38,7 @@ struct Operation {
 
 struct CUstream_st {
   std::deque<cuda_emulation::Operation> operations;
+  bool held = false;  ///< runs nothing, as behind a kernel that does not end
 };
 struct CUevent_st {
   std::shared_ptr<cuda_emulation::Mark> last;  ///< null: never recorded
@@ -96,9 +99,12 @@ class Device {
 
   void enqueue(CUstream_st& stream, Operation operation);
   void record(CUevent_st& event, CUstream_st& stream);
+  // Other threads go on while these wait for them.
   void finish(CUstream_st& stream);
   void finish(const Mark& mark);
   void finish_all();
+  /// Something has changed that a stream may wait for.
+  void announce() { changed_.notify_all(); }
   std::uint64_t discard();
   void refuse_to_block() { never_blocks_ = true; }
   /// A caller that asks again and again learns of the end at last.
@@ -117,13 +123,17 @@ class Device {
   static Device& instance();
   [[nodiscard]] static bool may_run(const CUstream_st& stream);
   void run_one(CUstream_st& stream);
+  // False where that takes what another thread has yet to do.
   /// What the first operation waits for, and then that.
-  void run_first(CUstream_st& stream);
+  [[nodiscard]] bool run_first(CUstream_st& stream);
+  [[nodiscard]] bool try_finish(CUstream_st& stream);
+  [[nodiscard]] bool try_finish(const Mark& mark);
   /// Some of what may run, as the order has it.
   void run_some();
   bool run_any();
 
   std::recursive_mutex mutex_;
+  std::condition_variable_any changed_;
   std::vector<std::unique_ptr<CUstream_st>> streams_;
   std::mt19937_64 random_;
   std::uint64_t order_ = late;

@@ -49,6 +49,20 @@ void run_blocks_at_ends(std::uint64_t count);
 /// Every later call of the runtime returns `status`, as after a kernel that failed.
 void break_device(int status);
 
+/// The stream, a cudaStream_t, runs nothing from here on, as behind a kernel that does not end.
+void hold_stream(void* stream);
+void let_go_of_stream(void* stream);
+
+/// NCCL tells the rank of an error, an ncclResult_t, from here on, and what the rank has on its
+/// streams does not end.
+void fail_nccl(int rank, int result);
+/// Nothing that ranks put on their streams ends, and NCCL does not know it.
+void lose_nccl();
+/// Undoes both.
+void mend_nccl();
+/// NCCL says on this thread that it is of another version: 22809 for 2.28.9.
+void pretend_nccl(int version);
+
 /// cuDNN refuses every later shape with `reason`; null: it takes them again.
 void refuse_attention(const char* reason);
 

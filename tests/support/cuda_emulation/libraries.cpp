@@ -1,6 +1,7 @@
-// In place of runtime/base/shared_library.cpp: the one library that an emulated program loads is
-// cuBLASLt, whose functions are linked.
+// In place of runtime/base/shared_library.cpp: the libraries that an emulated program loads are
+// cuBLASLt and NCCL, whose functions are linked.
 #include <cublasLt.h>
+#include <nccl.h>
 
 #include <string>
 
@@ -13,7 +14,7 @@ SharedLibrary::SharedLibrary(std::string_view file_name,
                              std::span<const std::filesystem::path> /*directories*/,
                              std::string_view remedy)
     : path_(file_name) {
-  check(file_name == "libcublasLt.so.13", ErrorCode::not_supported,
+  check(file_name == "libcublasLt.so.13" || file_name == "libnccl.so.2", ErrorCode::not_supported,
         path_ + " is not emulated: " + std::string(remedy));
 }
 
@@ -38,6 +39,24 @@ void* SharedLibrary::address_of(const char* name) const {
       SPILLWAY_EMULATED(cublasLtMatmulPreferenceSetAttribute),
       SPILLWAY_EMULATED(cublasLtMatrixLayoutCreate),
       SPILLWAY_EMULATED(cublasLtMatrixLayoutDestroy),
+      SPILLWAY_EMULATED(ncclAllGather),
+      SPILLWAY_EMULATED(ncclAllReduce),
+      SPILLWAY_EMULATED(ncclBroadcast),
+      SPILLWAY_EMULATED(ncclCommAbort),
+      SPILLWAY_EMULATED(ncclCommDestroy),
+      SPILLWAY_EMULATED(ncclCommFinalize),
+      SPILLWAY_EMULATED(ncclCommGetAsyncError),
+      SPILLWAY_EMULATED(ncclCommInitRankConfig),
+      SPILLWAY_EMULATED(ncclGetErrorString),
+      SPILLWAY_EMULATED(ncclGetLastError),
+      SPILLWAY_EMULATED(ncclGetUniqueId),
+      SPILLWAY_EMULATED(ncclGetVersion),
+      SPILLWAY_EMULATED(ncclGroupEnd),
+      SPILLWAY_EMULATED(ncclGroupStart),
+      SPILLWAY_EMULATED(ncclRecv),
+      SPILLWAY_EMULATED(ncclReduce),
+      SPILLWAY_EMULATED(ncclReduceScatter),
+      SPILLWAY_EMULATED(ncclSend),
 #undef SPILLWAY_EMULATED
   };
   for (const auto& function : functions) {

@@ -1,0 +1,81 @@
+#include "comm/detail/device_record.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::comm::detail {
+namespace {
+
+using Kind = DeviceRecord::Kind;
+
+/// Throws if ranks have waited too long for each other.
+void find_late_rank(std::span<const DeviceRecord> records) {
+  const auto has = [&](Kind kind) { return std::ranges::find(records, kind, &DeviceRecord::kind); };
+  const auto late = has(Kind::stuck_before);
+  if (late != records.end()) {
+    throw Error(ErrorCode::device_error,
+                fmt::format("rank {} is late in {}: its device has not come to it, because what "
+                            "the stream held before has not ended",
+                            late - records.begin(), description(late->header)));
+  }
+  const auto stuck = has(Kind::stuck_within);
+  if (stuck == records.end()) return;
+  const auto elsewhere = has(Kind::started);
+  if (elsewhere != records.end()) {
+    throw Error(ErrorCode::device_error,
+                fmt::format("rank {} waits in {}, and rank {}, which has started {}, does not",
+                            stuck - records.begin(), description(stuck->header),
+                            elsewhere - records.begin(), description(elsewhere->header)));
+  }
+  throw Error(ErrorCode::device_error,
+              fmt::format("rank {} waits in {}, and no rank is late: NCCL or the network between "
+                          "the GPUs has stopped; NCCL_DEBUG=INFO in the environment says more",
+                          stuck - records.begin(), description(stuck->header)));
+}
+
+}  // namespace
+
+DeviceRecord make_record(const Call& call, std::uint64_t number, std::uint32_t ranks) {
+  const bool transfer = is_between_two(call.operation);
+  const std::size_t moved =
+      call.operation == Operation::receive ? call.target.size() : call.source.size();
+  return {.header = {.number = number,
+                     .bytes = transfer ? moved : bytes_of_all(call, ranks),
+                     .ranks = ranks,
+                     .root = transfer ? 0 : call.root.value(),
+                     .operation = call.operation,
+                     .types = call.types}};
+}
+
+void compare(std::span<const DeviceRecord> records, Rank mine) {
+  find_late_rank(records);
+  const Header& header = records[mine.value()].header;
+  for (std::uint32_t rank = 0; rank < records.size(); ++rank) {
+    if (records[rank].header == header) continue;
+    throw Error(ErrorCode::invalid_argument,
+                disagreement(mine, header, Rank{rank}, records[rank].header));
+  }
+}
+
+void compare_transfer(const Call& call, Rank mine, std::uint32_t ranks,
+                      const DeviceRecord& theirs) {
+  Header own = make_record(call, 0, ranks).header;
+  Operation counterpart = Operation::exchange;
+  if (call.operation == Operation::send) counterpart = Operation::receive;
+  if (call.operation == Operation::receive) counterpart = Operation::send;
+  if (call.operation == Operation::exchange) own.bytes = call.target.size();
+  if (theirs.header.operation == counterpart && theirs.header.bytes == own.bytes) return;
+  const Rank other = call.operation == Operation::send ? call.root : call.from;
+  throw Error(ErrorCode::invalid_argument, disagreement(mine, own, other, theirs.header));
+}
+
+std::string description(const Header& header) {
+  const std::string_view name = name_of(header.operation);
+  if (header.number == 0) return fmt::format("{} ({} bytes)", name, header.bytes);
+  return fmt::format("{} (collective {}, {} bytes)", name, header.number, header.bytes);
+}
+
+}  // namespace spillway::comm::detail

@@ -1,0 +1,40 @@
+// DeviceRecord: what ranks tell each other, over host memory, of an operation on device memory. A
+// library such as NCCL does not compare what ranks call, and does not know which of them is late.
+// Pure; any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "comm/detail/header.hpp"
+
+namespace spillway::comm::detail {
+
+/// Is sent as it lies in memory: the ranks run the same program.
+struct DeviceRecord {
+  enum class Kind : std::uint64_t {
+    started,       ///< the operation has been put on a stream
+    stuck_before,  ///< it took too long, and the stream has not even come to it
+    stuck_within,  ///< it took too long
+  };
+  Header header{};
+  Kind kind = Kind::started;
+};
+
+/// Returns what `rank` says of `call`, collective `number` or, between two ranks, number 0.
+[[nodiscard]] DeviceRecord make_record(const Call& call, std::uint64_t number, std::uint32_t ranks);
+
+/// Throws unless every rank has started what `mine` has. `records` are in the order of ranks. An
+/// `Error{invalid_argument}` says where two disagree; an `Error{device_error}` names the rank that
+/// the others wait for.
+void compare(std::span<const DeviceRecord> records, Rank mine);
+
+/// As `compare`, of `call` between two ranks and what its other end, or that which sends, says.
+void compare_transfer(const Call& call, Rank mine, std::uint32_t ranks, const DeviceRecord& theirs);
+
+/// Returns "all_reduce (collective 3, 1024 bytes)".
+[[nodiscard]] std::string description(const Header& header);
+
+}  // namespace spillway::comm::detail

@@ -1,0 +1,32 @@
+// Loading NCCL, in builds with CUDA: found where it lies.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <vector>
+
+#include "comm/nccl/nccl.hpp"
+#include "runtime/base/cuda_library_directories.hpp"
+
+namespace spillway::comm::detail {
+namespace {
+
+TEST(Nccl, HasEveryFunctionThatWeCall) {
+  for (const auto& directory : cuda_library_directories()) {
+    if (directory.empty() || !std::filesystem::exists(directory / kNcclName)) continue;
+    const std::vector directories{directory};
+    const Nccl library(directories);
+    EXPECT_GE(library.version(), kOldestNccl);
+    EXPECT_THAT(library.error_string(ncclRemoteError), testing::HasSubstr("remote process"));
+    return;
+  }
+  GTEST_SKIP() << kNcclName << " is not installed: run tools/setup cuda";
+}
+
+TEST(Nccl, TellsVersionsAsPeopleDo) {
+  EXPECT_EQ(nccl_version_text(22809), "2.28.9");
+  EXPECT_EQ(nccl_version_text(2708), "2.7.8");
+}
+
+}  // namespace
+}  // namespace spillway::comm::detail
