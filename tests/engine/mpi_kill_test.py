@@ -1,0 +1,106 @@
+"""kill -9 of a rank at random instants: the job ends soon and names the rank, and whoever resumes
+it goes on as if nothing had happened, with the same losses and the same weights.
+usage: mpi_kill_test.py SPILLWAY MPIRUN_COMMAND...
+SPILLWAY_TEST_KILLS says how many (4), and SPILLWAY_TEST_SEED which instants."""
+import os
+import pathlib
+import random
+import signal
+import time
+
+from mpi_job import JobTest, config, main
+
+KILLS = int(os.environ.get("SPILLWAY_TEST_KILLS", "4"))
+SEED = int(os.environ.get("SPILLWAY_TEST_SEED", str(random.SystemRandom().randrange(2**32))))
+SECONDS = 30  # within which a job ends whose rank has died
+# After so many steps at most a job that has begun to train is killed: there is always a run left.
+STEPS_PER_KILL = 12
+WAYS = [(2, config(1, save_every=7)),
+        (3, config(3, batch=6, save_every=5, state_home="host", commit_every=3))]
+
+
+def process_of(launcher, rank):
+    """The process of that rank once the launcher has started it."""
+    for child in pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        try:
+            environment = pathlib.Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(f"{name}_RANK={rank}".encode() in environment
+               for name in ("OMPI_COMM_WORLD", "PMI", "PMIX")):
+            return int(child)
+    return None
+
+
+class Kills(JobTest):
+    def test_change_nothing_at_any_instant(self):
+        print(f"{KILLS} kills, SPILLWAY_TEST_SEED={SEED}", flush=True)
+        numbers = random.Random(SEED)
+        slowest = 0.0
+        for way, (ranks, options) in enumerate(WAYS):
+            kills = len(range(way, KILLS, len(WAYS)))
+            steps = STEPS_PER_KILL * kills + 10
+            begin = time.monotonic()
+            whole = self.launch(f"whole{way}", options, steps, ranks=ranks)
+            self.wait_for_lines(whole, f"whole{way}", 1)
+            begun = time.monotonic() - begin
+            output = whole.communicate(timeout=600)[0]
+            self.assertEqual(whole.returncode, 0, output)
+            a_step = (time.monotonic() - begin - begun) / steps
+            for kill in range(kills):
+                # Half of them fall into the start, half into what follows it.
+                after = None if kill % 2 else numbers.randrange(STEPS_PER_KILL)
+                delay = numbers.uniform(0, begun if after is None else a_step)
+                victim = numbers.randrange(ranks)
+                took = self.kill(f"killed{way}", options, steps, ranks, victim, after, delay)
+                slowest = max(slowest, took)
+                self.check_so_far(way)
+            self.succeed(f"killed{way}", options, steps, "--resume", ranks=ranks)
+            self.check_equal(way)
+        print(f"the slowest job ended {slowest:.1f} s after the kill", flush=True)
+
+    def lines(self, run):
+        metrics = self.path / run / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    def wait_for_lines(self, job, run, lines):
+        while self.lines(run) < lines:
+            self.assertIsNone(job.poll(), "the job ended too early")
+            time.sleep(0.001)
+
+    def kill(self, run, options, steps, ranks, victim, after, delay):
+        """Kills `victim` when the job has done `after` steps, or after its start, and `delay`."""
+        before = self.lines(run)
+        job = self.launch(run, options, steps, "--resume", ranks=ranks)
+        while (process := process_of(job.pid, victim)) is None:
+            self.assertIsNone(job.poll(), "the job ended too early")
+        if after is not None:
+            self.wait_for_lines(job, run, before + after + 1)
+        time.sleep(delay)
+        self.assertIsNone(job.poll(), "the job ended before it was killed")
+        os.kill(process, signal.SIGKILL)
+        begin = time.monotonic()
+        output = job.communicate(timeout=300)[0]
+        took = time.monotonic() - begin
+        what = f"rank {victim} of {ranks}, {delay:.3f} s after step {after}: {output}"
+        self.assertLess(took, SECONDS, what)
+        self.assertNotEqual(job.returncode, 0, what)
+        self.assertRegex(output, rf"(?i)rank:? {victim}\b", what)
+        return took
+
+    def check_so_far(self, way):
+        """The last line may lack its evaluation."""
+        done = self.metrics(f"killed{way}")[:-1]
+        self.assertEqual(done, self.metrics(f"whole{way}")[:len(done)])
+
+    def check_equal(self, way):
+        self.assertEqual(self.metrics(f"killed{way}"), self.metrics(f"whole{way}"))
+        kept = [sorted(os.listdir(self.path / f"{run}{way}" / "checkpoints"))
+                for run in ("killed", "whole")]
+        self.assertEqual(*kept)
+        for part in ["", *(f"/checkpoints/{step}" for step in kept[0])]:
+            self.assertEqual(self.weights(f"killed{way}{part}"), self.weights(f"whole{way}{part}"))
+
+
+if __name__ == "__main__":
+    main()
