@@ -19,16 +19,26 @@ WAYS = [(2, config(1, save_every=7)),
         (3, config(3, batch=6, save_every=5, state_home="host", commit_every=3))]
 
 
+def processes_below(process):
+    children = pathlib.Path(f"/proc/{process}/task/{process}/children")
+    try:
+        for child in children.read_text().split():
+            yield child
+            yield from processes_below(child)
+    except OSError:  # it has ended
+        return
+
+
 def process_of(launcher, rank):
     """The process of that rank once the launcher has started it."""
-    for child in pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+    for process in processes_below(launcher):
         try:
-            environment = pathlib.Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            environment = pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
         if any(f"{name}_RANK={rank}".encode() in environment
                for name in ("OMPI_COMM_WORLD", "PMI", "PMIX")):
-            return int(child)
+            return int(process)
     return None
 
 
