@@ -156,6 +156,13 @@ void MadeDirectories::make(const fs::path& directory) {
   synchronize_directory(parent);
 }
 
+void MadeDirectories::share(const fs::path& directory, std::uint64_t count) {
+  fs::path path = directory;
+  for (std::uint64_t i = 0; i < count; ++i, path = path.parent_path()) {
+    made_.insert(made_.begin(), path);
+  }
+}
+
 MadeDirectories::~MadeDirectories() {
   for (auto path = made_.rbegin(); path != made_.rend(); ++path) {
     if (::rmdir(path->c_str()) == 0 || errno == ENOENT) continue;

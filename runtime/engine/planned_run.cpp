@@ -227,11 +227,11 @@ plan::Ranks part_of(const TrainRequest& request) {
 
 /// The folders of the other ranks lie in that of rank 0, which claims its own first.
 RunClaim::Request claim_after_first(const TrainRequest& request, const plan::Ranks& part) {
-  if (!leads(request.ranks)) request.ranks->barrier().wait();
   return {.run = request.run,
           .resume = request.resume,
           .nvme = request.options.nvme,
-          .part = {.ranks = part.count, .rank = part.rank, .sharding = part.sharding}};
+          .part = {.ranks = part.count, .rank = part.rank, .sharding = part.sharding},
+          .made = leads(request.ranks) ? 0 : value_of_first(*request.ranks, 0)};
 }
 
 }  // namespace
@@ -239,7 +239,7 @@ RunClaim::Request claim_after_first(const TrainRequest& request, const plan::Ran
 PlannedRun::PlannedRun(const TrainRequest& request)
     : part(part_of(request)), claim(claim_after_first(request, part)), known(request.profile) {
   ranks = request.ranks;
-  if (ranks != nullptr && leads(ranks)) ranks->barrier().wait();
+  if (ranks != nullptr && leads(ranks)) value_of_first(*ranks, claim.made());
 }
 
 std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, TrainObserver& observer) {

@@ -93,6 +93,11 @@ std::span<const Vote> Votes::gather(Vote mine) {
   return all_;
 }
 
+std::uint64_t value_of_first(comm::Communicator& ranks, std::uint64_t mine) {
+  ranks.broadcast(std::as_writable_bytes(std::span{&mine, 1}), Rank{}).wait();
+  return mine;
+}
+
 std::uint32_t ranks_on_this_machine(comm::Communicator* ranks) {
   if (ranks == nullptr) return 1;
   std::array<char, 256> name{};

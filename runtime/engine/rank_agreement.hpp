@@ -37,6 +37,8 @@ class Votes {
   std::vector<Vote> all_;  // by rank
 };
 
+/// Returns what rank 0 gives, once it does.
+std::uint64_t value_of_first(comm::Communicator& ranks, std::uint64_t mine);
 /// Counts the ranks on this machine, which share its cores and its memory.
 [[nodiscard]] std::uint32_t ranks_on_this_machine(comm::Communicator* ranks);
 

@@ -50,13 +50,22 @@ class Training(JobTest):
         shutil.rmtree(run / "rank-0001")
         shutil.copytree(self.path / other / "rank-0001", run / "rank-0001")
 
+    def test_what_other_ranks_note_is_in_their_directories(self):
+        self.succeed("old", config(1), 1)
+        self.assertFalse((self.path / "old/rank-0001/notes.log").exists())
+        (self.path / "old").rename(self.path / "run")
+        self.succeed("run", config(1), 2, "--resume")
+        self.assertEqual((self.path / "run/rank-0001/notes.log").read_text(),
+                         f"the run was in {self.path}/old/rank-0001 before\n")
+
     def test_another_number_of_ranks_is_refused(self):
         self.succeed("run", config(1), 2)
         self.fail_with("was trained by 2 rank.s., and this job has 3",
                        "run", config(1) | {"train_batch_size": 6}, 3, "--resume", ranks=3)
         self.fail_with("was trained by 2 rank.s., and this job has 1",
                        "run", config(1), 3, "--resume", ranks=1)
-        self.fail_with("another zero_optimization.stage", "run", config(3), 3, "--resume")
+        self.fail_with("another zero_optimization.stage.*--from .*run --run NEW",
+                       "run", config(3), 3, "--resume")
 
     def test_a_new_run_goes_on_from_what_another_number_of_ranks_has_saved(self):
         self.succeed("whole", config(0, batch=24), 7, ranks=1)
@@ -81,6 +90,7 @@ class Training(JobTest):
         output = job.communicate(timeout=120)[0]
         self.assertNotEqual(job.returncode, 0)
         self.assertIn("rank 1 has spillway.seed: 7, rank 0 has spillway.seed: 1234", output)
+        self.assertFalse((self.path / "run").exists())
 
     def test_ranks_that_cannot_meet_are_refused(self):
         launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
@@ -89,6 +99,8 @@ class Training(JobTest):
                               encoding="utf-8", env=os.environ | launched, check=False)
         self.assertEqual(done.returncode, 2)
         self.assertIn("torchrun has started 2 ranks", done.stderr)
+        self.assertIn("mpirun -n 2 spillway train", done.stderr)
+        self.assertFalse((self.path / "run").exists())
 
 
 if __name__ == "__main__":

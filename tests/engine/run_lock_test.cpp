@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <fstream>
+#include <optional>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/run/contents.hpp"
@@ -48,6 +50,21 @@ TEST(RunLock, TakesBackWhatItMadeUnlessItIsKept) {
   }
   { const RunLock lock(root, 0ms); }
   EXPECT_TRUE(fs::exists(root / "lock"));
+}
+
+/// The directories of a job's ranks lie in that of the first, whichever of them gives up last.
+TEST(RunLock, TakesBackWhatAnotherRankMadeWithTheLastOfThem) {
+  const ScratchDirectory scratch("run-lock");
+  for (const bool first_goes_first : {true, false}) {
+    std::optional<RunLock> first(std::in_place, scratch.path() / "new/run", 0ms);
+    std::optional<RunLock> second(std::in_place, scratch.path() / "new/run/rank-0001", 0ms,
+                                  first->made());
+    (first_goes_first ? first : second).reset();
+    EXPECT_TRUE(fs::exists(scratch.path() / "new/run"));
+    (first_goes_first ? second : first).reset();
+    EXPECT_FALSE(fs::exists(scratch.path() / "new"));
+    EXPECT_TRUE(fs::exists(scratch.path()));
+  }
 }
 
 TEST(RunLock, WaitsForAHolderThatIsGoing) {

@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
+#include <fstream>
 #include <memory>
+#include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
@@ -78,14 +81,37 @@ class Face final : public engine::TrainObserver {
   ordered_json document_;
 };
 
-/// Is the face of a rank that tells nothing.
+/// Is the face of a rank other than the first: its notes go to a file of its run directory, or to
+/// stderr where that is not there to stay.
 class Silent final : public engine::TrainObserver {
  public:
-  void planned(const engine::TrainPlan&) override {}
+  explicit Silent(const engine::RunDirectory& run) : path_(run.notes()) {}
+  ~Silent() override { tell_text(early_); }
+  Silent(const Silent&) = delete;
+  Silent& operator=(const Silent&) = delete;
+
+  void planned(const engine::TrainPlan&) override {
+    planned_ = true;
+    write(std::exchange(early_, {}));
+  }
   void stepped(const engine::StepResult&, const engine::StepUse&) override {}
   void evaluated(std::uint64_t, const engine::Evaluation&) override {}
   void saved(std::uint64_t, const std::filesystem::path&) override {}
-  void noted(const std::string&) override {}
+  void noted(const std::string& text) override {
+    planned_ ? write(text + '\n') : static_cast<void>(early_ += text + '\n');
+  }
+
+ private:
+  void write(const std::string& text) const {
+    if (text.empty()) return;
+    std::ofstream file(path_, std::ios::app);
+    file << text << std::flush;
+    if (!file) tell_text(text);
+  }
+
+  std::filesystem::path path_;
+  bool planned_ = false;
+  std::string early_;  // what was noted before the run was there
 };
 
 engine::TrainRequest request_of(const TrainCommandFlags& flags, comm::Communicator* ranks) {
@@ -107,7 +133,8 @@ engine::TrainRequest request_of(const TrainCommandFlags& flags, comm::Communicat
 ordered_json train(const engine::TrainRequest& request, bool json) {
   Interrupts interrupts;
   if (request.ranks != nullptr && request.ranks->rank() != Rank{}) {
-    Silent silent;
+    Silent silent{
+        engine::RunDirectory(engine::rank_directory(request.run, request.ranks->rank().value()))};
     static_cast<void>(engine::train(request, silent, interrupts.count()));
     return {};
   }

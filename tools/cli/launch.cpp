@@ -15,8 +15,8 @@ std::unique_ptr<comm::Communicator> join_ranks() {
   if (!launch || launch->ranks == 1) return nullptr;
   const std::string job = fmt::format("{} has started {} ranks", launch->launcher, launch->ranks);
   check(launch->launcher != "torchrun", ErrorCode::not_supported,
-        fmt::format("{}, which can meet by MPI alone in this version; start them by "
-                    "mpirun -n {} spillway train ... or by srun",
+        fmt::format("{}, which can meet by MPI alone in this version; run \"mpirun -n {} spillway "
+                    "train ...\" or srun in its place, or, for one rank, spillway without torchrun",
                     job, launch->ranks));
   auto ranks = [&] {
     try {

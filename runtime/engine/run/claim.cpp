@@ -80,7 +80,7 @@ RunClaim::RunClaim(Request request)
   // A directory that is nobody's to train in is not even locked.
   const auto refuse = [this] { run_.exists() ? refuse_kept(run_) : refuse_foreign(run_); };
   refuse();
-  lock_.emplace(run_.root(), kLockPatience);
+  lock_.emplace(run_.root(), kLockPatience, request_.made);
   run_ = RunDirectory(lock_->root());
   request_.run = fs::canonical(request_.run);
   refuse();  // whoever had the lock may have made something else of it
@@ -136,14 +136,17 @@ void RunClaim::read_run() {
 
 void RunClaim::check_part() const {
   const RankPart& now = request_.part;
+  const std::string remedy = fmt::format(
+      "resume with the ranks and the stage that the run began with, or go on from it in a new one: "
+      "\"spillway train ... --from {} --run NEW\", without --resume",
+      request_.run.string());
   check(manifest_.part.ranks == now.ranks, ErrorCode::not_supported,
-        fmt::format("{} was trained by {} rank(s), and this job has {}; resume it with as many, or "
-                    "begin a new run --from it",
-                    run_.root().string(), manifest_.part.ranks, now.ranks));
-  check(manifest_.part == now, ErrorCode::invalid_argument,
-        fmt::format("{} is of rank {} with another zero_optimization.stage, and this is rank {}: "
-                    "resume with the stage that the run began with",
-                    run_.root().string(), manifest_.part.rank, now.rank));
+        fmt::format("{} was trained by {} rank(s), and this job has {}; {}", run_.root().string(),
+                    manifest_.part.ranks, now.ranks, remedy));
+  check(
+      manifest_.part == now, ErrorCode::invalid_argument,
+      fmt::format("{} is of rank {} with another zero_optimization.stage, and this is rank {}; {}",
+                  run_.root().string(), manifest_.part.rank, now.rank, remedy));
 }
 
 void RunClaim::begin_again() {
@@ -244,7 +247,8 @@ void RunClaim::remove_uncommitted_run() {
   }
   remove_file(run_.manifest());
   synchronize_directory(run_.root());
-  for (const fs::path& path : {run_.config(), run_.metrics(), run_.trace(), run_.report()}) {
+  for (const fs::path& path :
+       {run_.config(), run_.metrics(), run_.trace(), run_.report(), run_.notes()}) {
     remove_file(path);
   }
   fs::remove_all(run_.checkpoints());

@@ -26,6 +26,8 @@ class RunClaim {
     bool resume = false;
     std::vector<std::filesystem::path> nvme{};  ///< for the state; empty: RUN/state
     RankPart part{};                            ///< `run` is the job's; this rank claims its own
+    /// Counts the directories that rank 0 has made to claim the job's: itself and those above.
+    std::uint64_t made = 0;
   };
   /// Throws `Error{invalid_argument}` for a directory that holds something else, for a run with a
   /// committed step without `resume`, for state that is not where `nvme` says; `Error{busy}` while
@@ -37,6 +39,8 @@ class RunClaim {
   ~RunClaim();
 
   [[nodiscard]] const RunDirectory& run() const { return run_; }
+  /// Counts the directories that the claim has made: the run's and those above it.
+  [[nodiscard]] std::uint64_t made() const { return lock_->made(); }
   /// Returns the directory of the job, which is that of rank 0.
   [[nodiscard]] const std::filesystem::path& job() const { return request_.run; }
   /// The run has a committed step, with which it goes on.

@@ -45,8 +45,9 @@ bool is_alive(pid_t process) {
 
 }  // namespace
 
-RunLock::RunLock(fs::path root, std::chrono::milliseconds patience)
+RunLock::RunLock(fs::path root, std::chrono::milliseconds patience, std::uint64_t shared)
     : RunLock(std::move(root)) {  // whose destructor takes back what is made below
+  if (shared > 0) made_.share(fs::absolute(root_).parent_path(), shared);
   const auto deadline = std::chrono::steady_clock::now() + patience;
   for (open(); !try_lock(); open()) {
     const auto holder = holder_of(file_);

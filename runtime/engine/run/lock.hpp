@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <utility>
 
@@ -16,12 +17,16 @@ class RunLock {
  public:
   /// `root` may be missing. Throws `Error{busy}` naming the process that has the lock: at once
   /// while that is alive, after `patience` if it is going (a killed process keeps its locks until
-  /// its memory is gone) or cannot be seen from here.
-  RunLock(std::filesystem::path root, std::chrono::milliseconds patience);
+  /// its memory is gone) or cannot be seen from here. Of the directories above, the nearest
+  /// `shared` were made by another rank of the job and are made by this one too: whoever goes last
+  /// takes them back.
+  RunLock(std::filesystem::path root, std::chrono::milliseconds patience, std::uint64_t shared = 0);
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();
 
+  /// Counts the directories that were made.
+  [[nodiscard]] std::uint64_t made() const { return made_.count(); }
   /// Returns the directory without links, absolute.
   [[nodiscard]] const std::filesystem::path& root() const { return root_; }
   void keep();
