@@ -3,6 +3,7 @@ it goes without a GPU. usage: gpu_bundle_test.py BUILD_DIRECTORY"""
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,7 +25,11 @@ class GpuBundle(unittest.TestCase):
         cls.temporary = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.temporary.name)
         archive = cls.folder / "bundle.tar.xz"
-        made = run(ROOT / "tools" / "gpu-bundle", "--build", BUILD, "--out", archive)
+        cls.extensions = list(BUILD.glob("python/spillway/_native*.so"))
+        named = []
+        for extension in cls.extensions:  # the build's own passes for that of another Python
+            named = ["--extension", shutil.copy(extension, cls.folder / "_native.abi3.so")]
+        made = run(ROOT / "tools" / "gpu-bundle", "--build", BUILD, "--out", archive, *named)
         if made.returncode != 0:
             raise AssertionError(made.stdout)
         cls.size = archive.stat().st_size
@@ -55,6 +60,20 @@ class GpuBundle(unittest.TestCase):
         self.assertIn("spillway", names)
         self.assertIn("offload_gpu_test", names)
         self.assertFalse((self.bundle / "lib" / "libc.so.6").exists())
+
+    def test_the_package_is_there_with_its_libraries_and_the_extensions_that_were_named(self):
+        if not self.extensions:
+            self.skipTest("this machine has no nanobind, and the build no Python package")
+        package = self.bundle / "python" / "spillway"
+        self.assertEqual({path.name for path in package.glob("_native*.so")},
+                         {self.extensions[0].name, "_native.abi3.so"})
+        self.assertTrue((package / "torch" / "streaming.py").exists())
+        needed = run("ldd", package / "_native.abi3.so",
+                     env=self.environment | {"LD_LIBRARY_PATH": str(self.bundle / "lib")}).stdout
+        self.assertNotIn("not found", needed)
+        self.assertIn(str(self.bundle / "lib"), needed)
+        peers = json.loads((self.bundle / "bundle.json").read_text())["peers"]
+        self.assertIn({"name": "python.gpu", "command": ["peers/python/gpu_check.py"]}, peers)
 
     def test_the_steps_are_listed_with_what_attends_first_and_fit_into_ten_minutes(self):
         lines = self.gpu_run("--list").stdout.splitlines()
