@@ -135,6 +135,15 @@ std::optional<StepIndex> agree_on_start(comm::Communicator* ranks, RunClaim& cla
   return std::nullopt;
 }
 
+void check_same_step(comm::Communicator* ranks, const std::filesystem::path& from, StepIndex step) {
+  if (ranks == nullptr) return;
+  const std::uint64_t first = value_of_first(*ranks, step.value());
+  check(step.value() == first, ErrorCode::busy,
+        fmt::format("{} is being trained: this rank has taken its step {}, and rank 0 step {}; "
+                    "interrupt it first, or take a checkpoint that it keeps (spillway.save_every)",
+                    from.string(), step.value(), first));
+}
+
 plan::Budgets least(comm::Communicator* ranks, const plan::Budgets& mine) {
   plan::Budgets result = mine;
   if (ranks == nullptr) return result;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <vector>
@@ -51,6 +52,10 @@ void check_same_run(comm::Communicator* ranks, const RunConfig& config);
 /// nothing if the job begins. Ranks whose first commit some others did not reach begin again.
 /// Throws `Error{corrupt_data}` where a rank has lost its state.
 [[nodiscard]] std::optional<StepIndex> agree_on_start(comm::Communicator* ranks, RunClaim& claim);
+
+/// Throws `Error{busy}` on the ranks that have taken another step than rank 0 from the run in
+/// `from`, which another process trains.
+void check_same_step(comm::Communicator* ranks, const std::filesystem::path& from, StepIndex step);
 
 /// Returns the least of each budget.
 [[nodiscard]] plan::Budgets least(comm::Communicator* ranks, const plan::Budgets& mine);

@@ -127,6 +127,7 @@ void Loop::start_from_run() {
     observer_.noted(fmt::format("not as in {}: {}", request_.from->string(), difference));
   }
   retry_overtaken([&] { trainer_->adopt(RunReader(*request_.from).saved()); });
+  check_same_step(request_.ranks, *request_.from, StepIndex{trainer_->state().step});
 }
 
 /// Files can be removed while they are open.

@@ -85,6 +85,19 @@ TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
   }
 }
 
+TEST(RanksThatGoOnFromARun, AreRefusedWhereItHasMovedOnBetweenThem) {
+  for (const std::uint32_t late : {0U, 2U, 5U}) {  // 5: none
+    const auto start = [late](comm::Communicator& self) {
+      check_same_step(&self, "/old", StepIndex{self.rank() == Rank{late} ? 8U : 7U});
+    };
+    if (late == 5) {
+      EXPECT_NO_THROW(comm::ThreadGroup(3).run(start));
+    } else {
+      EXPECT_THROW(comm::ThreadGroup(3).run(start), Error);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Counts, Ranks, testing::Values(2, 3, 4, 8));
 
 }  // namespace
