@@ -37,6 +37,7 @@ TINY_MODELS = {
 TINY_TESTS = {"offload_gpu_test": "--gtest_filter=-CudaGpu.*Cop*:*ASteadyStateAllocatesNothing*",
               "model_gpu_test": "--gtest_filter=*Norm*fp32*",
               "cpu_adam_gpu_test": "--gtest_filter=*Refuses*:*Norm*",
+              "comm_gpu_test": "--gtest_filter=*/1",
               "engine_gpu_test": "--gtest_filter=CalibrationOfTinyModel.*"}
 TINY_PEER = ["--steps", "1", "--torch-device", "cpu"]
 

@@ -81,7 +81,7 @@ struct DeviceRank {
   [[nodiscard]] void* stream() const { return device.stream(); }
 };
 
-inline DeviceCommunicatorOptions device_options(std::uint32_t timeout_ms = 60'000,
+inline DeviceCommunicatorOptions device_options(std::uint32_t timeout_ms = 20'000,
                                                 std::size_t depth = 8) {
   return {
       .depth = depth, .timeout_ms = timeout_ms, .library_directories = cuda_library_directories()};

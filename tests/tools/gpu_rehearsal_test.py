@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(sys.argv.pop()).resolve()
 PROGRAMS = {"spillway": "tests/support/cuda_emulation/spillway_emulated"} | {
     f"{module}_gpu_test": f"tests/{module}/{module}_emulated_test"
-    for module in ("offload", "cpu_adam", "model", "engine")}
+    for module in ("offload", "cpu_adam", "comm", "model", "engine")}
 PEERS = [{"name": f"llama_peer_gpu_test_{dtype}", "command": [
     "peers/engine/peer_llama.py", "bin/spillway", "--dtype", dtype, "--device", "cuda"]}
          for dtype in ("fp32", "bf16")]
