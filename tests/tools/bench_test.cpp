@@ -197,11 +197,42 @@ TEST_F(Bench, StepComparesItselfWithTheResidentModelAlone) {
   EXPECT_NE(answer.out.find("state format fp32"), std::string::npos);
 }
 
+TEST_F(Bench, StepRunsOnRanksThatAreThreads) {
+  write_all(directory_ / "model.json", kTinyLlama);
+  const auto step_at = [&](const char* stage) {
+    const Answer answer = run({"step",      "--model",   directory_ / "model.json",
+                               "--context", "32",        "--tokens-per-step",
+                               "128",       "--steps",   "2",
+                               "--compute", "fp32",      "--ranks",
+                               "2",         "--stage",   stage,
+                               "--link",    "0.02",      "--threads",
+                               "1",         "--scratch", directory_,
+                               "--json"});
+    EXPECT_EQ(answer.exit_code, 0) << answer.err;
+    return answer.json();
+  };
+  const nlohmann::json replicated = step_at("0");
+  const nlohmann::json sharded = step_at("3");
+  EXPECT_EQ(sharded["tokens_per_step"], 128);
+  EXPECT_EQ(sharded["loss"], replicated["loss"]);
+  // Of 2 P and 3 P bytes, each rank sends the half that it has (ZeRO, section 7); but the head is
+  // gathered once for forward and backward.
+  const auto sent = [](const nlohmann::json& d) { return d["bytes_moved"]["net"].get<double>(); };
+  EXPECT_LT(sent(sharded), 1.5 * sent(replicated));
+  EXPECT_GT(sent(sharded), 1.25 * sent(replicated));
+  EXPECT_GE(sent(replicated), 4 * replicated["parameters"].get<double>());
+  for (const nlohmann::json& d : {replicated, sharded}) {
+    EXPECT_GT(d["step_seconds"]["median"].get<double>(), 0.9 * sent(d) / 0.02e9);
+  }
+}
+
 TEST_F(Bench, StepRefusesWhatItCannotTrain) {
   const Answer unknown = run({"step", "--model", "llama-9-8b"});
   EXPECT_EQ(unknown.exit_code, 2);
   EXPECT_NE(unknown.err.find("llama-3-8b"), std::string::npos) << unknown.err;
   EXPECT_EQ(run({"step", "--compute", "fp8"}).exit_code, 2);
+  EXPECT_EQ(run({"step", "--ranks", "0"}).exit_code, 2);
+  EXPECT_EQ(run({"step", "--ranks", "2", "--stage", "4"}).exit_code, 2);
   EXPECT_EQ(run({"step", "--device-memory", "64KiB"}).exit_code, 3);
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 
+#include "comm/threads/thread_group.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
@@ -84,6 +85,35 @@ class Recorder final : public engine::TrainObserver {
   StepBenchResult result_;
 };
 
+/// What ranks other than the first tell nobody.
+class Silence final : public engine::TrainObserver {
+ public:
+  void planned(const engine::TrainPlan& /*plan*/) override {}
+  void stepped(const engine::StepResult& /*step*/, const engine::StepUse& /*use*/) override {}
+  void evaluated(std::uint64_t /*step*/, const engine::Evaluation& /*evaluation*/) override {}
+  void saved(std::uint64_t /*step*/, const std::filesystem::path& /*checkpoint*/) override {}
+  void noted(const std::string& /*text*/) override {}
+};
+
+void train_ranks(const StepBenchRequest& request, const engine::TrainRequest& train,
+                 Recorder& recorder) {
+  const std::atomic<int> never{0};
+  if (request.ranks == 1) {
+    (void)engine::train(train, recorder, never);
+    return;
+  }
+  comm::ThreadGroup group(request.ranks,
+                          {.link_gigabytes_per_second = request.link_gigabytes_per_second});
+  group.run([&](comm::Communicator& communicator) {
+    engine::TrainRequest mine = train;
+    mine.ranks = &communicator;
+    Silence silence;
+    const bool first = communicator.rank() == Rank{0};
+    (void)engine::train(mine, first ? static_cast<engine::TrainObserver&>(recorder) : silence,
+                        never);
+  });
+}
+
 }  // namespace
 
 double median_of(std::vector<double> values) {
@@ -129,11 +159,11 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   train.initial = &parameters;
 
   const config::TrainOptions& o = train.options;
-  const std::uint64_t windows = o.steps * o.micro_batch * o.gradient_accumulation_steps;
+  const std::uint64_t windows =
+      o.steps * o.micro_batch * o.gradient_accumulation_steps * request.ranks;
   write_random_tokens(train.data, request.config.vocab_size, windows * o.context + 1, o.seed);
   Recorder recorder(request, engine::state_directories(o, train.run));
-  const std::atomic<int> never{0};
-  (void)engine::train(train, recorder, never);
+  train_ranks(request, train, recorder);
   StepBenchResult result = recorder.take();
   result.options = train.options;
   result.device = engine::device_name(*train.options.device);

@@ -19,6 +19,11 @@ struct StepBenchRequest {
   /// `commits` is ignored: nothing is committed. `steps`: measured, after the warm-up.
   config::TrainOptions options;
   std::uint64_t warmup = 1;
+  /// Ranks are threads of this process, and each does the steps of `options`. What is measured is
+  /// rank 0's.
+  std::uint32_t ranks = 1;
+  /// Limits what each rank sends and receives; absent: as fast as memcpy.
+  std::optional<double> link_gigabytes_per_second;
   /// Is where the temporary run directory is made; state on disk goes there too unless
   /// `options.nvme` says otherwise. What is made in those directories is removed as well.
   std::filesystem::path scratch;

@@ -30,22 +30,26 @@ def parse():
     return parser.parse_args()
 
 
-def torch_run(options):
+def torch_model():
     import torch
     import transformers
 
-    torch.set_num_threads(THREADS)
     torch.manual_seed(1)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=VOCAB, n_positions=CONTEXT, n_embd=384, n_layer=6, n_head=6, resid_pdrop=0.0,
         embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa", use_cache=False,
         bos_token_id=0, eos_token_id=0))
+
+
+def torch_step_seconds(options, forward, model, batch):
+    """The median time of a step of `batch` sequences, the first two left out."""
+    import torch
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99),
                                   weight_decay=0.1, fused=True)
-    forward = torch.compile(model) if options.torch == "compile" else model
     seconds = []
     for _ in range(options.steps):
-        tokens = torch.randint(VOCAB, (BATCH, CONTEXT + 1))
+        tokens = torch.randint(VOCAB, (batch, CONTEXT + 1))
         start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=options.dtype == "bf16"):
             logits = forward(tokens[:, :-1]).logits
@@ -56,7 +60,16 @@ def torch_run(options):
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - start)
-    print(json.dumps({"seconds": statistics.median(seconds[2:])}))
+    return statistics.median(seconds[2:])
+
+
+def torch_run(options):
+    import torch
+
+    torch.set_num_threads(THREADS)
+    model = torch_model()
+    forward = torch.compile(model) if options.torch == "compile" else model
+    print(json.dumps({"seconds": torch_step_seconds(options, forward, model, BATCH)}))
 
 
 def last_json(command):
@@ -65,29 +78,36 @@ def last_json(command):
     return json.loads(done.stdout[done.stdout.index("{"):])
 
 
-def prepare(work):
+def prepare(options):
+    """A folder with the model and the data."""
+    work = pathlib.Path(tempfile.mkdtemp())
     text = bytes((i * i * 31 + i * 7) % 251 for i in range(600_000))
     (work / "text").write_bytes(text)
     (work / "model.json").write_text(json.dumps({
         "model_type": "gpt2", "vocab_size": VOCAB, "n_positions": CONTEXT, "n_embd": 384,
         "n_layer": 6, "n_head": 6, "activation_function": "gelu_new", "resid_pdrop": 0.0,
         "embd_pdrop": 0.0, "attn_pdrop": 0.0}))
+    last_json([options.spillway, "data", work / "text", "--out", work / "data", "--tokenizer",
+               "bytes", "--val", "0", "--json"])
+    return work
 
 
-def spillway_run(options, work, name, extra):
-    config = {"train_micro_batch_size_per_gpu": BATCH, "gradient_clipping": 1.0,
+def spillway_run(options, work, *, ranks=1, stage=0, disk=False):
+    """The median step of a run whose ranks share the batch and the threads."""
+    config = {"train_micro_batch_size_per_gpu": BATCH // ranks, "gradient_clipping": 1.0,
               "optimizer": {"type": "AdamW", "params": {
                   "lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.1}},
+              "zero_optimization": {"stage": stage},
               "spillway": {"context": CONTEXT, "checkpointing": "keep",
-                           "compute": options.dtype, "commit_every": 1000000}}
-    if extra:
-        config["spillway"]["commit_every"] = 1
+                           "compute": options.dtype, "commit_every": 1 if disk else 1000000}}
     (work / "train.json").write_text(json.dumps(config))
     run = pathlib.Path(tempfile.mkdtemp(dir=work))
-    last_json([options.spillway, "train", work / "train.json", "--model", work / "model.json",
-               "--data", work / "data", "--run", run, "--steps", options.steps, "--threads",
-               THREADS, "--compute-threads", THREADS, "--json",
-               *(["--nvme", run / "state"] if extra else [])])
+    threads = THREADS // ranks
+    launcher = [] if ranks == 1 else ["mpirun", "-n", ranks, "--bind-to", "core"]
+    last_json([*launcher, options.spillway, "train", work / "train.json",
+               "--model", work / "model.json", "--data", work / "data", "--run", run,
+               "--steps", options.steps, "--threads", threads, "--compute-threads", threads,
+               "--json", *(["--nvme", run / "state"] if disk else [])])
     lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     return statistics.median(line["seconds"] for line in lines[2:])
 
@@ -97,10 +117,7 @@ def main():
     if options.torch:
         torch_run(options)
         return
-    work = pathlib.Path(tempfile.mkdtemp())
-    prepare(work)
-    last_json([options.spillway, "data", work / "text", "--out", work / "data", "--tokenizer",
-               "bytes", "--val", "0", "--json"])
+    work = prepare(options)
     seconds = {}
     for _ in range(options.repetitions):
         for name in ("spillway", "spillway_nvme", "torch_eager", "torch_compile"):
@@ -109,7 +126,7 @@ def main():
                                    options.dtype, "--steps", options.steps, "--torch",
                                    name.split("_")[1]])["seconds"]
             else:
-                value = spillway_run(options, work, name, name.endswith("nvme"))
+                value = spillway_run(options, work, disk=name.endswith("nvme"))
             seconds.setdefault(name, []).append(value)
     speed = {name: BATCH * CONTEXT / statistics.median(values) for name, values in seconds.items()}
     print(json.dumps({

@@ -32,6 +32,9 @@ struct BenchStepFlags {
   std::uint32_t rounds = 1;
   double clip = 1.0;
   std::uint64_t warmup = 1;
+  std::uint32_t ranks = 1;
+  std::uint32_t stage = 0;
+  std::optional<double> link;
   bool limit = false;
   std::filesystem::path scratch = std::filesystem::temp_directory_path();
 };
@@ -62,7 +65,8 @@ config::TrainOptions options_of(const BenchStepFlags& flags) {
       flags.micro_batch > 0 ? flags.micro_batch : (small ? kDefaultMicroBatch : 1);
   const std::uint64_t tokens = flags.tokens_per_step > 0 ? flags.tokens_per_step : kDefaultTokens;
   const double micro_batches =
-      static_cast<double>(tokens) / (static_cast<double>(options.micro_batch) * options.context);
+      static_cast<double>(tokens) /
+      (static_cast<double>(options.micro_batch) * options.context * flags.ranks);
   // The nearest whole number of micro-batches that the rounds divide.
   const double per_round = std::max(1.0, std::round(micro_batches / flags.rounds));
   options.rounds = flags.rounds;
@@ -73,6 +77,7 @@ config::TrainOptions options_of(const BenchStepFlags& flags) {
                     flags.rounds, per_round));
   options.gradient_accumulation_steps = static_cast<std::uint32_t>(per_round) * flags.rounds;
   options.gradient_clipping = flags.clip;
+  options.zero_stage = flags.stage;
   if (options.steps == 0) options.steps = kDefaultSteps;
   return options;
 }
@@ -81,7 +86,9 @@ Peak peak_of(const bench::StepBenchRequest& request, const StepBenchResult& resu
   if (const auto known = bench::peak_flops(result.device, result.options.compute)) {
     return {*known, "data sheet"};
   }
-  if (result.device == "host") return {bench::product_flops(request), "measured matrix product"};
+  if (result.device == "host") {
+    return {bench::product_flops(request) * request.ranks, "measured matrix product"};
+  }
   return {};
 }
 
@@ -143,6 +150,8 @@ ordered_json describe(const BenchStepFlags& flags, const model::ModelConfig& con
           {"threads", o.threads},
           {"compute_threads", o.compute_threads},
           {"warmup", flags.warmup},
+          {"ranks", flags.ranks},
+          {"zero_stage", flags.stage},
           {"measured_products", result.measured_products}};
 }
 
@@ -184,6 +193,10 @@ void print(const ordered_json& d) {
          d["tokens_per_step"].get<std::uint64_t>(), d["rounds"].get<std::uint32_t>(),
          d["micro_batches_per_round"].get<std::uint32_t>(), d["micro_batch"].get<std::uint32_t>(),
          d["context"].get<std::uint32_t>());
+  if (d["ranks"].get<std::uint32_t>() > 1) {
+    answer("ranks      {}, stage {}\n", d["ranks"].get<std::uint32_t>(),
+           d["zero_stage"].get<std::uint32_t>());
+  }
   answer("speed      {:.0f} tokens/s, {:.4f} s a step (predicted {:.4f}), {:.3f} model TFLOP/s\n",
          d["tokens_per_second"].get<double>(), d["step_seconds"]["median"].get<double>(),
          d["predicted_step_seconds"].get<double>(), d["model_tflops"].get<double>());
@@ -217,6 +230,8 @@ ordered_json run(const BenchStepFlags& flags, bool json) {
       .config = *flags.train.model_config(),
       .options = options_of(flags),
       .warmup = flags.warmup,
+      .ranks = flags.ranks,
+      .link_gigabytes_per_second = flags.link,
       .scratch = flags.scratch,
       .profile = flags.train.profile,
       .note = [](const std::string& text) { tell("note: {}\n", text); }};
@@ -228,7 +243,7 @@ ordered_json run(const BenchStepFlags& flags, bool json) {
   document["fraction_of_limit"] = document["mfu"];
   if (flags.limit) {
     const double seconds = bench::resident_seconds(request);
-    const double rate = static_cast<double>(result.workload.tokens) / seconds;
+    const double rate = static_cast<double>(result.workload.tokens) * flags.ranks / seconds;
     document["resident"] = {{"micro_batch_seconds", seconds}, {"tokens_per_second", rate}};
     document["fraction_of_limit"] = result.tokens_per_second() / rate;
   }
@@ -272,7 +287,18 @@ void add_bench_step(Command bench, Session& session) {
   flags->train.set.add(command, "steps").description("This many steps are measured; by default 4");
   command.add_option("--warmup", flags->warmup, "This many steps run before them")
       .capture_default();
+  flags->train.set.add(command, "prefetch");
   flags->train.set.add(command, "seed").description("The tokens are drawn from this seed");
+  command
+      .add_option("--ranks", flags->ranks,
+                  "This many ranks, threads of this process, share the tokens of a step")
+      .range(1, 1024)
+      .capture_default();
+  command.add_option("--stage", flags->stage, "Ranks hold one part each as this stage of ZeRO says")
+      .range(0, 3)
+      .capture_default();
+  command.add_option("--link", flags->link,
+                     "A rank sends and receives this many GB/s; by default as memory allows");
   command.add_flag(
       "--limit", flags->limit,
       "Forward and backward are measured too, alone and with the whole model resident: "

@@ -1,0 +1,85 @@
+"""Training speed of two ranks of one thread without a GPU: Spillway over MPI against one process of
+two threads, and against PyTorch's DDP and FSDP2 over gloo on the same two processes.
+
+usage: ranks_speed.py SPILLWAY [--dtype fp32|bf16] [--steps N] [--repetitions N]
+
+The model and the total batch are those of train_speed.py. Runs alternate, each in processes of its
+own. Prints one JSON line; tokens/s are medians over repetitions of the median step of a run.
+"""
+import argparse
+import json
+import os
+import statistics
+import sys
+
+from train_speed import (BATCH, CONTEXT, last_json, prepare, spillway_run, torch_model,
+                         torch_step_seconds)
+
+RANKS = 2
+STAGES = (0, 1, 2, 3)
+
+
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("spillway")
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--torch", choices=["ddp", "fsdp2"], help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def torch_rank(options):
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(os.environ["RANK"])]})
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = torch_model()
+    if options.torch == "ddp":
+        forward = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        mesh = dist.init_device_mesh("cpu", (RANKS,))
+        for block in model.transformer.h:
+            fully_shard(block, mesh=mesh)
+        forward = fully_shard(model, mesh=mesh)
+    seconds = torch_step_seconds(options, forward, model, BATCH // RANKS)
+    if dist.get_rank() == 0:
+        print(json.dumps({"seconds": seconds}), flush=True)
+    dist.destroy_process_group()
+
+
+def torch_seconds(options, kind):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               "--nproc-per-node", RANKS, __file__, options.spillway, "--dtype", options.dtype,
+               "--steps", options.steps, "--torch", kind]
+    return last_json(command)["seconds"]
+
+
+def main():
+    options = parse()
+    if options.torch:
+        torch_rank(options)
+        return
+    work = prepare(options)
+    seconds = {}
+    for _ in range(options.repetitions):
+        seconds.setdefault("one_process", []).append(spillway_run(options, work))
+        for stage in STAGES:
+            seconds.setdefault(f"stage_{stage}", []).append(
+                spillway_run(options, work, ranks=RANKS, stage=stage))
+        for kind in ("ddp", "fsdp2"):
+            seconds.setdefault(kind, []).append(torch_seconds(options, kind))
+    speed = {name: BATCH * CONTEXT / statistics.median(values) for name, values in seconds.items()}
+    slowest = min(speed[f"stage_{stage}"] for stage in STAGES)
+    print(json.dumps({
+        "dtype": options.dtype, "ranks": RANKS, "tokens_per_second": speed,
+        "ratio_to_one_process": slowest / speed["one_process"],
+        "ratio_to_ddp": speed["stage_0"] / speed["ddp"],
+        "ratio_to_fsdp2": speed["stage_3"] / speed["fsdp2"]}))
+
+
+if __name__ == "__main__":
+    main()
