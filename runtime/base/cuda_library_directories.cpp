@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -47,9 +48,13 @@ void add_python_packages(std::vector<fs::path>& directories, const fs::path& lib
   }
 }
 
-/// Returns that of the user database: the library reads no environment variables.
+/// Returns that of the user database: the library reads no environment variables. An entry that
+/// does not fit is as good as none.
 fs::path home_directory() {
-  const passwd* const user = ::getpwuid(::getuid());
+  std::array<char, 4096> text{};
+  passwd entry{};
+  passwd* user = nullptr;
+  static_cast<void>(::getpwuid_r(::getuid(), &entry, text.data(), text.size(), &user));
   return user != nullptr && user->pw_dir != nullptr ? user->pw_dir : "";
 }
 
