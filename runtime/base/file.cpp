@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -169,25 +168,6 @@ MadeDirectories::~MadeDirectories() {
     if (errno == ENOTEMPTY || errno == EEXIST) return;
     log_warning("remove {}: {}", path->string(), std::strerror(errno));
   }
-}
-
-MappedFile::MappedFile(const fs::path& path) {
-  const FileDescriptor file = open_regular_file(path);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail(errno, "stat", path);
-  if (status.st_size == 0) return;  // mmap refuses an empty length
-  const auto size = static_cast<std::size_t>(status.st_size);
-  void* const address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (address == MAP_FAILED) fail(errno, "mmap", path);
-  bytes_ = {static_cast<const std::byte*>(address), size};
-}
-
-void MappedFile::unmap() noexcept {
-  if (bytes_.empty()) return;
-  if (::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()) != 0) {
-    log_error("munmap: {}", std::strerror(errno));
-  }
-  bytes_ = {};
 }
 
 }  // namespace spillway

@@ -1,4 +1,4 @@
-// Small files and read-only mappings, for configuration, manifests, checkpoints and token files.
+// Small files, for configuration, manifests and checkpoints.
 // The swap files of nvme_swap have their own engines.
 //
 // Errors are Error{io_error} with errno, the path and the operation.
@@ -102,33 +102,6 @@ class MadeDirectories {
 
  private:
   std::vector<std::filesystem::path> made_;  ///< in the order of their making
-};
-
-/// Is a whole file as read-only memory. Move-only. Whoever shortens the file meanwhile breaks the
-/// reader (SIGBUS), so map only files that are replaced, never rewritten.
-class MappedFile {
- public:
-  MappedFile() = default;
-  explicit MappedFile(const std::filesystem::path& path);
-  MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
-  MappedFile& operator=(MappedFile&& other) noexcept {
-    if (this != &other) {
-      unmap();
-      bytes_ = std::exchange(other.bytes_, {});
-    }
-    return *this;
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile() { unmap(); }
-
-  /// Returns the bytes, page-aligned; empty for an empty file.
-  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
-
- private:
-  void unmap() noexcept;
-
-  std::span<const std::byte> bytes_;
 };
 
 }  // namespace spillway

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstring>
 #include <thread>
 
 #include "runtime/base/error.hpp"
@@ -93,7 +92,6 @@ TEST(ReadTextFile, RefusesWhatIsNoRegularFileByWhatItIs) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
       EXPECT_NE(std::string(error.what()).find(kind), std::string::npos) << error.what();
     }
-    EXPECT_THROW(MappedFile{path}, Error);
   }
 }
 
@@ -171,30 +169,6 @@ TEST(WriteFileAtomically, WritesBesideAPathWithoutADirectory) {
   EXPECT_EQ(read_text_file(directory.path() / "plain", 1_KiB), "text");
 }
 
-TEST(MappedFile, ShowsTheBytesOfTheFile) {
-  const TemporaryDirectory directory;
-  const std::string text(10'001, 'z');
-  directory.write("file", text);
-  MappedFile first(directory.path() / "file");
-  ASSERT_EQ(first.bytes().size(), text.size());
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first.bytes().data()) % kPageBytes, 0U);
-  EXPECT_EQ(std::memcmp(first.bytes().data(), text.data(), text.size()), 0);
-  const std::byte* const address = first.bytes().data();
-  MappedFile second(std::move(first));
-  EXPECT_TRUE(first.bytes().empty());  // NOLINT(bugprone-use-after-move): the moved-from state
-  MappedFile third;
-  third = std::move(second);
-  EXPECT_EQ(third.bytes().data(), address);
-}
-
-TEST(MappedFile, SurvivesTheReplacementOfItsFile) {
-  const TemporaryDirectory directory;
-  write_file_atomically(directory.path() / "file", "old text");
-  const MappedFile mapped(directory.path() / "file");
-  write_file_atomically(directory.path() / "file", "new");
-  EXPECT_EQ(std::memcmp(mapped.bytes().data(), "old text", 8), 0);
-}
-
 TEST(MadeDirectories, GoWithTheirOwnerUnlessTheyAreKeptOrUsed) {
   const TemporaryDirectory directory;
   const fs::path deep = directory.path() / "a/b/c/";
@@ -219,14 +193,6 @@ TEST(MadeDirectories, GoWithTheirOwnerUnlessTheyAreKeptOrUsed) {
   EXPECT_TRUE(fs::is_directory(deep));
   MadeDirectories made;
   EXPECT_THROW(made.make(directory.path() / "a/b/file/d"), Error);
-}
-
-TEST(MappedFile, TakesAnEmptyFileAndRefusesWhatIsNone) {
-  const TemporaryDirectory directory;
-  directory.write("empty", "");
-  EXPECT_TRUE(MappedFile(directory.path() / "empty").bytes().empty());
-  EXPECT_THROW(MappedFile(directory.path()), Error);
-  EXPECT_THROW(MappedFile(directory.path() / "absent"), Error);
 }
 
 }  // namespace
