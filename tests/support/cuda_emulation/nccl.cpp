@@ -172,6 +172,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
 ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   const Device::Lock device;
   communicator->member->aborted = true;
+  communicator->member->launches.clear();  // which hold the member
   communicator->member->clique->broken = true;
   delete communicator;
   device->announce();
