@@ -1,7 +1,11 @@
-// What an embedded trainer tells of the steps that are over: seconds by lane, bytes, a trace.
+// What an embedded trainer uses: seconds by lane and bytes of the steps that are over, a trace, and
+// memory.
+#include <unistd.h>
+
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "runtime/base/error.hpp"
 #include "tests/engine/embedded_fixture.hpp"
@@ -49,6 +53,34 @@ TEST_F(EmbeddedTrainerTest, WritesATraceOfItsFirstPlans) {
   for (const char* part : {"\"traceEvents\"", "\"external\"", "\"update\"", "\"grad_norm\""}) {
     EXPECT_NE(text.str().find(part), std::string::npos) << part;
   }
+}
+
+/// Returns the bytes of memory that this process has touched.
+double touched() {
+  std::ifstream file("/proc/self/statm");
+  double mapped = 0;
+  double resident = 0;
+  file >> mapped >> resident;
+  return resident * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+TEST(EmbeddedMemory, OfAGradientIsTakenWhenThereIsOne) {
+  constexpr std::uint64_t kElements = (16U << 20) + 5;
+  const std::vector<std::uint16_t> values(kElements);
+  const std::span bytes = std::as_bytes(std::span(values));
+  EmbeddedOptions options;
+  options.dtype = DType::bf16;
+  options.state_format = StateFormat::int8;
+  options.groups = {cpu_adam::AdamOptions{}};
+  options.tile_parameters = 1U << 18;  // staging is small
+  const std::vector<EmbeddedParameter> parameters{
+      {.name = "weight", .elements = kElements, .values = bytes.data()}};
+  const double before = touched();
+  EmbeddedTrainer trainer(options, parameters);
+  const double kept = (touched() - before) / kElements;
+  EXPECT_NEAR(kept, 2 + 4.03, 0.5);  // values and state, and no gradient of 2 bytes
+  trainer.add_gradient(0, bytes);
+  EXPECT_NEAR((touched() - before) / kElements, kept + 2, 0.25);
 }
 
 }  // namespace

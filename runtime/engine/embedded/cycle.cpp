@@ -96,7 +96,7 @@ EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayou
       isa_(options.isa.value_or(cpu_adam::best_isa())),
       shared_(engine().backend().shared()),
       foreign_(engine().backend().make_event()) {
-  clear_gradients();
+  for (const EmbeddedPlace& place : layout.places) clear_padding(place);
   std::size_t ops = most_ops();
   if (workload().streams_external) {
     backward_ = engine().prepare(plan::build_external_backward(workload(), placement()));
@@ -255,8 +255,11 @@ std::span<std::byte> EmbeddedCycle::gradient(const EmbeddedPlace& place) {
       .subspan(place.first * size, place.count * size);
 }
 
-void EmbeddedCycle::clear_gradients() {
-  std::ranges::fill(engine().memory().all_host(plan::PoolKind::host_gradients), std::byte{});
+void EmbeddedCycle::clear_padding(const EmbeddedPlace& place) {
+  const std::uint64_t end = place.first + place.count;
+  std::ranges::fill(
+      gradient({.block = place.block, .first = end, .count = round_up(end, kLeafParameters) - end}),
+      std::byte{});
 }
 
 template <class Visit>

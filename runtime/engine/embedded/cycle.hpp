@@ -59,8 +59,9 @@ class EmbeddedCycle final : public StepCycle {
   [[nodiscard]] std::span<std::byte> frozen(const FrozenPlace& place);
   void write_frozen(const FrozenPlace& place, std::span<const std::byte> values);
   [[nodiscard]] std::span<std::byte> gradient(const EmbeddedPlace& place);
-  /// Leaves zeros in all gradients, those of padding among them.
-  void clear_gradients();
+  /// Leaves zeros in the gradients behind a parameter's own, up to the next leaf: nothing else
+  /// writes them, and norms read them.
+  void clear_padding(const EmbeddedPlace& place);
 
   /// Does what EmbeddedTrainer says.
   void read_state(const EmbeddedPlace& place, const cpu_adam::WideState& wide);
