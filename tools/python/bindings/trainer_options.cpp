@@ -1,5 +1,6 @@
 // What a Trainer is made with: its options, and the hyperparameters of groups.
 #include <fmt/format.h>
+#include <malloc.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -131,6 +132,8 @@ void add_trainer_options(nb::module_& module) {
       .def_rw("tile_parameters", &EmbeddedOptions::tile_parameters)
       .def_rw("threads", &EmbeddedOptions::threads)
       .def_rw("seed", &EmbeddedOptions::seed);
+  // glibc keeps freed memory for later tensors of its sizes, which would not come.
+  module.def("release_freed_memory", [] { static_cast<void>(malloc_trim(0)); });
   module.def(
       "parse_bytes", [](const std::string& size) { return parse_bytes(size).value(); },
       nb::arg("size"), "Returns the bytes of a size such as 8GiB.");

@@ -104,6 +104,7 @@ class Shard:
         self._any_received = False
         for index in range(len(self.entries)):
             self._point(index)
+        native.release_freed_memory()  # of the tensors that the parameters were
 
     def _view(self, index: int, values: Any) -> torch.Tensor:
         parameter = self._parameters[index]
