@@ -6,27 +6,17 @@ usage: ranks_speed.py SPILLWAY [--dtype fp32|bf16] [--steps N] [--repetitions N]
 The model and the total batch are those of train_speed.py. Runs alternate, each in processes of its
 own. Prints one JSON line; tokens/s are medians over repetitions of the median step of a run.
 """
-import argparse
 import json
 import os
 import statistics
 import sys
 
-from train_speed import (BATCH, CONTEXT, last_json, prepare, spillway_run, torch_model,
-                         torch_step_seconds)
+from train_speed import (BATCH, CONTEXT, last_json, parse, prepare, spillway_run,
+                         torch_model, torch_step_seconds)
 
 RANKS = 2
 STAGES = (0, 1, 2, 3)
-
-
-def parse():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("spillway")
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--torch", choices=["ddp", "fsdp2"], help=argparse.SUPPRESS)
-    return parser.parse_args()
+TORCH_KINDS = ("ddp", "fsdp2")
 
 
 def torch_rank(options):
@@ -59,7 +49,7 @@ def torch_seconds(options, kind):
 
 
 def main():
-    options = parse()
+    options = parse(TORCH_KINDS)
     if options.torch:
         torch_rank(options)
         return
@@ -70,7 +60,7 @@ def main():
         for stage in STAGES:
             seconds.setdefault(f"stage_{stage}", []).append(
                 spillway_run(options, work, ranks=RANKS, stage=stage))
-        for kind in ("ddp", "fsdp2"):
+        for kind in TORCH_KINDS:
             seconds.setdefault(kind, []).append(torch_seconds(options, kind))
     speed = {name: BATCH * CONTEXT / statistics.median(values) for name, values in seconds.items()}
     slowest = min(speed[f"stage_{stage}"] for stage in STAGES)

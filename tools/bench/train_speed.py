@@ -20,13 +20,13 @@ import time
 CONTEXT, BATCH, VOCAB, THREADS = 256, 16, 256, 2
 
 
-def parse():
+def parse(torch_kinds):
     parser = argparse.ArgumentParser()
     parser.add_argument("spillway")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--torch", choices=["eager", "compile"], help=argparse.SUPPRESS)
+    parser.add_argument("--torch", choices=torch_kinds, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -113,7 +113,7 @@ def spillway_run(options, work, *, ranks=1, stage=0, disk=False):
 
 
 def main():
-    options = parse()
+    options = parse(["eager", "compile"])
     if options.torch:
         torch_run(options)
         return
