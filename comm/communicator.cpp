@@ -4,8 +4,10 @@
 
 #include <array>
 #include <exception>
+#include <utility>
 
 #include "comm/detail/call.hpp"
+#include "comm/detail/collectives.hpp"
 #include "comm/detail/progress.hpp"
 #include "comm/mpi/mpi_backend.hpp"
 #include "comm/single/single_transport.hpp"
@@ -26,43 +28,59 @@ std::string_view name_of(Operation operation) {
 
 class Communicator::Implementation {
  public:
-  Implementation(const MakeTransport& make, const CommunicatorOptions& options)
-      : progress_(make, options) {}
+  Implementation(std::shared_ptr<detail::Progress> progress, detail::Collectives& group)
+      : progress_(std::move(progress)), group_(group) {}
 
   ~Implementation() {
     if (std::uncaught_exceptions() > exceptions_) {
-      progress_.abandon("it has ended with an error of its own");
+      progress_->abandon("it has ended with an error of its own");
     }
   }
 
   Implementation(const Implementation&) = delete;
   Implementation& operator=(const Implementation&) = delete;
 
-  [[nodiscard]] Rank rank() const { return progress_.rank(); }
-  [[nodiscard]] std::uint32_t ranks() const { return progress_.ranks(); }
-  [[nodiscard]] detail::Progress& progress() { return progress_; }
+  [[nodiscard]] Rank rank() const { return group_.members().rank(); }
+  [[nodiscard]] std::uint32_t ranks() const { return group_.members().ranks(); }
+  [[nodiscard]] detail::Progress& progress() { return *progress_; }
   [[nodiscard]] const detail::SentBytes& sent() const { return sent_; }
 
   Ticket start(const detail::Call& call) {
     detail::check_call(call, rank(), ranks());
     sent_.add(call, rank(), ranks());
-    return progress_.submit(call);
+    return progress_->submit(group_, call);
+  }
+
+  [[nodiscard]] std::unique_ptr<Implementation> subgroup(std::span<const Rank> members) {
+    return std::make_unique<Implementation>(progress_,
+                                            progress_->add_subgroup(group_.members(), members));
   }
 
  private:
   const int exceptions_ = std::uncaught_exceptions();
   detail::SentBytes sent_;
-  detail::Progress progress_;
+  const std::shared_ptr<detail::Progress> progress_;  // every subgroup's too
+  detail::Collectives& group_;
 };
 
-Communicator::Communicator(const MakeTransport& make, const CommunicatorOptions& options)
-    : implementation_(std::make_unique<Implementation>(make, options)) {}
+Communicator::Communicator(const MakeTransport& make, const CommunicatorOptions& options) {
+  auto progress = std::make_shared<detail::Progress>(make, options);
+  detail::Collectives& all = progress->all();
+  implementation_ = std::make_unique<Implementation>(std::move(progress), all);
+}
+
+Communicator::Communicator(std::unique_ptr<Implementation> implementation)
+    : implementation_(std::move(implementation)) {}
 
 Communicator::~Communicator() = default;
 
 Rank Communicator::rank() const { return implementation_->rank(); }
 
 std::uint32_t Communicator::ranks() const { return implementation_->ranks(); }
+
+std::unique_ptr<Communicator> Communicator::subgroup(std::span<const Rank> members) {
+  return std::unique_ptr<Communicator>(new Communicator(implementation_->subgroup(members)));
+}
 
 Ticket Communicator::all_gather(Source shard, Target all) {
   return implementation_->start(

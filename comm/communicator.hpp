@@ -87,6 +87,14 @@ class Communicator {
   [[nodiscard]] Rank rank() const;
   [[nodiscard]] std::uint32_t ranks() const;
 
+  /// Returns a group of some of these ranks: its rank i is rank `members[i]` of this one. This rank
+  /// is among them, and each of them makes it, with the same list; `Error{invalid_argument}` else.
+  /// Operations of the two run in one order, that in which they were started; all ranks that take
+  /// part in two operations start them in the same order. What ends one group ends the other;
+  /// errors name ranks by their numbers in the first. The last of them to go waits for what was
+  /// started. Scratch memory is the same once more, kept for as long.
+  [[nodiscard]] std::unique_ptr<Communicator> subgroup(std::span<const Rank> members);
+
   /// `all` becomes the shards of ranks 0, 1, ... one after the other. `shard` may be this rank's
   /// part of `all`.
   Ticket all_gather(Source shard, Target all);
@@ -117,7 +125,7 @@ class Communicator {
   /// Is over once every rank has started it.
   Ticket barrier();
 
-  /// Operations that end from now on notify `wake`; null: nobody.
+  /// Operations that end from now on, subgroups' too, notify `wake`; null: nobody.
   void wake_with(WakeSignal* wake);
 
   /// Tells the other ranks that this one has failed and why: what they wait for throws, naming this
@@ -127,12 +135,15 @@ class Communicator {
   /// Returns bytes that this rank has sent by starting `operation`, counted as a ring moves them:
   /// (ranks - 1) shards for all_gather, reduce_scatter and all_to_all; the buffer once for a
   /// broadcast, except on the last rank of the ring, the one before the root. An all_reduce counts
-  /// as a reduce_scatter and an all_gather, a reduce as a reduce_scatter and a gather.
+  /// as a reduce_scatter and an all_gather, a reduce as a reduce_scatter and a gather. A subgroup
+  /// counts its own.
   [[nodiscard]] Bytes sent(Operation operation) const;
   [[nodiscard]] Bytes sent() const;
 
  private:
   class Implementation;
+  explicit Communicator(std::unique_ptr<Implementation> implementation);
+
   std::unique_ptr<Implementation> implementation_;
 };
 

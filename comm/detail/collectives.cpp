@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/detail/ordered_sum.hpp"
 #include "runtime/base/error.hpp"
@@ -10,10 +11,6 @@
 namespace spillway::comm::detail {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-/// After so long a wait looks whether it has been stopped.
-constexpr std::chrono::milliseconds kGlance{20};
 /// Is a multiple of every element's size.
 constexpr std::size_t kMessageUnit = 64;
 /// Is below 2^31, which MPI cannot count, by as much as it costs nothing.
@@ -52,11 +49,11 @@ class Collectives::Parts {
   std::uint32_t ranks_;
 };
 
-Collectives::Collectives(Transport& transport, const CommunicatorOptions& options)
-    : transport_(transport),
-      rank_(transport.rank()),
-      ranks_(transport.ranks()),
-      timeout_(options.timeout_ms),
+Collectives::Collectives(Transfers& transfers, Members members, const CommunicatorOptions& options)
+    : transfers_(transfers),
+      members_(std::move(members)),
+      rank_(members_.rank()),
+      ranks_(members_.ranks()),
       message_bytes_(message_bytes(options, ranks_)),
       headers_(ranks_),
       addends_(ranks_),
@@ -99,10 +96,11 @@ void Collectives::agree(const Call& call) {
                     .message_bytes = message_bytes_,
                     .ranks = ranks_,
                     .root = call.root.value(),
+                    .group = members_.tag(),
                     .operation = call.operation,
                     .types = call.types};
   headers_[rank_.value()] = mine;
-  const std::uint64_t first = started_;
+  const std::uint64_t first = started();
   for (std::uint32_t step = 1; step < ranks_; ++step) {
     receive(before(step), as_writable_bytes(headers_[before(step).value()]));
   }
@@ -114,9 +112,9 @@ void Collectives::agree(const Call& call) {
     wait(first + step);
     const Header& theirs = headers_[before(step).value()];
     if (theirs == mine) continue;
-    throw Error(ErrorCode::invalid_argument, disagreement(rank_, mine, before(step), theirs));
+    disagree(mine, before(step), theirs);
   }
-  wait(started_);
+  wait(started());
 }
 
 void Collectives::all_gather(Target all, const Parts& parts) {
@@ -213,22 +211,24 @@ void Collectives::scatter(Source all, Target shard, const Parts& parts, Rank roo
 void Collectives::exchange(const Call& call) {
   const bool sends = call.operation != Operation::receive;
   const bool receives = call.operation != Operation::send;
-  Header mine{.message_bytes = message_bytes_, .ranks = ranks_, .operation = call.operation};
+  Header mine{.message_bytes = message_bytes_,
+              .ranks = ranks_,
+              .group = members_.tag(),
+              .operation = call.operation};
   Header& theirs = headers_[call.from.value()];
   headers_[rank_.value()] = mine;
   headers_[rank_.value()].bytes = call.source.size();
-  const std::uint64_t first = started_;
+  const std::uint64_t first = started();
   if (receives) receive(call.from, as_writable_bytes(theirs));
   if (sends) send(call.root, as_bytes(headers_[rank_.value()]));
   if (receives) {
     wait(first + 1);
     mine.bytes = call.target.size();
-    const bool fits = theirs.number == 0 && theirs.bytes == mine.bytes;
-    if (!fits) {
-      throw Error(ErrorCode::invalid_argument, disagreement(rank_, mine, call.from, theirs));
-    }
+    const bool fits =
+        theirs.number == 0 && theirs.group == mine.group && theirs.bytes == mine.bytes;
+    if (!fits) disagree(mine, call.from, theirs);
   }
-  wait(started_);
+  wait(started());
   in_pieces(
       std::max(call.source.size(), call.target.size()),
       [&](std::size_t k) {
@@ -243,12 +243,12 @@ void Collectives::in_pieces(std::size_t bytes, Start start, Finish finish) {
   const std::size_t pieces = (bytes + message_bytes_ - 1) / message_bytes_;
   if (pieces > 0) start(0);
   for (std::size_t k = 0; k < pieces; ++k) {
-    const std::uint64_t until_here = started_;
+    const std::uint64_t until_here = started();
     if (k + 1 < pieces) start(k + 1);
     wait(until_here);
     finish(k);
   }
-  wait(started_);
+  wait(started());
 }
 
 template <class Span>
@@ -257,31 +257,27 @@ Span Collectives::piece(Span data, std::size_t k) const {
   return data.subspan(first, std::min(message_bytes_, data.size() - first));
 }
 
-void Collectives::send(Rank to, Source data) {
-  if (data.empty()) return;
-  transport_.send(to, data);
-  ++started_;
-}
+void Collectives::send(Rank to, Source data) { transfers_.send(members_.in_job(to), data); }
 
 void Collectives::receive(Rank from, Target data) {
-  if (data.empty()) return;
-  transport_.receive(from, data);
-  ++started_;
+  transfers_.receive(members_.in_job(from), data);
 }
 
 void Collectives::wait(std::uint64_t count) {
-  const Clock::time_point end = Clock::now() + timeout_;
-  while (const std::optional<Rank> late = transport_.wait(count, std::min(kGlance, timeout_))) {
-    check(!stopped_.load(std::memory_order_relaxed), ErrorCode::device_error,
-          "this rank has abandoned the group");
-    if (Clock::now() < end) continue;
-    throw Error(
-        ErrorCode::device_error,
-        fmt::format("rank {} waited {} s for rank {} in {} (collective {}): rank {} has died, "
-                    "hangs, or needs a larger timeout_ms",
-                    rank_.value(), static_cast<double>(timeout_.count()) / 1e3, late->value(),
-                    name_of(operation_), collectives_, late->value()));
-  }
+  const std::optional<Rank> late = transfers_.wait(count);
+  if (!late) return;
+  throw Error(
+      ErrorCode::device_error,
+      fmt::format("rank {} waited {} s for rank {} in {} (collective {}): rank {} has died, "
+                  "hangs, or needs a larger timeout_ms",
+                  transfers_.rank().value(),
+                  static_cast<double>(transfers_.timeout().count()) / 1e3, late->value(),
+                  name_of(operation_), collectives_, late->value()));
+}
+
+void Collectives::disagree(const Header& mine, Rank other, const Header& theirs) const {
+  throw Error(ErrorCode::invalid_argument,
+              disagreement(transfers_.rank(), mine, members_.in_job(other), theirs));
 }
 
 Rank Collectives::after(std::uint32_t steps) const {

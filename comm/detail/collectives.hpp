@@ -1,11 +1,10 @@
-// Collectives: every operation of Communicator, composed of a transport's transfers. An operation
-// begins with its headers, which must agree; then its bytes move in pieces, and the next piece is
-// under way while one is waited for and summed.
+// Collectives: every operation of Communicator among the members of one group, composed of a
+// transport's transfers. An operation begins with its headers, which must agree; then its bytes
+// move in pieces, and the next piece is under way while one is waited for and summed.
 //
-// Threads: the one that makes progress; `stop` may be called by any.
+// Threads: made by any thread, then the one that makes progress.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,7 +13,8 @@
 
 #include "comm/detail/call.hpp"
 #include "comm/detail/header.hpp"
-#include "comm/detail/transport.hpp"
+#include "comm/detail/members.hpp"
+#include "comm/detail/transfers.hpp"
 
 namespace spillway::comm::detail {
 
@@ -23,13 +23,13 @@ class Collectives {
   using Source = std::span<const std::byte>;
   using Target = std::span<std::byte>;
 
-  Collectives(Transport& transport, const CommunicatorOptions& options);
+  Collectives(Transfers& transfers, Members members, const CommunicatorOptions& options);
+
+  [[nodiscard]] const Members& members() const { return members_; }
 
   /// Returns when the buffers of `call` may be used again. Throws what Communicator promises; the
   /// transport is of no more use then.
   void run(const Call& call);
-  /// Ends what `run` waits for with an error.
-  void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
  private:
   /// Says how a buffer of all ranks divides into whole elements, as evenly as they go.
@@ -51,23 +51,23 @@ class Collectives {
   template <class Span>
   [[nodiscard]] Span piece(Span data, std::size_t k) const;
 
-  // Nothing is transferred for an empty span.
   void send(Rank to, Source data);
   void receive(Rank from, Target data);
+  /// Waits for the first `count` transfers, and throws when that takes too long.
   void wait(std::uint64_t count);
+  [[nodiscard]] std::uint64_t started() const { return transfers_.started(); }
+  [[noreturn]] void disagree(const Header& mine, Rank other, const Header& theirs) const;
   [[nodiscard]] Rank after(std::uint32_t steps) const;
   [[nodiscard]] Rank before(std::uint32_t steps) const;
 
-  Transport& transport_;
+  Transfers& transfers_;
+  const Members members_;
   const Rank rank_;
   const std::uint32_t ranks_;
-  const std::chrono::milliseconds timeout_;
   const std::size_t message_bytes_;
 
-  std::atomic<bool> stopped_{false};
   Operation operation_ = Operation::barrier;  // under way
   std::uint64_t collectives_ = 0;
-  std::uint64_t started_ = 0;              // transfers
   std::vector<Header> headers_;            // by rank
   std::vector<const std::byte*> addends_;  // by rank
   std::unique_ptr<std::byte[]> scratch_;   // two pieces of every rank

@@ -6,8 +6,10 @@ namespace spillway::comm::detail {
 namespace {
 
 std::string description(Rank rank, const Header& header) {
-  std::string text = fmt::format("rank {} of {} called {} of {} bytes", rank.value(), header.ranks,
-                                 name_of(header.operation), header.bytes);
+  const std::string group =
+      header.group == 0 ? "" : fmt::format(" (the ranks of subgroup {:08x})", header.group);
+  std::string text = fmt::format("rank {} of {}{} called {} of {} bytes", rank.value(),
+                                 header.ranks, group, name_of(header.operation), header.bytes);
   if (header.number != 0) {
     text += fmt::format(" (collective {}, root {}, {} to {}", header.number, header.root,
                         name_of(header.types.addend), name_of(header.types.result));

@@ -18,9 +18,10 @@ struct Header {
   std::uint64_t message_bytes = 0;
   std::uint32_t ranks = 0;
   std::uint32_t root = 0;
+  std::uint32_t group = 0;  ///< Members::tag
   Operation operation = Operation::barrier;
   SumTypes types{};
-  std::uint8_t unused[5] = {};
+  std::uint8_t unused[1] = {};
 
   bool operator==(const Header&) const = default;
 };

@@ -8,17 +8,19 @@
 #include <utility>
 
 #include "comm/detail/collectives.hpp"
+#include "comm/detail/transfers.hpp"
 #include "comm/detail/transport.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::comm::detail {
 
 Progress::Progress(const Communicator::MakeTransport& make, const CommunicatorOptions& options)
-    : ring_(std::bit_ceil(std::max<std::size_t>(options.depth, 1))),
-      thread_([this, &make, options] { run(make, options); }) {
+    : options_(options),
+      ring_(std::bit_ceil(std::max<std::size_t>(options.depth, 1))),
+      thread_([this, &make] { run(make); }) {
   std::unique_lock lock(mutex_);
-  finished_changed_.wait(lock, [this] { return made_ || failure_ != nullptr; });
-  if (made_) return;
+  finished_changed_.wait(lock, [this] { return transfers_ != nullptr || failure_ != nullptr; });
+  if (transfers_ != nullptr) return;
   const std::exception_ptr failure = failure_;
   lock.unlock();
   thread_.join();
@@ -34,11 +36,18 @@ Progress::~Progress() {
   thread_.join();
 }
 
-Ticket Progress::submit(const Call& call) {
+Collectives& Progress::add_subgroup(const Members& of, std::span<const Rank> some) {
+  const std::lock_guard lock(mutex_);
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+  return *groups_.emplace_back(
+      std::make_unique<Collectives>(*transfers_, of.subgroup(some), options_));
+}
+
+Ticket Progress::submit(Collectives& group, const Call& call) {
   std::unique_lock lock(mutex_);
   finished_changed_.wait(lock, [this] { return submitted_ - finished_ < ring_.size(); });
   const std::uint32_t number = submitted_++;
-  ring_[number % ring_.size()] = call;
+  ring_[number % ring_.size()] = {&group, call};
   if (failure_ != nullptr) finished_ = submitted_;
   lock.unlock();
   submitted_changed_.notify_one();
@@ -58,7 +67,7 @@ void Progress::abandon(std::string_view reason) noexcept {
     reason_ = reason;
   } catch (...) {  // without memory the others do without the reason
   }
-  collectives_->stop();
+  transfers_->stop();
   submitted_changed_.notify_one();
   finished_changed_.wait(lock, [this] { return failure_ != nullptr; });
 }
@@ -81,21 +90,20 @@ bool Progress::is_finished(std::uint32_t number) const {
   return static_cast<std::int32_t>(finished_ - number) > 0;
 }
 
-void Progress::run(const Communicator::MakeTransport& make, const CommunicatorOptions& options) {
+void Progress::run(const Communicator::MakeTransport& make) {
   ::pthread_setname_np(::pthread_self(), "comm");
   try {
     const std::unique_ptr<Transport> transport = make();
-    Collectives collectives(*transport, options);
+    Transfers transfers(*transport, std::chrono::milliseconds{options_.timeout_ms});
     {
       const std::lock_guard lock(mutex_);
-      rank_ = transport->rank();
-      ranks_ = transport->ranks();
-      collectives_ = &collectives;
-      made_ = true;
+      groups_.push_back(std::make_unique<Collectives>(
+          transfers, Members(transport->rank(), transport->ranks()), options_));
+      transfers_ = &transfers;
     }
     finished_changed_.notify_all();
     try {
-      run_calls(collectives);
+      run_calls();
     } catch (const Error& error) {
       give_up(*transport, error.code(), error.what());
     } catch (const std::exception& error) {
@@ -106,10 +114,10 @@ void Progress::run(const Communicator::MakeTransport& make, const CommunicatorOp
   }
 }
 
-void Progress::run_calls(Collectives& collectives) {
-  Call call;
-  while (next(call)) {
-    collectives.run(call);
+void Progress::run_calls() {
+  Entry entry;
+  while (next(entry)) {
+    entry.group->run(entry.call);
     {
       const std::lock_guard lock(mutex_);
       ++finished_;
@@ -119,13 +127,13 @@ void Progress::run_calls(Collectives& collectives) {
   }
 }
 
-bool Progress::next(Call& call) {
+bool Progress::next(Entry& entry) {
   std::unique_lock lock(mutex_);
   submitted_changed_.wait(lock,
                           [this] { return stopping_ || abandoned_ || submitted_ != finished_; });
   check(!abandoned_, ErrorCode::device_error, reason_);
   if (submitted_ == finished_) return false;
-  call = ring_[finished_ % ring_.size()];
+  entry = ring_[finished_ % ring_.size()];
   return true;
 }
 

@@ -17,12 +17,14 @@
 
 #include "comm/communicator.hpp"
 #include "comm/detail/call.hpp"
+#include "comm/detail/members.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/ticket.hpp"
 
 namespace spillway::comm::detail {
 
 class Collectives;
+class Transfers;
 class Transport;
 
 /// Calls are numbered from 0 in the order of submission, wrapping at 2^32; the number is the
@@ -37,11 +39,14 @@ class Progress final : public TicketSource {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  [[nodiscard]] Rank rank() const { return rank_; }
-  [[nodiscard]] std::uint32_t ranks() const { return ranks_; }
+  /// Returns the group of all ranks.
+  [[nodiscard]] Collectives& all() { return *groups_.front(); }
+  /// Returns one more group, which lives as long as this. Throws what Members does, or the failure
+  /// that all calls have.
+  [[nodiscard]] Collectives& add_subgroup(const Members& of, std::span<const Rank> some);
 
   /// Waits for a free entry if all are taken. Allocates nothing.
-  Ticket submit(const Call& call);
+  Ticket submit(Collectives& group, const Call& call);
   void wake_with(WakeSignal* wake);
   /// Returns when the others have been told.
   void abandon(std::string_view reason) noexcept;
@@ -50,35 +55,38 @@ class Progress final : public TicketSource {
   void finish(std::uint32_t number) override;
 
  private:
-  void run(const Communicator::MakeTransport& make, const CommunicatorOptions& options);
-  void run_calls(Collectives& collectives);
+  struct Entry {
+    Collectives* group = nullptr;
+    Call call{};
+  };
+
+  void run(const Communicator::MakeTransport& make);
+  void run_calls();
   /// Waits for a call and returns true, or false when there will be none.
-  [[nodiscard]] bool next(Call& call);
+  [[nodiscard]] bool next(Entry& entry);
   /// Tells the other ranks, and ends every call there is, and those to come, with the current
   /// exception.
   void give_up(Transport& transport, ErrorCode code, std::string_view reason);
   void end(std::exception_ptr failure);
   [[nodiscard]] bool is_finished(std::uint32_t number) const;
 
+  const CommunicatorOptions options_;
+
   std::mutex mutex_;
   std::condition_variable submitted_changed_;  // the thread waits for it
   std::condition_variable finished_changed_;   // the control thread does
   // Guarded by mutex_.
-  std::vector<Call> ring_;
+  std::vector<Entry> ring_;
   std::uint32_t submitted_ = 0;
   std::uint32_t finished_ = 0;
-  std::uint32_t failed_ = 0;            // the first call that failed, if there is a failure
-  std::exception_ptr failure_;          // also that of making the transport
-  std::string reason_;                  // why this rank has abandoned the group
-  Collectives* collectives_ = nullptr;  // null before and after the transport lives
+  std::uint32_t failed_ = 0;        // the first call that failed, if there is a failure
+  std::exception_ptr failure_;      // also that of making the transport
+  std::string reason_;              // why this rank has abandoned the group
+  Transfers* transfers_ = nullptr;  // null before the transport lives; of no use after a failure
+  std::vector<std::unique_ptr<Collectives>> groups_;  // the first is of all ranks
   WakeSignal* wake_ = nullptr;
-  bool made_ = false;
   bool stopping_ = false;
   bool abandoned_ = false;
-
-  // Written before the constructor returns.
-  Rank rank_;
-  std::uint32_t ranks_ = 0;
 
   std::thread thread_;  // last: it uses all of the above
 };

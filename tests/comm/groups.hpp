@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <ostream>
 #include <string>
@@ -30,5 +31,11 @@ inline std::string name_of_group(const testing::TestParamInfo<Group>& group) {
 }
 
 [[nodiscard]] std::vector<Group> groups();
+
+/// Runs a body on the subgroup of `members` if `self` is among them.
+inline void run_in_subgroup(Communicator& self, const std::vector<Rank>& members,
+                            const Body& body) {
+  if (std::ranges::find(members, self.rank()) != members.end()) body(*self.subgroup(members));
+}
 
 }  // namespace spillway::comm

@@ -31,9 +31,16 @@ int run_tests(Communicator& communicator, int argc, char** argv) {
 }  // namespace
 
 std::vector<Group> groups() {
-  return {{.name = fmt::format("mpi_{}", of_process->ranks()),
-           .ranks = of_process->ranks(),
-           .run = [](const Body& body) { body(*of_process); }}};
+  std::vector<Group> all{{.name = fmt::format("mpi_{}", of_process->ranks()),
+                          .ranks = of_process->ranks(),
+                          .run = [](const Body& body) { body(*of_process); }}};
+  if (of_process->ranks() == 4) {
+    const std::vector<Rank> members{Rank{3}, Rank{0}, Rank{1}};
+    all.push_back({.name = "mpi_subgroup_of_3", .ranks = 3, .run = [=](const Body& body) {
+                     run_in_subgroup(*of_process, members, body);
+                   }});
+  }
+  return all;
 }
 
 }  // namespace spillway::comm

@@ -16,6 +16,18 @@ Group threads(std::uint32_t ranks, Bytes piece) {
           .run = [=](const Body& body) { ThreadGroup(ranks, options).run(body); }};
 }
 
+/// Some of five ranks, in another order.
+Group subgroup(const std::vector<Rank>& members) {
+  const ThreadGroupOptions options{.communicator = {.timeout_ms = 60'000, .piece = kSmallPiece}};
+  return {.name = fmt::format("subgroup_of_{}", members.size()),
+          .ranks = static_cast<std::uint32_t>(members.size()),
+          .run = [=](const Body& body) {
+            ThreadGroup(5, options).run([&](Communicator& self) {
+              run_in_subgroup(self, members, body);
+            });
+          }};
+}
+
 }  // namespace
 
 std::vector<Group> groups() {
@@ -26,6 +38,8 @@ std::vector<Group> groups() {
     all.push_back(threads(ranks, ranks % 2 == 0 ? kSmallPiece : 8_MiB));
   }
   all.push_back(threads(3, kSmallPiece));
+  all.push_back(subgroup({Rank{3}}));
+  all.push_back(subgroup({Rank{4}, Rank{1}, Rank{2}}));
   return all;
 }
 

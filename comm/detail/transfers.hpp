@@ -1,0 +1,45 @@
+// Transfers: what a rank has started on its transport, of all its groups, and waits for it that
+// have a limit.
+//
+// Threads: the one that makes progress; `stop` may be called by any.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "comm/detail/transport.hpp"
+
+namespace spillway::comm::detail {
+
+class Transfers {
+ public:
+  using Source = Transport::Source;
+  using Target = Transport::Target;
+
+  Transfers(Transport& transport, std::chrono::milliseconds timeout)
+      : transport_(transport), timeout_(timeout) {}
+
+  [[nodiscard]] Rank rank() const { return transport_.rank(); }
+  [[nodiscard]] std::uint32_t ranks() const { return transport_.ranks(); }
+  [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
+
+  // Nothing is transferred for an empty span.
+  void send(Rank to, Source data);
+  void receive(Rank from, Target data);
+  /// Returns how many were ever started.
+  [[nodiscard]] std::uint64_t started() const { return started_; }
+  /// Returns once the first `count` are over; or the other rank of the first that is not after the
+  /// timeout. Throws when it is stopped.
+  [[nodiscard]] std::optional<Rank> wait(std::uint64_t count);
+  void stop() { stopped_.store(true, std::memory_order_relaxed); }
+
+ private:
+  Transport& transport_;
+  const std::chrono::milliseconds timeout_;
+  std::uint64_t started_ = 0;
+  std::atomic<bool> stopped_{false};
+};
+
+}  // namespace spillway::comm::detail
