@@ -21,8 +21,12 @@
 namespace spillway::engine {
 namespace {
 
-/// What every rank sends in a measurement; it is large against what starting costs.
-constexpr Bytes kMeasuredShard = 4_MiB;
+/// What a rank gives in a measurement of the network: as much as is large against what starting
+/// costs, if the network moves it in `kMeasuredSeconds`, and if there is room for all ranks' parts.
+constexpr Bytes kFirstShard = 64_KiB;
+constexpr Bytes kLargestShard = 4_MiB;
+constexpr Bytes kAllShards = 64_MiB;
+constexpr double kMeasuredSeconds = 0.2;
 constexpr int kMeasurements = 3;
 
 /// Returns what every rank has, by rank.
@@ -60,18 +64,33 @@ std::string settings_of(const RunConfig& config) {
   return text;
 }
 
+/// Returns the seconds of an all_gather of shards of this size.
+double seconds_of_gather(comm::Communicator& ranks, Bytes shard) {
+  const std::vector<std::byte> mine(shard.value());
+  std::vector<std::byte> all(shard.value() * ranks.ranks());
+  ranks.barrier().wait();
+  const auto begin = std::chrono::steady_clock::now();
+  ranks.all_gather(mine, all).wait();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Returns the best rate of a few gathers, which take less than a second together unless even the
+/// smallest are slow. Rank 0 says how large they are.
 double network_rate(comm::Communicator& ranks) {
-  std::vector<std::byte> all(kMeasuredShard.value() * ranks.ranks());
-  const auto shard = std::span<const std::byte>(all).first(kMeasuredShard.value());
-  std::vector<std::byte> mine(shard.begin(), shard.end());
+  constexpr std::uint64_t kGrowth = 8;
+  const Bytes largest = std::min(kLargestShard, kAllShards / std::uint64_t{ranks.ranks()});
+  Bytes shard = std::min(kFirstShard, largest);
   double best = 0;
-  for (int i = 0; i < kMeasurements; ++i) {
-    ranks.barrier().wait();
-    const auto begin = std::chrono::steady_clock::now();
-    ranks.all_gather(mine, all).wait();
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    const double sent = static_cast<double>(mine.size() * (ranks.ranks() - 1));
-    best = std::max(best, sent / seconds.count());
+  for (int left = kMeasurements; left > 0;) {
+    const double seconds = seconds_of_gather(ranks, shard);
+    const double sent = static_cast<double>(shard.value()) * (ranks.ranks() - 1);
+    best = std::max(best, sent / seconds);
+    const bool grows = shard < largest && kGrowth * seconds < kMeasuredSeconds;
+    if (value_of_first(ranks, grows ? 1 : 0) == 1) {
+      shard = std::min(shard * kGrowth, largest);
+    } else {
+      --left;
+    }
   }
   return best;
 }

@@ -1,6 +1,8 @@
 // Many ranks train as one: ranks that are threads of this process, on the host backend.
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "runtime/engine/rank_agreement.hpp"
 #include "tests/engine/ranks_harness.hpp"
 #include "tests/support/allocation_counter.hpp"
@@ -82,6 +84,27 @@ TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
       counter.reset();
       self.barrier().wait();
     });
+  }
+}
+
+TEST(RanksThatPlan, TakeTheSlowestProfileAndMeasureASlowNetworkWithFewBytes) {
+  constexpr double kLink = 0.001;
+  std::array<plan::MachineProfile, 2> profiles;
+  comm::ThreadGroup(2, {.link_gigabytes_per_second = kLink}).run([&](comm::Communicator& self) {
+    const std::uint32_t rank = self.rank().value();
+    plan::MachineProfile mine;
+    mine.gpu_flops = rank == 0 ? 2e9 : 1e9;
+    mine.h2d = rank == 0 ? 1e9 : 2e9;
+    profiles[rank] = slowest(&self, mine);
+    // Over this link, the 4 MiB that a faster one is measured with take 4 seconds.
+    EXPECT_LT(self.sent(), 1_MiB);
+  });
+  for (const plan::MachineProfile& profile : profiles) {
+    EXPECT_EQ(profile.gpu_flops, 1e9);
+    EXPECT_EQ(profile.h2d, 1e9);
+    EXPECT_EQ(profile.net, profiles[0].net);
+    EXPECT_GT(profile.net, 0);
+    EXPECT_LT(profile.net, 1.1 * kLink * 1e9);
   }
 }
 
