@@ -155,8 +155,11 @@ void add_placement(std::vector<Option>& table) {
   rows.member<&Options::residency>(
       {"residency", "Parameters stay on the device (`all`), or every block is streamed (`none`)."});
   rows.member<&Options::prefetch>(
-          {"prefetch", "Blocks are uploaded to the device this many blocks ahead of their use."})
-      .automatic = automatic::kDefault;
+          {"prefetch",
+           "Blocks are uploaded to the device, or gathered from other ranks, this many blocks "
+           "ahead of their use.",
+           "1; where ranks share out parameters, what makes the shortest step"})
+      .automatic = "what the planner finds";
   rows.member<&Options::device_memory>(
       {"device_memory", "The run may take this much memory of the device.", "what the device has"});
   rows.member<&Options::host_memory>(

@@ -157,7 +157,7 @@ struct TrainOptions {
   StateHome state_home = StateHome::automatic;
   StateHome activations = StateHome::automatic;  ///< of the activations between blocks
   SumsHome gradient_sums = SumsHome::automatic;  ///< where gradients of rounds are added up
-  std::uint32_t prefetch = 1;                    ///< blocks uploaded ahead of use
+  std::optional<std::uint32_t> prefetch;         ///< blocks uploaded ahead; absent: planned
   std::optional<Bytes> device_memory;            ///< absent: what the device has
   std::optional<Bytes> host_memory;              ///< absent: what cgroup and system leave
   std::vector<std::filesystem::path> nvme;       ///< empty: RUN/state

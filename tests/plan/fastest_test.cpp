@@ -28,6 +28,7 @@ MachineProfile fast_machine() {
   MachineProfile profile;
   profile.gpu_flops = 1e9;
   profile.h2d = profile.d2h = profile.update = profile.nvme_read = profile.nvme_write = 1e15;
+  profile.net = 1e15;
   return profile;
 }
 
@@ -218,13 +219,16 @@ TEST(FastestPlacementProperty, IsWhatTryingEveryPlacementFindsAndSimulatesFewer)
 TEST(StepBoundProperty, IsNeverLongerThanTheStepAndNearItWhereOneLaneDoesAll) {
   RandomCases cases(property_seed());
   for (int i = 0; i < 300; ++i) {
-    const auto [workload, placement] = i % 3 == 0 ? cases.next_tiled() : cases.next();
+    const auto [workload, placement] = i % 3 == 0   ? cases.next_tiled()
+                                       : i % 3 == 1 ? cases.next_of_ranks()
+                                                    : cases.next();
     const StepPlan plan = build_training_step(workload, placement);
     MachineProfile machine = fast_machine();
     machine.gpu_flops = 1e15;
     double* const rates[] = {&machine.gpu_flops, &machine.h2d,       &machine.d2h,
-                             &machine.update,    &machine.nvme_read, &machine.nvme_write};
-    double& slow = *rates[cases.between(0, 5)];
+                             &machine.update,    &machine.net,       &machine.net,
+                             &machine.nvme_read, &machine.nvme_write};
+    double& slow = *rates[cases.between(0, 7)];
     slow = 1e3;
     machine.cpu_shares_gpu = cases.maybe();
     if (cases.maybe()) machine.gpu_update = 1e15;

@@ -18,10 +18,11 @@ struct BoundaryPlan {
 class PlainChooser {
  public:
   PlainChooser(const Workload& workload, const Budgets& budgets, const PlacementRequest& request)
-      : workload_(workload), budgets_(budgets), request_(request) {
-    request_.prefetch =
-        std::min(request.prefetch, static_cast<std::uint32_t>(workload.blocks.size()));
-  }
+      : workload_(workload),
+        budgets_(budgets),
+        request_(request),
+        prefetch_(std::min(request.prefetch.value_or(1),
+                           static_cast<std::uint32_t>(workload.blocks.size()))) {}
 
   /// The first way to spread boundaries with which the rest fits.
   std::variant<Placement, Shortage> choose() {
@@ -54,7 +55,7 @@ class PlainChooser {
   [[nodiscard]] std::vector<BoundaryPlan> boundary_plans(bool spill, bool shrink) const {
     std::vector<BoundaryPlan> plans;
     const std::size_t head = workload_.head_layer();
-    const std::uint32_t slots = 2 * (request_.prefetch + 1);
+    const std::uint32_t slots = 2 * (prefetch_ + 1);
     if (!spill && request_.activations.value_or(Tier::device) == Tier::device) {
       plans.push_back({});
       if (request_.activations) return plans;
@@ -118,7 +119,7 @@ class PlainChooser {
     if (state == Tier::device) cut.gradients = Tier::device;
     placement.blocks.assign(blocks, cut);
     if (workload_.tiled) placement.blocks.front().parameters = Tier::device;  // every op reads them
-    placement.parameter_slots = std::max(request_.prefetch + 1, least_parameter_slots(placement));
+    placement.parameter_slots = std::max(prefetch_ + 1, least_parameter_slots(placement));
     if (request_.order == WorkOrder::micro_batch_major) {
       placement.gradient_slots = blocks;
     } else if (state == Tier::device) {
@@ -265,7 +266,8 @@ class PlainChooser {
 
   const Workload& workload_;
   const Budgets& budgets_;
-  PlacementRequest request_;
+  const PlacementRequest request_;
+  const std::uint32_t prefetch_;
   BoundaryPlan boundaries_;
   bool spill_boundaries_ = false;
   bool shrink_ = false;

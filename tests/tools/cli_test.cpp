@@ -331,6 +331,7 @@ TEST_F(Cli, PlanForOneOfManyRanks) {
   EXPECT_NEAR(apart["lanes"]["net"]["busy_seconds"].get<double>() /
                   eighth["lanes"]["net"]["busy_seconds"].get<double>(),
               340.0 / 45, 0.5);
+  EXPECT_GT(apart["gathered_ahead"], eighth["gathered_ahead"]);
 
   const Answer unmeasured = plan({"--ranks", "2"});
   EXPECT_EQ(unmeasured.exit_code, 2);

@@ -178,8 +178,10 @@ std::string to_text(const PlanView& view) {
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  plan::tokens_of_step(w), w.rounds, w.micro_batches, w.tokens);
   if (w.ranks.count > 1) {
-    fmt::format_to(out, "ranks      {}, of which this is one; {}\n", w.ranks.count,
-                   meaning_of(w.ranks.sharding));
+    const std::uint32_t ahead = view.placement.parameter_slots - 1;
+    fmt::format_to(out, "ranks      {}, of which this is one; {}{}\n", w.ranks.count,
+                   meaning_of(w.ranks.sharding),
+                   w.gathers() ? fmt::format(" and gathered {} block(s) ahead", ahead) : "");
   }
   fmt::format_to(out, "placement  {}\n", placement_line(w, view.placement));
   text += cut_lines(view);
@@ -222,6 +224,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
     }
   }
   document["ranks"] = view.workload.ranks.count;
+  if (view.workload.gathers()) document["gathered_ahead"] = view.placement.parameter_slots - 1;
   nlohmann::ordered_json& blocks = document["blocks"];
   for (std::size_t b = 0; b < view.workload.blocks.size(); ++b) {
     const plan::BlockCut& place = view.placement.blocks[b];

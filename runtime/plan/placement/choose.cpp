@@ -19,9 +19,7 @@ using detail::Draft;
 /// fits: all of a small workload's.
 constexpr std::size_t kBlocksTried = 1024;
 
-PlacementRequest bounded(PlacementRequest request, const Workload& workload) {
-  // More slots than blocks would hold nothing.
-  request.prefetch = std::min(request.prefetch, static_cast<std::uint32_t>(workload.blocks.size()));
+PlacementRequest possible(PlacementRequest request, const Workload& workload) {
   // A rank that does not gather parameters for each pass has them all; the host updates its shard.
   if (workload.ranks.count > 1 && !workload.gathers()) request.resident = true;
   return request;
@@ -46,7 +44,7 @@ class Chooser {
   Chooser(const Workload& workload, const Budgets& budgets, const PlacementRequest& request)
       : workload_(workload),
         budgets_(budgets),
-        request_(bounded(request, workload)),
+        request_(possible(request, workload)),
         tile_parameters_(std::min(request.tile_parameters, largest_block(workload))),
         sizes_(workload, request.format, tile_parameters_, request.commits),
         upgrades_(detail::upgrades(sizes_, request_)) {}
@@ -196,7 +194,7 @@ class Chooser {
                                      .saved = keep ? std::optional(Tier::device) : std::nullopt});
     if (workload_.tiled) placement.blocks.front().parameters = Tier::device;  // every op reads them
     placement.parameter_slots =
-        std::max(request_.prefetch + 1, least_parameter_slots(workload_, placement));
+        std::max(prefetch_of(request_, workload_) + 1, least_parameter_slots(workload_, placement));
     if (request_.order == WorkOrder::micro_batch_major) {
       placement.gradient_slots = blocks;
     } else if (state == Tier::device) {

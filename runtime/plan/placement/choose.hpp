@@ -1,6 +1,7 @@
 // Chooses a placement: which blocks stay on the device, what is kept, where state lives. Pure.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -24,9 +25,15 @@ struct PlacementRequest {
   WorkOrder order = WorkOrder::layer_major;
   StateFormat format = StateFormat::fp32;
   ElementCount tile_parameters{2u << 20};
-  std::uint32_t prefetch = 1;  ///< blocks uploaded ahead; slots = prefetch + 1
-  bool commits = true;         ///< steps are made true on disk; see `Placement`
+  std::optional<std::uint32_t> prefetch{};  ///< blocks uploaded ahead; slots = prefetch + 1
+  bool commits = true;                      ///< steps are made true on disk; see `Placement`
 };
+
+/// Counts the blocks that the request uploads ahead. More slots than blocks would hold nothing.
+[[nodiscard]] inline std::uint32_t prefetch_of(const PlacementRequest& request,
+                                               const Workload& workload) {
+  return std::min(request.prefetch.value_or(1), static_cast<std::uint32_t>(workload.blocks.size()));
+}
 
 /// The least that the request needs of one tier, and what the budget gives.
 struct Shortage {

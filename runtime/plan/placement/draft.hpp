@@ -59,7 +59,7 @@ class BoundaryPlans {
  public:
   /// `spill`: activations may go to the disk. `shrink`: slots may be given up.
   BoundaryPlans(const Workload& workload, const PlacementRequest& request, bool spill, bool shrink)
-      : head_(workload.head_layer()), slots_(2 * (request.prefetch + 1)) {
+      : head_(workload.head_layer()), slots_(2 * (prefetch_of(request, workload) + 1)) {
     const bool wants_device = request.activations.value_or(Tier::device) == Tier::device;
     on_device_ = !spill && wants_device ? 1 : 0;
     if (on_device_ == 1 && request.activations) return;

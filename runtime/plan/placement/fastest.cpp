@@ -20,7 +20,7 @@ constexpr std::size_t kLeastSimulated = 3;
 struct Candidate {
   Placement placement;
   double least_seconds = 0;  ///< no step is shorter
-  std::size_t order = 0;     ///< among all that are tried
+  std::size_t order = 0;     ///< of its request
 };
 
 /// What becomes of saved activations.
@@ -101,24 +101,90 @@ std::vector<PlacementRequest> narrowed(const Workload& workload, const Placement
   return list;
 }
 
-/// Placements for the requests, without those that use the disk where `first` does not, each once,
-/// by the time that their step takes at least.
-std::vector<Candidate> candidates(const Workload& workload, const Budgets& budgets,
-                                  const PlacementRequest& request, const MachineProfile& profile,
-                                  const Placement& first) {
-  std::vector<Candidate> list;
-  for (const PlacementRequest& each : narrowed(workload, request, profile)) {
-    auto choice = choose_placement(workload, budgets, each);
-    auto* placement = std::get_if<Placement>(&choice);
-    if (placement == nullptr || (placement->uses_disk() && !first.uses_disk())) continue;
-    const auto same = [&](const Candidate& other) { return other.placement == *placement; };
-    if (*placement == first || std::ranges::any_of(list, same)) continue;
-    const double least = least_step_seconds(workload, *placement, profile);
-    list.push_back({std::move(*placement), least, list.size()});
+/// The request with blocks further ahead: more of their gathers are hidden, until they hold up the
+/// reductions, which share the lane.
+std::vector<PlacementRequest> further_ahead(const PlacementRequest& request) {
+  std::vector<PlacementRequest> list;
+  for (const std::uint32_t prefetch : {2U, 3U, 4U}) {
+    list.push_back(request);
+    list.back().prefetch = prefetch;
   }
-  std::ranges::stable_sort(list, {}, &Candidate::least_seconds);
   return list;
 }
+
+/// Looks for the shortest step, from that of `first` on, which is for `request`.
+class Search {
+ public:
+  Search(const Workload& workload, const Budgets& budgets, const PlacementRequest& request,
+         const MachineProfile& profile, const Placement& first)
+      : workload_(workload),
+        budgets_(budgets),
+        profile_(profile),
+        first_(first),
+        builder_(workload, first),
+        request_(request) {
+    builder_.training();
+    best_ = {first, simulate(builder_.plan(), profile), 1};
+    worthwhile_ = kWorthwhile * best_.prediction.step_seconds;
+    at_most_ = std::max<std::size_t>(kLeastSimulated, kOpsSimulated / builder_.plan().ops.size());
+  }
+
+  /// Tries placements for the requests, at most so many.
+  void try_each(const std::vector<PlacementRequest>& requests) {
+    const std::size_t end = best_.simulated + at_most_;
+    std::size_t place = 0;
+    for (Candidate& each : candidates(requests)) {
+      // No step is shorter than its bound, and those that follow have longer ones.
+      const double to_beat = std::min(worthwhile_, best_.prediction.step_seconds);
+      if (each.least_seconds > to_beat || best_.simulated == end) break;
+      builder_.restart(each.placement);
+      builder_.training();
+      Prediction prediction = simulate(builder_.plan(), profile_);
+      ++best_.simulated;
+      const double seconds = prediction.step_seconds;
+      // Among equals, the one that was asked for first is taken.
+      const bool earlier = seconds == best_.prediction.step_seconds && each.order < place;
+      if (seconds < worthwhile_ && (seconds < best_.prediction.step_seconds || earlier)) {
+        best_.placement = std::move(each.placement);
+        best_.prediction = std::move(prediction);
+        request_ = requests[each.order];
+        place = each.order;
+      }
+    }
+  }
+
+  [[nodiscard]] const PlacementRequest& request() const { return request_; }  ///< of the best
+  PlannedStep take() { return std::move(best_); }
+
+ private:
+  /// Returns placements for the requests, without those that use the disk where `first` does not,
+  /// each once, by the time that their step takes at least.
+  [[nodiscard]] std::vector<Candidate> candidates(
+      const std::vector<PlacementRequest>& requests) const {
+    std::vector<Candidate> list;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      auto choice = choose_placement(workload_, budgets_, requests[i]);
+      auto* placement = std::get_if<Placement>(&choice);
+      if (placement == nullptr || (placement->uses_disk() && !first_.uses_disk())) continue;
+      const auto same = [&](const Candidate& other) { return other.placement == *placement; };
+      if (*placement == first_ || std::ranges::any_of(list, same)) continue;
+      const double least = least_step_seconds(workload_, *placement, profile_);
+      list.push_back({std::move(*placement), least, i});
+    }
+    std::ranges::stable_sort(list, {}, &Candidate::least_seconds);
+    return list;
+  }
+
+  const Workload& workload_;
+  const Budgets& budgets_;
+  const MachineProfile& profile_;
+  const Placement& first_;
+  Builder builder_;
+  PlannedStep best_;
+  PlacementRequest request_;
+  double worthwhile_ = 0;
+  std::size_t at_most_ = 0;
+};
 
 }  // namespace
 
@@ -153,31 +219,10 @@ std::vector<BlockCut> open_cuts(const Workload& workload, const PlacementRequest
 PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                               const PlacementRequest& request, const MachineProfile& profile,
                               const Placement& first) {
-  Builder builder(workload, first);
-  builder.training();
-  PlannedStep best{first, simulate(builder.plan(), profile), 1};
-  const double worthwhile = kWorthwhile * best.prediction.step_seconds;
-  const std::size_t at_most =
-      std::max<std::size_t>(kLeastSimulated, kOpsSimulated / builder.plan().ops.size());
-  std::size_t place = 0;
-  for (Candidate& each : candidates(workload, budgets, request, profile, first)) {
-    // No step is shorter than its bound, and those that follow have longer ones.
-    const double to_beat = std::min(worthwhile, best.prediction.step_seconds);
-    if (each.least_seconds > to_beat || best.simulated == at_most) break;
-    builder.restart(each.placement);
-    builder.training();
-    Prediction prediction = simulate(builder.plan(), profile);
-    ++best.simulated;
-    const double seconds = prediction.step_seconds;
-    // Among equals, the one that was asked for first is taken.
-    const bool earlier = seconds == best.prediction.step_seconds && each.order < place;
-    if (seconds < worthwhile && (seconds < best.prediction.step_seconds || earlier)) {
-      best.placement = std::move(each.placement);
-      best.prediction = std::move(prediction);
-      place = each.order;
-    }
-  }
-  return best;
+  Search search(workload, budgets, request, profile, first);
+  search.try_each(narrowed(workload, request, profile));
+  if (workload.gathers() && !request.prefetch) search.try_each(further_ahead(search.request()));
+  return search.take();
 }
 
 }  // namespace spillway::plan

@@ -29,10 +29,11 @@ struct PlannedStep {
 /// `first`, a placement for the request, or the one with the shortest step: what the request leaves
 /// open of state on the device, boundaries off it, internal activations (kept, recomputed, on the
 /// host for a share of the blocks), residency and sums of rounds is tried in each way, by itself
-/// and together with the rest. What cannot be faster is not simulated, and of steps of very many
-/// ops only those placements whose lanes have the least to do. None uses the disk if `first` does
-/// not, and none takes its place for less than a hundredth of the step, which no profile is good
-/// for. Throws `Error{invalid_argument}` for a rate that the profile lacks.
+/// and together with the rest. Where ranks gather parameters, the best of these is tried with
+/// gathers further ahead. What cannot be faster is not simulated, and of steps of very many ops
+/// only those placements whose lanes have the least to do. None uses the disk if `first` does not,
+/// and none takes its place for less than a hundredth of the step, which no profile is good for.
+/// Throws `Error{invalid_argument}` for a rate that the profile lacks.
 [[nodiscard]] PlannedStep fastest_placement(const Workload& workload, const Budgets& budgets,
                                             const PlacementRequest& request,
                                             const MachineProfile& profile, const Placement& first);

@@ -56,6 +56,18 @@ Bytes summing_traffic(const Workload& workload, std::uint32_t block, std::uint32
   return Bytes{workload.shard_elements(block).value() * (read + first + later)};
 }
 
+Bytes gather_traffic(const Workload& workload, std::uint32_t block) {
+  const std::uint64_t sent = workload.shard_elements(block).value() * (workload.ranks.count - 1);
+  return Bytes{sent * size_of(workload.compute)};
+}
+
+Bytes reduction_traffic(const Workload& workload, std::uint32_t block) {
+  // Where nothing is sharded, a sum is a reduce_scatter and an all_gather of its parts.
+  const bool all = workload.shards() == 1 && workload.ranks.sums == SumOrder::fast;
+  const Bytes sent = gather_traffic(workload, block);
+  return all ? sent / workload.ranks.count * 2U : sent;
+}
+
 Bytes norm_traffic(const Workload& workload, const Tile& tile) {
   return Bytes{tile.count.value() * size_of(waiting_gradient_dtype(workload))};
 }

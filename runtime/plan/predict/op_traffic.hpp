@@ -1,5 +1,5 @@
-// Memory traffic of the ops that only pass over memory: what the simulator divides by a measured
-// rate. Bytes read plus bytes written, each array once. Pure.
+// Traffic of ops: what the simulator divides by a measured rate. Of ops that only pass over memory,
+// it is bytes read plus bytes written, each array once; of collectives, what a rank sends. Pure.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,13 @@ namespace spillway::plan {
 /// Counts the bytes of adding a landed gradient of a block to those of earlier rounds on the host.
 [[nodiscard]] Bytes summing_traffic(const Workload& workload, std::uint32_t block,
                                     std::uint32_t round);
+
+/// Counts the bytes that this rank sends to make a block's parameters whole on every rank.
+[[nodiscard]] Bytes gather_traffic(const Workload& workload, std::uint32_t block);
+
+/// Counts the bytes that this rank sends of a block's gradient of a round: its part of a sum, or
+/// what the others add up themselves.
+[[nodiscard]] Bytes reduction_traffic(const Workload& workload, std::uint32_t block);
 
 /// Counts the bytes of the sum of squares of a tile's waiting gradient.
 [[nodiscard]] Bytes norm_traffic(const Workload& workload, const Tile& tile);

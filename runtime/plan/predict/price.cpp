@@ -35,6 +35,16 @@ void add_tiles(LaneWork& work, const Workload& w, const Placement& p, const Tile
   work.written += tiles * number(slot_bytes(p.format, tile.count));
 }
 
+/// Counts how often ranks make a block whole in a step: once after its update, or for each visit
+/// that reads its parameters.
+double gathers_of(const Workload& w, std::uint32_t b) {
+  if (w.shares_updates()) return 1;
+  if (!w.gathers()) return 0;
+  const bool both_passes = b > 0 && b != w.head_layer();
+  const bool also_in_head = b == 0 && w.tied_head;
+  return w.rounds * (both_passes || also_in_head ? 2.0 : 1.0);
+}
+
 /// Returns whether two blocks of a placement have the same work.
 bool alike(const Workload& w, const Placement& p, std::uint32_t a, std::uint32_t b) {
   const auto facts = [&](std::uint32_t block) {
@@ -64,7 +74,7 @@ LaneWork work_of_step(const Workload& workload, const Placement& placement) {
 LaneWork& LaneWork::operator+=(const LaneWork& other) {
   for (double LaneWork::*part :
        {&LaneWork::flops, &LaneWork::gpu_bytes, &LaneWork::up, &LaneWork::down, &LaneWork::cpu,
-        &LaneWork::read, &LaneWork::written}) {
+        &LaneWork::net, &LaneWork::read, &LaneWork::written}) {
     this->*part += other.*part;
   }
   return *this;
@@ -91,6 +101,10 @@ LaneWork work_of(const Workload& w, const Placement& p, std::uint32_t b) {
   if (w.rounds > 1) work.gpu_bytes += later * number(rounding_traffic(w, p, b, 1));
   if (cut.gradients != Tier::device && w.sums_gradients()) {
     work.cpu = number(summing_traffic(w, b, 0)) + later * number(summing_traffic(w, b, 1));
+  }
+  if (w.ranks.count > 1) {
+    const double gathered = gathers_of(w, b) * number(gather_traffic(w, b));
+    work.net = gathered + w.rounds * number(reduction_traffic(w, b));
   }
   // All tiles of a block are alike, but for the last.
   const ElementCount tile = p.tile_parameters;
@@ -132,10 +146,11 @@ double least_step_seconds(const Workload& workload, const Placement& placement,
   const double gpu =
       seconds_of(work.flops, profile.gpu_flops) + seconds_of(work.gpu_bytes, profile.gpu_update);
   const double cpu = seconds_of(work.cpu, profile.update);
-  const double longest = std::max(
-      {gpu + ops * profile.op_overhead_seconds, profile.cpu_shares_gpu ? gpu + cpu : cpu,
-       seconds_of(work.up, profile.h2d), seconds_of(work.down, profile.d2h),
-       seconds_of(work.read, profile.nvme_read), seconds_of(work.written, profile.nvme_write)});
+  const double longest =
+      std::max({gpu + ops * profile.op_overhead_seconds, profile.cpu_shares_gpu ? gpu + cpu : cpu,
+                seconds_of(work.up, profile.h2d), seconds_of(work.down, profile.d2h),
+                seconds_of(work.net, profile.net), seconds_of(work.read, profile.nvme_read),
+                seconds_of(work.written, profile.nvme_write)});
   return longest * (1 - kRounding);
 }
 

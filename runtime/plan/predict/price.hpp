@@ -10,13 +10,13 @@ namespace spillway::plan {
 
 /// Bytes or FLOPs of each lane.
 struct LaneWork {
-  double flops = 0, gpu_bytes = 0, up = 0, down = 0, cpu = 0, read = 0, written = 0;
+  double flops = 0, gpu_bytes = 0, up = 0, down = 0, cpu = 0, net = 0, read = 0, written = 0;
 
   LaneWork& operator+=(const LaneWork& other);
 };
 
 /// Returns what the block's cut costs in one step: the edges that it severs on the link, the nodes
-/// on the processor that runs them, and what disk tiers read and write.
+/// on the processor that runs them, what passes between ranks, and what disk tiers read and write.
 [[nodiscard]] LaneWork work_of(const Workload& workload, const Placement& placement,
                                std::uint32_t block);
 

@@ -1,6 +1,7 @@
 // What passes between ranks: parameters that were updated in parts, and gradients of the same block
 // from other micro-batches. Every rank has the same list, so that all start the same collectives in
 // the same order.
+#include "runtime/plan/predict/op_traffic.hpp"
 #include "runtime/plan/step/builder.hpp"
 
 namespace spillway::plan {
@@ -9,7 +10,7 @@ namespace spillway::plan {
 void Builder::gather(std::uint32_t block, const Buffer& shard, const Buffer& whole, Needed needed) {
   OpDraft gather = draft(OpKind::all_gather, Lane::net, block);
   gather.op.if_pending = needed == Needed::after_update;
-  gather.op.bytes = shard_bytes(block) * std::uint64_t{workload_.ranks.count - 1};
+  gather.op.bytes = gather_traffic(workload_, block);
   gather.read(shard, shard_of(block));
   gather.write(whole, parameters(block));
   append(gather);
@@ -42,13 +43,12 @@ void Builder::gather_ahead(std::uint32_t visited) {
 /// Returns a buffer with what this rank gets of all ranks' gradients of a round: its shard of their
 /// sum or, where they add up in a fixed order, its shard of each. What has no shards is whole.
 Buffer Builder::reduce_gradient(std::uint32_t block, const Buffer& gradient) {
-  const std::uint64_t others = workload_.ranks.count - 1;
   const bool sharded = workload_.shards() > 1;
   const bool summed = workload_.ranks.sums == SumOrder::fast;
   const Value made{ValueKind::gradient, block, 0, round_};
   if (summed && !sharded) {
     OpDraft reduce = draft(OpKind::all_reduce, Lane::net, block);
-    reduce.op.bytes = Bytes{2 * others * (shard_bytes(block).value() / workload_.ranks.count)};
+    reduce.op.bytes = reduction_traffic(workload_, block);
     reduce.read(gradient, made);
     reduce.write(gradient, gradient_shard(block));
     append(reduce);
@@ -59,7 +59,7 @@ Buffer Builder::reduce_gradient(std::uint32_t block, const Buffer& gradient) {
                                 : OpKind::all_gather;
   const Buffer received = take_free(PoolKind::gradient_shards);
   OpDraft exchange = draft(kind, Lane::net, block);
-  exchange.op.bytes = shard_bytes(block) * others;
+  exchange.op.bytes = reduction_traffic(workload_, block);
   exchange.read(gradient, made);
   exchange.write(received, gradient_shard(block));
   append(exchange);
