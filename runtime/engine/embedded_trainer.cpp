@@ -1,8 +1,29 @@
 #include "runtime/engine/embedded_trainer.hpp"
 
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "cpu_adam/gradient_norm.hpp"
+#include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/implementation.hpp"
 
 namespace spillway::engine {
+
+double norm_of(std::span<const double> leaf_sums, std::span<const std::uint64_t> elements) {
+  double total = 0;
+  std::size_t first = 0;
+  for (const std::uint64_t count : elements) {
+    const std::size_t leaves = round_up(count, kLeafParameters) / kLeafParameters;
+    check(leaves <= leaf_sums.size() - first, ErrorCode::invalid_argument,
+          fmt::format("{} sums of leaves are too few for these parameters; pass one for each {} "
+                      "elements",
+                      leaf_sums.size(), kLeafParameters));
+    total += cpu_adam::sum_leaves(leaf_sums.subspan(first, leaves));
+    first += leaves;
+  }
+  return std::sqrt(total);
+}
 
 EmbeddedTrainer::EmbeddedTrainer(const EmbeddedOptions& options,
                                  std::span<const EmbeddedParameter> parameters,
@@ -76,6 +97,8 @@ void EmbeddedTrainer::discard_gradients() { implementation_->discard_gradients()
 double EmbeddedTrainer::grad_norm(double gradient_divisor) {
   return implementation_->grad_norm(gradient_divisor);
 }
+
+std::span<const double> EmbeddedTrainer::leaf_sums() { return implementation_->leaf_sums(); }
 
 EmbeddedResult EmbeddedTrainer::step(const EmbeddedStep& step) {
   return implementation_->step(step);

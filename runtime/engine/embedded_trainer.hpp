@@ -107,6 +107,9 @@ struct EmbeddedStep {
   double gradient_divisor = 1;
   double max_norm =
       0;  ///< clips the global norm, as torch.nn.utils.clip_grad_norm_; 0: it does not
+  /// Is the global norm, the divisor applied, where other trainers have a part of the gradients.
+  /// Absent: that of this trainer's gradients.
+  std::optional<double> grad_norm{};
   offload::ForeignWork readers{};  ///< may still read parameters on the device
 };
 
@@ -129,6 +132,12 @@ struct EmbeddedUse {
   Bytes read, written;                                     ///< of the disk, since the start
   Bytes uploaded, downloaded;  ///< parameters to the device and gradients from it, likewise
 };
+
+/// Returns the norm of the gradients of parameters that have so many elements, from their
+/// `leaf_sums`. Trainers that share a model have the bits of one that has it whole, if parameters
+/// are cut at multiples of kLeafParameters.
+[[nodiscard]] double norm_of(std::span<const double> leaf_sums,
+                             std::span<const std::uint64_t> elements);
 
 enum class EmbeddedPass : std::uint8_t { forward, backward };
 
@@ -185,6 +194,10 @@ class EmbeddedTrainer {
   /// Completes the gradients of the step and returns their global norm, the divisor applied. `step`
   /// or `discard_gradients` is next.
   [[nodiscard]] double grad_norm(double gradient_divisor = 1);
+  /// Completes them likewise, and returns what their norm is made of until the next call of this
+  /// object: for each parameter in order one sum of squares for each kLeafParameters elements, no
+  /// divisor applied.
+  [[nodiscard]] std::span<const double> leaf_sums();
   EmbeddedResult step(const EmbeddedStep& step);
   /// Blocks until the parameter has every update that was decided; where it is kept, if it is
   /// streamed. No unit may be entered then.

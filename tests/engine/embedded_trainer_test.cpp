@@ -156,6 +156,41 @@ TEST_F(EmbeddedTrainerTest, HasEightBitMomentsNearThoseThatAreExact) {
   }
 }
 
+TEST_F(EmbeddedTrainerTest, TrainersThatShareAParameterHaveTheBitsOfOne) {
+  const EmbeddedOptions options = options_for();
+  const Tensor start = normal(9000, 5);
+  const auto part = [&](std::size_t first, std::size_t end) {
+    const EmbeddedParameter parameter{
+        .name = "part", .elements = end - first, .values = bytes_of(start).data() + 4 * first};
+    return std::make_unique<EmbeddedTrainer>(options, std::span(&parameter, 1));
+  };
+  const auto whole = part(0, 9000), left = part(0, 4096), right = part(4096, 9000);
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    const Tensor gradient = normal(9000, 10 + step);
+    whole->add_gradient(0, bytes_of(gradient));
+    left->add_gradient(0, bytes_of(gradient).first(4 * 4096));
+    right->add_gradient(0, bytes_of(gradient).subspan(4 * 4096));
+    std::vector<double> sums(left->leaf_sums().begin(), left->leaf_sums().end());
+    sums.insert(sums.end(), right->leaf_sums().begin(), right->leaf_sums().end());
+    const double norm = norm_of(sums, std::vector<std::uint64_t>{9000}) / 2;
+    EXPECT_EQ(whole->step({.gradient_divisor = 2, .max_norm = 1}).grad_norm, norm);
+    for (const auto& each : {left.get(), right.get()}) {
+      each->step({.gradient_divisor = 2, .max_norm = 1, .grad_norm = norm});
+    }
+  }
+  EXPECT_TRUE(std::ranges::equal(left->values(0), whole->values(0).first(4 * 4096)));
+  EXPECT_TRUE(std::ranges::equal(right->values(0), whole->values(0).subspan(4 * 4096)));
+}
+
+TEST_F(EmbeddedTrainerTest, SkipsAStepWhoseNormElsewhereIsNotFinite) {
+  const auto trainer = make(options_for());
+  backward(*trainer, 1);
+  EXPECT_TRUE(trainer->step({.grad_norm = HUGE_VAL}).skipped);
+  EXPECT_EQ(trainer->updates(), 0);
+  EXPECT_THROW(static_cast<void>(norm_of(std::vector<double>(1), std::vector<std::uint64_t>{9000})),
+               Error);
+}
+
 TEST_F(EmbeddedTrainerTest, TakesGradientsFromManyThreadsInAnyOrder) {
   const auto one = make(options_for());
   const auto four = make(options_for());

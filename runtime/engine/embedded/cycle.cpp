@@ -7,7 +7,6 @@
 #include <limits>
 #include <utility>
 
-#include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/gradient_copies.hpp"
 #include "runtime/engine/machine/budgets.hpp"
@@ -152,14 +151,9 @@ void EmbeddedCycle::note_download(std::uint32_t block, Bytes bytes,
   download_seconds_ += std::chrono::duration<double>(duration).count();
 }
 
-double EmbeddedCycle::norm(std::span<const EmbeddedPlace> places) {
-  double total = 0;
-  for (const EmbeddedPlace& place : places) {
-    const std::uint64_t count = round_up(place.count, kLeafParameters) / kLeafParameters;
-    total += cpu_adam::sum_leaves(
-        norm_leaves(place.block).subspan(place.first / kLeafParameters, count));
-  }
-  return std::sqrt(total);
+std::span<const double> EmbeddedCycle::leaf_sums(const EmbeddedPlace& place) {
+  const std::uint64_t count = round_up(place.count, kLeafParameters) / kLeafParameters;
+  return norm_leaves(place.block).subspan(place.first / kLeafParameters, count);
 }
 
 bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double norm,

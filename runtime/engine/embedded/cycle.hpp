@@ -25,8 +25,8 @@ class EmbeddedCycle final : public StepCycle {
   EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                 ExternalPasses& passes);
 
-  /// Returns the norm of the gradients: of each parameter by itself, then over all in order.
-  [[nodiscard]] double norm(std::span<const EmbeddedPlace> places);
+  /// Returns what the norm of a parameter's gradient is made of.
+  [[nodiscard]] std::span<const double> leaf_sums(const EmbeddedPlace& place);
   void run(EmbeddedPlan plan);
   /// Returns whether the norms of all gradients of a step can be had after that plan.
   [[nodiscard]] bool gathers(EmbeddedPlan plan) const {

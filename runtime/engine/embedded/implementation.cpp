@@ -22,7 +22,13 @@ EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
       cycle_(options, layout_, gate_),
       runner_(cycle_, gate_),
       gradients_(options_, layout_, names_, {.cycle = cycle_, .gate = gate_, .runner = runner_}) {
-  for (const EmbeddedParameter& parameter : parameters) names_.push_back(parameter.name);
+  std::uint64_t leaves = 0;
+  for (const EmbeddedParameter& parameter : parameters) {
+    names_.push_back(parameter.name);
+    elements_.push_back(parameter.elements);
+    leaves += round_up(parameter.elements, kLeafParameters) / kLeafParameters;
+  }
+  leaf_sums_.reserve(leaves);
   cycle_.initialize(ValuesSource(options.dtype, layout_.places, parameters));
   for (std::size_t i = 0; i < frozen.size(); ++i) {
     frozen_names_.push_back(frozen[i].name);
@@ -123,14 +129,24 @@ void EmbeddedTrainer::Implementation::discard_gradients() {
 double EmbeddedTrainer::Implementation::grad_norm(double divisor) {
   check(divisor > 0, ErrorCode::invalid_argument,
         fmt::format("gradient_divisor is {}; it must be above 0", divisor));
+  return norm_of(leaf_sums(), elements_) / divisor;
+}
+
+std::span<const double> EmbeddedTrainer::Implementation::leaf_sums() {
   gather();
-  return cycle_.norm(layout_.places) / divisor;
+  leaf_sums_.clear();
+  for (const EmbeddedPlace& place : layout_.places) {
+    const std::span<const double> sums = cycle_.leaf_sums(place);
+    leaf_sums_.insert(leaf_sums_.end(), sums.begin(), sums.end());
+  }
+  return leaf_sums_;
 }
 
 EmbeddedResult EmbeddedTrainer::Implementation::step(const EmbeddedStep& step) {
   check(step.max_norm >= 0, ErrorCode::invalid_argument,
         fmt::format("max_norm is {}; it must be above 0, or 0 for no clipping", step.max_norm));
-  const double norm = grad_norm(step.gradient_divisor);
+  const double own = grad_norm(step.gradient_divisor);
+  const double norm = step.grad_norm.value_or(own);
   cycle_.order_uploads(step.readers);
   const bool updates = cycle_.decide(options_.groups, norm, step);
   const EmbeddedResult result{.step = cycle_.state().step, .grad_norm = norm, .skipped = !updates};

@@ -33,6 +33,7 @@ class EmbeddedTrainer::Implementation {
   void take_values(std::uint32_t parameter, const offload::ForeignWork& writers);
   void discard_gradients();
   double grad_norm(double divisor);
+  std::span<const double> leaf_sums();
   EmbeddedResult step(const EmbeddedStep& step);
   void wait(std::uint32_t parameter);
   void set_group(std::uint32_t group, const cpu_adam::AdamOptions& wanted);
@@ -68,6 +69,8 @@ class EmbeddedTrainer::Implementation {
   EmbeddedOptions options_;
   const EmbeddedLayout layout_;
   std::vector<std::string> names_, frozen_names_;
+  std::vector<std::uint64_t> elements_;  ///< by parameter
+  std::vector<double> leaf_sums_;        ///< of all parameters, in their order
   const pid_t process_;
   PassGate gate_;
   EmbeddedCycle cycle_;

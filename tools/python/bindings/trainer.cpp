@@ -34,6 +34,7 @@ using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 /// One of bytes, whatever they mean.
 using ByteArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Wide = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstSums = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstWide = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 /// Returns the array's bytes. Throws `Error{invalid_argument}` unless it has elements of `dtype`,
@@ -219,6 +220,11 @@ auto unlocked(const Trainer& trainer, Arguments... arguments) {
   return (native.*Function)(std::move(arguments)...);
 }
 
+std::vector<double> leaf_sums(const Trainer& trainer) {
+  const std::span<const double> sums = unlocked<&EmbeddedTrainer::leaf_sums>(trainer);
+  return {sums.begin(), sums.end()};
+}
+
 void add_values(nb::class_<Trainer>& trainer) {
   trainer.def("values", &values, nb::arg("parameter"), nb::sig("def values(self, parameter: int)"))
       .def("device_values", &device_values, nb::arg("parameter"),
@@ -274,16 +280,20 @@ void add_steps(nb::class_<Trainer>& trainer) {
           nb::arg("parameter"))
       .def("discard_gradients", &unlocked<&EmbeddedTrainer::discard_gradients>)
       .def("grad_norm", &unlocked<&EmbeddedTrainer::grad_norm, double>, nb::arg("divisor"))
+      .def("leaf_sums", &leaf_sums)
       .def(
           "step",
-          [](const Trainer& self, double divisor, double max_norm, const StreamNumber& stream) {
+          [](const Trainer& self, double divisor, double max_norm, const StreamNumber& stream,
+             std::optional<double> grad_norm) {
             const engine::EmbeddedResult result = unlocked<&EmbeddedTrainer::step>(
-                self,
-                engine::EmbeddedStep{
-                    .gradient_divisor = divisor, .max_norm = max_norm, .readers = work_of(stream)});
+                self, engine::EmbeddedStep{.gradient_divisor = divisor,
+                                           .max_norm = max_norm,
+                                           .grad_norm = grad_norm,
+                                           .readers = work_of(stream)});
             return std::tuple(result.step, result.grad_norm, result.skipped);
           },
-          nb::arg("divisor"), nb::arg("max_norm"), nb::arg("stream") = nb::none())
+          nb::arg("divisor"), nb::arg("max_norm"), nb::arg("stream") = nb::none(),
+          nb::arg("grad_norm") = nb::none())
       .def(
           "wait",
           [](const Trainer& self, std::uint32_t parameter) {
@@ -349,6 +359,13 @@ void add_state(nb::class_<Trainer>& trainer) {
 
 void add_trainer(nb::module_& module) {
   add_trainer_options(module);
+  module.attr("leaf_parameters") = kLeafParameters;
+  module.def(
+      "norm_of",
+      [](const ConstSums& leaf_sums, const std::vector<std::uint64_t>& elements) {
+        return engine::norm_of({leaf_sums.data(), leaf_sums.size()}, elements);
+      },
+      nb::arg("leaf_sums"), nb::arg("elements"));
   nb::class_<Trainer> trainer(
       module, "Trainer", "Trains parameters whose forward and backward another framework runs.");
   trainer.def(nb::init<const EmbeddedOptions&, const std::vector<Trainer::Parameter>&,
