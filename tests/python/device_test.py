@@ -47,10 +47,10 @@ class LateTrainer:
         for index in list(self._waiting):
             self._read(index)
 
-    def step(self, divisor, max_norm, stream):
+    def step(self, divisor, max_norm, stream, grad_norm):
         self.streams.append(stream)
         self._read_all()
-        return self._trainer.step(divisor, max_norm)
+        return self._trainer.step(divisor, max_norm, None, grad_norm)
 
     def discard_gradients(self):
         self._read_all()

@@ -132,11 +132,11 @@ class Trainer:
         self._entered.clear()
         self._trainer.leave(unit, stream)
 
-    def step(self, divisor, max_norm, stream):
+    def step(self, divisor, max_norm, stream, grad_norm):
         for address, size in self._staying:
             framework.read_late(address, size)
         try:
-            return self._trainer.step(divisor, max_norm, stream)
+            return self._trainer.step(divisor, max_norm, stream, grad_norm)
         finally:
             if self._staying:
                 framework.finish()  # before the program writes there

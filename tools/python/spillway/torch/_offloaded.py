@@ -12,9 +12,15 @@ import torch
 
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
-from spillway.torch._shard import Registered, Shard, check_memory, check_parameter
+from spillway.torch._held import Registered, check_memory, check_parameter
+from spillway.torch._partition import Partition
+from spillway.torch._ranks import STEPS, Ranks, checksum
+from spillway.torch._rounds import Rounds
+from spillway.torch._shard import Shard
 from spillway.torch._state import WithState
 from spillway.torch.streaming import place_of, streaming_of, unit_of
+
+_ALONE = object()  # None is what torch.distributed.group.WORLD is before there are processes
 
 
 class OffloadedOptimizer(WithState):
@@ -33,6 +39,13 @@ class OffloadedOptimizer(WithState):
     number of threads that update, `seed` that of stochastic rounding. `gradient_memory` is as much
     of gradients as may wait on a GPU to be brought to the host; then the backward pass waits.
 
+    `process_group` is a group of torch.distributed whose ranks train copies of one model, each with
+    batches of its own; gradients are averaged over them. Each rank keeps the state of an equal part
+    of the parameters, and with `stage` 2 gradients of that part alone (ZeRO). With `stage` 1 torch
+    sums a step's gradients in `grad`, and ranks exchange them once a step.
+    All ranks make the calls that exchange something: the optimizer, `backward`, `step`,
+    `clip_grad_norm_`, `zero_grad` after a backward pass, `state_dict`, `load_state_dict`, `load`.
+
     A step with a gradient that is not finite changes nothing; `skipped_steps` counts them.
     `grad_norm` is the global norm of the last step, before clipping. Threads, tiers and formats on
     disk never change a bit; the order of backward passes that are accumulated does.
@@ -48,12 +61,21 @@ class OffloadedOptimizer(WithState):
                  deferred: torch.nn.Module | None = None, missing: str = "refuse",
                  host_memory: str | int | None = None,
                  gradient_memory: str | int | None = None, threads: int = 0,
-                 isa: str | None = None, seed: int = 1234) -> None:
+                 isa: str | None = None, seed: int = 1234,
+                 process_group: Any = _ALONE, stage: int = 2) -> None:
         if missing not in ("refuse", "zero"):
             raise InvalidArgumentError(f'missing is "{missing}"; it is "refuse" or "zero"')
         if accumulation_steps is not None and accumulation_steps < 1:
             raise InvalidArgumentError(
                 f"accumulation_steps is {accumulation_steps}; it is at least 1, or None for any")
+        self._ranks = None
+        if process_group is not _ALONE:
+            if deferred is not None:
+                raise NotSupportedError(
+                    "deferred with a process_group is not supported: all ranks need the new "
+                    "parameters when `step` returns; leave deferred out")
+            self._ranks = Ranks(process_group, stage)
+            self._rounds = Rounds(self._ranks)
         self.max_norm = max_norm
         self.grad_norm = 0.0
         self.skipped_steps = 0
@@ -63,8 +85,8 @@ class OffloadedOptimizer(WithState):
             "zero_missing": missing == "zero", "threads": threads, "seed": seed,
             "host_memory": None if host_memory is None else str(host_memory), "isa": isa,
             "gradient_memory": None if gradient_memory is None else str(gradient_memory)}
-        self._shards: list[Shard] = []
-        self._places: dict[torch.Tensor, tuple[Shard, int]] = {}
+        self._shards: list[Shard | Partition] = []
+        self._places: dict[torch.Tensor, tuple[Shard | Partition, int]] = {}
         self._absent: list[tuple[int, int]] = []  # groups and numbers of parameters without state
         self._waiting: set[torch.Tensor] = set()
         self._hooks: list[Any] = []
@@ -130,7 +152,13 @@ class OffloadedOptimizer(WithState):
             options.device_memory = streaming.device_memory
             frozen = streaming.frozen()
             check_memory([*entries, *frozen])
-        shard = Shard(entries, frozen, hyperparameters, options, place)
+        if self._ranks is None:
+            shard = Shard(entries, frozen, hyperparameters, options, place)
+        elif streaming is None:
+            shard = Partition(entries, hyperparameters, options, place, self._rounds)
+        else:
+            raise NotSupportedError("offload_model with a process_group is not supported: use one "
+                                    "of the two")
         if streaming is not None:
             streaming.attach(shard)
         self._shards.append(shard)
@@ -156,6 +184,9 @@ class OffloadedOptimizer(WithState):
             options.state_format = "fp32"  # of norms in fp32 beside matrices in bf16
         if self._shards and options.nvme:
             options.nvme = [os.path.join(folder, f"shard{len(self._shards)}")
+                            for folder in options.nvme]
+        if self._ranks is not None:  # of one machine, perhaps
+            options.nvme = [os.path.join(folder, f"rank{self._ranks.rank}")
                             for folder in options.nvme]
         return options
 
@@ -191,6 +222,8 @@ class OffloadedOptimizer(WithState):
         divisor *= 1.0 if grad_scaler is None else grad_scaler.get_scale()
         max_norm = self.max_norm if self._clip_next is None else self._clip_next
         self._take_what_came()
+        if self._ranks is not None:
+            self._check_settings(divisor, max_norm)
         for shard in self._shards:
             updates = shard.trainer.updates
             for place, number in enumerate(shard.groups):
@@ -206,6 +239,12 @@ class OffloadedOptimizer(WithState):
             state["found_inf_per_device"] = {
                 torch.device("cpu"): torch.full((), float(skipped))}
 
+    def _check_settings(self, divisor: float, max_norm: float) -> None:
+        """Raises unless all ranks make the same step."""
+        groups = [{**group, "params": None} for group in self.param_groups]
+        updates = [shard.trainer.updates for shard in self._shards]
+        self._ranks.announce(STEPS, checksum([groups, updates, divisor, max_norm])).details()
+
     def _take_what_came(self) -> None:
         """Takes parameters that need gradients since the last step, gradients that no backward pass
         handed over, and values that the program wrote."""
@@ -213,23 +252,25 @@ class OffloadedOptimizer(WithState):
         for shard in self._shards:
             shard.take_writes()
             shard.add_gradients()
+        if self._ranks is not None:
+            self._rounds.finish()
 
     def _step_shards(self, divisor: float, max_norm: float) -> tuple[float, bool]:
         """Steps all trainers, or none if a gradient of one is not finite."""
-        if len(self._shards) == 1:
-            return self._shards[0].step(divisor, max_norm)
-        norm = self._global_norm(divisor)
-        if not math.isfinite(norm):
-            for shard in self._shards:
-                shard.discard_gradients()
-            return norm, True
-        factor = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
-        for shard in self._shards:
-            shard.step(divisor / factor, 0.0)
-        return norm, False
+        norm = None
+        if len(self._shards) > 1 or self._ranks is not None:
+            norm = self._global_norm(divisor)
+        done = [shard.step(divisor, max_norm, norm) for shard in self._shards]
+        return done[0]
 
     def _global_norm(self, divisor: float) -> float:
-        return math.hypot(*(shard.trainer.grad_norm(divisor) for shard in self._shards))
+        try:
+            return math.hypot(*(shard.norm(divisor) for shard in self._shards))
+        except InvalidArgumentError:
+            if self._ranks is not None:  # what came on some ranks cannot be completed any more
+                for shard in self._shards:
+                    shard.discard_gradients()
+            raise
 
     def clip_grad_norm_(self, max_norm: float, grad_scaler: Any = None) -> torch.Tensor:
         """Clips the global norm in the next step and returns the norm before that.

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from spillway.errors import InvalidArgumentError, IoError, NotSupportedError
+from spillway.torch._partition import Partition
+from spillway.torch._ranks import Ranks
 from spillway.torch._shard import Shard, in_memory
 
 
@@ -37,8 +39,9 @@ class WithState(torch.optim.Optimizer):
     state_names: Mapping[str, str] = {}  #: torch's names of the moments
     counts_steps = True                #: torch keeps the number of steps of each parameter
     refused: tuple[str, ...] = ()      #: keys of torch's groups that must be off
-    _shards: list[Shard]
-    _places: dict[torch.Tensor, tuple[Shard, int]]
+    _shards: list[Shard | Partition]
+    _places: dict[torch.Tensor, tuple[Shard | Partition, int]]
+    _ranks: Ranks | None
     _options: dict[str, Any]
     _leaves_state_out = False
 
@@ -64,11 +67,16 @@ class WithState(torch.optim.Optimizer):
         With `nvme`, its tensors lie in files of the first of these folders, which go with them:
         they take disk, not memory. Without it they are a second copy of the state in memory; `save`
         makes none. As with torch there is no state before the first update.
+
+        With a `process_group` all ranks call it, and the first has the state of all; that of the
+        others is empty.
         """
         self.state = defaultdict(dict, {
             parameter: self._state_of(parameter)
             for parameter, (shard, _) in self._places.items()
             if shard.trainer.updates > 0 and not self._leaves_state_out})
+        if self._ranks is not None and self._ranks.rank > 0:
+            self.state.clear()
         try:
             return super().state_dict()
         finally:
@@ -86,6 +94,7 @@ class WithState(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes a `state_dict` of this class or of torch's optimizer of the same name, one
         parameter after the other: that of `torch.load(file, mmap=True)` is never in memory whole.
+        With a `process_group` all ranks are given the whole state, of any number of ranks.
         """
         numbered = [parameter for group in self.param_groups for parameter in group["params"]]
         for group in state_dict["param_groups"]:
@@ -94,7 +103,7 @@ class WithState(torch.optim.Optimizer):
                     raise NotSupportedError(f"the state is of an optimizer with {key}="
                                             f"{group[key]}, which is not supported")
         super().load_state_dict({**state_dict, "state": {}})
-        steps: dict[Shard, set[int]] = defaultdict(set)
+        steps: dict[Shard | Partition, set[int]] = defaultdict(set)
         for number, state in state_dict["state"].items():
             if numbered[number] not in self._places:
                 raise InvalidArgumentError(
@@ -111,10 +120,19 @@ class WithState(torch.optim.Optimizer):
                     f"parameters of the state have made {sorted(counts)} steps; those that were "
                     "registered together must have made equally many")
             shard.trainer.updates = counts.pop()
+        for shard in self._shards:
+            shard.publish()
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes masters, moments and the number of steps to a new folder, one block at a time and
-        with checksums. Groups' hyperparameters are in `state_dict()["param_groups"]`."""
+        with checksums. Groups' hyperparameters are in `state_dict()["param_groups"]`.
+
+        With a `process_group` each rank writes its part into a folder of its own in `directory`,
+        which as many ranks can `load`.
+        """
+        if self._ranks is not None:
+            directory = os.path.join(directory, f"rank{self._ranks.rank}")
+            os.makedirs(os.path.dirname(directory), exist_ok=True)
         if len(self._shards) > 1:
             os.makedirs(directory)
         for folder, shard in self._folders(directory):
@@ -122,6 +140,8 @@ class WithState(torch.optim.Optimizer):
 
     def load(self, directory: str | os.PathLike) -> None:
         """Takes what `save` wrote, for the same parameters; the parameters follow."""
+        if self._ranks is not None:
+            directory = os.path.join(directory, f"rank{self._ranks.rank}")
         for folder, shard in self._folders(directory):
             shard.load(folder)
 

@@ -10,7 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._activations import Activations
-from spillway.torch._shard import Registered, Shard, check_frozen
+from spillway.torch._held import Registered, check_frozen
+from spillway.torch._shard import Shard
 
 __all__ = ["offload_model"]
 

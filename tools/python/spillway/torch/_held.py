@@ -1,0 +1,187 @@
+"""Parameters that an optimizer holds: their gradients, and what the program writes to them."""
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import NamedTuple
+
+import torch
+
+from spillway._load import native
+from spillway.errors import InvalidArgumentError, NotSupportedError
+
+_version_of = operator.attrgetter("_version")
+
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class Registered(NamedTuple):
+    """A parameter, the number of its group in the optimizer, and its name in errors."""
+
+    parameter: torch.nn.Parameter
+    group: int
+    name: str
+    unit: int | None = None  # of a model whose parameters are streamed
+
+
+def check_parameter(registered: Registered) -> None:
+    """Raises for a parameter that cannot be offloaded."""
+    check_frozen(registered)
+    parameter, name = registered.parameter, registered.name
+    if parameter.dtype not in DTYPES:
+        raise NotSupportedError(
+            f"{name} has elements of {parameter.dtype}; they must be float32, bfloat16 or float16: "
+            "model.to(torch.float32)")
+
+
+def check_frozen(registered: Registered) -> None:
+    """Raises for a parameter that cannot be in a trainer's memory, whether it is trained or not."""
+    parameter, name = registered.parameter, registered.name
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise NotSupportedError(
+            f"{name} is on {parameter.device}: this version offloads parameters that are CPU or "
+            "CUDA tensors; make the optimizer before model.to(device)")
+    if parameter.device.type == "cuda" and registered.unit is not None:
+        raise NotSupportedError(
+            f"{name} is on {parameter.device}: offload_model takes the parameters of blocks from "
+            "the CPU and brings them to the device that it is given; call model.cpu() first, then "
+            "offload_model(model, device_memory=..., device=\"cuda\")")
+    if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
+        raise NotSupportedError(f"{name} is a {type(parameter.data).__name__} with layout "
+                                f"{parameter.layout}; it must be a plain dense tensor")
+
+
+def check_memory(parameters: list[Registered]) -> None:
+    """Raises if two parameters lie in the same memory, which moving them would separate."""
+    places = sorted((entry.parameter.data_ptr(),
+                     entry.parameter.data_ptr() + entry.parameter.nbytes, entry.name)
+                    for entry in parameters)
+    for (_, end, first), (start, _, second) in itertools.pairwise(places):
+        if start < end:
+            raise InvalidArgumentError(
+                f"{first} and {second} are two parameters in the same memory; tie them by using "
+                "one nn.Parameter in both places")
+
+
+class Held:
+    """Holds parameters in memory that is ours, the first `trained` of which get gradients: as many
+    as `most` in a step, 0 for any number.
+
+    A class that is made of it says where gradients go (`_hand_over`) and where values go
+    (`take_values`).
+    """
+
+    def __init__(self, entries: list[Registered], trained: int, most: int) -> None:
+        self.entries = entries
+        self._parameters = [entry.parameter for entry in entries]
+        self._trained = trained
+        self._most = most
+        self._versions = [0] * len(entries)
+        Held._forget(self)
+
+    def _hold(self, memory: list[torch.Tensor]) -> None:
+        """Makes `data` of each parameter refer to its memory, which has its values."""
+        self._memory = memory
+        self._addresses = [each.data_ptr() for each in memory]
+        for index in range(len(memory)):
+            self._point(index)
+        native.release_freed_memory()  # of the tensors that the parameters were
+
+    def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
+        """Takes a gradient in one piece, or leaves it where it is; returns whether it took it."""
+        raise NotImplementedError
+
+    def take_values(self, index: int) -> None:
+        """Makes the master of a parameter what the parameter is."""
+        raise NotImplementedError
+
+    def swap(self, index: int, memory: torch.Tensor) -> torch.Tensor:
+        """Makes `data` of a parameter refer to `memory`; returns what it referred to."""
+        before, self._memory[index] = self._memory[index], memory
+        self._addresses[index] = memory.data_ptr()
+        self._point(index)
+        return before
+
+    def _point(self, index: int) -> None:
+        parameter = self._parameters[index]
+        parameter.data = self._memory[index]
+        self._versions[index] = parameter._version
+
+    def add_gradient(self, index: int) -> None:
+        """Hands the gradient of a parameter over, if there is one, and frees it."""
+        parameter = self._parameters[index]
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        if gradient.layout != torch.strided:
+            raise NotSupportedError(f"the gradient of {self.entries[index].name} is sparse; use "
+                                    "sparse=False in the layer that has it")
+        if not self._any_received:
+            self.take_writes()
+            self._any_received = True
+        if self._received[index] == self._most > 0:
+            raise InvalidArgumentError(
+                f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
+                "call step() or zero_grad() before the next backward pass, or make the optimizer "
+                "with accumulation_steps=N to add up those of N passes")
+        if not gradient.is_contiguous():
+            gradient = gradient.contiguous()
+        is_taken = self._hand_over(index, gradient)
+        self._received[index] += 1
+        if is_taken:
+            parameter.grad = None
+
+    def add_gradients(self) -> None:
+        """Does that for gradients that no backward pass handed over."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is not None and index < self._trained:
+                self.add_gradient(index)
+
+    def _written(self, index: int) -> bool:
+        parameter = self._parameters[index]
+        return (parameter._version != self._versions[index]
+                or parameter.data_ptr() != self._addresses[index])
+
+    def take_writes(self) -> None:
+        """Notices what the program has written into parameters: load_state_dict, an operation in
+        place, or another tensor as `data`."""
+        # Nothing is written in most steps, and these lists show that with few calls.
+        if (list(map(_version_of, self._parameters)) == self._versions
+                and list(map(torch.Tensor.data_ptr, self._parameters)) == self._addresses):
+            return
+        for index, entry in enumerate(self.entries):
+            if not self._written(index):
+                continue
+            if self._any_received:
+                raise InvalidArgumentError(
+                    f"{entry.name} was written between a backward pass and its step(); write "
+                    "parameters after step(), or call zero_grad() and run backward again")
+            self.take_values(index)
+
+    def _take_back(self, index: int) -> None:
+        """Brings what the program has made the parameter into the memory that is ours."""
+        parameter, memory = self._parameters[index], self._memory[index]
+        if parameter.data_ptr() != memory.data_ptr():
+            check_parameter(self.entries[index])
+            was, now = ((tensor.dtype, tensor.device, tensor.shape)
+                        for tensor in (memory, parameter))
+            if was != now:
+                raise InvalidArgumentError(
+                    f"{self.entries[index].name} was {was[0]} of {tuple(was[2])} on {was[1]} when "
+                    f"the optimizer was made, and is {now[0]} of {tuple(now[2])} on {now[1]}: "
+                    "convert the model before you make the optimizer")
+            memory.copy_(parameter.data)
+        self._point(index)
+
+    def _forget(self) -> None:
+        self._received = [0] * self._trained
+        self._any_received = False
+
+    def _check_state(self, index: int, *state: torch.Tensor | None) -> None:
+        """Raises unless a master and two moments have the shape of their parameter."""
+        name, shape = self.entries[index].name, self.entries[index].parameter.shape
+        for what, tensor in zip(("master", "first moment", "second moment"), state, strict=True):
+            if tensor is not None and tensor.shape != shape:
+                raise InvalidArgumentError(
+                    f"the {what} of {name} has the shape {tuple(tensor.shape)}; the parameter has "
+                    f"{tuple(shape)}: load the state of the same model")

@@ -1,0 +1,244 @@
+"""Parameters of one element type that the ranks of a process group train together (ZeRO)."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from spillway._load import native
+from spillway.errors import InvalidArgumentError
+from spillway.torch._held import Held, Registered
+from spillway.torch._ranks import COMPLETES, READS
+from spillway.torch._rounds import Bucket, Rounds, make_buckets
+from spillway.torch._shard import Shard
+
+
+class _Piece(NamedTuple):
+    """A part of a parameter that this rank trains."""
+
+    index: int | None  # of the parameter; None: padding
+    start: int         # in the memory of its bucket
+    end: int
+
+
+class Partition(Held):
+    """Holds all parameters whole, and trains a part of them in a `Shard` of this rank.
+
+    Parameters lie in buckets, and each rank trains an equal range of each bucket, which may begin
+    and end within a parameter. So ranks have equally much state whatever sizes parameters have,
+    which whole tensors would not give them, and all of them receive at the same time. Sums, norms
+    and updates are those of one trainer that is given the gradients of all ranks in their order,
+    with the same bits (but for the random roundings of the state format bf16). To the shard, the
+    pieces of this rank are parameters, whose new values the ranks exchange after an update.
+    """
+
+    def __init__(self, entries: list[Registered], hyperparameters: dict[int, Any], options: Any,
+                 place: torch.device, rounds: Rounds) -> None:
+        super().__init__(entries, len(entries), options.gradients_per_step)
+        self._rounds = rounds
+        self._ranks = ranks = rounds.ranks
+        ranks.check_same(entries)
+        self._needs_all = not options.zero_missing
+        self._elements = [entry.parameter.numel() for entry in entries]
+        self._buckets = list(make_buckets(entries, ranks.size, self._deliver))
+        self._bucket_of = [bucket for bucket in self._buckets for _ in bucket.indices]
+        for bucket in self._buckets:
+            ranks.share_first(bucket.memory)
+        self._pieces = {bucket: self._pieces_of(bucket) for bucket in self._buckets}
+        if not any(self._pieces.values()):  # a trainer has at least one parameter
+            start = ranks.rank * self._buckets[0].part
+            self._pieces[self._buckets[0]] = [
+                _Piece(None, start, start + native.leaf_parameters)]
+        if ranks.stage == 1:
+            options.gradients_per_step = ranks.size  # sums of all passes
+        else:
+            options.gradients_per_step *= ranks.size
+        self._own = Shard([self._as_parameter(bucket, piece)
+                           for bucket, pieces in self._pieces.items() for piece in pieces],
+                          [], hyperparameters, options, place)
+        self._number_of = {piece.index: number for number, piece in enumerate(
+            piece for pieces in self._pieces.values() for piece in pieces)}
+        rounds.add(self._buckets)
+        self._hold([self._bucket_of[index].values(index).view(entry.parameter.shape)
+                    for index, entry in enumerate(entries)])
+
+    def _pieces_of(self, bucket: Bucket) -> list[_Piece]:
+        cuts = [_Piece(index, *bucket.cut(index, self._ranks.rank)) for index in bucket.indices]
+        return [cut for cut in cuts if cut.start < cut.end]
+
+    def _as_parameter(self, bucket: Bucket, piece: _Piece) -> Registered:
+        # `data` has a version of its own: the program does not write when ranks exchange values.
+        values = torch.nn.Parameter(bucket.memory[piece.start:piece.end].data)
+        if piece.index is None:
+            return Registered(values, self.entries[0].group, "padding")
+        entry = self.entries[piece.index]
+        start, _ = bucket.span(piece.index)
+        return Registered(values, entry.group,
+                          f"{entry.name}[{piece.start - start}:{piece.end - start}]")
+
+    @property
+    def trainer(self) -> Any:
+        return self._own.trainer
+
+    @property
+    def groups(self) -> list[int]:
+        return self._own.groups
+
+    # Gradients.
+
+    def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
+        came = self._received[index] + 1
+        if self._ranks.stage == 1 and (self._most == 0 or came < self._most):
+            return False  # torch adds the next one
+        self._rounds.put(self._bucket_of[index], index, gradient)
+        return True
+
+    def add_gradients(self) -> None:
+        """Hands over what no backward pass did, and sums that wait for the step."""
+        if self._ranks.stage == 2:
+            super().add_gradients()
+            return
+        for index, parameter in reversed(list(enumerate(self._parameters))):
+            if self._received[index] == 0:
+                self.add_gradient(index)
+            if parameter.grad is not None:
+                self._rounds.put(self._bucket_of[index], index, parameter.grad.contiguous())
+                parameter.grad = None
+
+    def _deliver(self, bucket: Bucket, gradients: torch.Tensor) -> None:
+        """Adds what the ranks have sent, in their order."""
+        first = self._ranks.rank * bucket.part
+        for of_rank in gradients:
+            for piece in self._pieces[bucket]:
+                own = self._number_of[piece.index]
+                self._own.entries[own].parameter.grad = of_rank[piece.start - first:
+                                                                piece.end - first]
+                self._own.add_gradient(own)
+
+    def discard_gradients(self) -> None:
+        """Forgets the gradients of the step that is under way."""
+        if self._any_received:
+            self._rounds.finish()
+            self._own.discard_gradients()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._rounds.forget()
+        super()._forget()
+
+    # Steps.
+
+    def norm(self, divisor: float) -> float:
+        """Returns the norm of the mean of all ranks' gradients, which are complete."""
+        self._check_complete()
+        sums = iter(self._own.trainer.leaf_sums())
+        mine: list[float] = []
+        ends = [0]
+        for bucket, pieces in self._pieces.items():
+            count = sum(-(-(piece.end - piece.start) // native.leaf_parameters)
+                        for piece in pieces)
+            mine += [next(sums) for _ in range(count)]
+            ends.append(ends[-1] + bucket.part // native.leaf_parameters)
+            mine += [0.0] * (ends[-1] - len(mine))
+        every = self._ranks.all_of(torch.tensor(mine, dtype=torch.float64))
+        in_order = torch.cat([
+            every[:, start:end].reshape(-1)[:bucket.leaves]
+            for bucket, start, end in zip(self._buckets, ends, ends[1:], strict=False)])
+        return native.norm_of(in_order, self._elements) / (divisor * self._ranks.size)
+
+    def _check_complete(self) -> None:
+        """Raises on all ranks if a parameter lacks a gradient on one of them."""
+        least = max(self._most, 1)
+        lacks = [index for index, count in enumerate(self._received) if count < least]
+        first = lacks[0] if lacks and self._needs_all else -1
+        missing = self._ranks.announce(COMPLETES, self._rounds.passes, first).details()
+        for rank, index in enumerate(missing):
+            if index >= 0:
+                raise InvalidArgumentError(
+                    f"{self.entries[index].name} has fewer than the {least} gradient(s) of this "
+                    f"step on rank {rank}; the gradients of the step are forgotten: run backward "
+                    "for it on every rank, leave parameters without gradients out, or make the "
+                    'optimizer with missing="zero"')
+
+    def step(self, divisor: float, max_norm: float, norm: float | None) -> tuple[float, bool]:
+        """Updates with the mean of all ranks' gradients, whose norm is given."""
+        norm, skipped = self._own.step(divisor * self._ranks.size, max_norm, norm)
+        self._forget()
+        if not skipped:
+            self.publish()
+        return norm, skipped
+
+    def publish(self) -> None:
+        """Makes the parameters of all ranks what their masters are."""
+        works = []
+        for bucket, pieces in self._pieces.items():
+            for piece in pieces:
+                bucket.memory[piece.start:piece.end].copy_(self._values(piece))
+            works.append(self._ranks.spread(bucket.memory))
+        for work in works:
+            self._ranks.finish(work)
+
+    def _values(self, piece: _Piece) -> torch.Tensor:
+        return self._own.entries[self._number_of[piece.index]].parameter.data
+
+    # State.
+
+    def take_values(self, index: int) -> None:
+        """Makes the master of a parameter what the parameter is."""
+        self._take_back(index)
+        if (own := self._number_of.get(index)) is not None:
+            bucket = self._bucket_of[index]
+            start, end = bucket.cut(index, self._ranks.rank)
+            self._own.entries[own].parameter.data.copy_(bucket.memory[start:end])
+            self._own.take_values(own)
+
+    def read(self, index: int, master: bool, m: bool, v: bool,
+             allocate: Callable[[int], torch.Tensor]) -> list[torch.Tensor | None]:
+        """State of a parameter as fp32 tensors of its shape, on the first rank; None elsewhere, and
+        for what is not wanted. All ranks call it."""
+        self._ranks.announce(READS, index).details()
+        cuts = [self._bucket_of[index].cut(index, rank) for rank in range(self._ranks.size)]
+        longest = max(end - start for start, end in cuts)
+        start, end = cuts[self._ranks.rank]
+        mine = torch.zeros(3, longest)
+        wanted = (master, m, v)
+        if start < end:
+            read = self._own.read(self._number_of[index], *wanted, torch.empty)
+            for row, values in zip(mine, read, strict=True):
+                if values is not None:
+                    row[:end - start] = values
+        return [self._gathered(index, row, cuts, allocate) if want else None
+                for row, want in zip(mine, wanted, strict=True)]
+
+    def _gathered(self, index: int, mine: torch.Tensor, cuts: list[tuple[int, int]],
+                  allocate: Callable[[int], torch.Tensor]) -> torch.Tensor | None:
+        every = self._ranks.to_first(mine)
+        if every is None:
+            return None
+        first, _ = self._bucket_of[index].span(index)
+        whole = allocate(self._elements[index])
+        for (start, end), values in zip(cuts, every, strict=True):
+            whole[start - first:end - first] = values[:end - start]
+        return whole.view(self.entries[index].parameter.shape)
+
+    def write(self, index: int, master: torch.Tensor | None, m: torch.Tensor | None,
+              v: torch.Tensor | None) -> None:
+        """Sets the state of this rank's part of a parameter, from that of the whole."""
+        self._check_state(index, master, m, v)
+        if self._written(index):
+            self.take_values(index)
+        if (own := self._number_of.get(index)) is None:
+            return
+        bucket = self._bucket_of[index]
+        first, _ = bucket.span(index)
+        start, end = bucket.cut(index, self._ranks.rank)
+        self._own.write(own, *(None if tensor is None else
+                               tensor.detach().reshape(-1)[start - first:end - first]
+                               for tensor in (master, m, v)))
+
+    def load(self, folder: str) -> None:
+        """Takes a checkpoint of this rank's part; all parameters follow."""
+        self.take_writes()
+        self._own.load(folder)
+        self.publish()
