@@ -3,70 +3,26 @@
 A step has MICRO_BATCHES micro-batches, whatever the number of ranks: micro-batch m of rank r of N
 is number m * N + r. One process that adds them all up is the oracle, and ranks have its bits.
 """
-import datetime
-import multiprocessing
+import os
 import re
-import traceback
 
 import pytest
 import torch
 import torch.distributed as dist
+from rank_processes import ranks_at
 
 import spillway
-from spillway.torch import (
-    OffloadedAdagrad,
-    OffloadedAdamW,
-    OffloadedSGD,
-    _rounds,
-    offload_model,
-)
+from spillway.torch import OffloadedAdagrad, OffloadedAdamW, OffloadedSGD, offload_model
 
 MICRO_BATCHES = 6
-MOST_RANKS = 3
 # The first is cut for every number of ranks, the last ones share a leaf's worth of memory.
 SHAPES = ((100, 190), (70, 60), (257,), (3, 5, 7), (1,))
 
 
-def work(rank, path, pipe):
-    """Runs one function after the other in a group of the first ranks, in a process of its own."""
-    torch.set_num_threads(1)
-    _rounds._BUCKET_BYTES = 50_000  # the first parameter by itself, and others together
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank,
-                            world_size=MOST_RANKS)
-    while True:
-        function, ranks, arguments = pipe.recv()
-        group = dist.new_group(range(ranks), timeout=datetime.timedelta(seconds=20))
-        try:
-            pipe.send((True, function(group, rank, *arguments) if rank < ranks else None))
-        except BaseException:
-            pipe.send((False, traceback.format_exc()))
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Returns a function that runs one on so many ranks, and returns what each returns."""
-    context = multiprocessing.get_context("forkserver")
-    # These take seconds to import; the second is what the first optimizer of a process imports.
-    context.set_forkserver_preload(["spillway.torch", "torch._dynamo"])
-    path = tmp_path_factory.mktemp("ranks") / "store"
-    pipes, processes = [], []
-    for rank in range(MOST_RANKS):
-        ours, theirs = context.Pipe()
-        processes.append(context.Process(target=work, args=(rank, path, theirs), daemon=True))
-        processes[-1].start()
-        pipes.append(ours)
-
-    def on_ranks(ranks, function, *arguments):
-        for pipe in pipes:
-            pipe.send((function, ranks, arguments))
-        results = [pipe.recv() for pipe in pipes]
-        for good, result in results:
-            assert good, result
-        return [result for _, result in results[:ranks]]
-
-    yield on_ranks
-    for process in processes:
-        process.kill()
+    with ranks_at(tmp_path_factory.mktemp("ranks") / "store") as on_ranks:
+        yield on_ranks
 
 
 def parameters(dtypes=(torch.float32,), seed=1):
@@ -385,3 +341,22 @@ def test_a_rank_that_skips_a_step_is_named(run):
 def test_a_group_that_is_not_there_is_refused():
     with pytest.raises(spillway.InvalidArgumentError, match="init_process_group first"):
         OffloadedAdamW(parameters(), process_group=dist.group.WORLD)
+
+
+def one_ends(group, rank):
+    tensors = parameters()
+    optimizer = OffloadedAdamW(tensors, process_group=group)
+    if rank == 2:
+        os._exit(0)
+
+    def go_on():
+        give(tensors)
+        optimizer.step()
+
+    return raised(go_on)
+
+
+def test_ranks_are_told_when_one_of_them_ends(run):
+    *told, _ = run(3, one_ends)  # the processes are of no use to other tests then
+    assert all(re.search("could not exchange with the other ranks .*start all of them", text)
+               for text in told), told
