@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <chrono>
 #include <exception>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "comm/detail/progress.hpp"
 #include "comm/mpi/mpi_backend.hpp"
 #include "comm/single/single_transport.hpp"
+#include "comm/tcp/tcp_transport.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::comm {
@@ -167,13 +169,27 @@ std::unique_ptr<Communicator> make_communicator(std::string_view backend,
                 "the ranks of a \"threads\" group are made by ThreadGroup, all at once");
   }
   if (backend == "mpi") return std::make_unique<Communicator>(detail::make_mpi_transport, options);
+  if (backend == "tcp") {
+    throw Error(ErrorCode::invalid_argument,
+                "the ranks of a \"tcp\" group have to know where they meet: "
+                "use make_tcp_communicator");
+  }
   if (backend == "nccl") {
     throw Error(ErrorCode::invalid_argument,
-                "nccl moves the memory of GPUs only, and ranks find each other by mpi: make a "
-                "communicator of mpi, and a DeviceCommunicator of that");
+                "nccl moves the memory of GPUs only, and ranks find each other by mpi or tcp: make "
+                "a communicator of these, and a DeviceCommunicator of that");
   }
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("unknown communication backend \"{}\"; use single or mpi", backend));
+              fmt::format("unknown communication backend \"{}\"; use single, mpi or tcp", backend));
+}
+
+std::unique_ptr<Communicator> make_tcp_communicator(const LaunchEnvironment& launch,
+                                                    const CommunicatorOptions& options) {
+  return std::make_unique<Communicator>(
+      [&] {
+        return detail::make_tcp_transport(launch, std::chrono::milliseconds(options.timeout_ms));
+      },
+      options);
 }
 
 }  // namespace spillway::comm

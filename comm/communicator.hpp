@@ -19,6 +19,7 @@
 
 namespace spillway::comm {
 
+struct LaunchEnvironment;
 namespace detail {
 class Transport;
 }
@@ -149,8 +150,14 @@ class Communicator {
 
 /// `single` is a group of this process alone; `mpi` one of the processes that mpirun or srun has
 /// started (`Error{not_supported}` where it cannot be had). The ranks of `threads` are made by
-/// ThreadGroup.
+/// ThreadGroup, and those of `tcp` by the next function.
 [[nodiscard]] std::unique_ptr<Communicator> make_communicator(
     std::string_view backend, const CommunicatorOptions& options = {});
+
+/// Joins the processes that meet where `launch` says, over sockets of TCP. Blocks until all have
+/// come, or throws `Error{device_error}` that names who has not within `timeout_ms`. Anything else
+/// that is wrong is an Error on all ranks that have come.
+[[nodiscard]] std::unique_ptr<Communicator> make_tcp_communicator(
+    const LaunchEnvironment& launch, const CommunicatorOptions& options = {});
 
 }  // namespace spillway::comm

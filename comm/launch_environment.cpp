@@ -14,27 +14,32 @@ namespace {
 /// Names the variables of one launcher; null: it has none for that.
 struct Launcher {
   const char* name;
+  const char* backend;
   const char* mark;  ///< is set if and only if this launcher has started the process
   const char* rank;
   const char* ranks;
   const char* local_rank;
   const char* local_ranks;
-  const char* host;
-  const char* port;
+  const char* job;
 };
 
-/// Innermost first. In the script of a job, SLURM sets the rank too, but no step.
+constexpr const char* kHost = "MASTER_ADDR";
+constexpr const char* kPort = "MASTER_PORT";
+constexpr const char* kOwnPort = "SPILLWAY_MASTER_PORT";
+constexpr const char* kOwnJob = "SPILLWAY_JOB";
+
+/// Innermost first. In the script of a job, SLURM sets the rank too, but no step. srun sets
+/// PMIX_RANK where it is told to let ranks meet by MPI.
 constexpr Launcher kLaunchers[] = {
-    {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-     "MASTER_ADDR", "MASTER_PORT"},
-    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr, nullptr},
-    {"mpiexec", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", nullptr,
+    {"torchrun", "tcp", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+     "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
+    {"mpirun", "mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr},
+    {"mpiexec", "mpi", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
      nullptr},
-    {"srun", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", nullptr, nullptr,
-     nullptr},
-    {"torchrun", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-     "MASTER_ADDR", "MASTER_PORT"},
+    {"srun", "tcp", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", nullptr,
+     "SLURM_JOB_ID"},
+    {"torchrun", "tcp", kHost, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr},
 };
 
 class Variables {
@@ -44,10 +49,11 @@ class Variables {
 
   [[nodiscard]] std::string text(const char* name) const {
     const char* const value = find(name);
-    check(value != nullptr, ErrorCode::invalid_argument,
-          fmt::format("{} has started this process and has not set {}; start it by a launcher, or "
-                      "unset {}",
-                      launcher_.name, name, launcher_.mark));
+    check(
+        value != nullptr, ErrorCode::invalid_argument,
+        fmt::format("{} has started this process and has not set {}; set it, start the process by "
+                    "a launcher, or unset {}",
+                    launcher_.name, name, launcher_.mark));
     return value;
   }
 
@@ -74,6 +80,46 @@ class Variables {
   const EnvironmentLookup& lookup_;
 };
 
+/// Returns the first host of a list as SLURM writes it: "a1" of "a[1-3,7],b" and of "a1,b".
+std::string first_host(const std::string& list) {
+  std::string name = list.substr(0, list.find_first_of("[,"));
+  if (name.size() == list.size() || list[name.size()] == ',') return name;
+  const std::size_t number = name.size() + 1;
+  return name + list.substr(number, list.find_first_of("-,]", number) - number);
+}
+
+/// torchrun itself takes connections at MASTER_PORT, so ranks meet at the next one.
+std::uint16_t next_port(const Variables& variables) {
+  const std::uint32_t port = variables.number(kPort, 65535);
+  return static_cast<std::uint16_t>(port + 1);
+}
+
+/// A port below those that systems hand out, which another job of the machine hardly has.
+std::uint16_t port_of_job(std::uint32_t job) {
+  constexpr std::uint32_t kFirst = 15'000;
+  constexpr std::uint32_t kPorts = 15'000;
+  return static_cast<std::uint16_t>(kFirst + job % kPorts);
+}
+
+void read_meeting(const Launcher& launcher, const Variables& variables, LaunchEnvironment& result) {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  const bool slurm = result.launcher == "srun";
+  result.host = slurm && !variables.has(kHost) ? first_host(variables.text("SLURM_STEP_NODELIST"))
+                                               : variables.text(kHost);
+  // Then nobody else can reach the ranks.
+  if (result.local_ranks == result.ranks) result.host = "localhost";
+  if (variables.has(kOwnPort)) {
+    result.port = static_cast<std::uint16_t>(variables.number(kOwnPort, 65536));
+  } else if (slurm && !variables.has(kPort)) {
+    result.port = port_of_job(variables.number(launcher.job, kMost));
+  } else {
+    result.port = next_port(variables);
+  }
+  if (launcher.job != nullptr) result.job = variables.text(launcher.job);
+  if (slurm) result.job = fmt::format("{}.{}", result.job, variables.text(launcher.mark));
+  if (variables.has(kOwnJob)) result.job = variables.text(kOwnJob);
+}
+
 }  // namespace
 
 std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup& lookup) {
@@ -81,7 +127,7 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
   for (const Launcher& launcher : kLaunchers) {
     const Variables variables(launcher, lookup);
     if (!variables.has(launcher.mark)) continue;
-    LaunchEnvironment result{.launcher = launcher.name};
+    LaunchEnvironment result{.launcher = launcher.name, .backend = launcher.backend};
     result.ranks = variables.number(launcher.ranks, kMost);
     check(result.ranks > 0, ErrorCode::invalid_argument,
           fmt::format("{}=0: a group has at least one rank", launcher.ranks));
@@ -93,10 +139,8 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
       result.local_rank =
           variables.number(launcher.local_rank, result.local_ranks.value_or(result.ranks));
     }
-    if (launcher.host != nullptr) {
-      result.host = variables.text(launcher.host);
-      result.port = static_cast<std::uint16_t>(variables.number(launcher.port, 65536));
-    }
+    if (result.backend == "tcp") read_meeting(launcher, variables, result);
+    if (result.launcher == "srun" && variables.has("PMIX_RANK")) result.backend = "mpi";
     return result;
   }
   return std::nullopt;

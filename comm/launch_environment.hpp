@@ -17,8 +17,11 @@ struct LaunchEnvironment {
   std::uint32_t ranks = 1;
   std::uint32_t local_rank = 0;                ///< among those of this machine
   std::optional<std::uint32_t> local_ranks{};  ///< absent: the launcher does not say
-  std::string host{};                          ///< where ranks of torchrun meet; else empty
-  std::uint16_t port = 0;
+  /// By which the launcher lets ranks meet: "mpi", or "tcp", for which the rest is there.
+  std::string backend{};
+  std::string host{};      ///< the machine of rank 0; empty: the launcher does not say
+  std::uint16_t port = 0;  ///< where rank 0 takes connections
+  std::string job{};       ///< what tells this job from others
 };
 
 /// Returns a variable's value, or null if there is none. Programs pass std::getenv.

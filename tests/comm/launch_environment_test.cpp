@@ -31,8 +31,9 @@ const Variables kTorchrun{{"TORCHELASTIC_RUN_ID", "none"},
                           {"LOCAL_WORLD_SIZE", "2"},
                           {"MASTER_ADDR", "node7"},
                           {"MASTER_PORT", "29500"}};
-const Variables kSrun{
-    {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "6"}, {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "2"}};
+const Variables kSrun{{"SLURM_STEP_ID", "0"},    {"SLURM_PROCID", "6"},
+                      {"SLURM_NTASKS", "16"},    {"SLURM_LOCALID", "2"},
+                      {"SLURM_JOB_ID", "20123"}, {"SLURM_STEP_NODELIST", "node[07-09],x1"}};
 
 void expect(const Variables& variables, const char* launcher, std::uint32_t rank,
             std::uint32_t ranks, std::uint32_t local_rank) {
@@ -56,7 +57,7 @@ TEST(LaunchEnvironment, ReadsEveryLauncher) {
   EXPECT_EQ(read(kOpenMpi)->local_ranks, 4U);
   expect(kTorchrun, "torchrun", 3, 4, 1);
   EXPECT_EQ(read(kTorchrun)->host, "node7");
-  EXPECT_EQ(read(kTorchrun)->port, 29500);
+  EXPECT_EQ(read(kTorchrun)->port, 29501);  // torchrun itself has the port before
   expect(kSrun, "srun", 6, 16, 2);
   EXPECT_FALSE(read(kSrun)->local_ranks.has_value());
   expect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}, "mpiexec", 1, 2, 0);
@@ -71,6 +72,39 @@ TEST(LaunchEnvironment, TakesTheInnermostLauncher) {
   expect(both, "mpirun", 5, 8, 1);
   both.insert(kTorchrun.begin(), kTorchrun.end());
   expect(both, "torchrun", 3, 4, 1);
+}
+
+TEST(LaunchEnvironment, SaysByWhatAndWhereRanksMeet) {
+  EXPECT_EQ(read(kOpenMpi)->backend, "mpi");
+  EXPECT_EQ(read(kOpenMpi)->host, "");
+  EXPECT_EQ(read(kTorchrun)->backend, "tcp");
+  EXPECT_EQ(read(kTorchrun)->job, "none");
+  Variables changed = kTorchrun;
+  changed["SPILLWAY_MASTER_PORT"] = "4000";
+  changed["SPILLWAY_JOB"] = "the second";
+  EXPECT_EQ(read(changed)->port, 4000);
+  EXPECT_EQ(read(changed)->job, "the second");
+  changed["LOCAL_WORLD_SIZE"] = "4";  // this machine has all of them
+  EXPECT_EQ(read(changed)->host, "localhost");
+}
+
+TEST(LaunchEnvironment, FindsTheFirstHostAndAPortOfAStepOfSlurm) {
+  EXPECT_EQ(read(kSrun)->backend, "tcp");
+  EXPECT_EQ(read(kSrun)->host, "node07");
+  EXPECT_EQ(read(kSrun)->port, 20'123);
+  EXPECT_EQ(read(kSrun)->job, "20123.0");
+  Variables changed = kSrun;
+  for (const auto& [list, first] : std::map<std::string, std::string>{
+           {"a", "a"}, {"a1,b", "a1"}, {"a[3,5-7]", "a3"}, {"a[12]", "a12"}}) {
+    changed["SLURM_STEP_NODELIST"] = list;
+    EXPECT_EQ(read(changed)->host, first);
+  }
+  changed["MASTER_ADDR"] = "elsewhere";
+  changed["MASTER_PORT"] = "29500";
+  EXPECT_EQ(read(changed)->host, "elsewhere");
+  EXPECT_EQ(read(changed)->port, 29'501);
+  changed["PMIX_RANK"] = "6";
+  EXPECT_EQ(read(changed)->backend, "mpi");
 }
 
 void expect_refused(Variables variables, const std::string& name, const char* value) {
@@ -98,9 +132,11 @@ TEST(LaunchEnvironment, NamesTheVariableThatMakesNoSense) {
   expect_refused(kOpenMpi, "OMPI_COMM_WORLD_RANK", "8");
   expect_refused(kOpenMpi, "OMPI_COMM_WORLD_RANK", "-1");
   expect_refused(kOpenMpi, "OMPI_COMM_WORLD_LOCAL_RANK", "4");
-  expect_refused(kTorchrun, "MASTER_PORT", "65536");
+  expect_refused(kTorchrun, "MASTER_PORT", "65535");  // there is no next one
+  expect_refused(kTorchrun, "SPILLWAY_MASTER_PORT", "65536");
   expect_refused(kTorchrun, "MASTER_PORT", nullptr);
   expect_refused(kTorchrun, "WORLD_SIZE", "");
+  expect_refused(kSrun, "SLURM_STEP_NODELIST", nullptr);
 }
 
 }  // namespace

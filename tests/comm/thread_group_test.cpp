@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <chrono>
 #include <future>
@@ -12,6 +11,7 @@
 
 #include "comm/handshake.hpp"
 #include "runtime/base/error.hpp"
+#include "tests/comm/sparse_memory.hpp"
 #include "tests/support/allocation_counter.hpp"
 
 namespace spillway::comm {
@@ -266,25 +266,6 @@ TEST(ThreadGroup, ASteadyStateAllocatesNothing) {
     self.barrier().wait();
   });
 }
-
-/// Memory of which only the touched pages exist.
-class SparseMemory {
- public:
-  explicit SparseMemory(std::size_t size) : size_(size) {
-    void* const address = ::mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    check(address != MAP_FAILED, ErrorCode::out_of_memory, "mmap");
-    data_ = static_cast<std::byte*>(address);
-  }
-  ~SparseMemory() { ::munmap(data_, size_); }
-  SparseMemory(const SparseMemory&) = delete;
-  SparseMemory& operator=(const SparseMemory&) = delete;
-  [[nodiscard]] std::span<std::byte> span() const { return {data_, size_}; }
-
- private:
-  std::byte* data_;
-  std::size_t size_;
-};
 
 TEST(ThreadGroup, MovesMoreBytesThanAnIntHolds) {
   constexpr std::size_t kSize = (std::size_t{1} << 31) + 5;

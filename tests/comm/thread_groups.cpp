@@ -2,6 +2,7 @@
 
 #include "comm/threads/thread_group.hpp"
 #include "tests/comm/groups.hpp"
+#include "tests/comm/tcp_ranks.hpp"
 
 namespace spillway::comm {
 namespace {
@@ -28,6 +29,13 @@ Group subgroup(const std::vector<Rank>& members) {
           }};
 }
 
+Group tcp(std::uint32_t ranks, Bytes piece) {
+  const CommunicatorOptions options{.timeout_ms = 60'000, .piece = piece};
+  return {.name = fmt::format("tcp_{}{}", ranks, piece == kSmallPiece ? "_small_pieces" : ""),
+          .ranks = ranks,
+          .run = [=](const Body& body) { run_tcp_ranks(ranks, options, body); }};
+}
+
 }  // namespace
 
 std::vector<Group> groups() {
@@ -40,6 +48,8 @@ std::vector<Group> groups() {
   all.push_back(threads(3, kSmallPiece));
   all.push_back(subgroup({Rank{3}}));
   all.push_back(subgroup({Rank{4}, Rank{1}, Rank{2}}));
+  for (const std::uint32_t ranks : {1U, 2U, 3U, 5U}) all.push_back(tcp(ranks, kSmallPiece));
+  all.push_back(tcp(3, 8_MiB));
   return all;
 }
 

@@ -8,6 +8,7 @@
 #include "tools/bench/comm_bench.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
+#include "tools/cli/launch.hpp"
 
 namespace spillway::cli {
 namespace {
@@ -30,6 +31,14 @@ bench::CommCase case_of(const BenchCommFlags& flags) {
           .link_gigabytes_per_second = flags.link};
 }
 
+std::unique_ptr<comm::Communicator> join(const std::string& backend) {
+  if (backend != "tcp") return comm::make_communicator(backend);
+  const std::optional<comm::LaunchEnvironment> launch = launch_environment();
+  check(launch.has_value() && launch->backend == "tcp", ErrorCode::invalid_argument,
+        "--backend tcp is for the processes that torchrun or srun starts");
+  return comm::make_tcp_communicator(*launch);
+}
+
 /// Measures, or as a rank that is not the first returns nothing: one rank answers.
 std::optional<bench::CommMeasurement> measure(const BenchCommFlags& flags) {
   const bench::CommCase what = case_of(flags);
@@ -43,7 +52,7 @@ std::optional<bench::CommMeasurement> measure(const BenchCommFlags& flags) {
   } else {
     check(!flags.link.has_value(), ErrorCode::invalid_argument,
           "--link limits ranks of --backend threads; other backends have links of their own");
-    measure_rank(*comm::make_communicator(flags.backend));
+    measure_rank(*join(flags.backend));
   }
   return first;
 }
@@ -104,8 +113,10 @@ void add_bench_comm(Command bench, Session& session) {
                   "Measures collectives of ranks against copies in memory and other all-reduces",
                   [flags, &session] { return run(*flags, session.json); });
   command
-      .add_option("--backend", flags->backend,
-                  "The ranks are threads, or with mpi the processes that mpirun or srun starts")
+      .add_option(
+          "--backend", flags->backend,
+          "The ranks are threads, or the processes that mpirun (mpi), torchrun (tcp) or srun "
+          "(either) starts")
       .capture_default();
   command.add_option("--ranks", flags->ranks, "There are this many threads")
       .positive()

@@ -4,23 +4,36 @@
 
 #include <cstdlib>
 
-#include "comm/launch_environment.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::cli {
 
+namespace {
+
+std::unique_ptr<comm::Communicator> meet(const comm::LaunchEnvironment& launch) {
+  if (launch.backend == "tcp") return comm::make_tcp_communicator(launch);
+  try {
+    return comm::make_communicator("mpi");
+  } catch (const Error& error) {
+    const bool without_mpi = error.code() == ErrorCode::not_supported && !launch.host.empty();
+    if (!without_mpi) throw;
+    return comm::make_tcp_communicator(launch);
+  }
+}
+
+}  // namespace
+
+std::optional<comm::LaunchEnvironment> launch_environment() {
+  return comm::read_launch_environment([](const char* name) { return std::getenv(name); });
+}
+
 std::unique_ptr<comm::Communicator> join_ranks() {
-  const auto launch =
-      comm::read_launch_environment([](const char* name) { return std::getenv(name); });
+  const std::optional<comm::LaunchEnvironment> launch = launch_environment();
   if (!launch || launch->ranks == 1) return nullptr;
   const std::string job = fmt::format("{} has started {} ranks", launch->launcher, launch->ranks);
-  check(launch->launcher != "torchrun", ErrorCode::not_supported,
-        fmt::format("{}, which can meet by MPI alone in this version; run \"mpirun -n {} spillway "
-                    "train ...\" or srun in its place, or, for one rank, spillway without torchrun",
-                    job, launch->ranks));
   auto ranks = [&] {
     try {
-      return comm::make_communicator("mpi");
+      return meet(*launch);
     } catch (const Error& error) {
       throw Error(error.code(), fmt::format("{}, and they cannot meet: {}", job, error.what()));
     }

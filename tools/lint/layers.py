@@ -51,9 +51,9 @@ IMPURE = re.compile(r"(c?stdio|fstream|filesystem|thread|mutex|shared_mutex|cond
                     r"future|semaphore|barrier|latch|unistd\.h|fcntl\.h|pthread\.h|sys/.*)$")
 STANDARD = re.compile(r"[a-z_0-9]+$")
 POSIX = re.compile(r"((sys|linux|asm|netinet|arpa)/[\w/.-]+|(cpuid|cxxabi|dirent|dlfcn|errno|"
-                   r"execinfo|fcntl|fenv|limits|link|malloc|math|poll|pthread|pwd|sched|semaphore|"
-                   r"setjmp|signal|stddef|stdint|stdio|stdlib|string|strings|termios|time|ucontext|"
-                   r"unistd)\.h)$")
+                   r"execinfo|fcntl|fenv|limits|link|malloc|math|netdb|poll|pthread|pwd|sched|"
+                   r"semaphore|setjmp|signal|stddef|stdint|stdio|stdlib|string|strings|termios|"
+                   r"time|ucontext|unistd)\.h)$")
 OPENMP = re.compile(r"\s*#\s*pragma\s+omp\b")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 # What a module's CMakeLists.txt gives to the installed package.

@@ -1,6 +1,6 @@
 // A program of several ranks of which the last one does something wrong in the middle of a row of
-// all-reduces. mpi_failures_test.py runs it.
-// usage: mpi_failing_ranks none|throws|exits|dies|hangs|sizes|operations|version|configuration
+// all-reduces. ranks_failures_test.py runs it.
+// usage: failing_ranks none|throws|exits|dies|hangs|sizes|operations|version|configuration
 #include <unistd.h>
 
 #include <csignal>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/handshake.hpp"
+#include "comm/launch_environment.hpp"
 
 namespace spillway::comm {
 namespace {
@@ -28,7 +29,10 @@ void misbehave(Communicator& self, std::string_view how) {
 }
 
 void run(std::string_view how) {
-  const auto communicator = make_communicator("mpi", kOptions);
+  const auto launch = read_launch_environment([](const char* name) { return std::getenv(name); });
+  const bool tcp = launch.has_value() && launch->backend == "tcp";
+  const auto communicator =
+      tcp ? make_tcp_communicator(*launch, kOptions) : make_communicator("mpi", kOptions);
   Communicator& self = *communicator;
   const bool wrong = self.rank() == Rank{self.ranks() - 1};
   handshake(self, {.version = wrong && how == "version" ? "0.1" : "0.2",

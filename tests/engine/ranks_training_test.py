@@ -1,11 +1,12 @@
 """`mpirun -n 2 spillway train`: the stages of ZeRO agree with each other and with one rank, a job
 goes on from what its ranks and other numbers of ranks have saved, and what cannot work says why.
-usage: mpi_training_test.py SPILLWAY MPIRUN_COMMAND..."""
+usage: ranks_training_test.py SPILLWAY LAUNCHER..."""
 import os
 import shutil
+import socket
 import subprocess
 
-from mpi_job import MPIRUN, JobTest, config, main, start
+from ranks_job import LAUNCHER, JobTest, config, main, start
 
 RANKS = 2
 
@@ -86,20 +87,22 @@ class Training(JobTest):
     def test_ranks_that_differ_are_named(self):
         first = self.arguments("run", config(1), 2)
         second = self.arguments("run", config(1, seed=7), 2)
-        job = start([*MPIRUN, "1", *first, ":", MPIRUN[-1], "1", *second])
+        job = start([*LAUNCHER, "1", *first, ":", LAUNCHER[-1], "1", *second])
         output = job.communicate(timeout=120)[0]
         self.assertNotEqual(job.returncode, 0)
         self.assertIn("rank 1 has spillway.seed: 7, rank 0 has spillway.seed: 1234", output)
         self.assertFalse((self.path / "run").exists())
 
     def test_ranks_that_cannot_meet_are_refused(self):
-        launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-                    "MASTER_PORT": "1"}
-        done = subprocess.run(self.arguments("run", config(0), 1), capture_output=True,
-                              encoding="utf-8", env=os.environ | launched, check=False)
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("torchrun has started 2 ranks", done.stderr)
-        self.assertIn("mpirun -n 2 spillway train", done.stderr)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                        "SPILLWAY_MASTER_PORT": str(port)}
+            done = subprocess.run(self.arguments("run", config(0), 1), capture_output=True,
+                                  encoding="utf-8", env=os.environ | launched, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("torchrun has started 2 ranks, and they cannot meet", done.stderr)
+        self.assertIn(f"at port {port}: another program has it", done.stderr)
         self.assertFalse((self.path / "run").exists())
 
 

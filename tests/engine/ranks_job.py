@@ -1,7 +1,9 @@
 """What the tests of `mpirun -n N spillway train` share: data, a tiny model, and runs of it.
-A test that uses it is started as TEST.py SPILLWAY MPIRUN_COMMAND..."""
+A test that uses it is started as TEST.py SPILLWAY LAUNCHER..., where LAUNCHER is mpirun or
+start_ranks, and -n. SPILLWAY_TEST_CASES may name the cases that are run."""
 import array
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -10,7 +12,7 @@ import sys
 import tempfile
 import unittest
 
-SPILLWAY, *MPIRUN = sys.argv[1:]
+SPILLWAY, *LAUNCHER = sys.argv[1:]
 MODEL = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64,
          "vocab_size": 256, "max_position_embeddings": 32, "rms_norm_eps": 1e-5,
@@ -52,7 +54,7 @@ class JobTest(unittest.TestCase):
                 "--run", self.path / run, "--steps", str(steps), *more]
 
     def launch(self, run, options, steps, *more, ranks):
-        launcher = [*MPIRUN, str(ranks)] if ranks > 1 else []
+        launcher = [*LAUNCHER, str(ranks)] if ranks > 1 else []
         return start([*launcher, *self.arguments(run, options, steps, *more)])
 
     def train(self, *arguments, ranks):
@@ -86,4 +88,4 @@ class JobTest(unittest.TestCase):
 
 
 def main():
-    unittest.main(argv=sys.argv[:1])
+    unittest.main(argv=[sys.argv[0], *os.environ.get("SPILLWAY_TEST_CASES", "").split()])

@@ -1,0 +1,28 @@
+// The rendezvous of the backend `tcp`: processes that know where rank 0 is become a group in which
+// each has two connections with every other.
+//
+// Rank 0 takes connections where the launcher has said. Every other rank opens a port of its own
+// and tells rank 0; once all have, rank 0 tells each of them where the others are, and each
+// connects to the ranks before it. A rank that cannot go on tells rank 0, which tells the others.
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include "comm/launch_environment.hpp"
+#include "runtime/base/file.hpp"
+
+namespace spillway::comm::detail {
+
+/// Holds the connections with another rank. Bytes of transfers cannot delay a notice.
+struct Peer {
+  FileDescriptor data;
+  FileDescriptor notices;
+};
+
+/// Returns this rank's peers by rank; its own place is empty. Throws `Error`, which names the ranks
+/// that have not come within `limit`, and on every rank that has come what is wrong with one.
+[[nodiscard]] std::vector<Peer> meet(const LaunchEnvironment& launch,
+                                     std::chrono::milliseconds limit);
+
+}  // namespace spillway::comm::detail

@@ -1,0 +1,66 @@
+// Sockets of the backend `tcp`: non-blocking streams over IPv4 and IPv6, and waits that end at a
+// time. They are closed in a program that another one replaces. Any thread; a socket is one's own.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "runtime/base/file.hpp"
+
+namespace spillway::comm::detail {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// Takes connections at `port` of the machine's address `host`, or of all its addresses if that is
+/// empty; port 0 is one that is free. Throws `Error{busy}` if another program has the port.
+[[nodiscard]] FileDescriptor listen_at(const std::string& host, std::uint16_t port);
+[[nodiscard]] std::uint16_t port_of(const FileDescriptor& listener);
+
+/// Returns the next connection, or nothing if there is none now.
+[[nodiscard]] std::optional<FileDescriptor> accept_at(const FileDescriptor& listener);
+/// Connects to the first address of `host` that takes it, and tries again until `end`: who listens
+/// there may be late. Throws `Error{device_error}` that says why the last attempt has failed.
+[[nodiscard]] FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline end);
+/// Returns the numeric address of the other end, or nothing if that is on this machine.
+[[nodiscard]] std::string other_end(const FileDescriptor& socket);
+
+enum class Transfer : std::uint8_t { some, none_now, closed };
+struct Moved {
+  Transfer state;
+  std::size_t bytes = 0;  ///< with `some`
+  int error = 0;          ///< errno with `closed`; 0: the other end has closed it in an orderly way
+};
+/// Says what a system call that has moved `bytes` has done.
+[[nodiscard]] Moved moved(ssize_t bytes);
+[[nodiscard]] Moved receive_some(const FileDescriptor& socket, std::span<std::byte> target);
+/// Receives and leaves the bytes where they are.
+[[nodiscard]] Moved peek(const FileDescriptor& socket, std::span<std::byte> target);
+/// Sends what fits into the socket's buffer, and returns whether that was all: for a message that
+/// is the first of its socket and small.
+bool send_small(const FileDescriptor& socket, std::span<const std::byte> source) noexcept;
+
+/// These return false if it was not over at `end`, or the connection has closed.
+[[nodiscard]] bool send_all(const FileDescriptor& socket, std::span<const std::byte> source,
+                            Deadline end);
+[[nodiscard]] bool receive_all(const FileDescriptor& socket, std::span<std::byte> target,
+                               Deadline end);
+
+/// Returns the milliseconds until `end`, rounded up and not negative, as poll(2) takes them.
+[[nodiscard]] int poll_time(Deadline end);
+
+template <class T>
+std::span<const std::byte> bytes_of(const T& value) {
+  return std::as_bytes(std::span{&value, 1});
+}
+template <class T>
+std::span<std::byte> writable_bytes_of(T& value) {
+  return std::as_writable_bytes(std::span{&value, 1});
+}
+
+}  // namespace spillway::comm::detail

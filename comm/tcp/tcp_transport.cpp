@@ -1,0 +1,144 @@
+#include "comm/tcp/tcp_transport.hpp"
+
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::comm::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Bounds how long a rank that has failed waits until the others have read why.
+constexpr std::chrono::milliseconds kFarewell{500};
+
+}  // namespace
+
+TcpTransport::TcpTransport(Rank rank, std::vector<Peer> peers)
+    : Transport(rank, static_cast<std::uint32_t>(peers.size())),
+      links_(peers.size()),
+      polls_(2 * peers.size()) {
+  for (std::uint32_t other = 0; other < ranks(); ++other) {
+    links_[other].data = Connection(Rank{other}, std::move(peers[other].data));
+    links_[other].notices = std::move(peers[other].notices);
+  }
+}
+
+TcpTransport::~TcpTransport() {
+  if (!abandoned_) tell({.kind = Notice::Kind::left, .rank = rank().value()});
+}
+
+void TcpTransport::send(Rank to, Source data) { links_[to.value()].data.send(started_++, data); }
+
+void TcpTransport::receive(Rank from, Target data) {
+  links_[from.value()].data.receive(started_++, data);
+}
+
+std::optional<Rank> TcpTransport::wait(std::uint64_t count, std::chrono::milliseconds limit) {
+  const Clock::time_point end = Clock::now() + limit;
+  for (Link& link : links_) link.data.advance();
+  while (true) {
+    const std::optional<Unfinished> first = oldest();
+    if (!first.has_value() || first->number >= count) return std::nullopt;
+    advance(end);
+    if (Clock::now() >= end) {
+      const std::optional<Unfinished> late = oldest();
+      if (!late.has_value() || late->number >= count) return std::nullopt;
+      return late->peer;
+    }
+  }
+}
+
+std::optional<TcpTransport::Unfinished> TcpTransport::oldest() const {
+  std::optional<Unfinished> first;
+  for (std::uint32_t other = 0; other < ranks(); ++other) {
+    const std::optional<std::uint64_t> number = links_[other].data.oldest();
+    if (number.has_value() && (!first.has_value() || *number < first->number)) {
+      first = {.number = *number, .peer = Rank{other}};
+    }
+  }
+  return first;
+}
+
+void TcpTransport::advance(Clock::time_point end) {
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    const Link& link = links_[i];
+    const short events = link.data.events();
+    polls_[2 * i] = {.fd = events == 0 ? -1 : link.data.socket(), .events = events, .revents = 0};
+    polls_[2 * i + 1] = {.fd = link.left ? -1 : link.notices.get(), .events = POLLIN, .revents = 0};
+  }
+  if (::poll(polls_.data(), polls_.size(), poll_time(end)) < 0) {
+    if (errno == EINTR) return;
+    throw_errno(errno, "poll of the connections between ranks");
+  }
+  for (std::uint32_t other = 0; other < ranks(); ++other) {
+    Link& link = links_[other];
+    if (polls_[2 * other + 1].revents != 0) hear(link, Rank{other});
+    if (polls_[2 * other].revents != 0) link.data.advance();
+    if (link.left && link.data.is_closed() && link.data.oldest().has_value()) {
+      throw Error(ErrorCode::device_error,
+                  fmt::format("rank {} has left the group while rank {} waits for it", other,
+                              rank().value()));
+    }
+  }
+}
+
+// The connection of data may close a little earlier than that of notices, which says why.
+void TcpTransport::hear(Link& link, Rank from) {
+  const Moved moved =
+      receive_some(link.notices, writable_bytes_of(link.notice).subspan(link.received));
+  if (moved.state == Transfer::none_now) return;
+  if (moved.state == Transfer::closed) {
+    throw Error(
+        ErrorCode::device_error,
+        fmt::format("rank {} has died: {}", from.value(),
+                    moved.error == 0 ? "its connections have closed" : std::strerror(moved.error)),
+        moved.error);
+  }
+  link.received += moved.bytes;
+  if (link.received < sizeof link.notice) return;
+  const std::optional<Notice> notice = check_notice(link.notice);
+  check(notice.has_value() && notice->kind != Notice::Kind::welcome, ErrorCode::device_error,
+        fmt::format("rank {} has sent something else than a notice", from.value()));
+  if (notice->kind == Notice::Kind::failed) {
+    heard_ = notice;
+    throw heard_->error();
+  }
+  link.left = true;
+}
+
+void TcpTransport::abandon(ErrorCode code, std::string_view reason) noexcept {
+  abandoned_ = true;
+  tell(heard_.value_or(failure_notice(rank(), code, reason)));
+  // What a rank has not read is lost if this one closes a connection on which something is unread.
+  const Clock::time_point end = Clock::now() + kFarewell;
+  std::array<std::byte, sizeof(Notice)> unread;
+  for (Link& link : links_) {
+    if (!link.notices.is_open()) continue;
+    ::shutdown(link.notices.get(), SHUT_WR);
+    try {
+      while (receive_all(link.notices, unread, end)) {
+      }
+    } catch (const Error&) {  // it cannot be told more than it has been
+    }
+  }
+}
+
+void TcpTransport::tell(const Notice& notice) noexcept {
+  for (const Link& link : links_) {
+    if (link.notices.is_open()) send_small(link.notices, bytes_of(notice));
+  }
+}
+
+std::unique_ptr<Transport> make_tcp_transport(const LaunchEnvironment& launch,
+                                              std::chrono::milliseconds limit) {
+  return std::make_unique<TcpTransport>(launch.rank, meet(launch, limit));
+}
+
+}  // namespace spillway::comm::detail

@@ -1,0 +1,68 @@
+// TcpTransport: one rank's end of a group of processes that are connected by TCP, each with each.
+// Owns the connections.
+//
+// Threads: the one that makes it.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "comm/detail/transport.hpp"
+#include "comm/launch_environment.hpp"
+#include "comm/tcp/connection.hpp"
+#include "comm/tcp/rendezvous.hpp"
+#include "comm/tcp/wire.hpp"
+
+namespace spillway::comm::detail {
+
+class TcpTransport final : public Transport {
+ public:
+  /// Takes what `meet` has returned.
+  TcpTransport(Rank rank, std::vector<Peer> peers);
+  /// Tells the other ranks that this one is done, unless it has abandoned them.
+  ~TcpTransport() override;
+  TcpTransport(const TcpTransport&) = delete;
+  TcpTransport& operator=(const TcpTransport&) = delete;
+
+  void send(Rank to, Source data) override;
+  void receive(Rank from, Target data) override;
+  [[nodiscard]] std::optional<Rank> wait(std::uint64_t count,
+                                         std::chrono::milliseconds limit) override;
+  void abandon(ErrorCode code, std::string_view reason) noexcept override;
+
+ private:
+  struct Link {
+    Connection data;
+    FileDescriptor notices;
+    Notice notice{};  ///< that arrives
+    std::size_t received = 0;
+    bool left = false;
+  };
+
+  struct Unfinished {
+    std::uint64_t number;
+    Rank peer;
+  };
+  /// Returns the first transfer that is unfinished.
+  [[nodiscard]] std::optional<Unfinished> oldest() const;
+  /// Moves what can be moved once something can, or until `end`.
+  void advance(std::chrono::steady_clock::time_point end);
+  /// Throws if that rank has failed or died.
+  void hear(Link& link, Rank from);
+  void tell(const Notice& notice) noexcept;
+
+  std::vector<Link> links_;    // by rank
+  std::vector<pollfd> polls_;  // of link i: 2 i for data, 2 i + 1 for notices
+  std::uint64_t started_ = 0;
+  std::optional<Notice> heard_;  // of the rank that has failed first
+  bool abandoned_ = false;
+};
+
+/// Makes a transport among the processes that `launch` tells of. They have `limit` to come.
+[[nodiscard]] std::unique_ptr<Transport> make_tcp_transport(const LaunchEnvironment& launch,
+                                                            std::chrono::milliseconds limit);
+
+}  // namespace spillway::comm::detail

@@ -1,0 +1,312 @@
+// What is particular to ranks that meet over TCP: who does not come, who should not have, and who
+// goes while others wait.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/tcp/rendezvous.hpp"
+#include "comm/tcp/socket.hpp"
+#include "comm/tcp/wire.hpp"
+#include "runtime/base/error.hpp"
+#include "tests/comm/sparse_memory.hpp"
+#include "tests/comm/tcp_ranks.hpp"
+#include "tests/support/allocation_counter.hpp"
+
+namespace spillway::comm {
+namespace {
+
+using detail::bytes_of;
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+
+constexpr CommunicatorOptions kPatient{.timeout_ms = 60'000};
+
+detail::Deadline in_seconds(int seconds) {
+  return std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+}
+
+/// Returns the message with which `call` fails; "" if it does not.
+std::string failure_of(const std::function<void()>& call) {
+  try {
+    call();
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+/// Starts each process of a job, as `launches` say, and returns with what each of them fails.
+std::vector<std::string> failures_of(const std::vector<LaunchEnvironment>& launches,
+                                     const CommunicatorOptions& options = kPatient) {
+  std::vector<std::future<std::string>> ranks;
+  for (const LaunchEnvironment& launch : launches) {
+    ranks.push_back(std::async(std::launch::async, [&] {
+      return failure_of([&] { make_tcp_communicator(launch, options)->barrier().wait(); });
+    }));
+  }
+  std::vector<std::string> messages;
+  for (auto& rank : ranks) messages.push_back(rank.get());
+  return messages;
+}
+
+detail::Hello hello_of(std::uint32_t rank, std::uint32_t ranks) {
+  detail::Hello hello{.rank = rank, .ranks = ranks};
+  hello.set_job("test");
+  return hello;
+}
+
+FileDescriptor connect(const OwnPort& port) {
+  return detail::connect_to("127.0.0.1", port.number(), in_seconds(20));
+}
+
+TEST(TcpRendezvous, NamesTheRanksThatDoNotCome) {
+  const OwnPort port;
+  const auto messages =
+      failures_of({tcp_launch(0, 4, port), tcp_launch(2, 4, port)}, {.timeout_ms = 300});
+  EXPECT_THAT(messages, Each(HasSubstr("of 4 ranks, 1, 3 have not come to 127.0.0.1 port")));
+  EXPECT_THAT(messages[1], HasSubstr("rank 0 has abandoned the group"));
+}
+
+TEST(TcpRendezvous, SaysThatRankZeroIsNotThere) {
+  const OwnPort port;
+  EXPECT_THAT(failures_of({tcp_launch(1, 2, port)}, {.timeout_ms = 100})[0],
+              AllOf(HasSubstr("rank 1 has not reached rank 0 within 0.1 s: nobody takes "
+                              "connections at 127.0.0.1 port"),
+                    HasSubstr("Connection refused")));
+}
+
+TEST(TcpRendezvous, RefusesARankThatComesTwiceOnEveryRank) {
+  const OwnPort port;
+  const auto messages =
+      failures_of({tcp_launch(0, 3, port), tcp_launch(1, 3, port), tcp_launch(1, 3, port)});
+  EXPECT_THAT(messages, Each(HasSubstr("two processes are rank 1")));
+}
+
+TEST(TcpRendezvous, RefusesAnotherNumberOfRanksOnEveryRank) {
+  const OwnPort port;
+  const auto messages =
+      failures_of({tcp_launch(0, 3, port), tcp_launch(1, 3, port), tcp_launch(2, 4, port)});
+  EXPECT_THAT(messages,
+              Each(HasSubstr("rank 2 was told that there are 4 ranks, and rank 0 that there are")));
+}
+
+TEST(TcpRendezvous, RefusesARankThatCannotBeOne) {
+  const OwnPort port;
+  auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 2, port)}); });
+  const FileDescriptor rank = connect(port);
+  ASSERT_TRUE(detail::send_all(rank, bytes_of(hello_of(7, 2)), in_seconds(20)));
+  EXPECT_THAT(zero.get()[0], HasSubstr("one of them is rank 7 of 2"));
+  detail::Notice notice;
+  ASSERT_TRUE(detail::receive_all(rank, detail::writable_bytes_of(notice), in_seconds(20)));
+  EXPECT_THAT(notice.error().what(), HasSubstr("one of them is rank 7 of 2"));
+}
+
+TEST(TcpRendezvous, ARankThatDiesBeforeAllHaveComeIsNamed) {
+  const OwnPort port;
+  auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 3, port)}); });
+  FileDescriptor rank = connect(port);
+  ASSERT_TRUE(detail::send_all(rank, bytes_of(hello_of(1, 3)), in_seconds(20)));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it has a seat
+  rank.close();
+  EXPECT_THAT(zero.get()[0], HasSubstr("rank 1 has died before all ranks had met"));
+}
+
+TEST(TcpRendezvous, ARankOfAnotherJobIsToldAndDisturbsNobody) {
+  const OwnPort port;
+  auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 2, port)}); });
+  EXPECT_THAT(failures_of({tcp_launch(1, 2, port, "of others")})[0],
+              AllOf(HasSubstr("it is of job \"test\""), HasSubstr("of job \"of others\""),
+                    HasSubstr("SPILLWAY_MASTER_PORT")));
+  EXPECT_EQ(failures_of({tcp_launch(1, 2, port)})[0], "");
+  EXPECT_EQ(zero.get()[0], "");
+}
+
+TEST(TcpRendezvous, StrangersDisturbNobody) {
+  const OwnPort port;
+  auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 2, port)}); });
+  std::vector<FileDescriptor> strangers;
+  for (int i = 0; i < 600; ++i) strangers.push_back(connect(port));  // who say nothing
+  const std::string request = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + std::string(500, 'x');
+  EXPECT_TRUE(detail::send_all(connect(port), std::as_bytes(std::span{request}), in_seconds(20)));
+  strangers.push_back(connect(port));
+  ASSERT_TRUE(detail::send_all(strangers.back(), std::as_bytes(std::span{request}).first(20),
+                               in_seconds(20)));
+  EXPECT_EQ(failures_of({tcp_launch(1, 2, port)})[0], "");
+  EXPECT_EQ(zero.get()[0], "");
+}
+
+TEST(TcpRendezvous, SaysThatAnotherProgramHasThePort) {
+  const OwnPort port;
+  const FileDescriptor listener = detail::listen_at("127.0.0.1", port.number());
+  EXPECT_THAT(failures_of({tcp_launch(0, 2, port)})[0],
+              AllOf(HasSubstr(std::to_string(port.number())), HasSubstr("another program has it"),
+                    HasSubstr("SPILLWAY_MASTER_PORT")));
+}
+
+TEST(TcpRendezvous, SaysThatAnotherProgramAnswers) {
+  const OwnPort port;
+  const FileDescriptor listener = detail::listen_at("127.0.0.1", port.number());
+  auto one = std::async(std::launch::async, [&] { return failures_of({tcp_launch(1, 2, port)}); });
+  std::optional<FileDescriptor> socket;
+  while (!socket.has_value()) socket = detail::accept_at(listener);
+  const std::string page(sizeof(detail::Notice), 'x');
+  ASSERT_TRUE(detail::send_all(*socket, std::as_bytes(std::span{page}), in_seconds(20)));
+  EXPECT_THAT(one.get()[0], HasSubstr("is a program other than rank 0 of this job"));
+}
+
+TEST(TcpRendezvous, RefusesAHostThatIsNone) {
+  const OwnPort port;
+  LaunchEnvironment launch = tcp_launch(1, 2, port);
+  launch.host = "no host at all";
+  EXPECT_THAT(failures_of({launch})[0], HasSubstr("no host at all has no address"));
+}
+
+/// Runs two ranks of which the second has only the connections, and returns how the first fails.
+std::string failure_beside(const std::function<void(detail::Peer&)>& second) {
+  const OwnPort port;
+  auto zero = std::async(std::launch::async, [&] {
+    return failure_of([&] {
+      const auto self = make_tcp_communicator(tcp_launch(0, 2, port), kPatient);
+      std::vector<std::byte> data(4);
+      self->receive(data, Rank{1}).wait();
+    });
+  });
+  std::vector<detail::Peer> peers =
+      detail::meet(tcp_launch(1, 2, port), std::chrono::milliseconds(kPatient.timeout_ms));
+  second(peers[0]);
+  return zero.get();
+}
+
+TEST(TcpTransport, NamesARankThatHasDiedAtOnce) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT(failure_beside([](detail::Peer& zero) { zero = {}; }), HasSubstr("rank 1 has died"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(TcpTransport, RefusesWhatIsNoFrameOfTheTransfer) {
+  for (const detail::Frame& frame :
+       {detail::Frame{.magic = 7, .bytes = 40}, detail::Frame{.number = 1, .bytes = 40},
+        detail::Frame{.bytes = std::uint64_t{1} << 60}}) {
+    EXPECT_THAT(failure_beside([&](detail::Peer& zero) {
+                  EXPECT_TRUE(detail::send_all(zero.data, bytes_of(frame), in_seconds(20)));
+                  std::byte end;  // until the other one has given up
+                  while (detail::receive_all(zero.notices, {&end, 1}, in_seconds(20))) {
+                  }
+                }),
+                AllOf(HasSubstr("rank 1 has sent transfer"), HasSubstr("is damaged")));
+  }
+}
+
+TEST(TcpTransport, RefusesWhatIsNoNotice) {
+  EXPECT_THAT(
+      failure_beside([](detail::Peer& zero) {
+        const std::string text(sizeof(detail::Notice), 'x');
+        EXPECT_TRUE(detail::send_all(zero.notices, std::as_bytes(std::span{text}), in_seconds(20)));
+        std::byte end;
+        while (detail::receive_all(zero.notices, {&end, 1}, in_seconds(20))) {
+        }
+      }),
+      HasSubstr("rank 1 has sent something else than a notice"));
+}
+
+TEST(TcpTransport, NamesARankThatLeavesWhileAnotherWaitsForIt) {
+  EXPECT_THAT(failure_of([] {
+                run_tcp_ranks(2, kPatient, [](Communicator& self) {
+                  std::vector<std::byte> data(4);
+                  if (self.rank() == Rank{0}) self.receive(data, Rank{1}).wait();
+                });
+              }),
+              HasSubstr("rank 1 has left the group while rank 0 waits for it"));
+}
+
+TEST(TcpTransport, RanksThatAreDoneMayLeaveBeforeTheOthers) {
+  run_tcp_ranks(3, kPatient, [](Communicator& self) {
+    std::vector<std::byte> data(100'000);
+    if (self.rank() == Rank{0}) self.send(data, Rank{1}).wait();
+    if (self.rank() == Rank{0}) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    if (self.rank() == Rank{1}) self.receive(data, Rank{0}).wait();
+    if (self.rank() == Rank{1}) self.send(data, Rank{2}).wait();
+    if (self.rank() == Rank{2}) self.receive(data, Rank{1}).wait();
+  });
+}
+
+// A rank that is told may go before the third has heard of it, and must not seem to have died.
+TEST(TcpTransport, TellsEveryRankWhichOneHasFailedAndWhy) {
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_THROW(run_tcp_ranks(4, kPatient,
+                               [](Communicator& self) {
+                                 self.barrier().wait();
+                                 if (self.rank() == Rank{2}) throw std::runtime_error("no paper");
+                                 EXPECT_THAT(failure_of([&] { self.barrier().wait(); }),
+                                             HasSubstr("rank 2 has abandoned the group: no paper"));
+                               }),
+                 std::runtime_error);
+  }
+}
+
+TEST(TcpTransport, NamesARankThatDoesNotAnswer) {
+  std::promise<void> over;
+  std::shared_future<void> is_over = over.get_future().share();
+  EXPECT_THAT(failure_of([&] {
+                run_tcp_ranks(3, {.timeout_ms = 1000}, [&](Communicator& self) {
+                  self.barrier().wait();
+                  if (self.rank() == Rank{2}) return is_over.wait();
+                  try {
+                    self.barrier().wait();
+                  } catch (...) {
+                    if (self.rank() == Rank{0}) over.set_value();
+                    throw;
+                  }
+                });
+              }),
+              HasSubstr("waited 1 s for rank 2 in barrier (collective 2)"));
+}
+
+TEST(TcpTransport, ASteadyStateAllocatesNothing) {
+  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
+  run_tcp_ranks(3, {.timeout_ms = 60'000, .piece = 2_KiB}, [](Communicator& self) {
+    std::vector<std::byte> all(30'000);
+    std::vector<std::byte> shard(10'000);
+    self.barrier().wait();
+    std::optional<test_support::AllocationCounter> counter;
+    if (self.rank() == Rank{0}) counter.emplace();
+    self.barrier().wait();
+    self.all_gather(shard, all).wait();
+    self.reduce_scatter(all, shard, {}).wait();
+    self.broadcast(all, Rank{1}).wait();
+    self.barrier().wait();
+    if (counter.has_value()) {
+      EXPECT_EQ(counter->allocations(), 0);
+    }
+    counter.reset();
+    self.barrier().wait();
+  });
+}
+
+TEST(TcpTransport, MovesMoreBytesThanAnIntHolds) {
+  constexpr std::size_t kSize = (std::size_t{1} << 31) + 5;
+  constexpr std::size_t kMarks[] = {0, (std::size_t{1} << 31) - 1, std::size_t{1} << 31, kSize - 1};
+  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer shadows all of it";
+  run_tcp_ranks(2, {.timeout_ms = 60'000, .piece = 64_MiB}, [&](Communicator& self) {
+    const SparseMemory memory(kSize);
+    const std::span<std::byte> data = memory.span();
+    unsigned char mark = 1;
+    if (self.rank() == Rank{0}) {
+      for (const std::size_t i : kMarks) data[i] = std::byte{mark++};
+      return self.send(data, Rank{1}).wait();
+    }
+    self.receive(data, Rank{0}).wait();
+    for (const std::size_t i : kMarks) EXPECT_EQ(data[i], std::byte{mark++}) << i;
+  });
+}
+
+}  // namespace
+}  // namespace spillway::comm
