@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/plan/placement/fastest.hpp"
+#include "runtime/plan/predict/price.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/expect_correct.hpp"
@@ -70,6 +71,41 @@ TEST(StepsOverANetwork, WaitForGathersInForwardAndForReductionsInBackwardBelowSt
   EXPECT_NEAR(seconds_of_step(shared, chosen(shared, kUnlimited), 2), 19, 1e-6);
   const Workload whole = even_blocks(Sharding::none);
   EXPECT_NEAR(seconds_of_step(whole, chosen(whole, kUnlimited), 2), 22, 1e-6);
+}
+
+/// Layers whose forward and backward take a second together, between an embedding and a head that
+/// take next to nothing.
+Workload one_second_of(std::uint32_t layers, Sharding sharding) {
+  Workload workload = even_blocks(sharding);
+  for (BlockShape& block : workload.blocks) block.forward_flops = block.backward_flops = 0;
+  BlockShape& layer = workload.blocks[1];
+  layer.parameters = layer.padded_parameters = ElementCount{1024 * kLeafParameters};
+  layer.forward_flops = 1.0 / (3 * layers);
+  layer.backward_flops = 2.0 / (3 * layers);
+  workload.blocks.erase(workload.blocks.begin() + 2);
+  workload.blocks.insert(workload.blocks.begin() + 1, layers - 1, BlockShape(workload.blocks[1]));
+  return workload;
+}
+
+// docs/measurements.md, "Training on ranks": all that is sent takes a second too. Stage 0 sends it
+// from the end of the first layer's backward on. Stages 1 and 2 gather in half a second; then the
+// last layer's forward, backward and the last reduction follow. Stage 3 waits for the first gather
+// and the last reduction alone.
+TEST(StepsOverANetwork, AreLongerThanComputeByWhatTheirStageCannotHide) {
+  for (const std::uint32_t layers : {6U, 18U}) {
+    const double layer = 1.0 / layers;
+    const double expected[] = {4.0 / 3 + 2 * layer / 3, 7.0 / 6 + 5 * layer / 6, 1 + 2 * layer / 3};
+    for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
+      const Workload w = one_second_of(layers, sharding);
+      const Placement first = chosen(w, kUnlimited, {.state = Tier::host, .keep = true});
+      MachineProfile machine = machine_with(1);
+      machine.net = work_of_blocks(w, first).net;
+      const PlannedStep step =
+          fastest_placement(w, kUnlimited, {.state = Tier::host, .keep = true}, machine, first);
+      // The embedding and the head have a 500th of a layer each.
+      EXPECT_NEAR(step.prediction.step_seconds, expected[static_cast<int>(sharding)], 0.01 * layer);
+    }
+  }
 }
 
 PlannedStep fastest(const Workload& workload, const Budgets& budgets,
