@@ -2,12 +2,18 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "tests/support/cuda_emulation/grid.hpp"
 
 namespace cuda_emulation {
 
 void set_order(std::uint64_t seed) { Device::Lock()->set_order(seed); }
+void set_devices(int count) { Device::Lock()->devices = count; }
+int& current_device() {
+  thread_local int device = 0;
+  return device;
+}
 Statistics statistics() { return Device::Lock()->statistics; }
 void refuse_to_block() { Device::Lock()->refuse_to_block(); }
 std::uint64_t discard_pending() { return Device::Lock()->discard(); }
@@ -26,6 +32,8 @@ void break_device(int status) { Device::Lock()->broken = static_cast<cudaError_t
 Device::Device() {
   const char* const seed = std::getenv("SPILLWAY_CUDA_EMULATION_SEED");
   set_order(seed != nullptr ? std::strtoull(seed, nullptr, 10) : std::uint64_t{late});
+  const char* const count = std::getenv("SPILLWAY_CUDA_EMULATION_DEVICES");
+  if (count != nullptr) devices = std::atoi(count);
   never_blocks_ = std::getenv("SPILLWAY_CUDA_EMULATION_NEVER_BLOCKS") != nullptr;
 }
 
@@ -43,6 +51,7 @@ void Device::set_order(std::uint64_t seed) {
 
 CUstream_st* Device::create_stream() {
   streams_.push_back(std::make_unique<CUstream_st>());
+  streams_.back()->device = current_device();
   return streams_.back().get();
 }
 
@@ -88,7 +97,10 @@ void Device::run_one(CUstream_st& stream) {
   stream.operations.pop_front();
   if (operation.number < newest_run_) ++statistics.overtaken;
   newest_run_ = std::max(newest_run_, operation.number);
+  // Whichever thread lets it run.
+  const int current = std::exchange(current_device(), stream.device);
   if (operation.work) operation.work();
+  current_device() = current;
   if (operation.records != nullptr) {
     operation.records->done = true;
     operation.records->when = std::chrono::steady_clock::now();
@@ -153,10 +165,11 @@ void Device::finish(const Mark& mark) {
   while (!try_finish(mark)) changed_.wait(mutex_);
 }
 
-void Device::finish_all() {
-  const auto all = [this] {
-    return std::ranges::all_of(streams_,
-                               [this](const auto& stream) { return try_finish(*stream); });
+void Device::finish_all(int device) {
+  const auto all = [this, device] {
+    return std::ranges::all_of(streams_, [this, device](const auto& stream) {
+      return stream->device != device || try_finish(*stream);
+    });
   };
   while (!all()) changed_.wait(mutex_);
 }

@@ -1,5 +1,5 @@
-// The emulated device: its memory, the host memory that it may copy, and its streams. Everything is
-// called with the device's lock held.
+// The emulated devices: their memory, the host memory that they may copy, and their streams.
+// Everything is called with the one lock of all of them held.
 #pragma once
 
 #include <chrono>
@@ -37,6 +37,7 @@ struct Operation {
 }  // namespace cuda_emulation
 
 struct CUstream_st {
+  int device = 0;
   std::deque<cuda_emulation::Operation> operations;
   bool held = false;  ///< runs nothing, as behind a kernel that does not end
 };
@@ -50,13 +51,18 @@ class Memory {
  public:
   static constexpr std::size_t kTotal = std::size_t{16} << 30;
 
-  /// Null where not enough is left.
+  /// Null where not enough is left on the current device.
   [[nodiscard]] std::byte* allocate(std::size_t size);
   /// False if `address` was not allocated.
   [[nodiscard]] bool free(void* address);
-  [[nodiscard]] std::size_t used() const { return used_; }
+  /// What of the current device is.
+  [[nodiscard]] std::size_t used() const;
   /// Whether all of it lies in one allocation.
-  [[nodiscard]] bool holds(const void* address, std::size_t size) const;
+  [[nodiscard]] bool holds(const void* address, std::size_t size) const {
+    return device_of(address, size) >= 0;
+  }
+  /// The device on which it does; -1: none.
+  [[nodiscard]] int device_of(const void* address, std::size_t size) const;
 
   [[nodiscard]] cudaError_t pin(void* address, std::size_t size);
   [[nodiscard]] bool unpin(void* address, std::size_t& size);
@@ -67,6 +73,7 @@ class Memory {
     std::size_t size;
     std::byte* mapping;
     std::size_t mapped;
+    int device;
   };
   struct Mapping {
     std::byte* address;
@@ -75,8 +82,10 @@ class Memory {
   std::map<std::uintptr_t, Allocation> allocations_;
   std::map<std::uintptr_t, std::size_t> pinned_;
   std::deque<Mapping> freed_;  ///< kept out of reach
-  std::size_t used_ = 0;
 };
+
+/// The calling thread's.
+[[nodiscard]] int& current_device();
 
 class Device {
  public:
@@ -91,6 +100,7 @@ class Device {
   };
 
   void set_order(std::uint64_t seed);
+  int devices = 1;
   [[nodiscard]] std::uint64_t random() { return random_(); }
 
   [[nodiscard]] CUstream_st* create_stream();
@@ -102,7 +112,8 @@ class Device {
   // Other threads go on while these wait for them.
   void finish(CUstream_st& stream);
   void finish(const Mark& mark);
-  void finish_all();
+  /// All streams of one device.
+  void finish_all(int device);
   /// Something has changed that a stream may wait for.
   void announce() { changed_.notify_all(); }
   std::uint64_t discard();

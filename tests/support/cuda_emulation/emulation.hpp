@@ -1,4 +1,4 @@
-// CUDA on the CPU, for tests: one device whose streams run what they hold as late as they may, as
+// CUDA on the CPU, for tests: devices whose streams run what they hold as late as they may, as
 // early as they may, or in an order that a seed chooses among those that streams and events allow.
 // The product is built on it from its own sources (CMakeLists.txt); `kernel.cuh` is the seam.
 //
@@ -22,6 +22,11 @@ enum Order : std::uint64_t {
 
 /// From here on; the streams are idle.
 void set_order(std::uint64_t seed);
+
+/// The machine has so many devices from here on; at first as many as
+/// SPILLWAY_CUDA_EMULATION_DEVICES in the environment says, else one. Each thread has a current
+/// one, and a stream and its operands are of one device.
+void set_devices(int count);
 
 struct Statistics {
   std::uint64_t kernels = 0;

@@ -72,7 +72,9 @@ void store(cudaDataType_t type, void* base, std::uint64_t index, float value) {
 
 void enqueue_call(cudaStream_t stream, const Workspace& workspace, std::function<void()> work) {
   const Device::Lock device;
-  if (!device->has(stream)) fault("a library is called on a stream that there is not");
+  if (!device->has(stream) || stream->device != current_device()) {
+    fault("a library is called on a stream that the current device has not");
+  }
   device->enqueue(*stream, {.work = [workspace, work = std::move(work)] {
     if (workspace.size > 0) scribble(workspace);
     work();
@@ -83,8 +85,8 @@ void enqueue_call(cudaStream_t stream, const Workspace& workspace, std::function
 
 void expect_operand(const char* what, const void* address, std::size_t size,
                     std::size_t alignment) {
-  if (!Device::Lock()->memory.holds(address, size)) {
-    fault("%s: %zu bytes at %p lie in no allocation of the device", what, size, address);
+  if (Device::Lock()->memory.device_of(address, size) != current_device()) {
+    fault("%s: %zu bytes at %p lie in no allocation of the current device", what, size, address);
   }
   if (reinterpret_cast<std::uintptr_t>(address) % alignment != 0) {
     fault("%s at %p is not aligned to the %zu bytes that were promised", what, address, alignment);

@@ -47,7 +47,7 @@ bool within(const std::map<std::uintptr_t, std::size_t>& ranges, const void* add
 
 /// It ends where nothing is mapped, but for what CUDA's alignment leaves.
 std::byte* Memory::allocate(std::size_t size) {
-  if (size > kTotal - used_) return nullptr;
+  if (size > kTotal - used()) return nullptr;
   const std::size_t inside = round_up(round_up(size, kAlignment), kPage);
   const std::size_t mapped = inside + 2 * kPage;
   void* const mapping =
@@ -62,15 +62,14 @@ std::byte* Memory::allocate(std::size_t size) {
   }
   std::byte* const address = first + inside - round_up(size, kAlignment);
   allocations_[reinterpret_cast<std::uintptr_t>(address)] = {size, static_cast<std::byte*>(mapping),
-                                                             mapped};
-  used_ += size;
+                                                             mapped, current_device()};
   return address;
 }
 
 bool Memory::free(void* address) {
   const auto found = allocations_.find(reinterpret_cast<std::uintptr_t>(address));
   if (found == allocations_.end()) return false;
-  const auto [size, mapping, mapped] = found->second;
+  const auto [size, mapping, mapped, device] = found->second;
   const auto* const end = static_cast<std::byte*>(address) + size;
   const auto* const slack_end = static_cast<std::byte*>(address) + round_up(size, kAlignment);
   if (std::any_of(end, slack_end, [](std::byte b) { return b != std::byte{0xff}; })) {
@@ -83,17 +82,25 @@ bool Memory::free(void* address) {
     ::munmap(freed_.front().address, freed_.front().size);
     freed_.pop_front();
   }
-  used_ -= size;
   allocations_.erase(found);
   return true;
 }
 
-bool Memory::holds(const void* address, std::size_t size) const {
+std::size_t Memory::used() const {
+  std::size_t sum = 0;
+  for (const auto& [address, allocation] : allocations_) {
+    if (allocation.device == current_device()) sum += allocation.size;
+  }
+  return sum;
+}
+
+int Memory::device_of(const void* address, std::size_t size) const {
   const auto first = reinterpret_cast<std::uintptr_t>(address);
   const auto after = allocations_.upper_bound(first);
-  if (after == allocations_.begin()) return false;
+  if (after == allocations_.begin()) return -1;
   const auto& [start, allocation] = *std::prev(after);
-  return first - start <= allocation.size && size <= allocation.size - (first - start);
+  const bool inside = first - start <= allocation.size && size <= allocation.size - (first - start);
+  return inside ? allocation.device : -1;
 }
 
 cudaError_t Memory::pin(void* address, std::size_t size) {

@@ -1,8 +1,8 @@
-// NCCL by its documentation, for ranks that are threads of this process and share the emulated
-// device. An operation is one of its stream, which ends once those of all ranks that take part have
-// come to the front of theirs. No call has begun when it returns (ncclInProgress), as NCCL may do
-// where a communicator does not block: it is on its stream once its rank has asked for errors often
-// enough. Ranks that call different things wait for each other without end.
+// NCCL by its documentation, for ranks that are threads of this process, on one emulated device or
+// on one each. An operation is one of its stream, which ends once those of all ranks that take part
+// have come to the front of theirs. No call has begun when it returns (ncclInProgress), as NCCL may
+// do where a communicator does not block: it is on its stream once its rank has asked for errors
+// often enough. Ranks that call different things wait for each other without end.
 #include <nccl.h>
 
 #include <chrono>
@@ -57,7 +57,9 @@ void expect_idle(const Member& member) {
 
 ncclResult_t launch(Member& member, cudaStream_t stream, std::function<bool()> ready) {
   expect_idle(member);
-  if (!Device::Lock()->has(stream)) fault("NCCL is called on a stream that there is not");
+  if (!Device::Lock()->has(stream) || stream->device != member.device) {
+    fault("NCCL is called on a stream that the rank's device has not");
+  }
   member.launches.push_back({stream, std::move(ready)});
   member.polls = kPolls;
   return ncclInProgress;
@@ -137,7 +139,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* communicator, int ranks, ncclUni
   if (clique == nullptr) known = clique = std::make_shared<Clique>(ranks);
   if (clique->ranks != ranks || rank < 0 || rank >= ranks) return ncclInvalidArgument;
   if (!clique->joined.insert(rank).second) return ncclInvalidUsage;
-  *communicator = new ncclComm{std::make_shared<Member>(Member{.clique = clique, .rank = rank})};
+  *communicator = new ncclComm{std::make_shared<Member>(
+      Member{.clique = clique, .rank = rank, .device = cuda_emulation::current_device()})};
   return ncclInProgress;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* error) {

@@ -65,6 +65,7 @@ struct Launch {
 struct Member {
   std::shared_ptr<Clique> clique;
   int rank;
+  int device;  ///< that was current when the rank joined
   bool aborted = false;
   bool finalized = false;
   int polls = 0;  ///< so often the rank asks for errors before its launches are on their streams

@@ -7,6 +7,7 @@
 #include "tests/support/cuda_emulation/grid.hpp"
 #include "tests/support/cuda_emulation/include/cuda_runtime.h"
 
+using cuda_emulation::current_device;
 using cuda_emulation::Device;
 using cuda_emulation::fault;
 using cuda_emulation::Mark;
@@ -40,11 +41,16 @@ cudaError_t on_stream(cudaStream_t stream, Call call) {
   });
 }
 
-cudaError_t check_device(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t check_device(int device) {
+  return device >= 0 && device < Device::Lock()->devices ? cudaSuccess : cudaErrorInvalidDevice;
+}
 
-void expect_device(const Device& device, const void* address, std::size_t size, const char* what) {
-  if (device.memory.holds(address, size)) return;
-  fault("%s: %zu bytes at %p lie in no allocation of the device", what, size, address);
+/// The memory is that of the stream's device.
+void expect_device(const Device& device, const CUstream_st& stream, const void* address,
+                   std::size_t size, const char* what) {
+  if (device.memory.device_of(address, size) == stream.device) return;
+  fault("%s: %zu bytes at %p lie in no allocation of device %d", what, size, address,
+        stream.device);
 }
 
 void expect_pinned(const Device& device, const void* address, std::size_t size) {
@@ -52,17 +58,17 @@ void expect_pinned(const Device& device, const void* address, std::size_t size) 
   fault("an asynchronous copy of %zu bytes at %p, which are not pinned as a whole", size, address);
 }
 
-void check_copy(const Device& device, void* target, const void* source, std::size_t size,
-                cudaMemcpyKind kind) {
+void check_copy(const Device& device, const CUstream_st& stream, void* target, const void* source,
+                std::size_t size, cudaMemcpyKind kind) {
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   if (to_device) {
-    expect_device(device, target, size, "the target of a copy");
+    expect_device(device, stream, target, size, "the target of a copy");
   } else {
     expect_pinned(device, target, size);
   }
   if (from_device) {
-    expect_device(device, source, size, "the source of a copy");
+    expect_device(device, stream, source, size, "the source of a copy");
   } else {
     expect_pinned(device, source, size);
   }
@@ -74,6 +80,7 @@ namespace cuda_emulation {
 
 cudaError_t enqueue_kernel(const KernelLaunch& launch, std::function<void()> thread) {
   return on_stream(launch.stream, [&](Device& device) {
+    if (launch.stream->device != current_device()) return cudaErrorInvalidResourceHandle;
     if (launch.blocks == 0 || launch.blocks > kMostBlocks || launch.threads == 0 ||
         launch.threads > kMostThreads) {
       return cudaErrorInvalidConfiguration;
@@ -146,12 +153,16 @@ cudaError_t cudaDriverGetVersion(int* version) {
 }
 cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = Device::Lock()->devices;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return report(check_device(device)); }
+cudaError_t cudaSetDevice(int device) {
+  const cudaError_t status = check_device(device);
+  if (status == cudaSuccess) current_device() = device;
+  return report(status);
+}
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device();
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
@@ -164,7 +175,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return report(check_device(device));
 }
 cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
-  std::snprintf(text, static_cast<std::size_t>(size), "0000:00:00.0");
+  std::snprintf(text, static_cast<std::size_t>(size), "0000:%02x:00.0",
+                static_cast<unsigned>(device));
   return report(check_device(device));
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -191,16 +203,18 @@ cudaError_t cudaMalloc(void** address, std::size_t size) {
 cudaError_t cudaFree(void* address) {
   return on_device([&](Device& device) {
     if (address == nullptr) return cudaSuccess;
-    device.finish_all();  // it waits for the whole device
+    // It waits for the whole device.
+    device.finish_all(std::max(device.memory.device_of(address, 0), 0));
     return device.memory.free(address) ? cudaSuccess : cudaErrorInvalidValue;
   });
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
   return on_device([&](Device& device) {
-    attributes->type = device.memory.holds(address, 1)    ? cudaMemoryTypeDevice
+    const int holder = device.memory.device_of(address, 1);
+    attributes->type = holder >= 0                        ? cudaMemoryTypeDevice
                        : device.memory.pinned(address, 1) ? cudaMemoryTypeHost
                                                           : cudaMemoryTypeUnregistered;
-    attributes->device = attributes->type == cudaMemoryTypeDevice ? 0 : -2;
+    attributes->device = holder >= 0 ? holder : -2;
     return cudaSuccess;
   });
 }
@@ -224,13 +238,13 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size, 
                             cudaStream_t stream) {
   return on_stream(stream, [&](Device& device) {
     if (kind == cudaMemcpyHostToHost) return cudaErrorInvalidValue;
-    check_copy(device, target, source, size, kind);
+    check_copy(device, *stream, target, source, size, kind);
     const auto* const host = kind == cudaMemcpyHostToDevice   ? source
                              : kind == cudaMemcpyDeviceToHost ? target
                                                               : nullptr;
     device.enqueue(*stream, {.work =
                                  [=, &device] {
-                                   check_copy(device, target, source, size, kind);
+                                   check_copy(device, *stream, target, source, size, kind);
                                    std::memcpy(target, source, size);
                                    ++device.statistics.copies;
                                  },
@@ -241,9 +255,9 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size, 
 }
 cudaError_t cudaMemsetAsync(void* target, int value, std::size_t size, cudaStream_t stream) {
   return on_stream(stream, [&](Device& device) {
-    expect_device(device, target, size, "a memset");
+    expect_device(device, *stream, target, size, "a memset");
     device.enqueue(*stream, {.work = [=, &device] {
-      expect_device(device, target, size, "a memset");
+      expect_device(device, *stream, target, size, "a memset");
       std::memset(target, value, size);
     }});
     return cudaSuccess;
