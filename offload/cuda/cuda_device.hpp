@@ -32,6 +32,9 @@ struct CudaDevice {
 /// no CUDA in this build, no driver, a driver too old, no device, a device too old.
 [[nodiscard]] std::string cuda_unavailable_reason(int device = 0);
 
+/// Returns how many GPUs the driver shows this process (CUDA_VISIBLE_DEVICES); 0 without CUDA.
+[[nodiscard]] int count_cuda_devices();
+
 /// Throws `Error{not_supported}` with `cuda_unavailable_reason`, `Error{device_error}` if the
 /// device does not answer. Starts CUDA on the device, which takes about half a GiB of its memory.
 [[nodiscard]] CudaDevice query_cuda_device(int device = 0);

@@ -158,9 +158,12 @@ struct TrainOptions {
   StateHome activations = StateHome::automatic;  ///< of the activations between blocks
   SumsHome gradient_sums = SumsHome::automatic;  ///< where gradients of rounds are added up
   std::optional<std::uint32_t> prefetch;         ///< blocks uploaded ahead; absent: planned
-  std::optional<Bytes> device_memory;            ///< absent: what the device has
-  std::optional<Bytes> host_memory;              ///< absent: what cgroup and system leave
-  std::vector<std::filesystem::path> nvme;       ///< empty: RUN/state
+  /// Is that of the GPU, as CUDA numbers those that it shows. Each of several ranks of a machine
+  /// has its own; no key of a configuration.
+  int device_index = 0;
+  std::optional<Bytes> device_memory;       ///< absent: what the device has
+  std::optional<Bytes> host_memory;         ///< absent: what cgroup and system leave
+  std::vector<std::filesystem::path> nvme;  ///< empty: RUN/state
   nvme_swap::EngineKind io_engine = nvme_swap::EngineKind::automatic;
   std::uint32_t threads = 0;          ///< of the update; 0: physical cores
   std::uint32_t compute_threads = 0;  ///< of FWD-BWD; 0: physical cores

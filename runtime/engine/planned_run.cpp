@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/base/cuda_library_directories.hpp"
 #include "runtime/base/topology.hpp"
 #include "runtime/config/schedule.hpp"
 #include "runtime/engine/machine/budgets.hpp"
@@ -34,6 +35,7 @@ class Planning {
 
  private:
   void share_cores();
+  void join_gpus();
   void resolve_automatic();
   [[nodiscard]] plan::Budgets budgets_for(const config::TrainOptions& options,
                                           const plan::Workload& workload) const;
@@ -54,6 +56,9 @@ void Planning::open() {
   run_.options = request_.options;
   share_cores();
   resolve(run_.options, run_.config);
+  if (request_.ranks != nullptr) {
+    run_.options.device_index = gpu_of_rank(*request_.ranks, *run_.options.device);
+  }
   resolve_automatic();
   if (request_.from) check_tokenizer(request_.data, *request_.from);
   run_.data.emplace(TrainingData::open(request_.data, run_.config, run_.options.context));
@@ -70,6 +75,7 @@ void Planning::open() {
          .data = std::filesystem::absolute(request_.data).string(),
          .identity = recognise_data()};
   check_same_run(request_.ranks, now);
+  join_gpus();
   if (start) {
     run_.start = Start::resumed;
     run_.resume_at = start;
@@ -101,12 +107,24 @@ void Planning::share_cores() {
   if (run_.options.compute_threads == 0) run_.options.compute_threads = share;
 }
 
+/// All ranks have the same device by now. A machine that lacks NCCL ends the run here.
+void Planning::join_gpus() {
+  if (request_.ranks == nullptr || run_.options.device != config::DeviceKind::cuda) return;
+  run_.gpus = std::make_unique<comm::DeviceCommunicator>(
+      *request_.ranks,
+      comm::DeviceCommunicatorOptions{.library_directories = cuda_library_directories()});
+  run_.gpu_ranks = run_.gpus.get();
+}
+
 /// Every rank plans with the least that one of them has. What a configuration names is of a rank.
 plan::Budgets Planning::budgets_for(const config::TrainOptions& options,
                                     const plan::Workload& workload) const {
   plan::Budgets budgets = make_budgets(options, request_.run, workload);
   const std::uint32_t sharers = ranks_on_this_machine(request_.ranks);
-  if (!options.device_memory) budgets.device = Bytes{budgets.device.value() / sharers};
+  const bool own_device = options.device == config::DeviceKind::cuda;
+  if (!options.device_memory && !own_device) {
+    budgets.device = Bytes{budgets.device.value() / sharers};
+  }
   if (!options.host_memory) budgets.host = Bytes{budgets.host.value() / sharers};
   budgets.nvme = Bytes{budgets.nvme.value() / sharers};
   return least(request_.ranks, budgets);
@@ -245,8 +263,10 @@ PlannedRun::PlannedRun(const TrainRequest& request)
 std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, TrainObserver& observer) {
   auto run = std::make_unique<PlannedRun>(request);
   Planning planning(request, observer, *run);
-  planning.open();
-  planning.plan();
+  telling_others(request.ranks, [&] {
+    planning.open();
+    planning.plan();
+  });
   return run;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "comm/device_communicator.hpp"
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
@@ -20,7 +21,8 @@ namespace spillway::engine {
 struct PlannedRun : EngineSetup {
   explicit PlannedRun(const TrainRequest& request);
 
-  plan::Ranks part;  ///< of the job, this rank's
+  plan::Ranks part;                                ///< of the job, this rank's
+  std::unique_ptr<comm::DeviceCommunicator> gpus;  ///< of the job's ranks, if it uses any
   RunClaim claim;
   MachineTuning known;  ///< what earlier runs measured of this machine
   std::optional<TrainingData> data;

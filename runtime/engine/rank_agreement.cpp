@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/handshake.hpp"
+#include "offload/cuda/cuda_device.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/json.hpp"
 #include "runtime/config/options_table.hpp"
@@ -47,6 +48,32 @@ constexpr std::array<std::string_view, 11> kOwn{
     "spillway.device_memory", "spillway.host_link_gbps",
     "spillway.disk_gbps",     "tensorboard.output_path",
     "csv_monitor.output_path"};
+
+std::array<char, 256> machine_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name;
+}
+
+/// Is where a rank computes.
+struct Place {
+  std::array<char, 256> machine = machine_name();
+  std::array<char, 32> gpu{};  ///< on the PCI bus; empty for the host
+
+  bool operator==(const Place&) const = default;
+};
+
+void check_own_gpus(std::span<const Place> places) {
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    const auto first = std::ranges::find(places, places[rank]);
+    const auto other = static_cast<std::size_t>(first - places.begin());
+    check(other == rank || places[rank].gpu[0] == 0, ErrorCode::invalid_argument,
+          fmt::format("ranks {} and {} on {} have one GPU, {}, and each needs its own: start as "
+                      "many ranks on a machine as it has GPUs, and if CUDA_VISIBLE_DEVICES is set, "
+                      "let it show each rank its own or show all of them to every rank",
+                      other, rank, places[rank].machine.data(), places[rank].gpu.data()));
+  }
+}
 
 std::string settings_of(const RunConfig& config) {
   std::string text;
@@ -119,9 +146,24 @@ std::uint64_t value_of_first(comm::Communicator& ranks, std::uint64_t mine) {
 
 std::uint32_t ranks_on_this_machine(comm::Communicator* ranks) {
   if (ranks == nullptr) return 1;
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
+  const auto name = machine_name();
   return static_cast<std::uint32_t>(std::ranges::count(gather(*ranks, name), name));
+}
+
+int gpu_of_rank(comm::Communicator& ranks, config::DeviceKind device) {
+  Place mine;
+  int index = 0;
+  const std::vector<Place> others = gather(ranks, mine);
+  if (device == config::DeviceKind::cuda) {
+    const auto before = std::span(others).first(ranks.rank().value());
+    const auto place = static_cast<int>(std::ranges::count(before, mine));
+    index = place % std::max(offload::count_cuda_devices(), 1);
+    const std::string bus = offload::query_cuda_device(index).pci_bus_id;
+    std::ranges::copy_n(bus.begin(), std::ssize(bus.substr(0, mine.gpu.size() - 1)),
+                        mine.gpu.begin());
+  }
+  check_own_gpus(gather(ranks, mine));
+  return index;
 }
 
 void check_same_run(comm::Communicator* ranks, const RunConfig& config) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <optional>
 #include <span>
@@ -17,6 +18,18 @@ namespace spillway::engine {
 
 /// Returns whether this rank writes what the job tells of itself.
 [[nodiscard]] bool leads(const comm::Communicator* ranks);
+
+/// Calls `body`. If it throws, the other ranks hear why before anything of this rank goes: what it
+/// has on a GPU could not tell.
+template <class Body>
+auto telling_others(comm::Communicator* ranks, Body body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    if (ranks != nullptr) ranks->abandon(error.what());
+    throw;
+  }
+}
 
 enum class Vote : std::uint8_t { no, yes };
 
@@ -42,6 +55,11 @@ class Votes {
 std::uint64_t value_of_first(comm::Communicator& ranks, std::uint64_t mine);
 /// Counts the ranks on this machine, which share its cores and its memory.
 [[nodiscard]] std::uint32_t ranks_on_this_machine(comm::Communicator* ranks);
+
+/// Returns the GPU of this rank, as CUDA numbers those that it shows, and makes it current on this
+/// thread: the ranks of a machine have one each, in their order. 0 for a rank that trains on the
+/// host. Throws `Error{invalid_argument}` that names two ranks where they have the same one.
+[[nodiscard]] int gpu_of_rank(comm::Communicator& ranks, config::DeviceKind device);
 
 /// Throws `Error{invalid_argument}` that names the first rank whose program, data, model or options
 /// differ from those of rank 0, and both values. What a rank may have of its own is not compared:

@@ -5,6 +5,7 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -298,12 +299,11 @@ model::ModelConfig model_config_in(const std::filesystem::path& from) {
 
 TrainReport train(const TrainRequest& request, TrainObserver& observer,
                   const std::atomic<int>& interrupt) {
-  try {
-    return Loop(request, observer, interrupt).run();
-  } catch (const std::exception& error) {
-    if (request.ranks != nullptr) request.ranks->abandon(error.what());
-    throw;
-  }
+  std::optional<Loop> loop;  // outlives what may throw
+  return telling_others(request.ranks, [&] {
+    loop.emplace(request, observer, interrupt);
+    return loop->run();
+  });
 }
 
 }  // namespace spillway::engine

@@ -1,14 +1,18 @@
-// Ranks that are threads of this process, on the host backend: a job of them trains, and another
-// may go on from what it has saved.
+// Ranks that are threads of this process, on the host backend or on a GPU each: a job of them
+// trains, and another may go on from what it has saved.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/device_communicator.hpp"
 #include "comm/threads/thread_group.hpp"
+#include "runtime/base/cuda_library_directories.hpp"
+#include "runtime/engine/rank_agreement.hpp"
 #include "runtime/engine/run/reader.hpp"
 #include "tests/engine/training_harness.hpp"
 
@@ -41,6 +45,16 @@ struct Job {
   const SavedJob* from = nullptr;    ///< it goes on from this, and else from random numbers
   std::filesystem::path from_run{};  ///< or from this run
 };
+
+/// Gives the rank of a job a GPU, if `options` choose one, and joins it to the others; else null.
+inline std::unique_ptr<comm::DeviceCommunicator> join_gpus(comm::Communicator& communicator,
+                                                           config::TrainOptions& options) {
+  if (options.device != config::DeviceKind::cuda || communicator.ranks() == 1) return nullptr;
+  options.device_index = gpu_of_rank(communicator, *options.device);
+  return std::make_unique<comm::DeviceCommunicator>(
+      communicator,
+      comm::DeviceCommunicatorOptions{.library_directories = cuda_library_directories()});
+}
 
 /// What the ranks of a job leave behind: all say the same of losses and norms, and each has its
 /// shards of the masters.
@@ -77,7 +91,9 @@ class RanksHarness : public TrainingHarness {
       ranks.rank = rank;
       config::TrainOptions options = options_of_ranks(ranks.count, ranks.sums);
       if (job.adjust) job.adjust(options);
-      const auto trainer = make_rank(options, all.saved.stores[rank], ranks, communicator);
+      const auto gpus = join_gpus(communicator, options);
+      const auto trainer =
+          make_rank(options, all.saved.stores[rank], ranks, communicator, gpus.get());
       if (job.from != nullptr) {
         trainer->adopt(SavedState(job.from->shape, job.from->stores));
       } else if (!job.from_run.empty()) {
@@ -87,10 +103,11 @@ class RanksHarness : public TrainingHarness {
       }
       Outcome& mine = outcomes[rank];
       steps(*trainer, options, job.steps - 1, mine);
-      const Bytes before = communicator.sent();
-      const Bytes sums = Bytes{trainer_sums(*trainer) * (ranks.count - 1)};
+      const auto sent = [&] { return gpus ? gpus->sent() : communicator.sent(); };
+      const Bytes before = sent();
+      const Bytes sums = Bytes{gpus ? 0 : trainer_sums(*trainer) * (ranks.count - 1)};
       if (job.steps > 0) steps(*trainer, options, 1, mine);
-      all.sent[rank] = communicator.sent() - before - sums;
+      all.sent[rank] = sent() - before - sums;
       all.planned[rank] = sent_in(trainer->step_plan());
       mine.masters = masters_of(*trainer);
     });
@@ -116,7 +133,8 @@ class RanksHarness : public TrainingHarness {
   [[nodiscard]] std::unique_ptr<Trainer> make_rank(const config::TrainOptions& options,
                                                    const nvme_swap::StoreOptions& store,
                                                    const plan::Ranks& ranks,
-                                                   comm::Communicator& communicator) const {
+                                                   comm::Communicator& communicator,
+                                                   comm::DeviceCommunicator* gpus = nullptr) const {
     ModelRuntime model = make_model_runtime(config(), options, products);
     EngineSetup setup;
     setup.config = config();
@@ -126,6 +144,7 @@ class RanksHarness : public TrainingHarness {
     setup.placement = place(config(), options, setup.workload, setup.budgets);
     setup.store_options = store;
     if (ranks.count > 1) setup.ranks = &communicator;
+    setup.gpu_ranks = gpus;
     return std::make_unique<Trainer>(setup, std::move(model));
   }
 

@@ -98,6 +98,13 @@ std::string cuda_unavailable_reason(int device) {
   return cuda::unavailable_reason(api.get(), device);
 }
 
+int count_cuda_devices() {
+  const auto api = cuda::make_cuda_api();
+  int count = 0;
+  if (api == nullptr || api->device_count(count) != cuda::kSuccess) return 0;
+  return count;
+}
+
 CudaDevice query_cuda_device(int device) {
   const auto api = cuda::make_cuda_api();
   check(api != nullptr, ErrorCode::not_supported, cuda::unavailable_reason(nullptr, device));

@@ -26,6 +26,7 @@ config::TrainOptions train_options(const EmbeddedOptions& options) {
   train.device = options.device;
   train.state_format = options.state_format;
   train.tile_parameters = options.tile_parameters;
+  train.device_index = options.device_index;
   train.nvme = options.nvme;
   train.host_memory = options.host_memory;
   train.threads = options.threads;
@@ -60,7 +61,6 @@ EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& lay
   setup.placement = embedded_placement(options, layout);
   setup.groups = layout.groups;
   setup.passes = &passes;
-  setup.device_index = options.device_index;
   const auto items = plan::memory_items(setup.workload, setup.placement);
   setup.budgets.host = plan::total(items, plan::Tier::host) + landing_bytes(options, layout);
   setup.budgets.device = plan::total(items, plan::Tier::device);

@@ -107,7 +107,7 @@ std::optional<Bytes> free_memory_of_device(const config::TrainOptions& options) 
   if (options.device != config::DeviceKind::cuda) return std::nullopt;
   // To plan with a size that was asked for takes no device.
   const bool usable = !options.device_memory || usable_device() == config::DeviceKind::cuda;
-  return usable ? free_device_memory() : *options.device_memory;
+  return usable ? free_device_memory(options.device_index) : *options.device_memory;
 }
 
 void check_fits(const FixedNeeds& needs, const config::TrainOptions& options,

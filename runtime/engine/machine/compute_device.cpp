@@ -37,8 +37,8 @@ model::cuda::CudaMath math_of(const config::TrainOptions& options, Bytes score_g
           .score_gradients = score_gradients};
 }
 
-void check_usable() {
-  const std::string reason = offload::cuda_unavailable_reason();
+void check_usable(int index) {
+  const std::string reason = offload::cuda_unavailable_reason(index);
   check(reason.empty(), ErrorCode::not_supported,
         "--device cuda: " + reason + "; --device host runs without a GPU");
 }
@@ -65,15 +65,16 @@ model::cuda::GemmChoices choose_products(const ProductSources& sources) {
 std::unique_ptr<model::Ops> make_ops(const config::TrainOptions& options,
                                      model::cuda::GemmChoices products, Bytes score_gradients) {
   if (!is_cuda(options)) return make_host_ops(options);
-  check_usable();
+  check_usable(options.device_index);
   return model::cuda::make_ops({.math = math_of(options, score_gradients),
-                                .device = 0,
+                                .device = options.device_index,
                                 .choices = std::move(products),
                                 .library_directories = cuda_library_directories()});
 }
 
 DeviceRecord record_of(const config::TrainOptions& options, const model::Ops& ops) {
-  DeviceRecord record{.name = device_name(options.device.value_or(config::DeviceKind::host)),
+  const auto device = options.device.value_or(config::DeviceKind::host);
+  DeviceRecord record{.name = device_name(device, options.device_index),
                       .libraries = {},
                       .algorithms = {},
                       .attention = {}};
@@ -92,13 +93,13 @@ std::unique_ptr<model::Ops> make_sizing_ops(const config::TrainOptions& options,
 }
 
 std::unique_ptr<offload::DeviceBackend> make_backend(const config::TrainOptions& options,
-                                                     const plan::Budgets& budgets, WakeSignal* wake,
-                                                     int index) {
+                                                     const plan::Budgets& budgets,
+                                                     WakeSignal* wake) {
   if (is_cuda(options)) {
-    check_usable();
+    check_usable(options.device_index);
     return offload::make_cuda_backend({.device_capacity = budgets.device,
                                        .pinned_capacity = budgets.host,
-                                       .device = index,
+                                       .device = options.device_index,
                                        .pinned_bound = options.host_memory
                                                            ? offload::PinnedBound::capacity
                                                            : offload::PinnedBound::available});
@@ -115,8 +116,8 @@ std::unique_ptr<DeviceMath> make_device_math(const config::TrainOptions& options
   return make_host_device_math(options.isa.value_or(cpu_adam::best_isa()));
 }
 
-std::string device_name(config::DeviceKind device) {
-  return device == config::DeviceKind::cuda ? offload::query_cuda_device(0).name : "host";
+std::string device_name(config::DeviceKind device, int index) {
+  return device == config::DeviceKind::cuda ? offload::query_cuda_device(index).name : "host";
 }
 
 Bytes free_device_memory(int index) {

@@ -55,16 +55,14 @@ struct ProductSources {
 [[nodiscard]] std::unique_ptr<model::Ops> make_sizing_ops(
     const config::TrainOptions& options, Bytes score_gradients = model::cuda::kScoreGradients);
 
-/// `wake` is notified by what completes on the host backend; it may be null. `index` is that of the
-/// GPU, if the options choose one.
+/// `wake` is notified by what completes on the host backend; it may be null.
 [[nodiscard]] std::unique_ptr<offload::DeviceBackend> make_backend(
-    const config::TrainOptions& options, const plan::Budgets& budgets, WakeSignal* wake,
-    int index = 0);
+    const config::TrainOptions& options, const plan::Budgets& budgets, WakeSignal* wake);
 [[nodiscard]] std::unique_ptr<DeviceMath> make_device_math(const config::TrainOptions& options,
                                                            offload::Stream& compute);
 
 /// Returns "host", or the GPU as its driver names it.
-[[nodiscard]] std::string device_name(config::DeviceKind device);
+[[nodiscard]] std::string device_name(config::DeviceKind device, int index = 0);
 
 /// What a run may take of the memory of a device that has memory of its own.
 [[nodiscard]] Bytes free_device_memory(int index = 0);

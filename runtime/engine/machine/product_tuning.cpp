@@ -141,7 +141,7 @@ void tune_products(const ProductTuningRequest& request, MachineTuning& known,
   auto* const ops = dynamic_cast<model::cuda::CudaOps*>(made.get());
   check(ops != nullptr, ErrorCode::not_supported,
         "algorithms of matrix products are measured on a GPU: --device cuda");
-  const Bytes allowed = options.device_memory.value_or(free_device_memory());
+  const Bytes allowed = options.device_memory.value_or(free_device_memory(options.device_index));
   const Bytes needed = ProductOperands::needed(request.shapes, options.compute);
   check(needed <= allowed, ErrorCode::does_not_fit,
         fmt::format("the operands of the largest matrix products need {} of device memory and {} "

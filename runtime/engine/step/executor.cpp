@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "runtime/base/error.hpp"
@@ -35,29 +36,40 @@ bool is_pass(const Op& op) {
          op.kind == plan::OpKind::loss;
 }
 
-bool is_stream(Lane lane) { return lane == Lane::gpu || lane == Lane::h2d || lane == Lane::d2h; }
+/// Returns the number of a stream's ring of events.
+std::size_t ring_of(Lane lane) { return lane == Lane::net ? 3 : static_cast<std::size_t>(lane); }
 
 }  // namespace
 
-Streams::Streams(offload::DeviceBackend& backend)
+Streams::Streams(offload::DeviceBackend& backend, comm::DeviceCommunicator* ranks)
     : compute(backend.make_stream("compute")),
       upload(backend.make_stream("h2d")),
       download(backend.make_stream("d2h")),
+      net(ranks == nullptr ? nullptr : backend.make_stream("net")),
+      gpu_ranks(ranks),
       events_wake(backend.capabilities().wakes) {
   for (auto& ring : events_) {
     for (auto& event : ring) event = backend.make_event();
   }
 }
 
+bool Streams::has(Lane lane) const {
+  if (lane == Lane::net) return net != nullptr;
+  return lane == Lane::gpu || lane == Lane::h2d || lane == Lane::d2h;
+}
+
 offload::Stream& Streams::of(Lane lane) {
-  SPILLWAY_ASSERT(is_stream(lane));
+  SPILLWAY_ASSERT(has(lane));
+  if (lane == Lane::net) return *net;
   return lane == Lane::gpu ? *compute : lane == Lane::h2d ? *upload : *download;
 }
 
 offload::Event& Streams::event(Lane lane, std::uint64_t issued) {
-  SPILLWAY_ASSERT(is_stream(lane));
-  return *events_[static_cast<std::size_t>(lane)][issued % kInFlight];
+  SPILLWAY_ASSERT(has(lane));
+  return *events_[ring_of(lane)][issued % kInFlight];
 }
+
+bool Streams::collectives_over() { return gpu_ranks == nullptr || gpu_ranks->watch(); }
 
 Executor::Executor(plan::StepPlan plan, Streams& streams, WakeSignal& wake)
     : plan_(std::move(plan)),
@@ -119,13 +131,14 @@ void Executor::run_on_stream(OpPerformer& performer, Lane lane) {
 /// Workers wake this thread, whatever the backend does.
 void Executor::sleep() {
   const bool waits_for_stream = std::ranges::any_of(lanes_, [&](const LaneQueue& lane) {
-    return !lane.in_flight.empty() && is_stream(plan_.ops[lane.in_flight.front()].lane);
+    return !lane.in_flight.empty() && streams_.has(plan_.ops[lane.in_flight.front()].lane);
   });
   wake_.wait_for(waits_for_stream && !streams_.events_wake ? kPollInterval : kLongestSleep);
 }
 
 bool Executor::advance(OpPerformer& performer) {
   bool progress = false;
+  static_cast<void>(streams_.collectives_over());
   for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
     progress |= collect(static_cast<Lane>(lane));
   }
@@ -140,7 +153,7 @@ bool Executor::may_start(const Op& op) const {
   const auto dependencies = plan_.dependencies_of(op);
   return std::all_of(dependencies.begin(), dependencies.end(), [&](OpIndex dependency) {
     if (states_[dependency] == OpState::complete) return true;
-    return is_stream(op.lane) && is_stream(plan_.ops[dependency].lane) &&
+    return streams_.has(op.lane) && streams_.has(plan_.ops[dependency].lane) &&
            states_[dependency] == OpState::issued;
   });
 }
@@ -168,7 +181,7 @@ bool Executor::issue(Lane name, OpPerformer& performer) {
       break;
     } else {
       timings_[index].start = now();
-      if (is_stream(name)) {
+      if (streams_.has(name)) {
         offload::Stream& stream = streams_.of(name);
         for (const OpIndex dependency : plan_.dependencies_of(op)) {
           const bool elsewhere = plan_.ops[dependency].lane != name;
@@ -199,13 +212,13 @@ bool Executor::collect(Lane name) {
   const std::size_t before = lane.in_flight.size();
   for (std::size_t i = 0; i < lane.in_flight.size();) {
     const OpIndex index = lane.in_flight[i];
-    const bool over = is_stream(name) ? event_of(index).done() : tickets_[index].ready();
+    const bool over = streams_.has(name) ? event_of(index).done() : tickets_[index].ready();
     if (over) {
-      if (!is_stream(name)) end_profiler_range(ranges_[index]);
+      if (!streams_.has(name)) end_profiler_range(ranges_[index]);
       tickets_[index].wait();
       complete(lane, index);
       lane.in_flight.erase(lane.in_flight.begin() + static_cast<std::ptrdiff_t>(i));
-    } else if (is_stream(name)) {
+    } else if (streams_.has(name)) {
       break;  // a stream completes in order
     } else {
       ++i;
@@ -251,6 +264,12 @@ Exposed Executor::exposed() const {
 void Executor::drain() noexcept {
   // Nothing may still touch a buffer when the caller sees the failure.
   for (Ticket& ticket : tickets_) ticket = Ticket();
+  // Collectives end with those of the other ranks, or with the group.
+  try {
+    while (!streams_.collectives_over()) std::this_thread::sleep_for(kPollInterval);
+  } catch (const std::exception& error) {
+    log_debug("while draining lane net: {}", error.what());
+  }
   for (const Lane lane : {Lane::gpu, Lane::h2d, Lane::d2h}) {
     try {
       streams_.of(lane).synchronize();

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/device_communicator.hpp"
 #include "offload/device_backend.hpp"
 #include "runtime/base/ticket.hpp"
 #include "runtime/base/wake_signal.hpp"
@@ -27,9 +28,9 @@ class OpPerformer {
   virtual void begin(const plan::StepPlan& plan) = 0;
   /// True for ops of an update that is not pending: complete without doing anything.
   [[nodiscard]] virtual bool skips(const plan::Op& op) const = 0;
-  /// Puts the op's work on its stream (lanes gpu, h2d, d2h). Does not block.
+  /// Puts the op's work on its stream (lanes gpu, h2d, d2h, and net on a GPU). Does not block.
   virtual void enqueue(const plan::Op& op, offload::Stream& stream) = 0;
-  /// Starts the op on its workers (lanes cpu, nvme_read, nvme_write). Does not block.
+  /// Starts the op on its workers (lanes cpu, nvme_read, nvme_write, else net). Does not block.
   [[nodiscard]] virtual Ticket start(const plan::Op& op) = 0;
 };
 
@@ -42,17 +43,26 @@ inline constexpr std::size_t kPassesInFlight = 2;
 
 /// The streams of a device and a ring of events for each, shared by all plans of a run.
 struct Streams {
-  explicit Streams(offload::DeviceBackend& backend);
+  /// `ranks` is this rank's end of a group that puts collectives on a stream; it outlives this.
+  /// Without it they are tickets.
+  explicit Streams(offload::DeviceBackend& backend, comm::DeviceCommunicator* ranks = nullptr);
+  /// Returns whether the lane is a stream.
+  [[nodiscard]] bool has(plan::Lane lane) const;
   [[nodiscard]] offload::Stream& of(plan::Lane lane);
   /// Returns an event of the lane's ring. It serves one op in flight after another: whoever waits
   /// for an op waits for what the event was recorded for last when it asked.
   [[nodiscard]] offload::Event& event(plan::Lane lane, std::uint64_t issued);
+  /// Returns whether no collective is under way on a stream. Whoever waits for streams asks again
+  /// and again: it throws what has become of the other ranks.
+  [[nodiscard]] bool collectives_over();
 
   std::unique_ptr<offload::Stream> compute, upload, download;
+  std::unique_ptr<offload::Stream> net;  ///< null where collectives are tickets
+  comm::DeviceCommunicator* const gpu_ranks;
   const bool events_wake;  ///< the backend's do; else they are asked about every so often
 
  private:
-  std::array<std::array<std::unique_ptr<offload::Event>, kInFlight>, 3> events_;
+  std::array<std::array<std::unique_ptr<offload::Event>, kInFlight>, 4> events_;
 };
 
 /// One plan, ready to run any number of times without allocating.

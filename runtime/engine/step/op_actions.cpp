@@ -79,12 +79,12 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::accumulate: return stream.submit([this, &op] { round_gradient(op); });
     case OpKind::grad_norm: return stream.submit([this, &op] { device_norm(op); });
     case OpKind::update: return stream.submit([this, &op] { device_update(op); });
-    case OpKind::checksum:
-    case OpKind::commit:
     case OpKind::all_gather:
     case OpKind::reduce_scatter:
     case OpKind::all_reduce:
-    case OpKind::all_to_all: break;
+    case OpKind::all_to_all: return collective(op, stream);
+    case OpKind::checksum:
+    case OpKind::commit: break;
   }
   SPILLWAY_ASSERT(false && "no stream runs this kind of op");
 }

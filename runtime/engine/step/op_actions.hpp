@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/communicator.hpp"
+#include "comm/device_communicator.hpp"
 #include "cpu_adam/update.hpp"
 #include "cpu_adam/worker_pool.hpp"
 #include "nvme_swap/tile_store.hpp"
@@ -43,6 +43,7 @@ struct OpResources {
   std::vector<BlockGroups> groups;      ///< by block
   ExternalPasses* passes = nullptr;     ///< null where no plan has passes of another framework
   comm::Communicator* ranks = nullptr;  ///< null where there is one
+  comm::DeviceCommunicator* gpu_ranks = nullptr;  ///< the same on a GPU's memory; else null
 };
 
 /// The scalars of the update that the next plan applies, if one is pending.
@@ -128,6 +129,13 @@ class OpActions final : public OpPerformer {
                                   TicketPairs& pairs);
   [[nodiscard]] Ticket write(const plan::Op& op);
   [[nodiscard]] Ticket commit();
+  /// What a collective reads and writes in the device's memory.
+  struct Collective {
+    std::span<const std::byte> source;
+    std::span<std::byte> target;
+  };
+  [[nodiscard]] Collective buffers_of(const plan::Op& op) const;
+  void collective(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket collective(const plan::Op& op);
   void copy(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket copy(const plan::Op& op);

@@ -6,26 +6,46 @@ namespace spillway::engine {
 using plan::Op;
 using plan::OpKind;
 
-/// The device's memory is the process's own: StepEngine refuses ranks on any other.
-Ticket OpActions::collective(const Op& op) {
+OpActions::Collective OpActions::buffers_of(const Op& op) const {
   const OpMemory memory = memory_of(op);
   const plan::Workload& workload = resources_.workload;
-  comm::Communicator& ranks = *resources_.ranks;
   const bool of_parameters = memory.reads(plan::ValueKind::parameters, op.block);
   const std::uint64_t whole = compute_bytes(op.block).value();
   const std::uint64_t given = of_parameters ? whole / workload.shards() : whole;
-  const auto view = [&](const plan::Buffer& buffer, std::uint64_t bytes) {
-    return std::span(memory.device(buffer, Bytes{bytes}).address(), bytes);
-  };
-  const auto source = view(memory.source(), given);
+  std::uint64_t got = given;
+  if (op.kind == OpKind::all_gather) got = given * workload.ranks.count;
+  if (op.kind == OpKind::reduce_scatter) got = given / workload.ranks.count;
+  return {.source = {memory.device(memory.source(), Bytes{given}).address(), given},
+          .target = {memory.device(memory.target(), Bytes{got}).address(), got}};
+}
+
+/// The device's memory is the process's own.
+Ticket OpActions::collective(const Op& op) {
+  const auto [source, target] = buffers_of(op);
+  const DType dtype = resources_.workload.compute;
+  comm::Communicator& ranks = *resources_.ranks;
   switch (op.kind) {
-    case OpKind::all_gather:
-      return ranks.all_gather(source, view(memory.target(), given * workload.ranks.count));
+    case OpKind::all_gather: return ranks.all_gather(source, target);
     case OpKind::reduce_scatter:
-      return ranks.reduce_scatter(source, view(memory.target(), given / workload.ranks.count),
-                                  {.addend = workload.compute, .result = workload.compute});
-    case OpKind::all_to_all: return ranks.all_to_all(source, view(memory.target(), given));
-    default: return ranks.all_reduce(source, workload.compute);
+      return ranks.reduce_scatter(source, target, {.addend = dtype, .result = dtype});
+    case OpKind::all_to_all: return ranks.all_to_all(source, target);
+    default: return ranks.all_reduce(target, dtype);
+  }
+}
+
+/// The device's memory is a GPU's.
+void OpActions::collective(const Op& op, offload::Stream& stream) {
+  const Collective buffers = buffers_of(op);
+  const comm::DeviceSource source{buffers.source.data(), buffers.source.size()};
+  const comm::DeviceTarget target{buffers.target.data(), buffers.target.size()};
+  const DType dtype = resources_.workload.compute;
+  comm::DeviceCommunicator& ranks = *resources_.gpu_ranks;
+  switch (op.kind) {
+    case OpKind::all_gather: return ranks.all_gather(source, target, stream.native());
+    case OpKind::reduce_scatter:
+      return ranks.reduce_scatter(source, target, dtype, stream.native());
+    case OpKind::all_to_all: return ranks.all_to_all(source, target, stream.native());
+    default: return ranks.all_reduce(target, dtype, stream.native());
   }
 }
 

@@ -114,7 +114,13 @@ void StateIo::gather_residents(std::uint32_t block) {
   const auto whole = memory_.device({PoolKind::whole_parameters, block});
   streams_.upload->upload(shard, source);
   streams_.upload->synchronize();
-  ranks_->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()}).wait();
+  if (streams_.net == nullptr) {
+    ranks_->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()}).wait();
+    return;
+  }
+  streams_.gpu_ranks->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()},
+                                 streams_.net->native());
+  streams_.gpu_ranks->wait();
 }
 
 void StateIo::read_masters(std::uint32_t block, std::span<float> masters) {

@@ -35,11 +35,11 @@ std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime&
 
 void check_ranks(const EngineSetup& setup) {
   SPILLWAY_ASSERT((setup.ranks != nullptr) == (setup.workload.ranks.count > 1));
+  const bool on_gpus = setup.ranks != nullptr && setup.options.device == config::DeviceKind::cuda;
+  SPILLWAY_ASSERT((setup.gpu_ranks != nullptr) == on_gpus);
   if (setup.ranks == nullptr) return;
   SPILLWAY_ASSERT(setup.ranks->ranks() == setup.workload.ranks.count &&
                   setup.ranks->rank().value() == setup.workload.ranks.rank);
-  check(setup.options.device != config::DeviceKind::cuda, ErrorCode::not_supported,
-        "this version trains with more than one rank on the host alone; use --device host");
 }
 
 }  // namespace
@@ -49,8 +49,8 @@ StepEngine::StepEngine(const EngineSetup& setup, const ModelRuntime& model)
 
 StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools)
     : setup_(std::move(setup)),
-      backend_(make_backend(setup_.options, setup_.budgets, &wake_, setup_.device_index)),
-      streams_(std::make_unique<Streams>(*backend_)),
+      backend_(make_backend(setup_.options, setup_.budgets, &wake_)),
+      streams_(std::make_unique<Streams>(*backend_, setup_.gpu_ranks)),
       constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
       device_math_(make_device_math(setup_.options, *streams_->compute)),
       slots_(setup_.workload, setup_.placement),
@@ -77,7 +77,8 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .update_prefetch = setup_.update_prefetch,
                   .groups = groups_of(setup_, model),
                   .passes = setup_.passes,
-                  .ranks = setup_.ranks});
+                  .ranks = setup_.ranks,
+                  .gpu_ranks = setup_.gpu_ranks});
 }
 
 /// The group of the ranks outlives what it notifies.

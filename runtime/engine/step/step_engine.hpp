@@ -28,7 +28,6 @@ enum class Start : std::uint8_t { anew, resumed };
 struct EngineSetup {
   model::ModelConfig config{};
   config::TrainOptions options{};  ///< resolved
-  int device_index = 0;            ///< of the GPU, if `options` choose one
   plan::Workload workload{};
   plan::Budgets budgets{};
   plan::Placement placement{};
@@ -41,6 +40,8 @@ struct EngineSetup {
   ExternalPasses* passes = nullptr;  ///< of that framework
   /// Is this rank's end of `workload.ranks`, where there are several; it outlives the engine.
   comm::Communicator* ranks = nullptr;
+  /// Is the same on the memory of GPUs, where `options` choose one; it outlives the engine too.
+  comm::DeviceCommunicator* gpu_ranks = nullptr;
 };
 
 class StepEngine {
