@@ -213,7 +213,8 @@ TEST(FastestPlacementProperty, IsWhatTryingEveryPlacementFindsAndSimulatesFewer)
     simulated += step.simulated;
     plainly += plain.simulated;
   });
-  EXPECT_LT(simulated, plainly);
+  // It is about a third, and nearly all of them without the bound.
+  EXPECT_LT(3 * simulated, 2 * plainly) << simulated << " of " << plainly;
 }
 
 TEST(StepBoundProperty, IsNeverLongerThanTheStepAndNearItWhereOneLaneDoesAll) {
@@ -264,9 +265,9 @@ TEST(FastestPlacement, SimulatesFewerPlacementsTheMoreOpsAStepHas) {
   Workload workload = small_workload();
   workload.blocks.insert(workload.blocks.begin() + 1, workload.blocks[1]);
   workload.micro_batches = 64;
-  EXPECT_GT(simulated(workload, 1e5), 20U);
+  EXPECT_GT(simulated(workload, 3e4), 20U);
   workload.micro_batches = 100'000;
-  EXPECT_LE(simulated(workload, 1e5), 5U);
+  EXPECT_LE(simulated(workload, 3e4), 5U);
 }
 
 }  // namespace
