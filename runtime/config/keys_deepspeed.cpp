@@ -136,7 +136,6 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
     {kZero, "ignore_unused_parameters", note, "every parameter is used"},
     {kZero, "legacy_stage1", note, kRanks},
     {kZero, "round_robin_gradients", note, kRanks},
-    {kZero, "zero_hpz_partition_size", note, kRanks},
     {kZero, "mics_shard_size", note, kRanks},
     {kZero, "mics_hierarchical_params_gather", note, kRanks},
     {kZero, "memory_efficient_linear", note, kNoModel},

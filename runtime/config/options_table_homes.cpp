@@ -97,6 +97,11 @@ void add_homes(std::vector<Option>& table) {
   zero.member<&TrainOptions::zero_stage>(
       {"stage", "This is the stage of ZeRO; below 3 `offload_param` is ignored."},
       whole<std::uint32_t>(0, 3));
+  zero.member<&TrainOptions::secondary_ranks>(
+      {"zero_hpz_partition_size",
+       "In stage 3, so many ranks in a row, those of a machine, keep what they have gathered, one "
+       "part each, and gather it from there when a step reads it again (ZeRO++). 1: none do."},
+      whole<std::uint32_t>(1, 1U << 16));
   zero.own({"cpu_offload", "This is the old name of `offload_optimizer.device` `cpu`.", "false"},
            kFlag, read_cpu_offload);
   zero.own({"cpu_offload_param", "This is the old name of `offload_param.device` `cpu`.", "false"},

@@ -180,6 +180,7 @@ struct TrainOptions {
   std::uint32_t keep = 2;        ///< newest kept checkpoints; older ones are removed
   std::uint64_t eval_every = 0;  ///< 0: at the end only
   std::uint32_t zero_stage = 0;
+  std::uint32_t secondary_ranks = 1;  ///< that share out a second copy of parameters; 1: none
   MonitorOptions tensorboard;
   MonitorOptions csv_monitor;
 

@@ -219,7 +219,7 @@ void Planning::plan() {
                              [this](const std::string& text) { observer_.noted(text); });
   run_.update_prefetch = tuning.update_prefetch;
   tune_store(tuning.drives, run_.store_options);
-  run_.profile = slowest(request_.ranks, calibrate(request, tuning));
+  run_.profile = slowest(request_.ranks, run_.part, calibrate(request, tuning));
   plan::PlannedStep fastest = plan::fastest_placement(
       run_.workload, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
   run_.placement = std::move(fastest.placement);

@@ -17,6 +17,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/json.hpp"
 #include "runtime/config/options_table.hpp"
+#include "runtime/engine/step/node_ranks.hpp"
 #include "runtime/model/model_config.hpp"
 
 namespace spillway::engine {
@@ -216,14 +217,16 @@ plan::Budgets least(comm::Communicator* ranks, const plan::Budgets& mine) {
   return result;
 }
 
-plan::MachineProfile slowest(comm::Communicator* ranks, plan::MachineProfile mine) {
+plan::MachineProfile slowest(comm::Communicator* ranks, const plan::Ranks& part,
+                             plan::MachineProfile mine) {
   if (ranks == nullptr) return mine;
   mine.net = network_rate(*ranks);
+  if (const auto node = node_of(ranks, part)) mine.net_node = network_rate(*node);
   using Profile = plan::MachineProfile;
   constexpr double Profile::*kRates[] = {
-      &Profile::gpu_flops,  &Profile::h2d,          &Profile::d2h, &Profile::h2d_d2h_combined,
-      &Profile::update,     &Profile::gpu_update,   &Profile::net, &Profile::nvme_read,
-      &Profile::nvme_write, &Profile::nvme_combined};
+      &Profile::gpu_flops, &Profile::h2d,        &Profile::d2h,          &Profile::h2d_d2h_combined,
+      &Profile::update,    &Profile::gpu_update, &Profile::net,          &Profile::net_node,
+      &Profile::nvme_read, &Profile::nvme_write, &Profile::nvme_combined};
   Profile result = mine;
   for (const Profile& other : gather(*ranks, mine)) {
     for (const auto rate : kRates) result.*rate = std::min(result.*rate, other.*rate);

@@ -13,6 +13,7 @@
 #include "comm/communicator.hpp"
 #include "runtime/engine/run/claim.hpp"
 #include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {
 
@@ -78,6 +79,7 @@ void check_same_step(comm::Communicator* ranks, const std::filesystem::path& fro
 /// Returns the least of each budget.
 [[nodiscard]] plan::Budgets least(comm::Communicator* ranks, const plan::Budgets& mine);
 /// Measures the links between ranks, and returns the slowest of each value.
-[[nodiscard]] plan::MachineProfile slowest(comm::Communicator* ranks, plan::MachineProfile mine);
+[[nodiscard]] plan::MachineProfile slowest(comm::Communicator* ranks, const plan::Ranks& part,
+                                           plan::MachineProfile mine);
 
 }  // namespace spillway::engine

@@ -45,6 +45,8 @@ class StepCycle {
   /// Timings of the last step.
   [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }
   [[nodiscard]] const OpActions& actions() const { return engine_.actions(); }
+  /// Returns the ranks that keep parameters together (plan::Ranks::secondary), or null.
+  [[nodiscard]] const comm::Communicator* node_ranks() const { return engine_.node_ranks(); }
   [[nodiscard]] offload::DeviceBackend& backend() const { return engine_.backend(); }
   [[nodiscard]] const plan::Workload& workload() const { return engine_.setup().workload; }
   [[nodiscard]] const plan::Placement& placement() const { return engine_.setup().placement; }

@@ -43,6 +43,7 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "kept_staging",
     "host_parameters",
     "host_frozen",
+    "secondary_parameters",
     "host_state",
     "state_staging",
     "checksums",

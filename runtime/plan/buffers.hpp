@@ -52,6 +52,7 @@ enum class PoolKind : std::uint8_t {
   kept_staging,           ///< each holds kept activations in whole pages
   host_parameters,        ///< by tile
   host_frozen,            ///< by block
+  secondary_parameters,   ///< by block: this rank's part of what its node has gathered
   host_state,             ///< by tile
   state_staging,          ///< each holds a tile's slot
   checksums,              ///< by tile: of what its next write to disk writes; a few bytes
@@ -63,7 +64,7 @@ enum class PoolKind : std::uint8_t {
   disk_kept_activations,  ///< by layer's first block and micro-batch
   disk_state,             ///< by tile, both slots
 };
-inline constexpr std::size_t kPoolCount = 44;
+inline constexpr std::size_t kPoolCount = 45;
 
 /// A buffer of a pool, or several in a row.
 struct Buffer {
@@ -96,11 +97,12 @@ enum class ValueKind : std::uint8_t {
 inline constexpr std::size_t kValueKindCount = 18;
 inline constexpr std::uint32_t kLastStep = ~0U;
 inline constexpr std::uint32_t kShard = 1;
+inline constexpr std::uint32_t kSecondary = 2;
 
 /// What a buffer holds. `of` is a block, tile or layer, as the kind says; of several buffers in a
 /// row that hold values of tiles, the first tile. What is made in parts names the last part in it.
 /// Parameters and gradients are those of the whole block, or, with `kShard` as their part, what
-/// this rank has of them.
+/// this rank has of them; with `kSecondary`, its part of a node's copy.
 struct Value {
   ValueKind kind = ValueKind::scratch;
   std::uint32_t of = 0;

@@ -33,6 +33,10 @@ struct Ranks {
   std::uint32_t rank = 0;
   Sharding sharding = Sharding::none;
   SumOrder sums = SumOrder::fast;
+  /// Counts the ranks that share out a second copy of parameters, the ranks of a node, where
+  /// `sharding` is of parameters: what a visit has gathered is kept there for the next visits of
+  /// the step (Wang et al. 2023, ZeRO++, section 3.2). Divides `count`; 1: there is no such copy.
+  std::uint32_t secondary = 1;
 };
 
 /// One streaming unit. Sizes are per micro-batch.
@@ -110,6 +114,20 @@ struct Workload {
   /// Returns whether a pass has to gather the parameters of its block.
   [[nodiscard]] bool gathers() const {
     return ranks.count > 1 && ranks.sharding == Sharding::parameters;
+  }
+  /// Returns whether ranks of a node keep what they have gathered of a block: it is visited again.
+  [[nodiscard]] bool keeps_secondary(std::uint32_t block) const {
+    return gathers() && ranks.secondary > 1 && visits(block) > 1;
+  }
+  /// Counts the parameters of this rank's part of a node's copy of a block.
+  [[nodiscard]] ElementCount secondary_elements(std::uint32_t block) const {
+    return ElementCount{blocks[block].padded_parameters.value() / ranks.secondary};
+  }
+  /// Counts how often a step's passes read the parameters of a block.
+  [[nodiscard]] std::uint32_t visits(std::uint32_t block) const {
+    const bool both_passes = block > 0 && block != head_layer();
+    const bool also_in_head = block == 0 && tied_head;
+    return rounds * (both_passes || also_in_head ? 2 : 1);
   }
   /// Returns whether ranks hold all parameters and update a part of them.
   [[nodiscard]] bool shares_updates() const {

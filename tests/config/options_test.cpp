@@ -98,6 +98,7 @@ const std::vector<Change> kChanges{
     {"scheduler.params.lr_range_test_step_rate", "1", "2", kRange},
     {"scheduler.params.lr_range_test_staircase", "false", "true", kRange},
     {"zero_optimization.stage", "2", "3"},
+    {"zero_optimization.zero_hpz_partition_size", "1", "4"},
     {"zero_optimization.cpu_offload", "false", "true"},
     {"zero_optimization.cpu_offload_param", "false", "true", kStage3},
     {"zero_optimization.offload_optimizer.device", "\"none\"", "\"cpu\""},

@@ -62,13 +62,15 @@ struct JobOutcome {
   Outcome outcome;
   std::vector<Bytes> sent;  ///< by rank, in one step
   std::vector<Bytes> planned;
+  std::vector<Bytes> sent_on_node;  ///< likewise, to the ranks that keep parameters together
+  std::vector<Bytes> planned_on_node;
   SavedJob saved;
 };
 
-inline Bytes sent_in(const plan::StepPlan& plan) {
+inline Bytes sent_in(const plan::StepPlan& plan, plan::RankGroup group) {
   Bytes sum;
   for (const plan::Op& op : plan.ops) {
-    if (op.lane == plan::Lane::net) sum += op.bytes;
+    if (op.lane == plan::Lane::net && op.group == group) sum += op.bytes;
   }
   return sum;
 }
@@ -81,6 +83,8 @@ class RanksHarness : public TrainingHarness {
     JobOutcome all;
     all.sent.resize(job.ranks.count);
     all.planned.resize(job.ranks.count);
+    all.sent_on_node.resize(job.ranks.count);
+    all.planned_on_node.resize(job.ranks.count);
     const std::filesystem::path run = new_run();
     all.saved = saved_by(job, run);
     std::vector<Outcome> outcomes(job.ranks.count);
@@ -104,11 +108,17 @@ class RanksHarness : public TrainingHarness {
       Outcome& mine = outcomes[rank];
       steps(*trainer, options, job.steps - 1, mine);
       const auto sent = [&] { return gpus ? gpus->sent() : communicator.sent(); };
+      const auto sent_on_node = [&] {
+        return trainer->node_ranks() == nullptr ? Bytes{} : trainer->node_ranks()->sent();
+      };
       const Bytes before = sent();
+      const Bytes before_on_node = sent_on_node();
       const Bytes sums = Bytes{gpus ? 0 : trainer_sums(*trainer) * (ranks.count - 1)};
       if (job.steps > 0) steps(*trainer, options, 1, mine);
       all.sent[rank] = sent() - before - sums;
-      all.planned[rank] = sent_in(trainer->step_plan());
+      all.planned[rank] = sent_in(trainer->step_plan(), plan::RankGroup::all);
+      all.sent_on_node[rank] = sent_on_node() - before_on_node;
+      all.planned_on_node[rank] = sent_in(trainer->step_plan(), plan::RankGroup::node);
       mine.masters = masters_of(*trainer);
     });
     for (const Outcome& other : outcomes) {

@@ -48,6 +48,26 @@ TEST_P(Ranks, HaveEqualLossesInEveryStage) {
   }
 }
 
+// One rank's part of a node's copy is another part of the block than its shard.
+TEST(RanksOfANode, HaveTheSameBitsWithASecondCopyOfParameters) {
+  for (const auto& config : {tiny_gpt2(2), tiny_llama(1)}) {
+    for (const plan::SumOrder sums : {plan::SumOrder::fast, plan::SumOrder::fixed}) {
+      RanksHarness harness(config);
+      plan::Ranks ranks{.count = 4, .sharding = plan::Sharding::parameters, .sums = sums};
+      const auto bf16 = [](config::TrainOptions& options) { options.compute = DType::bf16; };
+      const Outcome without = harness.train_job({.ranks = ranks, .adjust = bf16}).outcome;
+      for (const std::uint32_t node : {2U, 4U}) {
+        ranks.secondary = node;
+        const JobOutcome job = harness.train_job({.ranks = ranks, .adjust = bf16});
+        EXPECT_TRUE(job.outcome == without) << node;
+        EXPECT_EQ(job.sent, job.planned);
+        EXPECT_EQ(job.sent_on_node, job.planned_on_node);
+        EXPECT_GT(job.sent_on_node[0], 0_B);
+      }
+    }
+  }
+}
+
 /// The steps of two ranks and what they vote on around each, with state that leaves memory.
 TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
@@ -95,7 +115,7 @@ TEST(RanksThatPlan, TakeTheSlowestProfileAndMeasureASlowNetworkWithFewBytes) {
     plan::MachineProfile mine;
     mine.gpu_flops = rank == 0 ? 2e9 : 1e9;
     mine.h2d = rank == 0 ? 1e9 : 2e9;
-    profiles[rank] = slowest(&self, mine);
+    profiles[rank] = slowest(&self, {.count = 2, .rank = rank}, mine);
     // Over this link, the 4 MiB that a faster one is measured with take 4 seconds.
     EXPECT_LT(self.sent(), 1_MiB);
   });

@@ -81,7 +81,8 @@ class Meaning {
   void collective() {
     const bool parts = w_.ranks.sharding != Sharding::none;
     if (op_.kind == OpKind::all_gather && parts) {
-      reads(own_parameters());
+      reads(op_.group == RankGroup::node ? Value{ValueKind::parameters, op_.block, 0, 0, kSecondary}
+                                         : own_parameters());
       return writes({ValueKind::parameters, op_.block});
     }
     const bool one_by_one = w_.ranks.sums == SumOrder::fixed;
@@ -256,6 +257,14 @@ std::string wrong_copy(const StepPlan& plan, const Op& op, const RunOf& run) {
   return in.size() == 1 && in == out ? "" : "it copies one thing to another";
 }
 
+/// Of a block that is whole a rank keeps its part.
+bool keeps_secondary(const StepPlan& plan, const Op& op) {
+  const std::span<const Access> accesses = plan.accesses_of(op);
+  return op.kind == OpKind::copy && op.lane == Lane::d2h && accesses.size() == 2 &&
+         accesses[0].value == Value{ValueKind::parameters, op.block} &&
+         accesses[1].value == Value{ValueKind::parameters, op.block, 0, 0, kSecondary};
+}
+
 }  // namespace
 
 std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
@@ -273,6 +282,7 @@ std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
         return fail(wrong);
       }
     }
+    if (keeps_secondary(plan, op)) continue;
     if (has_one_source(op)) {
       if (const std::string wrong = wrong_copy(plan, op, run); !wrong.empty()) return fail(wrong);
       continue;

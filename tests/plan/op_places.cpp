@@ -10,7 +10,7 @@ Tier tier_of(PoolKind pool) {
   const std::string_view name = name_of(pool);
   if (name.starts_with("disk_")) return Tier::nvme;
   for (const char* host : {"host_", "landing_", "gathered_", "state_staging", "checksums",
-                           "boundary_staging", "kept_staging"}) {
+                           "boundary_staging", "kept_staging", "secondary_"}) {
     if (name.starts_with(host)) return Tier::host;
   }
   return Tier::device;
@@ -81,6 +81,10 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
     case PoolKind::whole_parameters:
       fits = run.placement.blocks[at.first].resident() && at.first == value.of &&
              w.ranks.sharding == Sharding::state;
+      break;
+    case PoolKind::secondary_parameters:
+      fits =
+          at.first == value.of && w.ranks.secondary > 1 && w.ranks.sharding == Sharding::parameters;
       break;
     case PoolKind::host_parameters:
       fits =

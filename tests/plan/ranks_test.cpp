@@ -88,6 +88,58 @@ TEST(StepsOfRanks, SendWhatTheStagesOfZeroSend) {
   }
 }
 
+// Wang et al. 2023, ZeRO++, section 3.2: backward gathers on the node, so that over the network a
+// rank sends P fewer of the 3P; a rank of a node of S keeps P / S.
+TEST(StepsOfRanks, WithASecondCopyGatherOverTheNetworkOnce) {
+  constexpr std::uint32_t kCount = 8;
+  for (const std::uint32_t node : {2U, 4U, 8U}) {
+    for (const std::uint32_t rounds : {1U, 3U}) {
+      Workload w = of_ranks(
+          {.count = kCount, .rank = 5, .sharding = Sharding::parameters, .secondary = node});
+      w.rounds = rounds;
+      std::uint64_t all = 0;
+      for (const BlockShape& block : w.blocks) all += block.padded_parameters.value();
+      const std::uint64_t layers =
+          w.blocks[1].padded_parameters.value() + w.blocks[2].padded_parameters.value();
+      const std::uint64_t visited_again = (rounds - 1) * all + rounds * layers;
+      std::uint64_t network = 0;
+      std::uint64_t on_node = 0;
+      for (const Op& op : build_training_step(w, placement_of(w)).ops) {
+        if (op.lane != Lane::net) continue;
+        (op.group == RankGroup::node ? on_node : network) += op.bytes.value();
+      }
+      EXPECT_EQ(network, (all + rounds * all) * 2 * (kCount - 1) / kCount);
+      EXPECT_EQ(on_node, visited_again * 2 * (node - 1) / node);
+      const std::uint64_t kept = rounds > 1 ? all : layers;
+      EXPECT_EQ(
+          make_pools(w, placement_of(w))[static_cast<std::size_t>(PoolKind::secondary_parameters)]
+              .bytes()
+              .value(),
+          2 * kept / node);
+    }
+  }
+}
+
+TEST(StepsOfRanks, GatherOnTheNodeAtTheNodesRate) {
+  const Workload w =
+      of_ranks({.count = 4, .rank = 0, .sharding = Sharding::parameters, .secondary = 2});
+  MachineProfile machine;
+  machine.gpu_flops = 1e15;
+  machine.h2d = machine.d2h = machine.update = 1e15;
+  machine.net = 1e6;
+  const StepPlan plan = build_training_step(w, placement_of(w));
+  const auto busy_of = [&](double rate) {
+    machine.net_node = rate;
+    return simulate(plan, machine)[Lane::net].busy;
+  };
+  double on_node = 0;
+  for (const Op& op : plan.ops) {
+    if (op.group == RankGroup::node) on_node += static_cast<double>(op.bytes.value());
+  }
+  ASSERT_GT(on_node, 0);
+  EXPECT_NEAR(busy_of(0) - busy_of(4e6), on_node / 1e6 * 0.75, on_node * 1e-12);
+}
+
 TEST(StepsOfRanks, CutEveryBlockIntoEqualShardsThatCoverIt) {
   constexpr std::uint32_t kCount = 3;
   std::vector<std::vector<int>> covered;

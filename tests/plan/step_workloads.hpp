@@ -194,6 +194,8 @@ class RandomCases {
                .sharding = kShardings[between(0, 2)],
                .sums = maybe() ? SumOrder::fixed : SumOrder::fast};
     w.ranks.rank = static_cast<std::uint32_t>(between(0, w.ranks.count - 1));
+    const auto node = static_cast<std::uint32_t>(between(1, 3));
+    if (w.gathers() && w.ranks.count % node == 0) w.ranks.secondary = node;
     pad_for_ranks(w);
     Placement p = placement(w);
     p.order = WorkOrder::layer_major;

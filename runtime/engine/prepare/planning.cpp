@@ -75,10 +75,17 @@ plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count) {
                         : options.zero_stage >= 1 ? plan::Sharding::state
                                                   : plan::Sharding::none;
   const bool fixed = options.sum_order == config::SumOrder::fixed;
-  return {.count = count,
-          .rank = 0,
-          .sharding = sharding,
-          .sums = fixed ? plan::SumOrder::fixed : plan::SumOrder::fast};
+  plan::Ranks ranks{.count = count,
+                    .rank = 0,
+                    .sharding = sharding,
+                    .sums = fixed ? plan::SumOrder::fixed : plan::SumOrder::fast};
+  if (count == 1 || sharding != plan::Sharding::parameters) return ranks;
+  ranks.secondary = options.secondary_ranks;
+  check(count % ranks.secondary == 0, ErrorCode::invalid_argument,
+        fmt::format("zero_optimization.zero_hpz_partition_size is {}, which does not divide the {} "
+                    "ranks of the job; set the number of ranks on each machine",
+                    ranks.secondary, count));
+  return ranks;
 }
 
 std::vector<std::filesystem::path> state_directories(const config::TrainOptions& options,

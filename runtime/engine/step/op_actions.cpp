@@ -64,6 +64,7 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
   switch (op.kind) {
     case OpKind::copy:
       if (op.copied == plan::kStageState) return stage_state(op, stream);
+      if (op.copied == plan::kKeepParams) return keep_secondary(op, stream);
       return copy(op, stream);
     case OpKind::forward: {
       const OpMemory memory = memory_of(op);
@@ -101,6 +102,17 @@ void OpActions::copy(const Op& op, offload::Stream& stream) {
                     memory.device(memory.source(), op.bytes));
   }
   count(op, bytes);
+}
+
+/// Copies this rank's part of a block that its node has gathered.
+void OpActions::keep_secondary(const Op& op, offload::Stream& stream) {
+  const OpMemory memory = memory_of(op);
+  const plan::Ranks& ranks = resources_.workload.ranks;
+  const std::size_t first = ranks.rank % ranks.secondary * op.bytes.value();
+  stream.download(
+      memory.host(memory.target()).first(op.bytes.value()),
+      memory.device(memory.source(), compute_bytes(op.block)).subspan(first, op.bytes.value()));
+  count(op, op.bytes.value());
 }
 
 /// Starts a copy to or from the disk.

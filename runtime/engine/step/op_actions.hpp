@@ -44,6 +44,7 @@ struct OpResources {
   ExternalPasses* passes = nullptr;     ///< null where no plan has passes of another framework
   comm::Communicator* ranks = nullptr;  ///< null where there is one
   comm::DeviceCommunicator* gpu_ranks = nullptr;  ///< the same on a GPU's memory; else null
+  comm::Communicator* node_ranks = nullptr;  ///< null where no node keeps parameters (plan::Ranks)
 };
 
 /// The scalars of the update that the next plan applies, if one is pending.
@@ -139,6 +140,7 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] Ticket collective(const plan::Op& op);
   void copy(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket copy(const plan::Op& op);
+  void keep_secondary(const plan::Op& op, offload::Stream& stream);
   void stage_state(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket read_state(const plan::Op& op);
   [[nodiscard]] std::uint32_t staging_number(const plan::Buffer& staging) const;

@@ -10,10 +10,12 @@ OpActions::Collective OpActions::buffers_of(const Op& op) const {
   const OpMemory memory = memory_of(op);
   const plan::Workload& workload = resources_.workload;
   const bool of_parameters = memory.reads(plan::ValueKind::parameters, op.block);
+  const bool on_node = op.group == plan::RankGroup::node;
   const std::uint64_t whole = compute_bytes(op.block).value();
-  const std::uint64_t given = of_parameters ? whole / workload.shards() : whole;
+  const std::uint32_t parts = on_node ? workload.ranks.secondary : workload.shards();
+  const std::uint64_t given = of_parameters ? whole / parts : whole;
   std::uint64_t got = given;
-  if (op.kind == OpKind::all_gather) got = given * workload.ranks.count;
+  if (op.kind == OpKind::all_gather) got = on_node ? whole : given * workload.ranks.count;
   if (op.kind == OpKind::reduce_scatter) got = given / workload.ranks.count;
   return {.source = {memory.device(memory.source(), Bytes{given}).address(), given},
           .target = {memory.device(memory.target(), Bytes{got}).address(), got}};
@@ -23,7 +25,8 @@ OpActions::Collective OpActions::buffers_of(const Op& op) const {
 Ticket OpActions::collective(const Op& op) {
   const auto [source, target] = buffers_of(op);
   const DType dtype = resources_.workload.compute;
-  comm::Communicator& ranks = *resources_.ranks;
+  const bool on_node = op.group == plan::RankGroup::node;
+  comm::Communicator& ranks = on_node ? *resources_.node_ranks : *resources_.ranks;
   switch (op.kind) {
     case OpKind::all_gather: return ranks.all_gather(source, target);
     case OpKind::reduce_scatter:

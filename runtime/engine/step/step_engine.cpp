@@ -7,6 +7,7 @@
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
+#include "runtime/engine/step/node_ranks.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -38,6 +39,9 @@ void check_ranks(const EngineSetup& setup) {
   const bool on_gpus = setup.ranks != nullptr && setup.options.device == config::DeviceKind::cuda;
   SPILLWAY_ASSERT((setup.gpu_ranks != nullptr) == on_gpus);
   if (setup.ranks == nullptr) return;
+  check(!on_gpus || setup.workload.ranks.secondary == 1, ErrorCode::not_supported,
+        "this version keeps a second copy of parameters on the host alone: remove "
+        "zero_optimization.zero_hpz_partition_size, or use --device host");
   SPILLWAY_ASSERT(setup.ranks->ranks() == setup.workload.ranks.count &&
                   setup.ranks->rank().value() == setup.workload.ranks.rank);
 }
@@ -60,6 +64,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
   if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());
   open_store();
   open_activation_store();
+  node_ranks_ = node_of(setup_.ranks, setup_.workload.ranks);
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = setup_.options.threads, .wake = &wake_});
   actions_ = std::make_unique<OpActions>(
@@ -78,7 +83,8 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .groups = groups_of(setup_, model),
                   .passes = setup_.passes,
                   .ranks = setup_.ranks,
-                  .gpu_ranks = setup_.gpu_ranks});
+                  .gpu_ranks = setup_.gpu_ranks,
+                  .node_ranks = node_ranks_.get()});
 }
 
 /// The group of the ranks outlives what it notifies.

@@ -52,6 +52,8 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     return Row{.count = count, .each = each, .last = {}};
   };
   const ElementCount largest_shard{sizes.gradient_slot().value() / w.shards()};
+  const std::uint32_t least_parts = w.ranks.secondary > 1 ? w.ranks.secondary : w.shards();
+  const ElementCount largest_part{sizes.gradient_slot().value() / least_parts};
   const bool streams =
       w.streams_external && (pool == PoolKind::parameter_slots || pool == PoolKind::frozen_slots ||
                              pool == PoolKind::resident_frozen);
@@ -65,7 +67,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::rounded_gradients:
       return w.compute == DType::fp32 ? Row{} : gradients(w.compute);
     case PoolKind::parameter_shards:
-      return row(parameter_shard_slots(w, p), elements(largest_shard, w.compute));
+      return row(parameter_shard_slots(w, p), elements(largest_part, w.compute));
     case PoolKind::gradient_shards:
       return row(w.ranks.count > 1 ? p.gradient_slots : 0, received(w, largest_shard));
     case PoolKind::landing_gradients:

@@ -50,6 +50,7 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::host, "kept activation staging"},
     {Tier::host, "parameters"},
     {Tier::host, "frozen parameters"},
+    {Tier::host, "secondary parameters"},
     {Tier::host, "optimizer state"},
     {Tier::host, "state staging"},
     {Tier::host, "checksums"},
@@ -76,7 +77,8 @@ bool is_of_micro_batches(PoolKind pool) {
 }
 
 bool is_of_whole_blocks(PoolKind pool) {
-  return pool == PoolKind::whole_parameters || pool == PoolKind::host_frozen;
+  return pool == PoolKind::whole_parameters || pool == PoolKind::host_frozen ||
+         pool == PoolKind::secondary_parameters;
 }
 
 bool is_of_boundaries(PoolKind pool) {
@@ -220,6 +222,7 @@ bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& pl
     case PoolKind::host_parameters:
     case PoolKind::host_gradients: return place.state != Tier::device;
     case PoolKind::host_frozen: return !place.resident();
+    case PoolKind::secondary_parameters: return workload_->keeps_secondary(block);
     case PoolKind::host_state: return place.state == Tier::host;
     case PoolKind::host_sums: return true;
     case PoolKind::disk_state: return commits_ || place.state == Tier::nvme;
@@ -253,6 +256,8 @@ Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount t
     case PoolKind::boundaries:
     case PoolKind::host_boundaries: return workload_->boundary_bytes;
     case PoolKind::host_frozen: return workload_->blocks[block].frozen_bytes;
+    case PoolKind::secondary_parameters:
+      return elements(workload_->secondary_elements(block), workload_->compute);
     case PoolKind::disk_boundaries: return in_pages(workload_->boundary_bytes);
     case PoolKind::kept_activations:
     case PoolKind::host_kept_activations: return saved(block);

@@ -37,24 +37,14 @@ using Pools = std::array<Pool, kPoolCount>;
 [[nodiscard]] std::vector<MemoryItem> memory_items(const Pools& pools);
 
 /// Pools whose buffers belong to blocks: a block has its share of them, or none.
-inline constexpr std::array kBlockPools{PoolKind::resident_parameters,
-                                        PoolKind::whole_parameters,
-                                        PoolKind::device_state,
-                                        PoolKind::device_gradients,
-                                        PoolKind::device_leaves,
-                                        PoolKind::device_sums,
-                                        PoolKind::boundaries,
-                                        PoolKind::kept_activations,
-                                        PoolKind::host_gradients,
-                                        PoolKind::host_boundaries,
-                                        PoolKind::host_kept_activations,
-                                        PoolKind::host_parameters,
-                                        PoolKind::host_frozen,
-                                        PoolKind::host_state,
-                                        PoolKind::host_sums,
-                                        PoolKind::disk_boundaries,
-                                        PoolKind::disk_kept_activations,
-                                        PoolKind::disk_state};
+inline constexpr std::array kBlockPools{
+    PoolKind::resident_parameters, PoolKind::whole_parameters,      PoolKind::device_state,
+    PoolKind::device_gradients,    PoolKind::device_leaves,         PoolKind::device_sums,
+    PoolKind::boundaries,          PoolKind::kept_activations,      PoolKind::host_gradients,
+    PoolKind::host_boundaries,     PoolKind::host_kept_activations, PoolKind::host_parameters,
+    PoolKind::host_frozen,         PoolKind::secondary_parameters,  PoolKind::host_state,
+    PoolKind::host_sums,           PoolKind::disk_boundaries,       PoolKind::disk_kept_activations,
+    PoolKind::disk_state};
 
 /// The shares of blocks, wherever they are placed; of one workload, tile size and state format.
 class PoolSizes {

@@ -56,6 +56,11 @@ Bytes summing_traffic(const Workload& workload, std::uint32_t block, std::uint32
   return Bytes{workload.shard_elements(block).value() * (read + first + later)};
 }
 
+Bytes node_gather_traffic(const Workload& workload, std::uint32_t block) {
+  const std::uint64_t others = workload.ranks.secondary - 1;
+  return Bytes{workload.secondary_elements(block).value() * others * size_of(workload.compute)};
+}
+
 Bytes gather_traffic(const Workload& workload, std::uint32_t block) {
   const std::uint64_t sent = workload.shard_elements(block).value() * (workload.ranks.count - 1);
   return Bytes{sent * size_of(workload.compute)};

@@ -29,6 +29,10 @@ namespace spillway::plan {
 [[nodiscard]] Bytes summing_traffic(const Workload& workload, std::uint32_t block,
                                     std::uint32_t round);
 
+/// Counts the bytes that this rank sends to make a block's parameters whole on every rank of its
+/// node, from a node's copy.
+[[nodiscard]] Bytes node_gather_traffic(const Workload& workload, std::uint32_t block);
+
 /// Counts the bytes that this rank sends to make a block's parameters whole on every rank.
 [[nodiscard]] Bytes gather_traffic(const Workload& workload, std::uint32_t block);
 

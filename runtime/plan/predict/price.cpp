@@ -35,14 +35,20 @@ void add_tiles(LaneWork& work, const Workload& w, const Placement& p, const Tile
   work.written += tiles * number(slot_bytes(p.format, tile.count));
 }
 
-/// Counts how often ranks make a block whole in a step: once after its update, or for each visit
-/// that reads its parameters.
-double gathers_of(const Workload& w, std::uint32_t b) {
-  if (w.shares_updates()) return 1;
-  if (!w.gathers()) return 0;
-  const bool both_passes = b > 0 && b != w.head_layer();
-  const bool also_in_head = b == 0 && w.tied_head;
-  return w.rounds * (both_passes || also_in_head ? 2.0 : 1.0);
+/// Adds what a rank sends for a block's passes and gradients.
+void add_exchange(LaneWork& work, const Workload& w, std::uint32_t b, bool streamed) {
+  const double visits = w.gathers() ? w.visits(b) : w.shares_updates() ? 1 : 0;
+  const double on_node = w.keeps_secondary(b) ? visits - 1 : 0;
+  work.net = (visits - on_node) * number(gather_traffic(w, b)) +
+             w.rounds * number(reduction_traffic(w, b));
+  work.node = on_node * number(node_gather_traffic(w, b));
+  if (!w.keeps_secondary(b)) return;
+  // What a node keeps is uploaded in place of the shard.
+  const auto width = static_cast<double>(size_of(w.compute));
+  const double kept = width * static_cast<double>(w.secondary_elements(b).value());
+  const double shard = width * static_cast<double>(w.shard_elements(b).value());
+  work.up += on_node * (streamed ? kept - shard : kept);
+  work.down += kept;
 }
 
 /// Returns whether two blocks of a placement have the same work.
@@ -74,7 +80,7 @@ LaneWork work_of_step(const Workload& workload, const Placement& placement) {
 LaneWork& LaneWork::operator+=(const LaneWork& other) {
   for (double LaneWork::*part :
        {&LaneWork::flops, &LaneWork::gpu_bytes, &LaneWork::up, &LaneWork::down, &LaneWork::cpu,
-        &LaneWork::net, &LaneWork::read, &LaneWork::written}) {
+        &LaneWork::net, &LaneWork::node, &LaneWork::read, &LaneWork::written}) {
     this->*part += other.*part;
   }
   return *this;
@@ -102,10 +108,7 @@ LaneWork work_of(const Workload& w, const Placement& p, std::uint32_t b) {
   if (cut.gradients != Tier::device && w.sums_gradients()) {
     work.cpu = number(summing_traffic(w, b, 0)) + later * number(summing_traffic(w, b, 1));
   }
-  if (w.ranks.count > 1) {
-    const double gathered = gathers_of(w, b) * number(gather_traffic(w, b));
-    work.net = gathered + w.rounds * number(reduction_traffic(w, b));
-  }
+  if (w.ranks.count > 1) add_exchange(work, w, b, !cut.resident());
   // All tiles of a block are alike, but for the last.
   const ElementCount tile = p.tile_parameters;
   const ElementCount shard = w.shard_elements(b);
@@ -146,11 +149,11 @@ double least_step_seconds(const Workload& workload, const Placement& placement,
   const double gpu =
       seconds_of(work.flops, profile.gpu_flops) + seconds_of(work.gpu_bytes, profile.gpu_update);
   const double cpu = seconds_of(work.cpu, profile.update);
-  const double longest =
-      std::max({gpu + ops * profile.op_overhead_seconds, profile.cpu_shares_gpu ? gpu + cpu : cpu,
-                seconds_of(work.up, profile.h2d), seconds_of(work.down, profile.d2h),
-                seconds_of(work.net, profile.net), seconds_of(work.read, profile.nvme_read),
-                seconds_of(work.written, profile.nvme_write)});
+  const double longest = std::max(
+      {gpu + ops * profile.op_overhead_seconds, profile.cpu_shares_gpu ? gpu + cpu : cpu,
+       seconds_of(work.up, profile.h2d), seconds_of(work.down, profile.d2h),
+       seconds_of(work.net, profile.net) + seconds_of(work.node, node_rate(profile)),
+       seconds_of(work.read, profile.nvme_read), seconds_of(work.written, profile.nvme_write)});
   return longest * (1 - kRounding);
 }
 

@@ -219,7 +219,9 @@ double work_seconds(const MachineProfile& profile, const Op& op) {
     case Lane::h2d: return seconds_of(bytes, profile.h2d, "h2d");
     case Lane::d2h: return seconds_of(bytes, profile.d2h, "d2h");
     case Lane::cpu: return seconds_of(bytes, profile.update, "update");
-    case Lane::net: return seconds_of(bytes, profile.net, "net");
+    case Lane::net:
+      return seconds_of(bytes, op.group == RankGroup::node ? node_rate(profile) : profile.net,
+                        "net");
     case Lane::nvme_read: return seconds_of(bytes, profile.nvme_read, "nvme_read");
     case Lane::nvme_write: return seconds_of(bytes, profile.nvme_write, "nvme_write");
     case Lane::external: break;  // what others compute, nobody here can tell

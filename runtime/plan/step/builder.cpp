@@ -38,6 +38,8 @@ void Builder::restart(const Placement& placement) {
   passing_.assign(workload_.micro_batches, {});
   held_.assign(workload_.micro_batches, {});
   ahead_.assign(workload_.blocks.size(), {});
+  secondary_.assign(workload_.blocks.size(), false);
+  trains_ = false;
   staged_tile_.assign(placement_.state_slots, ~0U);
   staging_visits_ = record_visits_ = round_ = 0;
   open_pool(PoolKind::parameter_slots, placement_.parameter_slots);
@@ -264,6 +266,7 @@ void Builder::round(std::uint32_t round) {
 
 void Builder::training() {
   if (workload_.external) return external_training();
+  trains_ = true;
   for (std::uint32_t r = 0; r < workload_.rounds; ++r) round(r);
   read_ahead();
 }

@@ -133,10 +133,15 @@ class Builder {
   [[nodiscard]] Value shard_of(std::uint32_t block) const {
     return {ValueKind::parameters, block, 0, 0, workload_.shards() > 1 ? kShard : 0};
   }
+  [[nodiscard]] static Value secondary_of(std::uint32_t block) {
+    return {ValueKind::parameters, block, 0, 0, kSecondary};
+  }
   [[nodiscard]] Value gradient_shard(std::uint32_t block) const {
     return {ValueKind::gradient, block, 0, round_, workload_.ranks.count > 1 ? kShard : 0};
   }
   void gather(std::uint32_t block, const Buffer& shard, const Buffer& whole, Needed needed);
+  void keep_secondary(std::uint32_t block, const Buffer& whole);
+  Buffer gather_on_node(std::uint32_t block);
   Buffer gather_for_pass(std::uint32_t block);
   void gather_ahead(std::uint32_t visited);
   [[nodiscard]] Buffer reduce_gradient(std::uint32_t block, const Buffer& gradient);
@@ -198,6 +203,10 @@ class Builder {
     return Bytes{workload_.shard_elements(block).value() * size_of(workload_.compute)};
   }
 
+  [[nodiscard]] Bytes secondary_bytes(std::uint32_t block) const {
+    return Bytes{workload_.secondary_elements(block).value() * size_of(workload_.compute)};
+  }
+
   const Workload& workload_;
   Placement placement_;
   const bool records_;
@@ -212,8 +221,10 @@ class Builder {
   // that forward makes, the input that backward reads or the gradient that the loss makes.
   std::vector<Buffer> held_;
   std::vector<std::optional<Buffer>> ahead_;  // by block: gathered for its backward
-  std::vector<std::uint32_t> staged_tile_;    // by staging buffer: the last tile in it
-  std::uint32_t staging_visits_ = 0;  // of tiles that live on disk: `read_ahead` counts on it
+  std::vector<bool> secondary_;               // by block: the node has kept it in this step
+  bool trains_ = false;
+  std::vector<std::uint32_t> staged_tile_;  // by staging buffer: the last tile in it
+  std::uint32_t staging_visits_ = 0;        // of tiles that live on disk: `read_ahead` counts on it
   std::uint32_t record_visits_ = 0;
   std::uint32_t round_ = 0;
 };

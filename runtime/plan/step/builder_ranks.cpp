@@ -16,8 +16,38 @@ void Builder::gather(std::uint32_t block, const Buffer& shard, const Buffer& who
   append(gather);
 }
 
+/// Keeps this rank's part of what has been gathered for the next visits of the step.
+void Builder::keep_secondary(std::uint32_t block, const Buffer& whole) {
+  OpDraft keep = draft(OpKind::copy, Lane::d2h, block);
+  keep.op.bytes = secondary_bytes(block);
+  keep.read(whole, parameters(block));
+  keep.write({PoolKind::secondary_parameters, block}, secondary_of(block));
+  append(keep);
+  secondary_[block] = true;
+}
+
+/// Makes a block's parameters whole from what the ranks of the node have kept.
+Buffer Builder::gather_on_node(std::uint32_t block) {
+  const Buffer part = take_free(PoolKind::parameter_shards);
+  OpDraft upload = draft(OpKind::copy, Lane::h2d, block);
+  upload.op.bytes = secondary_bytes(block);
+  upload.read({PoolKind::secondary_parameters, block}, secondary_of(block));
+  upload.write(part, secondary_of(block));
+  append(upload);
+  const Buffer slot = take_free(PoolKind::parameter_slots);
+  OpDraft gather = draft(OpKind::all_gather, Lane::net, block);
+  gather.op.group = RankGroup::node;
+  gather.op.bytes = node_gather_traffic(workload_, block);
+  gather.read(part, secondary_of(block));
+  gather.write(slot, parameters(block));
+  append(gather);
+  give_back(part);
+  return slot;
+}
+
 /// Returns a slot with the whole block, for the passes of one visit.
 Buffer Builder::gather_for_pass(std::uint32_t block) {
+  if (secondary_[block]) return gather_on_node(block);
   const bool resident = placement_.blocks[block].resident();
   const Buffer shard = resident ? tiles_of(PoolKind::resident_parameters, block)
                                 : take_free(PoolKind::parameter_shards);
@@ -25,6 +55,7 @@ Buffer Builder::gather_for_pass(std::uint32_t block) {
   const Buffer slot = take_free(PoolKind::parameter_slots);
   gather(block, shard, slot, Needed::always);
   give_back(shard);
+  if (trains_ && workload_.keeps_secondary(block)) keep_secondary(block, slot);
   return slot;
 }
 

@@ -11,7 +11,7 @@ namespace {
 std::string_view name_of(const Copy& copied) {
   const bool down = copied.from < copied.to;
   switch (copied.what) {
-    case ValueKind::parameters: return "upload_params";
+    case ValueKind::parameters: return down ? "keep_params" : "upload_params";
     case ValueKind::frozen: return "upload_frozen";
     case ValueKind::gradient: return "download_grads";
     case ValueKind::state: return copied.to == Tier::nvme ? "write_state" : "read_state";

@@ -55,6 +55,7 @@ struct Copy {
   bool operator==(const Copy&) const = default;
 };
 inline constexpr Copy kUploadParams{ValueKind::parameters, Tier::host, Tier::device};
+inline constexpr Copy kKeepParams{ValueKind::parameters, Tier::device, Tier::host};
 inline constexpr Copy kUploadFrozen{ValueKind::frozen, Tier::host, Tier::device};
 inline constexpr Copy kDownloadGrads{ValueKind::gradient, Tier::device, Tier::host};
 inline constexpr Copy kReadState{ValueKind::state, Tier::nvme, Tier::host};
@@ -73,12 +74,19 @@ std::string_view name_of(OpKind kind);
 std::string_view name_of(Lane lane);
 std::string_view name_of(Tier tier);
 
+/// Those of the job's ranks that take part in a collective.
+enum class RankGroup : std::uint8_t {
+  all,
+  node,  ///< that share out a second copy of parameters (Ranks::secondary)
+};
+
 using OpIndex = std::uint32_t;
 
 struct Op {
   OpKind kind{};
   Lane lane{};
-  Copy copied{};  ///< of a copy
+  Copy copied{};                     ///< of a copy
+  RankGroup group = RankGroup::all;  ///< of a collective
   std::uint32_t block = 0;
   std::uint32_t tile = 0;  ///< of the model, for tile ops
   std::uint32_t round = 0;
