@@ -26,7 +26,7 @@ using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 
-constexpr CommunicatorOptions kPatient{.timeout_ms = 60'000};
+constexpr CommunicatorOptions kPatient{.timeout_ms = 20'000};
 
 detail::Deadline in_seconds(int seconds) {
   return std::chrono::steady_clock::now() + std::chrono::seconds(seconds);

@@ -1,0 +1,64 @@
+// Any bytes as what a rank of the backend `tcp` receives: an Error, or a value that is in range.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "comm/tcp/wire.hpp"
+#include "runtime/base/error.hpp"
+
+namespace {
+
+using namespace spillway::comm::detail;
+using spillway::Error;
+using spillway::Rank;
+
+/// Returns the first bytes of `input` as a T whose magic, if it is long enough, is right: nearly
+/// everything else is refused at once.
+template <class T>
+T value_of(std::span<const std::uint8_t> input) {
+  T value{};
+  const auto magic = value.magic;
+  std::memcpy(&value, input.data(), std::min(input.size(), sizeof value));
+  if (input.size() > sizeof value) value.magic = magic;
+  return value;
+}
+
+void hear_hello(std::span<const std::uint8_t> input) {
+  Hello own{.rank = 1, .ranks = 3};
+  own.set_job("job");
+  const Hello hello = value_of<Hello>(input);
+  if (check_hello(hello, own) != Visitor::member) return;
+  SPILLWAY_ASSERT(hello.rank < own.ranks && hello.rank != own.rank && hello.port < 65536);
+  SPILLWAY_ASSERT(hello.job_name() == "job");
+}
+
+void hear_notice(std::span<const std::uint8_t> input) {
+  const auto notice = check_notice(value_of<Notice>(input));
+  if (!notice.has_value()) return;
+  SPILLWAY_ASSERT(notice->rank < kMostTcpRanks && notice->text().size() < sizeof notice->reason);
+  SPILLWAY_ASSERT(name_of(notice->error().code()) != "");
+  SPILLWAY_ASSERT(std::ranges::none_of(notice->text(), [](char c) { return c == '\x1b'; }));
+}
+
+void hear_frame(std::span<const std::uint8_t> input) {
+  const Frame expected{.number = 7, .bytes = 4096};
+  const Frame frame = value_of<Frame>(input);
+  check_frame(frame, expected, Rank{0});
+  SPILLWAY_ASSERT(frame.bytes == expected.bytes);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  for (const auto target : {hear_hello, hear_notice, hear_frame}) {
+    try {
+      target({data, size});
+    } catch (const Error& error) {
+      SPILLWAY_ASSERT(error.code() == spillway::ErrorCode::invalid_argument ||
+                      error.code() == spillway::ErrorCode::device_error);
+    }
+  }
+  return 0;
+}
