@@ -48,8 +48,9 @@ Streams::Streams(offload::DeviceBackend& backend, comm::DeviceCommunicator* rank
       net(ranks == nullptr ? nullptr : backend.make_stream("net")),
       gpu_ranks(ranks),
       events_wake(backend.capabilities().wakes) {
-  for (auto& ring : events_) {
-    for (auto& event : ring) event = backend.make_event();
+  for (const Lane lane : {Lane::gpu, Lane::h2d, Lane::d2h, Lane::net}) {
+    if (!has(lane)) continue;
+    for (auto& event : events_[ring_of(lane)]) event = backend.make_event();
   }
 }
 
