@@ -1,6 +1,7 @@
 #include "comm/device_communicator.hpp"
 
 #include <span>
+#include <utility>
 
 #include "comm/detail/device_operations.hpp"
 
@@ -13,19 +14,31 @@ std::span<std::byte> bytes_of(DeviceTarget target) { return {target.address, tar
 }  // namespace
 
 DeviceCommunicator::DeviceCommunicator(Communicator& host, const DeviceCommunicatorOptions& options)
-    : operations_(std::make_unique<detail::DeviceOperations>(host, options)) {}
+    : operations_(std::make_shared<detail::DeviceOperations>(host, options)),
+      group_(operations_->all()) {}
+
+DeviceCommunicator::DeviceCommunicator(std::shared_ptr<detail::DeviceOperations> operations,
+                                       detail::DeviceGroup& group)
+    : operations_(std::move(operations)), group_(group) {}
 
 DeviceCommunicator::~DeviceCommunicator() = default;
 
+std::unique_ptr<DeviceCommunicator> DeviceCommunicator::subgroup(std::span<const Rank> members) {
+  detail::DeviceGroup& group = operations_->add_subgroup(group_, members);
+  return std::unique_ptr<DeviceCommunicator>(new DeviceCommunicator(operations_, group));
+}
+
 void DeviceCommunicator::all_gather(DeviceSource shard, DeviceTarget all, Stream stream) {
   operations_->start(
+      group_,
       {.operation = Operation::all_gather, .source = bytes_of(shard), .target = bytes_of(all)},
       stream);
 }
 
 void DeviceCommunicator::reduce_scatter(DeviceSource all, DeviceTarget shard, DType dtype,
                                         Stream stream) {
-  operations_->start({.operation = Operation::reduce_scatter,
+  operations_->start(group_,
+                     {.operation = Operation::reduce_scatter,
                       .source = bytes_of(all),
                       .target = bytes_of(shard),
                       .types = {dtype, dtype}},
@@ -33,7 +46,8 @@ void DeviceCommunicator::reduce_scatter(DeviceSource all, DeviceTarget shard, DT
 }
 
 void DeviceCommunicator::all_reduce(DeviceTarget data, DType dtype, Stream stream) {
-  operations_->start({.operation = Operation::all_reduce,
+  operations_->start(group_,
+                     {.operation = Operation::all_reduce,
                       .source = bytes_of(data),
                       .target = bytes_of(data),
                       .types = {dtype, dtype}},
@@ -41,12 +55,13 @@ void DeviceCommunicator::all_reduce(DeviceTarget data, DType dtype, Stream strea
 }
 
 void DeviceCommunicator::broadcast(DeviceTarget data, Rank root, Stream stream) {
-  operations_->start({.operation = Operation::broadcast, .target = bytes_of(data), .root = root},
-                     stream);
+  operations_->start(
+      group_, {.operation = Operation::broadcast, .target = bytes_of(data), .root = root}, stream);
 }
 
 void DeviceCommunicator::reduce(DeviceTarget data, DType dtype, Rank root, Stream stream) {
-  operations_->start({.operation = Operation::reduce,
+  operations_->start(group_,
+                     {.operation = Operation::reduce,
                       .source = bytes_of(data),
                       .target = bytes_of(data),
                       .types = {dtype, dtype},
@@ -55,7 +70,8 @@ void DeviceCommunicator::reduce(DeviceTarget data, DType dtype, Rank root, Strea
 }
 
 void DeviceCommunicator::gather(DeviceSource shard, DeviceTarget all, Rank root, Stream stream) {
-  operations_->start({.operation = Operation::gather,
+  operations_->start(group_,
+                     {.operation = Operation::gather,
                       .source = bytes_of(shard),
                       .target = bytes_of(all),
                       .root = root},
@@ -63,7 +79,8 @@ void DeviceCommunicator::gather(DeviceSource shard, DeviceTarget all, Rank root,
 }
 
 void DeviceCommunicator::scatter(DeviceSource all, DeviceTarget shard, Rank root, Stream stream) {
-  operations_->start({.operation = Operation::scatter,
+  operations_->start(group_,
+                     {.operation = Operation::scatter,
                       .source = bytes_of(all),
                       .target = bytes_of(shard),
                       .root = root},
@@ -72,22 +89,25 @@ void DeviceCommunicator::scatter(DeviceSource all, DeviceTarget shard, Rank root
 
 void DeviceCommunicator::all_to_all(DeviceSource source, DeviceTarget target, Stream stream) {
   operations_->start(
+      group_,
       {.operation = Operation::all_to_all, .source = bytes_of(source), .target = bytes_of(target)},
       stream);
 }
 
 void DeviceCommunicator::send(DeviceSource data, Rank to, Stream stream) {
-  operations_->start({.operation = Operation::send, .source = bytes_of(data), .root = to}, stream);
+  operations_->start(group_, {.operation = Operation::send, .source = bytes_of(data), .root = to},
+                     stream);
 }
 
 void DeviceCommunicator::receive(DeviceTarget data, Rank from, Stream stream) {
-  operations_->start({.operation = Operation::receive, .target = bytes_of(data), .from = from},
-                     stream);
+  operations_->start(
+      group_, {.operation = Operation::receive, .target = bytes_of(data), .from = from}, stream);
 }
 
 void DeviceCommunicator::exchange(DeviceSource source, Rank to, DeviceTarget target, Rank from,
                                   Stream stream) {
-  operations_->start({.operation = Operation::exchange,
+  operations_->start(group_,
+                     {.operation = Operation::exchange,
                       .source = bytes_of(source),
                       .target = bytes_of(target),
                       .root = to,
@@ -96,17 +116,15 @@ void DeviceCommunicator::exchange(DeviceSource source, Rank to, DeviceTarget tar
 }
 
 void DeviceCommunicator::barrier(Stream stream) {
-  operations_->start({.operation = Operation::barrier}, stream);
+  operations_->start(group_, {.operation = Operation::barrier}, stream);
 }
 
 bool DeviceCommunicator::watch() { return operations_->watch(); }
 
 void DeviceCommunicator::wait() { operations_->wait(); }
 
-Bytes DeviceCommunicator::sent(Operation operation) const {
-  return operations_->sent().of(operation);
-}
+Bytes DeviceCommunicator::sent(Operation operation) const { return group_.sent.of(operation); }
 
-Bytes DeviceCommunicator::sent() const { return operations_->sent().total(); }
+Bytes DeviceCommunicator::sent() const { return group_.sent.total(); }
 
 }  // namespace spillway::comm

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "comm/communicator.hpp"
@@ -17,7 +18,8 @@ namespace spillway::comm {
 
 namespace detail {
 class DeviceOperations;
-}
+struct DeviceGroup;
+}  // namespace detail
 
 /// View device memory, which host code cannot read through them.
 struct DeviceTarget {
@@ -66,6 +68,12 @@ class DeviceCommunicator {
   DeviceCommunicator(const DeviceCommunicator&) = delete;
   DeviceCommunicator& operator=(const DeviceCommunicator&) = delete;
 
+  /// Returns a group of some of these ranks, by the rules of Communicator::subgroup, with a
+  /// communicator of NCCL's for itself. Returns when all of them have come. What ends one group
+  /// ends the other, and aborts what streams hold of either. The last of them to go leaves the
+  /// ranks.
+  [[nodiscard]] std::unique_ptr<DeviceCommunicator> subgroup(std::span<const Rank> members);
+
   void all_gather(DeviceSource shard, DeviceTarget all, Stream stream);
   /// Addends and sum have one type: NCCL has no sum of 16-bit types in fp32.
   void reduce_scatter(DeviceSource all, DeviceTarget shard, DType dtype, Stream stream);
@@ -81,17 +89,22 @@ class DeviceCommunicator {
   /// What is put on the stream later runs after every rank's stream has come to its barrier.
   void barrier(Stream stream);
 
-  /// Returns whether all that was started is over. Whoever waits for a stream calls it again and
-  /// again: nobody else looks whether a rank has failed. Does not block.
+  /// Returns whether all that was started is over, in subgroups too. Whoever waits for a stream
+  /// calls it again and again: nobody else looks whether a rank has failed. Does not block.
   [[nodiscard]] bool watch();
   /// Blocks until all that was started is over.
   void wait();
 
+  /// A subgroup counts its own.
   [[nodiscard]] Bytes sent(Operation operation) const;
   [[nodiscard]] Bytes sent() const;
 
  private:
-  std::unique_ptr<detail::DeviceOperations> operations_;
+  DeviceCommunicator(std::shared_ptr<detail::DeviceOperations> operations,
+                     detail::DeviceGroup& group);
+
+  std::shared_ptr<detail::DeviceOperations> operations_;  // every subgroup's too
+  detail::DeviceGroup& group_;
 };
 
 }  // namespace spillway::comm

@@ -22,12 +22,13 @@ constexpr std::chrono::microseconds kPause{50};
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1e3; }
 
 /// Returns "rank 3": whom an operation waits for.
-std::string others_of(const Call& call) {
+std::string others_of(const Call& call, const Members& members) {
+  const std::uint32_t to = members.in_job(call.root).value();
+  const std::uint32_t from = members.in_job(call.from).value();
   switch (call.operation) {
-    case Operation::send: return fmt::format("rank {}", call.root.value());
-    case Operation::receive: return fmt::format("rank {}", call.from.value());
-    case Operation::exchange:
-      return fmt::format("rank {} or rank {}", call.root.value(), call.from.value());
+    case Operation::send: return fmt::format("rank {}", to);
+    case Operation::receive: return fmt::format("rank {}", from);
+    case Operation::exchange: return fmt::format("rank {} or rank {}", to, from);
     default: return "another rank";
   }
 }
@@ -35,20 +36,18 @@ std::string others_of(const Call& call) {
 }  // namespace
 
 DeviceOperations::DeviceOperations(Communicator& host, const DeviceCommunicatorOptions& options)
-    : host_(host), timeout_(options.timeout_ms), ring_(std::max<std::size_t>(options.depth, 1)) {
+    : options_(options),
+      timeout_(options.timeout_ms),
+      ring_(std::max<std::size_t>(options.depth, 1)) {
   for (Started& started : ring_) started.theirs.resize(host.ranks());
-  guarded([&] {
-    link_ = make_nccl_link(
-        host,
-        {.depth = ring_.size(), .timeout = timeout_, .directories = options.library_directories});
-    join();
-  });
+  groups_.push_back(std::make_unique<DeviceGroup>(Members(host.rank(), host.ranks()), host));
+  guarded([&] { join(all()); });
 }
 
 DeviceOperations::~DeviceOperations() {
   if (failure_ != nullptr) return;
   if (std::uncaught_exceptions() > exceptions_) {
-    end_group("it has ended with an error of its own");
+    end_groups("it has ended with an error of its own");
     return;
   }
   try {
@@ -65,14 +64,16 @@ void DeviceOperations::guarded(Body body) {
     body();
   } catch (const std::exception& error) {
     failure_ = std::current_exception();
-    end_group(error.what());
+    end_groups(error.what());
     throw;
   }
 }
 
-void DeviceOperations::end_group(std::string_view reason) noexcept {
-  host_.abandon(reason);
-  if (link_ != nullptr) link_->abort();
+void DeviceOperations::end_groups(std::string_view reason) noexcept {
+  all().host.abandon(reason);
+  for (const auto& group : groups_) {
+    if (group->link != nullptr) group->link->abort();
+  }
   // These have ended with the group, which has told why.
   for (Started& started : ring_) {
     try {
@@ -83,26 +84,37 @@ void DeviceOperations::end_group(std::string_view reason) noexcept {
   }
 }
 
-void DeviceOperations::join() {
+DeviceGroup& DeviceOperations::add_subgroup(const DeviceGroup& of, std::span<const Rank> some) {
+  groups_.push_back(
+      std::make_unique<DeviceGroup>(of.members.subgroup(some), of.host.subgroup(some)));
+  DeviceGroup& group = *groups_.back();
+  guarded([&] { join(group); });
+  return group;
+}
+
+void DeviceOperations::join(DeviceGroup& group) {
+  group.link = make_nccl_link(
+      group.host,
+      {.depth = ring_.size(), .timeout = timeout_, .directories = options_.library_directories});
   const auto end = Clock::now() + timeout_;
-  while (link_->health().state == State::busy) {
+  while (group.link->health().state == State::busy) {
     if (Clock::now() > end) {
-      host_.barrier().wait();  // which throws, naming the rank, if one has given up
+      group.host.barrier().wait();  // which throws, naming the rank, if one has given up
       throw Error(ErrorCode::device_error,
                   fmt::format("rank {} waited {} s for NCCL to join {} ranks, all of which have "
                               "come; NCCL_DEBUG=INFO in the environment says more",
-                              host_.rank().value(), seconds(timeout_), host_.ranks()));
+                              rank().value(), seconds(timeout_), group.host.ranks()));
     }
     std::this_thread::sleep_for(kPause);
   }
   check_health();
-  host_.barrier().wait();
+  group.host.barrier().wait();
 }
 
-void DeviceOperations::start(const Call& call, void* stream) {
+void DeviceOperations::start(DeviceGroup& group, const Call& call, void* stream) {
   check(stream != nullptr, ErrorCode::invalid_argument,
         "operations on device memory need a stream; the default stream waits for all others");
-  check_call(call, host_.rank(), host_.ranks());
+  check_call(call, group.members.rank(), group.members.ranks());
   guarded([&] {
     while (started_ - over_ == ring_.size()) {
       advance();
@@ -112,18 +124,19 @@ void DeviceOperations::start(const Call& call, void* stream) {
     const bool collective = !is_between_two(call.operation);
     const std::size_t slot = slot_of(started_);
     Started& started = ring_[slot];
+    started.group = &group;
     started.call = call;
-    started.mine = make_record(call, collective ? ++collectives_ : 0, host_.ranks());
+    started.mine = make_record(call, collective ? ++group.collectives : 0, group.members);
     started.agreement = exchange_records(started);
-    sent_.add(call, host_.rank(), host_.ranks());
+    group.sent.add(call, group.members.rank(), group.members.ranks());
     ++started_;
-    link_->enqueue(call, stream, slot);
-    while (link_->health().state == State::busy) {
+    group.link->enqueue(call, stream, slot);
+    while (group.link->health().state == State::busy) {
       advance();
       std::this_thread::sleep_for(kPause);
     }
     check_health();
-    link_->close(stream, slot);
+    group.link->close(stream, slot);
   });
 }
 
@@ -138,15 +151,16 @@ void DeviceOperations::wait() {
 
 Ticket DeviceOperations::exchange_records(Started& started) {
   const Call& call = started.call;
+  Communicator& host = started.group->host;
   const std::span mine{&started.mine, 1};
-  const std::span theirs{started.theirs};
+  const std::span theirs = std::span(started.theirs).first(host.ranks());
   if (!is_between_two(call.operation)) {
-    return host_.all_gather(std::as_bytes(mine), std::as_writable_bytes(theirs));
+    return host.all_gather(std::as_bytes(mine), std::as_writable_bytes(theirs));
   }
   // Both ends tell the other, so that each learns of a failure of the other.
   const Rank to = call.operation == Operation::receive ? call.from : call.root;
   const Rank from = call.operation == Operation::send ? call.root : call.from;
-  return host_.exchange(std::as_bytes(mine), to, std::as_writable_bytes(theirs.first(1)), from);
+  return host.exchange(std::as_bytes(mine), to, std::as_writable_bytes(theirs.first(1)), from);
 }
 
 void DeviceOperations::agree(Started& started) const {
@@ -158,10 +172,11 @@ void DeviceOperations::agree(Started& started) const {
         fmt::format("{} on device memory: {}", description(started.mine.header), error.what()),
         error.native());
   }
+  const Members& members = started.group->members;
   if (!is_between_two(started.call.operation)) {
-    compare(started.theirs, host_.rank());
+    compare(std::span(started.theirs).first(members.ranks()), members);
   } else {
-    compare_transfer(started.call, host_.rank(), host_.ranks(), started.theirs.front());
+    compare_transfer(started.call, members, started.theirs.front());
   }
 }
 
@@ -173,7 +188,7 @@ void DeviceOperations::advance() {
       agree(oldest);
       progress_ = Clock::now();
     }
-    if (link_->mark(slot_of(over_)) != DeviceLink::Mark::behind) break;
+    if (oldest.group->link->mark(slot_of(over_)) != DeviceLink::Mark::behind) break;
     progress_ = Clock::now();
   }
   check_health();
@@ -185,14 +200,16 @@ void DeviceOperations::advance() {
 }
 
 void DeviceOperations::check_health() {
-  const DeviceLink::Health health = link_->health();
-  if (health.state == State::failed_elsewhere && !all_over())
-    find_cause("NCCL says: " + health.text);
-  if (health.state != State::failed && health.state != State::failed_elsewhere) return;
-  const std::string where =
-      all_over() ? "after the last operation" : description(ring_[slot_of(over_)].mine.header);
-  throw Error(ErrorCode::device_error, fmt::format("NCCL failed on rank {} in {}: {}",
-                                                   host_.rank().value(), where, health.text));
+  for (const auto& group : groups_) {
+    const DeviceLink::Health health = group->link->health();
+    if (health.state == State::failed_elsewhere && !all_over())
+      find_cause("NCCL says: " + health.text);
+    if (health.state != State::failed && health.state != State::failed_elsewhere) continue;
+    const std::string where =
+        all_over() ? "after the last operation" : description(ring_[slot_of(over_)].mine.header);
+    throw Error(ErrorCode::device_error, fmt::format("NCCL failed on rank {} in {}: {}",
+                                                     rank().value(), where, health.text));
+  }
 }
 
 void DeviceOperations::find_cause(std::string_view symptom) {
@@ -201,18 +218,17 @@ void DeviceOperations::find_cause(std::string_view symptom) {
     if (ring_[slot_of(number)].agreement.pending()) agree(ring_[slot_of(number)]);
   }
   Started& oldest = ring_[slot_of(over_)];
-  const std::string what =
-      fmt::format("rank {} waits in {} on device memory, because {}", host_.rank().value(),
-                  description(oldest.mine.header), symptom);
+  const std::string what = fmt::format("rank {} waits in {} on device memory, because {}",
+                                       rank().value(), description(oldest.mine.header), symptom);
   if (!is_between_two(oldest.call.operation)) {
-    const bool reached = link_->mark(slot_of(over_)) == DeviceLink::Mark::within;
+    const bool reached = oldest.group->link->mark(slot_of(over_)) == DeviceLink::Mark::within;
     using Kind = DeviceRecord::Kind;
     oldest.mine.kind = reached ? Kind::stuck_within : Kind::stuck_before;
     oldest.agreement = exchange_records(oldest);
     agree(oldest);
   }
-  throw Error(ErrorCode::device_error,
-              fmt::format("{}: {} has died, or its device hangs", what, others_of(oldest.call)));
+  throw Error(ErrorCode::device_error, fmt::format("{}: {} has died, or its device hangs", what,
+                                                   others_of(oldest.call, oldest.group->members)));
 }
 
 }  // namespace spillway::comm::detail

@@ -1,5 +1,5 @@
-// DeviceOperations: what DeviceCommunicator has started, what ranks tell each other of it over the
-// host's communicator, and who is to blame when it does not end.
+// DeviceOperations: what a DeviceCommunicator and its subgroups have started, what ranks tell each
+// other of it over the host's communicator, and who is to blame when it does not end.
 //
 // Threads: the control thread.
 #pragma once
@@ -9,17 +9,35 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.hpp"
 #include "comm/detail/call.hpp"
 #include "comm/detail/device_link.hpp"
 #include "comm/detail/device_record.hpp"
+#include "comm/detail/members.hpp"
 #include "comm/device_communicator.hpp"
 #include "runtime/base/ticket.hpp"
 
 namespace spillway::comm::detail {
+
+/// Is what a group of ranks has of its own: all of them have one, and each subgroup.
+struct DeviceGroup {
+  DeviceGroup(Members ranks, Communicator& communicator)
+      : members(std::move(ranks)), host(communicator) {}
+  DeviceGroup(Members ranks, std::unique_ptr<Communicator> communicator)
+      : members(std::move(ranks)), own_host(std::move(communicator)), host(*own_host) {}
+
+  const Members members;
+  const std::unique_ptr<Communicator> own_host{};  ///< null for all ranks
+  Communicator& host;
+  std::unique_ptr<DeviceLink> link{};
+  std::uint64_t collectives = 0;
+  SentBytes sent{};
+};
 
 class DeviceOperations {
  public:
@@ -28,13 +46,16 @@ class DeviceOperations {
   DeviceOperations(const DeviceOperations&) = delete;
   DeviceOperations& operator=(const DeviceOperations&) = delete;
 
-  void start(const Call& call, void* stream);
+  [[nodiscard]] DeviceGroup& all() { return *groups_.front(); }
+  /// Returns a group of some of the ranks `of`, which lives as long as this object.
+  [[nodiscard]] DeviceGroup& add_subgroup(const DeviceGroup& of, std::span<const Rank> some);
+  void start(DeviceGroup& group, const Call& call, void* stream);
   [[nodiscard]] bool watch();
   void wait();
-  [[nodiscard]] const SentBytes& sent() const { return sent_; }
 
  private:
   struct Started {
+    DeviceGroup* group = nullptr;
     Call call{};
     DeviceRecord mine{};
     std::vector<DeviceRecord> theirs;  // of all ranks, or of the one that is received from
@@ -43,12 +64,13 @@ class DeviceOperations {
 
   [[nodiscard]] std::size_t slot_of(std::uint64_t number) const { return number % ring_.size(); }
   [[nodiscard]] bool all_over() const { return over_ == started_; }
+  [[nodiscard]] Rank rank() const { return groups_.front()->members.rank(); }
 
-  /// Calls `body`. What it throws ends the group, and every later call throws the same.
+  /// Calls `body`. What it throws ends all groups, and every later call throws the same.
   template <class Body>
   void guarded(Body body);
-  void end_group(std::string_view reason) noexcept;
-  void join();
+  void end_groups(std::string_view reason) noexcept;
+  void join(DeviceGroup& group);
   /// Tells the ranks that take part in `started` of it, and learns of theirs.
   [[nodiscard]] Ticket exchange_records(Started& started);
   /// Waits for the records of the other ranks and throws if they do not fit.
@@ -59,17 +81,15 @@ class DeviceOperations {
   /// Throws what keeps the oldest operation from its end.
   [[noreturn]] void find_cause(std::string_view symptom);
 
-  Communicator& host_;
+  const DeviceCommunicatorOptions options_;
   const std::chrono::milliseconds timeout_;
   const int exceptions_ = std::uncaught_exceptions();
   std::vector<Started> ring_;
   std::uint64_t started_ = 0;
   std::uint64_t over_ = 0;
-  std::uint64_t collectives_ = 0;
   std::chrono::steady_clock::time_point progress_{};  // when something was over or agreed on last
-  SentBytes sent_;
   std::exception_ptr failure_;
-  std::unique_ptr<DeviceLink> link_;
+  std::vector<std::unique_ptr<DeviceGroup>> groups_;  // that of all ranks is the first
 };
 
 }  // namespace spillway::comm::detail

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "comm/detail/header.hpp"
+#include "comm/detail/members.hpp"
 
 namespace spillway::comm::detail {
 
@@ -23,18 +24,19 @@ struct DeviceRecord {
   Kind kind = Kind::started;
 };
 
-/// Returns what `rank` says of `call`, collective `number` or, between two ranks, number 0.
-[[nodiscard]] DeviceRecord make_record(const Call& call, std::uint64_t number, std::uint32_t ranks);
+/// Returns what a rank says of `call`, collective `number` or, between two ranks, number 0.
+[[nodiscard]] DeviceRecord make_record(const Call& call, std::uint64_t number,
+                                       const Members& members);
 
-/// Throws unless every rank has started what `mine` has. `records` are in the order of ranks. An
+/// Throws unless every rank has started what this one has. `records` are in the order of ranks. An
 /// `Error{invalid_argument}` says where two disagree; an `Error{device_error}` names the rank that
 /// the others wait for.
-void compare(std::span<const DeviceRecord> records, Rank mine);
+void compare(std::span<const DeviceRecord> records, const Members& members);
 
 /// As `compare`, of `call` between two ranks and what its other end, or that which sends, says.
-void compare_transfer(const Call& call, Rank mine, std::uint32_t ranks, const DeviceRecord& theirs);
+void compare_transfer(const Call& call, const Members& members, const DeviceRecord& theirs);
 
-/// Returns "all_reduce (collective 3, 1024 bytes)".
+/// Returns "all_reduce (collective 3, 1024 bytes)", and of which subgroup it is, if of one.
 [[nodiscard]] std::string description(const Header& header);
 
 }  // namespace spillway::comm::detail

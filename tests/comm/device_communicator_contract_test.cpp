@@ -280,6 +280,34 @@ TEST_P(DeviceCommunicatorContract, CountsSentBytesAsTheHostDoes) {
   });
 }
 
+// Of the even ranks and of the odd ones, each in the opposite order, on one stream with all ranks.
+TEST_P(DeviceCommunicatorContract, SubgroupsFollowTheStreamOfAll) {
+  constexpr std::size_t kCount = 24;
+  run([](DeviceRank& r) {
+    std::vector<Rank> members;
+    for (std::uint32_t rank = r.ranks(); rank-- > 0;) {
+      if (rank % 2 == r.rank() % 2) members.emplace_back(rank);
+    }
+    const auto half = r.self.subgroup(members);
+    Buffer expected;
+    for (const Rank member : members) {
+      const Buffer sum = total_of(r.ranks(), kCount * r.ranks(), DType::fp32);
+      const auto part = std::span(sum).subspan(kCount * sizeof(float) * member.value());
+      expected.insert(expected.end(), part.begin(), part.begin() + kCount * sizeof(float));
+    }
+    const Buffer own = addend_of(r.rank(), kCount * r.ranks(), DType::fp32);
+    const DeviceTarget shard = r.device.room(kCount * sizeof(float));
+    const DeviceTarget gathered = r.device.room(expected.size());
+    r.self.reduce_scatter(r.device.put(own), shard, DType::fp32, r.stream());
+    half->all_gather(shard, gathered, r.stream());
+    r.self.all_reduce(shard, DType::fp32, r.stream());
+    half->wait();
+    EXPECT_EQ(r.device.get(gathered), expected);
+    EXPECT_EQ(half->sent(), Bytes{shard.size * (members.size() - 1)});
+    EXPECT_EQ(r.self.sent(Operation::all_gather), Bytes{});
+  });
+}
+
 TEST_P(DeviceCommunicatorContract, RefusesWhatDoesNotFitAndGoesOn) {
   run([](DeviceRank& r) {
     const auto expect_refused = [](const std::function<void()>& call) {
@@ -306,6 +334,7 @@ TEST_P(DeviceCommunicatorContract, RefusesWhatDoesNotFitAndGoesOn) {
     expect_refused([&] { r.self.receive(small, Rank{r.ranks()}, stream); });
     expect_refused([&] { r.self.exchange(small, self, small, self, stream); });
     expect_refused([&] { r.self.barrier(nullptr); });
+    expect_refused([&] { static_cast<void>(r.self.subgroup(std::array{self, self})); });
     r.self.barrier(stream);
     r.self.wait();
     EXPECT_EQ(r.self.sent(), Bytes{});

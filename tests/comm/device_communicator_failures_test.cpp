@@ -1,6 +1,5 @@
 // Ranks on GPUs that fail, hang or disagree, on the emulated CUDA: every rank ends with an error
 // that names the one to blame. Also the orders in which streams may run.
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +13,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "tests/comm/device_ranks.hpp"
+#include "tests/comm/failing_device_ranks.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
 namespace spillway::comm {
@@ -23,57 +22,10 @@ namespace {
 using testing::AllOf;
 using testing::Contains;
 using testing::Each;
-using testing::Field;
 using testing::HasSubstr;
 
-/// So long the devices may make no progress, and ranks may be late. Only the first is waited for,
-/// but in the test that says so.
-constexpr std::uint32_t kDeviceTimeoutMs = 500;
-constexpr std::uint32_t kHostTimeoutMs = 20'000;
-constexpr int kSystemError = 2;  // ncclSystemError
 constexpr int kRemoteError = 6;  // ncclRemoteError
 constexpr int kInProgress = 7;   // ncclInProgress
-
-/// What is to happen in a job of three ranks, each with memory for 64 elements.
-using Job = std::function<void(DeviceRank&, DeviceTarget)>;
-
-/// Is how a rank has ended; "" without an error.
-struct End {
-  std::string message;
-  ErrorCode code = ErrorCode::internal;
-};
-
-constexpr std::uint32_t kRanks = 3;
-
-/// Runs the job and returns how each rank has ended. Fails where that takes too long.
-std::array<End, kRanks> ends_of(const Job& job, std::uint32_t host_timeout_ms = kHostTimeoutMs) {
-  std::array<End, kRanks> ends;
-  const auto start = std::chrono::steady_clock::now();
-  ThreadGroup group(kRanks, {.communicator = {.timeout_ms = host_timeout_ms}});
-  group.run([&](Communicator& host) {
-    End& end = ends[host.rank().value()];
-    RankDevice device;
-    try {
-      DeviceCommunicator self(host, device_options(kDeviceTimeoutMs));
-      DeviceRank rank{host, device, self};
-      job(rank, device.put(Buffer(256)));
-    } catch (const Error& error) {
-      end = {error.what(), error.code()};
-    } catch (const std::exception& error) {
-      end.message = error.what();
-    }
-    cuda_emulation::let_go_of_stream(device.stream());  // its memory is given back
-  });
-  cuda_emulation::mend_nccl();
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
-  return ends;
-}
-
-std::array<std::string, kRanks> messages_of(const Job& job,
-                                            std::uint32_t host_timeout_ms = kHostTimeoutMs) {
-  const auto ends = ends_of(job, host_timeout_ms);
-  return {ends[0].message, ends[1].message, ends[2].message};
-}
 
 /// Lets a rank hang until the others have ended.
 class Others {
@@ -89,8 +41,6 @@ class Others {
  private:
   std::latch over_;
 };
-
-void sum(DeviceRank& r, DeviceTarget data) { r.self.all_reduce(data, DType::fp32, r.stream()); }
 
 TEST(DeviceRanks, AreToldWhoHasFailedAndWhy) {
   const auto messages = messages_of([](DeviceRank& r, DeviceTarget data) {
@@ -253,16 +203,6 @@ TEST(DeviceRanks, FailTheSameAgainAndAgain) {
     }
   });
   EXPECT_THAT(messages, Each(HasSubstr("rank 0")));
-}
-
-/// Expects every rank to hear that ranks disagree. The first that notices tells the others.
-void expect_disagreement(const Job& job, const std::vector<std::string>& words) {
-  const auto ends = ends_of(job);
-  EXPECT_THAT(ends, Contains(Field(&End::code, ErrorCode::invalid_argument)));
-  for (const End& end : ends) {
-    EXPECT_THAT(end.message, HasSubstr("the ranks disagree"));
-    for (const std::string& word : words) EXPECT_THAT(end.message, HasSubstr(word));
-  }
 }
 
 TEST(DeviceRanks, ThatDisagreeEndWithWhatEachCalled) {

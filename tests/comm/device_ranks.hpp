@@ -5,8 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <thread>
 
 #include "comm/device_communicator.hpp"
 #include "comm/threads/thread_group.hpp"
@@ -48,6 +51,14 @@ class RankDevice {
   void clear() {
     stream_->synchronize();
     used_ = 0;
+  }
+  /// Whether what is on the stream ends within a few seconds.
+  [[nodiscard]] bool ends() {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+    const std::unique_ptr<offload::Event> event = backend_->make_event();
+    stream_->record(*event);
+    while (!event->done() && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+    return event->done();
   }
   [[nodiscard]] void* stream() const { return stream_->native(); }
 

@@ -59,8 +59,8 @@ void hold_stream(void* stream);
 void let_go_of_stream(void* stream);
 
 /// NCCL tells the rank of an error, an ncclResult_t, from here on, and what the rank has on its
-/// streams does not end.
-void fail_nccl(int rank, int result);
+/// streams does not end. It is so in groups of `ranks` alone, or in all of them: 0.
+void fail_nccl(int rank, int result, int ranks = 0);
 /// Nothing that ranks put on their streams ends, and NCCL does not know it.
 void lose_nccl();
 /// Undoes both.

@@ -10,8 +10,9 @@ namespace cuda_emulation {
 namespace nccl {
 namespace {
 
-std::map<int, ncclResult_t> failures;  // by rank
-bool lost = false;                     // what ranks start does not end
+/// By rank, and by the number of ranks of its group or 0.
+std::map<std::pair<int, int>, ncclResult_t> failures;
+bool lost = false;  // what ranks start does not end
 
 cudaDataType_t data_type(ncclDataType_t type) {
   return type == ncclFloat32 ? CUDA_R_32F : type == ncclFloat16 ? CUDA_R_16F : CUDA_R_16BF;
@@ -61,7 +62,7 @@ void perform(const Meeting& meeting) {
 }
 
 bool stands_still(const Member& member) {
-  return lost || member.clique->broken || failures.contains(member.rank);
+  return lost || member.clique->broken || error_of(member) != ncclSuccess;
 }
 
 /// Copies what both ends of a pair have come to.
@@ -93,8 +94,11 @@ std::size_t target_bytes(const Collective& call, int ranks) {
 }
 
 ncclResult_t error_of(const Member& member) {
-  const auto failure = failures.find(member.rank);
-  return failure == failures.end() ? ncclSuccess : failure->second;
+  for (const int ranks : {0, member.clique->ranks}) {
+    const auto failure = failures.find({member.rank, ranks});
+    if (failure != failures.end()) return failure->second;
+  }
+  return ncclSuccess;
 }
 
 bool meet(const Member& member, std::uint64_t number, const Collective& call) {
@@ -129,9 +133,9 @@ bool exchange(const Member& member, const std::vector<Transfer>& transfers, bool
 
 }  // namespace nccl
 
-void fail_nccl(int rank, int result) {
+void fail_nccl(int rank, int result, int ranks) {
   const Device::Lock device;
-  nccl::failures[rank] = static_cast<ncclResult_t>(result);
+  nccl::failures[{rank, ranks}] = static_cast<ncclResult_t>(result);
 }
 
 void lose_nccl() {
