@@ -45,8 +45,9 @@ class StepCycle {
   /// Timings of the last step.
   [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }
   [[nodiscard]] const OpActions& actions() const { return engine_.actions(); }
-  /// Returns the ranks that keep parameters together (plan::Ranks::secondary), or null.
-  [[nodiscard]] const comm::Communicator* node_ranks() const { return engine_.node_ranks(); }
+  /// Returns the bytes that this rank has sent to those that keep parameters together with it
+  /// (plan::Ranks::secondary).
+  [[nodiscard]] Bytes sent_on_node() const { return engine_.sent_on_node(); }
   [[nodiscard]] offload::DeviceBackend& backend() const { return engine_.backend(); }
   [[nodiscard]] const plan::Workload& workload() const { return engine_.setup().workload; }
   [[nodiscard]] const plan::Placement& placement() const { return engine_.setup().placement; }

@@ -16,6 +16,7 @@
 namespace spillway::engine {
 namespace {
 
+using testing::ContainsRegex;
 using testing::Each;
 using testing::HasSubstr;
 using Change = void (*)(config::TrainOptions&);
@@ -75,6 +76,21 @@ TEST_F(GpuRanks, HaveTheBitsOfOneInFixedOrder) {
   }
 }
 
+TEST_F(GpuRanks, HaveTheBitsOfOneWithASecondCopyOfParameters) {
+  RanksHarness harness(tiny_gpt2(2));
+  plan::Ranks ranks{
+      .count = 4, .sharding = plan::Sharding::parameters, .sums = plan::SumOrder::fixed};
+  const Outcome one = harness.train_job(small_job({.sums = ranks.sums}, in_bf16)).outcome;
+  for (const std::uint32_t node : {1U, 2U, 4U}) {
+    ranks.secondary = node;
+    const JobOutcome job = harness.train_job(small_job(ranks, streamed));
+    EXPECT_TRUE(job.outcome == one) << node;
+    EXPECT_EQ(job.sent, job.planned);
+    EXPECT_EQ(job.sent_on_node, job.planned_on_node);
+    EXPECT_EQ(job.sent_on_node[0] > 0_B, node > 1);
+  }
+}
+
 // The emulated NCCL adds in the order of ranks, in the type itself.
 TEST_F(GpuRanks, HaveEqualLossesInEveryStage) {
   RanksHarness harness(tiny_gpt2(1));
@@ -104,8 +120,11 @@ TEST_F(GpuRanks, HaveTheSameBitsInEveryOrderOfTheStreams) {
   for (const plan::SumOrder sums : {plan::SumOrder::fast, plan::SumOrder::fixed}) {
     const auto train = [&](std::uint64_t order) {
       cuda_emulation::set_order(order);
-      const plan::Ranks ranks{.count = 2, .sharding = kShardings[order % 3], .sums = sums};
-      return harness.train_job(small_job(ranks, homes[order / 3 % 2])).outcome;
+      plan::Ranks ranks{.count = 2, .sharding = kShardings[order % 3], .sums = sums};
+      const Change home = homes[order / 3 % 2];
+      const bool gathers = ranks.sharding == plan::Sharding::parameters;
+      if (gathers && home == streamed) ranks.secondary = 2;
+      return harness.train_job(small_job(ranks, home)).outcome;
     };
     const Outcome latest = train(cuda_emulation::late);
     const std::uint64_t overtaken = cuda_emulation::statistics().overtaken;
@@ -116,7 +135,7 @@ TEST_F(GpuRanks, HaveTheSameBitsInEveryOrderOfTheStreams) {
   }
 }
 
-/// A job of three ranks, one of which fails in its second step.
+/// A job of three ranks, or of as many as a test says, one of which fails in its second step.
 class FailingGpuRanks : public GpuRanks {
  protected:
   static constexpr std::uint32_t kRanks = 3;
@@ -126,15 +145,16 @@ class FailingGpuRanks : public GpuRanks {
   /// Returns how each rank ends that does `body`, with a store that `adapt` changes.
   static std::vector<std::string> ends_of(
       const std::function<void(std::uint32_t, const Step&)>& body,
-      const std::function<void(std::uint32_t, nvme_swap::StoreOptions&)>& adapt = {}) {
+      const std::function<void(std::uint32_t, nvme_swap::StoreOptions&)>& adapt = {},
+      const plan::Ranks& ranks = {.count = kRanks, .sharding = plan::Sharding::parameters}) {
     RanksHarness harness(tiny_gpt2(2));
     const std::filesystem::path run = harness.new_run();
-    std::vector<std::string> ends(kRanks);
-    comm::ThreadGroup group(kRanks, {.communicator = {.timeout_ms = kTimeoutMs}});
+    std::vector<std::string> ends(ranks.count);
+    comm::ThreadGroup group(ranks.count, {.communicator = {.timeout_ms = kTimeoutMs}});
     group.run([&](comm::Communicator& self) {
       const std::uint32_t rank = self.rank().value();
-      const plan::Ranks ranks{
-          .count = kRanks, .rank = rank, .sharding = plan::Sharding::parameters};
+      plan::Ranks part = ranks;
+      part.rank = rank;
       config::TrainOptions options = options_of_ranks(ranks.count, ranks.sums);
       options.gradient_accumulation_steps = 1;
       options.context = 8;
@@ -146,7 +166,7 @@ class FailingGpuRanks : public GpuRanks {
       if (adapt) adapt(rank, store);
       try {
         const auto gpus = join_gpus(self, options);
-        const auto trainer = harness.make_rank(options, store, ranks, self, gpus.get());
+        const auto trainer = harness.make_rank(options, store, part, self, gpus.get());
         trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 7));
         const data::Sampler sampler = harness.sampler(options);
         body(rank, [&] { trainer->step(harness.tokens(), sampler); });
@@ -193,6 +213,35 @@ TEST_F(FailingGpuRanks, EndAllWhenNcclFailsInTheMiddleOfAStep) {
     step();
   });
   EXPECT_THAT(ends, Each(HasSubstr("NCCL failed on rank 1 in ")));
+  EXPECT_THAT(ends, Each(HasSubstr("unhandled system error")));
+}
+
+/// Two nodes of two ranks, which keep a second copy of parameters.
+constexpr plan::Ranks kNodes{.count = 4, .sharding = plan::Sharding::parameters, .secondary = 2};
+
+TEST_F(FailingGpuRanks, EndThoseOfOtherNodesWithTheirName) {
+  const auto ends = ends_of(
+      [](std::uint32_t rank, const Step& step) {
+        step();
+        if (rank == 3) throw std::runtime_error("out of paper");
+        step();
+      },
+      {}, kNodes);
+  EXPECT_EQ(ends[3], "out of paper");
+  for (const std::uint32_t rank : {0U, 1U, 2U}) {
+    EXPECT_THAT(ends[rank], HasSubstr("rank 3 has abandoned the group"));
+  }
+}
+
+TEST_F(FailingGpuRanks, EndAllWhenNcclFailsInTheGroupOfANode) {
+  const auto ends = ends_of(
+      [](std::uint32_t rank, const Step& step) {
+        step();
+        if (rank == 1) cuda_emulation::fail_nccl(1, kSystemError, 2);
+        step();
+      },
+      {}, kNodes);
+  EXPECT_THAT(ends, Each(ContainsRegex("NCCL failed on rank [13] in ")));
   EXPECT_THAT(ends, Each(HasSubstr("unhandled system error")));
 }
 

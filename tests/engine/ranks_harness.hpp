@@ -108,16 +108,13 @@ class RanksHarness : public TrainingHarness {
       Outcome& mine = outcomes[rank];
       steps(*trainer, options, job.steps - 1, mine);
       const auto sent = [&] { return gpus ? gpus->sent() : communicator.sent(); };
-      const auto sent_on_node = [&] {
-        return trainer->node_ranks() == nullptr ? Bytes{} : trainer->node_ranks()->sent();
-      };
       const Bytes before = sent();
-      const Bytes before_on_node = sent_on_node();
+      const Bytes before_on_node = trainer->sent_on_node();
       const Bytes sums = Bytes{gpus ? 0 : trainer_sums(*trainer) * (ranks.count - 1)};
       if (job.steps > 0) steps(*trainer, options, 1, mine);
       all.sent[rank] = sent() - before - sums;
       all.planned[rank] = sent_in(trainer->step_plan(), plan::RankGroup::all);
-      all.sent_on_node[rank] = sent_on_node() - before_on_node;
+      all.sent_on_node[rank] = trainer->sent_on_node() - before_on_node;
       all.planned_on_node[rank] = sent_in(trainer->step_plan(), plan::RankGroup::node);
       mine.masters = masters_of(*trainer);
     });

@@ -2,14 +2,21 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
-#include "comm/communicator.hpp"
+#include "runtime/base/units.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {
 
-/// Returns this rank's end of a group of them; null if there is no such copy. Every rank calls it.
-[[nodiscard]] std::unique_ptr<comm::Communicator> node_of(comm::Communicator* ranks,
-                                                          const plan::Ranks& part);
+[[nodiscard]] std::vector<Rank> ranks_of_node(const plan::Ranks& part);
+
+/// Returns this rank's end of a group of them, on the memory that `all` moves; null if there is no
+/// such copy, or no `all`. Every rank calls it.
+template <class Group>
+[[nodiscard]] std::unique_ptr<Group> node_of(Group* all, const plan::Ranks& part) {
+  if (all == nullptr || part.secondary == 1) return nullptr;
+  return all->subgroup(ranks_of_node(part));
+}
 
 }  // namespace spillway::engine

@@ -45,6 +45,7 @@ struct OpResources {
   comm::Communicator* ranks = nullptr;  ///< null where there is one
   comm::DeviceCommunicator* gpu_ranks = nullptr;  ///< the same on a GPU's memory; else null
   comm::Communicator* node_ranks = nullptr;  ///< null where no node keeps parameters (plan::Ranks)
+  comm::DeviceCommunicator* gpu_node_ranks = nullptr;  ///< the same on a GPU's memory; else null
 };
 
 /// The scalars of the update that the next plan applies, if one is pending.

@@ -42,7 +42,8 @@ void OpActions::collective(const Op& op, offload::Stream& stream) {
   const comm::DeviceSource source{buffers.source.data(), buffers.source.size()};
   const comm::DeviceTarget target{buffers.target.data(), buffers.target.size()};
   const DType dtype = resources_.workload.compute;
-  comm::DeviceCommunicator& ranks = *resources_.gpu_ranks;
+  const bool on_node = op.group == plan::RankGroup::node;
+  comm::DeviceCommunicator& ranks = on_node ? *resources_.gpu_node_ranks : *resources_.gpu_ranks;
   switch (op.kind) {
     case OpKind::all_gather: return ranks.all_gather(source, target, stream.native());
     case OpKind::reduce_scatter:

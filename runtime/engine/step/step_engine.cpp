@@ -39,9 +39,6 @@ void check_ranks(const EngineSetup& setup) {
   const bool on_gpus = setup.ranks != nullptr && setup.options.device == config::DeviceKind::cuda;
   SPILLWAY_ASSERT((setup.gpu_ranks != nullptr) == on_gpus);
   if (setup.ranks == nullptr) return;
-  check(!on_gpus || setup.workload.ranks.secondary == 1, ErrorCode::not_supported,
-        "this version keeps a second copy of parameters on the host alone: remove "
-        "zero_optimization.zero_hpz_partition_size, or use --device host");
   SPILLWAY_ASSERT(setup.ranks->ranks() == setup.workload.ranks.count &&
                   setup.ranks->rank().value() == setup.workload.ranks.rank);
 }
@@ -64,7 +61,8 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
   if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());
   open_store();
   open_activation_store();
-  node_ranks_ = node_of(setup_.ranks, setup_.workload.ranks);
+  if (setup_.gpu_ranks == nullptr) node_ranks_ = node_of(setup_.ranks, setup_.workload.ranks);
+  gpu_node_ranks_ = node_of(setup_.gpu_ranks, setup_.workload.ranks);
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = setup_.options.threads, .wake = &wake_});
   actions_ = std::make_unique<OpActions>(
@@ -84,12 +82,18 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .passes = setup_.passes,
                   .ranks = setup_.ranks,
                   .gpu_ranks = setup_.gpu_ranks,
-                  .node_ranks = node_ranks_.get()});
+                  .node_ranks = node_ranks_.get(),
+                  .gpu_node_ranks = gpu_node_ranks_.get()});
 }
 
 /// The group of the ranks outlives what it notifies.
 StepEngine::~StepEngine() {
   if (setup_.ranks != nullptr) setup_.ranks->wake_with(nullptr);
+}
+
+Bytes StepEngine::sent_on_node() const {
+  if (gpu_node_ranks_ != nullptr) return gpu_node_ranks_->sent();
+  return node_ranks_ == nullptr ? Bytes{} : node_ranks_->sent();
 }
 
 void StepEngine::open_store() {

@@ -58,8 +58,8 @@ class StepEngine {
   [[nodiscard]] const EngineSetup& setup() const { return setup_; }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
   [[nodiscard]] Streams& streams() { return *streams_; }
-  /// Returns the ranks that keep parameters together, or null.
-  [[nodiscard]] const comm::Communicator* node_ranks() const { return node_ranks_.get(); }
+  /// Returns the bytes of parameters that this rank has sent to those of its node.
+  [[nodiscard]] Bytes sent_on_node() const;
   [[nodiscard]] const StateSlots& slots() const { return slots_; }
   [[nodiscard]] Memory& memory() { return *memory_; }
   [[nodiscard]] const Memory& memory() const { return *memory_; }
@@ -93,7 +93,8 @@ class StepEngine {
   std::unique_ptr<nvme_swap::TileStore> store_;             ///< or null
   std::unique_ptr<nvme_swap::TileStore> activation_store_;  ///< of saved tensors on disk, or null
   std::unique_ptr<cpu_adam::WorkerPool> workers_;
-  std::unique_ptr<comm::Communicator> node_ranks_;  ///< or null
+  std::unique_ptr<comm::Communicator> node_ranks_;            ///< or null
+  std::unique_ptr<comm::DeviceCommunicator> gpu_node_ranks_;  ///< or null
   std::unique_ptr<OpActions> actions_;
 };
 
