@@ -41,6 +41,15 @@ TopologyHandle load(const TopologySource& source) {
                 fmt::format("\"{}\" is not a machine; write for example \"node:2 core:4 pu:2\"",
                             *source.synthetic));
   }
+  if (source.xml.has_value() &&
+      hwloc_topology_set_xmlbuffer(raw, source.xml->c_str(),
+                                   static_cast<int>(source.xml->size()) + 1) != 0) {
+    throw Error(ErrorCode::invalid_argument,
+                "the text is not a machine; give what \"lstopo machine.xml\" writes");
+  }
+  if (source.devices == Devices::read) {
+    hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+  }
   if (hwloc_topology_load(raw) != 0) fail("read the machine's topology");
   return topology;
 }
@@ -74,7 +83,9 @@ std::vector<NumaNode> read_nodes(hwloc_topology_t topology, hwloc_const_cpuset_t
   std::vector<NumaNode> nodes;
   hwloc_obj_t node = nullptr;
   while ((node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != nullptr) {
+    const hwloc_obj_t package = hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_PACKAGE, node);
     nodes.push_back({.index = NodeIndex{node->os_index},
+                     .package = package == nullptr ? 0 : package->logical_index,
                      .memory = Bytes{node->attr->numanode.local_memory},
                      .processors = processors_in(node->cpuset, usable)});
   }
@@ -122,6 +133,42 @@ Caches read_caches(hwloc_topology_t topology, hwloc_obj_type_t type, hwloc_const
   return caches;
 }
 
+std::vector<NodeIndex> nodes_around(hwloc_topology_t topology, hwloc_obj_t device) {
+  const hwloc_obj_t place = hwloc_get_non_io_ancestor_obj(topology, device);
+  // What hangs on the whole machine is as far from every node as the firmware says.
+  if (place == nullptr || place == hwloc_get_root_obj(topology)) return {};
+  std::vector<NodeIndex> nodes;
+  for (int node = hwloc_bitmap_next(place->nodeset, -1); node >= 0;
+       node = hwloc_bitmap_next(place->nodeset, node)) {
+    nodes.emplace_back(static_cast<std::uint32_t>(node));
+  }
+  return nodes;
+}
+
+std::vector<IoDevice> read_devices(hwloc_topology_t topology) {
+  std::vector<IoDevice> devices;
+  hwloc_obj_t device = nullptr;
+  while ((device = hwloc_get_next_pcidev(topology, device)) != nullptr) {
+    const auto& id = device->attr->pcidev;
+    devices.push_back({fmt::format("{:04x}:{:02x}:{:02x}.{:x}", id.domain, id.bus, id.dev, id.func),
+                       nodes_around(topology, device)});
+  }
+  while ((device = hwloc_get_next_osdev(topology, device)) != nullptr) {
+    const char* const number = hwloc_obj_get_info_by_name(device, "LinuxDeviceID");
+    if (number != nullptr) devices.push_back({number, nodes_around(topology, device)});
+  }
+  return devices;
+}
+
+/// The kernel's name of a PCI device: CUDA's management library prints a domain of eight digits.
+std::string kernel_name(std::string_view bus_id) {
+  std::string name(bus_id);
+  std::ranges::transform(name, name.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (name.size() == 16 && name.starts_with("0000")) name.erase(0, 4);
+  return name;
+}
+
 std::string read_cpu_model(hwloc_topology_t topology) {
   for (const hwloc_obj_type_t type : {HWLOC_OBJ_PACKAGE, HWLOC_OBJ_MACHINE}) {
     hwloc_obj_t object = nullptr;
@@ -141,6 +188,11 @@ std::size_t Topology::usable_processors() const {
   return count;
 }
 
+std::vector<NodeIndex> Topology::nodes_near(std::string_view device) const {
+  const auto found = std::ranges::find(devices, kernel_name(device), &IoDevice::name);
+  return found == devices.end() ? std::vector<NodeIndex>{} : found->nodes;
+}
+
 Topology read_topology(const TopologySource& source) {
   const TopologyHandle handle = load(source);
   hwloc_topology_t topology = handle.get();
@@ -154,18 +206,15 @@ Topology read_topology(const TopologySource& source) {
   const Caches l3 = read_caches(topology, HWLOC_OBJ_L3CACHE, usable.get());
   machine.l3_bytes = l3.bytes;
   machine.l3_caches = l3.count;
+  if (source.devices == Devices::read) machine.devices = read_devices(topology);
   return machine;
 }
 
 std::optional<NodeIndex> node_of_pci_device(std::string_view bus_id, const fs::path& root) {
-  std::string name(bus_id);
-  std::ranges::transform(name, name.begin(),
-                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string name = kernel_name(bus_id);
   // Nothing that could lead out of the directory.
   const bool plain =
       name.find_first_not_of("0123456789abcdef:.") == name.npos && name.find(':') != name.npos;
-  // CUDA's management library prints an eight-digit domain, the kernel four.
-  if (name.size() == 16 && name.starts_with("0000")) name.erase(0, 4);
   const fs::path device = root / "sys/bus/pci/devices" / name;
   check(plain && fs::exists(device), ErrorCode::invalid_argument,
         fmt::format("there is no PCI device \"{}\" in {}", bus_id, device.parent_path().string()));

@@ -1,5 +1,6 @@
 #include "runtime/base/topology.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 
@@ -11,6 +12,8 @@
 namespace spillway {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using testing::TemporaryDirectory;
 
 TEST(Topology, DescribesAMachineOfTwoNodes) {
@@ -74,6 +77,75 @@ TEST(Topology, ReadsThisMachineAndItsAffinity) {
   ASSERT_EQ(bound.cores.size(), 1U);
   EXPECT_EQ(bound.cores[0].processors, std::vector<ProcessorIndex>{last});
   EXPECT_EQ(bound.cores[0].node, whole.cores.back().node);
+}
+
+/// Two packages with a node, a core, a GPU and a drive each, and a drive of which the firmware does
+/// not say where it is.
+constexpr const char* kMachine = R"(<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0">
+<object type="Machine" os_index="0" cpuset="3" complete_cpuset="3" allowed_cpuset="3"
+        nodeset="3" complete_nodeset="3" allowed_nodeset="3">
+  <object type="Package" os_index="0" cpuset="1" complete_cpuset="1" nodeset="1"
+          complete_nodeset="1">
+    <object type="NUMANode" os_index="0" cpuset="1" complete_cpuset="1" nodeset="1"
+            complete_nodeset="1" local_memory="1073741824"/>
+    <object type="PU" os_index="0" cpuset="1" complete_cpuset="1" nodeset="1" complete_nodeset="1"/>
+    <object type="Bridge" bridge_type="0-1" depth="0" bridge_pci="0000:[10-1f]">
+      <object type="PCIDev" pci_busid="0000:17:00.0" pci_type="0302 [10de:2330] [10de:16c1] a1"
+              pci_link_speed="0"/>
+      <object type="PCIDev" pci_busid="0000:18:00.0" pci_type="0108 [144d:a80a] [144d:a801] 00"
+              pci_link_speed="0">
+        <object type="OSDev" name="nvme0n1" osdev_type="0">
+          <info name="LinuxDeviceID" value="259:0"/>
+        </object>
+      </object>
+    </object>
+  </object>
+  <object type="Package" os_index="1" cpuset="2" complete_cpuset="2" nodeset="2"
+          complete_nodeset="2">
+    <object type="NUMANode" os_index="1" cpuset="2" complete_cpuset="2" nodeset="2"
+            complete_nodeset="2" local_memory="1073741824"/>
+    <object type="PU" os_index="1" cpuset="2" complete_cpuset="2" nodeset="2" complete_nodeset="2"/>
+    <object type="Bridge" bridge_type="0-1" depth="0" bridge_pci="0000:[90-9f]">
+      <object type="PCIDev" pci_busid="0000:97:00.0" pci_type="0302 [10de:2330] [10de:16c1] a1"
+              pci_link_speed="0"/>
+      <object type="PCIDev" pci_busid="0000:98:00.0" pci_type="0108 [144d:a80a] [144d:a801] 00"
+              pci_link_speed="0">
+        <object type="OSDev" name="nvme1n1" osdev_type="0">
+          <info name="LinuxDeviceID" value="259:3"/>
+        </object>
+      </object>
+    </object>
+  </object>
+  <object type="Bridge" bridge_type="0-1" depth="0" bridge_pci="0000:[c0-cf]">
+    <object type="PCIDev" pci_busid="0000:c1:00.0" pci_type="0108 [144d:a80a] [144d:a801] 00"
+            pci_link_speed="0">
+      <object type="OSDev" name="nvme2n1" osdev_type="0">
+        <info name="LinuxDeviceID" value="259:6"/>
+      </object>
+    </object>
+  </object>
+</object>
+</topology>
+)";
+
+TEST(Topology, KnowsTheNodesNearDevices) {
+  const TopologySource source{.xml = kMachine, .devices = Devices::read};
+  const Topology machine = read_topology(source);
+  ASSERT_EQ(machine.nodes.size(), 2U);
+  EXPECT_NE(machine.nodes[0].package, machine.nodes[1].package);
+  EXPECT_THAT(machine.nodes_near("0000:17:00.0"), ElementsAre(NodeIndex{0}));
+  EXPECT_THAT(machine.nodes_near("00000000:97:00.0"), ElementsAre(NodeIndex{1}));
+  EXPECT_THAT(machine.nodes_near("259:0"), ElementsAre(NodeIndex{0}));
+  EXPECT_THAT(machine.nodes_near("259:3"), ElementsAre(NodeIndex{1}));
+  EXPECT_THAT(machine.nodes_near("259:6"), IsEmpty());  // it hangs on the whole machine
+  EXPECT_THAT(machine.nodes_near("0000:55:00.0"), IsEmpty());
+  EXPECT_THAT(read_topology({.xml = kMachine}).devices, IsEmpty());
+}
+
+TEST(Topology, RefusesATextThatIsNoMachine) {
+  EXPECT_THROW((void)read_topology({.xml = "<topology version=\"2.0\"><object"}), Error);
 }
 
 TEST(NodeOfPciDevice, ReadsWhatTheFirmwareSays) {
