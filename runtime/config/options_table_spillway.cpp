@@ -164,7 +164,10 @@ void add_placement(std::vector<Option>& table) {
       {"device_memory", "The run may take this much memory of the device.", "what the device has"});
   rows.member<&Options::host_memory>(
       {"host_memory", "The run may take this much host memory.", "what cgroup and system leave"});
-  rows.own({"nvme", "All optimizer state lives on disk, in these directories.", "`RUN/state`"},
+  rows.own({"nvme",
+            "All optimizer state lives on disk, in these directories, which ranks of one machine "
+            "share out.",
+            "`RUN/state`"},
            {.kind = Kind::paths}, read_nvme, value_of_nvme);
   rows.member<&Options::state_home>(
       {"state_home", "The optimizer's state lives in this tier of memory."});

@@ -7,10 +7,12 @@
 #include <string>
 #include <utility>
 
+#include "offload/cuda/cuda_device.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
-#include "runtime/base/topology.hpp"
 #include "runtime/config/schedule.hpp"
+#include "runtime/engine/gather.hpp"
 #include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
 #include "runtime/engine/prepare/start_values.hpp"
@@ -34,7 +36,8 @@ class Planning {
   void plan();
 
  private:
-  void share_cores();
+  void take_place();
+  void show_places(const std::string& gpu);
   void join_gpus();
   void resolve_automatic();
   [[nodiscard]] plan::Budgets budgets_for(const config::TrainOptions& options,
@@ -42,6 +45,9 @@ class Planning {
   [[nodiscard]] DataIdentity recognise_data() const;
   void make_model();
   void resume_model(const DeviceRecord& recorded);
+  [[nodiscard]] Tuning tune_in_turn(const CalibrationRequest& request);
+  [[nodiscard]] plan::MachineProfile measure(CalibrationRequest request,
+                                             const Tuning& tuning) const;
   void widen_attention();
 
   const TrainRequest& request_;
@@ -54,11 +60,8 @@ void Planning::open() {
   const std::optional<StepIndex> start = agree_on_start(request_.ranks, run_.claim);
   run_.config = model_of(request_, RunDirectory(run_.claim.job()));
   run_.options = request_.options;
-  share_cores();
+  take_place();
   resolve(run_.options, run_.config);
-  if (request_.ranks != nullptr) {
-    run_.options.device_index = gpu_of_rank(*request_.ranks, *run_.options.device);
-  }
   resolve_automatic();
   if (request_.from) check_tokenizer(request_.data, *request_.from);
   run_.data.emplace(TrainingData::open(request_.data, run_.config, run_.options.context));
@@ -91,20 +94,52 @@ void Planning::open() {
     now.options = run_.options;
     make_model();
   }
-  run_.claim.prepare_state();
+  run_.claim.prepare_state(run_.options.nvme);
   run_.store_options.directories = run_.claim.state_directories();
   run_.store_options.owner = run_.claim.manifest().state_id;
   for (const std::string& note : run_.claim.take_notes()) observer_.noted(note);
 }
 
-/// Ranks of one machine have as many cores each.
-void Planning::share_cores() {
-  const std::uint32_t sharers = ranks_on_this_machine(request_.ranks);
-  if (sharers == 1) return;
-  const auto cores = static_cast<std::uint32_t>(read_topology().cores.size());
-  const std::uint32_t share = std::max<std::uint32_t>(1, cores / sharers);
-  if (run_.options.threads == 0) run_.options.threads = share;
-  if (run_.options.compute_threads == 0) run_.options.compute_threads = share;
+/// Gives this rank its part of a machine that it shares with others: GPU, cores and drives. A run
+/// that goes on has its state where it is.
+void Planning::take_place() {
+  if (request_.ranks == nullptr) return;
+  config::TrainOptions& options = run_.options;
+  const config::DeviceKind device = options.device.value_or(usable_device());
+  options.device_index = gpu_of_rank(*request_.ranks, device);
+  PlaceRequest request;
+  if (device == config::DeviceKind::cuda) {
+    const offload::CudaDevice gpu = offload::query_cuda_device(options.device_index);
+    request.gpu = gpu.pci_bus_id;
+    request.gpu_node = gpu.numa_node;
+  }
+  const bool resumes = run_.claim.resumes();
+  request.directories = resumes ? run_.claim.state_directories()
+                                : state_directories(options, run_.claim.run().root());
+  request.divides_directories = !resumes;
+  run_.place = find_place(*request_.ranks, request);
+  if (options.threads == 0) options.threads = run_.place.threads;
+  if (options.compute_threads == 0) options.compute_threads = run_.place.threads;
+  if (!options.nvme.empty() && !resumes) options.nvme = run_.place.directories;
+  run_.binding.emplace(run_.place.share.cores);
+  show_places(request.gpu.value_or(""));
+}
+
+/// What the plan tells of all ranks.
+void Planning::show_places(const std::string& gpu) {
+  ShownPlace mine{.machine = machine_name().data(),
+                  .nodes = {},
+                  .cores = static_cast<std::uint32_t>(run_.place.share.cores.size()),
+                  .bound = run_.binding->holds(),
+                  .threads = run_.options.threads,
+                  .gpu = gpu,
+                  .state = {}};
+  for (const Core& core : run_.place.share.cores) {
+    const std::uint32_t node = core.node.value();
+    if (std::ranges::find(mine.nodes, node) == mine.nodes.end()) mine.nodes.push_back(node);
+  }
+  for (const auto& directory : run_.place.directories) mine.state.push_back(directory.string());
+  run_.places = gather_places(*request_.ranks, mine);
 }
 
 /// All ranks have the same device by now. A machine that lacks NCCL ends the run here.
@@ -116,18 +151,10 @@ void Planning::join_gpus() {
   run_.gpu_ranks = run_.gpus.get();
 }
 
-/// Every rank plans with the least that one of them has. What a configuration names is of a rank.
+/// Every rank plans with the least that one of them has.
 plan::Budgets Planning::budgets_for(const config::TrainOptions& options,
                                     const plan::Workload& workload) const {
-  plan::Budgets budgets = make_budgets(options, request_.run, workload);
-  const std::uint32_t sharers = ranks_on_this_machine(request_.ranks);
-  const bool own_device = options.device == config::DeviceKind::cuda;
-  if (!options.device_memory && !own_device) {
-    budgets.device = Bytes{budgets.device.value() / sharers};
-  }
-  if (!options.host_memory) budgets.host = Bytes{budgets.host.value() / sharers};
-  budgets.nvme = Bytes{budgets.nvme.value() / sharers};
-  return least(request_.ranks, budgets);
+  return least(request_.ranks, make_budgets(options, request_.run, workload, run_.place.sharers));
 }
 
 /// A resumed run keeps what it chose when it began.
@@ -200,6 +227,32 @@ void Planning::widen_attention() {
   run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options, run_.part);
 }
 
+/// Ranks that share a disk measure it one after the other; what one of them has found out, the next
+/// one reads in the machine profile.
+Tuning Planning::tune_in_turn(const CalibrationRequest& request) {
+  Tuning tuning;
+  for (std::uint32_t turn = 0; turn < run_.place.turns; ++turn) {
+    if (turn == run_.place.turn) {
+      if (turn > 0) run_.known.refresh();
+      tuning = tune(request, run_.placement, run_.known,
+                    [this](const std::string& text) { observer_.noted(text); });
+    }
+    if (request_.ranks != nullptr) request_.ranks->barrier().wait();
+  }
+  return tuning;
+}
+
+/// The first of the ranks that share a disk measures it alone, and each has its part of that rate.
+/// A disk that is slowed down is so for each rank.
+plan::MachineProfile Planning::measure(CalibrationRequest request, const Tuning& tuning) const {
+  if (run_.place.turn > 0) request.state_directories.reset();
+  plan::MachineProfile profile = calibrate(request, tuning);
+  if (run_.options.disk_gbps) return profile;
+  profile.nvme_read /= run_.place.sharers.disks;
+  profile.nvme_write /= run_.place.sharers.disks;
+  return profile;
+}
+
 void Planning::plan() {
   run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options, run_.part);
   run_.budgets = budgets_for(run_.options, run_.workload);
@@ -215,11 +268,10 @@ void Planning::plan() {
                                    .workload = alone,
                                    .budgets = run_.budgets,
                                    .state_directories = run_.store_options.directories};
-  const Tuning tuning = tune(request, run_.placement, run_.known,
-                             [this](const std::string& text) { observer_.noted(text); });
+  const Tuning tuning = tune_in_turn(request);
   run_.update_prefetch = tuning.update_prefetch;
   tune_store(tuning.drives, run_.store_options);
-  run_.profile = slowest(request_.ranks, run_.part, calibrate(request, tuning));
+  run_.profile = slowest(request_.ranks, run_.part, measure(request, tuning));
   plan::PlannedStep fastest = plan::fastest_placement(
       run_.workload, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
   run_.placement = std::move(fastest.placement);

@@ -10,6 +10,7 @@
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
+#include "runtime/engine/machine/rank_place.hpp"
 #include "runtime/engine/run/claim.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/engine/train_loop.hpp"
@@ -23,6 +24,9 @@ struct PlannedRun : EngineSetup {
 
   plan::Ranks part;                                ///< of the job, this rank's
   std::unique_ptr<comm::DeviceCommunicator> gpus;  ///< of the job's ranks, if it uses any
+  RankPlace place;                                 ///< of this rank; of the only one, none
+  std::optional<ThreadBinding> binding;            ///< of the control thread and what it starts
+  std::vector<ShownPlace> places;                  ///< of all ranks
   RunClaim claim;
   MachineTuning known;  ///< what earlier runs measured of this machine
   std::optional<TrainingData> data;

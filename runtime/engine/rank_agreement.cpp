@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "comm/handshake.hpp"
@@ -17,6 +16,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/json.hpp"
 #include "runtime/config/options_table.hpp"
+#include "runtime/engine/gather.hpp"
 #include "runtime/engine/step/node_ranks.hpp"
 #include "runtime/model/model_config.hpp"
 
@@ -31,16 +31,6 @@ constexpr Bytes kAllShards = 64_MiB;
 constexpr double kMeasuredSeconds = 0.2;
 constexpr int kMeasurements = 3;
 
-/// Returns what every rank has, by rank.
-template <class Value>
-std::vector<Value> gather(comm::Communicator& ranks, const Value& mine) {
-  static_assert(std::is_trivially_copyable_v<Value>);
-  std::vector<Value> all(ranks.ranks());
-  ranks.all_gather(std::as_bytes(std::span{&mine, 1}), std::as_writable_bytes(std::span{all}))
-      .wait();
-  return all;
-}
-
 /// These say how a rank does its part and not what the job does.
 constexpr std::array<std::string_view, 11> kOwn{
     "spillway.nvme",          "spillway.io_engine",
@@ -50,15 +40,9 @@ constexpr std::array<std::string_view, 11> kOwn{
     "spillway.disk_gbps",     "tensorboard.output_path",
     "csv_monitor.output_path"};
 
-std::array<char, 256> machine_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name;
-}
-
 /// Is where a rank computes.
 struct Place {
-  std::array<char, 256> machine = machine_name();
+  MachineName machine = machine_name();
   std::array<char, 32> gpu{};  ///< on the PCI bus; empty for the host
 
   bool operator==(const Place&) const = default;
@@ -125,6 +109,12 @@ double network_rate(comm::Communicator& ranks) {
 
 }  // namespace
 
+MachineName machine_name() {
+  MachineName name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name;
+}
+
 bool leads(const comm::Communicator* ranks) { return ranks == nullptr || ranks->rank() == Rank{}; }
 
 Votes::Votes(comm::Communicator* ranks)
@@ -143,12 +133,6 @@ std::span<const Vote> Votes::gather(Vote mine) {
 std::uint64_t value_of_first(comm::Communicator& ranks, std::uint64_t mine) {
   ranks.broadcast(std::as_writable_bytes(std::span{&mine, 1}), Rank{}).wait();
   return mine;
-}
-
-std::uint32_t ranks_on_this_machine(comm::Communicator* ranks) {
-  if (ranks == nullptr) return 1;
-  const auto name = machine_name();
-  return static_cast<std::uint32_t>(std::ranges::count(gather(*ranks, name), name));
 }
 
 int gpu_of_rank(comm::Communicator& ranks, config::DeviceKind device) {
@@ -229,7 +213,11 @@ plan::MachineProfile slowest(comm::Communicator* ranks, const plan::Ranks& part,
       &Profile::nvme_read, &Profile::nvme_write, &Profile::nvme_combined};
   Profile result = mine;
   for (const Profile& other : gather(*ranks, mine)) {
-    for (const auto rate : kRates) result.*rate = std::min(result.*rate, other.*rate);
+    for (const auto rate : kRates) {
+      // A rate of 0 was left to another rank to measure.
+      const double theirs = other.*rate;
+      if (theirs > 0) result.*rate = result.*rate > 0 ? std::min(result.*rate, theirs) : theirs;
+    }
     result.op_overhead_seconds = std::max(result.op_overhead_seconds, other.op_overhead_seconds);
     result.cpu_shares_gpu = result.cpu_shares_gpu || other.cpu_shares_gpu;
   }

@@ -54,8 +54,6 @@ class Votes {
 
 /// Returns what rank 0 gives, once it does.
 std::uint64_t value_of_first(comm::Communicator& ranks, std::uint64_t mine);
-/// Counts the ranks on this machine, which share its cores and its memory.
-[[nodiscard]] std::uint32_t ranks_on_this_machine(comm::Communicator* ranks);
 
 /// Returns the GPU of this rank, as CUDA numbers those that it shows, and makes it current on this
 /// thread: the ranks of a machine have one each, in their order. 0 for a rank that trains on the

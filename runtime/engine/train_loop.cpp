@@ -106,7 +106,8 @@ void Loop::create_trainer() {
                      .first_step = trainer_->state().step + 1,
                      .commit_every = run_->options.commit_every,
                      .device = run_->options.device.value_or(config::DeviceKind::host),
-                     .measured_products = run_->measured_products});
+                     .measured_products = run_->measured_products,
+                     .places = run_->places});
   run_->claim.keep();
   if (!leads(request_.ranks)) return;
   monitors_.emplace(run_->options, run_->part.count, request_.run, trainer_->state().step,

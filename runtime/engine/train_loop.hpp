@@ -44,6 +44,17 @@ struct TrainRequest {
   comm::Communicator* ranks = nullptr;
 };
 
+/// Says where a rank computes and keeps its state, in words and numbers to show.
+struct ShownPlace {
+  std::string machine;
+  std::vector<std::uint32_t> nodes;  ///< of NUMA, whose cores the rank has
+  std::uint32_t cores = 0;           ///< of its own; 0: there are more ranks than cores
+  bool bound = false;                ///< it runs on these alone, as the system has agreed
+  std::uint32_t threads = 0;         ///< of the update
+  std::string gpu;                   ///< on the PCI bus; empty for the host
+  std::vector<std::string> state;    ///< directories
+};
+
 /// Holds what is known before the first step.
 struct TrainPlan {
   const plan::Workload& workload;
@@ -59,6 +70,7 @@ struct TrainPlan {
   config::DeviceKind device = config::DeviceKind::host;
   /// Algorithms of matrix products that the run took from the machine profile.
   std::size_t measured_products = 0;
+  std::vector<ShownPlace> places{};  ///< by rank; none for one rank, which has the whole machine
 };
 
 /// Is told of everything that happens, on the control thread, between steps.

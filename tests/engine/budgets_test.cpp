@@ -179,5 +179,19 @@ TEST(FixedNeeds, OfADeviceOfItsOwnAreComparedWithItsFreeMemory) {
               HasSubstr("host memory needs 1.00 GiB"));
 }
 
+TEST(Budgets, RanksOfAMachineHaveAPartOfItsMemoryEach) {
+  MemoryBudget memory = memory_of(16_GiB);
+  config::TrainOptions asked = options();
+  asked.host_memory = 10_GiB;
+  EXPECT_EQ(memory_limits(asked, per_rank(memory, 1), std::nullopt).host, 10_GiB);
+  EXPECT_EQ(memory_limits(asked, per_rank(memory, 4), std::nullopt).host, 4_GiB - kProcessOverhead);
+  // With GPUs a size is taken at its word, within the cgroup, which the ranks share.
+  asked.host_memory = 100_GiB;
+  memory.tightest_cgroup = {.limit = 64_GiB, .available = 60_GiB, .file = "memory.max"};
+  EXPECT_EQ(memory_limits(asked, per_rank(memory, 4), 24_GiB).host, 16_GiB - kProcessOverhead);
+  memory.scarcest_cgroup = {.limit = 16_GiB, .available = 8_GiB, .file = "memory.max"};
+  EXPECT_EQ(per_rank(memory, 4).available(), 2_GiB);
+}
+
 }  // namespace
 }  // namespace spillway::engine

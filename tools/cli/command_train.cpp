@@ -38,7 +38,8 @@ class Face final : public engine::TrainObserver {
                         .profile = plan.profile,
                         .prediction = plan.prediction,
                         .memory = plan.memory,
-                        .device = plan.device};
+                        .device = plan.device,
+                        .places = plan.places};
     document_ = to_json(view);
     const std::string text =
         fmt::format("{}commits    every {} step(s)\n", to_text(view), plan.commit_every);

@@ -1,6 +1,7 @@
 #include "tools/cli/plan_text.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -80,6 +81,35 @@ std::string_view meaning_of(plan::Sharding sharding) {
     case plan::Sharding::parameters: return "parameters are sharded too (stage 3)";
   }
   return "";
+}
+
+std::string place_text(const engine::ShownPlace& place) {
+  std::string text = fmt::format("{} thread(s)", place.threads);
+  if (place.cores > 0) {
+    text = fmt::format("{} core(s) of node {}", place.cores, fmt::join(place.nodes, ", "));
+  }
+  if (!place.bound) text += ", not bound";
+  if (!place.gpu.empty()) text += fmt::format("; GPU {}", place.gpu);
+  return text + fmt::format("; state in {}", fmt::join(place.state, ", "));
+}
+
+/// The ranks of this one's machine. Documents have those of all machines.
+std::string place_lines(const std::vector<engine::ShownPlace>& places) {
+  std::string text;
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    if (places[rank].machine != places.front().machine) continue;
+    text += fmt::format("{:<10} rank {}: {}\n", text.empty() ? "places" : "", rank,
+                        place_text(places[rank]));
+  }
+  return text;
+}
+
+ordered_json to_json(const engine::ShownPlace& place) {
+  ordered_json document{{"machine", place.machine}, {"nodes", place.nodes},
+                        {"cores", place.cores},     {"bound", place.bound},
+                        {"threads", place.threads}, {"state", place.state}};
+  if (!place.gpu.empty()) document["gpu"] = place.gpu;
+  return document;
 }
 
 std::string more_seconds(double seconds) { return fmt::format("{:.4f} s", seconds); }
@@ -183,6 +213,7 @@ std::string to_text(const PlanView& view) {
                    meaning_of(w.ranks.sharding),
                    w.gathers() ? fmt::format(" and gathered {} block(s) ahead", ahead) : "");
   }
+  text += place_lines(view.places);
   fmt::format_to(out, "placement  {}\n", placement_line(w, view.placement));
   text += cut_lines(view);
   for (const Tier tier : kTiers) {
@@ -225,6 +256,9 @@ nlohmann::ordered_json to_json(const PlanView& view) {
   }
   document["ranks"] = view.workload.ranks.count;
   if (view.workload.gathers()) document["gathered_ahead"] = view.placement.parameter_slots - 1;
+  for (const engine::ShownPlace& place : view.places) {
+    document["places"].push_back(to_json(place));
+  }
   nlohmann::ordered_json& blocks = document["blocks"];
   for (std::size_t b = 0; b < view.workload.blocks.size(); ++b) {
     const plan::BlockCut& place = view.placement.blocks[b];

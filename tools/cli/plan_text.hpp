@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/config/train_options.hpp"
+#include "runtime/engine/train_loop.hpp"
 #include "runtime/plan/machine_profile.hpp"
 #include "runtime/plan/placement/cut_report.hpp"
 #include "runtime/plan/predict/simulator.hpp"
@@ -22,6 +23,7 @@ struct PlanView {
   std::vector<plan::MemoryItem> memory;
   std::vector<plan::CutReport> cuts{};  ///< empty in a run, which looks for no other cut
   config::DeviceKind device = config::DeviceKind::host;
+  std::vector<engine::ShownPlace> places{};  ///< of the ranks of a run
 };
 
 /// Returns the lane as people know it: what computes is no GPU where FWD-BWD runs on the host.

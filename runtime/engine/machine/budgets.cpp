@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <set>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "runtime/base/affinity.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
@@ -158,17 +161,30 @@ plan::Budgets share_memory(const config::TrainOptions& options, const plan::Work
   return options.device_memory ? ways.front() : ways[ways.size() / 2];
 }
 
+MemoryBudget per_rank(MemoryBudget memory, std::uint32_t ranks) {
+  const std::uint64_t parts{ranks};
+  memory.physical = memory.physical / parts;
+  memory.physical_available = memory.physical_available / parts;
+  for (auto* cgroup : {&memory.tightest_cgroup, &memory.scarcest_cgroup}) {
+    if (!*cgroup) continue;
+    (*cgroup)->limit = (*cgroup)->limit / parts;
+    (*cgroup)->available = (*cgroup)->available / parts;
+  }
+  return memory;
+}
+
 plan::Budgets make_budgets(const config::TrainOptions& options, const std::filesystem::path& run,
-                           const plan::Workload& workload) {
+                           const plan::Workload& workload, const Sharers& sharers) {
   plan::Budgets budgets =
-      share_memory(options, workload, read_memory_budget(), free_memory_of_device(options));
+      share_memory(options, workload, per_rank(read_memory_budget(), sharers.memory),
+                   free_memory_of_device(options));
+  std::set<dev_t> counted;  // two directories may share what is free
   for (std::filesystem::path directory : state_directories(options, run)) {
-    directory = std::filesystem::absolute(directory);
-    while (!std::filesystem::exists(directory) && directory.has_relative_path()) {
-      directory = directory.parent_path();
-    }
+    directory = nearest_existing(std::move(directory));
+    if (!counted.insert(file_system_of(directory)).second) continue;
     budgets.nvme += Bytes{std::filesystem::space(directory).available};
   }
+  budgets.nvme = budgets.nvme / std::uint64_t{sharers.file_systems};
   return budgets;
 }
 

@@ -22,10 +22,22 @@ inline constexpr Bytes kProcessOverhead{std::uint64_t{64} << 20};
 /// What may still be allocated and listed in a plan, of `memory`.
 [[nodiscard]] Bytes room_in(const MemoryBudget& memory);
 
-/// Returns what the options allow; else what the system, cgroup and disks have left.
+/// Counts the ranks of a machine, this one included, that share what is there once.
+struct Sharers {
+  std::uint32_t memory = 1;
+  std::uint32_t file_systems = 1;  ///< the most on one that holds state of this rank
+  std::uint32_t disks = 1;         ///< likewise
+};
+
+/// Returns a rank's part of memory that `ranks` share.
+[[nodiscard]] MemoryBudget per_rank(MemoryBudget memory, std::uint32_t ranks);
+
+/// Returns what the options allow; else what the system, cgroup and disks have left for one of the
+/// sharers.
 [[nodiscard]] plan::Budgets make_budgets(const config::TrainOptions& options,
                                          const std::filesystem::path& run,
-                                         const plan::Workload& workload);
+                                         const plan::Workload& workload,
+                                         const Sharers& sharers = {});
 
 using BudgetsFor = std::function<plan::Budgets(const config::TrainOptions&, const plan::Workload&)>;
 

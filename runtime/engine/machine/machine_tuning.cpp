@@ -68,7 +68,9 @@ void tune_store(const DriveTunings& drives, nvme_swap::StoreOptions& options) {
   }
 }
 
-MachineTuning::MachineTuning(std::filesystem::path file) : file_(std::move(file)) {
+MachineTuning::MachineTuning(std::filesystem::path file) : file_(std::move(file)) { refresh(); }
+
+void MachineTuning::refresh() {
   if (file_.empty()) return;
   try {
     if (std::filesystem::exists(file_)) read();

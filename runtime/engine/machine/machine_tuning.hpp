@@ -33,6 +33,9 @@ class MachineTuning {
   /// `file`: nothing is kept.
   explicit MachineTuning(std::filesystem::path file);
 
+  /// Reads the file again, to which another process may have added.
+  void refresh();
+
   /// What is known of the kernel with as many threads, else what `measure` says, which is known
   /// from then on if it is to be kept.
   std::size_t prefetch(const cpu_adam::Kernel& kernel, std::size_t threads,

@@ -43,14 +43,6 @@ nvme_swap::StoreOptions store_of(const std::vector<fs::path>& directories, const
   return options;
 }
 
-/// Every swap file of the store has a file of its name.
-bool files_are_in(const std::vector<fs::path>& directories) {
-  for (std::size_t i = 0; i < directories.size(); ++i) {
-    if (!fs::exists(nvme_swap::swap_file_path(directories[i], "tiles", i))) return false;
-  }
-  return true;
-}
-
 void refuse_foreign(const RunDirectory& run) {
   if (const auto foreign = foreign_entry(run.root())) {
     throw Error(
@@ -156,6 +148,23 @@ void RunClaim::begin_again() {
   changed_ = false;
 }
 
+/// Returns where the swap files of the state are among `named`, in their order; nothing if one is
+/// missing. One of many ranks has them in some of the directories, and a rank alone in all.
+std::vector<fs::path> RunClaim::files_in(const std::vector<fs::path>& named) const {
+  const std::size_t files = manifest_.state.size();
+  if (request_.part.ranks == 1 && named.size() != files) return {};
+  std::vector<fs::path> found;
+  for (std::size_t i = 0; i < files; ++i) {
+    const auto holds = [i](const fs::path& directory) {
+      return fs::exists(nvme_swap::swap_file_path(directory, "tiles", i));
+    };
+    const auto place = std::ranges::find_if(named, holds);
+    if (place == named.end()) return {};
+    found.push_back(*place);
+  }
+  return found;
+}
+
 /// A run's state lies where its manifest says, or where its drive is mounted now.
 void RunClaim::find_state() {
   const std::vector<fs::path> there = state_directories();
@@ -164,12 +173,13 @@ void RunClaim::find_state() {
   for (const fs::path& directory : request_.nvme) {
     named.push_back(directory / to_text(manifest_.state_id));
   }
-  const bool elsewhere = !named.empty() && !same_places(named, there);
-  if (elsewhere && files_are_in(named)) {
+  const std::vector<fs::path> now = files_in(named);
+  const bool elsewhere = !named.empty() && !same_places(named, there) && !same_places(now, there);
+  if (elsewhere && !now.empty()) {
     notes_.push_back(
-        fmt::format("the run's state is now in {}, no longer in {}", places(named), places(there)));
+        fmt::format("the run's state is now in {}, no longer in {}", places(now), places(there)));
     manifest_.state.clear();
-    for (const fs::path& path : named) manifest_.state.push_back(run_.in_manifest(path));
+    for (const fs::path& path : now) manifest_.state.push_back(run_.in_manifest(path));
     changed_ = true;
     return;
   }
@@ -228,8 +238,8 @@ void RunClaim::check_kept_checkpoints() const {
   }
 }
 
-std::vector<fs::path> RunClaim::new_directories() const {
-  return request_.nvme.empty() ? std::vector{run_.state()} : request_.nvme;
+std::vector<fs::path> RunClaim::or_own_state(const std::vector<fs::path>& nvme) const {
+  return nvme.empty() ? std::vector{run_.state()} : nvme;
 }
 
 /// Nothing of it was ever committed, so nothing is lost. Kept checkpoints are committed steps.
@@ -257,18 +267,18 @@ void RunClaim::remove_uncommitted_run() {
   }
 }
 
-void RunClaim::prepare_state() {
+void RunClaim::prepare_state(const std::vector<fs::path>& nvme) {
   if (recorded_) return remove_scratch(state_directories(), manifest_.state_id);
   if (replaced_) remove_uncommitted_run();
-  const std::vector<fs::path> directories = new_directories();
-  for (std::string& line : remove_left_over(directories, run_.root())) {
+  // A start that was killed may have had other ones of the directories.
+  for (std::string& line : remove_left_over(or_own_state(request_.nvme), run_.root())) {
     notes_.push_back(std::move(line));
   }
   remove_file(run_.config());
   begun_ = true;
   manifest_ = {.id = random_run_id(), .directory = run_.root(), .part = request_.part};
   manifest_.state_id = manifest_.id;
-  folders_.make(directories, manifest_.id, run_.root());
+  folders_.make(or_own_state(nvme), manifest_.id, run_.root());
   for (const fs::path& folder : folders_.paths()) {
     manifest_.state.push_back(run_.in_manifest(folder));
   }

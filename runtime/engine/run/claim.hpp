@@ -24,8 +24,9 @@ class RunClaim {
   struct Request {
     std::filesystem::path run;
     bool resume = false;
-    std::vector<std::filesystem::path> nvme{};  ///< for the state; empty: RUN/state
-    RankPart part{};                            ///< `run` is the job's; this rank claims its own
+    /// Directories for the state; empty: RUN/state. One of many ranks may have a part of them.
+    std::vector<std::filesystem::path> nvme{};
+    RankPart part{};  ///< `run` is the job's; this rank claims its own
     /// Counts the directories that rank 0 has made to claim the job's: itself and those above.
     std::uint64_t made = 0;
   };
@@ -62,8 +63,9 @@ class RunClaim {
   }
 
   /// Makes room for a new run: what one that never committed has left in its place goes, and the
-  /// folders of its state come. Of a run that goes on, scratch files of a killed process go.
-  void prepare_state();
+  /// folders of its state come, in those of `nvme` that are this rank's. Of a run that goes on,
+  /// scratch files of a killed process go.
+  void prepare_state(const std::vector<std::filesystem::path>& nvme);
   /// The store is open: writes the files that say whose it is. Sets the configuration's id.
   void record(RunConfig& config);
   /// From here on the files stay.
@@ -84,7 +86,10 @@ class RunClaim {
   void check_kept_checkpoints() const;
   [[nodiscard]] std::optional<std::filesystem::path> twin() const;
   void remove_uncommitted_run();
-  [[nodiscard]] std::vector<std::filesystem::path> new_directories() const;
+  [[nodiscard]] std::vector<std::filesystem::path> or_own_state(
+      const std::vector<std::filesystem::path>& nvme) const;
+  [[nodiscard]] std::vector<std::filesystem::path> files_in(
+      const std::vector<std::filesystem::path>& named) const;
 
   Request request_;
   RunDirectory run_;

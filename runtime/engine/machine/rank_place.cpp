@@ -1,0 +1,206 @@
+#include "runtime/engine/machine/rank_place.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+
+#include "runtime/base/json.hpp"
+#include "runtime/engine/gather.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// A set of processors or nodes that ranks can tell each other.
+template <std::size_t kMost>
+struct IndexSet {
+  std::array<std::uint64_t, kMost / 64> words{};
+
+  void insert(std::uint32_t index) {
+    if (index < kMost) words[index / 64] |= std::uint64_t{1} << (index % 64);
+  }
+  [[nodiscard]] bool has(std::uint32_t index) const {
+    return index < kMost && (words[index / 64] >> (index % 64) & 1) != 0;
+  }
+  bool operator==(const IndexSet&) const = default;
+};
+
+/// What ranks know of each other before cores are shared out.
+struct Seat {
+  MachineName machine = machine_name();
+  std::uint64_t process = static_cast<std::uint64_t>(::getpid());
+  IndexSet<8192> usable{};  ///< processors
+  IndexSet<1024> near{};    ///< nodes around the GPU
+};
+
+/// What ranks know of each other's directories.
+struct Store {
+  std::uint64_t file_system;
+  std::uint64_t disk;
+
+  bool operator==(const Store&) const = default;
+};
+
+Seat seat_of(const Topology& machine, const PlaceRequest& request) {
+  Seat seat;
+  for (const Core& core : machine.cores) {
+    for (const ProcessorIndex processor : core.processors) seat.usable.insert(processor.value());
+  }
+  std::vector<NodeIndex> near;
+  if (request.gpu) near = machine.nodes_near(*request.gpu);
+  if (near.empty() && request.gpu_node) near = {*request.gpu_node};
+  for (const NodeIndex node : near) seat.near.insert(node.value());
+  return seat;
+}
+
+/// The ranks that `belongs` says are together with this one, this one included.
+template <class Condition>
+std::vector<std::size_t> ranks_with(std::span<const Seat> seats, const Condition& belongs) {
+  std::vector<std::size_t> ranks;
+  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
+    if (belongs(seats[rank])) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+/// Sets the rank's cores and threads. A launcher's choice is known by the cores that it has left.
+void take_cores(const Topology& machine, std::span<const Seat> seats, std::size_t self,
+                RankPlace& place) {
+  const Seat& mine = seats[self];
+  const auto group = ranks_with(seats, [&](const Seat& other) {
+    return other.machine == mine.machine && other.usable == mine.usable;
+  });
+  std::vector<std::vector<NodeIndex>> near;
+  for (const std::size_t rank : group) {
+    std::vector<NodeIndex>& nodes = near.emplace_back();
+    for (const NumaNode& node : machine.nodes) {
+      if (seats[rank].near.has(node.index.value())) nodes.push_back(node.index);
+    }
+  }
+  const auto position = static_cast<std::size_t>(std::ranges::find(group, self) - group.begin());
+  place.share = share_cores(machine, near)[position];
+  const auto processes = ranks_with(seats, [&](const Seat& other) {
+    return other.machine == mine.machine && other.process == mine.process;
+  });
+  // Threads of one process share the workers of its libraries, which nobody may bind for others.
+  if (processes.size() > 1) place.share.cores.clear();
+  const std::size_t own = place.share.cores.size();
+  const std::size_t part = std::max<std::size_t>(1, machine.cores.size() / group.size());
+  place.threads = static_cast<std::uint32_t>(own > 0 ? own : part);
+}
+
+/// The directories of each rank of this machine, as indices of its own list.
+using Choice = std::vector<std::vector<std::size_t>>;
+
+Choice all_of(std::span<const std::vector<Store>> lists) {
+  Choice choice;
+  for (const std::vector<Store>& list : lists) {
+    std::vector<std::size_t>& own = choice.emplace_back();
+    for (std::size_t i = 0; i < list.size(); ++i) own.push_back(i);
+  }
+  return choice;
+}
+
+/// The most ranks that have state where rank `self` has some.
+std::uint32_t most_sharers(std::span<const std::vector<Store>> stores, std::size_t self,
+                           std::uint64_t Store::*part) {
+  std::ptrdiff_t most = 1;
+  for (const Store& store : stores[self]) {
+    const auto shares = [&](const std::vector<Store>& other) {
+      return std::ranges::find(other, store.*part, part) != other.end();
+    };
+    most = std::max(most, std::ranges::count_if(stores, shares));
+  }
+  return static_cast<std::uint32_t>(most);
+}
+
+/// The number of lower ranks that have state on a disk of rank `self`.
+std::uint32_t turn_of(std::span<const std::vector<Store>> stores, std::size_t self) {
+  const auto shares = [&](const std::vector<Store>& other) {
+    return std::ranges::any_of(other, [&](const Store& store) {
+      return std::ranges::find(stores[self], store.disk, &Store::disk) != stores[self].end();
+    });
+  };
+  return static_cast<std::uint32_t>(std::ranges::count_if(stores.first(self), shares));
+}
+
+/// Sets what the rank's state lies on, and who else has some there.
+void take_drives(comm::Communicator& ranks, const Topology& machine,
+                 std::span<const std::size_t> neighbours, const PlaceRequest& request,
+                 RankPlace& place) {
+  std::vector<Store> own;
+  std::vector<std::vector<NodeIndex>> near;
+  for (const auto& directory : request.directories) {
+    const Drive drive = drive_of(file_system_of(nearest_existing(directory)));
+    own.push_back({.file_system = drive.file_system, .disk = drive.disk});
+    std::vector<NodeIndex>& nodes = near.emplace_back();
+    for (const std::string& device : drive.devices) {
+      for (const NodeIndex node : machine.nodes_near(device)) nodes.push_back(node);
+    }
+  }
+  const auto lists = gather_lists(ranks, own);
+  const auto homes = gather(ranks, place.share.home);
+  const std::size_t self = ranks.rank().value();
+  std::vector<std::vector<Store>> stores;
+  std::vector<NodeIndex> homes_here;
+  for (const std::size_t rank : neighbours) {
+    stores.push_back(lists[rank]);
+    homes_here.push_back(homes[rank]);
+  }
+  const auto position =
+      static_cast<std::size_t>(std::ranges::find(neighbours, self) - neighbours.begin());
+  const auto alike = [&](const std::vector<Store>& other) { return other == own; };
+  const bool divides =
+      request.divides_directories && own.size() > 1 && std::ranges::all_of(stores, alike);
+  const Choice choice = divides ? share_drives(machine, homes_here, near) : all_of(stores);
+  for (std::size_t i = 0; i < stores.size(); ++i) {
+    std::vector<Store> chosen;
+    for (const std::size_t d : choice[i]) chosen.push_back(stores[i][d]);
+    stores[i] = std::move(chosen);
+  }
+  for (const std::size_t d : choice[position]) place.directories.push_back(request.directories[d]);
+  place.sharers.file_systems = most_sharers(stores, position, &Store::file_system);
+  place.sharers.disks = most_sharers(stores, position, &Store::disk);
+  place.turn = turn_of(stores, position);
+}
+
+}  // namespace
+
+RankPlace find_place(comm::Communicator& ranks, const PlaceRequest& request) {
+  RankPlace place;
+  const Topology machine = read_topology({.devices = Devices::read});
+  const std::vector<Seat> seats = gather(ranks, seat_of(machine, request));
+  const std::size_t self = ranks.rank().value();
+  const auto neighbours =
+      ranks_with(seats, [&](const Seat& other) { return other.machine == seats[self].machine; });
+  place.sharers.memory = static_cast<std::uint32_t>(neighbours.size());
+  take_cores(machine, seats, self, place);
+  take_drives(ranks, machine, neighbours, request, place);
+  place.turns = 1 + std::ranges::max(gather(ranks, place.turn));
+  return place;
+}
+
+std::vector<ShownPlace> gather_places(comm::Communicator& ranks, const ShownPlace& mine) {
+  const std::string text = nlohmann::json{
+      {"machine", mine.machine}, {"nodes", mine.nodes}, {"cores", mine.cores},
+      {"bound", mine.bound},     {"gpu", mine.gpu},     {"threads", mine.threads},
+      {"state", mine.state}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::vector<ShownPlace> places;
+  for (const auto& other : gather_lists(ranks, std::vector<char>(text.begin(), text.end()))) {
+    const nlohmann::json place =
+        parse_json({other.data(), other.size()}, {.origin = "the place of a rank"});
+    places.push_back({.machine = place.at("machine"),
+                      .nodes = place.at("nodes"),
+                      .cores = place.at("cores"),
+                      .bound = place.at("bound"),
+                      .threads = place.at("threads"),
+                      .gpu = place.at("gpu"),
+                      .state = place.at("state")});
+  }
+  return places;
+}
+
+}  // namespace spillway::engine

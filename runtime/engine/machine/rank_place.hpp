@@ -1,0 +1,45 @@
+// Where a rank computes and keeps its state, on a machine that it may share with other ranks of the
+// job: its cores, its drives, and how many others there are. Control thread only.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "runtime/base/affinity.hpp"
+#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/train_loop.hpp"
+
+namespace spillway::engine {
+
+/// Holds a rank's part of its machine.
+struct RankPlace {
+  Sharers sharers;
+  std::uint32_t turn = 0;     ///< of this rank, among those that share a disk with it
+  std::uint32_t turns = 1;    ///< of the job: every rank waits for so many
+  CoreShare share;            ///< its cores are this rank's own, if there are any
+  std::uint32_t threads = 1;  ///< that suit the rank's part of the machine
+  std::vector<std::filesystem::path> directories;  ///< for its state
+};
+
+/// What a rank says of itself before places are taken.
+struct PlaceRequest {
+  std::optional<std::string> gpu;                  ///< its PCI bus id
+  std::optional<NodeIndex> gpu_node;               ///< what CUDA says, for when hwloc does not know
+  std::vector<std::filesystem::path> directories;  ///< for state
+  /// They may be shared out among the ranks; else each rank has state in all of its own.
+  bool divides_directories = false;
+};
+
+/// Finds the place of this rank. Every rank calls it. Ranks that a launcher has given different
+/// cores keep them; those that may run on the same ones share them out.
+[[nodiscard]] RankPlace find_place(comm::Communicator& ranks, const PlaceRequest& request);
+
+/// Returns the places of all ranks, by rank, to show. Every rank calls it.
+[[nodiscard]] std::vector<ShownPlace> gather_places(comm::Communicator& ranks,
+                                                    const ShownPlace& mine);
+
+}  // namespace spillway::engine
