@@ -1,0 +1,161 @@
+#include "runtime/plan/pipeline/timeline.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <tuple>
+
+#include "runtime/base/error.hpp"
+
+namespace spillway::plan {
+namespace {
+
+/// A pass and the stage that it runs on.
+struct Place {
+  std::uint32_t stage;
+  Pass pass;
+};
+
+/// Returns what makes the input of a pass; nothing for the first one forward of a round.
+std::optional<Place> source_of(const Pipeline& pipeline, const Place& place) {
+  const auto [stage, pass] = place;
+  const std::uint32_t parts = pipeline.stages * pipeline.chunks;
+  const std::uint32_t part = pass.chunk * pipeline.stages + stage;
+  const auto at = [&](Direction direction, std::uint32_t source) {
+    return Place{source % pipeline.stages, {direction, source / pipeline.stages, pass.round}};
+  };
+  if (pass.direction == Direction::backward) {
+    if (part + 1 == parts) return at(Direction::forward, part);
+    return at(Direction::backward, part + 1);
+  }
+  if (part == 0) return std::nullopt;
+  return at(Direction::forward, part - 1);
+}
+
+/// Returns the last pass that needs the place where the input of `pass` comes to; nothing where the
+/// place is new.
+std::optional<Pass> last_in_place(const Pass& pass, std::uint32_t in_flight) {
+  if (pass.round < in_flight) return std::nullopt;
+  return Pass{Direction::backward, pass.chunk, pass.round - in_flight};
+}
+
+/// Holds the time of each pass, found by the pass.
+class Times {
+ public:
+  explicit Times(const Pipeline& pipeline)
+      : pipeline_(pipeline),
+        times_(std::size_t{2} * pipeline.stages * pipeline.chunks * pipeline.rounds) {}
+
+  std::optional<PassTime>& of(const Place& place) {
+    const auto [stage, pass] = place;
+    std::size_t index = pass.direction == Direction::forward ? 0 : 1;
+    index = index * pipeline_.stages + stage;
+    index = index * pipeline_.chunks + pass.chunk;
+    return times_[index * pipeline_.rounds + pass.round];
+  }
+
+ private:
+  const Pipeline& pipeline_;
+  std::vector<std::optional<PassTime>> times_;
+};
+
+}  // namespace
+
+Timeline timeline_of(const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes,
+                     const std::vector<StageSeconds>& seconds, double message) {
+  Times times(pipeline);
+  Timeline timeline(pipeline.stages);
+  /// Runs the next pass of a stage if what it reads has been made.
+  const auto run_next = [&](std::uint32_t stage) {
+    std::vector<PassTime>& done = timeline[stage];
+    if (done.size() == passes[stage].size()) return false;
+    const Place place{stage, passes[stage][done.size()]};
+    double start = done.empty() ? 0 : done.back().end;
+    if (const std::optional<Place> source = source_of(pipeline, place)) {
+      const std::optional<PassTime>& made = times.of(*source);
+      if (!made) return false;
+      start = std::max(start, made->end + (source->stage == stage ? 0 : message));
+    }
+    const StageSeconds& of_stage = seconds[stage];
+    const bool forward = place.pass.direction == Direction::forward;
+    const double lasts = (forward ? of_stage.forward : of_stage.backward)[place.pass.chunk];
+    times.of(place) = done.emplace_back(start, start + lasts);
+    return true;
+  };
+  for (bool any = true; any;) {
+    any = false;
+    for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
+      while (run_next(stage)) any = true;
+    }
+  }
+  for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
+    check(timeline[stage].size() == passes[stage].size(), ErrorCode::invalid_argument,
+          "the passes of a pipeline wait for each other");
+  }
+  return timeline;
+}
+
+double seconds_of(const Timeline& timeline) {
+  double seconds = 0;
+  for (const std::vector<PassTime>& stage : timeline) {
+    if (!stage.empty()) seconds = std::max(seconds, stage.back().end);
+  }
+  return seconds;
+}
+
+double bubble_of(const Timeline& timeline) {
+  double runs = 0;
+  for (const std::vector<PassTime>& stage : timeline) {
+    for (const PassTime& pass : stage) runs += pass.end - pass.start;
+  }
+  return seconds_of(timeline) * static_cast<double>(timeline.size()) / runs - 1;
+}
+
+std::vector<std::vector<StageStep>> steps_of(const Pipeline& pipeline,
+                                             const std::vector<std::vector<Pass>>& passes,
+                                             const Timeline& timeline) {
+  /// Stands at `time`; of those that stand there, messages come first, in an order that all stages
+  /// know: by the stage and the pass that have made them.
+  struct Timed {
+    double time;
+    bool runs;
+    std::uint32_t maker;
+    std::uint32_t number;
+    StageStep step;
+  };
+  std::vector<std::vector<Timed>> timed(pipeline.stages);
+  std::vector<std::vector<StageStep>> steps(pipeline.stages);
+  using Kind = StageStep::Kind;
+  const auto number_of = [&](const Place& place) {
+    const std::vector<Pass>& of_stage = passes[place.stage];
+    return static_cast<std::uint32_t>(std::ranges::find(of_stage, place.pass) - of_stage.begin());
+  };
+  for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
+    const std::uint32_t in_flight = rounds_in_flight(passes[stage]);
+    for (std::uint32_t i = 0; i < passes[stage].size(); ++i) {
+      const Place place{stage, passes[stage][i]};
+      timed[stage].push_back(
+          {timeline[stage][i].start, true, stage, i, {Kind::run, place.pass, stage}});
+      const std::optional<Place> source = source_of(pipeline, place);
+      if (!source || source->stage == stage) continue;
+      const std::uint32_t number = number_of(*source);
+      double time = timeline[source->stage][number].end;
+      if (const std::optional<Pass> last = last_in_place(place.pass, in_flight)) {
+        time = std::max(time, timeline[stage][number_of({stage, *last})].end);
+      }
+      timed[stage].push_back(
+          {time, false, source->stage, number, {Kind::receive, place.pass, source->stage}});
+      timed[source->stage].push_back(
+          {time, false, source->stage, number, {Kind::send, source->pass, stage}});
+    }
+  }
+  for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
+    std::ranges::sort(timed[stage], {}, [](const Timed& t) {
+      return std::tuple{t.time, t.runs, t.maker, t.number};
+    });
+    for (const Timed& t : timed[stage]) steps[stage].push_back(t.step);
+  }
+  return steps;
+}
+
+}  // namespace spillway::plan

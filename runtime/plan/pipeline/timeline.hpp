@@ -1,0 +1,62 @@
+// Timeline: when the passes of a pipeline run, if they take so long, and what passes between its
+// stages meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/plan/pipeline/schedule.hpp"
+
+namespace spillway::plan {
+
+/// The seconds that passes of one stage take, by chunk. All are above zero.
+struct StageSeconds {
+  std::vector<double> forward;
+  std::vector<double> backward;
+};
+
+struct PassTime {
+  double start = 0;
+  double end = 0;
+};
+
+/// By stage, in the order of its passes.
+using Timeline = std::vector<std::vector<PassTime>>;
+
+/// Returns when each pass runs: as soon as those ahead of it on its stage are over, and what it
+/// reads has come. `message` is the time from the end of a pass on one stage to the start of the
+/// next one on another. Throws `Error{invalid_argument}` if the passes wait for each other.
+[[nodiscard]] Timeline timeline_of(const Pipeline& pipeline,
+                                   const std::vector<std::vector<Pass>>& passes,
+                                   const std::vector<StageSeconds>& seconds, double message);
+
+[[nodiscard]] double seconds_of(const Timeline& timeline);
+
+/// Returns the share of the stages' time in which they run nothing, over the time in which they
+/// run: (stages - 1) / rounds where all passes take equally long (Narayanan et al. 2021, section
+/// 2.2).
+[[nodiscard]] double bubble_of(const Timeline& timeline);
+
+/// One entry of what a stage does in turn.
+struct StageStep {
+  enum class Kind : std::uint8_t {
+    receive,  ///< what `pass` reads, from stage `peer`
+    run,
+    send,  ///< what `pass` has made, to stage `peer`
+  };
+  Kind kind = Kind::run;
+  Pass pass;
+  std::uint32_t peer = 0;
+
+  bool operator==(const StageStep&) const = default;
+};
+
+/// Returns what each stage does. Messages of all stages are in one order, which the timeline gives:
+/// each stands where it has been made and its place at the other end, one of those for
+/// `rounds_in_flight`, is free. So nothing waits for itself where each stage ends a message before
+/// it begins the next one, and where a message is over only when both its stages have come to it.
+[[nodiscard]] std::vector<std::vector<StageStep>> steps_of(
+    const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes,
+    const Timeline& timeline);
+
+}  // namespace spillway::plan
