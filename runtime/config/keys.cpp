@@ -49,6 +49,12 @@ constexpr std::array<Named<UpdateMode>, 3> kUpdateModes{{
     {"deferred", UpdateMode::deferred},
     {"immediate", UpdateMode::immediate},
 }};
+constexpr std::array<Named<PipelineSchedule>, 4> kPipelineSchedules{{
+    {"naive", PipelineSchedule::naive},
+    {"f_then_b", PipelineSchedule::f_then_b},
+    {"1f1b", PipelineSchedule::one_f_one_b},
+    {"interleaved", PipelineSchedule::interleaved},
+}};
 constexpr std::array<Named<SumOrder>, 2> kSumOrders{{
     {"fast", SumOrder::fast},
     {"fixed", SumOrder::fixed},
@@ -122,6 +128,10 @@ std::span<const Named<ScheduleKind>> names_of<ScheduleKind>() {
 template <>
 std::span<const Named<UpdateMode>> names_of<UpdateMode>() {
   return kUpdateModes;
+}
+template <>
+std::span<const Named<PipelineSchedule>> names_of<PipelineSchedule>() {
+  return kPipelineSchedules;
 }
 template <>
 std::span<const Named<SumOrder>> names_of<SumOrder>() {

@@ -40,6 +40,8 @@ std::span<const Named<UpdateMode>> names_of<UpdateMode>();
 template <>
 std::span<const Named<WorkOrder>> names_of<WorkOrder>();
 template <>
+std::span<const Named<PipelineSchedule>> names_of<PipelineSchedule>();
+template <>
 std::span<const Named<SumOrder>> names_of<SumOrder>();
 template <>
 std::span<const Named<DecayScope>> names_of<DecayScope>();

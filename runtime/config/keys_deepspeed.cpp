@@ -62,9 +62,9 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
      "block_size queue_depth thread_count intra_op_parallelism single_submit "
      "overlap_events use_gds"},
     {"", "datastates_ckpt", note, "a commit is written behind the next step"},
-    {"", "pipeline", note, "one device runs all layers",
-     "stages partition seed_layers activation_checkpoint_interval pipe_partitioned "
-     "grad_partitioned use_reentrant"},
+    {"", "pipeline", note, "the planner cuts the layers and chooses what is recomputed",
+     "partition seed_layers activation_checkpoint_interval pipe_partitioned grad_partitioned "
+     "use_reentrant"},
     {"", "managed_gradient_accumulation", note, kAlways},
     {"", "disable_python_gc", note, "there is no Python"},
     {"", "vocabulary_size", note, "the model's config.json says it"},

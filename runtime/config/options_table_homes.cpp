@@ -5,6 +5,8 @@
 namespace spillway::config::detail {
 namespace {
 
+constexpr double kMostStages = 1U << 14;
+
 using nlohmann::json;
 
 /// DeepSpeed's names of a tier.
@@ -91,7 +93,18 @@ void add_monitor(std::vector<Option>& table, std::string_view section, std::stri
 
 }  // namespace
 
+void add_pipeline(std::vector<Option>& table) {
+  Rows(table, {.section = "pipeline", .part = Part::layout})
+      .member<&TrainOptions::pipeline, &PipelineOptions::stages>(
+          {"stages",
+           "The layers are cut into so many stages, each on ranks of its own; every micro-batch is "
+           "a "
+           "round."},
+          whole<std::uint32_t>(1, kMostStages));
+}
+
 void add_homes(std::vector<Option>& table) {
+  add_pipeline(table);
   constexpr std::string_view kZero = "zero_optimization";
   Rows zero(table, {.section = kZero, .part = Part::free});
   zero.member<&TrainOptions::zero_stage>(

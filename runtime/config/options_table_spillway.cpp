@@ -5,6 +5,9 @@
 namespace spillway::config::detail {
 namespace {
 
+/// A commit names the layers of each.
+constexpr double kMostChunks = 128;
+
 using nlohmann::json;
 using Options = TrainOptions;
 
@@ -137,6 +140,18 @@ void add_mathematics(std::vector<Option>& table) {
   threads.automatic = "every physical core";
 }
 
+void add_pipeline(std::vector<Option>& table) {
+  Rows(table, {.section = kOwn, .part = Part::free})
+      .member<&Options::pipeline, &PipelineOptions::schedule>(
+          {"pipeline_schedule", "The stages of a pipeline run their passes in this order."});
+  Rows(table, {.section = kOwn, .part = Part::layout})
+      .member<&Options::pipeline, &PipelineOptions::chunks>(
+          {"pipeline_chunks",
+           "A stage of a pipeline has so many parts of the model, in turn with the other stages; "
+           "more than one needs the schedule `interleaved`."},
+          whole<std::uint32_t>(1, kMostChunks));
+}
+
 void add_placement(std::vector<Option>& table) {
   Rows rows(table, {.section = kOwn, .part = Part::free});
   rows.member<&Options::update>({"update",
@@ -220,6 +235,7 @@ void add_writing(std::vector<Option>& table) {
 
 void add_spillway(std::vector<Option>& table) {
   add_mathematics(table);
+  add_pipeline(table);
   add_placement(table);
   add_writing(table);
 }

@@ -77,7 +77,8 @@ const json* ConfigFile::value(const Option& option, const TrainOptions& options)
 
 namespace {
 
-/// DeepSpeed's identity: train_batch_size = micro-batch x accumulation x ranks. Any two of the
+/// DeepSpeed's identity: train_batch_size = micro-batch x accumulation x ranks, of a pipeline the
+/// ranks of a stage. Any two of the
 /// three give the third; what cannot be derived is 1 or, where the file says "auto", is chosen
 /// later.
 void settle_batch(ConfigFile& file, std::uint32_t ranks, TrainOptions& options) {
@@ -149,8 +150,10 @@ ParsedConfig parse_train_config(std::string_view text, std::string_view origin,
   for (const Option& option : options_table()) {
     file.attempt([&] { detail::read_option(file, option, parsed.options); });
   }
-  parsed.options.automatic.ranks = ranks;
-  file.attempt([&] { detail::settle_batch(file, ranks, parsed.options); });
+  // The stages of a pipeline share their micro-batches.
+  const std::uint32_t replicas = std::max(1U, ranks / parsed.options.pipeline.stages);
+  parsed.options.automatic.ranks = replicas;
+  file.attempt([&] { detail::settle_batch(file, replicas, parsed.options); });
   file.finish(parsed.options);
   return parsed;
 }

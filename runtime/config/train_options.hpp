@@ -113,6 +113,17 @@ enum class StateHome : std::uint8_t { automatic, device, host, nvme };
 enum class SumOrder : std::uint8_t { fast, fixed };
 enum class SumsHome : std::uint8_t { automatic, device, host };
 
+/// In which order the stages of a pipeline run their passes: plan/pipeline/schedule.hpp.
+enum class PipelineSchedule : std::uint8_t { naive, f_then_b, one_f_one_b, interleaved };
+
+/// How the layers are cut over ranks.
+struct PipelineOptions {
+  std::uint32_t stages = 1;
+  std::uint32_t chunks = 1;  ///< of a stage
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  bool operator==(const PipelineOptions&) const = default;
+};
+
 /// Says what a configuration leaves as "auto" for the model and the machine to say: automatic.hpp.
 struct AutomaticOptions {
   bool compute = false;
@@ -180,6 +191,7 @@ struct TrainOptions {
   std::uint32_t keep = 2;        ///< newest kept checkpoints; older ones are removed
   std::uint64_t eval_every = 0;  ///< 0: at the end only
   std::uint32_t zero_stage = 0;
+  PipelineOptions pipeline;
   std::uint32_t secondary_ranks = 1;  ///< that share out a second copy of parameters; 1: none
   MonitorOptions tensorboard;
   MonitorOptions csv_monitor;

@@ -30,12 +30,45 @@ void validate_batch(Faults& faults, const TrainOptions& options) {
           fmt::format("spillway.rounds {} does not divide gradient_accumulation_steps {}",
                       options.rounds, options.gradient_accumulation_steps));
   const bool fixed = options.sum_order == SumOrder::fixed;
+  const bool by_one = fixed || options.pipeline.stages > 1;
   require(faults,
-          !known || !fixed || options.rounds == 1 ||
+          !known || !by_one || options.rounds == 1 ||
               options.rounds == options.gradient_accumulation_steps,
-          fmt::format("spillway.rounds is {}, and with spillway.sum_order fixed each of the {} "
-                      "micro-batches is a round; remove one of the two keys",
-                      options.rounds, options.gradient_accumulation_steps));
+          fmt::format("spillway.rounds is {}, and with {} each of the {} micro-batches is a round; "
+                      "remove one of the two keys",
+                      options.rounds, fixed ? "spillway.sum_order fixed" : "pipeline.stages",
+                      options.gradient_accumulation_steps));
+}
+
+/// What a pipeline excludes in this version.
+void validate_pipeline(Faults& faults, const TrainOptions& options) {
+  const auto [stages, chunks, schedule] = options.pipeline;
+  const bool interleaved = schedule == PipelineSchedule::interleaved;
+  require(faults, chunks == 1 || interleaved,
+          fmt::format("spillway.pipeline_chunks is {}, and only the schedule interleaved has more "
+                      "than one in a stage; remove it, or write spillway.pipeline_schedule "
+                      "interleaved",
+                      chunks));
+  if (stages == 1) return;
+  require(
+      faults,
+      !interleaved || options.automatic.accumulation ||
+          options.gradient_accumulation_steps % stages == 0,
+      fmt::format("gradient_accumulation_steps is {}, and the schedule interleaved of {} stages "
+                  "needs a multiple of {}",
+                  options.gradient_accumulation_steps, stages, stages));
+  require(faults, options.work_order == WorkOrder::layer_major,
+          "spillway.work_order micro_batch_major excludes pipeline.stages; remove one of the keys");
+  require(faults,
+          options.activations == StateHome::automatic || options.activations == StateHome::device,
+          "in this version the activations between the layers of a pipeline stay on the device; "
+          "remove spillway.activations or pipeline.stages");
+  require(faults, options.operator_tile == 0,
+          "in this version the layers of a pipeline are not cut into tiles; remove "
+          "spillway.operator_tile or pipeline.stages");
+  require(faults, options.secondary_ranks == 1,
+          "in this version the ranks of a pipeline keep no second copy of parameters; remove "
+          "zero_optimization.zero_hpz_partition_size or pipeline.stages");
 }
 
 /// An update adds eps in fp32, where what is below the normal range counts as zero; Adam's bias
@@ -122,6 +155,7 @@ void validate(const TrainOptions& options) {
   Faults faults;
   validate_domains(faults, options);
   validate_batch(faults, options);
+  validate_pipeline(faults, options);
   validate_optimizer(faults, options);
   validate_schedule(faults, options.schedule);
   validate_loss_scale(faults, options.loss_scale);

@@ -6,13 +6,15 @@
 
 namespace spillway::engine {
 
-Evaluation evaluate(StepEngine& engine, Executor& executor, const data::TokenFile& tokens) {
+Evaluation evaluate(StepEngine& engine, Executor& executor, const data::TokenFile& tokens,
+                    StageSums& stages) {
   const config::TrainOptions& options = engine.setup().options;
   check(tokens.size() > options.context, ErrorCode::invalid_argument,
         fmt::format("the file holds {} tokens, fewer than one window of {} and its targets",
                     tokens.size(), options.context));
   const std::uint64_t windows = data::window_count(tokens, options.context);
-  const std::uint32_t micro_batches = engine.setup().workload.micro_batches;
+  const plan::Workload& workload = engine.setup().workload;
+  const std::uint32_t micro_batches = workload.micro_batches;
   const std::uint64_t at_once = std::uint64_t{options.micro_batch} * micro_batches;
   double sum = 0;
   for (std::uint64_t first = 0; first < windows; first += at_once) {
@@ -22,6 +24,8 @@ Evaluation evaluate(StepEngine& engine, Executor& executor, const data::TokenFil
     executor.run(engine.actions());
     for (const double loss : engine.losses().first(micro_batches)) sum += loss;
   }
+  if (!workload.runs(workload.head_layer())) sum = 0;  // another stage has the losses
+  stages.add_up({&sum, 1});
   const std::uint64_t targets = windows * options.context;
   return {.loss = sum / static_cast<double>(targets), .tokens = targets};
 }

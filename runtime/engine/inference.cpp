@@ -92,7 +92,8 @@ void Inference::load(const model::ParameterSource& source) {
 
 Evaluation Inference::evaluate(const data::TokenFile& tokens) {
   SPILLWAY_ASSERT(logits_.size() == Bytes{} && "this model is loaded for generation");
-  return engine::evaluate(*engine_, *executor_, tokens);
+  StageSums alone(nullptr, 1);
+  return engine::evaluate(*engine_, *executor_, tokens, alone);
 }
 
 std::span<const float> Inference::next_logits(std::span<const std::int32_t> tokens) {

@@ -38,6 +38,8 @@ class Planning {
  private:
   void take_place();
   void show_places(const std::string& gpu);
+  void join_groups();
+  [[nodiscard]] plan::Workload workload_of_rank(plan::Workload whole) const;
   void join_gpus();
   void resolve_automatic();
   [[nodiscard]] plan::Budgets budgets_for(const config::TrainOptions& options,
@@ -79,6 +81,7 @@ void Planning::open() {
          .identity = recognise_data()};
   check_same_run(request_.ranks, now);
   join_gpus();
+  join_groups();
   if (start) {
     run_.start = Start::resumed;
     run_.resume_at = start;
@@ -142,9 +145,25 @@ void Planning::show_places(const std::string& gpu) {
   run_.places = gather_places(*request_.ranks, mine);
 }
 
+void Planning::join_groups() {
+  run_.ranks = request_.ranks;
+  if (run_.grid.stages == 1) return;
+  run_.groups = join_stage(*request_.ranks, run_.grid);
+  run_.ranks = run_.groups.replicas.get();
+  run_.line = run_.groups.stages.get();
+}
+
+plan::Workload Planning::workload_of_rank(plan::Workload whole) const {
+  const std::uint32_t rank = request_.ranks == nullptr ? 0 : request_.ranks->rank().value();
+  return of_stage(std::move(whole), run_.options, run_.grid.stage_of(rank));
+}
+
 /// All ranks have the same device by now. A machine that lacks NCCL ends the run here.
 void Planning::join_gpus() {
   if (request_.ranks == nullptr || run_.options.device != config::DeviceKind::cuda) return;
+  check(run_.grid.stages == 1, ErrorCode::not_supported,
+        "this version runs the stages of a pipeline on the host alone; remove pipeline.stages, or "
+        "use --device host");
   run_.gpus = std::make_unique<comm::DeviceCommunicator>(
       *request_.ranks,
       comm::DeviceCommunicatorOptions{.library_directories = cuda_library_directories()});
@@ -224,7 +243,8 @@ void Planning::widen_attention() {
   if (bound == model::cuda::kScoreGradients) return;
   run_.model =
       make_model_runtime(run_.config, run_.options, products_of(run_.run_config.device), bound);
-  run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options, run_.part);
+  run_.workload = workload_of_rank(
+      make_workload(run_.config, *run_.model.transformer, run_.options, run_.part));
 }
 
 /// Ranks that share a disk measure it one after the other; what one of them has found out, the next
@@ -254,14 +274,15 @@ plan::MachineProfile Planning::measure(CalibrationRequest request, const Tuning&
 }
 
 void Planning::plan() {
-  run_.workload = make_workload(run_.config, *run_.model.transformer, run_.options, run_.part);
+  plan::Workload alone =
+      make_workload(run_.config, *run_.model.transformer, run_.options, run_.part);
+  run_.workload = workload_of_rank(alone);
   run_.budgets = budgets_for(run_.options, run_.workload);
   if (run_.claim.resumes()) {
     run_.budgets.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already
   }
   run_.placement = place(run_.config, run_.options, run_.workload, run_.budgets);
-  plan::Workload alone = run_.workload;  // what a rank does is measured without the others
-  alone.ranks = {};
+  alone.ranks = {};  // what a rank does is measured without the others
   const CalibrationRequest request{.config = run_.config,
                                    .options = run_.options,
                                    .model = run_.model,
@@ -276,6 +297,7 @@ void Planning::plan() {
       run_.workload, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
   run_.placement = std::move(fastest.placement);
   run_.prediction = std::move(fastest.prediction);
+  run_.prediction.step_seconds *= run_.workload.stage.stretch;
   widen_attention();
   run_.store_options.weights = disk_weights(request, tuning.drives, run_.placement);
   if (run_.options.commit_every == 0) {
@@ -288,28 +310,34 @@ void Planning::plan() {
 
 namespace {
 
-plan::Ranks part_of(const TrainRequest& request) {
+plan::Ranks part_of(const TrainRequest& request, const plan::Grid& grid) {
   if (request.ranks == nullptr) return {};
-  plan::Ranks part = ranks_of(request.options, request.ranks->ranks());
-  part.rank = request.ranks->rank().value();
+  plan::Ranks part = ranks_of(request.options, grid.replicas);
+  part.rank = grid.replica_of(request.ranks->rank().value());
   return part;
 }
 
 /// The folders of the other ranks lie in that of rank 0, which claims its own first.
 RunClaim::Request claim_after_first(const TrainRequest& request, const plan::Ranks& part) {
+  const bool alone = request.ranks == nullptr;
   return {.run = request.run,
           .resume = request.resume,
           .nvme = request.options.nvme,
-          .part = {.ranks = part.count, .rank = part.rank, .sharding = part.sharding},
+          .part = {.ranks = alone ? 1 : request.ranks->ranks(),
+                   .rank = alone ? 0 : request.ranks->rank().value(),
+                   .sharding = part.sharding},
           .made = leads(request.ranks) ? 0 : value_of_first(*request.ranks, 0)};
 }
 
 }  // namespace
 
 PlannedRun::PlannedRun(const TrainRequest& request)
-    : part(part_of(request)), claim(claim_after_first(request, part)), known(request.profile) {
-  ranks = request.ranks;
-  if (ranks != nullptr && leads(ranks)) value_of_first(*ranks, claim.made());
+    : grid(grid_of(request.options, request.ranks == nullptr ? 1 : request.ranks->ranks())),
+      part(part_of(request, grid)),
+      claim(claim_after_first(request, part)),
+      known(request.profile) {
+  job = request.ranks;
+  if (job != nullptr && leads(job)) value_of_first(*job, claim.made());
 }
 
 std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, TrainObserver& observer) {

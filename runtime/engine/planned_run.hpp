@@ -12,6 +12,7 @@
 #include "runtime/engine/machine/machine_tuning.hpp"
 #include "runtime/engine/machine/rank_place.hpp"
 #include "runtime/engine/run/claim.hpp"
+#include "runtime/engine/step/stage_groups.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "runtime/engine/training_data.hpp"
@@ -22,7 +23,9 @@ namespace spillway::engine {
 struct PlannedRun : EngineSetup {
   explicit PlannedRun(const TrainRequest& request);
 
-  plan::Ranks part;                                ///< of the job, this rank's
+  plan::Grid grid;                                 ///< of the job
+  plan::Ranks part;                                ///< of the stage, this rank's
+  StageGroups groups;                              ///< of this rank, in a pipeline
   std::unique_ptr<comm::DeviceCommunicator> gpus;  ///< of the job's ranks, if it uses any
   RankPlace place;                                 ///< of this rank; of the only one, none
   std::optional<ThreadBinding> binding;            ///< of the control thread and what it starts

@@ -25,14 +25,15 @@ void StepCycle::resume() {
   const auto& committed = engine_.store()->committed();
   check(committed.has_value(), ErrorCode::invalid_argument,
         "the run has no committed step to resume from");
-  const plan::Ranks saved = decode_ranks(committed->payload);
-  const plan::Ranks& now = workload().ranks;
+  const SavedPart saved = decode_part(committed->payload);
+  const SavedPart now = part_of(workload());
   check(
-      saved.count == now.count && saved.rank == now.rank, ErrorCode::invalid_argument,
-      fmt::format("{} holds the state of rank {} of {}, and this is rank {} of {}; resume with as "
-                  "many ranks, or start a new run from it",
-                  engine_.setup().store_options.directories.front().string(), saved.rank,
-                  saved.count, now.rank, now.count));
+      saved.grid == now.grid && saved.rank == now.rank && saved.layers == now.layers,
+      ErrorCode::invalid_argument,
+      fmt::format("{} holds the state of {}, and this is {}; resume with as many ranks and stages, "
+                  "or start a new run from it",
+                  engine_.setup().store_options.directories.front().string(), to_text(saved),
+                  to_text(now)));
   check(engine_.store()->layout().tiles == slots().store_layout().tiles, ErrorCode::corrupt_data,
         "the run's state was written with another model, tile size, state format or sharding");
   state_ = decode(committed->payload);
@@ -64,10 +65,11 @@ void StepCycle::run(Executor& executor) {
 
 void StepCycle::adopt(const SavedState& source) {
   const std::vector<plan::BlockShape>& blocks = workload().blocks;
-  check(std::ranges::equal(
-            source.blocks(), blocks, {}, {},
-            [](const plan::BlockShape& block) { return plan::pad(block.parameters, 1); }),
-        ErrorCode::invalid_argument,
+  const auto fits = [](ElementCount saved, const plan::BlockShape& block) {
+    const bool of_another_stage = block.padded_parameters == ElementCount{};
+    return of_another_stage || saved == plan::pad(block.parameters, 1);
+  };
+  check(std::ranges::equal(source.blocks(), blocks, fits), ErrorCode::invalid_argument,
         fmt::format("{} holds the state of another model, or of one in other operator tiles; start "
                     "from it with the model and the spillway.operator_tile that it was saved with",
                     source.folder().string()));
@@ -120,7 +122,7 @@ void StepCycle::prepare_commit(Commits commits, Writes writes) {
       writes == Writes::all && (pending_.pending || !placement().any_state(plan::Tier::nvme));
   step.copy = complete ? copy_.get() : nullptr;
   step.commit.step = StepIndex{state_.step};
-  encode(state_, workload().ranks, step.commit.payload);
+  encode(state_, workload(), step.commit.payload);
 }
 
 void StepCycle::finish_commit() {
@@ -165,7 +167,7 @@ void StepCycle::flush(Commits commits) {
 /// A step is true when every rank has committed it. After the list of a step, the exchange of sums
 /// waits for that; other lists have none. No rank may overwrite the commit before until then.
 void StepCycle::await_all_ranks() {
-  if (engine_.setup().ranks != nullptr) engine_.setup().ranks->barrier().wait();
+  if (engine_.setup().job != nullptr) engine_.setup().job->barrier().wait();
 }
 
 void StepCycle::snapshot() {

@@ -1,5 +1,6 @@
 #include "runtime/engine/trainer.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <numeric>
@@ -14,6 +15,8 @@ namespace spillway::engine {
 Trainer::Trainer(const EngineSetup& setup, ModelRuntime runtime)
     : OwnedModel{std::move(runtime)},
       StepCycle(setup, owned),
+      stage_sums_(setup.line, setup.workload.blocks.size() + 1),
+      squares_(setup.workload.blocks.size() + 1),
       evaluation_executor_(engine().prepare(plan::build_evaluation(workload(), placement()))) {
   if (setup.ranks != nullptr) rank_sums_.emplace(engine());
   if (setup.start == Start::resumed) return;
@@ -45,12 +48,18 @@ double Trainer::sum_losses() {
   return rank_sums_->loss();
 }
 
-double Trainer::reduce_norm() {
-  double total = 0;
+/// Sums up what the step has left on all ranks. A stage knows nothing of other stages' blocks, and
+/// the loss is the last one's.
+void Trainer::sum_up() {
+  const double loss = sum_losses();
+  std::ranges::fill(squares_, 0.0);
   for (std::uint32_t block = 0; block < workload().blocks.size(); ++block) {
-    total += cpu_adam::sum_leaves(rank_sums_ ? rank_sums_->leaves(block) : norm_leaves(block));
+    if (workload().blocks[block].padded_parameters == ElementCount{}) continue;
+    squares_[block] =
+        cpu_adam::sum_leaves(rank_sums_ ? rank_sums_->leaves(block) : norm_leaves(block));
   }
-  return std::sqrt(total);
+  if (workload().runs(workload().head_layer())) squares_.back() = loss;
+  stage_sums_.add_up(squares_);
 }
 
 StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sampler) {
@@ -63,8 +72,10 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
       static_cast<float>(result.scale / static_cast<double>(result.tokens));
   run_step();
 
-  result.loss = sum_losses() / static_cast<double>(result.tokens);
-  result.grad_norm = reduce_norm() / result.scale;
+  sum_up();
+  result.loss = squares_.back() / static_cast<double>(result.tokens);
+  const double squares = std::accumulate(squares_.begin(), squares_.end() - 1, 0.0);
+  result.grad_norm = std::sqrt(squares) / result.scale;
   state_.cursor += std::uint64_t{options().micro_batch} * options().gradient_accumulation_steps *
                    workload().ranks.count;
   result.step = ++state_.step;
@@ -76,7 +87,8 @@ StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sam
 Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
   flush(Commits::no);
   sound_ = false;
-  const Evaluation evaluation = engine::evaluate(engine(), *evaluation_executor_, tokens);
+  const Evaluation evaluation =
+      engine::evaluate(engine(), *evaluation_executor_, tokens, stage_sums_);
   sound_ = true;
   return evaluation;
 }

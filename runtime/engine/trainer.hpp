@@ -4,11 +4,13 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/evaluation.hpp"
 #include "runtime/engine/rank_sums.hpp"
+#include "runtime/engine/stage_sums.hpp"
 #include "runtime/engine/step_cycle.hpp"
 #include "runtime/engine/step_result.hpp"
 #include "runtime/engine/update_decision.hpp"
@@ -38,9 +40,11 @@ class Trainer final : private OwnedModel, public StepCycle {
  private:
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
   [[nodiscard]] double sum_losses();
-  [[nodiscard]] double reduce_norm();
+  void sum_up();
 
-  std::optional<RankSums> rank_sums_;  // where there are several ranks
+  std::optional<RankSums> rank_sums_;  // where the stage has several ranks
+  StageSums stage_sums_;
+  std::vector<double> squares_;  // by block, of the last step's gradient; behind them its loss
   std::unique_ptr<Executor> evaluation_executor_;
 };
 

@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "runtime/config/schedule.hpp"
+#include "runtime/plan/pipeline/grid.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {
@@ -23,12 +25,26 @@ struct TrainingState {
   bool operator==(const TrainingState&) const = default;
 };
 
-/// Writes a fixed-size little-endian record with a version. Allocates nothing if `bytes` has the
-/// capacity. `ranks` says whose tiles the commit names.
-void encode(const TrainingState& state, const plan::Ranks& ranks, std::vector<std::byte>& bytes);
+/// Says whose tiles a commit names.
+struct SavedPart {
+  plan::Grid grid;
+  std::uint32_t rank = 0;  ///< of `grid.ranks()`
+  plan::Sharding sharding = plan::Sharding::none;
+  std::vector<plan::BlockRange> layers;  ///< of the rank's stage; none: all, there is one
+
+  bool operator==(const SavedPart&) const = default;
+};
+[[nodiscard]] SavedPart part_of(const plan::Workload& workload);
+/// Returns "rank 1 of 4", and of a pipeline which layers it has.
+[[nodiscard]] std::string to_text(const SavedPart& part);
+
+/// Writes a little-endian record with a version. Allocates nothing if `bytes` has the capacity.
+/// `workload` says whose tiles the commit names.
+void encode(const TrainingState& state, const plan::Workload& workload,
+            std::vector<std::byte>& bytes);
 /// Throws `Error{corrupt_data}` for another version or length.
 [[nodiscard]] TrainingState decode(std::span<const std::byte> bytes);
-/// Returns number, rank and sharding of `encode`. Throws the same.
-[[nodiscard]] plan::Ranks decode_ranks(std::span<const std::byte> bytes);
+/// Returns whose tiles they are. Throws the same.
+[[nodiscard]] SavedPart decode_part(std::span<const std::byte> bytes);
 
 }  // namespace spillway::engine

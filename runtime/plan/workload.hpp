@@ -9,6 +9,7 @@
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/state_format.hpp"
 #include "runtime/base/units.hpp"
+#include "runtime/plan/pipeline/timeline.hpp"
 
 namespace spillway::plan {
 
@@ -65,7 +66,20 @@ struct BlockShape {
 struct BlockRange {
   std::uint32_t first = 0;
   std::uint32_t end = 0;
+  bool operator==(const BlockRange&) const = default;
   [[nodiscard]] bool contains(std::uint32_t block) const { return block >= first && block < end; }
+};
+
+/// A rank's stage of a pipeline: the layers that it runs, and what it does in turn. All else of the
+/// workload is that of the model, but blocks of other stages are empty.
+struct Stage {
+  std::uint32_t index = 0;
+  std::uint32_t count = 1;
+  std::vector<BlockRange> chunks;  ///< ranges of layers; none: all layers, one round after another
+  std::vector<StageStep> steps;    ///< without those of other ranks' replicas
+  std::uint32_t in_flight = 1;     ///< rounds whose activations it keeps at once
+  /// Is the time of a step over that of this stage's passes, were each as long as its FLOPs say.
+  double stretch = 1;
 };
 
 /// Blocks in forward order: embedding, layers, head. The head computes the loss and both its
@@ -95,10 +109,25 @@ struct Workload {
   bool streams_external = false;  ///< the framework reads parameters on the device, not on the host
   Bytes resident_frozen_bytes;    ///< what nothing updates and no block has: it stays on the device
   Ranks ranks;
+  Stage stage;
   std::uint64_t tokens = 0;         ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< of this rank in a round
   std::uint32_t rounds = 1;
 
+  /// Returns whether this rank runs the layer.
+  [[nodiscard]] bool runs(std::uint32_t layer) const {
+    return stage.chunks.empty() || std::ranges::any_of(stage.chunks, [&](const BlockRange& c) {
+             return c.contains(layer);
+           });
+  }
+  /// Returns whether this rank makes the layer's output or reads it.
+  [[nodiscard]] bool has_output(std::uint32_t layer) const {
+    return runs(layer) || runs(layer + 1);
+  }
+  /// Counts the micro-batches whose activations are kept at once.
+  [[nodiscard]] std::uint32_t micro_batches_in_flight() const {
+    return micro_batches * stage.in_flight;
+  }
   /// Counts the parts that a block's state is cut into, all of one size.
   [[nodiscard]] std::uint32_t shards() const {
     return ranks.sharding == Sharding::none ? 1 : ranks.count;

@@ -26,7 +26,8 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
                  seed, steps, tile, operator_tile, update, work_order, checkpointing, residency,
                  home, activations, sums, prefetch, device_index, device_memory, host_memory, nvme,
                  engine, threads, compute_threads, isa, link, disk, commit, commits, save, keep,
-                 eval, stage, secondary, tensorboard, csv, automatic, tokens_per_step] = options;
+                 eval, stage, pipeline, secondary, tensorboard, csv, automatic, tokens_per_step] =
+        options;
     const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
     const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding] = adam;
     const auto& [kind, optimizer_lr, peak, from, warmup, logarithmic, total, decay_steps, min_lr,
@@ -38,7 +39,7 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
                    sums),
         std::tuple(prefetch, device_index, device_memory, host_memory, nvme, engine, threads,
                    compute_threads, isa, link, disk, commits, commit, save, keep, eval, stage,
-                   secondary, tensorboard, csv, automatic, tokens_per_step),
+                   pipeline, secondary, tensorboard, csv, automatic, tokens_per_step),
         std::tuple(dynamic, initial, window, hysteresis, consecutive, minimum),
         std::tuple(lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding),
         std::tuple(kind, optimizer_lr, peak, from, warmup, logarithmic, total, decay_steps, min_lr,
@@ -187,6 +188,19 @@ class OptionsSource {
     if (coin()) options.csv_monitor = {coin(), "", "another"};
     options.zero_stage = static_cast<std::uint32_t>(below(4));
     options.secondary_ranks = 1 + static_cast<std::uint32_t>(below(8));
+    options.pipeline.schedule = any<PipelineSchedule>();
+    if (options.pipeline.schedule == PipelineSchedule::interleaved) {
+      options.pipeline.chunks = 1 + static_cast<std::uint32_t>(below(4));
+      return;
+    }
+    options.pipeline.stages = 1 + static_cast<std::uint32_t>(below(4));
+    if (options.pipeline.stages == 1) return;
+    options.work_order = WorkOrder::layer_major;
+    options.activations = StateHome::automatic;
+    options.operator_tile = 0;
+    options.secondary_ranks = 1;
+    if (coin()) options.rounds = 1;
+    if (options.rounds > 1) options.rounds = options.gradient_accumulation_steps;
   }
 
   std::mt19937_64 random_;

@@ -36,6 +36,7 @@ constexpr std::string_view kCuda = R"({"spillway": {"device": "cuda"}})";
 constexpr std::string_view kNvme =
     R"({"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/a"}}})";
 constexpr std::string_view kStage3 = R"({"zero_optimization": {"stage": 3}})";
+constexpr std::string_view kInterleaved = R"({"spillway": {"pipeline_schedule": "interleaved"}})";
 constexpr std::string_view kSgd = R"({"optimizer": {"type": "SGD"}})";
 constexpr std::string_view kAdam = R"({"optimizer": {"type": "Adam"}})";
 constexpr std::string_view kWarmup = R"({"scheduler": {"type": "WarmupLR"}})";
@@ -99,6 +100,7 @@ const std::vector<Change> kChanges{
     {"scheduler.params.lr_range_test_staircase", "false", "true", kRange},
     {"zero_optimization.stage", "2", "3"},
     {"zero_optimization.zero_hpz_partition_size", "1", "4"},
+    {"pipeline.stages", "1", "2"},
     {"zero_optimization.cpu_offload", "false", "true"},
     {"zero_optimization.cpu_offload_param", "false", "true", kStage3},
     {"zero_optimization.offload_optimizer.device", "\"none\"", "\"cpu\""},
@@ -129,6 +131,8 @@ const std::vector<Change> kChanges{
     {"spillway.operator_tile", "0", "100000"},
     {"spillway.compute_threads", "1", "2"},
     {"spillway.update", "\"auto\"", "\"deferred\""},
+    {"spillway.pipeline_schedule", "\"1f1b\"", "\"f_then_b\""},
+    {"spillway.pipeline_chunks", "1", "2", kInterleaved},
     {"spillway.work_order", "\"layer_major\"", "\"micro_batch_major\""},
     {"spillway.checkpointing", "\"auto\"", "\"keep\""},
     {"spillway.residency", "\"auto\"", "\"none\""},

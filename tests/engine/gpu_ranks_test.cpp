@@ -153,8 +153,6 @@ class FailingGpuRanks : public GpuRanks {
     comm::ThreadGroup group(ranks.count, {.communicator = {.timeout_ms = kTimeoutMs}});
     group.run([&](comm::Communicator& self) {
       const std::uint32_t rank = self.rank().value();
-      plan::Ranks part = ranks;
-      part.rank = rank;
       config::TrainOptions options = options_of_ranks(ranks.count, ranks.sums);
       options.gradient_accumulation_steps = 1;
       options.context = 8;
@@ -166,7 +164,8 @@ class FailingGpuRanks : public GpuRanks {
       if (adapt) adapt(rank, store);
       try {
         const auto gpus = join_gpus(self, options);
-        const auto trainer = harness.make_rank(options, store, part, self, gpus.get());
+        const auto trainer =
+            harness.make_rank(options, store, rank_of_job({.ranks = ranks}, self, gpus.get()));
         trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 7));
         const data::Sampler sampler = harness.sampler(options);
         body(rank, [&] { trainer->step(harness.tokens(), sampler); });

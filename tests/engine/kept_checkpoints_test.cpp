@@ -77,7 +77,7 @@ class KeptByFour : public testing::Test {
       nvme_swap::StoreOptions store;
       store.directories = {state / std::to_string(ranks.rank)};
       std::filesystem::create_directories(store.directories[0]);
-      const auto trainer = harness_.make_rank(options, store, ranks, self);
+      const auto trainer = harness_.make_rank(options, store, {.job = self, .ranks = ranks});
       trainer->initialize(
           model::RandomInitializer(harness_.config(), trainer->layout(), options.seed));
       const RunConfig config{.id = RunId{{1, ranks.rank}},
@@ -110,7 +110,7 @@ TEST_F(KeptByFour, AreContinuedByAnyNumberOfRanksWithTheBitsOfOne) {
     rank.keep_step();
     ASSERT_TRUE(rank.kept.finish(rank.trainer, rank.config));
   });
-  EXPECT_EQ(RunReader(checkpoint(2)).saved().ranks().count, kRanks);
+  EXPECT_EQ(RunReader(checkpoint(2)).saved().grid().ranks(), kRanks);
   const plan::Ranks one{.sums = plan::SumOrder::fixed};
   const Outcome whole = harness_.train_job({.ranks = one}).outcome;
   for (const std::uint32_t count : {1U, 2U, 3U, 8U}) {

@@ -16,7 +16,8 @@ SECONDS = 30  # within which a job ends whose rank has died
 # After so many steps at most a job that has begun to train is killed: there is always a run left.
 STEPS_PER_KILL = 12
 WAYS = [(2, config(1, save_every=7)),
-        (3, config(3, batch=6, save_every=5, state_home="host", commit_every=3))]
+        (3, config(3, batch=6, save_every=5, state_home="host", commit_every=3)),
+        (4, config(3, batch=4, save_every=7) | {"pipeline": {"stages": 2}})]
 
 
 def processes_below(process):

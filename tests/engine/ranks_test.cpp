@@ -68,20 +68,23 @@ TEST(RanksOfANode, HaveTheSameBitsWithASecondCopyOfParameters) {
   }
 }
 
-/// The steps of two ranks and what they vote on around each, with state that leaves memory.
+/// The steps of two ranks, or of two stages of a pipeline, and what they vote on around each step,
+/// with state that leaves memory.
 TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
-  RanksHarness harness(tiny_gpt2(1));
-  for (const plan::Sharding sharding : kShardings) {
+  RanksHarness harness(tiny_llama(1));
+  std::vector<Job> jobs{{.pipeline = {.stages = 2}}};
+  for (const plan::Sharding s : kShardings) jobs.push_back({.ranks = {.count = 2, .sharding = s}});
+  for (const Job& job : jobs) {
     const std::filesystem::path run = harness.new_run();
     comm::ThreadGroup(2).run([&](comm::Communicator& self) {
-      const plan::Ranks ranks{.count = 2, .rank = self.rank().value(), .sharding = sharding};
-      config::TrainOptions options = options_of_ranks(ranks.count, ranks.sums);
+      const RankOfJob rank = rank_of_job(job, self);
+      config::TrainOptions options = options_of_job(job);
       options.state_home = config::StateHome::nvme;
       nvme_swap::StoreOptions store;
-      store.directories = {run / std::to_string(ranks.rank)};
+      store.directories = {run / std::to_string(self.rank().value())};
       std::filesystem::create_directories(store.directories[0]);
-      const auto trainer = harness.make_rank(options, store, ranks, self);
+      const auto trainer = harness.make_rank(options, store, rank);
       trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
       const data::Sampler sampler = harness.sampler(options);
       Votes votes(&self);

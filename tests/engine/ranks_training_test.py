@@ -23,6 +23,28 @@ class Training(JobTest):
             self.assertTrue((folder / "manifest.json").exists())
             self.assertFalse((folder / "metrics.jsonl").exists())
 
+    def test_a_pipeline_has_the_metrics_of_one_rank(self):
+        def options(zero, stages, **own):
+            return config(zero, batch=4, eval_every=1, **own) | {"pipeline": {"stages": stages}}
+
+        chunks = {"pipeline_schedule": "interleaved", "pipeline_chunks": 2}
+        self.succeed("one", options(0, 1), 6, ranks=1)
+        expected = self.metrics("one")
+        grids = {"1f1b": (options(0, 2), 2), "zero3": (options(3, 2), 4)}
+        for name, (options_of_grid, ranks) in grids.items():
+            with self.subTest(grid=name):
+                self.succeed(name, options_of_grid, 3, ranks=ranks)
+                self.succeed(name, options_of_grid, 6, "--resume", ranks=ranks)
+                self.assertEqual(self.metrics(name), expected)
+        self.assertEqual(self.weights("zero3"), self.weights("one"))
+        self.succeed("one", options(0, 1), 8, "--resume", ranks=1)
+        self.succeed("apart", options(0, 3), 8, "--from", self.path / "zero3", ranks=3)
+        self.assertEqual(self.metrics("apart"), self.metrics("one")[-2:])
+        self.fail_with("spillway.pipeline_chunks: 1 in the run, 2 now", "1f1b",
+                       options(0, 2, **chunks), 9, "--resume")
+        self.fail_with("pipeline.stages is 3, which does not divide the number of ranks, 2",
+                       "new", options(0, 3), 1)
+
     def test_a_job_goes_on_from_the_last_step_that_every_rank_has_committed(self):
         options = config(1, eval_every=1)
         self.succeed("whole", options, 9)

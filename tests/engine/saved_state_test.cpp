@@ -97,7 +97,7 @@ TEST(SavedStateOfRanks, KeepsEveryValueInAFormatThatHoldsIt) {
     const JobOutcome three = harness.train_job(job);
     const SavedState before = open(four.saved), after = open(three.saved);
     EXPECT_TRUE(after.state() == before.state());
-    EXPECT_EQ(after.ranks().count, 3U);
+    EXPECT_EQ(after.grid().ranks(), 3U);
     for (std::uint32_t block = 0; block < before.blocks().size(); ++block) {
       std::vector<float> expected = values_of(before, block), actual = values_of(after, block);
       const std::size_t masters = before.blocks()[block].value();

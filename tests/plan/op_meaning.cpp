@@ -40,6 +40,8 @@ class Meaning {
       case OpKind::reduce_scatter:
       case OpKind::all_reduce:
       case OpKind::all_to_all: collective(); break;
+      case OpKind::send:
+      case OpKind::receive: message(); break;
     }
     return std::move(needs_);
   }
@@ -91,6 +93,14 @@ class Meaning {
     if (op_.kind != meant) return;  // no needs: what it declares is wrong
     reads({ValueKind::gradient, op_.block, 0, op_.round});
     writes(own_gradient());
+  }
+
+  /// What passes between stages goes forth or back; which of them the value says.
+  void message() {
+    const bool sends = op_.kind == OpKind::send;
+    const bool forward = sends ? w_.runs(op_.block) : !w_.runs(op_.block);
+    const ValueKind kind = forward ? ValueKind::activation : ValueKind::activation_gradient;
+    needs_.insert({here(kind, op_.block), !sends});
   }
 
   void parameters() {
@@ -164,6 +174,7 @@ class Meaning {
     if (w_.tied_head) reads({ValueKind::parameters, tied});
     reads(here(ValueKind::activation, head - 1, tiles_of(head - 1) - 1));
     reads(here(ValueKind::tokens, 0));
+    if (!w_.runs(0)) writes(here(ValueKind::tokens, 0));
     const bool scans = w_.tiled && !with_gradient;
     if (scans) {
       if (part() > 0) reads(here(ValueKind::scanned, head, part() - 1));

@@ -67,6 +67,12 @@ std::string wrong_range(const Op& op, const Access& access, const std::vector<Ti
   return access.buffer == whole ? "" : fmt::format("it uses {}", to_text(access.buffer));
 }
 
+/// Rounds in flight lie beside each other, each with its micro-batches.
+std::uint32_t place_in_flight(const Workload& w, std::uint32_t layer, const Value& value) {
+  const std::uint32_t rounds = w.stage.in_flight;
+  return (layer * rounds + value.round % rounds) * w.micro_batches + value.micro_batch;
+}
+
 /// Values with a place of their own lie where the placement says.
 std::string wrong_place(const Access& access, const RunOf& run, const std::vector<Tile>& tiles) {
   const Workload& w = run.workload;
@@ -100,7 +106,7 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
     case PoolKind::host_boundaries:
     case PoolKind::disk_boundaries: {
       const Tier tier = run.placement.blocks[w.first_block(value.of)].output;
-      fits = at.first == value.of * w.micro_batches + value.micro_batch && tier == tier_of(at.pool);
+      fits = at.first == place_in_flight(w, value.of, value) && tier == tier_of(at.pool);
       break;
     }
     case PoolKind::kept_activations:
@@ -109,7 +115,7 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
       const std::uint32_t first = w.tiled ? w.first_block(value.of) : value.of;
       const bool empty = w.blocks[first].saved_bytes == Bytes{};
       const std::optional<Tier> saved = run.placement.blocks[first].saved;
-      fits = at.first == first * w.micro_batches + value.micro_batch && saved &&
+      fits = at.first == place_in_flight(w, first, value) && saved &&
              (empty ? Tier::device : *saved) == tier_of(at.pool);
       break;
     }

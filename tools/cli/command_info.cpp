@@ -42,7 +42,7 @@ ordered_json run_info(const fs::path& path) {
           {"skipped", state.skipped},
           {"loss_scale", state.loss_scale.scale},
           {"windows_drawn", state.cursor},
-          {"ranks", reader.saved().ranks().count},
+          {"ranks", reader.saved().grid().ranks()},
           {"data", reader.config().data},
           {"compute", name_of(reader.config().options.compute)},
           {"kept_checkpoints", engine::KeptCheckpoints::steps(engine::RunDirectory(path))},

@@ -87,8 +87,50 @@ void widen_attention(const model::ModelConfig& config, MadePlan& made) {
                                                      made.placement, made.budgets.device);
   if (scores == model::cuda::kScoreGradients) return;
   const engine::ModelRuntime sizes = engine::make_model_sizes(config, made.options, scores);
-  made.workload =
-      engine::make_workload(config, *sizes.transformer, made.options, made.workload.ranks);
+  made.workload = engine::of_stage(
+      engine::make_workload(config, *sizes.transformer, made.options, made.workload.ranks),
+      made.options, made.workload.stage.index);
+}
+
+/// Places the work of a rank, whose workload, budgets and profile are known.
+void place(const model::ModelConfig& config, const plan::Placement& fitting, MadePlan& made) {
+  const plan::PlacementRequest placing = engine::placement_request(made.options);
+  const plan::PlannedStep step =
+      plan::fastest_placement(made.workload, made.budgets, placing, made.profile, fitting);
+  made.placement = step.placement;
+  made.prediction = step.prediction;
+  made.prediction.step_seconds *= made.workload.stage.stretch;
+  widen_attention(config, made);
+  made.cuts = plan::report_cuts(made.workload, made.budgets, placing, made.profile, step);
+}
+
+/// Says what a stage of a pipeline has, and how long it takes for it.
+std::string text_of_stage(const MadePlan& made) {
+  const plan::Stage& stage = made.workload.stage;
+  std::vector<std::string> layers;
+  layers.reserve(stage.chunks.size());
+  for (const plan::BlockRange& range : stage.chunks) {
+    layers.push_back(fmt::format("{} to {}", range.first, range.end - 1));
+  }
+  return fmt::format("stage {} of {}: layers {}, {} round(s) in flight, predicted {:.4g} s a step",
+                     stage.index, stage.count, fmt::join(layers, ", "), stage.in_flight,
+                     made.prediction.step_seconds);
+}
+
+/// Plans each stage of a pipeline, and returns the one whose step is the longest.
+MadePlan plan_longest_stage(const model::ModelConfig& config, const plan::Workload& whole,
+                            const MadePlan& made, const Note& note) {
+  MadePlan longest;
+  for (std::uint32_t stage = 0; stage < made.options.pipeline.stages; ++stage) {
+    MadePlan of_stage = made;
+    of_stage.workload = engine::of_stage(whole, made.options, stage);
+    place(config, engine::place(config, of_stage.options, of_stage.workload, of_stage.budgets),
+          of_stage);
+    note(text_of_stage(of_stage));
+    const bool longer = of_stage.prediction.step_seconds > longest.prediction.step_seconds;
+    if (stage == 0 || longer) longest = std::move(of_stage);
+  }
+  return longest;
 }
 
 }  // namespace
@@ -122,20 +164,19 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
                          .nvme = made.machine->capacity.nvme};
   };
   for (const std::string& line : engine::choose_automatic(options, config, budgets_for)) note(line);
-  const plan::Ranks ranks = engine::ranks_of(options, request.nodes.ranks);
+  const plan::Grid grid = engine::grid_of(options, request.nodes.ranks);
+  const plan::Ranks ranks = engine::ranks_of(options, grid.replicas);
   made.workload = engine::make_workload(config, options, ranks);
   made.budgets = budgets_for(options, made.workload);
+  if (grid.stages > 1) {  // of a machine that is described
+    made.profile = bench::profile_for(*made.machine, config, made.workload, options);
+    return plan_longest_stage(config, made.workload, made, note);
+  }
   const plan::Placement fitting = engine::place(config, options, made.workload, made.budgets);
   made.profile =
       made.machine ? bench::profile_for(*made.machine, config, made.workload, options)
                    : measured_profile(request, options, made.workload, made.budgets, fitting, note);
-  const plan::PlacementRequest placing = engine::placement_request(options);
-  const plan::PlannedStep step =
-      plan::fastest_placement(made.workload, made.budgets, placing, made.profile, fitting);
-  made.placement = step.placement;
-  made.prediction = step.prediction;
-  widen_attention(config, made);
-  made.cuts = plan::report_cuts(made.workload, made.budgets, placing, made.profile, step);
+  place(config, fitting, made);
   return made;
 }
 

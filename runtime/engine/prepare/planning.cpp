@@ -14,6 +14,7 @@
 #include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/remedies.hpp"
 #include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/pipeline/stages.hpp"
 #include "runtime/plan/placement/choose.hpp"
 
 namespace spillway::engine {
@@ -36,6 +37,16 @@ void check_step_size(const config::TrainOptions& options, const model::ModelConf
         fmt::format("gradient_accumulation_steps {} is more than the {} that can be planned for {} "
                     "layers; use a larger train_micro_batch_size_per_gpu",
                     options.gradient_accumulation_steps, most, config.layers));
+}
+
+plan::PipelineSchedule schedule_of(config::PipelineSchedule schedule) {
+  switch (schedule) {
+    case config::PipelineSchedule::naive: return plan::PipelineSchedule::naive;
+    case config::PipelineSchedule::f_then_b: return plan::PipelineSchedule::f_then_b;
+    case config::PipelineSchedule::one_f_one_b: break;
+    case config::PipelineSchedule::interleaved: return plan::PipelineSchedule::interleaved;
+  }
+  return plan::PipelineSchedule::one_f_one_b;
 }
 
 }  // namespace
@@ -68,6 +79,27 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config) {
 plan::Workload make_workload(const model::ModelConfig& config, const config::TrainOptions& options,
                              const plan::Ranks& ranks) {
   return make_workload(config, *make_model_sizes(config, options).transformer, options, ranks);
+}
+
+plan::Grid grid_of(const config::TrainOptions& options, std::uint32_t ranks) {
+  const std::uint32_t stages = options.pipeline.stages;
+  check(ranks % stages == 0, ErrorCode::invalid_argument,
+        fmt::format("pipeline.stages is {0}, which does not divide the number of ranks, {1}; start "
+                    "the program on {0}, {2}, ... ranks, as with mpirun -n {0}",
+                    stages, ranks, 2 * std::uint64_t{stages}));
+  return {.stages = stages, .replicas = ranks / stages};
+}
+
+plan::Workload of_stage(plan::Workload whole, const config::TrainOptions& options,
+                        std::uint32_t stage) {
+  const auto [stages, chunks, schedule] = options.pipeline;
+  if (stages == 1) return whole;
+  return workload_of_stage(whole,
+                           {.schedule = schedule_of(schedule),
+                            .stages = stages,
+                            .rounds = whole.rounds,
+                            .chunks = chunks},
+                           stage);
 }
 
 plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count) {
@@ -107,11 +139,12 @@ plan::Placement place(const model::ModelConfig& config, const config::TrainOptio
   const plan::Shortage shortage = std::get<plan::Shortage>(choice);
 
   const bool of_device = shortage.tier == Tier::device;
-  check(workload.ranks.count == 1, ErrorCode::does_not_fit,
+  const std::uint32_t ranks = workload.ranks.count * workload.stage.count;
+  check(ranks == 1, ErrorCode::does_not_fit,
         fmt::format("does not fit: {} memory of each of {} ranks needs at least {} and the budget "
                     "is {}; use more ranks, {}a smaller micro-batch or a shorter state_format",
-                    plan::name_of(shortage.tier), workload.ranks.count,
-                    format_bytes(shortage.needed), format_bytes(shortage.budget),
+                    plan::name_of(shortage.tier), ranks, format_bytes(shortage.needed),
+                    format_bytes(shortage.budget),
                     workload.gathers() ? "" : "zero_optimization.stage 3, "));
   const std::optional<Bytes> asked = of_device ? options.device_memory : options.host_memory;
   const bool of_host_memory =

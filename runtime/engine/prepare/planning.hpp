@@ -9,6 +9,7 @@
 #include "runtime/config/train_options.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/pipeline/grid.hpp"
 #include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/workload.hpp"
 
@@ -28,8 +29,16 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config);
                                            const config::TrainOptions& options,
                                            const plan::Ranks& ranks = {});
 
-/// Returns what the first of `count` ranks is, with the stage of ZeRO and the order of sums that
-/// the options name.
+/// Returns how so many ranks share out the work. Throws `Error{invalid_argument}` if they do not
+/// divide into the stages of a pipeline that the options name.
+[[nodiscard]] plan::Grid grid_of(const config::TrainOptions& options, std::uint32_t ranks);
+
+/// Returns what of a workload the stage has that the options cut it into: all, if there is one.
+[[nodiscard]] plan::Workload of_stage(plan::Workload whole, const config::TrainOptions& options,
+                                      std::uint32_t stage);
+
+/// Returns what the first of `count` ranks is, of one stage, with the stage of ZeRO and the order
+/// of sums that the options name.
 [[nodiscard]] plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count);
 
 /// Returns the folders in which the run keeps its swap files: `options.nvme`, or RUN/state.

@@ -36,8 +36,8 @@ plan::Workload make_workload(const model::ModelConfig& config,
   workload.constant_bytes = transformer.constant_bytes();
   workload.tokens = std::uint64_t{options.micro_batch} * options.context;
   workload.token_bytes = Bytes{2 * workload.tokens * sizeof(std::int32_t)};
-  const bool fixed = options.sum_order == config::SumOrder::fixed;
-  workload.rounds = fixed ? options.gradient_accumulation_steps : options.rounds;
+  const bool by_one = options.sum_order == config::SumOrder::fixed || options.pipeline.stages > 1;
+  workload.rounds = by_one ? options.gradient_accumulation_steps : options.rounds;
   workload.micro_batches = options.gradient_accumulation_steps / workload.rounds;
   return workload;
 }
@@ -91,6 +91,7 @@ plan::PlacementRequest placement_request(const config::TrainOptions& options) {
   plan::PlacementRequest request;
   request.state = tier_of(options.state_home);
   request.activations = tier_of(options.activations);
+  if (options.pipeline.stages > 1) request.activations = plan::Tier::device;
   if (options.residency != config::Residency::automatic) {
     request.resident = options.residency == config::Residency::all;
   }

@@ -66,17 +66,11 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
       if (op.copied == plan::kStageState) return stage_state(op, stream);
       if (op.copied == plan::kKeepParams) return keep_secondary(op, stream);
       return copy(op, stream);
-    case OpKind::forward: {
-      const OpMemory memory = memory_of(op);
-      if (memory.writes(ValueKind::tokens)) {
-        // Token ids are far below one block's parameters; they ride in the compute stream's order.
-        stream.upload(memory.device(memory.write(ValueKind::tokens)),
-                      memory.host(memory.read(ValueKind::tokens)));
-      }
+    case OpKind::forward:
+      upload_tokens(op, stream);
       return stream.submit([this, &op] { forward(op); });
-    }
     case OpKind::backward: return stream.submit([this, &op] { backward(op); });
-    case OpKind::loss: return stream.submit([this, &op] { loss(op); });
+    case OpKind::loss: upload_tokens(op, stream); return stream.submit([this, &op] { loss(op); });
     case OpKind::accumulate: return stream.submit([this, &op] { round_gradient(op); });
     case OpKind::grad_norm: return stream.submit([this, &op] { device_norm(op); });
     case OpKind::update: return stream.submit([this, &op] { device_update(op); });
@@ -84,10 +78,20 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::reduce_scatter:
     case OpKind::all_reduce:
     case OpKind::all_to_all: return collective(op, stream);
+    case OpKind::send:
+    case OpKind::receive:
     case OpKind::checksum:
     case OpKind::commit: break;
   }
   SPILLWAY_ASSERT(false && "no stream runs this kind of op");
+}
+
+/// Token ids are far below one block's parameters; they ride in the compute stream's order.
+void OpActions::upload_tokens(const Op& op, offload::Stream& stream) const {
+  const OpMemory memory = memory_of(op);
+  if (!memory.writes(ValueKind::tokens)) return;
+  stream.upload(memory.device(memory.write(ValueKind::tokens)),
+                memory.host(memory.read(ValueKind::tokens)));
 }
 
 /// Copies as many bytes as the op says from a buffer to one in the other tier.
@@ -163,6 +167,8 @@ Ticket OpActions::start(const Op& op) {
     case OpKind::reduce_scatter:
     case OpKind::all_reduce:
     case OpKind::all_to_all: return collective(op);
+    case OpKind::send:
+    case OpKind::receive: return message(op);
     case OpKind::loss: break;
   }
   SPILLWAY_ASSERT(false && "no worker runs this kind of op");

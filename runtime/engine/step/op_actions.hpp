@@ -43,6 +43,7 @@ struct OpResources {
   std::vector<BlockGroups> groups;      ///< by block
   ExternalPasses* passes = nullptr;     ///< null where no plan has passes of another framework
   comm::Communicator* ranks = nullptr;  ///< null where there is one
+  comm::Communicator* line = nullptr;   ///< of the stages of a pipeline; else null
   comm::DeviceCommunicator* gpu_ranks = nullptr;  ///< the same on a GPU's memory; else null
   comm::Communicator* node_ranks = nullptr;  ///< null where no node keeps parameters (plan::Ranks)
   comm::DeviceCommunicator* gpu_node_ranks = nullptr;  ///< the same on a GPU's memory; else null
@@ -137,8 +138,10 @@ class OpActions final : public OpPerformer {
     std::span<std::byte> target;
   };
   [[nodiscard]] Collective buffers_of(const plan::Op& op) const;
+  void upload_tokens(const plan::Op& op, offload::Stream& stream) const;
   void collective(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket collective(const plan::Op& op);
+  [[nodiscard]] Ticket message(const plan::Op& op);
   void copy(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket copy(const plan::Op& op);
   void keep_secondary(const plan::Op& op, offload::Stream& stream);

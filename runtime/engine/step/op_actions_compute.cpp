@@ -30,15 +30,23 @@ Arguments OpActions::common_arguments(const Op& op) const {
   return arguments;
 }
 
+namespace {
+
+/// Returns the tokens and targets on the device, which the op may have brought itself.
+offload::DeviceSpan<std::int32_t> tokens_of(const OpMemory& memory) {
+  const bool brings = memory.writes(ValueKind::tokens);
+  return memory.device(brings ? memory.write(ValueKind::tokens) : memory.read(ValueKind::tokens))
+      .as<std::int32_t>();
+}
+
+}  // namespace
+
 model::ForwardArguments OpActions::forward_arguments(const Op& op) const {
   const OpMemory memory = memory_of(op);
   const std::uint32_t layer = resources_.workload.layer_of(op.block);
   auto arguments = common_arguments<model::ForwardArguments>(op);
   if (layer == 0) {
-    const bool uploads = memory.writes(ValueKind::tokens);
-    const auto tokens =
-        memory.device(uploads ? memory.write(ValueKind::tokens) : memory.read(ValueKind::tokens))
-            .as<std::int32_t>();
+    const auto tokens = tokens_of(memory);
     arguments.tokens = tokens.subspan(0, tokens.size() / 2);
   }
   // A tile that recomputes writes no output.
@@ -106,7 +114,7 @@ void OpActions::loss(const Op& op) {
   const plan::Workload& workload = resources_.workload;
   const std::uint32_t layer = workload.head_layer();
   const std::uint32_t tied = workload.tiled ? op.block : 0;
-  const auto tokens = memory.device(memory.read(ValueKind::tokens)).as<std::int32_t>();
+  const auto tokens = tokens_of(memory);
   auto arguments = common_arguments<model::LossArguments>(op);
   if (workload.tied_head) {
     arguments.tied_parameters =

@@ -36,6 +36,15 @@ Ticket OpActions::collective(const Op& op) {
   }
 }
 
+/// Brings an activation or its gradient from one stage of a pipeline to another.
+Ticket OpActions::message(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const auto at = memory.device(memory.message(), op.bytes);
+  const std::span<std::byte> bytes{at.address(), at.size()};
+  if (op.kind == OpKind::send) return resources_.line->send(bytes, Rank{op.peer});
+  return resources_.line->receive(bytes, Rank{op.peer});
+}
+
 /// The device's memory is a GPU's.
 void OpActions::collective(const Op& op, offload::Stream& stream) {
   const Collective buffers = buffers_of(op);

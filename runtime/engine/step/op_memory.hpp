@@ -47,6 +47,11 @@ class OpMemory {
   /// Returns the only buffer that a copy reads, or writes.
   [[nodiscard]] plan::Buffer source() const { return only(Use::reads); }
   [[nodiscard]] plan::Buffer target() const { return only(Use::writes); }
+  /// Returns the only buffer of a message between stages.
+  [[nodiscard]] plan::Buffer message() const {
+    SPILLWAY_ASSERT(accesses_.size() == 1);
+    return accesses_[0].buffer;
+  }
 
  private:
   enum class Use : std::uint8_t { reads, writes };

@@ -6,6 +6,7 @@
 
 #include "offload/host/host_backend.hpp"
 #include "runtime/base/log.hpp"
+#include "runtime/plan/pipeline/stages.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -38,7 +39,7 @@ Overtaken::Overtaken(const std::filesystem::path& state)
                         state.string())) {}
 
 std::uint32_t saved_ranks(const nvme_swap::StoreOptions& first) {
-  return decode_ranks(nvme_swap::CommittedTiles(first).commit().payload).count;
+  return decode_part(nvme_swap::CommittedTiles(first).commit().payload).grid.ranks();
 }
 
 SavedState::SavedState(const SavedShape& shape, const std::vector<nvme_swap::StoreOptions>& stores)
@@ -52,6 +53,7 @@ SavedState::SavedState(const SavedShape& shape, const std::vector<nvme_swap::Sto
       make_slots(rank);
     });
   }
+  check_whole();
   Bytes largest;
   for (const Shard& shard : shards_) {
     for (std::uint32_t tile = 0; tile < shard.slots.tiles().size(); ++tile) {
@@ -101,20 +103,22 @@ bool SavedState::overtaken() const {
 void SavedState::check_rank(std::uint32_t rank, std::size_t stores) {
   const Shard& shard = shards_[rank];
   const std::vector<std::byte>& record = shard.tiles->commit().payload;
-  const plan::Ranks recorded = decode_ranks(record);
+  const SavedPart part = decode_part(record);
   const TrainingState state = decode(record);
   const std::string where = fmt::format("{} holds step {} of rank {} of {}", shard.folder.string(),
-                                        state.step, recorded.rank, recorded.count);
-  check(recorded.count == stores && recorded.rank == rank, ErrorCode::corrupt_data,
+                                        state.step, part.rank, part.grid.ranks());
+  check(part.grid.ranks() == stores && part.rank == rank, ErrorCode::corrupt_data,
         fmt::format("{}, where that of rank {} of {} should be; give the folders of all ranks, in "
                     "their order",
                     where, rank, stores));
   if (rank == 0) {
-    workload_.ranks = recorded;
+    grid_ = part.grid;
+    workload_.ranks.count = grid_.replicas;
+    workload_.ranks.sharding = part.sharding;
     state_ = state;
     return;
   }
-  check(recorded.sharding == workload_.ranks.sharding, ErrorCode::corrupt_data,
+  check(part.grid == grid_ && part.sharding == sharding(), ErrorCode::corrupt_data,
         fmt::format("{}, which shares out another part of the state than rank 0 in {}", where,
                     shards_[0].folder.string()));
   check(state == state_, ErrorCode::corrupt_data,
@@ -132,12 +136,32 @@ void SavedState::make_slots(std::uint32_t rank) {
     }
   }
   Shard& shard = shards_[rank];
-  workload_.ranks.rank = rank;
-  shard.slots = {shape_.format, plan::make_tiles(workload_, shape_.tile_parameters)};
+  plan::Workload own = workload_;
+  own.ranks.rank = grid_.replica_of(rank);
+  own.stage.chunks = decode_part(shard.tiles->commit().payload).layers;
+  plan::empty_other_stages(own);
+  shard.slots = {shape_.format, plan::make_tiles(own, shape_.tile_parameters), own.blocks.size()};
+  const std::uint32_t stage = grid_.stage_of(rank);
+  stage_of_.resize(own.blocks.size());
+  for (std::uint32_t block = 0; block < own.blocks.size(); ++block) {
+    if (!own.runs(block)) continue;
+    check(stage_of_[block].value_or(stage) == stage, ErrorCode::corrupt_data,
+          fmt::format("{} holds block {}, and so does a rank of stage {}", shard.folder.string(),
+                      block, stage_of_[block].value_or(0)));
+    stage_of_[block] = stage;
+  }
   check(shard.tiles->layout().tiles == shard.slots.store_layout().tiles, ErrorCode::corrupt_data,
         fmt::format("{} holds step {} of another model, tile size or state format than the run's "
                     "configuration says",
                     shard.folder.string(), state_.step));
+}
+
+/// The stages of a pipeline have the blocks of the model among them.
+void SavedState::check_whole() const {
+  const auto missing = std::ranges::find_if(stage_of_, [](const auto& s) { return !s; });
+  check(missing == stage_of_.end(), ErrorCode::corrupt_data,
+        fmt::format("no rank of {} has block {} of the model", folder().string(),
+                    missing - stage_of_.begin()));
 }
 
 void SavedState::stage(std::uint32_t rank, std::uint32_t tile) const {
@@ -158,7 +182,8 @@ void SavedState::stage(std::uint32_t rank, std::uint32_t tile) const {
   staged_ = {rank, tile};
 }
 
-/// Calls `body(Piece)` with each part of the range staged, in order. In stage 0 rank 0 answers.
+/// Calls `body(Piece)` with each part of the range staged, in order. Where every replica has all,
+/// the first one answers.
 template <class Body>
 void SavedState::for_each_piece(BlockIndex block, ElementCount first, ElementCount count,
                                 const Body& body) const {
@@ -166,11 +191,12 @@ void SavedState::for_each_piece(BlockIndex block, ElementCount first, ElementCou
   const std::uint64_t saved = shard_size * workload_.shards();
   const std::uint64_t end = std::min((first + count).value(), saved);
   for (std::uint64_t at = first.value(); at < end;) {
-    const auto rank = static_cast<std::uint32_t>(at / shard_size);
+    const auto shard = static_cast<std::uint32_t>(at / shard_size);
+    const std::uint32_t rank = grid_.rank_of(*stage_of_[block.value()], shard);
     const StateSlots& slots = shards_[rank].slots;
     const std::uint64_t tile_size = shape_.tile_parameters.value();
     const auto tile = slots.tiles_of(plan::PoolKind::host_state, block.value()).first +
-                      static_cast<std::uint32_t>((at - rank * shard_size) / tile_size);
+                      static_cast<std::uint32_t>((at - shard * shard_size) / tile_size);
     const plan::Tile& t = slots.tiles()[tile];
     const std::uint64_t last = std::min(end, (t.first + t.count).value());
     stage(rank, tile);

@@ -59,8 +59,10 @@ class SavedState {
   SavedState(const SavedShape& shape, const std::vector<nvme_swap::StoreOptions>& stores);
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
-  /// Returns how many ranks saved it, and what of it each of them has.
-  [[nodiscard]] const plan::Ranks& ranks() const { return workload_.ranks; }
+  /// Returns the ranks that saved it.
+  [[nodiscard]] const plan::Grid& grid() const { return grid_; }
+  /// Returns what the replicas of a stage have of it.
+  [[nodiscard]] plan::Sharding sharding() const { return workload_.ranks.sharding; }
   [[nodiscard]] std::span<const ElementCount> blocks() const { return shape_.blocks; }
   /// Returns a folder that holds it: that of the first rank.
   [[nodiscard]] const std::filesystem::path& folder() const { return shards_[0].folder; }
@@ -93,13 +95,16 @@ class SavedState {
   [[nodiscard]] bool overtaken() const;
   void check_rank(std::uint32_t rank, std::size_t stores);
   void make_slots(std::uint32_t rank);
+  void check_whole() const;
   template <class Body>
   void for_each_piece(BlockIndex block, ElementCount first, ElementCount count,
                       const Body& body) const;
   void stage(std::uint32_t rank, std::uint32_t tile) const;
 
   SavedShape shape_;
-  plan::Workload workload_;  ///< its blocks and ranks alone
+  plan::Grid grid_;
+  plan::Workload workload_;                             ///< its blocks and ranks alone
+  std::vector<std::optional<std::uint32_t>> stage_of_;  ///< by block: what has it
   TrainingState state_;
   std::vector<Shard> shards_;  ///< by rank
   std::unique_ptr<offload::DeviceBackend> backend_;

@@ -95,7 +95,8 @@ void StateIo::write_parameters(std::uint32_t tile, std::span<std::byte> slot,
 void StateIo::upload_residents() {
   for (std::uint32_t block = 0; block < workload_.blocks.size(); ++block) {
     const plan::BlockCut& place = placement_.blocks[block];
-    if (!place.resident() || place.state == Tier::device) continue;
+    const bool of_another_stage = workload_.blocks[block].padded_parameters == ElementCount{};
+    if (of_another_stage || !place.resident() || place.state == Tier::device) continue;
     if (workload_.shares_updates()) {
       gather_residents(block);
       continue;

@@ -6,7 +6,7 @@
 
 namespace spillway::engine {
 
-StateSlots::StateSlots(StateFormat format, std::vector<plan::Tile> tiles)
+StateSlots::StateSlots(StateFormat format, std::vector<plan::Tile> tiles, std::size_t blocks)
     : format_(format), tiles_(std::move(tiles)), off_disk_(tiles_.size()) {
   layouts_.reserve(tiles_.size());
   for (std::uint32_t i = 0; i < tiles_.size(); ++i) {
@@ -15,13 +15,14 @@ StateSlots::StateSlots(StateFormat format, std::vector<plan::Tile> tiles)
     // The plan counts what the kernels lay out.
     SPILLWAY_ASSERT(layout.bytes == plan::state_bytes(format, tile.count).value());
     SPILLWAY_ASSERT(layout.disk_bytes == plan::slot_bytes(format, tile.count).value());
-    while (first_tile_.size() <= tile.block) first_tile_.push_back(i);  // some may have no tiles
+    while (first_tile_.size() <= tile.block) first_tile_.push_back(i);
   }
-  first_tile_.push_back(static_cast<std::uint32_t>(tiles_.size()));
+  first_tile_.resize(blocks + 1, static_cast<std::uint32_t>(tiles_.size()));
 }
 
 StateSlots::StateSlots(const plan::Workload& workload, const plan::Placement& placement)
-    : StateSlots(placement.format, plan::make_tiles(workload, placement.tile_parameters)) {
+    : StateSlots(placement.format, plan::make_tiles(workload, placement.tile_parameters),
+                 workload.blocks.size()) {
   for (std::size_t i = 0; i < tiles_.size(); ++i) {
     const bool lives_there = placement.blocks[tiles_[i].block].state == plan::Tier::nvme;
     off_disk_[i] = !placement.commits && !lives_there;

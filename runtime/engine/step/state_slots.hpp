@@ -19,7 +19,8 @@ namespace spillway::engine {
 class StateSlots {
  public:
   StateSlots() = default;
-  StateSlots(StateFormat format, std::vector<plan::Tile> tiles);
+  /// `tiles` are of so many blocks, of which some may have none.
+  StateSlots(StateFormat format, std::vector<plan::Tile> tiles, std::size_t blocks);
   /// Does the same, with room on disk only for the tiles that go there.
   StateSlots(const plan::Workload& workload, const plan::Placement& placement);
 

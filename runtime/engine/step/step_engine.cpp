@@ -8,6 +8,7 @@
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/step/node_ranks.hpp"
+#include "runtime/engine/training_state.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -34,13 +35,18 @@ std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime&
   return decay_groups(model.transformer->layout(), setup.workload, setup.options.decay);
 }
 
+void check_group(const comm::Communicator* group, std::uint32_t count, std::uint32_t index) {
+  SPILLWAY_ASSERT((group != nullptr) == (count > 1));
+  SPILLWAY_ASSERT(group == nullptr || (group->ranks() == count && group->rank().value() == index));
+}
+
 void check_ranks(const EngineSetup& setup) {
-  SPILLWAY_ASSERT((setup.ranks != nullptr) == (setup.workload.ranks.count > 1));
+  const SavedPart part = part_of(setup.workload);
+  check_group(setup.job, part.grid.ranks(), part.rank);
+  check_group(setup.ranks, setup.workload.ranks.count, setup.workload.ranks.rank);
+  check_group(setup.line, setup.workload.stage.count, setup.workload.stage.index);
   const bool on_gpus = setup.ranks != nullptr && setup.options.device == config::DeviceKind::cuda;
   SPILLWAY_ASSERT((setup.gpu_ranks != nullptr) == on_gpus);
-  if (setup.ranks == nullptr) return;
-  SPILLWAY_ASSERT(setup.ranks->ranks() == setup.workload.ranks.count &&
-                  setup.ranks->rank().value() == setup.workload.ranks.rank);
 }
 
 }  // namespace
@@ -57,7 +63,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
       slots_(setup_.workload, setup_.placement),
       memory_(std::make_unique<Memory>(std::move(pools), *backend_)) {
   check_ranks(setup_);
-  if (setup_.ranks != nullptr) setup_.ranks->wake_with(&wake_);
+  if (setup_.job != nullptr) setup_.job->wake_with(&wake_);
   if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());
   open_store();
   open_activation_store();
@@ -81,6 +87,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .groups = groups_of(setup_, model),
                   .passes = setup_.passes,
                   .ranks = setup_.ranks,
+                  .line = setup_.line,
                   .gpu_ranks = setup_.gpu_ranks,
                   .node_ranks = node_ranks_.get(),
                   .gpu_node_ranks = gpu_node_ranks_.get()});
@@ -88,7 +95,7 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
 
 /// The group of the ranks outlives what it notifies.
 StepEngine::~StepEngine() {
-  if (setup_.ranks != nullptr) setup_.ranks->wake_with(nullptr);
+  if (setup_.job != nullptr) setup_.job->wake_with(nullptr);
 }
 
 Bytes StepEngine::sent_on_node() const {

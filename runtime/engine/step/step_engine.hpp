@@ -38,8 +38,10 @@ struct EngineSetup {
   /// Says by block what no model says, where another framework runs the passes.
   std::vector<BlockGroups> groups{};
   ExternalPasses* passes = nullptr;  ///< of that framework
-  /// Is this rank's end of `workload.ranks`, where there are several; it outlives the engine.
-  comm::Communicator* ranks = nullptr;
+  /// These are ends of this rank; each outlives the engine, and is null for a group of one.
+  comm::Communicator* job = nullptr;    ///< of all ranks
+  comm::Communicator* ranks = nullptr;  ///< of `workload.ranks`
+  comm::Communicator* line = nullptr;   ///< of the stages of a pipeline, by their index
   /// Is the same on the memory of GPUs, where `options` choose one; it outlives the engine too.
   comm::DeviceCommunicator* gpu_ranks = nullptr;
 };

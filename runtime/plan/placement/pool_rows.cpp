@@ -39,6 +39,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
            bool lands) {
   const Workload& w = sizes.workload();
   const std::uint64_t m = w.micro_batches;
+  const std::uint64_t in_flight = w.micro_batches_in_flight();
   const std::uint64_t passes = m * w.rounds;
   const Bytes one = w.boundary_bytes;
   const Bytes losses{sizeof(double) * passes};
@@ -74,7 +75,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
       if (w.ranks.count > 1) return row(lands ? p.gradient_slots : 0, received(w, largest_shard));
       return lands ? gradients(w.compute) : Row{};
     case PoolKind::tied_accumulators: return tied_accumulators(w);
-    case PoolKind::boundary_gradients: return row(passes_slots ? 0 : m, one);
+    case PoolKind::boundary_gradients: return row(passes_slots ? 0 : in_flight, one);
     case PoolKind::boundary_slots: return row(device_boundary_slots(w, p), one);
     // Backward writes an output again that nobody reads, and that may have no place here.
     case PoolKind::recomputed_boundary: return row(passes_slots && !w.tiled, one);
@@ -87,7 +88,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::between_tiles: return row(m, w.carried_bytes);
     case PoolKind::workspace: return row(1, w.workspace_bytes);
     case PoolKind::constants: return row(1, w.constant_bytes);
-    case PoolKind::device_tokens: return row(m, w.token_bytes);
+    case PoolKind::device_tokens: return row(in_flight, w.token_bytes);
     case PoolKind::device_losses: return row(passes, Bytes{sizeof(double)});
     case PoolKind::logits: return row(1, w.logits_bytes);
     // The staging buffers also carry state to and from disk at commits and at start.

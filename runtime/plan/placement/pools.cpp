@@ -147,7 +147,7 @@ class PoolMaker {
       if (is_of_boundaries(pool) && w.first_block(w.layer_of(b)) != b) continue;
       const bool here = sizes_.has_share(pool, b, placement_.blocks[b]);
       const Bytes each = here ? sizes_.buffer_bytes(pool, b, {}) : Bytes{};
-      for (std::uint32_t m = 0; m < w.micro_batches; ++m) lay(at(pool), each);
+      for (std::uint32_t m = 0; m < w.micro_batches_in_flight(); ++m) lay(at(pool), each);
     }
   }
 
@@ -208,7 +208,8 @@ Bytes PoolSizes::saved(std::uint32_t block) const {
 bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& place) const {
   const auto boundary_is = [&](Tier home) {
     const Block& b = blocks_[block];
-    return b.starts_layer && boundary_home(place.output, b.feeds_head) == home;
+    return b.starts_layer && workload_->has_output(workload_->layer_of(block)) &&
+           boundary_home(place.output, b.feeds_head) == home;
   };
   switch (pool) {
     case PoolKind::resident_parameters: return place.resident() && !workload_->shares_updates();
@@ -269,7 +270,7 @@ Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount t
 /// Returns the size of all buffers in a block's share.
 Bytes PoolSizes::share(PoolKind pool, std::uint32_t block) const {
   if (is_of_micro_batches(pool)) {
-    return buffer_bytes(pool, block, {}) * std::uint64_t{workload_->micro_batches};
+    return buffer_bytes(pool, block, {}) * std::uint64_t{workload_->micro_batches_in_flight()};
   }
   if (is_of_whole_blocks(pool)) return buffer_bytes(pool, block, {});
   const ElementCount shard = workload_->shard_elements(block);

@@ -39,6 +39,7 @@ void Builder::restart(const Placement& placement) {
   held_.assign(workload_.micro_batches, {});
   ahead_.assign(workload_.blocks.size(), {});
   secondary_.assign(workload_.blocks.size(), false);
+  ahead_until_ = 1;  // the embedding's backward reads no parameters
   trains_ = false;
   staged_tile_.assign(placement_.state_slots, ~0U);
   staging_visits_ = record_visits_ = round_ = 0;
@@ -189,13 +190,7 @@ void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train,
     read_vectors(forward);
     Buffer input;
     if (layer == 0) {
-      const Buffer tokens{PoolKind::device_tokens, m};
-      if (begins) {
-        forward.read({PoolKind::host_tokens, pass_index(m)}, of_pass(ValueKind::tokens, m));
-        forward.write(tokens, of_pass(ValueKind::tokens, m));
-      } else {
-        forward.read(tokens, of_pass(ValueKind::tokens, m));
-      }
+      bring_tokens(forward, !begins);
     } else {
       if (again && begins) held_[m] = returning_activation(layer - 1, m);
       input = again ? held_[m] : passing_activation(layer - 1, m);
@@ -266,12 +261,14 @@ void Builder::round(std::uint32_t round) {
 
 void Builder::training() {
   if (workload_.external) return external_training();
+  if (!workload_.stage.chunks.empty()) return staged_training();
   trains_ = true;
   for (std::uint32_t r = 0; r < workload_.rounds; ++r) round(r);
   read_ahead();
 }
 
 void Builder::evaluation() {
+  if (!workload_.stage.chunks.empty()) return staged_evaluation();
   // In the order of training, whose pools it uses.
   const bool whole = placement_.order == WorkOrder::layer_major;
   const std::uint32_t at_once = whole ? workload_.micro_batches : 1;

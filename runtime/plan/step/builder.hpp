@@ -60,7 +60,14 @@ class Builder {
     return {pool, first_tile_[block], first_tile_[block + 1] - first_tile_[block]};
   }
   [[nodiscard]] Buffer of_micro_batch(PoolKind pool, std::uint32_t layer, std::uint32_t m) const {
-    return {pool, layer * workload_.micro_batches + m};
+    return {pool, layer * workload_.micro_batches_in_flight() + in_flight(m)};
+  }
+  /// Returns the place of a micro-batch of the round among those in flight.
+  [[nodiscard]] std::uint32_t in_flight(std::uint32_t m) const {
+    return round_ % workload_.stage.in_flight * workload_.micro_batches + m;
+  }
+  [[nodiscard]] Buffer device_tokens(std::uint32_t m) const {
+    return {PoolKind::device_tokens, in_flight(m)};
   }
   [[nodiscard]] std::uint32_t pass_index(std::uint32_t m) const {
     return round_ * workload_.micro_batches + m;
@@ -173,6 +180,7 @@ class Builder {
   // Passes.
   void visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again = false);
   void forward_layer(std::uint32_t layer, MicroBatches range, bool train, bool update_first);
+  void bring_tokens(OpDraft& draft, bool held) const;
   enum class LossPass : std::uint8_t { evaluation, scan /* before gradients */, gradient };
   void visit_loss(std::uint32_t block, MicroBatches range, LossPass pass);
   void visit_head(MicroBatches range, bool train);
@@ -180,6 +188,13 @@ class Builder {
   void backward_layer(std::uint32_t layer, MicroBatches range);
   void pass(MicroBatches range, bool update_first);
   void round(std::uint32_t round);
+
+  // Stages of a pipeline.
+  void staged_training();
+  void staged_evaluation();
+  void run_forward(const BlockRange& layers, bool train);
+  void run_backward(const BlockRange& layers);
+  void exchange(const StageStep& step);
   /// What a pass of another framework reads of a block.
   struct ExternalWeights {
     Buffer trained;
@@ -222,6 +237,7 @@ class Builder {
   std::vector<Buffer> held_;
   std::vector<std::optional<Buffer>> ahead_;  // by block: gathered for its backward
   std::vector<bool> secondary_;               // by block: the node has kept it in this step
+  std::uint32_t ahead_until_ = 1;             // the last block that is gathered ahead of backward
   bool trains_ = false;
   std::vector<std::uint32_t> staged_tile_;  // by staging buffer: the last tile in it
   std::uint32_t staging_visits_ = 0;        // of tiles that live on disk: `read_ahead` counts on it

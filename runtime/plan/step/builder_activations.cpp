@@ -68,7 +68,7 @@ Buffer Builder::passing_activation(std::uint32_t layer, std::uint32_t m) const {
 
 /// Returns where the gradient of the layer's output is for its backward.
 Buffer Builder::passing_gradient(std::uint32_t m) const {
-  if (placement_.boundary_slots == 0) return {PoolKind::boundary_gradients, m};
+  if (placement_.boundary_slots == 0) return {PoolKind::boundary_gradients, in_flight(m)};
   return passing_[m];
 }
 
@@ -88,7 +88,7 @@ Buffer Builder::place_for_output(std::uint32_t layer, std::uint32_t m) {
 }
 
 Buffer Builder::place_for_gradient(std::uint32_t m) {
-  if (placement_.boundary_slots == 0) return {PoolKind::boundary_gradients, m};
+  if (placement_.boundary_slots == 0) return {PoolKind::boundary_gradients, in_flight(m)};
   return take_free(PoolKind::boundary_slots);
 }
 

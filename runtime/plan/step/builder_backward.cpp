@@ -35,7 +35,7 @@ void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
     if (loads) held_[m] = returning_activation(layer - 1, m);
     const Buffer gradient = passing_gradient(m);
     if (embeds) {
-      backward.read({PoolKind::device_tokens, m}, of_pass(ValueKind::tokens, m));
+      backward.read(device_tokens(m), of_pass(ValueKind::tokens, m));
     } else {
       backward.read(weights, parameters(block));
       read_vectors(backward);

@@ -19,6 +19,14 @@ void Builder::meet_tiles_of_head(OpDraft& draft, std::uint32_t part, bool train)
   draft.write(between, made_by(ValueKind::scanned, layer, part, m));
 }
 
+/// `held`: the embedding has brought them to the device.
+void Builder::bring_tokens(OpDraft& draft, bool held) const {
+  const std::uint32_t m = draft.op.micro_batch;
+  if (held) return draft.read(device_tokens(m), of_pass(ValueKind::tokens, m));
+  draft.read({PoolKind::host_tokens, pass_index(m)}, of_pass(ValueKind::tokens, m));
+  draft.write(device_tokens(m), of_pass(ValueKind::tokens, m));
+}
+
 void Builder::visit_loss(std::uint32_t block, MicroBatches range, LossPass pass) {
   const std::uint32_t layer = workload_.head_layer();
   const auto [first, end] = workload_.loss_blocks();
@@ -44,7 +52,7 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, LossPass pass)
     read_vectors(loss);
     const Buffer input = passing_activation(layer - 1, m);
     loss.read(input, activation(layer - 1, m));
-    loss.read({PoolKind::device_tokens, m}, of_pass(ValueKind::tokens, m));
+    bring_tokens(loss, workload_.runs(0));
     if (workload_.logits_bytes > Bytes{}) {
       loss.write({PoolKind::logits}, of_pass(ValueKind::logits, m));
     } else if (!workload_.tiled || !train) {

@@ -65,8 +65,7 @@ Buffer Builder::gather_for_pass(std::uint32_t block) {
 void Builder::gather_ahead(std::uint32_t visited) {
   if (!workload_.gathers()) return;
   std::uint32_t slots = placement_.parameter_slots - 1;
-  // The embedding's backward reads no parameters.
-  for (std::uint32_t block = visited; block-- > 1 && slots-- > 0;) {
+  for (std::uint32_t block = visited; block-- > ahead_until_ && slots-- > 0;) {
     if (!ahead_[block]) ahead_[block] = gather_for_pass(block);
   }
 }

@@ -131,8 +131,10 @@ void Builder::append_commit() {
   append(commit);
 }
 
-/// Appends the pending update of a block, and its new parameters if they live on the device.
+/// Appends the pending update of a block, and its new parameters if they live on the device. A
+/// block of another stage has no tiles.
 void Builder::update_block(std::uint32_t block) {
+  if (first_tile_[block] == first_tile_[block + 1]) return;
   for (std::uint32_t tile = first_tile_[block]; tile < first_tile_[block + 1]; ++tile) {
     update_tile(tile);
   }

@@ -56,6 +56,8 @@ std::string_view name_of(OpKind kind) {
     case OpKind::reduce_scatter: return "reduce_scatter";
     case OpKind::all_reduce: return "all_reduce";
     case OpKind::all_to_all: return "all_to_all";
+    case OpKind::send: return "send";
+    case OpKind::receive: return "receive";
   }
   return "unknown";
 }

@@ -39,6 +39,9 @@ enum class OpKind : std::uint8_t {
   reduce_scatter,  ///< this rank's part of the sum
   all_reduce,      ///< the sum
   all_to_all,      ///< this rank's part of what each rank gives, one after the other
+  // Between the stages of a pipeline, which start them in one order.
+  send,
+  receive,
 };
 
 /// The last is of passes that another framework runs: whoever calls us says when each is over.
@@ -87,6 +90,7 @@ struct Op {
   Lane lane{};
   Copy copied{};                     ///< of a copy
   RankGroup group = RankGroup::all;  ///< of a collective
+  std::uint32_t peer = 0;            ///< the stage with which a send or a receive is
   std::uint32_t block = 0;
   std::uint32_t tile = 0;  ///< of the model, for tile ops
   std::uint32_t round = 0;

@@ -1,0 +1,115 @@
+#include "runtime/plan/pipeline/stages.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "runtime/base/error.hpp"
+#include "runtime/plan/pipeline/timeline.hpp"
+
+namespace spillway::plan {
+namespace {
+
+double flops_of(const Workload& workload, std::uint32_t layer) {
+  const BlockShape& block = workload.blocks[layer];
+  return block.forward_flops + block.backward_flops;
+}
+
+/// Returns the seconds of each stage's passes, were a FLOP a second.
+std::vector<StageSeconds> seconds_of(const Workload& workload, const Pipeline& pipeline,
+                                     const std::vector<BlockRange>& parts) {
+  std::vector<StageSeconds> seconds(pipeline.stages);
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    StageSeconds& stage = seconds[part % pipeline.stages];
+    double& forward = stage.forward.emplace_back(1);  // an embedding computes nothing
+    double& backward = stage.backward.emplace_back(1);
+    for (std::uint32_t layer = parts[part].first; layer < parts[part].end; ++layer) {
+      forward += workload.blocks[layer].forward_flops;
+      backward += workload.blocks[layer].backward_flops;
+    }
+  }
+  return seconds;
+}
+
+double busy_seconds(const std::vector<PassTime>& passes) {
+  double seconds = 0;
+  for (const PassTime& pass : passes) seconds += pass.end - pass.start;
+  return seconds;
+}
+
+}  // namespace
+
+std::vector<BlockRange> cut_layers(const Workload& workload, const Pipeline& pipeline) {
+  const std::uint32_t layers = workload.layers();
+  const std::uint32_t parts = pipeline.stages * pipeline.chunks;
+  check(layers >= parts, ErrorCode::invalid_argument,
+        fmt::format("{} layers, embedding and head counted, cannot be cut into {} parts; use fewer "
+                    "stages or chunks",
+                    layers, parts));
+  // least[p][l]: the longest of p parts of the layers from l on, at best; cut[p][l]: where the
+  // first of them ends then.
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  std::vector least(parts + 1, std::vector<double>(layers + 1, kNever));
+  std::vector cut(parts + 1, std::vector<std::uint32_t>(layers + 1));
+  least[0][layers] = 0;
+  for (std::uint32_t p = 1; p <= parts; ++p) {
+    for (std::uint32_t first = 0; first < layers; ++first) {
+      double part = 0;
+      for (std::uint32_t end = first + 1; end <= layers; ++end) {
+        part += flops_of(workload, end - 1);
+        const double longest = std::max(part, least[p - 1][end]);
+        if (longest >= least[p][first]) continue;
+        least[p][first] = longest;
+        cut[p][first] = end;
+      }
+    }
+  }
+  std::vector<BlockRange> ranges;
+  std::uint32_t first = 0;
+  for (std::uint32_t p = parts; p > 0; --p) {
+    const std::uint32_t end = cut[p][first];
+    ranges.push_back({first, end});
+    first = end;
+  }
+  return ranges;
+}
+
+void empty_other_stages(Workload& workload) {
+  for (std::uint32_t block = 0; block < workload.blocks.size(); ++block) {
+    if (workload.runs(workload.layer_of(block))) continue;
+    BlockShape empty;
+    empty.name = workload.blocks[block].name;
+    empty.layer = workload.blocks[block].layer;
+    workload.blocks[block] = std::move(empty);
+  }
+}
+
+Workload workload_of_stage(const Workload& workload, const Pipeline& pipeline,
+                           std::uint32_t stage) {
+  check(!workload.tiled, ErrorCode::not_supported,
+        "this version cuts no layers into tiles in a pipeline; remove spillway.operator_tile");
+  check(!workload.tied_head || pipeline.stages == 1, ErrorCode::not_supported,
+        "in this version the head of a pipeline has parameters of its own; the model's is tied to "
+        "its embedding");
+  const std::vector<std::vector<Pass>> passes = passes_of(pipeline);
+  const std::vector<BlockRange> parts = cut_layers(workload, pipeline);
+  const Timeline timeline =
+      timeline_of(pipeline, passes, seconds_of(workload, pipeline, parts), /*message=*/0);
+  Workload own = workload;
+  own.rounds = pipeline.rounds;
+  own.stage = {.index = stage,
+               .count = pipeline.stages,
+               .chunks = {},
+               .steps = steps_of(pipeline, passes, timeline)[stage],
+               .in_flight = rounds_in_flight(passes[stage]),
+               .stretch = seconds_of(timeline) / busy_seconds(timeline[stage])};
+  for (std::uint32_t part = stage; part < parts.size(); part += pipeline.stages) {
+    own.stage.chunks.push_back(parts[part]);
+  }
+  empty_other_stages(own);
+  return own;
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,134 @@
+// The stages of a pipeline train as one rank: ranks that are threads of this process, on the host
+// backend.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/engine/ranks_harness.hpp"
+#include "tests/support/allocation_counter.hpp"
+
+namespace spillway::engine {
+namespace {
+
+using config::PipelineOptions;
+using config::PipelineSchedule;
+
+/// A model whose head has parameters of its own.
+model::ModelConfig untied_gpt2() {
+  model::ModelConfig config = tiny_gpt2(2);
+  config.tied_head = false;
+  return config;
+}
+
+plan::Ranks in_fixed_order(std::uint32_t replicas = 1,
+                           plan::Sharding sharding = plan::Sharding::none) {
+  return {.count = replicas, .sharding = sharding, .sums = plan::SumOrder::fixed};
+}
+
+void in_bf16(config::TrainOptions& options) {
+  options.compute = DType::bf16;
+  options.state_format = StateFormat::split;
+}
+
+class PipelineOf : public testing::TestWithParam<PipelineOptions> {};
+
+TEST_P(PipelineOf, HasTheBitsOfOneRank) {
+  for (const auto& config : {untied_gpt2(), tiny_llama(3)}) {
+    RanksHarness harness(config);
+    const Outcome one = harness.train_job({.ranks = in_fixed_order(), .adjust = in_bf16}).outcome;
+    const JobOutcome job =
+        harness.train_job({.ranks = in_fixed_order(), .adjust = in_bf16, .pipeline = GetParam()});
+    EXPECT_TRUE(job.outcome == one);
+    EXPECT_EQ(job.sent, job.planned);
+  }
+}
+
+TEST_P(PipelineOf, HasTheBitsOfOneRankWithReplicasInEveryStageOfZero) {
+  RanksHarness harness(tiny_llama(2));
+  const Outcome one = harness.train_job({.ranks = in_fixed_order(), .adjust = in_bf16}).outcome;
+  for (const plan::Sharding sharding : kShardings) {
+    const JobOutcome job = harness.train_job(
+        {.ranks = in_fixed_order(2, sharding), .adjust = in_bf16, .pipeline = GetParam()});
+    EXPECT_TRUE(job.outcome == one) << static_cast<int>(sharding);
+    EXPECT_EQ(job.sent, job.planned);
+  }
+}
+
+// Kept activations that wait on the host, and state on disk.
+TEST_P(PipelineOf, HasTheBitsOfOneRankWhereTiersAreMixed) {
+  RanksHarness harness(tiny_llama(3));
+  const Outcome one = harness.train_job({.ranks = in_fixed_order(), .adjust = in_bf16}).outcome;
+  const JobOutcome job = harness.train_job({.ranks = in_fixed_order(),
+                                            .adjust =
+                                                [](config::TrainOptions& options) {
+                                                  in_bf16(options);
+                                                  options.checkpointing =
+                                                      config::Checkpointing::offload;
+                                                  options.residency = config::Residency::none;
+                                                  options.state_home = config::StateHome::nvme;
+                                                },
+                                            .pipeline = GetParam()});
+  EXPECT_TRUE(job.outcome == one);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Schedules, PipelineOf,
+    testing::Values(PipelineOptions{.stages = 2, .schedule = PipelineSchedule::naive},
+                    PipelineOptions{.stages = 2, .schedule = PipelineSchedule::f_then_b},
+                    PipelineOptions{.stages = 2}, PipelineOptions{.stages = 4},
+                    PipelineOptions{
+                        .stages = 2, .chunks = 2, .schedule = PipelineSchedule::interleaved}));
+
+/// What a pipeline has saved is loaded by another, and by ranks without one.
+TEST(Pipelines, GoOnFromWhatAnotherGridHasSaved) {
+  RanksHarness harness(tiny_llama(3));
+  Job whole{.ranks = in_fixed_order(), .adjust = in_bf16};
+  const Outcome expected = harness.train_job(whole).outcome;
+  struct Way {
+    Job before, after;
+  };
+  using enum plan::Sharding;
+  const auto job = [](std::uint32_t stages, std::uint32_t replicas, plan::Sharding sharding) {
+    return Job{.ranks = in_fixed_order(replicas, sharding),
+               .adjust = in_bf16,
+               .pipeline = {.stages = stages}};
+  };
+  const Way ways[] = {{job(2, 1, none), job(4, 1, none)},
+                      {job(2, 2, parameters), job(1, 1, none)},
+                      {job(1, 3, state), job(3, 1, none)},
+                      {job(4, 1, none), job(2, 2, state)}};
+  for (Way way : ways) {
+    way.before.steps = 1;
+    const JobOutcome first = harness.train_job(way.before);
+    way.after.from = &first.saved;
+    way.after.steps = kSteps - 1;
+    const Outcome rest = harness.train_job(way.after).outcome;
+    EXPECT_EQ(rest.losses, std::vector(expected.losses.begin() + 1, expected.losses.end()));
+    EXPECT_EQ(rest.masters, expected.masters);
+  }
+}
+
+TEST(Pipelines, EvaluateAsOneRank) {
+  RanksHarness harness(tiny_llama(3));
+  const auto evaluation_of = [&](std::uint32_t stages) {
+    const Job job{.ranks = in_fixed_order(), .pipeline = {.stages = stages}};
+    std::vector<double> losses(stages);
+    const std::filesystem::path run = harness.new_run();
+    comm::ThreadGroup(stages).run([&](comm::Communicator& self) {
+      const RankOfJob rank = rank_of_job(job, self);
+      const config::TrainOptions options = options_of_job(job);
+      nvme_swap::StoreOptions store;
+      store.directories = {run / std::to_string(rank.stage)};
+      std::filesystem::create_directories(store.directories[0]);
+      const auto trainer = harness.make_rank(options, store, rank);
+      trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
+      losses[rank.stage] = trainer->evaluate(harness.tokens()).loss;
+    });
+    return losses;
+  };
+  const double one = evaluation_of(1)[0];
+  EXPECT_EQ(evaluation_of(3), std::vector(3, one));
+}
+
+}  // namespace
+}  // namespace spillway::engine
