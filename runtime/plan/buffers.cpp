@@ -18,6 +18,7 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "accumulators",
     "rounded_gradients",
     "gradient_shards",
+    "tied_parameters",
     "tied_accumulators",
     "device_gradients",
     "device_leaves",

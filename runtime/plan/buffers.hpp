@@ -26,7 +26,9 @@ enum class PoolKind : std::uint8_t {
   accumulators,           ///< fp32 sums over micro-batches; the last is of the vectors of tiles
   rounded_gradients,      ///< in the compute dtype; the last is of the vectors of tiles
   gradient_shards,        ///< each holds this rank's part of a block's gradient, or of all ranks'
-  tied_accumulators,      ///< by block of the embedding: what a tied head adds to its sum
+  tied_parameters,        ///< one: what a tied head has of an embedding on another stage
+  tied_accumulators,      ///< by block of the embedding, and by round in flight where another stage
+                          ///< has it: what a tied head adds to its sum
   device_gradients,       ///< by tile, where the device updates
   device_leaves,          ///< by tile: the sums of squares of its leaves
   device_sums,            ///< by tile, where rounds are summed for an update elsewhere
@@ -64,7 +66,7 @@ enum class PoolKind : std::uint8_t {
   disk_kept_activations,  ///< by layer's first block and micro-batch
   disk_state,             ///< by tile, both slots
 };
-inline constexpr std::size_t kPoolCount = 45;
+inline constexpr std::size_t kPoolCount = 46;
 
 /// A buffer of a pool, or several in a row.
 struct Buffer {
@@ -80,7 +82,7 @@ enum class ValueKind : std::uint8_t {
   state,                ///< of a tile; part 0: before the step's update, 1: after it
   checksum,             ///< of a tile's state after the update
   gradient_sum,         ///< of a block and a round, fp32; the parts are micro-batches
-  tied_gradient_sum,    ///< of a block: what a tied head adds to the sum of its gradient
+  tied_gradient_sum,    ///< of a block and a round: what a tied head adds to its gradient's sum
   gradient,             ///< of a block and a round, in the compute dtype
   total_gradient,       ///< of a block, of rounds up to one; kLastStep: of the step before
   norm_leaves,          ///< of a tile

@@ -78,6 +78,7 @@ struct Stage {
   std::vector<BlockRange> chunks;  ///< ranges of layers; none: all layers, one round after another
   std::vector<StageStep> steps;    ///< without those of other ranks' replicas
   std::uint32_t in_flight = 1;     ///< rounds whose activations it keeps at once
+  std::uint32_t tied_in_flight = 1;  ///< rounds of which it keeps what a tied head adds
   /// Is the time of a step over that of this stage's passes, were each as long as its FLOPs say.
   double stretch = 1;
 };
@@ -124,6 +125,12 @@ struct Workload {
   [[nodiscard]] bool has_output(std::uint32_t layer) const {
     return runs(layer) || runs(layer + 1);
   }
+  /// Returns whether this rank's head uses an embedding that another stage has.
+  [[nodiscard]] bool borrows_embedding() const {
+    return tied_head && runs(head_layer()) && !runs(0);
+  }
+  /// Returns whether another stage's head uses this rank's embedding.
+  [[nodiscard]] bool lends_embedding() const { return tied_head && runs(0) && !runs(head_layer()); }
   /// Counts the micro-batches whose activations are kept at once.
   [[nodiscard]] std::uint32_t micro_batches_in_flight() const {
     return micro_batches * stage.in_flight;

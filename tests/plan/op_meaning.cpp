@@ -98,6 +98,14 @@ class Meaning {
   /// What passes between stages goes forth or back; which of them the value says.
   void message() {
     const bool sends = op_.kind == OpKind::send;
+    if (op_.copied.what == ValueKind::parameters) {
+      needs_.insert({{ValueKind::parameters, 0}, !sends});
+      return;
+    }
+    if (op_.copied.what == ValueKind::tied_gradient_sum) {
+      needs_.insert({{ValueKind::tied_gradient_sum, 0, 0, op_.round}, !sends});
+      return;
+    }
     const bool forward = sends ? w_.runs(op_.block) : !w_.runs(op_.block);
     const ValueKind kind = forward ? ValueKind::activation : ValueKind::activation_gradient;
     needs_.insert({here(kind, op_.block), !sends});
@@ -189,7 +197,7 @@ class Meaning {
     writes(here(ValueKind::activation_gradient, head - 1));
     if (alone) sum_gradient();
     sum_vectors();
-    if (w_.tied_head) writes({ValueKind::tied_gradient_sum, tied});
+    if (w_.tied_head) writes({ValueKind::tied_gradient_sum, tied, 0, op_.round});
   }
 
   void accumulate() {
@@ -204,7 +212,9 @@ class Meaning {
     const bool vectors = w_.tiled && op_.block == 0;
     reads(vectors ? Value{ValueKind::gradient_sum}
                   : Value{ValueKind::gradient_sum, op_.block, 0, op_.round, w_.micro_batches - 1});
-    if (w_.tied_head && layer() == 0 && !vectors) reads({ValueKind::tied_gradient_sum, op_.block});
+    if (w_.tied_head && layer() == 0 && !vectors) {
+      reads({ValueKind::tied_gradient_sum, op_.block, 0, op_.round});
+    }
     writes(narrow);
     scratch();
   }

@@ -20,8 +20,10 @@ namespace {
 
 constexpr BlockCut kResident{.parameters = Tier::device, .saved = Tier::device};
 
-/// Returns an untied model of `layers` layers between embedding and head, whose layers grow.
-Workload model_of(std::uint32_t layers) {
+enum class Head : std::uint8_t { own, tied };
+
+/// Returns a model of `layers` layers between embedding and head, whose layers grow.
+Workload model_of(std::uint32_t layers, Head kind = Head::own) {
   Workload w = small_workload();
   const BlockShape layer = w.blocks[1];
   const BlockShape head = w.blocks.back();
@@ -32,6 +34,7 @@ Workload model_of(std::uint32_t layers) {
   }
   w.blocks.push_back(head);
   w.compute = DType::bf16;
+  if (kind == Head::tied) tie(w);
   return w;
 }
 
@@ -80,13 +83,16 @@ void expect_correct_stages(const Workload& model, const BlockCut& cut) {
 TEST(Stages, KeepEveryRuleOfAPlan) {
   const BlockCut cuts[] = {
       {}, kResident, {.state = Tier::nvme}, {.parameters = Tier::device, .saved = Tier::host}};
-  for (const BlockCut& cut : cuts) expect_correct_stages(model_of(8), cut);
+  for (const BlockCut& cut : cuts) {
+    expect_correct_stages(model_of(8), cut);
+    expect_correct_stages(model_of(8, Head::tied), cut);
+  }
 }
 
 TEST(Stages, KeepEveryRuleOfAPlanWithReplicas) {
   for (const Sharding sharding : {Sharding::none, Sharding::state, Sharding::parameters}) {
     for (const SumOrder sums : {SumOrder::fast, SumOrder::fixed}) {
-      Workload model = model_of(8);
+      Workload model = model_of(8, Head::tied);
       model.ranks = {.count = 2, .rank = 1, .sharding = sharding, .sums = sums};
       pad_for_ranks(model);
       expect_correct_stages(model, model.gathers() ? BlockCut{} : kResident);
@@ -96,7 +102,7 @@ TEST(Stages, KeepEveryRuleOfAPlanWithReplicas) {
 
 TEST(Stages, RunTogetherWhatOneRankRuns) {
   for (const Pipeline& pipeline : pipelines()) {
-    Workload model = model_of(8);
+    Workload model = model_of(8, Head::tied);
     model.rounds = pipeline.rounds;
     std::map<Identity, int> together;
     for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
@@ -114,11 +120,15 @@ TEST(Stages, SendWhatTheOthersReceiveInTheSameOrder) {
   for (const Pipeline& pipeline : pipelines()) {
     std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<Message>> seen;
     for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
-      const Workload w = workload_of_stage(model_of(8), pipeline, stage);
+      const Workload w = workload_of_stage(model_of(8, Head::tied), pipeline, stage);
       const StepPlan plan = build_training_step(w, uniform_placement(w, kResident));
       for (const Op& op : plan.ops) {
         if (op.kind != OpKind::send && op.kind != OpKind::receive) continue;
-        EXPECT_EQ(op.bytes, w.boundary_bytes);
+        const ValueKind what = plan.accesses_of(op)[0].value.kind;
+        const std::uint64_t tied = w.tied_elements.value();
+        EXPECT_EQ(op.bytes, what == ValueKind::parameters          ? Bytes{2 * tied}
+                            : what == ValueKind::tied_gradient_sum ? Bytes{4 * tied}
+                                                                   : w.boundary_bytes);
         const std::uint32_t sender = op.kind == OpKind::send ? stage : op.peer;
         seen[{stage, op.peer}].emplace_back(sender, plan.accesses_of(op)[0].value, op.bytes);
       }
@@ -208,7 +218,7 @@ TEST(Stages, AreCutSoThatTheLongestIsAsShortAsCanBe) {
 TEST(Stages, RefuseWhatCannotBeCut) {
   Workload model = model_of(2);
   EXPECT_THROW(std::ignore = cut_layers(model, {.stages = 5}), Error);
-  model.tied_head = true;
+  model.tiled = true;
   EXPECT_THROW(std::ignore = workload_of_stage(model, {.stages = 2, .rounds = 2}, 0), Error);
 }
 

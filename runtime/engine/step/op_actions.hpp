@@ -91,6 +91,8 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] OpMemory memory_of(const plan::Op& op) const {
     return {resources_.memory, plan_->accesses_of(op)};
   }
+  [[nodiscard]] offload::DeviceSpan<std::byte> tied_parameters(const plan::Op& op,
+                                                               std::uint32_t block) const;
   [[nodiscard]] Bytes compute_bytes(std::uint32_t block) const {
     return Bytes{resources_.workload.blocks[block].padded_parameters.value() *
                  size_of(resources_.workload.compute)};

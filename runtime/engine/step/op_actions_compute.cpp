@@ -92,15 +92,20 @@ void OpActions::backward(const Op& op) {
   resources_.transformer->backward(arguments);
 }
 
+/// Another stage's embedding is here as far as the head uses it.
+offload::DeviceSpan<std::byte> OpActions::tied_parameters(const Op& op, std::uint32_t block) const {
+  const OpMemory memory = memory_of(op);
+  const plan::Buffer at = memory.read(ValueKind::parameters, block);
+  if (resources_.workload.borrows_embedding()) return memory.device(at);
+  return memory.device(at, compute_bytes(block));
+}
+
 void OpActions::logits(const Op& op) {
   const OpMemory memory = memory_of(op);
   const auto common = common_arguments<model::LossArguments>(op);
   model::Transformer::LogitsArguments arguments;
   arguments.parameters = common.parameters;
-  if (resources_.workload.tied_head) {
-    arguments.tied_parameters =
-        memory.device(memory.read(ValueKind::parameters, 0), compute_bytes(0));
-  }
+  if (resources_.workload.tied_head) arguments.tied_parameters = tied_parameters(op, 0);
   arguments.input = common.input;
   arguments.logits = memory.device(memory.write(ValueKind::logits)).as<float>();
   arguments.all_positions = true;
@@ -116,10 +121,7 @@ void OpActions::loss(const Op& op) {
   const std::uint32_t tied = workload.tiled ? op.block : 0;
   const auto tokens = tokens_of(memory);
   auto arguments = common_arguments<model::LossArguments>(op);
-  if (workload.tied_head) {
-    arguments.tied_parameters =
-        memory.device(memory.read(ValueKind::parameters, tied), compute_bytes(tied));
-  }
+  if (workload.tied_head) arguments.tied_parameters = tied_parameters(op, tied);
   arguments.targets = tokens.subspan(tokens.size() / 2, tokens.size() / 2);
   if (memory.writes(ValueKind::loss)) {
     arguments.loss_sum = memory.device(memory.write(ValueKind::loss)).as<double>();

@@ -13,7 +13,7 @@ namespace {
 constexpr std::array<std::string_view, 4> kNames{"naive", "f_then_b", "1f1b", "interleaved"};
 
 void check_pipeline(const Pipeline& pipeline) {
-  const auto [schedule, stages, rounds, chunks] = pipeline;
+  const auto [schedule, stages, rounds, chunks, tied_head] = pipeline;
   check(stages > 0 && rounds > 0 && chunks > 0, ErrorCode::invalid_argument,
         fmt::format("a pipeline of {} stages, {} rounds and {} chunks; each is at least 1", stages,
                     rounds, chunks));

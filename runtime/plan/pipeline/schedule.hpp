@@ -25,6 +25,7 @@ struct Pipeline {
   std::uint32_t stages = 1;
   std::uint32_t rounds = 1;  ///< what the published formulas call micro-batches
   std::uint32_t chunks = 1;  ///< of a stage; more than one only where `schedule` is interleaved
+  bool tied_head = false;    ///< the head uses the embedding's parameters
 };
 
 enum class Direction : std::uint8_t { forward, backward };

@@ -33,6 +33,24 @@ std::vector<StageSeconds> seconds_of(const Workload& workload, const Pipeline& p
   return seconds;
 }
 
+/// Counts the rounds of which a stage keeps what a tied head adds: made, and not yet sent or, where
+/// there is one stage, not yet used.
+std::uint32_t tied_in_flight(const std::vector<StageStep>& steps, const Stage& stage) {
+  if (stage.count == 1) return stage.in_flight;
+  const auto sends = [](const StageStep& s) { return s.tied && s.kind == StageStep::Kind::send; };
+  const auto first = std::ranges::find_if(steps, sends);
+  if (first == steps.end()) return 1;
+  std::uint32_t kept = 0;
+  std::uint32_t most = 1;
+  for (const StageStep& step : steps) {
+    const bool makes = step.kind == StageStep::Kind::run && step.pass.chunk == first->pass.chunk &&
+                       step.pass.direction == Direction::forward;
+    if (makes) most = std::max(most, ++kept);
+    if (sends(step)) --kept;
+  }
+  return most;
+}
+
 double busy_seconds(const std::vector<PassTime>& passes) {
   double seconds = 0;
   for (const PassTime& pass : passes) seconds += pass.end - pass.start;
@@ -86,25 +104,25 @@ void empty_other_stages(Workload& workload) {
   }
 }
 
-Workload workload_of_stage(const Workload& workload, const Pipeline& pipeline,
-                           std::uint32_t stage) {
+Workload workload_of_stage(const Workload& workload, const Pipeline& cut, std::uint32_t stage) {
+  Pipeline pipeline = cut;
+  pipeline.tied_head = workload.tied_head;
   check(!workload.tiled, ErrorCode::not_supported,
         "this version cuts no layers into tiles in a pipeline; remove spillway.operator_tile");
-  check(!workload.tied_head || pipeline.stages == 1, ErrorCode::not_supported,
-        "in this version the head of a pipeline has parameters of its own; the model's is tied to "
-        "its embedding");
   const std::vector<std::vector<Pass>> passes = passes_of(pipeline);
   const std::vector<BlockRange> parts = cut_layers(workload, pipeline);
   const Timeline timeline =
       timeline_of(pipeline, passes, seconds_of(workload, pipeline, parts), /*message=*/0);
+  const std::vector<StageStep> steps = steps_of(pipeline, passes, timeline)[stage];
   Workload own = workload;
   own.rounds = pipeline.rounds;
   own.stage = {.index = stage,
                .count = pipeline.stages,
                .chunks = {},
-               .steps = steps_of(pipeline, passes, timeline)[stage],
+               .steps = steps,
                .in_flight = rounds_in_flight(passes[stage]),
                .stretch = seconds_of(timeline) / busy_seconds(timeline[stage])};
+  own.stage.tied_in_flight = tied_in_flight(steps, own.stage);
   for (std::uint32_t part = stage; part < parts.size(); part += pipeline.stages) {
     own.stage.chunks.push_back(parts[part]);
   }

@@ -19,8 +19,8 @@ namespace spillway::plan {
 void empty_other_stages(Workload& workload);
 
 /// Returns what is left of a workload for one stage. Its rounds are those of the pipeline. Throws
-/// `Error{not_supported}` for layers in tiles and for a head that uses the embedding's parameters.
-[[nodiscard]] Workload workload_of_stage(const Workload& workload, const Pipeline& pipeline,
+/// `Error{not_supported}` for layers in tiles.
+[[nodiscard]] Workload workload_of_stage(const Workload& workload, const Pipeline& cut,
                                          std::uint32_t stage);
 
 }  // namespace spillway::plan

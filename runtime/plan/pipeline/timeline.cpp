@@ -149,6 +149,19 @@ std::vector<std::vector<StageStep>> steps_of(const Pipeline& pipeline,
           {time, false, source->stage, number, {Kind::send, source->pass, stage}});
     }
   }
+  const bool lends = pipeline.tied_head && pipeline.stages > 1;
+  for (std::uint32_t round = 0; lends && round < pipeline.rounds; ++round) {
+    const std::uint32_t last = pipeline.stages - 1;
+    const Place head{last, {Direction::forward, pipeline.chunks - 1, round}};
+    const Pass embedding{Direction::backward, 0, round};
+    const std::uint32_t number = number_of(head);
+    double time = timeline[last][number].end;
+    if (const std::optional<Pass> before = last_in_place(embedding, 1)) {
+      time = std::max(time, timeline[0][number_of({0, *before})].end);
+    }
+    timed[last].push_back({time, false, last, number, {Kind::send, head.pass, 0, true}});
+    timed[0].push_back({time, false, last, number, {Kind::receive, embedding, last, true}});
+  }
   for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
     std::ranges::sort(timed[stage], {}, [](const Timed& t) {
       return std::tuple{t.time, t.runs, t.maker, t.number};

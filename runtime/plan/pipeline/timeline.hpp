@@ -47,6 +47,9 @@ struct StageStep {
   Kind kind = Kind::run;
   Pass pass;
   std::uint32_t peer = 0;
+  /// Says of a message that it has what a tied head adds to the gradient of the embedding in a
+  /// round: made by the last pass forward, and read at the end of the last one backward.
+  bool tied = false;
 
   bool operator==(const StageStep&) const = default;
 };

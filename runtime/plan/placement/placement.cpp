@@ -100,8 +100,8 @@ std::uint32_t parameter_shard_slots(const Workload& workload, const Placement& p
 
 std::uint32_t least_parameter_slots(const Workload& workload, const Placement& placement) {
   const auto last = static_cast<std::uint32_t>(workload.blocks.size() - 1);
-  const bool pair = workload.tied_head && is_streamed(workload, placement, 0) &&
-                    is_streamed(workload, placement, last);
+  const bool pair = workload.tied_head && !workload.borrows_embedding() &&
+                    is_streamed(workload, placement, 0) && is_streamed(workload, placement, last);
   return pair ? 2 : 1;
 }
 

@@ -16,7 +16,10 @@ Row tied_accumulators(const Workload& w) {
   for (std::uint32_t b = tied.first; b < tied.end; ++b) {
     largest = std::max(largest, w.tied_elements_of(b));
   }
-  return {.count = tied.end - tied.first, .each = elements(largest, DType::fp32), .last = {}};
+  const bool here = w.runs(0) || w.borrows_embedding();
+  return {.count = here ? (tied.end - tied.first) * w.stage.tied_in_flight : 0,
+          .each = elements(largest, DType::fp32),
+          .last = {}};
 }
 
 /// Returns what a rank gets of the gradients of a round: its shard of the sum, or of each rank's.
@@ -74,6 +77,8 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::landing_gradients:
       if (w.ranks.count > 1) return row(lands ? p.gradient_slots : 0, received(w, largest_shard));
       return lands ? gradients(w.compute) : Row{};
+    case PoolKind::tied_parameters:
+      return row(w.borrows_embedding() ? 1 : 0, elements(w.tied_elements, w.compute));
     case PoolKind::tied_accumulators: return tied_accumulators(w);
     case PoolKind::boundary_gradients: return row(passes_slots ? 0 : in_flight, one);
     case PoolKind::boundary_slots: return row(device_boundary_slots(w, p), one);

@@ -25,6 +25,7 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::device, "gradient accumulators"},
     {Tier::device, "rounded gradients"},
     {Tier::device, "gradient shards"},
+    {Tier::device, "tied parameters"},
     {Tier::device, "tied accumulator"},
     {Tier::device, "waiting gradients"},
     {Tier::device, "gradient norm leaves"},

@@ -180,6 +180,7 @@ void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train,
   const bool begins = part == 0;
   const bool ends = part == last_part(layer);
   const Buffer weights = bring_parameters(block);
+  if (block == 0 && round_ == 0 && workload_.lends_embedding()) lend_embedding(weights);
   const bool leaves = train && internals_leave(workload_, placement_, block);
   // Tiles of a layer meet in what it saves, whether that is kept or not.
   const bool saves = workload_.tiled ? layer > 0 : train && placement_.blocks[block].saved;

@@ -80,13 +80,18 @@ class Builder {
   Buffer take_gradient(PoolKind pool, const Buffer& source);
   [[nodiscard]] Buffer kept_activations(std::uint32_t block, std::uint32_t m) const;
   [[nodiscard]] Buffer tied_accumulator(std::uint32_t block) const {
-    return {PoolKind::tied_accumulators, block - workload_.tied_blocks().first};
+    const std::uint32_t rounds = workload_.stage.tied_in_flight;
+    return {PoolKind::tied_accumulators,
+            (block - workload_.tied_blocks().first) * rounds + round_ % rounds};
   }
 
   // Values.
   /// Returns the output of a layer after its last block.
   [[nodiscard]] Value activation(std::uint32_t layer, std::uint32_t m) const {
     return {ValueKind::activation, layer, m, round_, last_part(layer)};
+  }
+  [[nodiscard]] Value tied_gradient(std::uint32_t block) const {
+    return {ValueKind::tied_gradient_sum, block, 0, round_};
   }
   [[nodiscard]] Value activation_gradient(std::uint32_t layer, std::uint32_t m) const {
     return {ValueKind::activation_gradient, layer, m, round_};
@@ -195,6 +200,11 @@ class Builder {
   void run_forward(const BlockRange& layers, bool train);
   void run_backward(const BlockRange& layers);
   void exchange(const StageStep& step);
+  void exchange_tied_gradient(const StageStep& step);
+  void lend_embedding(const Buffer& weights);
+  void borrow_embedding();
+  void append_message(OpKind kind, std::uint32_t peer, std::uint32_t block, std::uint32_t m,
+                      Bytes bytes, const Access& what);
   /// What a pass of another framework reads of a block.
   struct ExternalWeights {
     Buffer trained;

@@ -45,7 +45,7 @@ void Builder::finish_gradient(std::uint32_t block) {
                                    : Value{ValueKind::gradient_sum, block, 0, round_, last});
   finish.write(accumulator, {});
   if (workload_.tied_blocks().contains(block)) {
-    finish.read(tied_accumulator(block), {ValueKind::tied_gradient_sum, block});
+    finish.read(tied_accumulator(block), tied_gradient(block));
   }
   finish.write(narrow, {ValueKind::gradient, block, 0, round_});
   if (device) {

@@ -39,7 +39,10 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, LossPass pass)
   const std::uint32_t tied_block = is_own ? 0 : block;
   const bool borrows = workload_.tied_head && is_own;
   Buffer borrowed;
-  if (borrows) borrowed = bring_parameters(tied_block);
+  if (borrows) {
+    const bool elsewhere = workload_.borrows_embedding();
+    borrowed = elsewhere ? Buffer{PoolKind::tied_parameters} : bring_parameters(tied_block);
+  }
   const Buffer weights = bring_parameters(block);
   Buffer accumulator;
   if (train && is_own) accumulator = accumulator_of(block, range);
@@ -64,7 +67,7 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, LossPass pass)
       loss.write(held_[m], activation_gradient(layer - 1, m));
       if (is_own) add_gradient(loss, accumulator);
       if (workload_.tied_head) {
-        loss.write(tied_accumulator(tied_block), {ValueKind::tied_gradient_sum, tied_block});
+        loss.write(tied_accumulator(tied_block), tied_gradient(tied_block));
       }
       write_vectors(loss);
     }

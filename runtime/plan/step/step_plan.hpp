@@ -88,7 +88,7 @@ using OpIndex = std::uint32_t;
 struct Op {
   OpKind kind{};
   Lane lane{};
-  Copy copied{};                     ///< of a copy
+  Copy copied{};                     ///< of a copy; what a send or a receive carries
   RankGroup group = RankGroup::all;  ///< of a collective
   std::uint32_t peer = 0;            ///< the stage with which a send or a receive is
   std::uint32_t block = 0;
