@@ -94,7 +94,7 @@ void add_monitor(std::vector<Option>& table, std::string_view section, std::stri
 }  // namespace
 
 void add_pipeline(std::vector<Option>& table) {
-  Rows(table, {.section = "pipeline", .part = Part::layout})
+  Rows(table, {.section = "pipeline", .part = Part::layout, .automatic = automatic::kDefault})
       .member<&TrainOptions::pipeline, &PipelineOptions::stages>(
           {"stages",
            "The layers are cut into so many stages, each on ranks of its own; every micro-batch is "

@@ -297,6 +297,7 @@ TEST(ConfigValidate, NamesTheKeyAndTheRemedy) {
          o.compute = DType::fp16;
        },
        "immediate excludes fp16"},
+      {[](TrainOptions& o) { o.pipeline.chunks = 2; }, "spillway.pipeline_chunks is 2"},
   };
   for (const auto& each : cases) {
     TrainOptions options;
@@ -304,6 +305,31 @@ TEST(ConfigValidate, NamesTheKeyAndTheRemedy) {
     const Error error = validate_error(options);
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << each.expected;
     EXPECT_THAT(error.what(), HasSubstr(each.expected));
+  }
+}
+
+TEST(ConfigValidate, WhatAPipelineExcludesIsRefusedForItAlone) {
+  struct Case {
+    void (*choose)(TrainOptions&);
+    std::string_view expected;
+  };
+  const Case cases[] = {
+      {[](TrainOptions& o) { o.rounds = 3; }, "with pipeline.stages each of the 6 micro-batches"},
+      {[](TrainOptions& o) { o.work_order = WorkOrder::micro_batch_major; }, "micro_batch_major"},
+      {[](TrainOptions& o) { o.activations = StateHome::host; }, "remove spillway.activations"},
+      {[](TrainOptions& o) { o.operator_tile = 4096; }, "remove spillway.operator_tile"},
+      {[](TrainOptions& o) { o.secondary_ranks = 2; }, "zero_hpz_partition_size"},
+      {[](TrainOptions& o) { o.pipeline.schedule = PipelineSchedule::interleaved; },
+       "gradient_accumulation_steps is 6, and the schedule interleaved of 4 stages needs a "
+       "multiple"},
+  };
+  for (const Case& each : cases) {
+    TrainOptions options;
+    options.gradient_accumulation_steps = 6;
+    each.choose(options);
+    EXPECT_NO_THROW(validate(options)) << each.expected;
+    options.pipeline.stages = 4;
+    EXPECT_THAT(validate_error(options).what(), HasSubstr(each.expected));
   }
 }
 

@@ -345,6 +345,29 @@ TEST_F(Cli, PlanForOneOfManyRanks) {
   EXPECT_EQ(uneven.exit_code, 2);
 }
 
+// 8 ranks are 4 stages of 2 replicas, and a stage has about a quarter of the layers.
+TEST_F(Cli, PlanForTheLongestStageOfAPipeline) {
+  write_all(path("pipeline.json"), R"({
+    "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 16,
+    "bf16": {"enabled": true}, "pipeline": {"stages": 4}, "spillway": {"context": 4096}})");
+  const std::string node = std::string(SPILLWAY_SOURCE_DIR) + "/docs/machines/dgx-h100.json";
+  const auto plan = [&](const char* ranks) {
+    return run({"plan", path("pipeline.json"), "--model", "llama-3-8b", "--profile", "",
+                "--machine", node, "--ranks", ranks, "--json"});
+  };
+  const Answer answer = plan("8");
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const nlohmann::json longest = answer.json();
+  EXPECT_EQ(longest["ranks"], 2);
+  EXPECT_EQ(longest["tokens_per_step"], 2 * 16 * 4096);
+  for (const char* stage : {"stage 0 of 4: layers 0 to", "stage 3 of 4: layers"}) {
+    EXPECT_NE(answer.err.find(stage), std::string::npos) << answer.err;
+  }
+  const Answer uneven = plan("6");
+  EXPECT_EQ(uneven.exit_code, 2);
+  EXPECT_NE(uneven.err.find("pipeline.stages is 4"), std::string::npos) << uneven.err;
+}
+
 TEST_F(Cli, PlanSaysHowManyBlocksKeepTheirActivationsOnTheHost) {
   write_all(path("kept.json"), R"({
     "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 16,
