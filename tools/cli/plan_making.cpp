@@ -104,19 +104,6 @@ void place(const model::ModelConfig& config, const plan::Placement& fitting, Mad
   made.cuts = plan::report_cuts(made.workload, made.budgets, placing, made.profile, step);
 }
 
-/// Says what a stage of a pipeline has, and how long it takes for it.
-std::string text_of_stage(const MadePlan& made) {
-  const plan::Stage& stage = made.workload.stage;
-  std::vector<std::string> layers;
-  layers.reserve(stage.chunks.size());
-  for (const plan::BlockRange& range : stage.chunks) {
-    layers.push_back(fmt::format("{} to {}", range.first, range.end - 1));
-  }
-  return fmt::format("stage {} of {}: layers {}, {} round(s) in flight, predicted {:.4g} s a step",
-                     stage.index, stage.count, fmt::join(layers, ", "), stage.in_flight,
-                     made.prediction.step_seconds);
-}
-
 /// Plans each stage of a pipeline, and returns the one whose step is the longest.
 MadePlan plan_longest_stage(const model::ModelConfig& config, const plan::Workload& whole,
                             const MadePlan& made, const Note& note) {
@@ -126,7 +113,8 @@ MadePlan plan_longest_stage(const model::ModelConfig& config, const plan::Worklo
     of_stage.workload = engine::of_stage(whole, made.options, stage);
     place(config, engine::place(config, of_stage.options, of_stage.workload, of_stage.budgets),
           of_stage);
-    note(text_of_stage(of_stage));
+    note(fmt::format("stage {}; predicted {:.4g} s a step", stage_text(of_stage.workload.stage),
+                     of_stage.prediction.step_seconds));
     const bool longer = of_stage.prediction.step_seconds > longest.prediction.step_seconds;
     if (stage == 0 || longer) longest = std::move(of_stage);
   }

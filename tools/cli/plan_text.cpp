@@ -83,6 +83,15 @@ std::string_view meaning_of(plan::Sharding sharding) {
   return "";
 }
 
+ordered_json to_json(const plan::Stage& stage) {
+  ordered_json document{
+      {"index", stage.index}, {"count", stage.count}, {"rounds_in_flight", stage.in_flight}};
+  for (const plan::BlockRange& range : stage.chunks) {
+    document["layers"].push_back({range.first, range.end - 1});
+  }
+  return document;
+}
+
 std::string place_text(const engine::ShownPlace& place) {
   std::string text = fmt::format("{} thread(s)", place.threads);
   if (place.cores > 0) {
@@ -207,6 +216,7 @@ std::string to_text(const PlanView& view) {
                  name_of(view.placement.format));
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  plan::tokens_of_step(w), w.rounds, w.micro_batches, w.tokens);
+  if (w.stage.count > 1) fmt::format_to(out, "stage      {}\n", stage_text(w.stage));
   if (w.ranks.count > 1) {
     const std::uint32_t ahead = view.placement.parameter_slots - 1;
     fmt::format_to(out, "ranks      {}, of which this is one; {}{}\n", w.ranks.count,
@@ -255,6 +265,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
     }
   }
   document["ranks"] = view.workload.ranks.count;
+  if (view.workload.stage.count > 1) document["stage"] = to_json(view.workload.stage);
   if (view.workload.gathers()) document["gathered_ahead"] = view.placement.parameter_slots - 1;
   for (const engine::ShownPlace& place : view.places) {
     document["places"].push_back(to_json(place));
@@ -292,6 +303,16 @@ nlohmann::ordered_json to_json(const PlanView& view) {
                          {"nvme_read", view.profile.nvme_read},
                          {"nvme_write", view.profile.nvme_write}};
   return document;
+}
+
+std::string stage_text(const plan::Stage& stage) {
+  std::vector<std::string> layers;
+  layers.reserve(stage.chunks.size());
+  for (const plan::BlockRange& range : stage.chunks) {
+    layers.push_back(fmt::format("{} to {}", range.first, range.end - 1));
+  }
+  return fmt::format("{} of {}: layers {}; {} round(s) in flight", stage.index, stage.count,
+                     fmt::join(layers, ", "), stage.in_flight);
 }
 
 }  // namespace spillway::cli
