@@ -266,11 +266,8 @@ Tuning Planning::tune_in_turn(const CalibrationRequest& request) {
 /// A disk that is slowed down is so for each rank.
 plan::MachineProfile Planning::measure(CalibrationRequest request, const Tuning& tuning) const {
   if (run_.place.turn > 0) request.state_directories.reset();
-  plan::MachineProfile profile = calibrate(request, tuning);
-  if (run_.options.disk_gbps) return profile;
-  profile.nvme_read /= run_.place.sharers.disks;
-  profile.nvme_write /= run_.place.sharers.disks;
-  return profile;
+  return per_rank(calibrate(request, tuning),
+                  run_.options.disk_gbps ? 1 : run_.place.sharers.disks);
 }
 
 void Planning::plan() {

@@ -193,5 +193,15 @@ TEST(Budgets, RanksOfAMachineHaveAPartOfItsMemoryEach) {
   EXPECT_EQ(per_rank(memory, 4).available(), 2_GiB);
 }
 
+TEST(Budgets, RanksOfADiskHaveAPartOfItsRateEach) {
+  const plan::MachineProfile alone{
+      .update = 9, .nvme_read = 8, .nvme_write = 4, .nvme_combined = 12};
+  const plan::MachineProfile part = per_rank(alone, 4);
+  EXPECT_EQ(part.nvme_read, 2);
+  EXPECT_EQ(part.nvme_write, 1);
+  EXPECT_EQ(part.nvme_combined, 3);
+  EXPECT_EQ(part.update, 9);
+}
+
 }  // namespace
 }  // namespace spillway::engine

@@ -53,7 +53,7 @@ class Place(JobTest):
         moved = self.plan("run", 4, "--resume", *self.named(*self.drives))["places"]
         self.assertEqual([".moved" in place["state"][0] for place in moved], [True, True])
 
-    def test_ranks_of_one_drive_share_what_is_free_and_its_rate(self):
+    def test_ranks_of_one_drive_share_what_is_free(self):
         one = self.plan("one", 1, *self.named(self.drives[0]), ranks=1)
         two = self.plan("two", 1, *self.named(self.drives[0]))
         self.assertNotIn("places", one)

@@ -173,6 +173,13 @@ MemoryBudget per_rank(MemoryBudget memory, std::uint32_t ranks) {
   return memory;
 }
 
+plan::MachineProfile per_rank(plan::MachineProfile profile, std::uint32_t ranks) {
+  profile.nvme_read /= ranks;
+  profile.nvme_write /= ranks;
+  profile.nvme_combined /= ranks;
+  return profile;
+}
+
 plan::Budgets make_budgets(const config::TrainOptions& options, const std::filesystem::path& run,
                            const plan::Workload& workload, const Sharers& sharers) {
   plan::Budgets budgets =

@@ -31,6 +31,8 @@ struct Sharers {
 
 /// Returns a rank's part of memory that `ranks` share.
 [[nodiscard]] MemoryBudget per_rank(MemoryBudget memory, std::uint32_t ranks);
+/// Returns a rank's part of what one of `ranks` alone has measured of their disk.
+[[nodiscard]] plan::MachineProfile per_rank(plan::MachineProfile profile, std::uint32_t ranks);
 
 /// Returns what the options allow; else what the system, cgroup and disks have left for one of the
 /// sharers.
