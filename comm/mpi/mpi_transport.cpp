@@ -22,6 +22,8 @@ constexpr int kEagerLooks = 100;
 constexpr std::chrono::microseconds kInterval{50};
 /// Bounds how long a rank that has failed tries to tell the others.
 constexpr std::chrono::milliseconds kFarewell{500};
+/// Is what a launcher has to pass on the last output of a process.
+constexpr std::chrono::milliseconds kLastWords{200};
 
 void check_mpi(int status, std::string_view what) {
   if (status == MPI_SUCCESS) return;
@@ -44,8 +46,12 @@ std::uint32_t size_of(MPI_Comm world) {
 }
 
 /// Ends the job when this process ends, whatever the launcher makes of an exit without finalizing.
-/// By then the program has said what is wrong.
-void abort_at_exit() { MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE); }
+/// By then the program has said what is wrong, which mpiexec of MPICH loses if the job ends before
+/// it has read that.
+void abort_at_exit() {
+  std::this_thread::sleep_for(kLastWords);
+  MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+}
 
 /// Lets the rank that has failed first say so.
 void wait_at_exit() { std::this_thread::sleep_for(std::chrono::seconds(1)); }
