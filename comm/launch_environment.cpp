@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "runtime/base/error.hpp"
 
@@ -27,15 +28,15 @@ constexpr const char* kHost = "MASTER_ADDR";
 constexpr const char* kPort = "MASTER_PORT";
 constexpr const char* kOwnPort = "SPILLWAY_MASTER_PORT";
 constexpr const char* kOwnJob = "SPILLWAY_JOB";
+constexpr const char* kPmiRank = "PMI_RANK";
 
-/// Innermost first. In the script of a job, SLURM sets the rank too, but no step. srun sets
-/// PMIX_RANK where it is told to let ranks meet by MPI.
+/// Innermost first. In the script of a job, SLURM sets the rank too, but no step.
 constexpr Launcher kLaunchers[] = {
     {"torchrun", "tcp", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK",
      "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
     {"mpirun", "mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr},
-    {"mpiexec", "mpi", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+    {"mpiexec", "mpi", kPmiRank, kPmiRank, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
      nullptr},
     {"srun", "tcp", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", nullptr,
      "SLURM_JOB_ID"},
@@ -79,6 +80,18 @@ class Variables {
   const Launcher& launcher_;
   const EnvironmentLookup& lookup_;
 };
+
+/// Says whether it is srun with --mpi=pmi2 that has set what mpiexec sets. An mpiexec in a step of
+/// SLURM counts its own ranks.
+bool srun_has_set_pmi(const EnvironmentLookup& lookup) {
+  const auto same = [&](const char* one, const char* other) {
+    const char* const value = lookup(one);
+    const char* const expected = lookup(other);
+    return value != nullptr && expected != nullptr && std::strcmp(value, expected) == 0;
+  };
+  return lookup("SLURM_STEP_ID") != nullptr && same(kPmiRank, "SLURM_PROCID") &&
+         same("PMI_SIZE", "SLURM_NTASKS");
+}
 
 /// Returns the first host of a list as SLURM writes it: "a1" of "a[1-3,7],b" and of "a1,b".
 std::string first_host(const std::string& list) {
@@ -127,6 +140,7 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
   for (const Launcher& launcher : kLaunchers) {
     const Variables variables(launcher, lookup);
     if (!variables.has(launcher.mark)) continue;
+    if (std::string_view(launcher.mark) == kPmiRank && srun_has_set_pmi(lookup)) continue;
     LaunchEnvironment result{.launcher = launcher.name, .backend = launcher.backend};
     result.ranks = variables.number(launcher.ranks, kMost);
     check(result.ranks > 0, ErrorCode::invalid_argument,
@@ -140,7 +154,8 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
           variables.number(launcher.local_rank, result.local_ranks.value_or(result.ranks));
     }
     if (result.backend == "tcp") read_meeting(launcher, variables, result);
-    if (result.launcher == "srun" && variables.has("PMIX_RANK")) result.backend = "mpi";
+    const bool srun_offers_mpi = variables.has("PMIX_RANK") || variables.has(kPmiRank);
+    if (result.launcher == "srun" && srun_offers_mpi) result.backend = "mpi";
     return result;
   }
   return std::nullopt;

@@ -103,8 +103,23 @@ TEST(LaunchEnvironment, FindsTheFirstHostAndAPortOfAStepOfSlurm) {
   changed["MASTER_PORT"] = "29500";
   EXPECT_EQ(read(changed)->host, "elsewhere");
   EXPECT_EQ(read(changed)->port, 29'501);
-  changed["PMIX_RANK"] = "6";
-  EXPECT_EQ(read(changed)->backend, "mpi");
+}
+
+TEST(LaunchEnvironment, SeesThatSrunLetsRanksMeetByMpi) {
+  const Variables pmix{{"PMIX_RANK", "6"}};
+  const Variables pmi2{{"PMI_RANK", "6"}, {"PMI_SIZE", "16"}};
+  for (Variables offered : {pmix, pmi2}) {
+    offered.insert(kSrun.begin(), kSrun.end());
+    expect(offered, "srun", 6, 16, 2);
+    EXPECT_EQ(read(offered)->backend, "mpi");
+    EXPECT_EQ(read(offered)->host, "node07");  // where they meet by TCP if there is no plugin
+  }
+  Variables mpiexec_in_a_step = kSrun;
+  mpiexec_in_a_step.insert({{"PMI_RANK", "6"}, {"PMI_SIZE", "32"}});
+  expect(mpiexec_in_a_step, "mpiexec", 6, 32, 0);
+  mpiexec_in_a_step.insert_or_assign("PMI_RANK", "5");
+  mpiexec_in_a_step.insert_or_assign("PMI_SIZE", "16");
+  expect(mpiexec_in_a_step, "mpiexec", 5, 16, 0);
 }
 
 void expect_refused(Variables variables, const std::string& name, const char* value) {

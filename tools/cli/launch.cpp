@@ -39,8 +39,9 @@ std::unique_ptr<comm::Communicator> join_ranks() {
     }
   }();
   check(ranks->ranks() == launch->ranks && ranks->rank() == launch->rank, ErrorCode::not_supported,
-        fmt::format("{} and MPI knows {}: it is another MPI's launcher, or srun lacks --mpi; use "
-                    "the mpirun of the MPI that libspillway_mpi.so was built with",
+        fmt::format("{} and MPI knows {}: it is another MPI's launcher; use the mpirun of the MPI "
+                    "that libspillway_mpi.so was built with, or srun with --mpi=pmix for Open MPI, "
+                    "--mpi=pmi2 for MPICH and --mpi=none without MPI",
                     job, ranks->ranks()));
   return ranks;
 }
