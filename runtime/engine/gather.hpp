@@ -43,7 +43,8 @@ std::vector<std::vector<Value>> gather_lists(comm::Communicator& ranks, std::vec
 
 using MachineName = std::array<char, 256>;
 
-/// Returns the name by which ranks know that they share a machine.
+/// Returns the name by which ranks know that they share a machine: the host's, and behind its end
+/// the number of this start of the system, since machines may have one name.
 [[nodiscard]] MachineName machine_name();
 
 }  // namespace spillway::engine

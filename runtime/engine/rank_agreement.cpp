@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <climits>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -110,8 +112,11 @@ double network_rate(comm::Communicator& ranks) {
 }  // namespace
 
 MachineName machine_name() {
+  constexpr std::size_t kNumber = 36;  // the characters of a UUID
   MachineName name{};
-  ::gethostname(name.data(), name.size() - 1);
+  static_assert(HOST_NAME_MAX + 1 + kNumber <= name.size());
+  ::gethostname(name.data(), HOST_NAME_MAX);
+  std::ifstream("/proc/sys/kernel/random/boot_id").read(&name[HOST_NAME_MAX + 1], kNumber);
   return name;
 }
 

@@ -1,8 +1,12 @@
 // Many ranks train as one: ranks that are threads of this process, on the host backend.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
+#include <string>
 
+#include "runtime/base/file.hpp"
+#include "runtime/engine/gather.hpp"
 #include "runtime/engine/rank_agreement.hpp"
 #include "tests/engine/ranks_harness.hpp"
 #include "tests/support/allocation_counter.hpp"
@@ -129,6 +133,17 @@ TEST(RanksThatPlan, TakeTheSlowestProfileAndMeasureASlowNetworkWithFewBytes) {
     EXPECT_GT(profile.net, 0);
     EXPECT_LT(profile.net, 1.1 * kLink * 1e9);
   }
+}
+
+TEST(RanksOfAMachine, KnowItFromAnotherOfTheSameName) {
+  const MachineName name = machine_name();
+  EXPECT_EQ(name, machine_name());
+  std::array<char, 256> host{};
+  ASSERT_EQ(::gethostname(host.data(), host.size() - 1), 0);
+  EXPECT_STREQ(name.data(), host.data());
+  const std::string start = read_text_file("/proc/sys/kernel/random/boot_id", 1_KiB);
+  EXPECT_NE(std::string(name.begin(), name.end()).find(start.substr(0, start.find('\n'))),
+            std::string::npos);
 }
 
 TEST(RanksThatGoOnFromARun, AreRefusedWhereItHasMovedOnBetweenThem) {
