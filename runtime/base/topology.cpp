@@ -31,7 +31,17 @@ using Bitmap = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
   throw Error(ErrorCode::internal, fmt::format("hwloc cannot {}", what), errno);
 }
 
+/// Reading devices takes plugins of hwloc's, which go with the last topology. What the libraries
+/// that they use have allocated would be lost with them: a topology that is never freed keeps them.
+void keep_plugins() {
+  [[maybe_unused]] static const hwloc_topology_t kept = [] {
+    hwloc_topology_t topology = nullptr;
+    return hwloc_topology_init(&topology) == 0 ? topology : nullptr;
+  }();
+}
+
 TopologyHandle load(const TopologySource& source) {
+  if (source.devices == Devices::read) keep_plugins();
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) fail("start");
   TopologyHandle topology(raw);
