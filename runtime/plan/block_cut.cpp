@@ -149,9 +149,8 @@ std::string to_text(const DataflowGraph& graph, const BlockCut& cut) {
     const auto node = graph.find(name);
     return node && graph.nodes[*node].bytes > Bytes{};
   };
-  std::string text =
-      fmt::format("update {}; parameters {}, gradients {}, state {}", name_of(cut.updated_by()),
-                  name_of(cut.parameters), name_of(cut.gradients), name_of(cut.state));
+  std::string text = fmt::format("parameters {}, gradients {}, state {}", name_of(cut.parameters),
+                                 name_of(cut.gradients), name_of(cut.state));
   if (has("activations")) {
     text += fmt::format(", saved {}", cut.saved ? name_of(*cut.saved) : "recomputed");
   }

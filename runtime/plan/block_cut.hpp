@@ -53,8 +53,8 @@ struct Placement;
 [[nodiscard]] std::vector<BlockCut> admissible_cuts(const Workload& workload,
                                                     const DataflowGraph& graph);
 
-/// Returns "update cpu; parameters host, gradients host, state nvme, saved recomputed, output
-/// device" without saved activations or output where the graph has none.
+/// Returns "parameters host, gradients host, state nvme, saved recomputed, output device", without
+/// saved activations or output where the graph has none.
 [[nodiscard]] std::string to_text(const DataflowGraph& graph, const BlockCut& cut);
 
 }  // namespace spillway::plan

@@ -131,10 +131,9 @@ TEST(BlockCut, IsOneLineForPeople) {
   const Workload workload = small_workload();
   const Placement placement = uniform_placement(workload, {});
   EXPECT_EQ(to_text(block_graph(workload, placement, 1), {.state = Tier::nvme}),
-            "update cpu; parameters host, gradients host, state nvme, saved recomputed, output "
-            "device");
+            "parameters host, gradients host, state nvme, saved recomputed, output device");
   EXPECT_EQ(to_text(block_graph(workload, placement, 3), kAllOnDevice),
-            "update gpu; parameters device, gradients device, state device");
+            "parameters device, gradients device, state device");
 }
 
 }  // namespace

@@ -162,7 +162,8 @@ std::string cut_lines(const PlanView& view) {
   for (const plan::CutReport& cut : view.cuts) {
     const std::string kind = fmt::format(
         "{}{}", cut.kind, cut.blocks > 1 ? fmt::format(" ({} blocks)", cut.blocks) : "");
-    text += fmt::format("{:<10} {}: {}; {} over the link\n", title, kind, cut.text,
+    text += fmt::format("{:<10} {}: update {}; {}; {} over the link\n", title, kind,
+                        shown_name(cut.cut.updated_by(), view.device), cut.text,
                         format_bytes(cut.link));
     title = "";
     if (!cut.next) continue;
