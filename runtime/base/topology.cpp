@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <memory>
+#include <mutex>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
@@ -40,7 +41,10 @@ void keep_plugins() {
   }();
 }
 
+/// Ranks may be threads, and libudev, which hwloc reads devices with, keeps state of the process's.
 TopologyHandle load(const TopologySource& source) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
   if (source.devices == Devices::read) keep_plugins();
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) fail("start");
