@@ -6,7 +6,7 @@ namespace spillway::engine {
 namespace {
 
 /// More than any GPU has.
-constexpr Bytes kMost{std::uint64_t{1} << 40};
+constexpr Bytes kMostBytes{std::uint64_t{1} << 40};
 
 }  // namespace
 
@@ -22,7 +22,7 @@ Bytes spare_score_gradients(const model::ModelConfig& config, const config::Trai
                        workload.workspace_bytes;
   Bytes bound = usual;
   Bytes taken = workload.workspace_bytes;
-  for (Bytes wider = usual * 2U; wider <= kMost; wider = wider * 2U) {
+  for (Bytes wider = usual * 2U; wider <= kMostBytes; wider = wider * 2U) {
     const Bytes wanted = workspace(wider);
     if (others + wanted > device) break;
     if (wanted > taken) bound = wider;
