@@ -1,0 +1,42 @@
+// Which grids share out the ranks of a job, and which of them a step is quickest on: the estimates
+// of estimate.hpp, in order. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/plan/grid/estimate.hpp"
+
+namespace spillway::plan {
+
+/// A grid with the cut, the stage of ZeRO and the home of activations that are best on it.
+struct RankedGrid {
+  GridChoice choice;
+  GridMemory memory;
+  GridSeconds seconds;
+};
+
+/// A grid that is none, and why. The choice is that which needs least memory, where that is why.
+struct DroppedGrid {
+  GridChoice choice;
+  double bytes = 0;  ///< needed; 0: the work does not divide
+  std::string reason;
+};
+
+struct GridRanking {
+  std::vector<RankedGrid> fitting;   ///< the quickest first
+  std::vector<DroppedGrid> dropped;  ///< those with least memory first, then those of none
+};
+
+/// How far a search goes.
+struct GridSearch {
+  std::uint32_t ranks = 1;
+  bool across = false;         ///< tensor groups may have ranks of several machines
+  bool one_dimension = false;  ///< only cuts that are 1-D
+};
+
+/// Returns all grids of so many ranks: tensor * replicas * stages.
+[[nodiscard]] GridRanking rank_grids(const GridWork& work, const GridMachine& machine,
+                                     const GridSearch& search);
+
+}  // namespace spillway::plan
