@@ -8,6 +8,7 @@
 #include "runtime/plan/step/step_builder.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
+#include "tools/cli/grid_plan.hpp"
 #include "tools/cli/plan_making.hpp"
 #include "tools/cli/plan_text.hpp"
 #include "tools/cli/train_flags.hpp"
@@ -19,6 +20,9 @@ struct PlanFlags {
   TrainFlags train;
   std::filesystem::path machine;  ///< a description, or empty: this machine
   bench::Nodes nodes;
+  bool ranks_grids = false;
+  std::uint32_t windows = 0;
+  bool tensor_across = false;
   bool no_commits = false;
   bool explain = false;
   bool check = false;
@@ -56,8 +60,14 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
                             .profile = flags.train.profile,
                             .machine = flags.machine,
                             .nodes = flags.nodes};
-  const MadePlan made =
-      make_plan(request, [](const std::string& text) { tell("note: {}\n", text); });
+  const Note note = [](const std::string& text) { tell("note: {}\n", text); };
+  if (flags.ranks_grids) {
+    const MadeGrids made = make_grids(
+        {.plan = request, .windows = flags.windows, .across = flags.tensor_across}, note);
+    if (!json) answer("{}", to_text(made));
+    return to_json(made);
+  }
+  const MadePlan made = make_plan(request, note);
   nlohmann::ordered_json document = to_json(made, *config);
   if (flags.check) document["check"] = check_lists(made.workload, made.placement);
   if (!json) {
@@ -103,6 +113,19 @@ void add_plan(Command app, Session& session) {
   command.add_option("--nodes", flags->nodes.nodes, "The ranks are on so many machines")
       .positive()
       .capture_default();
+  const Argument ranks_grids = command.add_flag(
+      "--auto", flags->ranks_grids,
+      "The answer ranks the grids of data, tensor and pipeline parallel ranks, by closed formulas");
+  command
+      .add_option("--windows", flags->windows,
+                  "With --auto, a step has so many windows of all ranks together; else as many as "
+                  "if every rank had its own")
+      .positive()
+      .needs(ranks_grids);
+  command
+      .add_flag("--tensor-across", flags->tensor_across,
+                "With --auto, ranks of several machines may share the matrices of a layer")
+      .needs(ranks_grids);
   command.add_flag("--no-commits", flags->no_commits,
                    "The plan is for a run that never commits to disk, as those of `bench step`");
   command.add_flag("--explain", flags->explain, "The answer lists every operation of the step");
