@@ -201,6 +201,9 @@ TEST(RankGrids, SaysWhyAGridIsDropped) {
   };
   EXPECT_EQ(reason(8, 1), "2 micro-batches do not divide among 8 replicas");
   EXPECT_EQ(reason(1, 8), "4 layers, embedding and head counted, are fewer than 8 parts");
+  const GridRanking many = rank_grids(even_work(1U << 18), machine, {.ranks = 1});
+  EXPECT_EQ(many.dropped.front().reason,
+            "524288 passes are more than the 262144 that can be estimated");
   GridWork odd = even_work(2);
   odd.kv_heads = 3;
   const GridRanking headless = rank_grids(odd, machine, {.ranks = 8});

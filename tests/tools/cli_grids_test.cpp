@@ -48,6 +48,12 @@ json llama2(const json& row) {
           {"tie_word_embeddings", false}};
 }
 
+/// Two layers and seven heads divide among few ranks.
+json gpt_of_seven_heads() {
+  return gpt({{"width", 896}, {"layers", 2}, {"heads", 7}},
+             {{"vocabulary", 512}, {"context", 4096}});
+}
+
 class Grids : public Cli {
  protected:
   Answer plan(const json& model, std::uint32_t ranks, std::uint32_t windows,
@@ -163,6 +169,16 @@ TEST_F(Grids, ThatCannotBeAreRefusedWithTheRemedy) {
       run({"plan", path("train.json"), "--model", path("model.json"), "--auto", "--profile", ""});
   EXPECT_EQ(here.exit_code, 2);
   EXPECT_NE(here.err.find("--auto needs --machine"), std::string::npos) << here.err;
+
+  const Answer listed = plan(llama2(row), 64, 128, {"--explain"});
+  EXPECT_EQ(listed.exit_code, 2);
+  EXPECT_NE(listed.err.find("--auto"), std::string::npos) << listed.err;
+
+  const Answer undivided = plan(llama2(row), 64, 1);
+  EXPECT_EQ(undivided.exit_code, 0) << undivided.err;  // 8 x 1 x 8
+  const Answer none = plan(gpt_of_seven_heads(), 64, 1);
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_NE(none.err.find("divides the work"), std::string::npos) << none.err;
 
   const Answer alone = run({"plan", path("train.json"), "--model", path("model.json"), "--windows",
                             "4", "--profile", ""});

@@ -128,10 +128,13 @@ void add_plan(Command app, Session& session) {
       .needs(ranks_grids);
   command.add_flag("--no-commits", flags->no_commits,
                    "The plan is for a run that never commits to disk, as those of `bench step`");
-  command.add_flag("--explain", flags->explain, "The answer lists every operation of the step");
-  command.add_flag("--check", flags->check,
-                   "The operations of a run are checked: no two race for a buffer, and each finds "
-                   "in its buffers what it needs");
+  command.add_flag("--explain", flags->explain, "The answer lists every operation of the step")
+      .excludes(ranks_grids);
+  command
+      .add_flag("--check", flags->check,
+                "The operations of a run are checked: no two race for a buffer, and each finds in "
+                "its buffers what it needs")
+      .excludes(ranks_grids);
 }
 
 }  // namespace spillway::cli

@@ -10,6 +10,9 @@ namespace {
 
 constexpr std::uint32_t kMostZeroStage = 3;
 
+/// Beyond these, the timelines of all choices on a grid take many seconds.
+constexpr std::uint64_t kMostPasses = 262'144;
+
 std::vector<std::uint32_t> divisors_of(std::uint32_t number) {
   std::vector<std::uint32_t> divisors;
   for (std::uint32_t d = 1; d <= number; ++d) {
@@ -29,13 +32,16 @@ std::string why_not(const GridWork& work, std::uint32_t tensor, std::uint32_t re
     return fmt::format("{} micro-batches do not divide among {} replicas", work.micro_batches,
                        replicas);
   }
+  const std::uint64_t rounds = work.micro_batches / replicas;
+  if (const std::uint64_t passes = 2 * rounds * stages * work.chunks; passes > kMostPasses) {
+    return fmt::format("{} passes are more than the {} that can be estimated", passes, kMostPasses);
+  }
   if (stages == 1) return "";
   const std::uint64_t parts = std::uint64_t{stages} * work.chunks;
   if (work.workload.layers() < parts) {
     return fmt::format("{} layers, embedding and head counted, are fewer than {} parts",
                        work.workload.layers(), parts);
   }
-  const std::uint64_t rounds = work.micro_batches / replicas;
   if (work.schedule == PipelineSchedule::interleaved && rounds % stages != 0) {
     return fmt::format(
         "an interleaved pipeline of {} stages needs a multiple of them, not {} rounds", stages,
