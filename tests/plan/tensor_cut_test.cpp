@@ -281,7 +281,7 @@ TEST(TensorCut, DividesMemoryAsPublished) {
   int compared = 0;
   for (const nlohmann::json& row : golden.at("rows")) {
     for (const TensorCut& cut : cuts_among(row.at("ranks"))) {
-      if (name_of(cut.method) != row.at("method")) continue;
+      if (name_of(cut.method) != row.at("method").get<std::string>()) continue;
       if (cut.depth != row.at("depth") || cut.side != row.at("side")) continue;
       EXPECT_EQ(cut.parameter_parts(), row.at("parameter_parts"));
       EXPECT_EQ(cut.ranks(), row.at("activation_parts"));
