@@ -134,6 +134,7 @@ def killed_start(scene):
 @case
 def interrupted_export(scene):
     scene.write("model.json", MODEL | {"n_embd": 256, "n_layer": 6})
+    scene.configure(device_memory="1GiB", host_memory="1GiB")
     scene.trained("run", 1)
     for number in (signal.SIGTERM, signal.SIGINT):
         code = 0

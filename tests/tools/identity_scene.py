@@ -13,9 +13,11 @@ MODEL = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size
          "n_positions": 16, "n_embd": 48, "n_layer": 2, "n_head": 2,
          "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.0,
          "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": True}
+# Of the disk, a start measures as much as fits into this memory.
 CONFIG = {"train_micro_batch_size_per_gpu": 4,
           "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
-          "spillway": {"context": 16, "seed": 3, "tile_parameters": 8192, "commit_every": 1}}
+          "spillway": {"context": 16, "seed": 3, "tile_parameters": 8192, "commit_every": 1,
+                       "device_memory": "4MiB", "host_memory": "4MiB"}}
 STEPS = 12
 ENDLESS = 100000
 CASES = []

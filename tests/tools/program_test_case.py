@@ -22,6 +22,8 @@ CONFIG = {
     "train_micro_batch_size_per_gpu": 4,
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
     "spillway": {"context": 16, "seed": 3, "tile_parameters": 8192}}
+# Of the disk, a start measures as much as fits into this memory.
+LITTLE_MEMORY = {"device_memory": "4MiB", "host_memory": "4MiB"}
 
 
 class ProgramTestCase(unittest.TestCase):
@@ -34,7 +36,8 @@ class ProgramTestCase(unittest.TestCase):
         text = "".join(f"Blessed are they that mourn, for line {i * i % 97}.\n" for i in range(400))
         self.write("text.txt", text)
         self.write("model.json", json.dumps(MODEL))
-        self.write("train.json", json.dumps(CONFIG))
+        self.write("train.json", json.dumps({**CONFIG,
+                                             "spillway": CONFIG["spillway"] | LITTLE_MEMORY}))
         done = self.run_program("data", "text.txt", "--out", "data", "--tokenizer", "bytes")
         self.assertEqual(done.returncode, 0, done.stderr)
 

@@ -88,6 +88,7 @@ class LiveLine(ProgramTestCase):
     def test_a_second_interrupt_ends_the_process(self):
         slow = json.loads((self.folder / "train.json").read_text())
         slow["gradient_accumulation_steps"] = 2000  # a step of seconds
+        slow["spillway"]["device_memory"] = "256MiB"
         self.write("train.json", json.dumps(slow))
         terminal = self.terminal(80, *self.train("run", 100000))
         terminal.read_until(lambda: "predicted " in terminal.text, SECONDS)
