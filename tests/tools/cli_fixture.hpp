@@ -17,10 +17,12 @@ inline constexpr const char* kModel = R"({
   "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
   "tie_word_embeddings": true})";
 
+// Of the disk, a start measures as much as fits into this memory.
 inline constexpr const char* kConfig = R"({
   "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0,
   "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.99]}},
-  "spillway": {"context": 16, "seed": 3, "tile_parameters": 8192, "eval_every": 10}})";
+  "spillway": {"context": 16, "seed": 3, "tile_parameters": 8192, "eval_every": 10,
+                "device_memory": "8MiB", "host_memory": "8MiB"}})";
 
 // A public ds_config.json's shape: comments, strings and offload sections as people have them.
 inline constexpr const char* kDeepSpeed = R"({
