@@ -136,6 +136,12 @@ Ticket Communicator::receive(Target data, Rank from) {
   return implementation_->start({.operation = Operation::receive, .target = data, .from = from});
 }
 
+Ticket Communicator::receive(Target data, std::span<const Rank> any_of, Rank& sender) {
+  check(!any_of.empty(), ErrorCode::invalid_argument, "receive: there is nobody to receive from");
+  return implementation_->start(
+      {.operation = Operation::receive, .target = data, .any_of = any_of, .sender = &sender});
+}
+
 Ticket Communicator::exchange(Source source, Rank to, Target target, Rank from) {
   return implementation_->start({.operation = Operation::exchange,
                                  .source = source,

@@ -120,6 +120,11 @@ class Communicator {
   /// later waits for that.
   Ticket send(Source data, Rank to);
   Ticket receive(Target data, Rank from);
+  /// Receives from the one of `any_of`, which is not empty, that sends first; of several that have
+  /// sent already, from the first in the list. `sender` becomes that rank once this is over; both
+  /// live until then. Which it is may differ from run to run. Whatever the ranks of the list start
+  /// with this one meanwhile is taken for such a send, and must be one.
+  Ticket receive(Target data, std::span<const Rank> any_of, Rank& sender);
   /// Sends to a rank and receives from a rank at once, so that ranks may do it in a ring. The other
   /// end of each is an exchange too.
   Ticket exchange(Source source, Rank to, Target target, Rank from);

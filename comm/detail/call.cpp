@@ -104,7 +104,10 @@ void check_call(const Call& call, Rank rank, std::uint32_t ranks) {
       return check(call.source.size() % ranks == 0, ErrorCode::invalid_argument,
                    "all_to_all: a buffer must divide into as many parts as there are ranks");
     case Operation::send: return check_peer(operation, call.root, rank, ranks);
-    case Operation::receive: return check_peer(operation, call.from, rank, ranks);
+    case Operation::receive:
+      if (call.any_of.empty()) return check_peer(operation, call.from, rank, ranks);
+      for (const Rank one : call.any_of) check_peer(operation, one, rank, ranks);
+      return;
     case Operation::exchange:
       check_peer(operation, call.root, rank, ranks);
       return check_peer(operation, call.from, rank, ranks);

@@ -15,9 +15,11 @@ struct Call {
   Operation operation = Operation::barrier;
   std::span<const std::byte> source{};
   std::span<std::byte> target{};
-  SumTypes types{};  ///< of operations that sum
-  Rank root{};       ///< also whom a send or an exchange sends to
-  Rank from{};       ///< whom a receive or an exchange receives from
+  SumTypes types{};                ///< of operations that sum
+  Rank root{};                     ///< also whom a send or an exchange sends to
+  Rank from{};                     ///< whom a receive or an exchange receives from
+  std::span<const Rank> any_of{};  ///< whom a receive may receive from; empty: `from` alone
+  Rank* sender = nullptr;          ///< becomes the one of `any_of` that it has received from
 };
 
 /// Throws `Error{invalid_argument}` unless the buffers, the types and the other ranks that `call`

@@ -1,6 +1,7 @@
 #include "comm/detail/collectives.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -57,11 +58,19 @@ Collectives::Collectives(Transfers& transfers, Members members, const Communicat
       message_bytes_(message_bytes(options, ranks_)),
       headers_(ranks_),
       addends_(ranks_),
+      senders_(ranks_),
       scratch_(std::make_unique_for_overwrite<std::byte[]>(
           ranks_ == 1 ? 0 : 2 * message_bytes_ * ranks_)) {}
 
 void Collectives::run(const Call& call) {
   operation_ = call.operation;
+  if (!call.any_of.empty()) {
+    Call from_one = call;
+    from_one.from = first_to_send(call.any_of);
+    exchange(from_one);
+    *call.sender = from_one.from;
+    return;
+  }
   if (is_between_two(operation_)) return exchange(call);
   agree(call);
   const std::size_t bytes = bytes_of_all(call, ranks_);
@@ -207,6 +216,19 @@ void Collectives::scatter(Source all, Target shard, const Parts& parts, Rank roo
       [](std::size_t) {});
 }
 
+Rank Collectives::first_to_send(std::span<const Rank> any_of) {
+  senders_.clear();
+  for (const Rank one : any_of) senders_.push_back(members_.in_job(one));
+  const std::optional<Rank> first = transfers_.wait_for_any(senders_);
+  if (!first.has_value()) {
+    std::vector<std::uint32_t> numbers;
+    numbers.reserve(senders_.size());
+    for (const Rank sender : senders_) numbers.push_back(sender.value());
+    give_up_on(fmt::format("{}", fmt::join(numbers, " or ")));
+  }
+  return any_of[static_cast<std::size_t>(std::ranges::find(senders_, *first) - senders_.begin())];
+}
+
 // The receiver compares sizes, and ends the group if they differ.
 void Collectives::exchange(const Call& call) {
   const bool sends = call.operation != Operation::receive;
@@ -265,14 +287,17 @@ void Collectives::receive(Rank from, Target data) {
 
 void Collectives::wait(std::uint64_t count) {
   const std::optional<Rank> late = transfers_.wait(count);
-  if (!late) return;
+  if (late.has_value()) give_up_on(fmt::format("{}", late->value()));
+}
+
+void Collectives::give_up_on(std::string_view other) const {
   throw Error(
       ErrorCode::device_error,
       fmt::format("rank {} waited {} s for rank {} in {} (collective {}): rank {} has died, "
                   "hangs, or needs a larger timeout_ms",
                   transfers_.rank().value(),
-                  static_cast<double>(transfers_.timeout().count()) / 1e3, late->value(),
-                  name_of(operation_), collectives_, late->value()));
+                  static_cast<double>(transfers_.timeout().count()) / 1e3, other,
+                  name_of(operation_), collectives_, other));
 }
 
 void Collectives::disagree(const Header& mine, Rank other, const Header& theirs) const {

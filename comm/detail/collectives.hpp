@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "comm/detail/call.hpp"
@@ -42,6 +43,8 @@ class Collectives {
   void broadcast(Target data, Rank root);
   void gather(Source shard, Target all, const Parts& parts, Rank root);
   void scatter(Source all, Target shard, const Parts& parts, Rank root);
+  /// Returns once one of these has started to send, and which; of several the first.
+  [[nodiscard]] Rank first_to_send(std::span<const Rank> any_of);
   void exchange(const Call& call);
 
   /// Calls start(k) for the pieces k of at most `bytes` bytes, and finish(k) once what start(k) has
@@ -53,6 +56,8 @@ class Collectives {
 
   void send(Rank to, Source data);
   void receive(Rank from, Target data);
+  /// Throws that this rank has waited too long for `other`.
+  [[noreturn]] void give_up_on(std::string_view other) const;
   /// Waits for the first `count` transfers, and throws when that takes too long.
   void wait(std::uint64_t count);
   [[nodiscard]] std::uint64_t started() const { return transfers_.started(); }
@@ -70,6 +75,7 @@ class Collectives {
   std::uint64_t collectives_ = 0;
   std::vector<Header> headers_;            // by rank
   std::vector<const std::byte*> addends_;  // by rank
+  std::vector<Rank> senders_;              // whom a receive may receive from
   std::unique_ptr<std::byte[]> scratch_;   // two pieces of every rank
 };
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "comm/detail/transport.hpp"
 
@@ -33,9 +34,14 @@ class Transfers {
   /// Returns once the first `count` are over; or the other rank of the first that is not after the
   /// timeout. Throws when it is stopped.
   [[nodiscard]] std::optional<Rank> wait(std::uint64_t count);
+  /// Returns which of `from` has started a send that this rank does not receive yet, of several the
+  /// first of the list; nothing after the timeout. Throws as `wait` does.
+  [[nodiscard]] std::optional<Rank> wait_for_any(std::span<const Rank> from);
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
  private:
+  void check_going_on() const;
+
   Transport& transport_;
   const std::chrono::milliseconds timeout_;
   std::uint64_t started_ = 0;

@@ -43,6 +43,11 @@ class Transport {
   /// abandoned the group it throws that rank's code, with its number and reason.
   [[nodiscard]] virtual std::optional<Rank> wait(std::uint64_t count,
                                                  std::chrono::milliseconds limit) = 0;
+  /// Blocks until one of `from` has started a send that no receive of this rank stands for yet, and
+  /// returns that rank, of several the first of the list; or nothing once `limit` has passed. No
+  /// transfer is unfinished. Throws as `wait` does.
+  [[nodiscard]] virtual std::optional<Rank> wait_for_any(std::span<const Rank> from,
+                                                         std::chrono::milliseconds limit) = 0;
   /// Tells the other ranks that this one is out, and why. Returns when none of this rank's buffers
   /// is touched any more. Only destruction may follow.
   virtual void abandon(ErrorCode code, std::string_view reason) noexcept = 0;

@@ -143,6 +143,23 @@ std::optional<Rank> MpiTransport::wait(std::uint64_t count, std::chrono::millise
   }
 }
 
+std::optional<Rank> MpiTransport::wait_for_any(std::span<const Rank> from,
+                                               std::chrono::milliseconds limit) {
+  const Clock::time_point end = Clock::now() + limit;
+  while (true) {
+    for (const Rank other : from) {
+      int arrived = 0;
+      check_mpi(MPI_Iprobe(static_cast<int>(other.value()), kDataTag, session_->world(), &arrived,
+                           MPI_STATUS_IGNORE),
+                "MPI_Iprobe");
+      if (arrived != 0) return other;
+    }
+    check_notice();
+    if (Clock::now() >= end) return std::nullopt;
+    std::this_thread::sleep_for(kInterval);
+  }
+}
+
 bool MpiTransport::collect() {
   int count = 0;
   over_.resize(requests_.size());

@@ -44,6 +44,8 @@ class MpiTransport final : public Transport {
   void receive(Rank from, Target data) override;
   [[nodiscard]] std::optional<Rank> wait(std::uint64_t count,
                                          std::chrono::milliseconds limit) override;
+  [[nodiscard]] std::optional<Rank> wait_for_any(std::span<const Rank> from,
+                                                 std::chrono::milliseconds limit) override;
   void abandon(ErrorCode code, std::string_view reason) noexcept override;
 
  private:

@@ -14,6 +14,10 @@ class SingleTransport final : public Transport {
   [[nodiscard]] std::optional<Rank> wait(std::uint64_t, std::chrono::milliseconds) override {
     return std::nullopt;
   }
+  [[nodiscard]] std::optional<Rank> wait_for_any(std::span<const Rank>,
+                                                 std::chrono::milliseconds) override {
+    return std::nullopt;
+  }
   void abandon(ErrorCode, std::string_view) noexcept override {}
 };
 

@@ -90,6 +90,14 @@ std::optional<std::uint64_t> Connection::oldest() const {
   return std::min(out_.first().number, in_.first().number);
 }
 
+bool Connection::has_arrival() {
+  if (closed_) return false;
+  std::byte first{};
+  const Moved peeked = peek(socket_, std::span{&first, 1});
+  closed_ = peeked.state == Transfer::closed;
+  return peeked.state == Transfer::some;
+}
+
 short Connection::events() const {
   if (closed_) return 0;
   return static_cast<short>((out_.empty() ? 0 : POLLOUT) | (in_.empty() ? 0 : POLLIN));

@@ -32,6 +32,9 @@ class Connection {
   [[nodiscard]] std::optional<std::uint64_t> oldest() const;
   /// Returns what poll(2) is to wait for; 0: nothing.
   [[nodiscard]] short events() const;
+  /// Returns whether bytes have come that no transfer stands for: no receive is unfinished. Notices
+  /// a connection that the other end has closed.
+  [[nodiscard]] bool has_arrival();
   [[nodiscard]] int socket() const { return socket_.get(); }
   [[nodiscard]] bool is_closed() const { return closed_; }
 

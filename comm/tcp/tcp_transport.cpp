@@ -55,6 +55,20 @@ std::optional<Rank> TcpTransport::wait(std::uint64_t count, std::chrono::millise
   }
 }
 
+std::optional<Rank> TcpTransport::wait_for_any(std::span<const Rank> from,
+                                               std::chrono::milliseconds limit) {
+  const Clock::time_point end = Clock::now() + limit;
+  while (true) {
+    for (const Rank other : from) {
+      Link& link = links_[other.value()];
+      if (link.data.has_arrival()) return other;
+      check_present(link, other);
+    }
+    if (Clock::now() >= end) return std::nullopt;
+    advance(end, from);
+  }
+}
+
 std::optional<TcpTransport::Unfinished> TcpTransport::oldest() const {
   std::optional<Unfinished> first;
   for (std::uint32_t other = 0; other < ranks(); ++other) {
@@ -66,12 +80,18 @@ std::optional<TcpTransport::Unfinished> TcpTransport::oldest() const {
   return first;
 }
 
-void TcpTransport::advance(Clock::time_point end) {
+void TcpTransport::advance(Clock::time_point end, std::span<const Rank> awaited) {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     const Link& link = links_[i];
     const short events = link.data.events();
     polls_[2 * i] = {.fd = events == 0 ? -1 : link.data.socket(), .events = events, .revents = 0};
     polls_[2 * i + 1] = {.fd = link.left ? -1 : link.notices.get(), .events = POLLIN, .revents = 0};
+  }
+  for (const Rank other : awaited) {
+    const Connection& data = links_[other.value()].data;
+    if (data.is_closed()) continue;
+    polls_[2 * other.value()].fd = data.socket();
+    polls_[2 * other.value()].events |= POLLIN;
   }
   if (::poll(polls_.data(), polls_.size(), poll_time(end)) < 0) {
     if (errno == EINTR) return;
@@ -81,12 +101,15 @@ void TcpTransport::advance(Clock::time_point end) {
     Link& link = links_[other];
     if (polls_[2 * other + 1].revents != 0) hear(link, Rank{other});
     if (polls_[2 * other].revents != 0) link.data.advance();
-    if (link.left && link.data.is_closed() && link.data.oldest().has_value()) {
-      throw Error(ErrorCode::device_error,
-                  fmt::format("rank {} has left the group while rank {} waits for it", other,
-                              rank().value()));
-    }
+    if (link.data.oldest().has_value()) check_present(link, Rank{other});
   }
+}
+
+void TcpTransport::check_present(const Link& link, Rank other) const {
+  if (!link.left || !link.data.is_closed()) return;
+  throw Error(ErrorCode::device_error,
+              fmt::format("rank {} has left the group while rank {} waits for it", other.value(),
+                          rank().value()));
 }
 
 // The connection of data may close a little earlier than that of notices, which says why.

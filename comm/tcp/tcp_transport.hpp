@@ -31,6 +31,8 @@ class TcpTransport final : public Transport {
   void receive(Rank from, Target data) override;
   [[nodiscard]] std::optional<Rank> wait(std::uint64_t count,
                                          std::chrono::milliseconds limit) override;
+  [[nodiscard]] std::optional<Rank> wait_for_any(std::span<const Rank> from,
+                                                 std::chrono::milliseconds limit) override;
   void abandon(ErrorCode code, std::string_view reason) noexcept override;
 
  private:
@@ -48,8 +50,11 @@ class TcpTransport final : public Transport {
   };
   /// Returns the first transfer that is unfinished.
   [[nodiscard]] std::optional<Unfinished> oldest() const;
-  /// Moves what can be moved once something can, or until `end`.
-  void advance(std::chrono::steady_clock::time_point end);
+  /// Moves what can be moved once something can, or until `end`, or until bytes come from one of
+  /// `awaited`.
+  void advance(std::chrono::steady_clock::time_point end, std::span<const Rank> awaited = {});
+  /// Throws if `link` to that rank will bring nothing more, as it has left.
+  void check_present(const Link& link, Rank other) const;
   /// Throws if that rank has failed or died.
   void hear(Link& link, Rank from);
   void tell(const Notice& notice) noexcept;

@@ -182,6 +182,29 @@ TEST_P(CommunicatorContract, MessagesOfAPairArriveInOrder) {
   });
 }
 
+// Rank 1 stands first in the list, and sends once the last rank's message has come.
+TEST_P(CommunicatorContract, ReceivesFromWhoeverSendsFirst) {
+  if (ranks() < 3) return;  // there are no two that may send
+  const std::vector<Rank> some{Rank{1}, Rank{ranks() - 1}};
+  run_counts([&](Communicator& self, std::size_t count) {
+    const Buffer mine = data_of(self.rank().value(), count);
+    Buffer message(mine.size());
+    if (self.rank() == some[0]) self.receive(message, Rank{0}).wait();
+    if (std::ranges::find(some, self.rank()) != some.end()) self.send(mine, Rank{0}).wait();
+    if (self.rank() == Rank{0}) {
+      Rank sender{0};
+      self.receive(message, some, sender).wait();
+      EXPECT_EQ(sender, some[1]);
+      EXPECT_EQ(message, data_of(some[1].value(), count));
+      self.send(message, some[0]).wait();
+      self.receive(message, std::span{some}.first(1), sender).wait();
+      EXPECT_EQ(sender, some[0]);
+      EXPECT_EQ(message, data_of(some[0].value(), count));
+    }
+    self.barrier().wait();
+  });
+}
+
 TEST_P(CommunicatorContract, ExchangesGoRoundARing) {
   if (ranks() < 2) return;  // a group of one has nobody to send to
   run_counts([&](Communicator& self, std::size_t count) {
@@ -299,6 +322,10 @@ TEST_P(CommunicatorContract, RefusesBuffersThatDoNotFit) {
     expect_refused([&] { return self.scatter(wrong, small, self.rank()); });
     expect_refused([&] { return self.send(small, self.rank()); });
     expect_refused([&] { return self.receive(small, Rank{ranks()}); });
+    Rank sender{0};
+    expect_refused([&] { return self.receive(small, std::span<const Rank>{}, sender); });
+    const std::vector<Rank> with_self{Rank{(self.rank().value() + 1) % ranks()}, self.rank()};
+    expect_refused([&] { return self.receive(small, with_self, sender); });
     expect_refused([&] { return self.exchange(small, self.rank(), small, self.rank()); });
   });
 }

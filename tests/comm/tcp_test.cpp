@@ -229,6 +229,19 @@ TEST(TcpTransport, NamesARankThatLeavesWhileAnotherWaitsForIt) {
               HasSubstr("rank 1 has left the group while rank 0 waits for it"));
 }
 
+TEST(TcpTransport, NamesARankThatLeavesWhileAnotherWaitsForItOrAThird) {
+  EXPECT_THAT(failure_of([] {
+                run_tcp_ranks(3, kPatient, [](Communicator& self) {
+                  std::vector<std::byte> data(4);
+                  const std::vector<Rank> others{Rank{1}, Rank{2}};
+                  Rank sender{0};
+                  if (self.rank() == Rank{0}) self.receive(data, others, sender).wait();
+                  if (self.rank() == Rank{2}) self.receive(data, Rank{0}).wait();
+                });
+              }),
+              HasSubstr("rank 1 has left the group while rank 0 waits for it"));
+}
+
 TEST(TcpTransport, RanksThatAreDoneMayLeaveBeforeTheOthers) {
   run_tcp_ranks(3, kPatient, [](Communicator& self) {
     std::vector<std::byte> data(100'000);

@@ -61,6 +61,20 @@ std::optional<Rank> ThreadTransport::wait(std::uint64_t count, std::chrono::mill
   }
 }
 
+std::optional<Rank> ThreadTransport::wait_for_any(std::span<const Rank> from,
+                                                  std::chrono::milliseconds limit) {
+  const Clock::time_point end = Clock::now() + limit;
+  std::unique_lock lock(meeting_.mutex_);
+  while (true) {
+    check_whole();
+    for (const Rank other : from) {
+      if (meeting_.mailbox(other, rank()).sent > received_[other.value()]) return other;
+    }
+    if (Clock::now() >= end) return std::nullopt;
+    meeting_.ends_[rank().value()].changed.wait_until(lock, end);
+  }
+}
+
 bool ThreadTransport::advance(std::unique_lock<std::mutex>& lock, const Transfer& transfer,
                               Clock::time_point& wake) {
   const bool sends = transfer.target.empty();
