@@ -49,11 +49,13 @@ constexpr std::array<Named<UpdateMode>, 3> kUpdateModes{{
     {"deferred", UpdateMode::deferred},
     {"immediate", UpdateMode::immediate},
 }};
-constexpr std::array<Named<PipelineSchedule>, 4> kPipelineSchedules{{
+constexpr std::array<Named<PipelineSchedule>, 6> kPipelineSchedules{{
     {"naive", PipelineSchedule::naive},
     {"f_then_b", PipelineSchedule::f_then_b},
     {"1f1b", PipelineSchedule::one_f_one_b},
     {"interleaved", PipelineSchedule::interleaved},
+    {"pipedream", PipelineSchedule::pipedream},
+    {"pipedream_2bw", PipelineSchedule::pipedream_2bw},
 }};
 constexpr std::array<Named<SumOrder>, 2> kSumOrders{{
     {"fast", SumOrder::fast},

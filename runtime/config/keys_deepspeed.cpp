@@ -10,6 +10,7 @@ constexpr std::string_view kZero = "zero_optimization";
 constexpr std::string_view kOffloadOptimizer = "zero_optimization.offload_optimizer";
 constexpr std::string_view kOffloadParam = "zero_optimization.offload_param";
 constexpr std::string_view kCheckpointingSection = "activation_checkpointing";
+constexpr std::string_view kTensor = "tensor_parallel";
 
 constexpr std::string_view kReporting = "metrics.jsonl and the trace hold every step";
 constexpr std::string_view kRanks = "it concerns traffic between ranks";
@@ -19,6 +20,7 @@ constexpr std::string_view kPinned = "staging memory is always pinned, at exact 
 constexpr std::string_view kAsync = "the I/O engine chooses it";
 constexpr std::string_view kAlways = "it is always so";
 constexpr std::string_view kPlanned = "the plan decides what to keep and what to recompute";
+constexpr std::string_view kMegatron = "matrices and vocabulary are cut as Megatron-LM cuts them";
 constexpr std::string_view kNoModel = "there is no foreign model or optimizer to adapt to";
 
 using enum Answer;
@@ -28,8 +30,8 @@ constexpr std::string_view kNetwork =
     "(`wandb sync DIR` takes them)";
 constexpr std::string_view kOtherMathematics =
     "changes the mathematics in a way that Spillway does not implement; switch it off";
-constexpr std::string_view kManyRanks =
-    "needs several ranks, and Spillway trains on one; remove it";
+constexpr std::string_view kUlysses =
+    "is DeepSpeed-Ulysses, and spillway.sequence_parallel is Megatron-LM's; remove it";
 constexpr std::string_view kExperts = "needs layers of experts, which no model here has; remove it";
 
 constexpr std::array kForeign = std::to_array<ForeignKey>({
@@ -185,12 +187,22 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
      "tp_gather_partition_size enable_cuda_graph"},
     {"", "elasticity", refuse_when_on,
      "needs a number of ranks that changes, and Spillway trains on one; remove it"},
-    {"", "tensor_parallel", refuse_when_on, kManyRanks,
-     "enabled dtype autotp_size tp_size tp_overlap_comm vocab_parallel_lm_head "
-     "vocab_parallel_ce_backend tp.* tensor_parallel.* injection_policy_tuple "
-     "partition_config.* preset_model keep_module_on_host kernel_inject "
-     "replace_with_kernel_inject"},
-    {"", "sequence_parallel_size", refuse_when_on, kManyRanks},
+    {kTensor, "enabled", refuse_when_off, "does not switch autotp_size off; remove it"},
+    {kTensor, "tp_size", refuse_when_on,
+     "is the key of inference, and that of training is autotp_size; remove it"},
+    {kTensor, "dtype", note, kMegatron},
+    {kTensor, "tp_overlap_comm", note, kMegatron},
+    {kTensor, "vocab_parallel_lm_head", note, kMegatron},
+    {kTensor, "vocab_parallel_ce_backend", note, kMegatron},
+    {kTensor, "tp", note, kMegatron},
+    {kTensor, "tensor_parallel", note, kMegatron},
+    {kTensor, "injection_policy_tuple", note, kMegatron},
+    {kTensor, "partition_config", note, kMegatron},
+    {kTensor, "preset_model", note, kMegatron},
+    {kTensor, "keep_module_on_host", note, kMegatron},
+    {kTensor, "kernel_inject", note, kMegatron},
+    {kTensor, "replace_with_kernel_inject", note, kMegatron},
+    {"", "sequence_parallel_size", refuse_when_on, kUlysses},
     {"", "expert_parallel", refuse_when_on, kExperts,
      "enabled autoep_size preset_model async_split_plan combine_impl comm_backend "
      "comm_max_tokens_per_rank comm_num_sm comm_qp_margin disable_triton_grouped_mm "

@@ -42,9 +42,10 @@ bool is_folder(const json& value) {
 
 std::string range_in_words(const Domain& domain) {
   // A whole number that fills its type has no bound that anybody needs to know.
-  const bool open = domain.kind == Kind::whole && domain.high >= 0x1p63;
+  const bool whole = domain.kind == Kind::whole || domain.kind == Kind::wholes;
+  const bool open = whole && domain.high >= 0x1p63;
   const auto text = [&](double number) {
-    if (domain.kind == Kind::whole) return fmt::format("{:.0f}", number);
+    if (whole) return fmt::format("{:.0f}", number);
     return number == kLargestNumber ? "1e30" : fmt::format("{}", number);
   };
   std::string words = fmt::format("{} {}", domain.above ? "above" : "from", text(domain.low));
@@ -61,7 +62,7 @@ std::string fault_of_numbers(const Domain& domain, const json& numbers) {
   for (const json& each : numbers) {
     if (!each.is_number()) return "is an array";
     Domain one = domain;
-    one.kind = Kind::number;
+    one.kind = domain.kind == Kind::wholes ? Kind::whole : Kind::number;
     if (!one.fault_of(each).empty()) return fmt::format("holds {}", shown(each));
     if (domain.kind == Kind::rate && each != numbers[0]) {
       return fmt::format(
@@ -99,6 +100,7 @@ std::string Domain::in_words() const {
     case Kind::rate:
       return fmt::format("a number {}, or an array of equal ones", range_in_words(*this));
     case Kind::pair: return "an array of two numbers " + range_in_words(*this);
+    case Kind::wholes: return "an array of whole numbers " + range_in_words(*this);
     case Kind::name: return fmt::format("one of {}", fmt::join(names, ", "));
     case Kind::folder: return "the name of one folder";
     case Kind::path: return "a path";
@@ -123,6 +125,8 @@ std::string Domain::fault_of(const json& value) const {
       return value.is_array() && !value.empty() ? fault_of_numbers(*this, value) : unless(false);
     case Kind::pair:
       return value.is_array() && value.size() == 2 ? fault_of_numbers(*this, value) : unless(false);
+    case Kind::wholes:
+      return value.is_array() && !value.empty() ? fault_of_numbers(*this, value) : unless(false);
     case Kind::name:
       return unless(value.is_string() &&
                     std::ranges::find(names, value.get<std::string_view>()) != names.end());

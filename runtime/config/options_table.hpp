@@ -32,6 +32,7 @@ enum class Kind : std::uint8_t {
   number,
   rate,  ///< a number, or what DeepSpeed's schedules take: an array of one for each group
   pair,
+  wholes,
   name,    ///< one of some
   folder,  ///< a file name without its path
   path,

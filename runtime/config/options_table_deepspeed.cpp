@@ -17,10 +17,6 @@ bool dynamic_scale(const TrainOptions& options) {
   return fp16(options) && options.loss_scale.dynamic;
 }
 
-void only_check(ConfigFile& file, const Option& self, TrainOptions& options) {
-  static_cast<void>(file.value(self, options));
-}
-
 /// fp16.enabled, bf16.enabled and its old name; read_compute settles what they say together.
 template <DType Type>
 void read_enabled(ConfigFile& file, const Option& self, TrainOptions& options) {

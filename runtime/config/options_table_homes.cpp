@@ -77,10 +77,6 @@ void read_cpu_checkpointing(ConfigFile& file, const Option& self, TrainOptions& 
   if (offload != nullptr && *offload == true) options.activations = StateHome::host;
 }
 
-void only_check(ConfigFile& file, const Option& self, TrainOptions& options) {
-  static_cast<void>(file.value(self, options));
-}
-
 template <auto Monitor>
 void add_monitor(std::vector<Option>& table, std::string_view section, std::string_view writes,
                  std::string_view folder) {
@@ -100,6 +96,13 @@ void add_pipeline(std::vector<Option>& table) {
            "The layers are cut into so many stages, each on ranks of its own; every micro-batch is "
            "a "
            "round."},
+          whole<std::uint32_t>(1, kMostStages));
+  Rows(table,
+       {.section = "tensor_parallel", .part = Part::mathematics, .automatic = automatic::kDefault})
+      .member<&TrainOptions::tensor, &TensorOptions::ranks>(
+          {"autotp_size",
+           "So many ranks in a row share out the heads, the columns of the MLP and the vocabulary "
+           "of every layer (Megatron-LM)."},
           whole<std::uint32_t>(1, kMostStages));
 }
 

@@ -7,6 +7,7 @@ namespace {
 
 /// A commit names the layers of each.
 constexpr double kMostChunks = 128;
+constexpr double kMostStepsOfSums = 10'000;
 
 using nlohmann::json;
 using Options = TrainOptions;
@@ -18,6 +19,12 @@ constexpr double kMostTileParameters = 0x1p40;
 bool on_cuda(const Options& options) { return options.device == DeviceKind::cuda; }
 bool on_host(const Options& options) { return !on_cuda(options); }
 bool is_tf32(const Options& options) { return on_cuda(options) && options.compute == DType::fp32; }
+bool is_stale(const Options& options) { return has_stale_weights(options.pipeline.schedule); }
+
+json value_of_parts(const Option&, const Options& options) {
+  const std::vector<std::uint32_t>& parts = options.pipeline.parts;
+  return parts.empty() ? json() : json(parts);
+}
 
 /// fp16.enabled and bf16.enabled, which are read before, and `compute` say one thing together.
 void read_compute(ConfigFile& file, const Option& self, Options& options) {
@@ -141,15 +148,41 @@ void add_mathematics(std::vector<Option>& table) {
 }
 
 void add_pipeline(std::vector<Option>& table) {
-  Rows(table, {.section = kOwn, .part = Part::free})
+  Rows(table, {.section = kOwn})
       .member<&Options::pipeline, &PipelineOptions::schedule>(
-          {"pipeline_schedule", "The stages of a pipeline run their passes in this order."});
+          {"pipeline_schedule",
+           "The stages of a pipeline run their passes in this order. With `pipedream` and "
+           "`pipedream_2bw` they use stale weights, which is other mathematics, and recorded; the "
+           "others give the same bits, and a resumed run may change one for another."})
+      .counts = is_stale;
   Rows(table, {.section = kOwn, .part = Part::layout})
       .member<&Options::pipeline, &PipelineOptions::chunks>(
           {"pipeline_chunks",
            "A stage of a pipeline has so many parts of the model, in turn with the other stages; "
            "more than one needs the schedule `interleaved`."},
           whole<std::uint32_t>(1, kMostChunks));
+  Domain parts = whole<std::uint32_t>(1);
+  parts.kind = Kind::wholes;
+  Rows(table, {.section = kOwn, .part = Part::layout})
+      .own({"pipeline_parts",
+            "The parts of a pipeline have so many layers each, in the model's order, embedding and "
+            "head counted; part i is of stage i, modulo the stages.",
+            "planned: simulated to be busy equally long; with stale weights, equal FLOPs"},
+           parts, read_member<&Options::pipeline, &PipelineOptions::parts>, value_of_parts);
+  Rows(table, {.section = kOwn, .part = Part::free})
+      .member<&Options::pipeline, &PipelineOptions::meet_every>(
+          {"pipeline_meet_every",
+           "The stages of a pipeline with stale weights bring losses and norms together each time "
+           "after this many steps, and wait for each other; with `gradient_clipping` or fp16 that "
+           "is after each step.",
+           "0: planned, so that it costs 1 % of the time"},
+          whole<std::uint32_t>(0, kMostStepsOfSums))
+      .automatic = "planned";
+  Rows(table, {.section = kOwn, .part = Part::mathematics})
+      .member<&Options::tensor, &TensorOptions::sequence>(
+          {"sequence_parallel",
+           "The ranks of a tensor group share out the tokens of norms and of what lies between "
+           "blocks, and gather them for matrices (Megatron-LM)."});
 }
 
 void add_placement(std::vector<Option>& table) {

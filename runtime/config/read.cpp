@@ -150,8 +150,10 @@ ParsedConfig parse_train_config(std::string_view text, std::string_view origin,
   for (const Option& option : options_table()) {
     file.attempt([&] { detail::read_option(file, option, parsed.options); });
   }
-  // The stages of a pipeline share their micro-batches.
-  const std::uint32_t replicas = std::max(1U, ranks / parsed.options.pipeline.stages);
+  // The stages of a pipeline share their micro-batches, and so do the ranks of a tensor group.
+  const std::uint64_t sharing =
+      std::uint64_t{parsed.options.pipeline.stages} * parsed.options.tensor.ranks;
+  const auto replicas = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, ranks / sharing));
   parsed.options.automatic.ranks = replicas;
   file.attempt([&] { detail::settle_batch(file, replicas, parsed.options); });
   file.finish(parsed.options);

@@ -114,14 +114,36 @@ enum class SumOrder : std::uint8_t { fast, fixed };
 enum class SumsHome : std::uint8_t { automatic, device, host };
 
 /// In which order the stages of a pipeline run their passes: plan/pipeline/schedule.hpp.
-enum class PipelineSchedule : std::uint8_t { naive, f_then_b, one_f_one_b, interleaved };
+enum class PipelineSchedule : std::uint8_t {
+  naive,
+  f_then_b,
+  one_f_one_b,
+  interleaved,
+  pipedream,
+  pipedream_2bw,
+};
+/// Returns whether passes use weights from before the last updates, which is other mathematics.
+[[nodiscard]] constexpr bool has_stale_weights(PipelineSchedule schedule) {
+  return schedule == PipelineSchedule::pipedream || schedule == PipelineSchedule::pipedream_2bw;
+}
 
 /// How the layers are cut over ranks.
 struct PipelineOptions {
   std::uint32_t stages = 1;
   std::uint32_t chunks = 1;  ///< of a stage
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  std::vector<std::uint32_t> parts{};  ///< layers of each; empty: planned
+  /// Counts the steps after which stages with stale weights sum up losses and norms; 0: planned.
+  std::uint32_t meet_every = 0;
   bool operator==(const PipelineOptions&) const = default;
+};
+
+/// How the matrices of every layer are cut over ranks (Shoeybi et al. 2019, Megatron-LM).
+struct TensorOptions {
+  std::uint32_t ranks = 1;  ///< of a tensor group
+  std::uint32_t index = 0;  ///< of this rank in it; no key of a configuration
+  bool sequence = false;    ///< they share out the tokens too, where matrices do not need all
+  bool operator==(const TensorOptions&) const = default;
 };
 
 /// Says what a configuration leaves as "auto" for the model and the machine to say: automatic.hpp.
@@ -192,6 +214,7 @@ struct TrainOptions {
   std::uint64_t eval_every = 0;  ///< 0: at the end only
   std::uint32_t zero_stage = 0;
   PipelineOptions pipeline;
+  TensorOptions tensor;
   std::uint32_t secondary_ranks = 1;  ///< that share out a second copy of parameters; 1: none
   MonitorOptions tensorboard;
   MonitorOptions csv_monitor;

@@ -40,15 +40,66 @@ void validate_batch(Faults& faults, const TrainOptions& options) {
                       options.gradient_accumulation_steps));
 }
 
+/// What excludes that stages meet after so many steps.
+void validate_meetings(Faults& faults, const TrainOptions& options) {
+  const std::uint32_t every = options.pipeline.meet_every;
+  if (every <= 1) return;
+  const auto exclude = [&](bool condition, std::string_view why) {
+    require(faults, !condition, fmt::format("spillway.pipeline_meet_every is {}, {}", every, why));
+  };
+  exclude(!has_stale_weights(options.pipeline.schedule),
+          "and stages need not meet after each step only with the schedules pipedream and "
+          "pipedream_2bw; remove it");
+  exclude(options.gradient_clipping != 0,
+          "and gradient_clipping needs the norm of each step; set gradient_clipping 0, or remove "
+          "spillway.pipeline_meet_every");
+  exclude(options.compute == DType::fp16 && !options.automatic.fp16,
+          "and the loss scale of fp16 needs the norm of each step; use bf16, or remove it");
+}
+
+/// What a pipeline needs that is never flushed.
+void validate_stale_weights(Faults& faults, const TrainOptions& options) {
+  const std::uint32_t stages = options.pipeline.stages;
+  const PipelineSchedule schedule = options.pipeline.schedule;
+  if (!has_stale_weights(schedule)) return;
+  require(faults, stages > 1,
+          fmt::format("spillway.pipeline_schedule {} has stale weights, which one stage has no use "
+                      "for; set pipeline.stages, or remove the key",
+                      config_name(schedule)));
+  require(faults,
+          options.activations == StateHome::automatic || options.activations == StateHome::device,
+          fmt::format("in this version the activations between layers stay on the device with the "
+                      "schedule {}; remove spillway.activations, or use the schedule 1f1b",
+                      config_name(schedule)));
+  const std::uint64_t rounds = options.gradient_accumulation_steps;
+  const bool each = schedule == PipelineSchedule::pipedream;
+  if (options.automatic.accumulation || stages == 1) return;
+  require(faults, !each || rounds == 1,
+          fmt::format("gradient_accumulation_steps is {}, and the schedule pipedream updates after "
+                      "each micro-batch; set 1, or the schedule pipedream_2bw",
+                      rounds));
+  require(faults, each || rounds >= stages,
+          fmt::format("gradient_accumulation_steps is {}, and the schedule pipedream_2bw of {} "
+                      "stages needs at least {}",
+                      rounds, stages, stages));
+}
+
 /// What a pipeline excludes in this version.
 void validate_pipeline(Faults& faults, const TrainOptions& options) {
-  const auto [stages, chunks, schedule] = options.pipeline;
+  const auto& [stages, chunks, schedule, parts, meet_every] = options.pipeline;
   const bool interleaved = schedule == PipelineSchedule::interleaved;
   require(faults, chunks == 1 || interleaved,
           fmt::format("spillway.pipeline_chunks is {}, and only the schedule interleaved has more "
                       "than one in a stage; remove it, or write spillway.pipeline_schedule "
                       "interleaved",
                       chunks));
+  const std::uint64_t needed = std::uint64_t{stages} * chunks;
+  require(faults, parts.empty() || (stages > 1 && parts.size() == needed),
+          fmt::format("spillway.pipeline_parts has {} parts, and {} stages with {} chunks need {}; "
+                      "write as many, or remove it",
+                      parts.size(), stages, chunks, stages > 1 ? needed : 0));
+  validate_stale_weights(faults, options);
+  validate_meetings(faults, options);
   if (stages == 1) return;
   require(
       faults,
@@ -59,16 +110,29 @@ void validate_pipeline(Faults& faults, const TrainOptions& options) {
                   options.gradient_accumulation_steps, stages, stages));
   require(faults, options.work_order == WorkOrder::layer_major,
           "spillway.work_order micro_batch_major excludes pipeline.stages; remove one of the keys");
-  require(faults,
-          options.activations == StateHome::automatic || options.activations == StateHome::device,
-          "in this version the activations between the layers of a pipeline stay on the device; "
-          "remove spillway.activations or pipeline.stages");
   require(faults, options.operator_tile == 0,
           "in this version the layers of a pipeline are not cut into tiles; remove "
           "spillway.operator_tile or pipeline.stages");
   require(faults, options.secondary_ranks == 1,
           "in this version the ranks of a pipeline keep no second copy of parameters; remove "
           "zero_optimization.zero_hpz_partition_size or pipeline.stages");
+}
+
+/// What a tensor group excludes in this version.
+void validate_tensor(Faults& faults, const TrainOptions& options) {
+  require(faults, !options.tensor.sequence || options.tensor.ranks > 1,
+          "spillway.sequence_parallel shares out tokens among the ranks of a tensor group; set "
+          "tensor_parallel.autotp_size, or remove it");
+  if (options.tensor.ranks == 1) return;
+  require(faults, options.work_order == WorkOrder::layer_major,
+          "spillway.work_order micro_batch_major excludes tensor_parallel.autotp_size; remove one "
+          "of the keys");
+  require(faults, options.operator_tile == 0,
+          "spillway.operator_tile excludes tensor_parallel.autotp_size, which cuts the matrices "
+          "itself; remove one of the keys");
+  require(faults, options.secondary_ranks == 1,
+          "in this version the ranks of tensor groups keep no second copy of parameters; remove "
+          "zero_optimization.zero_hpz_partition_size or tensor_parallel.autotp_size");
 }
 
 /// An update adds eps in fp32, where what is below the normal range counts as zero; Adam's bias
@@ -156,6 +220,7 @@ void validate(const TrainOptions& options) {
   validate_domains(faults, options);
   validate_batch(faults, options);
   validate_pipeline(faults, options);
+  validate_tensor(faults, options);
   validate_optimizer(faults, options);
   validate_schedule(faults, options.schedule);
   validate_loss_scale(faults, options.loss_scale);

@@ -1,6 +1,7 @@
 #include "runtime/engine/planned_run.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
+#include "runtime/engine/prepare/stage_cut.hpp"
 #include "runtime/engine/prepare/start_values.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/rank_agreement.hpp"
@@ -50,6 +52,7 @@ class Planning {
   [[nodiscard]] Tuning tune_in_turn(const CalibrationRequest& request);
   [[nodiscard]] plan::MachineProfile measure(CalibrationRequest request,
                                              const Tuning& tuning) const;
+  void balance(const plan::Workload& whole, const plan::MachineProfile* profile);
   void widen_attention();
 
   const TrainRequest& request_;
@@ -62,6 +65,9 @@ void Planning::open() {
   const std::optional<StepIndex> start = agree_on_start(request_.ranks, run_.claim);
   run_.config = model_of(request_, RunDirectory(run_.claim.job()));
   run_.options = request_.options;
+  if (request_.ranks != nullptr) {
+    run_.options.tensor.index = run_.grid.part_of(request_.ranks->rank().value());
+  }
   take_place();
   resolve(run_.options, run_.config);
   resolve_automatic();
@@ -147,10 +153,11 @@ void Planning::show_places(const std::string& gpu) {
 
 void Planning::join_groups() {
   run_.ranks = request_.ranks;
-  if (run_.grid.stages == 1) return;
-  run_.groups = join_stage(*request_.ranks, run_.grid);
+  if (run_.grid.all_replicas()) return;
+  run_.groups = join_grid(*request_.ranks, request_.ranks->rank(), run_.grid);
   run_.ranks = run_.groups.replicas.get();
   run_.line = run_.groups.stages.get();
+  run_.tensor = run_.groups.tensor.get();
 }
 
 plan::Workload Planning::workload_of_rank(plan::Workload whole) const {
@@ -161,13 +168,16 @@ plan::Workload Planning::workload_of_rank(plan::Workload whole) const {
 /// All ranks have the same device by now. A machine that lacks NCCL ends the run here.
 void Planning::join_gpus() {
   if (request_.ranks == nullptr || run_.options.device != config::DeviceKind::cuda) return;
-  check(run_.grid.stages == 1, ErrorCode::not_supported,
-        "this version runs the stages of a pipeline on the host alone; remove pipeline.stages, or "
-        "use --device host");
-  run_.gpus = std::make_unique<comm::DeviceCommunicator>(
+  check(!config::has_stale_weights(run_.options.pipeline.schedule), ErrorCode::not_supported,
+        "this version runs schedules with stale weights on the host alone; use another "
+        "spillway.pipeline_schedule, or --device host");
+  run_.gpu_job = std::make_unique<comm::DeviceCommunicator>(
       *request_.ranks,
       comm::DeviceCommunicatorOptions{.library_directories = cuda_library_directories()});
-  run_.gpu_ranks = run_.gpus.get();
+  if (!run_.grid.all_replicas()) {
+    run_.gpu_groups = join_grid(*run_.gpu_job, request_.ranks->rank(), run_.grid);
+  }
+  run_.gpus = gpu_ends(*run_.gpu_job, run_.gpu_groups, run_.grid);
 }
 
 /// Every rank plans with the least that one of them has.
@@ -247,6 +257,29 @@ void Planning::widen_attention() {
       make_workload(run_.config, *run_.model.transformer, run_.options, run_.part));
 }
 
+/// Cuts the layers into stages. All ranks take the cut of the first.
+void Planning::balance(const plan::Workload& whole, const plan::MachineProfile* profile) {
+  const plan::BalancedLayers cut = balance_stages(whole, run_.options, run_.budgets, profile);
+  std::vector<std::uint32_t> layers = cut.layers;
+  for (std::uint32_t& each : layers) {
+    each = static_cast<std::uint32_t>(value_of_first(*request_.ranks, each));
+  }
+  config::TrainOptions named = run_.options;
+  named.pipeline.parts = layers;
+  const std::uint32_t stage = run_.grid.stage_of(request_.ranks->rank().value());
+  run_.workload = of_stage(whole, named, stage);
+  if (profile == nullptr) return;
+  run_.options.pipeline.parts = layers;  // a run keeps its cut
+  run_.run_config.options.pipeline.parts = layers;
+  run_.placement = place(run_.config, run_.options, run_.workload, run_.budgets);
+  if (cut.seconds == cut.by_flops) return;
+  observer_.noted(fmt::format("the stages have {} layers: simulated, a step takes {:.4g} s{}",
+                              fmt::join(layers, " + "), cut.seconds,
+                              cut.by_flops > 0
+                                  ? fmt::format(", and {:.4g} s with equal FLOPs", cut.by_flops)
+                                  : ", and stages with equal FLOPs do not fit"));
+}
+
 /// Ranks that share a disk measure it one after the other; what one of them has found out, the next
 /// one reads in the machine profile.
 Tuning Planning::tune_in_turn(const CalibrationRequest& request) {
@@ -271,27 +304,34 @@ plan::MachineProfile Planning::measure(CalibrationRequest request, const Tuning&
 }
 
 void Planning::plan() {
-  plan::Workload alone =
+  const plan::Workload alone =
       make_workload(run_.config, *run_.model.transformer, run_.options, run_.part);
   run_.workload = workload_of_rank(alone);
   run_.budgets = budgets_for(run_.options, run_.workload);
   if (run_.claim.resumes()) {
     run_.budgets.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already
   }
+  const bool balances = balances_stages(run_.options) && !run_.claim.resumes();
+  if (balances) balance(alone, nullptr);
   run_.placement = place(run_.config, run_.options, run_.workload, run_.budgets);
-  alone.ranks = {};  // what a rank does is measured without the others
+  plan::Workload measured = alone;
+  measured.ranks = {};  // what a rank does is measured without the others
   const CalibrationRequest request{.config = run_.config,
                                    .options = run_.options,
                                    .model = run_.model,
-                                   .workload = alone,
+                                   .workload = measured,
                                    .budgets = run_.budgets,
                                    .state_directories = run_.store_options.directories};
   const Tuning tuning = tune_in_turn(request);
   run_.update_prefetch = tuning.update_prefetch;
   tune_store(tuning.drives, run_.store_options);
-  run_.profile = slowest(request_.ranks, run_.part, measure(request, tuning));
+  run_.profile = slowest(request_.ranks, run_.part, run_.tensor, measure(request, tuning));
+  if (balances) balance(alone, &run_.profile);
+  // The ranks of a tensor group have one placement, and so one order of what they do together.
+  plan::Workload of_group = run_.workload;
+  of_group.tensor.index = 0;
   plan::PlannedStep fastest = plan::fastest_placement(
-      run_.workload, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
+      of_group, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
   run_.placement = std::move(fastest.placement);
   run_.prediction = std::move(fastest.prediction);
   run_.prediction.step_seconds *= run_.workload.stage.stretch;

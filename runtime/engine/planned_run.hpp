@@ -12,7 +12,7 @@
 #include "runtime/engine/machine/machine_tuning.hpp"
 #include "runtime/engine/machine/rank_place.hpp"
 #include "runtime/engine/run/claim.hpp"
-#include "runtime/engine/step/stage_groups.hpp"
+#include "runtime/engine/step/grid_groups.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "runtime/engine/training_data.hpp"
@@ -23,13 +23,14 @@ namespace spillway::engine {
 struct PlannedRun : EngineSetup {
   explicit PlannedRun(const TrainRequest& request);
 
-  plan::Grid grid;                                 ///< of the job
-  plan::Ranks part;                                ///< of the stage, this rank's
-  StageGroups groups;                              ///< of this rank, in a pipeline
-  std::unique_ptr<comm::DeviceCommunicator> gpus;  ///< of the job's ranks, if it uses any
-  RankPlace place;                                 ///< of this rank; of the only one, none
-  std::optional<ThreadBinding> binding;            ///< of the control thread and what it starts
-  std::vector<ShownPlace> places;                  ///< of all ranks
+  plan::Grid grid;                        ///< of the job
+  plan::Ranks part;                       ///< of the stage, this rank's
+  GridGroups<comm::Communicator> groups;  ///< of this rank, where ranks are not all replicas
+  std::unique_ptr<comm::DeviceCommunicator> gpu_job;  ///< of the job's ranks, if it uses GPUs
+  GridGroups<comm::DeviceCommunicator> gpu_groups;    ///< likewise, where they are not all replicas
+  RankPlace place;                                    ///< of this rank; of the only one, none
+  std::optional<ThreadBinding> binding;               ///< of the control thread and what it starts
+  std::vector<ShownPlace> places;                     ///< of all ranks
   RunClaim claim;
   MachineTuning known;  ///< what earlier runs measured of this machine
   std::optional<TrainingData> data;

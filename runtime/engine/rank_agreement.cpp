@@ -207,15 +207,16 @@ plan::Budgets least(comm::Communicator* ranks, const plan::Budgets& mine) {
 }
 
 plan::MachineProfile slowest(comm::Communicator* ranks, const plan::Ranks& part,
-                             plan::MachineProfile mine) {
+                             comm::Communicator* tensor, plan::MachineProfile mine) {
   if (ranks == nullptr) return mine;
   mine.net = network_rate(*ranks);
   if (const auto node = node_of(ranks, part)) mine.net_node = network_rate(*node);
+  if (tensor != nullptr) mine.net_tensor = network_rate(*tensor);
   using Profile = plan::MachineProfile;
   constexpr double Profile::*kRates[] = {
-      &Profile::gpu_flops, &Profile::h2d,        &Profile::d2h,          &Profile::h2d_d2h_combined,
-      &Profile::update,    &Profile::gpu_update, &Profile::net,          &Profile::net_node,
-      &Profile::nvme_read, &Profile::nvme_write, &Profile::nvme_combined};
+      &Profile::gpu_flops,  &Profile::h2d,        &Profile::d2h,        &Profile::h2d_d2h_combined,
+      &Profile::update,     &Profile::gpu_update, &Profile::net,        &Profile::net_node,
+      &Profile::net_tensor, &Profile::nvme_read,  &Profile::nvme_write, &Profile::nvme_combined};
   Profile result = mine;
   for (const Profile& other : gather(*ranks, mine)) {
     for (const auto rate : kRates) {

@@ -76,8 +76,9 @@ void check_same_step(comm::Communicator* ranks, const std::filesystem::path& fro
 
 /// Returns the least of each budget.
 [[nodiscard]] plan::Budgets least(comm::Communicator* ranks, const plan::Budgets& mine);
-/// Measures the links between ranks, and returns the slowest of each value.
+/// Measures the links between ranks, and returns the slowest of each value. `tensor` is this rank's
+/// end of its tensor group; null: there is none.
 [[nodiscard]] plan::MachineProfile slowest(comm::Communicator* ranks, const plan::Ranks& part,
-                                           plan::MachineProfile mine);
+                                           comm::Communicator* tensor, plan::MachineProfile mine);
 
 }  // namespace spillway::engine

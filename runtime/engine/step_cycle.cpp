@@ -6,34 +6,45 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/model/part_map.hpp"
 
 namespace spillway::engine {
 
 StepCycle::StepCycle(const EngineSetup& setup, const ModelRuntime& model)
     : engine_(setup, model),
       state_io_(workload(), placement(), engine_.memory(), slots(), engine_.streams(),
-                engine_.store(), options().isa.value_or(cpu_adam::best_isa()), setup.ranks),
-      step_executor_(engine_.prepare(plan::build_training_step(workload(), placement()))),
-      recorded_executor_(engine_.prepare(plan::build_recorded_step(workload(), placement()))),
-      flush_executor_(engine_.prepare(plan::build_flush(workload(), placement()))),
-      snapshot_executor_(engine_.prepare(plan::build_snapshot(workload(), placement()))),
-      last_executor_(step_executor_.get()) {
+                engine_.store(), options().isa.value_or(cpu_adam::best_isa()), setup.ranks,
+                setup.gpus.replicas),
+      snapshot_executor_(engine_.prepare(plan::build_snapshot(workload(), placement()))) {
+  plan::Workload at = workload();
+  for (at.stage.phase = 0; at.stage.phase < at.stage.phases; ++at.stage.phase) {
+    Lists& lists = lists_.emplace_back();
+    lists.step = engine_.prepare(plan::build_training_step(at, placement()));
+    lists.recorded = engine_.prepare(plan::build_recorded_step(at, placement()));
+    lists.flush = engine_.prepare(plan::build_flush(at, placement()));
+    if (at.stage.stays_full()) lists.fill = engine_.prepare(plan::build_fill(at, placement()));
+  }
+  last_executor_ = lists_.front().step.get();
   if (engine_.setup().start == Start::resumed) resume();
 }
 
+/// What a commit holds is not all that a pipeline which stays full goes on from.
 void StepCycle::resume() {
+  check(
+      !workload().stage.stays_full(), ErrorCode::not_supported,
+      "a run with stale weights cannot be resumed: its commits hold the newest weights, and the "
+      "next step uses those before them; start a new run --from it, which begins with the newest");
   const auto& committed = engine_.store()->committed();
   check(committed.has_value(), ErrorCode::invalid_argument,
         "the run has no committed step to resume from");
   const SavedPart saved = decode_part(committed->payload);
   const SavedPart now = part_of(workload());
-  check(
-      saved.grid == now.grid && saved.rank == now.rank && saved.layers == now.layers,
-      ErrorCode::invalid_argument,
-      fmt::format("{} holds the state of {}, and this is {}; resume with as many ranks and stages, "
-                  "or start a new run from it",
-                  engine_.setup().store_options.directories.front().string(), to_text(saved),
-                  to_text(now)));
+  check(saved.grid == now.grid && saved.rank == now.rank && saved.layers == now.layers,
+        ErrorCode::invalid_argument,
+        fmt::format("{} holds the state of {}, and this is {}; resume on the same grid of ranks, "
+                    "or start a new run from it",
+                    engine_.setup().store_options.directories.front().string(), to_text(saved),
+                    to_text(now)));
   check(engine_.store()->layout().tiles == slots().store_layout().tiles, ErrorCode::corrupt_data,
         "the run's state was written with another model, tile size, state format or sharding");
   state_ = decode(committed->payload);
@@ -63,17 +74,46 @@ void StepCycle::run(Executor& executor) {
   last_run_ = &executor;
 }
 
-void StepCycle::adopt(const SavedState& source) {
-  const std::vector<plan::BlockShape>& blocks = workload().blocks;
+namespace {
+
+/// Returns what of the model a rank of a tensor group has; nothing for one that has all of it.
+std::optional<model::PartMap> part_map(const EngineSetup& setup) {
+  const plan::TensorGroup& group = setup.workload.tensor;
+  if (group.count == 1) return std::nullopt;
+  return model::PartMap(setup.config, {.index = group.index, .count = group.count});
+}
+
+/// Tells whether the saved blocks are those of the model that is trained.
+bool has_blocks_of(const SavedState& source, const EngineSetup& setup) {
+  if (setup.workload.tensor.count > 1) {
+    return std::ranges::equal(source.blocks(), model::make_layout(setup.config).blocks,
+                              [](ElementCount saved, const model::BlockLayout& b) {
+                                return saved == b.padded_parameters;
+                              });
+  }
   const auto fits = [](ElementCount saved, const plan::BlockShape& block) {
     const bool of_another_stage = block.padded_parameters == ElementCount{};
     return of_another_stage || saved == plan::pad(block.parameters, 1);
   };
-  check(std::ranges::equal(source.blocks(), blocks, fits), ErrorCode::invalid_argument,
+  return std::ranges::equal(source.blocks(), setup.workload.blocks, fits);
+}
+
+}  // namespace
+
+void StepCycle::initialize(const model::ParameterSource& source) {
+  const std::optional<model::PartMap> part = part_map(engine_.setup());
+  if (part) return state_io_.initialize(model::PartView(source, *part));
+  state_io_.initialize(source);
+}
+
+void StepCycle::adopt(const SavedState& source) {
+  check(has_blocks_of(source, engine_.setup()), ErrorCode::invalid_argument,
         fmt::format("{} holds the state of another model, or of one in other operator tiles; start "
                     "from it with the model and the spillway.operator_tile that it was saved with",
                     source.folder().string()));
-  state_io_.adopt(source);
+  const std::optional<model::PartMap> part = part_map(engine_.setup());
+  state_io_.adopt(source, part ? &*part : nullptr);
+  has_versions_ = is_full_ = false;
   state_ = source.state();
   commit();
 }
@@ -132,14 +172,31 @@ void StepCycle::finish_commit() {
   pending_.pending = false;
 }
 
+/// At first all versions of the weights are one.
+void StepCycle::fill() {
+  flush(Commits::no);
+  for (Lists& lists : lists_) {
+    if (has_versions_) break;
+    engine_.actions().step().stash_due = true;
+    engine_.actions().step().commit_due = false;
+    run(*lists.flush);
+  }
+  has_versions_ = true;
+  engine_.actions().step().stash_due = false;
+  run(*lists().fill);
+  is_full_ = true;
+}
+
 /// Inside this plan the previous step's update lands, and with it that step becomes committable.
 void StepCycle::run_step() {
+  if (workload().stage.stays_full() && !is_full_) fill();
   prepare_commit(commits_next() ? Commits::yes : Commits::no, Writes::all);
   const bool records = (engine_.actions().step().commit_due || copying()) && !commits_in_step();
-  Executor& executor = records ? *recorded_executor_ : *step_executor_;
+  Executor& executor = records ? *lists().recorded : *lists().step;
   run(executor);
   last_executor_ = &executor;
   finish_commit();
+  engine_.actions().step().stash_due = true;
   if (copying()) copy_committed();
 }
 
@@ -159,8 +216,9 @@ void StepCycle::flush(Commits commits) {
   const bool due = (commits == Commits::yes && in_step) || commits_to_evaluate();
   prepare_commit(due ? Commits::yes : Commits::no, in_step ? Writes::all : Writes::some);
   const bool committed = engine_.actions().step().commit_due;
-  run(*flush_executor_);
+  run(*lists().flush);
   finish_commit();
+  engine_.actions().step().stash_due = false;
   if (committed) await_all_ranks();
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "runtime/engine/step/state_io.hpp"
 #include "runtime/engine/step/step_engine.hpp"
@@ -21,8 +22,9 @@ class StepCycle {
   /// another framework runs the passes.
   StepCycle(const EngineSetup& setup, const ModelRuntime& model);
 
-  /// Step 0: masters from `source`.
-  void initialize(const model::ParameterSource& source) { state_io_.initialize(source); }
+  /// Step 0: masters from `source`, which has the blocks of the whole model also where this rank
+  /// has a part of them.
+  void initialize(const model::ParameterSource& source);
   /// This rank's part of what another run of the same model has saved, with any number of ranks, in
   /// any stage, tier and format; commits it here. All ranks adopt at once. After `Overtaken` the
   /// state is nobody's: adopt or initialize again.
@@ -39,9 +41,9 @@ class StepCycle {
   void read_masters(std::uint32_t block, std::span<float> masters);
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
-  [[nodiscard]] const plan::StepPlan& step_plan() const { return step_executor_->plan(); }
+  [[nodiscard]] const plan::StepPlan& step_plan() const { return lists_.front().step->plan(); }
   /// Counts those of a step that also writes what lives in memory.
-  [[nodiscard]] std::size_t most_ops() const { return recorded_executor_->plan().ops.size(); }
+  [[nodiscard]] std::size_t most_ops() const { return lists_.front().recorded->plan().ops.size(); }
   /// Timings of the last step.
   [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }
   [[nodiscard]] const OpActions& actions() const { return engine_.actions(); }
@@ -67,6 +69,9 @@ class StepCycle {
 
   /// Runs the plan of a step, and with it the pending update; then no update is pending.
   void run_step();
+  /// Another plan is about to use the memory of rounds in flight: the next step runs their passes
+  /// again, with the same bits.
+  void forget_rounds_in_flight() { is_full_ = false; }
   /// Creates a store as `options` say that holds the state after the last step, and commits it. All
   /// state is on disk, or none of it is.
   void copy_now(const nvme_swap::StoreOptions& options);
@@ -103,8 +108,19 @@ class StepCycle {
   std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`
   StateIo state_io_;
 
-  std::unique_ptr<Executor> step_executor_, recorded_executor_, flush_executor_, snapshot_executor_;
-  const Executor* last_executor_;
+  /// The lists of a step, where they take turns of one of the phases.
+  struct Lists {
+    std::unique_ptr<Executor> step, recorded, flush;
+    std::unique_ptr<Executor> fill;  ///< of a pipeline that stays full; else null
+  };
+  [[nodiscard]] Lists& lists() { return lists_[state_.step % lists_.size()]; }
+  void fill();
+
+  std::vector<Lists> lists_;  // by phase
+  std::unique_ptr<Executor> snapshot_executor_;
+  bool is_full_ = false;       // rounds in flight of a pipeline that stays full are in memory
+  bool has_versions_ = false;  // and so are the versions of its weights
+  const Executor* last_executor_ = nullptr;
   const Executor* last_run_ = nullptr;
 
   std::optional<std::uint64_t> committed_step_;

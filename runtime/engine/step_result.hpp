@@ -19,7 +19,9 @@ struct StepResult {
   double scale = 1;          ///< loss scale of this step
   std::uint64_t tokens = 0;  ///< targets
   double seconds = 0;
-  bool skipped = false;  ///< a gradient was not finite: state unchanged
+  /// A gradient was not finite: state is unchanged. Of stages that decide early (see
+  /// update_decision.hpp), those whose own gradient was finite have made their update.
+  bool skipped = false;
   /// Why training cannot go on after this step; empty if it can.
   std::string diverged{};
 };

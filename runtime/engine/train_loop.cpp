@@ -52,6 +52,9 @@ class Loop {
   [[nodiscard]] bool interrupted();
   void train_steps();
   void train_step();
+  void report(std::span<const StepResult> results);
+  void report(const StepResult& result, const StepUse& use);
+  [[nodiscard]] bool is_over(std::uint64_t step) const { return step >= run_->steps; }
   void evaluate_if_due();
   void commit();
   void commit_after_error();
@@ -69,6 +72,7 @@ class Loop {
   std::optional<MetricsLog> metrics_;
   std::optional<Monitors> monitors_;
   std::optional<StepTrace> trace_;
+  std::vector<StepUse> uses_;  // of steps whose results are to come
   std::optional<std::uint64_t> noted_commit_;
   RunningMedian step_seconds_;
   TrainReport report_;
@@ -90,11 +94,12 @@ void Loop::create_trainer() {
   } else if (!resumes && request_.initial != nullptr) {
     trainer_->initialize(*request_.initial);
   } else if (!resumes) {
-    trainer_->initialize(
-        *initial_parameters(request_, run_->config, trainer_->layout(), run_->options.seed));
+    const model::ModelLayout layout = model::make_layout(run_->config, run_->options.operator_tile);
+    trainer_->initialize(*initial_parameters(request_, run_->config, layout, run_->options.seed));
   }
   open_metrics();
   trace_.emplace(trainer_->most_ops());
+  uses_.reserve(trainer_->most_results());
   observer_.planned({.workload = run_->workload,
                      .placement = run_->placement,
                      .budgets = run_->budgets,
@@ -109,6 +114,17 @@ void Loop::create_trainer() {
                      .measured_products = run_->measured_products,
                      .places = run_->places});
   run_->claim.keep();
+  if (run_->workload.stage.stays_full()) {
+    observer_.noted(
+        "with stale weights this run cannot be resumed once it has ended; a new run --from it "
+        "begins with its newest weights");
+    if (trainer_->most_results() > 1) {
+      observer_.noted(
+          fmt::format("the stages meet after every {} steps, and tell losses and norms then; set "
+                      "spillway.pipeline_meet_every to hear of them earlier",
+                      trainer_->most_results()));
+    }
+  }
   if (!leads(request_.ranks)) return;
   monitors_.emplace(run_->options, run_->part.count, request_.run, trainer_->state().step,
                     [this](const std::string& text) { observer_.noted(text); });
@@ -179,22 +195,36 @@ void Loop::evaluate_if_due() {
   observer_.evaluated(step, evaluation);
 }
 
-void Loop::train_step() {
-  if (metrics_ && trainer_->commits_next()) metrics_->synchronize();
-  const StepResult result = trainer_->step(run_->data->train, *run_->sampler);
-  const Exposed exposed = trainer_->step_executor().exposed();
-  if (metrics_) metrics_->append(result, exposed);
+void Loop::report(const StepResult& result, const StepUse& use) {
+  if (metrics_) metrics_->append(result, use.exposed);
   if (monitors_) monitors_->append(result);
-  note_commit();
-  finish_save();
-  trace_->record(trainer_->step_executor());
   step_seconds_.add(result.seconds);
   report_.last_loss = result.loss;
-  observer_.stepped(result, {.exposed = exposed,
-                             .device = trainer_->backend().usage(offload::MemoryKind::device),
-                             .pinned = trainer_->backend().usage(offload::MemoryKind::pinned)});
+  observer_.stepped(result, use);
+}
+
+void Loop::report(std::span<const StepResult> results) {
+  for (std::size_t i = 0; i < results.size(); ++i) report(results[i], uses_[i]);
+  if (!results.empty()) uses_.clear();
+}
+
+/// The stages of a pipeline that need not meet after each step do so before anything else that they
+/// do together.
+void Loop::train_step() {
+  if (metrics_ && trainer_->commits_next()) metrics_->synchronize();
+  std::span<const StepResult> results = trainer_->step(run_->data->train, *run_->sampler);
+  uses_.push_back({.exposed = trainer_->step_executor().exposed(),
+                   .device = trainer_->backend().usage(offload::MemoryKind::device),
+                   .pinned = trainer_->backend().usage(offload::MemoryKind::pinned)});
+  trace_->record(trainer_->step_executor());
+  const std::uint64_t step = trainer_->state().step;
+  const bool meet = is_over(step) || evaluation_due(step) || checkpoints_->due(step);
+  if (meet && !trainer_->has_met()) results = trainer_->collect();
+  report(results);
+  note_commit();
+  finish_save();
   // The step that ends the training has its line like any other.
-  check(result.diverged.empty(), ErrorCode::diverged, result.diverged);
+  for (const StepResult& r : results) check(r.diverged.empty(), ErrorCode::diverged, r.diverged);
   save_if_due();  // before an evaluation, which writes the state too
 }
 
@@ -207,6 +237,7 @@ void Loop::keep_tokenizer_files() const {
 
 /// A signal reaches the ranks one after the other; they stop after the same step.
 bool Loop::interrupted() {
+  if (!trainer_->has_met()) return false;
   const bool signalled = interrupt_.load(std::memory_order_relaxed) != 0;
   return votes_.any_says(signalled ? Vote::yes : Vote::no);
 }
@@ -215,7 +246,7 @@ void Loop::train_steps() {
   if (leads(request_.ranks)) keep_tokenizer_files();
   save_if_due();  // the process before may have been killed between a commit and its copy
   evaluate_if_due();
-  while (trainer_->state().step < run_->steps && !interrupted()) {
+  while (!is_over(trainer_->state().step) && !interrupted()) {
     train_step();
     evaluate_if_due();
   }

@@ -11,13 +11,24 @@
 #include "runtime/config/schedule.hpp"
 
 namespace spillway::engine {
+namespace {
+
+/// Sums what a result has of all blocks, without the loss behind them.
+double sum_of(std::span<const double> squares) {
+  return std::accumulate(squares.begin(), squares.end() - 1, 0.0);
+}
+
+}  // namespace
 
 Trainer::Trainer(const EngineSetup& setup, ModelRuntime runtime)
     : OwnedModel{std::move(runtime)},
       StepCycle(setup, owned),
-      stage_sums_(setup.line, setup.workload.blocks.size() + 1),
-      squares_(setup.workload.blocks.size() + 1),
+      steps_of_sums_(steps_of_sums(setup.options, setup.workload)),
+      part_sums_(setup.tensor, setup.workload.blocks.size() + 1),
+      stage_sums_(setup.line, steps_of_sums_ * (setup.workload.blocks.size() + 1)),
+      squares_(steps_of_sums_ * (setup.workload.blocks.size() + 1)),
       evaluation_executor_(engine().prepare(plan::build_evaluation(workload(), placement()))) {
+  results_.reserve(steps_of_sums_);
   if (setup.ranks != nullptr) rank_sums_.emplace(engine());
   if (setup.start == Start::resumed) return;
   state_.loss_scale =
@@ -25,11 +36,12 @@ Trainer::Trainer(const EngineSetup& setup, ModelRuntime runtime)
 }
 
 /// The ranks take their micro-batches of a round one after the other, so that the order of the data
-/// does not depend on their number.
+/// does not depend on their number. Rounds of the next step may begin in this one.
 void Trainer::fetch(const data::TokenFile& tokens, const data::Sampler& sampler) {
   const plan::Ranks& ranks = workload().ranks;
   const std::uint64_t windows = std::uint64_t{options().micro_batch} * workload().micro_batches;
-  for (std::uint32_t round = 0; round < workload().rounds; ++round) {
+  const std::uint32_t rounds = workload().rounds + workload().stage.begun;
+  for (std::uint32_t round = 0; round < rounds; ++round) {
     std::uint64_t cursor =
         state_.cursor + (std::uint64_t{round} * ranks.count + ranks.rank) * windows;
     for (std::uint32_t m = 0; m < workload().micro_batches; ++m) {
@@ -48,44 +60,81 @@ double Trainer::sum_losses() {
   return rank_sums_->loss();
 }
 
-/// Sums up what the step has left on all ranks. A stage knows nothing of other stages' blocks, and
-/// the loss is the last one's.
-void Trainer::sum_up() {
-  const double loss = sum_losses();
-  std::ranges::fill(squares_, 0.0);
-  for (std::uint32_t block = 0; block < workload().blocks.size(); ++block) {
-    if (workload().blocks[block].padded_parameters == ElementCount{}) continue;
-    squares_[block] =
-        cpu_adam::sum_leaves(rank_sums_ ? rank_sums_->leaves(block) : norm_leaves(block));
-  }
-  if (workload().runs(workload().head_layer())) squares_.back() = loss;
-  stage_sums_.add_up(squares_);
+/// Counts the leaves of a block that this rank gives to the norm: the first of a tensor group gives
+/// those of what all its ranks have.
+std::size_t Trainer::own_leaves(std::uint32_t block, std::size_t all) const {
+  if (workload().tensor.index == 0) return all;
+  return workload().blocks[block].shared_first.value() / kLeafParameters;
 }
 
-StepResult Trainer::step(const data::TokenFile& tokens, const data::Sampler& sampler) {
+std::span<double> Trainer::squares_of(std::size_t result) {
+  const std::size_t numbers = workload().blocks.size() + 1;
+  return std::span(squares_).subspan(result * numbers, numbers);
+}
+
+/// Sums up what the step has left on all ranks of this stage. It knows nothing of other stages'
+/// blocks, and the loss is the last one's.
+void Trainer::sum_up(std::span<double> squares) {
+  const double loss = sum_losses();
+  std::ranges::fill(squares, 0.0);
+  for (std::uint32_t block = 0; block < workload().blocks.size(); ++block) {
+    if (workload().blocks[block].padded_parameters == ElementCount{}) continue;
+    const std::span<const double> leaves =
+        rank_sums_ ? rank_sums_->leaves(block) : norm_leaves(block);
+    squares[block] = cpu_adam::sum_leaves(leaves.first(own_leaves(block, leaves.size())));
+  }
+  if (workload().runs(workload().head_layer()) && workload().tensor.index == 0) {
+    squares.back() = loss;
+  }
+  part_sums_.add_up(squares);
+}
+
+std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
+                                          const data::Sampler& sampler) {
   const auto begin = std::chrono::steady_clock::now();
+  if (has_met_) results_.clear();
+  has_met_ = false;
   fetch(tokens, sampler);
-  StepResult result;
+  StepResult& result = results_.emplace_back();
   result.tokens = plan::tokens_of_step(workload());
   result.scale = state_.loss_scale.scale;
   engine().actions().step().loss_gradient_scale =
       static_cast<float>(result.scale / static_cast<double>(result.tokens));
+  const bool commits = commits_next();
   run_step();
 
-  sum_up();
-  result.loss = squares_.back() / static_cast<double>(result.tokens);
-  const double squares = std::accumulate(squares_.begin(), squares_.end() - 1, 0.0);
-  result.grad_norm = std::sqrt(squares) / result.scale;
+  const std::span<double> squares = squares_of(results_.size() - 1);
+  sum_up(squares);
   state_.cursor += std::uint64_t{options().micro_batch} * options().gradient_accumulation_steps *
                    workload().ranks.count;
   result.step = ++state_.step;
-  decide_update(options(), state_, result, pending_);
+  if (steps_of_sums_ > 1) decide_early(options(), state_, result, sum_of(squares), pending_);
+  if (commits || commits_next() || results_.size() == steps_of_sums_) static_cast<void>(collect());
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return result;
+  return has_met_ ? std::span<const StepResult>(results_) : std::span<const StepResult>{};
+}
+
+std::span<const StepResult> Trainer::collect() {
+  if (has_met_) return {};
+  has_met_ = true;
+  stage_sums_.add_up(std::span(squares_).first(results_.size() * (workload().blocks.size() + 1)));
+  for (std::size_t i = 0; i < results_.size(); ++i) {
+    StepResult& result = results_[i];
+    const std::span<const double> squares = squares_of(i);
+    result.loss = squares.back() / static_cast<double>(result.tokens);
+    result.grad_norm = std::sqrt(sum_of(squares)) / result.scale;
+    if (steps_of_sums_ > 1) {
+      judge_late(options(), state_, result);
+    } else {
+      decide_update(options(), state_, result, pending_);
+    }
+  }
+  return results_;
 }
 
 Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
   flush(Commits::no);
+  forget_rounds_in_flight();
   sound_ = false;
   const Evaluation evaluation =
       engine::evaluate(engine(), *evaluation_executor_, tokens, stage_sums_);

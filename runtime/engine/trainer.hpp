@@ -27,9 +27,17 @@ class Trainer final : private OwnedModel, public StepCycle {
   /// Allocates everything that the placement names.
   Trainer(const EngineSetup& setup, ModelRuntime model);
 
-  /// The state after a step that diverged is whole and can be committed; another step would diverge
-  /// too.
-  StepResult step(const data::TokenFile& tokens, const data::Sampler& sampler);
+  /// Returns what is known now: the result of this step or, of stages that meet after several
+  /// (steps_of_sums), nothing, or those of all steps since they have met. They meet on both sides
+  /// of a list that commits. The state after a step that diverged is whole and can be committed;
+  /// another step would diverge too. The results are there until the next step.
+  std::span<const StepResult> step(const data::TokenFile& tokens, const data::Sampler& sampler);
+  /// Makes stages meet, and returns the results that no call has returned. All of them call it.
+  std::span<const StepResult> collect();
+  /// Says whether no result is outstanding.
+  [[nodiscard]] bool has_met() const { return has_met_; }
+  /// Counts the results that there can be at once.
+  [[nodiscard]] std::size_t most_results() const { return steps_of_sums_; }
   /// Mean loss over all whole windows of `tokens`, in file order.
   Evaluation evaluate(const data::TokenFile& tokens);
 
@@ -40,11 +48,17 @@ class Trainer final : private OwnedModel, public StepCycle {
  private:
   void fetch(const data::TokenFile& tokens, const data::Sampler& sampler);
   [[nodiscard]] double sum_losses();
-  void sum_up();
+  [[nodiscard]] std::size_t own_leaves(std::uint32_t block, std::size_t all) const;
+  void sum_up(std::span<double> squares);
+  [[nodiscard]] std::span<double> squares_of(std::size_t result);
 
+  const std::uint32_t steps_of_sums_;
   std::optional<RankSums> rank_sums_;  // where the stage has several ranks
-  StageSums stage_sums_;
-  std::vector<double> squares_;  // by block, of the last step's gradient; behind them its loss
+  StageSums part_sums_;                // of a tensor group
+  StageSums stage_sums_;               // of a pipeline
+  std::vector<StepResult> results_;    // since the stages have met
+  std::vector<double> squares_;  // of each result by block, of its gradient; behind them its loss
+  bool has_met_ = true;
   std::unique_ptr<Executor> evaluation_executor_;
 };
 

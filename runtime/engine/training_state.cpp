@@ -17,7 +17,11 @@ constexpr std::uint64_t kVersion = 2;
 constexpr std::size_t kBytesWithoutRanks = 64;
 // A record of version 3 is of a stage of a pipeline; behind it are the stage and its layers.
 constexpr std::uint64_t kVersionOfStages = 3;
+// A record of version 4 is of a rank of a tensor group, of a pipeline or not; the part stands
+// before the layers.
+constexpr std::uint64_t kVersionOfParts = 4;
 constexpr std::uint32_t kMostStages = 1U << 16;
+constexpr std::uint32_t kMostParts = 1U << 16;
 
 /// The record as it lies on disk: no padding, little-endian machines only.
 struct Record {
@@ -41,6 +45,19 @@ struct StageRecord {
   std::uint32_t stages = 1;
   std::uint32_t stage = 0;
 };
+struct PartRecord {
+  std::uint32_t parts = 1;
+  std::uint32_t part = 0;
+};
+
+/// Takes a structure from the front of what is left of a record.
+template <class Structure>
+bool take(std::span<const std::byte>& bytes, Structure& structure) {
+  if (bytes.size() < sizeof structure) return false;
+  std::memcpy(&structure, bytes.data(), sizeof structure);
+  bytes = bytes.subspan(sizeof structure);
+  return true;
+}
 
 Record read_record(std::span<const std::byte> bytes) {
   Record record;
@@ -51,7 +68,8 @@ Record read_record(std::span<const std::byte> bytes) {
   std::memcpy(&record, bytes.data(), std::min(bytes.size(), sizeof record));
   std::uint64_t version = bytes.size() >= sizeof record ? kVersion : 1;
   if (bytes.size() > sizeof record) version = kVersionOfStages;
-  check(record.version == version, ErrorCode::corrupt_data,
+  const bool of_part = bytes.size() > sizeof record && record.version == kVersionOfParts;
+  check(record.version == version || of_part, ErrorCode::corrupt_data,
         fmt::format("training state of version {} in {} bytes; this version reads {}",
                     record.version, bytes.size(), version));
   const auto last = static_cast<std::uint64_t>(plan::Sharding::parameters);
@@ -61,40 +79,56 @@ Record read_record(std::span<const std::byte> bytes) {
   return record;
 }
 
-/// Reads the stage and its layers, which are behind the record.
-void read_stage(std::span<const std::byte> bytes, SavedPart& part) {
-  StageRecord stage;
-  const bool whole =
-      bytes.size() > sizeof stage && (bytes.size() - sizeof stage) % sizeof(plan::BlockRange) == 0;
-  if (whole) std::memcpy(&stage, bytes.data(), sizeof stage);
-  check(whole && stage.stage < stage.stages && stage.stages <= kMostStages, ErrorCode::corrupt_data,
-        fmt::format("training state of stage {} of {}, with {} bytes of it", stage.stage,
-                    stage.stages, bytes.size()));
-  part.layers.resize((bytes.size() - sizeof stage) / sizeof(plan::BlockRange));
-  std::memcpy(part.layers.data(), bytes.data() + sizeof stage, bytes.size() - sizeof stage);
+/// Reads layers, which end a record.
+std::vector<plan::BlockRange> read_layers(std::span<const std::byte> bytes) {
+  std::vector<plan::BlockRange> all(bytes.size() / sizeof(plan::BlockRange));
+  if (!all.empty()) std::memcpy(all.data(), bytes.data(), bytes.size());
   std::uint32_t end = 0;
-  for (const plan::BlockRange& layers : part.layers) {
+  for (const plan::BlockRange& layers : all) {
     check(end <= layers.first && layers.first < layers.end, ErrorCode::corrupt_data,
           fmt::format("training state of layers {} to {} behind layer {}", layers.first, layers.end,
                       end));
     end = layers.end;
   }
+  return all;
+}
+
+/// Reads what is behind the record: the stage, the part of a tensor group, and the layers.
+void read_place(std::span<const std::byte> bytes, bool of_part, SavedPart& part) {
+  StageRecord stage;
+  PartRecord tensor;
+  const std::size_t size = bytes.size();
+  const bool there = take(bytes, stage) && (!of_part || take(bytes, tensor));
+  const bool whole =
+      there && bytes.size() % sizeof(plan::BlockRange) == 0 && bytes.empty() == (stage.stages == 1);
+  check(whole && stage.stage < stage.stages && stage.stages <= kMostStages &&
+            tensor.part < tensor.parts && tensor.parts <= kMostParts,
+        ErrorCode::corrupt_data,
+        fmt::format("training state of stage {} of {} and part {} of {}, with {} bytes of it",
+                    stage.stage, stage.stages, tensor.part, tensor.parts, size));
+  part.layers = read_layers(bytes);
   part.grid.stages = stage.stages;
-  part.rank += stage.stage * part.grid.replicas;
+  part.grid.tensor = tensor.parts;
+  part.rank = part.grid.rank_of(stage.stage, part.rank, tensor.part);
 }
 
 }  // namespace
 
 SavedPart part_of(const plan::Workload& workload) {
-  const plan::Grid grid{.stages = workload.stage.count, .replicas = workload.ranks.count};
+  const plan::Grid grid{.stages = workload.stage.count,
+                        .replicas = workload.ranks.count,
+                        .tensor = workload.tensor.count};
   return {.grid = grid,
-          .rank = grid.rank_of(workload.stage.index, workload.ranks.rank),
+          .rank = grid.rank_of(workload.stage.index, workload.ranks.rank, workload.tensor.index),
           .sharding = workload.ranks.sharding,
           .layers = workload.stage.chunks};
 }
 
 std::string to_text(const SavedPart& part) {
   std::string rank = fmt::format("rank {} of {}", part.rank, part.grid.ranks());
+  if (part.grid.tensor > 1) {
+    rank += fmt::format(" with part {} of {}", part.grid.part_of(part.rank), part.grid.tensor);
+  }
   if (part.layers.empty()) return rank;
   std::vector<std::string> layers;
   layers.reserve(part.layers.size());
@@ -108,7 +142,12 @@ void encode(const TrainingState& state, const plan::Workload& workload,
             std::vector<std::byte>& bytes) {
   const plan::Ranks& ranks = workload.ranks;
   const plan::Stage& stage = workload.stage;
-  const Record record{.version = stage.count == 1 ? kVersion : kVersionOfStages,
+  const plan::TensorGroup& tensor = workload.tensor;
+  const bool staged = stage.count > 1;
+  const bool of_part = tensor.count > 1;
+  const Record record{.version = of_part  ? kVersionOfParts
+                                 : staged ? kVersionOfStages
+                                          : kVersion,
                       .step = state.step,
                       .updates = state.updates,
                       .cursor = state.cursor,
@@ -120,14 +159,20 @@ void encode(const TrainingState& state, const plan::Workload& workload,
                       .ranks = ranks.count,
                       .rank = ranks.rank,
                       .sharding = static_cast<std::uint64_t>(ranks.sharding)};
-  const bool staged = stage.count > 1;
-  const std::size_t layers = staged ? stage.chunks.size() * sizeof(plan::BlockRange) : 0;
-  bytes.resize(sizeof record + (staged ? sizeof(StageRecord) + layers : 0));
-  std::memcpy(bytes.data(), &record, sizeof record);
-  if (!staged) return;
   const StageRecord of_stage{.stages = stage.count, .stage = stage.index};
-  std::memcpy(bytes.data() + sizeof record, &of_stage, sizeof of_stage);
-  std::memcpy(bytes.data() + bytes.size() - layers, stage.chunks.data(), layers);
+  const PartRecord of_group{.parts = tensor.count, .part = tensor.index};
+  const std::size_t layers = staged ? stage.chunks.size() * sizeof(plan::BlockRange) : 0;
+  bytes.resize(sizeof record + (staged || of_part ? sizeof of_stage : 0) +
+               (of_part ? sizeof of_group : 0) + layers);
+  std::span<std::byte> left(bytes);
+  const auto put = [&left](const void* source, std::size_t size) {
+    std::memcpy(left.data(), source, size);
+    left = left.subspan(size);
+  };
+  put(&record, sizeof record);
+  if (staged || of_part) put(&of_stage, sizeof of_stage);
+  if (of_part) put(&of_group, sizeof of_group);
+  if (staged) put(stage.chunks.data(), layers);
 }
 
 TrainingState decode(std::span<const std::byte> bytes) {
@@ -148,7 +193,9 @@ SavedPart decode_part(std::span<const std::byte> bytes) {
                  .rank = record.rank,
                  .sharding = static_cast<plan::Sharding>(record.sharding),
                  .layers = {}};
-  if (bytes.size() > sizeof record) read_stage(bytes.subspan(sizeof record), part);
+  if (bytes.size() > sizeof record) {
+    read_place(bytes.subspan(sizeof record), record.version == kVersionOfParts, part);
+  }
   return part;
 }
 

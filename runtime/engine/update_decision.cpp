@@ -39,6 +39,25 @@ void skip(const config::TrainOptions& options, TrainingState& state, StepResult&
       result.step, state.skipped_in_a_row, result.loss, result.scale);
 }
 
+/// Makes the update numbered `state.updates`, of gradients that are multiplied by `factor`.
+void make_update(const config::TrainOptions& options, const TrainingState& state, double lr,
+                 double factor, PendingUpdate& update) {
+  cpu_adam::AdamOptions adam = options.adam;
+  adam.lr = lr;
+  const bool has_betas =
+      adam.optimizer == cpu_adam::Optimizer::adam || adam.optimizer == cpu_adam::Optimizer::lion;
+  const auto momentum = config::first_momentum(options.schedule, state.updates);
+  if (momentum && has_betas) {
+    adam.beta1 = *momentum;
+    adam.beta2 = config::kOneCycleBeta2;
+  }
+  adam.rounding_seed = options.seed;
+  update.groups.resize(kNativeGroups);
+  update.groups[kDecayed] = cpu_adam::make_scalars(adam, state.updates, factor);
+  adam.weight_decay = 0;
+  update.groups[kPlain] = cpu_adam::make_scalars(adam, state.updates, factor);
+}
+
 }  // namespace
 
 double clip_factor(double norm, double limit) {
@@ -58,19 +77,28 @@ void decide_update(const config::TrainOptions& options, TrainingState& state, St
   state.skipped_in_a_row = 0;
   state.updates = t;
   const double clip = clip_factor(result.grad_norm, options.gradient_clipping);
-  cpu_adam::AdamOptions adam = options.adam;
-  adam.lr = result.lr;
-  const bool has_betas =
-      adam.optimizer == cpu_adam::Optimizer::adam || adam.optimizer == cpu_adam::Optimizer::lion;
-  if (const auto momentum = config::first_momentum(options.schedule, t); momentum && has_betas) {
-    adam.beta1 = *momentum;
-    adam.beta2 = config::kOneCycleBeta2;
-  }
-  adam.rounding_seed = options.seed;
-  update.groups.resize(kNativeGroups);
-  update.groups[kDecayed] = cpu_adam::make_scalars(adam, t, clip / result.scale);
-  adam.weight_decay = 0;
-  update.groups[kPlain] = cpu_adam::make_scalars(adam, t, clip / result.scale);
+  make_update(options, state, result.lr, clip / result.scale, update);
+}
+
+std::uint32_t steps_of_sums(const config::TrainOptions& options, const plan::Workload& workload) {
+  const bool early = options.gradient_clipping == 0 && options.compute != DType::fp16;
+  if (!early || !workload.stage.stays_full()) return 1;
+  if (options.pipeline.meet_every > 0) return options.pipeline.meet_every;
+  constexpr std::uint32_t kRoundsForEach = 67;  // 2/3 of a round are 1 % of so many
+  const std::uint32_t rounds = kRoundsForEach * (workload.stage.count - 1);
+  return (rounds + workload.rounds - 1) / workload.rounds;
+}
+
+void decide_early(const config::TrainOptions& options, TrainingState& state, StepResult& result,
+                  double own_squares, PendingUpdate& update) {
+  result.lr = config::learning_rate(options.schedule, ++state.updates);
+  update.pending = std::isfinite(own_squares);
+  make_update(options, state, result.lr, 1 / result.scale, update);
+}
+
+void judge_late(const config::TrainOptions& options, TrainingState& state, StepResult& result) {
+  if (!std::isfinite(result.grad_norm)) return skip(options, state, result);
+  state.skipped_in_a_row = 0;
 }
 
 }  // namespace spillway::engine

@@ -185,8 +185,13 @@ class Ops {
     run(EmbeddingBackwardOp{shape, tokens, out_gradient, table, positions, workspace});
   }
   void cross_entropy(const CrossEntropyArguments& arguments) { run(arguments); }
-  void scan_vocabulary(const VocabularyTile& tile, offload::DeviceSpan<VocabularyScan> scans) {
-    run(ScanVocabularyOp{tile, scans});
+  void scan_vocabulary(const VocabularyTile& tile, offload::DeviceSpan<VocabularyScan> scans,
+                       bool first) {
+    run(ScanVocabularyOp{tile, scans, first});
+  }
+  void merge_scans(offload::DeviceSpan<const VocabularyScan> parts,
+                   offload::DeviceSpan<VocabularyScan> scans) {
+    run(MergeScansOp{parts, scans});
   }
   void sum_losses(Tokens targets, offload::DeviceSpan<const VocabularyScan> scans,
                   offload::DeviceSpan<double> loss_sum, Tensor workspace) {
@@ -197,7 +202,7 @@ class Ops {
                            Tensor logits_gradient) {
     run(VocabularyGradientOp{tile, scans, gradient_scale, logits_gradient});
   }
-  void bias_gradient(std::uint64_t rows, ConstTensor out_gradient, Gradient gradient,
+  void bias_gradient(std::uint64_t rows, HeadRows<ConstTensor> out_gradient, Gradient gradient,
                      Tensor workspace) {
     run(BiasGradientOp{rows, out_gradient, gradient, workspace});
   }

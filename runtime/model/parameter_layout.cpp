@@ -145,7 +145,7 @@ BlockRange ModelLayout::blocks_of(std::uint32_t layer) const {
 }
 
 BlockRange ModelLayout::loss_blocks(const ModelConfig& config) const {
-  return blocks_of(operator_tile > 0 && config.tied_head ? 0 : config.layers + 1);
+  return blocks_of(operator_tile > 0 && config.tied_head ? 0 : head_layer(config));
 }
 
 ElementCount ParameterTensor::elements() const {

@@ -2,11 +2,13 @@
 // sums. Each says what it reads and writes; an implementation of Ops runs any of them (`Ops::run`).
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <variant>
 
 #include "offload/device_span.hpp"
+#include "runtime/base/host_device.hpp"
 #include "runtime/base/units.hpp"
 #include "runtime/model/model_config.hpp"
 
@@ -103,7 +105,8 @@ struct EmbeddingShape {
   std::uint64_t vocabulary = 0;
   std::uint64_t positions = 0;  ///< rows of the position table, 0: no table
   // The table given holds `rows` of the vocabulary from `first_row`, or all where `rows` is 0.
-  // Tokens elsewhere are passed over: neither their rows of `out` nor any gradient is touched.
+  // Tokens elsewhere are passed over: neither their rows of `out` nor any gradient of the table is
+  // touched. The gradient of positions is that of all tokens.
   std::uint64_t first_row = 0;
   std::uint64_t rows = 0;
 };
@@ -132,6 +135,18 @@ struct VocabularyScan {
   double total = 0;    ///< sum of exp(logit - largest)
   double target = 0;   ///< logit of the target, once its tile was there
 };
+
+/// Returns what is known of a token after two parts of the vocabulary that have no column in
+/// common: the sums of exponentials are brought to the larger logit. A target that is in neither,
+/// or outside the vocabulary (NaN), stays so.
+[[nodiscard]] SPILLWAY_HOST_DEVICE inline VocabularyScan merged(const VocabularyScan& a,
+                                                                const VocabularyScan& b) {
+  const double target = a.target + b.target;  // one of them is 0
+  if (b.largest > a.largest) {
+    return {b.largest, a.total * std::exp(a.largest - b.largest) + b.total, target};
+  }
+  return {a.largest, a.total + b.total * std::exp(b.largest - a.largest), target};
+}
 
 /// Holds columns [first_column, first_column + columns) of the vocabulary.
 struct VocabularyTile {
@@ -176,9 +191,16 @@ struct EmbeddingBackwardOp {
   Gradient table, positions;
   Tensor workspace;  ///< embedding_workspace
 };
-/// Takes a tile into `scans` [rows]; the vocabulary's first tile overwrites them.
+/// Takes a tile into `scans` [rows]; the first tile that is taken overwrites them.
 struct ScanVocabularyOp {
   VocabularyTile tile;
+  offload::DeviceSpan<VocabularyScan> scans;
+  bool first = false;
+};
+/// Makes one of the scans of several parts of the vocabulary: `parts` [parts, rows] go into `scans`
+/// [rows], part after part.
+struct MergeScansOp {
+  offload::DeviceSpan<const VocabularyScan> parts;
   offload::DeviceSpan<VocabularyScan> scans;
 };
 /// Writes loss_sum [1], the sum over rows of -log softmax(target), 0 where the target is negative.
@@ -199,7 +221,7 @@ struct VocabularyGradientOp {
 /// Makes gradient[c] (+)= sum over rows of out_gradient[rows, columns], for all of its columns.
 struct BiasGradientOp {
   std::uint64_t rows = 0;
-  ConstTensor out_gradient;
+  HeadRows<ConstTensor> out_gradient;  ///< as many columns as the gradient has elements
   Gradient gradient;
   Tensor workspace;  ///< reduction_workspace(rows, columns)
 };
@@ -214,7 +236,7 @@ struct RoundSumsOp {
 
 using RowOp = std::variant<NormForwardOp, NormBackwardOp, RopeArguments, ActivationForwardOp,
                            ActivationBackwardOp, EmbeddingForwardOp, EmbeddingBackwardOp,
-                           CrossEntropyArguments, ScanVocabularyOp, SumLossesOp,
+                           CrossEntropyArguments, ScanVocabularyOp, MergeScansOp, SumLossesOp,
                            VocabularyGradientOp, BiasGradientOp, FillZeroOp, RoundSumsOp>;
 
 }  // namespace spillway::model

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/model/blocks/head.hpp"
@@ -37,8 +38,9 @@ struct Transformer::Body {
   [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
     return layout.blocks[block].layer;
   }
+  [[nodiscard]] bool is_grouped() const { return layout.part.cuts(); }
   [[nodiscard]] bool is_head(std::uint32_t block) const {
-    return layer_of(block) == config.layers + 1;
+    return layer_of(block) == layout.head_layer(config);
   }
   [[nodiscard]] bool is_layer(std::uint32_t block) const {
     return layer_of(block) > 0 && !is_head(block);
@@ -49,6 +51,7 @@ struct Transformer::Body {
   /// Returns the part of the head that the loss on `block` runs.
   [[nodiscard]] std::uint32_t head_part_of(std::uint32_t block) const;
   [[nodiscard]] std::uint32_t part_of(std::uint32_t block) const {
+    if (is_grouped()) return (block - 1) % 2;
     return block - layout.blocks_of(layer_of(block)).first;
   }
   /// Returns the vectors of `number`, in block 0 of a model that is cut.
@@ -65,8 +68,15 @@ struct Transformer::Body {
   /// Sets `shared` and `shared_gradients` to the vectors of the layer `number`.
   template <class Arguments>
   void share_vectors(Arguments& a, std::uint32_t number) const;
-  /// A block's padding has no gradient; norms and updates run over it.
+  /// A block's padding has no gradient, nor has what the rank does not compute with; norms and
+  /// updates run over it.
   void clear_padding(std::uint32_t block, offload::DeviceSpan<float> gradients, bool first) const;
+  /// Does the same for a tied head's part of the vocabulary, which may be smaller than another's.
+  void clear_behind_table(offload::DeviceSpan<float> tied_gradients, bool first) const {
+    const std::uint64_t used = table_of(0).count;
+    if (!first || tied_gradients.size() <= used) return;
+    ops.fill_zero(tied_gradients.subspan(used, tied_gradients.size() - used));
+  }
 
   ModelConfig config;
   BatchShape batch;
@@ -101,7 +111,7 @@ EmbeddingShape Transformer::Body::embedding_of(std::uint32_t block) const {
                        .width = config.width,
                        .vocabulary = config.vocab_size,
                        .positions = positions ? config.max_context : 0};
-  if (is_cut()) {
+  if (is_cut() || is_grouped()) {
     const ParameterTensor& table = layout.blocks[block].tensors.front();
     shape.first_row = table.skipped.value() / config.width;
     shape.rows = table.count.value() / config.width;
@@ -129,15 +139,28 @@ void Transformer::Body::share_vectors(Arguments& a, std::uint32_t number) const 
 
 void Transformer::Body::clear_padding(std::uint32_t block, offload::DeviceSpan<float> gradients,
                                       bool first) const {
-  const std::uint64_t used = layout.blocks[block].parameters.value();
-  if (first && gradients.size() > used) {
-    ops.fill_zero(gradients.subspan(used, gradients.size() - used));
+  if (!first) return;
+  std::uint64_t used = 0;
+  const auto clear_until = [&](std::uint64_t next) {
+    if (next > used) ops.fill_zero(gradients.subspan(used, next - used));
+  };
+  for (const ParameterTensor& tensor : layout.blocks[block].tensors) {
+    const ColumnRange in_block = tensor.used_in_block();
+    clear_until(in_block.first);
+    used = in_block.first + in_block.count;
   }
+  clear_until(gradients.size());
 }
 
 Transformer::Transformer(const ModelConfig& config, BatchShape shape, DType compute, Ops& ops,
                          std::uint64_t operator_tile)
-    : layout_(make_layout(config, operator_tile)) {
+    : Transformer(config, shape, compute, ops, make_layout(config, operator_tile)) {}
+Transformer::Transformer(const ModelConfig& config, BatchShape shape, DType compute, Ops& ops,
+                         const TensorPart& part)
+    : Transformer(config, shape, compute, ops, make_layout(config, part)) {}
+Transformer::Transformer(const ModelConfig& config, BatchShape shape, DType compute, Ops& ops,
+                         ModelLayout layout)
+    : layout_(std::move(layout)) {
   check_shape(config, shape, compute, ops);
   body_ = std::make_unique<Body>(config, shape, layout_, ops);
 }
@@ -146,13 +169,19 @@ Transformer::~Transformer() = default;
 const ModelLayout& Transformer::layout() const { return layout_; }
 
 Bytes Transformer::boundary_bytes() const {
-  return Bytes{std::uint64_t{body_->batch.batch} * body_->batch.sequence * body_->config.width *
+  const std::uint64_t tokens = std::uint64_t{body_->batch.batch} * body_->batch.sequence;
+  return Bytes{own_tokens(layout_.part, tokens) * body_->config.width *
                size_of(body_->ops.compute())};
 }
 
+Bytes Transformer::summed_bytes() const {
+  return boundary_bytes() * std::uint64_t{layout_.part.sequence ? layout_.part.count : 1};
+}
+
 Bytes Transformer::saved_bytes(std::uint32_t block) const {
-  const bool first = body_->is_layer(block) && body_->part_of(block) == 0;
-  return first ? body_->layer.saved_bytes() : Bytes{};
+  if (!body_->is_layer(block)) return {};
+  const std::uint32_t part = body_->part_of(block);
+  return part == 0 || body_->is_grouped() ? body_->layer.saved_bytes(part) : Bytes{};
 }
 
 Bytes Transformer::carried_bytes() const {
@@ -210,9 +239,18 @@ void Transformer::forward(const ForwardArguments& a) {
   SPILLWAY_ASSERT(body_->is_embedding(a.block));
   const DType compute = body_->ops.compute();
   const auto& positions = body_->positions;
+  // The rows of other ranks' tokens are theirs to add.
+  if (body_->is_grouped()) body_->ops.fill_zero(a.output.as<float>());
   body_->ops.embedding_forward(
       body_->embedding_of(a.block), a.tokens, body_->table_of(a.block).in(a.parameters, compute),
       positions ? positions->in(a.parameters, compute) : ConstTensor{}, a.output);
+}
+
+void Transformer::normalize(const NormalizeArguments& a) {
+  NormalizeArguments own = a;
+  own.shared = a.parameters;
+  if (body_->is_head(a.block)) return body_->head.normalize(own);
+  body_->layer.normalize(body_->part_of(a.block), own);
 }
 
 void Transformer::backward(const BackwardArguments& a) {
@@ -231,6 +269,13 @@ void Transformer::backward(const BackwardArguments& a) {
   body_->clear_padding(a.block, a.gradients, a.first);
 }
 
+void Transformer::finish_backward(const BackwardArguments& a) {
+  SPILLWAY_ASSERT(body_->is_layer(a.block));
+  BackwardArguments own = a;
+  body_->share_vectors(own, body_->layer_of(a.block));
+  body_->layer.finish_backward(body_->part_of(a.block), own);
+}
+
 void Transformer::loss(const LossArguments& a) {
   const std::uint32_t block = body_->is_cut() ? a.block : layout_.loss_blocks(body_->config).first;
   LossArguments own = a;
@@ -239,8 +284,10 @@ void Transformer::loss(const LossArguments& a) {
     own.parameters = a.tied_parameters;
     own.gradients = a.tied_gradients;
   }
-  if (!a.boundary_gradient.empty()) {
+  const bool begins_group = a.pass == LossPass::gradient && !a.carried.empty();
+  if (body_->is_grouped() ? begins_group : !a.boundary_gradient.empty()) {
     if (body_->is_head(block)) body_->clear_padding(block, a.gradients, a.first);
+    if (begins_group) body_->clear_behind_table(a.tied_gradients, a.first);
     // The head's is the first backward of a micro-batch, and every vector's gradient is to come.
     if (body_->is_cut()) body_->clear_padding(0, a.shared_gradients, a.first);
   }
@@ -248,8 +295,8 @@ void Transformer::loss(const LossArguments& a) {
 }
 
 void Transformer::logits(const LogitsArguments& a) {
-  check(!body_->is_cut(), ErrorCode::not_supported,
-        "logits of a model in tiles: make it without operator_tile");
+  check(!body_->is_cut() && !body_->is_grouped(), ErrorCode::not_supported,
+        "logits of a model in tiles, or of a part of one: make it whole");
   LogitsArguments own = a;
   if (body_->config.tied_head) own.parameters = a.tied_parameters;
   body_->head.logits(own, a.parameters);

@@ -35,6 +35,7 @@ struct ForwardArguments {
   offload::DeviceSpan<const std::byte> shared{};    ///< block 0's [padded] C, for tiles
   offload::DeviceSpan<const std::int32_t> tokens;   ///< [batch, sequence]; embedding only
   offload::DeviceSpan<const std::byte> input;       ///< [T, W] C; empty for the embedding
+  offload::DeviceSpan<const std::byte> normal{};    ///< [T, W] C, where tokens are shared out
   /// Is [T, W] C. Of a tiled layer it may be empty: only what backward needs, see `feeds_backward`.
   offload::DeviceSpan<std::byte> output;
   /// Has saved_bytes(block), or none: nothing is kept. A tiled layer always has it.
@@ -48,8 +49,9 @@ struct BackwardArguments {
   offload::DeviceSpan<const std::byte> shared{};    ///< block 0's, for tiles
   offload::DeviceSpan<const std::int32_t> tokens;
   offload::DeviceSpan<const std::byte> input;
-  offload::DeviceSpan<const std::byte> saved;  ///< as forward filled it
-  offload::DeviceSpan<std::byte> carried{};    ///< carried_bytes(), for tiles
+  offload::DeviceSpan<const std::byte> normal{};  ///< [T, W] C, where tokens are shared out
+  offload::DeviceSpan<const std::byte> saved;     ///< as forward filled it
+  offload::DeviceSpan<std::byte> carried{};       ///< carried_bytes(), for tiles
   offload::DeviceSpan<std::byte>
       boundary_gradient;                          ///< [T, W] C: of the output in, of the input out
   offload::DeviceSpan<float> gradients;           ///< [padded] fp32
@@ -57,6 +59,15 @@ struct BackwardArguments {
   bool first = false;                             ///< true: overwrite the gradients; false: add
   offload::DeviceSpan<std::byte> workspace;
 };
+
+/// The passes of a head that a tensor group shares out, one after the other.
+enum class LossPass : std::uint8_t {
+  scan,      ///< writes `scans`, of this rank's part of the vocabulary
+  gradient,  ///< reads `gathered`; writes `scans`, the loss and, where it is given, `carried`
+  finish,    ///< reads the sum of `carried` over the ranks; writes the boundary gradient
+};
+
+struct VocabularyScan;
 
 /// A head in tiles runs twice: all its blocks without a boundary gradient, which makes the loss,
 /// then all in reverse order with one.
@@ -78,6 +89,23 @@ struct LossArguments {
   /// Holds, for a tied head, those of this second use: [vocab * W] fp32; with tiles the block's.
   offload::DeviceSpan<float> tied_gradients;
   bool first = false;
+  // These are for a tensor group alone:
+  LossPass pass = LossPass::scan;
+  offload::DeviceSpan<const std::byte> normal{};         ///< [T, W] C, where tokens are shared out
+  offload::DeviceSpan<VocabularyScan> scans{};           ///< [T]
+  offload::DeviceSpan<const VocabularyScan> gathered{};  ///< [ranks, T]
+  offload::DeviceSpan<std::byte> workspace;
+};
+
+/// Names the norm of a block of a tensor group that shares out tokens (TensorPart::sequence), of
+/// which a rank has T / ranks, its own. Then `input` of the other calls, the boundary gradient that
+/// ends a backward, and `carried` where it is a sum, are of its own tokens too.
+struct NormalizeArguments {
+  std::uint32_t block = 0;
+  offload::DeviceSpan<const std::byte> parameters;
+  offload::DeviceSpan<const std::byte> shared{};  ///< Transformer's own
+  offload::DeviceSpan<const std::byte> input;     ///< [T / ranks, W] C
+  offload::DeviceSpan<std::byte> output;          ///< [T / ranks, W] C
   offload::DeviceSpan<std::byte> workspace;
 };
 
@@ -86,15 +114,23 @@ class Transformer {
   /// `ops` must outlive this and have been made for `compute`. `operator_tile`: see ModelLayout.
   Transformer(const ModelConfig& config, BatchShape shape, DType compute, Ops& ops,
               std::uint64_t operator_tile = 0);
+  /// Makes one part of a model that a tensor group shares out. What its calls make is to be added
+  /// up over the ranks: the output of each `forward`, and `carried` of each `backward` and of the
+  /// loss, of which `finish_backward` and LossPass::finish take the sum.
+  Transformer(const ModelConfig& config, BatchShape shape, DType compute, Ops& ops,
+              const TensorPart& part);
   ~Transformer();
 
   [[nodiscard]] const ModelLayout& layout() const;
   [[nodiscard]] Bytes boundary_bytes() const;
+  /// Counts what a rank of a tensor group adds to an output: [T, W] C, of all tokens.
+  [[nodiscard]] Bytes summed_bytes() const;
   /// Counts the saved activations of one micro-batch, which backward needs; the same from
   /// recomputation. Those of a tiled layer belong to its first block.
   [[nodiscard]] Bytes saved_bytes(std::uint32_t block) const;
   /// Counts what the blocks of a tiled layer leave each other in backward, and those of a tiled
-  /// head between their passes, of one micro-batch. 0 without tiles.
+  /// head between their passes, of one micro-batch; of a tensor group, what the ranks add up. 0
+  /// without either.
   [[nodiscard]] Bytes carried_bytes() const;
   /// Tells whether recomputation of the block's layer runs this block.
   [[nodiscard]] bool feeds_backward(std::uint32_t block) const;
@@ -114,7 +150,11 @@ class Transformer {
   [[nodiscard]] double loss_flops(std::uint32_t block) const;
 
   void forward(const ForwardArguments& arguments);
+  /// Makes this rank's rows of what a layer's forward and backward, or the head, take as `normal`.
+  void normalize(const NormalizeArguments& arguments);
   void backward(const BackwardArguments& arguments);
+  /// Ends the backward of a layer of a tensor group, from the sum in `carried`.
+  void finish_backward(const BackwardArguments& arguments);
   void loss(const LossArguments& arguments);
   /// Writes the logits of the last position of each window, for generation and tests: [rows, vocab]
   /// fp32; with `all_positions`, of every position. Refused with tiles.
@@ -130,6 +170,9 @@ class Transformer {
 
  private:
   struct Body;
+  Transformer(const ModelConfig& config, BatchShape shape, DType compute, Ops& ops,
+              ModelLayout layout);
+
   ModelLayout layout_;
   std::unique_ptr<Body> body_;
 };

@@ -89,8 +89,7 @@ DataflowGraph block_graph(const Workload& w, const Placement& placement, std::ui
   const bool uses_loss = w.loss_blocks().contains(block) || w.tied_blocks().contains(block);
   const std::uint64_t of_loss = uses_loss ? (w.tiled ? 2 : 1) : 0;
   const bool in_layer = layer > 0 && !head;
-  // What the head reads waits for no backward of another layer.
-  const bool waits = layer + 1 < w.head_layer() && w.first_block(layer) == block;
+  const bool waits = w.output_waits(layer) && w.first_block(layer) == block;
   const Bytes one = head ? Bytes{} : w.blocks[block].saved_bytes;
   const DataflowGraph graph = unfused_graph(
       {.parameters = w.shard_elements(block),

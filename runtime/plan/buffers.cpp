@@ -9,6 +9,7 @@ namespace {
 
 constexpr std::array<std::string_view, kPoolCount> kPools{
     "resident_parameters",
+    "stashed_parameters",
     "whole_parameters",
     "parameter_slots",
     "parameter_shards",
@@ -31,6 +32,11 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "kept_activation_slots",
     "recomputation_scratch",
     "between_tiles",
+    "own_rows",
+    "gathered_rows",
+    "gathered_gradients",
+    "vocabulary_scans",
+    "gathered_scans",
     "workspace",
     "constants",
     "device_tokens",
@@ -43,6 +49,7 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
     "host_kept_activations",
     "kept_staging",
     "host_parameters",
+    "host_stash",
     "host_frozen",
     "secondary_parameters",
     "host_state",
@@ -57,24 +64,10 @@ constexpr std::array<std::string_view, kPoolCount> kPools{
 };
 
 constexpr std::array<std::string_view, kValueKindCount> kValues{
-    "parameters",
-    "frozen",
-    "state",
-    "checksum",
-    "gradient_sum",
-    "tied_gradient_sum",
-    "gradient",
-    "total_gradient",
-    "norm_leaves",
-    "activation",
-    "activation_gradient",
-    "saved",
-    "scanned",
-    "between_tiles",
-    "tokens",
-    "loss",
-    "logits",
-    "scratch",
+    "parameters",          "frozen",   "state",          "checksum",    "gradient_sum",
+    "tied_gradient_sum",   "gradient", "total_gradient", "norm_leaves", "activation",
+    "activation_gradient", "saved",    "scanned",        "normal",      "gathered_scans",
+    "between_tiles",       "tokens",   "loss",           "logits",      "scratch",
 };
 
 }  // namespace

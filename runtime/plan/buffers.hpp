@@ -17,6 +17,7 @@ namespace spillway::plan {
 enum class PoolKind : std::uint8_t {
   // Device.
   resident_parameters,    ///< by tile
+  stashed_parameters,     ///< by version and tile: of `resident_parameters` before updates
   whole_parameters,       ///< by block, where tiles are those of a shard and parameters are not
   parameter_slots,        ///< each holds a streamed block
   parameter_shards,       ///< each holds this rank's part of a block on its way to the others
@@ -39,12 +40,17 @@ enum class PoolKind : std::uint8_t {
   kept_activations,       ///< by layer's first block and micro-batch
   kept_activation_slots,  ///< shared by kept activations that come and go
   recomputation_scratch,  ///< one, or with tiles by micro-batch
-  between_tiles,          ///< by micro-batch
-  workspace,              ///< one
-  constants,              ///< one: tables that operators read
-  device_tokens,          ///< by micro-batch
-  device_losses,          ///< by round and micro-batch
-  logits,                 ///< one: of every position of a micro-batch, fp32
+  between_tiles,          ///< by micro-batch; of a tensor group, what its ranks add up
+  own_rows,            ///< by micro-batch: a rank's own tokens of a norm's output or its gradient
+  gathered_rows,       ///< by micro-batch: a norm's output for the tokens of all ranks
+  gathered_gradients,  ///< by micro-batch: a boundary gradient for the tokens of all ranks
+  vocabulary_scans,    ///< by micro-batch: what a rank of a tensor group knows of each token
+  gathered_scans,      ///< by micro-batch: the same of all ranks of the group
+  workspace,           ///< one
+  constants,           ///< one: tables that operators read
+  device_tokens,       ///< by micro-batch
+  device_losses,       ///< by round and micro-batch
+  logits,              ///< one: of every position of a micro-batch, fp32
   // Host.
   host_gradients,         ///< by tile
   landing_gradients,      ///< as `rounded_gradients`
@@ -53,6 +59,7 @@ enum class PoolKind : std::uint8_t {
   host_kept_activations,  ///< by layer's first block and micro-batch
   kept_staging,           ///< each holds kept activations in whole pages
   host_parameters,        ///< by tile
+  host_stash,             ///< by version and tile: of `host_parameters` before updates
   host_frozen,            ///< by block
   secondary_parameters,   ///< by block: this rank's part of what its node has gathered
   host_state,             ///< by tile
@@ -66,7 +73,7 @@ enum class PoolKind : std::uint8_t {
   disk_kept_activations,  ///< by layer's first block and micro-batch
   disk_state,             ///< by tile, both slots
 };
-inline constexpr std::size_t kPoolCount = 46;
+inline constexpr std::size_t kPoolCount = 53;
 
 /// A buffer of a pool, or several in a row.
 struct Buffer {
@@ -90,21 +97,29 @@ enum class ValueKind : std::uint8_t {
   activation_gradient,  ///< of a layer: of its output
   saved,                ///< of a layer: what its backward needs; the parts are its tiles
   scanned,              ///< of the head: its loss so far; the parts are its tiles
+  normal,               ///< of a layer: its norm's output; `kShard`: of this rank's tokens
+  gathered_scans,       ///< of the head: what each rank of a tensor group knows of it
   between_tiles,        ///< of a layer: what backward leaves the tile before; parts: its tiles
   tokens,
   loss,
   logits,
   scratch,  ///< nothing that another op reads
 };
-inline constexpr std::size_t kValueKindCount = 18;
+inline constexpr std::size_t kValueKindCount = 20;
 inline constexpr std::uint32_t kLastStep = ~0U;
+/// Is the part of what is yet to be added up over a tensor group.
+inline constexpr std::uint32_t kAddend = ~0U;
+/// Is the part of what a tensor group has gathered, the tokens of all its ranks.
+inline constexpr std::uint32_t kGathered = ~0U - 1;
 inline constexpr std::uint32_t kShard = 1;
 inline constexpr std::uint32_t kSecondary = 2;
+inline constexpr std::uint32_t kStale = 3;  ///< and more: of older parameters
 
 /// What a buffer holds. `of` is a block, tile or layer, as the kind says; of several buffers in a
 /// row that hold values of tiles, the first tile. What is made in parts names the last part in it.
 /// Parameters and gradients are those of the whole block, or, with `kShard` as their part, what
-/// this rank has of them; with `kSecondary`, its part of a node's copy.
+/// this rank has of them; with `kSecondary`, its part of a node's copy. With `kStale`, parameters
+/// are those before the pending update, and with each number above it those of one update earlier.
 struct Value {
   ValueKind kind = ValueKind::scratch;
   std::uint32_t of = 0;

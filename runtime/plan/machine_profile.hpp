@@ -21,8 +21,9 @@ struct MachineProfile {
   /// Counts device-memory bytes of element-wise passes on the device (accumulate, an update on the
   /// GPU). 0: such ops take no time of the gpu lane, and the device cannot run the update.
   double gpu_update = 0;
-  double net = 0;       ///< what a rank sends to others, while they send as much
-  double net_node = 0;  ///< the same among the ranks of a node; 0: as `net`
+  double net = 0;         ///< what a rank sends to others, while they send as much
+  double net_node = 0;    ///< the same among the ranks of a node; 0: as `net`
+  double net_tensor = 0;  ///< the same among those of a tensor group; 0: as `net`
   double nvme_read = 0;
   double nvme_write = 0;
   double nvme_combined = 0;        ///< reads and writes at once, summed
@@ -32,6 +33,9 @@ struct MachineProfile {
 
 [[nodiscard]] inline double node_rate(const MachineProfile& profile) {
   return profile.net_node > 0 ? profile.net_node : profile.net;
+}
+[[nodiscard]] inline double tensor_rate(const MachineProfile& profile) {
+  return profile.net_tensor > 0 ? profile.net_tensor : profile.net;
 }
 
 /// Is the memory that the planner may fill.

@@ -40,6 +40,16 @@ struct Ranks {
   std::uint32_t secondary = 1;
 };
 
+/// The ranks that share out every matrix of a model, a tensor group, and which of them this is
+/// (Shoeybi et al. 2019, Megatron-LM, section 3). All have the same micro-batches.
+struct TensorGroup {
+  std::uint32_t count = 1;
+  std::uint32_t index = 0;
+  /// Says that each has its own tokens of what lies between blocks, and gathers those of all for
+  /// the matrices (Korthikanti et al. 2022, section 4.2.2).
+  bool sequence = false;
+};
+
 /// One streaming unit. Sizes are per micro-batch.
 struct BlockShape {
   std::string name;
@@ -55,6 +65,10 @@ struct BlockShape {
   /// Parameters that nothing updates. They are streamed with the others, and a block may have no
   /// others; only where another framework runs the passes.
   Bytes frozen_bytes{};
+  // All ranks of a tensor group have the parameters from `shared_first` on, which is a
+  // multiple of kLeafParameters, and gradients from `partial_first` on add up over them.
+  ElementCount shared_first{};
+  ElementCount partial_first{};
 };
 
 /// Returns the padded size of a block, in which each rank's part is whole leaves.
@@ -77,10 +91,44 @@ struct Stage {
   std::uint32_t count = 1;
   std::vector<BlockRange> chunks;  ///< ranges of layers; none: all layers, one round after another
   std::vector<StageStep> steps;    ///< without those of other ranks' replicas
-  std::uint32_t in_flight = 1;     ///< rounds whose activations it keeps at once
+  /// Says what it does ahead of a step that finds the pipeline empty, where it stays full between
+  /// steps.
+  std::vector<StageStep> fill;
+  /// Holds the age of the weights that passes of a round use, where the pipeline stays full: how
+  /// many they lack of the updates up to that which the list of a step begins with. Rounds of later
+  /// steps that have begun are behind those of this one. Else empty.
+  std::vector<std::uint32_t> ages;
+  std::uint32_t versions = 0;  ///< of its weights that it keeps beside the newest
+  /// Counts the lists of a step, which take turns: the places of rounds and of versions move on.
+  std::uint32_t phases = 1;
+  std::uint32_t phase = 0;
+  /// Holds the place of each round among those in flight, where it is the same in every step of a
+  /// pipeline that stays full; else empty.
+  std::vector<std::uint32_t> places;
+  std::uint32_t begun = 0;      ///< rounds of the next step that are in flight when a step ends
+  std::uint32_t in_flight = 1;  ///< rounds whose activations it keeps at once
   std::uint32_t tied_in_flight = 1;  ///< rounds of which it keeps what a tied head adds
+  /// Counts the passes whose boundary waits, at most, beside those of the pass that runs: to be
+  /// read or to be sent.
+  std::uint32_t waiting = 0;
   /// Is the time of a step over that of this stage's passes, were each as long as its FLOPs say.
   double stretch = 1;
+
+  /// Returns whether the pipeline stays full between steps. Passes may then use weights from before
+  /// the last updates, of which the stage has a stash.
+  [[nodiscard]] bool stays_full() const { return !ages.empty(); }
+  /// Returns the place in the stash of the weights that a round uses, where they are not the
+  /// newest.
+  [[nodiscard]] std::uint32_t version_of(std::uint32_t round) const {
+    return (phase + round) % versions;
+  }
+  /// Returns the place of those that the pending update is about to change.
+  [[nodiscard]] std::uint32_t last_version() const { return (phase + versions - 1) % versions; }
+  /// Returns where what is kept of a round lies among the rounds in flight. Rounds of the next step
+  /// count on from those of this one.
+  [[nodiscard]] std::uint32_t place_of(std::uint32_t round) const {
+    return places.empty() ? (phase + round) % in_flight : places[round % places.size()];
+  }
 };
 
 /// Blocks in forward order: embedding, layers, head. The head computes the loss and both its
@@ -92,6 +140,9 @@ struct Stage {
 /// blocks and runs on the embedding's. Block 0 is of no layer: it holds the vectors that the ops of
 /// all others read, lives on the device, and its gradient is complete when the last layer's
 /// backward ends.
+///
+/// In a tensor group, blocks are those of its largest part, and attention and MLP of a layer are a
+/// block each. What a pass makes is added up over the group before the next block reads it.
 struct Workload {
   std::vector<BlockShape> blocks;
   bool tiled = false;
@@ -110,6 +161,10 @@ struct Workload {
   bool streams_external = false;  ///< the framework reads parameters on the device, not on the host
   Bytes resident_frozen_bytes;    ///< what nothing updates and no block has: it stays on the device
   Ranks ranks;
+  TensorGroup tensor;
+  // These are a tensor group's, per micro-batch:
+  Bytes scan_bytes;    ///< what a rank knows of the tokens in the head
+  Bytes summed_bytes;  ///< what it adds to an output: `boundary_bytes`, or those of all its ranks
   Stage stage;
   std::uint64_t tokens = 0;         ///< targets of one micro-batch
   std::uint32_t micro_batches = 1;  ///< of this rank in a round
@@ -125,12 +180,25 @@ struct Workload {
   [[nodiscard]] bool has_output(std::uint32_t layer) const {
     return runs(layer) || runs(layer + 1);
   }
+  /// Returns whether the layer's output waits for a backward on this rank. What only the head or
+  /// another stage reads does not.
+  [[nodiscard]] bool output_waits(std::uint32_t layer) const {
+    return layer + 1 < head_layer() && runs(layer + 1);
+  }
   /// Returns whether this rank's head uses an embedding that another stage has.
   [[nodiscard]] bool borrows_embedding() const {
     return tied_head && runs(head_layer()) && !runs(0);
   }
   /// Returns whether another stage's head uses this rank's embedding.
   [[nodiscard]] bool lends_embedding() const { return tied_head && runs(0) && !runs(head_layer()); }
+  /// Returns whether what passes make is added up over a tensor group.
+  [[nodiscard]] bool sums_passes() const { return tensor.count > 1; }
+  /// Returns whether a rank has its own tokens alone of what lies between blocks.
+  [[nodiscard]] bool shares_tokens() const { return sums_passes() && tensor.sequence; }
+  /// Returns whether gradients of a block's last parameters add up over a tensor group.
+  [[nodiscard]] bool sums_shared(std::uint32_t block) const {
+    return sums_passes() && blocks[block].partial_first < blocks[block].parameters;
+  }
   /// Counts the micro-batches whose activations are kept at once.
   [[nodiscard]] std::uint32_t micro_batches_in_flight() const {
     return micro_batches * stage.in_flight;
@@ -210,6 +278,9 @@ struct Workload {
   [[nodiscard]] ElementCount tied_elements_of(std::uint32_t block) const {
     return tiled ? blocks[block].parameters : tied_elements;
   }
+  /// Counts how often a step's passes make the logits of a micro-batch: before the gradient, what
+  /// is known of all logits has to come together from tiles or ranks.
+  [[nodiscard]] std::uint32_t logit_passes() const { return tiled || sums_passes() ? 2 : 1; }
   /// Counts the loss on one of `loss_blocks`.
   [[nodiscard]] double loss_flops(std::uint32_t block) const {
     return head_is_embedding() ? blocks[block].loss_flops : blocks[block].forward_flops;
@@ -225,8 +296,8 @@ struct Workload {
   return workload.tokens * workload.micro_batches * workload.rounds * workload.ranks.count;
 }
 
-/// Counts those of FWD-BWD of one micro-batch, nothing recomputed; a head in tiles makes its logits
-/// twice.
+/// Counts those of FWD-BWD of one micro-batch, nothing recomputed; a head in tiles, or of a tensor
+/// group, makes its logits twice.
 [[nodiscard]] inline double micro_batch_flops(const Workload& workload) {
   const BlockRange loss = workload.loss_blocks();
   double flops = 0;
@@ -235,7 +306,7 @@ struct Workload {
     const bool head = workload.layer_of(b) == workload.head_layer();
     if (!head) flops += block.forward_flops + block.backward_flops;
     if (loss.contains(b)) {
-      flops += workload.loss_flops(b) * (workload.tiled ? 2 : 1) + workload.loss_gradient_flops(b);
+      flops += workload.loss_flops(b) * workload.logit_passes() + workload.loss_gradient_flops(b);
     }
   }
   return flops;

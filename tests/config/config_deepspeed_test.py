@@ -230,7 +230,8 @@ def test_every_key_has_an_answer():
 
 
 @pytest.mark.parametrize("config", [
-    {"tensor_parallel": {"autotp_size": 2}}, {"sequence_parallel_size": 2},
+    {"tensor_parallel": {"tp_size": 2}}, {"tensor_parallel": {"enabled": False}},
+    {"sequence_parallel_size": 2},
     {"expert_parallel": {"enabled": True}}, {"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}},
     {"weight_quantization": {"enabled": True}}, {"hybrid_engine": {"enabled": True}},
     {"nebula": {"enabled": True}}, {"bf16": {"bf16_optimizer_states": True}}])
@@ -259,7 +260,7 @@ def test_keys_inside_of_sections_are_known_one_by_one():
 
 def test_degrees_of_one_are_accepted():
     _, given = answers([{"tensor_parallel": {"autotp_size": 1}}, {"sequence_parallel_size": 1},
-                        {"tensor_parallel": {"enabled": False, "tp_size": 4}}, {"pipeline": {}}])
+                        {"tensor_parallel": {"enabled": True, "tp_size": 1}}, {"pipeline": {}}])
     assert all("error" not in answer for answer in given), given
 
 

@@ -36,7 +36,13 @@ constexpr std::string_view kCuda = R"({"spillway": {"device": "cuda"}})";
 constexpr std::string_view kNvme =
     R"({"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/a"}}})";
 constexpr std::string_view kStage3 = R"({"zero_optimization": {"stage": 3}})";
+constexpr std::string_view kTensorGroup = R"({"tensor_parallel": {"autotp_size": 2}})";
 constexpr std::string_view kInterleaved = R"({"spillway": {"pipeline_schedule": "interleaved"}})";
+constexpr std::string_view kTwoStages =
+    R"({"pipeline": {"stages": 2}, "gradient_accumulation_steps": 2})";
+constexpr std::string_view kStale =
+    R"({"pipeline": {"stages": 2}, "gradient_accumulation_steps": 2, "gradient_clipping": 0,
+        "spillway": {"pipeline_schedule": "pipedream_2bw"}})";
 constexpr std::string_view kSgd = R"({"optimizer": {"type": "SGD"}})";
 constexpr std::string_view kAdam = R"({"optimizer": {"type": "Adam"}})";
 constexpr std::string_view kWarmup = R"({"scheduler": {"type": "WarmupLR"}})";
@@ -101,6 +107,7 @@ const std::vector<Change> kChanges{
     {"zero_optimization.stage", "2", "3"},
     {"zero_optimization.zero_hpz_partition_size", "1", "4"},
     {"pipeline.stages", "1", "2"},
+    {"tensor_parallel.autotp_size", "1", "2"},
     {"zero_optimization.cpu_offload", "false", "true"},
     {"zero_optimization.cpu_offload_param", "false", "true", kStage3},
     {"zero_optimization.offload_optimizer.device", "\"none\"", "\"cpu\""},
@@ -131,8 +138,11 @@ const std::vector<Change> kChanges{
     {"spillway.operator_tile", "0", "100000"},
     {"spillway.compute_threads", "1", "2"},
     {"spillway.update", "\"auto\"", "\"deferred\""},
-    {"spillway.pipeline_schedule", "\"1f1b\"", "\"f_then_b\""},
+    {"spillway.pipeline_schedule", "\"1f1b\"", "\"pipedream_2bw\"", kTwoStages},
     {"spillway.pipeline_chunks", "1", "2", kInterleaved},
+    {"spillway.pipeline_parts", "[2, 2]", "[1, 3]", kTwoStages},
+    {"spillway.pipeline_meet_every", "1", "8", kStale},
+    {"spillway.sequence_parallel", "false", "true", kTensorGroup},
     {"spillway.work_order", "\"layer_major\"", "\"micro_batch_major\""},
     {"spillway.checkpointing", "\"auto\"", "\"keep\""},
     {"spillway.residency", "\"auto\"", "\"none\""},
@@ -197,6 +207,36 @@ TEST(OptionsTable, AKeyThatChangesIsRefusedByNameOrFree) {
         << change.path;
     EXPECT_THROW(engine::check_same_mathematics(before, after), Error) << change.path;
   }
+}
+
+TEST(OptionsTable, APipelineMayChangeItsScheduleForOneOfTheSameMathematics) {
+  const Change change{"spillway.pipeline_schedule", "\"1f1b\"", "\"f_then_b\"", kTwoStages};
+  EXPECT_NO_THROW(
+      engine::check_same_mathematics(with(change, change.first), with(change, change.second)));
+}
+
+std::string refusal(const TrainOptions& options) {
+  try {
+    validate(options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(OptionsTable, StaleWeightsNeedSeveralStagesAndTheirNumberOfMicroBatches) {
+  TrainOptions options;
+  options.gradient_accumulation_steps = 4;
+  options.pipeline.schedule = PipelineSchedule::pipedream_2bw;
+  EXPECT_THAT(refusal(options), testing::HasSubstr("has stale weights"));
+  options.pipeline.stages = 4;
+  EXPECT_EQ(refusal(options), "");
+  options.pipeline.stages = 5;
+  EXPECT_THAT(refusal(options), testing::HasSubstr("of 5 stages needs at least 5"));
+  options.pipeline.schedule = PipelineSchedule::pipedream;
+  EXPECT_THAT(refusal(options), testing::HasSubstr("updates after each micro-batch"));
+  options.gradient_accumulation_steps = 1;
+  EXPECT_EQ(refusal(options), "");
 }
 
 TEST(OptionsTable, AnyKeyMaySayAutoAndIsReadOrRefused) {

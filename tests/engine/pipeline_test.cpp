@@ -47,21 +47,26 @@ TEST_P(PipelineOf, HasTheBitsOfOneRankWithReplicasInEveryStageOfZero) {
   }
 }
 
-// Kept activations that wait on the host, and state on disk.
+/// State on disk, kept activations that wait on the host, and boundaries in each tier.
+void in_mixed_tiers(config::TrainOptions& options, config::StateHome boundaries) {
+  in_bf16(options);
+  options.checkpointing = config::Checkpointing::offload;
+  options.residency = config::Residency::none;
+  options.state_home = config::StateHome::nvme;
+  options.activations = boundaries;
+}
+
 TEST_P(PipelineOf, HasTheBitsOfOneRankWhereTiersAreMixed) {
+  using enum config::StateHome;
   RanksHarness harness(tiny_llama(3));
   const Outcome one = harness.train_job({.ranks = in_fixed_order(), .adjust = in_bf16}).outcome;
-  const JobOutcome job = harness.train_job({.ranks = in_fixed_order(),
-                                            .adjust =
-                                                [](config::TrainOptions& options) {
-                                                  in_bf16(options);
-                                                  options.checkpointing =
-                                                      config::Checkpointing::offload;
-                                                  options.residency = config::Residency::none;
-                                                  options.state_home = config::StateHome::nvme;
-                                                },
-                                            .pipeline = GetParam()});
-  EXPECT_TRUE(job.outcome == one);
+  for (const config::StateHome boundaries : {device, host, nvme}) {
+    const auto adjust = [=](auto& options) { in_mixed_tiers(options, boundaries); };
+    const JobOutcome job =
+        harness.train_job({.ranks = in_fixed_order(), .adjust = adjust, .pipeline = GetParam()});
+    EXPECT_TRUE(job.outcome == one) << static_cast<int>(boundaries);
+    EXPECT_EQ(job.sent, job.planned);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -101,26 +106,61 @@ TEST(Pipelines, GoOnFromWhatAnotherGridHasSaved) {
   }
 }
 
+/// Gives each stage of a job a trainer with random weights.
+void each_stage(RanksHarness& harness, const Job& job,
+                const std::function<void(const RankOfJob&, Trainer&)>& visit) {
+  const std::filesystem::path run = harness.new_run();
+  comm::ThreadGroup(job.pipeline.stages).run([&](comm::Communicator& self) {
+    const RankOfJob rank = rank_of_job(job, self);
+    nvme_swap::StoreOptions store;
+    store.directories = {run / std::to_string(rank.stage)};
+    std::filesystem::create_directories(store.directories[0]);
+    const auto trainer = harness.make_rank(options_of_job(job), store, rank);
+    trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
+    visit(rank, *trainer);
+  });
+}
+
 TEST(Pipelines, EvaluateAsOneRank) {
   RanksHarness harness(tiny_gpt2(3));
-  const auto evaluation_of = [&](std::uint32_t stages) {
-    const Job job{.ranks = in_fixed_order(), .pipeline = {.stages = stages}};
+  const auto evaluation_of = [&](std::uint32_t stages, config::StateHome boundaries) {
+    const auto adjust = [=](auto& options) { options.activations = boundaries; };
     std::vector<double> losses(stages);
-    const std::filesystem::path run = harness.new_run();
-    comm::ThreadGroup(stages).run([&](comm::Communicator& self) {
-      const RankOfJob rank = rank_of_job(job, self);
-      const config::TrainOptions options = options_of_job(job);
-      nvme_swap::StoreOptions store;
-      store.directories = {run / std::to_string(rank.stage)};
-      std::filesystem::create_directories(store.directories[0]);
-      const auto trainer = harness.make_rank(options, store, rank);
-      trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
-      losses[rank.stage] = trainer->evaluate(harness.tokens()).loss;
-    });
+    each_stage(harness,
+               {.ranks = in_fixed_order(), .adjust = adjust, .pipeline = {.stages = stages}},
+               [&](const RankOfJob& rank, Trainer& trainer) {
+                 losses[rank.stage] = trainer.evaluate(harness.tokens()).loss;
+               });
     return losses;
   };
-  const double one = evaluation_of(1)[0];
-  EXPECT_EQ(evaluation_of(3), std::vector(3, one));
+  const double one = evaluation_of(1, config::StateHome::device)[0];
+  EXPECT_EQ(evaluation_of(3, config::StateHome::device), std::vector(3, one));
+  EXPECT_EQ(evaluation_of(3, config::StateHome::host), std::vector(3, one));
+}
+
+// Five layers and five boundaries, of which the head alone reads the last.
+TEST(Pipelines, SaveEachBoundaryThatABackwardReadsOnce) {
+  RanksHarness harness(tiny_gpt2(4));
+  const auto adjust = [](auto& options) { options.activations = config::StateHome::nvme; };
+  const Job job{.ranks = in_fixed_order(), .adjust = adjust, .pipeline = {.stages = 3}};
+  std::vector<Bytes> saved(3), loaded(3), spilled(3), fetched(3);
+  Bytes one;
+  each_stage(harness, job, [&](const RankOfJob& rank, Trainer& trainer) {
+    Outcome outcome;
+    harness.steps(trainer, options_of_job(job), 2, outcome);
+    const OpActions& actions = trainer.actions();
+    saved[rank.stage] = actions.moved(plan::kSaveActivation);
+    loaded[rank.stage] = actions.moved(plan::kLoadActivation);
+    spilled[rank.stage] = actions.moved(plan::kSpillActivation);
+    fetched[rank.stage] = actions.moved(plan::kFetchActivation);
+    if (rank.stage == 0) one = trainer.workload().boundary_bytes;
+  });
+  const auto sum = [](const std::vector<Bytes>& of) { return of[0] + of[1] + of[2]; };
+  constexpr std::uint64_t kTimes = 2ULL * kMicroBatches * 4;
+  EXPECT_EQ(sum(saved), one * kTimes);
+  EXPECT_EQ(sum(spilled), Bytes{round_up(one.value(), kPageBytes)} * kTimes);
+  EXPECT_EQ(loaded, saved);
+  EXPECT_EQ(fetched, spilled);
 }
 
 }  // namespace

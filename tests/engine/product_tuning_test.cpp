@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "offload/host/host_backend.hpp"
 #include "runtime/engine/machine/compute_device.hpp"

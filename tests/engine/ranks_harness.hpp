@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,9 +13,10 @@
 #include "comm/device_communicator.hpp"
 #include "comm/threads/thread_group.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
+#include "runtime/engine/prepare/stage_cut.hpp"
 #include "runtime/engine/rank_agreement.hpp"
 #include "runtime/engine/run/reader.hpp"
-#include "runtime/engine/step/stage_groups.hpp"
+#include "runtime/engine/step/grid_groups.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -44,6 +46,8 @@ struct Job {
   std::function<void(config::TrainOptions&)> adjust{};
   int steps = kSteps;
   config::PipelineOptions pipeline{};
+  std::uint32_t tensor = 1;          ///< ranks of a tensor group
+  bool sequence = false;             ///< which share out tokens
   const SavedJob* from = nullptr;    ///< it goes on from this, and else from random numbers
   std::filesystem::path from_run{};  ///< or from this run
 };
@@ -69,9 +73,29 @@ struct JobOutcome {
   SavedJob saved;
 };
 
+/// Losses may differ by `bound` of their size, norms by ten times that, and all masters together by
+/// `of_masters`.
+inline void expect_close(const Outcome& actual, const Outcome& expected, double bound,
+                         double of_masters) {
+  ASSERT_EQ(actual.losses.size(), expected.losses.size());
+  for (std::size_t i = 0; i < actual.losses.size(); ++i) {
+    EXPECT_NEAR(actual.losses[i], expected.losses[i], bound * expected.losses[i]);
+    EXPECT_NEAR(actual.norms[i], expected.norms[i], 10 * bound * expected.norms[i]);
+  }
+  ASSERT_EQ(actual.masters.size(), expected.masters.size());
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < actual.masters.size(); ++i) {
+    difference += std::pow(static_cast<double>(actual.masters[i]) - expected.masters[i], 2);
+    size += std::pow(static_cast<double>(expected.masters[i]), 2);
+  }
+  EXPECT_LT(std::sqrt(difference / size), of_masters);
+}
+
 inline config::TrainOptions options_of_job(const Job& job) {
   config::TrainOptions options = options_of_ranks(job.ranks.count, job.ranks.sums);
   options.pipeline = job.pipeline;
+  options.tensor.ranks = job.tensor;
+  options.tensor.sequence = job.sequence;
   if (job.adjust) job.adjust(options);
   return options;
 }
@@ -81,8 +105,10 @@ struct RankOfJob {
   comm::Communicator& job;
   plan::Ranks ranks;  ///< of its stage
   std::uint32_t stage = 0;
-  StageGroups groups{};
-  comm::DeviceCommunicator* gpus = nullptr;
+  std::uint32_t part = 0;  ///< of a tensor group
+  GridGroups<comm::Communicator> groups{};
+  GridGroups<comm::DeviceCommunicator> gpu_groups{};
+  GpuEnds gpus{};
 
   /// Returns the group that sums gradients.
   [[nodiscard]] comm::Communicator* replicas() const {
@@ -92,17 +118,26 @@ struct RankOfJob {
 };
 
 inline plan::Grid grid_of(const Job& job) {
-  return {.stages = job.pipeline.stages, .replicas = job.ranks.count};
+  return {.stages = job.pipeline.stages, .replicas = job.ranks.count, .tensor = job.tensor};
 }
 
 inline RankOfJob rank_of_job(const Job& job, comm::Communicator& self,
                              comm::DeviceCommunicator* gpus = nullptr) {
   const plan::Grid grid = grid_of(job);
   const std::uint32_t rank = self.rank().value();
-  RankOfJob result{
-      .job = self, .ranks = job.ranks, .stage = grid.stage_of(rank), .groups = {}, .gpus = gpus};
+  RankOfJob result{.job = self,
+                   .ranks = job.ranks,
+                   .stage = grid.stage_of(rank),
+                   .part = grid.part_of(rank),
+                   .groups = {},
+                   .gpu_groups = {},
+                   .gpus = {}};
   result.ranks.rank = grid.replica_of(rank);
-  if (grid.stages > 1) result.groups = join_stage(self, grid);
+  if (!grid.all_replicas()) {
+    result.groups = join_grid(self, self.rank(), grid);
+    if (gpus != nullptr) result.gpu_groups = join_grid(*gpus, self.rank(), grid);
+  }
+  if (gpus != nullptr) result.gpus = gpu_ends(*gpus, result.gpu_groups, grid);
   return result;
 }
 
@@ -135,37 +170,47 @@ class RanksHarness : public TrainingHarness {
       config::TrainOptions options = options_of_job(job);
       const auto gpus = join_gpus(communicator, options);
       const RankOfJob self = rank_of_job(job, communicator, gpus.get());
+      options.tensor.index = self.part;
       const auto trainer = make_rank(options, all.saved.stores[rank], self);
       if (job.from != nullptr) {
         trainer->adopt(SavedState(job.from->shape, job.from->stores));
       } else if (!job.from_run.empty()) {
         trainer->adopt(RunReader(job.from_run).saved());
       } else {
-        trainer->initialize(model::RandomInitializer(config(), trainer->layout(), options.seed));
+        const model::ModelLayout whole = model::make_layout(config(), options.operator_tile);
+        trainer->initialize(model::RandomInitializer(config(), whole, options.seed));
       }
       Outcome& mine = outcomes[rank];
       steps(*trainer, options, job.steps - 1, mine);
       const auto sent = [&] {
-        const comm::Communicator* replicas = self.replicas();
-        Bytes bytes = gpus ? gpus->sent() : replicas ? replicas->sent() : Bytes{};
-        if (self.groups.stages) bytes += self.groups.stages->sent();
-        return bytes;
+        const auto by = [](const auto* end) { return end == nullptr ? Bytes{} : end->sent(); };
+        const GpuEnds& ends = self.gpus;
+        if (gpus) return by(ends.replicas) + by(ends.line) + by(ends.tensor);
+        return by(self.replicas()) + by(self.groups.stages.get()) + by(self.groups.tensor.get());
       };
       const Bytes before = sent();
       const Bytes before_on_node = trainer->sent_on_node();
       const Bytes sums = Bytes{gpus ? 0 : trainer_sums(*trainer, grid)};
       if (job.steps > 0) steps(*trainer, options, 1, mine);
       all.sent[rank] = sent() - before - sums;
-      all.planned[rank] = sent_in(trainer->step_plan(), plan::RankGroup::all);
+      all.planned[rank] = sent_in(trainer->step_plan(), plan::RankGroup::all) +
+                          sent_in(trainer->step_plan(), plan::RankGroup::tensor);
       all.sent_on_node[rank] = trainer->sent_on_node() - before_on_node;
       all.planned_on_node[rank] = sent_in(trainer->step_plan(), plan::RankGroup::node);
       mine.masters = masters_of(*trainer);
     });
     for (const Outcome& other : outcomes) {
-      EXPECT_EQ(other.losses, outcomes[0].losses);
-      EXPECT_EQ(other.norms, outcomes[0].norms);
+      const Outcome& first = outcomes[0];
+      EXPECT_TRUE(
+          (Outcome{other.losses, other.norms, {}} == Outcome{first.losses, first.norms, {}}))
+          << testing::PrintToString(other.losses) << " and "
+          << testing::PrintToString(first.losses);
     }
     all.outcome = outcomes[0];
+    if (grid.tensor > 1) {
+      all.outcome.masters = masters_of(all.saved);
+      return all;
+    }
     // Every element is zero but on the rank that has it, or on the replicas that have it.
     const bool whole = job.ranks.sharding == plan::Sharding::none;
     for (std::uint32_t rank = 1; rank < grid.ranks(); ++rank) {
@@ -183,7 +228,8 @@ class RanksHarness : public TrainingHarness {
 
   [[nodiscard]] std::unique_ptr<Trainer> make_rank(const config::TrainOptions& options,
                                                    const nvme_swap::StoreOptions& store,
-                                                   const RankOfJob& rank) const {
+                                                   const RankOfJob& rank,
+                                                   Start start = Start::anew) const {
     ModelRuntime model = make_model_runtime(config(), options, products);
     EngineSetup setup;
     setup.config = config();
@@ -193,10 +239,12 @@ class RanksHarness : public TrainingHarness {
                               options, rank.stage);
     setup.placement = place(config(), options, setup.workload, setup.budgets);
     setup.store_options = store;
+    setup.start = start;
     if (rank.job.ranks() > 1) setup.job = &rank.job;
     setup.ranks = rank.replicas();
     setup.line = rank.groups.stages.get();
-    setup.gpu_ranks = rank.gpus;
+    setup.tensor = rank.groups.tensor.get();
+    setup.gpus = rank.gpus;
     return std::make_unique<Trainer>(setup, std::move(model));
   }
 
@@ -218,7 +266,20 @@ class RanksHarness : public TrainingHarness {
     const plan::Pools pools = plan::make_pools(w, trainer.placement());
     const Bytes leaves = pools[static_cast<std::size_t>(plan::PoolKind::host_sums)].bytes();
     const std::uint64_t of_blocks = (w.blocks.size() + 1) * sizeof(double);
-    return leaves.value() * (grid.replicas - 1) + of_blocks * (grid.stages - 1);
+    return leaves.value() * (grid.replicas - 1) + of_blocks * (grid.stages - 1 + (grid.tensor - 1));
+  }
+
+  /// Returns the masters of the whole model, as a tensor group has saved them.
+  static std::vector<float> masters_of(const SavedJob& job) {
+    const SavedState saved(job.shape, job.stores);
+    std::vector<float> all;
+    const auto& blocks = model::make_layout(job.shape.model).blocks;
+    for (std::uint32_t block = 0; block < blocks.size(); ++block) {
+      std::vector<float> masters(blocks[block].parameters.value());
+      saved.read(BlockIndex{block}, ElementCount{}, {.master = masters, .m = {}, .v = {}});
+      all.insert(all.end(), masters.begin(), masters.end());
+    }
+    return all;
   }
 
   /// Returns the masters of the model's parameters, without padding; zero where another rank has

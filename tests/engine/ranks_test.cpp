@@ -72,12 +72,12 @@ TEST(RanksOfANode, HaveTheSameBitsWithASecondCopyOfParameters) {
   }
 }
 
-/// The steps of two ranks, or of two stages of a pipeline, and what they vote on around each step,
-/// with state that leaves memory.
+/// The steps of two ranks, of two stages of a pipeline or of a tensor group, and what they vote on
+/// around each step, with state that leaves memory.
 TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   RanksHarness harness(tiny_llama(1));
-  std::vector<Job> jobs{{.pipeline = {.stages = 2}}};
+  std::vector<Job> jobs{{.pipeline = {.stages = 2}}, {.tensor = 2}};
   for (const plan::Sharding s : kShardings) jobs.push_back({.ranks = {.count = 2, .sharding = s}});
   for (const Job& job : jobs) {
     const std::filesystem::path run = harness.new_run();
@@ -85,11 +85,13 @@ TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
       const RankOfJob rank = rank_of_job(job, self);
       config::TrainOptions options = options_of_job(job);
       options.state_home = config::StateHome::nvme;
+      options.tensor.index = rank.part;
       nvme_swap::StoreOptions store;
       store.directories = {run / std::to_string(self.rank().value())};
       std::filesystem::create_directories(store.directories[0]);
       const auto trainer = harness.make_rank(options, store, rank);
-      trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
+      const model::ModelLayout whole = model::make_layout(harness.config());
+      trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
       const data::Sampler sampler = harness.sampler(options);
       Votes votes(&self);
       const auto steps = [&](int count) {
@@ -122,7 +124,7 @@ TEST(RanksThatPlan, TakeTheSlowestProfileAndMeasureASlowNetworkWithFewBytes) {
     plan::MachineProfile mine;
     mine.gpu_flops = rank == 0 ? 2e9 : 1e9;
     mine.h2d = rank == 0 ? 1e9 : 2e9;
-    profiles[rank] = slowest(&self, {.count = 2, .rank = rank}, mine);
+    profiles[rank] = slowest(&self, {.count = 2, .rank = rank}, nullptr, mine);
     // Over this link, the 4 MiB that a faster one is measured with take 4 seconds.
     EXPECT_LT(self.sent(), 1_MiB);
   });

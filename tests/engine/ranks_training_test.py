@@ -45,6 +45,72 @@ class Training(JobTest):
         self.fail_with("pipeline.stages is 3, which does not divide the number of ranks, 2",
                        "new", options(0, 3), 1)
 
+    def test_a_tensor_group_trains_on_every_grid(self):
+        def options(zero, tensor, stages=1, **own):
+            return config(zero, batch=4, eval_every=1, **own) | {
+                "pipeline": {"stages": stages}, "tensor_parallel": {"autotp_size": tensor}}
+
+        self.succeed("one", options(0, 1), 4, ranks=1)
+        self.succeed("two", options(0, 2), 4)
+        one, two = self.metrics("one"), self.metrics("two")
+        for of_one, of_two in zip(one, two, strict=True):
+            for key in ("loss", "val_loss", "grad_norm"):
+                if key in of_one:  # sums of fp32 in another order
+                    self.assertAlmostEqual(of_two[key] / of_one[key], 1, delta=1e-5)
+        self.succeed("grid", options(3, 2, stages=2), 2, ranks=8)
+        self.succeed("grid", options(3, 2, stages=2), 4, "--resume", ranks=8)
+        self.assertEqual(self.metrics("grid"), two)
+        self.assertEqual(self.weights("grid"), self.weights("two"))
+        self.succeed("apart", options(1, 1), 6, "--from", self.path / "grid")
+        self.fail_with("tensor_parallel.autotp_size: 2 in the run, 4 now", "grid",
+                       options(3, 4), 6, "--resume", ranks=8)
+        self.fail_with("the model has 4 heads.*use at most 4 ranks", "new", options(0, 5), 1,
+                       ranks=5)
+        self.fail_with("tensor_parallel.autotp_size is 2, which does not divide the number of "
+                       "ranks, 3", "new", options(0, 2), 1, ranks=3)
+        self.fail_with("operator_tile excludes tensor_parallel.autotp_size", "new",
+                       options(0, 2, operator_tile=4096), 1)
+
+    def test_stale_weights_are_named_and_not_resumed(self):
+        def options(schedule, **own):
+            own = {"pipeline_schedule": schedule, "eval_every": 0} | own
+            return config(0, batch=4, **own) | {"pipeline": {"stages": 2}}
+
+        self.succeed("flushed", options("1f1b"), 6)
+        stale = options("pipedream_2bw")
+        status, output = self.train("stale", stale, 6, ranks=2)
+        self.assertEqual(status, 0, output)
+        self.assertIn("stale weights (other mathematics)", output)
+        self.assertIn("this run cannot be resumed once it has ended", output)
+        losses = [step["loss"] for step in self.metrics("stale")]
+        flushed = [step["loss"] for step in self.metrics("flushed")]
+        self.assertEqual(losses[0], flushed[0])
+        self.assertNotEqual(losses[1], flushed[1])
+        # An evaluation takes the memory of rounds in flight.
+        self.succeed("evaluated", options("pipedream_2bw", eval_every=2), 6)
+        self.assertEqual([step["loss"] for step in self.metrics("evaluated")], losses)
+        self.fail_with("stale weights cannot be resumed", "stale", stale, 8, "--resume")
+        self.fail_with("spillway.pipeline_schedule: \"pipedream_2bw\" in the run, absent now",
+                       "stale", options("1f1b"), 8, "--resume")
+        self.succeed("next", stale, 2, "--from", self.path / "stale")
+        each = options("pipedream") | {"train_batch_size": 1}
+        self.succeed("each", each, 6)
+        self.succeed("each_evaluated", each | {"spillway": each["spillway"] | {"eval_every": 2}}, 6)
+        self.assertEqual([step["loss"] for step in self.metrics("each_evaluated")],
+                         [step["loss"] for step in self.metrics("each")])
+        # Stages that need no norm for the update seldom meet, and tell all losses then.
+        seldom = each | {"gradient_clipping": 0, "spillway": each["spillway"]
+                         | {"pipeline_meet_every": 4, "save_every": 3}}
+        status, output = self.train("seldom", seldom, 6, ranks=2)
+        self.assertEqual(status, 0, output)
+        self.assertIn("the stages meet after every 4 steps", output)
+        self.succeed("often", seldom | {"spillway": each["spillway"]}, 6)
+        self.assertEqual(self.metrics("seldom"), self.metrics("often"))
+        self.assertEqual([step["step"] for step in self.metrics("seldom")], [1, 2, 3, 4, 5, 6])
+        self.fail_with("pipeline_meet_every is 4, and gradient_clipping needs the norm", "new",
+                       seldom | {"gradient_clipping": 1}, 1)
+        self.fail_with("updates after each micro-batch", "new", options("pipedream"), 1)
+
     def test_a_job_goes_on_from_the_last_step_that_every_rank_has_committed(self):
         options = config(1, eval_every=1)
         self.succeed("whole", options, 9)

@@ -1,9 +1,9 @@
 // A tiny model and a tiny text, trained in memory: what the engine's tests vary and compare.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -105,7 +105,8 @@ inline void write_tokens(const std::filesystem::path& path, std::uint32_t vocab_
 
 /// Returns what the tiles of a state that was trained with these options follow from.
 inline SavedShape shape_of(const model::ModelConfig& config, const config::TrainOptions& options) {
-  SavedShape shape{.format = options.state_format,
+  SavedShape shape{.model = config,
+                   .format = options.state_format,
                    .tile_parameters = ElementCount{options.tile_parameters}};
   for (const auto& block : model::make_layout(config, options.operator_tile).blocks) {
     shape.blocks.push_back(block.padded_parameters);
@@ -122,7 +123,7 @@ struct Outcome {
   bool operator==(const Outcome& other) const {
     // Bits, not values: -0 and 0 differ, equal NaNs do not.
     const auto same = [](const auto& a, const auto& b) {
-      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+      return std::ranges::equal(std::as_bytes(std::span(a)), std::as_bytes(std::span(b)));
     };
     return same(losses, other.losses) && same(norms, other.norms) && same(masters, other.masters);
   }
@@ -185,7 +186,12 @@ class TrainingHarness {
              Outcome& outcome) const {
     const data::Sampler sampler = this->sampler(options);
     for (int i = 0; i < count; ++i) {
-      const StepResult result = trainer.step(*tokens_, sampler);
+      add(trainer.step(*tokens_, sampler), outcome);
+    }
+    add(trainer.collect(), outcome);
+  }
+  static void add(std::span<const StepResult> results, Outcome& outcome) {
+    for (const StepResult& result : results) {
       outcome.losses.push_back(result.loss);
       outcome.norms.push_back(result.grad_norm);
     }

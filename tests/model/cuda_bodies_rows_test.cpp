@@ -74,7 +74,8 @@ class CudaRows : public CudaBodies {
       TestMemory gradient = floats(columns);
       const TestMemory space(ops.reduction_workspace(rows, columns).value());
       for (const bool first : {true, false}) {
-        ops.bias_gradient(rows, x.device(), {gradient.device().as<float>(), first}, space.device());
+        ops.bias_gradient(rows, {x.device(), columns}, {gradient.device().as<float>(), first},
+                          space.device());
       }
       Results results;
       results.push_back({"gradient", std::move(gradient), DType::fp32});

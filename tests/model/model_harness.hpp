@@ -1,6 +1,7 @@
 // A whole model in plain memory: what the engine does with blocks, in the simplest way. For tests.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -14,6 +15,18 @@
 #include "tests/model/test_device.hpp"
 
 namespace spillway::model {
+
+/// Root mean square of the difference over that of `expected`.
+inline double distance(std::span<const float> actual, std::span<const float> expected) {
+  double difference = 0;
+  double size = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double e = static_cast<double>(expected[i]);
+    difference += std::pow(static_cast<double>(actual[i]) - e, 2);
+    size += e * e;
+  }
+  return std::sqrt(difference / size);
+}
 
 /// fp32 values as elements of `dtype`, and back. Parameters round as gradients do: tests only.
 inline TestMemory encode(std::span<const float> values, DType dtype) {

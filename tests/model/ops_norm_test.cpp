@@ -146,16 +146,22 @@ TEST_P(Norm, ReadsAndWritesHeadsInsideWiderRows) {
 
 TEST_P(Norm, BiasGradientSumsColumns) {
   for (const std::uint64_t rows : {1U, 7U, 8U, 9U, 33U, 2500U}) {
-    for (const std::uint64_t columns : {1U, 16U, 67U}) {
-      const Operand dy = random(rows * columns, 1, 0.5F);
+    for (const auto& [columns, stride] : {std::pair{1U, 1U},
+                                          {16U, 16U},
+                                          {67U, 67U},
+                                          {16U, 48U},
+                                          {16U, 21U}}) {  // all columns of a matrix, or some
+      const Operand dy = random(rows * stride, 1, 0.5F);
       std::vector<double> expected(columns);
-      for (std::size_t i = 0; i < dy.exact.size(); ++i) expected[i % columns] += dy.exact[i];
+      for (std::size_t i = 0; i < dy.exact.size(); ++i) {
+        if (i % stride < columns) expected[i % stride] += dy.exact[i];
+      }
       const TestMemory gradient = floats(columns);
       const TestMemory space = workspace(ops_->reduction_workspace(rows, columns));
       const auto values = gradient.device().as<float>();
-      ops_->bias_gradient(rows, dy.device(), {values, true}, space.device());
+      ops_->bias_gradient(rows, {dy.device(), stride}, {values, true}, space.device());
       expect_floats(gradient, expected, 2e-6, "sum");
-      ops_->bias_gradient(rows, dy.device(), {values, false}, space.device());
+      ops_->bias_gradient(rows, {dy.device(), stride}, {values, false}, space.device());
       for (double& value : expected) value *= 2;
       expect_floats(gradient, expected, 2e-6, "twice the sum");
     }

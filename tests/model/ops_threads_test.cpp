@@ -64,7 +64,8 @@ class AllOperations {
                                 .bias_gradient = {db.device().as<float>(), true},
                                 .workspace = space.device()});
     for (const TestMemory* memory : {&y, &statistics, &dx, &dw, &db}) keep(*memory);
-    ops_->bias_gradient(kRows, x.device(), {db.device().as<float>(), false}, space.device());
+    ops_->bias_gradient(kRows, {x.device(), kColumns}, {db.device().as<float>(), false},
+                        space.device());
     keep(db);
   }
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <cmath>
 
 #include "runtime/base/error.hpp"
 #include "tests/model/tiled_harness.hpp"
@@ -55,17 +54,6 @@ class TiledModel : public testing::TestWithParam<DType> {
  protected:
   void SetUp() override {
     if (const std::string reason = reason_to_skip(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-  /// Root mean square of the difference over that of `expected`.
-  static double distance(const std::vector<float>& actual, const std::vector<float>& expected) {
-    double difference = 0;
-    double size = 0;
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      const double e = static_cast<double>(expected[i]);
-      difference += std::pow(static_cast<double>(actual[i]) - e, 2);
-      size += e * e;
-    }
-    return std::sqrt(difference / size);
   }
 };
 

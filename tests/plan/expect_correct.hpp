@@ -17,12 +17,16 @@
 namespace spillway::plan {
 
 /// Whether an op of d2h depends on one of h2d directly. What was copied up is used on the device
-/// before anything that comes of it is copied down, so that no such dependency is ever needed.
+/// before anything that comes of it is copied down, so that no such dependency is ever needed, but
+/// where a stage takes away what it has received: to where what was copied up before has been.
 inline bool download_waits_for_upload(const StepPlan& plan) {
+  const auto depends = [&](const Op& op, const auto& holds) {
+    return std::ranges::any_of(plan.dependencies_of(op),
+                               [&](OpIndex on) { return holds(plan.ops[on]); });
+  };
   return std::ranges::any_of(plan.ops, [&](const Op& op) {
-    return op.lane == Lane::d2h && std::ranges::any_of(plan.dependencies_of(op), [&](OpIndex on) {
-             return plan.ops[on].lane == Lane::h2d;
-           });
+    return op.lane == Lane::d2h && depends(op, [](const Op& on) { return on.lane == Lane::h2d; }) &&
+           !depends(op, [](const Op& on) { return on.kind == OpKind::receive; });
   });
 }
 
@@ -32,8 +36,9 @@ inline void expect_correct(const Case& c) {
        {build_training_step(c.workload, c.placement), build_recorded_step(c.workload, c.placement),
         build_flush(c.workload, c.placement), build_evaluation(c.workload, c.placement),
         build_snapshot(c.workload, c.placement)}) {
-    const auto is_backward = [](const Op& op) { return op.kind == OpKind::backward; };
-    const bool training = std::ranges::any_of(plan.ops, is_backward);
+    // A stage may have the head alone, whose backward is its loss.
+    const auto finishes = [](const Op& op) { return op.kind == OpKind::accumulate; };
+    const bool training = std::ranges::any_of(plan.ops, finishes);
     ASSERT_EQ(find_race(plan), "") << to_text(plan);
     ASSERT_EQ(find_wrong_content(plan), "") << to_text(plan);
     ASSERT_EQ(find_wrong_meaning(plan, {c.workload, c.placement, training}), "") << to_text(plan);

@@ -2,20 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <map>
 #include <set>
 #include <vector>
 
+#include "tests/plan/group_meaning.hpp"
 #include "tests/plan/op_places.hpp"
 
 namespace spillway::plan {
 namespace {
-
-struct Need {
-  Value value;
-  bool writes;
-  auto operator<=>(const Need&) const = default;
-};
-using Needs = std::set<Need>;
 
 class Meaning {
  public:
@@ -23,6 +18,10 @@ class Meaning {
       : w_(run.workload), p_(run.placement), op_(op), training_(run.training) {}
 
   Needs of_op() {
+    const bool of_group = op_.group == RankGroup::tensor;
+    if (of_group || (w_.tensor.count > 1 && is_model_op(op_))) {
+      return needs_of_group({w_, p_, training_}, op_, visit);
+    }
     switch (op_.kind) {
       case OpKind::forward: forward(); break;
       case OpKind::backward: backward(); break;
@@ -36,6 +35,10 @@ class Meaning {
       case OpKind::checksum: to_disk(); break;
       case OpKind::copy: to_disk(); break;
       case OpKind::commit: reads(state(1)); break;
+      case OpKind::stash:
+        reads(old_parameters());
+        writes(old_parameters());
+        break;
       case OpKind::all_gather:
       case OpKind::reduce_scatter:
       case OpKind::all_reduce:
@@ -99,7 +102,7 @@ class Meaning {
   void message() {
     const bool sends = op_.kind == OpKind::send;
     if (op_.copied.what == ValueKind::parameters) {
-      needs_.insert({{ValueKind::parameters, 0}, !sends});
+      needs_.insert({weights_of(0), !sends});
       return;
     }
     if (op_.copied.what == ValueKind::tied_gradient_sum) {
@@ -111,8 +114,20 @@ class Meaning {
     needs_.insert({here(kind, op_.block), !sends});
   }
 
+  [[nodiscard]] Value old_parameters() const {
+    return {ValueKind::parameters, op_.block, 0, 0, kStale};
+  }
+  /// Passes of a step use the weights that the step before began with, where the pipeline stays
+  /// full, and those of the next step newer ones. Where each round is a step, a round that comes to
+  /// the stage uses the newest ones, and so one that came `begun` rounds ago misses as many.
+  [[nodiscard]] Value weights_of(std::uint32_t block) const {
+    if (!w_.stage.stays_full() || !training_) return {ValueKind::parameters, block};
+    const bool each = w_.rounds == 1;
+    const std::uint32_t late = each ? w_.stage.begun - op_.round : (op_.round < w_.rounds ? 1 : 0);
+    return {ValueKind::parameters, block, 0, 0, late > 0 ? kStale + late - 1 : 0};
+  }
   void parameters() {
-    reads({ValueKind::parameters, op_.block});
+    reads(weights_of(op_.block));
     if (w_.tiled) reads({ValueKind::parameters, 0});
   }
   void input() { reads(here(ValueKind::activation, layer() - 1, tiles_of(layer() - 1) - 1)); }
@@ -179,7 +194,7 @@ class Meaning {
     const std::uint32_t head = alone ? layer() : w_.blocks.back().layer + 1;
     const std::uint32_t tied = alone ? 0 : op_.block;
     parameters();
-    if (w_.tied_head) reads({ValueKind::parameters, tied});
+    if (w_.tied_head) reads(weights_of(tied));
     reads(here(ValueKind::activation, head - 1, tiles_of(head - 1) - 1));
     reads(here(ValueKind::tokens, 0));
     if (!w_.runs(0)) writes(here(ValueKind::tokens, 0));
@@ -211,7 +226,8 @@ class Meaning {
     if (op_.lane == Lane::cpu) return reads(own_gradient());
     const bool vectors = w_.tiled && op_.block == 0;
     reads(vectors ? Value{ValueKind::gradient_sum}
-                  : Value{ValueKind::gradient_sum, op_.block, 0, op_.round, w_.micro_batches - 1});
+                  : Value{ValueKind::gradient_sum, op_.block, 0, op_.round,
+                          writers_of_gradient(w_, op_.block) - 1});
     if (w_.tied_head && layer() == 0 && !vectors) {
       reads({ValueKind::tied_gradient_sum, op_.block, 0, op_.round});
     }
@@ -241,6 +257,7 @@ class Meaning {
  public:
   bool recomputes_tile = false;  ///< told by the plan: a second forward of a tile in a round
   bool with_gradient = false;    ///< of loss: its second visit with tiles, or any in training
+  int visit = 0;                 ///< passes of the same micro-batch through the block before it
 
  private:
   const Workload& w_;
@@ -290,7 +307,7 @@ bool keeps_secondary(const StepPlan& plan, const Op& op) {
 
 std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
   const std::vector<Tile> tiles = make_tiles(run.workload, run.placement.tile_parameters);
-  std::set<std::vector<std::uint32_t>> seen;
+  std::map<std::vector<std::uint32_t>, int> seen;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     const auto fail = [&](const std::string& what) {
@@ -309,9 +326,9 @@ std::string find_wrong_meaning(const StepPlan& plan, const RunOf& run) {
       continue;
     }
     Meaning meaning(run, op);
-    const bool first = seen.insert({static_cast<std::uint32_t>(op.kind), op.block, op.round,
-                                    op.micro_batch, op.tile})
-                           .second;
+    meaning.visit =
+        seen[{static_cast<std::uint32_t>(op.kind), op.block, op.round, op.micro_batch, op.tile}]++;
+    const bool first = meaning.visit == 0;
     meaning.recomputes_tile = !first;
     meaning.with_gradient = run.training && (!run.workload.tiled || !first);
     const Needs needed = meaning.of_op();

@@ -9,7 +9,7 @@ namespace {
 Tier tier_of(PoolKind pool) {
   const std::string_view name = name_of(pool);
   if (name.starts_with("disk_")) return Tier::nvme;
-  for (const char* host : {"host_", "landing_", "gathered_", "state_staging", "checksums",
+  for (const char* host : {"host_", "landing_", "gathered_sums", "state_staging", "checksums",
                            "boundary_staging", "kept_staging", "secondary_"}) {
     if (name.starts_with(host)) return Tier::host;
   }
@@ -38,6 +38,8 @@ std::string wrong_tier(const Op& op, const Access& access) {
 bool is_by_tile(PoolKind pool) {
   switch (pool) {
     case PoolKind::resident_parameters:
+    case PoolKind::stashed_parameters:
+    case PoolKind::host_stash:
     case PoolKind::device_state:
     case PoolKind::device_gradients:
     case PoolKind::device_leaves:
@@ -64,13 +66,20 @@ std::string wrong_range(const Op& op, const Access& access, const std::vector<Ti
         op.kind == OpKind::commit || (of_tile ? t == op.tile : tiles[t].block == access.value.of);
     if (meant && whole.count++ == 0) whole.first = t;
   }
-  return access.buffer == whole ? "" : fmt::format("it uses {}", to_text(access.buffer));
+  // Versions of all tiles lie one behind the other.
+  Buffer used = access.buffer;
+  const bool stash = used.pool == PoolKind::stashed_parameters || used.pool == PoolKind::host_stash;
+  if (stash) used.first %= static_cast<std::uint32_t>(tiles.size());
+  return used == whole ? "" : fmt::format("it uses {}", to_text(access.buffer));
 }
 
-/// Rounds in flight lie beside each other, each with its micro-batches.
+/// Rounds in flight lie beside each other, each with its micro-batches. stale_test.cpp looks at the
+/// places of a pipeline that stays full.
 std::uint32_t place_in_flight(const Workload& w, std::uint32_t layer, const Value& value) {
   const std::uint32_t rounds = w.stage.in_flight;
-  return (layer * rounds + value.round % rounds) * w.micro_batches + value.micro_batch;
+  const std::uint32_t place = w.stage.places.empty() ? (w.stage.phase + value.round) % rounds
+                                                     : w.stage.places[value.round % w.rounds];
+  return (layer * rounds + place) * w.micro_batches + value.micro_batch;
 }
 
 /// Values with a place of their own lie where the placement says.

@@ -209,6 +209,35 @@ class RandomCases {
     return {std::move(w), std::move(p)};
   }
 
+  /// Makes the ranks of a case share out every matrix too.
+  void make_group(Workload& w) {
+    w.tensor = {.count = static_cast<std::uint32_t>(between(2, 4)), .sequence = maybe()};
+    w.tensor.index = static_cast<std::uint32_t>(between(0, w.tensor.count - 1));
+    w.summed_bytes = w.boundary_bytes * std::uint64_t{w.tensor.sequence ? w.tensor.count : 1};
+    w.carried_bytes = w.summed_bytes;
+    w.scan_bytes = Bytes{24 * between(1, 50)};
+    for (BlockShape& block : w.blocks) {
+      const std::uint64_t all = block.parameters.value();
+      block.shared_first = ElementCount{all / kLeafParameters * kLeafParameters};
+      block.partial_first = ElementCount{maybe() ? all : between(block.shared_first.value(), all)};
+    }
+  }
+
+  /// A case of a tensor group, of one replica or several.
+  Case next_of_group() {
+    if (maybe()) {
+      Case c = next_of_ranks();
+      make_group(c.workload);
+      return c;
+    }
+    Workload w = workload();
+    make_group(w);
+    Placement p = placement(w);
+    p.order = WorkOrder::layer_major;
+    p.gradient_slots = static_cast<std::uint32_t>(between(1, 3));
+    return {std::move(w), std::move(p)};
+  }
+
   Case next() {
     Workload w = workload();
     Placement p = placement(w);

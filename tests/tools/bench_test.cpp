@@ -46,6 +46,24 @@ TEST_F(Bench, AdamReportsEveryFormatAgainstItsTraffic) {
   EXPECT_EQ(document["results"][0]["bytes_per_parameter"], 28.0);
 }
 
+// The times are those of a machine that does other things: tools/reproduce looks at them.
+TEST_F(Bench, PipelineKeepsAndSimulatesWhatIsPublished) {
+  const Answer answer = run({"pipeline", "--stages", "2", "--rounds", "4", "--forward-ms", "1",
+                             "--backward-ms", "2", "--steps", "1", "--json"});
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const nlohmann::json document = answer.json();
+  EXPECT_EQ(document["results"].size(), 8U);
+  EXPECT_EQ(document["wrong_activations"], 0);
+  for (const auto& result : document["results"]) {
+    // Where stages are never said to meet, ours do so for 1 % of the time.
+    const double published = result["published_bubble"].get<double>();
+    EXPECT_NEAR(result["simulated_bubble"].get<double>(), published, published > 0 ? 1e-9 : 0.01)
+        << result["schedule"];
+    EXPECT_GT(result["bubbles"][0].get<double>(), -1e-3);
+  }
+  EXPECT_EQ(run({"pipeline", "--stages", "4", "--rounds", "6"}).exit_code, 2);
+}
+
 TEST_F(Bench, CommComparesAllReducesByWhatTheySend) {
   const Answer answer =
       run({"comm", "--ranks", "4", "--size", "1MiB", "--repetitions", "2", "--json"});
@@ -63,6 +81,27 @@ TEST_F(Bench, CommComparesAllReducesByWhatTheySend) {
   EXPECT_TRUE(results["all_reduce.master"]["exact"]);
   EXPECT_FALSE(results["all_reduce.ring"]["exact"]);
   EXPECT_FALSE(results["broadcast"].contains("exact"));
+}
+
+// The server of four ranks sends 1 MiB to each of three workers.
+TEST_F(Bench, CommComparesParameterServersAndSaysWhichTrainOtherwise) {
+  const Answer answer =
+      run({"comm", "--ranks", "4", "--size", "1MiB", "--repetitions", "1", "--json"});
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  std::map<std::string, nlohmann::json> results;
+  const nlohmann::json document = answer.json();
+  for (const auto& result : document["results"]) results[result["operation"]] = result;
+  for (const std::string mode : {"synchronous", "asynchronous", "geo"}) {
+    const nlohmann::json& result = results["parameter_server." + mode];
+    EXPECT_EQ(result["sent_bytes"], 3 << 20) << mode;
+    EXPECT_GT(result["median_s"], 0.0) << mode;
+    EXPECT_EQ(result.value("mathematics", ""), mode == "synchronous" ? "" : "other");
+    EXPECT_EQ(result.contains("exact"), mode == "synchronous");
+  }
+  EXPECT_TRUE(results["parameter_server.synchronous"]["exact"]);
+  EXPECT_FALSE(results["all_reduce.ring"].contains("mathematics"));
+  const Answer table = run({"comm", "--ranks", "2", "--size", "64KiB", "--repetitions", "1"});
+  EXPECT_NE(table.out.find("other mathematics"), std::string::npos) << table.out;
 }
 
 TEST_F(Bench, CommPrintsATableAndKnowsTheLimitOfALink) {

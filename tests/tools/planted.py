@@ -11,7 +11,8 @@ TEAM = re.compile(r"^(\s*)(team|warp)(\.each\(.*)$")
 STREAMS = ("gpu", "h2d", "d2h")
 EXECUTOR = "runtime/engine/step/executor.cpp"
 WAITS = "          if (elsewhere && states_[dependency] == OpState::issued) {"
-NEVER = ("d2h", "h2d")  # no plan has such a dependency: tests/plan/expect_correct.hpp
+# Only stages of a pipeline have such a dependency (tests/plan/expect_correct.hpp); no run has them.
+NEVER = ("d2h", "h2d")
 WAITING = ("forward", "backward", "loss", "accumulate", "upload_params", "download_grads",
            "read_state", "save_activation", "load_activation", "save_internals", "load_internals")
 HEADER = """#include <cstdlib>

@@ -6,11 +6,14 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include "comm/baselines.hpp"
 #include "runtime/base/error.hpp"
 #include "tools/bench/huge_array.hpp"
+#include "tools/bench/served_step.hpp"
 
 namespace spillway::bench {
 namespace {
@@ -28,8 +31,10 @@ struct Work {
   std::string name;
   double received;  ///< by the rank that receives most
   std::function<void()> run;
-  std::function<bool()> exact{};  ///< after `run`; empty: it sums nothing
-  double receivers = 1;           ///< as a share of the ranks
+  std::function<bool()> exact{};    ///< after `run`; empty: it sums nothing
+  double receivers = 1;             ///< as a share of the ranks
+  std::function<void()> prepare{};  ///< before each `run`, and not measured
+  bool other_mathematics = false;
 };
 
 class Measuring {
@@ -79,6 +84,9 @@ class Measuring {
     return size_ * std::max<std::size_t>(ranks() - 1, 2);
   }
   [[nodiscard]] Target data() const { return {data_.data(), size_}; }
+  [[nodiscard]] std::span<const float> floats() const {
+    return {reinterpret_cast<const float*>(data_.data()), size_ / sizeof(float)};
+  }
   [[nodiscard]] Target scratch() const { return {scratch_.data(), scratch_bytes()}; }
   [[nodiscard]] Target own_part() const {
     const std::size_t part = size_ / ranks();
@@ -107,19 +115,39 @@ class Measuring {
                      [this] { communicator_.all_to_all(data(), scratch().first(size_)).wait(); }});
     works.push_back({"all_reduce", 2 * once,
                      [this] { communicator_.all_reduce(data(), what_.dtype).wait(); },
-                     [this] { return sum_is_exact(); }});
+                     [this] { return sum_is_exact(data(), 0); }});
     for (const comm::Baseline baseline : comm::kBaselines) {
       works.push_back({fmt::format("all_reduce.{}", comm::name_of(baseline)), 2 * once,
                        [this, baseline] {
                          comm::all_reduce(baseline, communicator_, data(), scratch(), what_.dtype);
                        },
-                       [this] { return sum_is_exact(); }});
+                       [this] { return sum_is_exact(data(), 0); }});
     }
+    if (ranks() > 1 && what_.dtype == DType::fp32) list_servers(works);
     return works;
+  }
+
+  /// Rank 0 is the server, which has no data of its own.
+  void list_servers(std::vector<Work>& works) {
+    for (const comm::ServerMode mode : comm::kServerModes) {
+      Work work{.name = fmt::format("parameter_server.{}", comm::name_of(mode)),
+                .received = all_reduced_bytes(),
+                .run = [this] { served_->run(); }};
+      work.prepare = [this, mode] {
+        served_.reset();
+        served_.emplace(communicator_, mode, floats());
+      };
+      work.other_mathematics = comm::is_other_mathematics(mode);
+      if (!work.other_mathematics) {
+        work.exact = [this] { return sum_is_exact(std::as_bytes(served_->values()), 1); };
+      }
+      works.push_back(std::move(work));
+    }
   }
 
   void measure(const Work& work, std::size_t repetition, CommResult& result) {
     fill();
+    if (work.prepare) work.prepare();
     Bytes sent;
     const double seconds = seconds_of([&] {
       const Bytes before = communicator_.sent();
@@ -130,6 +158,7 @@ class Measuring {
     if (repetition == 0) {
       result.name = work.name;
       result.sent = sent;
+      result.other_mathematics = work.other_mathematics;
       if (work.exact) result.exact = most(work.exact() ? 0 : 1) == Bytes{0};
       return;
     }
@@ -164,14 +193,15 @@ class Measuring {
     }
   }
 
-  [[nodiscard]] bool sum_is_exact() const {
+  /// Compares `actual` with the sum of the values of the ranks from `first` on.
+  [[nodiscard]] bool sum_is_exact(std::span<const std::byte> actual, std::size_t first) const {
     const std::size_t element = size_of(what_.dtype);
     std::byte wanted[sizeof(float)];
     for (std::size_t i = 0; i < size_ / element; ++i) {
-      float sum = value(i, 0);
-      for (std::size_t rank = 1; rank < ranks(); ++rank) sum += value(i, rank);
+      float sum = value(i, first);
+      for (std::size_t rank = first + 1; rank < ranks(); ++rank) sum += value(i, rank);
       store(wanted, sum);
-      if (std::memcmp(wanted, data_.data() + i * element, element) != 0) return false;
+      if (std::memcmp(wanted, actual.data() + i * element, element) != 0) return false;
     }
     return true;
   }
@@ -206,6 +236,7 @@ class Measuring {
   const std::size_t size_;
   HugeArray data_;
   HugeArray scratch_;
+  std::optional<ServedStep> served_;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Measures operations of a communicator against copies of the same bytes in memory, and against the
-// all-reduces that others use, in turn. Every rank calls it.
+// all-reduces and parameter servers that others use, in turn. Every rank calls it.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +26,8 @@ struct CommResult {
   Bytes sent;                   ///< by the rank that sends most
   double least_seconds = 0;     ///< the time of the limit: memory or link, whichever is slower
   std::optional<bool> exact;    ///< the sum is that in the order of ranks; absent: no sum
+  /// Says that who trains by this trains otherwise than by sums in the order of ranks.
+  bool other_mathematics = false;
 
   [[nodiscard]] double median() const;
   [[nodiscard]] double fraction_of_limit() const { return least_seconds / median(); }

@@ -8,6 +8,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
 #include "runtime/base/json.hpp"
+#include "runtime/model/tensor_part.hpp"
 
 namespace spillway::bench {
 namespace {
@@ -152,6 +153,7 @@ void share_among_ranks(MachineDescription& machine, const Nodes& nodes) {
                     machine.name, machines > 1 ? "net_gbps" : "nvlink_gbps"));
   plan::MachineProfile& lanes = machine.lanes;
   lanes.net = ranks > 1 ? rate : 0;
+  machine.ranks = each;
   for (double* shared :
        {&lanes.update, &lanes.nvme_read, &lanes.nvme_write, &lanes.nvme_combined}) {
     *shared /= each;
@@ -159,6 +161,18 @@ void share_among_ranks(MachineDescription& machine, const Nodes& nodes) {
   machine.capacity.host = Bytes{machine.capacity.host.value() / each};
   machine.capacity.nvme = Bytes{machine.capacity.nvme.value() / each};
 }
+
+namespace {
+
+/// Returns the sizes of what the first rank of a tensor group runs.
+model::ModelConfig sizes_of_rank(const model::ModelConfig& config, std::uint32_t tensor) {
+  const model::TensorPart first{.index = 0, .count = tensor};
+  model::ModelConfig own = model::config_of_part(config, first);
+  own.vocab_size = static_cast<std::uint32_t>(first.of(config.vocab_size).size());
+  return own;
+}
+
+}  // namespace
 
 double passing_bytes(const model::ModelConfig& config, const plan::Workload& workload) {
   const double width = config.width;
@@ -185,9 +199,10 @@ double passing_bytes(const model::ModelConfig& config, const plan::Workload& wor
   return per_token * static_cast<double>(workload.tokens) + accumulators;
 }
 
-plan::MachineProfile profile_for(const MachineDescription& machine,
-                                 const model::ModelConfig& config, const plan::Workload& workload,
+plan::MachineProfile profile_for(const MachineDescription& machine, const model::ModelConfig& whole,
+                                 const plan::Workload& workload,
                                  const config::TrainOptions& options) {
+  const model::ModelConfig config = sizes_of_rank(whole, workload.tensor.count);
   const double all = plan::micro_batch_flops(workload);
   const double attention = attention_flops(config, workload, options.context);
   const double attention_backward = 2.5 * attention;  // five products instead of two
@@ -201,6 +216,8 @@ plan::MachineProfile profile_for(const MachineDescription& machine,
                          passing_bytes(config, workload) / machine.lanes.gpu_update;
   plan::MachineProfile profile = machine.lanes;
   profile.gpu_flops = all / seconds;
+  const bool inside = machine.ranks % workload.tensor.count == 0 && machine.inside > 0;
+  if (workload.sums_passes()) profile.net_tensor = inside ? machine.inside : machine.between;
   return profile;
 }
 

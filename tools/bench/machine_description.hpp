@@ -37,6 +37,7 @@ struct MachineDescription {
   plan::MachineProfile lanes;
   plan::Budgets capacity;
   std::uint32_t gpus = 1;
+  std::uint32_t ranks = 1;  ///< that use the machine
   double inside = 0;   ///< bytes per second that a GPU sends to others of the machine; 0: not known
   double between = 0;  ///< the same to GPUs of other machines
 };

@@ -9,6 +9,7 @@ void add_bench(Command app, Session& session) {
   add_bench_comm(bench, session);
   add_bench_gpu(bench, session);
   add_bench_nvme(bench, session);
+  add_bench_pipeline(bench, session);
   add_bench_swap(bench, session);
   add_bench_step(bench, session);
 }

@@ -34,6 +34,9 @@ struct BenchStepFlags {
   std::uint64_t warmup = 1;
   std::uint32_t ranks = 1;
   std::uint32_t stage = 0;
+  std::uint32_t tensor = 1;
+  bool by_tokens = false;
+  std::uint32_t stages = 1;
   std::optional<double> link;
   bool limit = false;
   std::filesystem::path scratch = std::filesystem::temp_directory_path();
@@ -49,6 +52,15 @@ constexpr std::uint32_t kDefaultContext = 256;
 constexpr std::uint32_t kDefaultMicroBatch = 8;
 constexpr std::uint64_t kDefaultTokens = 4096;
 constexpr std::uint64_t kDefaultSteps = 4;
+
+/// Counts the ranks that have micro-batches of their own.
+std::uint32_t replicas_of(const BenchStepFlags& flags) {
+  const std::uint32_t sharing = flags.tensor * flags.stages;
+  check(flags.ranks % sharing == 0, ErrorCode::invalid_argument,
+        fmt::format("--ranks {} is not a multiple of --tensor {} x --pipeline {}", flags.ranks,
+                    flags.tensor, flags.stages));
+  return flags.ranks / sharing;
+}
 
 config::TrainOptions options_of(const BenchStepFlags& flags) {
   config::TrainOptions options = flags.train.options();
@@ -66,7 +78,7 @@ config::TrainOptions options_of(const BenchStepFlags& flags) {
   const std::uint64_t tokens = flags.tokens_per_step > 0 ? flags.tokens_per_step : kDefaultTokens;
   const double micro_batches =
       static_cast<double>(tokens) /
-      (static_cast<double>(options.micro_batch) * options.context * flags.ranks);
+      (static_cast<double>(options.micro_batch) * options.context * replicas_of(flags));
   // The nearest whole number of micro-batches that the rounds divide.
   const double per_round = std::max(1.0, std::round(micro_batches / flags.rounds));
   options.rounds = flags.rounds;
@@ -78,6 +90,8 @@ config::TrainOptions options_of(const BenchStepFlags& flags) {
   options.gradient_accumulation_steps = static_cast<std::uint32_t>(per_round) * flags.rounds;
   options.gradient_clipping = flags.clip;
   options.zero_stage = flags.stage;
+  options.tensor = {.ranks = flags.tensor, .index = 0, .sequence = flags.by_tokens};
+  options.pipeline.stages = flags.stages;
   if (options.steps == 0) options.steps = kDefaultSteps;
   return options;
 }
@@ -151,6 +165,9 @@ ordered_json describe(const BenchStepFlags& flags, const model::ModelConfig& con
           {"compute_threads", o.compute_threads},
           {"warmup", flags.warmup},
           {"ranks", flags.ranks},
+          {"tensor_ranks", flags.tensor},
+          {"by_tokens", flags.by_tokens},
+          {"pipeline_stages", flags.stages},
           {"zero_stage", flags.stage},
           {"measured_products", result.measured_products}};
 }
@@ -194,8 +211,10 @@ void print(const ordered_json& d) {
          d["micro_batches_per_round"].get<std::uint32_t>(), d["micro_batch"].get<std::uint32_t>(),
          d["context"].get<std::uint32_t>());
   if (d["ranks"].get<std::uint32_t>() > 1) {
-    answer("ranks      {}, stage {}\n", d["ranks"].get<std::uint32_t>(),
-           d["zero_stage"].get<std::uint32_t>());
+    answer("ranks      {}, stage {}; {} share out matrices{}, and {} stage(s) layers\n",
+           d["ranks"].get<std::uint32_t>(), d["zero_stage"].get<std::uint32_t>(),
+           d["tensor_ranks"].get<std::uint32_t>(), d["by_tokens"].get<bool>() ? " and tokens" : "",
+           d["pipeline_stages"].get<std::uint32_t>());
   }
   answer("speed      {:.0f} tokens/s, {:.4f} s a step (predicted {:.4f}), {:.3f} model TFLOP/s\n",
          d["tokens_per_second"].get<double>(), d["step_seconds"]["median"].get<double>(),
@@ -226,6 +245,8 @@ void print(const ordered_json& d) {
 }
 
 ordered_json run(const BenchStepFlags& flags, bool json) {
+  check(!flags.limit || flags.tensor * flags.stages == 1, ErrorCode::invalid_argument,
+        "--limit runs the whole model on one rank; remove it, or --tensor and --pipeline");
   const bench::StepBenchRequest request{
       .config = *flags.train.model_config(),
       .options = options_of(flags),
@@ -296,6 +317,16 @@ void add_bench_step(Command bench, Session& session) {
       .capture_default();
   command.add_option("--stage", flags->stage, "Ranks hold one part each as this stage of ZeRO says")
       .range(0, 3)
+      .capture_default();
+  command
+      .add_option("--tensor", flags->tensor,
+                  "So many ranks in a row share out every matrix, as in Megatron-LM")
+      .range(1, 1024)
+      .capture_default();
+  command.add_flag("--by-tokens", flags->by_tokens,
+                   "With --tensor, they share out tokens too, where matrices do not need all");
+  command.add_option("--pipeline", flags->stages, "The layers are cut into so many stages")
+      .range(1, 1024)
       .capture_default();
   command.add_option("--link", flags->link,
                      "A rank sends and receives this many GB/s; by default as memory allows");

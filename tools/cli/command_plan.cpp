@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
-#include <array>
 #include <memory>
+#include <vector>
 
 #include "runtime/base/error.hpp"
 #include "runtime/plan/step/check.hpp"
@@ -34,10 +34,21 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
                                    const plan::Placement& placement) {
   std::size_t ops = 0;
   std::size_t dependencies = 0;
-  const std::array lists{
+  std::vector lists{
       plan::build_training_step(workload, placement),
       plan::build_recorded_step(workload, placement), plan::build_flush(workload, placement),
       plan::build_evaluation(workload, placement), plan::build_snapshot(workload, placement)};
+  if (workload.stage.stays_full()) {
+    lists.push_back(plan::build_fill(workload, placement));
+    std::vector in_a_row{lists.back()};
+    plan::Workload at = workload;
+    for (std::uint32_t step = 0; step < workload.stage.in_flight + 1; ++step) {
+      at.stage.phase = step % workload.stage.phases;
+      in_a_row.push_back(plan::build_training_step(at, placement));
+    }
+    const std::string fault = plan::find_lost_round(in_a_row, workload.rounds);
+    check(fault.empty(), ErrorCode::internal, "the plan is wrong: " + fault);
+  }
   for (const plan::StepPlan& list : lists) {
     for (const std::string& fault : {plan::find_race(list), plan::find_wrong_content(list)}) {
       check(fault.empty(), ErrorCode::internal, "the plan is wrong: " + fault);

@@ -35,6 +35,7 @@ void add_profile(Command app, Session& session);
 void add_bench_comm(Command bench, Session& session);
 void add_bench_gpu(Command bench, Session& session);
 void add_bench_nvme(Command bench, Session& session);
+void add_bench_pipeline(Command bench, Session& session);
 void add_bench_swap(Command bench, Session& session);
 void add_bench_step(Command bench, Session& session);
 

@@ -15,7 +15,9 @@ plan::PipelineSchedule schedule_of(config::PipelineSchedule schedule) {
     case config::PipelineSchedule::naive: return plan::PipelineSchedule::naive;
     case config::PipelineSchedule::f_then_b: return plan::PipelineSchedule::f_then_b;
     case config::PipelineSchedule::interleaved: return plan::PipelineSchedule::interleaved;
-    case config::PipelineSchedule::one_f_one_b: break;
+    case config::PipelineSchedule::one_f_one_b:
+    case config::PipelineSchedule::pipedream:  // refused
+    case config::PipelineSchedule::pipedream_2bw: break;
   }
   return plan::PipelineSchedule::one_f_one_b;
 }
@@ -26,6 +28,9 @@ config::TrainOptions options_for(const GridRequest& request,
   check(!options.automatic.micro_batch && !options.automatic.compute, ErrorCode::invalid_argument,
         "--auto ranks grids for a given micro-batch and compute type; the configuration leaves one "
         "to \"auto\": set train_micro_batch_size_per_gpu and bf16 or fp16");
+  check(!has_stale_weights(options.pipeline.schedule), ErrorCode::not_supported,
+        "--auto ranks no grids of pipelines with stale weights; set another "
+        "spillway.pipeline_schedule");
   if (options.pipeline.stages > 1 || options.zero_stage > 0) {
     note("--auto chooses pipeline.stages and zero_optimization.stage itself");
   }

@@ -11,6 +11,7 @@
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
+#include "runtime/engine/prepare/stage_cut.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/fastest.hpp"
 #include "runtime/plan/predict/flops.hpp"
@@ -49,7 +50,7 @@ nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
   const double tokens = static_cast<double>(plan::tokens_of_step(w));
   const double flops = plan::flops_per_token(engine::decoder_shape(config, made.options.context));
   const double rate = tokens / made.prediction.step_seconds;
-  const double of_rank = rate / w.ranks.count;
+  const double of_rank = rate / (w.ranks.count * w.stage.count * w.tensor.count);
   nlohmann::ordered_json document{
       {"machine", machine.name},
       {"basis", machine.basis},
@@ -106,7 +107,11 @@ void place(const model::ModelConfig& config, const plan::Placement& fitting, Mad
 
 /// Plans each stage of a pipeline, and returns the one whose step is the longest.
 MadePlan plan_longest_stage(const model::ModelConfig& config, const plan::Workload& whole,
-                            const MadePlan& made, const Note& note) {
+                            MadePlan made, const Note& note) {
+  if (engine::balances_stages(made.options)) {
+    made.options.pipeline.parts =
+        engine::balance_stages(whole, made.options, made.budgets, &made.profile).layers;
+  }
   MadePlan longest;
   for (std::uint32_t stage = 0; stage < made.options.pipeline.stages; ++stage) {
     MadePlan of_stage = made;

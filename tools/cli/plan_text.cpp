@@ -218,6 +218,10 @@ std::string to_text(const PlanView& view) {
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  plan::tokens_of_step(w), w.rounds, w.micro_batches, w.tokens);
   if (w.stage.count > 1) fmt::format_to(out, "stage      {}\n", stage_text(w.stage));
+  if (w.tensor.count > 1) {
+    fmt::format_to(out, "tensor     part {} of {} of every matrix\n", w.tensor.index,
+                   w.tensor.count);
+  }
   if (w.ranks.count > 1) {
     const std::uint32_t ahead = view.placement.parameter_slots - 1;
     fmt::format_to(out, "ranks      {}, of which this is one; {}{}\n", w.ranks.count,
@@ -266,6 +270,7 @@ nlohmann::ordered_json to_json(const PlanView& view) {
     }
   }
   document["ranks"] = view.workload.ranks.count;
+  if (view.workload.tensor.count > 1) document["tensor_ranks"] = view.workload.tensor.count;
   if (view.workload.stage.count > 1) document["stage"] = to_json(view.workload.stage);
   if (view.workload.gathers()) document["gathered_ahead"] = view.placement.parameter_slots - 1;
   for (const engine::ShownPlace& place : view.places) {
@@ -312,8 +317,13 @@ std::string stage_text(const plan::Stage& stage) {
   for (const plan::BlockRange& range : stage.chunks) {
     layers.push_back(fmt::format("{} to {}", range.first, range.end - 1));
   }
-  return fmt::format("{} of {}: layers {}; {} round(s) in flight", stage.index, stage.count,
-                     fmt::join(layers, ", "), stage.in_flight);
+  const std::string stale =
+      stage.stays_full()
+          ? fmt::format("; stale weights (other mathematics), {} version(s) beside the newest",
+                        stage.versions)
+          : "";
+  return fmt::format("{} of {}: layers {}; {} round(s) in flight{}", stage.index, stage.count,
+                     fmt::join(layers, ", "), stage.in_flight, stale);
 }
 
 }  // namespace spillway::cli

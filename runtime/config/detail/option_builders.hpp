@@ -101,6 +101,11 @@ nlohmann::json to_json(const std::optional<Type>& value) {
   return value ? to_json(*value) : nlohmann::json();
 }
 
+/// Reads a key that says nothing of its own, whose value must be a good one all the same.
+inline void only_check(ConfigFile& file, const Option& self, TrainOptions& options) {
+  static_cast<void>(file.value(self, options));
+}
+
 /// Reads the member at `Path`, a pointer to a member of TrainOptions or several, one in the other.
 template <auto... Path>
 void read_member(ConfigFile& file, const Option& self, TrainOptions& options) {

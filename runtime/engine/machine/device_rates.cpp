@@ -71,7 +71,7 @@ class PassBench {
 };
 
 /// Returns the seconds of all FWD-BWD work of one micro-batch through the whole model, activations
-/// kept, of which one layer stands for all.
+/// kept, of which one layer stands for all; of a tensor group, one attention and one MLP.
 double model_seconds(const CalibrationRequest& request, const NormalNumbers& numbers) {
   EngineSetup setup{.config = request.config,
                     .options = request.options,
@@ -91,9 +91,12 @@ double model_seconds(const CalibrationRequest& request, const NormalNumbers& num
              setup.workload.layer_of(op.block) == layer;
     });
   };
-  const double layer = of_layer(1);  // what a GPU becomes warm with
+  const std::uint32_t kinds = setup.workload.sums_passes() ? 2 : 1;
+  double layer = of_layer(1);  // what a GPU becomes warm with
+  if (kinds == 2) layer += of_layer(2);
   const double head = seconds([](const plan::Op& op) { return op.kind == plan::OpKind::loss; });
-  return of_layer(0) + layer * (setup.workload.head_layer() - 1) + head;
+  const std::uint32_t layers = (setup.workload.head_layer() - 1) / kinds;
+  return of_layer(0) + layer * layers + head;
 }
 
 /// Copies between pinned memory and the device, of the size of a gradient slot.

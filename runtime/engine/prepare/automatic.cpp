@@ -131,6 +131,9 @@ void take_automatic(config::TrainOptions& options, const config::TrainOptions& r
     options.gradient_accumulation_steps = recorded.gradient_accumulation_steps;
   }
   options.automatic = {};
+  const config::PipelineOptions& cut = recorded.pipeline;
+  const bool alike = options.pipeline.stages == cut.stages && options.pipeline.chunks == cut.chunks;
+  if (options.pipeline.parts.empty() && alike) options.pipeline.parts = cut.parts;
 }
 
 }  // namespace spillway::engine

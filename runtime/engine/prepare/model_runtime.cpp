@@ -11,8 +11,16 @@ ModelRuntime with_transformer(const model::ModelConfig& config, const config::Tr
                               std::unique_ptr<model::Ops> ops) {
   ModelRuntime runtime{.ops = std::move(ops), .transformer = nullptr};
   const model::BatchShape shape{.batch = options.micro_batch, .sequence = options.context};
-  runtime.transformer = std::make_unique<model::Transformer>(config, shape, options.compute,
-                                                             *runtime.ops, options.operator_tile);
+  model::Ops& use = *runtime.ops;
+  const auto [ranks, index, sequence] = options.tensor;
+  if (ranks > 1) {
+    runtime.transformer = std::make_unique<model::Transformer>(
+        config, shape, options.compute, use,
+        model::TensorPart{.index = index, .count = ranks, .sequence = sequence});
+  } else {
+    runtime.transformer = std::make_unique<model::Transformer>(config, shape, options.compute, use,
+                                                               options.operator_tile);
+  }
   return runtime;
 }
 

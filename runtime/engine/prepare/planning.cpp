@@ -14,7 +14,6 @@
 #include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/remedies.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/pipeline/stages.hpp"
 #include "runtime/plan/placement/choose.hpp"
 
 namespace spillway::engine {
@@ -37,16 +36,6 @@ void check_step_size(const config::TrainOptions& options, const model::ModelConf
         fmt::format("gradient_accumulation_steps {} is more than the {} that can be planned for {} "
                     "layers; use a larger train_micro_batch_size_per_gpu",
                     options.gradient_accumulation_steps, most, config.layers));
-}
-
-plan::PipelineSchedule schedule_of(config::PipelineSchedule schedule) {
-  switch (schedule) {
-    case config::PipelineSchedule::naive: return plan::PipelineSchedule::naive;
-    case config::PipelineSchedule::f_then_b: return plan::PipelineSchedule::f_then_b;
-    case config::PipelineSchedule::one_f_one_b: break;
-    case config::PipelineSchedule::interleaved: return plan::PipelineSchedule::interleaved;
-  }
-  return plan::PipelineSchedule::one_f_one_b;
 }
 
 }  // namespace
@@ -83,23 +72,17 @@ plan::Workload make_workload(const model::ModelConfig& config, const config::Tra
 
 plan::Grid grid_of(const config::TrainOptions& options, std::uint32_t ranks) {
   const std::uint32_t stages = options.pipeline.stages;
-  check(ranks % stages == 0, ErrorCode::invalid_argument,
-        fmt::format("pipeline.stages is {0}, which does not divide the number of ranks, {1}; start "
-                    "the program on {0}, {2}, ... ranks, as with mpirun -n {0}",
-                    stages, ranks, 2 * std::uint64_t{stages}));
-  return {.stages = stages, .replicas = ranks / stages};
-}
-
-plan::Workload of_stage(plan::Workload whole, const config::TrainOptions& options,
-                        std::uint32_t stage) {
-  const auto [stages, chunks, schedule] = options.pipeline;
-  if (stages == 1) return whole;
-  return workload_of_stage(whole,
-                           {.schedule = schedule_of(schedule),
-                            .stages = stages,
-                            .rounds = whole.rounds,
-                            .chunks = chunks},
-                           stage);
+  const std::uint32_t tensor = options.tensor.ranks;
+  const std::uint64_t least = std::uint64_t{stages} * tensor;
+  const std::string_view what = tensor == 1   ? "pipeline.stages is"
+                                : stages == 1 ? "tensor_parallel.autotp_size is"
+                                              : "pipeline.stages x tensor_parallel.autotp_size is";
+  check(ranks % least == 0, ErrorCode::invalid_argument,
+        fmt::format("{0} {1}, which does not divide the number of ranks, {2}; start the program on "
+                    "{1}, {3}, ... ranks, as with mpirun -n {1}",
+                    what, least, ranks, 2 * least));
+  return {
+      .stages = stages, .replicas = static_cast<std::uint32_t>(ranks / least), .tensor = tensor};
 }
 
 plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count) {
@@ -139,7 +122,7 @@ plan::Placement place(const model::ModelConfig& config, const config::TrainOptio
   const plan::Shortage shortage = std::get<plan::Shortage>(choice);
 
   const bool of_device = shortage.tier == Tier::device;
-  const std::uint32_t ranks = workload.ranks.count * workload.stage.count;
+  const std::uint32_t ranks = workload.ranks.count * workload.stage.count * workload.tensor.count;
   check(ranks == 1, ErrorCode::does_not_fit,
         fmt::format("does not fit: {} memory of each of {} ranks needs at least {} and the budget "
                     "is {}; use more ranks, {}a smaller micro-batch or a shorter state_format",

@@ -33,10 +33,6 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config);
 /// divide into the stages of a pipeline that the options name.
 [[nodiscard]] plan::Grid grid_of(const config::TrainOptions& options, std::uint32_t ranks);
 
-/// Returns what of a workload the stage has that the options cut it into: all, if there is one.
-[[nodiscard]] plan::Workload of_stage(plan::Workload whole, const config::TrainOptions& options,
-                                      std::uint32_t stage);
-
 /// Returns what the first of `count` ranks is, of one stage, with the stage of ZeRO and the order
 /// of sums that the options name.
 [[nodiscard]] plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count);

@@ -1,12 +1,17 @@
 #include "runtime/engine/prepare/workload.hpp"
 
+#include <algorithm>
+
 #include "runtime/base/error.hpp"
+#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/model/row_ops.hpp"
 
 namespace spillway::engine {
 
-plan::Workload make_workload(const model::ModelConfig& config,
-                             const model::Transformer& transformer,
-                             const config::TrainOptions& options, const plan::Ranks& ranks) {
+namespace {
+
+plan::Workload workload_of(const model::ModelConfig& config, const model::Transformer& transformer,
+                           const config::TrainOptions& options, const plan::Ranks& ranks) {
   plan::Workload workload;
   workload.ranks = ranks;
   const auto& blocks = transformer.layout().blocks;
@@ -18,7 +23,9 @@ plan::Workload make_workload(const model::ModelConfig& config,
                                .backward_flops = transformer.backward_flops(b),
                                .saved_bytes = transformer.saved_bytes(b),
                                .layer = blocks[b].layer,
-                               .feeds_backward = transformer.feeds_backward(b)});
+                               .feeds_backward = transformer.feeds_backward(b),
+                               .shared_first = blocks[b].shared_first,
+                               .partial_first = blocks[b].partial_first});
   }
   const model::BlockRange loss = transformer.layout().loss_blocks(config);
   for (std::uint32_t b = loss.first; b < loss.end; ++b) {
@@ -28,10 +35,11 @@ plan::Workload make_workload(const model::ModelConfig& config,
   workload.carried_bytes = transformer.carried_bytes();
   workload.tied_head = config.tied_head;
   if (config.tied_head) {
-    workload.tied_elements = ElementCount{std::uint64_t{config.vocab_size} * config.width};
+    workload.tied_elements = blocks.front().tensors.front().count;
   }
   workload.compute = options.compute;
   workload.boundary_bytes = transformer.boundary_bytes();
+  workload.summed_bytes = transformer.summed_bytes();
   workload.workspace_bytes = transformer.workspace_bytes();
   workload.constant_bytes = transformer.constant_bytes();
   workload.tokens = std::uint64_t{options.micro_batch} * options.context;
@@ -39,6 +47,30 @@ plan::Workload make_workload(const model::ModelConfig& config,
   const bool by_one = options.sum_order == config::SumOrder::fixed || options.pipeline.stages > 1;
   workload.rounds = by_one ? options.gradient_accumulation_steps : options.rounds;
   workload.micro_batches = options.gradient_accumulation_steps / workload.rounds;
+  return workload;
+}
+
+}  // namespace
+
+plan::Workload make_workload(const model::ModelConfig& config,
+                             const model::Transformer& transformer,
+                             const config::TrainOptions& options, const plan::Ranks& ranks) {
+  if (options.tensor.ranks == 1) return workload_of(config, transformer, options, ranks);
+  // All ranks of a tensor group have the buffers of the first one, whose parts are the largest, and
+  // so one plan. Only temporaries need not be in the order of the parts.
+  config::TrainOptions each = options;
+  each.tensor.index = 0;
+  plan::Workload workload =
+      workload_of(config, *make_model_sizes(config, each).transformer, options, ranks);
+  for (std::uint32_t index = 1; index < options.tensor.ranks; ++index) {
+    each.tensor.index = index;
+    workload.workspace_bytes = std::max(
+        workload.workspace_bytes, make_model_sizes(config, each).transformer->workspace_bytes());
+  }
+  workload.tensor = {.count = options.tensor.ranks,
+                     .index = options.tensor.index,
+                     .sequence = options.tensor.sequence};
+  workload.scan_bytes = Bytes{workload.tokens * sizeof(model::VocabularyScan)};
   return workload;
 }
 
@@ -57,18 +89,17 @@ std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout,
                                       const plan::Workload& workload, config::DecayScope scope) {
   std::vector<BlockGroups> groups;
   for (const model::BlockLayout& block : layout.blocks) {
-    std::uint64_t end = 0;
-    bool vectors = false;
+    BlockGroups& parts = groups.emplace_back();
+    std::size_t last = 0;
+    parts[0].group = kDecayed;
     for (const model::ParameterTensor& tensor : block.tensors) {
-      // The layout promises matrices first; a decayed range is then one prefix of the block.
-      SPILLWAY_ASSERT(!vectors || tensor.is_vector);
-      vectors = tensor.is_vector;
-      if (!vectors) end = tensor.first.value() + tensor.count.value();
+      const bool plain = tensor.is_vector && scope != config::DecayScope::all;
+      const std::uint32_t group = plain ? kPlain : kDecayed;
+      if (group != parts[last].group) parts.at(++last).group = group;
+      parts[last].end = (tensor.first + tensor.count).value();
     }
     // Many ranks have longer padding than the layout.
-    const std::uint64_t padded = workload.blocks[groups.size()].padded_parameters.value();
-    if (scope == config::DecayScope::all) end = padded;
-    groups.push_back({{{.end = end, .group = kDecayed}, {.end = padded, .group = kPlain}}});
+    parts[last].end = workload.blocks[groups.size() - 1].padded_parameters.value();
   }
   return groups;
 }
@@ -91,7 +122,8 @@ plan::PlacementRequest placement_request(const config::TrainOptions& options) {
   plan::PlacementRequest request;
   request.state = tier_of(options.state_home);
   request.activations = tier_of(options.activations);
-  if (options.pipeline.stages > 1) request.activations = plan::Tier::device;
+  // A step of a pipeline that stays full leaves boundaries to the next one.
+  if (has_stale_weights(options.pipeline.schedule)) request.activations = plan::Tier::device;
   if (options.residency != config::Residency::automatic) {
     request.resident = options.residency == config::Residency::all;
   }

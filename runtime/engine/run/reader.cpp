@@ -52,7 +52,8 @@ RunReader::RunReader(const std::filesystem::path& run) {
   manifest_ = std::move(files.manifest);
   config_ = std::move(files.config);
   layout_ = model::make_layout(config_.model, config_.options.operator_tile);
-  SavedShape shape{.format = config_.options.state_format,
+  SavedShape shape{.model = config_.model,
+                   .format = config_.options.state_format,
                    .tile_parameters = ElementCount{config_.options.tile_parameters}};
   for (const model::BlockLayout& block : layout_.blocks) {
     shape.blocks.push_back(block.padded_parameters);

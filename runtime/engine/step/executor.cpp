@@ -41,12 +41,12 @@ std::size_t ring_of(Lane lane) { return lane == Lane::net ? 3 : static_cast<std:
 
 }  // namespace
 
-Streams::Streams(offload::DeviceBackend& backend, comm::DeviceCommunicator* ranks)
+Streams::Streams(offload::DeviceBackend& backend, comm::DeviceCommunicator* job)
     : compute(backend.make_stream("compute")),
       upload(backend.make_stream("h2d")),
       download(backend.make_stream("d2h")),
-      net(ranks == nullptr ? nullptr : backend.make_stream("net")),
-      gpu_ranks(ranks),
+      net(job == nullptr ? nullptr : backend.make_stream("net")),
+      gpu_job(job),
       events_wake(backend.capabilities().wakes) {
   for (const Lane lane : {Lane::gpu, Lane::h2d, Lane::d2h, Lane::net}) {
     if (!has(lane)) continue;
@@ -70,7 +70,7 @@ offload::Event& Streams::event(Lane lane, std::uint64_t issued) {
   return *events_[ring_of(lane)][issued % kInFlight];
 }
 
-bool Streams::collectives_over() { return gpu_ranks == nullptr || gpu_ranks->watch(); }
+bool Streams::exchanges_over() { return gpu_job == nullptr || gpu_job->watch(); }
 
 Executor::Executor(plan::StepPlan plan, Streams& streams, WakeSignal& wake)
     : plan_(std::move(plan)),
@@ -139,7 +139,7 @@ void Executor::sleep() {
 
 bool Executor::advance(OpPerformer& performer) {
   bool progress = false;
-  static_cast<void>(streams_.collectives_over());
+  static_cast<void>(streams_.exchanges_over());
   for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
     progress |= collect(static_cast<Lane>(lane));
   }
@@ -265,9 +265,9 @@ Exposed Executor::exposed() const {
 void Executor::drain() noexcept {
   // Nothing may still touch a buffer when the caller sees the failure.
   for (Ticket& ticket : tickets_) ticket = Ticket();
-  // Collectives end with those of the other ranks, or with the group.
+  // What ranks exchange ends with them, or with the group.
   try {
-    while (!streams_.collectives_over()) std::this_thread::sleep_for(kPollInterval);
+    while (!streams_.exchanges_over()) std::this_thread::sleep_for(kPollInterval);
   } catch (const std::exception& error) {
     log_debug("while draining lane net: {}", error.what());
   }

@@ -43,22 +43,22 @@ inline constexpr std::size_t kPassesInFlight = 2;
 
 /// The streams of a device and a ring of events for each, shared by all plans of a run.
 struct Streams {
-  /// `ranks` is this rank's end of a group that puts collectives on a stream; it outlives this.
-  /// Without it they are tickets.
-  explicit Streams(offload::DeviceBackend& backend, comm::DeviceCommunicator* ranks = nullptr);
+  /// `job` is this rank's end of all ranks, whose groups put what passes between them on a stream;
+  /// it outlives this. Without it that is tickets.
+  explicit Streams(offload::DeviceBackend& backend, comm::DeviceCommunicator* job = nullptr);
   /// Returns whether the lane is a stream.
   [[nodiscard]] bool has(plan::Lane lane) const;
   [[nodiscard]] offload::Stream& of(plan::Lane lane);
   /// Returns an event of the lane's ring. It serves one op in flight after another: whoever waits
   /// for an op waits for what the event was recorded for last when it asked.
   [[nodiscard]] offload::Event& event(plan::Lane lane, std::uint64_t issued);
-  /// Returns whether no collective is under way on a stream. Whoever waits for streams asks again
-  /// and again: it throws what has become of the other ranks.
-  [[nodiscard]] bool collectives_over();
+  /// Returns whether nothing that ranks exchange is under way on a stream. Whoever waits for
+  /// streams asks again and again: it throws what has become of the other ranks.
+  [[nodiscard]] bool exchanges_over();
 
   std::unique_ptr<offload::Stream> compute, upload, download;
-  std::unique_ptr<offload::Stream> net;  ///< null where collectives are tickets
-  comm::DeviceCommunicator* const gpu_ranks;
+  std::unique_ptr<offload::Stream> net;  ///< null where what ranks exchange is tickets
+  comm::DeviceCommunicator* const gpu_job;
   const bool events_wake;  ///< the backend's do; else they are asked about every so often
 
  private:

@@ -53,6 +53,7 @@ OpActions::OpActions(OpResources resources)
 
 bool OpActions::skips(const Op& op) const {
   if (op.kind == OpKind::commit) return !step_.commit_due && step_.copy == nullptr;
+  if (op.kind == OpKind::stash) return !step_.stash_due;
   const bool from_disk = plan::is_copy(op, plan::kReadState);
   // What a later user of the buffer reads may still lie there from before: its turn has not come.
   const bool first_user = op.held || !op.if_pending;
@@ -74,12 +75,13 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::accumulate: return stream.submit([this, &op] { round_gradient(op); });
     case OpKind::grad_norm: return stream.submit([this, &op] { device_norm(op); });
     case OpKind::update: return stream.submit([this, &op] { device_update(op); });
+    case OpKind::stash: return stream.submit([this, &op] { device_stash(op); });
     case OpKind::all_gather:
     case OpKind::reduce_scatter:
     case OpKind::all_reduce:
     case OpKind::all_to_all: return collective(op, stream);
     case OpKind::send:
-    case OpKind::receive:
+    case OpKind::receive: return message(op, stream);
     case OpKind::checksum:
     case OpKind::commit: break;
   }
@@ -160,6 +162,7 @@ Ticket OpActions::start(const Op& op) {
     case OpKind::accumulate: return workers.submit([this, &op] { host_accumulate(op); });
     case OpKind::grad_norm: return workers.submit([this, &op] { host_norm(op); });
     case OpKind::update: return workers.submit([this, &op] { host_update(op); });
+    case OpKind::stash: return workers.submit([this, &op] { host_stash(op); });
     case OpKind::checksum: return workers.submit([this, &op] { host_checksum(op); });
     case OpKind::forward: return resources_.passes->forward(external_pass(op));
     case OpKind::backward: return resources_.passes->backward(external_pass(op));

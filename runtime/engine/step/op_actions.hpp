@@ -16,6 +16,7 @@
 #include "runtime/engine/step/device_math.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/external_passes.hpp"
+#include "runtime/engine/step/grid_groups.hpp"
 #include "runtime/engine/step/op_memory.hpp"
 #include "runtime/engine/step/parameter_groups.hpp"
 #include "runtime/engine/step/state_slots.hpp"
@@ -40,11 +41,12 @@ struct OpResources {
   cpu_adam::Isa isa;
   const cpu_adam::Kernel& kernel;
   std::size_t update_prefetch;
-  std::vector<BlockGroups> groups;      ///< by block
-  ExternalPasses* passes = nullptr;     ///< null where no plan has passes of another framework
-  comm::Communicator* ranks = nullptr;  ///< null where there is one
-  comm::Communicator* line = nullptr;   ///< of the stages of a pipeline; else null
-  comm::DeviceCommunicator* gpu_ranks = nullptr;  ///< the same on a GPU's memory; else null
+  std::vector<BlockGroups> groups;           ///< by block
+  ExternalPasses* passes = nullptr;          ///< null where no plan has passes of another framework
+  comm::Communicator* ranks = nullptr;       ///< null where there is one
+  comm::Communicator* line = nullptr;        ///< of the stages of a pipeline; else null
+  comm::Communicator* tensor = nullptr;      ///< of a tensor group; else null
+  GpuEnds gpus{};                            ///< the same on a GPU's memory
   comm::Communicator* node_ranks = nullptr;  ///< null where no node keeps parameters (plan::Ranks)
   comm::DeviceCommunicator* gpu_node_ranks = nullptr;  ///< the same on a GPU's memory; else null
 };
@@ -64,6 +66,9 @@ class OpActions final : public OpPerformer {
     PendingUpdate update;
     float loss_gradient_scale = 0;  ///< loss scale / targets of the step
     bool commit_due = false;
+    /// A step has ended, or training begins: passes of the next step go on from what parameters are
+    /// now, whatever the plan updates.
+    bool stash_due = true;
     /// A store with equal tiles that gets everything that this plan writes, and its commit; or
     /// null. The plan must write all tiles.
     nvme_swap::TileStore* copy = nullptr;
@@ -110,13 +115,17 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] ExternalPass external_pass(const plan::Op& op) const;
 
   // Bodies; on the stream's side or on the workers.
+  [[nodiscard]] bool normalizes(const plan::Op& op);
   void forward(const plan::Op& op);
   void backward(const plan::Op& op);
   void loss(const plan::Op& op);
+  void loss_of_group(const plan::Op& op);
   void logits(const plan::Op& op);
   void round_gradient(const plan::Op& op);
   void device_norm(const plan::Op& op);
   void device_update(const plan::Op& op);
+  void device_stash(const plan::Op& op);
+  void host_stash(const plan::Op& op);
   void host_accumulate(const plan::Op& op);
   void host_norm(const plan::Op& op);
   void host_update(const plan::Op& op);
@@ -126,8 +135,9 @@ class OpActions final : public OpPerformer {
   [[nodiscard]] cpu_adam::UpdateRange tile_range(std::uint32_t tile, std::byte* state,
                                                  const std::byte* gradient,
                                                  std::byte* parameters) const;
+  using Groups = std::array<cpu_adam::ParameterGroup, std::tuple_size_v<BlockGroups>>;
   /// Returns the parts of a block with the scalars of their groups.
-  [[nodiscard]] std::array<cpu_adam::ParameterGroup, 2> groups_of(std::uint32_t block) const;
+  [[nodiscard]] Groups groups_of(std::uint32_t block) const;
   /// Returns the 16-bit parameters of a tile's slot where an op to the disk finds them.
   [[nodiscard]] std::span<const std::byte> parameters_to_write(const plan::Op& op) const;
   [[nodiscard]] Ticket write_slot(const plan::Op& op, nvme_swap::TileStore& store,
@@ -138,11 +148,16 @@ class OpActions final : public OpPerformer {
   struct Collective {
     std::span<const std::byte> source;
     std::span<std::byte> target;
+    DType dtype;  ///< of sums
   };
   [[nodiscard]] Collective buffers_of(const plan::Op& op) const;
+  [[nodiscard]] Collective buffers_of_replicas(const plan::Op& op) const;
+  [[nodiscard]] Collective buffers_of_passes(const plan::Op& op) const;
+  [[nodiscard]] Collective shared_sums(const plan::Op& op) const;
   void upload_tokens(const plan::Op& op, offload::Stream& stream) const;
   void collective(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket collective(const plan::Op& op);
+  void message(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket message(const plan::Op& op);
   void copy(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket copy(const plan::Op& op);

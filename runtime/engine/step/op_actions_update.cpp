@@ -1,4 +1,6 @@
 // The ops of gradients and of the update that follows from them, on the device and on the host.
+#include <cstring>
+
 #include "cpu_adam/gradient_norm.hpp"
 #include "runtime/engine/step/op_actions.hpp"
 
@@ -78,11 +80,14 @@ cpu_adam::UpdateRange OpActions::tile_range(std::uint32_t tile, std::byte* state
   return range;
 }
 
-std::array<cpu_adam::ParameterGroup, 2> OpActions::groups_of(std::uint32_t block) const {
+OpActions::Groups OpActions::groups_of(std::uint32_t block) const {
   const BlockGroups& parts = resources_.groups[block];
   const auto& scalars = step_.update.groups;
-  return {{{.end = parts[0].end, .scalars = scalars[parts[0].group]},
-           {.end = parts[1].end, .scalars = scalars[parts[1].group]}}};
+  Groups groups;
+  std::ranges::transform(parts, groups.begin(), [&](const GroupPart& part) {
+    return cpu_adam::ParameterGroup{.end = part.end, .scalars = scalars[part.group]};
+  });
+  return groups;
 }
 
 void OpActions::device_update(const Op& op) {
@@ -139,6 +144,23 @@ void OpActions::host_checksum(const Op& op) {
   if (resources_.slots.with_parameters()) {
     parameter_checksums_[op.tile] = checksum(parameters_to_write(op));
   }
+}
+
+/// Pipelines run where the host reaches the device's memory.
+void OpActions::device_stash(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const auto source = memory.device(memory.source());
+  std::memcpy(memory.device(memory.target()).address(), source.address(), source.size());
+}
+
+void OpActions::host_stash(const Op& op) {
+  const OpMemory memory = memory_of(op);
+  const std::span<std::byte> source = memory.host(memory.source());
+  const std::span<std::byte> target = memory.host(memory.target());
+  resources_.workers.parallel_for(
+      source.size(), kLeafParameters, [&](std::size_t first, std::size_t last) {
+        std::memcpy(target.data() + first, source.data() + first, last - first);
+      });
 }
 
 }  // namespace spillway::engine

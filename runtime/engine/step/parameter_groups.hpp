@@ -9,10 +9,12 @@ namespace spillway::engine {
 
 /// The parameters of a block from the end of the part before up to `end`, an index in the block.
 struct GroupPart {
-  std::uint64_t end;
-  std::uint32_t group;
+  std::uint64_t end = 0;
+  std::uint32_t group = 0;
 };
-using BlockGroups = std::array<GroupPart, 2>;
+/// Parts behind the last one have nothing. There are matrices and vectors, and in a tensor group
+/// both of a rank's own and of what all ranks have.
+using BlockGroups = std::array<GroupPart, 4>;
 
 /// Are the groups of a native run's parameters: what decays, and what does not.
 inline constexpr std::uint32_t kDecayed = 0;

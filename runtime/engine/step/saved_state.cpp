@@ -29,6 +29,20 @@ std::string rank_text(std::uint32_t rank, std::size_t count) {
   return count == 1 ? "" : fmt::format("rank {} of {}", rank, count);
 }
 
+void clear(const cpu_adam::WideState& wide) {
+  for (const std::span<float> values : {wide.master, wide.m, wide.v}) {
+    std::ranges::fill(values, 0.0F);
+  }
+}
+
+cpu_adam::WideState range_of(const cpu_adam::WideState& wide, std::size_t first,
+                             std::size_t count) {
+  const auto range = [&](std::span<float> values) {
+    return values.empty() ? values : values.subspan(first, count);
+  };
+  return {.master = range(wide.master), .m = range(wide.m), .v = range(wide.v)};
+}
+
 }  // namespace
 
 Overtaken::Overtaken(const std::filesystem::path& state)
@@ -54,14 +68,18 @@ SavedState::SavedState(const SavedShape& shape, const std::vector<nvme_swap::Sto
     });
   }
   check_whole();
-  Bytes largest;
   for (const Shard& shard : shards_) {
     for (std::uint32_t tile = 0; tile < shard.slots.tiles().size(); ++tile) {
-      largest = std::max(largest, Bytes{shard.slots.layout(tile).disk_bytes});
+      largest_slot_ = std::max(largest_slot_, Bytes{shard.slots.layout(tile).disk_bytes});
     }
   }
-  backend_ = offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = largest});
-  staging_ = {*backend_, largest};
+  const Bytes all = largest_slot_ * std::uint64_t{grid_.tensor};
+  backend_ = offload::make_host_backend({.device_capacity = Bytes{}, .pinned_capacity = all});
+  staging_ = {*backend_, all};
+  staged_.resize(grid_.tensor);
+  of_whole_.emplace([this](BlockIndex block, ElementCount first, const cpu_adam::WideState& wide) {
+    read(block, first, wide);
+  });
 }
 
 void SavedState::open(const std::vector<nvme_swap::StoreOptions>& stores) {
@@ -127,14 +145,31 @@ void SavedState::check_rank(std::uint32_t rank, std::size_t stores) {
                     where, shards_[0].folder.string()));
 }
 
-void SavedState::make_slots(std::uint32_t rank) {
-  if (rank == 0) {
-    for (const ElementCount block : shape_.blocks) {
-      plan::BlockShape& padded = workload_.blocks.emplace_back();
-      padded.parameters = block;
-      padded.padded_parameters = plan::pad(block, workload_.ranks.count);
+/// A tensor group has blocks of its own. All its ranks have those of the first.
+void SavedState::make_parts() {
+  std::vector<ElementCount> blocks = shape_.blocks;
+  if (grid_.tensor > 1) {
+    blocks.clear();
+    for (std::uint32_t part = 0; part < grid_.tensor; ++part) {
+      parts_.emplace_back(shape_.model, model::TensorPart{.index = part, .count = grid_.tensor});
+      windows_.emplace_back(
+          [this, part](BlockIndex block, ElementCount first, const cpu_adam::WideState& wide) {
+            read_part(part, block, first, wide);
+          });
+    }
+    for (const model::BlockLayout& block : parts_.front().part().blocks) {
+      blocks.push_back(block.padded_parameters);
     }
   }
+  for (const ElementCount block : blocks) {
+    plan::BlockShape& padded = workload_.blocks.emplace_back();
+    padded.parameters = block;
+    padded.padded_parameters = plan::pad(block, workload_.ranks.count);
+  }
+}
+
+void SavedState::make_slots(std::uint32_t rank) {
+  if (rank == 0) make_parts();
   Shard& shard = shards_[rank];
   plan::Workload own = workload_;
   own.ranks.rank = grid_.replica_of(rank);
@@ -164,13 +199,19 @@ void SavedState::check_whole() const {
                     missing - stage_of_.begin()));
 }
 
+std::span<std::byte> SavedState::staging_of(std::uint32_t rank) const {
+  const std::size_t bytes = largest_slot_.value();
+  return staging_.host().subspan(grid_.part_of(rank) * bytes, bytes);
+}
+
 void SavedState::stage(std::uint32_t rank, std::uint32_t tile) const {
-  if (staged_ == std::pair{rank, tile}) return;
-  staged_.reset();
+  auto& staged = staged_[grid_.part_of(rank)];
+  if (staged == std::pair{rank, tile}) return;
+  staged.reset();
   const Shard& shard = shards_[rank];
   const std::string name = rank_text(rank, shards_.size());
   name_rank(name.empty() ? name : fmt::format("{} at step {}", name, state_.step), [&] {
-    const auto slot = shard.slots.slot_of(tile, staging_.host());
+    const auto slot = shard.slots.slot_of(tile, staging_of(rank));
     if (shard.slots.load(*shard.tiles, tile, slot) == nvme_swap::TileRead::whole) return;
     if (overtaken()) throw Overtaken(shard.folder);
     throw Error(
@@ -179,20 +220,20 @@ void SavedState::stage(std::uint32_t rank, std::uint32_t tile) const {
                     "take a kept checkpoint",
                     tile, shard.folder.string()));
   });
-  staged_ = {rank, tile};
+  staged = {rank, tile};
 }
 
 /// Calls `body(Piece)` with each part of the range staged, in order. Where every replica has all,
 /// the first one answers.
 template <class Body>
-void SavedState::for_each_piece(BlockIndex block, ElementCount first, ElementCount count,
-                                const Body& body) const {
+void SavedState::for_each_piece(std::uint32_t part, BlockIndex block, ElementCount first,
+                                ElementCount count, const Body& body) const {
   const std::uint64_t shard_size = workload_.shard_elements(block.value()).value();
   const std::uint64_t saved = shard_size * workload_.shards();
   const std::uint64_t end = std::min((first + count).value(), saved);
   for (std::uint64_t at = first.value(); at < end;) {
     const auto shard = static_cast<std::uint32_t>(at / shard_size);
-    const std::uint32_t rank = grid_.rank_of(*stage_of_[block.value()], shard);
+    const std::uint32_t rank = grid_.rank_of(*stage_of_[block.value()], shard, part);
     const StateSlots& slots = shards_[rank].slots;
     const std::uint64_t tile_size = shape_.tile_parameters.value();
     const auto tile = slots.tiles_of(plan::PoolKind::host_state, block.value()).first +
@@ -200,45 +241,73 @@ void SavedState::for_each_piece(BlockIndex block, ElementCount first, ElementCou
     const plan::Tile& t = slots.tiles()[tile];
     const std::uint64_t last = std::min(end, (t.first + t.count).value());
     stage(rank, tile);
-    body(Piece{.layout = cpu_adam::part_of(slots.layout(tile), at - t.first.value(), last - at),
+    body(Piece{.slot = staging_of(rank).data(),
+               .layout = cpu_adam::part_of(slots.layout(tile), at - t.first.value(), last - at),
                .first = at - first.value(),
                .count = last - at});
     at = last;
   }
 }
 
-void SavedState::read(BlockIndex block, ElementCount first, const cpu_adam::WideState& wide) const {
-  for (const std::span<float> values : {wide.master, wide.m, wide.v}) {
-    std::ranges::fill(values, 0.0F);
-  }
-  for_each_piece(block, first, ElementCount{wide.master.size()}, [&](const Piece& piece) {
-    const auto part = [&](std::span<float> values) {
-      return values.empty() ? values : values.subspan(piece.first, piece.count);
-    };
-    const std::byte* slot = staging_.host().data();
-    cpu_adam::unpack_state(piece.layout, slot, slot + piece.layout.parameters,
-                           {part(wide.master), part(wide.m), part(wide.v)});
+void SavedState::read_part(std::uint32_t part, BlockIndex block, ElementCount first,
+                           const cpu_adam::WideState& wide) const {
+  clear(wide);
+  const ElementCount count{wide.master.size()};
+  for_each_piece(part, block, first, count, [&](const Piece& piece) {
+    cpu_adam::unpack_state(piece.layout, piece.slot, piece.slot + piece.layout.parameters,
+                           range_of(wide, piece.first, piece.count));
   });
 }
 
-void SavedState::read_slot(BlockIndex block, ElementCount first,
-                           const cpu_adam::StateLayout& layout, std::span<std::byte> slot) const {
-  if (layout.format == shape_.format) {
-    std::ranges::fill(slot, std::byte{0});  // zero in every format
-    for_each_piece(block, first, ElementCount{layout.count}, [&](const Piece& piece) {
-      cpu_adam::copy_state(piece.layout, staging_.host().data(),
-                           cpu_adam::part_of(layout, piece.first, piece.count), slot.data());
-    });
-    return;
+void SavedState::read(BlockIndex block, ElementCount first, const cpu_adam::WideState& wide) const {
+  if (parts_.empty()) return read_part(0, block, first, wide);
+  clear(wide);
+  for (std::uint32_t part = 0; part < parts_.size(); ++part) {
+    parts_[part].visit_part(
+        block, first, ElementCount{wide.master.size()}, [&](const model::PartRun& run) {
+          windows_[part].read(run.block, run.first, range_of(wide, run.at, run.count));
+        });
   }
+}
+
+namespace {
+
+/// A slot of a tile made of values in fp32, which `read` gives.
+template <class Read>
+void make_slot(const cpu_adam::StateLayout& layout, std::span<std::byte> slot, const Read& read) {
   std::vector<float> values(3 * layout.count);
   const std::span<float> all(values);
   const cpu_adam::WideState wide{.master = all.first(layout.count),
                                  .m = all.subspan(layout.count, layout.count),
                                  .v = all.last(layout.count)};
-  read(block, first, wide);
+  read(wide);
   cpu_adam::pack_state(layout, {wide.master, wide.m, wide.v}, slot.data(),
                        slot.data() + layout.parameters);
+}
+
+}  // namespace
+
+void SavedState::read_slot(BlockIndex block, ElementCount first,
+                           const cpu_adam::StateLayout& layout, std::span<std::byte> slot) const {
+  if (layout.format != shape_.format || !parts_.empty()) {
+    return make_slot(layout, slot,
+                     [&](const cpu_adam::WideState& wide) { read(block, first, wide); });
+  }
+  std::ranges::fill(slot, std::byte{0});  // zero in every format
+  for_each_piece(0, block, first, ElementCount{layout.count}, [&](const Piece& piece) {
+    cpu_adam::copy_state(piece.layout, piece.slot,
+                         cpu_adam::part_of(layout, piece.first, piece.count), slot.data());
+  });
+}
+
+void SavedState::read_slot(const model::PartMap& part, BlockIndex block, ElementCount first,
+                           const cpu_adam::StateLayout& layout, std::span<std::byte> slot) const {
+  make_slot(layout, slot, [&](const cpu_adam::WideState& wide) {
+    clear(wide);
+    part.visit_whole(block, first, ElementCount{layout.count}, [&](const model::PartRun& run) {
+      of_whole_->read(run.block, run.first, range_of(wide, run.at, run.count));
+    });
+  });
 }
 
 }  // namespace spillway::engine

@@ -1,6 +1,7 @@
 // SavedState: the committed state of a run of any number of ranks, read only. It answers for any
 // range of a block from the tiles of the rank that saved it, one tile at a time, every checksum
-// verified; how many ranks read, in which stage, tier and format, is theirs to choose. It takes no
+// verified; how many ranks read, in which stage, tier and format, is theirs to choose. Blocks are
+// those of the whole model, also where a tensor group has saved its parts of them. It takes no
 // lock: processes that train the run go on. One call at a time.
 #pragma once
 
@@ -17,7 +18,9 @@
 #include "offload/memory.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/step/state_slots.hpp"
+#include "runtime/engine/step/wide_windows.hpp"
 #include "runtime/engine/training_state.hpp"
+#include "runtime/model/part_map.hpp"
 
 namespace spillway::engine {
 
@@ -42,6 +45,7 @@ auto retry_overtaken(const Work& work) {
 
 /// What the tiles of a saved state follow from, beside the ranks that its commits record.
 struct SavedShape {
+  model::ModelConfig model{};
   std::vector<ElementCount> blocks{};  ///< the parameters of each, with the padding of one rank
   StateFormat format = StateFormat::fp32;
   ElementCount tile_parameters{};
@@ -57,6 +61,9 @@ class SavedState {
   /// names rank, step and folder, for a store that is missing or damaged, of another rank or
   /// another model, or without that step, and `Overtaken`.
   SavedState(const SavedShape& shape, const std::vector<nvme_swap::StoreOptions>& stores);
+  SavedState(const SavedState&) = delete;
+  SavedState& operator=(const SavedState&) = delete;
+  ~SavedState() = default;
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
   /// Returns the ranks that saved it.
@@ -66,8 +73,10 @@ class SavedState {
   [[nodiscard]] std::span<const ElementCount> blocks() const { return shape_.blocks; }
   /// Returns a folder that holds it: that of the first rank.
   [[nodiscard]] const std::filesystem::path& folder() const { return shards_[0].folder; }
-  /// Returns the host memory that reading takes: a slot of the largest tile.
-  [[nodiscard]] Bytes reading_bytes() const { return staging_.size(); }
+  /// Returns the host memory that reading takes: a slot of the largest tile, of each part.
+  [[nodiscard]] Bytes reading_bytes() const {
+    return staging_.size() + WideWindows::kBytes * std::uint64_t{windows_.size() + 1};
+  }
 
   /// Reads `wide.master.size()` parameters of a block from `first`, and their moments where `wide`
   /// wants them; both ends are then multiples of `kLeafParameters`. Behind the block all are zero.
@@ -77,6 +86,9 @@ class SavedState {
   /// `kLeafParameters`. No bit changes where the format is the one that was saved.
   void read_slot(BlockIndex block, ElementCount first, const cpu_adam::StateLayout& layout,
                  std::span<std::byte> slot) const;
+  /// Does the same for a block of a part of the model. In format int8, moments are rounded anew.
+  void read_slot(const model::PartMap& part, BlockIndex block, ElementCount first,
+                 const cpu_adam::StateLayout& layout, std::span<std::byte> slot) const;
 
  private:
   struct Shard {
@@ -86,7 +98,8 @@ class SavedState {
   };
   /// A part of what is wanted that one saved tile has.
   struct Piece {
-    cpu_adam::StateLayout layout;  ///< of the part, in the staged slot
+    const std::byte* slot;         ///< that is staged
+    cpu_adam::StateLayout layout;  ///< of the part in it
     std::size_t first;             ///< in what is wanted
     std::size_t count;
   };
@@ -96,9 +109,14 @@ class SavedState {
   void check_rank(std::uint32_t rank, std::size_t stores);
   void make_slots(std::uint32_t rank);
   void check_whole() const;
+  /// Calls `body` with the staged parts of what one of a tensor group has of its own block.
   template <class Body>
-  void for_each_piece(BlockIndex block, ElementCount first, ElementCount count,
+  void for_each_piece(std::uint32_t part, BlockIndex block, ElementCount first, ElementCount count,
                       const Body& body) const;
+  void read_part(std::uint32_t part, BlockIndex block, ElementCount first,
+                 const cpu_adam::WideState& wide) const;
+  void make_parts();
+  [[nodiscard]] std::span<std::byte> staging_of(std::uint32_t rank) const;
   void stage(std::uint32_t rank, std::uint32_t tile) const;
 
   SavedShape shape_;
@@ -106,11 +124,15 @@ class SavedState {
   plan::Workload workload_;                             ///< its blocks and ranks alone
   std::vector<std::optional<std::uint32_t>> stage_of_;  ///< by block: what has it
   TrainingState state_;
-  std::vector<Shard> shards_;  ///< by rank
+  std::vector<Shard> shards_;                    ///< by rank
+  std::vector<model::PartMap> parts_;            ///< of a tensor group; else none
+  mutable std::vector<WideWindows> windows_;     ///< by part
+  mutable std::optional<WideWindows> of_whole_;  ///< what parts of a model are read from
   std::unique_ptr<offload::DeviceBackend> backend_;
-  offload::PinnedMemory staging_;
-  /// Names the rank and the tile whose slot is staged.
-  mutable std::optional<std::pair<std::uint32_t, std::uint32_t>> staged_;
+  Bytes largest_slot_;
+  offload::PinnedMemory staging_;  ///< a slot for each of a tensor group
+  /// By part: the rank and the tile whose slot is staged.
+  mutable std::vector<std::optional<std::pair<std::uint32_t, std::uint32_t>>> staged_;
 };
 
 }  // namespace spillway::engine

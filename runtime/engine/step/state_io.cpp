@@ -37,10 +37,16 @@ void StateIo::restore() {
   upload_residents();
 }
 
-void StateIo::adopt(const SavedState& source) {
+void StateIo::adopt(const SavedState& source, const model::PartMap* part) {
   for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
     const plan::Tile& t = slots_.tiles()[tile];
-    source.read_slot(BlockIndex{t.block}, t.first, slots_.layout(tile), staging(tile));
+    const BlockIndex block{t.block};
+    const cpu_adam::StateLayout& layout = slots_.layout(tile);
+    if (part == nullptr) {
+      source.read_slot(block, t.first, layout, staging(tile));
+    } else {
+      source.read_slot(*part, block, t.first, layout, staging(tile));
+    }
     bring_home(tile, Stored::no);
   }
   upload_residents();
@@ -115,13 +121,13 @@ void StateIo::gather_residents(std::uint32_t block) {
   const auto whole = memory_.device({PoolKind::whole_parameters, block});
   streams_.upload->upload(shard, source);
   streams_.upload->synchronize();
-  if (streams_.net == nullptr) {
+  if (gpu_ranks_ == nullptr) {
     ranks_->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()}).wait();
     return;
   }
-  streams_.gpu_ranks->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()},
-                                 streams_.net->native());
-  streams_.gpu_ranks->wait();
+  gpu_ranks_->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()},
+                         streams_.net->native());
+  gpu_ranks_->wait();
 }
 
 void StateIo::read_masters(std::uint32_t block, std::span<float> masters) {

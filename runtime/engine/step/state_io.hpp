@@ -6,6 +6,7 @@
 #include <span>
 
 #include "comm/communicator.hpp"
+#include "comm/device_communicator.hpp"
 #include "cpu_adam/adam.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/step/executor.hpp"
@@ -20,7 +21,7 @@ class StateIo {
  public:
   StateIo(const plan::Workload& workload, const plan::Placement& placement, Memory& memory,
           const StateSlots& slots, Streams& streams, nvme_swap::TileStore* store, cpu_adam::Isa isa,
-          comm::Communicator* ranks = nullptr)
+          comm::Communicator* ranks = nullptr, comm::DeviceCommunicator* gpu_ranks = nullptr)
       : workload_(workload),
         placement_(placement),
         memory_(memory),
@@ -28,15 +29,17 @@ class StateIo {
         streams_(streams),
         store_(store),
         isa_(isa),
-        ranks_(ranks) {}
+        ranks_(ranks),
+        gpu_ranks_(gpu_ranks) {}
 
   /// Masters from `source`, zero moments, parameters rounded from the masters.
   void initialize(const model::ParameterSource& source);
   /// All tiles from the store's committed version, every checksum verified.
   void restore();
   /// All tiles from a saved state of the same blocks, whoever saved it: those of this rank's shard.
-  /// After `Overtaken` nothing here can be counted on.
-  void adopt(const SavedState& source);
+  /// After `Overtaken` nothing here can be counted on. `part`: of the saved blocks, which are those
+  /// of the whole model, that this rank has; null: all.
+  void adopt(const SavedState& source, const model::PartMap* part = nullptr);
   /// The newest version of all tiles of the store into `target`, and a commit of them.
   void copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& commit);
   /// The masters of one block, [padded], from wherever they live: those of this rank's shard, the
@@ -67,7 +70,8 @@ class StateIo {
   Streams& streams_;
   nvme_swap::TileStore* store_;  // null where all state lies in memory and is never committed
   cpu_adam::Isa isa_;
-  comm::Communicator* ranks_;  // null where there is one
+  comm::Communicator* ranks_;            // that share out updates; null where there is one
+  comm::DeviceCommunicator* gpu_ranks_;  // the same on the memory of GPUs, or null
 };
 
 }  // namespace spillway::engine

@@ -35,18 +35,27 @@ std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime&
   return decay_groups(model.transformer->layout(), setup.workload, setup.options.decay);
 }
 
-void check_group(const comm::Communicator* group, std::uint32_t count, std::uint32_t index) {
+/// `on_gpus`: the same group on the memory of GPUs.
+void check_group(const EngineSetup& setup, const comm::Communicator* group,
+                 const comm::DeviceCommunicator* on_gpus, std::uint32_t count,
+                 std::uint32_t index) {
+  const bool has_gpus = setup.options.device == config::DeviceKind::cuda;
   SPILLWAY_ASSERT((group != nullptr) == (count > 1));
+  SPILLWAY_ASSERT((on_gpus != nullptr) == (count > 1 && has_gpus));
   SPILLWAY_ASSERT(group == nullptr || (group->ranks() == count && group->rank().value() == index));
 }
 
 void check_ranks(const EngineSetup& setup) {
+  // Passes that are measured alone exchange nothing.
+  if (setup.job == nullptr && setup.store_options.directories.empty()) return;
   const SavedPart part = part_of(setup.workload);
-  check_group(setup.job, part.grid.ranks(), part.rank);
-  check_group(setup.ranks, setup.workload.ranks.count, setup.workload.ranks.rank);
-  check_group(setup.line, setup.workload.stage.count, setup.workload.stage.index);
-  const bool on_gpus = setup.ranks != nullptr && setup.options.device == config::DeviceKind::cuda;
-  SPILLWAY_ASSERT((setup.gpu_ranks != nullptr) == on_gpus);
+  const plan::Ranks& ranks = setup.workload.ranks;
+  const plan::Stage& stage = setup.workload.stage;
+  const plan::TensorGroup& tensor = setup.workload.tensor;
+  check_group(setup, setup.job, setup.gpus.job, part.grid.ranks(), part.rank);
+  check_group(setup, setup.ranks, setup.gpus.replicas, ranks.count, ranks.rank);
+  check_group(setup, setup.line, setup.gpus.line, stage.count, stage.index);
+  check_group(setup, setup.tensor, setup.gpus.tensor, tensor.count, tensor.index);
 }
 
 }  // namespace
@@ -57,7 +66,7 @@ StepEngine::StepEngine(const EngineSetup& setup, const ModelRuntime& model)
 StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools)
     : setup_(std::move(setup)),
       backend_(make_backend(setup_.options, setup_.budgets, &wake_)),
-      streams_(std::make_unique<Streams>(*backend_, setup_.gpu_ranks)),
+      streams_(std::make_unique<Streams>(*backend_, setup_.gpus.job)),
       constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
       device_math_(make_device_math(setup_.options, *streams_->compute)),
       slots_(setup_.workload, setup_.placement),
@@ -67,8 +76,9 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
   if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());
   open_store();
   open_activation_store();
-  if (setup_.gpu_ranks == nullptr) node_ranks_ = node_of(setup_.ranks, setup_.workload.ranks);
-  gpu_node_ranks_ = node_of(setup_.gpu_ranks, setup_.workload.ranks);
+  const plan::Ranks& part = setup_.workload.ranks;
+  if (setup_.gpus.job == nullptr) node_ranks_ = node_of(setup_.ranks, part);
+  gpu_node_ranks_ = node_of(setup_.gpus.replicas, part);
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = setup_.options.threads, .wake = &wake_});
   actions_ = std::make_unique<OpActions>(
@@ -88,7 +98,8 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .passes = setup_.passes,
                   .ranks = setup_.ranks,
                   .line = setup_.line,
-                  .gpu_ranks = setup_.gpu_ranks,
+                  .tensor = setup_.tensor,
+                  .gpus = setup_.gpus,
                   .node_ranks = node_ranks_.get(),
                   .gpu_node_ranks = gpu_node_ranks_.get()});
 }

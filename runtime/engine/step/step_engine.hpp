@@ -15,6 +15,7 @@
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/step/executor.hpp"
+#include "runtime/engine/step/grid_groups.hpp"
 #include "runtime/engine/step/memory.hpp"
 #include "runtime/engine/step/op_actions.hpp"
 #include "runtime/engine/step/state_slots.hpp"
@@ -39,11 +40,12 @@ struct EngineSetup {
   std::vector<BlockGroups> groups{};
   ExternalPasses* passes = nullptr;  ///< of that framework
   /// These are ends of this rank; each outlives the engine, and is null for a group of one.
-  comm::Communicator* job = nullptr;    ///< of all ranks
-  comm::Communicator* ranks = nullptr;  ///< of `workload.ranks`
-  comm::Communicator* line = nullptr;   ///< of the stages of a pipeline, by their index
-  /// Is the same on the memory of GPUs, where `options` choose one; it outlives the engine too.
-  comm::DeviceCommunicator* gpu_ranks = nullptr;
+  comm::Communicator* job = nullptr;     ///< of all ranks
+  comm::Communicator* ranks = nullptr;   ///< of `workload.ranks`
+  comm::Communicator* line = nullptr;    ///< of the stages of a pipeline, by their index
+  comm::Communicator* tensor = nullptr;  ///< of `workload.tensor`
+  /// Are the same on the memory of GPUs, where `options` choose one; they outlive the engine too.
+  GpuEnds gpus{};
 };
 
 class StepEngine {

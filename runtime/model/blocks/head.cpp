@@ -8,10 +8,15 @@ namespace spillway::model::blocks {
 
 Head::Head(const ModelConfig& config, BatchShape batch, const LayerParts& projection,
            const BlockLayout& vectors, Ops& ops)
-    : config_(config), batch_(batch), ops_(&ops), cut_(projection.cut) {
+    : config_(config),
+      batch_(batch),
+      ops_(&ops),
+      cut_(projection.cut),
+      grouped_(projection.part.cuts()),
+      part_(projection.part) {
   const bool gpt2 = config.is_gpt2();
   norm_ = {.kind = gpt2 ? NormKind::layer : NormKind::rms,
-           .tokens = tokens(),
+           .tokens = own_tokens(part_, tokens()),
            .heads = 1,
            .width = config.width,
            .eps = static_cast<float>(config.norm_eps)};
@@ -21,7 +26,7 @@ Head::Head(const ModelConfig& config, BatchShape batch, const LayerParts& projec
   for (const Part& part : parts_) {
     ops_workspace_ = std::max({ops_workspace_, part.full.workspace, part.tail.workspace});
   }
-  if (!cut_) {
+  if (!cut_ && !grouped_) {
     last_positions_ = ops.plan_gemm({.rows = batch.batch,
                                      .columns = config.vocab_size,
                                      .inner = config.width,
@@ -30,11 +35,11 @@ Head::Head(const ModelConfig& config, BatchShape batch, const LayerParts& projec
     ops_workspace_ = std::max(ops_workspace_, last_positions_.workspace);
   }
   ops_workspace_ = std::max({ops_workspace_, ops.reduction_workspace(tokens(), 2 * config.width),
-                             ops.reduction_workspace(cut_ ? tokens() : chunk_, 2)});
+                             ops.reduction_workspace(cut_ || grouped_ ? tokens() : chunk_, 2)});
   BumpAllocator space(ops.compute());
   allocate_space(space);
   workspace_bytes_ = space.used();
-  if (!cut_) return;
+  if (!cut_ && !grouped_) return;
   BumpAllocator carried(ops.compute());
   allocate_carried(carried);
   carried_bytes_ = carried.used();
@@ -70,8 +75,10 @@ Head::Space Head::allocate_space(BumpAllocator& allocator) const {
   const bool is_fp32 = ops_->compute() == DType::fp32;
   Space space;
   space.normal = allocator.elements(tokens() * config_.width);
+  space.hidden = space.normal;
   // fp32 sums over parts need no rounding.
-  if (!cut_ || !is_fp32) space.normal_gradient = allocator.elements(tokens() * config_.width);
+  if (!grouped_ && (!cut_ || !is_fp32))
+    space.normal_gradient = allocator.elements(tokens() * config_.width);
   space.statistics = allocator.floats(tokens() * 2);
   space.logits = allocator.floats(chunk_ * largest_part_);
   space.logits_gradient =
@@ -81,8 +88,9 @@ Head::Space Head::allocate_space(BumpAllocator& allocator) const {
 }
 
 Head::Carried Head::allocate_carried(BumpAllocator& allocator) const {
+  if (grouped_) return {.scans = {}, .normal = allocator.elements(tokens() * config_.width)};
   return {.scans = allocator.bytes(tokens() * sizeof(VocabularyScan)).as<VocabularyScan>(),
-          .normal = allocator.floats(tokens() * config_.width)};
+          .normal = allocator.floats(tokens() * config_.width).as<std::byte>()};
 }
 
 double Head::forward_flops(std::uint32_t part) const {
@@ -104,19 +112,19 @@ View Head::rows_of(View matrix, const Chunk& chunk) const {
   return matrix.subspan(chunk.first * row, chunk.tokens * row);
 }
 
-void Head::apply_norm(NormShape shape, ConstTensor vectors, HeadRows<ConstTensor> input,
+void Head::apply_norm(NormShape shape, ConstTensor vectors, HeadRows<ConstTensor> input, Tensor out,
                       const Space& space) {
   const DType compute = ops_->compute();
   ops_->norm_forward(shape, {.input = input,
                              .weight = norm_weight_.in(vectors, compute),
                              .bias = norm_bias_ ? norm_bias_->in(vectors, compute) : ConstTensor{},
-                             .out = {space.normal, config_.width},
+                             .out = {out, config_.width},
                              .statistics = space.statistics});
 }
 
 void Head::project(const Part& part, const Chunk& chunk, ConstTensor parameters, const Space& space,
                    offload::DeviceSpan<float> logits) {
-  ops_->gemm(chunk.plans->logits, {.a = rows_of(space.normal, chunk),
+  ops_->gemm(chunk.plans->logits, {.a = rows_of(space.hidden, chunk),
                                    .b = part.weight.in(parameters, ops_->compute()),
                                    .bias = {},
                                    .residual = {},
@@ -127,9 +135,13 @@ void Head::project(const Part& part, const Chunk& chunk, ConstTensor parameters,
 
 void Head::loss(std::uint32_t index, const LossArguments& a) {
   BumpAllocator allocator(ops_->compute(), a.workspace);
-  const Space space = allocate_space(allocator);
+  Space space = allocate_space(allocator);
   const Part& part = parts_[index];
-  apply_norm(norm_, a.shared, {a.input, config_.width}, space);
+  if (part_.sequence) space.hidden = a.normal;
+  if (!part_.sequence || a.pass == LossPass::finish) {
+    apply_norm(norm_, a.shared, {a.input, config_.width}, space.normal, space);
+  }
+  if (grouped_) return pass_of_group(part, a, space);
   if (!cut_) return lose_whole(part, a, space);
   BumpAllocator carried_allocator(ops_->compute(), a.carried);
   const Carried carried = allocate_carried(carried_allocator);
@@ -141,9 +153,9 @@ void Head::loss(std::uint32_t index, const LossArguments& a) {
   }
   differentiate(part, a, space, carried);
   if (index > 0) return;
-  ConstTensor gradient = carried.normal.as<std::byte>();
+  ConstTensor gradient = carried.normal;
   if (ops_->compute() != DType::fp32) {
-    ops_->round_sums(carried.normal, space.normal_gradient);
+    ops_->round_sums(carried.normal.as<const float>(), space.normal_gradient);
     gradient = space.normal_gradient;
   }
   backward_norm(a, gradient, space);
@@ -183,7 +195,8 @@ void Head::scan(const Part& part, const LossArguments& a, const Space& space,
                 const Carried& carried) {
   for_chunks(part, [&](const Chunk& chunk) {
     project(part, chunk, a.parameters, space, space.logits);
-    ops_->scan_vocabulary(tile_of(part, chunk, a.targets, space), rows_of(carried.scans, chunk));
+    ops_->scan_vocabulary(tile_of(part, chunk, a.targets, space), rows_of(carried.scans, chunk),
+                          /*first=*/grouped_ || part.first_row == 0);
   });
 }
 
@@ -193,8 +206,34 @@ void Head::differentiate(const Part& part, const LossArguments& a, const Space& 
     project(part, chunk, a.parameters, space, space.logits);
     ops_->vocabulary_gradient(tile_of(part, chunk, a.targets, space), rows_of(carried.scans, chunk),
                               a.gradient_scale, space.logits_gradient);
-    backward_chunk(part, chunk, a, rows_of(carried.normal, chunk).as<std::byte>(), space);
+    backward_chunk(part, chunk, a, rows_of(carried.normal, chunk), space);
   });
+}
+
+/// In the last pass `carried` has the sum over the ranks.
+void Head::pass_of_group(const Part& part, const LossArguments& a, const Space& space) {
+  BumpAllocator allocator(ops_->compute(), a.carried);
+  const bool makes = a.pass == LossPass::gradient && !a.carried.empty();
+  Carried carried = makes ? allocate_carried(allocator) : Carried{};
+  carried.scans = a.scans;
+  switch (a.pass) {
+    case LossPass::scan: return scan(part, a, space, carried);
+    case LossPass::gradient:
+      ops_->merge_scans(a.gathered, a.scans);
+      ops_->sum_losses(a.targets, a.scans, a.loss_sum, space.ops);
+      if (makes) differentiate(part, a, space, carried);
+      return;
+    case LossPass::finish: {
+      const std::size_t bytes = norm_.tokens * config_.width * size_of(ops_->compute());
+      return backward_norm(a, a.carried.subspan(0, bytes), space);
+    }
+  }
+}
+
+void Head::normalize(const NormalizeArguments& a) {
+  BumpAllocator allocator(ops_->compute(), a.workspace);
+  const Space space = allocate_space(allocator);
+  apply_norm(norm_, a.shared, {a.input, config_.width}, a.output, space);
 }
 
 void Head::backward_chunk(const Part& part, const Chunk& chunk, const LossArguments& a,
@@ -210,7 +249,7 @@ void Head::backward_chunk(const Part& part, const Chunk& chunk, const LossArgume
                                            .workspace = space.ops});
   const Gradient weight = part.weight.in(a.gradients, a.first);
   ops_->gemm(chunk.plans->weight_gradient, {.a = space.logits_gradient,
-                                            .b = rows_of(space.normal, chunk),
+                                            .b = rows_of(space.hidden, chunk),
                                             .bias = {},
                                             .residual = {},
                                             .out = weight.values.as<std::byte>(),
@@ -233,12 +272,12 @@ void Head::backward_norm(const LossArguments& a, ConstTensor gradient, const Spa
 }
 
 void Head::logits(const Transformer::LogitsArguments& a, ConstTensor vectors) {
-  SPILLWAY_ASSERT(!cut_);
+  SPILLWAY_ASSERT(!cut_ && !grouped_);
   BumpAllocator allocator(ops_->compute(), a.workspace);
   const Space space = allocate_space(allocator);
   const Part& part = parts_.front();
   if (a.all_positions) {
-    apply_norm(norm_, vectors, {a.input, config_.width}, space);
+    apply_norm(norm_, vectors, {a.input, config_.width}, space.normal, space);
     for_chunks(part, [&](const Chunk& chunk) {
       project(part, chunk, a.parameters, space, rows_of(a.logits, chunk));
     });
@@ -251,7 +290,7 @@ void Head::logits(const Transformer::LogitsArguments& a, ConstTensor vectors) {
   apply_norm(shape, vectors,
              {a.input.subspan(skipped, a.input.size() - skipped),
               std::uint64_t{batch_.sequence} * config_.width},
-             space);
+             space.normal, space);
   ops_->gemm(last_positions_, {.a = space.normal,
                                .b = part.weight.in(a.parameters, ops_->compute()),
                                .bias = {},

@@ -5,6 +5,10 @@
 // A head of one part makes loss and gradient together, chunk by chunk. One that is cut makes two
 // passes over its parts: the first scans the logits of each and ends in the loss; the second, in
 // reverse order, makes them again for the gradient.
+//
+// In a tensor group, a head has one part of the projection and runs in three passes (LossPass),
+// between which the ranks exchange what they know of each token, and add up the
+// gradient of the norm's output (Shoeybi et al. 2019, section 3).
 #pragma once
 
 #include <optional>
@@ -31,6 +35,7 @@ class Head {
   /// `parameters` and `gradients` of the arguments are those of the block that has the projection;
   /// `shared` and `shared_gradients` have the head's own vectors.
   void loss(std::uint32_t part, const LossArguments& arguments);
+  void normalize(const NormalizeArguments& arguments);
   /// Writes the logits of a head of one part.
   void logits(const Transformer::LogitsArguments& arguments, ConstTensor vectors);
 
@@ -43,14 +48,15 @@ class Head {
   };
   struct Space {
     Tensor normal, normal_gradient;
+    ConstTensor hidden;  ///< [T, W] what is projected: `normal`, or what the group has gathered
     offload::DeviceSpan<float> statistics, logits;
     Tensor logits_gradient;
     Tensor ops;
   };
-  /// Holds what waits from part to part.
+  /// Holds what waits from part to part; of a tensor group, `normal` alone, of elements of C.
   struct Carried {
     offload::DeviceSpan<VocabularyScan> scans;  ///< [T]
-    offload::DeviceSpan<float> normal;          ///< [T, W] sum: gradient of the norm's output
+    Tensor normal;                              ///< [T, W] sum, fp32: gradient of the norm's output
   };
   struct Chunk {
     std::uint64_t first = 0;  ///< token
@@ -69,7 +75,7 @@ class Head {
   template <class View>
   [[nodiscard]] View rows_of(View matrix, const Chunk& chunk) const;
 
-  void apply_norm(NormShape shape, ConstTensor vectors, HeadRows<ConstTensor> input,
+  void apply_norm(NormShape shape, ConstTensor vectors, HeadRows<ConstTensor> input, Tensor out,
                   const Space& space);
   void project(const Part& part, const Chunk& chunk, ConstTensor parameters, const Space& space,
                offload::DeviceSpan<float> logits);
@@ -79,6 +85,7 @@ class Head {
   void scan(const Part& part, const LossArguments& a, const Space& space, const Carried& carried);
   void differentiate(const Part& part, const LossArguments& a, const Space& space,
                      const Carried& carried);
+  void pass_of_group(const Part& part, const LossArguments& a, const Space& space);
   /// Adds what the chunk's gradient of the logits gives to the gradients of the projection and,
   /// in `normal_gradient`, of its input.
   void backward_chunk(const Part& part, const Chunk& chunk, const LossArguments& a,
@@ -89,6 +96,8 @@ class Head {
   BatchShape batch_;
   Ops* ops_;
   bool cut_;
+  bool grouped_;  ///< a tensor group has the projection
+  TensorPart part_;
   NormShape norm_;
   TensorRange norm_weight_;
   std::optional<TensorRange> norm_bias_;

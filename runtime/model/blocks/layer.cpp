@@ -6,12 +6,20 @@
 
 namespace spillway::model::blocks {
 
-ConstTensor Layer::input_of(Gemm gemm, ConstTensor vectors, ConstTensor input, const Saved& saved,
+template <class Arguments>
+ConstTensor Layer::input_of(Gemm gemm, bool same, const Arguments& a, const Saved& saved,
                             const Space& space) {
   switch (gemm) {
-    case Gemm::qkv: apply_norm(attention_norm_, vectors, input, space); break;
+    case Gemm::qkv:
+      if (part_.sequence) return a.normal;
+      if (same) break;
+      apply_norm(attention_norm_, a.shared, a.input, space.normal, space);
+      break;
     case Gemm::attention_out: return saved.attention;
-    case Gemm::ffn_in: apply_norm(ffn_norm_, vectors, saved.middle, space); break;
+    case Gemm::ffn_in:
+      if (part_.sequence) return a.normal;
+      apply_norm(ffn_norm_, a.shared, middle(a.input, saved), space.normal, space);
+      break;
     case Gemm::ffn_out:
       ops_->activation_forward(activation_, saved.ffn, space.activation);
       return space.activation;
@@ -25,11 +33,11 @@ Layer::Flow Layer::forward_flow(Gemm gemm, const ForwardArguments& a, const Save
     case Gemm::qkv: flow.out = saved.qkv; break;
     case Gemm::attention_out:
       flow.residual = a.input;
-      flow.out = saved.middle;
+      flow.out = halved() ? a.output : saved.middle;
       break;
     case Gemm::ffn_in: flow.out = saved.ffn; break;
     case Gemm::ffn_out:
-      flow.residual = saved.middle;
+      flow.residual = middle(a.input, saved);
       flow.out = a.output;
       break;
   }
@@ -42,11 +50,14 @@ void Layer::forward(std::uint32_t index, const ForwardArguments& a) {
   space.activation = workspace.elements(tokens() * config_.ffn_width);
   SPILLWAY_ASSERT(!cut_ || !a.saved.empty());  // its parts meet there
   BumpAllocator given(ops_->compute(), a.saved);
-  const Saved saved = allocate_saved(a.saved.empty() ? workspace : given);
+  const Saved saved = allocate_saved(a.saved.empty() ? workspace : given, index);
+  std::optional<Gemm> before;
   for (const Columns& part : parts_[index]) {
-    if (part.gemm == Gemm::ffn_out && a.output.empty()) break;
+    const bool ends_block = part.gemm == Gemm::ffn_out || (halved() && shape(part.gemm).residual);
+    if (ends_block && a.output.empty()) break;
     const std::uint64_t out = shape(part.gemm).out;
-    const ConstTensor input = input_of(part.gemm, a.shared, a.input, saved, space);
+    const ConstTensor input = input_of(part.gemm, before == part.gemm, a, saved, space);
+    before = part.gemm;
     const Flow flow = forward_flow(part.gemm, a, saved);
     Linear::ForwardArguments arguments{.matrices = a.parameters,
                                        .vectors = a.shared,
@@ -54,7 +65,7 @@ void Layer::forward(std::uint32_t index, const ForwardArguments& a) {
                                        .residual = {},
                                        .out = columns(flow.out, out, part.first).data,
                                        .workspace = space.ops};
-    if (shape(part.gemm).residual) {
+    if (part.linear.adds_residual()) {
       arguments.residual = columns(flow.residual, out, part.first).data;
     }
     part.linear.forward(arguments);
@@ -68,7 +79,7 @@ Layer::Flow Layer::backward_flow(Gemm gemm, const BackwardArguments& a,
   switch (gemm) {
     case Gemm::qkv:
       flow.out_gradient = gradients.qkv;
-      flow.input_gradient = gradients.normal;
+      flow.input_gradient = gradients.sums.empty() ? gradients.normal : gradients.sums;
       break;
     case Gemm::attention_out:
       flow.out_gradient = a.boundary_gradient;
@@ -90,29 +101,54 @@ void Layer::backward(std::uint32_t index, const BackwardArguments& a) {
   BumpAllocator workspace(ops_->compute(), a.workspace);
   BumpAllocator carried(ops_->compute(), a.carried);
   Space space = allocate_space(workspace);
-  const Gradients gradients = allocate_gradients(workspace, cut_ ? carried : workspace, space);
+  const Gradients gradients = allocate_gradients(workspace, carried, space);
   // Backward reads what forward saved; laying it out needs a writable view of it.
   BumpAllocator given(ops_->compute(), {const_cast<std::byte*>(a.saved.address()), a.saved.size()});
-  const Saved saved = allocate_saved(given);
+  const Saved saved = allocate_saved(given, index);
+  std::optional<Gemm> before;
   for (const Columns& part : std::views::reverse(parts_[index])) {
-    backward_gemm(part, a, saved, gradients, space);
+    backward_gemm(part, before == part.gemm, a, saved, gradients, space);
+    before = part.gemm;
   }
 }
 
-void Layer::backward_gemm(const Columns& part, const BackwardArguments& a, const Saved& saved,
-                          const Gradients& gradients, const Space& space) {
+void Layer::finish_backward(std::uint32_t index, const BackwardArguments& a) {
+  SPILLWAY_ASSERT(halved());
+  BumpAllocator workspace(ops_->compute(), a.workspace);
+  const Space space = allocate_space(workspace);
+  const Norm& norm = norm_of(parts_[index].front().gemm);
+  apply_norm(norm, a.shared, a.input, space.normal, space);  // for its statistics
+  const std::size_t bytes = norm_tokens() * config_.width * size_of(ops_->compute());
+  backward_norm(norm, a, a.input, a.carried.subspan(0, bytes), space);
+}
+
+void Layer::normalize(std::uint32_t index, const NormalizeArguments& a) {
+  SPILLWAY_ASSERT(part_.sequence);
+  BumpAllocator workspace(ops_->compute(), a.workspace);
+  const Space space = allocate_space(workspace);
+  apply_norm(norm_of(parts_[index].front().gemm), a.shared, a.input, a.output, space);
+}
+
+void Layer::backward_bias(const WholeGemm& gemm, const BackwardArguments& a,
+                          ConstTensor out_gradient, const Space& space) {
+  std::uint64_t first = 0;
+  for (const TensorRange& range : gemm.bias) {
+    ops_->bias_gradient(tokens(), columns(out_gradient, gemm.out, first),
+                        range.in(a.shared_gradients, a.first), space.ops);
+    first += range.count;
+  }
+}
+
+void Layer::backward_gemm(const Columns& part, bool same, const BackwardArguments& a,
+                          const Saved& saved, const Gradients& gradients, const Space& space) {
   const Flow flow = backward_flow(part.gemm, a, gradients);
   const WholeGemm& gemm = shape(part.gemm);
   const ConstTensor out_gradient = columns(flow.out_gradient, gemm.out, part.first).data;
   const bool first = ends(part);  // backward begins with a gemm's last columns
-  if (first && gemm.bias) {
-    ops_->bias_gradient(tokens(), flow.out_gradient, gemm.bias->in(a.shared_gradients, a.first),
-                        space.ops);
-  }
+  if (first) backward_bias(gemm, a, flow.out_gradient, space);
   // The gradient of the activation brings the activation along, which is then not computed anew.
   const bool brought = part.gemm == Gemm::ffn_out && begins(part);
-  const ConstTensor input =
-      brought ? space.activation : input_of(part.gemm, a.shared, a.input, saved, space);
+  const ConstTensor input = brought ? space.activation : input_of(part.gemm, same, a, saved, space);
   part.linear.backward_input(a.parameters, out_gradient, flow.input_gradient, first, space.ops);
   if (brought) backward_operators(part.gemm, a, saved, gradients, space);
   part.linear.backward_weight(input, out_gradient, a.gradients, a.first, space.ops);
@@ -121,6 +157,12 @@ void Layer::backward_gemm(const Columns& part, const BackwardArguments& a, const
 
 void Layer::backward_operators(Gemm gemm, const BackwardArguments& a, const Saved& saved,
                                const Gradients& gradients, const Space& space) {
+  if (halved() && !shape(gemm).residual) {  // the norm's is to come
+    if (gemm == Gemm::qkv && !gradients.sums.empty()) {
+      ops_->round_sums(gradients.sums.as<const float>(), gradients.normal);
+    }
+    return;
+  }
   switch (gemm) {
     case Gemm::qkv:
       return backward_norm(attention_norm_, a, a.input, rounded(gradients.normal, space), space);

@@ -7,6 +7,15 @@
 // each micro-batch. A part has columns of the layer's four gemms: forward, it writes these columns
 // of the result; backward, it adds what they give to the input's gradient. In a layer of one part
 // nothing is carried: its gradients lie in the workspace, in the compute dtype.
+//
+// In a tensor group, attention and MLP are a part each (TensorPart), with an input, an
+// output and saved activations of its own. Forward, each makes what its heads or columns add to
+// the output; the group's first rank adds bias and residual too, so that the sum over the ranks is
+// the output. Backward ends in what the rank adds to the gradient of the norm's output, in
+// `carried`; `finish_backward` goes on from the sum. Where tokens are shared out between matrices
+// (TensorPart::sequence), `normalize` makes a rank's rows of what forward and backward read whole.
+// Where ranks share key/value heads, the gemm of q, k and v is two or three, of the rows that the
+// rank uses.
 #pragma once
 
 #include <array>
@@ -25,7 +34,8 @@ class Layer {
  public:
   Layer(const ModelConfig& config, BatchShape batch, const LayerParts& layer, Ops& ops);
 
-  [[nodiscard]] Bytes saved_bytes() const { return saved_bytes_; }
+  /// Counts those of all parts of a layer or, where the layer's halves save apart, of one of them.
+  [[nodiscard]] Bytes saved_bytes(std::uint32_t part) const;
   [[nodiscard]] Bytes workspace_bytes() const { return workspace_bytes_; }
   [[nodiscard]] Bytes carried_bytes() const { return carried_bytes_; }
   [[nodiscard]] double forward_flops(std::uint32_t part) const;
@@ -37,7 +47,10 @@ class Layer {
 
   /// `shared` of the arguments has the layer's own vectors; of a whole layer it is `parameters`.
   void forward(std::uint32_t part, const ForwardArguments& arguments);
+  void normalize(std::uint32_t part, const NormalizeArguments& arguments);
   void backward(std::uint32_t part, const BackwardArguments& arguments);
+  /// Runs the backward of the norm of a tensor group's part, from the sum in `carried`.
+  void finish_backward(std::uint32_t part, const BackwardArguments& arguments);
 
  private:
   struct Norm {
@@ -51,7 +64,7 @@ class Layer {
   struct WholeGemm {
     std::uint64_t in = 0;
     std::uint64_t out = 0;
-    std::optional<TensorRange> bias;  ///< in the vectors
+    std::vector<TensorRange> bias{};  ///< in the vectors, of these columns from the first on
     bool residual = false;
   };
   /// Describes columns [first, first + linear.columns()) of a gemm's result.
@@ -82,6 +95,7 @@ class Layer {
   /// is cut, else elements of C.
   struct Gradients {
     Tensor normal;           ///< [T, W], of a norm's output
+    Tensor sums;             ///< [T, W] in fp32, where several gemms of a part add up to `normal`
     Tensor activation, ffn;  ///< [T, F] and [T, ffn columns]; attention's share their memory
     Tensor attention, qkv;   ///< [T, heads * head_dim] and [T, q | k | v]
   };
@@ -97,6 +111,8 @@ class Layer {
   };
 
   [[nodiscard]] std::uint64_t tokens() const;
+  /// Counts the tokens that norms run on.
+  [[nodiscard]] std::uint64_t norm_tokens() const { return own_tokens(part_, tokens()); }
   [[nodiscard]] std::uint64_t q_columns() const;
   [[nodiscard]] std::uint64_t kv_columns() const;
   [[nodiscard]] std::uint64_t qkv_columns() const { return q_columns() + 2 * kv_columns(); }
@@ -111,6 +127,15 @@ class Layer {
   [[nodiscard]] const WholeGemm& shape(Gemm gemm) const {
     return gemms_[static_cast<std::size_t>(gemm)];
   }
+  /// Tells whether attention and MLP are summed over a tensor group, each by itself.
+  [[nodiscard]] bool halved() const { return part_.cuts(); }
+  /// Returns what the MLP reads: the sum of the layer's input and attention.
+  [[nodiscard]] ConstTensor middle(ConstTensor input, const Saved& saved) const {
+    return halved() ? input : ConstTensor(saved.middle);
+  }
+  [[nodiscard]] const Norm& norm_of(Gemm gemm) const {
+    return gemm == Gemm::qkv ? attention_norm_ : ffn_norm_;
+  }
   [[nodiscard]] bool begins(const Columns& part) const { return part.first == 0; }
   [[nodiscard]] bool ends(const Columns& part) const {
     return part.first + part.linear.columns() == shape(part.gemm).out;
@@ -121,18 +146,21 @@ class Layer {
   void find_gemms(const BlockLayout& vectors);
   void add_part(const BlockLayout& block);
   [[nodiscard]] Columns make_columns(Gemm gemm, std::uint64_t first, TensorRange weight) const;
+  /// Returns the bias of columns of a gemm, which lie in one range.
+  [[nodiscard]] std::optional<TensorRange> bias_of(const WholeGemm& gemm, std::uint64_t first,
+                                                   std::uint64_t columns) const;
   void plan_attention();
   void measure();
-  Saved allocate_saved(BumpAllocator& allocator) const;
+  Saved allocate_saved(BumpAllocator& allocator, std::uint32_t part) const;
   Space allocate_space(BumpAllocator& allocator) const;
-  /// Lays out `space.activation` and `space.rounded` too. A whole layer carries in `workspace`.
-  Gradients allocate_gradients(BumpAllocator& workspace, BumpAllocator& carried,
-                               Space& space) const;
+  /// Lays out `space.activation` and `space.rounded` too. A whole layer carries nothing.
+  Gradients allocate_gradients(BumpAllocator& workspace, BumpAllocator& given, Space& space) const;
   /// Counts the multiplications and additions of attention's two gemms.
   [[nodiscard]] double attention_flops() const;
 
   // layer_operators.cpp has all but the gemms.
-  void apply_norm(const Norm& norm, ConstTensor vectors, ConstTensor input, const Space& space);
+  void apply_norm(const Norm& norm, ConstTensor vectors, ConstTensor input, Tensor out,
+                  const Space& space);
   void rotate(Tensor rows, std::uint64_t stride, RopeDirection direction);
   /// Normalizes heads where the family does, rotates them, and says where q, k and v now are.
   Heads3 prepare_heads(ConstTensor vectors, ConstTensor qkv, const Space& space);
@@ -147,11 +175,15 @@ class Layer {
   [[nodiscard]] Flow forward_flow(Gemm gemm, const ForwardArguments& a, const Saved& saved) const;
   [[nodiscard]] Flow backward_flow(Gemm gemm, const BackwardArguments& a,
                                    const Gradients& gradients) const;
-  /// Returns the input of a gemm, computed anew where it is not saved.
-  ConstTensor input_of(Gemm gemm, ConstTensor vectors, ConstTensor input, const Saved& saved,
+  /// Returns the input of a gemm, computed anew where it is not saved. `same` as that of the call
+  /// before: it is still there.
+  template <class Arguments>
+  ConstTensor input_of(Gemm gemm, bool same, const Arguments& a, const Saved& saved,
                        const Space& space);
-  void backward_gemm(const Columns& part, const BackwardArguments& a, const Saved& saved,
+  void backward_gemm(const Columns& part, bool same, const BackwardArguments& a, const Saved& saved,
                      const Gradients& gradients, const Space& space);
+  void backward_bias(const WholeGemm& gemm, const BackwardArguments& a, ConstTensor out_gradient,
+                     const Space& space);
   /// Goes on from the gradient of a gemm's input, all of which is there.
   void backward_operators(Gemm gemm, const BackwardArguments& a, const Saved& saved,
                           const Gradients& gradients, const Space& space);
@@ -161,6 +193,8 @@ class Layer {
   BatchShape batch_;
   Ops* ops_;
   bool cut_;
+  bool splits_qkv_;  ///< keys and values are gemms of their own, of matrices that all ranks have
+  TensorPart part_;
   Norm attention_norm_, ffn_norm_;
   std::optional<Norm> q_norm_, k_norm_;
   ActivationShape activation_;
@@ -168,7 +202,7 @@ class Layer {
   std::array<WholeGemm, kGemms> gemms_;
   std::vector<std::vector<Columns>> parts_;
   offload::DeviceSpan<const float> angles_;  ///< of rope; empty where positions are embedded
-  Bytes ops_workspace_, saved_bytes_, workspace_bytes_, carried_bytes_;
+  Bytes ops_workspace_, workspace_bytes_, carried_bytes_;
 };
 
 }  // namespace spillway::model::blocks

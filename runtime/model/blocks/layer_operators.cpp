@@ -3,7 +3,7 @@
 
 namespace spillway::model::blocks {
 
-void Layer::apply_norm(const Norm& norm, ConstTensor vectors, ConstTensor input,
+void Layer::apply_norm(const Norm& norm, ConstTensor vectors, ConstTensor input, Tensor out,
                        const Space& space) {
   const DType compute = ops_->compute();
   const std::uint64_t width = config_.width;
@@ -11,7 +11,7 @@ void Layer::apply_norm(const Norm& norm, ConstTensor vectors, ConstTensor input,
                      {.input = {input, width},
                       .weight = norm.weight.in(vectors, compute),
                       .bias = norm.bias ? norm.bias->in(vectors, compute) : ConstTensor{},
-                      .out = {space.normal, width},
+                      .out = {out, width},
                       .statistics = space.statistics});
 }
 

@@ -1,6 +1,8 @@
 // The parts of a layer: the blocks that hold its matrices, and the block of its vectors. A whole
 // layer is a layer of one part, whose block holds the vectors too. Where matrices are cut into
-// tiles (ModelLayout, `operator_tile`), each tile is a part, and the vectors lie in block 0.
+// tiles (ModelLayout, `operator_tile`), each tile is a part, and the vectors lie in block 0. Of one
+// rank of a tensor group, attention and MLP are a part each, and each has the vectors that it
+// reads.
 #pragma once
 
 #include <span>
@@ -16,6 +18,7 @@ struct LayerParts {
   BlockLayout vectors;
   /// Says that what several parts add up to is summed in fp32 and rounded once.
   bool cut = false;
+  TensorPart part{};  ///< what of the layer the blocks have
 };
 
 /// Returns the parts of `layer`. `whole` is the layout of the same model uncut. The result refers

@@ -7,7 +7,12 @@
 namespace spillway::model::blocks {
 
 Layer::Layer(const ModelConfig& config, BatchShape batch, const LayerParts& layer, Ops& ops)
-    : config_(config), batch_(batch), ops_(&ops), cut_(layer.cut) {
+    : config_(config_of_part(config, layer.part)),
+      batch_(batch),
+      ops_(&ops),
+      cut_(layer.cut),
+      splits_qkv_(layer.part.cuts() && heads_of(config, layer.part).shares_keys),
+      part_(layer.part) {
   find_norms(layer.vectors);
   activation_ = {.kind = config_.activation, .rows = tokens(), .columns = config_.ffn_width};
   plan_attention();
@@ -29,7 +34,7 @@ void Layer::find_norms(const BlockLayout& vectors) {
   const bool gpt2 = config_.is_gpt2();
   const auto norm = [&](std::string_view weight, std::string_view bias) {
     return Norm{.shape = {.kind = gpt2 ? NormKind::layer : NormKind::rms,
-                          .tokens = tokens(),
+                          .tokens = norm_tokens(),
                           .heads = 1,
                           .width = config_.width,
                           .eps = static_cast<float>(config_.norm_eps)},
@@ -42,6 +47,7 @@ void Layer::find_norms(const BlockLayout& vectors) {
     const auto range = find_tensors(vectors, {weight});
     if (!range) return std::nullopt;
     Norm result{.shape = attention_norm_.shape, .weight = *range, .bias = std::nullopt};
+    result.shape.tokens = tokens();
     result.shape.heads = heads;
     result.shape.width = config_.head_dim;
     return result;
@@ -77,9 +83,11 @@ void Layer::find_gemms(const BlockLayout& vectors) {
   const auto set = [&](Gemm gemm, std::uint64_t in, std::uint64_t out, bool residual,
                        std::string_view gpt2_bias,
                        std::initializer_list<std::string_view> llama_biases) {
-    const auto bias = config_.is_gpt2() ? find_tensors(vectors, {gpt2_bias})
-                                        : find_tensors(vectors, llama_biases);
-    SPILLWAY_ASSERT(!bias || bias->count == out);
+    const auto bias =
+        config_.is_gpt2() ? find_used(vectors, {gpt2_bias}) : find_used(vectors, llama_biases);
+    std::uint64_t columns = 0;
+    for (const TensorRange& range : bias) columns += range.count;
+    SPILLWAY_ASSERT(bias.empty() || columns == out);
     gemms_[static_cast<std::size_t>(gemm)] = {in, out, bias, residual};
   };
   set(Gemm::qkv, width, qkv_columns(), false, "attn.c_attn.bias",
@@ -88,6 +96,21 @@ void Layer::find_gemms(const BlockLayout& vectors) {
   set(Gemm::ffn_in, width, ffn_columns(), false, "mlp.c_fc.bias",
       {"gate_proj.bias", "up_proj.bias"});
   set(Gemm::ffn_out, ffn, width, true, "mlp.c_proj.bias", {"down_proj.bias"});
+}
+
+std::optional<TensorRange> Layer::bias_of(const WholeGemm& gemm, std::uint64_t first,
+                                          std::uint64_t columns) const {
+  std::uint64_t passed = 0;
+  for (const TensorRange& range : gemm.bias) {
+    const std::uint64_t end = passed + range.count;
+    if (first < end) {
+      SPILLWAY_ASSERT(first + columns <= end);
+      return TensorRange{range.first + (first - passed), columns};
+    }
+    passed = end;
+  }
+  SPILLWAY_ASSERT(gemm.bias.empty());
+  return std::nullopt;
 }
 
 /// Matrices of one gemm that follow each other in a block, as k after q, are multiplied as one.
@@ -121,12 +144,18 @@ void Layer::add_part(const BlockLayout& block) {
     const auto place = std::ranges::find_if(
         places, [&](const Place& p) { return tensor.name.ends_with(p.suffix); });
     SPILLWAY_ASSERT(place != places.end());
-    if (ranges.empty() || ranges.back().gemm != place->gemm) {
-      const std::uint64_t skipped = tensor.skipped.value() / shape(place->gemm).in;
-      ranges.push_back({place->gemm, place->first + skipped, {tensor.first.value(), 0}});
+    const auto [first, count] = tensor.used_in_block();
+    const bool follows = !ranges.empty() && ranges.back().gemm == place->gemm &&
+                         ranges.back().weight.first + ranges.back().weight.count == first;
+    if (!follows) {
+      // A part of a tensor group has its own columns alone.
+      const std::uint64_t skipped = halved() ? 0 : tensor.skipped.value() / shape(place->gemm).in;
+      ranges.push_back({place->gemm, place->first + skipped, {first, 0}});
     }
-    ranges.back().weight.count += tensor.count.value();
+    ranges.back().weight.count += count;
   }
+  // What all ranks of a group have, as shared keys and values, lies behind a rank's own.
+  std::ranges::sort(ranges, {}, [](const Range& r) { return std::pair(r.gemm, r.first); });
   std::vector<Columns>& part = parts_.emplace_back();
   for (const Range& r : ranges) part.push_back(make_columns(r.gemm, r.first, r.weight));
 }
@@ -140,21 +169,38 @@ Layer::Columns Layer::make_columns(Gemm which, std::uint64_t first, TensorRange 
                      .weight = weight,
                      .bias = {},
                      .residual = gemm.residual};
+  // What is added once to a sum over ranks, the first of them adds, or each to its own tokens.
+  const bool adds = !gemm.residual || part_.sequence || part_.index == 0;
+  linear.residual = gemm.residual && adds;
+  if (gemm.residual && part_.sequence) {
+    linear.slices = part_.count;
+    linear.own_slice = part_.index;
+  }
   SPILLWAY_ASSERT(weight.count == gemm.in * linear.columns && first + linear.columns <= gemm.out);
-  if (gemm.bias) linear.bias = {gemm.bias->first + first, linear.columns};
-  if (cut_) {
+  if (adds) linear.bias = bias_of(gemm, first, linear.columns);
+  if (cut_ || (splits_qkv_ && which == Gemm::qkv)) {
     linear.stride = gemm.out;
     linear.input_gradient = GemmOutput::gradient;
   }
   return {which, first, Linear(linear, *ops_)};
 }
 
-Layer::Saved Layer::allocate_saved(BumpAllocator& allocator) const {
-  return {.qkv = allocator.elements(tokens() * qkv_columns()),
-          .attention = allocator.elements(tokens() * q_columns()),
-          .log_sum = allocator.floats(tokens() * config_.heads),
-          .middle = allocator.elements(tokens() * config_.width),
-          .ffn = allocator.elements(tokens() * ffn_columns())};
+Layer::Saved Layer::allocate_saved(BumpAllocator& allocator, std::uint32_t part) const {
+  Saved saved;
+  if (!halved() || part == 0) {
+    saved.qkv = allocator.elements(tokens() * qkv_columns());
+    saved.attention = allocator.elements(tokens() * q_columns());
+    saved.log_sum = allocator.floats(tokens() * config_.heads);
+  }
+  if (!halved()) saved.middle = allocator.elements(tokens() * config_.width);
+  if (!halved() || part == 1) saved.ffn = allocator.elements(tokens() * ffn_columns());
+  return saved;
+}
+
+Bytes Layer::saved_bytes(std::uint32_t part) const {
+  BumpAllocator saved(ops_->compute());
+  allocate_saved(saved, part);
+  return saved.used();
 }
 
 Layer::Space Layer::allocate_space(BumpAllocator& allocator) const {
@@ -168,14 +214,18 @@ Layer::Space Layer::allocate_space(BumpAllocator& allocator) const {
           .rounded = {}};
 }
 
-Layer::Gradients Layer::allocate_gradients(BumpAllocator& workspace, BumpAllocator& carried,
+Layer::Gradients Layer::allocate_gradients(BumpAllocator& workspace, BumpAllocator& given,
                                            Space& space) const {
+  BumpAllocator& carried = cut_ ? given : workspace;
   const auto sums = [&](BumpAllocator& allocator, std::uint64_t columns) -> Tensor {
     const std::uint64_t count = tokens() * columns;
     return cut_ ? allocator.floats(count).as<std::byte>() : allocator.elements(count);
   };
   Gradients g;
-  g.normal = sums(carried, config_.width);
+  g.normal = sums(halved() ? given : carried, config_.width);
+  if (splits_qkv_ && ops_->compute() != DType::fp32) {
+    g.sums = workspace.floats(tokens() * config_.width).as<std::byte>();
+  }
   BumpAllocator attention = carried;
   space.activation = workspace.elements(tokens() * config_.ffn_width);
   g.ffn = carried.elements(tokens() * ffn_columns());
@@ -200,20 +250,21 @@ void Layer::measure() {
     }
   }
   for (const WholeGemm& gemm : gemms_) {
-    if (!gemm.bias) continue;
+    if (gemm.bias.empty()) continue;
     ops_workspace_ = std::max(ops_workspace_, ops_->reduction_workspace(tokens(), gemm.out));
   }
-  BumpAllocator saved(ops_->compute());
-  allocate_saved(saved);
-  saved_bytes_ = saved.used();
   BumpAllocator forward(ops_->compute());
   allocate_space(forward);
   forward.elements(tokens() * config_.ffn_width);
-  if (!cut_) allocate_saved(forward);  // where the caller keeps nothing
+  Bytes saved;  // where the caller keeps nothing
+  for (std::uint32_t part = 0; part < parts_.size(); ++part) {
+    if (!cut_) saved = std::max(saved, saved_bytes(part));
+  }
+  forward.bytes(saved.value());
   BumpAllocator backward(ops_->compute());
   BumpAllocator carried(ops_->compute());
   Space space = allocate_space(backward);
-  allocate_gradients(backward, cut_ ? carried : backward, space);
+  allocate_gradients(backward, carried, space);
   workspace_bytes_ = std::max(forward.used(), backward.used());
   carried_bytes_ = carried.used();
 }

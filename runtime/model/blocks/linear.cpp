@@ -6,13 +6,18 @@ namespace spillway::model::blocks {
 
 Linear::Linear(const LinearShape& s, Ops& ops) : shape_(s), ops_(&ops) {
   const bool out_in = s.layout == WeightLayout::out_in;
-  forward_ = ops.plan_gemm({.rows = s.rows,
-                            .columns = s.columns,
-                            .inner = s.in,
-                            .transpose_b = out_in,
-                            .bias = s.bias.has_value(),
-                            .residual = s.residual,
-                            .out_stride = s.stride});
+  GemmShape forward{.rows = s.rows / s.slices,
+                    .columns = s.columns,
+                    .inner = s.in,
+                    .transpose_b = out_in,
+                    .bias = s.bias.has_value(),
+                    .residual = s.residual,
+                    .out_stride = s.stride};
+  forward_ = ops.plan_gemm(forward);
+  if (s.slices > 1) {
+    forward.bias = forward.residual = false;
+    other_slice_ = ops.plan_gemm(forward);
+  }
   input_ = ops.plan_gemm({.rows = s.rows,
                           .columns = s.in,
                           .inner = s.columns,
@@ -26,7 +31,8 @@ Linear::Linear(const LinearShape& s, Ops& ops) : shape_(s), ops_(&ops) {
                            .output = GemmOutput::gradient,
                            .a_stride = out_in ? s.stride : 0,
                            .b_stride = out_in ? 0 : s.stride});
-  workspace_ = std::max({forward_.workspace, input_.workspace, weight_.workspace});
+  workspace_ =
+      std::max({forward_.workspace, other_slice_.workspace, input_.workspace, weight_.workspace});
 }
 
 double Linear::flops() const {
@@ -36,13 +42,22 @@ double Linear::flops() const {
 
 void Linear::forward(const ForwardArguments& a) const {
   const DType compute = ops_->compute();
-  ops_->gemm(forward_, {.a = a.input,
-                        .b = shape_.weight.in(a.matrices, compute),
-                        .bias = shape_.bias ? shape_.bias->in(a.vectors, compute) : ConstTensor{},
-                        .residual = a.residual,
-                        .out = a.out,
-                        .first = true,
-                        .workspace = a.workspace});
+  const std::uint64_t rows = shape_.rows / shape_.slices;
+  const std::size_t read = rows * shape_.in * size_of(compute);
+  const std::size_t written = rows * shape_.columns * size_of(compute);
+  for (std::uint32_t slice = 0; slice < shape_.slices; ++slice) {
+    const bool own = slice == shape_.own_slice;
+    const bool has_bias = own && shape_.bias;
+    const bool whole = shape_.slices == 1;
+    ops_->gemm(own ? forward_ : other_slice_,
+               {.a = whole ? a.input : a.input.subspan(slice * read, read),
+                .b = shape_.weight.in(a.matrices, compute),
+                .bias = has_bias ? shape_.bias->in(a.vectors, compute) : ConstTensor{},
+                .residual = own ? a.residual : ConstTensor{},
+                .out = whole ? a.out : a.out.subspan(slice * written, written),
+                .first = true,
+                .workspace = a.workspace});
+  }
 }
 
 void Linear::backward_input(ConstTensor matrices, ConstTensor out_gradient, Tensor input_gradient,

@@ -22,6 +22,10 @@ struct LinearShape {
   TensorRange weight;               ///< in the part's matrices
   std::optional<TensorRange> bias;  ///< of these columns, in the layer's vectors
   bool residual = false;            ///< forward adds a tensor that is shaped as y
+  /// Rows are in so many slices, of which `own_slice` alone has bias and residual, which is then
+  /// as long as a slice.
+  std::uint32_t slices = 1;
+  std::uint32_t own_slice = 0;
   /// Is `gradient` where several parts add to x's gradient in fp32.
   GemmOutput input_gradient = GemmOutput::compute;
 };
@@ -31,6 +35,7 @@ class Linear {
   Linear(const LinearShape& shape, Ops& ops);
 
   [[nodiscard]] std::uint64_t columns() const { return shape_.columns; }
+  [[nodiscard]] bool adds_residual() const { return shape_.residual; }
   /// Returns what the largest of the calls below needs.
   [[nodiscard]] Bytes workspace() const { return workspace_; }
   /// Counts those of the forward gemm; each gradient costs the same.
@@ -52,7 +57,7 @@ class Linear {
  private:
   LinearShape shape_;
   Ops* ops_;
-  GemmPlan forward_, input_, weight_;
+  GemmPlan forward_, other_slice_, input_, weight_;
   Bytes workspace_;
 };
 

@@ -23,8 +23,11 @@ struct TensorRange {
   }
 };
 
-/// Returns the tensors of `block` whose names end in `suffixes`, which must be adjacent and in this
-/// order. Returns nothing when none is there; aborts when only some are.
+/// Returns what a rank uses of the tensors of `block` whose names end in `suffixes`, in this order:
+/// as few ranges as can be, none when no tensor is there. Aborts when only some are.
+[[nodiscard]] std::vector<TensorRange> find_used(const BlockLayout& block,
+                                                 std::initializer_list<std::string_view> suffixes);
+/// Returns the same where it must be one range.
 [[nodiscard]] std::optional<TensorRange> find_tensors(
     const BlockLayout& block, std::initializer_list<std::string_view> suffixes);
 /// Returns the same for tensors that every model of the family has.

@@ -89,7 +89,7 @@ void scan_vocabulary(const VocabularyCall<T>& call, std::size_t first, std::size
     const double total = total_of(x, n, maximum);
     VocabularyScan& scan = call.scans[row];
     const auto tile_largest = static_cast<double>(maximum);
-    if (call.first_column == 0) {
+    if (call.first) {
       scan = {tile_largest, total, 0};
     } else if (tile_largest > scan.largest) {
       scan.total = scan.total * __builtin_exp(scan.largest - tile_largest) + total;

@@ -63,6 +63,7 @@ struct VocabularyCall {
   T* gradient = nullptr;
   std::size_t columns = 0;
   std::size_t first_column = 0;
+  bool first = false;  ///< scans are overwritten
   float scale = 0;
 };
 

@@ -48,11 +48,6 @@ struct Rows {
   std::size_t first, count;
 };
 
-/// `table` and `positions` of an embedding that has positions hold all of the vocabulary.
-void check_embedding(const EmbeddingShape& shape) {
-  SPILLWAY_ASSERT(shape.positions == 0 || shape.rows == 0);
-}
-
 }  // namespace
 
 template <class T>
@@ -140,13 +135,14 @@ void RowOps<T>::run_one(const BiasGradientOp& op) {
   const std::size_t chunks = chunk_count(rows);
   SPILLWAY_ASSERT(op.workspace.size() >= chunks * columns * sizeof(float));
   auto* partial = reinterpret_cast<float*>(op.workspace.address());
-  const T* input = cast(op.out_gradient);
+  const T* input = cast(op.out_gradient.data);
+  const std::size_t stride = op.out_gradient.stride;
   parallel_for(threads_, chunks, items_in_unit(chunk * columns),
                [&](std::size_t first, std::size_t last, int) {
                  for (std::size_t i = first; i < last; ++i) {
                    const std::size_t count =
                        std::min<std::size_t>(rows, (i + 1) * chunk) - i * chunk;
-                   table_.column_sum(input + i * chunk * columns, columns, count, columns,
+                   table_.column_sum(input + i * chunk * stride, stride, count, columns,
                                      partial + i * columns);
                  }
                });
@@ -227,7 +223,6 @@ template <class T>
 void RowOps<T>::run_one(const EmbeddingForwardOp& op) {
   const EmbeddingShape& shape = op.shape;
   const Tokens tokens = op.tokens;
-  check_embedding(shape);
   check_tokens(tokens, shape.vocabulary);
   const Rows rows(shape);
   const std::size_t width = shape.width;
@@ -256,7 +251,6 @@ void RowOps<T>::run_one(const EmbeddingBackwardOp& op) {
   const Tokens tokens = op.tokens;
   const Gradient& table = op.table;
   const Gradient& positions = op.positions;
-  check_embedding(shape);
   check_tokens(tokens, shape.vocabulary);
   if (table.first) run_one(FillZeroOp{table.values});
   const bool has_positions = shape.positions > 0;
@@ -268,10 +262,11 @@ void RowOps<T>::run_one(const EmbeddingBackwardOp& op) {
                [&](std::size_t first, std::size_t last, int) {
                  for (std::size_t t = 0; t < tokens.size(); ++t) {
                    const std::size_t row = rows.of(tokens.address()[t]);
-                   if (row >= rows.count) continue;
                    const T* source = dy + t * width + first;
-                   table_.accumulate(table.values.address() + row * width + first, source,
-                                     last - first);
+                   if (row < rows.count) {
+                     table_.accumulate(table.values.address() + row * width + first, source,
+                                       last - first);
+                   }
                    if (has_positions) {
                      const std::size_t place = t % shape.sequence;
                      table_.accumulate(positions.values.address() + place * width + first, source,
@@ -311,9 +306,23 @@ void RowOps<T>::run_one(const ScanVocabularyOp& op) {
   call.scans = op.scans.address();
   call.columns = tile.columns;
   call.first_column = tile.first_column;
+  call.first = op.first;
   parallel_for(
       threads_, tile.rows, items_in_unit(tile.columns),
       [&](std::size_t first, std::size_t last, int) { table_.scan_vocabulary(call, first, last); });
+}
+
+template <class T>
+void RowOps<T>::run_one(const MergeScansOp& op) {
+  const std::size_t rows = op.scans.size();
+  SPILLWAY_ASSERT(op.parts.size() % rows == 0);
+  for (std::size_t row = 0; row < rows; ++row) {
+    VocabularyScan scan = op.parts.address()[row];
+    for (std::size_t at = row + rows; at < op.parts.size(); at += rows) {
+      scan = merged(scan, op.parts.address()[at]);
+    }
+    op.scans.address()[row] = scan;
+  }
 }
 
 template <class T>

@@ -66,6 +66,7 @@ class RowOps : public Ops {
   void run_one(const EmbeddingBackwardOp& op);
   void run_one(const CrossEntropyArguments& a);
   void run_one(const ScanVocabularyOp& op);
+  void run_one(const MergeScansOp& op);
   void run_one(const SumLossesOp& op);
   void run_one(const VocabularyGradientOp& op);
   void run_one(const BiasGradientOp& op);

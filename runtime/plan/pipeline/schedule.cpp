@@ -10,10 +10,11 @@
 namespace spillway::plan {
 namespace {
 
-constexpr std::array<std::string_view, 4> kNames{"naive", "f_then_b", "1f1b", "interleaved"};
+constexpr std::array<std::string_view, 6> kNames{"naive",       "f_then_b",  "1f1b",
+                                                 "interleaved", "pipedream", "pipedream_2bw"};
 
 void check_pipeline(const Pipeline& pipeline) {
-  const auto [schedule, stages, rounds, chunks, tied_head] = pipeline;
+  const auto& [schedule, stages, rounds, chunks, tied_head, layers] = pipeline;
   check(stages > 0 && rounds > 0 && chunks > 0, ErrorCode::invalid_argument,
         fmt::format("a pipeline of {} stages, {} rounds and {} chunks; each is at least 1", stages,
                     rounds, chunks));
@@ -21,6 +22,12 @@ void check_pipeline(const Pipeline& pipeline) {
     check(chunks == 1, ErrorCode::invalid_argument,
           fmt::format("schedule {} has one chunk in a stage, not {}; use interleaved",
                       name_of(schedule), chunks));
+    // With fewer, a stage would need the weights of more than two steps at once.
+    check(schedule != PipelineSchedule::pipedream_2bw || rounds >= stages,
+          ErrorCode::invalid_argument,
+          fmt::format("a pipeline of {0} stages with schedule pipedream_2bw needs at least {0} "
+                      "rounds in a step, not {1}",
+                      stages, rounds));
     return;
   }
   check(rounds % stages == 0, ErrorCode::invalid_argument,
@@ -44,7 +51,9 @@ std::uint32_t passes_ahead(const Pipeline& pipeline, std::uint32_t stage) {
   switch (pipeline.schedule) {
     case PipelineSchedule::naive: return 1;
     case PipelineSchedule::f_then_b: return pipeline.rounds;
-    case PipelineSchedule::one_f_one_b: return behind + 1;
+    case PipelineSchedule::one_f_one_b:
+    case PipelineSchedule::pipedream:
+    case PipelineSchedule::pipedream_2bw: return behind + 1;
     case PipelineSchedule::interleaved:
       return 2 * behind + (pipeline.chunks - 1) * pipeline.stages + 1;
   }

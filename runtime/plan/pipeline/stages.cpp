@@ -1,12 +1,14 @@
 #include "runtime/plan/pipeline/stages.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/pipeline/stale.hpp"
 #include "runtime/plan/pipeline/timeline.hpp"
 
 namespace spillway::plan {
@@ -51,10 +53,104 @@ std::uint32_t tied_in_flight(const std::vector<StageStep>& steps, const Stage& s
   return most;
 }
 
+/// Counts the passes whose boundary waits beside those of the pass that runs (Stage::waiting). What
+/// comes between passes has the place of one that runs.
+std::uint32_t waiting_boundaries(const std::vector<StageStep>& steps, const Stage& stage) {
+  using Kind = StageStep::Kind;
+  std::uint32_t waiting = 0;
+  std::uint32_t most = 0;
+  for (const StageStep& step : steps) {
+    if (step.tied) continue;
+    const bool forward = step.pass.direction == Direction::forward;
+    const bool embeds = stage.index == 0 && step.pass.chunk == 0;
+    if (step.kind == Kind::send || (step.kind == Kind::run && !(embeds && forward))) --waiting;
+    if (step.kind != Kind::send) most = std::max(most, waiting);
+    if (step.kind == Kind::receive || (step.kind == Kind::run && !(embeds && !forward))) ++waiting;
+  }
+  return most;
+}
+
 double busy_seconds(const std::vector<PassTime>& passes) {
   double seconds = 0;
   for (const PassTime& pass : passes) seconds += pass.end - pass.start;
   return seconds;
+}
+
+/// Refuses what a pipeline that stays full excludes in this version.
+void check_full_pipeline(const Workload& workload, const Pipeline& pipeline) {
+  const bool each = pipeline.schedule == PipelineSchedule::pipedream;
+  check(
+      !each || pipeline.rounds == 1, ErrorCode::invalid_argument,
+      fmt::format("the schedule pipedream updates after each round, and a step has {}; use one, or "
+                  "the schedule pipedream_2bw",
+                  pipeline.rounds));
+  check(workload.ranks.count == 1 || workload.ranks.sharding == Sharding::none,
+        ErrorCode::not_supported,
+        "this version shares out no state among the replicas of a stage with schedule "
+        "pipedream_2bw; use zero_optimization.stage 0 or the schedule 1f1b");
+}
+
+Stage stage_of_full_pipeline(const Pipeline& pipeline, const std::vector<StageSeconds>& seconds,
+                             std::uint32_t stage) {
+  const FullPipeline full = full_pipeline(pipeline, seconds);
+  // Stages meet after each step, and so begin the next one together.
+  const Timeline timeline = timeline_of(pipeline, full.passes, seconds, /*message=*/0);
+  const std::uint32_t begun = rounds_begun(pipeline, stage);
+  Stage made{.index = stage,
+             .count = pipeline.stages,
+             .chunks = {},
+             .steps = full.steps[stage],
+             .fill = full.fill[stage],
+             .ages = ages_of_rounds(pipeline, stage),
+             .places = {},
+             .begun = begun,
+             .stretch = seconds_of(timeline) / busy_seconds(timeline[stage])};
+  made.versions = *std::ranges::max_element(made.ages);
+  if (pipeline.rounds > begun) {
+    made.places = places_of_rounds(pipeline.rounds, begun + 1);
+    made.in_flight = *std::ranges::max_element(made.places) + 1;
+  } else {
+    made.in_flight = begun + 1;
+    made.phases = made.in_flight * made.versions;  // no smaller number both divide
+  }
+  made.tied_in_flight = tied_in_flight(made.steps, made);
+  return made;
+}
+
+Stage stage_of_pipeline(const Pipeline& pipeline, const std::vector<StageSeconds>& seconds,
+                        std::uint32_t stage) {
+  const std::vector<std::vector<Pass>> passes = passes_of(pipeline);
+  const Timeline timeline = timeline_of(pipeline, passes, seconds, /*message=*/0);
+  const std::vector<StageStep> steps = steps_of(pipeline, passes, timeline)[stage];
+  Stage made{.index = stage,
+             .count = pipeline.stages,
+             .chunks = {},
+             .steps = steps,
+             .fill = {},
+             .ages = {},
+             .places = {},
+             .in_flight = rounds_in_flight(passes[stage]),
+             .stretch = seconds_of(timeline) / busy_seconds(timeline[stage])};
+  made.tied_in_flight = tied_in_flight(steps, made);
+  made.waiting = waiting_boundaries(steps, made);
+  return made;
+}
+
+std::vector<BlockRange> named_parts(const Workload& workload, const Pipeline& pipeline) {
+  std::vector<BlockRange> ranges;
+  std::uint32_t first = 0;
+  for (const std::uint32_t layers : pipeline.layers) {
+    ranges.push_back({first, first + layers});
+    first += layers;
+  }
+  const bool of_model = ranges.size() == std::size_t{pipeline.stages} * pipeline.chunks &&
+                        first == workload.layers() && std::ranges::count(pipeline.layers, 0U) == 0;
+  check(of_model, ErrorCode::invalid_argument,
+        fmt::format("the parts of the pipeline have {} layers; {} stages with {} chunks need {} "
+                    "parts of at least 1 layer, with {} in all, embedding and head counted",
+                    fmt::join(pipeline.layers, " + "), pipeline.stages, pipeline.chunks,
+                    pipeline.stages * pipeline.chunks, workload.layers()));
+  return ranges;
 }
 
 }  // namespace
@@ -66,6 +162,7 @@ std::vector<BlockRange> cut_layers(const Workload& workload, const Pipeline& pip
         fmt::format("{} layers, embedding and head counted, cannot be cut into {} parts; use fewer "
                     "stages or chunks",
                     layers, parts));
+  if (!pipeline.layers.empty()) return named_parts(workload, pipeline);
   // least[p][l]: the longest of p parts of the layers from l on, at best; cut[p][l]: where the
   // first of them ends then.
   constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -109,20 +206,14 @@ Workload workload_of_stage(const Workload& workload, const Pipeline& cut, std::u
   pipeline.tied_head = workload.tied_head;
   check(!workload.tiled, ErrorCode::not_supported,
         "this version cuts no layers into tiles in a pipeline; remove spillway.operator_tile");
-  const std::vector<std::vector<Pass>> passes = passes_of(pipeline);
+  const bool full = has_stale_weights(pipeline.schedule);
+  if (full) check_full_pipeline(workload, pipeline);
   const std::vector<BlockRange> parts = cut_layers(workload, pipeline);
-  const Timeline timeline =
-      timeline_of(pipeline, passes, seconds_of(workload, pipeline, parts), /*message=*/0);
-  const std::vector<StageStep> steps = steps_of(pipeline, passes, timeline)[stage];
+  const std::vector<StageSeconds> seconds = seconds_of(workload, pipeline, parts);
   Workload own = workload;
   own.rounds = pipeline.rounds;
-  own.stage = {.index = stage,
-               .count = pipeline.stages,
-               .chunks = {},
-               .steps = steps,
-               .in_flight = rounds_in_flight(passes[stage]),
-               .stretch = seconds_of(timeline) / busy_seconds(timeline[stage])};
-  own.stage.tied_in_flight = tied_in_flight(steps, own.stage);
+  own.stage = full ? stage_of_full_pipeline(pipeline, seconds, stage)
+                   : stage_of_pipeline(pipeline, seconds, stage);
   for (std::uint32_t part = stage; part < parts.size(); part += pipeline.stages) {
     own.stage.chunks.push_back(parts[part]);
   }

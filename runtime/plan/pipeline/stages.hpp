@@ -10,8 +10,10 @@
 namespace spillway::plan {
 
 /// Returns the layers of each part of the model, chunk by chunk and within a chunk stage by stage:
-/// part c * stages + s is chunk c of stage s. The part that computes longest is as short as can be,
-/// and no part is empty. Throws `Error{invalid_argument}` if there are fewer layers than parts.
+/// part c * stages + s is chunk c of stage s. No part is empty. Unless the pipeline says how many
+/// layers each has, the part with the most FLOPs has as few as can be. Throws
+/// `Error{invalid_argument}` if there are fewer layers than parts, or if the parts that the
+/// pipeline names are not those of the model.
 [[nodiscard]] std::vector<BlockRange> cut_layers(const Workload& workload,
                                                  const Pipeline& pipeline);
 
@@ -19,7 +21,7 @@ namespace spillway::plan {
 void empty_other_stages(Workload& workload);
 
 /// Returns what is left of a workload for one stage. Its rounds are those of the pipeline. Throws
-/// `Error{not_supported}` for layers in tiles.
+/// `Error{not_supported}` for layers in tiles, and for what a pipeline that stays full excludes.
 [[nodiscard]] Workload workload_of_stage(const Workload& workload, const Pipeline& cut,
                                          std::uint32_t stage);
 

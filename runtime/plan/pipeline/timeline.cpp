@@ -39,23 +39,39 @@ std::optional<Pass> last_in_place(const Pass& pass, std::uint32_t in_flight) {
   return Pass{Direction::backward, pass.chunk, pass.round - in_flight};
 }
 
+/// Counts the rounds up to the last one of which there is a pass.
+std::uint32_t rounds_of(const std::vector<std::vector<Pass>>& passes) {
+  std::uint32_t rounds = 0;
+  for (const std::vector<Pass>& of_stage : passes) {
+    for (const Pass& pass : of_stage) rounds = std::max(rounds, pass.round + 1);
+  }
+  return rounds;
+}
+
 /// Holds the time of each pass, found by the pass.
 class Times {
  public:
-  explicit Times(const Pipeline& pipeline)
+  Times(const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes)
       : pipeline_(pipeline),
-        times_(std::size_t{2} * pipeline.stages * pipeline.chunks * pipeline.rounds) {}
+        rounds_(rounds_of(passes)),
+        times_(std::size_t{2} * pipeline.stages * pipeline.chunks * rounds_, PassTime{}) {
+    for (std::uint32_t stage = 0; stage < pipeline.stages; ++stage) {
+      for (const Pass& pass : passes[stage]) of({stage, pass}).reset();
+    }
+  }
 
+  /// Returns nothing of a pass that is still to come, and the start of what is no pass here.
   std::optional<PassTime>& of(const Place& place) {
     const auto [stage, pass] = place;
     std::size_t index = pass.direction == Direction::forward ? 0 : 1;
     index = index * pipeline_.stages + stage;
     index = index * pipeline_.chunks + pass.chunk;
-    return times_[index * pipeline_.rounds + pass.round];
+    return times_[index * rounds_ + pass.round];
   }
 
  private:
   const Pipeline& pipeline_;
+  std::uint32_t rounds_;
   std::vector<std::optional<PassTime>> times_;
 };
 
@@ -63,7 +79,7 @@ class Times {
 
 Timeline timeline_of(const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes,
                      const std::vector<StageSeconds>& seconds, double message) {
-  Times times(pipeline);
+  Times times(pipeline, passes);
   Timeline timeline(pipeline.stages);
   /// Runs the next pass of a stage if what it reads has been made.
   const auto run_next = [&](std::uint32_t stage) {

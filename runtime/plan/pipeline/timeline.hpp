@@ -24,8 +24,9 @@ struct PassTime {
 using Timeline = std::vector<std::vector<PassTime>>;
 
 /// Returns when each pass runs: as soon as those ahead of it on its stage are over, and what it
-/// reads has come. `message` is the time from the end of a pass on one stage to the start of the
-/// next one on another. Throws `Error{invalid_argument}` if the passes wait for each other.
+/// reads has come. What none of the passes makes is there from the start. `message` is the time
+/// from the end of a pass on one stage to the start of the next one on another. Throws
+/// `Error{invalid_argument}` if the passes wait for each other.
 [[nodiscard]] Timeline timeline_of(const Pipeline& pipeline,
                                    const std::vector<std::vector<Pass>>& passes,
                                    const std::vector<StageSeconds>& seconds, double message);

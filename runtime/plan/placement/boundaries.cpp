@@ -5,11 +5,11 @@ namespace spillway::plan {
 std::optional<Tier> boundary_home(const Workload& workload, const Placement& placement,
                                   std::uint32_t layer) {
   return boundary_home(placement.blocks[workload.first_block(layer)].output,
-                       layer + 1 == workload.head_layer());
+                       workload.output_waits(layer));
 }
 
-std::optional<Tier> boundary_home(Tier tier, bool last) {
-  if (last && tier != Tier::device) return std::nullopt;
+std::optional<Tier> boundary_home(Tier tier, bool waits) {
+  if (!waits && tier != Tier::device) return std::nullopt;
   return tier;
 }
 
@@ -18,8 +18,9 @@ std::uint32_t device_boundary_slots(const Workload& workload, const Placement& p
   const bool one_at_a_time = placement.order == WorkOrder::micro_batch_major;
   const std::uint32_t under_way = one_at_a_time ? 1 : workload.micro_batches;
   // The parts of a layer share its input and its output, each part after all micro-batches of the
-  // one before.
-  return placement.boundary_slots + under_way * (workload.tiled ? 2 : 1);
+  // one before; and so do the two halves of a backward around a sum over a tensor group.
+  const bool shares = workload.tiled || workload.sums_passes();
+  return placement.boundary_slots + under_way * (workload.stage.waiting + (shares ? 2 : 1));
 }
 
 std::uint32_t layers_with(const Workload& workload, const Placement& placement, Tier home) {

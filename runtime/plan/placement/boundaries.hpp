@@ -5,9 +5,11 @@
 // of layers that are placed off the device, and all gradients, pass through shared device slots:
 //
 // - An activation that leaves the device is saved once, as soon as it is computed, and comes back
-//   for the backward of the layer that read it. The last layer's is only read by the head.
+//   for the backward of the layer that read it. The last layer's is only read by the head, and what
+//   a stage of a pipeline sends only by another stage; a stage saves what it receives.
 // - What passes from one layer's visit to the next (the newest activation, then its gradient) stays
 //   in a slot, one for each micro-batch under way; so does what the parts of a layer share.
+// - In a stage, what has come before its pass begins, or is still to be sent, waits in a slot too.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +20,16 @@
 
 namespace spillway::plan {
 
-/// Returns where a layer's activations wait for the backward that reads them; nothing where only
-/// the head does and they are off the device.
+/// Returns where a layer's activations wait for the backward that reads them; nothing where none
+/// does on this rank and they are off the device.
 [[nodiscard]] std::optional<Tier> boundary_home(const Workload& workload,
                                                 const Placement& placement, std::uint32_t layer);
-/// The same of a layer whose activations are placed in `tier`; `last`: only the head reads them.
-[[nodiscard]] std::optional<Tier> boundary_home(Tier tier, bool last);
+/// The same of a layer whose activations are placed in `tier`; `waits`: Workload::output_waits.
+[[nodiscard]] std::optional<Tier> boundary_home(Tier tier, bool waits);
 /// Device slots in all: those that `boundary_slots` names and those that pass from layer to layer.
 [[nodiscard]] std::uint32_t device_boundary_slots(const Workload& workload,
                                                   const Placement& placement);
-/// Counts the layers whose activations have this home.
+/// Counts the layers whose activations have this home, of a stage those that wait there.
 [[nodiscard]] std::uint32_t layers_with(const Workload& workload, const Placement& placement,
                                         Tier home);
 /// Returns what a tensor of so many bytes takes on disk and in its staging buffer: whole pages.

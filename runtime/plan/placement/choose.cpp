@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/placement/moves.hpp"
 
 namespace spillway::plan {
@@ -169,10 +170,7 @@ class Chooser {
   [[nodiscard]] Draft complete() const {
     auto [draft, everything] = base();
     if (!everything && !request_.state) detail::spill_state(draft);
-    if (spill_boundaries_ && !request_.activations) {
-      // The last layer's output goes to the head alone: the disk spares it nothing.
-      detail::spill_outputs(draft, std::min(off_device(), workload_.head_layer() - 1));
-    }
+    if (spill_boundaries_ && !request_.activations) detail::spill_outputs(draft, off_device());
     if (!everything) fill_device(draft);
     shrink_host_slots(draft);
     return std::move(draft);
@@ -207,10 +205,7 @@ class Chooser {
       placement.blocks[b].output = on_disk ? Tier::nvme : Tier::host;
     }
     placement.boundary_slots = boundaries_.slots;
-    // The last layer's output goes to the head alone, and never to the disk.
-    if (on_disk && boundaries_.off_device > 0 && workload_.head_layer() > 1) {
-      stage_boundaries(placement);
-    }
+    if (on_disk && layers_with(workload_, placement, Tier::nvme) > 0) stage_boundaries(placement);
     return {sizes_, budgets_, std::move(placement)};
   }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "runtime/plan/placement/choose.hpp"
 #include "runtime/plan/placement/memory_sums.hpp"
@@ -59,31 +60,33 @@ class BoundaryPlans {
  public:
   /// `spill`: activations may go to the disk. `shrink`: slots may be given up.
   BoundaryPlans(const Workload& workload, const PlacementRequest& request, bool spill, bool shrink)
-      : head_(workload.head_layer()), slots_(2 * (prefetch_of(request, workload) + 1)) {
+      : slots_(2 * (prefetch_of(request, workload) + 1)) {
     const bool wants_device = request.activations.value_or(Tier::device) == Tier::device;
     on_device_ = !spill && wants_device ? 1 : 0;
     if (on_device_ == 1 && request.activations) return;
-    blocks_ = request.activations ? 1 : head_;
+    const std::uint32_t head = workload.head_layer();
+    for (std::uint32_t end = request.activations ? head : 1; end <= head; ++end) {
+      if (request.activations || workload.has_output(end - 1)) ends_.push_back(end);
+    }
     if (shrink) fewer_slots_ = slots_ - 1;  // one, beside those that pass from block to block
   }
 
   [[nodiscard]] std::size_t on_device() const { return on_device_; }  ///< 1: plan 0 moves nothing
   [[nodiscard]] std::size_t size() const { return first_with_fewer_slots() + fewer_slots_; }
-  [[nodiscard]] std::size_t first_with_fewer_slots() const { return on_device_ + blocks_; }
+  [[nodiscard]] std::size_t first_with_fewer_slots() const { return on_device_ + ends_.size(); }
   [[nodiscard]] BoundaryPlan operator[](std::size_t i) const {
     if (i < on_device_) return {};
     i -= on_device_;
-    if (i < blocks_) return {.off_device = head_ - blocks_ + i + 1, .slots = slots_};
-    const auto fewer = static_cast<std::uint32_t>(i - blocks_) + 1;
-    return {.off_device = head_, .slots = slots_ - fewer};
+    if (i < ends_.size()) return {.off_device = ends_[i], .slots = slots_};
+    const auto fewer = static_cast<std::uint32_t>(i - ends_.size()) + 1;
+    return {.off_device = ends_.back(), .slots = slots_ - fewer};
   }
 
  private:
-  std::size_t head_;
   std::uint32_t slots_;
   std::size_t on_device_ = 0;
-  std::size_t blocks_ = 0;       ///< plans that differ in the number of layers
-  std::size_t fewer_slots_ = 0;  ///< ... of slots
+  std::vector<std::uint32_t> ends_;  ///< of the layers off the device, in plans that differ in it
+  std::size_t fewer_slots_ = 0;      ///< plans that differ in the number of slots
 };
 
 }  // namespace spillway::plan::detail

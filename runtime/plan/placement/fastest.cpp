@@ -68,6 +68,15 @@ std::vector<Saved> saved_ways(const PlacementRequest& request, const std::vector
   return list;
 }
 
+/// Returns a block whose graph has every data node, of a stage one of its own, if there is one.
+std::uint32_t sample_block(const Workload& workload) {
+  for (std::uint32_t b = 1; b < workload.blocks.size(); ++b) {
+    const std::uint32_t layer = workload.layer_of(b);
+    if (workload.runs(layer) && workload.output_waits(layer)) return b;
+  }
+  return workload.blocks.size() > 2 ? 1 : 0;
+}
+
 /// The requests that leave fewer cuts open than the given one: the tiers that a data node has among
 /// the open cuts are tried for each by itself and together with those of the other nodes.
 std::vector<PlacementRequest> narrowed(const Workload& workload, const PlacementRequest& request,
@@ -204,7 +213,7 @@ std::vector<BlockCut> open_cuts(const Workload& workload, const PlacementRequest
                                 const MachineProfile& profile) {
   Placement placement;
   placement.blocks.resize(workload.blocks.size());
-  const DataflowGraph graph = block_graph(workload, placement, workload.blocks.size() > 2 ? 1 : 0);
+  const DataflowGraph graph = block_graph(workload, placement, sample_block(workload));
   std::vector<BlockCut> cuts = admissible_cuts(workload, graph);
   std::erase_if(cuts, [&](const BlockCut& cut) {
     if (!allows(workload, request, cut)) return true;

@@ -124,8 +124,10 @@ void spill_state(Draft& draft) {
 }
 
 void spill_outputs(Draft& draft, std::uint32_t end) {
+  const Workload& workload = draft.sizes().workload();
   for (std::uint32_t layer = 0; layer < end && !draft.fits(Tier::host); ++layer) {
-    const auto [first, last] = draft.sizes().workload().blocks_of(layer);
+    if (!workload.output_waits(layer)) continue;  // the disk spares it nothing
+    const auto [first, last] = workload.blocks_of(layer);
     for (std::uint32_t b = first; b < last; ++b) move(draft, b, &BlockCut::output, Tier::nvme);
     draft.adjust(
         [](Placement& placement) { placement.boundary_staging = placement.boundary_slots; });

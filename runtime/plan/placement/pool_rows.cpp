@@ -9,6 +9,8 @@ namespace {
 
 Bytes elements(ElementCount count, DType dtype) { return Bytes{count.value() * size_of(dtype)}; }
 
+Row row(std::uint64_t count, Bytes each) { return {.count = count, .each = each, .last = {}}; }
+
 /// Returns one for each block that a tied head uses, as large as the largest of them.
 Row tied_accumulators(const Workload& w) {
   const BlockRange tied = w.tied_blocks();
@@ -27,9 +29,24 @@ Bytes received(const Workload& w, ElementCount shard) {
   return elements(shard, w.compute) * std::uint64_t{w.gradients_of_round()};
 }
 
-/// Returns all of a rank's `host_sums`: the leaves of its shards, and behind them `losses`.
-Bytes sums_of_a_rank(const PoolSizes& sizes, Bytes losses) {
-  Bytes sums = losses;
+/// Returns what a rank of a tensor group has for each micro-batch beside what it adds up.
+Row row_of_group(PoolKind pool, const Workload& w) {
+  const bool head = pool == PoolKind::vocabulary_scans || pool == PoolKind::gathered_scans;
+  const bool here = head ? w.runs(w.head_layer()) : w.shares_tokens();
+  const std::uint64_t ranks = w.tensor.count;
+  Bytes each = w.summed_bytes;
+  if (pool == PoolKind::own_rows) each = w.boundary_bytes;
+  if (head) each = w.scan_bytes * (pool == PoolKind::gathered_scans ? ranks : 1);
+  return {.count = here ? w.micro_batches : 0, .each = each, .last = {}};
+}
+
+Bytes losses(const Workload& w) {
+  return Bytes{sizeof(double) * w.micro_batches * std::uint64_t{w.rounds}};
+}
+
+/// Returns all of a rank's `host_sums`: the leaves of its shards, and behind them the losses.
+Bytes sums_of_a_rank(const PoolSizes& sizes) {
+  Bytes sums = losses(sizes.workload());
   for (std::uint32_t b = 0; b < sizes.size(); ++b) {
     sums += sizes.block(b).shares[static_cast<std::size_t>(PoolKind::host_sums)];
   }
@@ -45,15 +62,11 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
   const std::uint64_t in_flight = w.micro_batches_in_flight();
   const std::uint64_t passes = m * w.rounds;
   const Bytes one = w.boundary_bytes;
-  const Bytes losses{sizeof(double) * passes};
   const bool passes_slots = p.boundary_slots > 0;
   const auto gradients = [&](DType dtype) {
     return Row{.count = p.gradient_slots,
                .each = elements(sizes.gradient_slot(), dtype),
                .last = elements(vector_elements(w), dtype)};
-  };
-  const auto row = [](std::uint64_t count, Bytes each) {
-    return Row{.count = count, .each = each, .last = {}};
   };
   const ElementCount largest_shard{sizes.gradient_slot().value() / w.shards()};
   const std::uint32_t least_parts = w.ranks.secondary > 1 ? w.ranks.secondary : w.shards();
@@ -83,7 +96,8 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     case PoolKind::boundary_gradients: return row(passes_slots ? 0 : in_flight, one);
     case PoolKind::boundary_slots: return row(device_boundary_slots(w, p), one);
     // Backward writes an output again that nobody reads, and that may have no place here.
-    case PoolKind::recomputed_boundary: return row(passes_slots && !w.tiled, one);
+    case PoolKind::recomputed_boundary:
+      return row(passes_slots && !w.tiled && !w.sums_passes(), one);
     case PoolKind::boundary_staging:
       return row(passes_slots ? p.boundary_staging : 0, in_pages(w.boundary_bytes));
     case PoolKind::kept_activation_slots: return row(p.saved_slots, strides.leaving);
@@ -91,6 +105,11 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     // The blocks of a layer in tiles meet in it, each after all micro-batches of the one before.
     case PoolKind::recomputation_scratch: return row(w.tiled ? m : 1, strides.recomputed);
     case PoolKind::between_tiles: return row(m, w.carried_bytes);
+    case PoolKind::own_rows:
+    case PoolKind::gathered_rows:
+    case PoolKind::gathered_gradients:
+    case PoolKind::vocabulary_scans:
+    case PoolKind::gathered_scans: return row_of_group(pool, w);
     case PoolKind::workspace: return row(1, w.workspace_bytes);
     case PoolKind::constants: return row(1, w.constant_bytes);
     case PoolKind::device_tokens: return row(in_flight, w.token_bytes);
@@ -99,11 +118,11 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
     // The staging buffers also carry state to and from disk at commits and at start.
     case PoolKind::state_staging:
       return row(p.state_slots, slot_bytes(p.format, p.tile_parameters));
-    case PoolKind::host_tokens: return row(passes, w.token_bytes);
+    case PoolKind::host_tokens: return row(passes + m * w.stage.begun, w.token_bytes);
     // Behind the leaves of all tiles.
-    case PoolKind::host_sums: return {.count = 0, .each = {}, .last = losses};
+    case PoolKind::host_sums: return {.count = 0, .each = {}, .last = losses(w)};
     case PoolKind::gathered_sums:
-      return w.ranks.count > 1 ? row(w.ranks.count, sums_of_a_rank(sizes, losses)) : Row{};
+      return w.ranks.count > 1 ? row(w.ranks.count, sums_of_a_rank(sizes)) : Row{};
     default: return {};
   }
 }

@@ -16,6 +16,7 @@ struct Line {
 
 constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::device, "resident parameters"},
+    {Tier::device, "stashed parameters"},
     {Tier::device, "gathered parameters"},
     {Tier::device, "parameter slots"},
     {Tier::device, "parameter shards"},
@@ -38,6 +39,11 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::device, "kept activation slots"},
     {Tier::device, "recomputation scratch"},
     {Tier::device, "between tiles"},
+    {Tier::device, "own rows"},
+    {Tier::device, "gathered rows"},
+    {Tier::device, "gathered gradients"},
+    {Tier::device, "vocabulary scans"},
+    {Tier::device, "scans of a tensor group"},
     {Tier::device, "operator workspace"},
     {Tier::device, "rotary tables"},
     {Tier::device, "token ids"},
@@ -50,6 +56,7 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::host, "kept activations"},
     {Tier::host, "kept activation staging"},
     {Tier::host, "parameters"},
+    {Tier::host, "stashed parameters"},
     {Tier::host, "frozen parameters"},
     {Tier::host, "secondary parameters"},
     {Tier::host, "optimizer state"},
@@ -80,6 +87,12 @@ bool is_of_micro_batches(PoolKind pool) {
 bool is_of_whole_blocks(PoolKind pool) {
   return pool == PoolKind::whole_parameters || pool == PoolKind::host_frozen ||
          pool == PoolKind::secondary_parameters;
+}
+
+/// Counts the versions of all tiles that a pool of tiles holds.
+std::uint32_t copies_in(PoolKind pool, const Workload& workload) {
+  const bool stash = pool == PoolKind::stashed_parameters || pool == PoolKind::host_stash;
+  return stash ? workload.stage.versions : 1;
 }
 
 bool is_of_boundaries(PoolKind pool) {
@@ -135,9 +148,11 @@ class PoolMaker {
   }
 
   void lay_tiles(PoolKind pool) {
-    for (const Tile& tile : tiles_) {
-      const bool here = sizes_.has_share(pool, tile.block, placement_.blocks[tile.block]);
-      lay(at(pool), here ? sizes_.buffer_bytes(pool, tile.block, tile.count) : Bytes{});
+    for (std::uint32_t copy = 0; copy < copies_in(pool, sizes_.workload()); ++copy) {
+      for (const Tile& tile : tiles_) {
+        const bool here = sizes_.has_share(pool, tile.block, placement_.blocks[tile.block]);
+        lay(at(pool), here ? sizes_.buffer_bytes(pool, tile.block, tile.count) : Bytes{});
+      }
     }
   }
 
@@ -195,7 +210,7 @@ PoolSizes::PoolSizes(const Workload& workload, StateFormat format, ElementCount 
     }
     const std::uint32_t layer = workload.layer_of(b);
     block.starts_layer = layer < workload.head_layer() && workload.first_block(layer) == b;
-    block.feeds_head = layer + 1 == workload.head_layer();
+    block.output_waits = workload.output_waits(layer);
     block.padded_rank = rank_in(padded_sizes_, workload.blocks[b].padded_parameters.value());
     block.saved_rank = rank_in(saved_sizes_, saved(b).value());
   }
@@ -210,10 +225,11 @@ bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& pl
   const auto boundary_is = [&](Tier home) {
     const Block& b = blocks_[block];
     return b.starts_layer && workload_->has_output(workload_->layer_of(block)) &&
-           boundary_home(place.output, b.feeds_head) == home;
+           boundary_home(place.output, b.output_waits) == home;
   };
   switch (pool) {
     case PoolKind::resident_parameters: return place.resident() && !workload_->shares_updates();
+    case PoolKind::stashed_parameters: return place.resident() && workload_->stage.stays_full();
     case PoolKind::whole_parameters: return place.resident() && workload_->shares_updates();
     case PoolKind::device_state:
     case PoolKind::device_gradients:
@@ -223,6 +239,7 @@ bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& pl
              workload_->sums_gradients();
     case PoolKind::host_parameters:
     case PoolKind::host_gradients: return place.state != Tier::device;
+    case PoolKind::host_stash: return !place.resident() && workload_->stage.stays_full();
     case PoolKind::host_frozen: return !place.resident();
     case PoolKind::secondary_parameters: return workload_->keeps_secondary(block);
     case PoolKind::host_state: return place.state == Tier::host;
@@ -243,6 +260,8 @@ bool PoolSizes::has_share(PoolKind pool, std::uint32_t block, const BlockCut& pl
 Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount tile) const {
   switch (pool) {
     case PoolKind::resident_parameters:
+    case PoolKind::stashed_parameters:
+    case PoolKind::host_stash:
     case PoolKind::host_parameters: return elements(tile, workload_->compute);
     case PoolKind::whole_parameters:
       return elements(workload_->blocks[block].padded_parameters, workload_->compute);
@@ -278,7 +297,7 @@ Bytes PoolSizes::share(PoolKind pool, std::uint32_t block) const {
   const ElementCount rest{shard.value() % tile_parameters_.value()};
   Bytes sum = buffer_bytes(pool, block, tile_parameters_) * (shard / tile_parameters_);
   if (rest > ElementCount{}) sum += buffer_bytes(pool, block, rest);
-  return sum;
+  return sum * std::uint64_t{copies_in(pool, *workload_)};
 }
 
 Pools make_pools(const Workload& workload, const Placement& placement) {

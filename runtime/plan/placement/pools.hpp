@@ -38,12 +38,16 @@ using Pools = std::array<Pool, kPoolCount>;
 
 /// Pools whose buffers belong to blocks: a block has its share of them, or none.
 inline constexpr std::array kBlockPools{
-    PoolKind::resident_parameters, PoolKind::whole_parameters,      PoolKind::device_state,
-    PoolKind::device_gradients,    PoolKind::device_leaves,         PoolKind::device_sums,
-    PoolKind::boundaries,          PoolKind::kept_activations,      PoolKind::host_gradients,
-    PoolKind::host_boundaries,     PoolKind::host_kept_activations, PoolKind::host_parameters,
-    PoolKind::host_frozen,         PoolKind::secondary_parameters,  PoolKind::host_state,
-    PoolKind::host_sums,           PoolKind::disk_boundaries,       PoolKind::disk_kept_activations,
+    PoolKind::resident_parameters, PoolKind::stashed_parameters,
+    PoolKind::whole_parameters,    PoolKind::device_state,
+    PoolKind::device_gradients,    PoolKind::device_leaves,
+    PoolKind::device_sums,         PoolKind::boundaries,
+    PoolKind::kept_activations,    PoolKind::host_gradients,
+    PoolKind::host_boundaries,     PoolKind::host_kept_activations,
+    PoolKind::host_parameters,     PoolKind::host_stash,
+    PoolKind::host_frozen,         PoolKind::secondary_parameters,
+    PoolKind::host_state,          PoolKind::host_sums,
+    PoolKind::disk_boundaries,     PoolKind::disk_kept_activations,
     PoolKind::disk_state};
 
 /// The shares of blocks, wherever they are placed; of one workload, tile size and state format.
@@ -54,7 +58,7 @@ class PoolSizes {
     std::uint32_t padded_rank = 0;           ///< place of its parameters among all sizes that occur
     std::uint32_t saved_rank = 0;            ///< the same of what it saves; the head saves nothing
     bool starts_layer = false;               ///< and another layer reads the output of its layer
-    bool feeds_head = false;                 ///< only the head does
+    bool output_waits = false;               ///< for a backward: Workload::output_waits
     bool operator==(const Block&) const = default;
   };
 

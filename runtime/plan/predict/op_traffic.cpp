@@ -73,6 +73,23 @@ Bytes reduction_traffic(const Workload& workload, std::uint32_t block) {
   return all ? sent / workload.ranks.count * 2U : sent;
 }
 
+Bytes tensor_sum_traffic(const Workload& workload, Bytes bytes, DType dtype) {
+  const std::uint64_t elements = bytes.value() / size_of(dtype);
+  const auto [ranks, index, sequence] = workload.tensor;
+  const std::uint64_t own =
+      elements * (index + std::uint64_t{1}) / ranks - elements * index / ranks;
+  return Bytes{(elements - own + own * (ranks - 1)) * size_of(dtype)};
+}
+
+Bytes token_gather_traffic(const Workload& workload) {
+  return workload.boundary_bytes * std::uint64_t{workload.tensor.count - 1};
+}
+
+Bytes pass_sum_traffic(const Workload& workload) {
+  if (workload.tensor.sequence) return token_gather_traffic(workload);
+  return tensor_sum_traffic(workload, workload.summed_bytes, workload.compute);
+}
+
 Bytes norm_traffic(const Workload& workload, const Tile& tile) {
   return Bytes{tile.count.value() * size_of(waiting_gradient_dtype(workload))};
 }

@@ -40,6 +40,16 @@ namespace spillway::plan {
 /// what the others add up themselves.
 [[nodiscard]] Bytes reduction_traffic(const Workload& workload, std::uint32_t block);
 
+/// Counts the bytes that this rank sends where a tensor group adds up `bytes` of elements of
+/// `dtype`: 2 (t - 1) / t of them, in a ring of t ranks, as even as elements divide.
+[[nodiscard]] Bytes tensor_sum_traffic(const Workload& workload, Bytes bytes, DType dtype);
+
+/// Counts the bytes that this rank sends where a tensor group adds up what a pass has made: the sum
+/// goes to all of them, or to each the sum for its own tokens.
+[[nodiscard]] Bytes pass_sum_traffic(const Workload& workload);
+/// Counts the bytes that this rank sends where a tensor group gathers the tokens of all its ranks.
+[[nodiscard]] Bytes token_gather_traffic(const Workload& workload);
+
 /// Counts the bytes of the sum of squares of a tile's waiting gradient.
 [[nodiscard]] Bytes norm_traffic(const Workload& workload, const Tile& tile);
 

@@ -51,15 +51,34 @@ void add_exchange(LaneWork& work, const Workload& w, std::uint32_t b, bool strea
   work.down += kept;
 }
 
+/// Adds what a rank sends to its tensor group for a block's passes.
+void add_group(LaneWork& work, const Workload& w, std::uint32_t b) {
+  const std::uint32_t layer = w.layer_of(b);
+  const double passes = static_cast<double>(w.rounds) * w.micro_batches;
+  const bool head = layer == w.head_layer();
+  const bool between = layer > 0 && !head;
+  work.tensor += passes * number(pass_sum_traffic(w)) * (between ? 2 : 1);
+  // A norm's output is gathered for each pass but the head's last, a gradient for each backward.
+  if (w.shares_tokens())
+    work.tensor += passes * number(token_gather_traffic(w)) * (between ? 3 : 1);
+  if (head) work.tensor += passes * number(w.scan_bytes) * (w.tensor.count - 1);
+  if (!w.sums_shared(b)) return;
+  const ElementCount shared = w.blocks[b].parameters - w.blocks[b].partial_first;
+  work.tensor +=
+      w.rounds * number(tensor_sum_traffic(w, Bytes{shared.value() * sizeof(float)}, DType::fp32));
+}
+
 /// Returns whether two blocks of a placement have the same work.
 bool alike(const Workload& w, const Placement& p, std::uint32_t a, std::uint32_t b) {
   const auto facts = [&](std::uint32_t block) {
     const BlockShape& shape = w.blocks[block];
     const std::uint32_t layer = w.layer_of(block);
-    return std::tuple(shape.padded_parameters, shape.forward_flops, shape.backward_flops,
-                      shape.saved_bytes, shape.loss_flops, block == 0, layer == 0,
-                      layer == w.head_layer(), layer + 1 == w.head_layer(),
-                      w.first_block(layer) == block, is_recomputed(w, p, block));
+    return std::tuple(
+        shape.padded_parameters,
+        w.sums_shared(block) ? shape.parameters - shape.partial_first : ElementCount{},
+        shape.forward_flops, shape.backward_flops, shape.saved_bytes, shape.loss_flops, block == 0,
+        layer == 0, layer == w.head_layer(), w.output_waits(layer), w.first_block(layer) == block,
+        is_recomputed(w, p, block));
   };
   return p.blocks[a] == p.blocks[b] && facts(a) == facts(b);
 }
@@ -80,7 +99,7 @@ LaneWork work_of_step(const Workload& workload, const Placement& placement) {
 LaneWork& LaneWork::operator+=(const LaneWork& other) {
   for (double LaneWork::*part :
        {&LaneWork::flops, &LaneWork::gpu_bytes, &LaneWork::up, &LaneWork::down, &LaneWork::cpu,
-        &LaneWork::net, &LaneWork::node, &LaneWork::read, &LaneWork::written}) {
+        &LaneWork::net, &LaneWork::node, &LaneWork::tensor, &LaneWork::read, &LaneWork::written}) {
     this->*part += other.*part;
   }
   return *this;
@@ -97,7 +116,7 @@ LaneWork work_of(const Workload& w, const Placement& p, std::uint32_t b) {
     work.flops = passes * (shape.forward_flops * forwards + shape.backward_flops);
   }
   if (w.loss_blocks().contains(b)) {
-    work.flops += passes * (w.loss_flops(b) * (w.tiled ? 2 : 1) + w.loss_gradient_flops(b));
+    work.flops += passes * (w.loss_flops(b) * w.logit_passes() + w.loss_gradient_flops(b));
   }
   const Cut sides = evaluate_cut(block_graph(w, p, b), cut);
   work.up = number(sides.up);
@@ -109,6 +128,7 @@ LaneWork work_of(const Workload& w, const Placement& p, std::uint32_t b) {
     work.cpu = number(summing_traffic(w, b, 0)) + later * number(summing_traffic(w, b, 1));
   }
   if (w.ranks.count > 1) add_exchange(work, w, b, !cut.resident());
+  if (w.sums_passes() && w.runs(layer)) add_group(work, w, b);
   // All tiles of a block are alike, but for the last.
   const ElementCount tile = p.tile_parameters;
   const ElementCount shard = w.shard_elements(b);
@@ -152,7 +172,8 @@ double least_step_seconds(const Workload& workload, const Placement& placement,
   const double longest = std::max(
       {gpu + ops * profile.op_overhead_seconds, profile.cpu_shares_gpu ? gpu + cpu : cpu,
        seconds_of(work.up, profile.h2d), seconds_of(work.down, profile.d2h),
-       seconds_of(work.net, profile.net) + seconds_of(work.node, node_rate(profile)),
+       seconds_of(work.net, profile.net) + seconds_of(work.node, node_rate(profile)) +
+           seconds_of(work.tensor, tensor_rate(profile)),
        seconds_of(work.read, profile.nvme_read), seconds_of(work.written, profile.nvme_write)});
   return longest * (1 - kRounding);
 }

@@ -10,8 +10,8 @@ namespace spillway::plan {
 
 /// Bytes or FLOPs of each lane.
 struct LaneWork {
-  double flops = 0, gpu_bytes = 0, up = 0, down = 0, cpu = 0, net = 0, node = 0, read = 0,
-         written = 0;
+  double flops = 0, gpu_bytes = 0, up = 0, down = 0, cpu = 0, net = 0, node = 0, tensor = 0,
+         read = 0, written = 0;
 
   LaneWork& operator+=(const LaneWork& other);
 };

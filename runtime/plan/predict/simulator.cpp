@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 
@@ -55,41 +56,61 @@ struct LaneState {
   [[nodiscard]] bool working() const { return running && overhead_left <= 0 && work_left > 0; }
 };
 
+/// A rank's part of a simulation.
+struct SimulatedRank {
+  const StepPlan* plan = nullptr;
+  std::array<LaneState, kMachineLanes> lanes{};
+  std::vector<bool> complete{};
+  Prediction result{};
+};
+
 class Simulation {
  public:
-  Simulation(const StepPlan& plan, const MachineProfile& profile)
-      : plan_(plan),
-        profile_(profile),
-        shared_(shared_resources(profile)),
-        complete_(plan.ops.size(), false) {
-    result_.ops.resize(plan.ops.size());
-    for (OpIndex i = 0; i < plan.ops.size(); ++i) {
-      check_op(i);
-      lanes_[index_of(plan.ops[i].lane)].queue.push_back(i);
+  Simulation(std::span<const StepPlan* const> plans, const MachineProfile& profile)
+      : profile_(profile), shared_(shared_resources(profile)) {
+    for (const StepPlan* plan : plans) {
+      SimulatedRank& rank = ranks_.emplace_back();
+      rank.plan = plan;
+      rank.complete.resize(plan->ops.size());
+      rank.result.ops.resize(plan->ops.size());
+      for (OpIndex i = 0; i < plan->ops.size(); ++i) {
+        check_op(*plan, i);
+        rank.lanes[index_of(plan->ops[i].lane)].queue.push_back(i);
+      }
     }
   }
 
-  Prediction run() {
+  std::vector<Prediction> run() {
     for (start_ready(); anything_runs(); start_ready()) advance();
-    for (const LaneState& lane : lanes_) SPILLWAY_ASSERT(lane.started == lane.queue.size());
-    result_.step_seconds = now_;
-    result_.gpu_idle = now_ - result_[Lane::gpu].busy;
-    trace_critical_path();
-    return std::move(result_);
+    std::vector<Prediction> results;
+    for (SimulatedRank& rank : ranks_) {
+      for (const LaneState& lane : rank.lanes) check_end(lane);
+      rank.result.step_seconds = now_;
+      rank.result.gpu_idle = now_ - rank.result[Lane::gpu].busy;
+      if (ranks_.size() == 1) trace_critical_path(rank);
+      results.push_back(std::move(rank.result));
+    }
+    return results;
   }
 
  private:
-  void check_op(OpIndex i) const {
-    const Op& op = plan_.ops[i];
+  static void check_op(const StepPlan& plan, OpIndex i) {
+    const Op& op = plan.ops[i];
     if (index_of(op.lane) >= kMachineLanes) refuse(fmt::format("op {} names no lane", i));
     const std::uint64_t end = std::uint64_t{op.first_dependency} + op.dependency_count;
-    if (end > plan_.dependencies.size()) {
+    if (end > plan.dependencies.size()) {
       refuse(fmt::format("op {} has dependencies beyond the list", i));
     }
-    for (const OpIndex dependency : plan_.dependencies_of(op)) {
+    for (const OpIndex dependency : plan.dependencies_of(op)) {
       if (dependency < i) continue;
       refuse(fmt::format("op {} depends on op {}, which does not stand before it", i, dependency));
     }
+  }
+
+  /// Ops of one rank never wait for themselves, but messages of several may.
+  void check_end(const LaneState& lane) const {
+    SPILLWAY_ASSERT(ranks_.size() > 1 || lane.started == lane.queue.size());
+    if (lane.started < lane.queue.size()) refuse("the messages of the stages wait for each other");
   }
 
   /// Formats nothing as long as nothing is wrong, unlike the argument of `check`.
@@ -97,114 +118,175 @@ class Simulation {
     throw Error(ErrorCode::invalid_argument, what);
   }
 
+  /// Returns whether the lane can start its next op, as far as its own rank knows.
+  static bool is_ready(const SimulatedRank& rank, LaneState& lane) {
+    if (lane.running || lane.started == lane.queue.size()) return false;
+    const auto dependencies = rank.plan->dependencies_of(rank.plan->ops[lane.queue[lane.started]]);
+    while (lane.dependencies_met < dependencies.size() &&
+           rank.complete[dependencies[lane.dependencies_met]]) {
+      ++lane.dependencies_met;
+    }
+    return lane.dependencies_met == dependencies.size();
+  }
+
+  void start(SimulatedRank& rank, LaneState& lane) const {
+    const OpIndex next = lane.queue[lane.started];
+    lane.running = true;
+    lane.overhead_left = profile_.op_overhead_seconds;
+    lane.work_left = work_seconds(profile_, rank.plan->ops[next]);
+    lane.dependencies_met = 0;
+    ++lane.started;
+    rank.result.ops[next].start = now_;
+  }
+
+  /// A message starts on both its ranks or on none.
+  void start_message(SimulatedRank& rank, LaneState& lane, const Op& op) {
+    SimulatedRank& other = ranks_[op.peer];
+    LaneState& others = other.lanes[index_of(Lane::net)];
+    if (!is_ready(other, others)) return;
+    const Op& end = other.plan->ops[others.queue[others.started]];
+    const auto self = static_cast<std::uint32_t>(&rank - ranks_.data());
+    if (!is_message(end) || end.kind == op.kind || end.peer != self) return;
+    start(rank, lane);
+    start(other, others);
+  }
+
+  static bool is_message(const Op& op) {
+    return op.kind == OpKind::send || op.kind == OpKind::receive;
+  }
+
   void start_ready() {
-    for (LaneState& lane : lanes_) {
-      if (lane.running || lane.started == lane.queue.size()) continue;
-      const OpIndex next = lane.queue[lane.started];
-      const auto dependencies = plan_.dependencies_of(plan_.ops[next]);
-      while (lane.dependencies_met < dependencies.size() &&
-             complete_[dependencies[lane.dependencies_met]]) {
-        ++lane.dependencies_met;
+    for (SimulatedRank& rank : ranks_) {
+      for (LaneState& lane : rank.lanes) {
+        if (!is_ready(rank, lane)) continue;
+        const Op& op = rank.plan->ops[lane.queue[lane.started]];
+        if (ranks_.size() > 1 && is_message(op)) {
+          start_message(rank, lane, op);
+        } else {
+          start(rank, lane);
+        }
       }
-      if (lane.dependencies_met < dependencies.size()) continue;
-      lane.running = true;
-      lane.overhead_left = profile_.op_overhead_seconds;
-      lane.work_left = work_seconds(profile_, plan_.ops[next]);
-      lane.dependencies_met = 0;
-      ++lane.started;
-      result_.ops[next].start = now_;
     }
   }
 
   [[nodiscard]] bool anything_runs() const {
-    return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane.running; });
+    return std::ranges::any_of(ranks_, [](const SimulatedRank& rank) {
+      return std::ranges::any_of(rank.lanes, [](const LaneState& lane) { return lane.running; });
+    });
   }
 
-  /// Runs until the next op ends or passes from overhead to work.
-  void advance() {
+  /// Returns at which part of its own rate each lane works.
+  [[nodiscard]] std::array<double, kMachineLanes> speed_of(const SimulatedRank& rank) const {
     std::array<double, kMachineLanes> speed;
     speed.fill(1);
     for (const SharedResource& shared : shared_) {
       const std::size_t first = index_of(shared.first);
       const std::size_t second = index_of(shared.second);
-      if (!lanes_[first].working() || !lanes_[second].working()) continue;
+      if (!rank.lanes[first].working() || !rank.lanes[second].working()) continue;
       speed[first] = speed[second] = shared.kept;
     }
-    std::array<double, kMachineLanes> until{};
+    return speed;
+  }
+
+  static double seconds_until(const LaneState& lane, double speed) {
+    return lane.overhead_left > 0 ? lane.overhead_left : lane.work_left / speed;
+  }
+
+  /// Runs until the next op ends or passes from overhead to work.
+  void advance() {
     double span = std::numeric_limits<double>::infinity();
-    for (std::size_t i = 0; i < kMachineLanes; ++i) {
-      const LaneState& lane = lanes_[i];
-      if (!lane.running) continue;
-      until[i] = lane.overhead_left > 0 ? lane.overhead_left : lane.work_left / speed[i];
-      span = std::min(span, until[i]);
+    for (const SimulatedRank& rank : ranks_) {
+      const std::array<double, kMachineLanes> speed = speed_of(rank);
+      for (std::size_t i = 0; i < kMachineLanes; ++i) {
+        const LaneState& lane = rank.lanes[i];
+        if (lane.running) span = std::min(span, seconds_until(lane, speed[i]));
+      }
     }
     now_ += span;
-    account(span);
+    for (SimulatedRank& rank : ranks_) advance(rank, span);
+  }
+
+  void advance(SimulatedRank& rank, double span) const {
+    const std::array<double, kMachineLanes> speed = speed_of(rank);
+    account(rank, span);
     for (std::size_t i = 0; i < kMachineLanes; ++i) {
-      LaneState& lane = lanes_[i];
+      LaneState& lane = rank.lanes[i];
       if (!lane.running) continue;
+      const bool ends = seconds_until(lane, speed[i]) <= span;
       double& left = lane.overhead_left > 0 ? lane.overhead_left : lane.work_left;
       // Exactly 0 for the lane whose event this is: a rounding remainder would be an event of its
       // own.
-      left = until[i] <= span ? 0 : std::max(0.0, left - span * speed[i]);
+      left = ends ? 0 : std::max(0.0, left - span * speed[i]);
       if (lane.overhead_left > 0 || lane.work_left > 0) continue;
       const OpIndex finished = lane.queue[lane.started - 1];
       lane.running = false;
-      complete_[finished] = true;
-      result_.ops[finished].end = now_;
+      rank.complete[finished] = true;
+      rank.result.ops[finished].end = now_;
     }
   }
 
-  void account(double span) {
-    const bool gpu_runs = lanes_[index_of(Lane::gpu)].running;
+  static void account(SimulatedRank& rank, double span) {
+    const bool gpu_runs = rank.lanes[index_of(Lane::gpu)].running;
     for (std::size_t i = 0; i < kMachineLanes; ++i) {
-      if (!lanes_[i].running) continue;
-      result_.lanes[i].busy += span;
-      if (!gpu_runs) result_.lanes[i].exposed += span;
+      if (!rank.lanes[i].running) continue;
+      rank.result.lanes[i].busy += span;
+      if (!gpu_runs) rank.result.lanes[i].exposed += span;
     }
   }
 
   /// The op whose end is this op's start: the one before it in its lane, or a dependency.
-  [[nodiscard]] OpIndex cause_of(OpIndex op) const {
-    const std::vector<OpIndex>& queue = lanes_[index_of(plan_.ops[op].lane)].queue;
+  static OpIndex cause_of(const SimulatedRank& rank, OpIndex op) {
+    const std::vector<OpIndex>& queue = rank.lanes[index_of(rank.plan->ops[op].lane)].queue;
     const auto place = std::lower_bound(queue.begin(), queue.end(), op);
-    const double start = result_.ops[op].start;
-    if (place != queue.begin() && result_.ops[*(place - 1)].end >= start) return *(place - 1);
-    for (const OpIndex dependency : plan_.dependencies_of(plan_.ops[op])) {
-      if (result_.ops[dependency].end >= start) return dependency;
+    const double start = rank.result.ops[op].start;
+    if (place != queue.begin() && rank.result.ops[*(place - 1)].end >= start) return *(place - 1);
+    for (const OpIndex dependency : rank.plan->dependencies_of(rank.plan->ops[op])) {
+      if (rank.result.ops[dependency].end >= start) return dependency;
     }
     return op;  // nothing: it started with the step
   }
 
-  void trace_critical_path() {
-    if (plan_.ops.empty()) return;
+  static void trace_critical_path(SimulatedRank& rank) {
+    const std::vector<Op>& ops = rank.plan->ops;
+    Prediction& result = rank.result;
+    if (ops.empty()) return;
     OpIndex op = 0;
-    for (OpIndex i = 1; i < plan_.ops.size(); ++i) {
-      const bool later = result_.ops[i].end > result_.ops[op].end;
-      const bool same = result_.ops[i].end >= result_.ops[op].end;
-      if (later || (same && plan_.ops[i].lane < plan_.ops[op].lane)) op = i;
+    for (OpIndex i = 1; i < ops.size(); ++i) {
+      const bool later = result.ops[i].end > result.ops[op].end;
+      const bool same = result.ops[i].end >= result.ops[op].end;
+      if (later || (same && ops[i].lane < ops[op].lane)) op = i;
     }
     for (;;) {
-      const OpTiming& timing = result_.ops[op];
-      result_.lanes[index_of(plan_.ops[op].lane)].critical += timing.end - timing.start;
-      const OpIndex cause = cause_of(op);
+      const OpTiming& timing = result.ops[op];
+      result.lanes[index_of(ops[op].lane)].critical += timing.end - timing.start;
+      const OpIndex cause = cause_of(rank, op);
       if (cause == op) break;
       op = cause;
     }
     const auto longest = std::max_element(
-        result_.lanes.begin(), result_.lanes.end(),
+        result.lanes.begin(), result.lanes.end(),
         [](const LaneUse& a, const LaneUse& b) { return a.critical < b.critical; });
-    result_.bounding = static_cast<Lane>(longest - result_.lanes.begin());
+    result.bounding = static_cast<Lane>(longest - result.lanes.begin());
   }
 
-  const StepPlan& plan_;
   const MachineProfile& profile_;
   std::array<SharedResource, 3> shared_;
-  std::array<LaneState, kMachineLanes> lanes_;
-  std::vector<bool> complete_;
+  std::vector<SimulatedRank> ranks_;
   double now_ = 0;
-  Prediction result_;
 };
+
+}  // namespace
+
+namespace {
+
+double rate_of(const MachineProfile& profile, RankGroup group) {
+  switch (group) {
+    case RankGroup::all: break;
+    case RankGroup::node: return node_rate(profile);
+    case RankGroup::tensor: return tensor_rate(profile);
+  }
+  return profile.net;
+}
 
 }  // namespace
 
@@ -219,9 +301,7 @@ double work_seconds(const MachineProfile& profile, const Op& op) {
     case Lane::h2d: return seconds_of(bytes, profile.h2d, "h2d");
     case Lane::d2h: return seconds_of(bytes, profile.d2h, "d2h");
     case Lane::cpu: return seconds_of(bytes, profile.update, "update");
-    case Lane::net:
-      return seconds_of(bytes, op.group == RankGroup::node ? node_rate(profile) : profile.net,
-                        "net");
+    case Lane::net: return seconds_of(bytes, rate_of(profile, op.group), "net");
     case Lane::nvme_read: return seconds_of(bytes, profile.nvme_read, "nvme_read");
     case Lane::nvme_write: return seconds_of(bytes, profile.nvme_write, "nvme_write");
     case Lane::external: break;  // what others compute, nobody here can tell
@@ -230,7 +310,15 @@ double work_seconds(const MachineProfile& profile, const Op& op) {
 }
 
 Prediction simulate(const StepPlan& plan, const MachineProfile& profile) {
-  return Simulation(plan, profile).run();
+  const std::array plans{&plan};
+  return std::move(Simulation(plans, profile).run().front());
+}
+
+std::vector<Prediction> simulate_stages(std::span<const StepPlan> stages,
+                                        const MachineProfile& profile) {
+  std::vector<const StepPlan*> plans;
+  for (const StepPlan& stage : stages) plans.push_back(&stage);
+  return Simulation(plans, profile).run();
 }
 
 }  // namespace spillway::plan

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <vector>
 
 #include "runtime/plan/machine_profile.hpp"
@@ -56,5 +57,12 @@ struct Prediction {
 /// Throws `Error{invalid_argument}` if an op depends on itself or on a later op, names no lane, or
 /// uses a rate that the profile lacks.
 [[nodiscard]] Prediction simulate(const StepPlan& plan, const MachineProfile& profile);
+
+/// Does the same for the lists of all stages of a pipeline, which begin together and of which each
+/// has the profile to itself. A send and its receive start together. All predictions have the
+/// seconds until the last stage ends, and no critical path. Throws `Error{invalid_argument}` also
+/// if messages wait for each other.
+[[nodiscard]] std::vector<Prediction> simulate_stages(std::span<const StepPlan> stages,
+                                                      const MachineProfile& profile);
 
 }  // namespace spillway::plan

@@ -28,6 +28,7 @@ Builder::Builder(const Workload& workload, const Placement& placement, bool reco
 void Builder::restart(const Placement& placement) {
   placement_ = placement;
   check_placement();
+  plan_.begun = 0;
   plan_.ops.clear();
   plan_.accesses.clear();
   plan_.dependencies.clear();
@@ -36,6 +37,7 @@ void Builder::restart(const Placement& placement) {
   open_tiles();
   accumulator_.assign(workload_.blocks.size(), {});
   passing_.assign(workload_.micro_batches, {});
+  waiting_.clear();
   held_.assign(workload_.micro_batches, {});
   ahead_.assign(workload_.blocks.size(), {});
   secondary_.assign(workload_.blocks.size(), false);
@@ -77,6 +79,8 @@ void Builder::check_placement() const {
   }
   const bool uses_slots = placement_.boundary_slots > 0;
   SPILLWAY_ASSERT(!workload_.tiled || placement_.blocks[0].resident());
+  // A list leaves no slot to the next one.
+  SPILLWAY_ASSERT(!uses_slots || !workload_.stage.stays_full());
   // An op may hold two boundaries: what it reads and what it writes.
   SPILLWAY_ASSERT(!uses_slots || device_boundary_slots(workload_, placement_) >= 2);
   SPILLWAY_ASSERT(uses_slots ||
@@ -150,8 +154,14 @@ void Builder::upload_parameters(std::uint32_t block, const Buffer& target, Neede
   OpDraft upload = draft(OpKind::copy, Lane::h2d, block);
   upload.op.if_pending = needed == Needed::after_update;
   upload.op.bytes = shard_bytes(block);
-  upload.read(tiles_of(PoolKind::host_parameters, block), shard_of(block));
-  upload.write(target, shard_of(block));
+  if (age() > 0 && needed == Needed::always) {
+    upload.read(stash_of(PoolKind::host_stash, block, workload_.stage.version_of(round_)),
+                parameters(block));
+    upload.write(target, parameters(block));
+  } else {
+    upload.read(tiles_of(PoolKind::host_parameters, block), shard_of(block));
+    upload.write(target, shard_of(block));
+  }
   append(upload);
 }
 
@@ -162,6 +172,9 @@ Buffer Builder::bring_parameters(std::uint32_t block) {
   if (workload_.gathers()) return gather_for_pass(block);
   if (placement_.blocks[block].resident()) {
     if (workload_.shares_updates()) return {PoolKind::whole_parameters, block};
+    if (age() > 0) {
+      return stash_of(PoolKind::stashed_parameters, block, workload_.stage.version_of(round_));
+    }
     return tiles_of(PoolKind::resident_parameters, block);
   }
   const Buffer slot = take_free(PoolKind::parameter_slots);
@@ -175,12 +188,13 @@ void Builder::read_vectors(OpDraft& draft) const {
 }
 
 void Builder::visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again) {
+  if (workload_.sums_passes()) return visit_forward_of_group(block, range, train);
   const std::uint32_t layer = workload_.layer_of(block);
   const std::uint32_t part = block - workload_.first_block(layer);
   const bool begins = part == 0;
   const bool ends = part == last_part(layer);
   const Buffer weights = bring_parameters(block);
-  if (block == 0 && round_ == 0 && workload_.lends_embedding()) lend_embedding(weights);
+  if (block == 0 && lends_first()) lend_embedding(weights);
   const bool leaves = train && internals_leave(workload_, placement_, block);
   // Tiles of a layer meet in what it saves, whether that is kept or not.
   const bool saves = workload_.tiled ? layer > 0 : train && placement_.blocks[block].saved;

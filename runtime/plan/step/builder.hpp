@@ -3,12 +3,14 @@
 // builder_state.cpp has the way of optimizer state between its tier, the update and the disk,
 // builder_gradients.cpp that of gradients, builder_activations.cpp that of the tensors between and
 // inside blocks, builder_head.cpp the loss, builder_backward.cpp backward, builder_ranks.cpp what
-// goes to other ranks, builder_external.cpp passes of another framework, builder.cpp the rest.
+// goes to other ranks, builder_tensor.cpp what a tensor group adds up, builder_external.cpp passes
+// of another framework, builder.cpp the rest.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <span>
 #include <utility>
@@ -37,6 +39,7 @@ class Builder {
 
   void flush();
   void training();
+  void fill();
   void evaluation();
   void snapshot();
   void external_backward();
@@ -64,7 +67,7 @@ class Builder {
   }
   /// Returns the place of a micro-batch of the round among those in flight.
   [[nodiscard]] std::uint32_t in_flight(std::uint32_t m) const {
-    return round_ % workload_.stage.in_flight * workload_.micro_batches + m;
+    return workload_.stage.place_of(round_) * workload_.micro_batches + m;
   }
   [[nodiscard]] Buffer device_tokens(std::uint32_t m) const {
     return {PoolKind::device_tokens, in_flight(m)};
@@ -106,8 +109,19 @@ class Builder {
   [[nodiscard]] Value of_pass(ValueKind kind, std::uint32_t m) const {
     return {kind, 0, m, round_};
   }
-  [[nodiscard]] static Value parameters(std::uint32_t block) {
-    return {ValueKind::parameters, block};
+  /// Returns how many updates the parameters lack that passes of the round use.
+  [[nodiscard]] std::uint32_t age() const {
+    return trains_ && workload_.stage.stays_full() ? workload_.stage.ages[round_] : 0;
+  }
+  [[nodiscard]] Value parameters(std::uint32_t block) const { return parameters(block, age()); }
+  [[nodiscard]] static Value parameters(std::uint32_t block, std::uint32_t age) {
+    return {ValueKind::parameters, block, 0, 0, age > 0 ? kStale + age - 1 : 0};
+  }
+  /// Returns the buffers of a version of a block's parameters.
+  [[nodiscard]] Buffer stash_of(PoolKind pool, std::uint32_t block, std::uint32_t version) const {
+    Buffer stash = tiles_of(pool, block);
+    stash.first += version * static_cast<std::uint32_t>(tiles_.size());
+    return stash;
   }
 
   // Optimizer state.
@@ -116,6 +130,7 @@ class Builder {
   void record_tile(std::uint32_t tile);
   void write_tile(std::uint32_t tile, const Buffer& state);
   void read_ahead();
+  void stash_block(std::uint32_t block);
   void update_block(std::uint32_t block);
   void append_step_commit();
   void append_commit();
@@ -158,6 +173,46 @@ class Builder {
   void gather_ahead(std::uint32_t visited);
   [[nodiscard]] Buffer reduce_gradient(std::uint32_t block, const Buffer& gradient);
 
+  // A tensor group.
+  [[nodiscard]] Buffer between(std::uint32_t m) const { return {PoolKind::between_tiles, m}; }
+  /// Returns what a rank adds to a sum, and where; an all-reduce makes the sum there.
+  [[nodiscard]] Access addend_of(const Access& sum) const;
+  [[nodiscard]] Access norm_gradient(std::uint32_t layer, std::uint32_t m) const;
+  [[nodiscard]] Access gathered_normal(std::uint32_t layer, std::uint32_t m) const;
+  [[nodiscard]] Access gathered_gradient(std::uint32_t layer, std::uint32_t m) const;
+  void append_group(OpKind kind, std::uint32_t block, std::uint32_t m, Bytes bytes,
+                    const Access& from, const Access& to);
+  void sum_passes(std::uint32_t block, const Access& sum);
+  void sum_shared(std::uint32_t block);
+  void gather_normal(const OpDraft& reads, const Buffer& input);
+  void gather_gradient(std::uint32_t block, std::uint32_t m);
+  void backward_part(std::uint32_t block, std::uint32_t m, const Buffer& weights,
+                     const Buffer& accumulator);
+  void finish_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
+                       const Buffer& accumulator);
+  void visit_forward_of_group(std::uint32_t block, MicroBatches range, bool train);
+  void visit_backward_of_group(std::uint32_t block, MicroBatches range);
+  void add_norm_gradient(OpDraft& draft, const Buffer& accumulator);
+  /// Returns the part of a block's gradient sum that its last writer in a round leaves.
+  [[nodiscard]] std::uint32_t last_gradient_part(std::uint32_t block) const {
+    const std::uint32_t passes = workload_.micro_batches;
+    const bool has_norm = workload_.sums_passes() && workload_.layer_of(block) > 0;
+    return (has_norm ? 2 * passes : passes) - 1 + (workload_.sums_shared(block) ? 1 : 0);
+  }
+  /// What the passes of a head of a tensor group read and add to.
+  struct HeadVisit {
+    std::uint32_t block = 0;
+    Buffer weights, borrowed;
+    Buffer accumulator{};
+  };
+  [[nodiscard]] HeadVisit begin_head(MicroBatches range, bool train);
+  [[nodiscard]] OpDraft draft_of_head(const HeadVisit& head, std::uint32_t m) const;
+  void read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_t m) const;
+  void scan_head(const HeadVisit& head, std::uint32_t m);
+  void lose_part(const HeadVisit& head, std::uint32_t m, bool train);
+  void finish_head(const HeadVisit& head, std::uint32_t m);
+  void visit_head_of_group(MicroBatches range, bool train);
+
   // Activations.
   /// A saved tensor that waits for backward off the device: a boundary, or a block's internals.
   struct Leaving {
@@ -196,12 +251,26 @@ class Builder {
 
   // Stages of a pipeline.
   void staged_training();
+  void run_steps(const std::vector<StageStep>& steps);
   void staged_evaluation();
   void run_forward(const BlockRange& layers, bool train);
   void run_backward(const BlockRange& layers);
+  /// Returns the output of a layer that passes on, or its gradient on the way back.
+  [[nodiscard]] Value passing(Direction direction, std::uint32_t layer, std::uint32_t m) const {
+    return direction == Direction::forward ? activation(layer, m) : activation_gradient(layer, m);
+  }
+  void put_by(Direction direction, std::uint32_t layer);
+  void take_up(Direction direction, std::uint32_t layer);
   void exchange(const StageStep& step);
+  void receive_boundaries(const StageStep& step, std::uint32_t layer);
+  void send_boundaries(const StageStep& step, std::uint32_t layer);
   void exchange_tied_gradient(const StageStep& step);
+  /// Returns whether the first pass of a list lends the embedding to the stage of a tied head.
+  [[nodiscard]] bool lends_first() const {
+    return round_ == 0 && workload_.lends_embedding() && !(trains_ && workload_.stage.stays_full());
+  }
   void lend_embedding(const Buffer& weights);
+  void lend_stash_of_embedding();
   void borrow_embedding();
   void append_message(OpKind kind, std::uint32_t peer, std::uint32_t block, std::uint32_t m,
                       Bytes bytes, const Access& what);
@@ -241,7 +310,8 @@ class Builder {
   std::vector<std::uint32_t> first_tile_;  // by block; behind them the number of all
   std::array<std::deque<std::uint32_t>, kPoolCount> free_;  // by pool, free for longest first
   std::vector<Buffer> accumulator_;                         // by block, of the visit under way
-  std::vector<Buffer> passing_;  // by micro-batch: the boundary on its way
+  std::vector<Buffer> passing_;      // by micro-batch: the boundary on its way
+  std::map<Value, Buffer> waiting_;  // slots of boundaries between passes and messages of a stage
   // By micro-batch: the boundary that the parts of a layer under way share, which is the output
   // that forward makes, the input that backward reads or the gradient that the loss makes.
   std::vector<Buffer> held_;

@@ -16,6 +16,7 @@ void Builder::meet_tiles(OpDraft& draft, std::uint32_t layer, std::uint32_t part
 }
 
 void Builder::visit_backward(std::uint32_t block, MicroBatches range) {
+  if (workload_.sums_passes()) return visit_backward_of_group(block, range);
   const BlockShape& shape = workload_.blocks[block];
   const std::uint32_t layer = workload_.layer_of(block);
   const bool embeds = layer == 0;

@@ -30,6 +30,7 @@ Buffer Builder::take_gradient(PoolKind pool, const Buffer& source) {
 
 /// The round's gradient of a block is complete in its accumulator: rounds it and moves it on.
 void Builder::finish_gradient(std::uint32_t block) {
+  if (workload_.sums_shared(block)) sum_shared(block);
   const bool vectors = workload_.tiled && block == 0;
   const Buffer accumulator = vectors ? of_vectors(PoolKind::accumulators) : accumulator_[block];
   const bool same = workload_.compute == DType::fp32;
@@ -38,7 +39,7 @@ void Builder::finish_gradient(std::uint32_t block) {
   const bool device = placement_.blocks[block].gradients == Tier::device;
   const bool updates_here = placement_.blocks[block].state == Tier::device;
   const PoolKind totals = updates_here ? PoolKind::device_gradients : PoolKind::device_sums;
-  const std::uint32_t last = workload_.micro_batches - 1;
+  const std::uint32_t last = last_gradient_part(block);
   OpDraft finish = draft(OpKind::accumulate, Lane::gpu, block);
   finish.op.bytes = rounding_traffic(workload_, placement_, block, round_);
   finish.read(accumulator, vectors ? Value{ValueKind::gradient_sum}

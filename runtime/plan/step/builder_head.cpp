@@ -83,6 +83,7 @@ void Builder::visit_loss(std::uint32_t block, MicroBatches range, LossPass pass)
 }
 
 void Builder::visit_head(MicroBatches range, bool train) {
+  if (workload_.sums_passes()) return visit_head_of_group(range, train);
   const auto [first, end] = workload_.loss_blocks();
   const LossPass scan = train ? LossPass::scan : LossPass::evaluation;
   if (workload_.tiled || !train) {

@@ -161,7 +161,26 @@ void Builder::append_step_commit() {
   if (all_on_disk || records_) append_commit();
 }
 
+/// Appends the copy of a block's parameters that passes go on with when its update is over.
+void Builder::stash_block(std::uint32_t block) {
+  const Stage& stage = workload_.stage;
+  if (stage.versions == 0 || first_tile_[block] == first_tile_[block + 1]) return;
+  const bool resident = placement_.blocks[block].resident();
+  OpDraft stash = draft(OpKind::stash, resident ? Lane::gpu : Lane::cpu, block);
+  stash.op.if_pending = true;
+  stash.op.bytes = shard_bytes(block) * 2U;  // read and written
+  const Value old = parameters(block, 1);
+  const PoolKind kept = resident ? PoolKind::resident_parameters : PoolKind::host_parameters;
+  const PoolKind stashed = resident ? PoolKind::stashed_parameters : PoolKind::host_stash;
+  stash.read(tiles_of(kept, block), old);
+  stash.write(stash_of(stashed, block, stage.last_version()), old);
+  append(stash);
+}
+
 void Builder::flush() {
+  if (workload_.stage.stays_full()) {
+    for (std::uint32_t block = 0; block < blocks(); ++block) stash_block(block);
+  }
   for (std::uint32_t block = 0; block < blocks(); ++block) update_block(block);
   append_step_commit();
 }

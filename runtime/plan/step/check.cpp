@@ -131,10 +131,12 @@ std::string find_race(const StepPlan& plan, std::size_t circumstance) {
 bool outlives_steps(PoolKind pool, std::size_t circumstance) {
   switch (pool) {
     case PoolKind::resident_parameters:
+    case PoolKind::stashed_parameters:
     case PoolKind::whole_parameters:
     case PoolKind::device_state:
     case PoolKind::device_gradients:
     case PoolKind::host_parameters:
+    case PoolKind::host_stash:
     case PoolKind::host_frozen:
     case PoolKind::host_gradients:
     case PoolKind::host_state:
@@ -144,6 +146,30 @@ bool outlives_steps(PoolKind pool, std::size_t circumstance) {
     default: return false;
   }
 }
+
+/// Returns whether the pool keeps what passes backward need of rounds in flight.
+bool is_of_rounds_in_flight(PoolKind pool) {
+  switch (pool) {
+    case PoolKind::boundaries:
+    case PoolKind::kept_activations:
+    case PoolKind::host_kept_activations:
+    case PoolKind::disk_kept_activations:
+    case PoolKind::device_tokens: return true;
+    default: return false;
+  }
+}
+
+/// The plan and the circumstance in which it runs.
+struct Run {
+  const StepPlan& plan;
+  std::size_t circumstance;
+
+  /// Returns whether what lies there before the plan can be the value.
+  [[nodiscard]] bool finds(PoolKind pool, const Value& value) const {
+    if (outlives_steps(pool, circumstance)) return true;
+    return is_of_rounds_in_flight(pool) && value.round < plan.begun;
+  }
+};
 
 struct Content {
   std::optional<Value> value;
@@ -157,14 +183,15 @@ std::string describe(const Value& value) {
 
 /// Returns what is wrong with one buffer of an access, and takes note of what it holds afterwards.
 std::string meet(Content& content, const Buffer& buffer, const Value& value, bool writes,
-                 std::size_t circumstance) {
+                 const Run& run) {
   if (writes) {
     const bool too_late = content.from_before && content.value == value;
     content = {.value = value};
     return too_late ? fmt::format("an op before it has read {} already", describe(value)) : "";
   }
-  if (!content.value && outlives_steps(buffer.pool, circumstance)) {
-    content = {.value = value, .from_before = true};
+  if (!content.value && run.finds(buffer.pool, value)) {
+    // Recomputation writes what it reads of a round in flight once more.
+    content = {.value = value, .from_before = outlives_steps(buffer.pool, run.circumstance)};
   }
   if (content.value == value) return {};
   return fmt::format("{} holds {} instead of {}", to_text(buffer),
@@ -172,6 +199,7 @@ std::string meet(Content& content, const Buffer& buffer, const Value& value, boo
 }
 
 std::string find_wrong_content(const StepPlan& plan, std::size_t circumstance) {
+  const Run run{plan, circumstance};
   PerBuffer<Content> contents;
   for (OpIndex i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
@@ -182,7 +210,7 @@ std::string find_wrong_content(const StepPlan& plan, std::size_t circumstance) {
       for (const Access& access : plan.accesses_of(op)) {
         if (access.writes != writes) continue;
         each_buffer(access, [&](const Buffer& buffer, const Value& value) {
-          std::string found = meet(contents[buffer], buffer, value, writes, circumstance);
+          std::string found = meet(contents[buffer], buffer, value, writes, run);
           if (wrong.empty()) wrong = std::move(found);
         });
       }
@@ -212,6 +240,24 @@ std::string find_race(const StepPlan& plan) {
 std::string find_wrong_content(const StepPlan& plan) {
   for (std::size_t c = 0; c < kCircumstances; ++c) {
     if (std::string wrong = find_wrong_content(plan, c); !wrong.empty()) return wrong;
+  }
+  return {};
+}
+
+std::string find_lost_round(std::span<const StepPlan> lists, std::uint32_t rounds) {
+  PerBuffer<std::optional<Value>> left;
+  for (std::size_t list = 0; list < lists.size(); ++list) {
+    const std::size_t steps_before = list - std::min<std::size_t>(list, 1);
+    for (const Access& access : lists[list].accesses) {
+      if (!is_of_rounds_in_flight(access.buffer.pool)) continue;
+      Value value = access.value;
+      value.round += static_cast<std::uint32_t>(steps_before) * rounds;
+      std::optional<Value>& there = left[access.buffer];
+      if (access.writes) there = value;
+      if (there == value) continue;
+      return fmt::format("{} holds {} instead of {} in step {}", to_text(access.buffer),
+                         there ? describe(*there) : "nothing", describe(value), steps_before);
+    }
   }
   return {};
 }

@@ -1,6 +1,8 @@
 // Checks a step plan by what its ops declare, in every circumstance in which it may run. Pure.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 
 #include "runtime/plan/step/step_plan.hpp"
@@ -16,5 +18,10 @@ namespace spillway::plan {
 /// than the one that it declares. Without races every order that the lanes may take gives what list
 /// order gives.
 [[nodiscard]] std::string find_wrong_content(const StepPlan& plan);
+
+/// Returns nothing, or names what one of the lists of a pipeline that stays full expects of a round
+/// in flight and none has left there. They run in a row, that which fills the pipeline first, and
+/// each step has so many rounds.
+[[nodiscard]] std::string find_lost_round(std::span<const StepPlan> lists, std::uint32_t rounds);
 
 }  // namespace spillway::plan

@@ -146,4 +146,22 @@ std::span<const OpIndex> DependencyTracker::dependencies_of(OpIndex op) const {
   return std::span(dependencies_).subspan(ops_[op].first, ops_[op].count);
 }
 
+StepPlan in_a_row(std::span<const StepPlan> lists) {
+  DependencyTracker tracker;
+  StepPlan all;
+  for (const StepPlan& list : lists) {
+    for (Op op : list.ops) {
+      const auto accesses = list.accesses_of(op);
+      const auto dependencies = tracker.append(op, accesses);
+      op.first_access = static_cast<std::uint32_t>(all.accesses.size());
+      all.accesses.insert(all.accesses.end(), accesses.begin(), accesses.end());
+      op.first_dependency = static_cast<std::uint32_t>(all.dependencies.size());
+      op.dependency_count = static_cast<std::uint32_t>(dependencies.size());
+      all.dependencies.insert(all.dependencies.end(), dependencies.begin(), dependencies.end());
+      all.ops.push_back(op);
+    }
+  }
+  return all;
+}
+
 }  // namespace spillway::plan

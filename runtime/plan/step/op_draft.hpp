@@ -20,6 +20,8 @@ class OpDraft {
 
   void read(const Buffer& buffer, const Value& value) { add({buffer, value, false}); }
   void write(const Buffer& buffer, const Value& value) { add({buffer, value, true}); }
+  void read(const Access& access) { read(access.buffer, access.value); }
+  void write(const Access& access) { write(access.buffer, access.value); }
   [[nodiscard]] std::span<const Access> accesses() const {
     return std::span(accesses_).first(count_);
   }

@@ -20,6 +20,10 @@ StepPlan build_recorded_step(const Workload& workload, const Placement& placemen
   return build({workload, placement, /*records=*/true}, &Builder::training);
 }
 
+StepPlan build_fill(const Workload& workload, const Placement& placement) {
+  return build({workload, placement}, &Builder::fill);
+}
+
 StepPlan build_flush(const Workload& workload, const Placement& placement) {
   return build({workload, placement}, &Builder::flush);
 }

@@ -9,12 +9,17 @@ namespace spillway::plan {
 
 /// Returns one training step in deferred mode: the previous step's update (ops marked
 /// `if_pending`), block by block just ahead of the block's forward; then the rounds; then the norms
-/// of the gradients.
+/// of the gradients. In a pipeline that stays full (Stage::stays_full) the update stands first, and
+/// the step has the first passes of the next one.
 [[nodiscard]] StepPlan build_training_step(const Workload& workload, const Placement& placement);
 
 /// Returns the same, in which all state that lives in memory also goes to disk, each tile as soon
 /// as it is updated; then the commit, while forward and backward go on.
 [[nodiscard]] StepPlan build_recorded_step(const Workload& workload, const Placement& placement);
+
+/// Returns the passes of a step that a pipeline which stays full runs ahead of it, for a step that
+/// finds the pipeline empty. No update is pending.
+[[nodiscard]] StepPlan build_fill(const Workload& workload, const Placement& placement);
 
 /// Returns only the pending update and its commit: after the last step, before an evaluation or a
 /// snapshot.

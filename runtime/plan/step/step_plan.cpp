@@ -52,6 +52,7 @@ std::string_view name_of(OpKind kind) {
     case OpKind::update: return "update";
     case OpKind::checksum: return "checksum";
     case OpKind::commit: return "commit";
+    case OpKind::stash: return "stash";
     case OpKind::all_gather: return "all_gather";
     case OpKind::reduce_scatter: return "reduce_scatter";
     case OpKind::all_reduce: return "all_reduce";

@@ -26,13 +26,14 @@ enum class OpKind : std::uint8_t {
   backward,  ///< one block, one micro-batch, recomputation included
   /// The head: forward, loss and (when training) backward of one micro-batch. Of a tile: its part
   /// of the loss, or, where it writes a gradient, its part of the backward. The logits alone, where
-  /// it writes those.
+  /// it writes those. Of a tensor group: one of the passes of model::LossPass.
   loss,
   accumulate,  ///< finish a round's gradient of a block: round to its dtype, add to earlier rounds
   grad_norm,   ///< sum of squares of a tile's gradients
   update,      ///< Adam of one tile, and its 16-bit parameters
   checksum,    ///< of a tile's slot that goes to disk from memory; an update makes its own
   commit,      ///< make the step true on disk
+  stash,       ///< keep the parameters of a block that its pending update is about to change
   // Collectives, which all ranks start in the order of the list. They read what this rank gives
   // and write what it gets.
   all_gather,      ///< the parts of all ranks, one after the other
@@ -80,7 +81,8 @@ std::string_view name_of(Tier tier);
 /// Those of the job's ranks that take part in a collective.
 enum class RankGroup : std::uint8_t {
   all,
-  node,  ///< that share out a second copy of parameters (Ranks::secondary)
+  node,    ///< that share out a second copy of parameters (Ranks::secondary)
+  tensor,  ///< that share out every matrix (TensorGroup)
 };
 
 using OpIndex = std::uint32_t;
@@ -88,7 +90,7 @@ using OpIndex = std::uint32_t;
 struct Op {
   OpKind kind{};
   Lane lane{};
-  Copy copied{};                     ///< of a copy; what a send or a receive carries
+  Copy copied{};  ///< of a copy; what a message carries, or a tensor group adds up or gathers
   RankGroup group = RankGroup::all;  ///< of a collective
   std::uint32_t peer = 0;            ///< the stage with which a send or a receive is
   std::uint32_t block = 0;
@@ -129,6 +131,8 @@ inline constexpr std::size_t kCircumstances = 3;
 inline constexpr std::size_t kSerialLanes = 5;
 
 struct StepPlan {
+  /// Counts the rounds of which the list before has left activations and boundaries.
+  std::uint32_t begun = 0;
   std::vector<Op> ops;
   std::vector<Access> accesses;
   std::vector<OpIndex> dependencies;

@@ -10,6 +10,7 @@ template void launch(void*, DType, const EmbeddingForwardOp&);
 template void launch(void*, DType, const EmbeddingBackwardOp&);
 template void launch(void*, DType, const CrossEntropyArguments&);
 template void launch(void*, DType, const ScanVocabularyOp&);
+template void launch(void*, DType, const MergeScansOp&);
 template void launch(void*, DType, const SumLossesOp&);
 template void launch(void*, DType, const VocabularyGradientOp&);
 

@@ -54,6 +54,8 @@ class Announcement:
 class Ranks:
     """The processes of a group, counted from 0, and the stage of ZeRO that they train with."""
 
+    _last: Any = None  # exchange of this process; see finish
+
     def __init__(self, group: Any, stage: int) -> None:
         if stage not in (1, 2):
             raise InvalidArgumentError(
@@ -76,9 +78,15 @@ class Ranks:
         self._first = dist.get_global_rank(group, 0)
 
     def finish(self, work: Any) -> None:
-        """Waits for an exchange."""
+        """Waits for an exchange.
+
+        The last one is kept until the interpreter ends: a thread of the group lets go of it some
+        time after its end. If that were the last hold on its tensors, the thread would take the
+        interpreter's lock, which aborts a program that ends at that moment.
+        """
         try:
             work.wait()
+            Ranks._last = work
         except RuntimeError as error:
             raise InternalError(
                 f"rank {self.rank} could not exchange with the other ranks ({error}): see why one "

@@ -83,7 +83,7 @@ template <unsigned N, class T>
 struct ColumnSums {
   const T* input;
   float* partial;
-  std::uint64_t rows, columns, rows_in_group;
+  std::uint64_t rows, columns, stride, rows_in_group;
 
   SPILLWAY_HOST_DEVICE void operator()(std::uint64_t item) const {
     const std::uint64_t packs = columns / N;
@@ -97,11 +97,11 @@ struct ColumnSums {
     for (; row + kAhead <= last; row += kAhead) {
       Pack<N> ahead[kAhead];
       for (unsigned i = 0; i < kAhead; ++i) {
-        ahead[i] = load<N>(input + (row + i) * columns + column);
+        ahead[i] = load<N>(input + (row + i) * stride + column);
       }
       for (unsigned i = 0; i < kAhead; ++i) total = total + ahead[i];
     }
-    for (; row < last; ++row) total = total + load<N>(input + row * columns + column);
+    for (; row < last; ++row) total = total + load<N>(input + row * stride + column);
     store(partial + group * columns + column, total);
   }
 };
@@ -115,10 +115,13 @@ void run(Runner& runner, DType compute, const BiasGradientOp& op) {
   auto* partial = reinterpret_cast<float*>(op.workspace.address());
   with_element(compute, [&](auto element) {
     using T = decltype(element);
-    const T* input = elements<T>(op.out_gradient);
-    with_pack(aligned(input, partial) && whole_packs(columns), [&](auto pack) {
+    const T* input = elements<T>(op.out_gradient.data);
+    const std::uint64_t stride = op.out_gradient.stride;
+    const bool packs = aligned(input, partial) && whole_packs(columns) && whole_packs(stride);
+    with_pack(packs, [&](auto pack) {
       constexpr unsigned kN = decltype(pack)::value;
-      runner.items(ColumnSums<kN, T>{input, partial, rows, columns, rows_in_group(rows, columns)},
+      const std::uint64_t in_group = rows_in_group(rows, columns);
+      runner.items(ColumnSums<kN, T>{input, partial, rows, columns, stride, in_group},
                    groups * (columns / kN));
     });
   });

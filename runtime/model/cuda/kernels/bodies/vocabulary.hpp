@@ -15,13 +15,14 @@ struct ScanVocabulary {
   const std::int32_t* targets;
   VocabularyScan* scans;
   std::uint64_t columns, first_column, vocabulary;
+  bool first;
 
   static constexpr unsigned kLanes = 512;
   static constexpr std::size_t kShared = softmax_shared(kLanes);
 
   SPILLWAY_HOST_DEVICE void merge(std::uint64_t row, double top, double total) const {
     VocabularyScan scan = scans[row];
-    if (first_column == 0) {
+    if (first) {
       scan = {top, total, 0};
     } else if (top > scan.largest) {
       scan.total = scan.total * std::exp(scan.largest - top) + total;
@@ -44,6 +45,21 @@ struct ScanVocabulary {
     team.each([&](unsigned lane) {
       if (lane == 0) merge(row, static_cast<double>(scanned.top), scanned.total);
     });
+  }
+};
+
+/// An item is a row.
+struct MergeScans {
+  const VocabularyScan* parts;
+  VocabularyScan* scans;
+  std::uint64_t rows, count;
+
+  SPILLWAY_HOST_DEVICE void operator()(std::uint64_t row) const {
+    VocabularyScan scan = parts[row];
+    for (std::uint64_t part = 1; part < count; ++part) {
+      scan = merged(scan, parts[part * rows + row]);
+    }
+    scans[row] = scan;
   }
 };
 
@@ -102,10 +118,18 @@ void run(Runner& runner, DType /*compute*/, const ScanVocabularyOp& op) {
   const float* logits = tile.logits.address();
   with_pack(aligned(logits), [&](auto pack) {
     using Body = ScanVocabulary<decltype(pack)::value>;
-    runner.template teams<Body::kLanes>(Body{logits, tile.targets.address(), op.scans.address(),
-                                             tile.columns, tile.first_column, tile.vocabulary},
-                                        tile.rows, Body::kShared);
+    runner.template teams<Body::kLanes>(
+        Body{logits, tile.targets.address(), op.scans.address(), tile.columns, tile.first_column,
+             tile.vocabulary, op.first},
+        tile.rows, Body::kShared);
   });
+}
+
+template <class Runner>
+void run(Runner& runner, DType /*compute*/, const MergeScansOp& op) {
+  runner.items(MergeScans{op.parts.address(), op.scans.address(), op.scans.size(),
+                          op.parts.size() / op.scans.size()},
+               op.scans.size());
 }
 
 template <class Runner>

@@ -1,0 +1,58 @@
+#include "runtime/engine/prepare/stage_cut.hpp"
+
+#include <utility>
+
+#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/plan/pipeline/stages.hpp"
+
+namespace spillway::engine {
+namespace {
+
+plan::PipelineSchedule schedule_of(config::PipelineSchedule schedule) {
+  switch (schedule) {
+    case config::PipelineSchedule::naive: return plan::PipelineSchedule::naive;
+    case config::PipelineSchedule::f_then_b: return plan::PipelineSchedule::f_then_b;
+    case config::PipelineSchedule::one_f_one_b: break;
+    case config::PipelineSchedule::interleaved: return plan::PipelineSchedule::interleaved;
+    case config::PipelineSchedule::pipedream: return plan::PipelineSchedule::pipedream;
+    case config::PipelineSchedule::pipedream_2bw: return plan::PipelineSchedule::pipedream_2bw;
+  }
+  return plan::PipelineSchedule::one_f_one_b;
+}
+
+plan::Pipeline pipeline_of(const config::TrainOptions& options, const plan::Workload& whole) {
+  return {.schedule = schedule_of(options.pipeline.schedule),
+          .stages = options.pipeline.stages,
+          .rounds = whole.rounds,
+          .chunks = options.pipeline.chunks,
+          .tied_head = whole.tied_head,
+          .layers = options.pipeline.parts};
+}
+
+}  // namespace
+
+plan::Workload of_stage(plan::Workload whole, const config::TrainOptions& options,
+                        std::uint32_t stage) {
+  if (options.pipeline.stages == 1) return whole;
+  return workload_of_stage(whole, pipeline_of(options, whole), stage);
+}
+
+plan::BalancedLayers balance_stages(plan::Workload whole, const config::TrainOptions& options,
+                                    const plan::Budgets& budgets,
+                                    const plan::MachineProfile* profile) {
+  whole.ranks.rank = 0;  // all ranks of the pipeline get the same answer
+  whole.tensor.index = 0;
+  const plan::Pipeline pipeline = pipeline_of(options, whole);
+  return plan::balance_layers({.model = whole,
+                               .pipeline = pipeline,
+                               .budgets = budgets,
+                               .placement = placement_request(options),
+                               .profile = profile});
+}
+
+bool balances_stages(const config::TrainOptions& options) {
+  return options.pipeline.stages > 1 && options.pipeline.parts.empty() &&
+         !config::has_stale_weights(options.pipeline.schedule);
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,29 @@
+// Which layers each stage of a pipeline has: as the options name them, or as the planner balances
+// them. Any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/config/train_options.hpp"
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/placement/balance.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::engine {
+
+/// Returns what of a workload the stage has that the options cut it into: all, if there is one.
+[[nodiscard]] plan::Workload of_stage(plan::Workload whole, const config::TrainOptions& options,
+                                      std::uint32_t stage);
+
+/// Returns whether the layers of stages are the planner's to choose: neither the options name them,
+/// nor do passes use stale weights, whose age depends on the stage.
+[[nodiscard]] bool balances_stages(const config::TrainOptions& options);
+
+/// Returns the layers of the stages of `whole` with which they fit and are busy equally long;
+/// without a profile, which fit.
+[[nodiscard]] plan::BalancedLayers balance_stages(plan::Workload whole,
+                                                  const config::TrainOptions& options,
+                                                  const plan::Budgets& budgets,
+                                                  const plan::MachineProfile* profile = nullptr);
+
+}  // namespace spillway::engine

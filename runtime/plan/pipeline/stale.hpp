@@ -1,0 +1,57 @@
+// Pipelines that stay full: between the steps of PipeDream and of PipeDream-2BW nothing waits for
+// the last pass backward, so that a pass may run on weights that later updates have changed. Both
+// run the passes of 1F1B; they differ in when a stage updates, and in which weights a pass uses.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/plan/pipeline/schedule.hpp"
+#include "runtime/plan/pipeline/timeline.hpp"
+
+namespace spillway::plan {
+
+/// Returns the passes of so many steps in a row, from an empty pipeline to an empty one. Their
+/// rounds count on from step to step.
+[[nodiscard]] std::vector<std::vector<Pass>> passes_of_steps(const Pipeline& pipeline,
+                                                             std::uint32_t steps);
+
+/// Counts the updates that the weights of a stage have had which the passes of a round use.
+/// PipeDream: all up to the newest when the round comes to the stage (weight stashing).
+/// PipeDream-2BW: those of all steps but the last before the round's. The others: of all steps.
+[[nodiscard]] std::uint32_t updates_before(const Pipeline& pipeline, std::uint32_t stage,
+                                           std::uint32_t round);
+
+/// Counts the versions of its weights that a stage holds at once while it runs passes of several
+/// steps: the newest, and those that rounds in flight use.
+[[nodiscard]] std::uint32_t versions_kept(const Pipeline& pipeline, std::uint32_t stage,
+                                          const std::vector<Pass>& passes);
+
+/// Counts the rounds of the next step whose passes forward a stage runs in a step of a full
+/// pipeline; they are in flight when the step ends.
+[[nodiscard]] std::uint32_t rounds_begun(const Pipeline& pipeline, std::uint32_t stage);
+
+/// Returns the place of each round of a step among those whose activations a stage keeps. A place
+/// is another round's once the backward of `in_flight` later rounds has been reached, in this step
+/// and across its end. There are `in_flight` places if that divides the rounds.
+[[nodiscard]] std::vector<std::uint32_t> places_of_rounds(std::uint32_t rounds,
+                                                          std::uint32_t in_flight);
+
+/// Returns how many updates the weights of each round lack in a step, of those of all steps before
+/// it: of the step's rounds, and of those of later steps that it begins.
+[[nodiscard]] std::vector<std::uint32_t> ages_of_rounds(const Pipeline& pipeline,
+                                                        std::uint32_t stage);
+
+/// What stages do in a step of a pipeline that is full when the step begins and when it ends, and
+/// what fills it. Rounds of the next step count on from those of this one.
+struct FullPipeline {
+  std::vector<std::vector<Pass>> passes;
+  std::vector<std::vector<StageStep>> steps;
+  std::vector<std::vector<StageStep>> fill;  ///< ahead of a step that finds it empty
+};
+
+/// Returns these by stage. A message passes in the step that has made it.
+[[nodiscard]] FullPipeline full_pipeline(const Pipeline& pipeline,
+                                         const std::vector<StageSeconds>& seconds);
+
+}  // namespace spillway::plan

@@ -1,0 +1,36 @@
+// Balance: which layers each stage of a pipeline has, by what the simulator says of the stages and
+// by their memory. Pure.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/pipeline/schedule.hpp"
+#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+/// What the stages of a pipeline are balanced for.
+struct BalanceRequest {
+  const Workload& model;  ///< of one rank that has no stage
+  const Pipeline& pipeline;
+  const Budgets& budgets;  ///< of each stage
+  PlacementRequest placement{};
+  const MachineProfile* profile = nullptr;  ///< null: not measured yet
+};
+
+struct BalancedLayers {
+  std::vector<std::uint32_t> layers;  ///< of each part, as `Pipeline::layers`
+  double seconds = 0;                 ///< of a step, simulated; 0 without a profile
+  double by_flops = 0;  ///< the same where FLOPs alone cut the model; 0 if it does not fit so
+};
+
+/// Returns a cut whose stages fit the budgets, or miss them by the least found. Without a profile
+/// it is the nearest to that by FLOPs. With one it is that whose stages are busy most evenly: as
+/// long as it helps, one layer leaves the stage that has its busiest lane busy for longest. A cut
+/// that is simulated to save less than a hundredth of the step is not worth leaving that by FLOPs.
+[[nodiscard]] BalancedLayers balance_layers(const BalanceRequest& request);
+
+}  // namespace spillway::plan
