@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string_view>
 
 #include "runtime/base/error.hpp"
 #include "tests/model/ops_cases.hpp"
@@ -66,6 +67,13 @@ class TensorParts : public testing::TestWithParam<DType> {
   [[nodiscard]] static double tolerance() {
     return GetParam() == DType::fp32 ? 2e-6 : GetParam() == DType::fp16 ? 7e-3 : 5e-2;
   }
+
+  /// A softmax does not see what all keys have in common, so that sums over keys nearly cancel, and
+  /// roundings weigh more in them: 3.4e-6 was seen on an AMD Zen 4.
+  [[nodiscard]] static double tolerance_of(std::string_view tensor) {
+    const bool cancels = tensor.ends_with("k_proj.bias") || tensor.ends_with("k_norm.weight");
+    return tolerance() * (cancels && GetParam() == DType::fp32 ? 5 : 1);
+  }
 };
 
 TEST_P(TensorParts, HaveTheLossAndGradientsOfTheWholeModel) {
@@ -96,7 +104,7 @@ TEST_P(TensorParts, HaveTheLossAndGradientsOfTheWholeModel) {
             const auto count = tensor.count.value();
             EXPECT_LT(distance(std::span(actual).subspan(at, count),
                                whole->gradients(b).subspan(at, count)),
-                      tolerance())
+                      tolerance_of(tensor.name))
                 << tensor.name;
           }
         }
