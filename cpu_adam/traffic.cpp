@@ -6,7 +6,7 @@
 namespace spillway::cpu_adam {
 namespace {
 
-const detail::TrafficSet& set_of(Isa isa) {
+const detail::TrafficSet& traffic_of(Isa isa) {
   switch (isa) {
     case Isa::scalar:  // its loads and stores may as well be wider
     case Isa::portable: return detail::kPortableTraffic;
@@ -35,7 +35,7 @@ void move_traffic(const Kernel& kernel, const UpdateRange& range) {
   for (std::size_t row = 0; row < detail::kFormatRowCount; ++row) {
     const detail::FormatRow& have = detail::kFormatRows[row];
     if (have.format == kernel.format && have.parameter == kernel.parameter_dtype) {
-      set_of(kernel.isa).move[row][detail::index_of(kernel.gradient_dtype)](range);
+      traffic_of(kernel.isa).move[row][detail::index_of(kernel.gradient_dtype)](range);
       return;
     }
   }

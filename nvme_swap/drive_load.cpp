@@ -16,6 +16,7 @@
 
 #include "nvme_swap/detail/aligned_buffer.hpp"
 #include "nvme_swap/detail/transfer_queue.hpp"
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 
@@ -65,10 +66,6 @@ double cpu_seconds(clockid_t clock) {
   timespec now{};
   ::clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 /// Runs over `[begin, end)` again and again, a block at a time.

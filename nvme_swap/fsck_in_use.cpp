@@ -11,16 +11,13 @@
 #include "nvme_swap/detail/aligned_buffer.hpp"
 #include "nvme_swap/format.hpp"
 #include "nvme_swap/fsck.hpp"
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::nvme_swap {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 FsckReport begin_report(const StoreOptions& options, const CommittedTiles& tiles) {
   FsckReport report;

@@ -32,7 +32,7 @@ Hello hello_of(const LaunchEnvironment& launch, Purpose purpose) {
 }
 
 /// So long rank 0, if it cannot go on, tells ranks that are still to come.
-constexpr std::chrono::seconds kFarewell{1};
+constexpr std::chrono::seconds kRefusal{1};
 
 class Rendezvous {
  public:
@@ -209,7 +209,7 @@ class Rendezvous {
     }
     try {
       if (is_first() && missing(Purpose::notices)) {
-        reception_.turn_away(notice, Clock::now() + kFarewell);
+        reception_.turn_away(notice, Clock::now() + kRefusal);
       }
     } catch (const Error&) {  // the first error is the one that counts
     }

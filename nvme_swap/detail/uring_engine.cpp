@@ -87,18 +87,19 @@ class RegisteredBuffers {
 };
 
 /// One ring and what is registered with it.
-class Ring {
+class UringQueue {
  public:
-  Ring(unsigned depth, unsigned flags) : polled_by_kernel_((flags & IORING_SETUP_SQPOLL) != 0) {
+  UringQueue(unsigned depth, unsigned flags)
+      : polled_by_kernel_((flags & IORING_SETUP_SQPOLL) != 0) {
     io_uring_params parameters{};
     parameters.flags = flags;
     parameters.sq_thread_idle = kSubmissionThreadIdleMilliseconds;
     const int made = io_uring_queue_init_params(depth, &ring_, &parameters);
     if (made < 0) refuse("io_uring_setup", -made);
   }
-  Ring(const Ring&) = delete;
-  Ring& operator=(const Ring&) = delete;
-  ~Ring() {
+  UringQueue(const UringQueue&) = delete;
+  UringQueue& operator=(const UringQueue&) = delete;
+  ~UringQueue() {
     // Drops the references to the files at once; left to the ring's own end, they (and a lock on
     // them) linger for some milliseconds.
     if (has_files_) io_uring_unregister_files(&ring_);
@@ -313,7 +314,7 @@ class UringEngine final : public IoEngine {
 
   /// An entry of the ring for `operation`; none if it is full or the engine has closed.
   [[nodiscard]] io_uring_sqe* entry_for(IoOperation operation) {
-    std::optional<Ring>& ring =
+    std::optional<UringQueue>& ring =
         operation == IoOperation::flush && flush_ring_ ? flush_ring_ : ring_;
     if (!ring) return nullptr;
     io_uring_sqe* const entry = ring->prepare();
@@ -361,7 +362,7 @@ class UringEngine final : public IoEngine {
     failure_ = fmt::format("io_uring was closed, since io_uring_enter failed: {} (errno {})",
                            std::strerror(error), error);
     log_error("{}", failure_);
-    for (std::optional<Ring>* ring : {&ring_, &flush_ring_}) {
+    for (std::optional<UringQueue>* ring : {&ring_, &flush_ring_}) {
       if (*ring) (*ring)->abandon(error, ready_);
       ring->reset();
     }
@@ -379,10 +380,10 @@ class UringEngine final : public IoEngine {
   const std::vector<int> files_;
   const std::size_t depth_;
   WakeSignal* const wake_;
-  std::optional<Ring> ring_;        // until the engine closes
-  std::optional<Ring> flush_ring_;  // beside a ring that polls
-  std::vector<IoResult> ready_;     // known without a ring
-  int error_ = 0;                   // with which the engine has closed
+  std::optional<UringQueue> ring_;        // until the engine closes
+  std::optional<UringQueue> flush_ring_;  // beside a ring that polls
+  std::vector<IoResult> ready_;           // known without a ring
+  int error_ = 0;                         // with which the engine has closed
   std::string failure_;
   RegisteredBuffers buffers_;
   EngineAbilities abilities_;

@@ -147,7 +147,7 @@ void add_mathematics(std::vector<Option>& table) {
   threads.automatic = "every physical core";
 }
 
-void add_pipeline(std::vector<Option>& table) {
+void add_pipeline_ways(std::vector<Option>& table) {
   Rows(table, {.section = kOwn})
       .member<&Options::pipeline, &PipelineOptions::schedule>(
           {"pipeline_schedule",
@@ -268,7 +268,7 @@ void add_writing(std::vector<Option>& table) {
 
 void add_spillway(std::vector<Option>& table) {
   add_mathematics(table);
-  add_pipeline(table);
+  add_pipeline_ways(table);
   add_placement(table);
   add_writing(table);
 }

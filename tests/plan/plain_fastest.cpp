@@ -8,7 +8,7 @@
 namespace spillway::plan {
 namespace {
 
-constexpr double kWorthwhile = 0.99;  ///< of the first placement's step
+constexpr double kWorthTaking = 0.99;  ///< of the first placement's step
 
 /// What to try of an option: what the user said, or first the chooser's own way.
 template <class Value>
@@ -92,7 +92,7 @@ PlannedStep plain_fastest(const Workload& workload, const Budgets& budgets,
                           const Placement& first) {
   std::vector<Placement> tried{first};
   PlannedStep best{first, simulate(build_training_step(workload, first), profile), 1};
-  const double worthwhile = kWorthwhile * best.prediction.step_seconds;
+  const double worthwhile = kWorthTaking * best.prediction.step_seconds;
   for (const PlacementRequest& each : requests(workload, request, profile)) {
     auto choice = plain_choice(workload, budgets, each);
     auto* placement = std::get_if<Placement>(&choice);

@@ -13,6 +13,7 @@
 #include "comm/baselines.hpp"
 #include "runtime/base/error.hpp"
 #include "tools/bench/huge_array.hpp"
+#include "tools/bench/median.hpp"
 #include "tools/bench/served_step.hpp"
 
 namespace spillway::bench {
@@ -20,11 +21,6 @@ namespace {
 
 using comm::Communicator;
 using Target = std::span<std::byte>;
-
-double median_of(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 /// Says what is measured, and the bytes that have to be received for it.
 struct Work {

@@ -12,6 +12,7 @@
 #include "nvme_swap/drive_load.hpp"
 #include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
+#include "tools/bench/median.hpp"
 #include "tools/bench/nvme_fio.hpp"
 #include "tools/bench/nvme_tiles.hpp"
 
@@ -24,7 +25,6 @@ using nvme_swap::EngineKind;
 using nvme_swap::LoadResult;
 
 constexpr std::array kPatterns{AccessPattern::read, AccessPattern::write, AccessPattern::mixed};
-constexpr double kSecondsPerDay = 86400;
 
 /// Where an engine was fastest.
 struct Best {
@@ -33,12 +33,6 @@ struct Best {
   Bytes block{};
   double rate = 0;
 };
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 ordered_json to_json(const LoadResult& result) {
   return {{"gigabytes_per_second", result.gigabytes_per_second()},
@@ -139,9 +133,10 @@ class NvmeBench {
       cpu[depth].push_back(cpu_milliseconds);
     }
     [[nodiscard]] std::size_t best_depth() const {
-      return std::max_element(
-                 rates.begin(), rates.end(),
-                 [](const auto& a, const auto& b) { return median(a.second) < median(b.second); })
+      return std::max_element(rates.begin(), rates.end(),
+                              [](const auto& a, const auto& b) {
+                                return median_of(a.second) < median_of(b.second);
+                              })
           ->first;
     }
   };
@@ -165,18 +160,18 @@ class NvmeBench {
       }
       const std::size_t depth = theirs.best_depth();
       const std::size_t own_depth = ours.best_depth();
-      const double own_rate = median(ours.rates.at(own_depth));
-      const double fraction = own_rate / median(theirs.rates.at(depth));
+      const double own_rate = median_of(ours.rates.at(own_depth));
+      const double fraction = own_rate / median_of(theirs.rates.at(depth));
       fraction_ = std::min(fraction_.value_or(fraction), fraction);
       report({{"shape", "sequential"},
               {"engine", version_.value()},
               {"pattern", nvme_swap::name_of(pattern)},
               {"depth", depth},
               {"block", best.block.value()},
-              {"gigabytes_per_second", median(theirs.rates.at(depth))},
-              {"cpu_ms_per_gib", median(theirs.cpu.at(depth))},
+              {"gigabytes_per_second", median_of(theirs.rates.at(depth))},
+              {"cpu_ms_per_gib", median_of(theirs.cpu.at(depth))},
               {"spillway_gigabytes_per_second", own_rate},
-              {"spillway_cpu_ms_per_gib", median(ours.cpu.at(own_depth))},
+              {"spillway_cpu_ms_per_gib", median_of(ours.cpu.at(own_depth))},
               {"spillway_depth", own_depth},
               {"fraction", fraction}},
              "fio");

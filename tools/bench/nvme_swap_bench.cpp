@@ -16,9 +16,11 @@
 #include "cpu_adam/worker_pool.hpp"
 #include "nvme_swap/format.hpp"
 #include "runtime/base/dtype.hpp"
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/step/tile_update.hpp"
 #include "tools/bench/huge_array.hpp"
+#include "tools/bench/median.hpp"
 #include "tools/bench/nvme_tiles.hpp"
 
 namespace spillway::bench {
@@ -27,22 +29,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
 
-constexpr double kSecondsPerDay = 86400;
-constexpr std::chrono::milliseconds kWait{1000};
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
 double process_cpu_seconds() {
   timespec now{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 struct Buffer {
@@ -118,11 +108,11 @@ class SwapBench {
       if (seconds_since(begin) + each > options_.seconds_limit) break;
     }
     verify_first_tile();
-    auto result = document(median(io), median(update), median(steps));
+    auto result = document(median_of(io), median_of(update), median_of(steps));
     result["rounds"] = steps.size();
     // What checksums add to the cpu lane of a step: one of what is read, one of what is written.
-    result["checksum_seconds"] = median(checksum);
-    result["checksum_cpu_seconds"] = median(checksum_cpu);
+    result["checksum_seconds"] = median_of(checksum);
+    result["checksum_cpu_seconds"] = median_of(checksum_cpu);
     return result;
   }
 
@@ -217,7 +207,7 @@ class SwapBench {
       for (std::size_t i = 0; i < buffers_.size(); ++i) {
         while (advance(i, with_update, next, over)) progress = true;
       }
-      if (!progress) load_.wake().wait_for(kWait);
+      if (!progress) load_.wake().wait_for(kDiskWait);
     }
     load_.commit();
     ascending_ = !ascending_;

@@ -8,6 +8,7 @@
 #include <ctime>
 #include <random>
 
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::bench {
@@ -17,11 +18,6 @@ using Clock = std::chrono::steady_clock;
 using nvme_swap::AccessPattern;
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::chrono::milliseconds kWait{1000};
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 double cpu_seconds(clockid_t clock) {
   timespec now{};
@@ -171,7 +167,7 @@ void TileLoad::run_round(AccessPattern pattern, TileLoadResult& result) {
         buffer.state = Round::State::reading;
       }
     }
-    if (!progress) wake_.wait_for(kWait);
+    if (!progress) wake_.wait_for(kDiskWait);
   }
 }
 

@@ -13,6 +13,11 @@
 
 namespace spillway::bench {
 
+inline constexpr double kSecondsPerDay = 86400;
+
+/// A loop waits so long for the disk at most, and then looks again.
+inline constexpr std::chrono::milliseconds kDiskWait{1000};
+
 struct TileLoadOptions {
   std::vector<std::filesystem::path> directories;
   nvme_swap::EngineKind engine = nvme_swap::EngineKind::automatic;

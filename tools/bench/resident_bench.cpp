@@ -13,6 +13,7 @@
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/plan/placement/choose.hpp"
 #include "runtime/plan/step/step_builder.hpp"
+#include "tools/bench/median.hpp"
 #include "tools/bench/step_bench.hpp"
 #include "tools/bench/synthetic_training.hpp"
 
@@ -129,7 +130,7 @@ double product_flops(const StepBenchRequest& request) {
   constexpr std::uint64_t kRows = 1024;
   constexpr std::uint64_t kInner = 1024;
   constexpr std::uint64_t kColumns = 4096;
-  constexpr int kRepetitions = 8;
+  constexpr int kProducts = 8;
   config::TrainOptions options = request.options;
   engine::resolve(options, request.config);
   const engine::ModelRuntime model = engine::make_model_runtime(request.config, options);
@@ -151,7 +152,7 @@ double product_flops(const StepBenchRequest& request) {
     stream->synchronize();
   }
   double least = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < kRepetitions; ++i) {
+  for (int i = 0; i < kProducts; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     stream->submit([&] {
       model.ops->gemm(plan, {.a = a.device(),

@@ -8,6 +8,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
+#include "tools/bench/median.hpp"
 #include "tools/bench/synthetic_training.hpp"
 
 namespace spillway::bench {
@@ -115,13 +116,6 @@ void train_ranks(const StepBenchRequest& request, const engine::TrainRequest& tr
 }
 
 }  // namespace
-
-double median_of(std::vector<double> values) {
-  check(!values.empty(), ErrorCode::invalid_argument, "no step was measured: give --steps above 0");
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 double StepBenchResult::median_seconds() const { return median_of(seconds); }
 

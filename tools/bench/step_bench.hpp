@@ -61,9 +61,6 @@ struct StepBenchResult {
   }
 };
 
-/// Returns the middle value; the upper of two. Throws `Error{invalid_argument}` if there is none.
-[[nodiscard]] double median_of(std::vector<double> values);
-
 /// Throws as `engine::train`.
 [[nodiscard]] StepBenchResult bench_step(const StepBenchRequest& request);
 

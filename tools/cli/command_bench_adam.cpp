@@ -48,7 +48,7 @@ struct Peers {
   PeerSeries series;
 };
 
-ordered_json to_json(const Series& series) {
+ordered_json json_of(const Series& series) {
   return {{"median_ns", series.median()}, {"minimum_ns", series.minimum()}};
 }
 
@@ -87,7 +87,7 @@ struct Group {
   }
 };
 
-ordered_json to_json(const AdamMeasurement& m, const Group& group) {
+ordered_json json_of(const AdamMeasurement& m, const Group& group) {
   ordered_json document{{"format", name_of(m.of.format)},
                         {"gradient", name_of(m.of.gradient)},
                         {"parameter", name_of(m.of.parameter)},
@@ -104,11 +104,11 @@ ordered_json to_json(const AdamMeasurement& m, const Group& group) {
                         {"fraction_of_layout", m.fraction_of_layout()},
                         {"prefetch", m.prefetch},
                         {"traffic_prefetch", m.traffic_prefetch},
-                        {"update", to_json(m.update)},
-                        {"traffic", to_json(m.traffic)},
-                        {"limit", to_json(m.limit)},
-                        {"update_out_of_place", to_json(m.update_apart)},
-                        {"traffic_out_of_place", to_json(m.traffic_apart)}};
+                        {"update", json_of(m.update)},
+                        {"traffic", json_of(m.traffic)},
+                        {"limit", json_of(m.limit)},
+                        {"update_out_of_place", json_of(m.update_apart)},
+                        {"traffic_out_of_place", json_of(m.traffic_apart)}};
   document["limit"]["skew"] = m.limit_skew ? ordered_json(*m.limit_skew) : ordered_json();
   if (!m.denormal_all.ns.empty()) {
     document["denormal_tenth_ratio"] = m.denormal_tenth.median();
@@ -116,7 +116,7 @@ ordered_json to_json(const AdamMeasurement& m, const Group& group) {
   }
   if (const auto ratio = group.over_fp32(m)) document["speedup_over_fp32"] = *ratio;
   for (const auto& [name, series] : group.peers_of(m)) {
-    document["peers"][name] = to_json(series);
+    document["peers"][name] = json_of(series);
     document["peers"][name]["ratio"] = bench::median_ratio(series, m.update);
   }
   return document;
@@ -238,7 +238,7 @@ ordered_json run(const BenchAdamFlags& flags, bool json) {
             fmt::format("the {} kernel of format {} does not give the bits of the plain one",
                         name_of(measured.of.isa), name_of(measured.of.format)));
       if (!json) print_row(measured, group);
-      document["results"].push_back(to_json(measured, group));
+      document["results"].push_back(json_of(measured, group));
       lowest = std::min(lowest, measured.fraction_of_limit());
     }
     if (flags.sizes.size() == 1 || !flags.compare.empty()) continue;

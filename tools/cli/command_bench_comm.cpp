@@ -59,7 +59,7 @@ std::optional<bench::CommMeasurement> measure(const BenchCommFlags& flags) {
   return first;
 }
 
-ordered_json to_json(const bench::CommResult& result) {
+ordered_json json_of(const bench::CommResult& result) {
   ordered_json row{
       {"operation", result.name},        {"median_s", result.median()},
       {"seconds", result.seconds},       {"sent_bytes", result.sent.value()},
@@ -69,14 +69,14 @@ ordered_json to_json(const bench::CommResult& result) {
   return row;
 }
 
-ordered_json to_json(const BenchCommFlags& flags, const bench::CommMeasurement& measured) {
+ordered_json json_of(const BenchCommFlags& flags, const bench::CommMeasurement& measured) {
   ordered_json document{
       {"bench", "comm"},         {"backend", flags.backend},
       {"ranks", measured.ranks}, {"bytes", parse_bytes(flags.size).value()},
       {"dtype", flags.dtype},    {"copy_gb_per_s", measured.copy_gigabytes_per_second}};
   if (flags.link) document["link_gb_per_s"] = *flags.link;
   for (const bench::CommResult& result : measured.results) {
-    document["results"].push_back(to_json(result));
+    document["results"].push_back(json_of(result));
     if (result.name == "all_reduce") document["fraction_of_limit"] = result.fraction_of_limit();
   }
   return document;
@@ -109,7 +109,7 @@ ordered_json run(const BenchCommFlags& flags, bool json) {
           fmt::format("{} does not give the sum in the order of ranks", result.name));
   }
   if (!json) print(*measured);
-  return to_json(flags, *measured);
+  return json_of(flags, *measured);
 }
 
 }  // namespace

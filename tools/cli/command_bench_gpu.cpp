@@ -47,11 +47,11 @@ bench::GpuCase case_of(const BenchGpuFlags& flags) {
   return shapes;
 }
 
-ordered_json to_json(const CopyRates& rates) {
+ordered_json json_of(const CopyRates& rates) {
   return {{"h2d_gb_per_s", rates.h2d}, {"d2h_gb_per_s", rates.d2h}, {"both_gb_per_s", rates.both}};
 }
 
-ordered_json to_json(const std::vector<ProductRate>& rates) {
+ordered_json json_of(const std::vector<ProductRate>& rates) {
   ordered_json list = ordered_json::array();
   for (const ProductRate& rate : rates) {
     list.push_back({{"name", rate.name},
@@ -91,13 +91,13 @@ ordered_json run(const BenchGpuFlags& flags, bool json) {
                         {"compute", name_of(shapes.compute)},
                         {"sequence", shapes.sequence},
                         {"layer_tflops", m.layer_tflops},
-                        {"products", to_json(m.products)},
-                        {"attention", to_json(m.attention)},
+                        {"products", json_of(m.products)},
+                        {"attention", json_of(m.attention)},
                         {"attention_engines", m.attention_engines},
                         {"deterministic", shapes.deterministic},
                         {"copy_bytes", shapes.copy.value()},
-                        {"pinned", to_json(m.pinned)}};
-  if (m.pageable) document["pageable"] = to_json(*m.pageable);
+                        {"pinned", json_of(m.pinned)}};
+  if (m.pageable) document["pageable"] = json_of(*m.pageable);
   return document;
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-void print_row(const ordered_json& row) {
+void print_load(const ordered_json& row) {
   const std::string extra =
       row.contains("fraction") ? fmt::format("  spillway {:.2f} GB/s = {:.3f} of it",
                                              row["spillway_gigabytes_per_second"].get<double>(),
@@ -99,7 +99,7 @@ ordered_json run_nvme(NvmeFlags flags, bool json) {
            "block", "GB/s", "CPU ms/GiB");
   }
   ordered_json document =
-      bench::bench_nvme(options, json ? bench::NvmeBenchRow{} : bench::NvmeBenchRow{print_row});
+      bench::bench_nvme(options, json ? bench::NvmeBenchRow{} : bench::NvmeBenchRow{print_load});
   if (!json) print_summary(document);
   return document;
 }

@@ -48,7 +48,7 @@ struct Peak {
   std::string_view basis;
 };
 
-constexpr std::uint32_t kDefaultContext = 256;
+constexpr std::uint32_t kSmallContext = 256;
 constexpr std::uint32_t kDefaultMicroBatch = 8;
 constexpr std::uint64_t kDefaultTokens = 4096;
 constexpr std::uint64_t kDefaultSteps = 4;
@@ -69,7 +69,7 @@ config::TrainOptions options_of(const BenchStepFlags& flags) {
   const bool narrow = options.compute == DType::bf16;
   options.state_format = flags.format.empty() ? (narrow ? StateFormat::split : StateFormat::fp32)
                                               : parse_state_format(flags.format);
-  options.context = flags.context > 0 ? flags.context : (small ? kDefaultContext : 0);
+  options.context = flags.context > 0 ? flags.context : (small ? kSmallContext : 0);
   if (options.context == 0) {
     options.context = std::min(4096U, bench::model_from(flags.train.model).max_context);
   }

@@ -23,7 +23,7 @@ struct ExportFlags {
 std::atomic<int> caught{0};
 
 /// The next signal of that kind ends the process at once.
-void on_signal(int signal) {
+void catch_signal(int signal) {
   caught = signal;
   std::signal(signal, SIG_DFL);
 }
@@ -33,7 +33,7 @@ nlohmann::ordered_json run(const ExportFlags& flags, bool json) {
       .run = flags.run, .out = flags.out, .max_shard = parse_bytes(flags.max_shard)};
   if (!flags.dtype.empty()) request.dtype = parse_dtype(flags.dtype);
   if (flags.force) request.if_exists = model::IfExists::replace;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, on_signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, catch_signal);
   Exported exported;
   try {
     exported = export_run(request, [] { return caught != 0; });

@@ -48,7 +48,7 @@ class ProgressLine {
   Clock::time_point last_{};
 };
 
-ordered_json to_json(const std::vector<nvme_swap::FsckFinding>& findings) {
+ordered_json json_of(const std::vector<nvme_swap::FsckFinding>& findings) {
   ordered_json list = ordered_json::array();
   for (const auto& finding : findings) {
     list.push_back({{"file", finding.file.string()}, {"what", finding.what}});
@@ -56,7 +56,7 @@ ordered_json to_json(const std::vector<nvme_swap::FsckFinding>& findings) {
   return list;
 }
 
-ordered_json to_json(const std::string& name, const FsckReport& report) {
+ordered_json json_of(const std::string& name, const FsckReport& report) {
   ordered_json document{{"name", name}, {"files", ordered_json::array()}};
   for (const fs::path& file : report.files) document["files"].push_back(file.string());
   document["committed_step"] =
@@ -70,8 +70,8 @@ ordered_json to_json(const std::string& name, const FsckReport& report) {
   document["engine"] = report.engine;
   document["in_use"] = report.in_use;
   document["resumable"] = report.resumable;
-  document["damage"] = to_json(report.damage);
-  document["notes"] = to_json(report.notes);
+  document["damage"] = json_of(report.damage);
+  document["notes"] = json_of(report.notes);
   return document;
 }
 
@@ -118,7 +118,7 @@ FsckReport check_store(nvme_swap::StoreOptions options) {
 
 void add_report(ordered_json& document, const std::string& name, const FsckReport& report,
                 bool json) {
-  document["stores"].push_back(to_json(name, report));
+  document["stores"].push_back(json_of(name, report));
   if (!report.damage.empty()) document["sound"] = false;
   if (!json) print(name, report);
 }

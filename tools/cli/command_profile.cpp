@@ -70,7 +70,7 @@ void print(const engine::TunedProduct& product) {
   }
 }
 
-ordered_json to_json(const engine::TunedProduct& product) {
+ordered_json json_of(const engine::TunedProduct& product) {
   ordered_json entry{{"key", product.key},
                      {"rows", product.shape.rows},
                      {"columns", product.shape.columns},
@@ -101,7 +101,7 @@ ordered_json tune_products(const ProfileFlags& flags, const model::ModelConfig& 
   const auto what = flags.again ? engine::MeasureWhat::everything : engine::MeasureWhat::unknown;
   engine::tune_products({.options = options, .shapes = shapes, .what = what}, tuning,
                         [&](const engine::TunedProduct& product) {
-                          list.push_back(to_json(product));
+                          list.push_back(json_of(product));
                           if (!json) print(product);
                         });
   return list;

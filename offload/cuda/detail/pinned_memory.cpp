@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/memory_budget.hpp"
 #include "runtime/base/units.hpp"
@@ -93,10 +94,6 @@ bool is_there(std::size_t size, PinnedBound bound) {
       "available; if they do not come, the kernel ends this process: lower --host-memory then",
       format_bytes(Bytes{size}), format_bytes(available));
   return true;
-}
-
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 }  // namespace

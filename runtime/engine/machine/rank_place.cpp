@@ -134,7 +134,7 @@ void take_drives(comm::Communicator& ranks, const Topology& machine,
   std::vector<Store> own;
   std::vector<std::vector<NodeIndex>> near;
   for (const auto& directory : request.directories) {
-    const Drive drive = drive_of(file_system_of(nearest_existing(directory)));
+    const Drive drive = spillway::drive_of(file_system_of(nearest_existing(directory)));
     own.push_back({.file_system = drive.file_system, .disk = drive.disk});
     std::vector<NodeIndex>& nodes = near.emplace_back();
     for (const std::string& device : drive.devices) {

@@ -14,7 +14,7 @@
 namespace spillway::model {
 namespace {
 
-constexpr std::size_t kChunkElements = 8192;
+constexpr std::size_t kWriteElements = 8192;
 
 float load(const std::byte* element, DType dtype) {
   if (dtype == DType::fp32) {
@@ -116,11 +116,11 @@ void CheckpointWriter::append_to_tensor(std::span<const std::byte> elements, DTy
     writer_->append(elements);
     return;
   }
-  std::array<std::byte, kChunkElements * 4> chunk;
+  std::array<std::byte, kWriteElements * 4> chunk;
   const std::size_t from = size_of(source);
   const std::size_t to = size_of(options_.dtype);
   while (!elements.empty()) {
-    const std::size_t count = std::min(elements.size() / from, kChunkElements);
+    const std::size_t count = std::min(elements.size() / from, kWriteElements);
     bool fits = true;
     for (std::size_t i = 0; i < count; ++i) {
       fits &=

@@ -16,7 +16,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian");
 
-constexpr std::size_t kChunkElements = 16384;
+constexpr std::size_t kReadElements = 16384;
 
 SafetensorsHeader read_header(const detail::ReadableFile& file) {
   std::array<std::byte, 8> first{};
@@ -85,7 +85,7 @@ void SafetensorsFile::read(const StoredTensor& tensor, ElementCount first,
     file_->read_at(offset, std::as_writable_bytes(target));
     return;
   }
-  std::array<std::uint16_t, kChunkElements> chunk;
+  std::array<std::uint16_t, kReadElements> chunk;
   while (!target.empty()) {
     const auto stored = std::span(chunk).first(std::min(target.size(), chunk.size()));
     file_->read_at(offset, std::as_writable_bytes(stored));

@@ -9,15 +9,12 @@
 #include <variant>
 
 #include "runtime/plan/pipeline/stages.hpp"
+#include "runtime/plan/placement/fastest.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::plan {
 namespace {
-
-constexpr double kWorthwhile = 0.99;  ///< of the step of the cut by FLOPs
-/// Ops of all lists that are simulated, about a second's worth.
-constexpr std::size_t kOpsSimulated = 4'000'000;
 
 using Layers = std::vector<std::uint32_t>;
 

@@ -12,10 +12,7 @@
 namespace spillway::plan {
 namespace {
 
-constexpr double kWorthwhile = 0.99;  ///< of the first placement's step
-/// Ops of all plans that are simulated, about a second's worth; of a large step still some plans.
-constexpr std::size_t kOpsSimulated = 4'000'000;
-constexpr std::size_t kLeastSimulated = 3;
+constexpr std::size_t kLeastSimulated = 3;  ///< plans, also of a step with very many ops
 
 struct Candidate {
   Placement placement;

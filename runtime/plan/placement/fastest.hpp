@@ -1,6 +1,7 @@
 // Compares placements by what the simulator says of their steps. Pure.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "runtime/plan/block_cut.hpp"
@@ -9,6 +10,12 @@
 #include "runtime/plan/predict/simulator.hpp"
 
 namespace spillway::plan {
+
+/// A search keeps what it began with unless another step takes less than this share of its time:
+/// no profile is good for a difference that is smaller.
+inline constexpr double kWorthwhile = 0.99;
+/// Ops that a search simulates, about a second's worth.
+inline constexpr std::size_t kOpsSimulated = 4'000'000;
 
 /// Returns whether the request leaves the cut open.
 [[nodiscard]] bool allows(const Workload& workload, const PlacementRequest& request,

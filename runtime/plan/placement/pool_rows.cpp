@@ -7,8 +7,6 @@
 namespace spillway::plan {
 namespace {
 
-Bytes elements(ElementCount count, DType dtype) { return Bytes{count.value() * size_of(dtype)}; }
-
 Row row(std::uint64_t count, Bytes each) { return {.count = count, .each = each, .last = {}}; }
 
 /// Returns one for each block that a tied head uses, as large as the largest of them.
@@ -20,13 +18,13 @@ Row tied_accumulators(const Workload& w) {
   }
   const bool here = w.runs(0) || w.borrows_embedding();
   return {.count = here ? (tied.end - tied.first) * w.stage.tied_in_flight : 0,
-          .each = elements(largest, DType::fp32),
+          .each = bytes_of(largest, DType::fp32),
           .last = {}};
 }
 
 /// Returns what a rank gets of the gradients of a round: its shard of the sum, or of each rank's.
 Bytes received(const Workload& w, ElementCount shard) {
-  return elements(shard, w.compute) * std::uint64_t{w.gradients_of_round()};
+  return bytes_of(shard, w.compute) * std::uint64_t{w.gradients_of_round()};
 }
 
 /// Returns what a rank of a tensor group has for each micro-batch beside what it adds up.
@@ -65,8 +63,8 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
   const bool passes_slots = p.boundary_slots > 0;
   const auto gradients = [&](DType dtype) {
     return Row{.count = p.gradient_slots,
-               .each = elements(sizes.gradient_slot(), dtype),
-               .last = elements(vector_elements(w), dtype)};
+               .each = bytes_of(sizes.gradient_slot(), dtype),
+               .last = bytes_of(vector_elements(w), dtype)};
   };
   const ElementCount largest_shard{sizes.gradient_slot().value() / w.shards()};
   const std::uint32_t least_parts = w.ranks.secondary > 1 ? w.ranks.secondary : w.shards();
@@ -77,21 +75,21 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
   if (w.external && pool != PoolKind::state_staging && !streams) return {};
   switch (pool) {
     case PoolKind::parameter_slots:
-      return row(p.parameter_slots, elements(strides.streamed, w.compute));
+      return row(p.parameter_slots, bytes_of(strides.streamed, w.compute));
     case PoolKind::frozen_slots: return row(p.parameter_slots, sizes.frozen_slot());
     case PoolKind::resident_frozen: return row(1, w.resident_frozen_bytes);
     case PoolKind::accumulators: return gradients(DType::fp32);
     case PoolKind::rounded_gradients:
       return w.compute == DType::fp32 ? Row{} : gradients(w.compute);
     case PoolKind::parameter_shards:
-      return row(parameter_shard_slots(w, p), elements(largest_part, w.compute));
+      return row(parameter_shard_slots(w, p), bytes_of(largest_part, w.compute));
     case PoolKind::gradient_shards:
       return row(w.ranks.count > 1 ? p.gradient_slots : 0, received(w, largest_shard));
     case PoolKind::landing_gradients:
       if (w.ranks.count > 1) return row(lands ? p.gradient_slots : 0, received(w, largest_shard));
       return lands ? gradients(w.compute) : Row{};
     case PoolKind::tied_parameters:
-      return row(w.borrows_embedding() ? 1 : 0, elements(w.tied_elements, w.compute));
+      return row(w.borrows_embedding() ? 1 : 0, bytes_of(w.tied_elements, w.compute));
     case PoolKind::tied_accumulators: return tied_accumulators(w);
     case PoolKind::boundary_gradients: return row(passes_slots ? 0 : in_flight, one);
     case PoolKind::boundary_slots: return row(device_boundary_slots(w, p), one);

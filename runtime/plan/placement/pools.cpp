@@ -70,8 +70,6 @@ constexpr std::array<Line, kPoolCount> kLines{{
     {Tier::nvme, "state, two slots"},
 }};
 
-Bytes elements(ElementCount count, DType dtype) { return Bytes{count.value() * size_of(dtype)}; }
-
 bool is_of_micro_batches(PoolKind pool) {
   switch (pool) {
     case PoolKind::boundaries:
@@ -262,23 +260,23 @@ Bytes PoolSizes::buffer_bytes(PoolKind pool, std::uint32_t block, ElementCount t
     case PoolKind::resident_parameters:
     case PoolKind::stashed_parameters:
     case PoolKind::host_stash:
-    case PoolKind::host_parameters: return elements(tile, workload_->compute);
+    case PoolKind::host_parameters: return bytes_of(tile, workload_->compute);
     case PoolKind::whole_parameters:
-      return elements(workload_->blocks[block].padded_parameters, workload_->compute);
+      return bytes_of(workload_->blocks[block].padded_parameters, workload_->compute);
     case PoolKind::device_state:
     case PoolKind::host_state: return state_bytes(format_, tile);
     // Both slots of a tile that is on disk, whatever its tier.
     case PoolKind::disk_state: return slot_bytes(format_, tile) * 2U;
     case PoolKind::device_gradients:
     case PoolKind::device_sums:
-    case PoolKind::host_gradients: return elements(tile, waiting_gradient_dtype(*workload_));
+    case PoolKind::host_gradients: return bytes_of(tile, waiting_gradient_dtype(*workload_));
     case PoolKind::device_leaves:
     case PoolKind::host_sums: return Bytes{tile.value() / kLeafParameters * sizeof(double)};
     case PoolKind::boundaries:
     case PoolKind::host_boundaries: return workload_->boundary_bytes;
     case PoolKind::host_frozen: return workload_->blocks[block].frozen_bytes;
     case PoolKind::secondary_parameters:
-      return elements(workload_->secondary_elements(block), workload_->compute);
+      return bytes_of(workload_->secondary_elements(block), workload_->compute);
     case PoolKind::disk_boundaries: return in_pages(workload_->boundary_bytes);
     case PoolKind::kept_activations:
     case PoolKind::host_kept_activations: return saved(block);

@@ -14,6 +14,11 @@
 
 namespace spillway::plan {
 
+/// Returns what so many elements take.
+[[nodiscard]] inline Bytes bytes_of(ElementCount count, DType dtype) {
+  return Bytes{count.value() * size_of(dtype)};
+}
+
 [[nodiscard]] Tier tier_of(PoolKind pool);
 /// Returns the pool's line in the memory table.
 [[nodiscard]] std::string_view label_of(PoolKind pool);
