@@ -25,13 +25,29 @@ target_compile_options(spillway_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
   # ccache must find precompiled headers again in another checkout.
   $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>>)
 if(SPILLWAY_BUILD_FUZZERS)
-  target_compile_options(spillway_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_compile_options(spillway_flags INTERFACE -fsanitize=fuzzer-no-link
+    -fsanitize-coverage-allowlist=${PROJECT_SOURCE_DIR}/tests/fuzz/coverage.list)
 endif()
 if(SPILLWAY_SANITIZE)
   target_compile_options(spillway_flags INTERFACE
     -fsanitize=${SPILLWAY_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(spillway_flags INTERFACE -fsanitize=${SPILLWAY_SANITIZE})
 endif()
+
+# spillway_unity(TARGET): where CMAKE_UNITY_BUILD is on, the sources of a folder are compiled as
+# one. Kernels and what a backend's absence leaves stay apart: each has its own flags, or its own
+# place in the archive, which a program may fill with something else
+# (tests/support/cuda_emulation).
+function(spillway_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources EXCLUDE REGEX "kernels|_absent|cuda|nccl|host/|\\.cu$")
+  foreach(source IN LISTS sources)
+    cmake_path(GET source PARENT_PATH folder)
+    string(MAKE_C_IDENTIFIER "${target}_${folder}" group)
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+  endforeach()
+endfunction()
 
 function(spillway_module name)
   cmake_parse_arguments(arg "" "" "SOURCES;HEADERS;PUBLIC;PRIVATE;BUILD_ONLY" ${ARGN})
@@ -52,4 +68,5 @@ function(spillway_module name)
   else()
     target_precompile_headers(spillway_${name} REUSE_FROM spillway_module_headers)
   endif()
+  spillway_unity(spillway_${name})
 endfunction()

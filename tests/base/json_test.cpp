@@ -53,8 +53,8 @@ TEST(Json, OrderIsAlphabeticalOrThatOfTheText) {
 }
 
 TEST(Json, MessagesStayShortAndKeepWholeCharacters) {
-  const std::string name = brief_name(std::string(78, 'a') + "\u00e9\u00e9");
-  EXPECT_EQ(name, "\"" + std::string(78, 'a') + "...");
+  const std::string letters(78, 'a');
+  EXPECT_EQ(brief_name(letters + "\u00e9\u00e9"), "\"" + letters + "...");
   const std::string what = error_of("\"" + std::string(100000, 'a'), {.origin = "x"}).what();
   EXPECT_LT(what.size(), 400U);
 }
