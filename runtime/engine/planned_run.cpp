@@ -334,12 +334,15 @@ void Planning::plan() {
       of_group, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
   run_.placement = std::move(fastest.placement);
   run_.prediction = std::move(fastest.prediction);
-  run_.prediction.step_seconds *= run_.workload.stage.stretch;
+  run_.prediction.step_seconds =
+      seconds_of_job(request_.ranks, run_.workload.stage.stretch, run_.prediction.step_seconds);
   widen_attention();
   run_.store_options.weights = disk_weights(request, tuning.drives, run_.placement);
   if (run_.options.commit_every == 0) {
-    run_.options.commit_every = planned_commit_every(run_.workload, run_.placement, run_.profile,
-                                                     run_.prediction.step_seconds);
+    // Stages have other state and other places for it, and commit the same steps.
+    run_.options.commit_every =
+        largest_of(request_.ranks, planned_commit_every(run_.workload, run_.placement, run_.profile,
+                                                        run_.prediction.step_seconds));
   }
 }
 

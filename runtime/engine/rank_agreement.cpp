@@ -140,6 +140,19 @@ std::uint64_t value_of_first(comm::Communicator& ranks, std::uint64_t mine) {
   return mine;
 }
 
+std::uint64_t largest_of(comm::Communicator* ranks, std::uint64_t mine) {
+  return ranks == nullptr ? mine : std::ranges::max(gather(*ranks, mine));
+}
+
+double seconds_of_job(comm::Communicator* ranks, double stretch, double seconds) {
+  struct Said {
+    double stretch, seconds;
+  };
+  const Said mine{.stretch = stretch, .seconds = seconds * stretch};
+  if (ranks == nullptr) return mine.seconds;
+  return std::ranges::min(gather(*ranks, mine), {}, &Said::stretch).seconds;
+}
+
 int gpu_of_rank(comm::Communicator& ranks, config::DeviceKind device) {
   Place mine;
   int index = 0;

@@ -55,6 +55,13 @@ class Votes {
 /// Returns what rank 0 gives, once it does.
 std::uint64_t value_of_first(comm::Communicator& ranks, std::uint64_t mine);
 
+/// Returns the largest value of all ranks, or `mine` where there is one process.
+[[nodiscard]] std::uint64_t largest_of(comm::Communicator* ranks, std::uint64_t mine);
+
+/// Returns the seconds of a step of all stages. A stage that works for `seconds` says `stretch`
+/// times as many (plan::Stage), and the one that waits least for others is the most right.
+[[nodiscard]] double seconds_of_job(comm::Communicator* ranks, double stretch, double seconds);
+
 /// Returns the GPU of this rank, as CUDA numbers those that it shows, and makes it current on this
 /// thread: the ranks of a machine have one each, in their order. 0 for a rank that trains on the
 /// host. Throws `Error{invalid_argument}` that names two ranks where they have the same one.

@@ -137,6 +137,25 @@ TEST(RanksThatPlan, TakeTheSlowestProfileAndMeasureASlowNetworkWithFewBytes) {
   }
 }
 
+TEST(RanksThatPlan, CommitAsSeldomAsTheSlowestOfThem) {
+  comm::ThreadGroup(3).run([](comm::Communicator& self) {
+    const std::uint64_t mine[] = {2, 7, 1};
+    EXPECT_EQ(largest_of(&self, mine[self.rank().value()]), 7U);
+  });
+  EXPECT_EQ(largest_of(nullptr, 4), 4U);
+}
+
+// Rank 0 has next to nothing to do, and cannot tell how long the others take.
+TEST(RanksThatPlan, TakeTheStepOfTheStageThatWaitsLeast) {
+  comm::ThreadGroup(3).run([](comm::Communicator& self) {
+    const double stretch[] = {1e6, 1.5, 1.25};
+    const double seconds[] = {0.01, 2.5, 4};
+    const std::uint32_t rank = self.rank().value();
+    EXPECT_EQ(seconds_of_job(&self, stretch[rank], seconds[rank]), 5.0);
+  });
+  EXPECT_EQ(seconds_of_job(nullptr, 1, 3), 3.0);
+}
+
 TEST(RanksOfAMachine, KnowItFromAnotherOfTheSameName) {
   const MachineName name = machine_name();
   EXPECT_EQ(name, machine_name());

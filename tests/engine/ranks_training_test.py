@@ -2,6 +2,7 @@
 goes on from what its ranks and other numbers of ranks have saved, and what cannot work says why.
 usage: ranks_training_test.py SPILLWAY LAUNCHER..."""
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -40,6 +41,12 @@ class Training(JobTest):
         self.succeed("one", options(0, 1), 8, "--resume", ranks=1)
         self.succeed("apart", options(0, 3), 8, "--from", self.path / "zero3", ranks=3)
         self.assertEqual(self.metrics("apart"), self.metrics("one")[-2:])
+        # Stage 0 has the embedding alone, and next to nothing to do.
+        uneven = options(0, 2, pipeline_parts=[1, 3])
+        status, output = self.train("uneven", uneven, 6, ranks=2)
+        self.assertEqual(status, 0, output)
+        self.assertEqual(self.metrics("uneven"), expected)
+        self.assertLess(float(re.search(r"predicted +([\d.]+) s a step", output)[1]), 10)
         self.fail_with("spillway.pipeline_chunks: 1 in the run, 2 now", "1f1b",
                        options(0, 2, **chunks), 9, "--resume")
         self.fail_with("pipeline.stages is 3, which does not divide the number of ranks, 2",
