@@ -36,6 +36,10 @@ class ScoreGradients : public testing::Test {
     options_.compute = DType::bf16;
     options_.context = 8192;
     options_.micro_batch = 2;
+    place();
+  }
+
+  void place() {
     workload_ = make_workload(config_, options_);
     const plan::Budgets budgets{.device = 80_GiB, .host = 80_GiB, .nvme = 80_GiB};
     placement_ = std::get<plan::Placement>(
@@ -69,6 +73,17 @@ TEST_F(ScoreGradients, TakeWhatThePlanLeavesOfTheDevice) {
   for (Bytes left = 0_GiB; left < 12_GiB; left += 512_MiB) {
     EXPECT_LE(used_with(bound(used_ + left)), used_ + left) << format_bytes(left);
   }
+}
+
+// A rank's heads are 16, whose gradients of scores are 4 GiB for two windows.
+TEST_F(ScoreGradients, OfATensorGroupHaveTheirWorkspaceToo) {
+  options_.tensor.ranks = 2;
+  place();
+  const Bytes wider = bound(used_ + 20_GiB);
+  EXPECT_EQ(wider, 4_GiB);
+  const ModelRuntime sizes = make_model_sizes(config_, options_, wider);
+  EXPECT_GE(make_workload(config_, *sizes.transformer, options_).workspace_bytes,
+            sizes.transformer->workspace_bytes());
 }
 
 TEST_F(ScoreGradients, AreAsUsualWhereNothingIsKept) {

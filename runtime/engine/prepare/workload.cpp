@@ -67,6 +67,8 @@ plan::Workload make_workload(const model::ModelConfig& config,
     workload.workspace_bytes = std::max(
         workload.workspace_bytes, make_model_sizes(config, each).transformer->workspace_bytes());
   }
+  // This rank's attention may take more than usual (prepare/score_gradients).
+  workload.workspace_bytes = std::max(workload.workspace_bytes, transformer.workspace_bytes());
   workload.tensor = {.count = options.tensor.ranks,
                      .index = options.tensor.index,
                      .sequence = options.tensor.sequence};
