@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/rank_agreement.hpp"
 #include "runtime/model/part_map.hpp"
 
 namespace spillway::engine {
@@ -25,6 +26,8 @@ StepCycle::StepCycle(const EngineSetup& setup, const ModelRuntime& model)
     if (at.stage.stays_full()) lists.fill = engine_.prepare(plan::build_fill(at, placement()));
   }
   last_executor_ = lists_.front().step.get();
+  Votes votes(setup.job);
+  all_commit_in_step_ = !votes.any_says(commits_in_step() ? Vote::no : Vote::yes);
   if (engine_.setup().start == Start::resumed) resume();
 }
 
@@ -63,7 +66,9 @@ bool StepCycle::commits_next() const {
 }
 
 bool StepCycle::commits_to_evaluate() const {
-  return commits_in_step() && copying() && pending_.pending && committed_step_ != state_.step;
+  // A stage whose own gradients are finite has an update, also of a step that others skip.
+  const bool updates = pending_.pending && state_.skipped_in_a_row == 0;
+  return all_commit_in_step_ && copying() && updates && committed_step_ != state_.step;
 }
 
 /// An error in the middle of a plan leaves some tiles updated and some not.

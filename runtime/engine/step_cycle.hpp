@@ -57,7 +57,8 @@ class StepCycle {
   [[nodiscard]] bool commits_in_step() const;
   /// The next `step` makes the one before it true on disk.
   [[nodiscard]] bool commits_next() const;
-  /// An evaluation would: it completes the copy under way, which is never ahead of its run.
+  /// An evaluation would: it completes the copy under way, which is never ahead of its run. All
+  /// ranks do, or none: they wait for each other's commits.
   [[nodiscard]] bool commits_to_evaluate() const;
   /// The last step that is true on disk, if there is one.
   [[nodiscard]] std::optional<std::uint64_t> committed_step() const { return committed_step_; }
@@ -118,8 +119,9 @@ class StepCycle {
 
   std::vector<Lists> lists_;  // by phase
   std::unique_ptr<Executor> snapshot_executor_;
-  bool is_full_ = false;       // rounds in flight of a pipeline that stays full are in memory
-  bool has_versions_ = false;  // and so are the versions of its weights
+  bool is_full_ = false;             // rounds in flight of a pipeline that stays full are in memory
+  bool has_versions_ = false;        // and so are the versions of its weights
+  bool all_commit_in_step_ = false;  // see `commits_in_step`
   const Executor* last_executor_ = nullptr;
   const Executor* last_run_ = nullptr;
 
