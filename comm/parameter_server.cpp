@@ -35,7 +35,7 @@ Communicator& introduced(Communicator& communicator, const ServerOptions& option
   check(communicator.ranks() > 1, ErrorCode::invalid_argument,
         "a parameter server needs a second rank, which is its worker");
   const std::uint32_t workers = workers_of(communicator);
-  check(bound_of(options, workers) + 1 >= workers, ErrorCode::invalid_argument,
+  check(bound_of(options, workers) >= workers - 1, ErrorCode::invalid_argument,
         fmt::format("of {} workers that pull the same values the last push is stale by {}; a bound "
                     "of {} is not possible",
                     workers, workers - 1, options.staleness));

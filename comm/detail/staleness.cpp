@@ -5,7 +5,7 @@
 namespace spillway::comm::detail {
 
 Staleness::Staleness(std::size_t workers, std::uint32_t bound) : workers_(workers), bound_(bound) {
-  SPILLWAY_ASSERT(bound + 1 >= workers);
+  SPILLWAY_ASSERT(std::uint64_t{bound} + 1 >= workers);
 }
 
 void Staleness::begin(std::uint32_t pushes) {

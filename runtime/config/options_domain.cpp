@@ -60,7 +60,7 @@ std::string range_in_words(const Domain& domain) {
 /// What is wrong with the numbers of an array; empty where nothing is.
 std::string fault_of_numbers(const Domain& domain, const json& numbers) {
   for (const json& each : numbers) {
-    if (!each.is_number()) return "is an array";
+    if (!each.is_number() && domain.kind != Kind::wholes) return "is an array";
     Domain one = domain;
     one.kind = domain.kind == Kind::wholes ? Kind::whole : Kind::number;
     if (!one.fault_of(each).empty()) return fmt::format("holds {}", shown(each));

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 
 #include "runtime/config/detail/option_builders.hpp"
@@ -87,6 +88,11 @@ void add_monitor(std::vector<Option>& table, std::string_view section, std::stri
   rows.member<Monitor, &MonitorOptions::job_name>({"job_name", "This is the name of the folder."});
 }
 
+void read_tensor_ranks(ConfigFile& file, const Option& self, TrainOptions& options) {
+  read_member<&TrainOptions::tensor, &TensorOptions::ranks>(file, self, options);
+  options.tensor.ranks = std::max(options.tensor.ranks, 1U);
+}
+
 }  // namespace
 
 void add_pipeline(std::vector<Option>& table) {
@@ -102,8 +108,9 @@ void add_pipeline(std::vector<Option>& table) {
       .member<&TrainOptions::tensor, &TensorOptions::ranks>(
           {"autotp_size",
            "So many ranks in a row share out the heads, the columns of the MLP and the vocabulary "
-           "of every layer (Megatron-LM)."},
-          whole<std::uint32_t>(1, kMostStages));
+           "of every layer (Megatron-LM). 0 is as 1: none do."},
+          whole<std::uint32_t>(0, kMostStages))
+      .read = read_tensor_ranks;
 }
 
 void add_homes(std::vector<Option>& table) {

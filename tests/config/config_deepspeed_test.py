@@ -260,6 +260,7 @@ def test_keys_inside_of_sections_are_known_one_by_one():
 
 def test_degrees_of_one_are_accepted():
     _, given = answers([{"tensor_parallel": {"autotp_size": 1}}, {"sequence_parallel_size": 1},
+                        {"tensor_parallel": {"autotp_size": 0}},
                         {"tensor_parallel": {"enabled": True, "tp_size": 1}}, {"pipeline": {}}])
     assert all("error" not in answer for answer in given), given
 

@@ -110,7 +110,7 @@ void add_bench_pipeline(Command bench, Session& session) {
                                 "that only take their time, against the published formulas",
                                 [flags, &session] { return run(*flags, session.json); });
   command.add_option("--stages", flags->stages, "There are this many stages, a thread each")
-      .positive()
+      .range(2, 1024)
       .capture_default();
   command
       .add_option("--rounds", flags->rounds,

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -42,9 +43,15 @@ nlohmann::ordered_json check_lists(const plan::Workload& workload,
     lists.push_back(plan::build_fill(workload, placement));
     std::vector in_a_row{lists.back()};
     plan::Workload at = workload;
-    for (std::uint32_t step = 0; step < workload.stage.in_flight + 1; ++step) {
+    const std::uint32_t steps = std::max(workload.stage.in_flight, workload.stage.phases) + 1;
+    for (std::uint32_t step = 0; step < steps; ++step) {
       at.stage.phase = step % workload.stage.phases;
       in_a_row.push_back(plan::build_training_step(at, placement));
+      if (step == 0 || step >= workload.stage.phases) continue;  // the first ones are there already
+      lists.push_back(in_a_row.back());
+      lists.push_back(plan::build_recorded_step(at, placement));
+      lists.push_back(plan::build_flush(at, placement));
+      lists.push_back(plan::build_fill(at, placement));
     }
     const std::string fault = plan::find_lost_round(in_a_row, workload.rounds);
     check(fault.empty(), ErrorCode::internal, "the plan is wrong: " + fault);

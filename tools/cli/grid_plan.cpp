@@ -31,13 +31,16 @@ config::TrainOptions options_for(const GridRequest& request,
   check(!has_stale_weights(options.pipeline.schedule), ErrorCode::not_supported,
         "--auto ranks no grids of pipelines with stale weights; set another "
         "spillway.pipeline_schedule");
-  if (options.pipeline.stages > 1 || options.zero_stage > 0) {
-    note("--auto chooses pipeline.stages and zero_optimization.stage itself");
+  if (options.pipeline.stages > 1 || options.tensor.ranks > 1 || options.zero_stage > 0) {
+    note(
+        "--auto chooses pipeline.stages, tensor_parallel.autotp_size and "
+        "zero_optimization.stage itself");
   }
   if (!options.device) options.device = config::DeviceKind::cuda;
   options.device_memory = options.device_memory.value_or(machine.capacity.device);
   options.host_memory = options.host_memory.value_or(machine.capacity.host);
   options.pipeline = {};
+  options.tensor = {};
   engine::resolve(options, request.plan.model);
   return options;
 }

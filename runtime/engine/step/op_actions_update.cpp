@@ -146,7 +146,7 @@ void OpActions::host_checksum(const Op& op) {
   }
 }
 
-/// Pipelines run where the host reaches the device's memory.
+/// Stale weights are there on the host alone, which reaches the memory of its device.
 void OpActions::device_stash(const Op& op) {
   const OpMemory memory = memory_of(op);
   const auto source = memory.device(memory.source());
