@@ -12,6 +12,7 @@
 #include "nvme_swap/detail/aligned_buffer.hpp"
 #include "nvme_swap/detail/store_files.hpp"
 #include "nvme_swap/detail/store_recovery.hpp"
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::nvme_swap {
@@ -28,8 +29,7 @@ class Check {
   FsckReport run() {
     const auto begin = std::chrono::steady_clock::now();
     if (check_headers() && check_records()) check_tiles();
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    report_.seconds = seconds_since(begin);
     return std::move(report_);
   }
 

@@ -15,6 +15,7 @@
 
 #include "comm/handshake.hpp"
 #include "offload/cuda/cuda_device.hpp"
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/json.hpp"
 #include "runtime/config/options_table.hpp"
@@ -85,7 +86,7 @@ double seconds_of_gather(comm::Communicator& ranks, Bytes shard) {
   ranks.barrier().wait();
   const auto begin = std::chrono::steady_clock::now();
   ranks.all_gather(mine, all).wait();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return seconds_since(begin);
 }
 
 /// Returns the best rate of a few gathers, which take less than a second together unless even the

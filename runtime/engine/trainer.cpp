@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cpu_adam/gradient_norm.hpp"
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/config/schedule.hpp"
 
@@ -110,7 +111,7 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
   result.step = ++state_.step;
   if (steps_of_sums_ > 1) decide_early(options(), state_, result, sum_of(squares), pending_);
   if (commits || commits_next() || results_.size() == steps_of_sums_) static_cast<void>(collect());
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  result.seconds = seconds_since(begin);
   return has_met_ ? std::span<const StepResult>(results_) : std::span<const StepResult>{};
 }
 

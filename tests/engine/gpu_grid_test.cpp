@@ -51,6 +51,23 @@ void streamed(config::TrainOptions& options) {
   options.prefetch = 2;
 }
 
+/// Calls `body(trainer, options)` on a rank of the job, with the model as it begins.
+template <class Body>
+void on_rank(RanksHarness& harness, const Job& job, comm::Communicator& self,
+             const std::filesystem::path& run, const Body& body) {
+  config::TrainOptions options = options_of_job(job);
+  const auto gpus = join_gpus(self, options);
+  const RankOfJob rank = rank_of_job(job, self, gpus.get());
+  options.tensor.index = rank.part;
+  nvme_swap::StoreOptions store;
+  store.directories = {run / std::to_string(self.rank().value())};
+  std::filesystem::create_directories(store.directories[0]);
+  const auto trainer = harness.make_rank(options, store, rank);
+  const model::ModelLayout whole = model::make_layout(harness.config(), options.operator_tile);
+  trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
+  body(*trainer, options);
+}
+
 /// The machine has a GPU for each rank; kernels take their time there, so that steps are small.
 class GpuGrids : public testing::Test {
  protected:
@@ -183,17 +200,9 @@ TEST_F(GpuGrids, EvaluateAsTheHostDoes) {
     std::vector<double> losses(grid.ranks());
     const std::filesystem::path run = harness.new_run();
     comm::ThreadGroup(grid.ranks()).run([&](comm::Communicator& self) {
-      config::TrainOptions options = options_of_job(job);
-      const auto gpus = join_gpus(self, options);
-      const RankOfJob rank = rank_of_job(job, self, gpus.get());
-      options.tensor.index = rank.part;
-      nvme_swap::StoreOptions store;
-      store.directories = {run / std::to_string(self.rank().value())};
-      std::filesystem::create_directories(store.directories[0]);
-      const auto trainer = harness.make_rank(options, store, rank);
-      const model::ModelLayout whole = model::make_layout(harness.config(), options.operator_tile);
-      trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
-      losses[self.rank().value()] = trainer->evaluate(tokens).loss;
+      on_rank(harness, job, self, run, [&](Trainer& trainer, const config::TrainOptions&) {
+        losses[self.rank().value()] = trainer.evaluate(tokens).loss;
+      });
     });
     return losses;
   };
@@ -213,20 +222,12 @@ TEST_F(GpuGrids, EndTheOthersWithTheNameOfOneThatFails) {
   group.run([&](comm::Communicator& self) {
     std::string& end = ends[self.rank().value()];
     try {
-      config::TrainOptions options = options_of_job(job);
-      const auto gpus = join_gpus(self, options);
-      const RankOfJob rank = rank_of_job(job, self, gpus.get());
-      options.tensor.index = rank.part;
-      nvme_swap::StoreOptions store;
-      store.directories = {run / std::to_string(self.rank().value())};
-      std::filesystem::create_directories(store.directories[0]);
-      const auto trainer = harness.make_rank(options, store, rank);
-      const model::ModelLayout whole = model::make_layout(harness.config(), options.operator_tile);
-      trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
-      Outcome outcome;
-      harness.steps(*trainer, options, 1, outcome);
-      if (self.rank() == Rank{2}) throw std::runtime_error("out of paper");
-      harness.steps(*trainer, options, 1, outcome);
+      on_rank(harness, job, self, run, [&](Trainer& trainer, const config::TrainOptions& options) {
+        Outcome outcome;
+        harness.steps(trainer, options, 1, outcome);
+        if (self.rank() == Rank{2}) throw std::runtime_error("out of paper");
+        harness.steps(trainer, options, 1, outcome);
+      });
     } catch (const std::exception& error) {
       end = error.what();
     }

@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "offload/memory.hpp"
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
@@ -32,7 +33,7 @@ double seconds_of(offload::Stream& stream, double budget, const std::function<vo
     const auto begin = std::chrono::steady_clock::now();
     for (std::uint64_t i = 0; i < calls; ++i) call();
     stream.synchronize();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return seconds_since(begin);
   };
   timed(1);
   const double once = std::max(timed(1), 1e-6);

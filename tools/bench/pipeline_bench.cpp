@@ -9,6 +9,7 @@
 
 #include "comm/threads/thread_group.hpp"
 #include "offload/host/host_backend.hpp"
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/update_decision.hpp"
@@ -163,7 +164,7 @@ std::vector<StepTimes> run_stage(const PipelineCase& what, comm::Communicator& l
       since.busy += busy_seconds(step);
     }
     line.barrier().wait();
-    since.end = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    since.end = seconds_since(begin);
   }
   activations = performer.most_kept();
   line.wake_with(nullptr);

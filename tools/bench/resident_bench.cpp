@@ -3,6 +3,7 @@
 #include <chrono>
 #include <limits>
 
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
@@ -62,7 +63,7 @@ class ResidentModel {
   double step_seconds() {
     const auto begin = std::chrono::steady_clock::now();
     executor_->run(engine_.actions());
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return seconds_since(begin);
   }
 
  private:

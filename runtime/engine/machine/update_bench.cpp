@@ -8,6 +8,7 @@
 #include "cpu_adam/calibration.hpp"
 #include "cpu_adam/gradient_norm.hpp"
 #include "offload/host/host_backend.hpp"
+#include "runtime/base/elapsed.hpp"
 #include "runtime/engine/machine/calibration_sizes.hpp"
 #include "runtime/engine/machine/normal_numbers.hpp"
 
@@ -52,7 +53,7 @@ double UpdateBench::pass(std::size_t prefetch_distance) {
             });
       })
       .wait();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return seconds_since(begin);
 }
 
 ElementCount prefetch_parameters(const cpu_adam::Kernel& kernel, Bytes room) {

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/profiler_range.hpp"
@@ -89,9 +90,7 @@ Executor::Executor(plan::StepPlan plan, Streams& streams, WakeSignal& wake)
   for (LaneQueue& lane : lanes_) lane.in_flight.reserve(std::max(kInFlight, lane.ops.size()));
 }
 
-double Executor::now() const {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-}
+double Executor::now() const { return seconds_since(begin_); }
 
 void Executor::reset() {
   begin_ = std::chrono::steady_clock::now();
