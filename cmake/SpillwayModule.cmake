@@ -22,6 +22,8 @@ target_compile_options(spillway_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
   $<$<BOOL:${SPILLWAY_WERROR}>:-Werror>
   # Exactness: the compiler must not fuse a multiply and an add that the source keeps apart.
   -ffp-contract=off -fno-math-errno
+  # Reproducible: no path of the checkout, so that two checkouts give the same bytes.
+  -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=
   # ccache must find precompiled headers again in another checkout.
   $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>>)
 if(SPILLWAY_BUILD_FUZZERS)
