@@ -14,7 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What CMake found, separated by colons. Empty in a build without CUDA.
+/// What CMake found, separated by colons. Folders of the checkout are relative to it. Empty in a
+/// build without CUDA.
 constexpr std::string_view kBuildDirectories = SPILLWAY_CUDA_LIBRARY_DIRECTORIES;
 
 void add(std::vector<fs::path>& directories, const fs::path& directory) {
@@ -22,6 +23,17 @@ void add(std::vector<fs::path>& directories, const fs::path& directory) {
   if (!fs::is_directory(directory, ignored)) return;
   if (std::ranges::find(directories, directory) == directories.end()) {
     directories.push_back(directory);
+  }
+}
+
+/// Adds `directory`, or where it is relative that below each folder above the program: a build
+/// folder lies in its checkout.
+void add_found_by_build(std::vector<fs::path>& directories, const fs::path& directory,
+                        const fs::path& program) {
+  if (directory.is_absolute()) return add(directories, directory);
+  for (fs::path above = program.parent_path(); above.has_relative_path();
+       above = above.parent_path()) {
+    add(directories, above / directory);
   }
 }
 
@@ -70,7 +82,7 @@ std::vector<fs::path> cuda_library_directories(const fs::path& root) {
   }
   for (std::string_view rest = kBuildDirectories; !rest.empty();) {
     const std::size_t end = std::min(rest.find(':'), rest.size());
-    add(directories, fs::path(rest.substr(0, end)));
+    add_found_by_build(directories, rest.substr(0, end), program);
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
   add(directories, root / "usr/local/cuda/lib64");

@@ -11,12 +11,12 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/config/train_options.hpp"
+#include "tests/support/source_dir.hpp"
 
 namespace spillway::config::test {
 
 inline std::string example(const std::string& name) {
-  const std::string path =
-      std::string(SPILLWAY_SOURCE_DIR) + "/tests/config/config_fuzz_corpus/" + name;
+  const auto path = test_support::source_dir() / "tests/config/config_fuzz_corpus" / name;
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
   EXPECT_FALSE(text.str().empty()) << path;

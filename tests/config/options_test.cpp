@@ -15,6 +15,7 @@
 #include "runtime/engine/run/directory.hpp"
 #include "tests/config/config_test_support.hpp"
 #include "tests/config/options_guide.hpp"
+#include "tests/support/source_dir.hpp"
 
 namespace spillway::config {
 namespace {
@@ -379,7 +380,7 @@ TEST(OptionsTable, ClaimsTheDefaultsThatTheParserGives) {
 
 TEST(OptionsTable, TheGuideIsPrintedFromIt) {
   std::ostringstream guide;
-  guide << std::ifstream(std::string(SPILLWAY_SOURCE_DIR) + "/docs/configuration.md").rdbuf();
+  guide << std::ifstream(test_support::source_dir() / "docs/configuration.md").rdbuf();
   EXPECT_EQ(guide.str(), test::options_guide()) << "print it with options_print";
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "runtime/plan/step/step_plan.hpp"
+#include "tests/support/source_dir.hpp"
 
 namespace spillway::plan {
 
@@ -56,7 +57,7 @@ inline std::vector<std::uint32_t> used_of(const StepPlan& plan, const Op& op, Po
 }
 
 inline std::string read_golden(const std::string& name) {
-  std::ifstream file(std::string(SPILLWAY_SOURCE_DIR "/tests/plan/golden/") + name);
+  std::ifstream file(test_support::source_dir() / "tests/plan/golden" / name);
   EXPECT_TRUE(file.good()) << name;
   std::ostringstream text;
   text << file.rdbuf();
@@ -66,7 +67,7 @@ inline std::string read_golden(const std::string& name) {
 /// Compares with a golden file. SPILLWAY_UPDATE_GOLDEN=1 writes the file instead.
 inline void expect_golden(const std::string& name, const std::string& text) {
   if (std::getenv("SPILLWAY_UPDATE_GOLDEN") != nullptr) {
-    std::ofstream file(std::string(SPILLWAY_SOURCE_DIR "/tests/plan/golden/") + name);
+    std::ofstream file(test_support::source_dir() / "tests/plan/golden" / name);
     file << text;
     EXPECT_TRUE(file.good()) << name;
     return;

@@ -14,6 +14,7 @@
 #include "runtime/model/cuda/attention/attention_cudnn.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
 #include "runtime/model/transformer.hpp"
+#include "tests/support/source_dir.hpp"
 #include "tools/bench/model_shapes.hpp"
 
 namespace spillway::model::cuda {
@@ -37,7 +38,7 @@ void load_stub_driver() {
 }
 
 DescribedDevice device_named(const std::string& name) {
-  std::ifstream file(SPILLWAY_SOURCE_DIR "/tests/tools/cudnn_devices/" + name + ".json");
+  std::ifstream file(test_support::source_dir() / "tests/tools/cudnn_devices" / (name + ".json"));
   return {.properties = {std::istreambuf_iterator<char>(file), {}}};
 }
 

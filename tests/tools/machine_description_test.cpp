@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/error.hpp"
+#include "tests/support/source_dir.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/bench/peak_flops.hpp"
 
@@ -110,8 +111,8 @@ TEST(MachineDescription, RanksOfOneMachineShareItsHostAndItsDisks) {
 
 TEST(MachineDescription, TheShippedOnesAreReadable) {
   std::size_t files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(
-           std::filesystem::path(SPILLWAY_SOURCE_DIR) / "docs/machines")) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(test_support::source_dir() / "docs/machines")) {
     const MachineDescription machine = load_machine(entry.path());
     EXPECT_EQ(machine.basis, "assumed") << entry.path();
     // As NVIDIA's data sheets say, dense.

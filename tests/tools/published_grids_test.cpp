@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/source_dir.hpp"
 #include "tools/cli/grid_plan.hpp"
 
 namespace spillway::cli {
@@ -14,14 +15,14 @@ namespace {
 using nlohmann::json;
 
 json table_of(const std::string& name) {
-  std::ifstream file(std::string(SPILLWAY_SOURCE_DIR) + "/tests/plan/golden/published_grids.json");
+  std::ifstream file(test_support::source_dir() / "tests/plan/golden/published_grids.json");
   return json::parse(file).at(name);
 }
 
 MadeGrids grids_of(const model::ModelConfig& model, const json& row, const std::string& machine) {
   GridRequest request;
   request.plan.model = model;
-  request.plan.machine = std::string(SPILLWAY_SOURCE_DIR) + "/docs/machines/" + machine;
+  request.plan.machine = test_support::source_dir() / "docs/machines" / machine;
   request.plan.nodes = {.ranks = row.at("gpus"), .nodes = row.at("gpus").get<std::uint32_t>() / 8};
   request.windows = row.at("windows");
   config::TrainOptions& options = request.plan.options;

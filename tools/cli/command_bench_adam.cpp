@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -147,6 +148,20 @@ void print_row(const AdamMeasurement& m, const Group& group) {
   flush_answers();
 }
 
+/// The script that runs the peers, which lies in the checkout that has this program. Throws
+/// `Error{invalid_argument}` for a program elsewhere.
+std::string peers_script() {
+  namespace fs = std::filesystem;
+  const fs::path program = fs::read_symlink("/proc/self/exe");
+  for (fs::path path = program.parent_path(); path.has_relative_path(); path = path.parent_path()) {
+    if (fs::exists(path / "tools/bench/adam_peers.py")) return path / "tools/bench/adam_peers.py";
+  }
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("--compare runs tools/bench/adam_peers.py of the checkout, and no folder "
+                          "above {} has it: run the program of a build folder",
+                          program.string()));
+}
+
 Group measure(const BenchAdamFlags& flags, std::span<const AdamCase> cases) {
   Group group;
   const bool comparable =
@@ -157,8 +172,7 @@ Group measure(const BenchAdamFlags& flags, std::span<const AdamCase> cases) {
   }
   const AdamCase& what = cases.front();
   const std::size_t threads = what.threads != 0 ? what.threads : read_topology().cores.size();
-  const std::string script = SPILLWAY_SOURCE_DIR "/tools/bench/adam_peers.py";
-  bench::PeerProcess process({flags.python, script, "--peers",
+  bench::PeerProcess process({flags.python, peers_script(), "--peers",
                               fmt::format("{}", fmt::join(flags.compare, ",")), "--size",
                               std::to_string(what.parameters), "--threads", std::to_string(threads),
                               "--gradient", flags.gradient});
