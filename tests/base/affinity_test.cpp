@@ -14,7 +14,7 @@
 
 #include "tests/base/temporary_directory.hpp"
 
-namespace spillway {
+namespace spillway::affinity_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -248,4 +248,4 @@ TEST(ThreadBinding, LeavesAThreadAloneThatHasNoCoresOfItsOwn) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::affinity_test

@@ -7,7 +7,7 @@
 
 #include "tests/base/temporary_directory.hpp"
 
-namespace spillway {
+namespace spillway::cuda_library_directories_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -53,4 +53,4 @@ TEST(CudaLibraryDirectories, NoPlaceIsTriedTwice) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::cuda_library_directories_test

@@ -9,7 +9,7 @@
 
 #include "runtime/base/error.hpp"
 
-namespace spillway {
+namespace spillway::dtype_test {
 namespace {
 
 std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
@@ -150,4 +150,4 @@ TEST(Bf16, NaNStaysNaNEvenWhereItsPayloadIsCutOff) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::dtype_test

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <set>
 
-namespace spillway {
+namespace spillway::error_test {
 namespace {
 
 TEST(Error, CarriesCodeNativeCodeMessageAndCallSite) {
@@ -57,4 +57,4 @@ TEST(AssertDeathTest, ABrokenInvariantAbortsWithItsExpressionAndPlace) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::error_test

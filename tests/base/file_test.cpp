@@ -12,7 +12,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/base/temporary_directory.hpp"
 
-namespace spillway {
+namespace spillway::file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -196,4 +196,4 @@ TEST(MadeDirectories, GoWithTheirOwnerUnlessTheyAreKeptOrUsed) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::file_test

@@ -7,7 +7,7 @@
 #include <memory>
 #include <type_traits>
 
-namespace spillway {
+namespace spillway::inline_task_test {
 namespace {
 
 static_assert(std::is_trivially_copyable_v<InlineTask>, "queues copy it as bytes");
@@ -57,4 +57,4 @@ TEST(InlineTask, KeepsStateBetweenCalls) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::inline_task_test

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-namespace spillway {
+namespace spillway::json_test {
 namespace {
 
 using testing::HasSubstr;
@@ -60,4 +60,4 @@ TEST(Json, MessagesStayShortAndKeepWholeCharacters) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::json_test

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace spillway {
+namespace spillway::log_test {
 namespace {
 
 class LogTest : public ::testing::Test {
@@ -50,4 +50,4 @@ TEST_F(LogTest, WritesTextWithBracesAsItIs) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::log_test

@@ -7,7 +7,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/base/temporary_directory.hpp"
 
-namespace spillway {
+namespace spillway::memory_budget_test {
 namespace {
 
 using testing::TemporaryDirectory;
@@ -169,4 +169,4 @@ TEST(MemoryBudget, ReadsThisMachine) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::memory_budget_test

@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-namespace spillway {
+namespace spillway::random_test {
 namespace {
 
 // The known answers that Random123 publishes for philox4x32-10 (kat_vectors), at compile time.
@@ -89,4 +89,4 @@ TEST(Random, NormalIsFiniteAtTheEndsOfTheUniform) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::random_test

@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-namespace spillway {
+namespace spillway::run_id_test {
 namespace {
 
 TEST(RunId, IsWrittenAs32HexDigitsAndReadBack) {
@@ -34,4 +34,4 @@ TEST(RunId, IsAnotherEveryTime) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::run_id_test

@@ -45,7 +45,7 @@ SPILLWAY_TARGET_END
 #undef SPILLWAY_SIMD_NAME
 #endif
 
-namespace spillway::simd::test {
+namespace spillway::simd::test::simd_test {
 namespace {
 
 /// Lanes around everything that can go wrong, and random ones.
@@ -265,4 +265,4 @@ INSTANTIATE_TEST_SUITE_P(EverySet, Vectors, testing::ValuesIn(all_vectors()),
                          [](const auto& set) { return std::string(set.param.name); });
 
 }  // namespace
-}  // namespace spillway::simd::test
+}  // namespace spillway::simd::test::simd_test

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-namespace spillway {
+namespace spillway::stagger_test {
 namespace {
 
 constexpr std::uint64_t kHuge = 2'097'152;
@@ -56,4 +56,4 @@ TEST(Stagger, SaysOfTwoAddressesWhetherTheyAreApart) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::stagger_test

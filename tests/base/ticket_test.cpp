@@ -7,7 +7,7 @@
 
 #include "runtime/base/error.hpp"
 
-namespace spillway {
+namespace spillway::ticket_test {
 namespace {
 
 /// Remembers what it was asked; slots listed in `broken` fail.
@@ -87,4 +87,4 @@ TEST(Ticket, MovingPassesTheOperationOn) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::ticket_test

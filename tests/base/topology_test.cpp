@@ -9,7 +9,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/base/temporary_directory.hpp"
 
-namespace spillway {
+namespace spillway::topology_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -169,4 +169,4 @@ TEST(NodeOfPciDevice, RefusesADeviceThatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::topology_test

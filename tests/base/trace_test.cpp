@@ -7,7 +7,7 @@
 #include <sstream>
 #include <thread>
 
-namespace spillway {
+namespace spillway::trace_test {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -156,4 +156,4 @@ TEST(TraceDeathTest, ALaneThatWasNeverAddedIsABrokenInvariant) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::trace_test

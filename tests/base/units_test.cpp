@@ -6,7 +6,7 @@
 
 #include "runtime/base/error.hpp"
 
-namespace spillway {
+namespace spillway::units_test {
 namespace {
 
 // One kind of quantity is never taken for another, nor for a plain number.
@@ -87,4 +87,4 @@ TEST(FormatBytes, IsReadBackWithinItsDigits) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::units_test

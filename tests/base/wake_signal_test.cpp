@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-namespace spillway {
+namespace spillway::wake_signal_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -68,4 +68,4 @@ TEST(WakeSignal, NoEventIsMissedByTheLoopThatChecksThenSleeps) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::wake_signal_test
