@@ -8,7 +8,7 @@
 #include "tests/offload/device_backend_fixture.hpp"
 #include "tests/offload/fake_cuda.hpp"
 
-namespace spillway::offload {
+namespace spillway::offload::cuda_backend_test {
 namespace {
 
 using cuda::FakeCuda;
@@ -225,4 +225,4 @@ TEST(CudaUnavailable, ABuildWithoutCudaSaysSo) {
 }
 
 }  // namespace
-}  // namespace spillway::offload
+}  // namespace spillway::offload::cuda_backend_test

@@ -10,7 +10,7 @@
 #include "tests/offload/cuda_step_rules.hpp"
 #include "tests/offload/device_backend_contract.hpp"
 
-namespace spillway::offload {
+namespace spillway::offload::cuda_gpu_test {
 namespace {
 
 /// Empty on a machine with a GPU.
@@ -114,4 +114,4 @@ TEST_F(CudaGpu, CopiesEachWayOverlap) {
 }
 
 }  // namespace
-}  // namespace spillway::offload
+}  // namespace spillway::offload::cuda_gpu_test

@@ -5,7 +5,7 @@
 #include <array>
 #include <type_traits>
 
-namespace spillway::offload {
+namespace spillway::offload::device_span_test {
 namespace {
 
 template <class T>
@@ -43,4 +43,4 @@ TEST(DeviceSpanDeathTest, APartBeyondTheEndIsABrokenInvariant) {
 }
 
 }  // namespace
-}  // namespace spillway::offload
+}  // namespace spillway::offload::device_span_test

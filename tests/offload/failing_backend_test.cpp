@@ -9,7 +9,7 @@
 #include "offload/host/host_backend.hpp"
 #include "offload/memory.hpp"
 
-namespace spillway::offload {
+namespace spillway::offload::failing_backend_test {
 namespace {
 
 std::unique_ptr<FailingBackend> make_backend() {
@@ -74,4 +74,4 @@ TEST(FailingBackend, ZeroDisarmsIt) {
 }
 
 }  // namespace
-}  // namespace spillway::offload
+}  // namespace spillway::offload::failing_backend_test

@@ -16,7 +16,7 @@
 #include "offload/host/host_view.hpp"
 #include "tests/offload/device_backend_contract.hpp"
 
-namespace spillway::offload {
+namespace spillway::offload::host_backend_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -298,4 +298,4 @@ TEST(HostBackendDeathTest, CopyingBetweenDifferentSizesIsABrokenInvariant) {
 }
 
 }  // namespace
-}  // namespace spillway::offload
+}  // namespace spillway::offload::host_backend_test

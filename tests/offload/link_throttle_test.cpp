@@ -10,7 +10,7 @@
 #include "offload/host/host_backend.hpp"
 #include "offload/memory.hpp"
 
-namespace spillway::offload {
+namespace spillway::offload::link_throttle_test {
 namespace {
 
 using host::LinkThrottle;
@@ -155,4 +155,4 @@ TEST(HostBackendLink, AnIdleLinkSavesNothingUpForLater) {
 }
 
 }  // namespace
-}  // namespace spillway::offload
+}  // namespace spillway::offload::link_throttle_test

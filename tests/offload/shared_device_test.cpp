@@ -9,7 +9,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/offload/fake_cuda.hpp"
 
-namespace spillway::offload {
+namespace spillway::offload::shared_device_test {
 namespace {
 
 using cuda::FakeCuda;
@@ -107,4 +107,4 @@ TEST(SharedDevice, KnowsMemoryOfThisGpu) {
 }
 
 }  // namespace
-}  // namespace spillway::offload
+}  // namespace spillway::offload::shared_device_test

@@ -8,7 +8,7 @@
 #include "offload/host/host_backend.hpp"
 #include "tests/support/allocation_counter.hpp"
 
-namespace spillway::offload {
+namespace spillway::offload::staging_pool_test {
 namespace {
 
 std::unique_ptr<DeviceBackend> make_backend() {
@@ -126,4 +126,4 @@ TEST(StagingPoolDeathTest, DestroyingAPoolWithALeaseOutIsABrokenInvariant) {
 }
 
 }  // namespace
-}  // namespace spillway::offload
+}  // namespace spillway::offload::staging_pool_test
