@@ -43,7 +43,7 @@ void operator delete[](void* memory, std::size_t) noexcept { release(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
 
-namespace spillway::cpu_adam {
+namespace spillway::cpu_adam::allocation_test {
 namespace {
 
 TEST(CpuLane, AllocatesNothingInItsSteadyState) {
@@ -103,4 +103,4 @@ TEST(CpuLane, AllocatesNothingInItsSteadyState) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam
+}  // namespace spillway::cpu_adam::allocation_test

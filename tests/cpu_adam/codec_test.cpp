@@ -5,7 +5,7 @@
 
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::codec_test {
 namespace {
 
 /// The sorted map, by its definition: midpoints of 2^i (signed) or 2^(i+1) equal cells of [0.1, 1]
@@ -160,4 +160,4 @@ TEST(StochasticRounding, KeepsNanAndInfinity) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::codec_test

@@ -4,7 +4,7 @@
 #include "cpu_adam/gradient_norm.hpp"
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::conversion_test {
 namespace {
 
 using Convert = void (*)(Isa, DType, const float*, void*, std::size_t);
@@ -167,4 +167,4 @@ std::string isa_name(const ::testing::TestParamInfo<Isa>& info) {
 INSTANTIATE_TEST_SUITE_P(Kernels, Conversion, ::testing::ValuesIn(runnable_isas()), isa_name);
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::conversion_test

@@ -12,7 +12,7 @@
 #include "runtime/base/simd/flush_denormals.hpp"
 #include "tests/cpu_adam/device_update_contract.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::cuda_bodies_test {
 namespace {
 
 namespace device = cuda::detail;
@@ -226,4 +226,4 @@ TEST(DeviceUpdateDeathTest, ParameterWithoutAGroupIsABrokenInvariant) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::cuda_bodies_test

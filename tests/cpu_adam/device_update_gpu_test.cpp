@@ -5,7 +5,7 @@
 #include "tests/cpu_adam/device_update_contract.hpp"
 #include "tests/support/gpu_arena.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::device_update_gpu_test {
 namespace {
 
 /// The GPU, its memory taken at the first use. No array of a test is freed before its end.
@@ -73,4 +73,4 @@ TEST_F(DeviceMemoryOps, GridsThatStrideReachEveryElement) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::device_update_gpu_test

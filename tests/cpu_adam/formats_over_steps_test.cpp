@@ -2,7 +2,7 @@
 #include "cpu_adam/update.hpp"
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::formats_over_steps_test {
 namespace {
 
 /// Steps a whole state in place and keeps it packed between steps, as a run does.
@@ -185,4 +185,4 @@ TEST(Int8Format, ASpoiledMomentSpoilsItsBlockInEveryKernelAndNoOther) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::formats_over_steps_test

@@ -6,7 +6,7 @@
 #include "cpu_adam/worker_pool.hpp"
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::gradient_norm_test {
 namespace {
 
 std::vector<double> leaves_of(Isa isa, DType dtype, const std::byte* gradient, std::size_t count) {
@@ -156,4 +156,4 @@ TEST(GradientNormTree, SplitsAtTheLargestPowerOfTwoBelowTheCount) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::gradient_norm_test

@@ -3,7 +3,7 @@
 #include "cpu_adam/update.hpp"
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::groups_test {
 namespace {
 
 constexpr std::uint64_t kIndex = 3 * kQuantizationBlock;  // where in its block the range starts
@@ -115,4 +115,4 @@ TEST(GroupsDeathTest, ParameterWithoutAGroupIsABrokenInvariant) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::groups_test

@@ -5,7 +5,7 @@
 
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::large_range_test {
 namespace {
 
 constexpr std::size_t kPiece = std::size_t{16} << 20;
@@ -102,4 +102,4 @@ TEST(LargeRange, IsUpdatedUpToItsLastParameterPastTwoToThe31) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::large_range_test

@@ -1,7 +1,7 @@
 // Adagrad, Lion and SGD with momentum against their formulas in fp64, and their use of state.
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::optimizers_test {
 namespace {
 
 struct OptimizerCase {
@@ -129,4 +129,4 @@ std::string optimizer_name(const ::testing::TestParamInfo<OptimizerCase>& info) 
 INSTANTIATE_TEST_SUITE_P(All, Optimizers, ::testing::ValuesIn(kCases), optimizer_name);
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::optimizers_test

@@ -3,7 +3,7 @@
 
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::special_values_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -154,4 +154,4 @@ INSTANTIATE_TEST_SUITE_P(Kernels, SpecialValues, ::testing::ValuesIn(exact_kerne
 INSTANTIATE_TEST_SUITE_P(Kernels, AnyFormat, ::testing::ValuesIn(runnable_kernels()), kernel_name);
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::special_values_test

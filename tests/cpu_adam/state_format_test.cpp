@@ -7,7 +7,7 @@
 #include "runtime/base/units.hpp"
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::state_format_test {
 namespace {
 
 constexpr StateFormat kFormats[] = {StateFormat::fp32, StateFormat::split, StateFormat::bf16,
@@ -192,4 +192,4 @@ TEST(SplitMaster, ComesBackFromEveryKernelThatChangesNothing) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::state_format_test

@@ -6,7 +6,7 @@
 #include "cpu_adam/calibration.hpp"
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::traffic_test {
 namespace {
 
 TEST(Traffic, CountsTheBytesThatTheTheorySays) {
@@ -55,4 +55,4 @@ TEST(Calibration, TakesTheFastestDistanceAndNoneWithoutAGain) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::traffic_test

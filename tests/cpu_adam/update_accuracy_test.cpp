@@ -1,7 +1,7 @@
 // The update against fp64, element by element, and its constants.
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::update_accuracy_test {
 namespace {
 
 struct Exact {
@@ -159,4 +159,4 @@ TEST(UpdateScalars, RefuseWhatIsOutsideItsRangeByName) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::update_accuracy_test

@@ -2,7 +2,7 @@
 // the tiles, the slot that is written nor the prefetch distance.
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::update_bits_test {
 namespace {
 
 class UpdateBits : public ::testing::TestWithParam<Kernel> {
@@ -163,4 +163,4 @@ TEST(KernelTable, RefusesAnUnknownNameAndListsTheKnownOnes) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::update_bits_test

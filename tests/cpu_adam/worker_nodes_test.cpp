@@ -9,7 +9,7 @@
 #include "cpu_adam/detail/arena.hpp"
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::worker_nodes_test {
 namespace {
 
 using detail::Arena;
@@ -144,4 +144,4 @@ TEST(WorkerNodes, ThreadGetsItsOwnBindingBack) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::worker_nodes_test

@@ -10,7 +10,7 @@
 #include "runtime/base/topology.hpp"
 #include "tests/cpu_adam/update_case.hpp"
 
-namespace spillway::cpu_adam::test {
+namespace spillway::cpu_adam::test::worker_pool_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -225,4 +225,4 @@ TEST(WorkerPool, NumberOfThreadsNeverChangesABitOfTheUpdate) {
 }
 
 }  // namespace
-}  // namespace spillway::cpu_adam::test
+}  // namespace spillway::cpu_adam::test::worker_pool_test
