@@ -12,7 +12,7 @@
 #include "nvme_swap/format.hpp"
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::calibration_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -221,4 +221,4 @@ TEST(Striping, RefusesWeightsThatMeanNothing) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::calibration_test

@@ -7,7 +7,7 @@
 #include "tests/nvme_swap/test_support.hpp"
 #include "tests/tools/program.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::command_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -104,4 +104,4 @@ TEST_F(DiskCommands, BenchSwapComparesThePipelineWithItsParts) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::command_test

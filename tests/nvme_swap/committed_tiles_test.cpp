@@ -12,7 +12,7 @@
 
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::committed_tiles_test {
 namespace {
 
 using ::testing::AllOf;
@@ -173,4 +173,4 @@ TEST_F(CommittedTilesTest, AreNamedIfTheCommitHasNone) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::committed_tiles_test

@@ -6,7 +6,7 @@
 
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::corruption_test {
 namespace {
 
 using ::testing::AllOf;
@@ -251,4 +251,4 @@ TEST(Checksum, OfPiecesIsThatOfTheWhole) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::corruption_test

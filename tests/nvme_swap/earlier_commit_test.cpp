@@ -5,7 +5,7 @@
 #include "nvme_swap/committed_tiles.hpp"
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::earlier_commit_test {
 namespace {
 
 using ::testing::AllOf;
@@ -125,4 +125,4 @@ TEST_F(EarlierCommit, IsThereAfterAnyFailureOnTheWay) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::earlier_commit_test

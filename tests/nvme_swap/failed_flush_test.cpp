@@ -5,7 +5,7 @@
 
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::failed_flush_test {
 namespace {
 
 constexpr std::size_t kFiles = 3;
@@ -54,4 +54,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, FailedFlush, ::testing::ValuesIn(kEngines),
                          });
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::failed_flush_test

@@ -6,7 +6,7 @@
 
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::fault_test {
 namespace {
 
 struct FaultCase {
@@ -162,4 +162,4 @@ TEST(LateDisk, DelaysAndDoesNotDisturb) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::fault_test

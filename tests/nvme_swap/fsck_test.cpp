@@ -8,7 +8,7 @@
 
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::fsck_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -138,4 +138,4 @@ TEST_F(FsckTest, CallsAStoreWithoutACommitSound) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::fsck_test

@@ -7,7 +7,7 @@
 #include "nvme_swap/failing_engine.hpp"
 #include "tests/nvme_swap/io_engine_contract.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::io_engine_test {
 namespace {
 
 using Maker = std::function<std::unique_ptr<IoEngine>(const EngineOptions&)>;
@@ -254,4 +254,4 @@ TEST(ThrottledEngine, TakesAsLongAsTheDiskWould) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::io_engine_test

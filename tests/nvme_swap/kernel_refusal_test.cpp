@@ -15,7 +15,7 @@
 
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::kernel_refusal_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -230,4 +230,4 @@ TEST(KernelRefusal, OfWakingTheSubmissionThreadEndsEveryRequest) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::kernel_refusal_test

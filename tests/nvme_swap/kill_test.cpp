@@ -9,7 +9,7 @@
 
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::kill_test {
 namespace {
 
 /// Runs in the child: writes and commits steps for ever, telling each committed one to `pipe`.
@@ -102,4 +102,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, KillTest, ::testing::ValuesIn(kEngines),
                          });
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::kill_test

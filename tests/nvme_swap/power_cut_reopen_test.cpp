@@ -7,7 +7,7 @@
 
 #include "tests/nvme_swap/power_cut_run.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::power_cut_reopen_test {
 namespace {
 
 class PowerCutAfterReopening : public PowerCutTest {
@@ -79,4 +79,4 @@ TEST_P(PowerCutAfterReopening, LeavesACommittedStepWhole) {
 INSTANTIATE_TEST_SUITE_P(Runs, PowerCutAfterReopening, kPowerCutRuns, name_of_run);
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::power_cut_reopen_test

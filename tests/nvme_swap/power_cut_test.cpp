@@ -5,7 +5,7 @@
 
 #include "tests/nvme_swap/power_cut_run.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::power_cut_test {
 namespace {
 
 using PowerCut = PowerCutTest;
@@ -68,4 +68,4 @@ TEST_P(PowerCut, DuringCreationLeavesNothingOrAWholeStore) {
 INSTANTIATE_TEST_SUITE_P(Runs, PowerCut, kPowerCutRuns, name_of_run);
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::power_cut_test

@@ -8,7 +8,7 @@
 #include "tests/nvme_swap/test_support.hpp"
 #include "tests/support/allocation_counter.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::steady_state_test {
 namespace {
 
 struct SteadyCase {
@@ -171,4 +171,4 @@ TEST(OpenDescriptors, ReturnToTheirNumberWhenStoresAreClosed) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::steady_state_test

@@ -10,7 +10,7 @@
 #include "nvme_swap/detail/swap_file.hpp"
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::store_files_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -356,4 +356,4 @@ TEST_F(StoreFilesTest, ShareADirectoryUnderTwoNames) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::store_files_test

@@ -9,7 +9,7 @@
 
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::tile_store_rules_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -288,4 +288,4 @@ TEST_F(StoreRules, WorksWithoutTiles) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::tile_store_rules_test

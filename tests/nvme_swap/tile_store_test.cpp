@@ -10,7 +10,7 @@
 
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap {
+namespace spillway::nvme_swap::tile_store_test {
 namespace {
 
 using ::testing::AllOf;
@@ -88,4 +88,4 @@ INSTANTIATE_TEST_SUITE_P(Engines, TileStoreTest,
                          name_of_case);
 
 }  // namespace
-}  // namespace spillway::nvme_swap
+}  // namespace spillway::nvme_swap::tile_store_test

@@ -10,7 +10,7 @@
 
 #include "tests/nvme_swap/test_support.hpp"
 
-namespace spillway::nvme_swap::detail {
+namespace spillway::nvme_swap::detail::tile_versions_test {
 namespace {
 
 constexpr TileIndex kTile{0};
@@ -208,4 +208,4 @@ TEST(TileVersions, NeverTouchWhatRecoveryMayNeed) {
 }
 
 }  // namespace
-}  // namespace spillway::nvme_swap::detail
+}  // namespace spillway::nvme_swap::detail::tile_versions_test
