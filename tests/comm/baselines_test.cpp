@@ -7,7 +7,7 @@
 #include "tests/comm/groups.hpp"
 #include "tests/comm/values.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::baselines_test {
 namespace {
 
 constexpr std::size_t kCounts[] = {0, 1, 7, 1201};
@@ -77,4 +77,4 @@ TEST_P(Baselines, SendWhatTheFieldSaysTheySend) {
 INSTANTIATE_TEST_SUITE_P(Backends, Baselines, testing::ValuesIn(groups()), name_of_group);
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::baselines_test

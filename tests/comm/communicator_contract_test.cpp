@@ -12,7 +12,7 @@
 #include "tests/comm/groups.hpp"
 #include "tests/comm/values.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::communicator_contract_test {
 namespace {
 
 /// Elements of a rank: none, one, some, and more than a piece holds where pieces are small.
@@ -334,4 +334,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorContract, testing::ValuesIn(group
                          name_of_group);
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::communicator_contract_test

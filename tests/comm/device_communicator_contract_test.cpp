@@ -12,7 +12,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/comm/device_ranks.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::device_communicator_contract_test {
 namespace {
 
 /// Elements of a rank.
@@ -345,4 +345,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DeviceCommunicatorContract, testing::Values(1, 2
                          [](const auto& instance) { return fmt::format("{}", instance.param); });
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::device_communicator_contract_test

@@ -16,7 +16,7 @@
 #include "tests/comm/failing_device_ranks.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::device_communicator_failures_test {
 namespace {
 
 using testing::AllOf;
@@ -284,4 +284,4 @@ TEST(DeviceRanks, HaveTheSameSumsInEveryOrderOfTheStreams) {
 }
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::device_communicator_failures_test

@@ -5,7 +5,7 @@
 #include "comm/device_communicator.hpp"
 #include "runtime/base/error.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::device_communicator_refusal_test {
 namespace {
 
 TEST(DeviceCommunicator, SaysWhatIsMissingAndHowToGetIt) {
@@ -24,4 +24,4 @@ TEST(DeviceCommunicator, SaysWhatIsMissingAndHowToGetIt) {
 }
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::device_communicator_refusal_test

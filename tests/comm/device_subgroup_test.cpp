@@ -11,7 +11,7 @@
 #include "tests/comm/failing_device_ranks.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::device_subgroup_test {
 namespace {
 
 using testing::Contains;
@@ -88,4 +88,4 @@ TEST(DeviceSubgroups, ThatDisagreeEndWithTheNumbersOfTheJob) {
 }
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::device_subgroup_test

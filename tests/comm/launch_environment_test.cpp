@@ -8,7 +8,7 @@
 
 #include "runtime/base/error.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::launch_environment_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -155,4 +155,4 @@ TEST(LaunchEnvironment, NamesTheVariableThatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::launch_environment_test

@@ -8,7 +8,7 @@
 #include "comm/nccl/nccl.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
 
-namespace spillway::comm::detail {
+namespace spillway::comm::detail::nccl_library_test {
 namespace {
 
 TEST(Nccl, HasEveryFunctionThatWeCall) {
@@ -29,4 +29,4 @@ TEST(Nccl, TellsVersionsAsPeopleDo) {
 }
 
 }  // namespace
-}  // namespace spillway::comm::detail
+}  // namespace spillway::comm::detail::nccl_library_test

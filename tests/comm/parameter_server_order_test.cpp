@@ -17,7 +17,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/support/allocation_counter.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::parameter_server_order_test {
 namespace {
 
 using testing::HasSubstr;
@@ -384,4 +384,4 @@ TEST(ParameterServer, ASessionAllocatesNothing) {
 }
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::parameter_server_order_test

@@ -11,7 +11,7 @@
 
 #include "tests/comm/groups.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::parameter_server_test {
 namespace {
 
 using Floats = std::vector<float>;
@@ -207,4 +207,4 @@ TEST_P(ParameterServers, SendWhatTheFormulasSay) {
 INSTANTIATE_TEST_SUITE_P(Backends, ParameterServers, testing::ValuesIn(groups()), name_of_group);
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::parameter_server_test

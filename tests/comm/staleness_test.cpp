@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-namespace spillway::comm::detail {
+namespace spillway::comm::detail::staleness_test {
 namespace {
 
 /// Is what the header says of a session, in the plainest way.
@@ -92,4 +92,4 @@ TEST(Staleness, BeginsEachSessionWithNewValues) {
 }
 
 }  // namespace
-}  // namespace spillway::comm::detail
+}  // namespace spillway::comm::detail::staleness_test

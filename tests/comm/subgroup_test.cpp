@@ -11,7 +11,7 @@
 #include "comm/threads/thread_group.hpp"
 #include "runtime/base/error.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::subgroup_test {
 namespace {
 
 using testing::AllOf;
@@ -189,4 +189,4 @@ TEST(Subgroup, IsNotMadeAfterAFailure) {
 }
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::subgroup_test

@@ -18,7 +18,7 @@
 #include "tests/comm/tcp_ranks.hpp"
 #include "tests/support/allocation_counter.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::tcp_test {
 namespace {
 
 using detail::bytes_of;
@@ -325,4 +325,4 @@ TEST(TcpTransport, MovesMoreBytesThanAnIntHolds) {
 }
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::tcp_test

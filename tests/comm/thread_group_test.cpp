@@ -14,7 +14,7 @@
 #include "tests/comm/sparse_memory.hpp"
 #include "tests/support/allocation_counter.hpp"
 
-namespace spillway::comm {
+namespace spillway::comm::thread_group_test {
 namespace {
 
 using testing::HasSubstr;
@@ -295,4 +295,4 @@ TEST(MakeCommunicator, NamesWhatItCannotMake) {
 }
 
 }  // namespace
-}  // namespace spillway::comm
+}  // namespace spillway::comm::thread_group_test
