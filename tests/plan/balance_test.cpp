@@ -16,7 +16,7 @@
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/stage_plans.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::balance_test {
 namespace {
 
 using Layers = std::vector<std::uint32_t>;
@@ -154,4 +154,4 @@ TEST(Balance, TakesPartsAsTheyAreNamed) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::balance_test

@@ -16,7 +16,7 @@
 #include "tests/plan/standard_graph.hpp"
 #include "tests/plan/step_workloads.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::block_cut_test {
 namespace {
 
 std::set<std::string> off_device(const DataflowGraph& graph, const BlockCut& cut) {
@@ -137,4 +137,4 @@ TEST(BlockCut, IsOneLineForPeople) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::block_cut_test

@@ -13,7 +13,7 @@
 #include "tests/plan/step_workloads.hpp"
 #include "tests/plan/theory.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::boundaries_test {
 namespace {
 
 constexpr std::initializer_list<Copy> kMoves = {kSaveActivation, kLoadActivation, kSpillActivation,
@@ -143,4 +143,4 @@ TEST(BoundariesProperty, PlansAreFreeOfRacesAndFindTheRightContent) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::boundaries_test

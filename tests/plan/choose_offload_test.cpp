@@ -10,7 +10,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::choose_offload_test {
 namespace {
 
 constexpr std::uint64_t kSaved = 100'000;
@@ -190,4 +190,4 @@ TEST(ChooseOffloadProperty, ALargerBudgetNeverFailsWhereASmallerFits) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::choose_offload_test

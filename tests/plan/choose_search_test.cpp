@@ -8,7 +8,7 @@
 #include "tests/plan/plain_choice.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::choose_search_test {
 namespace {
 
 PlacementRequest request_for(RandomCases& cases, const Workload& workload) {
@@ -130,4 +130,4 @@ TEST(ChooseSearch, LooksAtFewPlacementsOfALargeModelWithManyMicroBatches) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::choose_search_test

@@ -4,7 +4,7 @@
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::choose_sums_test {
 namespace {
 
 TEST(Choose, SumsRoundsOnTheDeviceInWhatIsLeftOfIt) {
@@ -39,4 +39,4 @@ TEST(Choose, SumsRoundsOnTheDeviceInWhatIsLeftOfIt) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::choose_sums_test

@@ -11,7 +11,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::choose_test {
 namespace {
 
 TEST(Choose, PutsEverythingOnTheDeviceWhereItFits) {
@@ -312,4 +312,4 @@ TEST(ChooseProperty, ALargerBudgetNeverFailsWhereASmallerFits) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::choose_test

@@ -6,7 +6,7 @@
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::cut_report_test {
 namespace {
 
 MachineProfile machine() {
@@ -116,4 +116,4 @@ TEST(CutReportProperty, CoversEveryBlockOnceAndStaysWithinTheRequest) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::cut_report_test

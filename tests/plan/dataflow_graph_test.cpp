@@ -12,7 +12,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/standard_graph.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::dataflow_graph_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -97,4 +97,4 @@ TEST(DataflowGraph, MergesParallelEdgesAndDropsInnerOnes) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::dataflow_graph_test

@@ -8,7 +8,7 @@
 #include "runtime/plan/step/check.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::external_step_test {
 namespace {
 
 struct External {
@@ -167,4 +167,4 @@ TEST(ExternalStep, GradientsOfSeveralPassesWaitInFp32) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::external_step_test

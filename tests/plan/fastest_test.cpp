@@ -12,7 +12,7 @@
 #include "tests/plan/plain_choice.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::fastest_test {
 namespace {
 
 /// Two layers that save as much as their parameters take: there is room for either.
@@ -271,4 +271,4 @@ TEST(FastestPlacement, SimulatesFewerPlacementsTheMoreOpsAStepHas) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::fastest_test

@@ -8,7 +8,7 @@
 #include "tests/plan/step_workloads.hpp"
 #include "tests/plan/theory.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::grid_estimate_test {
 namespace {
 
 constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
@@ -211,4 +211,4 @@ TEST(RankGrids, SaysWhyAGridIsDropped) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::grid_estimate_test

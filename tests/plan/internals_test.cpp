@@ -11,7 +11,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::internals_test {
 namespace {
 
 constexpr Copy kLinkMoves[] = {kSaveInternals, kLoadInternals};
@@ -163,4 +163,4 @@ TEST(InternalsProperty, PlansAreFreeOfRacesAndFindTheRightContent) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::internals_test

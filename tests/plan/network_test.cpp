@@ -9,7 +9,7 @@
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::network_test {
 namespace {
 
 /// Embedding, two layers and head of one size: forward of each takes 1 s, and backward 2 s. What
@@ -154,4 +154,4 @@ TEST(FastestOverANetwork, LeavesTheSlotsOfOneRankAlone) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::network_test

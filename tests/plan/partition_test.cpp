@@ -13,7 +13,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/standard_graph.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::partition_test {
 namespace {
 
 std::set<std::string> cpu_names(const DataflowGraph& graph, const Cut& cut) {
@@ -162,4 +162,4 @@ TEST(PartitionProperty, RanksEverySubsetThatKeepsBatchWorkOnTheGpu) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::partition_test

@@ -15,7 +15,7 @@
 #include "runtime/plan/pipeline/timeline.hpp"
 #include "tests/plan/pipeline_helpers.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::pipeline_test {
 namespace {
 
 using testing::HasSubstr;
@@ -195,4 +195,4 @@ TEST(Pipeline, NoticesPassesThatWaitForEachOther) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::pipeline_test

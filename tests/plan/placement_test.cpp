@@ -12,7 +12,7 @@
 #include "tests/plan/step_workloads.hpp"
 #include "tests/plan/theory.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::placement_test {
 namespace {
 
 constexpr std::uint64_t kLeaf = kLeafParameters;
@@ -244,4 +244,4 @@ TEST(Tiles, CoverEveryBlockExactlyAndStartOnLeaves) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::placement_test

@@ -11,7 +11,7 @@
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::ranks_test {
 namespace {
 
 constexpr BlockCut kResident{.parameters = Tier::device, .saved = Tier::device};
@@ -280,4 +280,4 @@ TEST(PlacementOfRanks, RefusesWhatRanksCannotDo) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::ranks_test

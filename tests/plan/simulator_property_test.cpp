@@ -9,7 +9,7 @@
 #include "runtime/plan/predict/simulator.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::simulator_property_test {
 namespace {
 
 double sum_of_critical(const Prediction& prediction) {
@@ -172,4 +172,4 @@ TEST(Simulator, GivesTheSameBitsEveryTime) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::simulator_property_test

@@ -10,7 +10,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/theory.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::simulator_test {
 namespace {
 
 /// Every rate 1, nothing shared, no overhead: bytes and FLOPs are seconds.
@@ -250,4 +250,4 @@ INSTANTIATE_TEST_SUITE_P(Bandwidths, SimulatedEfficiency,
                          testing::Values(1, 3, 12, 50, 70, 280, 1500));
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::simulator_test

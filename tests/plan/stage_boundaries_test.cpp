@@ -16,7 +16,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/stage_plans.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::stage_boundaries_test {
 namespace {
 
 using enum PipelineSchedule;
@@ -260,4 +260,4 @@ TEST(StageBoundaries, LeaveTheDeviceAsFarAsItIsTooSmall) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::stage_boundaries_test

@@ -14,7 +14,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/stage_plans.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::stages_simulation_test {
 namespace {
 
 constexpr double kForward = 1;
@@ -200,4 +200,4 @@ TEST(StagesTogether, NoticeMessagesThatWaitForEachOther) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::stages_simulation_test

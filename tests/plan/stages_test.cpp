@@ -15,7 +15,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/stage_plans.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::stages_test {
 namespace {
 
 std::vector<Pipeline> pipelines() {
@@ -203,4 +203,4 @@ TEST(Stages, RefuseWhatCannotBeCut) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::stages_test

@@ -19,7 +19,7 @@
 #include "tests/plan/pipeline_helpers.hpp"
 #include "tests/plan/stage_plans.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::stale_test {
 namespace {
 
 using testing::HasSubstr;
@@ -313,4 +313,4 @@ TEST(StalePipelines, HoldAVersionOfTheWeightsForEachRoundInFlight) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::stale_test

@@ -5,7 +5,7 @@
 #include "runtime/plan/placement/choose.hpp"
 #include "tests/plan/theory.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::state_memory_test {
 namespace {
 
 constexpr Bytes kPlenty{std::uint64_t{1} << 50};
@@ -91,4 +91,4 @@ TEST(StateMemory, OnDiskAParameterKeepsItsNarrowCopyAndItsGradientInDram) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::state_memory_test

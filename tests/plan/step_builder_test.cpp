@@ -14,7 +14,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::step_builder_test {
 namespace {
 
 constexpr BlockCut kStreamedNvme{.state = Tier::nvme};
@@ -194,4 +194,4 @@ TEST(StepBuilderProperty, EqualInputsGiveEqualPlans) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::step_builder_test

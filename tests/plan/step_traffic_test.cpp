@@ -9,7 +9,7 @@
 #include "tests/plan/step_workloads.hpp"
 #include "tests/plan/theory.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::step_traffic_test {
 namespace {
 
 /// Element size x padded parameters x visits of blocks that are not resident. A layer is visited in
@@ -195,4 +195,4 @@ TEST(StepPrediction, HidesTheUpdateOfLaterBlocksBehindTheForwardOfEarlierOnes) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::step_traffic_test

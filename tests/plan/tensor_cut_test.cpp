@@ -7,7 +7,7 @@
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/tensor_ranks.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::tensor_cut_test {
 namespace {
 
 constexpr std::size_t kTokens = 36;
@@ -334,4 +334,4 @@ TEST(TensorCut, AddsUpTheProductsOfALayer) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::tensor_cut_test

@@ -8,7 +8,7 @@
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::tensor_group_test {
 namespace {
 
 TEST(StepsOfGroups, KeepEveryRuleOfAPlan) {
@@ -115,4 +115,4 @@ TEST(StepsOfGroups, SumWhileAnotherMicroBatchComputes) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::tensor_group_test

@@ -13,7 +13,7 @@
 #include "runtime/plan/predict/op_traffic.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::theory_test {
 namespace {
 
 using nlohmann::json;
@@ -309,4 +309,4 @@ TEST(HidingTokens, ReproduceTheTableForAnH100) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::theory_test

@@ -11,7 +11,7 @@
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
-namespace spillway::plan {
+namespace spillway::plan::tiled_step_test {
 namespace {
 
 TEST(TiledStepProperty, EveryPlanIsFreeOfRacesAndFindsTheRightContent) {
@@ -149,4 +149,4 @@ TEST(TiledStep, FitsADeviceThatHoldsAFewTiles) {
 }
 
 }  // namespace
-}  // namespace spillway::plan
+}  // namespace spillway::plan::tiled_step_test
