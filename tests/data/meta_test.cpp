@@ -7,7 +7,7 @@
 
 #include "tests/data/scratch.hpp"
 
-namespace spillway::data {
+namespace spillway::data::meta_test {
 namespace {
 
 using test::error_of;
@@ -84,4 +84,4 @@ TEST(Meta, RefusesAPathThatJsonCannotHold) {
 }
 
 }  // namespace
-}  // namespace spillway::data
+}  // namespace spillway::data::meta_test

@@ -9,7 +9,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/data/scratch.hpp"
 
-namespace spillway::data {
+namespace spillway::data::micro_batch_test {
 namespace {
 
 using ::testing::Each;
@@ -58,4 +58,4 @@ TEST_F(MicroBatchTest, ATokenOutsideTheVocabularyIsNamed) {
 }
 
 }  // namespace
-}  // namespace spillway::data
+}  // namespace spillway::data::micro_batch_test

@@ -17,7 +17,7 @@
 #include "runtime/data/tokenizer.hpp"
 #include "tests/data/scratch.hpp"
 
-namespace spillway::data {
+namespace spillway::data::prepare_test {
 namespace {
 
 using test::contents;
@@ -221,4 +221,4 @@ TEST(PrepareTokens, AWriteThatFailsIsReportedAndCleanedUp) {
 }
 
 }  // namespace
-}  // namespace spillway::data
+}  // namespace spillway::data::prepare_test

@@ -10,7 +10,7 @@
 
 #include "tests/data/scratch.hpp"
 
-namespace spillway::data {
+namespace spillway::data::sampler_test {
 namespace {
 
 using test::error_of;
@@ -152,4 +152,4 @@ TEST(Sampler, KeepsTheOrderThatRunsWereStartedWith) {
 }
 
 }  // namespace
-}  // namespace spillway::data
+}  // namespace spillway::data::sampler_test

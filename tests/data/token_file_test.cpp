@@ -8,7 +8,7 @@
 
 #include "tests/data/scratch.hpp"
 
-namespace spillway::data {
+namespace spillway::data::token_file_test {
 namespace {
 
 using test::error_of;
@@ -115,4 +115,4 @@ TEST(TokenFile, SurvivesAMove) {
 }
 
 }  // namespace
-}  // namespace spillway::data
+}  // namespace spillway::data::token_file_test

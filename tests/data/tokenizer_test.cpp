@@ -9,7 +9,7 @@
 #include "runtime/data/detail/utf8.hpp"
 #include "tests/data/scratch.hpp"
 
-namespace spillway::data {
+namespace spillway::data::tokenizer_test {
 namespace {
 
 using test::error_of;
@@ -110,4 +110,4 @@ TEST(Utf8, RefusesOverlongFormsSurrogatesAndStrayBytes) {
 }
 
 }  // namespace
-}  // namespace spillway::data
+}  // namespace spillway::data::tokenizer_test
