@@ -4,7 +4,7 @@
 #include "runtime/model/host/host_ops.hpp"
 #include "tests/model/ops_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::cuda_attention_test {
 namespace {
 
 namespace bodies = cuda::bodies;
@@ -202,4 +202,4 @@ INSTANTIATE_TEST_SUITE_P(EveryDType, CudaAttention,
                          [](const auto& c) { return std::string(name_of(c.param)); });
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::cuda_attention_test

@@ -3,7 +3,7 @@
 
 #include "tests/model/cuda_bodies_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::cuda_bodies_index_test {
 namespace {
 
 namespace bodies = cuda::bodies;
@@ -133,4 +133,4 @@ TEST(CudaReductions, GroupsCoverTheRowsAndFitTheWorkspaceOfAnyLargerCall) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::cuda_bodies_index_test

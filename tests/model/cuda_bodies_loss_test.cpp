@@ -5,7 +5,7 @@
 
 #include "tests/model/cuda_bodies_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::cuda_bodies_loss_test {
 namespace {
 
 namespace bodies = cuda::bodies;
@@ -305,4 +305,4 @@ TEST(CudaTokenSort, SortsByTokenAndThenByPosition) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::cuda_bodies_loss_test

@@ -4,7 +4,7 @@
 #include "tests/model/tiled_harness.hpp"
 #include "tests/model/tiny_models.hpp"
 
-namespace spillway::model {
+namespace spillway::model::cuda_bodies_model_test {
 namespace {
 
 ModelConfig config_of(Family family) {
@@ -106,4 +106,4 @@ INSTANTIATE_TEST_SUITE_P(Serial, CudaBodiesModel,
                          name_of_family);
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::cuda_bodies_model_test

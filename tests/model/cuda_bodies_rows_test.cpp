@@ -5,7 +5,7 @@
 #include "runtime/model/rope_frequencies.hpp"
 #include "tests/model/cuda_bodies_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::cuda_bodies_rows_test {
 namespace {
 
 class CudaRows : public CudaBodies {
@@ -212,4 +212,4 @@ TEST_P(CudaRows, SumsAreRoundedToNearestEven) {
 INSTANTIATE_TEST_SUITE_P(Serial, CudaRows, all_dtypes(), name_of_dtype);
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::cuda_bodies_rows_test

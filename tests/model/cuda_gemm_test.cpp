@@ -6,7 +6,7 @@
 #include "runtime/model/host/host_ops.hpp"
 #include "tests/model/ops_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::cuda_gemm_test {
 namespace {
 
 using cuda::ColumnMajor;
@@ -271,4 +271,4 @@ TEST(GemmKey, DiffersWhereTheAlgorithmMay) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::cuda_gemm_test

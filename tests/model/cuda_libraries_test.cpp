@@ -11,7 +11,7 @@
 #include "runtime/model/cuda/cuda_ops.hpp"
 #include "runtime/model/cuda/gemm/cublaslt.hpp"
 
-namespace spillway::model::cuda {
+namespace spillway::model::cuda::cuda_libraries_test {
 namespace {
 
 using Directories = std::vector<std::filesystem::path>;
@@ -90,4 +90,4 @@ TEST(CudaOps, AreRefusedWithoutAGpu) {
 }
 
 }  // namespace
-}  // namespace spillway::model::cuda
+}  // namespace spillway::model::cuda::cuda_libraries_test

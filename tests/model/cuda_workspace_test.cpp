@@ -3,7 +3,7 @@
 #include "runtime/model/cuda/cuda_ops.hpp"
 #include "tests/model/tiny_models.hpp"
 
-namespace spillway::model {
+namespace spillway::model::cuda_workspace_test {
 namespace {
 
 using cuda::AttentionKind;
@@ -107,4 +107,4 @@ TEST(SizingOps, PlanAWholeModelOnAnyMachineAndComputeNothing) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::cuda_workspace_test

@@ -5,7 +5,7 @@
 #include "tests/model/cuda_test_device.hpp"
 #include "tests/model/ops_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::gpu_attention_parts_test {
 namespace {
 
 constexpr AttentionShape kShape{
@@ -81,4 +81,4 @@ INSTANTIATE_TEST_SUITE_P(Halves, AttentionParts, testing::Values(DType::bf16, DT
                          [](const auto& dtype) { return std::string(name_of(dtype.param)); });
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::gpu_attention_parts_test

@@ -3,7 +3,7 @@
 
 #include "tests/model/ops_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::ops_activation_test {
 namespace {
 
 struct Point {
@@ -130,4 +130,4 @@ TEST_P(ActivationOp, PassesNaNAndInfinityOn) {
 INSTANTIATE_TEST_SUITE_P(EveryCase, ActivationOp, testing::ValuesIn(all_cases()), name_of_case);
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::ops_activation_test

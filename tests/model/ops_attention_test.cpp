@@ -2,7 +2,7 @@
 #include "runtime/model/rope_frequencies.hpp"
 #include "tests/model/ops_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::ops_attention_test {
 namespace {
 
 /// Causal attention of one (batch, query head), by the definition.
@@ -234,4 +234,4 @@ INSTANTIATE_TEST_SUITE_P(EveryCase, Attention, testing::ValuesIn(all_cases()), n
 INSTANTIATE_TEST_SUITE_P(InParts, Attention, testing::ValuesIn(cases_in_parts()), name_of_case);
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::ops_attention_test

@@ -1,7 +1,7 @@
 // Ops::gemm against an fp64 product: every transposition, output and epilogue, odd shapes.
 #include "tests/model/ops_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::ops_gemm_test {
 namespace {
 
 class Gemm : public OpsTest {
@@ -199,4 +199,4 @@ TEST_P(Gemm, PlansEqualShapesOnce) {
 INSTANTIATE_TEST_SUITE_P(EveryCase, Gemm, testing::ValuesIn(all_cases()), name_of_case);
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::ops_gemm_test

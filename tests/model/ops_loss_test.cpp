@@ -3,7 +3,7 @@
 
 #include "tests/model/ops_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::ops_loss_test {
 namespace {
 
 class LossOps : public OpsTest {
@@ -263,4 +263,4 @@ TEST_P(LossOps, NonFiniteLogitsGiveANonFiniteLoss) {
 INSTANTIATE_TEST_SUITE_P(EveryCase, LossOps, testing::ValuesIn(all_cases()), name_of_case);
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::ops_loss_test

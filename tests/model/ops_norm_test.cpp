@@ -1,7 +1,7 @@
 // LayerNorm, RMSNorm and the bias gradient against fp64 definitions.
 #include "tests/model/ops_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::ops_norm_test {
 namespace {
 
 struct Reference {
@@ -171,4 +171,4 @@ TEST_P(Norm, BiasGradientSumsColumns) {
 INSTANTIATE_TEST_SUITE_P(EveryCase, Norm, testing::ValuesIn(all_cases()), name_of_case);
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::ops_norm_test

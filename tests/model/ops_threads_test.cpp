@@ -5,7 +5,7 @@
 #include "runtime/model/rope_frequencies.hpp"
 #include "tests/model/ops_support.hpp"
 
-namespace spillway::model {
+namespace spillway::model::ops_threads_test {
 namespace {
 
 constexpr std::size_t kRows = 600;
@@ -198,4 +198,4 @@ TEST(HostOps, RefusesTokensOutsideTheVocabularyByPosition) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::ops_threads_test

@@ -11,7 +11,7 @@
 #include "tests/model/part_harness.hpp"
 #include "tests/model/tiny_models.hpp"
 
-namespace spillway::model {
+namespace spillway::model::tensor_part_test {
 namespace {
 
 /// With every vector that the families know, and sizes that two ranks do not divide.
@@ -268,4 +268,4 @@ TEST(TensorPart, RefusesMoreRanksThanThereAreHeads) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::tensor_part_test

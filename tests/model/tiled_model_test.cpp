@@ -9,7 +9,7 @@
 #include "tests/model/tiled_harness.hpp"
 #include "tests/model/tiny_models.hpp"
 
-namespace spillway::model {
+namespace spillway::model::tiled_model_test {
 namespace {
 
 /// With every vector that the families know: biases, and norms of heads.
@@ -195,4 +195,4 @@ TEST_F(TiledModels, RecomputeOnlyWhatBackwardReads) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::tiled_model_test

@@ -5,7 +5,7 @@
 #include "tests/model/tiny_models.hpp"
 #include "tests/support/allocation_counter.hpp"
 
-namespace spillway::model {
+namespace spillway::model::transformer_host_test {
 namespace {
 
 class HostTransformerBits : public testing::TestWithParam<DType> {};
@@ -98,4 +98,4 @@ TEST(HostTransformer, RefusesShapesAndDtypesThatItCannotRun) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::transformer_host_test

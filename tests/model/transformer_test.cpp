@@ -2,7 +2,7 @@
 // bits from the same inputs and from recomputation; accumulation; gradients; windows.
 #include "tests/model/tiny_models.hpp"
 
-namespace spillway::model {
+namespace spillway::model::transformer_test {
 namespace {
 
 class Transformers : public testing::Test {
@@ -146,4 +146,4 @@ TEST_F(Transformers, LeavesNothingOfAWindowInAnother) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::transformer_test

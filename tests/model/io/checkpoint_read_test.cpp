@@ -13,7 +13,7 @@
 #include "tests/model/io/scratch.hpp"
 #include "tests/model/io/small_checkpoint.hpp"
 
-namespace spillway::model {
+namespace spillway::model::checkpoint_read_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -291,4 +291,4 @@ TEST(Checkpoint, SaysWhatToDoWithoutSafetensors) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::checkpoint_read_test

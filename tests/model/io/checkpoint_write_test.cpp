@@ -9,7 +9,7 @@
 #include "tests/model/io/scratch.hpp"
 #include "tests/model/io/small_checkpoint.hpp"
 
-namespace spillway::model {
+namespace spillway::model::checkpoint_write_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -180,4 +180,4 @@ TEST(CheckpointWriter, RefusesAFileAsTarget) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::checkpoint_write_test

@@ -8,7 +8,7 @@
 #include "runtime/model/model_config.hpp"
 #include "tests/model/io/families.hpp"
 
-namespace spillway::model {
+namespace spillway::model::config_test {
 namespace {
 
 using nlohmann::ordered_json;
@@ -390,4 +390,4 @@ TEST(ModelConfig, NamesTheFileThatIsMissing) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::config_test

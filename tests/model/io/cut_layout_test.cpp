@@ -12,7 +12,7 @@
 #include "tests/model/io/scratch.hpp"
 #include "tests/model/io/small_checkpoint.hpp"
 
-namespace spillway::model {
+namespace spillway::model::cut_layout_test {
 namespace {
 
 using testing::Blocks;
@@ -165,4 +165,4 @@ TEST(CutLayout, ReadsAndWritesTheFilesOfTheWholeModel) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::cut_layout_test

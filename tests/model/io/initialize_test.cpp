@@ -7,7 +7,7 @@
 
 #include "tests/model/io/families.hpp"
 
-namespace spillway::model {
+namespace spillway::model::initialize_test {
 namespace {
 
 using testing::all_families;
@@ -126,4 +126,4 @@ TEST(RandomInitializer, GivesTheseBitsOnEveryMachine) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::initialize_test

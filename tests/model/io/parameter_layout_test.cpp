@@ -8,7 +8,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/model/io/families.hpp"
 
-namespace spillway::model {
+namespace spillway::model::parameter_layout_test {
 namespace {
 
 using testing::all_families;
@@ -124,4 +124,4 @@ TEST(ParameterLayout, RefusesAModelThatCannotBe) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::parameter_layout_test

@@ -8,7 +8,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/model/io/scratch.hpp"
 
-namespace spillway::model {
+namespace spillway::model::safetensors_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -237,4 +237,4 @@ TEST(Safetensors, WillNotFinishAFileWithElementsMissing) {
 }
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::safetensors_test
