@@ -4,7 +4,7 @@
 
 #include "tests/config/config_test_support.hpp"
 
-namespace spillway::config {
+namespace spillway::config::config_errors_test {
 namespace {
 
 using testing::HasSubstr;
@@ -83,4 +83,4 @@ TEST(ConfigErrors, SuggestionsAreNearOrNone) {
 }
 
 }  // namespace
-}  // namespace spillway::config
+}  // namespace spillway::config::config_errors_test

@@ -4,7 +4,7 @@
 
 #include "tests/config/config_test_support.hpp"
 
-namespace spillway::config {
+namespace spillway::config::config_examples_test {
 namespace {
 
 using test::example;
@@ -118,4 +118,4 @@ TEST(ConfigExamples, MonitorsAndSwitchedOffFeaturesDoNotMatter) {
 }
 
 }  // namespace
-}  // namespace spillway::config
+}  // namespace spillway::config::config_examples_test

@@ -4,7 +4,7 @@
 
 #include "tests/config/config_test_support.hpp"
 
-namespace spillway::config {
+namespace spillway::config::config_read_test {
 namespace {
 
 using test::options_of;
@@ -373,4 +373,4 @@ TEST(ConfigRead, NullIsAbsent) {
 }
 
 }  // namespace
-}  // namespace spillway::config
+}  // namespace spillway::config::config_read_test

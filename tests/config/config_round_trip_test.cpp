@@ -12,7 +12,7 @@
 #include "runtime/config/schedule.hpp"
 #include "tests/config/config_test_support.hpp"
 
-namespace spillway::config {
+namespace spillway::config::config_round_trip_test {
 namespace {
 
 using test::validate_error;
@@ -276,4 +276,4 @@ TEST(EditDistance, CountsInsertionsDeletionsReplacementsAndSwaps) {
 }
 
 }  // namespace
-}  // namespace spillway::config
+}  // namespace spillway::config::config_round_trip_test

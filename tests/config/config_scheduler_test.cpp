@@ -5,7 +5,7 @@
 #include "runtime/config/schedule.hpp"
 #include "tests/config/config_test_support.hpp"
 
-namespace spillway::config {
+namespace spillway::config::config_scheduler_test {
 namespace {
 
 using testing::Contains;
@@ -163,4 +163,4 @@ TEST(ConfigScheduler, RefusesWhatItCannotDoByName) {
 }
 
 }  // namespace
-}  // namespace spillway::config
+}  // namespace spillway::config::config_scheduler_test

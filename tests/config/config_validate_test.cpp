@@ -9,7 +9,7 @@
 #include "runtime/config/schedule.hpp"
 #include "tests/config/config_test_support.hpp"
 
-namespace spillway::config {
+namespace spillway::config::config_validate_test {
 namespace {
 
 using test::validate_error;
@@ -217,4 +217,4 @@ TEST(ConfigValidate, SaysWhatATensorGroupExcludes) {
 }
 
 }  // namespace
-}  // namespace spillway::config
+}  // namespace spillway::config::config_validate_test

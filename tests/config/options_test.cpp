@@ -17,7 +17,7 @@
 #include "tests/config/options_guide.hpp"
 #include "tests/support/source_dir.hpp"
 
-namespace spillway::config {
+namespace spillway::config::options_test {
 namespace {
 
 using nlohmann::json;
@@ -385,4 +385,4 @@ TEST(OptionsTable, TheGuideIsPrintedFromIt) {
 }
 
 }  // namespace
-}  // namespace spillway::config
+}  // namespace spillway::config::options_test

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace spillway::config {
+namespace spillway::config::schedule_test {
 namespace {
 
 double at(const ScheduleOptions& options, std::uint64_t t) { return learning_rate(options, t); }
@@ -205,4 +205,4 @@ TEST(LossScale, IsConstantWhenStaticOrNotFp16) {
 }
 
 }  // namespace
-}  // namespace spillway::config
+}  // namespace spillway::config::schedule_test
