@@ -8,7 +8,7 @@
 #include "runtime/engine/prepare/planning.hpp"
 #include "tests/model/tiny_models.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::automatic_test {
 namespace {
 
 using testing::ElementsAre;
@@ -109,4 +109,4 @@ TEST(Automatic, AResumedRunKeepsWhatItChose) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::automatic_test

@@ -9,7 +9,7 @@
 #include "tests/engine/steady_state.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::boundaries_test {
 namespace {
 
 using plan::Tier;
@@ -234,4 +234,4 @@ TEST(BoundarySteadyState, AllocatesNothingAndOpensNothing) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::boundaries_test

@@ -12,7 +12,7 @@
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/choose.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::budgets_test {
 namespace {
 
 using ::testing::AllOf;
@@ -204,4 +204,4 @@ TEST(Budgets, RanksOfADiskHaveAPartOfItsRateEach) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::budgets_test

@@ -9,7 +9,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/machine/update_bench.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::calibration_sizes_test {
 namespace {
 
 using ::testing::AllOf;
@@ -97,4 +97,4 @@ TEST(CalibrationSizes, NoRoomForPagesOnADriveIsRefusedWithTheDrive) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::calibration_sizes_test

@@ -5,7 +5,7 @@
 
 #include "tests/engine/calibration_fixture.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::calibration_test {
 namespace {
 
 TEST_F(CalibrationOfTinyModel, MeasuresProductsOfNumbersThatAreNotZero) {
@@ -29,4 +29,4 @@ TEST_F(CalibrationOfTinyModel, MeasuresProductsOfNumbersThatAreNotZero) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::calibration_test

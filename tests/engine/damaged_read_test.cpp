@@ -4,7 +4,7 @@
 
 #include "tests/engine/damaging_engine.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::damaged_read_test {
 namespace {
 
 struct Damage {
@@ -56,4 +56,4 @@ INSTANTIATE_TEST_SUITE_P(Formats, DamagedRead,
                          [](const auto& tested) { return std::string(name_of(tested.param)); });
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::damaged_read_test

@@ -5,7 +5,7 @@
 
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::damaged_state_test {
 namespace {
 
 /// Another byte in every page of the latter half of each swap file, which holds tiles only.
@@ -56,4 +56,4 @@ INSTANTIATE_TEST_SUITE_P(Formats, DamagedState,
                          [](const auto& format) { return std::string(name_of(format.param)); });
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::damaged_state_test

@@ -11,7 +11,7 @@
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::declared_memory_test {
 namespace {
 
 using plan::PoolKind;
@@ -224,4 +224,4 @@ TEST(DeclaredMemory, IsAllThatTilesReach) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::declared_memory_test

@@ -12,7 +12,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/support/gpu_arena.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::device_math_test {
 namespace {
 
 using offload::DeviceSpan;
@@ -178,4 +178,4 @@ TEST_F(CudaDeviceMathOnGpu, UpdatesAsTheHostDoes) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::device_math_test

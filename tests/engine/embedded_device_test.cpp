@@ -12,7 +12,7 @@
 #include "tests/engine/embedded_fixture.hpp"
 #include "tests/engine/stream_orders.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::embedded_device_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -373,4 +373,4 @@ TEST_F(EmbeddedDeviceMisuse, SaysWhatDoesNotFitAndWhichGpuIsNotThere) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::embedded_device_test

@@ -9,7 +9,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::embedded_misuse_test {
 namespace {
 
 template <class Call>
@@ -194,4 +194,4 @@ TEST_F(EmbeddedTrainerTest, SaysInAForkedChildThatItIsTheParents) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::embedded_misuse_test

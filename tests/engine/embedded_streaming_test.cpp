@@ -3,7 +3,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::embedded_streaming_test {
 namespace {
 
 constexpr std::uint32_t kUnits = 6;
@@ -308,4 +308,4 @@ TEST_F(EmbeddedStreamingTest, SaysWhatDoesNotFitAndWhatIsOutOfTurn) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::embedded_streaming_test

@@ -5,7 +5,7 @@
 
 #include "tests/engine/embedded_fixture.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::embedded_trainer_test {
 namespace {
 
 /// Adam with decoupled decay as Loshchilov & Hutter write it, in fp64.
@@ -270,4 +270,4 @@ TEST_F(EmbeddedTrainerTest, FollowsValuesThatTheFrameworkWrites) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::embedded_trainer_test

@@ -10,7 +10,7 @@
 #include "runtime/base/error.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::embedded_use_test {
 namespace {
 
 double seconds(const EmbeddedTrainer& trainer, plan::Lane lane) {
@@ -86,4 +86,4 @@ TEST(EmbeddedMemory, OfAGradientIsTakenWhenThereIsOne) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::embedded_use_test

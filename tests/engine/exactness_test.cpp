@@ -4,7 +4,7 @@
 #include "runtime/config/keys.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::exactness_test {
 namespace {
 
 constexpr int kSteps = 6;
@@ -315,4 +315,4 @@ INSTANTIATE_TEST_SUITE_P(Tiers, ResumeFrom,
                          });
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::exactness_test

@@ -11,7 +11,7 @@
 
 #include "offload/host/host_backend.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::executor_test {
 namespace {
 
 using plan::Lane;
@@ -189,4 +189,4 @@ TEST(Executor, MakesNoMoreEventsForMoreOpsOrPlans) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::executor_test

@@ -4,7 +4,7 @@
 
 #include "tests/engine/calibration_fixture.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::gpu_calibration_test {
 namespace {
 
 TEST_F(CalibrationOfTinyModel, WorksForHalfASecondBeforeItMeasures) {
@@ -18,4 +18,4 @@ TEST_F(CalibrationOfTinyModel, WorksForHalfASecondBeforeItMeasures) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::gpu_calibration_test

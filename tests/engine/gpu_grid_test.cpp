@@ -10,7 +10,7 @@
 #include "tests/engine/ranks_harness.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::gpu_grid_test {
 namespace {
 
 using config::PipelineOptions;
@@ -239,4 +239,4 @@ TEST_F(GpuGrids, EndTheOthersWithTheNameOfOneThatFails) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::gpu_grid_test

@@ -13,7 +13,7 @@
 #include "tests/engine/training_harness.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::gpu_jobs_test {
 namespace {
 
 using testing::Each;
@@ -118,4 +118,4 @@ TEST_F(GpuJobs, AreRefusedWhereTwoRanksHaveOneGpu) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::gpu_jobs_test

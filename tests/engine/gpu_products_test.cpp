@@ -6,7 +6,7 @@
 #include "tests/engine/device_under_test.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::gpu_products_test {
 namespace {
 
 using model::cuda::GemmChoices;
@@ -92,4 +92,4 @@ INSTANTIATE_TEST_SUITE_P(Compute, GpuProducts, testing::Values(DType::fp32, DTyp
                          [](const auto& dtype) { return std::string(name_of(dtype.param)); });
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::gpu_products_test

@@ -13,7 +13,7 @@
 #include "tests/engine/ranks_harness.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::gpu_ranks_test {
 namespace {
 
 using testing::ContainsRegex;
@@ -358,4 +358,4 @@ TEST_F(GpuRanks, AreRefusedWhereTwoHaveOneGpu) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::gpu_ranks_test

@@ -8,7 +8,7 @@
 #include "tests/engine/device_under_test.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::gpu_training_test {
 namespace {
 
 constexpr int kSteps = 20;
@@ -90,4 +90,4 @@ INSTANTIATE_TEST_SUITE_P(Compute, GpuTraining, testing::Values(DType::fp32, DTyp
                          [](const auto& dtype) { return std::string(name_of(dtype.param)); });
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::gpu_training_test

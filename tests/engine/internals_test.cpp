@@ -10,7 +10,7 @@
 #include "tests/engine/steady_state.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::internals_test {
 namespace {
 
 using plan::Tier;
@@ -218,4 +218,4 @@ TEST(InternalsSteadyState, AllocatesNothingAndOpensNothing) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::internals_test

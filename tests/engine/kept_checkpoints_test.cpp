@@ -6,7 +6,7 @@
 #include "runtime/engine/run/reader.hpp"
 #include "tests/engine/ranks_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::kept_checkpoints_test {
 namespace {
 
 class KeptCheckpointsOf : public testing::TestWithParam<config::StateHome> {};
@@ -164,4 +164,4 @@ TEST_F(KeptByFour, GoWithAllTheirPartsWhenNewerOnesAreKept) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::kept_checkpoints_test

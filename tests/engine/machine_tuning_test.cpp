@@ -13,7 +13,7 @@
 #include "tests/engine/training_harness.hpp"
 #include "tests/support/environment.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::machine_tuning_test {
 namespace {
 
 class MachineProfileFile : public testing::Test {
@@ -205,4 +205,4 @@ TEST(Calibration, FitsTheLeastMemoryThatARunFits) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::machine_tuning_test

@@ -6,7 +6,7 @@
 
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::mixed_tiers_test {
 namespace {
 
 using plan::Tier;
@@ -82,4 +82,4 @@ INSTANTIATE_TEST_SUITE_P(Turns, MixedTiers,
                          });
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::mixed_tiers_test

@@ -8,7 +8,7 @@
 #include "tests/engine/expect_memory.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::operator_tile_test {
 namespace {
 
 constexpr int kSteps = 4;
@@ -232,4 +232,4 @@ TEST(OperatorTile, ADeviceOfAQuarterOfTheLargestMatrixTrainsWithTheSameBits) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::operator_tile_test

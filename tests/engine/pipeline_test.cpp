@@ -7,7 +7,7 @@
 #include "tests/engine/ranks_harness.hpp"
 #include "tests/support/allocation_counter.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::pipeline_test {
 namespace {
 
 using config::PipelineOptions;
@@ -164,4 +164,4 @@ TEST(Pipelines, SaveEachBoundaryThatABackwardReadsOnce) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::pipeline_test

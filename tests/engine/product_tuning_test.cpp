@@ -15,7 +15,7 @@
 #include "runtime/model/cuda/gemm/gemm_layout.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::product_tuning_test {
 namespace {
 
 using model::GemmOutput;
@@ -293,4 +293,4 @@ TEST_F(RunProducts, OfARunThatGoesOnFromAnotherAreTheOthersFirst) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::product_tuning_test

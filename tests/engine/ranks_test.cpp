@@ -11,7 +11,7 @@
 #include "tests/engine/ranks_harness.hpp"
 #include "tests/support/allocation_counter.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::ranks_test {
 namespace {
 
 class Ranks : public testing::TestWithParam<std::uint32_t> {};
@@ -183,4 +183,4 @@ TEST(RanksThatGoOnFromARun, AreRefusedWhereItHasMovedOnBetweenThem) {
 INSTANTIATE_TEST_SUITE_P(Counts, Ranks, testing::Values(2, 3, 4, 8));
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::ranks_test

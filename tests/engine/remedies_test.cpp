@@ -9,7 +9,7 @@
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::remedies_test {
 namespace {
 
 /// 520 Mi parameters: 33,000 tiles of 16,384, and more than 65,536 of 8,192.
@@ -65,4 +65,4 @@ TEST(Remedies, CutLayersIntoPartsOnlyWhileThereAreFewEnough) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::remedies_test

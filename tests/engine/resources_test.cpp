@@ -8,7 +8,7 @@
 #include "tests/engine/steady_state.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::resources_test {
 namespace {
 
 using plan::Tier;
@@ -268,4 +268,4 @@ TEST(Skipping, ANonFiniteGradientLeavesAllStateBitUnchangedAndIsCounted) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::resources_test

@@ -10,7 +10,7 @@
 #include "runtime/engine/step/state_slots.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::rounding_key_test {
 namespace {
 
 /// Adam's m of every parameter of every block after `steps` steps, as it lies in the swap files.
@@ -112,4 +112,4 @@ TEST_F(RoundingKeys, DifferBetweenTilesOfABlock) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::rounding_key_test

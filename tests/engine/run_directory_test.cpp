@@ -8,7 +8,7 @@
 #include "runtime/engine/run/directory.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::run_directory_test {
 namespace {
 
 std::string contents(const std::filesystem::path& path) {
@@ -119,4 +119,4 @@ TEST_F(SealedFiles, OfAnotherFormatAreRefusedAsSuch) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::run_directory_test

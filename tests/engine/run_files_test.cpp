@@ -17,7 +17,7 @@
 #include "runtime/engine/training_data.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::run_files_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -212,4 +212,4 @@ TEST_F(Data, ValidationThatNoEvaluationCouldReadIsRefusedAtTheStart) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::run_files_test

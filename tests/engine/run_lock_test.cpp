@@ -14,7 +14,7 @@
 #include "runtime/engine/run/sealed_json.hpp"
 #include "tests/engine/training_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::run_lock_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -140,4 +140,4 @@ TEST(RunContents, FindsRunsAndTheirSwapFilesAtAnyDepth) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::run_lock_test

@@ -8,7 +8,7 @@
 
 #include "tests/support/environment.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::running_median_test {
 namespace {
 
 TEST(RunningMedian, IsTheMiddleOfAllThatWasAddedAtEveryInstant) {
@@ -29,4 +29,4 @@ TEST(RunningMedian, IsTheMiddleOfAllThatWasAddedAtEveryInstant) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::running_median_test

@@ -7,7 +7,7 @@
 
 #include "tests/engine/ranks_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::saved_state_test {
 namespace {
 
 using testing::AllOf;
@@ -253,4 +253,4 @@ TEST_F(SavedStateErrors, NameThisRankIfAStoreIsResumedByAnother) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::saved_state_test

@@ -10,7 +10,7 @@
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/choose.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::score_gradients_test {
 namespace {
 
 /// Two layers as those of Llama-3-8B: 4 GiB of gradients of scores a window.
@@ -97,4 +97,4 @@ TEST_F(ScoreGradients, AreAsUsualWhereNothingIsKept) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::score_gradients_test

@@ -13,7 +13,7 @@
 #include "runtime/plan/pipeline/stages.hpp"
 #include "tests/engine/ranks_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::stale_weights_test {
 namespace {
 
 using config::PipelineOptions;
@@ -386,4 +386,4 @@ TEST(StaleWeights, AreNotResumed) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::stale_weights_test

@@ -5,7 +5,7 @@
 #include "tests/engine/training_harness.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::stream_orders_test {
 namespace {
 
 constexpr int kSteps = 2;
@@ -80,4 +80,4 @@ TEST(StreamOrders, TwoHundredOfThemHaveTheBitsOfTheLatest) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::stream_orders_test

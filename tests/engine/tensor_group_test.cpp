@@ -4,7 +4,7 @@
 
 #include "tests/engine/ranks_harness.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::tensor_group_test {
 namespace {
 
 using config::PipelineSchedule;
@@ -270,4 +270,4 @@ TEST(TensorGroups, TrainOnStaleWeightsAsWithoutAGroup) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::tensor_group_test

@@ -10,7 +10,7 @@
 #include "cpu_adam/state_format.hpp"
 #include "runtime/base/state_format.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::tile_update_test {
 namespace {
 
 constexpr std::size_t kPage = 4096;
@@ -140,4 +140,4 @@ INSTANTIATE_TEST_SUITE_P(Formats, TileUpdateTest,
                          [](const auto& tested) { return std::string(name_of(tested.param)); });
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::tile_update_test

@@ -6,7 +6,7 @@
 
 #include <limits>
 
-namespace spillway::engine {
+namespace spillway::engine::update_decision_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -90,4 +90,4 @@ TEST(EarlyDecision, SkipsOnTheStageWhoseGradientIsNotFiniteAndIsJudgedOnAll) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::update_decision_test
