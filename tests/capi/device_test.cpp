@@ -5,7 +5,7 @@
 #include "tests/engine/device_framework.hpp"
 #include "tests/engine/stream_orders.hpp"
 
-namespace spillway::capi_test {
+namespace spillway::capi_test::device_test {
 namespace {
 
 using engine::DeviceFramework;
@@ -167,4 +167,4 @@ TEST_F(CDevice, RefusesMemoryOfTheHostAndOfAnotherGpu) {
 }
 
 }  // namespace
-}  // namespace spillway::capi_test
+}  // namespace spillway::capi_test::device_test

@@ -14,7 +14,7 @@
 
 #include "tests/capi/fixture.hpp"
 
-namespace spillway::capi_test {
+namespace spillway::capi_test::misuse_test {
 namespace {
 
 using testing::AllOf;
@@ -388,4 +388,4 @@ TEST_F(CMisuse, EachThreadHasItsOwnLastMessage) {
 }
 
 }  // namespace
-}  // namespace spillway::capi_test
+}  // namespace spillway::capi_test::misuse_test

@@ -3,7 +3,7 @@
 
 #include "tests/capi/fixture.hpp"
 
-namespace spillway::capi_test {
+namespace spillway::capi_test::streaming_test {
 namespace {
 
 using testing::HasSubstr;
@@ -61,4 +61,4 @@ TEST_F(CStreaming, SaysWhatIsOutOfTurn) {
 }
 
 }  // namespace
-}  // namespace spillway::capi_test
+}  // namespace spillway::capi_test::streaming_test

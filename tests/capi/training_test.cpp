@@ -10,7 +10,7 @@
 
 #include "tests/capi/fixture.hpp"
 
-namespace spillway::capi_test {
+namespace spillway::capi_test::training_test {
 namespace {
 
 using testing::Each;
@@ -276,4 +276,4 @@ TEST(CInterface, SaysItsVersions) {
 }
 
 }  // namespace
-}  // namespace spillway::capi_test
+}  // namespace spillway::capi_test::training_test
