@@ -6,7 +6,7 @@
 #include "runtime/model/cuda/cuda_ops.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
-namespace spillway::model::cuda {
+namespace spillway::model::cuda::attention_choice_test {
 namespace {
 
 constexpr AttentionShape kShape{
@@ -44,4 +44,4 @@ TEST_F(AttentionChoice, IsOurOwnByName) {
 }
 
 }  // namespace
-}  // namespace spillway::model::cuda
+}  // namespace spillway::model::cuda::attention_choice_test

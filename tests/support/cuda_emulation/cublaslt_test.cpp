@@ -6,7 +6,7 @@
 
 #include "tests/support/cuda_emulation/emulation.hpp"
 
-namespace cuda_emulation {
+namespace cuda_emulation::cublaslt_test {
 namespace {
 
 constexpr std::uint64_t kM = 3;
@@ -140,4 +140,4 @@ TEST_F(EmulatedCublasLt, FindsOperandsThatBreakWhatWasPromised) {
 }
 
 }  // namespace
-}  // namespace cuda_emulation
+}  // namespace cuda_emulation::cublaslt_test

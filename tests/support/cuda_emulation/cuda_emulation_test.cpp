@@ -10,7 +10,7 @@
 #include "runtime/base/cuda/kernel.cuh"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
-namespace cuda_emulation {
+namespace cuda_emulation::cuda_emulation_test {
 namespace {
 
 using spillway::launch_kernel;
@@ -321,4 +321,4 @@ TEST(CudaEmulationErrors, StayWhereTheDeviceIsBroken) {
 }
 
 }  // namespace
-}  // namespace cuda_emulation
+}  // namespace cuda_emulation::cuda_emulation_test

@@ -8,7 +8,7 @@
 #include "runtime/model/cuda/device_runner.cuh"
 #include "tests/support/cuda_emulation/emulation.hpp"
 
-namespace spillway::model::cuda {
+namespace spillway::model::cuda::large_grid_test {
 namespace {
 
 constexpr std::uint64_t kMarks = 4;
@@ -84,4 +84,4 @@ TEST_F(LargeGrid, GoesRoundWhereItCannotBeAsLongAsItsWork) {
 }
 
 }  // namespace
-}  // namespace spillway::model::cuda
+}  // namespace spillway::model::cuda::large_grid_test

@@ -13,7 +13,7 @@
 #include "tests/support/cuda_emulation/emulation.hpp"
 #include "tools/bench/model_shapes.hpp"
 
-namespace spillway::model {
+namespace spillway::model::pending_launches_test {
 namespace {
 
 struct Case {
@@ -146,4 +146,4 @@ INSTANTIATE_TEST_SUITE_P(Models, PendingLaunches,
                                          Case{"qwen3-8b", {2, 4096}}));
 
 }  // namespace
-}  // namespace spillway::model
+}  // namespace spillway::model::pending_launches_test
