@@ -6,7 +6,7 @@
 
 #include "tests/tools/program.hpp"
 
-namespace spillway::testing {
+namespace spillway::testing::bench_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -276,4 +276,4 @@ TEST_F(Bench, StepRefusesWhatItCannotTrain) {
 }
 
 }  // namespace
-}  // namespace spillway::testing
+}  // namespace spillway::testing::bench_test

@@ -5,7 +5,7 @@
 
 #include "tests/tools/cli_fixture.hpp"
 
-namespace spillway::testing {
+namespace spillway::testing::cli_grids_test {
 namespace {
 
 using nlohmann::json;
@@ -187,4 +187,4 @@ TEST_F(Grids, ThatCannotBeAreRefusedWithTheRemedy) {
 }
 
 }  // namespace
-}  // namespace spillway::testing
+}  // namespace spillway::testing::cli_grids_test

@@ -3,7 +3,7 @@
 
 #include "tests/tools/cli_fixture.hpp"
 
-namespace spillway::testing {
+namespace spillway::testing::cli_plan_test {
 namespace {
 
 TEST_F(Cli, PlanForAMachineThatIsNotHereMeasuresNothing) {
@@ -170,4 +170,4 @@ TEST_F(Cli, PlanSaysHowManyBlocksKeepTheirActivationsOnTheHost) {
 }
 
 }  // namespace
-}  // namespace spillway::testing
+}  // namespace spillway::testing::cli_plan_test

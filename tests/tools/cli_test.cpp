@@ -6,7 +6,7 @@
 #include "tests/support/environment.hpp"
 #include "tests/tools/cli_fixture.hpp"
 
-namespace spillway::testing {
+namespace spillway::testing::cli_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -261,4 +261,4 @@ TEST_F(Cli, ProfileOfMatrixProductsIsRefusedWithoutAGpuBeforeAnythingIsMeasured)
 }
 
 }  // namespace
-}  // namespace spillway::testing
+}  // namespace spillway::testing::cli_test

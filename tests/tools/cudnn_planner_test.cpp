@@ -17,7 +17,7 @@
 #include "tests/support/source_dir.hpp"
 #include "tools/bench/model_shapes.hpp"
 
-namespace spillway::model::cuda {
+namespace spillway::model::cuda::cudnn_planner_test {
 namespace {
 
 using Directories = std::vector<std::filesystem::path>;
@@ -152,4 +152,4 @@ TEST(CudnnPlanner, RefusesADescriptionThatIsNone) {
 }
 
 }  // namespace
-}  // namespace spillway::model::cuda
+}  // namespace spillway::model::cuda::cudnn_planner_test

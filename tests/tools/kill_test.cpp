@@ -6,7 +6,7 @@
 #include "tests/support/environment.hpp"
 #include "tests/tools/cli_fixture.hpp"
 
-namespace spillway::testing {
+namespace spillway::testing::kill_test {
 namespace {
 
 using std::chrono::duration;
@@ -87,4 +87,4 @@ TEST_F(Kill, AtRandomInstantsChangesNothing) {
 }
 
 }  // namespace
-}  // namespace spillway::testing
+}  // namespace spillway::testing::kill_test

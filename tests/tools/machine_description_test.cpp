@@ -10,7 +10,7 @@
 #include "tools/bench/model_shapes.hpp"
 #include "tools/bench/peak_flops.hpp"
 
-namespace spillway::bench {
+namespace spillway::bench::machine_description_test {
 namespace {
 
 nlohmann::json round_machine() {
@@ -170,4 +170,4 @@ TEST(PeakFlops, KnowsBoardsOfOneChipApart) {
 }
 
 }  // namespace
-}  // namespace spillway::bench
+}  // namespace spillway::bench::machine_description_test

@@ -8,7 +8,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/model/parameter_layout.hpp"
 
-namespace spillway::bench {
+namespace spillway::bench::model_shapes_test {
 namespace {
 
 TEST(ModelShapes, HaveTheParametersOfThePublishedModels) {
@@ -49,4 +49,4 @@ TEST(ModelShapes, AnUnknownNameIsAnsweredWithTheKnownOnes) {
 }
 
 }  // namespace
-}  // namespace spillway::bench
+}  // namespace spillway::bench::model_shapes_test

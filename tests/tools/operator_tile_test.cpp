@@ -4,7 +4,7 @@
 
 #include "tests/tools/cli_fixture.hpp"
 
-namespace spillway::testing {
+namespace spillway::testing::operator_tile_test {
 namespace {
 
 constexpr const char* kLlama = R"({
@@ -73,4 +73,4 @@ TEST_F(CliTiles, TilesBelowARowAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace spillway::testing
+}  // namespace spillway::testing::operator_tile_test

@@ -9,7 +9,7 @@
 #include "tests/support/source_dir.hpp"
 #include "tools/cli/grid_plan.hpp"
 
-namespace spillway::cli {
+namespace spillway::cli::published_grids_test {
 namespace {
 
 using nlohmann::json;
@@ -162,4 +162,4 @@ TEST(PublishedGrids, OfA70BOn64H100sTakeLongerIn16BitsAndLessThanTwice) {
 }
 
 }  // namespace
-}  // namespace spillway::cli
+}  // namespace spillway::cli::published_grids_test

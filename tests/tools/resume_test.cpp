@@ -3,7 +3,7 @@
 
 #include "tests/tools/cli_fixture.hpp"
 
-namespace spillway::testing {
+namespace spillway::testing::resume_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -46,4 +46,4 @@ TEST_F(Resume, RefusesAnotherClipping) {
 }
 
 }  // namespace
-}  // namespace spillway::testing
+}  // namespace spillway::testing::resume_test

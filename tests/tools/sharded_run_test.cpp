@@ -6,7 +6,7 @@
 #include "tests/engine/ranks_harness.hpp"
 #include "tests/tools/program.hpp"
 
-namespace spillway::engine {
+namespace spillway::engine::sharded_run_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -117,4 +117,4 @@ TEST_F(ShardedRun, IsRefusedByRankAndFolderIfOneIsMissing) {
 }
 
 }  // namespace
-}  // namespace spillway::engine
+}  // namespace spillway::engine::sharded_run_test

@@ -9,7 +9,7 @@
 #include "runtime/data/token_file.hpp"
 #include "tools/bench/model_shapes.hpp"
 
-namespace spillway::bench {
+namespace spillway::bench::synthetic_training_test {
 namespace {
 
 TEST(ScratchDirectory, DisappearsWithWhatItHolds) {
@@ -72,4 +72,4 @@ TEST(NoiseParameters, DoNotDependOnHowReadsAreCut) {
 }
 
 }  // namespace
-}  // namespace spillway::bench
+}  // namespace spillway::bench::synthetic_training_test
