@@ -180,7 +180,7 @@ class Rules(LintTest):
         for name in ("tests/offload/pool_test.cpp", "tests/offload/peer_test.py"):
             with self.subTest(name):
                 self.write("tests/offload/CMakeLists.txt", "")
-                self.write(name, "")
+                self.write(name, "namespace spillway::pool_test {\n")
                 self.assert_finds("rules", f"{name}:1", "nothing that CMake reads")
                 self.write("tests/offload/CMakeLists.txt", pathlib.Path(name).name)
                 self.assert_clean("rules")
@@ -273,6 +273,17 @@ class Rules(LintTest):
             with self.subTest(bad):
                 self.write("offload/a.hpp", HEADER + bad + "\n")
                 self.assert_finds("rules", "offload/a.hpp:3", words)
+
+    def test_finds_tests_that_have_no_namespace_of_their_own(self):
+        self.write("tests/offload/CMakeLists.txt", "spillway_test(a SOURCES a_test.cpp)\n")
+        good = "namespace spillway::a_test {\nnamespace {\nint a;\n}\n}\n"
+        self.write("tests/offload/a_test.cpp", good)
+        self.assert_clean("rules")
+        for bad, line in (("int a;\n", 1), (good.replace("a_test", "b_test"), 1),
+                          ("namespace {\nint a;\n}\n", 1), (good + "namespace spillway {\n", 6)):
+            with self.subTest(bad):
+                self.write("tests/offload/a_test.cpp", bad)
+                self.assert_finds("rules", f"tests/offload/a_test.cpp:{line}", "ends in ::a_test")
 
     def test_finds_headers_of_c_and_aliases_that_nothing_uses(self):
         self.write("offload/a.cpp", HEADER + "#include <cstdio>\nnamespace fs = std::filesystem;\n"

@@ -45,6 +45,7 @@ CLASS = re.compile(r"( *)(?:class|struct) (\w+)[^;]*\{$")
 # A condition to be checked has no better type than bool.
 BOOL_PARAMETER = re.compile(
     r"(?:[(,]|^) *(?:const )?bool (?!condition\b|operator)\w+ *(?:= *\w+)? *[,)]")
+NAMESPACE = re.compile(r"namespace (?:\w+::)*(\w+) \{")
 ALIAS = re.compile(r"\s*namespace (\w+) = ")
 CITATION = re.compile(r"//.*?\b((?:\w+/)*\w+\.(?:md|hpp|cpp|inl|cuh|cu|py))\b")
 
@@ -102,6 +103,16 @@ def check_aliases(tree: SourceTree, name: str) -> Iterator[Finding]:
             yield Finding(name, number, f"nothing uses the alias {alias.group(1)}")
 
 
+def check_test_namespace(tree: SourceTree, name: str) -> Iterator[Finding]:
+    """A unity build compiles several tests as one source: each has its helpers for itself."""
+    stem = pathlib.PurePath(name).stem
+    opened = [(number, match.group(1)) for number, line in enumerate(tree.lines(name), 1)
+              if (match := NAMESPACE.match(line))]
+    for number, last in opened or [(1, "")]:
+        if last != stem:
+            yield Finding(name, number, f"the namespace of a test ends in ::{stem}")
+
+
 def check_citations(tree: SourceTree, name: str, files: list[str]) -> Iterator[Finding]:
     for number, line in enumerate(tree.lines(name), 1):
         match = CITATION.search(line)
@@ -124,6 +135,8 @@ def check(tree: SourceTree) -> Iterator[Finding]:
                                                 "takes an enum class, no bool")
         if must_be_registered(name) and not registered(tree, name):
             yield Finding(name, 1, "nothing that CMake reads lists this source")
+        if re.match(r"tests/.*_test\.cpp$", name):
+            yield from check_test_namespace(tree, name)
         if pathlib.PurePath(name).suffix in (".hpp", ".cuh"):
             yield from check_header(tree, name)
         rules = [rule for rule in RULES if re.search(rule.files, name)
