@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -12,12 +13,10 @@ import pytest
 import spillway
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests/tools"))
+from program_folder import MODEL, TEXT
+
 PROGRAM = os.environ["SPILLWAY_PROGRAM"]
-MODEL = {
-    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 256,
-    "n_positions": 16, "n_embd": 48, "n_layer": 2, "n_head": 2,
-    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": True}
 CONFIG = {
     "train_micro_batch_size_per_gpu": 4,
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
@@ -32,8 +31,7 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def data(tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text("".join(f"Blessed are they that mourn, for line {i * i % 97}.\n"
-                            for i in range(400)))
+    text.write_text(TEXT)
     run_program("data", text, "--out", tmp_path / "data", "--tokenizer", "bytes")
     return tmp_path / "data"
 

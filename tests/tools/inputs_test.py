@@ -7,9 +7,8 @@ import socket
 import struct
 import subprocess
 import sys
-import unittest
 
-from program_test_case import ROOT, SECONDS, ProgramTestCase
+from program_test_case import ROOT, SECONDS, ProgramTestCase, main
 
 HELPER = ROOT / "tools" / "python" / "spillway_tokenize.py"
 
@@ -51,8 +50,8 @@ class NoRegularFile(ProgramTestCase):
                 self.refused(self.run_program(*arguments))
 
     def test_is_refused_in_a_run_and_in_a_checkpoint(self):
-        self.assertEqual(self.run_program(*self.train("run", 2)).returncode, 0)
-        self.assertEqual(self.run_program("export", "run", "hf").returncode, 0)
+        self.succeed(*self.train("run", 2))
+        self.succeed("export", "run", "hf")
         for name in ("config.json", "manifest.json"):
             with self.subTest(name=name):
                 shutil.rmtree(self.folder / "copy", ignore_errors=True)
@@ -97,8 +96,7 @@ class InfoOfAFile(ProgramTestCase):
     def test_prints_no_name_that_a_terminal_obeys(self):
         names = ["red\x1b[31m", "two\nlines", "del\x7f", "c1\x9b2J", "turn\u202eed", "plain é"]
         (self.folder / "names.safetensors").write_bytes(safetensors(names))
-        done = self.run_program("info", "names.safetensors")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.succeed("info", "names.safetensors")
         for one in done.stdout:
             self.assertTrue(one == "\n" or (" " <= one and one not in "\x7f\x9b\u202e"), repr(one))
         for shown in ("red\\u001b[31m", "two\\nlines", "del\\u007f", "c1\\u009b2J",
@@ -122,4 +120,4 @@ class InfoOfAFile(ProgramTestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()

@@ -1,14 +1,12 @@
 """The lines of metrics.jsonl are on the disk before the commits that they describe, as strace sees
 the system calls. Exit code 77: strace cannot trace here. usage: metrics_order_test.py PROGRAM"""
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import unittest
 
-from program_test_case import CONFIG, PROGRAM, SECONDS, ProgramTestCase
+from program_test_case import ProgramTestCase, main
 
 NEEDLESS = 77
 CALL = re.compile(r"(\d+) +(\w+)\(\d+<([^>]*)>(.*)")
@@ -42,12 +40,9 @@ def calls_of(log):
 class Order(ProgramTestCase):
     def traced(self, run, *more):
         log = self.folder / f"{run}.log"
-        command = ["strace", "-f", "-y", "-qq", "-o", log, "-e", "trace=pwrite64,fdatasync", "-e",
-                   "signal=none", PROGRAM, *self.train(run, 7, *more)]
-        done = subprocess.run([str(word) for word in command], cwd=self.folder, check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=SECONDS,
-                              encoding="utf-8")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        strace = ["strace", "-f", "-y", "-qq", "-o", log, "-e", "trace=pwrite64,fdatasync", "-e",
+                  "signal=none"]
+        self.succeed(*self.train(run, 7, *more), before=strace)
         return log
 
     def expect_lines_before_records(self, log):
@@ -66,18 +61,14 @@ class Order(ProgramTestCase):
         return lines, records
 
     def test_where_each_step_commits_where_one_is_evaluated_and_where_one_is_kept(self):
-        config = {**CONFIG, "spillway": {**CONFIG["spillway"], "io_engine": "posix",
-                                         "eval_every": 2, "save_every": 3, "keep": 2}}
-        self.write("train.json", json.dumps(config))
-        (self.folder / "disk").mkdir()
+        self.configure(io_engine="posix", eval_every=2, save_every=3, keep=2)
+        self.drive("disk")
         lines, records = self.expect_lines_before_records(self.traced("run", "--nvme", "disk"))
         self.assertEqual(lines, 7 + 4)  # evaluated after steps 2, 4, 6 and 7
         self.assertGreaterEqual(records, 7)
 
     def test_where_some_steps_commit(self):
-        config = {**CONFIG, "spillway": {**CONFIG["spillway"], "io_engine": "posix",
-                                         "commit_every": 3}}
-        self.write("train.json", json.dumps(config))
+        self.configure(io_engine="posix", commit_every=3)
         _, records = self.expect_lines_before_records(self.traced("run"))
         self.assertGreaterEqual(records, 3)
 
@@ -86,5 +77,4 @@ if __name__ == "__main__":
     if not may_trace():
         print("SKIPPED: strace cannot trace here")
         sys.exit(NEEDLESS)
-    os.environ.setdefault("SPILLWAY_DEVICE", "host")
-    unittest.main()
+    main()

@@ -2,6 +2,7 @@
 import collections
 import hashlib
 import json
+import os
 import pathlib
 import platform
 import random
@@ -9,7 +10,7 @@ import re
 import shutil
 import tempfile
 
-from identity_scene import Scene
+from program_folder import ProgramFolder
 
 TIERS = ("device", "host", "nvme")
 ISA = re.compile(r"sse|avx|fma|f16c|amx|vnni|asimd|sve|bf16|fp16")
@@ -57,19 +58,16 @@ def exact(text):
     return json.loads(text, parse_float=str)
 
 
-class Bench(Scene):
+class Bench(ProgramFolder):
     """The directory of one run."""
 
     def __init__(self, root, run, inputs):
-        self.root, self.inputs, self.work, self.parts = root, inputs, run, []
-        self.program = None
+        self.folder, self.inputs, self.work, self.parts = root, inputs, run, []
+        self.environment = os.environ | {"XDG_CACHE_HOME": str(root / "cache")}
         self.write("model.json", run["model"])
 
     def answer(self, *arguments):
-        answer = self.run(*arguments)
-        if answer.code != 0:
-            raise Failure(f"{arguments[0]}: {answer}")
-        return answer.out
+        return self.succeed(*arguments).stdout
 
     def train_part(self, part, target, fresh):
         section = self.work["config"]["spillway"] | part.get("section", {})
@@ -87,10 +85,10 @@ class Bench(Scene):
         if "kill" in part:
             process = self.start(*arguments)
             try:
-                self.wait_for_lines(target, part["kill"], process)
+                self.wait_for_steps(process, target, part["kill"])
             finally:
                 process.kill()
-                process.communicate()
+                process.wait()
             return
         report = json.loads(self.answer(*arguments))
         # A process that trained after another was killed moves what that one had not.

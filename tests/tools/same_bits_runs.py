@@ -2,14 +2,12 @@
 could decide, so that its byte counters are those of the product and not of the hour; `covers` names
 what its placement must show, so that a run does not lose its subject unseen."""
 
+from program_folder import MODEL as GPT2
+
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256,
          "max_position_embeddings": 16, "hidden_size": 48, "num_hidden_layers": 3,
          "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 112,
          "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
-GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 256,
-        "n_positions": 16, "n_embd": 48, "n_layer": 2, "n_head": 2,
-        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": True}
 
 
 def qwen(number):

@@ -3,10 +3,9 @@ usage: small_machine_test.py PROGRAM"""
 import json
 import shlex
 import subprocess
-import unittest
 
 from memory_cgroup import MemoryCgroup, NotPossible
-from program_test_case import CONFIG, MODEL, PROGRAM, SECONDS, ProgramTestCase
+from program_test_case import CONFIG, MODEL, PROGRAM, SECONDS, ProgramTestCase, main
 
 MIB = 1 << 20
 LIMIT = 400 * MIB
@@ -42,8 +41,8 @@ class Measuring(InAMemoryCgroup):
 class InASmallCgroup(InAMemoryCgroup):
     def setUp(self):
         super().setUp()
-        self.write("model.json", json.dumps(LARGER))
-        self.write("train.json", json.dumps({**CONFIG, "train_micro_batch_size_per_gpu": 1}))
+        self.write("model.json", LARGER)
+        self.write("train.json", {**CONFIG, "train_micro_batch_size_per_gpu": 1})
 
     def test_a_run_takes_what_the_cgroup_leaves_and_ends_well(self):
         done = self.run_inside(*self.train("run", 3), "--json")
@@ -66,7 +65,7 @@ class InASmallCgroup(InAMemoryCgroup):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_what_cannot_fit_is_refused_with_the_cgroup_named(self):
-        self.write("model.json", json.dumps({**LARGER, "n_embd": 4096, "n_layer": 1}))
+        self.write("model.json", {**LARGER, "n_embd": 4096, "n_layer": 1})
         done = self.run_inside(*self.train("run", 3))
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn(str(self.group.folder), done.stderr)
@@ -103,4 +102,4 @@ class OnASmallDrive(ProgramTestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()

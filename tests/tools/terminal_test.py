@@ -1,11 +1,9 @@
 """What a user sees of `spillway train` in terminals of 40, 80 and 200 columns.
 usage: terminal_test.py PROGRAM"""
 import json
-import os
 import re
-import unittest
 
-from program_test_case import PROGRAM, SECONDS, ProgramTestCase
+from program_test_case import PROGRAM, SECONDS, ProgramTestCase, main
 from screen import Terminal
 
 WIDTHS = (40, 80, 200)
@@ -89,7 +87,7 @@ class LiveLine(ProgramTestCase):
         slow = json.loads((self.folder / "train.json").read_text())
         slow["gradient_accumulation_steps"] = 2000  # a step of seconds
         slow["spillway"]["device_memory"] = "256MiB"
-        self.write("train.json", json.dumps(slow))
+        self.write("train.json", slow)
         terminal = self.terminal(80, *self.train("run", 100000))
         terminal.read_until(lambda: "predicted " in terminal.text, SECONDS)
         terminal.type(b"\x03")
@@ -102,8 +100,7 @@ class WhatIsSaid(ProgramTestCase):
     def test_of_a_run_on_the_cpu_names_no_gpu_and_one_rate(self):
         plan = self.run_program("plan", "train.json", "--model", "model.json")
         self.assertEqual(plan.returncode, 0, plan.stderr)
-        done = self.run_program(*self.train("run", 20))
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.succeed(*self.train("run", 20))
         for said in (plan.stdout, done.stdout, done.stderr):
             self.assertNotRegex(said, r"(?i)\bgpu\b")
             self.assertNotIn("tok/s", said)
@@ -118,11 +115,10 @@ class WhatIsSaid(ProgramTestCase):
         self.assertIn("gpu", self.metrics("run")[0]["exposed"])
 
     def test_of_a_finished_run_that_is_resumed(self):
-        self.assertEqual(self.run_program(*self.train("run", 5)).returncode, 0)
+        self.succeed(*self.train("run", 5))
         trace = (self.folder / "run" / "trace.json").read_bytes()
         self.assertGreater(len(json.loads(trace)["traceEvents"]), 10)
-        done = self.run_program(*self.train("run", 5, "--resume"))
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.succeed(*self.train("run", 5, "--resume"))
         self.assertIn("trained    no step: the run is at step 5, its last", done.stdout)
         self.assertNotRegex(done.stdout + done.stderr, r"loss \d")
         self.assertNotRegex(done.stdout, r"\d{6} TiB")
@@ -133,5 +129,4 @@ class WhatIsSaid(ProgramTestCase):
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("SPILLWAY_DEVICE", "host")
-    unittest.main()
+    main()

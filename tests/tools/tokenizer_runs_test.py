@@ -3,10 +3,9 @@ of another tokenizer. usage: tokenizer_runs_test.py PROGRAM"""
 import json
 import shutil
 import sys
-import unittest
 import zlib
 
-from program_test_case import CONFIG, ROOT, ProgramTestCase
+from program_test_case import ROOT, ProgramTestCase, main
 
 sys.path.append(str(ROOT / "tools" / "python"))
 import spillway_tokenize
@@ -34,8 +33,7 @@ CRC32 = f"{zlib.crc32(chr(10).join(LINES).encode()):08x}"
 class TokenizerRuns(ProgramTestCase):
     def setUp(self):
         super().setUp()
-        self.done("train", "train.json", "--model", "model.json", "--data", "data", "--run",
-                  "first", "--steps", 1)
+        self.done(*self.train("first", 1))
         self.done("export", "first", "hf")
         for name, text in SMALL_FILES.items():
             self.write(f"hf/{name}", text)
@@ -44,14 +42,12 @@ class TokenizerRuns(ProgramTestCase):
         self.describe(tokenizer=str(self.folder / "hf"), tokenizer_crc32=CRC32)
 
     def describe(self, **record):
-        self.write("ids/meta.json", json.dumps({"dtype": "uint16", "vocab_size": 256, **record}))
+        self.write("ids/meta.json", {"dtype": "uint16", "vocab_size": 256, **record})
 
     def done(self, *arguments, **options) -> str:
-        done = self.run_program(*arguments, **options)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
+        return self.succeed(*arguments, **options).stdout
 
-    def start(self, run, *more) -> list:
+    def of_ids(self, run, *more) -> list:
         return ["train", "train.json", "--data", "ids", "--run", run, "--steps", "2", *more]
 
     def expect_carried(self, folder):
@@ -60,9 +56,8 @@ class TokenizerRuns(ProgramTestCase):
                              (self.folder / "origin" / name).read_bytes(), name)
 
     def test_exports_carry_the_small_files_of_the_checkpoint(self):
-        config = {**CONFIG, "spillway": {**CONFIG["spillway"], "save_every": 1}}
-        self.write("train.json", json.dumps(config))
-        self.done(*self.start("run", "--from", "hf"))
+        self.configure(save_every=1)
+        self.done(*self.of_ids("run", "--from", "hf"))
         (self.folder / "hf").rename(self.folder / "origin")  # the run needs it no more
         self.done("export", "run", "out")
         self.expect_carried("out")
@@ -75,17 +70,17 @@ class TokenizerRuns(ProgramTestCase):
         self.expect_carried("out")
         self.assertEqual((self.folder / "out" / "README.md").read_text(), "mine")
         self.describe()
-        self.done(*self.start("next", "--from", "run"))
+        self.done(*self.of_ids("next", "--from", "run"))
         self.done("export", "next", "of_next")
         self.expect_carried("of_next")
 
     def test_a_new_model_takes_the_tokenizer_of_its_data(self):
-        self.done(*self.start("run", "--model", "model.json"))
+        self.done(*self.of_ids("run", "--model", "model.json"))
         shutil.copytree(self.folder / "hf", self.folder / "origin")
         self.expect_carried("run/tokenizer")
 
     def test_token_ids_go_in_and_out(self):
-        self.done(*self.start("run", "--from", "hf"))
+        self.done(*self.of_ids("run", "--from", "hf"))
         generate = ("generate", "--run", "run", "--tokens", "4", "--seed", "1")
         ids = self.done(*generate, "--prompt-tokens", "7,8,9").split()
         self.assertEqual((len(ids), ids[:3]), (7, ["7", "8", "9"]))
@@ -111,7 +106,7 @@ class TokenizerRuns(ProgramTestCase):
                        {"tokenizer": "bytes"}):
             with self.subTest(record=record):
                 self.describe(**record)
-                done = self.run_program(*self.start("run", "--from", "hf"))
+                done = self.run_program(*self.of_ids("run", "--from", "hf"))
                 self.assertEqual(done.returncode, 2, done.stderr)
                 self.assertIn("another", done.stderr)
                 self.assertFalse((self.folder / "run").exists())
@@ -121,9 +116,9 @@ class TokenizerRuns(ProgramTestCase):
     def test_the_same_tokenizer_written_in_another_way_is_none(self):
         pairs = [merge.split(" ") for merge in MERGES]
         self.write("hf/tokenizer.json", json.dumps(json.loads(tokenizer(TOKENS, pairs)), indent=1))
-        self.done(*self.start("run", "--from", "hf"))
+        self.done(*self.of_ids("run", "--from", "hf"))
         self.describe()  # made by somebody who did not say with what
-        self.done(*self.start("run2", "--from", "hf"))
+        self.done(*self.of_ids("run2", "--from", "hf"))
 
 
 def written(**parts) -> dict:
@@ -185,18 +180,18 @@ class Rules(ProgramTestCase):
 
     def setUp(self):
         super().setUp()
-        self.assertEqual(self.run_program(*self.train("run", 1)).returncode, 0)
-        self.assertEqual(self.run_program("export", "run", "hf").returncode, 0)
+        self.succeed(*self.train("run", 1))
+        self.succeed("export", "run", "hf")
 
     def compare(self, of_data, of_model, record):
         """The exit code and what is said of data of one tokenizer for a model with the other."""
-        made_with = self.write("other.json", json.dumps(of_data))
+        made_with = self.write("other.json", of_data)
         self.write("hf/tokenizer.json", json.dumps(of_model, indent=1))
         meta = {"dtype": "uint16", "vocab_size": 256, "tokenizer": str(made_with)}
         if record:
             of_tokens, of_rules = spillway_tokenize.fingerprint(made_with)
             meta |= {"tokenizer_crc32": of_tokens, "tokenizer_rules_crc32": of_rules}
-        self.write("data/meta.json", json.dumps(meta))
+        self.write("data/meta.json", meta)
         done = self.run_program("eval", "--model", "hf", "--data", "data")
         return done.returncode, done.stderr
 
@@ -231,4 +226,4 @@ class TextFiles(ProgramTestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()
