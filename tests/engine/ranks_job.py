@@ -1,22 +1,18 @@
-"""What the tests of `mpirun -n N spillway train` share: data, a tiny model, and runs of it.
-A test that uses it is started as TEST.py SPILLWAY LAUNCHER..., where LAUNCHER is mpirun or
-start_ranks, and -n. SPILLWAY_TEST_CASES may name the cases that are run."""
-import array
-import json
+"""What the tests of `mpirun -n N spillway train` share: a tiny model, and jobs that train it.
+A test that uses it is started as TEST.py LAUNCHER... SPILLWAY, where LAUNCHER is mpirun or
+start_ranks, and -n."""
 import os
 import pathlib
-import random
-import shutil
+import shlex
 import subprocess
 import sys
-import tempfile
-import unittest
 
-SPILLWAY, *LAUNCHER = sys.argv[1:]
-MODEL = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64,
-         "vocab_size": 256, "max_position_embeddings": 32, "rms_norm_eps": 1e-5,
-         "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False}
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
+from program_test_case import LLAMA, PROGRAM, ProgramTestCase, main
+
+LAUNCHER = sys.argv[1:]
+del sys.argv[1:]
+__all__ = ["LAUNCHER", "JobTest", "config", "main", "start"]
 
 
 def config(stage, batch=8, **own):
@@ -28,64 +24,40 @@ def config(stage, batch=8, **own):
 
 
 def start(command):
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            stdin=subprocess.DEVNULL, encoding="utf-8")
+    return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, encoding="utf-8")
 
 
-class JobTest(unittest.TestCase):
+class JobTest(ProgramTestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = pathlib.Path(folder.name)
-        data = self.path / "data"
-        data.mkdir()
-        numbers = random.Random(3)
-        tokens = array.array("H", (numbers.randrange(256) for _ in range(4000)))
-        (data / "train.bin").write_bytes(tokens.tobytes())
-        (data / "val.bin").write_bytes(tokens[:200].tobytes())
-        (data / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab_size": 256}))
-        (self.path / "model.json").write_text(json.dumps(MODEL))
+        super().setUp()
+        os.truncate(self.path("data/val.bin"), 400)  # an evaluation is soon over
+        self.write("model.json", LLAMA | {"hidden_size": 32, "num_key_value_heads": 4,
+                                          "intermediate_size": 64})
 
     def arguments(self, run, options, steps, *more):
-        name = self.path / f"{len(list(self.path.iterdir()))}.json"
-        name.write_text(json.dumps(options))
-        model = [] if "--from" in more else ["--model", self.path / "model.json"]
-        return [SPILLWAY, "train", name, *model, "--data", self.path / "data",
-                "--run", self.path / run, "--steps", str(steps), *more]
+        name = self.write(f"{len(list(self.folder.iterdir()))}.json", options)
+        model = [] if "--from" in more else ["--model", self.path("model.json")]
+        return [PROGRAM, "train", name, *model, "--data", self.path("data"),
+                "--run", self.path(run), "--steps", str(steps), *more]
 
     def launch(self, run, options, steps, *more, ranks):
-        launcher = [*LAUNCHER, str(ranks)] if ranks > 1 else []
+        launcher = [*LAUNCHER, ranks] if ranks > 1 else []
         return start([*launcher, *self.arguments(run, options, steps, *more)])
 
-    def train(self, *arguments, ranks):
+    def job(self, *arguments, ranks):
+        """Returns the exit code of a job, and what its ranks said."""
         job = self.launch(*arguments, ranks=ranks)
         output = job.communicate(timeout=300)[0]
+        self.told = f"$ {shlex.join(job.args)}\n{output}exit code {job.returncode}"
         return job.returncode, output
 
-    def succeed(self, *arguments, ranks=2):
-        status, output = self.train(*arguments, ranks=ranks)
-        self.assertEqual(status, 0, output)
+    def trained(self, *arguments, ranks=2) -> str:
+        status, output = self.job(*arguments, ranks=ranks)
+        self.assertEqual(status, 0)
+        return output
 
     def fail_with(self, text, *arguments, ranks=2):
-        status, output = self.train(*arguments, ranks=ranks)
-        self.assertNotEqual(status, 0, output)
+        status, output = self.job(*arguments, ranks=ranks)
+        self.assertNotEqual(status, 0)
         self.assertRegex(output, text)
-
-    def metrics(self, run):
-        """What every run of the same job has in common, step by step: of each whole line."""
-        file = self.path / run / "metrics.jsonl"
-        lines = file.read_text().split("\n")[:-1] if file.exists() else []
-        return [{key: value for key, value in json.loads(line).items()
-                 if key not in ("seconds", "exposed")} for line in lines]
-
-    def weights(self, run):
-        out = self.path / "exported"
-        subprocess.run([SPILLWAY, "export", self.path / run, out], check=True,
-                       capture_output=True)
-        weights = (out / "model.safetensors").read_bytes()
-        shutil.rmtree(out)
-        return weights
-
-
-def main():
-    unittest.main(argv=[sys.argv[0], *os.environ.get("SPILLWAY_TEST_CASES", "").split()])

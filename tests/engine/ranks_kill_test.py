@@ -1,6 +1,6 @@
 """kill -9 of a rank at random instants: the job ends soon and names the rank, and whoever resumes
 it goes on as if nothing had happened, with the same losses and the same weights.
-usage: ranks_kill_test.py SPILLWAY LAUNCHER...
+usage: ranks_kill_test.py LAUNCHER... SPILLWAY
 SPILLWAY_TEST_KILLS says how many (4), and SPILLWAY_TEST_SEED which instants."""
 import os
 import pathlib
@@ -69,7 +69,7 @@ class Kills(JobTest):
                 has_met = after is not None
                 slowest[has_met] = max(slowest[has_met], took)
                 self.check_so_far(way)
-            self.succeed(f"killed{way}", options, steps, "--resume", ranks=ranks)
+            self.trained(f"killed{way}", options, steps, "--resume", ranks=ranks)
             self.check_equal(way)
             if ranks == 8:
                 self.go_on_on_another_grid(way, options, steps)
@@ -79,23 +79,19 @@ class Kills(JobTest):
     def go_on_on_another_grid(self, way, options, steps):
         """Two ranks go on from what eight have saved, with the bits of the eight."""
         alone = options | {"pipeline": {"stages": 1}, "zero_optimization": {"stage": 0}}
-        self.succeed("apart", alone, steps + 2, "--from", self.path / f"killed{way}", ranks=2)
-        self.succeed(f"whole{way}", options, steps + 2, "--resume", ranks=8)
-        self.assertEqual(self.metrics("apart")[-2:], self.metrics(f"whole{way}")[-2:])
+        self.trained("apart", alone, steps + 2, "--from", self.folder / f"killed{way}", ranks=2)
+        self.trained(f"whole{way}", options, steps + 2, "--resume", ranks=8)
+        self.assertEqual(self.results("apart")[-2:], self.results(f"whole{way}")[-2:])
         self.assertEqual(self.weights("apart"), self.weights(f"whole{way}"))
 
-    def lines(self, run):
-        metrics = self.path / run / "metrics.jsonl"
-        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
     def wait_for_lines(self, job, run, lines):
-        while self.lines(run) < lines:
+        while self.steps_of(run) < lines:
             self.assertIsNone(job.poll(), "the job ended too early")
             time.sleep(0.001)
 
     def kill(self, run, options, steps, ranks, victim, after, delay):
         """Kills `victim` when the job has done `after` steps, or after its start, and `delay`."""
-        before = self.lines(run)
+        before = self.steps_of(run)
         job = self.launch(run, options, steps, "--resume", ranks=ranks)
         while (process := process_of(job.pid, victim)) is None:
             self.assertIsNone(job.poll(), "the job ended too early")
@@ -118,12 +114,12 @@ class Kills(JobTest):
 
     def check_so_far(self, way):
         """The last line may lack its evaluation."""
-        done = self.metrics(f"killed{way}")[:-1]
-        self.assertEqual(done, self.metrics(f"whole{way}")[:len(done)])
+        done = self.results(f"killed{way}")[:-1]
+        self.assertEqual(done, self.results(f"whole{way}")[:len(done)])
 
     def check_equal(self, way):
-        self.assertEqual(self.metrics(f"killed{way}"), self.metrics(f"whole{way}"))
-        kept = [sorted(os.listdir(self.path / f"{run}{way}" / "checkpoints"))
+        self.assertEqual(self.results(f"killed{way}"), self.results(f"whole{way}"))
+        kept = [sorted(os.listdir(self.folder / f"{run}{way}" / "checkpoints"))
                 for run in ("killed", "whole")]
         self.assertEqual(*kept)
         for part in ["", *(f"/checkpoints/{step}" for step in kept[0])]:

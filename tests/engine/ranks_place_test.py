@@ -1,6 +1,6 @@
 """What the ranks of one machine share out: cores of NUMA nodes, directories of --nvme, memory and
 what is free on a drive. hwloc describes machines that are not here (HWLOC_SYNTHETIC).
-usage: ranks_place_test.py SPILLWAY LAUNCHER..."""
+usage: ranks_place_test.py LAUNCHER... SPILLWAY"""
 import json
 import os
 import shutil
@@ -15,7 +15,7 @@ TWO_NODES = "package:2 [numa(memory=8GB)] core:2 pu:1"
 class Place(JobTest):
     def setUp(self):
         super().setUp()
-        self.drives = [self.path / "first", self.path / "second"]
+        self.drives = [self.folder / "first", self.folder / "second"]
         for drive in self.drives:
             drive.mkdir()
 
@@ -24,8 +24,7 @@ class Place(JobTest):
         described = {"HWLOC_SYNTHETIC": machine} if machine else {}
         options = config(1, **({"threads": 0} | own))
         with unittest.mock.patch.dict(os.environ, described):
-            status, output = self.train(run, options, steps, "--json", *more, ranks=ranks)
-        self.assertEqual(status, 0, output)
+            output = self.trained(run, options, steps, "--json", *more, ranks=ranks)
         return json.JSONDecoder().raw_decode(output, output.index("{"))[0]["plan"]
 
     def in_drives(self):

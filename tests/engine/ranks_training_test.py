@@ -1,6 +1,6 @@
 """`mpirun -n 2 spillway train`: the stages of ZeRO agree with each other and with one rank, a job
 goes on from what its ranks and other numbers of ranks have saved, and what cannot work says why.
-usage: ranks_training_test.py SPILLWAY LAUNCHER..."""
+usage: ranks_training_test.py LAUNCHER... SPILLWAY"""
 import os
 import re
 import shutil
@@ -14,13 +14,13 @@ RANKS = 2
 
 class Training(JobTest):
     def test_every_stage_has_the_metrics_of_one_rank(self):
-        self.succeed("one", config(0), 6, ranks=1)
-        expected = self.metrics("one")
+        self.trained("one", config(0), 6, ranks=1)
+        expected = self.results("one")
         self.assertEqual(len(expected), 6)
         for stage in range(4):
-            self.succeed(f"stage{stage}", config(stage), 6)
-            self.assertEqual(self.metrics(f"stage{stage}"), expected, stage)
-            folder = self.path / f"stage{stage}" / "rank-0001"
+            self.trained(f"stage{stage}", config(stage), 6)
+            self.assertEqual(self.results(f"stage{stage}"), expected, stage)
+            folder = self.folder / f"stage{stage}" / "rank-0001"
             self.assertTrue((folder / "manifest.json").exists())
             self.assertFalse((folder / "metrics.jsonl").exists())
 
@@ -29,23 +29,22 @@ class Training(JobTest):
             return config(zero, batch=4, eval_every=1, **own) | {"pipeline": {"stages": stages}}
 
         chunks = {"pipeline_schedule": "interleaved", "pipeline_chunks": 2}
-        self.succeed("one", options(0, 1), 6, ranks=1)
-        expected = self.metrics("one")
+        self.trained("one", options(0, 1), 6, ranks=1)
+        expected = self.results("one")
         grids = {"1f1b": (options(0, 2), 2), "zero3": (options(3, 2), 4)}
         for name, (options_of_grid, ranks) in grids.items():
             with self.subTest(grid=name):
-                self.succeed(name, options_of_grid, 3, ranks=ranks)
-                self.succeed(name, options_of_grid, 6, "--resume", ranks=ranks)
-                self.assertEqual(self.metrics(name), expected)
+                self.trained(name, options_of_grid, 3, ranks=ranks)
+                self.trained(name, options_of_grid, 6, "--resume", ranks=ranks)
+                self.assertEqual(self.results(name), expected)
         self.assertEqual(self.weights("zero3"), self.weights("one"))
-        self.succeed("one", options(0, 1), 8, "--resume", ranks=1)
-        self.succeed("apart", options(0, 3), 8, "--from", self.path / "zero3", ranks=3)
-        self.assertEqual(self.metrics("apart"), self.metrics("one")[-2:])
+        self.trained("one", options(0, 1), 8, "--resume", ranks=1)
+        self.trained("apart", options(0, 3), 8, "--from", self.folder / "zero3", ranks=3)
+        self.assertEqual(self.results("apart"), self.results("one")[-2:])
         # Stage 0 has the embedding alone, and next to nothing to do.
         uneven = options(0, 2, pipeline_parts=[1, 3])
-        status, output = self.train("uneven", uneven, 6, ranks=2)
-        self.assertEqual(status, 0, output)
-        self.assertEqual(self.metrics("uneven"), expected)
+        output = self.trained("uneven", uneven, 6, ranks=2)
+        self.assertEqual(self.results("uneven"), expected)
         self.assertLess(float(re.search(r"predicted +([\d.]+) s a step", output)[1]), 10)
         self.fail_with("spillway.pipeline_chunks: 1 in the run, 2 now", "1f1b",
                        options(0, 2, **chunks), 9, "--resume")
@@ -57,18 +56,18 @@ class Training(JobTest):
             return config(zero, batch=4, eval_every=1, **own) | {
                 "pipeline": {"stages": stages}, "tensor_parallel": {"autotp_size": tensor}}
 
-        self.succeed("one", options(0, 1), 4, ranks=1)
-        self.succeed("two", options(0, 2), 4)
-        one, two = self.metrics("one"), self.metrics("two")
+        self.trained("one", options(0, 1), 4, ranks=1)
+        self.trained("two", options(0, 2), 4)
+        one, two = self.results("one"), self.results("two")
         for of_one, of_two in zip(one, two, strict=True):
             for key in ("loss", "val_loss", "grad_norm"):
                 if key in of_one:  # sums of fp32 in another order
                     self.assertAlmostEqual(of_two[key] / of_one[key], 1, delta=1e-5)
-        self.succeed("grid", options(3, 2, stages=2), 2, ranks=8)
-        self.succeed("grid", options(3, 2, stages=2), 4, "--resume", ranks=8)
-        self.assertEqual(self.metrics("grid"), two)
+        self.trained("grid", options(3, 2, stages=2), 2, ranks=8)
+        self.trained("grid", options(3, 2, stages=2), 4, "--resume", ranks=8)
+        self.assertEqual(self.results("grid"), two)
         self.assertEqual(self.weights("grid"), self.weights("two"))
-        self.succeed("apart", options(1, 1), 6, "--from", self.path / "grid")
+        self.trained("apart", options(1, 1), 6, "--from", self.folder / "grid")
         self.fail_with("tensor_parallel.autotp_size: 2 in the run, 4 now", "grid",
                        options(3, 4), 6, "--resume", ranks=8)
         self.fail_with("the model has 4 heads.*use at most 4 ranks", "new", options(0, 5), 1,
@@ -83,79 +82,77 @@ class Training(JobTest):
             own = {"pipeline_schedule": schedule, "eval_every": 0} | own
             return config(0, batch=4, **own) | {"pipeline": {"stages": 2}}
 
-        self.succeed("flushed", options("1f1b"), 6)
+        self.trained("flushed", options("1f1b"), 6)
         stale = options("pipedream_2bw")
-        status, output = self.train("stale", stale, 6, ranks=2)
-        self.assertEqual(status, 0, output)
+        output = self.trained("stale", stale, 6, ranks=2)
         self.assertIn("stale weights (other mathematics)", output)
         self.assertIn("this run cannot be resumed once it has ended", output)
-        losses = [step["loss"] for step in self.metrics("stale")]
-        flushed = [step["loss"] for step in self.metrics("flushed")]
+        losses = [step["loss"] for step in self.results("stale")]
+        flushed = [step["loss"] for step in self.results("flushed")]
         self.assertEqual(losses[0], flushed[0])
         self.assertNotEqual(losses[1], flushed[1])
         # An evaluation takes the memory of rounds in flight.
-        self.succeed("evaluated", options("pipedream_2bw", eval_every=2), 6)
-        self.assertEqual([step["loss"] for step in self.metrics("evaluated")], losses)
+        self.trained("evaluated", options("pipedream_2bw", eval_every=2), 6)
+        self.assertEqual([step["loss"] for step in self.results("evaluated")], losses)
         self.fail_with("stale weights cannot be resumed", "stale", stale, 8, "--resume")
         self.fail_with("spillway.pipeline_schedule: \"pipedream_2bw\" in the run, absent now",
                        "stale", options("1f1b"), 8, "--resume")
-        self.succeed("next", stale, 2, "--from", self.path / "stale")
+        self.trained("next", stale, 2, "--from", self.folder / "stale")
         each = options("pipedream") | {"train_batch_size": 1}
-        self.succeed("each", each, 6)
-        self.succeed("each_evaluated", each | {"spillway": each["spillway"] | {"eval_every": 2}}, 6)
-        self.assertEqual([step["loss"] for step in self.metrics("each_evaluated")],
-                         [step["loss"] for step in self.metrics("each")])
+        self.trained("each", each, 6)
+        self.trained("each_evaluated", each | {"spillway": each["spillway"] | {"eval_every": 2}}, 6)
+        self.assertEqual([step["loss"] for step in self.results("each_evaluated")],
+                         [step["loss"] for step in self.results("each")])
         # Stages that need no norm for the update seldom meet, and tell all losses then.
         seldom = each | {"gradient_clipping": 0, "spillway": each["spillway"]
                          | {"pipeline_meet_every": 4, "save_every": 3}}
-        status, output = self.train("seldom", seldom, 6, ranks=2)
-        self.assertEqual(status, 0, output)
+        output = self.trained("seldom", seldom, 6, ranks=2)
         self.assertIn("the stages meet after every 4 steps", output)
-        self.succeed("often", seldom | {"spillway": each["spillway"]}, 6)
-        self.assertEqual(self.metrics("seldom"), self.metrics("often"))
-        self.assertEqual([step["step"] for step in self.metrics("seldom")], [1, 2, 3, 4, 5, 6])
+        self.trained("often", seldom | {"spillway": each["spillway"]}, 6)
+        self.assertEqual(self.results("seldom"), self.results("often"))
+        self.assertEqual([step["step"] for step in self.results("seldom")], [1, 2, 3, 4, 5, 6])
         self.fail_with("pipeline_meet_every is 4, and gradient_clipping needs the norm", "new",
                        seldom | {"gradient_clipping": 1}, 1)
         self.fail_with("updates after each micro-batch", "new", options("pipedream"), 1)
 
     def test_a_job_goes_on_from_the_last_step_that_every_rank_has_committed(self):
         options = config(1, eval_every=1)
-        self.succeed("whole", options, 9)
-        self.succeed("run", options, 5)
-        shutil.copytree(self.path / "run", self.path / "five")
-        self.succeed("run", options, 6, "--resume")
-        shutil.copytree(self.path / "run", self.path / "six")
+        self.trained("whole", options, 9)
+        self.trained("run", options, 5)
+        shutil.copytree(self.folder / "run", self.folder / "five")
+        self.trained("run", options, 6, "--resume")
+        shutil.copytree(self.folder / "run", self.folder / "six")
         for behind in range(RANKS):
             with self.subTest(behind=behind):
                 self.mix("six", "five", behind)
-                self.succeed("run", options, 9, "--resume")
-                self.assertEqual(self.metrics("run"), self.metrics("whole"))
-        shutil.rmtree(self.path / "six")
-        (self.path / "run").rename(self.path / "six")  # which has nine steps now
+                self.trained("run", options, 9, "--resume")
+                self.assertEqual(self.results("run"), self.results("whole"))
+        shutil.rmtree(self.folder / "six")
+        (self.folder / "run").rename(self.folder / "six")  # which has nine steps now
         self.mix("six", "five", 1)
         self.fail_with("is to go on from step 5, and its newest commit is of step 9",
                        "run", options, 9, "--resume")
 
     def mix(self, ahead, behind, rank):
         """Makes `run` what a kill leaves when `rank` has not committed the last step."""
-        run = self.path / "run"
+        run = self.folder / "run"
         shutil.rmtree(run, ignore_errors=True)
         first = behind if rank == 0 else ahead
         other = behind if rank == 1 else ahead
-        shutil.copytree(self.path / first, run)
+        shutil.copytree(self.folder / first, run)
         shutil.rmtree(run / "rank-0001")
-        shutil.copytree(self.path / other / "rank-0001", run / "rank-0001")
+        shutil.copytree(self.folder / other / "rank-0001", run / "rank-0001")
 
     def test_what_other_ranks_note_is_in_their_directories(self):
-        self.succeed("old", config(1), 1)
-        self.assertFalse((self.path / "old/rank-0001/notes.log").exists())
-        (self.path / "old").rename(self.path / "run")
-        self.succeed("run", config(1), 2, "--resume")
-        self.assertEqual((self.path / "run/rank-0001/notes.log").read_text(),
-                         f"the run was in {self.path}/old/rank-0001 before\n")
+        self.trained("old", config(1), 1)
+        self.assertFalse((self.folder / "old/rank-0001/notes.log").exists())
+        (self.folder / "old").rename(self.folder / "run")
+        self.trained("run", config(1), 2, "--resume")
+        self.assertEqual((self.folder / "run/rank-0001/notes.log").read_text(),
+                         f"the run was in {self.folder}/old/rank-0001 before\n")
 
     def test_another_number_of_ranks_is_refused(self):
-        self.succeed("run", config(1), 2)
+        self.trained("run", config(1), 2)
         self.fail_with("was trained by 2 rank.s., and this job has 3",
                        "run", config(1) | {"train_batch_size": 6}, 3, "--resume", ranks=3)
         self.fail_with("was trained by 2 rank.s., and this job has 1",
@@ -164,9 +161,9 @@ class Training(JobTest):
                        "run", config(3), 3, "--resume")
 
     def test_a_new_run_goes_on_from_what_another_number_of_ranks_has_saved(self):
-        self.succeed("whole", config(0, batch=24), 7, ranks=1)
-        four = self.path / "four"
-        self.succeed("four", config(1, batch=24, save_every=2), 4, ranks=4)
+        self.trained("whole", config(0, batch=24), 7, ranks=1)
+        four = self.folder / "four"
+        self.trained("four", config(1, batch=24, save_every=2), 4, ranks=4)
         kept = four / "checkpoints"
         self.assertEqual(sorted(os.listdir(kept)), ["step-2", "step-4"])
         self.assertEqual(self.weights(kept / "step-4"), self.weights(four))
@@ -176,8 +173,8 @@ class Training(JobTest):
             with self.subTest(ranks=ranks):
                 options = config(stage, batch=24, state_home=home)
                 run = f"from-four-{ranks}"
-                self.succeed(run, options, 7, "--from", origin, ranks=ranks)
-                self.assertEqual(self.metrics(run)[-steps:], self.metrics("whole")[-steps:])
+                self.trained(run, options, 7, "--from", origin, ranks=ranks)
+                self.assertEqual(self.results(run)[-steps:], self.results("whole")[-steps:])
 
     def test_ranks_that_differ_are_named(self):
         first = self.arguments("run", config(1), 2)
@@ -186,7 +183,7 @@ class Training(JobTest):
         output = job.communicate(timeout=120)[0]
         self.assertNotEqual(job.returncode, 0)
         self.assertIn("rank 1 has spillway.seed: 7, rank 0 has spillway.seed: 1234", output)
-        self.assertFalse((self.path / "run").exists())
+        self.assertFalse((self.folder / "run").exists())
 
     def test_ranks_that_cannot_meet_are_refused(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -198,7 +195,7 @@ class Training(JobTest):
         self.assertEqual(done.returncode, 1)
         self.assertIn("torchrun has started 2 ranks, and they cannot meet", done.stderr)
         self.assertIn(f"at port {port}: another program has it", done.stderr)
-        self.assertFalse((self.path / "run").exists())
+        self.assertFalse((self.folder / "run").exists())
 
 
 if __name__ == "__main__":
