@@ -1,14 +1,11 @@
-// What the environment may ask of a test: a seed to repeat a failure, a count other than CI's; and
-// what a test may want of the environment.
+// What the environment may ask of a test: a seed to repeat a failure, a count other than CI's.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <optional>
 #include <random>
-#include <string>
 
 namespace spillway::test_support {
 
@@ -26,29 +23,5 @@ inline std::size_t count_from(const char* name, std::size_t usual) {
   const char* given = std::getenv(name);
   return given != nullptr ? std::strtoull(given, nullptr, 10) : usual;
 }
-
-/// Sets a variable, or takes it away, as long as this lives. In one thread only.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    if (const char* before = std::getenv(name)) before_ = before;
-    set(value);
-  }
-  ~Variable() { set(before_ ? before_->c_str() : nullptr); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  void set(const char* value) const {
-    if (value != nullptr) {
-      ::setenv(name_, value, 1);
-    } else {
-      ::unsetenv(name_);
-    }
-  }
-
-  const char* name_;
-  std::optional<std::string> before_;
-};
 
 }  // namespace spillway::test_support

@@ -3,17 +3,19 @@ usage: commands_test.py PROGRAM"""
 import json
 import os
 import re
-import unittest
 
-from program_test_case import CONFIG, ROOT, ProgramTestCase
+from program_test_case import CONFIG, ROOT, ProgramTestCase, main
 
 
 class Words(ProgramTestCase):
     def refused(self, *arguments, **options) -> str:
         done = self.run_program(*arguments, **options)
-        self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertEqual(done.stdout, "")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
         return done.stderr
+
+    def test_every_command_explains_itself(self):
+        for command in ("data", "plan", "train", "eval", "generate", "export", "info"):
+            self.assertIn("--json", self.succeed(command, "--help").stdout)
 
     def test_a_mistyped_command_or_flag_names_the_nearest(self):
         for wrong, right in (("trian", "train"), ("evall", "eval"), ("genrate", "generate"),
@@ -50,6 +52,13 @@ class Words(ProgramTestCase):
             self.assertIn(value, said)
             self.assertIn(f"; write {told}", said)
 
+    def test_numbers_that_fit_nothing_are_refused_before_a_run_is_made(self):
+        train = self.train("run", 2)[:-2]
+        for flag, value in (("--seed", "-1"), ("--seed", "18446744073709551616"),
+                            ("--steps", "4294967296"), ("--threads", "-3")):
+            self.assertIn(value, self.refused(*train, flag, value))
+            self.assertFalse(self.path("run").exists())
+
     def test_a_word_that_is_near_to_nothing_is_answered_with_what_there_is(self):
         said = self.refused("metamorphosis")
         self.assertNotIn("did you mean", said)
@@ -68,30 +77,62 @@ class Words(ProgramTestCase):
                 self.assertEqual((done.returncode, error["exit"]), (2, 2))
                 self.assertEqual(error["code"], "invalid_argument")
                 self.assertEqual(error["message"], done.stderr.strip("\n"))
-        for arguments in (["info"], ["info", "data", "--", "--json"]):
+        for arguments in (["info"], ["train"], ["info", "data", "--", "--json"]):
             self.refused(*arguments)
         self.assertIn("Usage", self.run_program("plan", "--help", "--json").stdout)
 
+    def test_a_mistyped_option_names_the_nearest_in_a_document_too(self):
+        self.write("train.json", '{"gradient_cliping": 1.0}')
+        done = self.run_program(*self.train("run", 1, "--json"))
+        self.assertEqual((done.returncode, json.loads(done.stdout)["error"]["exit"]), (2, 2))
+        self.assertIn("gradient_clipping", done.stderr)
+
+    def test_a_profile_that_cannot_be_is_refused_before_anything_is_measured(self):
+        for words, code in ((["--model", "model.json", "--device", "host"], "not_supported"),
+                            (["train.json"], "invalid_argument")):
+            done = self.run_program("profile", *words, "--profile", "m.json", "--json")
+            self.assertNotEqual(done.returncode, 0)
+            self.assertEqual(json.loads(done.stdout)["error"]["code"], code)
+        self.assertFalse((self.folder / "m.json").exists())
+
     def test_force_is_named_where_it_helps(self):
         self.assertIn("--force", self.refused("data", "text.txt", "--out", "data"))
-        self.assertEqual(self.run_program(*self.train("run", 1)).returncode, 0)
+        self.succeed(*self.train("run", 1))
         for expected in (0, 2):
             done = self.run_program("export", "run", "hf")
             self.assertEqual(done.returncode, expected, done.stderr)
         self.assertIn("--force", done.stderr)
-        self.assertEqual(self.run_program("export", "run", "hf", "--force").returncode, 0)
+        self.succeed("export", "run", "hf", "--force")
+
+
+class Threads(ProgramTestCase):
+    def test_that_the_environment_limits_are_refused(self):
+        environment = os.environ | {"OMP_THREAD_LIMIT": "1"}
+        said = self.refused(*self.train("run", 1, "--compute-threads", 2), env=environment)
+        self.assertIn("OMP_THREAD_LIMIT", said)
+
+    def test_of_openmp_spin_briefly_unless_the_user_has_chosen(self):
+        plain = {key: value for key, value in os.environ.items()
+                 if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+        for chosen, spins in (({}, "1000"), ({"GOMP_SPINCOUNT": "77"}, "77"),
+                              ({"OMP_WAIT_POLICY": "active"}, r"\d{7,}|INFINITY"),
+                              ({"OMP_WAIT_POLICY": "passive"}, "0")):
+            environment = plain | {"OMP_DISPLAY_ENV": "verbose"} | chosen
+            said = self.succeed("--version", env=environment).stderr
+            # The last one is of the process that did the work, if the program started itself again.
+            shown = ["none", *re.findall(r"GOMP_SPINCOUNT = '(.*)'", said)]
+            self.assertRegex(shown[-1], f"^({spins})$")
 
 
 class Hub(ProgramTestCase):
     def setUp(self):
         super().setUp()
-        self.assertEqual(self.run_program(*self.train("run", 2)).returncode, 0)
+        self.succeed(*self.train("run", 2))
         folder = self.folder / "home" / "hub" / "models--somebody--tiny-1.0"
         (folder / "refs").mkdir(parents=True)
         (folder / "refs" / "main").write_text("0123abc")
         (folder / "snapshots").mkdir()
-        done = self.run_program("export", "run", folder / "snapshots" / "0123abc")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed("export", "run", folder / "snapshots" / "0123abc")
         self.environment = {key: value for key, value in os.environ.items()
                             if not key.startswith(("HF_", "HUGGINGFACE_", "XDG_"))}
         self.environment["HF_HOME"] = str(self.folder / "home")
@@ -134,6 +175,10 @@ class Hub(ProgramTestCase):
 
 
 class DoesNotFit(ProgramTestCase):
+    def test_is_said_by_a_run_that_was_not_planned(self):
+        said = self.refused(*self.train("run", 1, "--device-memory", "64KiB"), code=3)
+        self.assertIn("What would make it fit", said)
+
     def plan(self, *more):
         return self.run_program("plan", "train.json", "--model", "model.json", *more)
 
@@ -142,7 +187,7 @@ class DoesNotFit(ProgramTestCase):
                   "gradient_accumulation_steps": accumulation, "bf16": {"enabled": True},
                   "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
                   "spillway": {**CONFIG["spillway"], "rounds": rounds, **section}}
-        self.write("train.json", json.dumps(config))
+        self.write("train.json", config)
 
     def advice(self, *budgets) -> dict:
         """What each change would need, as the refusal says: change -> its parenthesis."""
@@ -216,4 +261,4 @@ class DoesNotFit(ProgramTestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()

@@ -1,16 +1,14 @@
 """Budgets of commands that run a trained model.
 usage: memory_test.py PROGRAM"""
 import json
-import unittest
 
-from program_test_case import ProgramTestCase
+from program_test_case import ProgramTestCase, main
 
 
 class BudgetsOfTrainedModels(ProgramTestCase):
     def setUp(self):
         super().setUp()
-        done = self.run_program(*self.train("run", 2))
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed(*self.train("run", 2))
 
     def commands(self):
         return {"eval": ["eval", "--run", "run", "--data", "data", "--json"],
@@ -36,6 +34,11 @@ class BudgetsOfTrainedModels(ProgramTestCase):
                     self.assertRegex(done.stderr, f"--{memory}-memory of at least [0-9.]+ .iB; "
                                                   "or fewer tokens")
 
+    def test_a_batch_beyond_one_is_refused(self):
+        said = self.refused("eval", "--run", "run", "--data", "data", "--batch", 1000000000, code=3)
+        self.assertIn("does not fit: ", said)
+        self.assertIn("eval: --batch", said)
+
     def test_a_budget_that_is_no_size_is_wrong_usage(self):
         for name, command in self.commands().items():
             with self.subTest(command=name):
@@ -45,4 +48,4 @@ class BudgetsOfTrainedModels(ProgramTestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()

@@ -5,9 +5,8 @@ import os
 import signal
 import subprocess
 import time
-import unittest
 
-from program_test_case import PROGRAM, SECONDS, ProgramTestCase
+from program_test_case import SECONDS, ProgramTestCase, main
 
 
 class Output(ProgramTestCase):
@@ -16,18 +15,6 @@ class Output(ProgramTestCase):
         self.assertEqual(len(self.metrics(run)), steps)
         info = json.loads(self.run_program("info", run, "--json").stdout)
         self.assertEqual(info["step"], steps)
-
-    def start(self, *arguments, **options) -> subprocess.Popen:
-        child = subprocess.Popen([PROGRAM, *arguments], cwd=self.folder, **options)
-        self.addCleanup(child.wait)
-        self.addCleanup(child.kill)
-        return child
-
-    def wait_for_steps(self, run, steps):
-        deadline = time.monotonic() + SECONDS
-        while len(self.metrics(run)) < steps:
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
 
     def test_a_full_disk_behind_stderr_ends_no_run(self):
         with open("/dev/full", "w", encoding="utf-8") as full:
@@ -46,7 +33,7 @@ class Output(ProgramTestCase):
 
     def test_no_file_of_a_run_becomes_a_standard_stream(self):
         child = self.start(*self.train("run", 100000), preexec_fn=lambda: os.closerange(0, 3))
-        self.wait_for_steps("run", 2)
+        self.wait_for_steps(child, "run", 2)
         streams = [os.readlink(f"/proc/{child.pid}/fd/{number}") for number in range(3)]
         self.assertEqual(streams, ["/dev/null"] * 3)
         child.send_signal(signal.SIGTERM)
@@ -74,28 +61,29 @@ class Output(ProgramTestCase):
             self.assertIn("No space left on device", done.stderr)
             self.assertEqual(len(self.metrics(run)), 4)
 
-    def test_a_terminal_that_hangs_up_saves_the_run(self):
-        for hangups in (1, 2):
-            run = f"run{hangups}"
-            child = self.start(*self.train(run, 100000, "--json"), stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL)
-            self.wait_for_steps(run, 2)
-            for _ in range(hangups):
-                child.send_signal(signal.SIGHUP)
+    def test_an_interrupt_and_a_terminal_that_hangs_up_save_the_run(self):
+        for number, times in ((signal.SIGINT, 1), (signal.SIGHUP, 1), (signal.SIGHUP, 2)):
+            run = f"run{number}-{times}"
+            child = self.start(*self.train(run, 100000, "--json"), stdout=subprocess.PIPE)
+            self.wait_for_steps(child, run, 3)
+            for _ in range(times):
+                child.send_signal(number)
             out, _ = child.communicate(timeout=SECONDS)
             self.assertEqual(child.returncode, 0)
-            self.assertTrue(json.loads(out)["interrupted"])
-            self.assertEqual(json.loads(out)["last_step"], len(self.metrics(run)))
+            report = json.loads(out)
+            self.assertTrue(report["interrupted"])
+            self.assertEqual(report["last_step"], len(self.metrics(run)))
+            self.assertEqual(report["last_step"], self.document("info", run)["step"])
 
     def test_a_second_hang_up_later_ends_the_process(self):
         config = json.loads((self.folder / "train.json").read_text())
         config["spillway"]["eval_every"] = 1
-        self.write("train.json", json.dumps(config))
+        self.write("train.json", config)
         os.truncate(self.write("data/val.bin", ""), 100_000_000)  # minutes of evaluation
         child = self.start(*self.train("run", 100), stdout=subprocess.DEVNULL,
                            stderr=subprocess.PIPE)
         self.addCleanup(child.stderr.close)
-        self.wait_for_steps("run", 1)
+        self.wait_for_steps(child, "run", 1)
         child.send_signal(signal.SIGHUP)
         said = b""
         while b"again to stop now" not in said:
@@ -119,13 +107,12 @@ class Output(ProgramTestCase):
 
     def test_nohup_is_obeyed(self):
         child = self.start(*self.train("run", 60, "--json"), stdout=subprocess.PIPE,
-                           stderr=subprocess.DEVNULL,
                            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-        self.wait_for_steps("run", 2)
+        self.wait_for_steps(child, "run", 2)
         child.send_signal(signal.SIGHUP)
         out, _ = child.communicate(timeout=SECONDS)
         self.assertEqual((child.returncode, json.loads(out)["last_step"]), (0, 60))
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()

@@ -1,0 +1,59 @@
+"""The run of three ranks from outside: what reads runs reads it as it reads the run of one.
+usage: ranks_run_test.py LAUNCHER... SPILLWAY"""
+import os
+import shutil
+
+from ranks_job import JobTest, config, main
+
+RANKS = 3
+SHARDED = config(3, batch=6)
+
+
+class RunOfRanks(JobTest):
+    def setUp(self):
+        super().setUp()
+        self.trained("three", SHARDED, 2, ranks=RANKS)
+
+    def test_is_exported_to_the_bytes_of_a_run_of_one_rank(self):
+        self.trained("one", config(0, batch=6), 2, ranks=1)
+        for run in ("one", "three"):
+            self.succeed("export", run, f"{run}_out")
+        for file in ("model.safetensors", "config.json"):
+            one, three = (self.path(f"{run}_out/{file}") for run in ("one", "three"))
+            self.assertEqual(one.read_bytes(), three.read_bytes(), file)
+
+    def test_is_described_and_checked_with_all_its_ranks(self):
+        info = self.document("info", "three")
+        self.assertEqual((info["ranks"], info["step"]), (RANKS, 2))
+        self.assertEqual(len(self.document("fsck", "three")["ranks"]), RANKS - 1)
+        swap, = self.path("three/rank-0002").rglob("tiles-0.swap")
+        os.truncate(swap, swap.stat().st_size - 4096)
+        self.assertNotEqual(self.run_program("fsck", "three", "--json").returncode, 0)
+
+    def test_is_read_at_the_step_that_all_ranks_have(self):
+        """What a kill leaves between the commits of two ranks."""
+        shutil.copytree(self.path("three"), self.path("gap"))
+        self.trained("gap", SHARDED, 3, "--resume", ranks=RANKS)
+        shutil.rmtree(self.path("gap/rank-0001"))
+        shutil.copytree(self.path("three/rank-0001"), self.path("gap/rank-0001"))
+        weights = []
+        for run, told in (("three", self.assertNotIn), ("gap", self.assertIn)):
+            weights.append(self.weights(run))
+            told("which another rank has not: step 2 is read", self.told)
+        self.assertEqual(*weights)
+        self.assertEqual(self.document("info", "gap")["step"], 2)
+        sound = self.document("fsck", "gap")
+        self.assertEqual([store["committed_step"] for store in sound["stores"]], [3, 2])
+        self.assertEqual([len(rank["stores"]) for rank in sound["ranks"]], [1, 2])
+
+    def test_is_refused_by_rank_and_folder_if_one_is_missing(self):
+        shutil.rmtree(self.path("three/rank-0001"))
+        done = self.run_program("export", self.path("three"), "out")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(f"{self.path('three')}/rank-0001 is not there", done.stderr)
+        self.assertIn("rank 1 of 3", done.stderr)
+        self.assertFalse(self.path("out").exists())
+
+
+if __name__ == "__main__":
+    main()

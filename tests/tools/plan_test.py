@@ -1,0 +1,122 @@
+"""`spillway plan`: what it says of a run, and of machines that are not here.
+usage: plan_test.py PROGRAM"""
+import json
+
+from program_test_case import MACHINES, ProgramTestCase, main
+
+
+class OfARun(ProgramTestCase):
+    def test_says_what_training_then_does(self):
+        budget = ("--device-memory", "2MiB")
+        planned = self.document("plan", "train.json", "--model", "model.json", "--run", "run",
+                                *budget)
+        trained = self.document(*self.train("run", 5, *budget))
+        self.assertEqual(trained["device_high_water"], planned["memory"]["device"]["bytes"])
+        self.assertEqual(trained["plan"]["blocks"], planned["blocks"])
+
+    def test_of_absurd_size_is_refused_by_name(self):
+        plan = ("plan", "train.json", "--model", "model.json")
+        self.assertIn("16385 layers", self.refused(*plan, "--layers", 16384 + 1))
+        # Two layers, the embedding and the head, forward and backward: 2 Mi passes are the most.
+        self.configure({"train_micro_batch_size_per_gpu": 1,
+                        "gradient_accumulation_steps": 262145})
+        self.assertIn("gradient_accumulation_steps 262145", self.refused(*plan, "--json"))
+
+
+class OfAnotherMachine(ProgramTestCase):
+    def arguments(self, machine, options, section) -> list:
+        self.write("large.json", {
+            "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, **options,
+            "spillway": {"context": 4096, **section}})
+        return ["plan", "large.json", "--model", "llama-3-8b", "--profile", "",
+                *(["--machine", MACHINES / machine] if machine else [])]
+
+    def test_measures_nothing(self):
+        plan = [*self.arguments("h100.json", {"gradient_accumulation_steps": 68},
+                                {"context": 8192, "rounds": 68}), "--no-commits", "--json"]
+        done = self.succeed(*plan)
+        self.assertNotIn("deterministic", done.stderr)
+        planned = json.loads(done.stdout)
+        self.assertEqual(planned["tokens_per_step"], 557056)
+        self.assertEqual(planned["parameters"], 8_030_261_248)
+        speed = planned["speed"]
+        self.assertEqual(speed["basis"], "assumed")
+        # golden/flops.json prints 5.147e10 FLOPs a token; the data sheet's peak is 989.4 TFLOP/s.
+        rate = speed["tokens_per_second"]
+        self.assertAlmostEqual(speed["mfu"] / (rate * 5.147e10 / 989.4e12), 1, delta=1e-4)
+        self.assertLess(rate, speed["resident_tokens_per_second"])
+        self.assertEqual(planned["memory"]["nvme"]["bytes"], 0)
+        self.assertEqual(planned["memory"]["device"]["budget"], 79_000_000_000)
+
+        # An older description, which does not say what the deterministic backward pass costs.
+        older = json.loads((MACHINES / "h100.json").read_text())
+        older["attention_backward_tflops"] = 1.4 * 320
+        del older["attention_backward_deterministic_tflops"]
+        plan[plan.index("--machine") + 1] = self.write("older.json", older)
+        done = self.succeed(*plan)
+        self.assertIn("taken to be 1.4 times slower", done.stderr)
+        guessed = json.loads(done.stdout)["speed"]["tokens_per_second"]
+        self.assertAlmostEqual(guessed / rate, 1, delta=1e-9)
+        self.refused(*plan, "--device-memory", "2GB", code=3)
+
+    def test_of_8_ranks_has_an_eighth_of_the_state_and_of_the_memory_for_each(self):
+        options = {"zero_optimization": {"stage": 3}}, {"state_home": "host"}
+        node = [*self.arguments("dgx-h100.json", *options), "--check", "--no-commits"]
+        one = self.document(*node)
+        eighth = self.document(*node, "--ranks", 8)
+        self.assertEqual((eighth["ranks"], eighth["tokens_per_step"]), (8, 8 * 4096))
+        # Padding: at most a leaf for each rank and block, 34 * 8 * 4096 of 8.03e9 parameters.
+        for what in ("optimizer state", "parameters", "waiting gradients"):
+            part, whole = (plan["memory"]["host"]["items"][what] for plan in (eighth, one))
+            self.assertAlmostEqual(part * 8 / whole, 1, delta=1.4e-4, msg=what)
+        self.assertEqual(eighth["memory"]["host"]["budget"], 1_900_000_000_000 // 8)
+        # Between machines the network is slower.
+        apart = self.document(*node, "--ranks", 8, "--nodes", 8)
+        alone, near, far = (plan["lanes"]["net"]["busy_seconds"] for plan in (one, eighth, apart))
+        self.assertEqual(alone, 0)
+        self.assertGreater(near, 0)
+        self.assertAlmostEqual(far / near, 340 / 45, delta=0.5)
+        self.assertGreater(apart["gathered_ahead"], eighth["gathered_ahead"])
+
+        self.assertIn("--machine", self.refused(*self.arguments(None, *options), "--ranks", 2))
+        self.assertIn("8 GPU(s)", self.refused(*node, "--ranks", 16))
+        for wrong in (["--ranks", 0], ["--nodes", 0], ["--ranks", 8, "--nodes", 3]):
+            self.refused(*node, *wrong)
+
+    def test_of_a_pipeline_is_that_of_its_longest_stage(self):
+        plan = [*self.arguments("dgx-h100.json", {"gradient_accumulation_steps": 16,
+                                                  "pipeline": {"stages": 4}}, {}), "--json"]
+        done = self.succeed(*plan, "--ranks", 8)
+        longest = json.loads(done.stdout)  # one of 4 stages, of 2 replicas
+        self.assertEqual((longest["ranks"], longest["tokens_per_step"]), (2, 2 * 16 * 4096))
+        self.assertEqual(longest["stage"]["count"], 4)
+        (first, last), = longest["stage"]["layers"]
+        self.assertAlmostEqual(last - first + 1, 34 / 4, delta=1.5)
+        for stage in ("stage 0 of 4: layers 0 to", "stage 3 of 4: layers"):
+            self.assertIn(stage, done.stderr)
+        self.assertIn("pipeline.stages is 4", self.refused(*plan, "--ranks", 6))
+
+    def test_says_how_many_blocks_keep_their_activations_on_the_host(self):
+        arguments = [*self.arguments("h100.json", {"gradient_accumulation_steps": 16},
+                                     {"context": 8192, "checkpointing": "offload"}),
+                     "--device-memory", "200GB", "--host-memory", "900GB", "--no-commits"]
+        plan = self.document(*arguments)
+        self.assertTrue(all(block["keep"] is True for block in plan["blocks"]))
+        away = sum(block["offload"] is True for block in plan["blocks"])
+        # Some of the 32 layers' activations fit on the device, and not all.
+        self.assertIn(away, range(1, 32))
+        for tier in ("host", "device"):
+            self.assertGreater(plan["memory"][tier]["items"]["kept activations"], 0)
+        # The layers are cut in two ways, and each line says why another cut is none of them.
+        layers = [cut for cut in plan["cuts"] if cut["kind"] == "layers"]
+        self.assertEqual(sum(cut["blocks"] for cut in layers), 32)
+        self.assertEqual(sum(cut["blocks"] for cut in layers if cut["saved"] == "host"), away)
+        for cut in plan["cuts"]:
+            self.assertTrue({"lacks", "step_seconds"} & cut["next_best"].keys(), cut)
+        text = self.succeed(*arguments).stdout
+        for said in (f"{away} of them on the host", "saved host, output device", "next best, "):
+            self.assertIn(said, text)
+
+
+if __name__ == "__main__":
+    main()
