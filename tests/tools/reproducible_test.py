@@ -14,8 +14,7 @@ import unittest
 BUILD = pathlib.Path(sys.argv.pop()).resolve()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # One of a module, one whose assertions name their place, one of a test.
-SOURCES = ("runtime/base/error.cpp", "offload/staging_pool.cpp",
-           "tests/offload/cuda_gpu_test.cpp")
+SOURCES = ("runtime/base/error.cpp", "offload/staging_pool.cpp", "tests/offload/cuda_gpu_test.cpp")
 
 
 def is_program(path):
@@ -55,10 +54,10 @@ class Reproducible(unittest.TestCase):
                         if line.startswith("CMAKE_CXX_COMPILER:"))
         with tempfile.TemporaryDirectory() as scratch:
             folders = [pathlib.Path(scratch) / name for name in ("one", "another_checkout")]
+            unread = shutil.ignore_patterns("*.py", "*_corpus", "__pycache__")
             for folder in folders:
                 for part in ("runtime", "offload", "tools", "tests"):
-                    shutil.copytree(ROOT / part, folder / part,
-                                    ignore=shutil.ignore_patterns("*.py", "*_corpus", "__pycache__"))
+                    shutil.copytree(ROOT / part, folder / part, ignore=unread)
             for source in SOURCES:
                 with self.subTest(source=source):
                     one, another = (self.compiled(compiler, source, f) for f in folders)
