@@ -10,7 +10,6 @@
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
-#include "tests/plan/theory.hpp"
 
 namespace spillway::plan::placement_test {
 namespace {
@@ -203,19 +202,16 @@ TEST(StateBytes, AgreeWithTheTableOfBytesPerParameter) {
   const auto per_parameter = [&](StateFormat format) {
     return static_cast<double>(slot_bytes(format, leaf * 32U).value()) / (32.0 * kLeaf);
   };
-  EXPECT_EQ(per_parameter(StateFormat::fp32), 12);
-  EXPECT_EQ(per_parameter(StateFormat::split), 12);
-  EXPECT_EQ(per_parameter(StateFormat::bf16), 8);
-  EXPECT_EQ(per_parameter(StateFormat::int8), 6 + 2 * 4.0 / 256);
   for (const StateFormat format :
        {StateFormat::fp32, StateFormat::split, StateFormat::bf16, StateFormat::int8}) {
+    const nlohmann::json golden =
+        golden_json("state_formats.json").at(std::string(name_of(format)));
     // A slot holds the parameters too, but for fp32, whose master determines them.
-    const StateBytes parts = state_bytes_per_parameter(format);
-    const double apart = format == StateFormat::fp32 ? parts.parameter : 0;
-    EXPECT_DOUBLE_EQ(per_parameter(format), parts.total() - apart) << name_of(format);
-    EXPECT_NEAR(per_parameter(format), slot_traffic_per_parameter(format).write, 0.04);
+    const double apart = format == StateFormat::fp32 ? 2 : 0;
+    EXPECT_DOUBLE_EQ(per_parameter(format), golden.at("all").get<double>() - apart);
+    EXPECT_NEAR(per_parameter(format), golden.at("slot_written"), 0.04);
     EXPECT_NEAR(static_cast<double>(state_bytes(format, leaf * 32U).value()) / (32.0 * kLeaf),
-                slot_traffic_per_parameter(format).read, 0.04);
+                golden.at("slot_read"), 0.04);
     EXPECT_EQ(slot_bytes(format, leaf).value() % kPageBytes, 0U);
   }
 }

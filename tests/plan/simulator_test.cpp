@@ -3,12 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "runtime/base/error.hpp"
 #include "tests/plan/plan_helpers.hpp"
-#include "tests/plan/theory.hpp"
 
 namespace spillway::plan::simulator_test {
 namespace {
@@ -193,61 +194,53 @@ TEST(Simulator, RefusesPlansThatCannotRun) {
   }
 }
 
-// ---- Agreement with ZeRO-Infinity's efficiency --------------------------------------------------
-
-struct Layers {
-  double intensity = 0;  ///< FLOPs per byte
-  std::uint64_t bytes_per_layer = 1'000'000'000;
-  std::uint32_t count = 24;
-};
-
-/// Each layer is brought up and then computed; with `overlap` the next one comes up meanwhile.
-StepPlan layer_plan(const Layers& layers, bool overlap) {
+/// Twenty-four layers are brought up, each then computed; with `overlap` the next one comes up
+/// meanwhile.
+StepPlan layer_plan(double flops_per_byte, bool overlap) {
+  constexpr std::uint64_t kBytes = 1'000'000'000;
   StepPlan plan;
   OpIndex last = 0;
-  for (std::uint32_t layer = 0; layer < layers.count; ++layer) {
+  for (std::uint32_t layer = 0; layer < 24; ++layer) {
     const bool waits = !overlap && layer > 0;
-    const OpIndex load = append(plan, on(Lane::h2d, layers.bytes_per_layer),
+    const OpIndex load = append(plan, on(Lane::h2d, kBytes),
                                 waits ? std::vector<OpIndex>{last} : std::vector<OpIndex>{});
-    const double flops = layers.intensity * static_cast<double>(layers.bytes_per_layer);
-    last = append(plan, on_gpu(flops), {load});
+    last = append(plan, on_gpu(flops_per_byte * static_cast<double>(kBytes)), {load});
   }
   return plan;
 }
 
-class SimulatedEfficiency : public testing::TestWithParam<double> {};
-
-TEST_P(SimulatedEfficiency, AgreesWithZeroInfinity) {
-  MachineProfile profile;
-  profile.gpu_flops = 70e12;
-  profile.h2d = GetParam() * 1e9;
-  for (const double batch : {1.0, 2.0, 16.0}) {
-    const Layers layers{.intensity = parameter_intensity({.batch = batch, .sequence = 1024})};
-    const MovedWork work{.flops_per_byte = layers.intensity,
-                         .bytes_per_second = profile.h2d,
-                         .peak_flops = profile.gpu_flops};
-    const Prediction serial = simulate(layer_plan(layers, false), profile);
-    EXPECT_NEAR(serial[Lane::gpu].busy / serial.step_seconds, efficiency_without_overlap(work),
-                1e-12);
-
-    // Pipelined: everything but the fill (the first load) or the drain (the last layer) is hidden.
-    const Prediction piped = simulate(layer_plan(layers, true), profile);
-    const double ideal = efficiency_with_overlap(work);
-    const double efficiency = piped[Lane::gpu].busy / piped.step_seconds;
-    EXPECT_LE(efficiency, ideal + 1e-12);
-    EXPECT_GE(efficiency, ideal * layers.count / (layers.count + 1) - 1e-12);
-    EXPECT_EQ(piped.bounding, ideal < 1 ? Lane::h2d : Lane::gpu);
-
-    // Every lane free: no op waits for another lane, so the slower lane is the step.
-    StepPlan free = layer_plan(layers, true);
-    for (Op& op : free.ops) op.dependency_count = 0;
-    const Prediction perfect = simulate(free, profile);
-    EXPECT_NEAR(perfect[Lane::gpu].busy / perfect.step_seconds, ideal, 1e-12);
-  }
+double efficiency(const Prediction& prediction) {
+  return prediction[Lane::gpu].busy / prediction.step_seconds;
 }
 
-INSTANTIATE_TEST_SUITE_P(Bandwidths, SimulatedEfficiency,
-                         testing::Values(1, 3, 12, 50, 70, 280, 1500));
+TEST(Simulator, AgreesWithThePublishedEfficiency) {
+  const nlohmann::json golden = golden_json("zero_infinity_efficiency.json");
+  for (const nlohmann::json& row : golden.at("rows")) {
+    const double flops_per_byte = row.at("flops_per_byte");
+    for (const auto& [gb_per_second, percent] : row.at("percent").items()) {
+      MachineProfile profile;
+      profile.gpu_flops = golden.at("peak_flops");
+      profile.h2d = std::stod(gb_per_second) * 1e9;
+      const double fed = flops_per_byte * profile.h2d;
+      const double serial = efficiency(simulate(layer_plan(flops_per_byte, false), profile));
+      EXPECT_NEAR(100 * serial, percent, 0.5000001 * row.at("digit").get<double>()) << row;
+      EXPECT_NEAR(serial, fed / (fed + profile.gpu_flops), 1e-12);
+
+      // Pipelined: everything but the fill (the first load) or the drain (the last layer) is
+      // hidden.
+      const double ideal = std::min(1.0, fed / profile.gpu_flops);
+      const Prediction piped = simulate(layer_plan(flops_per_byte, true), profile);
+      EXPECT_LE(efficiency(piped), ideal + 1e-12);
+      EXPECT_GE(efficiency(piped), ideal * 24 / 25 - 1e-12);
+      EXPECT_EQ(piped.bounding, ideal < 1 ? Lane::h2d : Lane::gpu);
+
+      // Every lane free: no op waits for another lane, so the slower lane is the step.
+      StepPlan free = layer_plan(flops_per_byte, true);
+      for (Op& op : free.ops) op.dependency_count = 0;
+      EXPECT_NEAR(efficiency(simulate(free, profile)), ideal, 1e-12);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace spillway::plan::simulator_test

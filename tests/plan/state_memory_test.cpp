@@ -3,7 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "runtime/plan/placement/choose.hpp"
-#include "tests/plan/theory.hpp"
+#include "runtime/plan/predict/op_traffic.hpp"
+#include "tests/plan/plan_helpers.hpp"
 
 namespace spillway::plan::state_memory_test {
 namespace {
@@ -52,11 +53,16 @@ double host_and_disk_bytes_per_parameter(const Workload& workload,
 constexpr StateFormat kFormats[] = {StateFormat::fp32, StateFormat::split, StateFormat::bf16,
                                     StateFormat::int8};
 
+/// A value of golden/state_formats.json.
+double published(StateFormat format, const char* what) {
+  return golden_json("state_formats.json").at(std::string(name_of(format))).at(what);
+}
+
 TEST(StateMemory, InDramAParameterCostsTheTableAndItsWaitingGradient) {
   for (const StateFormat format : kFormats) {
     const PlacementRequest request{
         .state = Tier::host, .resident = false, .format = format, .commits = false};
-    const double table = state_bytes_per_parameter(format).total();
+    const double table = published(format, "all");
     const double once = host_and_disk_bytes_per_parameter(llama_8b(1), request);
     EXPECT_NEAR(once / (table + 2), 1, 0.05) << name_of(format);
     // Where rounds are summed the sum itself waits, in fp32.
@@ -75,7 +81,7 @@ TEST(StateMemory, CommitsCostTwoSlotsOnDiskAndNothingInDram) {
     // before each array of a tile of 2 Mi parameters but the first.
     const double scales = format == StateFormat::int8 ? 1.0 / 32 : 0;
     const double gaps = (format == StateFormat::int8 ? 3 : 2) * 16384.0 / (2 << 20);
-    const double slots = 2 * (slot_traffic_per_parameter(format).write + scales + gaps);
+    const double slots = 2 * (published(format, "slot_written") + scales + gaps);
     EXPECT_NEAR((committed - uncommitted) / slots, 1, 0.001) << name_of(format);
   }
 }
@@ -84,10 +90,27 @@ TEST(StateMemory, OnDiskAParameterKeepsItsNarrowCopyAndItsGradientInDram) {
   for (const StateFormat format : kFormats) {
     const PlacementRequest request{
         .state = Tier::nvme, .resident = false, .format = format, .commits = false};
-    const double expected = 2 + 2 + 2 * slot_traffic_per_parameter(format).write;
+    const double expected = 2 + 2 + 2 * published(format, "slot_written");
     const double measured = host_and_disk_bytes_per_parameter(llama_8b(1), request);
     EXPECT_NEAR(measured / expected, 1, 0.05) << name_of(format);
   }
+}
+
+TEST(StateMemory, CountsScalesOfPartialGroups) {
+  EXPECT_EQ(moment_bytes(StateFormat::fp32, ElementCount{4096}).value(), 16384U);
+  EXPECT_EQ(moment_bytes(StateFormat::bf16, ElementCount{4096}).value(), 8192U);
+  EXPECT_EQ(moment_bytes(StateFormat::int8, ElementCount{4096}).value(), 4096U + 16 * 4);
+  EXPECT_EQ(moment_bytes(StateFormat::int8, ElementCount{257}).value(), 257U + 2 * 4);
+  EXPECT_EQ(moment_bytes(StateFormat::int8, ElementCount{0}).value(), 0U);
+}
+
+TEST(StateMemory, AnUpdateMovesTheBytesOfTheTable) {
+  for (const StateFormat format : kFormats) {
+    EXPECT_NEAR(update_traffic_per_parameter(format, DType::bf16), published(format, "update"),
+                format == StateFormat::int8 ? 0.1 : 0);
+  }
+  // fp32 compute: gradient read and parameter written at 4 bytes each.
+  EXPECT_DOUBLE_EQ(update_traffic_per_parameter(StateFormat::fp32, DType::fp32), 32);
 }
 
 }  // namespace

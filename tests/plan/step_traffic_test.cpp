@@ -7,7 +7,6 @@
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
-#include "tests/plan/theory.hpp"
 
 namespace spillway::plan::step_traffic_test {
 namespace {
@@ -62,7 +61,7 @@ TEST(StepTraffic, OfLayersFollowsTheScheduleTable) {
   workload.micro_batches = 4;
   for (const std::uint32_t rounds : {1U, 3U}) {
     workload.rounds = rounds;
-    const ElementCount layers = workload.blocks[1].padded_parameters * 2;
+    const Bytes layers = padded_bytes(workload, 1) * 2U;
     const auto moved = [&](const Placement& placement, const Copy& copied) {
       Bytes sum;
       for (const Op& op : build_training_step(workload, placement).ops) {
@@ -70,24 +69,17 @@ TEST(StepTraffic, OfLayersFollowsTheScheduleTable) {
       }
       return sum;
     };
-    const LinkWork work{.parameters = layers,
-                        .compute = DType::bf16,
-                        .micro_batches = workload.micro_batches,
-                        .rounds = rounds};
     Placement placement = uniform_placement(workload, {});
-    const LinkVolume layer = link_volume(Schedule::layer_major, work);
-    EXPECT_EQ(moved(placement, kUploadParams), layer.up);
-    EXPECT_EQ(moved(placement, kDownloadGrads), layer.down);
+    EXPECT_EQ(moved(placement, kUploadParams), layers * (2U * rounds));
+    EXPECT_EQ(moved(placement, kDownloadGrads), layers * rounds);
     placement.order = WorkOrder::micro_batch_major;
     placement.gradient_slots = 4;
-    const LinkVolume micro = link_volume(Schedule::micro_batch_major, work);
-    EXPECT_EQ(moved(placement, kUploadParams), micro.up);
+    EXPECT_EQ(moved(placement, kUploadParams), layers * (2U * 4 * rounds));
     // The table's gradient leaves after each micro-batch; here they are summed on the device.
-    EXPECT_EQ(moved(placement, kDownloadGrads) * workload.micro_batches, micro.down);
+    EXPECT_EQ(moved(placement, kDownloadGrads), layers * rounds);
     placement = uniform_placement(workload, {.parameters = Tier::device});
-    const LinkVolume resident = link_volume(Schedule::resident_parameters, work);
-    EXPECT_EQ(moved(placement, kUploadParams), resident.up);
-    EXPECT_EQ(moved(placement, kDownloadGrads), resident.down * rounds);
+    EXPECT_EQ(moved(placement, kUploadParams), layers);
+    EXPECT_EQ(moved(placement, kDownloadGrads), layers * rounds);
   }
 }
 
