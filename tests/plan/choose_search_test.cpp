@@ -1,82 +1,33 @@
-// The search for a placement: it finds what a search without shortcuts finds, and looks at few.
+// The search for a placement: what it counts, and how few placements it looks at.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <utility>
 
+#include "runtime/plan/placement/draft.hpp"
 #include "tests/plan/choose_helpers.hpp"
-#include "tests/plan/plain_choice.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
 namespace spillway::plan::choose_search_test {
 namespace {
 
-PlacementRequest request_for(RandomCases& cases, const Workload& workload) {
-  PlacementRequest request = random_request(cases);
-  request.commits = cases.maybe();
-  if (workload.tiled) {
-    if (request.activations != Tier::device) request.activations.reset();
-    return request;
-  }
-  if (cases.between(0, 3) == 0) request.keep = request.offload = true;
-  if (!request.keep && cases.maybe()) {
-    request.offload_share = static_cast<double>(cases.between(1, 9)) / 10;
-  }
-  return request;
-}
-
-/// Up to twice what the request needs at least, so that many nearly fit.
-Budgets tight_budgets(RandomCases& cases, const Workload& workload,
-                      const PlacementRequest& request) {
-  Budgets budgets = kUnlimited;
-  for (const Tier tier : kTiers) {
-    if (cases.between(0, 3) == 0) continue;
-    Budgets none = kUnlimited;
-    budget_of(none, tier) = Bytes{};
-    const auto choice = plain_choice(workload, none, request);
-    const auto* shortage = std::get_if<Shortage>(&choice);
-    if (shortage == nullptr) continue;
-    const std::uint64_t least = shortage->needed.value();
-    budget_of(budgets, tier) = Bytes{cases.between(least - least / 8, least * 2)};
-  }
-  return budgets;
-}
-
-/// Some with more blocks and micro-batches than the search looks at one by one.
-Workload workload_for(RandomCases& cases, int i) {
-  if (i % 5 == 0) return cases.tiled_workload();
-  Workload workload = cases.workload();
-  if (i % 100 != 1) return workload;
-  const BlockShape layer = workload.blocks[1];
-  workload.blocks.insert(workload.blocks.begin() + 1, cases.between(20, 30), layer);
-  workload.micro_batches = static_cast<std::uint32_t>(cases.between(1, 40));
-  return workload;
-}
-
-TEST(ChooseSearchProperty, FindsWhatAPlainSearchFinds) {
+TEST(ChooseSearchProperty, CountsTheMemoryOfBlocksThatChange) {
   RandomCases cases(property_seed());
-  int placed = 0, refused = 0;
-  for (int i = 0; i < 600; ++i) {
-    const Workload workload = workload_for(cases, i);
-    const PlacementRequest request = request_for(cases, workload);
-    const Budgets budgets = tight_budgets(cases, workload, request);
-    const auto expected = plain_choice(workload, budgets, request);
-    const auto choice = choose_placement(workload, budgets, request);
-    ASSERT_EQ(choice.index(), expected.index()) << "case " << i;
-    if (const auto* placement = std::get_if<Placement>(&choice)) {
-      ++placed;
-      ASSERT_EQ(*placement, std::get<Placement>(expected)) << "case " << i;
-    } else {
-      ++refused;
-      const auto& shortage = std::get<Shortage>(choice);
-      const auto& least = std::get<Shortage>(expected);
-      ASSERT_EQ(shortage.tier, least.tier) << "case " << i;
-      ASSERT_EQ(shortage.needed, least.needed) << "case " << i;
-      ASSERT_EQ(shortage.budget, least.budget) << "case " << i;
+  for (int i = 0; i < 300; ++i) {
+    const Case c = i % 3 == 0   ? cases.next_tiled()
+                   : i % 3 == 1 ? cases.next_of_ranks()
+                                : cases.next();
+    const auto& [workload, placement] = c;
+    const PoolSizes sizes(workload, placement.format, placement.tile_parameters, placement.commits);
+    detail::Draft draft(sizes, kUnlimited, placement);
+    for (std::uint32_t b = 0; b < draft.size(); ++b) {
+      Placement other = cases.placement(workload);
+      if (!is_admissible(workload, other.blocks[b])) continue;
+      draft.set(b, other.blocks[b]);
+      for (const Tier tier : kTiers) {
+        ASSERT_EQ(draft.needed(tier), needed(workload, draft.placement(), tier)) << "case " << i;
+      }
     }
   }
-  EXPECT_GT(placed, 100);
-  EXPECT_GT(refused, 100);
 }
 
 TEST(ChooseSearch, PrefetchesNoMoreBlocksThanThereAre) {
