@@ -143,6 +143,9 @@ class Candidates {
       if (cut.state != request_.state.value_or(cut.state) ||
           cut.resident() != request_.resident.value_or(cut.resident()) ||
           (saves && cut.saved.has_value() != request_.keep.value_or(cut.saved.has_value())) ||
+          (cut.state != Tier::device &&
+           (cut.gradients == Tier::device) !=
+               request_.sums.value_or(cut.gradients == Tier::device)) ||
           (b + 1 < blocks_ && cut.output != request_.activations.value_or(cut.output))) {
         return false;
       }
@@ -210,9 +213,13 @@ std::vector<Question> questions() {
                              question("boundaries_on_host", {.activations = Tier::host})};
   list.push_back(question("tied_head"));
   tie(list.back().workload);
-  list.push_back(question("two_rounds"));
-  list.back().workload.blocks.erase(list.back().workload.blocks.begin() + 1);
-  list.back().workload.rounds = 2;
+  for (const auto& [name, sums] : {std::pair("two_rounds", std::optional<bool>{}),
+                                   {"rounds_summed_on_the_device", true},
+                                   {"rounds_summed_on_the_host", false}}) {
+    list.push_back(question(name, {.sums = sums}));
+    list.back().workload.blocks.erase(list.back().workload.blocks.begin() + 1);
+    list.back().workload.rounds = 2;
+  }
   return list;
 }
 

@@ -41,10 +41,6 @@ inline Placement chosen(const Workload& workload, const Budgets& budgets,
   return placement == nullptr ? Placement{} : *placement;
 }
 
-inline bool all_blocks(const Placement& placement, bool (*holds)(const BlockCut&)) {
-  return std::all_of(placement.blocks.begin(), placement.blocks.end(), holds);
-}
-
 inline PlacementRequest random_request(RandomCases& cases) {
   PlacementRequest request;
   if (cases.between(0, 2) == 0) request.state = kTiers[cases.between(0, 2)];
@@ -57,22 +53,6 @@ inline PlacementRequest random_request(RandomCases& cases) {
   request.tile_parameters = ElementCount{cases.between(1, 4) * kLeafParameters};
   request.prefetch = static_cast<std::uint32_t>(cases.between(0, 3));
   return request;
-}
-
-/// Grows budgets in which the request may fit, a little at a time: if it does once, it does ever
-/// after. Returns how often that was seen.
-inline int expect_larger_budgets_fit(RandomCases& cases, const Workload& workload,
-                                     const PlacementRequest& request, Budgets budgets) {
-  const auto fits = [&] {
-    return std::holds_alternative<Placement>(choose_placement(workload, budgets, request));
-  };
-  if (!fits()) return 0;
-  constexpr int kTimes = 5;
-  for (int grown = 0; grown < kTimes; ++grown) {
-    budget_of(budgets, kTiers[cases.between(0, 2)]) += Bytes{cases.between(0, 500'000)};
-    EXPECT_TRUE(fits());
-  }
-  return kTimes;
 }
 
 /// Within the budgets, and as asked for.
