@@ -33,27 +33,6 @@ MachineProfile fast_machine() {
   return profile;
 }
 
-TEST(FastestPlacement, MakesParametersResidentBeforeItKeepsActivationsOverASlowLink) {
-  const Workload workload = even_workload();
-  const PlacementRequest request{.state = Tier::host, .activations = Tier::device, .prefetch = 0};
-  Budgets budgets = kUnlimited;
-  PlacementRequest resident = request;
-  resident.resident = true;
-  resident.keep = false;
-  budgets.device = needed(workload, chosen(workload, kUnlimited, resident), Tier::device);
-  const Placement first = chosen(workload, budgets, request);
-  ASSERT_TRUE(first.blocks[2].saved);
-  ASSERT_TRUE(any_streamed(workload, first));
-
-  MachineProfile machine = fast_machine();
-  EXPECT_EQ(fastest_placement(workload, budgets, request, machine, first).placement, first);
-  machine.h2d = 1e5;
-  const PlannedStep step = fastest_placement(workload, budgets, request, machine, first);
-  EXPECT_FALSE(any_streamed(workload, step.placement));
-  EXPECT_LT(step.prediction.step_seconds,
-            simulate(build_training_step(workload, first), machine).step_seconds);
-}
-
 TEST(FastestPlacement, LeavesTheDiskAloneWhereTheFirstDoes) {
   const Workload workload = even_workload();
   const PlacementRequest streamed{.resident = false, .keep = false};
@@ -65,31 +44,6 @@ TEST(FastestPlacement, LeavesTheDiskAloneWhereTheFirstDoes) {
   machine.nvme_read = machine.nvme_write = 0;  // not measured
   const PlannedStep step = fastest_placement(workload, budgets, {}, machine, first);
   EXPECT_FALSE(step.placement.any_state(Tier::nvme));
-}
-
-TEST(FastestPlacement, SavesActivationsOnDiskWhereTheHostIsFull) {
-  Workload workload = small_workload();
-  workload.blocks.insert(workload.blocks.begin() + 1, 6, workload.blocks[1]);
-  for (std::size_t b = 1; b + 1 < workload.blocks.size(); ++b) {
-    workload.blocks[b].saved_bytes = Bytes{400'000};
-  }
-  const PlacementRequest request{.state = Tier::nvme, .resident = false};
-  PlacementRequest spilled = request;
-  spilled.keep = spilled.offload = true;
-  spilled.offload_to = Tier::nvme;
-  Budgets budgets = kUnlimited;
-  budgets.device = shortage_with_nothing(workload, spilled, Tier::device).needed;
-  budgets.host = needed(workload, chosen(workload, budgets, spilled), Tier::host);
-  const Placement first = chosen(workload, budgets, request);
-  ASSERT_FALSE(first.any_saved(Tier::host) || first.any_saved(Tier::nvme));
-  MachineProfile machine = fast_machine();
-  const PlannedStep step = fastest_placement(workload, budgets, request, machine, first);
-  EXPECT_TRUE(step.placement.any_saved(Tier::nvme));
-  EXPECT_LT(step.prediction.step_seconds,
-            0.99 * simulate(build_training_step(workload, first), machine).step_seconds);
-  machine.nvme_read = machine.nvme_write = 1e6;
-  const PlannedStep slow = fastest_placement(workload, budgets, request, machine, first);
-  EXPECT_FALSE(slow.placement.any_saved(Tier::nvme));
 }
 
 /// A request, with the budgets and the machine that it is for.
