@@ -14,9 +14,7 @@
 #include "comm/tcp/socket.hpp"
 #include "comm/tcp/wire.hpp"
 #include "runtime/base/error.hpp"
-#include "tests/comm/sparse_memory.hpp"
 #include "tests/comm/tcp_ranks.hpp"
-#include "tests/support/allocation_counter.hpp"
 
 namespace spillway::comm::tcp_test {
 namespace {
@@ -251,76 +249,6 @@ TEST(TcpTransport, RanksThatAreDoneMayLeaveBeforeTheOthers) {
     if (self.rank() == Rank{1}) self.receive(data, Rank{0}).wait();
     if (self.rank() == Rank{1}) self.send(data, Rank{2}).wait();
     if (self.rank() == Rank{2}) self.receive(data, Rank{1}).wait();
-  });
-}
-
-// A rank that is told may go before the third has heard of it, and must not seem to have died.
-TEST(TcpTransport, TellsEveryRankWhichOneHasFailedAndWhy) {
-  for (int round = 0; round < 20; ++round) {
-    EXPECT_THROW(run_tcp_ranks(4, kPatient,
-                               [](Communicator& self) {
-                                 self.barrier().wait();
-                                 if (self.rank() == Rank{2}) throw std::runtime_error("no paper");
-                                 EXPECT_THAT(failure_of([&] { self.barrier().wait(); }),
-                                             HasSubstr("rank 2 has abandoned the group: no paper"));
-                               }),
-                 std::runtime_error);
-  }
-}
-
-TEST(TcpTransport, NamesARankThatDoesNotAnswer) {
-  std::promise<void> over;
-  std::shared_future<void> is_over = over.get_future().share();
-  EXPECT_THAT(failure_of([&] {
-                run_tcp_ranks(3, {.timeout_ms = 1000}, [&](Communicator& self) {
-                  self.barrier().wait();
-                  if (self.rank() == Rank{2}) return is_over.wait();
-                  try {
-                    self.barrier().wait();
-                  } catch (...) {
-                    if (self.rank() == Rank{0}) over.set_value();
-                    throw;
-                  }
-                });
-              }),
-              HasSubstr("waited 1 s for rank 2 in barrier (collective 2)"));
-}
-
-TEST(TcpTransport, ASteadyStateAllocatesNothing) {
-  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
-  run_tcp_ranks(3, {.timeout_ms = 60'000, .piece = 2_KiB}, [](Communicator& self) {
-    std::vector<std::byte> all(30'000);
-    std::vector<std::byte> shard(10'000);
-    self.barrier().wait();
-    std::optional<test_support::AllocationCounter> counter;
-    if (self.rank() == Rank{0}) counter.emplace();
-    self.barrier().wait();
-    self.all_gather(shard, all).wait();
-    self.reduce_scatter(all, shard, {}).wait();
-    self.broadcast(all, Rank{1}).wait();
-    self.barrier().wait();
-    if (counter.has_value()) {
-      EXPECT_EQ(counter->allocations(), 0);
-    }
-    counter.reset();
-    self.barrier().wait();
-  });
-}
-
-TEST(TcpTransport, MovesMoreBytesThanAnIntHolds) {
-  constexpr std::size_t kSize = (std::size_t{1} << 31) + 5;
-  constexpr std::size_t kMarks[] = {0, (std::size_t{1} << 31) - 1, std::size_t{1} << 31, kSize - 1};
-  if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer shadows all of it";
-  run_tcp_ranks(2, {.timeout_ms = 60'000, .piece = 64_MiB}, [&](Communicator& self) {
-    const SparseMemory memory(kSize);
-    const std::span<std::byte> data = memory.span();
-    unsigned char mark = 1;
-    if (self.rank() == Rank{0}) {
-      for (const std::size_t i : kMarks) data[i] = std::byte{mark++};
-      return self.send(data, Rank{1}).wait();
-    }
-    self.receive(data, Rank{0}).wait();
-    for (const std::size_t i : kMarks) EXPECT_EQ(data[i], std::byte{mark++}) << i;
   });
 }
 

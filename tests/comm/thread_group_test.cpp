@@ -1,4 +1,5 @@
-// What is particular to ranks that are threads: failures and disagreement must end, not hang.
+// Ranks that are threads, and what they have in common with ranks that meet over TCP: failures and
+// disagreement must end, not hang.
 #include "comm/threads/thread_group.hpp"
 
 #include <gmock/gmock.h>
@@ -12,6 +13,7 @@
 #include "comm/handshake.hpp"
 #include "runtime/base/error.hpp"
 #include "tests/comm/sparse_memory.hpp"
+#include "tests/comm/tcp_ranks.hpp"
 #include "tests/support/allocation_counter.hpp"
 
 namespace spillway::comm::thread_group_test {
@@ -48,19 +50,6 @@ TEST(ThreadGroup, FreesRanksThatWaitForOneThatFailed) {
   }
 }
 
-TEST(ThreadGroup, TellsEveryRankWhichOneHasFailedAndWhy) {
-  ThreadGroup group(3);
-  EXPECT_THROW(group.run([](Communicator& self) {
-    if (self.rank() == Rank{1}) throw std::runtime_error("out of paper");
-    EXPECT_THAT(failure_of([&] { self.barrier().wait(); }, ErrorCode::device_error),
-                HasSubstr("rank 1 has abandoned the group: out of paper"));
-    // It is over for good.
-    EXPECT_THAT(failure_of([&] { self.barrier().wait(); }, ErrorCode::device_error),
-                HasSubstr("out of paper"));
-  }),
-               std::runtime_error);
-}
-
 TEST(ThreadGroup, FreesASenderWhoseReceiverFailed) {
   ThreadGroup group(2);
   EXPECT_THROW(group.run([](Communicator& self) {
@@ -76,30 +65,6 @@ TEST(ThreadGroup, StaysBroken) {
   const auto fail = [](Communicator&) { throw std::runtime_error("first"); };
   EXPECT_THROW(group.run(fail), std::runtime_error);
   EXPECT_THROW(group.run([](Communicator& self) { self.barrier().wait(); }), std::runtime_error);
-}
-
-TEST(ThreadGroup, NamesARankThatDoesNotAnswer) {
-  ThreadGroup group(3, {.communicator = {.timeout_ms = 100}});
-  const auto start = std::chrono::steady_clock::now();
-  std::promise<void> over;
-  std::shared_future<void> is_over = over.get_future().share();
-  const std::string message = failure_of(
-      [&] {
-        group.run([&](Communicator& self) {
-          std::vector<std::byte> data(400);
-          self.all_reduce(data, DType::fp32).wait();
-          if (self.rank() == Rank{2}) return is_over.wait();  // it hangs
-          try {
-            self.all_reduce(data, DType::fp32).wait();
-          } catch (...) {
-            if (self.rank() == Rank{0}) over.set_value();
-            throw;
-          }
-        });
-      },
-      ErrorCode::device_error);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
-  EXPECT_THAT(message, HasSubstr("waited 0.1 s for rank 2 in all_reduce (collective 2)"));
 }
 
 TEST(ThreadGroup, ARankThatAbandonsTheGroupEndsWhatItHasStarted) {
@@ -245,9 +210,74 @@ TEST(ThreadGroup, RefusesLinksAndGroupsThatAreNotPossible) {
              ErrorCode::invalid_argument);
 }
 
-TEST(ThreadGroup, ASteadyStateAllocatesNothing) {
+using Body = std::function<void(Communicator&)>;
+
+struct Transport {
+  const char* name;
+  void (*run)(std::uint32_t ranks, const CommunicatorOptions& options, const Body& body);
+};
+
+void PrintTo(const Transport& transport, std::ostream* out) { *out << transport.name; }
+
+void run_threads(std::uint32_t ranks, const CommunicatorOptions& options, const Body& body) {
+  ThreadGroup(ranks, {.communicator = options}).run(body);
+}
+
+class Transports : public testing::TestWithParam<Transport> {
+ protected:
+  static void run(std::uint32_t ranks, const CommunicatorOptions& options, const Body& body) {
+    GetParam().run(ranks, options, body);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Of, Transports,
+                         testing::Values(Transport{"threads", run_threads},
+                                         Transport{"tcp", run_tcp_ranks}),
+                         [](const auto& transport) { return transport.param.name; });
+
+// A rank that is told may go before the third has heard of it, and must not seem to have died.
+TEST_P(Transports, TellEveryRankWhichOneHasFailedAndWhy) {
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_THROW(
+        run(4, {.timeout_ms = 20'000},
+            [](Communicator& self) {
+              self.barrier().wait();
+              if (self.rank() == Rank{2}) throw std::runtime_error("no paper");
+              EXPECT_THAT(failure_of([&] { self.barrier().wait(); }, ErrorCode::device_error),
+                          HasSubstr("rank 2 has abandoned the group: no paper"));
+              // It is over for good.
+              EXPECT_THAT(failure_of([&] { self.barrier().wait(); }, ErrorCode::device_error),
+                          HasSubstr("no paper"));
+            }),
+        std::runtime_error);
+  }
+}
+
+TEST_P(Transports, NameARankThatDoesNotAnswer) {
+  const auto start = std::chrono::steady_clock::now();
+  std::promise<void> over;
+  std::shared_future<void> is_over = over.get_future().share();
+  const auto hang = [&] {
+    run(3, {.timeout_ms = 1000}, [&](Communicator& self) {
+      std::vector<std::byte> data(400);
+      self.all_reduce(data, DType::fp32).wait();
+      if (self.rank() == Rank{2}) return is_over.wait();  // it hangs
+      try {
+        self.all_reduce(data, DType::fp32).wait();
+      } catch (...) {
+        if (self.rank() == Rank{0}) over.set_value();
+        throw;
+      }
+    });
+  };
+  EXPECT_THAT(failure_of(hang, ErrorCode::device_error),
+              HasSubstr("waited 1 s for rank 2 in all_reduce (collective 2)"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
+}
+
+TEST_P(Transports, AllocateNothingInTheSteadyState) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
-  ThreadGroup(3, {.communicator = {.piece = 2_KiB}}).run([](Communicator& self) {
+  run(3, {.timeout_ms = 60'000, .piece = 2_KiB}, [](Communicator& self) {
     std::vector<std::byte> all(30'000);
     std::vector<std::byte> shard(10'000);
     self.barrier().wait();
@@ -267,11 +297,11 @@ TEST(ThreadGroup, ASteadyStateAllocatesNothing) {
   });
 }
 
-TEST(ThreadGroup, MovesMoreBytesThanAnIntHolds) {
+TEST_P(Transports, MoveMoreBytesThanAnIntHolds) {
   constexpr std::size_t kSize = (std::size_t{1} << 31) + 5;
   constexpr std::size_t kMarks[] = {0, (std::size_t{1} << 31) - 1, std::size_t{1} << 31, kSize - 1};
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer shadows all of it";
-  ThreadGroup(2, {.communicator = {.piece = 64_MiB}}).run([&](Communicator& self) {
+  run(2, {.timeout_ms = 60'000, .piece = 64_MiB}, [&](Communicator& self) {
     const SparseMemory memory(kSize);
     const std::span<std::byte> data = memory.span();
     unsigned char mark = 1;
