@@ -14,7 +14,7 @@ namespace spillway::plan::choice_oracle_test {
 namespace {
 
 /// What a placement gives up, in the order of `loss_of`: first what is given up last.
-using Loss = std::array<int, 13>;
+using Loss = std::array<int, 14>;
 constexpr std::size_t kHostSlots = 5;
 
 struct Candidate {
@@ -82,21 +82,39 @@ class Candidates {
       p.state_slots = on_disk > 0 ? 4 : 1;
       // The slots of the device are given up in this order.
       p.parameter_slots = parameter_slots_;
-      for (add_sets(p); p.parameter_slots > (w_.tied_head ? 2 : 1); add_sets(p)) {
+      for (add_offloaded(p); p.parameter_slots > (w_.tied_head ? 2 : 1); add_offloaded(p)) {
         --p.parameter_slots;
       }
       p.gradient_slots = 1;
-      add_sets(p);
+      add_offloaded(p);
       if (!w_.tied_head) continue;
       p.parameter_slots = 1;
       p.blocks.back().parameters = Tier::device;
+      add_offloaded(p);
+    }
+  }
+  /// Adds every number of blocks, from the first, whose saved activations leave the device, which
+  /// they do once no slot of it is left to give up or none has been.
+  void add_offloaded(Placement p) {
+    add_sets(p);
+    const bool none = p.gradient_slots == 2 && p.parameter_slots == parameter_slots_;
+    const bool all = p.gradient_slots == 1 && p.parameter_slots == 1;
+    if (!request_.offload || !(none || all)) return;
+    p.saved_slots = 2;
+    p.saved_staging = request_.offload_to == Tier::nvme ? 2 : 0;
+    for (std::uint32_t b = 0; b < blocks_; ++b) {
+      if (w_.blocks[b].saved_bytes == Bytes{}) continue;
+      p.blocks[b].saved = request_.offload_to;
       add_sets(p);
     }
   }
   /// Adds every choice of blocks that are on the device beside what `least` has there.
-  void add_sets(const Placement& least) {
+  void add_sets(Placement least) {
     const std::uint32_t sets = 1U << blocks_;
-    for (std::uint32_t kept = 0; kept < sets; ++kept) {
+    for (BlockCut& cut : least.blocks) {
+      if (request_.keep == true) cut.saved = cut.saved.value_or(Tier::device);
+    }
+    for (std::uint32_t kept = 0; kept < (request_.keep == true ? 1 : sets); ++kept) {
       for (std::uint32_t resident = 0; resident < sets; ++resident) {
         for (std::uint32_t summed = 0; summed < (w_.rounds > 1 ? sets : 1); ++summed) {
           Placement p = least;
@@ -127,7 +145,8 @@ class Candidates {
     all_.push_back(
         {p, device, spilled ? host : std::max(host, needed(w_, least, Tier::host)), loss});
     if (!spilled) return;
-    for (std::uint32_t* slots : {&p.state_slots, &p.boundary_staging, &p.gradient_slots}) {
+    for (std::uint32_t* slots :
+         {&p.state_slots, &p.boundary_staging, &p.saved_staging, &p.gradient_slots}) {
       while (*slots > 1) {
         --*slots;
         ++loss[kHostSlots];
@@ -171,6 +190,7 @@ class Candidates {
             count(p, [](const BlockCut& cut) { return cut.state == Tier::nvme; }),
             gradient,
             parameter,
+            count(p, [](const BlockCut& cut) { return cut.saved > Tier::device; }),
             number(p, [](const BlockCut& cut) { return !cut.saved; }),
             number(p, [](const BlockCut& cut) { return !cut.resident(); }),
             number(p, [](const BlockCut& cut) { return cut.gradients == Tier::host; })};
@@ -202,15 +222,18 @@ Question question(const std::string& name, const PlacementRequest& asked = {}) {
 }
 
 std::vector<Question> questions() {
-  std::vector<Question> list{question("all_is_open"),
-                             question("without_prefetch", {.prefetch = 0}),
-                             question("state_on_host", {.state = Tier::host}),
-                             question("state_on_disk", {.state = Tier::nvme}),
-                             question("streamed", {.resident = false}),
-                             question("resident", {.resident = true}),
-                             question("kept", {.keep = true}),
-                             question("recomputed", {.keep = false}),
-                             question("boundaries_on_host", {.activations = Tier::host})};
+  std::vector<Question> list{
+      question("all_is_open"),
+      question("without_prefetch", {.prefetch = 0}),
+      question("state_on_host", {.state = Tier::host}),
+      question("state_on_disk", {.state = Tier::nvme}),
+      question("streamed", {.resident = false}),
+      question("resident", {.resident = true}),
+      question("kept", {.keep = true}),
+      question("recomputed", {.keep = false}),
+      question("boundaries_on_host", {.activations = Tier::host}),
+      question("offloaded", {.keep = true, .offload = true}),
+      question("offloaded_to_disk", {.keep = true, .offload = true, .offload_to = Tier::nvme})};
   list.push_back(question("tied_head"));
   tie(list.back().workload);
   for (const auto& [name, sums] : {std::pair("two_rounds", std::optional<bool>{}),

@@ -25,31 +25,6 @@ Workload saving_workload() {
   return workload;
 }
 
-PlacementRequest request_of(bool offload) {
-  return {.state = Tier::host,
-          .resident = false,
-          .keep = true,
-          .offload = offload,
-          .activations = Tier::device};
-}
-
-std::vector<bool> offloaded(const Placement& placement) {
-  std::vector<bool> list;
-  for (const BlockCut& block : placement.blocks) {
-    EXPECT_TRUE(block.saved);
-    list.push_back(block.saved == Tier::host);
-  }
-  return list;
-}
-
-TEST(ChooseOffload, LeavesOnTheDeviceWhatFitsThere) {
-  const Workload workload = saving_workload();
-  const Placement placement = chosen(workload, kUnlimited, request_of(true));
-  EXPECT_EQ(offloaded_internals(workload, placement), Bytes{});
-  EXPECT_EQ(needed(workload, placement, Tier::device),
-            needed(workload, chosen(workload, kUnlimited, request_of(false)), Tier::device));
-}
-
 TEST(ChooseOffload, SpreadsAShareOfTheBlocksEvenly) {
   const Workload workload = saving_workload();
   const auto moved = [&](double share) {
@@ -74,59 +49,6 @@ TEST(ChooseOffload, HasRoomForTheMicroBatchesOfTwoBlocksWhereItSpreads) {
   EXPECT_EQ(chosen(workload, kUnlimited, request).saved_slots, 4U);
   request.order = WorkOrder::micro_batch_major;
   EXPECT_EQ(chosen(workload, kUnlimited, request).saved_slots, 2U);
-}
-
-TEST(ChooseOffload, MovesTheEarliestBlocksAndNoMoreThanItMust) {
-  const Workload workload = saving_workload();
-  Budgets budgets = kUnlimited;
-  const Bytes kept = needed(workload, chosen(workload, budgets, request_of(false)), Tier::device);
-  // One block off the device gains its two micro-batches and costs two slots: nothing. The second
-  // gains 200,000 bytes, the third as many, the fourth too.
-  const std::vector<std::vector<bool>> expected{{false, false, false, false, false, false},
-                                                {false, true, true, false, false, false},
-                                                {false, true, true, true, false, false},
-                                                {false, true, true, true, true, false}};
-  for (std::uint64_t i = 0; i < expected.size(); ++i) {
-    budgets.device = kept - Bytes{2 * kSaved * i};
-    const Placement placement = chosen(workload, budgets, request_of(true));
-    EXPECT_EQ(offloaded(placement), expected[i]) << i;
-    EXPECT_LE(needed(workload, placement, Tier::device), budgets.device);
-    const bool fits_without =
-        std::holds_alternative<Placement>(choose_placement(workload, budgets, request_of(false)));
-    EXPECT_EQ(fits_without, i == 0);
-  }
-}
-
-TEST(ChooseOffload, AShortageOfRoomForThemNamesTheHost) {
-  const Workload workload = saving_workload();
-  Budgets budgets = kUnlimited;
-  budgets.device = needed(workload, chosen(workload, budgets, request_of(false)), Tier::device) -
-                   Bytes{3 * 2 * kSaved};
-  const Placement placement = chosen(workload, budgets, request_of(true));
-  // Gradients have a second landing place only where there is room for it.
-  budgets.host = needed(workload, placement, Tier::host);
-  EXPECT_EQ(offloaded(chosen(workload, budgets, request_of(true))), offloaded(placement));
-  budgets.host -= Bytes{2 * kSaved};
-  const auto choice = choose_placement(workload, budgets, request_of(true));
-  const auto* shortage = std::get_if<Shortage>(&choice);
-  ASSERT_NE(shortage, nullptr);
-  EXPECT_EQ(shortage->tier, Tier::host);
-  EXPECT_GT(shortage->needed, budgets.host);
-}
-
-TEST(ChooseOffload, StateGoesToTheDiskBeforeTheyStay) {
-  const Workload workload = saving_workload();
-  PlacementRequest request = request_of(true);
-  request.state.reset();
-  Budgets budgets = kUnlimited;
-  budgets.device = needed(workload, chosen(workload, budgets, request_of(false)), Tier::device) -
-                   Bytes{3 * 2 * kSaved};
-  const Placement roomy = chosen(workload, budgets, request);
-  EXPECT_FALSE(roomy.any_state(Tier::nvme));
-  budgets.host = needed(workload, roomy, Tier::host) - Bytes{1};
-  const Placement placement = chosen(workload, budgets, request);
-  EXPECT_TRUE(placement.any_state(Tier::nvme));
-  EXPECT_EQ(offloaded(placement), offloaded(roomy));
 }
 
 TEST(ChooseOffload, RefusesTiles) {
