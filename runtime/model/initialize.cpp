@@ -98,7 +98,8 @@ RandomInitializer::RandomInitializer(const ModelConfig& config, const ModelLayou
     : layout_(&layout),
       seed_(seed),
       normal_std_(config.init_std),
-      scaled_std_(config.init_std / std::sqrt(2.0 * config.layers)) {}
+      scaled_std_(config.init_std / std::sqrt(2.0 * config.layers)),
+      padding_token_(config.padding_token) {}
 
 void RandomInitializer::read(BlockIndex block, ElementCount first, std::span<float> target) const {
   const BlockLayout& layout = layout_->blocks.at(block.value());
@@ -109,7 +110,9 @@ void RandomInitializer::read(BlockIndex block, ElementCount first, std::span<flo
     const std::uint64_t end = (tensor.first + tensor.count).value();
     if (position >= end) continue;
     const auto part = target.first(std::min<std::uint64_t>(target.size(), end - position));
-    fill(tensor, (ElementCount{position} - tensor.first + tensor.skipped).value(), part);
+    const std::uint64_t element = (ElementCount{position} - tensor.first + tensor.skipped).value();
+    fill(tensor, element, part);
+    if (tensor.name.ends_with("embed_tokens.weight")) clear_padding(tensor, element, part);
     target = target.subspan(part.size());
     position += part.size();
   }
@@ -133,6 +136,16 @@ void RandomInitializer::fill(const ParameterTensor& tensor, std::uint64_t first,
     }
     target[i] = static_cast<float>(std * pair[element % 2]);
   }
+}
+
+/// Clears what of the padding token's row is among the elements.
+void RandomInitializer::clear_padding(const ParameterTensor& table, std::uint64_t first,
+                                      std::span<float> target) const {
+  if (!padding_token_) return;
+  const std::uint64_t row = *padding_token_ * table.shape.back();
+  const std::uint64_t begin = std::max(first, row);
+  const std::uint64_t end = std::min(first + target.size(), row + table.shape.back());
+  if (begin < end) std::ranges::fill(target.subspan(begin - first, end - begin), 0.0F);
 }
 
 void initialize(const ModelConfig& config, const ModelLayout& layout, BlockIndex block,

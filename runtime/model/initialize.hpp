@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "runtime/base/random.hpp"
@@ -18,7 +19,7 @@ namespace spillway::model {
 [[nodiscard]] std::array<double, 2> portable_normal_pair(const RandomBlock& block);
 
 /// Does what transformers does: weights normal(0, init_std), residual projections of gpt2 divided
-/// by sqrt(2 * layers), biases 0, norms 1.
+/// by sqrt(2 * layers), biases 0, norms 1, the embedding of the padding token 0.
 class RandomInitializer final : public ParameterSource {
  public:
   /// `layout` must outlive this.
@@ -29,11 +30,14 @@ class RandomInitializer final : public ParameterSource {
  private:
   /// Writes elements of the whole tensor from `first` on.
   void fill(const ParameterTensor& tensor, std::uint64_t first, std::span<float> target) const;
+  void clear_padding(const ParameterTensor& table, std::uint64_t first,
+                     std::span<float> target) const;
 
   const ModelLayout* layout_;
   std::uint64_t seed_;
   double normal_std_;
   double scaled_std_;
+  std::optional<std::uint32_t> padding_token_;
 };
 
 /// Writes one whole block of `RandomInitializer`: [padded_parameters] or, unpadded, [parameters].

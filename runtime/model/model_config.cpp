@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "runtime/base/error.hpp"
@@ -125,16 +126,43 @@ void validate(const ModelConfig& config) {
   check_number("initializer_range", config.init_std, config.init_std >= 0, "0 or more");
   check_number("dropout", config.dropout, config.dropout >= 0 && config.dropout <= 1,
                "from 0 to 1");
+  check(!config.padding_token || (!gpt2 && *config.padding_token < config.vocab_size),
+        ErrorCode::invalid_argument,
+        fmt::format("pad_token_id is {}; it must be a token of the {}, and that of gpt2 has no row "
+                    "of its own",
+                    config.padding_token.value_or(0), config.vocab_size));
   check(!config.sliding_window || *config.sliding_window >= 1, ErrorCode::invalid_argument,
         "sliding_window is 0; it must be at least 1, or null");
   check_parameter_count(config);
 }
 
+namespace {
+
+/// A linear rotary embedding divides positions by its factor: so many more are within those that
+/// the model has been trained on. A factor below 1 takes none away.
+std::uint32_t positions_of(const ModelConfig& config) {
+  const double factor = std::max(1.0, config.rope_linear_factor.value_or(1));
+  return static_cast<std::uint32_t>(
+      std::min(std::floor(config.max_context * factor), static_cast<double>(kMaxContext)));
+}
+
+}  // namespace
+
+std::uint32_t longest_context(const ModelConfig& config) {
+  const std::uint32_t positions = positions_of(config);
+  return std::min(positions, config.sliding_window.value_or(positions));
+}
+
 void check_context(const ModelConfig& config, std::uint32_t context) {
-  check(context >= 1 && context <= config.max_context, ErrorCode::invalid_argument,
-        fmt::format("a context of {} tokens is asked of a model whose {} is {}; use at most that",
+  const std::uint32_t positions = positions_of(config);
+  check(context >= 1 && context <= positions, ErrorCode::invalid_argument,
+        fmt::format("a context of {} tokens is asked of a model whose {} is {}{}; use at most {}",
                     context, config.is_gpt2() ? "n_positions" : "max_position_embeddings",
-                    config.max_context));
+                    config.max_context,
+                    positions > config.max_context
+                        ? fmt::format(", with a rotary factor of {}", *config.rope_linear_factor)
+                        : std::string(),
+                    positions));
   check(
       !config.sliding_window || *config.sliding_window >= context, ErrorCode::not_supported,
       fmt::format("sliding_window is {}, shorter than the context of {} tokens; sliding attention "

@@ -45,6 +45,9 @@ struct ModelConfig {
   std::optional<double> rope_linear_factor = std::nullopt;
   std::optional<Llama3RopeScaling> rope_llama3 = std::nullopt;
   double init_std = 0.02;
+  /// Names the token whose row of the embedding starts at zero and gets no gradient from the input,
+  /// though from a tied head. transformers gives no row of GPT-2 a meaning of this kind.
+  std::optional<std::uint32_t> padding_token = std::nullopt;
   /// The window of any layer counts. Attention is full, so windows of tokens must not be longer:
   /// `check_context`.
   std::optional<std::uint32_t> sliding_window = std::nullopt;
@@ -64,8 +67,11 @@ std::string_view name_of(Family family);
 /// heads do not divide, or the family cannot have what is asked. Parsing and `make_layout` call it.
 void validate(const ModelConfig& config);
 
+/// Returns the most tokens that a window may have: `max_context`, times the factor of a linear
+/// rotary embedding, or `sliding_window` if that is less.
+[[nodiscard]] std::uint32_t longest_context(const ModelConfig& config);
 /// Throws `Error` naming the field if windows of `context` tokens cannot be computed as the model
-/// means them: longer than `max_context`, or than `sliding_window`. `Transformer` calls it.
+/// means them: longer than `longest_context`. `Transformer` calls it.
 void check_context(const ModelConfig& config, std::uint32_t context);
 
 /// Parses the text of an HF config.json (layouts of transformers 4 and 5). Every field that changes

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <variant>
 
 #include "offload/device_span.hpp"
@@ -109,6 +110,8 @@ struct EmbeddingShape {
   // touched. The gradient of positions is that of all tokens.
   std::uint64_t first_row = 0;
   std::uint64_t rows = 0;
+  /// Names the token of which the table gets no gradient.
+  std::optional<std::uint32_t> padding{};
 };
 
 // --- cross-entropy of one chunk of tokens

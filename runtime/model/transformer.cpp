@@ -110,7 +110,8 @@ EmbeddingShape Transformer::Body::embedding_of(std::uint32_t block) const {
                        .sequence = batch.sequence,
                        .width = config.width,
                        .vocabulary = config.vocab_size,
-                       .positions = positions ? config.max_context : 0};
+                       .positions = positions ? config.max_context : 0,
+                       .padding = config.padding_token};
   if (is_cut() || is_grouped()) {
     const ParameterTensor& table = layout.blocks[block].tensors.front();
     shape.first_row = table.skipped.value() / config.width;

@@ -129,7 +129,8 @@ TEST_P(CudaLoss, TilesOfTheVocabulary) {
 }
 
 TEST_P(CudaLoss, TilesOfTheEmbedding) {
-  const EmbeddingShape whole{.batch = 2, .sequence = 40, .width = 33, .vocabulary = 57};
+  const EmbeddingShape whole{
+      .batch = 2, .sequence = 40, .width = 33, .vocabulary = 57, .padding = 30};
   const auto ids = tokens(80, 57);
   const Operand table = random(57 * 33);
   const Operand dy = random(80 * 33);
@@ -162,6 +163,8 @@ TEST_P(CudaLoss, EmbeddingAgreesWithTheHost) {
   check_embedding({.batch = 1, .sequence = 1, .width = 1, .vocabulary = 1, .positions = 1});
   check_embedding({.batch = 4, .sequence = 300, .width = 8, .vocabulary = 3000, .positions = 0});
   check_embedding({.batch = 2, .sequence = 5, .width = 16, .vocabulary = 7, .positions = 5}, 1);
+  check_embedding({.batch = 3, .sequence = 21, .width = 40, .vocabulary = 9, .padding = 4});
+  check_embedding({.batch = 3, .sequence = 21, .width = 40, .vocabulary = 9, .padding = 0});
 }
 
 TEST_P(CudaLoss, EmbeddingGradientHasTheBitsOfTheHost) {

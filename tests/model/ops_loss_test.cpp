@@ -34,7 +34,8 @@ class LossOps : public OpsTest {
         const std::size_t word = static_cast<std::size_t>(ids[t]) * s.width + i;
         const std::size_t place = t % s.sequence * s.width + i;
         out[t * s.width + i] = table.exact[word] + (s.positions > 0 ? places.exact[place] : 0);
-        d_table[word] += dy.exact[t * s.width + i];
+        const bool padding = s.padding && static_cast<std::int32_t>(*s.padding) == ids[t];
+        if (!padding) d_table[word] += dy.exact[t * s.width + i];
         if (s.positions > 0) d_places[place] += dy.exact[t * s.width + i];
       }
     }
@@ -106,7 +107,8 @@ class LossOps : public OpsTest {
 };
 
 TEST_P(LossOps, TilesOfAnEmbeddingMakeTheWhole) {
-  const EmbeddingShape whole{.batch = 3, .sequence = 11, .width = 37, .vocabulary = 29};
+  const EmbeddingShape whole{
+      .batch = 3, .sequence = 11, .width = 37, .vocabulary = 29, .padding = 20};
   const TestMemory device_ids = on_device(tokens(33, 29));
   const Tokens ids = view(device_ids);
   const Operand table = random(29 * 37);
@@ -207,6 +209,8 @@ TEST_P(LossOps, EmbeddingAgreesWithFp64) {
   check_embedding({.batch = 3, .sequence = 11, .width = 37, .vocabulary = 9, .positions = 16});
   check_embedding({.batch = 2, .sequence = 8, .width = 130, .vocabulary = 50, .positions = 0});
   check_embedding({.batch = 1, .sequence = 1, .width = 1, .vocabulary = 1, .positions = 1});
+  check_embedding({.batch = 3, .sequence = 11, .width = 37, .vocabulary = 9, .padding = 4});
+  check_embedding({.batch = 2, .sequence = 9, .width = 16, .vocabulary = 3, .padding = 0});
 }
 
 TEST_P(LossOps, CrossEntropyAgreesWithFp64) {

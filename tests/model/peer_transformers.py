@@ -68,6 +68,13 @@ CASES = [
     ("qwen3", "qwen3", dict(head_dim=24, tie_word_embeddings=True), 2, 37),
     ("qwen3-untied", "qwen3", dict(head_dim=16, tie_word_embeddings=False,
                                    num_key_value_heads=4), 2, 16),
+    ("gpt2-padding", "gpt2", dict(pad_token_id=2), 2, 37),
+    ("llama-padding", "llama", dict(tie_word_embeddings=False, pad_token_id=2), 2, 37),
+    ("llama-tied-padding", "llama", dict(tie_word_embeddings=True, pad_token_id=-1), 2, 37),
+    ("mistral-padding", "mistral", dict(sliding_window=None, pad_token_id=0), 2, 37),
+    ("qwen2-padding", "qwen2", dict(tie_word_embeddings=True, pad_token_id=130), 2, 37),
+    ("qwen3-padding", "qwen3", dict(head_dim=24, tie_word_embeddings=True, pad_token_id=64),
+     2, 37),
 ]
 FP32_BOUND = 1e-5
 FACTOR = 2.0
@@ -142,6 +149,9 @@ def check_case(probe, device, case, dtype, threads, activations, kernels, micro_
     vocabulary = model.config.vocab_size
     tokens = torch.randint(vocabulary, (micro_batches, batch, sequence))
     targets = torch.randint(vocabulary, (micro_batches, batch, sequence))
+    if model.config.pad_token_id is not None:
+        # The token is meant: it is among the inputs and the targets.
+        tokens[..., 3::5] = targets[..., 2::7] = model.config.pad_token_id % vocabulary
     with tempfile.TemporaryDirectory() as folder:
         directory = pathlib.Path(folder)
         model.save_pretrained(directory)

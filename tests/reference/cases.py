@@ -36,6 +36,10 @@ LEARNING_RATES = {"AdamW": 2e-3, "Adam": 2e-3, "Adagrad": 1e-2, "Lion": 5e-4, "S
 CLIPS = {"gpt2": 1.0, "llama": 1.85, "mistral": 1.6, "qwen2": 1.75, "qwen3": 1.9}
 
 
+# Tokens of the data that transformers gives no gradient from the input, by family.
+PADDING = {"mistral": 2, "qwen3": 0}
+
+
 def allowed(choice):
     """Whether a partial choice can be part of a run. The split format needs bf16 parameters."""
     return choice.get("state_format") != "split" or choice.get("compute", "bf16") == "bf16"
@@ -81,7 +85,7 @@ class Case:
 def make_case(number, choice):
     family, compute = choice["family"], choice["compute"]
     shape = Shape(family, tied=choice["tied"], rope=LLAMA3 if family == "llama" else None,
-                  kv_heads={"gpt2": 4, "mistral": 1}.get(family, 2))
+                  kv_heads={"gpt2": 4, "mistral": 1}.get(family, 2), pad=PADDING.get(family))
     recipe = Recipe(compute=compute[:4], optimizer=choice["optimizer"],
                     clip=CLIPS[family] if choice["clipped"] else 0.0,
                     lr=LEARNING_RATES[choice["optimizer"]], decay=choice["decay"],

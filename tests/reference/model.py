@@ -23,6 +23,7 @@ class Shape:
     head: int = 12
     ffn: int = 80
     eps: float = 1e-5
+    pad: int | None = None
 
     @property
     def gpt2(self):
@@ -45,6 +46,8 @@ def config_json(s):
               "rms_norm_eps": s.eps, "rope_theta": s.theta, "tie_word_embeddings": s.tied}
     if s.rope:
         config["rope_scaling"] = s.rope
+    if s.pad is not None:
+        config["pad_token_id"] = s.pad
     return config
 
 
@@ -199,7 +202,8 @@ class Model:
             layer, norm = self.gpt2_layer, "transformer.ln_f"
         else:
             words = weights["model.embed_tokens.weight"]
-            x = words[tokens]
+            # torch.nn.functional.embedding: the row of the padding token is a constant.
+            x = functional.embedding(tokens, words, padding_idx=self.shape.pad)
             layer, norm = self.llama_layer, "model.norm"
         x = self.keep(x)
         for i in range(self.shape.layers):

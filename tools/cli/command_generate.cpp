@@ -107,8 +107,7 @@ nlohmann::ordered_json generate(const GenerateFlags& flags, bool json) {
         ErrorCode::invalid_argument,
         fmt::format("--prompt-tokens: {} is not below the model's vocabulary of {}", *largest,
                     source.config().vocab_size));
-  const std::uint32_t longest = source.run() != nullptr ? source.run()->config().options.context
-                                                        : source.config().max_context;
+  const std::uint32_t longest = model::longest_context(source.config());
   const auto wanted =
       static_cast<std::uint32_t>(std::min<std::uint64_t>(longest, tokens.size() + flags.tokens));
   engine::Inference inference(source.config(),

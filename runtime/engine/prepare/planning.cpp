@@ -47,14 +47,7 @@ std::uint64_t most_micro_batches(const model::ModelConfig& config) {
 void resolve(config::TrainOptions& options, const model::ModelConfig& config) {
   if (!options.device) options.device = usable_device();
   if (options.context == 0) options.context = config.max_context;
-  check(options.context <= config.max_context, ErrorCode::invalid_argument,
-        fmt::format("a context of {} tokens, and the model's positions end at {}", options.context,
-                    config.max_context));
-  check(!config.sliding_window || *config.sliding_window >= options.context,
-        ErrorCode::not_supported,
-        fmt::format("sliding_window {} is shorter than the context of {}; sliding-window attention "
-                    "is not supported: train with a shorter context",
-                    config.sliding_window.value_or(0), options.context));
+  model::check_context(config, options.context);
   const auto cores = static_cast<std::uint32_t>(read_topology().cores.size());
   if (options.threads == 0) options.threads = cores;
   if (options.compute_threads == 0) options.compute_threads = cores;

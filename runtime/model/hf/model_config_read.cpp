@@ -65,10 +65,12 @@ std::uint32_t gpt2_count(FieldReader& fields, std::string_view name, std::string
   return value ? *value : fields.required_count(name);
 }
 
-double read_dropout(FieldReader& fields, std::initializer_list<std::string_view> names) {
+/// Returns the largest of these fields; `absent` is what transformers takes where one is.
+double read_dropout(FieldReader& fields, std::initializer_list<std::string_view> names,
+                    double absent) {
   double largest = 0;
   for (const std::string_view name : names) {
-    const double value = fields.number(name).value_or(0);
+    const double value = fields.number(name).value_or(absent);
     if (value < 0 || value > 1) fields.reject(name, value, "from 0 to 1");
     largest = std::max(largest, value);
   }
@@ -100,7 +102,7 @@ void read_gpt2(FieldReader& fields, ModelConfig& config) {
   config.activation = read_gelu(fields);
   config.norm_eps = fields.number("layer_norm_epsilon").value_or(1e-5);
   config.tied_head = fields.boolean("tie_word_embeddings", /*absent=*/true);
-  config.dropout = read_dropout(fields, {"resid_pdrop", "embd_pdrop", "attn_pdrop"});
+  config.dropout = read_dropout(fields, {"resid_pdrop", "embd_pdrop", "attn_pdrop"}, 0.1);
   fields.only("scale_attn_weights", true, "attention scores are divided by sqrt(head size)");
   fields.only("scale_attn_by_inverse_layer_idx", false, "the same scale is used in every layer");
   fields.only("reorder_and_upcast_attn", false,
@@ -257,6 +259,21 @@ void read_attention(FieldReader& fields, ModelConfig& config) {
   config.qk_norm = config.family == Family::qwen3;
 }
 
+/// transformers gives the embedding of these families a padding row. A negative number counts from
+/// the end of the vocabulary, as in torch.
+void read_padding_token(FieldReader& fields, ModelConfig& config) {
+  const OrderedJson* id = fields.any("pad_token_id");
+  if (id == nullptr) return;
+  const std::int64_t tokens = config.vocab_size;
+  const bool whole = id->is_number_integer() && *id >= -tokens && *id < tokens;
+  if (!whole) {
+    fields.reject("pad_token_id", *id,
+                  fmt::format("null or a token of the vocabulary, from 0 to {}", tokens - 1));
+  }
+  const auto token = id->get<std::int64_t>();
+  config.padding_token = static_cast<std::uint32_t>(token < 0 ? token + tokens : token);
+}
+
 void read_llama_like(FieldReader& fields, ModelConfig& config, std::string_view origin) {
   config.layers = fields.required_count("num_hidden_layers");
   config.width = fields.required_count("hidden_size");
@@ -270,12 +287,13 @@ void read_llama_like(FieldReader& fields, ModelConfig& config, std::string_view 
   config.activation = Activation::silu;
   config.norm_eps = fields.number("rms_norm_eps").value_or(1e-6);
   config.tied_head = fields.boolean("tie_word_embeddings", /*absent=*/false);
-  config.dropout = read_dropout(fields, {"attention_dropout", "hidden_dropout"});
+  config.dropout = read_dropout(fields, {"attention_dropout", "hidden_dropout"}, 0);
   read_attention(fields, config);
   if (config.family == Family::llama)
     config.mlp_bias = fields.boolean("mlp_bias", /*absent=*/false);
   read_rope(fields, config, origin);
   read_sliding_window(fields, config);
+  read_padding_token(fields, config);
 }
 
 }  // namespace

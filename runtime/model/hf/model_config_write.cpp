@@ -67,6 +67,7 @@ void write_llama_like(const ModelConfig& config, OrderedJson& out) {
   out["hidden_act"] = "silu";
   out["rms_norm_eps"] = config.norm_eps;
   out["attention_dropout"] = config.dropout;
+  out["pad_token_id"] = optional_count(config.padding_token);
   write_rope(config, out);
   if (config.family == Family::llama || config.family == Family::qwen3) {
     out["attention_bias"] = config.qkv_bias;

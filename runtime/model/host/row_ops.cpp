@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/model/host/parallel.hpp"
@@ -256,14 +257,16 @@ void RowOps<T>::run_one(const EmbeddingBackwardOp& op) {
   const bool has_positions = shape.positions > 0;
   if (has_positions && positions.first) run_one(FillZeroOp{positions.values});
   const Rows rows(shape);
+  const std::uint64_t padding = shape.padding.value_or(shape.vocabulary);  // beyond all tokens
   const std::size_t width = shape.width;
   const T* dy = cast(op.out_gradient);
   parallel_for(threads_, width, std::max<std::size_t>(64, items_in_unit(tokens.size())),
                [&](std::size_t first, std::size_t last, int) {
                  for (std::size_t t = 0; t < tokens.size(); ++t) {
-                   const std::size_t row = rows.of(tokens.address()[t]);
+                   const std::int32_t token = tokens.address()[t];
+                   const std::size_t row = rows.of(token);
                    const T* source = dy + t * width + first;
-                   if (row < rows.count) {
+                   if (row < rows.count && std::cmp_not_equal(token, padding)) {
                      table_.accumulate(table.values.address() + row * width + first, source,
                                        last - first);
                    }

@@ -63,6 +63,19 @@ TEST(RandomInitializer, DoesNotDependOnHowABlockIsCut) {
   }
 }
 
+TEST(RandomInitializer, ClearsTheRowOfThePaddingToken) {
+  ModelConfig config = testing::small_llama(Family::llama);
+  config.padding_token = 2;
+  const ModelLayout layout = make_layout(config);
+  const std::vector<float> values = read_block(RandomInitializer(config, layout, 42), layout, 0);
+  config.padding_token.reset();
+  std::vector<float> expected = read_block(RandomInitializer(config, layout, 42), layout, 0);
+  const std::uint64_t row = 2 * std::uint64_t{config.width};
+  EXPECT_NE(expected[row], 0.0F);
+  std::fill_n(expected.begin() + static_cast<std::ptrdiff_t>(row), config.width, 0.0F);
+  EXPECT_EQ(values, expected);
+}
+
 TEST(RandomInitializer, GivesEachTensorItsDistribution) {
   ModelConfig config = small_gpt2();
   config.width = 128;

@@ -53,7 +53,7 @@ struct TableGradient {
   const Occurrence* sorted;
   const T* out_gradient;
   float* table;
-  std::uint64_t count, width;
+  std::uint64_t count, width, padding;
   TableRows rows;
   bool first;
 
@@ -65,6 +65,7 @@ struct TableGradient {
     const std::uint64_t token = token_of(sorted[i]);
     const std::uint64_t in_table = token - rows.first;  // before the table it becomes huge
     if (in_table >= rows.count || (i > 0 && token_of(sorted[i - 1]) == token)) return;
+    if (token == padding) return;
     float* target = table + in_table * width + column;
     Pack<N> total = first ? filled<N>(0) : load<N>(target);
     const T* input = out_gradient + column;
@@ -132,6 +133,7 @@ void run(Runner& runner, DType compute, const EmbeddingBackwardOp& op) {
                        .passes = sort_passes(shape.vocabulary)};
   runner.template teams<TokenSort::kLanes>(sort, 1, TokenSort::kShared);
   const bool has_positions = shape.positions > 0;
+  const std::uint64_t padding = shape.padding.value_or(shape.vocabulary);  // beyond all tokens
   const std::uint64_t used = std::uint64_t{shape.sequence} * shape.width;
   if (table.first) runner.zero(table.values.address(), table.values.size());
   if (has_positions && positions.first && positions.values.size() > used) {
@@ -144,7 +146,7 @@ void run(Runner& runner, DType compute, const EmbeddingBackwardOp& op) {
     float* places = has_positions ? positions.values.address() : nullptr;
     with_pack(aligned(dy, words, places) && whole_packs(shape.width), [&](auto pack) {
       constexpr unsigned kN = decltype(pack)::value;
-      runner.items(TableGradient<kN, T>{sort.result(), dy, words, count, shape.width,
+      runner.items(TableGradient<kN, T>{sort.result(), dy, words, count, shape.width, padding,
                                         table_rows(shape), table.first},
                    count * (shape.width / kN));
       if (!has_positions) return;
