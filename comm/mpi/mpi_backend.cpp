@@ -35,8 +35,10 @@ std::vector<fs::path> plugin_directories() {
 std::unique_ptr<Transport> make_mpi_transport() {
   const std::vector<fs::path> directories = plugin_directories();
   const SharedLibrary plugin(kMpiPlugin, directories,
-                             "it is part of a build on a machine that has MPI (Debian and Ubuntu: "
-                             "libopenmpi-dev), and needs the same MPI here");
+                             "build it beside the program, on a machine that has the MPI of this "
+                             "launcher: apt-get install libopenmpi-dev (or libmpich-dev), then "
+                             "cmake -DSPILLWAY_MPI=ON build/release && cmake --build build/release "
+                             "--target spillway_mpi");
   const std::string_view version = plugin.function<MpiVersion>(kMpiVersionFunction)();
   if (version != SPILLWAY_VERSION) {
     throw Error(ErrorCode::not_supported,
