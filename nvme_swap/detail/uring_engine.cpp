@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "nvme_swap/detail/polled_queues.hpp"
+#include "nvme_swap/detail/uring_buffers.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 
@@ -23,68 +24,12 @@ namespace {
 
 constexpr std::chrono::microseconds kPause{50};
 
-/// A submission entry holds 32 bits of length; what is longer comes back short and is continued.
-constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
-
-std::string_view remedy_for(int error_number) {
-  if (error_number == EPERM || error_number == EACCES) {
-    return " (kernel.io_uring_disabled or a seccomp filter forbids it)";
-  }
-  if (error_number == ENOMEM) return " (raise the locked-memory limit, ulimit -l)";
-  return "";
-}
-
 [[noreturn]] void refuse(std::string_view what, int error_number) {
   throw Error(ErrorCode::not_supported,
               fmt::format("io_uring is not usable here: {}: {} (errno {}){}", what,
                           std::strerror(error_number), error_number, remedy_for(error_number)),
               error_number);
 }
-
-/// Memory registered with a ring, in chunks that the kernel accepts.
-class RegisteredBuffers {
- public:
-  /// Without enough locked memory the ring works all the same, so that is a note and no error.
-  void add_to(io_uring& ring, std::span<const std::span<std::byte>> buffers) {
-    std::vector<iovec> chunks;
-    for (const std::span<std::byte> buffer : buffers) {
-      for (std::size_t begin = 0; begin < buffer.size(); begin += kMaxTransfer) {
-        chunks.push_back({.iov_base = buffer.data() + begin,
-                          .iov_len = std::min(kMaxTransfer, buffer.size() - begin)});
-      }
-    }
-    if (chunks.empty()) return;
-    std::sort(chunks.begin(), chunks.end(),
-              [](const iovec& a, const iovec& b) { return a.iov_base < b.iov_base; });
-    const int registered =
-        io_uring_register_buffers(&ring, chunks.data(), static_cast<unsigned>(chunks.size()));
-    if (registered < 0) {
-      log_info(
-          "io_uring pins pages for every request, since it could not register buffers: {} "
-          "(errno {}){}",
-          std::strerror(-registered), -registered, remedy_for(-registered));
-      return;
-    }
-    chunks_ = std::move(chunks);
-  }
-
-  [[nodiscard]] bool empty() const { return chunks_.empty(); }
-
-  /// The chunk that holds all of a request's memory; nothing if none does.
-  [[nodiscard]] std::optional<int> find(const std::byte* data, std::size_t length) const {
-    const auto after = std::upper_bound(
-        chunks_.begin(), chunks_.end(), data,
-        [](const std::byte* left, const iovec& right) { return left < right.iov_base; });
-    if (after == chunks_.begin()) return std::nullopt;
-    const iovec& chunk = *std::prev(after);
-    const auto begin = static_cast<std::size_t>(data - static_cast<std::byte*>(chunk.iov_base));
-    if (begin > chunk.iov_len || length > chunk.iov_len - begin) return std::nullopt;
-    return static_cast<int>(std::prev(after) - chunks_.begin());
-  }
-
- private:
-  std::vector<iovec> chunks_;  // by address
-};
 
 /// One ring and what is registered with it.
 class UringQueue {
@@ -125,6 +70,18 @@ class UringQueue {
                           io_uring_opcode_supported(probe, IORING_OP_FSYNC) != 0;
     io_uring_free_probe(probe);
     if (!complete) refuse("the kernel lacks read, write or fsync", EOPNOTSUPP);
+  }
+
+  /// A filter may allow a ring to be made and forbid to enter it.
+  void require_entry() {
+    io_uring_prep_nop(prepare());
+    while (!has_result()) {
+      const int entered = io_uring_submit_and_wait(&ring_, 1);
+      const bool passes = entered >= 0 || entered == -EINTR || entered == -EAGAIN;
+      if (!passes) refuse("io_uring_enter", -entered);
+    }
+    IoResult result;
+    static_cast<void>(collect({&result, 1}));
   }
 
   void register_with(std::span<const int> files, WakeSignal* wake) {
@@ -221,6 +178,7 @@ class UringEngine final : public IoEngine {
     ready_.reserve(depth_);
     open_rings(options);
     ring_->require_operations();
+    ring_->require_entry();
     ring_->register_with(files_, options.wake);
     if (flush_ring_) flush_ring_->register_with(files_, options.wake);
     buffers_.add_to(ring_->get(), options.buffers);

@@ -180,12 +180,36 @@ TEST_P(KernelRefusal, DuringACommitLeavesOneOfTheTwoSteps) {
   expect_step(*store, store->committed()->step.value());
 }
 
+class KernelRefusalAtTheStart : public KernelRefusal {};
+
+TEST_P(KernelRefusalAtTheStart, LeavesTheStoreToAnotherEngine) {
+  in_a_child([&] {
+    if (!refuse()) return false;
+    EXPECT_EQ(code_of([&] { return make_engine(GetParam().engine, {}); }),
+              ErrorCode::not_supported);
+    StoreOptions automatic = options();
+    automatic.engine = EngineKind::automatic;
+    const auto store = TileStore::create(automatic, layout_of(3, 20_KiB));
+    EXPECT_NE(store->engine_name(), GetParam().name);
+    write_step(*store, 1);
+    commit_step(*store, 1);
+    expect_step(*store, 1);
+    return true;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Calls, KernelRefusal,
     ::testing::Values(
         Refusal{"uring", EngineKind::uring, {SYS_io_uring_enter}, "io_uring_enter failed"},
         Refusal{
             "aio", EngineKind::aio, {SYS_io_getevents, SYS_io_pgetevents}, "io_getevents failed"}),
+    [](const ::testing::TestParamInfo<Refusal>& entry) { return entry.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, KernelRefusalAtTheStart,
+    ::testing::Values(Refusal{
+        "uring", EngineKind::uring, {SYS_io_uring_enter}, "io_uring_enter failed"}),
     [](const ::testing::TestParamInfo<Refusal>& entry) { return entry.param.name; });
 
 TEST(KernelRefusal, OfWakingTheSubmissionThreadEndsEveryRequest) {
