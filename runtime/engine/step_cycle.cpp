@@ -124,9 +124,13 @@ void StepCycle::adopt(const SavedState& source) {
 }
 
 void StepCycle::copy_next(const nvme_swap::StoreOptions& options) {
-  nvme_swap::StoreOptions created = options;
-  created.wake = &engine_.wake();
-  copy_ = nvme_swap::TileStore::create(created, slots().store_layout());
+  const nvme_swap::StoreOptions& own = engine_.setup().store_options;
+  copied_step_.reset();
+  copy_options_ = options;
+  copy_options_.engine = own.engine;
+  copy_options_.adapt = own.adapt;
+  copy_options_.wake = &engine_.wake();
+  copy_ = nvme_swap::TileStore::create(copy_options_, slots().store_layout());
 }
 
 void StepCycle::copy_committed() {
@@ -134,7 +138,16 @@ void StepCycle::copy_committed() {
   SPILLWAY_ASSERT(committed.has_value());
   engine_.actions().forget_staged();
   state_io_.copy(*copy_, *committed);
+  close_copy();
+}
+
+/// A write that the disk has lost is found here, while an older copy is still there.
+void StepCycle::close_copy() {
   copy_.reset();
+  const auto written = nvme_swap::TileStore::open(copy_options_);
+  engine_.actions().forget_staged();
+  state_io_.verify(*written);
+  copied_step_ = written->committed()->step.value();
 }
 
 void StepCycle::copy_now(const nvme_swap::StoreOptions& options) {
@@ -148,7 +161,7 @@ void StepCycle::copy_now(const nvme_swap::StoreOptions& options) {
   }
   engine_.actions().forget_staged();
   state_io_.copy(*copy_, step.commit);
-  copy_.reset();
+  close_copy();
 }
 
 void StepCycle::read_masters(std::uint32_t block, std::span<float> masters) {
@@ -173,8 +186,8 @@ void StepCycle::prepare_commit(Commits commits, Writes writes) {
 void StepCycle::finish_commit() {
   OpActions::Step& step = engine_.actions().step();
   if (step.commit_due) committed_step_ = state_.step;
-  if (std::exchange(step.copy, nullptr) != nullptr) copy_.reset();
   pending_.pending = false;
+  if (std::exchange(step.copy, nullptr) != nullptr) close_copy();
 }
 
 /// At first all versions of the weights are one.

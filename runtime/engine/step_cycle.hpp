@@ -32,11 +32,15 @@ class StepCycle {
 
   /// Applies the pending update and makes the current step true on disk, if the placement commits.
   void commit();
-  /// Creates a store as `options` say and fills it with the state after the last step: by the
-  /// writes that the next step makes anyway or, where it would not write everything, by reading the
-  /// committed state again. The store is complete, committed and closed once `copying` is false.
+  /// Creates a store as `options` say, on the run's I/O engine, and fills it with the state after
+  /// the last step: by the writes that the next step makes anyway or, where it would not write
+  /// everything, by reading the committed state again. What is on the disk is then read once more
+  /// and compared. The store is whole and closed once `copied_step` is the step.
   void copy_next(const nvme_swap::StoreOptions& options);
   [[nodiscard]] bool copying() const { return copy_ != nullptr; }
+  /// Returns the step of the last copy, once every byte of it is known to be on the disk; nothing
+  /// before the first, while one is under way, and after one that failed.
+  [[nodiscard]] std::optional<std::uint64_t> copied_step() const { return copied_step_; }
   /// The masters of one block after all updates; [padded] fp32.
   void read_masters(std::uint32_t block, std::span<float> masters);
 
@@ -103,10 +107,13 @@ class StepCycle {
   void finish_commit();
   void await_all_ranks();
   void copy_committed();
+  void close_copy();
   void resume();
 
   StepEngine engine_;
   std::unique_ptr<nvme_swap::TileStore> copy_;  ///< see `copy_next`
+  nvme_swap::StoreOptions copy_options_;        ///< of the last one
+  std::optional<std::uint64_t> copied_step_;    ///< see `copied_step`
   StateIo state_io_;
 
   /// The lists of a step, where they take turns of one of the phases.

@@ -3,6 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
 #include "runtime/engine/run/reader.hpp"
 #include "tests/engine/ranks_harness.hpp"
 
@@ -44,6 +50,162 @@ INSTANTIATE_TEST_SUITE_P(Tiers, KeptCheckpointsOf,
                            if (home.param == config::StateHome::nvme) return "nvme";
                            return home.param == config::StateHome::host ? "host" : "device";
                          });
+
+/// What happens to one of the disk operations of a copy, counted from 1; to number 0 that the copy
+/// cannot begin.
+struct CopyFault {
+  enum class Kind : std::uint8_t {
+    fails,      ///< it is answered by EIO
+    is_zeroed,  ///< of a write, zeros reach the disk, and it claims success
+  };
+  Kind kind = Kind::fails;
+  std::uint64_t number = 0;
+  std::uint64_t seen = 0;
+  bool struck = false;
+};
+
+class FaultyCopyEngine final : public nvme_swap::IoEngine {
+ public:
+  FaultyCopyEngine(std::unique_ptr<IoEngine> engine, CopyFault& fault)
+      : engine_(std::move(engine)), fault_(fault) {}
+  [[nodiscard]] std::string_view name() const override { return "faulty"; }
+  [[nodiscard]] std::size_t submit(std::span<const nvme_swap::IoRequest> requests) override {
+    nvme_swap::IoRequest request = requests.front();
+    const bool writes = request.operation == nvme_swap::IoOperation::write;
+    const bool strikes = fault_.seen + 1 == fault_.number;
+    const bool zeroes = strikes && writes && fault_.kind == CopyFault::Kind::is_zeroed;
+    if (zeroes) request.data = zeros(request.length);
+    if (engine_->submit({&request, 1}) == 0) return 0;
+    ++fault_.seen;
+    if (strikes) fault_.struck = true;
+    if (strikes && fault_.kind == CopyFault::Kind::fails) failing_ = request.tag;
+    return 1;
+  }
+  [[nodiscard]] std::size_t poll(std::span<nvme_swap::IoResult> results) override {
+    const std::size_t finished = engine_->poll(results);
+    for (nvme_swap::IoResult& result : results.first(finished)) {
+      if (result.tag != failing_) continue;
+      result.result = -EIO;
+      failing_.reset();
+    }
+    return finished;
+  }
+  void wait() override { engine_->wait(); }
+
+ private:
+  std::byte* zeros(std::size_t length) {
+    zeros_.assign(length + kPageBytes, std::byte{0});
+    const auto address = reinterpret_cast<std::uintptr_t>(zeros_.data());
+    return zeros_.data() + (kPageBytes - address % kPageBytes) % kPageBytes;
+  }
+
+  std::unique_ptr<IoEngine> engine_;
+  CopyFault& fault_;
+  std::optional<std::uint64_t> failing_;
+  std::vector<std::byte> zeros_;
+};
+
+using TierAndFault = std::tuple<config::StateHome, CopyFault::Kind>;
+class KeptCheckpointsWhoseCopyFails : public testing::TestWithParam<TierAndFault> {
+ protected:
+  KeptCheckpointsWhoseCopyFails() {
+    options_.state_home = std::get<0>(GetParam());
+    for (const int step : {2, 4}) {
+      Outcome outcome;
+      const auto trainer = harness_.make(options_, harness_.new_run());
+      harness_.steps(*trainer, options_, step, outcome);
+      harness_.finish(*trainer, outcome);
+      masters_[step] = outcome.masters;
+    }
+    harness_.adjust_store = [this](nvme_swap::StoreOptions& store) {
+      store.adapt = [this](auto engine, const auto&) -> std::unique_ptr<nvme_swap::IoEngine> {
+        if (fault_ == nullptr) return engine;
+        fault_->struck |= fault_->number == 0;
+        check(fault_->number > 0, ErrorCode::does_not_fit, "the copy cannot begin");
+        return std::make_unique<FaultyCopyEngine>(std::move(engine), *fault_);
+      };
+    };
+  }
+
+  /// Keeps step 2, then step 4 with the fault, and ends as a run does. Returns what is kept then.
+  RunDirectory keep_two(CopyFault& fault) {
+    const RunDirectory run(harness_.new_run());
+    const RunConfig config{
+        .id = RunId{{1, 2}}, .model = harness_.config(), .options = options_, .data = "data"};
+    KeptCheckpoints kept(run, {.id = config.id, .save_every = 2, .keep = 1});
+    fault_ = nullptr;
+    const auto trainer = harness_.make(options_, run.root());
+    Outcome outcome;
+    harness_.steps(*trainer, options_, 2, outcome);
+    kept.start(*trainer);
+    harness_.steps(*trainer, options_, 1, outcome);
+    EXPECT_TRUE(kept.finish(*trainer, config));
+    harness_.steps(*trainer, options_, 1, outcome);
+    fault_ = &fault;
+    try {
+      kept.start(*trainer);
+      harness_.steps(*trainer, options_, 1, outcome);
+      EXPECT_TRUE(kept.finish(*trainer, config));
+    } catch (const Error&) {
+      EXPECT_TRUE(fault.struck);
+      commit_after_error(*trainer, kept, config);
+    }
+    fault_ = nullptr;
+    return run;
+  }
+  static void commit_after_error(Trainer& trainer, KeptCheckpoints& kept, const RunConfig& config) {
+    if (!trainer.is_sound()) return;
+    try {
+      trainer.commit();
+      static_cast<void>(kept.finish(trainer, config));
+    } catch (const Error& second) {
+      EXPECT_FALSE(std::string(second.what()).empty());
+    }
+  }
+  void expect_whole(const RunDirectory& checkpoint) const {
+    const RunReader reader(checkpoint.root());
+    std::vector<float> masters;
+    for (std::uint32_t block = 0; block < reader.layout().blocks.size(); ++block) {
+      std::vector<float> of_block(reader.layout().blocks[block].padded_parameters.value());
+      reader.read(BlockIndex{block}, ElementCount{}, of_block);
+      masters.insert(masters.end(), of_block.begin(), of_block.end());
+    }
+    EXPECT_EQ(masters, masters_.at(static_cast<int>(reader.state().step)));
+  }
+
+  TrainingHarness harness_{tiny_gpt2(1)};
+  config::TrainOptions options_ = tiny_options();
+  std::map<int, std::vector<float>> masters_;  // by step, of a run that keeps nothing
+  CopyFault* fault_ = nullptr;
+};
+
+TEST_P(KeptCheckpointsWhoseCopyFails, LeaveTheOlderOne) {
+  std::uint64_t number = 0;
+  std::uint64_t lost = 0;
+  for (bool struck = true; struck; ++number) {
+    CopyFault fault{.kind = std::get<1>(GetParam()), .number = number};
+    const RunDirectory run = keep_two(fault);
+    const std::vector<RunDirectory> kept = KeptCheckpoints::in(run);
+    ASSERT_FALSE(kept.empty()) << "operation " << number;
+    for (const RunDirectory& checkpoint : kept) expect_whole(checkpoint);
+    if (KeptCheckpoints::steps(run).back() == 2) ++lost;
+    struck = fault.struck;
+    ASSERT_FALSE(HasFailure()) << "operation " << number;
+    std::filesystem::remove_all(run.root());
+  }
+  EXPECT_GT(number, 8U) << "tiles are written, flushed, committed and read";
+  EXPECT_GT(lost, 3U);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Faults, KeptCheckpointsWhoseCopyFails,
+    testing::Combine(testing::Values(config::StateHome::nvme, config::StateHome::host),
+                     testing::Values(CopyFault::Kind::fails, CopyFault::Kind::is_zeroed)),
+    [](const auto& of) -> std::string {
+      const bool fails = std::get<1>(of.param) == CopyFault::Kind::fails;
+      const bool on_disk = std::get<0>(of.param) == config::StateHome::nvme;
+      return std::string(on_disk ? "nvme" : "host") + (fails ? "Fails" : "IsZeroed");
+    });
 
 /// Four ranks that keep checkpoints of one job, a thread each.
 class KeptByFour : public testing::Test {

@@ -98,10 +98,10 @@ bool KeptCheckpoints::due(std::uint64_t step) {
 }
 
 void KeptCheckpoints::start(Trainer& trainer) {
-  started_ = trainer.state().step;
-  if (leads(options_.ranks)) remove(at(run_, *started_));
+  const std::uint64_t step = trainer.state().step;
+  if (leads(options_.ranks)) remove(at(run_, step));
   await_all_ranks();  // whose parts lie in what rank 0 has removed
-  const RunDirectory part = part_at(*started_);
+  const RunDirectory part = part_at(step);
   MadeDirectories made;
   made.make(part.state());
   made.keep();
@@ -110,11 +110,12 @@ void KeptCheckpoints::start(Trainer& trainer) {
   options.directories = {part.state()};
   options.slots = 1;
   trainer.copy_next(options);
+  started_ = step;
 }
 
 std::optional<KeptCheckpoints::Saved> KeptCheckpoints::finish(const Trainer& trainer,
                                                               const RunConfig& config) {
-  if (!started_ || trainer.copying()) return std::nullopt;
+  if (!started_ || trainer.copied_step() != started_) return std::nullopt;
   const std::uint64_t step = *std::exchange(started_, std::nullopt);
   const RunDirectory part = part_at(step);
   const RunManifest manifest{.id = options_.id,

@@ -42,8 +42,8 @@ class KeptCheckpoints {
     std::uint64_t step = 0;
     std::filesystem::path directory;
   };
-  /// Completes the copy that was started and is over, if there is one, and removes what is no
-  /// longer kept. Waits for the other ranks' parts.
+  /// Completes the copy that was started, if there is one and every byte of it is known to be on
+  /// the disk, and then removes what is no longer kept. Waits for the other ranks' parts.
   std::optional<Saved> finish(const Trainer& trainer, const RunConfig& config);
 
   /// Steps that are kept in `run`, ascending.

@@ -61,6 +61,12 @@ void StateIo::copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& 
   target.commit(commit).wait();
 }
 
+void StateIo::verify(nvme_swap::TileStore& target) {
+  for (std::uint32_t tile = 0; tile < slots_.tiles().size(); ++tile) {
+    slots_.load(target, tile, staging(tile));
+  }
+}
+
 void StateIo::bring_home(std::uint32_t tile, Stored stored) {
   const std::span<std::byte> slot = staging(tile);
   const std::span<std::byte> state = slots_.state_of(tile, slot);

@@ -42,6 +42,9 @@ class StateIo {
   void adopt(const SavedState& source, const model::PartMap* part = nullptr);
   /// The newest version of all tiles of the store into `target`, and a commit of them.
   void copy(nvme_swap::TileStore& target, const nvme_swap::CommitHeader& commit);
+  /// Reads all tiles of `target`. Throws `Error{corrupt_data}` naming file and tile unless each is
+  /// what was written.
+  void verify(nvme_swap::TileStore& target);
   /// The masters of one block, [padded], from wherever they live: those of this rank's shard, the
   /// others stay as they are. No update may be pending.
   void read_masters(std::uint32_t block, std::span<float> masters);
