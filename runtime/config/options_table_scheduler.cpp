@@ -25,6 +25,11 @@ bool ends(const TrainOptions& options) { return decays(options.schedule.kind); }
 void read_type(ConfigFile& file, const Option& self, TrainOptions& options) {
   Schedule& schedule = options.schedule;
   const json* const type = file.value(self, options);
+  if (type == nullptr && !file.has("scheduler") && !file.has("optimizer")) {
+    file.note("scheduler",
+              "absent: a constant rate; HF Trainer's falls in a line to 0, as that of "
+              "{\"type\": \"Linear\"}");
+  }
   if (type == nullptr) return;
   schedule.kind = from_json<ScheduleKind>(*type);
   if (!is<warmup_lr, warmup_decay_lr, warmup_cosine_lr>(options)) return;
@@ -37,6 +42,11 @@ void read_warmup_steps(ConfigFile& file, const Option& self, TrainOptions& optio
   if (const json* const given = file.value(self, options)) steps = given->get<std::uint64_t>();
   if (file.is_auto(self)) steps = 0;
   if (!is_theirs(options) || steps >= 2) return;
+  if (steps == 0) {
+    return file.note(self.path(),
+                     "0: there is no warm-up, which DeepSpeed refuses, or makes one "
+                     "of 2 steps");
+  }
   file.note(self.path(), "2 is the least that DeepSpeed's schedules warm up for");
   steps = 2;
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "runtime/base/error.hpp"
 #include "runtime/config/detail/schedule_deepspeed.hpp"
@@ -29,8 +30,7 @@ double progress_between(std::uint64_t start, std::uint64_t end, std::uint64_t t)
 }
 
 std::uint64_t decay_length(const ScheduleOptions& options) {
-  if (options.decay_steps > 0) return options.decay_steps;
-  return std::max<std::uint64_t>(1, options.total_steps / 10);
+  return options.decay_steps.value_or(std::max<std::uint64_t>(1, options.total_steps / 10));
 }
 
 /// Part of peak - minimum that is left after the warm-up.
@@ -41,6 +41,7 @@ double height(const ScheduleOptions& options, std::uint64_t t) {
     case ScheduleKind::cosine:
       return (1 + detail::cos_pi(progress_between(options.warmup_steps, total, t))) / 2;
     case ScheduleKind::wsd: {
+      if (options.decay_steps == 0) return 1;
       const std::uint64_t stable_end = total - std::min(decay_length(options), total);
       return 1 - progress_between(std::max(options.warmup_steps, stable_end), total, t);
     }
@@ -67,6 +68,28 @@ ScheduleOptions resolve_schedule(const ScheduleOptions& options, std::uint64_t r
   if (decays(resolved.kind) && resolved.total_steps == 0) resolved.total_steps = run_steps;
   if (resolved.kind == ScheduleKind::wsd) resolved.decay_steps = decay_length(resolved);
   return resolved;
+}
+
+std::string describe_end(const ScheduleOptions& given, const ScheduleOptions& resolved,
+                         std::uint64_t run_steps) {
+  constexpr std::string_view kKey = "scheduler.params.total_num_steps";
+  if (!decays(resolved.kind)) return {};
+  const std::uint64_t end = resolved.total_steps;
+  const double last = learning_rate(resolved, end + 1);
+  if (given.total_steps > 0 && run_steps <= end) return {};
+  if (given.total_steps > 0) {
+    return fmt::format("{}: {}, and the run has {} steps; those behind have the rate {}", kKey, end,
+                       run_steps, last);
+  }
+  check(
+      run_steps <= end, ErrorCode::invalid_argument,
+      fmt::format("the run is to have {} steps, and its rate falls until step {}, its last one "
+                  "when it began; the steps behind would have the rate {}. Start a new run --from "
+                  "this one, whose rate falls until its own last step, or write {} {} for steps "
+                  "at that rate",
+                  run_steps, end, last, kKey, end));
+  return fmt::format("{}: absent, the rate falls until step {}, the last one of the run{}", kKey,
+                     end, run_steps < end ? " when it began" : "");
 }
 
 void check_momentum(const ScheduleOptions& options, std::uint64_t last_step) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "runtime/config/train_options.hpp"
 
@@ -13,6 +14,12 @@ namespace spillway::config {
 /// Returns `options` with the lengths that depend on the run filled in: total_steps, decay_steps.
 [[nodiscard]] ScheduleOptions resolve_schedule(const ScheduleOptions& options,
                                                std::uint64_t run_steps);
+/// Says in one line what the end of a schedule that falls is taken from, and what comes behind it;
+/// nothing where `given`, as the file has it, names an end that the run does not pass. `resolved`
+/// is the same with its end. Throws `Error{invalid_argument}` where the run passes an end that
+/// nobody has named: that of a run with fewer steps, which is resumed.
+[[nodiscard]] std::string describe_end(const ScheduleOptions& given,
+                                       const ScheduleOptions& resolved, std::uint64_t run_steps);
 /// Throws `Error{invalid_argument}` where a momentum would reach 1 within the run.
 void check_momentum(const ScheduleOptions& options, std::uint64_t last_step);
 /// Returns the learning rate of applied update `t` (from 1; a skipped step does not count, as in

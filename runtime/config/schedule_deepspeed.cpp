@@ -12,7 +12,9 @@ namespace {
 // Every expression below is DeepSpeed's, in its order of operations, so that only the last bits of
 // log and cos differ. `iteration` is its last_batch_iteration: -1 before the first step.
 
+/// A warm-up of no steps, which DeepSpeed refuses or makes one of two, is none here.
 double warmup_length(const ScheduleOptions& options) {
+  if (options.warmup_steps == 0) return 0;
   return static_cast<double>(std::max<std::uint64_t>(2, options.warmup_steps));
 }
 
@@ -34,21 +36,21 @@ double warmup_gamma(const ScheduleOptions& options, double iteration) {
 
 /// WarmupLR, and WarmupDecayLR which differs after the warm-up.
 double warmup_rate(const ScheduleOptions& options, double iteration) {
-  if (iteration < 0) return options.warmup_from;
   const double length = warmup_length(options);
+  if (iteration < 0 && length > 0) return options.warmup_from;
   double gamma = 1;
   if (iteration < length) {
     gamma = warmup_gamma(options, iteration);
   } else if (options.kind == ScheduleKind::warmup_decay_lr) {
     const auto total = static_cast<double>(options.total_steps);
-    gamma = std::max(0.0, (total - iteration) / std::max(1.0, total - length));
+    gamma = std::clamp((total - iteration) / std::max(1.0, total - length), 0.0, 1.0);
   }
   return options.warmup_from + (options.peak_lr - options.warmup_from) * gamma;
 }
 
 double cosine_rate(const ScheduleOptions& options, double iteration) {
-  if (iteration < 0) return 0;
   const double length = warmup_length(options);
+  if (iteration < 0 && length > 0) return 0;
   if (iteration < length) {
     const double low = options.warmup_min_ratio;
     return options.optimizer_lr * (low + warmup_gamma(options, iteration) * (1 - low));

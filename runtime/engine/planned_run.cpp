@@ -88,6 +88,7 @@ void Planning::open() {
   check_same_run(request_.ranks, now);
   join_gpus();
   join_groups();
+  const config::ScheduleOptions given = run_.options.schedule;
   if (start) {
     run_.start = Start::resumed;
     run_.resume_at = start;
@@ -102,6 +103,9 @@ void Planning::open() {
     run_.options.schedule = config::resolve_schedule(run_.options.schedule, run_.steps);
     now.options = run_.options;
     make_model();
+  }
+  for (const std::string& note : notes_at_start(run_.config, given, run_.options, run_.steps)) {
+    observer_.noted(note);
   }
   run_.claim.prepare_state(run_.options.nvme);
   run_.store_options.directories = run_.claim.state_directories();

@@ -42,6 +42,7 @@ class Loop {
 
  private:
   void create_trainer();
+  void initialize();
   void start_from_run();
   void open_metrics();
   void check_present() const;
@@ -91,11 +92,8 @@ void Loop::create_trainer() {
   run_->claim.record(run_->run_config);
   if (!resumes && request_.from && is_run(*request_.from)) {
     start_from_run();
-  } else if (!resumes && request_.initial != nullptr) {
-    trainer_->initialize(*request_.initial);
   } else if (!resumes) {
-    const model::ModelLayout layout = model::make_layout(run_->config, run_->options.operator_tile);
-    trainer_->initialize(*initial_parameters(request_, run_->config, layout, run_->options.seed));
+    initialize();
   }
   open_metrics();
   trace_.emplace(trainer_->most_ops());
@@ -130,6 +128,16 @@ void Loop::create_trainer() {
                     [this](const std::string& text) { observer_.noted(text); });
 }
 
+void Loop::initialize() {
+  const model::ModelLayout layout = model::make_layout(run_->config, run_->options.operator_tile);
+  std::unique_ptr<model::ParameterSource> made;
+  if (request_.initial == nullptr) {
+    made = initial_parameters(request_, run_->config, layout, run_->options.seed);
+  }
+  const model::ParameterSource& source = made ? *made : *request_.initial;
+  trainer_->initialize(HeldParameters(source, layout, run_->options.compute));
+}
+
 void Loop::open_metrics() {
   if (!leads(request_.ranks)) return;
   metrics_.emplace(run_->claim.run().metrics(), trainer_->state().step);
@@ -144,7 +152,15 @@ void Loop::start_from_run() {
   for (const std::string& difference : differences_in_mathematics(origin, run_->run_config)) {
     observer_.noted(fmt::format("not as in {}: {}", request_.from->string(), difference));
   }
-  retry_overtaken([&] { trainer_->adopt(RunReader(*request_.from).saved()); });
+  retry_overtaken([&] {
+    const RunReader reader(*request_.from);
+    const DType now = run_->options.compute;
+    const bool may_exceed = now == DType::fp16 && origin.options.compute != now;
+    if (may_exceed && leads(request_.ranks)) {
+      HeldParameters(reader, reader.layout(), now).check_all();
+    }
+    trainer_->adopt(reader.saved());
+  });
   check_same_step(request_.ranks, *request_.from, StepIndex{trainer_->state().step});
 }
 

@@ -49,7 +49,7 @@ TEST(ConfigExamples, TrainerTemplateIsTakenAsItIs) {
   EXPECT_TRUE(options.automatic.micro_batch);
   EXPECT_TRUE(options.automatic.accumulation);
   EXPECT_EQ(options.schedule.peak_lr, 5e-5);
-  EXPECT_EQ(options.schedule.warmup_steps, 2U);
+  EXPECT_EQ(options.schedule.warmup_steps, 0U);
   EXPECT_EQ(options.gradient_clipping, 1);
   EXPECT_EQ(options.adam.weight_decay, 0);
   EXPECT_THAT(notes, Contains("optimizer.params.lr: \"auto\" is 5e-05, HF Trainer's"));

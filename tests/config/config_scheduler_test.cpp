@@ -48,7 +48,7 @@ TEST(ConfigScheduler, AutoFollowsTheOptimizerAndTheRun) {
           "warmup_num_steps": "auto", "total_num_steps": "auto"}})");
   EXPECT_EQ(options.schedule.kind, ScheduleKind::warmup_decay_lr);
   EXPECT_EQ(options.schedule.peak_lr, 0.002);
-  EXPECT_EQ(options.schedule.warmup_steps, 2U);
+  EXPECT_EQ(options.schedule.warmup_steps, 0U);
   EXPECT_EQ(options.schedule.total_steps, 0U);
   EXPECT_THAT(notes, Contains("scheduler.params.warmup_max_lr: \"auto\" is optimizer.params.lr"));
 }

@@ -5,6 +5,9 @@
 
 #include <cmath>
 #include <numbers>
+#include <string>
+
+#include "runtime/base/error.hpp"
 
 namespace spillway::config::schedule_test {
 namespace {
@@ -92,6 +95,55 @@ TEST(Schedule, WsdIsStableUntilTheDecay) {
   EXPECT_DOUBLE_EQ(at(options, 81), 0.96);
   EXPECT_DOUBLE_EQ(at(options, 90), 0.6);
   EXPECT_EQ(at(options, 100), 0.2);
+}
+
+TEST(Schedule, WsdWithADecayOfNoStepsStays) {
+  const ScheduleOptions options{
+      .kind = ScheduleKind::wsd, .peak_lr = 1, .total_steps = 100, .decay_steps = 0};
+  for (const std::uint64_t t : {1U, 50U, 99U, 100U, 101U, 200U}) EXPECT_EQ(at(options, t), 1) << t;
+  EXPECT_EQ(resolve_schedule(options, 500).decay_steps, 0U);
+}
+
+TEST(Schedule, DeepSpeedsWithAWarmUpOfNoStepsBeginAtThePeak) {
+  for (const ScheduleKind kind :
+       {ScheduleKind::warmup_lr, ScheduleKind::warmup_decay_lr, ScheduleKind::warmup_cosine_lr}) {
+    const ScheduleOptions options{.kind = kind,
+                                  .optimizer_lr = 0.5,
+                                  .peak_lr = 0.5,
+                                  .warmup_logarithmic = true,
+                                  .total_steps = 100};
+    EXPECT_EQ(at(options, 1), 0.5);
+    EXPECT_EQ(at(options, 2) < 0.5, kind == ScheduleKind::warmup_cosine_lr);
+    EXPECT_EQ(at(options, 3) < 0.5, kind != ScheduleKind::warmup_lr);
+  }
+}
+
+TEST(Schedule, TheEndIsSaidAndNeverPassedUnnamed) {
+  const ScheduleOptions absent{.kind = ScheduleKind::cosine, .peak_lr = 1, .minimum_lr = 0.25};
+  const auto text = [&](const ScheduleOptions& given, std::uint64_t end, std::uint64_t steps) {
+    return describe_end(given, resolve_schedule(given, end), steps);
+  };
+  EXPECT_EQ(text(absent, 100, 100),
+            "scheduler.params.total_num_steps: absent, the rate falls until step 100, the last one "
+            "of the run");
+  EXPECT_EQ(text(absent, 100, 40), text(absent, 100, 100) + " when it began");
+  try {
+    static_cast<void>(text(absent, 100, 150));
+    FAIL() << "50 steps train at a rate that nobody has named";
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    for (const char* const part : {"150 steps", "step 100", "rate 0.25", "a new run --from",
+                                   "write scheduler.params.total_num_steps 100"}) {
+      EXPECT_NE(what.find(part), std::string::npos) << what;
+    }
+  }
+  ScheduleOptions given = absent;
+  given.total_steps = 100;
+  EXPECT_EQ(text(given, 0, 100), "");
+  EXPECT_EQ(text(given, 0, 150),
+            "scheduler.params.total_num_steps: 100, and the run has 150 steps; those behind have "
+            "the rate 0.25");
+  EXPECT_EQ(text({.kind = ScheduleKind::constant}, 100, 150), "");
 }
 
 TEST(Schedule, PartsThatOverlapShortenTheDecay) {

@@ -54,6 +54,32 @@ class Resume(IdentityTestCase):
         self.assertNotEqual(self.run_program(*self.train("run", 6, "--resume")).returncode, 0)
 
 
+class Schedules(IdentityTestCase):
+    def rates(self, run):
+        return [line["lr"] for line in self.metrics(run)]
+
+    def test_end_and_nobody_trains_behind_it_unasked(self):
+        self.configure({"scheduler": {"type": "Linear"}})
+        told = self.succeed(*self.train("run", 4)).stderr
+        self.assertIn("total_num_steps: absent, the rate falls until step 4, the last one", told)
+        self.assertEqual(self.rates("run")[-1], 0)
+        with self.unchanged("run"):
+            self.expect_refused(self.train("run", 8, "--resume"), 2,
+                                "Start a new run --from this one")
+
+        # The first remedy: a schedule that ends with a run of its own.
+        self.succeed("train", "train.json", "--data", "data", "--from", "run", "--run", "new",
+                     "--steps", 8)
+        rates = self.rates("new")
+        self.assertEqual(len(rates), 4)
+        self.assertGreater(rates[2], 0)
+
+        # The second one: an end that the file names, and a line that says what is behind it.
+        self.configure({"scheduler": {"type": "Linear", "params": {"total_num_steps": 4}}})
+        told = self.succeed(*self.train("run", 8, "--resume")).stderr
+        self.assertIn("the run has 8 steps; those behind have the rate 0", told)
+
+
 class Fsck(ProgramTestCase):
     def test_finds_damage_in_a_run_and_names_it(self):
         self.refused("fsck", "data")  # not a run

@@ -2,7 +2,7 @@
 usage: train_test.py PROGRAM"""
 import re
 
-from program_test_case import LLAMA, ProgramTestCase, main
+from program_test_case import LLAMA, MODEL, ProgramTestCase, main
 
 # A public ds_config.json's shape: comments, strings and offload sections as people have them.
 DEEPSPEED = """{
@@ -38,6 +38,20 @@ class Life(ProgramTestCase):
         self.assertEqual(self.document("info", "run")["step"], 60)
         self.assertEqual(self.document("info", "hf")["kind"], "hf_checkpoint")
         self.assertEqual(self.document("info", "data")["vocab_size"], 256)
+
+    def test_says_that_dropout_is_not_trained(self):
+        self.write("model.json", MODEL | {"resid_pdrop": 0.25})
+        told = self.succeed(*self.train("run", 1)).stderr
+        self.assertIn("dropout 0.25 of the model's config.json is trained as 0", told)
+
+    def test_generates_beyond_the_context_of_the_run(self):
+        self.configure(context=8)
+        self.succeed(*self.train("run", 1))
+        self.succeed("export", "run", "hf")
+        texts = [self.document("generate", *model, "--prompt-tokens", "1 2 3 4 5 6 7 8 9 10",
+                               "--tokens", 4)["tokens"]
+                 for model in (["--run", "run"], ["--model", "hf"])]
+        self.assertEqual(*texts)  # of 16 positions each
 
     def test_a_configuration_written_for_deepspeed_trains_as_it_is(self):
         self.write("train.json", DEEPSPEED)

@@ -1,9 +1,12 @@
 #include "runtime/engine/prepare/start_values.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "runtime/base/error.hpp"
+#include "runtime/config/schedule.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
 #include "runtime/model/initialize.hpp"
 #include "runtime/plan/placement/placement.hpp"
@@ -14,6 +17,8 @@ namespace {
 /// Commits of state that lives in memory may keep the disk busy for this share of the time: they
 /// are written behind a step, but wear the drive.
 constexpr double kCommitShare = 0.05;
+/// What is as large as this becomes infinite in fp16, whose largest number is 65504.
+constexpr float kBeyondFp16 = 65520;
 
 }  // namespace
 
@@ -55,6 +60,45 @@ std::unique_ptr<model::ParameterSource> initial_parameters(const TrainRequest& r
     return std::make_unique<model::CheckpointReader>(*request.from, config, layout);
   }
   return std::make_unique<model::RandomInitializer>(config, layout, seed);
+}
+
+std::vector<std::string> notes_at_start(const model::ModelConfig& config,
+                                        const config::ScheduleOptions& given,
+                                        const config::TrainOptions& options, std::uint64_t steps) {
+  std::vector<std::string> notes;
+  if (config.dropout > 0) {
+    notes.push_back(
+        fmt::format("dropout {} of the model's config.json is trained as 0", config.dropout));
+  }
+  const std::string end = config::describe_end(given, options.schedule, steps);
+  if (!end.empty()) notes.push_back(end);
+  return notes;
+}
+
+void HeldParameters::read(BlockIndex block, ElementCount first, std::span<float> target) const {
+  source_.read(block, first, target);
+  if (compute_ != DType::fp16) return;
+  const auto held = [](float value) { return std::abs(value) < kBeyondFp16; };  // no NaN either
+  const auto found = std::ranges::find_if_not(target, held);
+  if (found == target.end()) return;
+  const std::uint64_t place = first.value() + static_cast<std::uint64_t>(found - target.begin());
+  for (const model::ParameterTensor& tensor : layout_.blocks.at(block.value()).tensors) {
+    const bool inside = place < (tensor.first + tensor.count).value();
+    check(!inside, ErrorCode::invalid_argument,
+          fmt::format("{} has the value {}, and fp16 holds up to 65504; train in bf16 or fp32",
+                      tensor.name, *found));
+  }
+}
+
+void HeldParameters::check_all() const {
+  std::vector<float> values(std::size_t{1} << 20);
+  for (std::uint32_t block = 0; block < layout_.blocks.size(); ++block) {
+    const std::uint64_t end = layout_.blocks[block].padded_parameters.value();
+    for (std::uint64_t first = 0; first < end; first += values.size()) {
+      const auto count = std::min<std::uint64_t>(values.size(), end - first);
+      read(BlockIndex{block}, ElementCount{first}, std::span(values).first(count));
+    }
+  }
 }
 
 }  // namespace spillway::engine

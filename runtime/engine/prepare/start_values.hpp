@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/run/directory.hpp"
@@ -30,5 +32,30 @@ namespace spillway::engine {
 [[nodiscard]] std::unique_ptr<model::ParameterSource> initial_parameters(
     const TrainRequest& request, const model::ModelConfig& config, const model::ModelLayout& layout,
     std::uint64_t seed);
+
+/// Returns what the user should know of a run before it starts, a line each: dropout that is not
+/// trained, and where the schedule ends; `given` is the schedule as the configuration has it.
+/// Throws `Error{invalid_argument}` as config::describe_end does.
+[[nodiscard]] std::vector<std::string> notes_at_start(const model::ModelConfig& config,
+                                                      const config::ScheduleOptions& given,
+                                                      const config::TrainOptions& options,
+                                                      std::uint64_t steps);
+
+/// Passes on what a source gives, in the blocks of `layout`. Throws `Error{invalid_argument}` that
+/// names tensor and value where the compute type is fp16 and cannot hold it. Both outlive this.
+class HeldParameters final : public model::ParameterSource {
+ public:
+  HeldParameters(const model::ParameterSource& source, const model::ModelLayout& layout,
+                 DType compute)
+      : source_(source), layout_(layout), compute_(compute) {}
+  void read(BlockIndex block, ElementCount first, std::span<float> target) const override;
+  /// Reads everything once.
+  void check_all() const;
+
+ private:
+  const model::ParameterSource& source_;
+  const model::ModelLayout& layout_;
+  DType compute_;
+};
 
 }  // namespace spillway::engine
