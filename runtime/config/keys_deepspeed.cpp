@@ -30,6 +30,8 @@ constexpr std::string_view kNetwork =
     "(`wandb sync DIR` takes them)";
 constexpr std::string_view kOtherMathematics =
     "changes the mathematics in a way that Spillway does not implement; switch it off";
+constexpr std::string_view kRemoved =
+    "is a feature that DeepSpeed 0.19.8 has removed and refuses; remove it";
 constexpr std::string_view kUlysses =
     "is DeepSpeed-Ulysses, and spillway.sequence_parallel is Megatron-LM's; remove it";
 constexpr std::string_view kExperts = "needs layers of experts, which no model here has; remove it";
@@ -52,7 +54,6 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
     {"", "gradient_allreduce_op", note, kRanks},
     {"", "use_data_before_expert_parallelism", note, kRanks},
     {"", "gradient_predivide_factor", note, kRanks},
-    {"", "sparse_gradients", note, kRanks},
     {"", "communication_data_type", note, kRanks},
     {"", "seq_parallel_communication_data_type", note, kRanks},
     {"", "fp32_allreduce", note, kRanks},
@@ -88,7 +89,7 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
      "tuner_early_stopping tuner_num_trials min_train_batch_size max_train_batch_size "
      "min_train_micro_batch_size_per_gpu max_train_micro_batch_size_per_gpu "
      "num_tuning_micro_batch_sizes template.*"},
-    {"", "graph_harvesting", note, "the step is a static plan"},
+    {"", "cuda_visible_devices", note, "the variable CUDA_VISIBLE_DEVICES says it"},
     {"fp16", "auto_cast", note, "all activations are in the compute type"},
     {"fp16", "fused_mode", note, "the update is one fused pass"},
     {"bf16", "immediate_grad_update", note, "the plan decides when gradients are added"},
@@ -99,7 +100,6 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
     {"optimizer.params", "fused", note, "the update is one fused pass"},
     {"optimizer.params", "foreach", note, "the update is one fused pass"},
     {"optimizer.params", "set_grad_none", note, kAlways},
-    {"optimizer.params", "freeze_step", note, "it belongs to 1-bit Adam"},
     {kZero, "allgather_partitions", note, kRanks},
     {kZero, "allgather_bucket_size", note, kBuckets},
     {kZero, "reduce_scatter", note, kRanks},
@@ -138,8 +138,6 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
     {kZero, "ignore_unused_parameters", note, "every parameter is used"},
     {kZero, "legacy_stage1", note, kRanks},
     {kZero, "round_robin_gradients", note, kRanks},
-    {kZero, "mics_shard_size", note, kRanks},
-    {kZero, "mics_hierarchical_params_gather", note, kRanks},
     {kZero, "memory_efficient_linear", note, kNoModel},
     {kZero, "pipeline_loading_checkpoint", note, kOverlap},
     {kZero, "override_module_apply", note, kNoModel},
@@ -167,26 +165,15 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
     {kCheckpointingSection, "number_checkpoints", note, kPlanned},
     {kCheckpointingSection, "synchronize_checkpoint_boundary", note, kPlanned},
     {kCheckpointingSection, "profile", note, kReporting},
-    {"", "amp", refuse_when_on, kOtherMathematics},
     {"", "torch_autocast", refuse_when_on, kOtherMathematics,
      "enabled dtype lower_precision_safe_modules"},
-    {"", "sparse_attention", refuse_when_on, kOtherMathematics},
-    {"", "curriculum_learning", refuse_when_on, kOtherMathematics,
-     "enabled curriculum_type min_difficulty max_difficulty schedule_type "
-     "schedule_config.*"},
     {"", "data_efficiency", refuse_when_on, kOtherMathematics,
      "enabled seed data_sampling.* data_routing.*"},
-    {"", "progressive_layer_drop", refuse_when_on, kOtherMathematics, "enabled theta gamma"},
-    {"", "eigenvalue", refuse_when_on, kOtherMathematics},
-    {"", "quantize_training", refuse_when_on, kOtherMathematics},
-    {"", "compression_training", refuse_when_on, kOtherMathematics},
     {"", "weight_quantization", refuse_when_on, kOtherMathematics},
     {"", "hybrid_engine", refuse_when_on,
      "belongs to reinforcement learning with generation; switch it off",
      "enabled max_out_tokens inference_tp_size release_inference_cache pin_parameters "
      "tp_gather_partition_size enable_cuda_graph"},
-    {"", "elasticity", refuse_when_on,
-     "needs a number of ranks that changes, and Spillway trains on one; remove it"},
     {kTensor, "enabled", refuse_when_off, "does not switch autotp_size off; remove it"},
     {kTensor, "tp_size", refuse_when_on,
      "is the key of inference, and that of training is autotp_size; remove it"},
@@ -212,8 +199,6 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
      "routed_scaling_factor router_pattern row_weighting_impl score_apply score_func "
      "shared_experts_gate_pattern shared_experts_pattern top_k top_k_attr use_grouped_mm "
      "validate_folding_routing"},
-    {"", "nebula", refuse_when_on,
-     "is a service of Azure; commits are written behind the step without it"},
     {"fp16", "fp16_master_weights_and_grads", refuse_when_on, kOtherMathematics},
     {"fp16", "fp16_master_weights_and_gradients", refuse_when_on, kOtherMathematics},
     {"bf16", "bf16_master_weights_and_grads", refuse_when_on, kOtherMathematics},
@@ -227,11 +212,26 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
     {kZero, "zero_quantized_weights", refuse_when_on, kOtherMathematics},
     {kZero, "zero_quantized_nontrainable_weights", refuse_when_on, kOtherMathematics},
     {kZero, "zero_quantized_gradients", refuse_when_on, kOtherMathematics},
-    {kZero, "zeropp_loco_param", refuse_when_on, kOtherMathematics},
     {"optimizer.params", "nesterov", refuse_when_on,
      "is Nesterov's momentum, and Spillway's is Polyak's; switch it off"},
     {"optimizer.params", "fp32_optimizer_states", refuse_when_off,
      "is false; the state's format is spillway.state_format"},
+    {"", "amp", refuse, kRemoved},
+    {"", "nebula", refuse, kRemoved},
+    {"", "compression_training", refuse, kRemoved},
+    {"", "quantize_training", refuse, kRemoved},
+    {"", "sparse_gradients", refuse, kRemoved},
+    {"", "eigenvalue", refuse, kRemoved},
+    {"", "sparse_attention", refuse, kRemoved},
+    {"", "elasticity", refuse, kRemoved},
+    {"", "graph_harvesting", refuse, kRemoved},
+    {"", "curriculum_learning", refuse, kRemoved},
+    {"", "progressive_layer_drop", refuse, kRemoved},
+    {kZero, "mics_shard_size", refuse, kRemoved},
+    {kZero, "mics_hierarchical_params_gather", refuse, kRemoved},
+    {kZero, "zeropp_loco_param", refuse, kRemoved},
+    {"optimizer.params", "freeze_step", refuse,
+     "belongs to the 1-bit optimizers, which DeepSpeed 0.19.8 has removed; remove it"},
     {"optimizer.params", "max_grad_norm", refuse,
      "is not a parameter of the optimizer; write gradient_clipping at the top level"},
     {"optimizer.params", "adamw_mode", refuse,

@@ -17,6 +17,14 @@ bool dynamic_scale(const TrainOptions& options) {
   return fp16(options) && options.loss_scale.dynamic;
 }
 
+void read_clipping(ConfigFile& file, const Option& self, TrainOptions& options) {
+  read_member<&TrainOptions::gradient_clipping>(file, self, options);
+  if (file.has(self.path())) return;
+  file.note(self.path(), fmt::format("absent: {}, as HF Trainer's max_grad_norm; DeepSpeed's own "
+                                     "default is 0, which never clips",
+                                     options.gradient_clipping));
+}
+
 /// fp16.enabled, bf16.enabled and its old name; read_compute settles what they say together.
 template <DType Type>
 void read_enabled(ConfigFile& file, const Option& self, TrainOptions& options) {
@@ -112,8 +120,16 @@ const OptimizerType* find_optimizer(std::string_view type) {
   return found == kOptimizerTypes.end() ? nullptr : found;
 }
 
+/// HF Trainer's learning rate.
+constexpr double kTrainerRate = 5e-5;
+
 /// What the chosen optimizer has for what the file leaves out is DeepSpeed's, and torch's for SGD.
+/// A file without the section leaves it to HF Trainer, which brings an optimizer of its own.
 void read_optimizer_type(ConfigFile& file, const Option& self, TrainOptions& options) {
+  if (!file.has("optimizer")) {
+    options.adam.lr = kTrainerRate;
+    file.note("optimizer", fmt::format("absent: AdamW with lr {}, as HF Trainer's", kTrainerRate));
+  }
   const json* const type = file.find(self.path());
   if (type == nullptr) return;
   if (!type->is_string()) file.refuse_value(self, "a text, \"...\"");
@@ -158,7 +174,7 @@ void read_adam_w_mode(ConfigFile& file, const Option& self, TrainOptions& option
 
 void read_lr(ConfigFile& file, const Option& self, TrainOptions& options) {
   if (const json* const lr = file.value(self, options)) options.adam.lr = lr->get<double>();
-  if (file.is_auto(self)) options.adam.lr = 5e-5;
+  if (file.is_auto(self)) options.adam.lr = kTrainerRate;
   options.schedule.optimizer_lr = options.schedule.peak_lr = options.adam.lr;
 }
 
@@ -186,7 +202,8 @@ void add_batch_and_precision(std::vector<Option>& table) {
   Rows(table, {.section = "", .automatic = automatic::kDefault})
       .member<&TrainOptions::gradient_clipping>(
           {"gradient_clipping",
-           "Gradients whose global norm is larger are scaled down to it; 0 never clips."});
+           "Gradients whose global norm is larger are scaled down to it; 0 never clips."})
+      .read = read_clipping;
   const auto add_enabled = [&](std::string_view section, std::string_view meaning, auto read,
                                auto value) {
     Rows(table, {.section = section, .automatic = automatic::kChosenLater})
@@ -219,7 +236,7 @@ void add_optimizer(std::vector<Option>& table) {
       .own({"lr",
             "An update moves parameters by this learning rate, which a schedule changes from step "
             "to step.",
-            "0.001; Adagrad: 0.01"},
+            "5e-05; with `optimizer`: 0.001; Adagrad: 0.01"},
            kNumber, read_lr,
            [](const Option&, const TrainOptions& options) {
              const ScheduleOptions& schedule = options.schedule;

@@ -47,6 +47,15 @@ void read_compute(ConfigFile& file, const Option& self, Options& options) {
   if (options.compute == DType::bf16) options.state_format = StateFormat::split;
 }
 
+/// An optimizer of DeepSpeed's has all parameters in one group; HF Trainer makes two.
+void read_decay(ConfigFile& file, const Option& self, Options& options) {
+  read_member<&Options::decay>(file, self, options);
+  if (file.has(self.path()) || options.adam.weight_decay == 0) return;
+  file.note(self.path(),
+            "absent: biases and norms are not decayed, as by HF Trainer; DeepSpeed "
+            "decays all parameters, as \"all\" does");
+}
+
 /// Two modes of the design are refused in their own words.
 void read_update(ConfigFile& file, const Option& self, Options& options) {
   const json* const name = file.find(self.path());
@@ -120,7 +129,8 @@ void add_mathematics(std::vector<Option>& table) {
       .part = Part::free;
   rows.member<&Options::decay>({"decay",
                                 "Weight decay applies to these parameters; with `matrices`, biases "
-                                "and norms are not decayed."});
+                                "and norms are not decayed."})
+      .read = read_decay;
   rows.member<&Options::state_format>({"state_format",
                                        "The optimizer's state is kept in this format; "
                                        "[user-guide.md](user-guide.md) compares them.",

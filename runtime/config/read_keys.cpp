@@ -13,6 +13,9 @@ bool is_section(const std::string& path) {
   });
 }
 
+/// JSON has no comments, so people write them as keys: {"_comment": "..."}.
+bool is_comment(std::string_view key) { return key.starts_with('_'); }
+
 /// True where `path` is a key of the object of `key`, or one on the way to it.
 bool is_inner(const ForeignKey& key, const std::string& path) {
   return std::ranges::any_of(inner_keys(key), [&](std::string_view known) {
@@ -83,6 +86,7 @@ void ConfigFile::answer_inner(const ForeignKey& key, const json& object,
                               const std::string& inside) {
   if (!object.is_object()) return;
   for (const auto& [name, value] : object.items()) {
+    if (is_comment(name)) continue;
     const std::string path = join_path(inside, name);
     if (is_inner(key, path)) {
       answer_inner(key, value, path);
@@ -95,6 +99,7 @@ void ConfigFile::answer_inner(const ForeignKey& key, const json& object,
 
 void ConfigFile::answer_keys(const json& object, const std::string& section) {
   for (const auto& [key, value] : object.items()) {
+    if (is_comment(key)) continue;
     const std::string path = join_path(section, key);
     const bool is_path = key.find('.') != std::string::npos;  // "a.b" is no b within a
     if (!is_path && find_option(path) != nullptr) continue;

@@ -16,8 +16,8 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
 from deepspeed.runtime import constants, lr_schedules
 from deepspeed.runtime.activation_checkpointing import config as checkpointing
-from deepspeed.runtime.config import (_REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig,
-                                      HybridEngineConfig)
+from deepspeed.runtime.config import (_REMOVED_TOP_LEVEL_CONFIG_KEYS, _REMOVED_ZERO_CONFIG_KEYS,
+                                      DeepSpeedConfig, DeepSpeedConfigError, HybridEngineConfig)
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 from deepspeed.runtime.tensor_parallel.config import TPConfig, TPTrainingConfig
 from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
@@ -239,6 +239,18 @@ def test_what_spillway_does_not_have_is_refused_with_a_reason(config):
     _, (answer,) = answers([config])
     assert "unknown" not in answer["error"]
     assert answer["error"].endswith(("remove it", "switch it off", "without it")), answer
+
+
+@pytest.mark.parametrize("value", [False, 0, {}, {"enabled": False}, {"enabled": True}, 4])
+def test_what_deepspeed_has_removed_is_refused_as_there(value):
+    keys = [*_REMOVED_TOP_LEVEL_CONFIG_KEYS,
+            *(f"zero_optimization.{key}" for key in _REMOVED_ZERO_CONFIG_KEYS)]
+    assert len(keys) > 10
+    _, given = answers(with_key(key, value, {}) for key in keys)
+    for key, answer in zip(keys, given, strict=True):
+        assert f"{key} is a feature that DeepSpeed 0.19.8 has removed" in answer["error"], answer
+        with pytest.raises(DeepSpeedConfigError):
+            DeepSpeedConfig(with_key(key, value, {"train_batch_size": 1}))
 
 
 def test_keys_inside_of_sections_are_known_one_by_one():

@@ -28,7 +28,7 @@ TEST(ConfigErrors, AllAreToldAtOnce) {
        {"\n  train_micro_batch_size_per_gpu is 0;", "\n  gradient_clipping is -1;",
         "\n  fp16.enabled is 3;", "\n  optimizer.type is \"Lamb\";",
         "\n  optimizer.params.betas is 4;", "\n  zero_optimization.stage is 7;",
-        "\n  amp changes the mathematics", "\n  spillway.order is \"backwards\";",
+        "\n  amp is a feature that DeepSpeed", "\n  spillway.order is \"backwards\";",
         "\n  spillway.prefetch is \"many\";", "\n  unknown key zero_optimization.overlap_com; ",
         "\n  unknown key spillway.seeed; ", "\n  unknown key colour"}) {
     EXPECT_THAT(told, HasSubstr(each));

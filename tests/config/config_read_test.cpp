@@ -21,7 +21,7 @@ std::vector<std::string> notes_of(std::string_view text) {
 TEST(ConfigRead, AnEmptyObjectIsACompleteConfiguration) {
   const ParsedConfig parsed = parse_train_config("{}", "test.json");
   validate(parsed.options);
-  EXPECT_THAT(parsed.notes, IsEmpty());
+  EXPECT_THAT(parsed.notes, testing::SizeIs(3)) << "what HF Trainer or DeepSpeed does otherwise";
   EXPECT_EQ(parsed.options.gradient_clipping, 1.0);
   EXPECT_EQ(parsed.options.compute, DType::fp32);
   EXPECT_EQ(parsed.options.state_format, StateFormat::fp32);
@@ -64,7 +64,7 @@ TEST(ConfigRead, ADuplicateKeyIsRefusedWithItsPath) {
   EXPECT_THAT(parse_error(R"({"aio": {"a": [{"b": 1}, {"b": 1, "b": 2}]}})").what(),
               HasSubstr("key aio.a.b stands twice"));
   EXPECT_THAT(notes_of(R"({"datastates_ckpt": {"a": [{"b": 1}, {"b": 1}]}})"),
-              ElementsAre(HasSubstr("datastates_ckpt")));
+              Contains(HasSubstr("datastates_ckpt")));
 }
 
 TEST(ConfigRead, DeepNestingIsRefusedAndNotRecursedInto) {
@@ -231,11 +231,8 @@ TEST(ConfigRead, AdamMeansAdamWUnlessItSaysOtherwise) {
 
 TEST(ConfigRead, FeaturesThatChangeTheMathematicsMustBeOff) {
   for (const char* const on :
-       {R"({"amp": {"enabled": true, "opt_level": "O1"}})",
-        R"({"sparse_attention": {"mode": "fixed"}})",
-        R"({"curriculum_learning": {"enabled": true}})",
-        R"({"compression_training": {"weight_quantization": {"shared_parameters":
-            {"enabled": true}}}})",
+       {R"({"torch_autocast": {"enabled": true}})", R"({"data_efficiency": {"enabled": true}})",
+        R"({"weight_quantization": {"shared": {"enabled": true}}})",
         R"({"fp16": {"fp16_master_weights_and_grads": true}})",
         R"({"optimizer": {"params": {"amsgrad": true}}})",
         R"({"optimizer": {"params": {"fp32_optimizer_states": false}}})",
@@ -243,10 +240,10 @@ TEST(ConfigRead, FeaturesThatChangeTheMathematicsMustBeOff) {
     EXPECT_EQ(parse_error(on).code(), ErrorCode::not_supported) << on;
   }
   for (const char* const off :
-       {R"({"amp": {"enabled": false, "opt_level": "O1"}})", R"({"amp": {"enabled": "auto"}})",
-        R"({"amp": null})", R"({"sparse_attention": {}})", R"({"sparse_attention": null})",
-        R"({"compression_training": {"weight_quantization": {"shared_parameters":
-            {"enabled": false, "schedule_offset": 0}}}})",
+       {R"({"torch_autocast": {"enabled": false, "dtype": "bfloat16"}})",
+        R"({"torch_autocast": {"enabled": "auto"}})", R"({"torch_autocast": null})",
+        R"({"weight_quantization": {"shared": {"enabled": false, "schedule_offset": 0}}})",
+        R"({"amp": null})", R"({"sparse_attention": null})",
         R"({"fp16": {"fp16_master_weights_and_grads": false}})",
         R"({"optimizer": {"params": {"amsgrad": false, "fp32_optimizer_states": true}}})"}) {
     EXPECT_NO_THROW(static_cast<void>(options_of(off))) << off;
