@@ -11,7 +11,8 @@ from program_test_case import ProgramTestCase, main
 NEEDLESS = 77
 CALL = re.compile(r"(\d+) +(\w+)\(\d+<([^>]*)>(.*)")
 RESUMED = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)")
-RECORD = "SWAYCOMM"  # what a commit record begins with: nvme_swap/format.hpp
+# What the record of a commit begins with: magic, version and 1, where that of a new store has 0.
+RECORD = r"SWAYCOMM\3\0\0\0\1"  # nvme_swap/format.hpp
 
 
 def may_trace() -> bool:
