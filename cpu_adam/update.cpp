@@ -21,7 +21,7 @@ void for_each_group(std::span<const ParameterGroup> groups, std::uint64_t index,
     if (first == last) return;
     if (group.end <= index + first) continue;
     const std::size_t end = std::min<std::uint64_t>(last, group.end - index);
-    body(group.scalars, first, end);
+    if (!group.skips) body(group.scalars, first, end);
     first = end;
   }
   SPILLWAY_ASSERT(first == last && "parameters that belong to no group");

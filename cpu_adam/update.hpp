@@ -15,6 +15,7 @@ namespace spillway::cpu_adam {
 struct ParameterGroup {
   std::uint64_t end;
   UpdateScalars scalars;
+  bool skips = false;  ///< its parameters and their state stay as they are; on the host alone
 };
 
 /// Updates `range`, whose `index` says where in its block it starts, each part with its group's

@@ -32,7 +32,18 @@ EmbeddedTrainer::EmbeddedTrainer(const EmbeddedOptions& options,
 
 EmbeddedTrainer::~EmbeddedTrainer() {
   // The threads of the object are the parent's: nothing here can be joined or freed.
-  if (implementation_->is_in_child()) static_cast<void>(implementation_.release());
+  if (implementation_ != nullptr && implementation_->is_in_child())
+    static_cast<void>(implementation_.release());
+}
+
+std::shared_ptr<void> EmbeddedTrainer::end() {
+  if (implementation_->is_in_child()) {
+    static_cast<void>(implementation_.release());
+    return nullptr;
+  }
+  std::shared_ptr<void> memory = implementation_->take_memory();
+  implementation_.reset();
+  return memory;
 }
 
 std::size_t EmbeddedTrainer::size() const { return implementation_->names().size(); }
@@ -122,6 +133,15 @@ void EmbeddedTrainer::set_group(std::uint32_t group, const cpu_adam::AdamOptions
 std::uint64_t EmbeddedTrainer::steps() const { return implementation_->cycle().state().step; }
 
 std::uint64_t EmbeddedTrainer::updates() const { return implementation_->cycle().state().updates; }
+
+std::uint64_t EmbeddedTrainer::updates(std::uint32_t parameter) const {
+  static_cast<void>(implementation_->place(parameter));
+  return implementation_->cycle().updates()[parameter];
+}
+
+void EmbeddedTrainer::set_updates(std::uint32_t parameter, std::uint64_t updates) {
+  implementation_->set_updates(parameter, updates);
+}
 
 void EmbeddedTrainer::set_updates(std::uint64_t updates) { implementation_->set_updates(updates); }
 

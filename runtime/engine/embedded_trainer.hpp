@@ -69,6 +69,7 @@ struct FrozenTensor {
 enum class MissingGradient : std::uint8_t {
   refuse,  ///< `step` throws, and can be called again once the gradient is there
   zero,    ///< its gradient is zero; its moments decay
+  skip,    ///< it keeps its value, its moments and its number of updates, as torch's optimizers do
 };
 
 struct EmbeddedOptions {
@@ -211,6 +212,9 @@ class EmbeddedTrainer {
   [[nodiscard]] std::uint64_t steps() const;    ///< skipped ones included
   [[nodiscard]] std::uint64_t updates() const;  ///< applied or decided: Adam's t
   void set_updates(std::uint64_t updates);
+  /// Returns how often a parameter was updated, which is its own t where steps skip parameters.
+  [[nodiscard]] std::uint64_t updates(std::uint32_t parameter) const;
+  void set_updates(std::uint32_t parameter, std::uint64_t updates);
 
   // State, one parameter at a time; no gradient of the step may be there. They block.
   /// Fills spans of [elements]; those that are empty are left out.
@@ -226,6 +230,10 @@ class EmbeddedTrainer {
   /// Takes the state of a checkpoint of the same parameters, groups and formats, on whatever tier.
   /// Throws `Error{corrupt_data}` for a damaged one.
   void load(const std::filesystem::path& directory);
+
+  /// Ends the trainer, after an update that is decided, but for the memory of `values` and
+  /// `frozen_values`, which lives as long as what this returns. Nothing else may be called then.
+  [[nodiscard]] std::shared_ptr<void> end();
 
   /// Returns every byte that this object holds, by tier and purpose.
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;

@@ -29,6 +29,7 @@ void for_each_job(const RangeTypes& types, std::span<const ParameterGroup> group
   constexpr std::uint64_t kKeyed = std::uint64_t{1} << 32;
   std::size_t first = 0;
   for (const ParameterGroup& group : groups) {
+    SPILLWAY_ASSERT(!group.skips);
     while (first < range.count && range.index + first < group.end) {
       const std::uint64_t index = range.index + first;
       const std::uint64_t to_group = group.end - index;

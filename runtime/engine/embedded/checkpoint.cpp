@@ -80,13 +80,20 @@ NewCheckpoint::~NewCheckpoint() {
 }
 
 void NewCheckpoint::complete(const EmbeddedOptions& options, std::span<const std::string> names,
-                             const EmbeddedLayout& layout) {
-  write_sealed_json(directory_ / kFile, describe(options, names, layout));
+                             const EmbeddedLayout& layout, std::span<const std::uint64_t> updates) {
+  nlohmann::json document = describe(options, names, layout);
+  // The state has one number for all.
+  if (std::ranges::adjacent_find(updates, std::ranges::not_equal_to{}) != updates.end()) {
+    document["updates"] = std::vector<std::uint64_t>(updates.begin(), updates.end());
+  }
+  write_sealed_json(directory_ / kFile, document);
   complete_ = true;
 }
 
-void check_checkpoint(const fs::path& directory, const EmbeddedOptions& options,
-                      std::span<const std::string> names, const EmbeddedLayout& layout) {
+std::vector<std::uint64_t> check_checkpoint(const fs::path& directory,
+                                            const EmbeddedOptions& options,
+                                            std::span<const std::string> names,
+                                            const EmbeddedLayout& layout) {
   check(fs::exists(directory / kFile), ErrorCode::invalid_argument,
         fmt::format("there is no checkpoint in {}: {} is missing", directory.string(), kFile));
   const nlohmann::json saved = read_sealed_json(directory / kFile);
@@ -97,6 +104,12 @@ void check_checkpoint(const fs::path& directory, const EmbeddedOptions& options,
                       key, saved.at(key).dump(), wanted.at(key).dump()));
   }
   compare_parameters(directory, saved.at("parameters"), wanted.at("parameters"));
+  if (!saved.contains("updates")) return {};
+  auto updates = saved.at("updates").get<std::vector<std::uint64_t>>();
+  check(updates.size() == names.size(), ErrorCode::corrupt_data,
+        fmt::format("{} has {} numbers of updates for {} parameters", (directory / kFile).string(),
+                    updates.size(), names.size()));
+  return updates;
 }
 
 }  // namespace spillway::engine

@@ -3,9 +3,11 @@
 // is no checkpoint.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/engine/embedded/layout.hpp"
 
@@ -21,17 +23,21 @@ class NewCheckpoint {
   NewCheckpoint& operator=(const NewCheckpoint&) = delete;
 
   [[nodiscard]] const std::filesystem::path& path() const { return directory_; }
+  /// `updates`: how often each parameter was updated.
   void complete(const EmbeddedOptions& options, std::span<const std::string> names,
-                const EmbeddedLayout& layout);
+                const EmbeddedLayout& layout, std::span<const std::uint64_t> updates);
 
  private:
   std::filesystem::path directory_;
   bool complete_ = false;
 };
 
+/// Returns how often each parameter was updated; empty where the state says it for all of them.
 /// Throws `Error{invalid_argument}` that names the first difference unless `directory` has a
 /// checkpoint of these parameters, `Error{corrupt_data}` if it is damaged.
-void check_checkpoint(const std::filesystem::path& directory, const EmbeddedOptions& options,
-                      std::span<const std::string> names, const EmbeddedLayout& layout);
+[[nodiscard]] std::vector<std::uint64_t> check_checkpoint(const std::filesystem::path& directory,
+                                                          const EmbeddedOptions& options,
+                                                          std::span<const std::string> names,
+                                                          const EmbeddedLayout& layout);
 
 }  // namespace spillway::engine

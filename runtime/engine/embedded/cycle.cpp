@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/gradient_copies.hpp"
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
-#include "runtime/engine/update_decision.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -92,9 +92,17 @@ std::span<T> slice(std::span<T> whole, std::uint64_t first, std::uint64_t count)
 EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayout& layout,
                              ExternalPasses& passes)
     : StepCycle(make_setup(options, layout, passes), ModelRuntime{}),
+      layout_(layout),
+      updates_(layout.places.size()),
+      in_order_(layout.places.size()),
       isa_(options.isa.value_or(cpu_adam::best_isa())),
       shared_(engine().backend().shared()),
       foreign_(engine().backend().make_event()) {
+  std::iota(in_order_.begin(), in_order_.end(), 0);
+  std::ranges::sort(in_order_, {}, [&](std::uint32_t parameter) {
+    const EmbeddedPlace& place = layout.places[parameter];
+    return std::pair(place.block, place.first);
+  });
   for (const EmbeddedPlace& place : layout.places) clear_padding(place);
   std::size_t ops = most_ops();
   if (workload().streams_external) {
@@ -156,23 +164,15 @@ std::span<const double> EmbeddedCycle::leaf_sums(const EmbeddedPlace& place) {
   return norm_leaves(place.block).subspan(place.first / kLeafParameters, count);
 }
 
-bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double norm,
-                           const EmbeddedStep& step) {
-  ++state_.step;
-  begins_step_ = true;
-  pending_.pending = std::isfinite(norm);
-  if (!pending_.pending) {
-    ++state_.skipped;
-    return false;
-  }
-  ++state_.updates;
-  const double scale = clip_factor(norm, step.max_norm) / step.gradient_divisor;
-  pending_.groups.clear();
-  for (cpu_adam::AdamOptions group : groups) {
-    group.rounding_seed = options().seed;
-    pending_.groups.push_back(cpu_adam::make_scalars(group, state_.updates, scale));
-  }
-  return true;
+std::unique_ptr<ParameterMemory> EmbeddedCycle::take_memory() {
+  Memory& memory = engine().memory();
+  auto taken = std::make_unique<ParameterMemory>();
+  taken->device = {memory.take_device(plan::PoolKind::resident_parameters),
+                   memory.take_device(plan::PoolKind::resident_frozen)};
+  taken->host = {memory.take_host(plan::PoolKind::host_parameters),
+                 memory.take_host(plan::PoolKind::host_frozen)};
+  taken->backend = engine().take_backend();
+  return taken;
 }
 
 std::span<std::byte> EmbeddedCycle::values(const EmbeddedPlace& place) {
@@ -357,6 +357,7 @@ void EmbeddedCycle::load(const std::filesystem::path& directory) {
   engine().actions().forget_staged();
   state_io().adopt(saved);
   state_ = saved.state();
+  set_updates(state_.updates);
 }
 
 }  // namespace spillway::engine

@@ -2,6 +2,7 @@
 // one parameter at a time. Nothing else may run meanwhile, whichever thread calls.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -9,12 +10,20 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "runtime/engine/embedded/layout.hpp"
 #include "runtime/engine/report/step_trace.hpp"
 #include "runtime/engine/step_cycle.hpp"
 
 namespace spillway::engine {
+
+/// The memory of parameters whose trainer has ended.
+struct ParameterMemory {
+  std::unique_ptr<offload::DeviceBackend> backend;  // it outlives what it has allocated
+  std::array<offload::DeviceMemory, 2> device;      ///< of parameters and of frozen tensors
+  std::array<offload::PinnedMemory, 2> host;        ///< likewise
+};
 
 /// What the control thread runs. Where parameters are streamed, `step` is one forward pass.
 enum class EmbeddedPlan : std::uint8_t { step, backward, norms, update };
@@ -36,7 +45,9 @@ class EmbeddedCycle final : public StepCycle {
 
   /// Decides the update of a step whose gradients have this norm, the divisor applied: clipped, or
   /// none where a gradient is not finite. Returns whether there is one.
-  bool decide(std::span<const cpu_adam::AdamOptions> groups, double norm, const EmbeddedStep& step);
+  /// `skipped`: by parameter, whether it keeps its value and its state; empty: none does.
+  bool decide(std::span<const cpu_adam::AdamOptions> groups, double norm, const EmbeddedStep& step,
+              const std::vector<bool>& skipped);
 
   /// Returns whether an update is decided that no plan has applied.
   [[nodiscard]] bool has_pending() const { return pending_.pending; }
@@ -66,7 +77,12 @@ class EmbeddedCycle final : public StepCycle {
   /// Does what EmbeddedTrainer says.
   void read_state(const EmbeddedPlace& place, const cpu_adam::WideState& wide);
   void write_state(const EmbeddedPlace& place, const cpu_adam::ConstWideState& wide);
-  void set_updates(std::uint64_t updates) { state_.updates = updates; }
+  void set_updates(std::uint64_t updates);
+  [[nodiscard]] const std::vector<std::uint64_t>& updates() const { return updates_; }
+  /// Sets how often a parameter was updated.
+  void set_updates(std::uint32_t parameter, std::uint64_t updates);
+  /// Gives away the memory of all values. Nothing runs any more, and this object ends next.
+  [[nodiscard]] std::unique_ptr<ParameterMemory> take_memory();
   void save(const std::filesystem::path& directory);
   void load(const std::filesystem::path& directory);
 
@@ -82,6 +98,8 @@ class EmbeddedCycle final : public StepCycle {
   [[nodiscard]] offload::SharedDevice* shared() const { return shared_; }
 
  private:
+  void decide_apart(std::span<const cpu_adam::AdamOptions> groups, double scale,
+                    const std::vector<bool>& skipped);
   /// Counts what a plan has used that is over.
   void note(EmbeddedPlan plan);
   /// The part of a tile that belongs to one parameter.
@@ -99,6 +117,9 @@ class EmbeddedCycle final : public StepCycle {
   void upload_resident(const EmbeddedPlace& place);
   void order(offload::Stream& stream, const offload::ForeignWork& work);
 
+  const EmbeddedLayout& layout_;
+  std::vector<std::uint64_t> updates_;   ///< by parameter: Adam's t
+  std::vector<std::uint32_t> in_order_;  ///< parameters in the order of blocks and of places there
   const cpu_adam::Isa isa_;
   std::unique_ptr<Executor> backward_, norms_;  ///< of streamed parameters
   offload::SharedDevice* const shared_;         ///< null on the host

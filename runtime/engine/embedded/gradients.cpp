@@ -183,7 +183,7 @@ bool EmbeddedGradients::any() const {
 }
 
 void EmbeddedGradients::check_complete() const {
-  if (options_.missing_gradient == MissingGradient::zero) return;
+  if (options_.missing_gradient != MissingGradient::refuse) return;
   const std::uint32_t least = std::max(options_.gradients_per_step, 1U);
   const auto missing = std::ranges::find_if(received_, [&](auto n) { return n < least; });
   if (missing == received_.end()) return;
@@ -192,6 +192,15 @@ void EmbeddedGradients::check_complete() const {
       fmt::format("\"{}\" has {} of the {} gradients of this step; run backward for it, leave "
                   "parameters without gradients out, or ask for zeros (missing_gradient)",
                   names_[static_cast<std::size_t>(missing - received_.begin())], *missing, least));
+}
+
+std::vector<bool> EmbeddedGradients::skipped() const {
+  if (options_.missing_gradient != MissingGradient::skip) return {};
+  const std::lock_guard lock(mutex_);
+  std::vector<bool> skipped;
+  if (std::ranges::find(received_, 0U) == received_.end()) return skipped;
+  for (const std::uint32_t count : received_) skipped.push_back(count == 0);
+  return skipped;
 }
 
 void EmbeddedGradients::land() {

@@ -44,8 +44,11 @@ class EmbeddedGradients {
   [[nodiscard]] bool reads(std::uint32_t parameter) const;
 
   [[nodiscard]] bool any() const;
-  /// Throws `Error{invalid_argument}` that names a parameter whose gradient is missing, unless
-  /// zeros are asked for.
+  /// Returns by parameter whether its gradient is missing and it keeps its value for that; empty
+  /// where none does.
+  [[nodiscard]] std::vector<bool> skipped() const;
+  /// Throws `Error{invalid_argument}` that names a parameter whose gradient is missing, if the
+  /// options refuse that.
   void check_complete() const;
   /// Returns once all that were added are in host memory.
   void land();

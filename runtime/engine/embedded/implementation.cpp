@@ -36,7 +36,9 @@ EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
   }
 }
 
-EmbeddedTrainer::Implementation::~Implementation() {
+EmbeddedTrainer::Implementation::~Implementation() { come_to_rest(); }
+
+void EmbeddedTrainer::Implementation::come_to_rest() noexcept {
   const auto attempt = [](const auto& call) {
     try {
       call();
@@ -148,7 +150,7 @@ EmbeddedResult EmbeddedTrainer::Implementation::step(const EmbeddedStep& step) {
   const double own = grad_norm(step.gradient_divisor);
   const double norm = step.grad_norm.value_or(own);
   cycle_.order_uploads(step.readers);
-  const bool updates = cycle_.decide(options_.groups, norm, step);
+  const bool updates = cycle_.decide(options_.groups, norm, step, gradients_.skipped());
   const EmbeddedResult result{.step = cycle_.state().step, .grad_norm = norm, .skipped = !updates};
   gradients_.forget();
   if (!updates) {
@@ -219,17 +221,29 @@ void EmbeddedTrainer::Implementation::set_updates(std::uint64_t updates) {
   cycle_.set_updates(updates);
 }
 
+void EmbeddedTrainer::Implementation::set_updates(std::uint32_t parameter, std::uint64_t updates) {
+  static_cast<void>(place(parameter));
+  park();
+  cycle_.set_updates(parameter, updates);
+}
+
+std::unique_ptr<ParameterMemory> EmbeddedTrainer::Implementation::take_memory() {
+  come_to_rest();
+  return cycle_.take_memory();
+}
+
 void EmbeddedTrainer::Implementation::save(const std::filesystem::path& directory) {
   park();
   NewCheckpoint checkpoint(directory);
   cycle_.save(checkpoint.path());
-  checkpoint.complete(options_, names_, layout_);
+  checkpoint.complete(options_, names_, layout_, cycle_.updates());
 }
 
 void EmbeddedTrainer::Implementation::load(const std::filesystem::path& directory) {
   park();
-  check_checkpoint(directory, options_, names_, layout_);
+  const std::vector<std::uint64_t> updates = check_checkpoint(directory, options_, names_, layout_);
   cycle_.load(directory);
+  for (std::uint32_t i = 0; i < updates.size(); ++i) cycle_.set_updates(i, updates[i]);
 }
 
 }  // namespace spillway::engine

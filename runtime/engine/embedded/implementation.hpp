@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,6 +41,8 @@ class EmbeddedTrainer::Implementation {
   void read_state(std::uint32_t parameter, const cpu_adam::WideState& wide);
   void write_state(std::uint32_t parameter, const cpu_adam::ConstWideState& wide);
   void set_updates(std::uint64_t updates);
+  void set_updates(std::uint32_t parameter, std::uint64_t updates);
+  [[nodiscard]] std::unique_ptr<ParameterMemory> take_memory();
   void save(const std::filesystem::path& directory);
   void load(const std::filesystem::path& directory);
 
@@ -55,6 +58,9 @@ class EmbeddedTrainer::Implementation {
 
  private:
   using Phase = PlanRunner::Phase;
+
+  /// Returns once nothing runs; an update that is decided is applied, unless an error keeps it.
+  void come_to_rest() noexcept;
 
   [[nodiscard]] bool streams() const { return layout_.workload.streams_external; }
   void check_unit(std::uint32_t unit) const;

@@ -56,4 +56,12 @@ std::span<std::byte> Memory::all_host(PoolKind pool) const {
   return host_[static_cast<std::size_t>(pool)].host();
 }
 
+offload::DeviceMemory Memory::take_device(PoolKind pool) {
+  return std::move(device_[static_cast<std::size_t>(pool)]);
+}
+
+offload::PinnedMemory Memory::take_host(PoolKind pool) {
+  return std::move(host_[static_cast<std::size_t>(pool)]);
+}
+
 }  // namespace spillway::engine

@@ -26,6 +26,9 @@ class Memory {
   [[nodiscard]] offload::DeviceSpan<std::byte> all_device(plan::PoolKind pool) const;
   /// The same of a pool on the host.
   [[nodiscard]] std::span<std::byte> all_host(plan::PoolKind pool) const;
+  /// Give the memory of a pool away, and with it all its buffers.
+  [[nodiscard]] offload::DeviceMemory take_device(plan::PoolKind pool);
+  [[nodiscard]] offload::PinnedMemory take_host(plan::PoolKind pool);
   [[nodiscard]] const plan::Pool& pool(plan::PoolKind pool) const {
     return pools_[static_cast<std::size_t>(pool)];
   }

@@ -91,6 +91,7 @@ OpActions::Groups OpActions::groups_of(std::uint32_t block) const {
 }
 
 void OpActions::device_update(const Op& op) {
+  SPILLWAY_ASSERT(step_.update.parts.empty());
   const OpMemory memory = memory_of(op);
   resources_.device_math.update(
       types_, groups_of(op.block),
@@ -117,7 +118,10 @@ void OpActions::host_update(const Op& op) {
   const cpu_adam::UpdateRange whole = tile_range(
       op.tile, state.data(), memory.host(memory.read(ValueKind::total_gradient, op.block)).data(),
       parameters.data());
-  const auto groups = groups_of(op.block);
+  const auto& parts = step_.update.parts;
+  const Groups same = parts.empty() ? groups_of(op.block) : Groups{};
+  const std::span<const cpu_adam::ParameterGroup> groups =
+      parts.empty() ? std::span<const cpu_adam::ParameterGroup>(same) : parts[op.block];
   if (memory.writes(ValueKind::checksum, op.tile)) {
     const TileChecksums sums = tile_update_.run(
         {.kernel = kernel_,

@@ -61,6 +61,10 @@ class StepEngine {
 
   [[nodiscard]] const EngineSetup& setup() const { return setup_; }
   [[nodiscard]] offload::DeviceBackend& backend() const { return *backend_; }
+  /// Gives the backend away, which must outlive this object still. Nothing runs any more.
+  [[nodiscard]] std::unique_ptr<offload::DeviceBackend> take_backend() {
+    return std::move(backend_);
+  }
   [[nodiscard]] Streams& streams() { return *streams_; }
   /// Returns the bytes of parameters that this rank has sent to those of its node.
   [[nodiscard]] Bytes sent_on_node() const;
