@@ -4,10 +4,10 @@ from __future__ import annotations
 import copy
 import json
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from spillway._documents import read_text, to_text
 from spillway._load import native
 from spillway.errors import InvalidArgumentError
 
@@ -17,11 +17,12 @@ _SECTIONS = {"optimizer", "scheduler", "zero_optimization", "fp16", "bf16", "gra
 
 def read_configuration(given: Any) -> dict[str, Any] | None:
     """The configuration that is given as a path or a dict; None for anything else."""
-    if isinstance(given, (str, os.PathLike)):
+    if isinstance(given, (str, bytes, os.PathLike)):
+        text, origin = read_text(given, "spillway")
         try:
-            return json.loads(pathlib.Path(given).read_text(encoding="utf-8"))
+            return json.loads(text)
         except json.JSONDecodeError as error:
-            raise InvalidArgumentError(f"{os.fspath(given)} is no JSON: {error}") from None
+            raise InvalidArgumentError(f"{origin} is no JSON: {error}") from None
     if isinstance(given, Mapping) and _SECTIONS & set(given):
         return copy.deepcopy(dict(given))
     return None
@@ -74,7 +75,7 @@ def resolve(configuration: Mapping[str, Any], args: Any) -> dict[str, Any]:
 
 def offload_options(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """What a resolved configuration says of where and how state is kept."""
-    parsed = native.Configuration(json.dumps(configuration), "the configuration")
+    parsed = native.Configuration(to_text(configuration), "the configuration")
     options = {"nvme": parsed.nvme, "threads": parsed.threads, "seed": parsed.seed,
                "host_memory": parsed.host_memory}
     if "state_format" in configuration.get("spillway", {}):

@@ -2,25 +2,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Union
+from typing import Any
 
+from spillway._documents import text_of, to_text
 from spillway._load import native
+from spillway._paths import Path, folders_of, name_or_path, path_of
 from spillway.errors import Interrupted, InvalidArgumentError
 from spillway.reports import Export, Plan, Report, Step
-
-Path = Union[str, os.PathLike]
 
 
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    return str(value)
 
 
 def _settings(options: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
@@ -29,6 +28,8 @@ def _settings(options: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     for key, variable in (("device", "SPILLWAY_DEVICE"), ("isa", "SPILLWAY_ISA")):
         if os.environ.get(variable):
             given.setdefault(key, os.environ[variable])
+    if "nvme" in given:
+        given["nvme"] = folders_of(given["nvme"], "nvme")
     return [(key, [_text(each) for each in value] if isinstance(value, (list, tuple))
              else [_text(value)]) for key, value in given.items()]
 
@@ -37,7 +38,7 @@ def _settings(options: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 def _model_file(model: Any) -> Iterator[str]:
     """A name or a path stays what it is; a configuration in memory becomes a file."""
     if model is None or isinstance(model, (str, os.PathLike)):
-        yield "" if model is None else os.fspath(model)
+        yield name_or_path(model, "model")
         return
     document = model.to_dict() if hasattr(model, "to_dict") else model
     if not isinstance(document, Mapping):
@@ -46,7 +47,7 @@ def _model_file(model: Any) -> Iterator[str]:
             "dict, or a configuration of transformers")
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "config.json"
-        path.write_text(json.dumps(document))
+        path.write_text(to_text(document))
         yield str(path)
 
 
@@ -54,18 +55,10 @@ def _model_file(model: Any) -> Iterator[str]:
 def _ask(config: Path | Mapping[str, Any], model: Any, layers: int, checkpoint: Path | None,
          options: Mapping[str, Any]) -> Iterator[Any]:
     ask = native.Ask()
-    if isinstance(config, Mapping):
-        ask.config, ask.origin = json.dumps(config), "config"
-    else:
-        try:
-            ask.config = pathlib.Path(config).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InvalidArgumentError(f"{os.fspath(config)} is no text of UTF-8: {error}; give "
-                                       "DeepSpeed's JSON with a section spillway") from None
-        ask.origin = os.fspath(config)
+    ask.config, ask.origin = text_of(config)
     ask.settings = _settings(options)
     ask.layers = layers
-    ask.checkpoint = "" if checkpoint is None else os.fspath(checkpoint)
+    ask.checkpoint = name_or_path(checkpoint, "checkpoint")
     with _model_file(model) as path:
         ask.model = path
         yield ask
@@ -91,8 +84,8 @@ def plan(config: Path | Mapping[str, Any], *, model: Any = None, layers: int = 0
     Raises `DoesNotFitError`, which names the tier, the bytes and what would make it fit.
     """
     with _ask(config, model, layers, checkpoint, options) as ask:
-        ask.run = os.fspath(run)
-        ask.machine = "" if machine is None else os.fspath(machine)
+        ask.run = path_of(run, "run")
+        ask.machine = "" if machine is None else path_of(machine, "machine")
         return Plan.from_json(*native.plan(ask, _warn))
 
 
@@ -162,7 +155,7 @@ def train(config: Path | Mapping[str, Any], *, data: Path, run: Path, model: Any
     watcher = _Watcher(progress, on_step)
     try:
         with _ask(config, model, layers, checkpoint, options) as ask:
-            ask.data, ask.run, ask.resume = os.fspath(data), os.fspath(run), resume
+            ask.data, ask.run, ask.resume = path_of(data, "data"), path_of(run, "run"), resume
             document, text, raised = native.train(ask, watcher)
     finally:
         watcher.close()
@@ -184,5 +177,5 @@ def export(run: Path, directory: Path, *, dtype: str | None = None,
     run computes. No file of weights is larger than `max_shard_size`. It takes memory for a tile of
     the run, which may be training meanwhile. After Ctrl-C nothing is left of it.
     """
-    return Export(*native.export(os.fspath(run), os.fspath(directory), dtype or "",
-                                 str(max_shard_size), replace))
+    return Export(*native.export(path_of(run, "run"), path_of(directory, "directory"),
+                                 dtype or "", str(max_shard_size), replace))
