@@ -160,8 +160,16 @@ def test_save_and_load_resume_with_the_same_bits(tmp_path, state_format, on_disk
     resumed.load(tmp_path / "saved")
     assert equal(again, tensors)
     assert equal(run(again, resumed, range(4, 8)), expected)
-    with pytest.raises(spillway.Error):
-        optimizer.save(tmp_path / "saved")
+    run(tensors, optimizer, range(4, 6))
+    optimizer.save(tmp_path / "saved")  # again, over the first one
+    later = parameters(torch.bfloat16)
+    OffloadedAdamW(later, **options).load(tmp_path / "saved")
+    assert equal(later, tensors) and [path.name for path in tmp_path.iterdir()
+                                      if "partial" in path.name] == []
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.txt").write_text("")
+    with pytest.raises(spillway.InvalidArgumentError, match="is no checkpoint"):
+        optimizer.save(tmp_path / "other")
 
 
 def test_damaged_checkpoints_and_those_of_others_are_refused(tmp_path):
@@ -214,7 +222,7 @@ def test_two_parameters_in_the_same_memory_are_refused():
 
 
 @pytest.mark.parametrize("options, words", [
-    ({"lr": -1.0}, "lr"), ({"missing": "skip"}, "missing"),
+    ({"lr": -1.0}, "lr"), ({"missing": "drop"}, "missing"),
     ({"accumulation_steps": 0}, "at least 1"),
     ({"state_format": "int4"}, "int4"), ({"state_format": "int8"}, "bf16"),
     ({"host_memory": "1KiB"}, "host")])
@@ -225,13 +233,16 @@ def test_options_that_cannot_be_are_refused(options, words):
 
 def test_steps_out_of_order_are_refused_and_change_nothing():
     tensors = parameters()
-    optimizer = OffloadedAdamW(tensors)
+    optimizer = OffloadedAdamW(tensors, missing="refuse")
     before = run(tensors, optimizer, range(3))
     with pytest.raises(spillway.InvalidArgumentError, match="parameter 0 of group 0"):
         optimizer.step()  # twice
     tensors[0].grad = torch.ones_like(tensors[0])
-    with pytest.raises(spillway.InvalidArgumentError, match="parameter 1 of group 0"):
+    with pytest.raises(spillway.InvalidArgumentError,
+                       match='parameter 1 of group 0.*ask for zeros .missing="zero".'):
         optimizer.step()  # a gradient is missing
+    with pytest.raises(spillway.InvalidArgumentError, match=r"call step\(\) or zero_grad\(\)"):
+        optimizer.state_dict()
     (tensors[1] * 2).sum().backward()
     with pytest.raises(spillway.InvalidArgumentError, match="accumulation_steps=N"):
         (tensors[1] * 2).sum().backward()
@@ -241,8 +252,6 @@ def test_steps_out_of_order_are_refused_and_change_nothing():
         optimizer.step()
     with torch.no_grad():
         tensors[1].sub_(1)
-    with pytest.raises(spillway.NotSupportedError, match="closure"):
-        optimizer.step(lambda: 0)
     optimizer.zero_grad()
     assert near(tensors, before)
     expected = parameters()
@@ -271,11 +280,15 @@ def test_missing_gradients_may_count_as_zero():
     assert near([t.detach() for t in ours], [t.detach() for t in theirs])
 
 
-def test_two_optimizers_cannot_have_one_folder(tmp_path):
-    first = OffloadedAdamW(parameters(), nvme=[tmp_path])
-    with pytest.raises(spillway.BusyError):
-        OffloadedAdamW(parameters(), nvme=[tmp_path])
-    del first
+def test_two_optimizers_have_folders_of_their_own_in_one(tmp_path):
+    pairs = [(tensors, OffloadedAdamW(tensors, nvme=[tmp_path]))
+             for tensors in (parameters(), parameters())]
+    expected = parameters()
+    run(expected, OffloadedAdamW(expected), range(3))
+    for step in range(3):
+        for tensors, optimizer in pairs:
+            run(tensors, optimizer, [step])
+    assert all(equal(tensors, expected) for tensors, _ in pairs)
 
 
 def test_a_fork_is_told_and_the_parent_goes_on():

@@ -5,8 +5,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -21,6 +19,7 @@
 #include "runtime/engine/embedded_trainer.hpp"
 #include "tools/python/bindings/bindings.hpp"
 #include "tools/python/bindings/interpreter.hpp"
+#include "tools/python/bindings/keeper.hpp"
 
 namespace spillway::python {
 namespace {
@@ -82,7 +81,9 @@ class Trainer {
   Trainer& operator=(const Trainer&) = delete;
   ~Trainer();
 
-  [[nodiscard]] EmbeddedTrainer& native() const { return *trainer_; }
+  [[nodiscard]] EmbeddedTrainer& native() const { return *held_->trainer; }
+  /// Returns an object of Python that keeps the memory of parameters.
+  [[nodiscard]] nb::object keeper() const { return keeper_of(held_); }
   [[nodiscard]] bool stays_on_device(std::uint32_t frozen) const { return frozen_stays_[frozen]; }
   void add_gradient(std::uint32_t parameter, const Array& gradient) const;
   void read_state(std::uint32_t parameter, const std::optional<Wide>& master,
@@ -97,7 +98,7 @@ class Trainer {
   DType dtype_;
   std::vector<std::uint64_t> elements_;
   std::vector<bool> frozen_stays_;  ///< on the device
-  std::unique_ptr<EmbeddedTrainer> trainer_;
+  std::shared_ptr<Held> held_ = std::make_shared<Held>();
 };
 
 Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters,
@@ -123,24 +124,26 @@ Trainer::Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& p
                              .values = reinterpret_cast<const std::byte*>(array.data())});
   }
   const Unlocked unlocked;
-  trainer_ = std::make_unique<EmbeddedTrainer>(options, registered, never_updated);
+  held_->trainer = std::make_unique<EmbeddedTrainer>(options, registered, never_updated);
 }
 
 Trainer::~Trainer() {
+  if (held_->trainer == nullptr || held_.use_count() == 1) return;
   const nb::gil_scoped_release unlocked;
-  trainer_.reset();
+  held_->memory = held_->trainer->end();
+  held_->trainer.reset();
 }
 
 std::uint64_t Trainer::elements(std::uint32_t parameter) const {
-  static_cast<void>(trainer_->name(parameter));
+  static_cast<void>(held_->trainer->name(parameter));
   return elements_[parameter];
 }
 
 void Trainer::add_gradient(std::uint32_t parameter, const Array& gradient) const {
-  const std::span<const std::byte> bytes = bytes_of(gradient, dtype_, elements(parameter),
-                                                    "the gradient of " + trainer_->name(parameter));
+  const std::span<const std::byte> bytes = bytes_of(
+      gradient, dtype_, elements(parameter), "the gradient of " + held_->trainer->name(parameter));
   const Unlocked unlocked;
-  trainer_->add_gradient(parameter, bytes);
+  held_->trainer->add_gradient(parameter, bytes);
 }
 
 void Trainer::read_state(std::uint32_t parameter, const std::optional<Wide>& master,
@@ -150,7 +153,7 @@ void Trainer::read_state(std::uint32_t parameter, const std::optional<Wide>& mas
   const auto to_m = optional_span<float>(m, count);
   const auto to_v = optional_span<float>(v, count);
   const Unlocked unlocked;
-  trainer_->read_state(parameter, to_master, to_m, to_v);
+  held_->trainer->read_state(parameter, to_master, to_m, to_v);
 }
 
 void Trainer::write_state(std::uint32_t parameter, const std::optional<ConstWide>& master,
@@ -161,7 +164,7 @@ void Trainer::write_state(std::uint32_t parameter, const std::optional<ConstWide
   const auto from_m = optional_span<const float>(m, count);
   const auto from_v = optional_span<const float>(v, count);
   const Unlocked unlocked;
-  trainer_->write_state(parameter, from_master, from_m, from_v);
+  held_->trainer->write_state(parameter, from_master, from_m, from_v);
 }
 
 /// Is the number of a stream of CUDA's (cudaStream_t): work that ours follows. None: there is none.
@@ -174,11 +177,12 @@ offload::ForeignWork work_of(const StreamNumber& stream) {
 }
 
 /// Returns memory of the trainer `self` as an array of bytes, without a copy, which lives as long
-/// as somebody uses it.
-nb::object array_of(const nb::handle_t<Trainer>& self, std::span<std::byte> bytes, bool on_gpu) {
+/// as somebody uses it. `keeper` keeps it.
+nb::object array_of(const nb::handle_t<Trainer>& self, std::span<std::byte> bytes, bool on_gpu,
+                    const nb::handle& keeper) {
   const EmbeddedOptions& options = nb::cast<Trainer&>(self).native().options();
   return nb::cast(nb::ndarray<nb::array_api, std::uint8_t, nb::ndim<1>>(
-      bytes.data(), {bytes.size()}, self, {}, nb::dtype<std::uint8_t>(),
+      bytes.data(), {bytes.size()}, keeper, {}, nb::dtype<std::uint8_t>(),
       on_gpu ? nb::device::cuda::value : nb::device::cpu::value,
       on_gpu ? options.device_index : 0));
 }
@@ -190,26 +194,28 @@ bool is_on_gpu(const EmbeddedTrainer& native) {
 /// Returns the parameter's values where they are kept.
 nb::object values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
   EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
-  return array_of(self, native.values(parameter), native.keeps_on_gpu(parameter));
+  return array_of(self, native.values(parameter), native.keeps_on_gpu(parameter),
+                  nb::cast<Trainer&>(self).keeper());
 }
 
 /// Returns those of an entered unit, on the device.
 nb::object device_values(const nb::handle_t<Trainer>& self, std::uint32_t parameter) {
   EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
-  return array_of(self, native.device_values(parameter), is_on_gpu(native));
+  return array_of(self, native.device_values(parameter), is_on_gpu(native), self);
 }
 
 /// Returns a frozen tensor where it is kept: of no unit, on the device.
 nb::object frozen_values(const nb::handle_t<Trainer>& self, std::uint32_t frozen) {
   const auto& trainer = nb::cast<Trainer&>(self);
   const std::span<std::byte> bytes = trainer.native().frozen_values(frozen);
-  return array_of(self, bytes, is_on_gpu(trainer.native()) && trainer.stays_on_device(frozen));
+  return array_of(self, bytes, is_on_gpu(trainer.native()) && trainer.stays_on_device(frozen),
+                  trainer.keeper());
 }
 
 /// Returns one of an entered unit, or of no unit, on the device.
 nb::object device_frozen(const nb::handle_t<Trainer>& self, std::uint32_t frozen) {
   EmbeddedTrainer& native = nb::cast<Trainer&>(self).native();
-  return array_of(self, native.device_frozen(frozen), is_on_gpu(native));
+  return array_of(self, native.device_frozen(frozen), is_on_gpu(native), self);
 }
 
 /// Calls `EmbeddedTrainer`'s function without the interpreter's lock.
@@ -335,6 +341,19 @@ void add_state(nb::class_<Trainer>& trainer) {
       .def_prop_rw(
           "updates", [](const Trainer& self) { return self.native().updates(); },
           [](const Trainer& self, std::uint64_t updates) { self.native().set_updates(updates); })
+      .def(
+          "updates_of",
+          [](const Trainer& self, std::uint32_t parameter) {
+            return self.native().updates(parameter);
+          },
+          nb::arg("parameter"))
+      .def(
+          "set_updates_of",
+          [](const Trainer& self, std::uint32_t parameter, std::uint64_t updates) {
+            const Unlocked unlocked;
+            self.native().set_updates(parameter, updates);
+          },
+          nb::arg("parameter"), nb::arg("updates"))
       .def("read_state", &Trainer::read_state, nb::arg("parameter"), nb::arg("master").none(),
            nb::arg("m").none(), nb::arg("v").none())
       .def("write_state", &Trainer::write_state, nb::arg("parameter"), nb::arg("master").none(),

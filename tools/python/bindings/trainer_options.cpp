@@ -63,6 +63,25 @@ void add_group(nb::module_& module) {
       .def_prop_rw("optimizer", &optimizer_name, &set_optimizer);
 }
 
+/// What becomes of parameters without a gradient, by the names that spillway/torch gives that.
+constexpr std::array<std::pair<std::string_view, engine::MissingGradient>, 3> kMissing{
+    {{"refuse", engine::MissingGradient::refuse},
+     {"zero", engine::MissingGradient::zero},
+     {"skip", engine::MissingGradient::skip}}};
+
+std::string missing_name(const EmbeddedOptions& options) {
+  return std::string(std::ranges::find(kMissing, options.missing_gradient, [](const auto& each) {
+                       return each.second;
+                     })->first);
+}
+
+void set_missing(EmbeddedOptions& options, const std::string& name) {
+  const auto found = std::ranges::find(kMissing, name, [](const auto& each) { return each.first; });
+  check(found != kMissing.end(), ErrorCode::invalid_argument,
+        fmt::format("missing is \"{}\"; it is \"skip\", \"zero\" or \"refuse\"", name));
+  options.missing_gradient = found->second;
+}
+
 /// Adds a size that is given as a text and read as bytes, or None.
 void add_size(nb::class_<EmbeddedOptions>& options, const char* name,
               std::optional<Bytes> EmbeddedOptions::*size) {
@@ -106,15 +125,7 @@ void add_trainer_options(nb::module_& module) {
             return o.isa ? std::optional(std::string(cpu_adam::name_of(*o.isa))) : std::nullopt;
           },
           [](EmbeddedOptions& o, const std::string& name) { o.isa = cpu_adam::parse_isa(name); })
-      .def_prop_rw(
-          "zero_missing",
-          [](const EmbeddedOptions& o) {
-            return o.missing_gradient == engine::MissingGradient::zero;
-          },
-          [](EmbeddedOptions& o, bool zero) {
-            o.missing_gradient =
-                zero ? engine::MissingGradient::zero : engine::MissingGradient::refuse;
-          })
+      .def_prop_rw("missing", &missing_name, &set_missing)
       .def_prop_rw(
           "device",
           [](const EmbeddedOptions& o) {

@@ -46,6 +46,10 @@ def check_frozen(registered: Registered) -> None:
             f"{name} is on {parameter.device}: offload_model takes the parameters of blocks from "
             "the CPU and brings them to the device that it is given; call model.cpu() first, then "
             "offload_model(model, device_memory=..., device=\"cuda\")")
+    if getattr(parameter, "_fsdp_flattened", False) or hasattr(parameter, "device_mesh"):
+        raise NotSupportedError(
+            f"{name} is sharded by FSDP or is a DTensor: leave the wrapper out, and give the "
+            "optimizer process_group=torch.distributed.group.WORLD, so that it shards the state")
     if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
         raise NotSupportedError(f"{name} is a {type(parameter.data).__name__} with layout "
                                 f"{parameter.layout}; it must be a plain dense tensor")
@@ -86,6 +90,10 @@ class Held:
         for index in range(len(memory)):
             self._point(index)
         native.release_freed_memory()  # of the tensors that the parameters were
+
+    def release(self) -> None:
+        """Lets go of the memory: parameters keep theirs."""
+        self._memory = []
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
         """Takes a gradient in one piece, or leaves it where it is; returns whether it took it."""
@@ -135,7 +143,17 @@ class Held:
         """Does that for gradients that no backward pass handed over."""
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is not None and index < self._trained:
+                self._check_only(index)
                 self.add_gradient(index)
+
+    def _check_only(self, index: int) -> None:
+        """Raises if a gradient comes beside those that backward passes have handed over."""
+        if self._received[index] > 0:
+            raise InvalidArgumentError(
+                f"{self.entries[index].name} has a gradient although the backward pass has handed "
+                "its gradient over: something writes it again, such as DistributedDataParallel. "
+                "Leave that wrapper out, and give the optimizer process_group="
+                "torch.distributed.group.WORLD; or call zero_grad() before you set p.grad")
 
     def _written(self, index: int) -> bool:
         parameter = self._parameters[index]
@@ -172,6 +190,16 @@ class Held:
                     "convert the model before you make the optimizer")
             memory.copy_(parameter.data)
         self._point(index)
+
+    def any_received(self) -> bool:
+        """Whether a gradient of the step under way is here."""
+        return self._any_received
+
+    def first_without_gradient(self) -> str | None:
+        """The name of a parameter that has no gradient in the step under way, if there is one."""
+        lacks = (entry.name for entry, count in zip(self.entries, self._received, strict=False)
+                 if count == 0)
+        return next(lacks, None)
 
     def _forget(self) -> None:
         self._received = [0] * self._trained

@@ -5,14 +5,18 @@ import math
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from spillway._load import native
+from spillway._paths import Paths, folders_of
+from spillway._state_folders import own_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._alone import check_optimizer_alone, check_unwrapped
 from spillway.torch._held import Registered, check_memory, check_parameter
+from spillway.torch._lifetime import Lifetime, hold
 from spillway.torch._partition import Partition
 from spillway.torch._ranks import STEPS, Ranks, checksum
 from spillway.torch._rounds import Rounds
@@ -20,6 +24,7 @@ from spillway.torch._shard import Shard
 from spillway.torch._state import WithState
 from spillway.torch.streaming import place_of, streaming_of, unit_of
 
+_MISSING = ("skip", "zero", "refuse")
 _ALONE = object()  # None is what torch.distributed.group.WORLD is before there are processes
 
 
@@ -34,10 +39,13 @@ class OffloadedOptimizer(WithState):
     global gradient norm as torch.nn.utils.clip_grad_norm_ does; 0 switches it off. `deferred` is
     the module that the parameters belong to: a step then only decides its update, which runs while
     the program goes on, and each submodule waits for its own parameters before its forward pass.
-    `missing` says what becomes of parameters without a gradient: "refuse" makes `step` raise, with
-    "zero" their gradient counts as zero. `host_memory` is a budget such as "8GiB", `threads` the
-    number of threads that update, `seed` that of stochastic rounding. `gradient_memory` is as much
-    of gradients as may wait on a GPU to be brought to the host; then the backward pass waits.
+    `missing` says what becomes of parameters without a gradient in a step: with "skip" they keep
+    value, state and number of updates, as with torch's optimizers; with "zero" their gradient
+    counts as zero, and with "refuse" `step` raises. It is "skip", and "refuse" with a
+    `process_group`, where ranks would have to agree. `host_memory` is a budget such as "8GiB",
+    `threads` the number of threads that update, `seed` that of stochastic rounding.
+    `gradient_memory` is as much of gradients as may wait on a GPU to be brought to the host; then
+    the backward pass waits.
 
     `process_group` is a group of torch.distributed whose ranks train copies of one model, each with
     batches of its own; gradients are averaged over them. Each rank keeps the state of an equal part
@@ -49,6 +57,10 @@ class OffloadedOptimizer(WithState):
     A step with a gradient that is not finite changes nothing; `skipped_steps` counts them.
     `grad_norm` is the global norm of the last step, before clipping. Threads, tiers and formats on
     disk never change a bit; the order of backward passes that are accumulated does.
+
+    State and folders go with the optimizer: with its last reference, with `close()`, at the end of
+    a `with` block, or when another optimizer is made with one of its parameters. Parameters keep
+    their values.
     """
 
     kind = ""                          #: of the native update
@@ -56,40 +68,51 @@ class OffloadedOptimizer(WithState):
     _step_supports_amp_scaling = True  # torch.amp.GradScaler leaves the scale to `step`
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *,
-                 nvme: Iterable[str | os.PathLike] = (), state_format: str = "fp32",
+                 nvme: Paths = (), state_format: str = "fp32",
                  accumulation_steps: int | None = 1, max_norm: float = 0.0,
-                 deferred: torch.nn.Module | None = None, missing: str = "refuse",
+                 deferred: torch.nn.Module | None = None, missing: str | None = None,
                  host_memory: str | int | None = None,
                  gradient_memory: str | int | None = None, threads: int = 0,
                  isa: str | None = None, seed: int = 1234,
                  process_group: Any = _ALONE, stage: int = 2) -> None:
-        if missing not in ("refuse", "zero"):
-            raise InvalidArgumentError(f'missing is "{missing}"; it is "refuse" or "zero"')
+        if missing is None:
+            missing = "skip" if process_group is _ALONE else "refuse"
+        if missing not in _MISSING:
+            raise InvalidArgumentError(
+                f'missing is "{missing}"; it is {", ".join(_MISSING)} or None')
+        if missing == "skip" and process_group is not _ALONE:
+            raise NotSupportedError('missing="skip" with a process_group is not supported: a '
+                                    'parameter may have a gradient on one rank alone; use "zero"')
         if accumulation_steps is not None and accumulation_steps < 1:
             raise InvalidArgumentError(
                 f"accumulation_steps is {accumulation_steps}; it is at least 1, or None for any")
         self._ranks = None
-        if process_group is not _ALONE:
+        if process_group is _ALONE:
+            check_optimizer_alone()
+        else:
             if deferred is not None:
                 raise NotSupportedError(
                     "deferred with a process_group is not supported: all ranks need the new "
                     "parameters when `step` returns; leave deferred out")
             self._ranks = Ranks(process_group, stage)
             self._rounds = Rounds(self._ranks)
+        if deferred is not None:
+            check_unwrapped(deferred, "deferred")
         self.max_norm = max_norm
         self.grad_norm = 0.0
         self.skipped_steps = 0
         self._options = {
-            "nvme": [os.fspath(folder) for folder in nvme], "state_format": state_format,
+            "nvme": folders_of(nvme, "nvme"), "state_format": state_format,
             "gradients_per_step": accumulation_steps or 0, "defers_updates": deferred is not None,
-            "zero_missing": missing == "zero", "threads": threads, "seed": seed,
+            "missing": missing, "threads": threads, "seed": seed,
             "host_memory": None if host_memory is None else str(host_memory), "isa": isa,
             "gradient_memory": None if gradient_memory is None else str(gradient_memory)}
-        self._shards: list[Shard | Partition] = []
+        self._lifetime = Lifetime(self)
+        self._options["nvme"] = own_folders(self._options["nvme"], self)
+        self._lifetime.folders = self._options["nvme"]
         self._places: dict[torch.Tensor, tuple[Shard | Partition, int]] = {}
         self._absent: list[tuple[int, int]] = []  # groups and numbers of parameters without state
         self._waiting: set[torch.Tensor] = set()
-        self._hooks: list[Any] = []
         self._clip_next: float | None = None
         self._ready = False
         super().__init__(params, defaults)
@@ -102,6 +125,7 @@ class OffloadedOptimizer(WithState):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters, also after steps; they begin with empty state."""
+        self._check_group(param_group)
         super().add_param_group(param_group)
         group = len(self.param_groups) - 1
         self._absent += [(group, number)
@@ -134,6 +158,7 @@ class OffloadedOptimizer(WithState):
             raise InvalidArgumentError(
                 f"state_format {short} is for bf16 parameters, of which there are none; leave it "
                 "out, or convert the model: model.to(torch.bfloat16)")
+        hold(self, [entry.parameter for entries in new.values() for entry in entries])
         for (_, place), entries in new.items():
             self._add_shard(entries, place)
         self._absent = still_absent
@@ -161,6 +186,7 @@ class OffloadedOptimizer(WithState):
                                     "of the two")
         if streaming is not None:
             streaming.attach(shard)
+            self._lifetime.streamings.append(streaming)
         self._shards.append(shard)
         trainer = weakref.ref(shard)  # a parameter may outlive its optimizer
         for index, entry in enumerate(entries):
@@ -173,7 +199,7 @@ class OffloadedOptimizer(WithState):
                 if (shard := trainer()) is not None:
                     shard.add_gradient(index)
 
-            self._hooks.append(entry.parameter.register_post_accumulate_grad_hook(take))
+            self._lifetime.hooks.append(entry.parameter.register_post_accumulate_grad_hook(take))
 
     def _trainer_options(self, dtype: torch.dtype) -> Any:
         options = native.TrainerOptions()
@@ -190,6 +216,13 @@ class OffloadedOptimizer(WithState):
                             for folder in options.nvme]
         return options
 
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Raises for what torch's optimizers do and ours do not."""
+        for key in self.refused:
+            if group.get(key):
+                raise NotSupportedError(f"a parameter group has {key}={group[key]}, which is not "
+                                        "supported; leave it out")
+
     def _learning_rate(self, group: dict[str, Any], updates: int) -> float:
         return float(group["lr"])
 
@@ -198,6 +231,7 @@ class OffloadedOptimizer(WithState):
 
     def _hyperparameters(self, number: int, updates: int) -> Any:
         group = self.param_groups[number]
+        self._check_group(group)
         native_group = native.Group()
         native_group.optimizer = self.kind
         native_group.decoupled = self.decoupled
@@ -209,16 +243,24 @@ class OffloadedOptimizer(WithState):
 
     # Steps.
 
-    def step(self, closure: Any = None, *, grad_scaler: Any = None, divisor: float = 1.0) -> None:
-        """Updates all parameters with the gradients of the backward passes since the last step,
-        which are divided by `divisor`.
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None,
+             divisor: float = 1.0) -> Any:
+        """Updates parameters with the gradients of the backward passes since the last step, which
+        are divided by `divisor`. A `closure` computes them first; its result is returned.
 
-        Raises if a parameter got none, or another number of them than `accumulation_steps`. With
-        torch.amp.GradScaler, call `scaler.step(optimizer)`; the scale is divided out in the update.
+        `missing` says what becomes of parameters without a gradient. With torch.amp.GradScaler,
+        call `scaler.step(optimizer)`; the scale is divided out in the update.
         """
+        result = None
         if closure is not None:
-            raise NotSupportedError("a closure would run backward within the step; compute the loss"
-                                    " and its gradients before step()")
+            with torch.enable_grad():
+                result = closure()
+        self._step(divisor, grad_scaler)
+        return result
+
+    def _step(self, divisor: float, grad_scaler: Any) -> None:
+        if self._ranks is None:
+            check_optimizer_alone()
         divisor *= 1.0 if grad_scaler is None else grad_scaler.get_scale()
         max_norm = self.max_norm if self._clip_next is None else self._clip_next
         self._take_what_came()
@@ -257,15 +299,23 @@ class OffloadedOptimizer(WithState):
 
     def _step_shards(self, divisor: float, max_norm: float) -> tuple[float, bool]:
         """Steps all trainers, or none if a gradient of one is not finite."""
+        shards = self._with_gradients()
+        if not shards:  # torch's optimizers do nothing then
+            return 0.0, False
         norm = None
-        if len(self._shards) > 1 or self._ranks is not None:
-            norm = self._global_norm(divisor)
-        done = [shard.step(divisor, max_norm, norm) for shard in self._shards]
+        if len(shards) > 1 or self._ranks is not None:
+            norm = self._global_norm(divisor, shards)
+        done = [shard.step(divisor, max_norm, norm) for shard in shards]
         return done[0]
 
-    def _global_norm(self, divisor: float) -> float:
+    def _with_gradients(self) -> list[Shard | Partition]:
+        """The shards that take part in a step: all, unless those without a gradient are skipped."""
+        return [shard for shard in self._shards
+                if shard.any_received() or self._options["missing"] != "skip"]
+
+    def _global_norm(self, divisor: float, shards: list[Shard | Partition]) -> float:
         try:
-            return math.hypot(*(shard.norm(divisor) for shard in self._shards))
+            return math.hypot(*(shard.norm(divisor) for shard in shards))
         except InvalidArgumentError:
             if self._ranks is not None:  # what came on some ranks cannot be completed any more
                 for shard in self._shards:
@@ -281,10 +331,16 @@ class OffloadedOptimizer(WithState):
         self._take_what_came()
         self._clip_next = max_norm
         return torch.tensor(
-            self._global_norm(1.0 if grad_scaler is None else grad_scaler.get_scale()))
+            self._global_norm(1.0 if grad_scaler is None else grad_scaler.get_scale(),
+                              self._with_gradients()))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients since the last step."""
+        """Forgets the gradients since the last step. They are gone either way, so that
+        `set_to_none=False` is refused unless parameters without one count as having zeros."""
+        if not set_to_none and self._options["missing"] == "skip":
+            raise NotSupportedError(
+                "zero_grad(set_to_none=False) leaves zeros, with which torch updates parameters "
+                'that get no gradient: call zero_grad(), or make the optimizer with missing="zero"')
         for shard in self._shards:
             shard.discard_gradients()
         self._clip_next = None
@@ -293,12 +349,18 @@ class OffloadedOptimizer(WithState):
     # Deferred updates.
 
     def _wait_before_forward(self, module: torch.nn.Module) -> None:
+        optimizer = weakref.ref(self)  # a model may outlive its optimizer
+
+        def wait(own: list[torch.Tensor]) -> None:
+            if (alive := optimizer()) is not None:
+                alive._wait(own)
+
         for part in module.modules():
             own = [parameter for parameter in part.parameters(recurse=False)
                    if unit_of(parameter) is None]  # a streamed one comes with its update
             if own:
-                self._hooks.append(part.register_forward_pre_hook(
-                    lambda *_, own=own: self._wait(own)))
+                self._lifetime.hooks.append(part.register_forward_pre_hook(
+                    lambda *_, own=own: wait(own)))
 
     def _wait(self, parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:

@@ -39,7 +39,7 @@ class Partition(Held):
         self._rounds = rounds
         self._ranks = ranks = rounds.ranks
         ranks.check_same(entries)
-        self._needs_all = not options.zero_missing
+        self._needs_all = options.missing == "refuse"
         self._elements = [entry.parameter.numel() for entry in entries]
         self._buckets = list(make_buckets(entries, ranks.size, self._deliver))
         self._bucket_of = [bucket for bucket in self._buckets for _ in bucket.indices]
@@ -76,6 +76,20 @@ class Partition(Held):
         start, _ = bucket.span(piece.index)
         return Registered(values, entry.group,
                           f"{entry.name}[{piece.start - start}:{piece.end - start}]")
+
+    def release(self) -> None:
+        """Ends the trainer of this rank's part."""
+        self._own.release()
+        super().release()
+
+    def updates(self, index: int) -> int:
+        """How often all parameters were updated."""
+        return self.trainer.updates
+
+    def set_updates(self, index: int, updates: int) -> None:
+        """Sets that number, for this rank's part of a parameter."""
+        if (own := self._number_of.get(index)) is not None:
+            self._own.set_updates(own, updates)
 
     @property
     def trainer(self) -> Any:

@@ -42,6 +42,19 @@ class Shard(Held):
                  entry.unit) for entry in frozen])
         self._hold([self._map(index) for index in range(len(self.entries))])
 
+    def release(self) -> None:
+        """Applies an update that is decided, and ends the trainer."""
+        del self.trainer
+        super().release()
+
+    def updates(self, index: int) -> int:
+        """How often a parameter was updated."""
+        return self.trainer.updates_of(index)
+
+    def set_updates(self, index: int, updates: int) -> None:
+        """Sets that number."""
+        self.trainer.set_updates_of(index, updates)
+
     def _view(self, index: int, values: Any) -> torch.Tensor:
         parameter = self._parameters[index]
         return torch.from_dlpack(values).view(parameter.dtype).view(parameter.shape)

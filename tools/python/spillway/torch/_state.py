@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
+from spillway._files import MARKS, OURS, written_whole
+from spillway._paths import Path, path_of
 from spillway.errors import InvalidArgumentError, IoError, NotSupportedError
+from spillway.torch._lifetime import WithLifetime
 from spillway.torch._partition import Partition
 from spillway.torch._ranks import Ranks
 from spillway.torch._shard import Shard, in_memory
@@ -33,17 +36,16 @@ def _in_file(folder: str, elements: int) -> torch.Tensor:
         os.unlink(path)
 
 
-class WithState(torch.optim.Optimizer):
+class WithState(WithLifetime):
     """An optimizer whose state is that of its shards."""
 
     state_names: Mapping[str, str] = {}  #: torch's names of the moments
     counts_steps = True                #: torch keeps the number of steps of each parameter
     refused: tuple[str, ...] = ()      #: keys of torch's groups that must be off
-    _shards: list[Shard | Partition]
-    _places: dict[torch.Tensor, tuple[Shard | Partition, int]]
     _ranks: Ranks | None
     _options: dict[str, Any]
     _leaves_state_out = False
+    _marker: Any = None                #: of a state_dict without state
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         shard, index = self._places[parameter]
@@ -53,7 +55,7 @@ class WithState(torch.optim.Optimizer):
                                   "v" in self.state_names, allocate)
         state = {}
         if self.counts_steps:
-            state["step"] = torch.tensor(float(shard.trainer.updates))
+            state["step"] = torch.tensor(float(shard.updates(index)))
         for moment, tensor in (("m", m), ("v", v)):
             if moment in self.state_names:
                 state[self.state_names[moment]] = tensor
@@ -71,25 +73,32 @@ class WithState(torch.optim.Optimizer):
         With a `process_group` all ranks call it, and the first has the state of all; that of the
         others is empty.
         """
+        self._lifetime.check_open()
         self.state = defaultdict(dict, {
             parameter: self._state_of(parameter)
-            for parameter, (shard, _) in self._places.items()
-            if shard.trainer.updates > 0 and not self._leaves_state_out})
+            for parameter, (shard, index) in self._places.items()
+            if shard.updates(index) > 0 and not self._leaves_state_out})
         if self._ranks is not None and self._ranks.rank > 0:
             self.state.clear()
+        marker = {} if self._marker is None else {"spillway": self._marker}
         try:
-            return super().state_dict()
+            return {**super().state_dict(), **marker}
         finally:
             self.state = defaultdict(dict)
 
     @contextlib.contextmanager
-    def state_left_out(self) -> Iterator[None]:
-        """Makes `state_dict` hold hyperparameters alone, for a checkpoint beside `save`."""
-        self._leaves_state_out = True
+    def state_left_out(self, marker: Any = None) -> Iterator[None]:
+        """Makes `state_dict` hold hyperparameters alone, for a checkpoint beside `save`, and a
+        marker that says so."""
+        self._leaves_state_out, self._marker = True, marker
         try:
             yield
         finally:
-            self._leaves_state_out = False
+            self._leaves_state_out, self._marker = False, None
+
+    def has_state(self) -> bool:
+        """Whether a parameter has been updated, or has loaded state."""
+        return any(shard.updates(index) > 0 for shard, index in self._places.values())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes a `state_dict` of this class or of torch's optimizer of the same name, one
@@ -97,13 +106,13 @@ class WithState(torch.optim.Optimizer):
         With a `process_group` all ranks are given the whole state, of any number of ranks.
         """
         numbered = [parameter for group in self.param_groups for parameter in group["params"]]
+        self._lifetime.check_open()
         for group in state_dict["param_groups"]:
             for key in self.refused:
                 if group.get(key):
                     raise NotSupportedError(f"the state is of an optimizer with {key}="
                                             f"{group[key]}, which is not supported")
         super().load_state_dict({**state_dict, "state": {}})
-        steps: dict[Shard | Partition, set[int]] = defaultdict(set)
         for number, state in state_dict["state"].items():
             if numbered[number] not in self._places:
                 raise InvalidArgumentError(
@@ -113,40 +122,37 @@ class WithState(torch.optim.Optimizer):
             moments = {moment: state.get(name) for moment, name in self.state_names.items()}
             shard.write(index, state.get("master"), moments.get("m"), moments.get("v"))
             if "step" in state:
-                steps[shard].add(int(state["step"]))
-        for shard, counts in steps.items():
-            if len(counts) > 1:
-                raise NotSupportedError(
-                    f"parameters of the state have made {sorted(counts)} steps; those that were "
-                    "registered together must have made equally many")
-            shard.trainer.updates = counts.pop()
+                shard.set_updates(index, int(state["step"]))
         for shard in self._shards:
             shard.publish()
 
-    def save(self, directory: str | os.PathLike) -> None:
-        """Writes masters, moments and the number of steps to a new folder, one block at a time and
-        with checksums. Groups' hyperparameters are in `state_dict()["param_groups"]`.
+    def save(self, directory: Path) -> None:
+        """Writes masters, moments and the number of steps to a folder, one block at a time and with
+        checksums. Groups' hyperparameters are in `state_dict()["param_groups"]`. A checkpoint that
+        is there is replaced once the new one is whole, and what else its folder has stays.
 
         With a `process_group` each rank writes its part into a folder of its own in `directory`,
         which as many ranks can `load`.
         """
+        directory = path_of(directory, "directory")
         if self._ranks is not None:
             directory = os.path.join(directory, f"rank{self._ranks.rank}")
-            os.makedirs(os.path.dirname(directory), exist_ok=True)
-        if len(self._shards) > 1:
-            os.makedirs(directory)
-        for folder, shard in self._folders(directory):
-            shard.trainer.save(folder)
+        with written_whole(directory, MARKS, OURS) as new:
+            if len(self._shards) > 1:
+                os.mkdir(new)
+            for folder, shard in self._folders(new):
+                shard.trainer.save(folder)
 
-    def load(self, directory: str | os.PathLike) -> None:
+    def load(self, directory: Path) -> None:
         """Takes what `save` wrote, for the same parameters; the parameters follow."""
+        directory = path_of(directory, "directory")
         if self._ranks is not None:
             directory = os.path.join(directory, f"rank{self._ranks.rank}")
         for folder, shard in self._folders(directory):
             shard.load(folder)
 
-    def _folders(self, directory: str | os.PathLike) -> list[tuple[str, Shard]]:
+    def _folders(self, directory: str) -> list[tuple[str, Shard]]:
         if len(self._shards) == 1:
-            return [(os.fspath(directory), self._shards[0])]
+            return [(directory, self._shards[0])]
         return [(os.path.join(directory, f"shard{number}"), shard)
                 for number, shard in enumerate(self._shards)]

@@ -11,8 +11,13 @@ from typing import Any
 
 import torch
 
+from spillway._documents import text_of
 from spillway._load import native
+from spillway._paths import Path, path_of
 from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch import _engine_checkpoint
+from spillway.torch._alone import ONE_PROCESS, check_alone, check_unwrapped
+from spillway.torch._loss_scaling import LossScaling
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch.optimizers import (
     OffloadedAdagrad,
@@ -33,36 +38,47 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     return parser
 
 
-def init_distributed(*_: Any, **__: Any) -> None:
-    """Raises if a launcher has started several processes: here there is one."""
-    processes = os.environ.get("WORLD_SIZE", "1")
-    if processes != "1":
-        raise NotSupportedError(f"WORLD_SIZE is {processes}: this version trains in one process; "
-                                "start the script once, or have the launcher start one")
+def init_distributed(dist_backend: str | None = None, auto_mpi_discovery: bool = True,
+                     distributed_port: int = 29500, verbose: bool = True, timeout: Any = None,
+                     init_method: str | None = None, dist_init_required: bool | None = None,
+                     config: Any = None, rank: int = -1, world_size: int = -1) -> None:
+    """Raises if there are several processes. One needs no group, and so no argument takes effect
+    but `world_size`."""
+    if world_size > 1:
+        raise NotSupportedError(f"world_size is {world_size}: {ONE_PROCESS}")
+    check_alone("init_distributed")
 
 
 def initialize(args: Any = None, model: torch.nn.Module | None = None,
                optimizer: OffloadedOptimizer | None = None,
                model_parameters: Iterable[Any] | None = None, training_data: Any = None,
                lr_scheduler: Any = None, *, collate_fn: Callable | None = None,
-               config: str | os.PathLike | Mapping[str, Any] | None = None,
-               **ignored: Any) -> tuple[Engine, OffloadedOptimizer, Any, Any]:
+               config: Path | Mapping[str, Any] | None = None,
+               config_params: Path | Mapping[str, Any] | None = None, mpu: Any = None,
+               mesh_param: Any = None, dist_init_required: bool | None = None,
+               distributed_port: int = 29500) -> tuple[Engine, OffloadedOptimizer, Any, Any]:
     """Returns (engine, optimizer, data loader or None, scheduler or None) as deepspeed.initialize.
 
     `config` is DeepSpeed's JSON, its path or a dict, also as `args.deepspeed_config`: the optimizer
     with `offload_optimizer`, batch sizes, clipping, precision, schedule, and a section `spillway`.
     The model moves to the precision of the configuration, and stays on the CPU.
-    `lr_scheduler` may be a scheduler or a function of the optimizer. `dist_init_required`,
-    `mpu` and `config_params` are ignored: there is one process.
+    `lr_scheduler` may be a scheduler or a function of the optimizer. `config_params` is another
+    name of `config`. There is one process: `dist_init_required` and `distributed_port` change
+    nothing, and `mpu` and `mesh_param` are refused.
     """
     if model is None:
         raise InvalidArgumentError("there is no model; give model=")
+    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
+        if value is not None:
+            raise NotSupportedError(f"{name} is given, and tensors are not cut over ranks here: "
+                                    f"{ONE_PROCESS}")
+    check_alone("spillway.torch.initialize")
+    check_unwrapped(model, "spillway.torch.initialize")
     config = getattr(args, "deepspeed_config", None) if config is None else config
-    config = ignored.get("config_params") if config is None else config
+    config = config_params if config is None else config
     if config is None:
         raise InvalidArgumentError("there is no configuration; give config= (a path or a dict)")
-    text, origin = ((json.dumps(config), "config") if isinstance(config, Mapping) else
-                    (pathlib.Path(config).read_text(encoding="utf-8"), os.fspath(config)))
+    text, origin = text_of(config)
     configuration = native.Configuration(text, origin)
     for note in configuration.notes:
         warnings.warn(note, stacklevel=2)
@@ -151,7 +167,8 @@ class Schedule:
 class Engine(torch.nn.Module):
     """Wraps a model as DeepSpeed's engine does: `engine(x)`, `engine.backward(loss)`,
     `engine.step()`. Losses are divided by the number of micro-batches of a step; `step` updates
-    after the last of them."""
+    after the last of them. `loss.backward()` does the same, but with fp16, where it is
+    `engine.scale(loss).backward()`."""
 
     def __init__(self, model: torch.nn.Module, optimizer: OffloadedOptimizer, lr_scheduler: Any,
                  training_dataloader: Any, configuration: Any) -> None:
@@ -165,22 +182,34 @@ class Engine(torch.nn.Module):
         self.global_steps = 0
         self.skipped_steps = 0
         self._configuration = configuration
+        self._loss_scaling = LossScaling(configuration)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        return self.module(*inputs, **keywords)
+        outputs = self.module(*inputs, **keywords)
+        self._loss_scaling.watch(outputs)
+        return outputs
 
-    def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> torch.Tensor:
-        """Runs backward for a micro-batch; its gradients leave as they become ready."""
-        count = self.gradient_accumulation_steps()
-        (loss * (self.loss_scale / count)).backward(retain_graph=retain_graph)
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False,
+                 scale_wrt_gas: bool = True) -> torch.Tensor:
+        """Runs backward for a micro-batch; its gradients leave as they become ready. Returns the
+        loss, which is divided by the number of micro-batches unless `scale_wrt_gas` is False."""
+        if scale_wrt_gas:
+            loss = loss / self.gradient_accumulation_steps()
+        self._loss_scaling.backward(loss, retain_graph)
         return loss
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Returns the loss times the loss scale, for a `backward` of its own."""
+        return self._loss_scaling.scale(loss)
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step` is after the last micro-batch, and updates."""
         return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
 
-    def step(self) -> None:
-        """Counts a micro-batch; after the last one of a step, updates."""
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Counts a micro-batch; after the last one of a step, updates. `lr_kwargs` are
+        arguments of the scheduler's step."""
+        self._loss_scaling.end_pass()
         if self.is_gradient_accumulation_boundary():
             skipped = self.optimizer.skipped_steps
             self.optimizer.step(divisor=self.loss_scale)
@@ -189,12 +218,12 @@ class Engine(torch.nn.Module):
             self.skipped_steps += not finite
             self._configuration.take_step(finite)
             if finite and self.lr_scheduler is not None:
-                self.lr_scheduler.step()
+                self.lr_scheduler.step(**(lr_kwargs or {}))
         self.micro_steps += 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients of the step that is under way."""
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none)
 
     @property
     def loss_scale(self) -> float:
@@ -221,43 +250,50 @@ class Engine(torch.nn.Module):
         """Examples of a step."""
         return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps()
 
-    def save_checkpoint(self, save_dir: str | os.PathLike, tag: str | None = None,
-                        client_state: Mapping[str, Any] | None = None, **_: Any) -> bool:
-        """Writes SAVE_DIR/TAG: the model, the optimizer's state block by block, and `client_state`.
-        The file `latest` names it once it is whole."""
-        tag = f"global_step{self.global_steps}" if tag is None else str(tag)
-        folder = pathlib.Path(save_dir) / tag
-        folder.mkdir(parents=True)
-        self.optimizer.synchronize()
-        torch.save(self.module.state_dict(), folder / "model.pt")
-        self.optimizer.save(folder / "optimizer")
+    def counts(self) -> dict[str, Any]:
+        """What a checkpoint has beside the model and the optimizer's state."""
         with self.optimizer.state_left_out():
             groups = self.optimizer.state_dict()
         schedule = self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None
-        torch.save({"groups": groups, "schedule": schedule, "micro_steps": self.micro_steps,
-                    "global_steps": self.global_steps, "skipped_steps": self.skipped_steps,
-                    "scale": self._configuration.scale_state,
-                    "client_state": dict(client_state or {})}, folder / "engine.pt")
-        part = pathlib.Path(save_dir) / "latest.part"
-        part.write_text(tag)
-        part.replace(pathlib.Path(save_dir) / "latest")
-        return True
+        return {"groups": groups, "schedule": schedule, "micro_steps": self.micro_steps,
+                "global_steps": self.global_steps, "skipped_steps": self.skipped_steps,
+                "scale": self._configuration.scale_state}
 
-    def load_checkpoint(self, load_dir: str | os.PathLike, tag: str | None = None,
-                        **_: Any) -> tuple[str | None, dict[str, Any] | None]:
-        """Goes on from LOAD_DIR/TAG, by default the latest; returns its path and `client_state`, or
-        (None, None) where there is no checkpoint."""
-        latest = pathlib.Path(load_dir) / "latest"
-        if tag is None and not latest.exists():
-            return None, None
-        folder = pathlib.Path(load_dir) / (latest.read_text() if tag is None else str(tag))
-        self.module.load_state_dict(torch.load(folder / "model.pt"))
-        saved = torch.load(folder / "engine.pt")
-        self.optimizer.load_state_dict(saved["groups"])
-        self.optimizer.load(folder / "optimizer")
-        if self.lr_scheduler is not None and saved["schedule"] is not None:
-            self.lr_scheduler.load_state_dict(saved["schedule"])
+    def take_counts(self, saved: Mapping[str, Any]) -> None:
+        """Counts on from there."""
         self.micro_steps, self.global_steps = saved["micro_steps"], saved["global_steps"]
         self.skipped_steps = saved["skipped_steps"]
         self._configuration.scale_state = saved["scale"]
-        return str(folder), saved["client_state"]
+
+    def save_checkpoint(self, save_dir: Path, tag: Any = None,
+                        client_state: Mapping[str, Any] | None = None, save_latest: bool = True,
+                        exclude_frozen_parameters: bool = False) -> bool:
+        """Writes SAVE_DIR/TAG: the model, the optimizer's state block by block, and `client_state`.
+
+        A checkpoint of this tag is replaced once the new one is whole. Then the file `latest` names
+        it, unless `save_latest` is False. With `exclude_frozen_parameters` the model is saved
+        without parameters that need no gradient; load it with `load_module_strict=False`.
+        """
+        _engine_checkpoint.save(self, save_dir, tag, client_state, save_latest,
+                                exclude_frozen_parameters)
+        return True
+
+    def load_checkpoint(self, load_dir: Path, tag: Any = None, load_module_strict: bool = True,
+                        load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True,
+                        load_module_only: bool = False,
+                        custom_load_fn: Callable[..., Any] | None = None,
+                        ) -> tuple[str | None, dict[str, Any] | None]:
+        """Goes on from LOAD_DIR/TAG, by default the latest; returns its path and `client_state`, or
+        (None, None) where there is no checkpoint.
+
+        With `load_module_only` only the model is loaded, and with `load_optimizer_states=False`
+        masters become the model's values and moments stay. `custom_load_fn(src=, dst=)` brings a
+        state dict into the model in place of its `load_state_dict`.
+        """
+        folder = _engine_checkpoint.find(load_dir, tag)
+        if folder is None:
+            return None, None
+        return folder, _engine_checkpoint.load(
+            self, folder, strict=load_module_strict, optimizer=load_optimizer_states,
+            schedule=load_lr_scheduler_states, module_only=load_module_only,
+            load_model=custom_load_fn)

@@ -80,6 +80,17 @@ class OffloadedAdagrad(OffloadedOptimizer):
     def _learning_rate(self, group: dict[str, Any], updates: int) -> float:
         return float(group["lr"]) / (1 + updates * group["lr_decay"])
 
+    def _take_what_came(self) -> None:
+        super()._take_what_came()
+        if self._options["missing"] != "skip" or not any(
+                group["lr_decay"] for group in self.param_groups):
+            return
+        for shard in self._with_gradients():
+            if (name := shard.first_without_gradient()) is not None:
+                raise NotSupportedError(
+                    f"{name} has no gradient, and with lr_decay its rate would be one of its own: "
+                    'freeze it, leave lr_decay out, or make the optimizer with missing="zero"')
+
     def _first_state(self, group: dict[str, Any], shape: torch.Size) -> torch.Tensor | None:
         value = group["initial_accumulator_value"]
         return torch.full(shape, value, dtype=torch.float32) if value else None

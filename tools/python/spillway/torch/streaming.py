@@ -187,6 +187,13 @@ class Streaming:
                          for parameters in self._parameters]
         self._shard = shard
 
+    def detach(self) -> None:
+        """Ends the pass under way; the optimizer ends that keeps the parameters."""
+        self.leave()
+        self._shard = None
+        self._indices = []
+        self._last = -1
+
     def _before(self, unit: int) -> Any:
         def hook(_module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
             entered = self._inside != unit

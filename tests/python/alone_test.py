@@ -1,0 +1,105 @@
+"""Several processes whose ranks would train apart are refused; torchrun starts them."""
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import spillway
+from spillway.torch import OffloadedAdamW, initialize
+
+CONFIG = {"train_micro_batch_size_per_gpu": 4,
+          "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+
+
+def trains_apart(name):
+    """Does what a script of that name does, in a process of torchrun."""
+    model = torch.nn.Linear(8, 1)
+    if name == "trainer":
+        import transformers
+
+        from spillway.huggingface import SpillwayTrainer
+
+        args = transformers.TrainingArguments(output_dir=sys.argv[1], use_cpu=True, report_to=[])
+        SpillwayTrainer(model=model, args=args)
+    elif name == "initialize":
+        initialize(model=model, config=CONFIG)
+    elif name == "wrapper":  # in the group that the Trainer's arguments have made
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        OffloadedAdamW(wrapped.parameters(), accumulation_steps=None)
+    else:
+        OffloadedAdamW(model.parameters(),
+                       process_group=torch.distributed.new_subgroups(1)[0])
+
+
+def test_scripts_of_torchrun_are_refused_by_name(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         __file__, str(tmp_path)], check=False, capture_output=True, encoding="utf-8",
+        env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for name, words in (("trainer", "SpillwayTrainer with 2 processes"),
+                        ("initialize", "spillway.torch.initialize with 2 processes"),
+                        ("wrapper", "an optimizer without process_group with 2 processes")):
+        said = [line for line in done.stdout.splitlines() if line.startswith(name)]
+        assert len(said) == 2, done.stdout
+        for line in said:
+            assert words in line and "process_group=torch.distributed.group.WORLD" in line
+    assert done.stdout.count("apart on purpose: none") == 2
+
+
+def test_a_launcher_is_noticed_without_a_group(monkeypatch):
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = OffloadedAdamW([parameter])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(spillway.NotSupportedError, match="2 processes"):
+        OffloadedAdamW([torch.nn.Parameter(torch.zeros(3))])
+    parameter.grad = torch.ones(3)
+    with pytest.raises(spillway.NotSupportedError, match="2 processes"):
+        optimizer.step()
+    with pytest.raises(spillway.NotSupportedError, match="2 processes"):
+        initialize(model=torch.nn.Linear(1, 1), config=CONFIG)
+
+
+@pytest.fixture
+def group_of_one(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}",
+                                         rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_wrapper_that_writes_gradients_again_is_refused(group_of_one):
+    model = torch.nn.Linear(8, 1)
+    optimizer = OffloadedAdamW(model.parameters(), accumulation_steps=None)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    wrapped(torch.ones(2, 8)).sum().backward()
+    with pytest.raises(spillway.InvalidArgumentError, match="DistributedDataParallel"):
+        optimizer.step()
+    with pytest.raises(spillway.NotSupportedError, match="DistributedDataParallel"):
+        initialize(model=wrapped, config=CONFIG)
+    with pytest.raises(spillway.NotSupportedError, match="DistributedDataParallel"):
+        OffloadedAdamW(torch.nn.Linear(8, 1).parameters(), deferred=wrapped)
+
+
+def test_shards_of_fsdp_are_refused(group_of_one):
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Linear(8, 1)
+    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    with pytest.raises(spillway.NotSupportedError, match="FSDP"):
+        OffloadedAdamW(model.parameters())
+    with pytest.raises(spillway.NotSupportedError, match="FSDPModule"):
+        initialize(model=model, config=CONFIG)
+
+
+if __name__ == "__main__":
+    for script in ("initialize", "trainer", "wrapper", "apart on purpose"):
+        try:
+            trains_apart(script)
+            print(f"{script}: none", flush=True)
+        except spillway.NotSupportedError as error:
+            print(f"{script}: {error}", flush=True)
+    torch.distributed.destroy_process_group()

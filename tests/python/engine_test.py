@@ -1,0 +1,294 @@
+"""The engine of spillway.torch.initialize: every keyword is honoured or refused, backward passes of
+the program's own are those of DeepSpeed, and checkpoints can be written over."""
+import inspect
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import spillway
+from spillway.torch import Engine, OffloadedAdamW, init_distributed, initialize
+
+CONFIG = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+          "gradient_clipping": 0.05,
+          "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+          "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}}
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+
+
+def make(**more):
+    model = network()
+    return initialize(model=model, model_parameters=model.parameters(),
+                      config={**CONFIG, **more})[0]
+
+
+def batch(number, engine=None):
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
+    return x if engine is None else x.to(next(engine.module.parameters()).dtype)
+
+
+def train(engine, numbers, own_backward=False):
+    losses = []
+    for number in numbers:
+        loss = engine(batch(number, engine)).float().pow(2).mean()
+        if own_backward:
+            loss.backward()
+        else:
+            engine.backward(loss)
+        engine.step()
+        losses.append(float(loss))
+    return losses
+
+
+def weights(engine):
+    return [parameter.detach().clone() for parameter in engine.module.parameters()]
+
+
+def same(some, others):
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def run_peer(*arguments):
+    done = subprocess.run([sys.executable, __file__, *arguments], check=False,
+                          capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_backward_pass_of_the_programs_own_is_that_of_deepspeed():
+    ours, theirs = run_peer("spillway"), run_peer("deepspeed")
+    # Feedback carries roundings of fp32 through 6 updates.
+    assert ours["own"] == pytest.approx(theirs["own"], rel=1e-5)
+    assert ours["own"] == pytest.approx(theirs["engine"], rel=1e-5)
+    assert ours["returned"] == pytest.approx(theirs["returned"], rel=1e-5)
+    with torch.no_grad():
+        untrained = [float(network()(batch(number)).pow(2).mean()) for number in range(12)]
+    assert ours["own"][-1] != pytest.approx(untrained[-1], rel=1e-3), "nothing was trained"
+
+
+def test_fp16_needs_the_scale():
+    fp16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
+    engine, expected = make(**fp16), make(**fp16)
+    train(expected, range(4))
+    for number in range(4):
+        loss = engine(batch(number, engine)).float().pow(2).mean()
+        if number == 2:
+            with pytest.raises(spillway.InvalidArgumentError, match="loss scale 256.*scale"):
+                loss.backward(retain_graph=True)
+        engine.scale(loss).backward()
+        engine.step()
+    assert same(weights(engine), weights(expected))
+
+
+def test_a_loss_need_not_be_divided():
+    engine, expected = make(gradient_clipping=0.0), make(gradient_clipping=0.0)
+    for number in range(2):
+        loss = engine(batch(number)).pow(2).mean()
+        assert engine.backward(loss / 2, scale_wrt_gas=False) is not None
+        engine.step()
+    train(expected, range(2))
+    assert same(weights(engine), weights(expected))
+
+
+def test_keywords_are_those_of_deepspeed():
+    import deepspeed
+
+    for ours, theirs in ((Engine.save_checkpoint, deepspeed.DeepSpeedEngine.save_checkpoint),
+                         (Engine.load_checkpoint, deepspeed.DeepSpeedEngine.load_checkpoint),
+                         (Engine.backward, deepspeed.DeepSpeedEngine.backward),
+                         (Engine.step, deepspeed.DeepSpeedEngine.step),
+                         (initialize, deepspeed.initialize),
+                         (init_distributed, deepspeed.init_distributed)):
+        mine = inspect.signature(ours).parameters
+        assert set(mine) == set(inspect.signature(theirs).parameters), ours
+        assert not any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+                       for each in mine.values())
+
+
+def test_misspelt_and_unsupported_keywords_are_named(tmp_path):
+    engine = make()
+    for call in (lambda: engine.save_checkpoint(tmp_path, save_lastest=False),
+                 lambda: engine.load_checkpoint(tmp_path, load_optimizer_state=False),
+                 lambda: initialize(model=network(), config=CONFIG, modle=1),
+                 lambda: OffloadedAdamW(network().parameters(), fuzed=True)):
+        with pytest.raises(TypeError, match="save_lastest|load_optimizer_state|modle|fuzed"):
+            call()
+    for name in ("mpu", "mesh_param"):
+        with pytest.raises(spillway.NotSupportedError, match=name):
+            initialize(model=network(), config=CONFIG, **{name: object()})
+    with pytest.raises(spillway.NotSupportedError, match="world_size is 2"):
+        init_distributed(world_size=2)
+    for group in ({"amsgrad": True}, {"maximize": True}):
+        with pytest.raises(spillway.NotSupportedError, match=f"has {next(iter(group))}=True"):
+            OffloadedAdamW([{"params": list(network().parameters()), **group}])
+    optimizer = OffloadedAdamW(network().parameters())
+    optimizer.param_groups[0]["amsgrad"] = True
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(32, 8)
+    with pytest.raises(spillway.NotSupportedError, match="amsgrad=True"):
+        optimizer.step()
+
+
+def saved(tmp_path, steps=8, **more):
+    engine = make(**more)
+    train(engine, range(steps))
+    engine.save_checkpoint(tmp_path, tag="best", client_state={"epoch": 3})
+    return engine
+
+
+def test_only_the_model_or_no_optimizer_state_may_be_loaded(tmp_path):
+    first = saved(tmp_path)
+    moments = first.optimizer.state_dict()["state"][0]["exp_avg"]
+    only = make()
+    assert only.load_checkpoint(tmp_path, load_module_only=True)[1] == {"epoch": 3}
+    assert same(weights(only), weights(first))
+    assert only.global_steps == 0 and only.get_lr() == make().get_lr()
+    assert only.optimizer.state_dict()["state"] == {}
+    without = make()
+    without.load_checkpoint(tmp_path, load_optimizer_states=False)
+    assert without.global_steps == 4 and without.get_lr() == first.get_lr()
+    assert without.optimizer.state_dict()["state"] == {}
+    unscheduled = make()
+    unscheduled.load_checkpoint(tmp_path, load_lr_scheduler_states=False)
+    assert unscheduled.lr_scheduler.updates == 0
+    assert torch.equal(unscheduled.optimizer.state_dict()["state"][0]["exp_avg"], moments)
+    other = make()
+    other.load_checkpoint(tmp_path, load_module_only=True,
+                          custom_load_fn=lambda src, dst: dst[0].load_state_dict(
+                              {"weight": src["0.weight"], "bias": src["0.bias"]}))
+    assert torch.equal(other.module[0].weight, first.module[0].weight)
+    assert torch.equal(other.module[2].weight, make().module[2].weight)
+
+
+def test_latest_and_frozen_parameters_are_left_out_where_asked(tmp_path):
+    model = network()
+    model[0].requires_grad_(False)
+    engine = initialize(model=model, config=CONFIG)[0]
+    train(engine, range(2))
+    engine.save_checkpoint(tmp_path, tag="one", save_latest=False, exclude_frozen_parameters=True)
+    assert not (tmp_path / "latest").exists()
+    assert set(torch.load(tmp_path / "one/model.pt")) == {"2.weight", "2.bias"}
+    with pytest.raises(RuntimeError, match="Missing key"):
+        engine.load_checkpoint(tmp_path, "one")
+    assert engine.load_checkpoint(tmp_path, "one", load_module_strict=False)[0]
+    with pytest.raises(spillway.InvalidArgumentError, match="tag two .* there is one"):
+        engine.load_checkpoint(tmp_path, "two")
+    for tag in ("..", "../two", "latest", ""):
+        with pytest.raises(spillway.InvalidArgumentError, match="tag is"):
+            engine.save_checkpoint(tmp_path, tag=tag)
+
+
+def test_a_tag_may_be_saved_again_and_files_of_others_stay(tmp_path):
+    engine = saved(tmp_path)
+    (tmp_path / "best/notes.txt").write_text("good")
+    (tmp_path / "best/optimizer/more").mkdir()
+    train(engine, range(8, 12))
+    engine.save_checkpoint(tmp_path, tag="best")
+    resumed = make()
+    resumed.load_checkpoint(tmp_path)
+    assert resumed.global_steps == 6 and same(weights(resumed), weights(engine))
+    assert (tmp_path / "best/notes.txt").read_text() == "good"
+    assert {path.name for path in tmp_path.iterdir()} == {"best", "latest"}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.txt").write_text("")
+    with pytest.raises(spillway.InvalidArgumentError, match="is no checkpoint"):
+        engine.save_checkpoint(tmp_path, tag="other")
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename", "model", "state"])
+def test_a_save_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch, call):
+    engine = saved(tmp_path)
+    before = weights(engine)
+    train(engine, range(8, 12))
+
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    target = {"fsync": (os, "fsync"), "rename": (spillway._files, "_exchange"),
+              "model": (torch, "save"), "state": (engine.optimizer, "save")}[call]
+    with monkeypatch.context() as patched:
+        patched.setattr(*target, fails)
+        with pytest.raises(spillway.IoError, match="No space left.*as it was"):
+            engine.save_checkpoint(tmp_path, tag="best")
+    resumed = make()
+    resumed.load_checkpoint(tmp_path, "best")
+    assert same(weights(resumed), before)
+    assert {path.name for path in tmp_path.iterdir()} == {"best", "latest"}
+    engine.save_checkpoint(tmp_path, tag="best")
+    resumed.load_checkpoint(tmp_path)
+    assert same(weights(resumed), weights(engine))
+
+
+@pytest.mark.parametrize("number", range(1, 14, 3))
+def test_a_save_that_is_killed_leaves_the_old_or_the_new_checkpoint(tmp_path, number):
+    done = subprocess.run([sys.executable, __file__, "killed", str(tmp_path), str(number)],
+                          check=False, capture_output=True, encoding="utf-8")
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    resumed = make()
+    resumed.load_checkpoint(tmp_path)
+    assert resumed.global_steps in (4, 6)
+    expected = make()
+    train(expected, range(2 * resumed.global_steps))
+    assert same(weights(resumed), weights(expected))
+    train(resumed, range(2 * resumed.global_steps, 14))
+    resumed.save_checkpoint(tmp_path, tag="best")
+    train(expected, range(2 * expected.global_steps, 14))
+    again = make()
+    again.load_checkpoint(tmp_path)
+    assert same(weights(again), weights(expected))
+    assert {path.name for path in tmp_path.iterdir()} == {"best", "latest"}
+
+
+def save_and_die(folder, number):
+    """Dies before the n-th write, sync or rename of a second save to the same tag."""
+    engine = saved(folder)
+    train(engine, range(8, 12))
+    calls = []
+
+    def counted(function):
+        def call(*arguments, **keywords):
+            calls.append(None)
+            if len(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keywords)
+        return call
+
+    for module, name in ((os, "fsync"), (os, "mkdir"), (torch, "save"), (pathlib.Path, "rename"),
+                         (spillway._files, "_exchange"), (spillway._files.shutil, "rmtree"),
+                         (engine.optimizer, "save")):
+        setattr(module, name, counted(getattr(module, name)))
+    engine.save_checkpoint(folder, tag="best")
+
+
+def show(kind):
+    """Prints losses of both ways to call backward, with DeepSpeed or with ours."""
+    if kind == "deepspeed":
+        os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="29519",
+                          RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+        import deepspeed as module
+    else:
+        import spillway.torch as module
+    module.init_distributed()
+    said = {}
+    for name in ("engine", "own"):
+        model = network()
+        engine, *_ = module.initialize(model=model, model_parameters=model.parameters(),
+                                       config=CONFIG)
+        said[name] = train(engine, range(12), name == "own")
+    said["returned"] = float(engine.backward(engine(batch(0)).pow(2).mean()))
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "killed":
+        save_and_die(pathlib.Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        show(sys.argv[1])

@@ -1,0 +1,92 @@
+"""How long an optimizer holds what it has: state and lock go with it, parameters stay with the
+model."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from spillway._load import native
+from spillway._state_folders import give_back
+from spillway.errors import InvalidArgumentError
+
+#: The optimizer that holds a parameter, as a weak reference.
+_holders: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+class Lifetime:
+    """What an optimizer holds beside itself: hooks and shards, until it is closed or gone."""
+
+    def __init__(self, owner: WithLifetime) -> None:
+        self.hooks: list[Any] = []
+        self.shards: list[Any] = []
+        self.streamings: list[Any] = []
+        self.folders: list[str] = []
+        self._ended_by: str | None = None
+        # Without a reference to the owner, whose end this is.
+        weakref.finalize(owner, self.end, "it is gone").atexit = False
+
+    def end(self, why: str) -> None:
+        """Applies an update that is decided, frees state, and unlocks its folders. Parameters keep
+        their values, in the memory in which they are."""
+        if self._ended_by is not None:
+            return
+        self._ended_by = why
+        for hook in self.hooks:
+            hook.remove()
+        for streaming in self.streamings:
+            streaming.detach()
+        for shard in self.shards:
+            shard.release()
+        self.hooks.clear()
+        self.streamings.clear()
+        self.shards.clear()
+        give_back(self.folders)
+        native.release_freed_memory()
+
+    def check_open(self) -> None:
+        """Raises if the optimizer has ended."""
+        if self._ended_by is not None:
+            raise InvalidArgumentError(f"this optimizer has ended: {self._ended_by}; make a new "
+                                       "one with the model's parameters, and load its state")
+
+
+def hold(owner: WithLifetime, parameters: Iterable[torch.Tensor]) -> None:
+    """Makes `owner` the one that holds these parameters: another one that does is closed."""
+    for parameter in parameters:
+        reference = _holders.get(parameter)
+        before = None if reference is None else reference()
+        if before is not None and before is not owner:
+            before.end("another optimizer was made with parameters that it had")
+        _holders[parameter] = weakref.ref(owner)
+
+
+class WithLifetime(torch.optim.Optimizer):
+    """An optimizer that ends before its parameters do."""
+
+    _lifetime: Lifetime
+    _places: dict[torch.Tensor, tuple[Any, int]]
+
+    @property
+    def _shards(self) -> list[Any]:
+        self._lifetime.check_open()
+        return self._lifetime.shards
+
+    def close(self) -> None:
+        """Applies an update that is decided, frees state and unlocks folders. Parameters keep their
+        values and are those of any model; the optimizer takes no step any more."""
+        self.end("close() was called")
+
+    def end(self, why: str) -> None:
+        """Does that; later calls say why."""
+        self._lifetime.end(why)
+        self._places.clear()
+
+    def __enter__(self) -> WithLifetime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
