@@ -80,3 +80,88 @@ def test_misuse_is_named():
         transformation.update({"w": jnp.zeros(3)}, state)
     with pytest.raises(spillway.InvalidArgumentError, match="make another"):
         transformation.init({"w": jnp.zeros(3)})
+
+
+def stepper(transformation):
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = transformation.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+    return step
+
+
+def gradients_of(step, params):
+    random = numpy.random.default_rng(step)
+    return jax.tree.map(lambda p: jnp.asarray(random.normal(size=p.shape), p.dtype), params)
+
+
+def close(ours, theirs, bound):
+    return all(numpy.abs(a - b).max() < bound
+               for a, b in zip(leaves(ours), leaves(theirs), strict=True))
+
+
+@pytest.mark.parametrize("project", [
+    lambda params: jax.tree.map(lambda p: jnp.clip(p, -0.5, 0.5), params),
+    lambda params: jax.tree.map(jnp.zeros_like, params),
+    lambda params: {**params, "w": params["w"].at[2, 3].set(7.0)}])
+def test_parameters_that_the_program_writes_become_those_of_the_masters(project):
+    ours = theirs = start(jnp.float32)
+    transformation, reference = offloaded_adamw(1e-2), optax.adamw(1e-2)
+    mine, other = transformation.init(ours), reference.init(theirs)
+    step, optaxs = stepper(transformation), stepper(reference)
+    for number in range(12):
+        ours, mine = step(ours, mine, gradients_of(number, ours))
+        theirs, other = optaxs(theirs, other, gradients_of(number, theirs))
+        if number % 3 == 2:
+            ours, theirs = project(ours), project(theirs)
+    # Two roundings of fp32 in each of 12 steps, of values below 8.
+    assert close(ours, theirs, 24 * 8 * 2**-24)
+
+
+def test_what_comes_after_in_a_chain_is_what_the_masters_are():
+    ours = theirs = start(jnp.float32)
+    chains = [optax.chain(first, optax.scale(0.5))
+              for first in (offloaded_adamw(1e-2), optax.adamw(1e-2))]
+    states = [chain.init(ours) for chain in chains]
+    for number in range(8):
+        ours, states[0] = stepper(chains[0])(ours, states[0], gradients_of(number, ours))
+        theirs, states[1] = stepper(chains[1])(theirs, states[1], gradients_of(number, theirs))
+    assert close(ours, theirs, 16 * 4 * 2**-24)
+
+
+def test_a_state_of_another_update_is_refused(tmp_path):
+    params = start(jnp.float32)
+    transformation = offloaded_adamw(1e-2)
+    state = transformation.init(params)
+    step = stepper(transformation)
+    kept = params, state
+    expected = []
+    for number in range(3):
+        params, state = step(params, state, gradients_of(number, params))
+        jax.block_until_ready(params)
+        expected.append(params)
+        if number == 0:
+            transformation.save(tmp_path / "saved")
+            kept = params, state
+    with pytest.raises(Exception, match="the state is that after 1 updates.*has made 3"):
+        jax.block_until_ready(step(*kept, gradients_of(1, params)))
+    jax.clear_caches()
+    transformation.load(tmp_path / "saved")
+    again, state = stepper(transformation)(*kept, gradients_of(1, params))
+    assert all(map(numpy.array_equal, leaves(again), leaves(expected[1])))
+
+
+def test_updates_that_a_wrapper_drops_are_refused():
+    params = start(jnp.float32)
+    wrapped = optax.MultiSteps(offloaded_adamw(1e-2), every_k_schedule=2)
+    state = wrapped.init(params)
+    with pytest.raises(Exception, match="optax.MultiSteps"):
+        for number in range(4):
+            params, state = stepper(wrapped)(params, state, gradients_of(number, params))
+            jax.block_until_ready(params)
+
+
+def test_several_processes_of_jax_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(spillway.NotSupportedError, match="in 2 processes"):
+        offloaded_adamw(1e-2).init({"w": jnp.zeros(3)})

@@ -9,8 +9,7 @@
 """
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,10 @@ import jax.numpy as jnp
 import numpy
 from jax.experimental import io_callback
 
+from spillway._files import MARKS, OURS, written_whole
 from spillway._load import native
+from spillway._paths import Path, Paths, folders_of, path_of
+from spillway._state_folders import own_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
 
 __all__ = ["OffloadedState", "OffloadedTransformation", "offloaded_adamw"]
@@ -27,7 +29,7 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 class OffloadedState(NamedTuple):
-    """What JAX sees of the state: how many updates were asked for."""
+    """What JAX sees of the state: how many updates were asked for, skipped ones included."""
 
     count: jax.Array
 
@@ -38,12 +40,21 @@ def _bits(array: Any) -> numpy.ndarray:
     return flat if flat.dtype == numpy.float32 else flat.view(numpy.uint16)
 
 
+def _largest(array: numpy.ndarray) -> float:
+    """The largest magnitude of an array, 0 for an empty one."""
+    return float(numpy.abs(array.astype(numpy.float32)).max(initial=0.0))
+
+
 class OffloadedTransformation:
     """An optax GradientTransformation: `init` and `update`. It serves one set of parameters.
 
     The masters are its own; `update` returns what leads from `params` to them, so that applying it
     gives their values, up to one rounding of the parameters' type. Parameters are of one type:
     float32, bfloat16 or float16. A step with a gradient that is not finite changes nothing.
+
+    An update compares the state and `params` with those that the update before returned. Elements
+    of `params` that are others by more than roundings, because the program projected or loaded
+    them, become those of the masters; moments stay. A state of another update is refused.
     """
 
     def __init__(self, learning_rate: float | Callable[[int], Any], group: Any, options: Any,
@@ -53,11 +64,17 @@ class OffloadedTransformation:
         self._options = options
         self._max_norm = max_norm
         self._trainer: Any = None
+        self._count: int | None = None  # of the state that comes next; None: any
+        self._largest: list[float] = []  # of the parameters of the update before, by leaf
 
     def init(self, params: Any) -> OffloadedState:
         """Takes the parameters; not within jit."""
         if self._trainer is not None:
             raise InvalidArgumentError("this transformation has parameters already; make another")
+        if jax.process_count() > 1:
+            raise NotSupportedError(
+                f"JAX runs in {jax.process_count()} processes, which would train each for itself: "
+                "run one process, or use optax with sharded arrays")
         leaves = jax.tree_util.tree_leaves_with_path(params)
         kinds = {str(leaf.dtype) for _, leaf in leaves}
         if len(kinds) != 1 or not kinds <= set(_DTYPES):
@@ -65,8 +82,11 @@ class OffloadedTransformation:
                                     f"be of one of {', '.join(_DTYPES)}")
         self._options.dtype = _DTYPES[kinds.pop()]
         self._options.groups = [self._group]
+        self._options.nvme = own_folders(self._options.nvme, self)
         self._trainer = native.Trainer(self._options, [
             (jax.tree_util.keystr(path), 0, _bits(leaf), None) for path, leaf in leaves])
+        self._count = 0
+        self._largest = [_largest(numpy.asarray(leaf)) for _, leaf in leaves]
         return OffloadedState(jnp.zeros((), jnp.int32))
 
     def update(self, updates: Any, state: OffloadedState,
@@ -76,12 +96,17 @@ class OffloadedTransformation:
             raise InvalidArgumentError("update needs params: update(grads, state, params)")
         leaves, structure = jax.tree_util.tree_flatten(params)
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        values = io_callback(self._step, shapes, jax.tree_util.tree_leaves(updates), ordered=True)
+        values = io_callback(self._step, shapes, state.count, leaves,
+                             jax.tree_util.tree_leaves(updates), ordered=True)
         deltas = [value - leaf for value, leaf in zip(values, leaves, strict=True)]
         return (jax.tree_util.tree_unflatten(structure, deltas),
                 OffloadedState(state.count + 1))
 
-    def _step(self, gradients: list[Any]) -> list[numpy.ndarray]:
+    def _step(self, count: Any, params: list[Any], gradients: list[Any]) -> list[numpy.ndarray]:
+        if self._count is not None:
+            self._check_count(int(count))
+            for index, (array, largest) in enumerate(zip(params, self._largest, strict=True)):
+                self._take_writes(index, numpy.asarray(array), largest)
         arrays = [numpy.asarray(gradient) for gradient in gradients]
         for index, array in enumerate(arrays):
             self._trainer.add_gradient(index, _bits(array))
@@ -89,21 +114,50 @@ class OffloadedTransformation:
         self._group.lr = float(rate(self._trainer.updates) if callable(rate) else rate)
         self._trainer.set_group(0, self._group)
         self._trainer.step(1.0, self._max_norm)
-        return [numpy.from_dlpack(self._trainer.values(index)).view(array.dtype)
-                .reshape(array.shape).copy() for index, array in enumerate(arrays)]
+        self._count = int(count) + 1
+        self._largest = [_largest(numpy.asarray(array)) for array in params]
+        return [self._values(index, array).copy() for index, array in enumerate(params)]
 
-    def save(self, directory: str | os.PathLike) -> None:
-        """Writes masters, moments and the number of updates to a new folder."""
-        self._trainer.save(os.fspath(directory))
+    def _values(self, index: int, like: Any) -> numpy.ndarray:
+        """The trainer's own memory of a parameter."""
+        return numpy.from_dlpack(self._trainer.values(index)).view(like.dtype).reshape(like.shape)
 
-    def load(self, directory: str | os.PathLike) -> None:
-        """Takes what `save` wrote; the next update leads to where it goes on from there."""
-        self._trainer.load(os.fspath(directory))
+    def _check_count(self, count: int) -> None:
+        if count != self._count:
+            raise InvalidArgumentError(
+                f"the state is that after {count} updates, and this transformation has made "
+                f"{self._count}: masters and moments are its own, and not in the state. Go on from "
+                "the last state and parameters; for earlier ones, save(folder) with them and "
+                "load(folder) before you go on. In optax.MultiSteps, which asks for updates that "
+                "it drops, add up gradients yourself")
+
+    def _take_writes(self, index: int, params: numpy.ndarray, largest: float) -> None:
+        """Makes the masters of what the program has written since the last update what it is."""
+        values = self._values(index, params)
+        # The difference is rounded, and what applies it rounds once more.
+        bound = 2 * float(jnp.finfo(params.dtype).eps) * (largest + _largest(values))
+        wide = params.astype(numpy.float32)
+        written = ~(numpy.abs(wide - values.astype(numpy.float32)) <= bound)
+        if written.any():
+            values[written] = params[written]
+            self._trainer.take_values(index)
+
+    def save(self, directory: Path) -> None:
+        """Writes masters, moments and the number of updates to a folder. A checkpoint that is there
+        is replaced once the new one is whole."""
+        with written_whole(path_of(directory, "directory"), MARKS, OURS) as new:
+            self._trainer.save(new)
+
+    def load(self, directory: Path) -> None:
+        """Takes what `save` wrote; the next update leads to where it goes on from there, from
+        whatever state and parameters it is given."""
+        self._trainer.load(path_of(directory, "directory"))
+        self._count = None
 
 
 def offloaded_adamw(learning_rate: float | Callable[[int], Any], b1: float = 0.9,
                     b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 1e-4, *,
-                    max_norm: float = 0.0, nvme: Iterable[str | os.PathLike] = (),
+                    max_norm: float = 0.0, nvme: Paths = (),
                     state_format: str = "fp32", threads: int = 0,
                     seed: int = 1234) -> OffloadedTransformation:
     """AdamW as optax.adamw computes it, within roundings of fp32.
@@ -115,6 +169,6 @@ def offloaded_adamw(learning_rate: float | Callable[[int], Any], b1: float = 0.9
     group.optimizer, group.decoupled = "adam", True
     group.beta1, group.beta2, group.eps, group.weight_decay = b1, b2, eps, weight_decay
     options = native.TrainerOptions()
-    options.nvme = [os.fspath(folder) for folder in nvme]
+    options.nvme = folders_of(nvme, "nvme")
     options.state_format, options.threads, options.seed = state_format, threads, seed
     return OffloadedTransformation(learning_rate, group, options, max_norm)
