@@ -170,6 +170,46 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
     assert same(weights(resumed), weights(whole))
 
 
+def test_a_killed_run_saves_again_where_it_had_saved(tmp_path):
+    trainer = make(SpillwayTrainer, seeded(gpt2), tmp_path, 8)
+    expected = train(trainer)
+    state = tmp_path / "checkpoint-8/trainer_state.json"
+    os.remove(state)  # as a run leaves it that is killed while it saves
+    resumed = make(SpillwayTrainer, seeded(gpt2), tmp_path, 8)
+    losses = train(resumed, resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert losses == expected and state.exists()
+    assert same(weights(resumed.model), weights(trainer.model))
+    assert not list(tmp_path.rglob(".*partial"))
+
+
+def test_a_trainer_without_the_state_of_a_checkpoint_says_so(tmp_path):
+    train(make(SpillwayTrainer, seeded(gpt2), tmp_path, 4))
+    checkpoint = tmp_path / "checkpoint-4"
+    for optimizer in (None, OffloadedAdamW):
+        model = seeded(gpt2)
+        more = {} if optimizer is None else {
+            "optimizers": (optimizer(model.parameters(), accumulation_steps=None), None)}
+        plain = make(transformers.Trainer, model, tmp_path, 8, **more)
+        with pytest.raises(Exception, match="StateIsInTheFolderSpillway"):
+            plain.train(resume_from_checkpoint=str(checkpoint))
+    os.rename(checkpoint / "spillway", checkpoint / "elsewhere")
+    with pytest.warns(UserWarning, match="fresh moments"):
+        train(make(SpillwayTrainer, seeded(gpt2), tmp_path, 5),
+              resume_from_checkpoint=str(checkpoint))
+
+
+def test_a_layer_that_is_not_used_is_skipped_as_torch_skips_it(tmp_path):
+    runs = []
+    for number, kind in enumerate((transformers.Trainer, SpillwayTrainer)):
+        model = seeded(gpt2)
+        model.unused = torch.nn.Linear(4, 4)
+        before = weights(model.unused)
+        runs.append(train(make(kind, model, tmp_path / str(number))))
+        assert same(weights(model.unused), before)
+    for ours, reference in zip(runs[1], runs[0], strict=True):
+        assert ours == pytest.approx(reference, rel=2e-3)
+
+
 def test_supervised_fine_tuning_of_adapters_has_state_for_them_alone(tmp_path):
     import datasets
     import peft

@@ -10,18 +10,29 @@ For a trainer of another library, put `Offloaded` in front of it:
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import torch
 import transformers
 
 from spillway._deepspeed import offload_options, read_configuration, resolve
-from spillway.errors import InvalidArgumentError, NotSupportedError
-from spillway.torch import OffloadedAdagrad, OffloadedAdamW, OffloadedOptimizer, OffloadedSGD
+from spillway._trainer_optimizers import choose
+from spillway.errors import InvalidArgumentError
+from spillway.torch import OffloadedOptimizer
+from spillway.torch._alone import check_alone, check_unwrapped
 
 __all__ = ["Offloaded", "SpillwayTrainer"]
 
 _FOLDER = "spillway"  # of the state, in a checkpoint of the Trainer
+
+
+class StateIsInTheFolderSpillway:
+    """Stands for the state in the file optimizer.pt of a checkpoint.
+
+    A Trainer without `Offloaded` would go on with fresh moments. It loads that file with
+    `weights_only=True`, which names this class and refuses it: resume with SpillwayTrainer.
+    """
 
 
 class Offloaded:
@@ -46,6 +57,8 @@ class Offloaded:
                     f"{key} of the Trainer comes from its arguments: set "
                     "gradient_accumulation_steps and max_grad_norm there")
         super().__init__(*arguments, **keywords)
+        check_alone(type(self).__name__)
+        check_unwrapped(self.model, type(self).__name__)
         if self._deepspeed is not None:
             self._spillway = offload_options(resolve(self._deepspeed, self.args))
 
@@ -57,22 +70,10 @@ class Offloaded:
         options = dict(self._spillway)
         if options.pop("deferred", False):
             options["deferred"] = model
-        kind, hyperparameters = self._kind()
+        kind, hyperparameters, options = choose(self.args, options)
         self.optimizer = kind(self._groups(model), lr=self.args.learning_rate,
                               accumulation_steps=None, **hyperparameters, **options)
         return self.optimizer
-
-    def _kind(self) -> tuple[type[OffloadedOptimizer], dict[str, Any]]:
-        args, name = self.args, str(getattr(self.args.optim, "value", self.args.optim))
-        if name.startswith("adamw_torch"):
-            return OffloadedAdamW, {"betas": (args.adam_beta1, args.adam_beta2),
-                                    "eps": args.adam_epsilon}
-        if name == "adagrad":
-            return OffloadedAdagrad, {}
-        if name == "sgd":
-            return OffloadedSGD, {}
-        raise NotSupportedError(f'optim is "{name}"; with Spillway it is adamw_torch, adagrad or '
-                                "sgd")
 
     def _groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
         decayed = set(self.get_decay_parameter_names(model))
@@ -96,14 +97,21 @@ class Offloaded:
         return float(grad_norm)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        with self._offloaded().state_left_out():
+        with self._offloaded().state_left_out(StateIsInTheFolderSpillway()):
             super()._save_optimizer_and_scheduler(output_dir)
         self._offloaded().save(os.path.join(output_dir, _FOLDER))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and os.path.isdir(os.path.join(checkpoint, _FOLDER)):
+        with torch.serialization.safe_globals([StateIsInTheFolderSpillway]):
+            super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        if os.path.isdir(os.path.join(checkpoint, _FOLDER)):
             self._offloaded().load(os.path.join(checkpoint, _FOLDER))
+        elif not self._offloaded().has_state():
+            warnings.warn(f"{checkpoint} has no state of an optimizer, neither in the folder "
+                          f"{_FOLDER} nor in optimizer.pt: training goes on with fresh moments",
+                          stacklevel=2)
 
 
 class SpillwayTrainer(Offloaded, transformers.Trainer):

@@ -1,0 +1,83 @@
+"""Names of TrainingArguments.optim: each is an optimizer of ours, or refused with what to use."""
+import warnings
+
+import pytest
+import torch
+import transformers
+from transformers.training_args import OptimizerNames
+
+import spillway
+from spillway.huggingface import SpillwayTrainer
+from spillway.torch import OffloadedAdagrad, OffloadedAdamW, OffloadedLion, OffloadedSGD
+
+MAPPED = {
+    "adamw_torch": OffloadedAdamW, "adamw_torch_fused": OffloadedAdamW,
+    "adamw_torch_8bit": OffloadedAdamW, "adamw_bnb_8bit": OffloadedAdamW,
+    "adamw_8bit": OffloadedAdamW, "paged_adamw_8bit": OffloadedAdamW,
+    "paged_adamw_32bit": OffloadedAdamW, "lion_32bit": OffloadedLion, "lion_8bit": OffloadedLion,
+    "paged_lion_8bit": OffloadedLion, "adagrad": OffloadedAdagrad, "sgd": OffloadedSGD}
+
+
+def make(tmp_path, name, dtype=torch.bfloat16, optim_args=None, **options):
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[],
+                                          optim="adamw_torch", adam_beta1=0.8, adam_epsilon=1e-6,
+                                          learning_rate=0.125, optim_args=optim_args)
+    args.optim = name  # without the libraries that the arguments look for
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).to(dtype)
+    return SpillwayTrainer(model=model, args=args, spillway=options).create_optimizer()
+
+
+@pytest.mark.parametrize("name, kind", MAPPED.items())
+def test_names_that_are_mapped(tmp_path, name, kind):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer = make(tmp_path, name)
+    said = [str(each.message) for each in caught if f'optim "{name}"' in str(each.message)]
+    assert type(optimizer) is kind
+    group = optimizer.param_groups[0]
+    assert group["lr"] == 0.125
+    if kind is OffloadedAdamW:
+        assert group["betas"] == (0.8, 0.999) and group["eps"] == 1e-6
+    if "8bit" in name:
+        assert optimizer._options["state_format"] == "int8"
+        assert len(said) == 1 and "int8 with an fp32 scale for every 256" in said[0]
+    else:
+        assert optimizer._options["state_format"] == "fp32"
+        assert len(said) == ("paged" in name)
+
+
+@pytest.mark.parametrize("name, words", [
+    ("adamw_torch_4bit", "int8"), ("adafactor", "int8"), ("galore_adamw_8bit", "int8"),
+    ("adamw_anyprecision", "bf16"), ("rmsprop_bnb", "adamw_torch"), ("ademamix", "adamw_torch"),
+    ("schedule_free_adamw", "adamw_torch"), ("adamw_torch_9bit", "adamw_torch"),
+    ("stable_adamw", "adamw_torch")])
+def test_names_that_are_refused_name_what_to_use(tmp_path, name, words):
+    with pytest.raises(spillway.NotSupportedError, match=f'optim is "{name}".*use .*{words}'):
+        make(tmp_path, name)
+
+
+def test_every_name_of_transformers_is_mapped_or_refused(tmp_path):
+    for name in OptimizerNames:
+        try:
+            make(tmp_path, name)
+        except spillway.NotSupportedError as error:
+            assert f'optim is "{name.value}"' in str(error)
+
+
+def test_options_come_first_and_float32_models_are_told(tmp_path):
+    with pytest.warns(UserWarning, match='state_format="bf16" of the options'):
+        optimizer = make(tmp_path, "adamw_8bit", state_format="bf16")
+    assert optimizer._options["state_format"] == "bf16"
+    with pytest.raises(spillway.InvalidArgumentError, match="bfloat16"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make(tmp_path, "adamw_8bit", torch.float32)
+
+
+def test_optim_args_are_taken_or_refused(tmp_path):
+    optimizer = make(tmp_path, "sgd", optim_args="momentum=0.9")
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    assert make(tmp_path, "adagrad", optim_args="eps=0.5").param_groups[0]["eps"] == 0.5
+    for name, said in (("adamw_torch", "beta1=0.5"), ("sgd", "momentun=0.9"),
+                       ("sgd", "momentum=high")):
+        with pytest.raises(spillway.InvalidArgumentError, match=f"optim_args has {said}"):
+            make(tmp_path, name, optim_args=said)
