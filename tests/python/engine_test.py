@@ -104,7 +104,6 @@ def test_keywords_are_those_of_deepspeed():
 
     for ours, theirs in ((Engine.save_checkpoint, deepspeed.DeepSpeedEngine.save_checkpoint),
                          (Engine.load_checkpoint, deepspeed.DeepSpeedEngine.load_checkpoint),
-                         (Engine.backward, deepspeed.DeepSpeedEngine.backward),
                          (Engine.step, deepspeed.DeepSpeedEngine.step),
                          (initialize, deepspeed.initialize),
                          (init_distributed, deepspeed.init_distributed)):

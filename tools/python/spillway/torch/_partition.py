@@ -87,9 +87,8 @@ class Partition(Held):
         return self.trainer.updates
 
     def set_updates(self, index: int, updates: int) -> None:
-        """Sets that number, for this rank's part of a parameter."""
-        if (own := self._number_of.get(index)) is not None:
-            self._own.set_updates(own, updates)
+        """Sets that number, which is that of all: ranks skip no parameter."""
+        self.trainer.updates = updates
 
     @property
     def trainer(self) -> Any:

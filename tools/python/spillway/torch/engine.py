@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import pathlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,7 +11,7 @@ import torch
 
 from spillway._documents import text_of
 from spillway._load import native
-from spillway._paths import Path, path_of
+from spillway._paths import Path
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch import _engine_checkpoint
 from spillway.torch._alone import ONE_PROCESS, check_alone, check_unwrapped
