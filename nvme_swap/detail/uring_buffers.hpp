@@ -1,20 +1,17 @@
 // RegisteredBuffers: memory whose pages an io_uring keeps pinned. Control thread only.
 #pragma once
 
-#include <liburing.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <cstring>
 #include <iterator>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include "runtime/base/log.hpp"
 
 namespace spillway::nvme_swap::detail {
 
@@ -33,8 +30,8 @@ inline std::string_view remedy_for(int error_number) {
 /// Memory registered with a ring, in chunks that the kernel accepts.
 class RegisteredBuffers {
  public:
-  /// Without enough locked memory the ring works all the same, so that is a note and no error.
-  void add_to(io_uring& ring, std::span<const std::span<std::byte>> buffers) {
+  /// Returns the chunks of `buffers`, by address.
+  [[nodiscard]] static std::vector<iovec> chunks_of(std::span<const std::span<std::byte>> buffers) {
     std::vector<iovec> chunks;
     for (const std::span<std::byte> buffer : buffers) {
       for (std::size_t begin = 0; begin < buffer.size(); begin += kMaxTransfer) {
@@ -42,20 +39,13 @@ class RegisteredBuffers {
                           .iov_len = std::min(kMaxTransfer, buffer.size() - begin)});
       }
     }
-    if (chunks.empty()) return;
     std::sort(chunks.begin(), chunks.end(),
               [](const iovec& a, const iovec& b) { return a.iov_base < b.iov_base; });
-    const int registered =
-        io_uring_register_buffers(&ring, chunks.data(), static_cast<unsigned>(chunks.size()));
-    if (registered < 0) {
-      log_info(
-          "io_uring pins pages for every request, since it could not register buffers: {} "
-          "(errno {}){}",
-          std::strerror(-registered), -registered, remedy_for(-registered));
-      return;
-    }
-    chunks_ = std::move(chunks);
+    return chunks;
   }
+
+  /// Takes the chunks that a ring has registered, in their order.
+  void keep(std::vector<iovec> chunks) { chunks_ = std::move(chunks); }
 
   [[nodiscard]] bool empty() const { return chunks_.empty(); }
 

@@ -31,6 +31,23 @@ constexpr std::chrono::microseconds kPause{50};
               error_number);
 }
 
+/// Without enough locked memory the ring works all the same, so that is a note and no error.
+void register_buffers(io_uring& ring, std::span<const std::span<std::byte>> memory,
+                      RegisteredBuffers& buffers) {
+  std::vector<iovec> chunks = RegisteredBuffers::chunks_of(memory);
+  if (chunks.empty()) return;
+  const int registered =
+      io_uring_register_buffers(&ring, chunks.data(), static_cast<unsigned>(chunks.size()));
+  if (registered < 0) {
+    log_info(
+        "io_uring pins pages for every request, since it could not register buffers: {} "
+        "(errno {}){}",
+        std::strerror(-registered), -registered, remedy_for(-registered));
+    return;
+  }
+  buffers.keep(std::move(chunks));
+}
+
 /// One ring and what is registered with it.
 class UringQueue {
  public:
@@ -181,7 +198,7 @@ class UringEngine final : public IoEngine {
     ring_->require_entry();
     ring_->register_with(files_, options.wake);
     if (flush_ring_) flush_ring_->register_with(files_, options.wake);
-    buffers_.add_to(ring_->get(), options.buffers);
+    register_buffers(ring_->get(), options.buffers, buffers_);
     abilities_.registered_buffers = !buffers_.empty();
   }
 

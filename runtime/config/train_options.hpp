@@ -77,7 +77,7 @@ struct ScheduleOptions {
   std::uint64_t warmup_steps = 0;
   bool warmup_logarithmic = false;  ///< DeepSpeed's warmup_type "log"
   std::uint64_t total_steps = 0;    ///< end of decay; 0: the run's steps
-  /// Is the length of wsd's final decay; absent: a tenth of total_steps.
+  /// Length of the final decay of wsd; absent: a tenth of total_steps.
   std::optional<std::uint64_t> decay_steps{};
   double minimum_lr = 0;
   double warmup_min_ratio = 0;             ///< WarmupCosineLR: of the optimizer's lr
