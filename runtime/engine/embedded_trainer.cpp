@@ -84,9 +84,12 @@ void EmbeddedTrainer::leave(std::uint32_t unit, const offload::ForeignWork& read
   implementation_->leave(unit, readers);
 }
 
-void EmbeddedTrainer::take_values(std::uint32_t parameter, const offload::ForeignWork& writers) {
-  implementation_->take_values(parameter, writers);
+void EmbeddedTrainer::take_values(std::uint32_t parameter, const offload::ForeignWork& writers,
+                                  TakenValues which) {
+  implementation_->take_values(parameter, writers, which);
 }
+
+void EmbeddedTrainer::forget_uploads() { implementation_->forget_uploads(); }
 
 void EmbeddedTrainer::add_gradient(std::uint32_t parameter, std::span<const std::byte> gradient) {
   static_cast<void>(implementation_->place(parameter));

@@ -72,6 +72,15 @@ enum class MissingGradient : std::uint8_t {
   skip,    ///< it keeps its value, its moments and its number of updates, as torch's optimizers do
 };
 
+/// Which masters follow values that the framework has written.
+enum class TakenValues : std::uint8_t {
+  all,
+  /// Those that do not round to the value that is there: what is changed and changed back loses
+  /// nothing. The formats shorter than fp32 keep the upper half of a master in the value alone; the
+  /// lower half stays there, whatever the value was.
+  changed,
+};
+
 struct EmbeddedOptions {
   /// Where the framework computes. With cuda, parameters of no unit are kept in the GPU's memory.
   config::DeviceKind device = config::DeviceKind::host;
@@ -165,7 +174,11 @@ class EmbeddedTrainer {
   [[nodiscard]] bool keeps_on_gpu(std::uint32_t parameter) const;
   /// The framework has written `values`, by `writers` where that takes time: the master follows,
   /// the moments stay.
-  void take_values(std::uint32_t parameter, const offload::ForeignWork& writers = {});
+  void take_values(std::uint32_t parameter, const offload::ForeignWork& writers = {},
+                   TakenValues which = TakenValues::all);
+  /// The framework has written `values` of streamed parameters: passes that begin from now on read
+  /// them, and what is uploaded ahead is forgotten. Masters stay until `take_values`.
+  void forget_uploads();
 
   /// Begins a pass of a unit, where parameters are streamed: blocks until they are on the device.
   /// Units that come in order, forward or in reverse, are uploaded ahead; any other order works,

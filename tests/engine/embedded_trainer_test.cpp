@@ -269,5 +269,34 @@ TEST_F(EmbeddedTrainerTest, FollowsValuesThatTheFrameworkWrites) {
   }
 }
 
+TEST_F(EmbeddedTrainerTest, ValuesThatAreChangedAndChangedBackLoseNothing) {
+  for (const StateFormat format : {StateFormat::fp32, StateFormat::split, StateFormat::int8}) {
+    EmbeddedOptions options = options_for(DType::bf16);
+    options.state_format = format;
+    const auto trainer = make(options);
+    train(*trainer, 1, 2);
+    const auto values = trainer->values(1);
+    const std::vector<std::byte> published(values.begin(), values.end());
+    const std::vector<float> before = state(*trainer);
+    std::ranges::fill(values, std::byte{});  // whatever the lower halves are, zero is a number
+    std::ranges::copy(published, values.begin());
+    trainer->take_values(1, {}, TakenValues::changed);
+    EXPECT_EQ(state(*trainer), before);
+    // Half of the elements are zero from now on, and masters of the others stay.
+    std::ranges::fill(values.first(values.size() / 2), std::byte{});
+    trainer->take_values(1, {}, TakenValues::changed);
+    std::vector<float> master(model_.sizes[1]);
+    trainer->read_state(1, master, {}, {});
+    for (std::size_t i = 0; i < master.size(); ++i) {
+      const float kept = before[3 * model_.sizes[0] + i];
+      if (i < master.size() / 2) {
+        ASSERT_LE(std::abs(master[i]), 1e-38F);
+      } else {
+        ASSERT_EQ(master[i], kept);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace spillway::engine::embedded_trainer_test

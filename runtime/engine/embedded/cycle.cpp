@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/gradient_copies.hpp"
+#include "runtime/engine/embedded/values_source.hpp"
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
 
@@ -323,6 +325,26 @@ void EmbeddedCycle::write_state(const EmbeddedPlace& place, const cpu_adam::Cons
   });
   // Others may have been written there, and not be taken yet.
   if (is_resident(place)) upload_resident(place);
+}
+
+void EmbeddedCycle::take_values(const EmbeddedPlace& place, TakenValues which) {
+  const DType dtype = workload().compute;
+  const std::size_t size = size_of(dtype);
+  const std::span<const std::byte> written = values(place);
+  std::vector<float> master(place.count), m(place.count), v(place.count), kept(place.count);
+  read_state(place, {.master = kept, .m = m, .v = v});
+  widen(dtype, written, master);
+  if (which == TakenValues::changed) {
+    std::vector<std::byte> rounded(written.size());
+    cpu_adam::cast_parameters(isa_, dtype, kept.data(), rounded.data(), place.count);
+    for (std::uint64_t i = 0; i < place.count; ++i) {
+      const std::uint64_t at = i * size;
+      if (std::memcmp(&written[at], &rounded[at], size) == 0) master[i] = kept[i];
+    }
+    // Moments of a short format would be rounded again.
+    if (std::memcmp(master.data(), kept.data(), master.size() * sizeof(float)) == 0) return;
+  }
+  write_state(place, {.master = master, .m = m, .v = v});
 }
 
 std::vector<plan::MemoryItem> EmbeddedCycle::memory() const {

@@ -77,6 +77,7 @@ class EmbeddedCycle final : public StepCycle {
   /// Does what EmbeddedTrainer says.
   void read_state(const EmbeddedPlace& place, const cpu_adam::WideState& wide);
   void write_state(const EmbeddedPlace& place, const cpu_adam::ConstWideState& wide);
+  void take_values(const EmbeddedPlace& place, TakenValues which);
   void set_updates(std::uint64_t updates);
   [[nodiscard]] const std::vector<std::uint64_t>& updates() const { return updates_; }
   /// Sets how often a parameter was updated.

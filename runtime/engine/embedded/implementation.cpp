@@ -110,15 +110,13 @@ std::span<std::byte> EmbeddedTrainer::Implementation::values(std::uint32_t param
 }
 
 void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter,
-                                                  const offload::ForeignWork& writers) {
+                                                  const offload::ForeignWork& writers,
+                                                  TakenValues which) {
   const EmbeddedPlace& at = place(parameter);
   park();
   cycle_.order_downloads(writers);
   if (cycle_.is_resident(at)) cycle_.download_resident(at);
-  std::vector<float> master(at.count), m(at.count), v(at.count);
-  widen(options_.dtype, cycle_.values(at), master);
-  cycle_.read_state(at, {.master = {}, .m = m, .v = v});
-  cycle_.write_state(at, {.master = master, .m = m, .v = v});
+  cycle_.take_values(at, which);
 }
 
 void EmbeddedTrainer::Implementation::discard_gradients() {

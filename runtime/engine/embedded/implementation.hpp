@@ -31,7 +31,8 @@ class EmbeddedTrainer::Implementation {
   std::span<std::byte> frozen_values(std::uint32_t frozen);
   std::span<std::byte> device_frozen(std::uint32_t frozen);
   void leave(std::uint32_t unit, const offload::ForeignWork& readers);
-  void take_values(std::uint32_t parameter, const offload::ForeignWork& writers);
+  void take_values(std::uint32_t parameter, const offload::ForeignWork& writers, TakenValues which);
+  void forget_uploads();
   void discard_gradients();
   double grad_norm(double divisor);
   std::span<const double> leaf_sums();

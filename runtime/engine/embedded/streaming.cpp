@@ -50,6 +50,13 @@ void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pas
   inside_ = unit;
 }
 
+void EmbeddedTrainer::Implementation::forget_uploads() {
+  check_process();
+  check(!inside_, ErrorCode::invalid_argument,
+        fmt::format("values are written before unit {} is left", inside_.value_or(0)));
+  if (streams() && runner_.phase() != Phase::gathered) runner_.park();
+}
+
 std::span<std::byte> EmbeddedTrainer::Implementation::resident_values(const EmbeddedPlace& at) {
   const auto values = cycle_.resident_values(at);
   return {values.address(), values.size()};

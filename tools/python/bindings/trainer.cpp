@@ -314,11 +314,15 @@ void add_steps(nb::class_<Trainer>& trainer) {
            })
       .def(
           "take_values",
-          [](const Trainer& self, std::uint32_t parameter, const StreamNumber& stream) {
+          [](const Trainer& self, std::uint32_t parameter, const StreamNumber& stream,
+             bool changed) {
             const Unlocked unlocked;
-            self.native().take_values(parameter, work_of(stream));
+            self.native().take_values(
+                parameter, work_of(stream),
+                changed ? engine::TakenValues::changed : engine::TakenValues::all);
           },
-          nb::arg("parameter"), nb::arg("stream") = nb::none())
+          nb::arg("parameter"), nb::arg("stream") = nb::none(), nb::arg("changed") = false)
+      .def("forget_uploads", &unlocked<&EmbeddedTrainer::forget_uploads>)
       .def(
           "set_group",
           [](const Trainer& self, std::uint32_t group, const cpu_adam::AdamOptions& options) {
@@ -358,20 +362,8 @@ void add_state(nb::class_<Trainer>& trainer) {
            nb::arg("m").none(), nb::arg("v").none())
       .def("write_state", &Trainer::write_state, nb::arg("parameter"), nb::arg("master").none(),
            nb::arg("m").none(), nb::arg("v").none())
-      .def(
-          "save",
-          [](const Trainer& self, const std::string& directory) {
-            const Unlocked unlocked;
-            self.native().save(directory);
-          },
-          nb::arg("directory"))
-      .def(
-          "load",
-          [](const Trainer& self, const std::string& directory) {
-            const Unlocked unlocked;
-            self.native().load(directory);
-          },
-          nb::arg("directory"));
+      .def("save", &unlocked<&EmbeddedTrainer::save, std::string>, nb::arg("directory"))
+      .def("load", &unlocked<&EmbeddedTrainer::load, std::string>, nb::arg("directory"));
 }
 
 }  // namespace
