@@ -56,9 +56,9 @@ class LateTrainer:
         self._read_all()
         self._trainer.discard_gradients()
 
-    def take_values(self, index, stream):
+    def take_values(self, index, stream, changed):
         self.streams.append(stream)
-        self._trainer.take_values(index)
+        self._trainer.take_values(index, changed=changed)
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ class Held:
     as `most` in a step, 0 for any number.
 
     A class that is made of it says where gradients go (`_hand_over`) and where values go
-    (`take_values`).
+    (`_take_values`).
     """
 
     def __init__(self, entries: list[Registered], trained: int, most: int) -> None:
@@ -81,6 +81,9 @@ class Held:
         self._trained = trained
         self._most = most
         self._versions = [0] * len(entries)
+        self.writes = [0] * len(entries)  # of the program that were noticed
+        self._untaken: set[int] = set()   # that were written, and whose masters do not follow yet
+        self._passes_are_old = False      # values were written since a pass was told of it
         Held._forget(self)
 
     def _hold(self, memory: list[torch.Tensor]) -> None:
@@ -99,12 +102,25 @@ class Held:
         """Takes a gradient in one piece, or leaves it where it is; returns whether it took it."""
         raise NotImplementedError
 
-    def take_values(self, index: int) -> None:
-        """Makes the master of a parameter what the parameter is."""
+    def _take_values(self, index: int, changed: bool) -> None:
+        """Makes the master of a parameter what the parameter is, or with `changed` only where it
+        does not round to that."""
         raise NotImplementedError
 
+    def take_values(self, index: int) -> None:
+        """Makes the master of a parameter what the parameter is."""
+        self._take_back(index)
+        self._note(index)
+        self._take_values(index, changed=False)
+        self._untaken.discard(index)
+
     def swap(self, index: int, memory: torch.Tensor) -> torch.Tensor:
-        """Makes `data` of a parameter refer to `memory`; returns what it referred to."""
+        """Makes `data` of a parameter refer to `memory`; returns what it referred to. What the
+        program has written since the last swap goes along."""
+        if self.is_written(index):
+            self._check_form(index)
+            memory.copy_(self._parameters[index].data)
+            self._note(index)
         before, self._memory[index] = self._memory[index], memory
         self._addresses[index] = memory.data_ptr()
         self._point(index)
@@ -155,39 +171,71 @@ class Held:
                 "Leave that wrapper out, and give the optimizer process_group="
                 "torch.distributed.group.WORLD; or call zero_grad() before you set p.grad")
 
-    def _written(self, index: int) -> bool:
+    def is_written(self, index: int) -> bool:
+        """Whether the program has written a parameter, and nobody has noticed."""
         parameter = self._parameters[index]
         return (parameter._version != self._versions[index]
                 or parameter.data_ptr() != self._addresses[index])
 
-    def take_writes(self) -> None:
+    def _note(self, index: int) -> None:
+        self.writes[index] += 1
+        self._untaken.add(index)
+        self._passes_are_old = True
+
+    def notice_writes(self) -> bool:
         """Notices what the program has written into parameters: load_state_dict, an operation in
-        place, or another tensor as `data`."""
+        place, or another tensor as `data`. Their values are in our memory then, and masters follow
+        with `take_writes`. Returns whether values were written since it returned that last."""
         # Nothing is written in most steps, and these lists show that with few calls.
-        if (list(map(_version_of, self._parameters)) == self._versions
-                and list(map(torch.Tensor.data_ptr, self._parameters)) == self._addresses):
+        if (list(map(_version_of, self._parameters)) != self._versions
+                or list(map(torch.Tensor.data_ptr, self._parameters)) != self._addresses):
+            for index in range(len(self.entries)):
+                if self.is_written(index):
+                    self._take_back(index)
+                    self._note(index)
+        if self._untaken and self._any_received:
+            raise InvalidArgumentError(
+                f"{self.entries[min(self._untaken)].name} was written between a backward pass and "
+                "its step(); write parameters after step(), or call zero_grad() and run backward "
+                "again")
+        old, self._passes_are_old = self._passes_are_old, False
+        return old
+
+    def take_writes(self) -> bool:
+        """Does that, and makes masters follow: of elements that do not round to what is there, so
+        that values which are changed for a while and changed back lose nothing."""
+        old = self.notice_writes()
+        for index in sorted(self._untaken):
+            self.take_write(index)
+        return old
+
+    def take_write(self, index: int) -> None:
+        """Makes the master of one parameter follow, if the program has written it."""
+        if self.is_written(index):
+            self._take_back(index)
+            self._note(index)
+        if index in self._untaken:
+            self._take_values(index, changed=True)
+            self._untaken.discard(index)
+
+    def _check_form(self, index: int) -> None:
+        """Raises if the program has made a parameter one of another kind."""
+        parameter, memory = self._parameters[index], self._memory[index]
+        if parameter.data_ptr() == memory.data_ptr():
             return
-        for index, entry in enumerate(self.entries):
-            if not self._written(index):
-                continue
-            if self._any_received:
-                raise InvalidArgumentError(
-                    f"{entry.name} was written between a backward pass and its step(); write "
-                    "parameters after step(), or call zero_grad() and run backward again")
-            self.take_values(index)
+        check_parameter(self.entries[index])
+        was, now = ((tensor.dtype, tensor.device, tensor.shape) for tensor in (memory, parameter))
+        if was != now:
+            raise InvalidArgumentError(
+                f"{self.entries[index].name} was {was[0]} of {tuple(was[2])} on {was[1]} when "
+                f"the optimizer was made, and is {now[0]} of {tuple(now[2])} on {now[1]}: "
+                "convert the model before you make the optimizer")
 
     def _take_back(self, index: int) -> None:
         """Brings what the program has made the parameter into the memory that is ours."""
         parameter, memory = self._parameters[index], self._memory[index]
         if parameter.data_ptr() != memory.data_ptr():
-            check_parameter(self.entries[index])
-            was, now = ((tensor.dtype, tensor.device, tensor.shape)
-                        for tensor in (memory, parameter))
-            if was != now:
-                raise InvalidArgumentError(
-                    f"{self.entries[index].name} was {was[0]} of {tuple(was[2])} on {was[1]} when "
-                    f"the optimizer was made, and is {now[0]} of {tuple(now[2])} on {now[1]}: "
-                    "convert the model before you make the optimizer")
+            self._check_form(index)
             memory.copy_(parameter.data)
         self._point(index)
 

@@ -112,7 +112,6 @@ class OffloadedOptimizer(WithState):
         self._lifetime.folders = self._options["nvme"]
         self._places: dict[torch.Tensor, tuple[Shard | Partition, int]] = {}
         self._absent: list[tuple[int, int]] = []  # groups and numbers of parameters without state
-        self._waiting: set[torch.Tensor] = set()
         self._clip_next: float | None = None
         self._ready = False
         super().__init__(params, defaults)
@@ -273,8 +272,6 @@ class OffloadedOptimizer(WithState):
         self.grad_norm, skipped = self._step_shards(divisor, max_norm)
         self._clip_next = None
         self.skipped_steps += skipped
-        if self._options["defers_updates"]:
-            self._waiting = set(self._places)
         if grad_scaler is not None:
             # What GradScaler's own check of gradients would have found.
             state = grad_scaler._per_optimizer_states[id(self)]
@@ -364,17 +361,15 @@ class OffloadedOptimizer(WithState):
 
     def _wait(self, parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
-            if parameter in self._waiting:
+            if parameter in self._places:
                 shard, index = self._places[parameter]
-                shard.trainer.wait(index)
-                self._waiting.discard(parameter)
+                shard.wait(index)
 
     def synchronize(self) -> None:
         """Waits until every update that was decided is applied. With `deferred`, call it before you
         read parameters outside of forward passes."""
         for shard in self._shards:
-            shard.trainer.wait_all()
-        self._waiting.clear()
+            shard.wait_all()
 
     def values_changed(self, parameter: torch.Tensor) -> None:
         """Makes the master of a parameter what its values are. It is needed after writes through

@@ -197,14 +197,16 @@ class Partition(Held):
 
     # State.
 
-    def take_values(self, index: int) -> None:
-        """Makes the master of a parameter what the parameter is."""
-        self._take_back(index)
+    def wait_all(self) -> None:
+        """Returns at once: ranks defer no update."""
+
+    def _take_values(self, index: int, changed: bool) -> None:
         if (own := self._number_of.get(index)) is not None:
             bucket = self._bucket_of[index]
             start, end = bucket.cut(index, self._ranks.rank)
             self._own.entries[own].parameter.data.copy_(bucket.memory[start:end])
-            self._own.take_values(own)
+            self._own.trainer.wait(own)
+            self._own._take_values(own, changed)
 
     def read(self, index: int, master: bool, m: bool, v: bool,
              allocate: Callable[[int], torch.Tensor]) -> list[torch.Tensor | None]:
@@ -239,8 +241,7 @@ class Partition(Held):
               v: torch.Tensor | None) -> None:
         """Sets the state of this rank's part of a parameter, from that of the whole."""
         self._check_state(index, master, m, v)
-        if self._written(index):
-            self.take_values(index)
+        self.take_write(index)
         if (own := self._number_of.get(index)) is None:
             return
         bucket = self._bucket_of[index]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from spillway._load import native
+from spillway.errors import InvalidArgumentError
 from spillway.torch._device import device_of
 from spillway.torch._held import DTYPES, Held, Registered
 
@@ -31,6 +32,8 @@ class Shard(Held):
         self.groups = sorted({entry.group for entry in parameters})
         options.dtype = DTYPES[parameters[0].parameter.dtype]
         options.groups = [hyperparameters[group] for group in self.groups]
+        self._defers = options.defers_updates
+        self.deciding: set[int] = set()  # parameters whose update may still run
         self._device = device_of(place)
         self._device.configure(options)
         with self._device.current():
@@ -77,6 +80,7 @@ class Shard(Held):
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
         self._device.add_gradient(self.trainer, index, gradient)
+        self.deciding.discard(index)  # the gradient's memory was read by then
         return True
 
     def norm(self, divisor: float) -> float:
@@ -88,6 +92,8 @@ class Shard(Held):
         that of all gradients where this shard has a part of them."""
         _, norm, skipped = self.trainer.step(divisor, max_norm, self._device.stream(), norm)
         self._forget()
+        if self._defers and not skipped:
+            self.deciding = set(range(self._trained))
         return norm, skipped
 
     def discard_gradients(self) -> None:
@@ -100,13 +106,34 @@ class Shard(Held):
         self._device.release(self.trainer)
         super()._forget()
 
-    def take_values(self, index: int) -> None:
-        """Makes the master of a parameter what the parameter is."""
-        if index < self._trained:
+    def wait(self, index: int) -> None:
+        """Waits for the update of a parameter that was decided."""
+        if index in self.deciding:
             self.trainer.wait(index)
-        self._take_back(index)
+            self._settle([index])
+
+    def wait_all(self) -> None:
+        """Does that for all of them."""
+        self.trainer.wait_all()
+        self._settle(list(self.deciding))
+
+    def _settle(self, indices: list[int]) -> None:
+        """Notes that updates are over. Raises if one has overwritten what the program wrote."""
+        self.deciding.difference_update(indices)
+        for index in indices:
+            parameter, memory = self._parameters[index], self._memory[index]
+            if self.is_written(index) and parameter.data_ptr() == memory.data_ptr():
+                raise InvalidArgumentError(
+                    f"{self.entries[index].name} was written while its deferred update was under "
+                    "way, which has overwritten it: call optimizer.synchronize() first, then write")
+
+    def _take_back(self, index: int) -> None:
+        self.wait(index)
+        super()._take_back(index)
+
+    def _take_values(self, index: int, changed: bool) -> None:
         if index < self._trained:
-            self.trainer.take_values(index, self._device.stream())
+            self.trainer.take_values(index, self._device.stream(), changed)
 
     def read(self, index: int, master: bool, m: bool, v: bool,
              allocate: Callable[[int], torch.Tensor]) -> list[torch.Tensor | None]:
@@ -122,15 +149,13 @@ class Shard(Held):
         """Sets the state of a parameter; without a master it keeps its own, and moments that are
         None become zero."""
         if master is None:
-            if self._written(index):
-                self.take_values(index)
+            self.take_write(index)
             master = self.read(index, True, False, False, in_memory)[0]
         self._check_state(index, master, m, v)
         flat = [None if tensor is None else
                 tensor.detach().to("cpu", torch.float32).contiguous().view(-1)
                 for tensor in (master, m, v)]
-        if self._written(index):
-            self.take_values(index)
+        self.take_write(index)
         self.trainer.write_state(index, *flat)
 
     def load(self, folder: str) -> None:

@@ -105,6 +105,7 @@ class _Saved(NamedTuple):
 
     unit: int
     place: int  # of the parameter in its unit
+    changes: tuple[int, int]  # of the parameter so far
     offset: int
     size: torch.Size
     stride: tuple[int, ...]
@@ -145,7 +146,6 @@ class Streaming:
         self._indices: list[list[int]] = []
         self._kept: list[torch.Tensor] = []  # where those of the entered unit lie otherwise
         self._inside: int | None = None
-        self._last = -1  # unit of the forward pass under way
         self._ends_backward = False
         self._contexts: list[tuple[int, bool, Any]] = []
         for unit, block in enumerate(blocks):
@@ -227,11 +227,12 @@ class Streaming:
         if backward and not self._ends_backward:
             self._ends_backward = True
             Variable._execution_engine.queue_callback(self._end_backward)
-        if not backward:
-            if unit <= self._last:
-                self._shard.take_writes()
-            self._last = unit
+        # Masters follow before gradients come, and no sooner: an evaluation takes nothing.
+        if self._shard.take_writes() if backward else self._shard.notice_writes():
+            self._shard.trainer.forget_uploads()
         self._shard.trainer.enter(unit, backward)
+        if not backward:
+            self._shard.deciding.difference_update(self._indices[unit])
         self._inside = unit
         self._kept = [self._shard.swap(index, self._shard.device_view(index))
                       for index in self._indices[unit]]
@@ -258,8 +259,8 @@ class Streaming:
         for place, parameter in enumerate(self._parameters[self._inside]):
             offset = address - parameter.data_ptr()
             if tensor.dtype == parameter.dtype and 0 <= offset < max(parameter.nbytes, 1):
-                return _Saved(self._inside, place, offset // tensor.element_size(), tensor.shape,
-                              tensor.stride())
+                return _Saved(self._inside, place, self._changes(self._inside, place),
+                              offset // tensor.element_size(), tensor.shape, tensor.stride())
         return tensor if pack is None else _Passed(pack(tensor), unpack)
 
     def _unpack(self, saved: torch.Tensor | _Saved | _Passed) -> torch.Tensor:
@@ -267,10 +268,27 @@ class Streaming:
             return saved
         if isinstance(saved, _Passed):
             return saved.unpack(saved.packed)
+        if torch.is_grad_enabled():
+            raise NotSupportedError(
+                "create_graph=True goes through a streamed block: the graph of the second "
+                "derivative would keep parameters that leave the device; compute it with a model "
+                "that is not offloaded, or with functions that use no parameter of a block")
         if self._inside != saved.unit:
             self._enter(saved.unit, backward=True)
+        if self._changes(saved.unit, saved.place) != saved.changes:
+            name = self._names[self._parameters[saved.unit][saved.place]]
+            raise InvalidArgumentError(
+                f"{name} was written, or step() was called, between a forward pass and its backward"
+                " pass, which needs the values of before: run the forward pass again")
         flat = self._parameters[saved.unit][saved.place].detach().view(-1)
         return flat.as_strided(saved.size, saved.stride, flat.storage_offset() + saved.offset)
+
+
+    def _changes(self, unit: int, place: int) -> tuple[int, int]:
+        """Counts the changes of a parameter: writes that the program has made, and updates."""
+        shard, index = self._shard, self._indices[unit][place]
+        updates = shard.trainer.updates if shard.entries[index].parameter.requires_grad else 0
+        return shard.writes[index] + shard.is_written(index), updates
 
 
 def unit_of(parameter: torch.nn.Parameter) -> int | None:
