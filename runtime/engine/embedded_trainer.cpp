@@ -108,6 +108,11 @@ bool EmbeddedTrainer::reads_gradient(std::uint32_t parameter) const {
 
 void EmbeddedTrainer::discard_gradients() { implementation_->discard_gradients(); }
 
+void EmbeddedTrainer::discard_gradient(std::uint32_t parameter) {
+  static_cast<void>(implementation_->place(parameter));
+  implementation_->gradients().discard(parameter);
+}
+
 double EmbeddedTrainer::grad_norm(double gradient_divisor) {
   return implementation_->grad_norm(gradient_divisor);
 }

@@ -205,6 +205,9 @@ class EmbeddedTrainer {
   [[nodiscard]] bool reads_gradient(std::uint32_t parameter) const;
   /// Forgets the gradients of this step.
   void discard_gradients();
+  /// Forgets those of one parameter. Throws `Error{not_supported}` where its part of the norm may
+  /// have been computed: a step has a number of gradients, and parameters are not streamed.
+  void discard_gradient(std::uint32_t parameter);
   /// Completes the gradients of the step and returns their global norm, the divisor applied. `step`
   /// or `discard_gradients` is next.
   [[nodiscard]] double grad_norm(double gradient_divisor = 1);

@@ -227,6 +227,18 @@ void EmbeddedGradients::forget() {
   }
 }
 
+void EmbeddedGradients::discard(std::uint32_t parameter) {
+  check(options_.gradients_per_step == 0 || layout_.workload.streams_external,
+        ErrorCode::not_supported,
+        fmt::format("the gradient of \"{}\" is dropped alone, and its norm is computed already: "
+                    "drop all of the optimizer's (zero_grad), or make it for any number of "
+                    "gradients (accumulation_steps=None)",
+                    names_[parameter]));
+  land();
+  const std::lock_guard lock(mutex_);
+  received_[parameter] = 0;
+}
+
 /// Is what the thread runs. What fails is thrown by every later call.
 void EmbeddedGradients::bring() noexcept {
   try {

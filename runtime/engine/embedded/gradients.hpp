@@ -55,6 +55,8 @@ class EmbeddedGradients {
   /// Leaves zeros where no gradient came. The plan of the step runs, or is over.
   void fill_missing();
   void forget();
+  /// Does what EmbeddedTrainer::discard_gradient says.
+  void discard(std::uint32_t parameter);
 
  private:
   /// Which gradient of its parameter one is in a step.

@@ -285,6 +285,8 @@ void add_steps(nb::class_<Trainer>& trainer) {
           },
           nb::arg("parameter"))
       .def("discard_gradients", &unlocked<&EmbeddedTrainer::discard_gradients>)
+      .def("discard_gradient", &unlocked<&EmbeddedTrainer::discard_gradient, std::uint32_t>,
+           nb::arg("parameter"))
       .def("grad_norm", &unlocked<&EmbeddedTrainer::grad_norm, double>, nb::arg("divisor"))
       .def("leaf_sums", &leaf_sums)
       .def(

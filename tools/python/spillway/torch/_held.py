@@ -9,6 +9,7 @@ import torch
 
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._handed_over import HandedOver, Uses
 
 _version_of = operator.attrgetter("_version")
 
@@ -84,7 +85,13 @@ class Held:
         self.writes = [0] * len(entries)  # of the program that were noticed
         self._untaken: set[int] = set()   # that were written, and whose masters do not follow yet
         self._passes_are_old = False      # values were written since a pass was told of it
+        self._uses: Uses | None = None
+        self._left: dict[int, HandedOver] = {}  # in `grad` of what handed gradients over
         Held._forget(self)
+
+    def watch(self, uses: Uses) -> None:
+        """Leaves in `grad` what notes there how the program uses gradients that are handed over."""
+        self._uses = uses
 
     def _hold(self, memory: list[torch.Tensor]) -> None:
         """Makes `data` of each parameter refer to its memory, which has its values."""
@@ -137,6 +144,14 @@ class Held:
         gradient = parameter.grad
         if gradient is None:
             return
+        came = None
+        if (left := self._left.get(index)) is not None:
+            came = left.take()
+            if gradient is left and came is None:
+                return
+            if left.dropped or gradient is not left and gradient is not came:
+                self.notice_drops()
+            gradient = gradient if came is None else came
         if gradient.layout != torch.strided:
             raise NotSupportedError(f"the gradient of {self.entries[index].name} is sparse; use "
                                     "sparse=False in the layer that has it")
@@ -144,6 +159,8 @@ class Held:
             self.take_writes()
             self._any_received = True
         if self._received[index] == self._most > 0:
+            if came is not None:
+                left.came = came  # which the next step finds too
             raise InvalidArgumentError(
                 f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
                 "call step() or zero_grad() before the next backward pass, or make the optimizer "
@@ -153,23 +170,54 @@ class Held:
         is_taken = self._hand_over(index, gradient)
         self._received[index] += 1
         if is_taken:
+            self._leave(index)
+
+    def _leave(self, index: int) -> None:
+        """Frees a gradient that was handed over; something that has its form stays in its place."""
+        parameter, left = self._parameters[index], None
+        if self._uses is not None:
+            left = self._left.get(index)
+            if left is None or left.device != parameter.device:
+                left = self._left[index] = HandedOver(parameter, self.entries[index].name,
+                                                      self._uses)
+        parameter.grad = left
+
+    def notice_drops(self) -> None:
+        """Forgets gradients that were handed over and that the program has dropped since: `grad` is
+        None, was set to zero, or is another tensor."""
+        dropped = [index for index, left in self._left.items()
+                   if left.dropped or self._parameters[index].grad is not left]
+        if len(dropped) == len(self._left):
+            if dropped:
+                self.discard_gradients()
+            return
+        for index in dropped:
+            self._drop(index)
+            self._received[index] = 0
+            self._forget_left(index)
+
+    def check_replaced(self) -> None:
+        """Raises if a gradient was read, which gives zeros, and replaced by what came of it."""
+        for index, left in self._left.items():
+            gradient = self._parameters[index].grad
+            if left.was_read and gradient is not None and gradient is not left:
+                left.uses.note_change(left.owner, "grad = another tensor")
+                left.uses.check(clips=True)
+
+    def _drop(self, index: int) -> None:
+        """Forgets the gradients of one parameter."""
+        raise NotImplementedError
+
+    def _forget_left(self, index: int) -> None:
+        left, parameter = self._left.pop(index), self._parameters[index]
+        if parameter.grad is left:
             parameter.grad = None
 
     def add_gradients(self) -> None:
         """Does that for gradients that no backward pass handed over."""
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is not None and index < self._trained:
-                self._check_only(index)
                 self.add_gradient(index)
-
-    def _check_only(self, index: int) -> None:
-        """Raises if a gradient comes beside those that backward passes have handed over."""
-        if self._received[index] > 0:
-            raise InvalidArgumentError(
-                f"{self.entries[index].name} has a gradient although the backward pass has handed "
-                "its gradient over: something writes it again, such as DistributedDataParallel. "
-                "Leave that wrapper out, and give the optimizer process_group="
-                "torch.distributed.group.WORLD; or call zero_grad() before you set p.grad")
 
     def is_written(self, index: int) -> bool:
         """Whether the program has written a parameter, and nobody has noticed."""
@@ -252,6 +300,8 @@ class Held:
     def _forget(self) -> None:
         self._received = [0] * self._trained
         self._any_received = False
+        for index in list(self._left):
+            self._forget_left(index)
 
     def _check_state(self, index: int, *state: torch.Tensor | None) -> None:
         """Raises unless a master and two moments have the shape of their parameter."""

@@ -15,6 +15,7 @@ from spillway._paths import Paths, folders_of
 from spillway._state_folders import own_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._alone import check_optimizer_alone, check_unwrapped
+from spillway.torch._handed_over import HandedOver, Uses
 from spillway.torch._held import Registered, check_memory, check_parameter
 from spillway.torch._lifetime import Lifetime, hold
 from spillway.torch._partition import Partition
@@ -112,6 +113,7 @@ class OffloadedOptimizer(WithState):
         self._lifetime.folders = self._options["nvme"]
         self._places: dict[torch.Tensor, tuple[Shard | Partition, int]] = {}
         self._absent: list[tuple[int, int]] = []  # groups and numbers of parameters without state
+        self._uses = Uses()
         self._clip_next: float | None = None
         self._ready = False
         super().__init__(params, defaults)
@@ -186,6 +188,7 @@ class OffloadedOptimizer(WithState):
         if streaming is not None:
             streaming.attach(shard)
             self._lifetime.streamings.append(streaming)
+        shard.watch(self._uses)
         self._shards.append(shard)
         trainer = weakref.ref(shard)  # a parameter may outlive its optimizer
         for index, entry in enumerate(entries):
@@ -194,9 +197,11 @@ class OffloadedOptimizer(WithState):
             if first is not None:
                 shard.write(index, None, None, first)
 
-            def take(_: torch.Tensor, index: int = index) -> None:
+            def take(parameter: torch.Tensor, index: int = index) -> None:
                 if (shard := trainer()) is not None:
                     shard.add_gradient(index)
+                elif isinstance(parameter.grad, HandedOver):
+                    parameter.grad = parameter.grad.take()
 
             self._lifetime.hooks.append(entry.parameter.register_post_accumulate_grad_hook(take))
 
@@ -262,6 +267,7 @@ class OffloadedOptimizer(WithState):
             check_optimizer_alone()
         divisor *= 1.0 if grad_scaler is None else grad_scaler.get_scale()
         max_norm = self.max_norm if self._clip_next is None else self._clip_next
+        self._uses.check(clips=max_norm > 0 or self._clip_next is not None)
         self._take_what_came()
         if self._ranks is not None:
             self._check_settings(divisor, max_norm)
@@ -271,6 +277,7 @@ class OffloadedOptimizer(WithState):
                 shard.trainer.set_group(place, self._hyperparameters(number, updates))
         self.grad_norm, skipped = self._step_shards(divisor, max_norm)
         self._clip_next = None
+        self._uses.forget()
         self.skipped_steps += skipped
         if grad_scaler is not None:
             # What GradScaler's own check of gradients would have found.
@@ -289,6 +296,8 @@ class OffloadedOptimizer(WithState):
         handed over, and values that the program wrote."""
         self._register()
         for shard in self._shards:
+            shard.check_replaced()
+            shard.notice_drops()
             shard.take_writes()
             shard.add_gradients()
         if self._ranks is not None:
@@ -341,6 +350,7 @@ class OffloadedOptimizer(WithState):
         for shard in self._shards:
             shard.discard_gradients()
         self._clip_next = None
+        self._uses.forget()
         super().zero_grad(set_to_none=True)
 
     # Deferred updates.

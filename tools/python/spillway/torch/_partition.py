@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spillway._load import native
-from spillway.errors import InvalidArgumentError
+from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._held import Held, Registered
 from spillway.torch._ranks import COMPLETES, READS
 from spillway.torch._rounds import Bucket, Rounds, make_buckets
@@ -115,7 +115,7 @@ class Partition(Held):
         for index, parameter in reversed(list(enumerate(self._parameters))):
             if self._received[index] == 0:
                 self.add_gradient(index)
-            if parameter.grad is not None:
+            if parameter.grad is not None and index not in self._left:
                 self._rounds.put(self._bucket_of[index], index, parameter.grad.contiguous())
                 parameter.grad = None
 
@@ -128,6 +128,14 @@ class Partition(Held):
                 self._own.entries[own].parameter.grad = of_rank[piece.start - first:
                                                                 piece.end - first]
                 self._own.add_gradient(own)
+
+    def notice_drops(self) -> None:
+        """Raises if the program has dropped gradients that are on their way to other ranks."""
+        for index, left in self._left.items():
+            if left.dropped or self._parameters[index].grad is not left:
+                raise NotSupportedError(
+                    f"the gradient of {self.entries[index].name} was dropped, and ranks have parts "
+                    "of it already: call optimizer.zero_grad() on all ranks instead")
 
     def discard_gradients(self) -> None:
         """Forgets the gradients of the step that is under way."""

@@ -96,6 +96,9 @@ class Shard(Held):
             self.deciding = set(range(self._trained))
         return norm, skipped
 
+    def _drop(self, index: int) -> None:
+        self.trainer.discard_gradient(index)
+
     def discard_gradients(self) -> None:
         """Forgets the gradients of the step that is under way."""
         if self._any_received:

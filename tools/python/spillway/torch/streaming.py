@@ -227,6 +227,7 @@ class Streaming:
         if backward and not self._ends_backward:
             self._ends_backward = True
             Variable._execution_engine.queue_callback(self._end_backward)
+        self._shard.notice_drops()
         # Masters follow before gradients come, and no sooner: an evaluation takes nothing.
         if self._shard.take_writes() if backward else self._shard.notice_writes():
             self._shard.trainer.forget_uploads()

@@ -1,0 +1,221 @@
+"""Gradients that the optimizer has: what a program drops is dropped, and what would change them and
+does not is refused."""
+import pytest
+import torch
+
+import spillway
+from spillway.torch import OffloadedAdamW, OffloadedSGD, offload_model
+
+
+def network(seed=0, blocks=3, width=8):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(blocks)))
+
+
+def batch(step, width=8):
+    return torch.randn(4, width, generator=torch.Generator().manual_seed(step))
+
+
+def near(some, others, bound=1e-5):
+    return all(float((a.detach() - b.detach()).abs().max()) < bound
+               for a, b in zip(some.parameters(), others.parameters(), strict=True))
+
+
+def equal(some, others):
+    return all(torch.equal(a, b) for a, b in zip(some.parameters(), others.parameters(),
+                                                 strict=True))
+
+
+def drop_none(net, _optimizer):
+    for parameter in net.parameters():
+        parameter.grad = None
+
+
+DROPS = {
+    "module": lambda net, _: net.zero_grad(),
+    "module in place": lambda net, _: net.zero_grad(set_to_none=False),
+    "None": drop_none,
+    "optimizer": lambda _, optimizer: optimizer.zero_grad(),
+}
+
+
+@pytest.mark.parametrize("drop", DROPS)
+@pytest.mark.parametrize("steps, streamed", [(1, False), (None, False), (None, True)])
+def test_a_discriminator_learns_from_its_own_loss_alone(drop, steps, streamed):
+    nets = []
+    for ours in (True, False):
+        generator, critic = network(1), network(2)
+        if ours and streamed:
+            offload_model(critic, "200KB")
+        kind = OffloadedSGD if ours else torch.optim.SGD
+        options = {"accumulation_steps": steps} if ours else {}
+        optimizers = [kind(net.parameters(), lr=0.1, **options) for net in (generator, critic)]
+        for step in range(4):
+            optimizers[0].zero_grad()
+            critic(generator(batch(step))).square().mean().backward()
+            optimizers[0].step()
+            DROPS[drop](critic, optimizers[1])
+            passes = 1 if steps == 1 else 2
+            for part in range(passes):
+                (critic(batch(10 + step + part)) - 1).square().mean().backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+        nets.append((generator, critic))
+    assert near(nets[0][0], nets[1][0])
+    assert near(nets[0][1], nets[1][1])
+
+
+@pytest.mark.parametrize("steps", [1, None])
+def test_a_batch_whose_gradients_were_dropped_is_no_step(steps):
+    net = network()
+    optimizer = OffloadedAdamW(net.parameters(), accumulation_steps=steps, missing="refuse")
+    net(batch(0)).sum().backward()
+    net.zero_grad()
+    with pytest.raises(spillway.InvalidArgumentError, match=r"has 0 of the 1 gradients"):
+        optimizer.step()
+    net(batch(1)).sum().backward()
+    optimizer.step()
+
+
+def test_gradients_of_some_parameters_may_be_dropped_or_replaced():
+    nets = []
+    for kind, options in ((OffloadedSGD, {"accumulation_steps": None}), (torch.optim.SGD, {})):
+        net = network()
+        optimizer = kind(net.parameters(), lr=0.1, **options)
+        net(batch(0)).square().mean().backward()
+        net[1].weight.grad = None
+        net[1].bias.grad = torch.ones(8)
+        net(batch(1)).square().mean().backward()
+        optimizer.step()
+        nets.append(net)
+    assert near(*nets)
+    net = network()
+    optimizer = OffloadedSGD(net.parameters(), lr=0.1)
+    net(batch(0)).square().mean().backward()
+    net[1].weight.grad = None
+    with pytest.raises(spillway.NotSupportedError, match="accumulation_steps=None"):
+        optimizer.step()
+
+
+def scaled(net, optimizer):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(net(batch(0)).square().mean()).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    return lambda: scaler.step(optimizer)
+
+
+def plain(use):
+    def run(net, optimizer):
+        net(batch(0)).square().mean().backward()
+        use(net)
+        return optimizer.step
+    return run
+
+
+def by_half(net):
+    for parameter in net.parameters():
+        parameter.grad.mul_(0.5)
+
+
+def replaced(net):
+    for parameter in net.parameters():
+        parameter.grad = parameter.grad * 0.5
+
+
+def into_a_buffer(net):
+    total = torch.zeros(8)
+    for layer in net:
+        total += layer.bias.grad
+
+
+REFUSED = {
+    "norm": (plain(lambda net: torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)), "max_norm="),
+    "norm of each": (plain(lambda net: torch.nn.utils.clip_grad_norm_(
+        net.parameters(), 0.1, norm_type=float("inf"), foreach=False)), "max_norm="),
+    "value": (plain(lambda net: torch.nn.utils.clip_grad_value_(net.parameters(), 1e-3)), "clamp"),
+    "product": (plain(by_half), r"mul_.*divisor="),
+    "replacement": (plain(replaced), "was read"),
+    "sum": (plain(into_a_buffer), "was read"),
+    "unscaled": (scaled, r"max_norm=.*leave scaler.unscale_ out"),
+}
+
+
+@pytest.mark.parametrize("use", REFUSED)
+@pytest.mark.parametrize("steps", [1, None])
+def test_clips_of_gradients_that_have_left_are_refused(use, steps):
+    run, words = REFUSED[use]
+    net, before = network(), network()
+    optimizer = OffloadedAdamW(net.parameters(), accumulation_steps=steps)
+    step = run(net, optimizer)
+    with pytest.raises(spillway.NotSupportedError, match=words):
+        step()
+    assert equal(net, before)
+    optimizer.zero_grad()
+    net(batch(1)).square().mean().backward()
+    optimizer.step()
+    assert not equal(net, before)
+
+
+@pytest.mark.parametrize("use", ["value", "product", "replacement"])
+def test_changes_beside_a_clip_of_ours_are_refused(use):
+    net = network()
+    optimizer = OffloadedAdamW(net.parameters(), max_norm=1.0)
+    step = REFUSED[use][0](net, optimizer)
+    with pytest.raises(spillway.NotSupportedError, match="nothing changed"):
+        step()
+
+
+@pytest.mark.parametrize("asked", ["option", "call", "unscaled"])
+def test_torchs_clip_beside_one_of_ours_changes_nothing(asked):
+    ours, theirs = network(), network()
+    options = {"max_norm": 0.1} if asked == "option" else {}
+    mine = OffloadedSGD(ours.parameters(), lr=0.1, **options)
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for step in range(3):
+        for net in (ours, theirs):
+            net.zero_grad()
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=asked == "unscaled")
+        scaler.scale(ours(batch(step)).square().mean()).backward()
+        theirs(batch(step)).square().mean().backward()
+        if asked == "unscaled":
+            scaler.unscale_(mine)
+            mine.clip_grad_norm_(0.1, scaler)
+        elif asked == "call":
+            mine.clip_grad_norm_(0.1)
+        torch.nn.utils.clip_grad_norm_(ours.parameters(), 0.1)
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
+        scaler.step(mine)
+        reference.step()
+        assert all(parameter.grad is None for parameter in ours.parameters())
+    assert near(ours, theirs)
+
+
+def test_gradients_of_others_are_clipped_as_usual():
+    net, other = network(), network(1)
+    OffloadedAdamW(net.parameters(), max_norm=1.0)
+    for each in (net, other):
+        each(batch(0)).square().mean().backward()
+    values = [parameter.grad.clone() for parameter in other.parameters()]
+    torch.nn.utils.clip_grad_value_([*net.parameters(), *other.parameters()], 1e-3)
+    for parameter, value in zip(other.parameters(), values, strict=True):
+        assert torch.equal(parameter.grad, value.clamp(-1e-3, 1e-3))
+
+
+def test_a_gradient_that_was_handed_over_takes_no_memory_and_says_so():
+    net = network()
+    optimizer = OffloadedAdamW(net.parameters(), accumulation_steps=None)
+    gradients = [torch.autograd.grad(net(batch(step)).sum(), net[0].weight)[0] for step in (0, 1)]
+    for step in (0, 1):
+        net(batch(step)).sum().backward(create_graph=step == 1)
+        with pytest.raises(RuntimeError, match="invalid python storage"):
+            net[0].weight.grad.untyped_storage().data_ptr()
+        assert "which its optimizer has" in repr(net[0].weight.grad)
+    norm = optimizer.clip_grad_norm_(0.0)
+    net.zero_grad()
+    reference = [parameter.grad for parameter in net.parameters()]
+    assert reference == [None] * 6
+    del optimizer
+    net(batch(0)).sum().backward()
+    assert torch.equal(net[0].weight.grad, gradients[0])
+    assert norm >= torch.linalg.vector_norm(gradients[0] + gradients[1])

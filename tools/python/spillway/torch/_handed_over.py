@@ -1,0 +1,136 @@
+"""What stands in `grad` for a gradient that its optimizer has; it sees what becomes of it.
+
+torch's functions find a tensor there. That it was replaced by None or set to zero drops the
+gradient, as with torch. What was read of it, or done to it, changes no gradient: `step` says so.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from spillway.errors import InvalidArgumentError, NotSupportedError
+
+_UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
+_MULTIPLY = ("aten::mul_", "aten::_foreach_mul_")
+
+
+class Uses:
+    """What a program has done to gradients that its optimizer has."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins a new step."""
+        self._unscaled = False
+        self._read: tuple[str, str] | None = None     # a parameter and an operation
+        self._changed: tuple[str, str] | None = None  # likewise
+
+    def note_read(self, name: str, operation: str) -> None:
+        self._read = self._read or (name, operation)
+
+    def note_change(self, name: str, operation: str) -> None:
+        if operation == _UNSCALE:
+            self._unscaled = True
+        else:
+            self._changed = self._changed or (name, operation)
+
+    def check(self, clips: bool) -> None:
+        """Raises if a clip or another change was meant that the update would not have; `clips`:
+        one was asked for that it has."""
+        if self._changed is not None:
+            name, operation = self._changed
+            if operation == "copy_":
+                raise InvalidArgumentError(
+                    f"{name} has a gradient although the backward pass has handed its gradient "
+                    "over: something writes it again, such as DistributedDataParallel. Leave that "
+                    "wrapper out, and give the optimizer process_group="
+                    "torch.distributed.group.WORLD; or call zero_grad() before you set p.grad")
+            raise NotSupportedError(
+                f"the gradient of {name} was changed ({operation}) after the backward "
+                "pass had handed it to the optimizer, and so nothing changed: clip with max_norm= "
+                "or optimizer.clip_grad_norm_, scale with step(divisor=), and change single "
+                "gradients with parameter.register_hook; zero_grad() forgets this step")
+        if self._read is not None and not clips:
+            name, operation = self._read
+            unscaled = ("; leave scaler.unscale_ out, or call optimizer.clip_grad_norm_(max_norm, "
+                        "scaler) after it" if self._unscaled else "")
+            raise NotSupportedError(
+                f"the gradient of {name} was read ({operation}), as torch.nn.utils.clip_grad_norm_ "
+                "does, after the backward pass had handed it to the optimizer: nothing was clipped."
+                " Make the optimizer with max_norm=, or call optimizer.clip_grad_norm_(max_norm) "
+                f"before step(){unscaled}. optimizer.grad_norm is the norm; zero_grad() forgets "
+                "this step")
+
+
+class HandedOver(torch.Tensor):
+    """Has the form of a gradient and no memory. Whoever reads it finds zeros."""
+
+    uses: Uses
+    owner: str                        #: the name of the parameter, in errors
+    came: torch.Tensor | None = None  #: the gradient that autograd has added since
+    dropped = False       #: the program has set it to zero
+    was_read = False      #: the program has seen zeros
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, parameter: torch.Tensor, name: str, uses: Uses) -> HandedOver:
+        self = torch.Tensor._make_wrapper_subclass(cls, parameter.shape, dtype=parameter.dtype,
+                                                   device=parameter.device)
+        self.owner, self.uses = name, uses
+        return self
+
+    def take(self) -> torch.Tensor | None:
+        """Returns the gradient that came, and has it no longer."""
+        came, self.came = self.came, None
+        return came
+
+    def __repr__(self) -> str:
+        return f"<the gradient of {self.owner}, which its optimizer has>"
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, _types: Any, args: tuple = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs, operation = kwargs or {}, function._schema.name
+        target = args[0] if args else None
+        if operation in ("aten::add_", "aten::add") and isinstance(target, cls) \
+                and torch._C._current_graph_task_id() != -1:
+            target.came = args[1]
+            return target if operation == "aten::add_" else args[1]
+        tensors = list(target) if isinstance(target, (list, tuple)) else [target]
+        if function._schema.is_mutable and any(isinstance(tensor, cls) for tensor in tensors):
+            cls._change(function, operation, tensors, args[1:], kwargs)
+            return target if function._schema.returns else None
+        found: list[HandedOver] = []
+
+        def zeros(of: HandedOver) -> torch.Tensor:
+            of.was_read = True
+            found.append(of)
+            return torch.zeros((), dtype=of.dtype, device=of.device).expand(of.shape)
+
+        args, kwargs = tree_map_only(cls, zeros, (args, kwargs))
+        found[0].uses.note_read(found[0].owner, operation.removeprefix("aten::"))
+        return function(*args, **kwargs)
+
+    @classmethod
+    def _change(cls, function: Any, operation: str, tensors: list[Any], others: tuple,
+                kwargs: dict[str, Any]) -> None:
+        """Does what can be done: nothing to what is not here, and all to gradients beside it."""
+        mine = [tensor for tensor in tensors if isinstance(tensor, cls)]
+        for each in mine:
+            if operation in ("aten::zero_", "aten::_foreach_zero_"):
+                each.dropped = True
+            elif not (operation in _MULTIPLY and _is_one(others[0])):
+                each.uses.note_change(each.owner, operation.removeprefix("aten::")
+                                      if operation != _UNSCALE else operation)
+        rest = [tensor for tensor in tensors if not isinstance(tensor, cls)]
+        if rest:
+            function(rest, *others, **kwargs)
+
+
+def _is_one(factor: Any) -> bool:
+    """Whether it is a number that changes nothing, as of a clip that finds a norm of zero."""
+    return not isinstance(factor, (list, tuple)) and bool(factor == 1)
