@@ -75,7 +75,8 @@ def find(load_dir: Path, tag: Any) -> str | None:
 def load(engine: Engine, folder: str, *, strict: bool, optimizer: bool, schedule: bool,
          module_only: bool, load_model: Callable[..., Any] | None) -> dict[str, Any]:
     """Takes what was saved in a folder; returns its `client_state`."""
-    saved = torch.load(os.path.join(folder, _ENGINE))
+    # What the program has given as client_state is any object.
+    saved = torch.load(os.path.join(folder, _ENGINE), weights_only=False)
     values = torch.load(os.path.join(folder, _MODEL))
     if load_model is not None:
         load_model(src=values, dst=engine.module)

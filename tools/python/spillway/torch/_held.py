@@ -93,6 +93,22 @@ class Held:
         """Leaves in `grad` what notes there how the program uses gradients that are handed over."""
         self._uses = uses
 
+    def trained_entries(self) -> list[Registered]:
+        """Returns those that get gradients."""
+        return self.entries[:self._trained]
+
+    def names(self) -> list[str]:
+        """Returns their names."""
+        return [entry.name for entry in self.trained_entries()]
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Returns all parameters."""
+        return self._parameters
+
+    def has_gradients(self) -> bool:
+        """Whether gradients of a step were handed over."""
+        return self._any_received
+
     def _hold(self, memory: list[torch.Tensor]) -> None:
         """Makes `data` of each parameter refer to its memory, which has its values."""
         self._memory = memory
@@ -303,7 +319,7 @@ class Held:
         for index in list(self._left):
             self._forget_left(index)
 
-    def _check_state(self, index: int, *state: torch.Tensor | None) -> None:
+    def check_state(self, index: int, *state: torch.Tensor | None) -> None:
         """Raises unless a master and two moments have the shape of their parameter."""
         name, shape = self.entries[index].name, self.entries[index].parameter.shape
         for what, tensor in zip(("master", "first moment", "second moment"), state, strict=True):

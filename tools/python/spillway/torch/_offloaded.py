@@ -227,6 +227,12 @@ class OffloadedOptimizer(WithState):
                 raise NotSupportedError(f"a parameter group has {key}={group[key]}, which is not "
                                         "supported; leave it out")
 
+    def _set_groups(self) -> None:
+        for shard in self._shards:
+            updates = shard.trainer.updates
+            for place, number in enumerate(shard.groups):
+                shard.trainer.set_group(place, self._hyperparameters(number, updates))
+
     def _learning_rate(self, group: dict[str, Any], updates: int) -> float:
         return float(group["lr"])
 
@@ -271,10 +277,7 @@ class OffloadedOptimizer(WithState):
         self._take_what_came()
         if self._ranks is not None:
             self._check_settings(divisor, max_norm)
-        for shard in self._shards:
-            updates = shard.trainer.updates
-            for place, number in enumerate(shard.groups):
-                shard.trainer.set_group(place, self._hyperparameters(number, updates))
+        self._set_groups()
         self.grad_norm, skipped = self._step_shards(divisor, max_norm)
         self._clip_next = None
         self._uses.forget()

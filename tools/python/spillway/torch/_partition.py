@@ -248,7 +248,7 @@ class Partition(Held):
     def write(self, index: int, master: torch.Tensor | None, m: torch.Tensor | None,
               v: torch.Tensor | None) -> None:
         """Sets the state of this rank's part of a parameter, from that of the whole."""
-        self._check_state(index, master, m, v)
+        self.check_state(index, master, m, v)
         self.take_write(index)
         if (own := self._number_of.get(index)) is None:
             return

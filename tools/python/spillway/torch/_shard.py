@@ -154,7 +154,7 @@ class Shard(Held):
         if master is None:
             self.take_write(index)
             master = self.read(index, True, False, False, in_memory)[0]
-        self._check_state(index, master, m, v)
+        self.check_state(index, master, m, v)
         flat = [None if tensor is None else
                 tensor.detach().to("cpu", torch.float32).contiguous().view(-1)
                 for tensor in (master, m, v)]

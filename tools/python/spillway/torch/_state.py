@@ -13,11 +13,13 @@ import torch
 
 from spillway._files import MARKS, OURS, written_whole
 from spillway._paths import Path, path_of
-from spillway.errors import InvalidArgumentError, IoError, NotSupportedError
+from spillway.errors import Error, InvalidArgumentError, IoError, NotSupportedError
 from spillway.torch._lifetime import WithLifetime
 from spillway.torch._partition import Partition
 from spillway.torch._ranks import Ranks
 from spillway.torch._shard import Shard, in_memory
+
+_LEFT_OUT = "state_left_out"  # in a state_dict of hyperparameters alone
 
 
 def _in_file(folder: str, elements: int) -> torch.Tensor:
@@ -45,6 +47,8 @@ class WithState(WithLifetime):
     _ranks: Ranks | None
     _options: dict[str, Any]
     _leaves_state_out = False
+    _first_state: Any        #: returns the second moment that a parameter begins with
+    _set_groups: Any         #: tells trainers the hyperparameters of groups
     _marker: Any = None                #: of a state_dict without state
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -81,10 +85,18 @@ class WithState(WithLifetime):
         if self._ranks is not None and self._ranks.rank > 0:
             self.state.clear()
         marker = {} if self._marker is None else {"spillway": self._marker}
+        if self._leaves_state_out:
+            marker[_LEFT_OUT] = True
         try:
             return {**super().state_dict(), **marker}
         finally:
             self.state = defaultdict(dict)
+
+    def __getstate__(self) -> Any:
+        raise NotSupportedError(
+            f"a {type(self).__name__} cannot be pickled or copied, for its state is not in Python: "
+            "save optimizer.state_dict(), or call optimizer.save(folder), and make the optimizer "
+            "again before you load it")
 
     @contextlib.contextmanager
     def state_left_out(self, marker: Any = None) -> Iterator[None]:
@@ -104,27 +116,80 @@ class WithState(WithLifetime):
         """Takes a `state_dict` of this class or of torch's optimizer of the same name, one
         parameter after the other: that of `torch.load(file, mmap=True)` is never in memory whole.
         With a `process_group` all ranks are given the whole state, of any number of ranks.
+
+        A parameter without state begins again, as one that has made no step. What is refused has
+        changed nothing.
         """
-        numbered = [parameter for group in self.param_groups for parameter in group["params"]]
         self._lifetime.check_open()
-        for group in state_dict["param_groups"]:
+        states, steps = self._checked(state_dict)
+        before = self.param_groups
+        super().load_state_dict({**state_dict, "state": {}})
+        try:
+            self._set_groups()
+        except Error:
+            self.param_groups = before
+            raise
+        for parameter, (master, m, v) in states.items():
+            shard, index = self._places[parameter]
+            shard.write(index, master, m, v)
+            shard.set_updates(index, steps[parameter])
+        for shard in self._shards:
+            shard.publish()
+
+    def _checked(self, state_dict: Mapping[str, Any]) -> tuple[
+            dict[torch.Tensor, tuple[torch.Tensor | None, ...]], dict[torch.Tensor, int]]:
+        """Returns master and moments, and the number of steps, of each parameter whose state is to
+        be set. Raises for a state that cannot be loaded, and has changed nothing then."""
+        self._check_saved_groups(state_dict["param_groups"])
+        numbered = [parameter for group in self.param_groups for parameter in group["params"]]
+        states, steps = {}, {}
+        for number, state in state_dict["state"].items():
+            if not 0 <= number < len(numbered) or numbered[number] not in self._places:
+                raise InvalidArgumentError(
+                    f"there is state for parameter {number}, which needs no gradient here: set "
+                    "requires_grad before you make the optimizer")
+            parameter = numbered[number]
+            lacks = [name for name in self.state_names.values() if name not in state]
+            if lacks and (state and self.counts_steps):
+                raise InvalidArgumentError(
+                    f"the state of parameter {number} has {sorted(state)} and no {lacks[0]}: it is "
+                    f"that of another optimizer than {type(self).__name__}")
+            moments = {moment: state.get(name) for moment, name in self.state_names.items()}
+            states[parameter] = (state.get("master"), moments.get("m"), moments.get("v"))
+            shard, index = self._places[parameter]
+            shard.check_state(index, *states[parameter])
+            is_there = any(moment is not None for moment in moments.values())
+            steps[parameter] = int(state.get("step", is_there))
+        if _LEFT_OUT not in state_dict:
+            for parameter, (shard, index) in self._places.items():
+                if parameter not in states and shard.updates(index) > 0:
+                    group = self.param_groups[shard.entries[index].group]
+                    states[parameter] = (None, None, self._first_state(group, parameter.shape))
+                    steps[parameter] = 0
+        if self._ranks is not None and len(set(steps.values())) > 1:
+            raise NotSupportedError(
+                f"parameters of the state have made {sorted(set(steps.values()))} steps, and those "
+                "of ranks make equally many: load it without process_group")
+        return states, steps
+
+    def _check_saved_groups(self, groups: list[dict[str, Any]]) -> None:
+        if any(shard.has_gradients() for shard in self._shards):
+            raise InvalidArgumentError("gradients of a step are there already: call step() or "
+                                       "zero_grad() before load_state_dict()")
+        if [len(group["params"]) for group in groups] != [
+                len(group["params"]) for group in self.param_groups]:
+            raise InvalidArgumentError("the state has other groups of parameters than the "
+                                       "optimizer: make it with the groups of the one that saved")
+        for group in groups:
             for key in self.refused:
                 if group.get(key):
                     raise NotSupportedError(f"the state is of an optimizer with {key}="
                                             f"{group[key]}, which is not supported")
-        super().load_state_dict({**state_dict, "state": {}})
-        for number, state in state_dict["state"].items():
-            if numbered[number] not in self._places:
-                raise InvalidArgumentError(
-                    f"there is state for parameter {number}, which needs no gradient here: set "
-                    "requires_grad before you make the optimizer")
-            shard, index = self._places[numbered[number]]
-            moments = {moment: state.get(name) for moment, name in self.state_names.items()}
-            shard.write(index, state.get("master"), moments.get("m"), moments.get("v"))
-            if "step" in state:
-                shard.set_updates(index, int(state["step"]))
-        for shard in self._shards:
-            shard.publish()
+            for key in sorted(set(self.defaults) - set(self.refused)):
+                if key not in group:
+                    raise InvalidArgumentError(
+                        f"a group of the state has no {key}: it is that of another optimizer than "
+                        f"{type(self).__name__}")
 
     def save(self, directory: Path) -> None:
         """Writes masters, moments and the number of steps to a folder, one block at a time and with
@@ -148,8 +213,21 @@ class WithState(WithLifetime):
         directory = path_of(directory, "directory")
         if self._ranks is not None:
             directory = os.path.join(directory, f"rank{self._ranks.rank}")
+        else:
+            self._check_parts(directory)
         for folder, shard in self._folders(directory):
             shard.load(folder)
+
+    def _check_parts(self, directory: str) -> None:
+        """Raises unless a checkpoint has as many parts as this optimizer has."""
+        parts = 1
+        while os.path.exists(os.path.join(directory, f"shard{parts}")):
+            parts += 1
+        if os.path.isdir(directory) and parts != len(self._shards):
+            raise InvalidArgumentError(
+                f"{directory} has {parts} part(s), in each of which parameters were registered "
+                f"together, and this optimizer has {len(self._shards)}: make it with all groups at "
+                "once, or as the one that was saved, or load a state_dict()")
 
     def _folders(self, directory: str) -> list[tuple[str, Shard]]:
         if len(self._shards) == 1:

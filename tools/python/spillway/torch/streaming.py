@@ -152,6 +152,11 @@ class Streaming:
             block.register_forward_pre_hook(self._before(unit), with_kwargs=True)
             block.register_forward_hook(self._after(unit), with_kwargs=True, always_call=True)
 
+    def __getstate__(self) -> Any:
+        raise NotSupportedError(
+            "an offloaded model cannot be pickled or copied, for an optimizer keeps its parameters:"
+            " make another model of its class and load this one's state_dict()")
+
     def move_buffers(self, model: torch.nn.Module) -> None:
         """Brings to the device what no trainer keeps: buffers, and parameters without elements."""
         empty = (parameter for parameter in model.parameters() if not parameter.numel())

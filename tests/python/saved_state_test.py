@@ -1,0 +1,234 @@
+"""What saves must load: states of all kinds of runs, and what is refused has changed nothing."""
+import argparse
+import copy
+import pickle
+import random
+
+import numpy
+import pytest
+import torch
+
+import spillway
+import spillway.torch
+from spillway.torch import OffloadedAdagrad, OffloadedAdamW, OffloadedSGD, offload_model
+
+SIZES = (30, 7, 11)
+
+
+def parameters(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.nn.Parameter(torch.randn(size, generator=generator).to(dtype)) for size in SIZES]
+
+
+def run(tensors, optimizer, steps, trains=range(len(SIZES))):
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for number, tensor in enumerate(tensors):
+            gradient = torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+            tensor.grad = gradient if number in trains else None
+        optimizer.step()
+
+
+def near(some, others, bound=1e-6):
+    return all(float((a.detach().float() - b.detach().float()).abs().max()) < bound
+               for a, b in zip(some, others, strict=True))
+
+
+def equal(some, others):
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def with_steps_of_their_own():
+    """torch's parameters, of which three have made 5, 3 and 2 steps."""
+    tensors = parameters()
+    optimizer = torch.optim.AdamW(tensors, lr=1e-2)
+    for step, trains in enumerate(([0], [0, 1], [0, 2], [0, 1, 2], [0, 1])):
+        run(tensors, optimizer, [step], trains)
+    return tensors, optimizer
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_parameters_may_have_made_different_numbers_of_steps(tmp_path, on_disk):
+    theirs, reference = with_steps_of_their_own()
+    state = copy.deepcopy(reference.state_dict())
+    assert [int(state["state"][n]["step"]) for n in range(3)] == [5, 3, 2]
+    ours = [torch.nn.Parameter(tensor.detach().clone()) for tensor in theirs]
+    options = {"nvme": [tmp_path / "state"]} if on_disk else {}
+    optimizer = OffloadedAdamW(ours, lr=1.0, **options)
+    optimizer.load_state_dict(state)
+    again = optimizer.state_dict()
+    run(theirs, reference, range(5, 9))
+    run(ours, optimizer, range(5, 9))
+    assert near(ours, theirs)
+    # What this one saves loads too, as a state_dict and as a folder.
+    assert [int(again["state"][n]["step"]) for n in range(3)] == [5, 3, 2]
+    optimizer.save(tmp_path / "saved")
+    third = parameters()
+    resumed = OffloadedAdamW(third, lr=1e-2)
+    resumed.load(tmp_path / "saved")
+    assert equal(third, ours)
+    run(third, resumed, range(9, 12))
+    run(ours, optimizer, range(9, 12))
+    assert equal(third, ours)
+
+
+def test_gradual_unfreezing_resumes():
+    whole = []
+    for stops in (False, True):
+        tensors = parameters(torch.bfloat16)
+        for tensor in tensors[1:]:
+            tensor.requires_grad_(False)
+        optimizer = OffloadedAdamW(tensors, lr=1e-2)
+        run(tensors, optimizer, range(3), [0])
+        for tensor in tensors[1:]:
+            tensor.requires_grad_(True)
+        run(tensors, optimizer, range(3, 5))
+        if stops:
+            state = copy.deepcopy(optimizer.state_dict())
+            tensors = [torch.nn.Parameter(tensor.detach().clone()) for tensor in tensors]
+            optimizer = OffloadedAdamW(tensors)
+            optimizer.load_state_dict(state)
+        run(tensors, optimizer, range(5, 8))
+        whole.append(tensors)
+    assert equal(*whole)
+
+
+def test_a_checkpoint_of_other_parts_is_refused(tmp_path):
+    tensors = parameters()
+    optimizer = OffloadedAdamW(tensors[:2])
+    optimizer.add_param_group({"params": tensors[2:]})
+    run(tensors, optimizer, range(2))
+    optimizer.save(tmp_path / "saved")
+    with pytest.raises(spillway.InvalidArgumentError, match=r"has 2 part\(s\)"):
+        OffloadedAdamW(parameters()).load(tmp_path / "saved")
+    again = parameters()
+    resumed = OffloadedAdamW(again[:2])
+    resumed.add_param_group({"params": again[2:]})
+    resumed.load(tmp_path / "saved")
+    run(tensors, optimizer, range(2, 4))
+    run(again, resumed, range(2, 4))
+    assert equal(again, tensors)
+
+
+@pytest.mark.parametrize("kind, theirs", [(OffloadedAdamW, torch.optim.AdamW),
+                                          (OffloadedAdagrad, torch.optim.Adagrad),
+                                          (OffloadedSGD, torch.optim.SGD)])
+def test_an_empty_state_begins_again(kind, theirs):
+    """As a learning-rate finder does."""
+    options = {"momentum": 0.9} if theirs is torch.optim.SGD else {}
+    tensors, others = parameters(), parameters()
+    optimizer, reference = kind(tensors, lr=0.1, **options), theirs(others, lr=0.1, **options)
+    for each, of in ((tensors, optimizer), (others, reference)):
+        start = copy.deepcopy(of.state_dict())
+        run(each, of, range(4))
+        of.load_state_dict(start)
+        with torch.no_grad():
+            for tensor, value in zip(each, parameters(), strict=True):
+                tensor.copy_(value)
+        run(each, of, range(4, 8))
+    assert near(tensors, others, 1e-5)
+
+
+def test_a_loaded_state_without_step_counts_is_saved_again():
+    tensors = parameters()
+    reference = torch.optim.SGD(tensors, lr=0.1, momentum=0.9)
+    run(tensors, reference, range(2))
+    optimizer = OffloadedSGD(parameters(), lr=0.1, momentum=0.9)
+    optimizer.load_state_dict(reference.state_dict())
+    again = optimizer.state_dict()["state"]
+    for number in range(len(SIZES)):
+        assert torch.equal(again[number]["momentum_buffer"],
+                           reference.state_dict()["state"][number]["momentum_buffer"])
+
+
+def broken(change):
+    def of(state):
+        state = copy.deepcopy(state)
+        change(state)
+        return state
+    return of
+
+
+def of_adagrad(state):
+    for each in state["state"].values():
+        each["sum"] = each.pop("exp_avg")
+
+
+REFUSED = {
+    "shape": broken(lambda s: s["state"][2].update(exp_avg=torch.zeros(3))),
+    "number": broken(lambda s: s["state"].update({9: s["state"].pop(2)})),
+    "kind": broken(of_adagrad),
+    "rate": broken(lambda s: s["param_groups"][0].update(lr=-1.0)),
+    "amsgrad": broken(lambda s: s["param_groups"][0].update(amsgrad=True)),
+    "key": broken(lambda s: s["param_groups"][0].pop("betas")),
+    "size": broken(lambda s: s["param_groups"][0]["params"].pop()),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_state_that_is_refused_has_changed_nothing(fault):
+    tensors = parameters(torch.bfloat16)
+    optimizer = OffloadedAdamW(tensors, lr=1e-2, state_format="split")
+    run(tensors, optimizer, range(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    values = [tensor.detach().clone() for tensor in tensors]
+    other = parameters(torch.bfloat16)
+    further = OffloadedAdamW(other, lr=0.5)
+    run(other, further, range(2, 7))
+    with pytest.raises(spillway.Error):
+        optimizer.load_state_dict(REFUSED[fault](further.state_dict()))
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for number, state in before["state"].items():
+        for name, value in state.items():
+            assert torch.equal(after["state"][number][name], value)
+    assert equal(tensors, values)
+
+
+def test_a_state_within_a_step_is_refused():
+    tensors = parameters()
+    optimizer = OffloadedAdamW(tensors)
+    run(tensors, optimizer, range(1))
+    state = copy.deepcopy(optimizer.state_dict())
+    tensors[0].sum().backward()
+    with pytest.raises(spillway.InvalidArgumentError, match=r"zero_grad\(\) before"):
+        optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("copies", [
+    pickle.dumps, copy.deepcopy, copy.copy,
+    lambda optimizer: torch.save(optimizer, "/dev/null"),
+    lambda optimizer: pickle.dumps(torch.optim.lr_scheduler.ConstantLR(optimizer))])
+def test_copies_of_an_optimizer_are_refused(copies):
+    with pytest.raises(spillway.NotSupportedError, match="cannot be pickled or copied"):
+        copies(OffloadedAdamW(parameters()))
+
+
+@pytest.mark.parametrize("copies", [copy.deepcopy, lambda model: torch.save(model, "/dev/null")])
+def test_copies_of_an_offloaded_model_are_refused(copies):
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+    offload_model(model, "200KB")
+    optimizer = OffloadedAdamW(model.parameters())
+    with pytest.raises(spillway.NotSupportedError, match="an offloaded model cannot be"):
+        copies(model)
+    del optimizer
+
+
+def test_client_state_of_the_engine_may_be_any_object(tmp_path):
+    config = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": 2,
+              "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+
+    def engine():
+        return spillway.torch.initialize(model=torch.nn.Linear(4, 4), config=config)[0]
+
+    first = engine()
+    first.backward(first(torch.ones(2, 4)).sum())
+    first.step()
+    given = {"args": argparse.Namespace(epochs=3), "numpy": numpy.random.RandomState(5).get_state(),
+             "python": random.Random(6).getstate()}
+    first.save_checkpoint(tmp_path, client_state=given)
+    second = engine()
+    _, found = second.load_checkpoint(tmp_path)
+    assert found["args"] == given["args"] and found["python"] == given["python"]
+    assert numpy.array_equal(found["numpy"][1], given["numpy"][1])
+    assert equal(second.module.parameters(), first.module.parameters())
