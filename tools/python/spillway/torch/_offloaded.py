@@ -23,6 +23,7 @@ from spillway.torch._ranks import STEPS, Ranks, checksum
 from spillway.torch._rounds import Rounds
 from spillway.torch._shard import Shard
 from spillway.torch._state import WithState
+from spillway.torch._uncut import uncut
 from spillway.torch.streaming import place_of, streaming_of, unit_of
 
 _MISSING = ("skip", "zero", "refuse")
@@ -260,6 +261,7 @@ class OffloadedOptimizer(WithState):
 
         `missing` says what becomes of parameters without a gradient. With torch.amp.GradScaler,
         call `scaler.step(optimizer)`; the scale is divided out in the update.
+        Ctrl-C interrupts it before it updates, or when all parameters are updated.
         """
         result = None
         if closure is not None:
@@ -278,15 +280,16 @@ class OffloadedOptimizer(WithState):
         if self._ranks is not None:
             self._check_settings(divisor, max_norm)
         self._set_groups()
-        self.grad_norm, skipped = self._step_shards(divisor, max_norm)
-        self._clip_next = None
-        self._uses.forget()
-        self.skipped_steps += skipped
-        if grad_scaler is not None:
-            # What GradScaler's own check of gradients would have found.
-            state = grad_scaler._per_optimizer_states[id(self)]
-            state["found_inf_per_device"] = {
-                torch.device("cpu"): torch.full((), float(skipped))}
+        with uncut(repeats=self._ranks is not None):
+            self.grad_norm, skipped = self._step_shards(divisor, max_norm)
+            self._clip_next = None
+            self._uses.forget()
+            self.skipped_steps += skipped
+            if grad_scaler is not None:
+                # What GradScaler's own check of gradients would have found.
+                state = grad_scaler._per_optimizer_states[id(self)]
+                state["found_inf_per_device"] = {
+                    torch.device("cpu"): torch.full((), float(skipped))}
 
     def _check_settings(self, divisor: float, max_norm: float) -> None:
         """Raises unless all ranks make the same step."""
