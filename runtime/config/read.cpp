@@ -10,7 +10,14 @@ namespace {
 
 using nlohmann::json;
 
-bool is_auto_text(const json& value) { return value.is_string() && value == "auto"; }
+bool is_auto_text(const json& value) {
+  return value.is_string() && value.get_ref<const std::string&>() == "auto";
+}
+
+std::string default_in_words(const Option& option, const TrainOptions& options) {
+  const json value = option.value(option, options);
+  return value.is_array() ? value.dump() : shown(value);
+}
 
 /// "scheduler" of "scheduler.params".
 std::string_view top_of(std::string_view section) { return section.substr(0, section.find('.')); }
@@ -61,11 +68,14 @@ const json* ConfigFile::value(const Option& option, const TrainOptions& options)
     }
     const bool standard = option.automatic == automatic::kDefault;
     if (option.automatic != automatic::kChosenLater) {
-      note(option.path(),
-           fmt::format("\"auto\" is {}", standard ? shown(option.value(option, options))
-                                                  : std::string(option.automatic)));
+      note(option.path(), fmt::format("\"auto\" is {}", standard ? default_in_words(option, options)
+                                                                 : std::string(option.automatic)));
     }
     return nullptr;
+  }
+  if (!option.automatic.empty() && value->is_array() && std::ranges::any_of(*value, is_auto_text)) {
+    refuse(ErrorCode::invalid_argument, option.path(),
+           "holds \"auto\"; write \"auto\" in place of the whole array, or a value for each");
   }
   const std::string fault = option.domain.fault_of(*value);
   if (!fault.empty()) {

@@ -49,6 +49,16 @@ TEST(ConfigDefaults, DefaultsThatDeepSpeedHasOtherwiseAreSaid) {
   EXPECT_THAT(about("spillway.decay", decayed("0", "")), IsEmpty());
 }
 
+TEST(ConfigDefaults, AnAutoInPlaceOfAnArrayIsSaidAndOneInsideIsRefused) {
+  EXPECT_THAT(notes_of(R"({"optimizer": {"params": {"betas": "auto"}}})"),
+              Contains("optimizer.params.betas: \"auto\" is [0.9,0.999]"));
+  for (const char* const betas : {R"(["auto", "auto"])", R"([0.9, "auto"])"}) {
+    const std::string text = R"({"optimizer": {"params": {"betas": )" + std::string(betas) + "}}}";
+    EXPECT_THAT(test::parse_error(text).what(),
+                HasSubstr("betas holds \"auto\"; write \"auto\" in place of the whole array"));
+  }
+}
+
 TEST(ConfigDefaults, KeysThatBeginWithAnUnderscoreAreComments) {
   EXPECT_THAT(notes_of(R"({"_note": "x", "optimizer": {"_why": [1], "type": "AdamW"},
                            "aio": {"_": 1, "block_size": 1}, "gradient_clipping": 1})"),
