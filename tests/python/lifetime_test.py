@@ -125,6 +125,16 @@ def test_a_cell_that_runs_again_makes_model_and_optimizer_anew(tmp_path):
     assert {path.name for path in tmp_path.glob("optimizer*")} <= {"optimizer2"}
 
 
+def test_an_optimizer_that_was_closed_frees_no_folder_of_others(tmp_path):
+    first = OffloadedAdamW(network().parameters(), nvme=tmp_path)
+    first.close()
+    models = network(), network()
+    second = OffloadedAdamW(models[0].parameters(), nvme=tmp_path)
+    del first
+    third = OffloadedAdamW(models[1].parameters(), nvme=tmp_path)
+    assert same(train(models[0], second), train(models[1], third))
+
+
 @pytest.mark.parametrize("options", [{}, {"deferred": True}])
 def test_freeze_then_train(tmp_path, options):
     model = network()

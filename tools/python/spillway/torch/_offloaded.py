@@ -110,8 +110,7 @@ class OffloadedOptimizer(WithState):
             "host_memory": None if host_memory is None else str(host_memory), "isa": isa,
             "gradient_memory": None if gradient_memory is None else str(gradient_memory)}
         self._lifetime = Lifetime(self)
-        self._options["nvme"] = own_folders(self._options["nvme"], self)
-        self._lifetime.folders = self._options["nvme"]
+        self._options["nvme"] = self._lifetime.folders = own_folders(self._options["nvme"])
         self._places: dict[torch.Tensor, tuple[Shard | Partition, int]] = {}
         self._absent: list[tuple[int, int]] = []  # groups and numbers of parameters without state
         self._uses = Uses()
