@@ -1,9 +1,11 @@
-"""Faults for tests/tools/mutants: what one is, and those that are made from the sources, which are
-each barrier of each kernel left out, and each wait of one stream for another. These are built at
-once; SPILLWAY_PLANTED in the environment says which of them a program has."""
+"""Faults for tests/tools/mutants: what one is, how a list of them is read, and those that are made
+from the sources, which are each barrier of each kernel left out, and each wait of one stream for
+another. These are built at once; SPILLWAY_PLANTED in the environment says which of them a program
+has."""
 import itertools
 import pathlib
 import re
+import sys
 from typing import NamedTuple
 
 BARRIER = re.compile(r"^\s*__sync(threads|warp)\(\);")
@@ -44,6 +46,29 @@ class Mutant(NamedTuple):
     old: str
     new: str
     number: int = 0  # of those that are built at once; 0: built alone
+
+
+def parse(path):
+    mutants, name, file, tests, old, new = [], None, None, [], [], []
+
+    def close():
+        if name is not None:
+            mutants.append(Mutant(path.name, name, file, tests, "\n".join(old), "\n".join(new)))
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if line.startswith("= "):
+            close()
+            name, file, tests, old, new = line[2:], None, [], [], []
+        elif line.startswith("in "):
+            file = line[3:]
+        elif line.startswith("by "):
+            target, _, chosen = line[3:].partition(" ")
+            tests.append((target, chosen))
+        elif line[:1] in ("-", "+"):
+            (old if line[0] == "-" else new).append(line[1:])
+        elif line and not line.startswith("#"):
+            sys.exit(f"{path}:{number}: not understood: {line}")
+    close()
+    return mutants
 
 
 def without_barrier(line, fault):

@@ -1,0 +1,152 @@
+"""A worktree of HEAD in which tests/tools/mutants plants faults, its builds, and the runs of tests
+in them."""
+import contextlib
+import hashlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PYTHON = os.environ.get("SPILLWAY_PYTHON", str(ROOT / ".venv/bin/python"))
+TEST_SECONDS = 600
+TIMED_OUT = "timed out"   # in place of an exit status
+WATCHED = "tsan:"         # before the name of a target: its build with ThreadSanitizer
+# Tests that are no GoogleTest binary, and the programs that they run.
+SCRIPTS = {"mpi.kill": ["spillway", "spillway_mpi"], "mpi.training": ["spillway", "spillway_mpi"],
+           "reference_trainer_test": ["spillway"], "training_peer_test": ["spillway"],
+           "model_peer_transformers_fp32": ["model_probe"],
+           "model_transformers_test": ["checkpoint_tool"],
+           "tools.emulated_runs": ["spillway_emulated"], "tcp.place": ["spillway"],
+           "tcp.run": ["spillway"],
+           **{f"python.{name}": ["spillway", "spillway_python"] for name in (
+               "alone", "deepspeed", "device", "engine", "handed_over", "huggingface",
+               "interrupted", "jax", "lifetime", "missing", "native_run", "optimizers",
+               "optimizers_state", "paths", "ranks", "saved_state", "streaming",
+               "trainer_optimizers", "writes")},
+           "python.emulated": ["spillway", "spillway_python_emulated"],
+           **{f"tools.{name}": ["spillway"] for name in (
+               "bench", "commands", "divergence", "memory", "metrics_order", "output", "plan",
+               "resume", "terminal", "tokenizer_runs")}}
+
+
+def known_tests():
+    """Targets of spillway_test, and the scripts, as CMake's lists name them."""
+    text = "\n".join(p.read_text() for p in (ROOT / "tests").rglob("CMakeLists.txt"))
+    return set(re.findall(r"spillway_(?:emulated_)?test\((\w+)", text)) | set(SCRIPTS)
+
+
+def known_cases():
+    """The names of the scripts' cases, without those of their classes."""
+    return {name for script in (ROOT / "tests").rglob("*_test.py")
+            for name in re.findall(r"def (test_\w+)", script.read_text())}
+
+
+class Workshop:
+    """A worktree, its builds, and what is done to them. `name` is that of the folder of the build,
+    `arguments` are more of CMake's."""
+
+    def __init__(self, directory, name="release", arguments=()):
+        self.tree = directory / "tree"
+        self.build = self.tree / "build" / name
+        self.arguments = arguments
+        self.watched = self.tree / "build/tsan"
+        self.log = (directory / "log.txt").open("a")
+        self.passed = set()  # tests that were seen to pass without a fault
+
+    def run(self, *command, timeout=None, **keywords):
+        print("$", *command, file=self.log, flush=True)
+        with subprocess.Popen([str(c) for c in command], stdout=self.log,
+                              stderr=subprocess.STDOUT, start_new_session=True,
+                              **keywords) as process:
+            try:
+                return process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                return TIMED_OUT
+            finally:  # what it has started too
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def configure(self, build):
+        preset = "tsan" if build == self.watched else "release"
+        assert self.run("cmake", "-S", self.tree, "-B", build, "--preset", preset,
+                        "-DSPILLWAY_BUILD_TESTS=ON", "-DSPILLWAY_CUDA=OFF",
+                        f"-DSPILLWAY_PYTHON={PYTHON}", *self.arguments,
+                        cwd=self.tree) == 0, "see log.txt"
+
+    def prepare(self):
+        if not self.tree.exists():
+            assert self.run("git", "-C", ROOT, "worktree", "add", "--force",
+                            "--detach", self.tree) == 0
+        head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True,
+                              text=True, check=True).stdout.strip()
+        assert self.run("git", "-C", self.tree, "checkout", "--force", head) == 0
+        self.configure(self.build)
+
+    def make(self, test):
+        target = test[0].removeprefix(WATCHED)
+        build = self.build if target == test[0] else self.watched
+        if not (build / "CMakeCache.txt").exists():
+            self.configure(build)
+        return self.make_targets(build, *SCRIPTS.get(target, [target]))
+
+    def make_targets(self, build, *targets):
+        return self.run("cmake", "--build", build, "-j", os.environ.get("JOBS", "2"),
+                        "--target", *targets) == 0
+
+    def digest(self, target):
+        """Of all that a test runs."""
+        files = []
+        for name in SCRIPTS.get(target, [target]):
+            files += [self.build / name, *self.build.glob(f"tests/**/{name}")]
+        if target in SCRIPTS:
+            files += [*self.build.glob("python/**/*"), *self.tree.glob("tests/**/*.py"),
+                      *self.tree.glob("tests/tools/*")]
+        content = hashlib.sha256(target.encode())
+        for file in sorted(path for path in files if path.is_file()):
+            content.update(file.read_bytes())
+        return content.hexdigest()
+
+    def status(self, test, number=0, seconds=TEST_SECONDS, **more):
+        target, chosen = test
+        program = target.removeprefix(WATCHED)
+        environment = os.environ | {
+            "SPILLWAY_DEVICE": "host", "SPILLWAY_PLANTED": str(number),
+            "SPILLWAY_TEST_CASES": chosen if ".test_" in chosen else "",
+            "TSAN_OPTIONS": f"halt_on_error=1 suppressions={self.tree}/tests/tsan.supp"}
+        environment |= more
+        if target == "reference_trainer_test":
+            command = [PYTHON, "-B", self.tree / "tests/reference/reference_test.py",
+                       self.build / "spillway", "--case", chosen]
+        elif target == "tools.emulated_runs":
+            command = [PYTHON, "-B", self.tree / "tests/tools/emulated_runs", "--first-difference",
+                       "--binary", next(self.build.glob("tests/**/spillway_emulated"))]
+            command += ["--only", chosen] if chosen else []
+        elif target in SCRIPTS:
+            command = ["ctest", "--test-dir", self.build, "-R", f"^{target}$", "-V"]
+        else:
+            build = self.build if program == target else self.watched
+            command = ["setarch", "--addr-no-randomize"] if program != target else []
+            command += [next(build.glob(f"tests/**/{program}"))]
+            command += [f"--gtest_filter={chosen}"] if chosen else []
+            command += ["--gtest_fail_fast", "--gtest_brief=1"]
+        return self.run(*command, timeout=seconds, env=environment)
+
+    def passes(self, test):
+        if test not in self.passed:
+            assert self.make(test), f"{test[0]} does not build without a fault; see log.txt"
+            assert self.status(test) == 0, f"{' '.join(test)} fails without a fault"
+            self.passed.add(test)
+
+    @contextlib.contextmanager
+    def planted(self, texts):
+        """With the texts in place of those of the files."""
+        originals = {file: (self.tree / file).read_text() for file in texts}
+        try:
+            for file, text in texts.items():
+                (self.tree / file).write_text(text)
+            yield
+        finally:
+            for file, text in originals.items():
+                (self.tree / file).write_text(text)
