@@ -1,0 +1,186 @@
+"""usage: random_faults_test.py SCRATCH   Faults drawn at random: which lines they change, and what
+tests/tools/mutants --random makes of those of a small project of its own."""
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+TOOLS = pathlib.Path(__file__).resolve().parent
+ROOT = TOOLS.parents[1]
+sys.path.insert(0, str(TOOLS))
+import random_faults  # noqa: E402  (the path comes first)
+
+SCRATCH = pathlib.Path(sys.argv.pop(1)).resolve()
+DRAWN = 150
+
+TEXTS = r'''
+// if (a < 1) return 2;
+/* f(1, 2);
+   x = 3; */
+const char* const kText = "a < b && f(1, 2)";  // 4 + 5
+const char* const kRaw = R"(if (x == 7) f(8, 9);)";
+char letter() { return 'x'; }
+#define SEVEN 7
+void report(int value) { log_error(fmt::format("{} of {}", value + 1, f(1, 2))); }
+static_assert(sizeof(int) == 4);
+void declared(int first, int second);
+'''
+SAMPLE = {
+    "CMakeLists.txt": """cmake_minimum_required(VERSION 3.25)
+project(spillway LANGUAGES CXX)
+add_library(spillway_base STATIC runtime/base/sample.cpp)
+target_include_directories(spillway_base PUBLIC ${PROJECT_SOURCE_DIR})
+enable_testing()
+add_subdirectory(tests)
+""",
+    "CMakePresets.json": json.dumps({"version": 6, "configurePresets": [
+        {"name": "release", "generator": "Ninja", "binaryDir": "${sourceDir}/build/release",
+         "cacheVariables": {"CMAKE_BUILD_TYPE": "Release",
+                            "CMAKE_EXPORT_COMPILE_COMMANDS": "ON"}}]}),
+    "tests/CMakeLists.txt": """function(spillway_test name)
+  add_executable(${name} ${name}.cpp)
+  target_link_libraries(${name} PRIVATE spillway_base)
+endfunction()
+spillway_test(sample_test)
+spillway_test(other_test)
+""",
+    "runtime/base/sample.hpp": """#pragma once
+int larger(int a, int b);
+int unwatched(int a);
+int unreached(int a);
+""",
+    "runtime/base/sample.cpp": """#include "runtime/base/sample.hpp"
+int larger(int a, int b) {
+  if (a < b) return b;
+  return a;
+}
+int unwatched(int a) {
+  return a * 2;
+}
+int unreached(int a) {
+  return a - 3;
+}
+""",
+    "tests/sample_test.cpp": """#include "runtime/base/sample.hpp"
+int main() {
+  unwatched(1);
+  const bool right = larger(1, 2) == 2 && larger(4, 3) == 4 && larger(5, 5) == 5;
+  return right ? 0 : 1;
+}
+""",
+    "tests/other_test.cpp": "int main() { return 0; }\n"}
+
+
+def stripped(text):
+    """The text without comments, as the compiler takes them out."""
+    return subprocess.run(["g++", "-fpreprocessed", "-dD", "-E", "-P", "-x", "c++", "-"],
+                          input=text, capture_output=True, text=True, check=True).stdout
+
+
+def texts_of(text):
+    return re.findall(r'"(?:\\.|[^"\\\n])*"', stripped(text))
+
+
+class Drawn(unittest.TestCase):
+    def test_the_same_seed_draws_the_same_faults(self):
+        first = [list(random_faults.drawn(ROOT, ["runtime/data"], seed)) for seed in (3, 3, 4)]
+        self.assertEqual(first[0], first[1])
+        self.assertNotEqual(first[0], first[2])
+        self.assertEqual({(f.file, f.line) for f in first[0]},
+                         {(f.file, f.line) for f in first[2]})
+
+    def test_a_fault_changes_one_line_and_neither_comments_nor_texts(self):
+        kinds = set()
+        faults = random_faults.drawn(ROOT, random_faults.AREAS, 5)
+        for fault in itertools.islice(faults, DRAWN):
+            before, after = (ROOT / fault.file).read_text(), fault.text(ROOT)
+            lines = list(zip(before.split("\n"), after.split("\n"), strict=True))
+            changed = [index for index, (old, new) in enumerate(lines) if old != new]
+            self.assertEqual(changed, [fault.line], fault)
+            self.assertNotEqual(stripped(before), stripped(after), fault)
+            if fault.kind not in ("statement", "condition"):  # which may go with a text in them
+                self.assertEqual(texts_of(before), texts_of(after), fault)
+            kinds.add(fault.kind)
+        self.assertEqual(kinds, {"statement", "condition", "operator", "constant", "arguments"})
+
+    def test_comments_texts_messages_and_declarations_have_none(self):
+        self.assertEqual(list(random_faults.faults_of("x.cpp", TEXTS)), [])
+
+    def test_each_kind_of_line_has_its_faults(self):
+        for line, expected in {
+                "  run(a);": {"  ;"},
+                "  if (a) return;": {"  if (!(a)) return;", "  if (true) return;",
+                                     "  if (false) return;"},
+                "  return a <= b;": {"  return a < b;"},
+                "  x = 'a' + 8;": {"  ;", "  x = 'a' - 8;", "  x = 'a' + 9;", "  x = 'a' + 7;"},
+                "  const auto y = of(p, q + r);": {"  const auto y = of(q + r, p);",
+                                                   "  const auto y = of(p, q - r);"},
+        }.items():
+            found = {f.new for faults in random_faults.faults_of("x.cpp", line) for f in faults}
+            self.assertEqual(found, expected, line)
+
+
+class Planted(unittest.TestCase):
+    """The tools in a repository of their own, with one test that sees half of what there is."""
+
+    def setUp(self):
+        shutil.rmtree(SCRATCH, ignore_errors=True)
+        self.root = SCRATCH / "project"
+        for name, text in SAMPLE.items():
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_text(text)
+        tools = self.root / "tests/tools"
+        tools.mkdir()
+        for name in ("coverage.cmake", "mutants", "planted.py", "random_faults.py",
+                     "random_run.py", "reach.py", "workshop.py"):
+            shutil.copy(TOOLS / name, tools)
+        (tools / "equivalent_faults").write_text(
+            "= a number that is equal to another is as large\nin runtime/base/sample.cpp\n"
+            "-if (a < b) return b;\n+if (a <= b) return b;\n")
+        git = ["git", "-C", str(self.root), "-c", "user.name=n", "-c", "user.email=e"]
+        for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "sample"]):
+            subprocess.run(git + command, check=True)
+
+    def tearDown(self):
+        shutil.rmtree(SCRATCH, ignore_errors=True)
+
+    def mutants(self, *arguments):
+        report = SCRATCH / "report.json"
+        environment = {key: value for key, value in os.environ.items() if key != "DESTDIR"}
+        done = subprocess.run([sys.executable, "-B", str(self.root / "tests/tools/mutants"),
+                               "--by", "sample_test", "--by", "other_test", "--work",
+                               str(SCRATCH / "work"), "--json", str(report), *arguments],
+                              capture_output=True, text=True, check=False, env=environment)
+        self.assertTrue(report.exists(), done.stdout + done.stderr)
+        return done, json.loads(report.read_text())
+
+    def test_faults_are_caught_survive_or_are_not_reached(self):
+        allowed = {"larger": {"caught", "equivalent"}, "unwatched": {"survived"},
+                   "unreached": {"not reached"}}
+        of_line = {3: "larger", 7: "unwatched", 10: "unreached"}
+        seen = set()
+        for seed in range(8):
+            done, report = self.mutants("--random", "9", "--seed", str(seed))
+            self.assertEqual(done.returncode, 1, "most of it is not tested")
+            for fault in report["faults"]:
+                where = of_line[fault["line"]]
+                self.assertIn(fault["outcome"], allowed[where], fault)
+                self.assertEqual(fault["by"] == "sample_test", fault["outcome"] == "caught")
+                shown = f"-{fault['old']}\n+{fault['new']}" in done.stdout
+                self.assertEqual(shown, where != "larger", done.stdout)
+                seen.add((where, fault["outcome"]))
+        self.assertEqual(seen, {(where, outcome) for where in allowed
+                                for outcome in allowed[where]})
+        kept = (SCRATCH / "work/random.jsonl").read_text()
+        again, report = self.mutants("--random", "9", "--seed", "7")
+        self.assertEqual((SCRATCH / "work/random.jsonl").read_text(), kept, "nothing ran again")
+        self.assertEqual(again.returncode, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,85 @@
+"""Which lines of the product each test program reaches, for tests/tools/mutants --random: a build
+that counts lines (coverage.cmake) runs each program once. What was counted is kept by what the
+program consists of."""
+import collections
+import json
+import pathlib
+import re
+import subprocess
+import tempfile
+
+COUNT_SECONDS = 3600
+TEST_OBJECT = re.compile(r"tests/.*CMakeFiles/(\w+)\.dir/.*: #deps")
+
+
+def counted_lines(counts, tree):
+    """By file: the lines that can run, and those that did."""
+    known, ran = collections.defaultdict(set), collections.defaultdict(set)
+    counted = list(pathlib.Path(counts).rglob("*.gcda"))
+    for path in counted:
+        relative = path.relative_to(counts).with_suffix(".gcno")
+        notes = next(p for p in (pathlib.Path("/") / relative, tree / relative) if p.exists())
+        path.with_suffix(".gcno").symlink_to(notes)
+    for path in counted:
+        output = subprocess.run(["gcov", "--json-format", "--stdout", str(path)], check=True,
+                                cwd=counts, capture_output=True, text=True).stdout
+        for document in map(json.loads, output.splitlines()):
+            for file in document["files"]:
+                name = file["file"].removeprefix(f"{tree}/")
+                if pathlib.Path(name).is_absolute():
+                    continue
+                known[name].update(line["line_number"] for line in file["lines"])
+                ran[name].update(line["line_number"] for line in file["lines"] if line["count"])
+    return {name: {"known": sorted(known[name]), "ran": sorted(ran[name])} for name in known}
+
+
+class Reach:
+    """What programs reach. `workshop` has the build that counts, `plain` the other."""
+
+    def __init__(self, directory, workshop, plain):
+        self.kept = directory / "reach"
+        self.kept.mkdir(exist_ok=True)
+        self.workshop = workshop
+        self.plain = plain
+        self.lines = {}    # by program and file
+        self.known = collections.defaultdict(set)
+        self.including = collections.defaultdict(set)  # by header: programs whose tests include it
+
+    def count(self, program):
+        digest = self.plain.digest(program)
+        path = self.kept / f"{program}.json"
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if kept.get("digest") != digest:
+            assert self.workshop.make((program, "")), f"{program} does not build; see log.txt"
+            with tempfile.TemporaryDirectory() as counts:
+                self.workshop.status((program, ""), seconds=COUNT_SECONDS, GCOV_PREFIX=counts)
+                kept = {"digest": digest, "lines": counted_lines(counts, self.workshop.tree)}
+            path.write_text(json.dumps(kept))
+        self.lines[program] = {file: set(lines["ran"]) for file, lines in kept["lines"].items()}
+        for file, lines in kept["lines"].items():
+            self.known[file].update(lines["known"])
+
+    def read_includes(self):
+        """Templates and inline functions of a header also run where a test was compiled."""
+        deps = subprocess.run(["ninja", "-C", str(self.plain.build), "-t", "deps"], check=True,
+                              capture_output=True, text=True).stdout
+        program = None
+        for line in deps.splitlines():
+            if line and not line.startswith(" "):
+                found = TEST_OBJECT.match(line)
+                program = found[1] if found else None
+            elif program in self.lines:
+                name = line.strip().removeprefix(f"{self.plain.tree}/")
+                self.including[re.sub(r"^(\.\./)+", "", name)].add(program)
+
+    def programs(self, file, line):
+        """Those that reach a line, counted from 0, and those that may."""
+        known, number = self.known[file], line + 1
+        text = (self.plain.tree / file).read_text().split("\n")
+        while number not in known and text[number - 1].startswith((" ", ")")):
+            number -= 1  # to the beginning of what it is a part of
+        if number in known:
+            reaching = {p for p, lines in self.lines.items() if number in lines.get(file, ())}
+        else:
+            reaching = {p for p, lines in self.lines.items() if lines.get(file)}
+        return reaching, self.including[file] - reaching
