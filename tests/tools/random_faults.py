@@ -14,7 +14,8 @@ TEXTS = re.compile(r"""//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|
                    r"""(?<!\w)'(?:\\.|[^'\\\n])+'""", re.S)
 MESSAGES = re.compile(r"\b(?:fmt::format|fmt::print|log_warning|log_info|log_error|refuse|Error|"
                       r"SPILLWAY_ASSERT|static_assert|\w+\.reserve)\(")
-NOT_CODE = re.compile(r"\s*(?:#|using |namespace |template |friend |extern |.*\bvirtual )")
+NOT_CODE = re.compile(r"\s*(?:#|using |namespace |template |friend |extern |static_assert|"
+                      r".*\bvirtual )")
 OPERAND = r"\*?[\w:]+(?:(?:\.|->|::)\w+|\[[^\]]*\]|\([^()]*\)|<[\w:, ]+>)*"
 STATEMENT = re.compile(rf"(?:{OPERAND}\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)|{OPERAND}\(|\+\+|--|"
                        r"(?:return|break|continue);|throw\b)")

@@ -34,11 +34,12 @@ class Hunt:
     def __init__(self, directory, programs):
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
-        self.workshop = Workshop(directory, "random", ["-DSPILLWAY_WERROR=OFF"])
-        counting = self.workshop.tree / "tests/tools/coverage.cmake"
+        included = directory / "tree/tests/tools/product_options.cmake"
+        arguments = [f"-DCMAKE_PROJECT_spillway_INCLUDE={included}"]
+        self.workshop = Workshop(directory, "random", [
+            *arguments, "-DSPILLWAY_PRODUCT_OPTIONS=-Wno-error"])
         counted = Workshop(directory, "counted", [
-            "-DSPILLWAY_WERROR=OFF", "-DCMAKE_UNITY_BUILD=ON",
-            f"-DCMAKE_PROJECT_spillway_INCLUDE={counting}"])
+            *arguments, "-DSPILLWAY_PRODUCT_OPTIONS=--coverage;-O1", "-DCMAKE_UNITY_BUILD=ON"])
         self.workshop.prepare()
         self.reach = Reach(directory, counted, self.workshop)
         self.kept = directory / "random.jsonl"

@@ -1,5 +1,5 @@
 """Which lines of the product each test program reaches, for tests/tools/mutants --random: a build
-that counts lines (coverage.cmake) runs each program once. What was counted is kept by what the
+that counts lines runs each program once. What was counted is kept by what the
 program consists of."""
 import collections
 import json

@@ -5,6 +5,7 @@ import hashlib
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 
@@ -53,13 +54,19 @@ class Workshop:
         self.arguments = arguments
         self.watched = self.tree / "build/tsan"
         self.log = (directory / "log.txt").open("a")
+        if shutil.which("ccache"):  # a file without its fault is compiled once
+            self.environment = os.environ | {
+                "CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_NOHASHDIR": "true",
+                "CCACHE_SLOPPINESS": "pch_defines,time_macros", "CCACHE_BASEDIR": str(self.tree)}
+        else:
+            self.environment = dict(os.environ)
         self.passed = set()  # tests that were seen to pass without a fault
 
-    def run(self, *command, timeout=None, **keywords):
+    def run(self, *command, timeout=None, env=None, **keywords):
         print("$", *command, file=self.log, flush=True)
         with subprocess.Popen([str(c) for c in command], stdout=self.log,
                               stderr=subprocess.STDOUT, start_new_session=True,
-                              **keywords) as process:
+                              env=env or self.environment, **keywords) as process:
             try:
                 return process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -111,7 +118,7 @@ class Workshop:
     def status(self, test, number=0, seconds=TEST_SECONDS, **more):
         target, chosen = test
         program = target.removeprefix(WATCHED)
-        environment = os.environ | {
+        environment = self.environment | {
             "SPILLWAY_DEVICE": "host", "SPILLWAY_PLANTED": str(number),
             "SPILLWAY_TEST_CASES": chosen if ".test_" in chosen else "",
             "TSAN_OPTIONS": f"halt_on_error=1 suppressions={self.tree}/tests/tsan.supp"}
