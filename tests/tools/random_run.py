@@ -9,7 +9,7 @@ import time
 
 from planted import parse
 from random_faults import AREAS, drawn
-from reach import Reach
+from reach import CLEAN_SECONDS, Reach
 from workshop import SCRIPTS, TIMED_OUT, Workshop, known_tests
 
 EQUIVALENT = pathlib.Path(__file__).resolve().parent / "equivalent_faults"
@@ -64,7 +64,7 @@ class Hunt:
         kept = json.loads(path.read_text()) if path.exists() else {}
         if digest not in kept:
             begin = time.monotonic()
-            passes = self.workshop.status((program, "")) == 0
+            passes = self.workshop.status((program, ""), seconds=CLEAN_SECONDS) == 0
             kept[digest] = time.monotonic() - begin if passes else None
             path.write_text(json.dumps(kept))
         self.seconds[program] = kept[digest]

@@ -8,7 +8,7 @@ import re
 import subprocess
 import tempfile
 
-COUNT_SECONDS = 3600
+CLEAN_SECONDS = 3600  # without a fault
 TEST_OBJECT = re.compile(r"tests/.*CMakeFiles/(\w+)\.dir/.*: #deps")
 
 
@@ -20,16 +20,13 @@ def counted_lines(counts, tree):
         relative = path.relative_to(counts).with_suffix(".gcno")
         notes = next(p for p in (pathlib.Path("/") / relative, tree / relative) if p.exists())
         path.with_suffix(".gcno").symlink_to(notes)
-    for path in counted:
-        output = subprocess.run(["gcov", "--json-format", "--stdout", str(path)], check=True,
-                                cwd=counts, capture_output=True, text=True).stdout
-        for document in map(json.loads, output.splitlines()):
-            for file in document["files"]:
-                name = file["file"].removeprefix(f"{tree}/")
-                if pathlib.Path(name).is_absolute():
-                    continue
-                known[name].update(line["line_number"] for line in file["lines"])
-                ran[name].update(line["line_number"] for line in file["lines"] if line["count"])
+    output = subprocess.run(["gcov", "--json-format", "--stdout", *map(str, counted)], check=True,
+                            cwd=counts, capture_output=True, text=True).stdout if counted else ""
+    for file in (f for line in output.splitlines() for f in json.loads(line)["files"]):
+        name = file["file"].removeprefix(f"{tree}/")
+        if not pathlib.Path(name).is_absolute():  # as headers of the system are
+            known[name].update(line["line_number"] for line in file["lines"])
+            ran[name].update(line["line_number"] for line in file["lines"] if line["count"])
     return {name: {"known": sorted(known[name]), "ran": sorted(ran[name])} for name in known}
 
 
@@ -52,7 +49,7 @@ class Reach:
         if kept.get("digest") != digest:
             assert self.workshop.make((program, "")), f"{program} does not build; see log.txt"
             with tempfile.TemporaryDirectory() as counts:
-                self.workshop.status((program, ""), seconds=COUNT_SECONDS, GCOV_PREFIX=counts)
+                self.workshop.status((program, ""), seconds=CLEAN_SECONDS, GCOV_PREFIX=counts)
                 kept = {"digest": digest, "lines": counted_lines(counts, self.workshop.tree)}
             path.write_text(json.dumps(kept))
         self.lines[program] = {file: set(lines["ran"]) for file, lines in kept["lines"].items()}
