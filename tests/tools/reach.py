@@ -41,6 +41,7 @@ class Reach:
         self.lines = {}    # by program and file
         self.known = collections.defaultdict(set)
         self.including = collections.defaultdict(set)  # by header: programs whose tests include it
+        self.sources = collections.defaultdict(set)    # by header: those of the product
 
     def count(self, program):
         digest = self.plain.digest(program)
@@ -60,14 +61,16 @@ class Reach:
         """Templates and inline functions of a header also run where a test was compiled."""
         deps = subprocess.run(["ninja", "-C", str(self.plain.build), "-t", "deps"], check=True,
                               capture_output=True, text=True).stdout
-        program = None
-        for line in deps.splitlines():
-            if line and not line.startswith(" "):
-                found = TEST_OBJECT.match(line)
-                program = found[1] if found else None
-            elif program in self.lines:
-                name = line.strip().removeprefix(f"{self.plain.tree}/")
-                self.including[re.sub(r"^(\.\./)+", "", name)].add(program)
+        for entry in deps.split("\n\n"):
+            head, *files = entry.strip().split("\n")
+            names = [re.sub(r"^(\.\./)+", "", file.strip().removeprefix(f"{self.plain.tree}/"))
+                     for file in files]
+            test = TEST_OBJECT.match(head)
+            for name in names:
+                if not test:
+                    self.sources[name].add(names[0])
+                elif test[1] in self.lines:
+                    self.including[name].add(test[1])
 
     def programs(self, file, line):
         """Those that reach a line, counted from 0, and those that may."""
@@ -78,5 +81,7 @@ class Reach:
         if number in known:
             reaching = {p for p, lines in self.lines.items() if number in lines.get(file, ())}
         else:
-            reaching = {p for p, lines in self.lines.items() if lines.get(file)}
+            # Constants of a header count where a source that includes it does.
+            files = {file} if known else self.sources[file]
+            reaching = {p for p, lines in self.lines.items() if any(map(lines.get, files))}
         return reaching, self.including[file] - reaching

@@ -19,6 +19,12 @@ SCRIPTS = {"mpi.kill": ["spillway", "spillway_mpi"], "mpi.training": ["spillway"
            "reference_trainer_test": ["spillway"], "training_peer_test": ["spillway"],
            "model_peer_transformers_fp32": ["model_probe"],
            "model_transformers_test": ["checkpoint_tool"],
+           "config_deepspeed_test": ["config_answer"], "config_training_test": ["spillway"],
+           "cpu_adam_against_torch": ["adam_peer"], "cpu_adam_on_other_cpus": ["kernel_digest"],
+           "engine_deepspeed_test": ["spillway", "schedule_print"],
+           "schedule_deepspeed_test": ["schedule_print"], "schedule_peer_test": ["schedule_print"],
+           "tcp.failures": ["failing_ranks"], "tcp.kill": ["spillway"],
+           "tcp.training": ["spillway"],
            "tools.emulated_runs": ["spillway_emulated"], "tcp.place": ["spillway"],
            "tcp.run": ["spillway"],
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
