@@ -119,6 +119,13 @@ TEST_F(MemoryBudgetTest, V1TakesTheMemoryControllerAndKnowsItsWordForNoLimit) {
   EXPECT_EQ(budget.available(), 512_MiB);
 }
 
+TEST_F(MemoryBudgetTest, V1WithoutALimitIsNoLimit) {
+  mount_v1("/docker");
+  machine_.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  machine_.write("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_FALSE(read().tightest_cgroup.has_value());
+}
+
 // In a container the mount shows the container's own group as its root.
 TEST_F(MemoryBudgetTest, AMountOfASubtreeIsReadFromItsRoot) {
   mount_v1("/docker/abc", "/docker/abc");
@@ -128,6 +135,7 @@ TEST_F(MemoryBudgetTest, AMountOfASubtreeIsReadFromItsRoot) {
   machine_.write("sys/fs/cgroup/memory/inner/memory.limit_in_bytes", "1073741824\n");
   EXPECT_EQ(read().total(), 1_GiB);
   mount_v1("/docker/abcdef", "/docker/abc");  // shares the letters, not the group
+  machine_.write("sys/fs/cgroup/memory/def/memory.limit_in_bytes", "536870912\n");
   EXPECT_EQ(read().total(), 2_GiB);
 }
 

@@ -29,6 +29,8 @@ TEST(Random, ABlockDependsOnEveryPartOfItsPlace) {
   }
   EXPECT_EQ(blocks.size(), 27U);
   EXPECT_EQ(random_block(5, {.stream = 6, .index = 7}), philox4x32({7, 0, 6, 0}, 5));
+  EXPECT_EQ(random_block(5, {.stream = 0x1234567890abcdef, .index = 0xfedcba0987654321}),
+            philox4x32({0x87654321, 0xfedcba09, 0x90abcdef, 0x12345678}, 5));
 }
 
 TEST(Random, UniformCoversTheUnitIntervalWithoutItsEnd) {

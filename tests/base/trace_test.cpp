@@ -85,6 +85,18 @@ TEST(Trace, OverlappingRangesOfALaneGoToTracksOfTheirOwn) {
   EXPECT_EQ(named, 2);
 }
 
+TEST(Trace, ARangeThatContainsOthersTakesTheFirstTrack) {
+  Trace trace(10);
+  const LaneIndex lane = trace.add_lane("cpu");
+  trace.record(event(lane, "short", 7, 10));
+  trace.record(event(lane, "long", 7, 50));
+  trace.record(event(lane, "middle", 7, 20));
+  std::map<std::string, int> track;
+  for (const Json& range : of_kind(written(trace), "X")) track[range.at("name")] = range.at("tid");
+  EXPECT_LT(track.at("long"), track.at("middle"));
+  EXPECT_LT(track.at("middle"), track.at("short"));
+}
+
 TEST(Trace, DropsAndCountsWhatDoesNotFit) {
   Trace trace(3);
   const LaneIndex lane = trace.add_lane("cpu");

@@ -46,6 +46,12 @@ TEST(ParseBytes, ReadsBinaryAndDecimalUnits) {
   EXPECT_EQ(parse_bytes("24GB"), Bytes{24'000'000'000});
   EXPECT_EQ(parse_bytes("2TiB"), 2048_GiB);
   EXPECT_EQ(parse_bytes("3K"), 3_KiB);
+  EXPECT_EQ(parse_bytes("3KiB"), 3_KiB);
+  EXPECT_EQ(parse_bytes("3M"), 3_MiB);
+  EXPECT_EQ(parse_bytes("3T"), 3072_GiB);
+  EXPECT_EQ(parse_bytes("24KB"), Bytes{24'000});
+  EXPECT_EQ(parse_bytes("24MB"), Bytes{24'000'000});
+  EXPECT_EQ(parse_bytes("24TB"), Bytes{24'000'000'000'000});
   EXPECT_EQ(parse_bytes("24G"), 24_GiB);
   EXPECT_EQ(parse_bytes("24g"), 24_GiB);
   EXPECT_EQ(parse_bytes("24gb"), Bytes{24'000'000'000});

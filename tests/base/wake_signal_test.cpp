@@ -36,6 +36,13 @@ TEST(WakeSignal, ManyNotificationsAreAnsweredByOneWake) {
   EXPECT_GE(Clock::now() - start, milliseconds(19));
 }
 
+TEST(WakeSignal, ANewOneWakesNobody) {
+  WakeSignal signal;
+  const auto start = Clock::now();
+  signal.wait_for(milliseconds(20));
+  EXPECT_GE(Clock::now() - start, milliseconds(19));
+}
+
 TEST(WakeSignal, WakesASleeperFromAnyThread) {
   WakeSignal signal;
   for (int round = 0; round < 20; ++round) {

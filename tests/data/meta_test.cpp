@@ -25,7 +25,8 @@ TEST(Meta, ComesBackEqual) {
   const Scratch scratch;
   Meta chars{TokenType::uint16, 5, "chars", {U'\0', U'\n', U'"', U'\u00e9', U'\U0001F600'}};
   const Meta bytes{TokenType::uint32, 300, "bytes", {}};
-  const Meta hugging_face{TokenType::uint32, 151936, "/models/\u00e9 qwen", {}, "0123abcd"};
+  const Meta hugging_face{TokenType::uint32, 151936,    "/models/\u00e9 qwen", {},
+                          "0123abcd",        "89ef4567"};
   const Meta bare{TokenType::uint16, 1, std::nullopt, {}};
   for (const Meta& meta : {chars, bytes, hugging_face, bare}) {
     EXPECT_EQ(parse_meta(to_meta_json(meta), "m"), meta);
