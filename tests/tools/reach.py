@@ -12,6 +12,15 @@ CLEAN_SECONDS = 3600  # without a fault
 TEST_OBJECT = re.compile(r"tests/.*CMakeFiles/(\w+)\.dir/.*: #deps")
 
 
+def name_in(tree, folder, file):
+    """The file's name in the tree, which compilers are told to leave out; none: it is elsewhere."""
+    for start in (folder, tree):
+        path = pathlib.Path(start, file).resolve()
+        if path.is_relative_to(tree) and path.is_file():
+            return path.relative_to(tree).as_posix()
+    return None
+
+
 def counted_lines(counts, tree):
     """By file: the lines that can run, and those that did."""
     known, ran = collections.defaultdict(set), collections.defaultdict(set)
@@ -22,11 +31,12 @@ def counted_lines(counts, tree):
         path.with_suffix(".gcno").symlink_to(notes)
     output = subprocess.run(["gcov", "--json-format", "--stdout", *map(str, counted)], check=True,
                             cwd=counts, capture_output=True, text=True).stdout if counted else ""
-    for file in (f for line in output.splitlines() for f in json.loads(line)["files"]):
-        name = file["file"].removeprefix(f"{tree}/")
-        if not pathlib.Path(name).is_absolute():  # as headers of the system are
-            known[name].update(line["line_number"] for line in file["lines"])
-            ran[name].update(line["line_number"] for line in file["lines"] if line["count"])
+    for document in map(json.loads, output.splitlines()):
+        for file in document["files"]:
+            name = name_in(tree, document["current_working_directory"], file["file"])
+            if name:
+                known[name].update(line["line_number"] for line in file["lines"])
+                ran[name].update(line["line_number"] for line in file["lines"] if line["count"])
     return {name: {"known": sorted(known[name]), "ran": sorted(ran[name])} for name in known}
 
 
