@@ -42,6 +42,7 @@ TEST(ConfigRead, CommentsStandAnywhereButInStrings) {
 TEST(ConfigRead, ACommentThatNeverEndsIsNamedByItsLine) {
   EXPECT_THAT(parse_error("{\n/* \"seed\": 1}").what(),
               HasSubstr("the comment that starts at line 2 never ends"));
+  EXPECT_THAT(parse_error("\n/* {}").what(), HasSubstr("that starts at line 2 never ends"));
 }
 
 TEST(ConfigRead, SyntaxErrorsKeepTheirPlaceBehindComments) {
@@ -135,6 +136,16 @@ TEST(ConfigRead, BatchSizesFollowDeepSpeedsIdentity) {
                       "gradient_accumulation_steps": 8})",
                   1),
             Batch(4, 8));
+}
+
+TEST(ConfigRead, AMicroBatchThatIsChosenLaterLeavesEachRankItsWindows) {
+  const AutomaticOptions automatic =
+      parse_train_config(R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto",
+                             "gradient_accumulation_steps": "auto"})",
+                         "t", 4)
+          .options.automatic;
+  EXPECT_TRUE(automatic.micro_batch);
+  EXPECT_EQ(automatic.windows, 8U);
 }
 
 TEST(ConfigRead, BatchSizesThatContradictAreRefused) {

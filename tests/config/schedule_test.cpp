@@ -40,6 +40,32 @@ TEST(Schedule, LogarithmicWarmupEndsAtThePeakToo) {
   EXPECT_EQ(at(one, 1), 1);
 }
 
+TEST(Schedule, ThePeakIsWhatWasGivenToTheBit) {
+  constexpr double kPeak = 0.009, kMinimum = 0.001;
+  ASSERT_NE(kMinimum + (kPeak - kMinimum), kPeak);
+  EXPECT_EQ(at({.kind = ScheduleKind::wsd,
+                .peak_lr = kPeak,
+                .total_steps = 10,
+                .minimum_lr = kMinimum,
+                .decay_steps = 2},
+               1),
+            kPeak);
+}
+
+// DeepSpeed: (total - iteration) / max(1, total - warm-up), of iterations counted from 0.
+TEST(Schedule, ADecayOfDeepSpeedsOfOneStepBeginsAtThePeak) {
+  ScheduleOptions options{.kind = ScheduleKind::warmup_decay_lr,
+                          .peak_lr = 0.5,
+                          .warmup_steps = 10,
+                          .total_steps = 11,
+                          .last_batch_iteration = 0};
+  EXPECT_EQ(at(options, 11), 0.5);
+  EXPECT_EQ(at(options, 12), 0);
+  options.total_steps = 12;
+  EXPECT_EQ(at(options, 11), 0.5);
+  EXPECT_EQ(at(options, 12), 0.25);
+}
+
 TEST(Schedule, LinearDecayReachesTheMinimumAtTheLastStep) {
   const ScheduleOptions options{.kind = ScheduleKind::linear,
                                 .peak_lr = 1,
