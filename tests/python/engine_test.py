@@ -16,7 +16,8 @@ from spillway.torch import Engine, OffloadedAdamW, init_distributed, initialize
 
 CONFIG = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
           "gradient_clipping": 0.05,
-          "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+          "optimizer": {"type": "AdamW",
+                        "params": {"lr": 1e-2, "weight_decay": 0.0, "torch_adam": True}},
           "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}}
 
 
@@ -268,7 +269,8 @@ def save_and_die(folder, number):
 
 
 def show(kind):
-    """Prints losses of both ways to call backward, with DeepSpeed or with ours."""
+    """Prints losses of both ways to call backward, with DeepSpeed or with ours. DeepSpeed takes the
+    program's own from stage 1 on."""
     if kind == "deepspeed":
         os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="29519",
                           RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
@@ -280,7 +282,7 @@ def show(kind):
     for name in ("engine", "own"):
         model = network()
         engine, *_ = module.initialize(model=model, model_parameters=model.parameters(),
-                                       config=CONFIG)
+                                       config={**CONFIG, "zero_optimization": {"stage": 1}})
         said[name] = train(engine, range(12), name == "own")
     said["returned"] = float(engine.backward(engine(batch(0)).pow(2).mean()))
     print(json.dumps(said))
