@@ -97,7 +97,8 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
     {"bf16", "check_grad_overflow", note, "a step with a non-finite gradient is always skipped"},
     {"optimizer", "legacy_fusion", note, "the update is one fused pass"},
     {"optimizer.params", "torch_adam", note,
-     "the update is one fused pass; where weight_decay is absent, torch's AdamW decays by 0.01, and "
+     "the update is one fused pass; where weight_decay is absent, torch's AdamW decays by 0.01, "
+     "and "
      "this one does not"},
     {"optimizer.params", "fused", note, "the update is one fused pass"},
     {"optimizer.params", "foreach", note, "the update is one fused pass"},
