@@ -4,6 +4,8 @@
 # and makes spillway_cuda_runtime and spillway_cuda_libraries.
 set(SPILLWAY_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set_property(CACHE SPILLWAY_CUDA PROPERTY STRINGS AUTO ON OFF)
+option(SPILLWAY_CUDA_LINES "Let profilers see the lines of kernels; programs then hold the path of \
+the checkout, which nvcc cannot leave out" OFF)
 set(SPILLWAY_CUDA_PACKAGES ${PROJECT_SOURCE_DIR}/.cuda CACHE PATH
     "Where tools/setup puts NVIDIA's Python packages")
 set(SPILLWAY_CUDA_FOUND OFF)
@@ -64,7 +66,7 @@ endmacro()
 # correctly rounded square roots and divisions (nvcc's default), constexpr functions on both sides.
 function(spillway_cuda_flags)
   target_compile_options(spillway_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:
-    --fmad=false --expt-relaxed-constexpr -lineinfo
+    --fmad=false --expt-relaxed-constexpr $<$<BOOL:${SPILLWAY_CUDA_LINES}>:-lineinfo>
     -Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
 endfunction()
 

@@ -98,8 +98,7 @@ constexpr std::array kForeign = std::to_array<ForeignKey>({
     {"optimizer", "legacy_fusion", note, "the update is one fused pass"},
     {"optimizer.params", "torch_adam", note,
      "the update is one fused pass; where weight_decay is absent, torch's AdamW decays by 0.01, "
-     "and "
-     "this one does not"},
+     "and this one does not"},
     {"optimizer.params", "fused", note, "the update is one fused pass"},
     {"optimizer.params", "foreach", note, "the update is one fused pass"},
     {"optimizer.params", "set_grad_none", note, kAlways},
