@@ -15,7 +15,7 @@ import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 STEERING = re.compile(r"^(SPILLWAY_|OMP_|GOMP_|ASAN_|UBSAN_|LSAN_|TSAN_|OMPI_|PRTE_|PYTHON)")
-OWN = ("kept_results.py", "lsan.supp", "run_python", "run_test", "tsan.supp")
+OWN = ("gtest_report.py", "kept_results.py", "lsan.supp", "run_python", "run_test", "tsan.supp")
 COMPILED = (".c", ".cpp", ".cu", ".hpp", ".inl", ".pyc")
 NOT_STEERING = {"SPILLWAY_KEPT_RESULTS", "SPILLWAY_TEST_SHUFFLE"}
 

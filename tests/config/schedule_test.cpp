@@ -46,8 +46,8 @@ TEST(Schedule, ThePeakIsWhatWasGivenToTheBit) {
   EXPECT_EQ(at({.kind = ScheduleKind::wsd,
                 .peak_lr = kPeak,
                 .total_steps = 10,
-                .minimum_lr = kMinimum,
-                .decay_steps = 2},
+                .decay_steps = 2,
+                .minimum_lr = kMinimum},
                1),
             kPeak);
 }
