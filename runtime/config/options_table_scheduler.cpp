@@ -27,8 +27,7 @@ void read_type(ConfigFile& file, const Option& self, TrainOptions& options) {
   const json* const type = file.value(self, options);
   if (type == nullptr && !file.has("scheduler") && !file.has("optimizer")) {
     file.note("scheduler",
-              "absent: a constant rate; HF Trainer's falls in a line to 0, as that of "
-              "{\"type\": \"Linear\"}");
+              "absent: a constant rate; HF Trainer's falls in a line to 0, as that of type Linear");
   }
   if (type == nullptr) return;
   schedule.kind = from_json<ScheduleKind>(*type);
