@@ -85,7 +85,7 @@ json value_of_nvme(const Option&, const Options& options) {
   return paths.empty() ? json() : paths;
 }
 
-void add_mathematics(std::vector<Option>& table) {
+void add_arithmetic(std::vector<Option>& table) {
   Rows rows(table, {.section = kOwn});
   rows.member<&Options::compute>(
           {"compute",
@@ -108,6 +108,10 @@ void add_mathematics(std::vector<Option>& table) {
            "On a GPU, attention is cuDNN's for the shapes that it takes (`auto`), or always by our "
            "own kernels (`own`), which are far slower."})
       .counts = on_cuda;
+}
+
+void add_mathematics(std::vector<Option>& table) {
+  Rows rows(table, {.section = kOwn});
   rows.member<&Options::context>(
           {"context", "The model sees windows of this many tokens.", "the model's positions"})
       .automatic = "the model's";
@@ -277,6 +281,7 @@ void add_writing(std::vector<Option>& table) {
 }  // namespace
 
 void add_spillway(std::vector<Option>& table) {
+  add_arithmetic(table);
   add_mathematics(table);
   add_pipeline_ways(table);
   add_placement(table);
