@@ -101,7 +101,7 @@ class HandedOver(torch.Tensor):
             target.came = args[1]
             return target if operation == "aten::add_" else args[1]
         tensors = list(target) if isinstance(target, (list, tuple)) else [target]
-        if function._schema.is_mutable and any(isinstance(tensor, cls) for tensor in tensors):
+        if _writes_first(function) and any(isinstance(tensor, cls) for tensor in tensors):
             cls._change(function, operation, tensors, args[1:], kwargs)
             return target if function._schema.returns else None
         found: list[HandedOver] = []
@@ -129,6 +129,13 @@ class HandedOver(torch.Tensor):
         rest = [tensor for tensor in tensors if not isinstance(tensor, cls)]
         if rest:
             function(rest, *others, **kwargs)
+
+
+def _writes_first(function: Any) -> bool:
+    """Whether an operation changes its first argument; those with `out` change another."""
+    arguments = function._schema.arguments
+    alias = arguments[0].alias_info if arguments else None
+    return alias is not None and alias.is_write
 
 
 def _is_one(factor: Any) -> bool:
