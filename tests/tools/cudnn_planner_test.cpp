@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <tuple>
@@ -34,7 +35,9 @@ Directories library_directories() {
 
 /// The next library that asks for libcuda.so.1 gets this one.
 void load_stub_driver() {
-  ASSERT_NE(::dlopen(SPILLWAY_STUB_DRIVER, RTLD_NOW | RTLD_GLOBAL), nullptr) << ::dlerror();
+  const auto program = std::filesystem::read_symlink("/proc/self/exe");
+  const auto driver = program.parent_path() / "stub_driver/libcuda.so.1";
+  ASSERT_NE(::dlopen(driver.c_str(), RTLD_NOW | RTLD_GLOBAL), nullptr) << ::dlerror();
 }
 
 DescribedDevice device_named(const std::string& name) {
