@@ -72,7 +72,11 @@ def key_of(command: list[str], inputs: list[str], build: pathlib.Path) -> str:
     for word in named:
         if pathlib.Path(word).is_relative_to(build):
             parts += [of_file(path) for path in own_libraries(word, build)]
-    for path in inputs:
+    # A variable may name a program, or a folder of packages, that the build has made.
+    steered = [pathlib.Path(path) for setting in steering
+               for path in setting.partition("=")[2].split(":")]
+    steered = [path for path in steered if path.is_absolute() and path.is_relative_to(build)]
+    for path in [*inputs, *steered]:
         for file in files_below(pathlib.Path(path)):
             parts += [plain(str(file)), of_file(str(file))]
     whole = hashlib.sha256()
