@@ -51,7 +51,7 @@ def main():
             "spillway": {"context": 64, "seed": 1234, "state_format": name}}))
         loss[name] = run(options.spillway, "train", work / f"{name}.json", "--model",
                          work / "model.json", "--data", work / "data", "--run", work / name,
-                         "--steps", options.steps, "--nvme", work / name / "state",
+                         "--steps", options.steps, "--nvme", tempfile.mkdtemp(dir=work),
                          "--json")["val_loss"]
     print(json.dumps({
         "val_loss": loss, "difference": {name: abs(loss[name] - loss["fp32"]) for name in FORMATS},

@@ -1,7 +1,7 @@
 """Training speed of two ranks of one thread without a GPU: Spillway over MPI against one process of
 two threads, and against PyTorch's DDP and FSDP2 over gloo on the same two processes.
 
-usage: ranks_speed.py SPILLWAY [--dtype fp32|bf16] [--steps N] [--repetitions N]
+usage: ranks_speed.py SPILLWAY [--dtype fp32|bf16] [--steps N] [--repetitions N] [--layers N]
 
 The model and the total batch are those of train_speed.py. Runs alternate, each in processes of its
 own. Prints one JSON line; tokens/s are medians over repetitions of the median step of a run.
@@ -27,7 +27,7 @@ def torch_rank(options):
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(os.environ["RANK"])]})
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    model = torch_model()
+    model = torch_model(options)
     if options.torch == "ddp":
         forward = torch.nn.parallel.DistributedDataParallel(model)
     else:
@@ -44,7 +44,7 @@ def torch_rank(options):
 def torch_seconds(options, kind):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                "--nproc-per-node", RANKS, __file__, options.spillway, "--dtype", options.dtype,
-               "--steps", options.steps, "--torch", kind]
+               "--steps", options.steps, "--layers", options.layers, "--torch", kind]
     return last_json(command)["seconds"]
 
 

@@ -1,6 +1,6 @@
 """Training speed without a GPU, side by side with PyTorch on the CPU of the same machine.
 
-usage: train_speed.py SPILLWAY [--dtype fp32|bf16] [--steps N] [--repetitions N]
+usage: train_speed.py SPILLWAY [--dtype fp32|bf16] [--steps N] [--repetitions N] [--layers N]
 
 GPT of 6 layers, width 384, 6 heads, context 256, batch 16, 256 tokens of vocabulary, clip 1.0,
 fused AdamW, activations kept, 2 threads.
@@ -10,6 +10,7 @@ Prints one JSON line; tokens/s are medians over repetitions of the median step o
 """
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -26,19 +27,20 @@ def parse(torch_kinds):
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--torch", choices=torch_kinds, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def torch_model():
+def torch_model(options):
     import torch
     import transformers
 
     torch.manual_seed(1)
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=VOCAB, n_positions=CONTEXT, n_embd=384, n_layer=6, n_head=6, resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa", use_cache=False,
-        bos_token_id=0, eos_token_id=0))
+        vocab_size=VOCAB, n_positions=CONTEXT, n_embd=384, n_layer=options.layers, n_head=6,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa",
+        use_cache=False, bos_token_id=0, eos_token_id=0))
 
 
 def torch_step_seconds(options, forward, model, batch):
@@ -67,7 +69,7 @@ def torch_run(options):
     import torch
 
     torch.set_num_threads(THREADS)
-    model = torch_model()
+    model = torch_model(options)
     forward = torch.compile(model) if options.torch == "compile" else model
     print(json.dumps({"seconds": torch_step_seconds(options, forward, model, BATCH)}))
 
@@ -85,8 +87,8 @@ def prepare(options):
     (work / "text").write_bytes(text)
     (work / "model.json").write_text(json.dumps({
         "model_type": "gpt2", "vocab_size": VOCAB, "n_positions": CONTEXT, "n_embd": 384,
-        "n_layer": 6, "n_head": 6, "activation_function": "gelu_new", "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0, "attn_pdrop": 0.0}))
+        "n_layer": options.layers, "n_head": 6, "activation_function": "gelu_new",
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}))
     last_json([options.spillway, "data", work / "text", "--out", work / "data", "--tokenizer",
                "bytes", "--val", "0", "--json"])
     return work
@@ -104,10 +106,13 @@ def spillway_run(options, work, *, ranks=1, stage=0, disk=False):
     run = pathlib.Path(tempfile.mkdtemp(dir=work))
     threads = THREADS // ranks
     launcher = [] if ranks == 1 else ["mpirun", "-n", ranks, "--bind-to", "core"]
+    if launcher and os.geteuid() == 0:
+        launcher.append("--allow-run-as-root")
+    nvme = ["--nvme", tempfile.mkdtemp(dir=work)] if disk else []
     last_json([*launcher, options.spillway, "train", work / "train.json",
                "--model", work / "model.json", "--data", work / "data", "--run", run,
                "--steps", options.steps, "--threads", threads, "--compute-threads", threads,
-               "--json", *(["--nvme", run / "state"] if disk else [])])
+               "--json", *nvme])
     lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     return statistics.median(line["seconds"] for line in lines[2:])
 
@@ -123,8 +128,8 @@ def main():
         for name in ("spillway", "spillway_nvme", "torch_eager", "torch_compile"):
             if name.startswith("torch"):
                 value = last_json([sys.executable, __file__, options.spillway, "--dtype",
-                                   options.dtype, "--steps", options.steps, "--torch",
-                                   name.split("_")[1]])["seconds"]
+                                   options.dtype, "--steps", options.steps, "--layers",
+                                   options.layers, "--torch", name.split("_")[1]])["seconds"]
             else:
                 value = spillway_run(options, work, disk=name.endswith("nvme"))
             seconds.setdefault(name, []).append(value)
