@@ -303,7 +303,11 @@ Tuning Planning::tune_in_turn(const CalibrationRequest& request) {
 /// A disk that is slowed down is so for each rank.
 plan::MachineProfile Planning::measure(CalibrationRequest request, const Tuning& tuning) const {
   if (run_.place.turn > 0) request.state_directories.reset();
-  return per_rank(calibrate(request, tuning),
+  const auto note = [this](const std::string& text) {
+    // Ranks that share cores measure at once: they are no strangers to each other.
+    if (request_.ranks == nullptr || run_.binding->holds()) observer_.noted(text);
+  };
+  return per_rank(calibrate(request, tuning, note),
                   run_.options.disk_gbps ? 1 : run_.place.sharers.disks);
 }
 
@@ -349,10 +353,6 @@ void Planning::plan() {
                                                         run_.prediction.step_seconds));
   }
 }
-
-}  // namespace
-
-namespace {
 
 plan::Ranks part_of(const TrainRequest& request, const plan::Grid& grid) {
   if (request.ranks == nullptr) return {};

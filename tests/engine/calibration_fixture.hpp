@@ -32,7 +32,8 @@ class CalibrationOfTinyModel : public testing::Test {
                       .model = model_,
                       .workload = workload,
                       .budgets = budgets,
-                      .state_directories = std::nullopt});
+                      .state_directories = std::nullopt},
+                     {}, [](const std::string&) {});
   }
 
   model::ModelConfig config_;

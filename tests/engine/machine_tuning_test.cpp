@@ -196,7 +196,8 @@ TEST(Calibration, FitsTheLeastMemoryThatARunFits) {
                                                     .model = model,
                                                     .workload = workload,
                                                     .budgets = budgets,
-                                                    .state_directories = {{scratch.path()}}});
+                                                    .state_directories = {{scratch.path()}}},
+                                                   {}, [](const std::string&) {});
     EXPECT_GT(profile.gpu_flops, 0) << sample;
     EXPECT_GT(profile.h2d, 0) << sample;
     EXPECT_GT(profile.update, 0) << sample;

@@ -40,7 +40,7 @@ plan::MachineProfile measured_profile(const PlanRequest& request,
       .state_directories =
           on_disk ? std::optional(engine::state_directories(options, request.run)) : std::nullopt};
   const engine::Tuning tuning = engine::tune(calibration, placement, known, note);
-  return engine::calibrate(calibration, tuning);
+  return engine::calibrate(calibration, tuning, note);
 }
 
 /// What the plan means on the described machine: its speed in units that machines are compared in.

@@ -16,6 +16,7 @@
 #include "runtime/engine/machine/device_rates.hpp"
 #include "runtime/engine/machine/least_seconds.hpp"
 #include "runtime/engine/machine/normal_numbers.hpp"
+#include "runtime/engine/machine/other_load.hpp"
 #include "runtime/engine/machine/update_bench.hpp"
 
 namespace spillway::engine {
@@ -178,7 +179,9 @@ std::vector<double> disk_weights(const CalibrationRequest& request, const DriveT
                           plan::slots_on_disk(request.workload, placement));
 }
 
-plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& tuning) {
+plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& tuning,
+                               const std::function<void(const std::string&)>& note) {
+  const OtherLoad others;
   const DeviceRates device = measure_device(request);
   const bool own_memory = device.update > 0;
   plan::MachineProfile profile;
@@ -192,6 +195,7 @@ plan::MachineProfile calibrate(const CalibrationRequest& request, const Tuning& 
   profile.op_overhead_seconds = kOpOverheadSeconds;
   profile.cpu_shares_gpu = !own_memory;
   if (request.state_directories) measure_disk(request, tuning, profile);
+  if (const auto text = others.note()) note(*text);
   return profile;
 }
 

@@ -44,8 +44,9 @@ struct Tuning {
                                                const plan::Placement& placement);
 
 /// Throws `Error{does_not_fit}` where the budgets or a drive have no room for the least that can be
-/// measured.
+/// measured. `note` is told if other processes were busy meanwhile.
 [[nodiscard]] plan::MachineProfile calibrate(const CalibrationRequest& request,
-                                             const Tuning& tuning = {});
+                                             const Tuning& tuning,
+                                             const std::function<void(const std::string&)>& note);
 
 }  // namespace spillway::engine
