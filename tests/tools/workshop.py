@@ -29,7 +29,7 @@ SCRIPTS = {"mpi.kill": ["spillway", "spillway_mpi"], "mpi.training": ["spillway"
            "tcp.run": ["spillway"],
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
                "alone", "deepspeed", "device", "engine", "handed_over", "huggingface",
-               "interrupted", "jax", "lifetime", "missing", "native_run", "optimizers",
+               "interrupted", "jax", "layout", "lifetime", "missing", "native_run", "optimizers",
                "optimizers_state", "paths", "ranks", "saved_state", "streaming",
                "trainer_optimizers", "writes")},
            "python.emulated": ["spillway", "spillway_python_emulated"],

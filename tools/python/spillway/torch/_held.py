@@ -122,7 +122,7 @@ class Held:
         self._memory = []
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
-        """Takes a gradient in one piece, or leaves it where it is; returns whether it took it."""
+        """Takes a gradient, or leaves it where it is; returns whether it took it."""
         raise NotImplementedError
 
     def _take_values(self, index: int, changed: bool) -> None:
@@ -181,8 +181,6 @@ class Held:
                 f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
                 "call step() or zero_grad() before the next backward pass, or make the optimizer "
                 "with accumulation_steps=N to add up those of N passes")
-        if not gradient.is_contiguous():
-            gradient = gradient.contiguous()
         is_taken = self._hand_over(index, gradient)
         self._received[index] += 1
         if is_taken:

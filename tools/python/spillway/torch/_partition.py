@@ -104,7 +104,7 @@ class Partition(Held):
         came = self._received[index] + 1
         if self._ranks.stage == 1 and (self._most == 0 or came < self._most):
             return False  # torch adds the next one
-        self._rounds.put(self._bucket_of[index], index, gradient)
+        self._rounds.put(self._bucket_of[index], index, gradient.contiguous())
         return True
 
     def add_gradients(self) -> None:

@@ -10,6 +10,7 @@ from spillway._load import native
 from spillway.errors import InvalidArgumentError
 from spillway.torch._device import device_of
 from spillway.torch._held import DTYPES, Held, Registered
+from spillway.torch._layout import flattened, name_with, order_of, shaped
 
 
 def in_memory(elements: int) -> torch.Tensor:
@@ -32,17 +33,19 @@ class Shard(Held):
         self.groups = sorted({entry.group for entry in parameters})
         options.dtype = DTYPES[parameters[0].parameter.dtype]
         options.groups = [hyperparameters[group] for group in self.groups]
+        self._orders = [order_of(parameter) for parameter in self._parameters]
         self._defers = options.defers_updates
         self.deciding: set[int] = set()  # parameters whose update may still run
         self._device = device_of(place)
         self._device.configure(options)
         with self._device.current():
             self.trainer = native.Trainer(options, [
-                (entry.name, self.groups.index(entry.group),
-                 entry.parameter.detach().cpu().contiguous().view(-1), entry.unit)
-                for entry in parameters], [
-                (entry.name, entry.parameter.detach().cpu().contiguous().view(-1).view(torch.uint8),
-                 entry.unit) for entry in frozen])
+                (name_with(entry.name, order), self.groups.index(entry.group),
+                 flattened(entry.parameter.detach().cpu(), order), entry.unit)
+                for entry, order in zip(parameters, self._orders, strict=False)], [
+                (entry.name, flattened(entry.parameter.detach().cpu(), order).view(torch.uint8),
+                 entry.unit)
+                for entry, order in zip(frozen, self._orders[len(parameters):], strict=True)])
         self._hold([self._map(index) for index in range(len(self.entries))])
 
     def release(self) -> None:
@@ -60,7 +63,8 @@ class Shard(Held):
 
     def _view(self, index: int, values: Any) -> torch.Tensor:
         parameter = self._parameters[index]
-        return torch.from_dlpack(values).view(parameter.dtype).view(parameter.shape)
+        return shaped(torch.from_dlpack(values).view(parameter.dtype), parameter,
+                      self._orders[index])
 
     def _map(self, index: int) -> torch.Tensor:
         """The trainer's values of a parameter, in its shape and without a copy."""
@@ -79,7 +83,7 @@ class Shard(Held):
         self.trainer.leave(unit, self._device.stream())
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> bool:
-        self._device.add_gradient(self.trainer, index, gradient)
+        self._device.add_gradient(self.trainer, index, flattened(gradient, self._orders[index]))
         self.deciding.discard(index)  # the gradient's memory was read by then
         return True
 
@@ -142,10 +146,11 @@ class Shard(Held):
              allocate: Callable[[int], torch.Tensor]) -> list[torch.Tensor | None]:
         """State of a parameter as fp32 tensors of its shape; None for what is not wanted.
         `allocate` returns as many elements as it is told."""
-        shape = self.entries[index].parameter.shape
-        arrays = [allocate(shape.numel()) if wanted else None for wanted in (master, m, v)]
+        parameter = self._parameters[index]
+        arrays = [allocate(parameter.numel()) if wanted else None for wanted in (master, m, v)]
         self.trainer.read_state(index, *arrays)
-        return [None if array is None else array.view(shape) for array in arrays]
+        return [None if array is None else shaped(array, parameter, self._orders[index])
+                for array in arrays]
 
     def write(self, index: int, master: torch.Tensor | None, m: torch.Tensor | None,
               v: torch.Tensor | None) -> None:
@@ -156,7 +161,7 @@ class Shard(Held):
             master = self.read(index, True, False, False, in_memory)[0]
         self.check_state(index, master, m, v)
         flat = [None if tensor is None else
-                tensor.detach().to("cpu", torch.float32).contiguous().view(-1)
+                flattened(tensor.detach().to("cpu", torch.float32), self._orders[index])
                 for tensor in (master, m, v)]
         self.take_write(index)
         self.trainer.write_state(index, *flat)

@@ -286,9 +286,8 @@ class Streaming:
             raise InvalidArgumentError(
                 f"{name} was written, or step() was called, between a forward pass and its backward"
                 " pass, which needs the values of before: run the forward pass again")
-        flat = self._parameters[saved.unit][saved.place].detach().view(-1)
-        return flat.as_strided(saved.size, saved.stride, flat.storage_offset() + saved.offset)
-
+        whole = self._parameters[saved.unit][saved.place].detach()
+        return whole.as_strided(saved.size, saved.stride, whole.storage_offset() + saved.offset)
 
     def _changes(self, unit: int, place: int) -> tuple[int, int]:
         """Counts the changes of a parameter: writes that the program has made, and updates."""
