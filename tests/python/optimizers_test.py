@@ -6,6 +6,7 @@ gradients. The two differ by the roundings of fp32 alone, and ours may be FACTOR
 the fp64 run, elementwise, as the fp32 run is at worst: it rounds as often, at other places.
 """
 import copy
+import warnings
 
 import pytest
 import torch
@@ -331,7 +332,11 @@ def test_grad_scaler_scales_and_skips():
             if step == 4:
                 loss = loss * float("inf")
             scaler.scale(loss).backward()
-            scaler.step(optimizer)
+            if step % 2:
+                scaler.unscale_(optimizer)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                scaler.step(optimizer)
             scaler.update()
             scales.append(scaler.get_scale())
         runs.append((scales, copy.deepcopy([p.detach() for p in net.parameters()])))

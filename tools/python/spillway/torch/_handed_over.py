@@ -24,7 +24,7 @@ class Uses:
 
     def forget(self) -> None:
         """Begins a new step."""
-        self._unscaled = False
+        self._unscaled: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._read: tuple[str, str] | None = None     # a parameter and an operation
         self._changed: tuple[str, str] | None = None  # likewise
 
@@ -32,10 +32,21 @@ class Uses:
         self._read = self._read or (name, operation)
 
     def note_change(self, name: str, operation: str) -> None:
-        if operation == _UNSCALE:
-            self._unscaled = True
-        else:
-            self._changed = self._changed or (name, operation)
+        self._changed = self._changed or (name, operation)
+
+    def note_unscaling(self, found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+        """Notes that torch.amp.GradScaler has multiplied gradients by a scale, which is 1 where it
+        only looks at them, and wants to know whether they are finite."""
+        self._unscaled.append((found_inf, inverse_scale))
+
+    def unscaled_by(self) -> float:
+        """The scale that GradScaler.unscale_ meant to divide out."""
+        return max((1.0 / float(inverse) for _, inverse in self._unscaled), default=1.0)
+
+    def tell_finite(self, finite: bool) -> None:
+        """Tells GradScaler what it wanted to know."""
+        for found_inf, _ in self._unscaled:
+            found_inf.fill_(0.0 if finite else 1.0)
 
     def check(self, clips: bool) -> None:
         """Raises if a clip or another change was meant that the update would not have; `clips`:
@@ -56,7 +67,7 @@ class Uses:
         if self._read is not None and not clips:
             name, operation = self._read
             unscaled = ("; leave scaler.unscale_ out, or call optimizer.clip_grad_norm_(max_norm, "
-                        "scaler) after it" if self._unscaled else "")
+                        "scaler) after it" if self.unscaled_by() != 1 else "")
             raise NotSupportedError(
                 f"the gradient of {name} was read ({operation}), as torch.nn.utils.clip_grad_norm_ "
                 "does, after the backward pass had handed it to the optimizer: nothing was clipped."
@@ -123,9 +134,10 @@ class HandedOver(torch.Tensor):
         for each in mine:
             if operation in ("aten::zero_", "aten::_foreach_zero_"):
                 each.dropped = True
+            elif operation == _UNSCALE:
+                each.uses.note_unscaling(others[0], others[1])
             elif not (operation in _MULTIPLY and _is_one(others[0])):
-                each.uses.note_change(each.owner, operation.removeprefix("aten::")
-                                      if operation != _UNSCALE else operation)
+                each.uses.note_change(each.owner, operation.removeprefix("aten::"))
         rest = [tensor for tensor in tensors if not isinstance(tensor, cls)]
         if rest:
             function(rest, *others, **kwargs)

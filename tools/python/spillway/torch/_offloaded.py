@@ -253,8 +253,7 @@ class OffloadedOptimizer(WithState):
 
     # Steps.
 
-    def step(self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None,
-             divisor: float = 1.0) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, divisor: float = 1.0) -> Any:
         """Updates parameters with the gradients of the backward passes since the last step, which
         are divided by `divisor`. A `closure` computes them first; its result is returned.
 
@@ -266,13 +265,20 @@ class OffloadedOptimizer(WithState):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        self._step(divisor, grad_scaler)
+        try:
+            self._step(divisor)
+        except BaseException:
+            # What GradScaler sets for one step, it removes when that is over.
+            self.__dict__.pop("grad_scale", None)
+            self.__dict__.pop("found_inf", None)
+            raise
         return result
 
-    def _step(self, divisor: float, grad_scaler: Any) -> None:
+    def _step(self, divisor: float) -> None:
         if self._ranks is None:
             check_optimizer_alone()
-        divisor *= 1.0 if grad_scaler is None else grad_scaler.get_scale()
+        scale = getattr(self, "grad_scale", None)
+        divisor *= self._uses.unscaled_by() * (1.0 if scale is None else float(scale))
         max_norm = self.max_norm if self._clip_next is None else self._clip_next
         self._uses.check(clips=max_norm > 0 or self._clip_next is not None)
         self._take_what_came()
@@ -282,13 +288,9 @@ class OffloadedOptimizer(WithState):
         with uncut(repeats=self._ranks is not None):
             self.grad_norm, skipped = self._step_shards(divisor, max_norm)
             self._clip_next = None
+            self._uses.tell_finite(not skipped)
             self._uses.forget()
             self.skipped_steps += skipped
-            if grad_scaler is not None:
-                # What GradScaler's own check of gradients would have found.
-                state = grad_scaler._per_optimizer_states[id(self)]
-                state["found_inf_per_device"] = {
-                    torch.device("cpu"): torch.full((), float(skipped))}
 
     def _check_settings(self, divisor: float, max_norm: float) -> None:
         """Raises unless all ranks make the same step."""
@@ -387,7 +389,8 @@ class OffloadedOptimizer(WithState):
             shard.wait_all()
 
     def values_changed(self, parameter: torch.Tensor) -> None:
-        """Makes the master of a parameter what its values are. It is needed after writes through
-        `parameter.data` alone; the next step notices others itself."""
+        """Makes the master of a parameter what its values are. It is needed after writes in place
+        through `parameter.data` where parameters are on a GPU, of an offloaded model or of several
+        ranks; the next step notices all others itself."""
         shard, index = self._places[parameter]
         shard.take_values(index)
