@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdarg>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -25,31 +26,50 @@ namespace {
 std::atomic<bool> counting{false};
 std::atomic<int> allocation_count{0};
 std::atomic<int> open_count{0};
+std::atomic<bool> failing{false};
+std::atomic<std::int64_t> left_to_succeed{0};
 
-/// oneDNN finds this operator new as well, often through the standard library's templates: what any
-/// caller in it asks for is its own affair.
-[[maybe_unused]] void count_allocation() {
-  if (!counting.load(std::memory_order_relaxed)) return;
+/// Whether one of the callers is in a library, and in a function, with names that have these parts.
+bool is_called_from(const char* library, const char* function) {
   constexpr int kDepth = 16;
   void* callers[kDepth];
   const int depth = ::backtrace(callers, kDepth);
   for (int i = 0; i < depth; ++i) {
     Dl_info from{};
-    const bool known = dladdr(callers[i], &from) != 0 && from.dli_fname != nullptr;
-    if (known && std::strstr(from.dli_fname, "libdnnl") != nullptr) return;
+    if (dladdr(callers[i], &from) == 0 || from.dli_fname == nullptr) continue;
+    const char* name = from.dli_sname == nullptr ? "" : from.dli_sname;
+    if (std::strstr(from.dli_fname, library) && std::strstr(name, function)) return true;
   }
-  ++allocation_count;
+  return false;
+}
+
+/// oneDNN finds this operator new as well, often through the standard library's templates: what any
+/// caller in it asks for is its own affair.
+[[maybe_unused]] void count_allocation() {
+  if (!counting.load(std::memory_order_relaxed)) return;
+  if (!is_called_from("libdnnl", "")) ++allocation_count;
+}
+
+/// Throws if it is the turn of the allocation that fails. Paths of libstdc++ 12 free what is not
+/// theirs where an allocation of their own fails: these succeed, and the next one fails.
+[[maybe_unused]] void fail_in_turn() {
+  if (!failing.load(std::memory_order_relaxed)) return;
+  if (left_to_succeed.fetch_sub(1, std::memory_order_relaxed) != 0) return;
+  if (!is_called_from("libstdc++", "10filesystem")) throw std::bad_alloc();
+  left_to_succeed = 0;
 }
 
 }  // namespace
 
 #if SPILLWAY_COUNTS_ALLOCATIONS
 void* operator new(std::size_t size) {
+  fail_in_turn();
   count_allocation();
   if (void* p = std::malloc(size)) return p;
   throw std::bad_alloc();
 }
 void* operator new(std::size_t size, std::align_val_t alignment) {
+  fail_in_turn();
   count_allocation();
   const auto unit = static_cast<std::size_t>(alignment);
   if (void* p = std::aligned_alloc(unit, (size + unit - 1) / unit * unit)) return p;
@@ -85,5 +105,10 @@ AllocationCounter::~AllocationCounter() { counting = false; }
 bool AllocationCounter::works() { return SPILLWAY_COUNTS_ALLOCATIONS != 0; }
 int AllocationCounter::allocations() const { return allocation_count; }
 int AllocationCounter::opens() const { return open_count; }
+
+FailingAllocation::FailingAllocation(std::int64_t successes) { left_to_succeed = successes; }
+FailingAllocation::~FailingAllocation() { failing = false; }
+void FailingAllocation::watch(bool on) { failing = on; }
+bool FailingAllocation::has_failed() const { return left_to_succeed < 0; }
 
 }  // namespace spillway::test_support

@@ -1,6 +1,8 @@
-// Counts what a test program, and every library but oneDNN, asks of operator new. Linking
-// `spillway_test_support` replaces operator new and delete of the program.
+// Counts what a test program, and every library but oneDNN, asks of operator new, or lets one call
+// of it fail. Linking `spillway_test_support` replaces operator new and delete of the program.
 #pragma once
+
+#include <cstdint>
 
 namespace spillway::test_support {
 
@@ -17,6 +19,19 @@ class AllocationCounter {
   [[nodiscard]] int allocations() const;
   /// Calls of open and openat from this program and the libraries that it links.
   [[nodiscard]] int opens() const;
+};
+
+/// Makes one operator new throw, where AllocationCounter works. One at a time.
+class FailingAllocation {
+ public:
+  /// So many succeed before it, on any thread, of those that are watched.
+  explicit FailingAllocation(std::int64_t successes);
+  ~FailingAllocation();
+  FailingAllocation(const FailingAllocation&) = delete;
+  FailingAllocation& operator=(const FailingAllocation&) = delete;
+
+  void watch(bool on);
+  [[nodiscard]] bool has_failed() const;
 };
 
 }  // namespace spillway::test_support
