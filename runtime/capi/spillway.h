@@ -227,7 +227,8 @@ SPILLWAY_API spillway_status spillway_start(spillway_trainer* trainer,
 SPILLWAY_API spillway_status spillway_values(spillway_trainer* trainer, uint32_t parameter,
                                              spillway_tensor* values);
 /// Says that the program has written the values of a parameter itself, between a
-/// spillway_synchronize and the next gradient: the master follows, the moments stay.
+/// spillway_synchronize and the next gradient: the master follows, the moments stay. For values in
+/// host memory that are of no unit, the next step finds out by itself.
 SPILLWAY_API spillway_status spillway_values_changed(spillway_trainer* trainer, uint32_t parameter);
 
 /// What is waited for: nothing, what is in a stream so far, or an event.

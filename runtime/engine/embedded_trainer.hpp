@@ -77,7 +77,8 @@ enum class TakenValues : std::uint8_t {
   all,
   /// Those that do not round to the value that is there: what is changed and changed back loses
   /// nothing. The formats shorter than fp32 keep the upper half of a master in the value alone; the
-  /// lower half stays there, whatever the value was.
+  /// lower half stays there, whatever the value was. A step does this by itself for values that are
+  /// kept on the host.
   changed,
 };
 

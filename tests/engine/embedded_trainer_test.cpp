@@ -269,6 +269,50 @@ TEST_F(EmbeddedTrainerTest, FollowsValuesThatTheFrameworkWrites) {
   }
 }
 
+TEST_F(EmbeddedTrainerTest, UpdatesTheValuesThatTheFrameworkHasComputedWith) {
+  for (const bool on_disk : {false, true}) {
+    EmbeddedOptions options = options_for();
+    options.groups[0].optimizer = options.groups[1].optimizer = cpu_adam::Optimizer::sgd;
+    options.groups[0].beta1 = options.groups[1].beta1 = 0;
+    options.groups[0].weight_decay = options.groups[1].weight_decay = 0;
+    if (on_disk) options.nvme = {directory_.path() / "swap"};
+    const auto trainer = make(options);
+    train(*trainer, 1, 2);
+    const Tensor written = normal(model_.sizes[1], 99);
+    std::ranges::copy(bytes_of(written), trainer->values(1).begin());  // and nobody is told
+    std::vector<float> master(model_.sizes[1]);
+    trainer->read_state(1, master, {}, {});
+    EXPECT_EQ(master, written);
+    backward(*trainer, 3);
+    trainer->step({});
+    const Tensor gradient = model_.gradient(1, 3);
+    const double rate = options.groups[model_.groups[1]].lr;
+    const auto* values = reinterpret_cast<const float*>(trainer->values(1).data());
+    for (std::size_t i = 0; i < written.size(); ++i) {
+      ASSERT_NEAR(values[i], written[i] - rate * gradient[i], 1e-6 * (1 + std::abs(written[i])));
+    }
+  }
+}
+
+TEST_F(EmbeddedTrainerTest, ZerosThatTheFrameworkWritesAreZerosInEveryFormat) {
+  for (const StateFormat format : {StateFormat::fp32, StateFormat::split, StateFormat::int8}) {
+    for (const bool on_disk : {false, true}) {
+      EmbeddedOptions options = options_for(DType::bf16);
+      options.state_format = format;
+      options.groups[0].lr = options.groups[1].lr = 1e-3;
+      if (on_disk) options.nvme = {directory_.path() / "swap"};
+      const auto trainer = make(options);
+      train(*trainer, 1, 2);
+      std::ranges::fill(trainer->values(1), std::byte{});
+      train(*trainer, 3, 3);
+      std::vector<float> master(model_.sizes[1]);
+      trainer->read_state(1, master, {}, {});
+      // Adam's first updates move a weight by some times the rate at most.
+      for (const float each : master) ASSERT_LE(std::abs(each), 1e-2F);
+    }
+  }
+}
+
 TEST_F(EmbeddedTrainerTest, ValuesThatAreChangedAndChangedBackLoseNothing) {
   for (const StateFormat format : {StateFormat::fp32, StateFormat::split, StateFormat::int8}) {
     EmbeddedOptions options = options_for(DType::bf16);

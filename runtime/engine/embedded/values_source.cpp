@@ -1,30 +1,8 @@
 #include "runtime/engine/embedded/values_source.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 namespace spillway::engine {
-namespace {
-
-template <class T>
-T load(std::span<const std::byte> source, std::size_t index) {
-  T value;
-  std::memcpy(&value, source.data() + index * sizeof value, sizeof value);
-  return value;
-}
-
-}  // namespace
-
-void widen(DType dtype, std::span<const std::byte> source, std::span<float> target) {
-  for (std::size_t i = 0; i < target.size(); ++i) {
-    switch (dtype) {
-      case DType::fp32: target[i] = load<float>(source, i); break;
-      case DType::bf16: target[i] = from_bf16(load<std::uint16_t>(source, i)); break;
-      case DType::fp16: target[i] = from_fp16(load<std::uint16_t>(source, i)); break;
-    }
-  }
-}
-
 ValuesSource::ValuesSource(DType dtype, std::span<const EmbeddedPlace> places,
                            std::span<const EmbeddedParameter> parameters)
     : dtype_(dtype) {

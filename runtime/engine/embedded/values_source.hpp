@@ -8,12 +8,10 @@
 
 #include "runtime/base/dtype.hpp"
 #include "runtime/engine/embedded/layout.hpp"
+#include "runtime/engine/step/foreign_values.hpp"
 #include "runtime/model/parameter_source.hpp"
 
 namespace spillway::engine {
-
-/// Sets target[i] to source[i], exactly; source: [target.size()] of `dtype`.
-void widen(DType dtype, std::span<const std::byte> source, std::span<float> target);
 
 class ValuesSource final : public model::ParameterSource {
  public:

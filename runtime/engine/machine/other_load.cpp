@@ -16,7 +16,7 @@ namespace spillway::engine {
 namespace {
 
 constexpr Bytes kStatLimit = 4_MiB;
-constexpr std::chrono::milliseconds kLeast{100};
+constexpr std::chrono::milliseconds kLeastTime{100};
 constexpr double kWorthTelling = 0.25;
 
 cpu_set_t usable_cores() {
@@ -66,7 +66,7 @@ OtherLoad::OtherLoad(std::filesystem::path stat)
 double OtherLoad::cores() const {
   const std::optional<std::int64_t> end = ticks_of_others(stat_);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - began_;
-  if (!begin_ || !end || taken < kLeast) return 0;
+  if (!begin_ || !end || taken < kLeastTime) return 0;
   const auto ticks = static_cast<double>(std::max<std::int64_t>(*end - *begin_, 0));
   return ticks / static_cast<double>(sysconf(_SC_CLK_TCK)) / taken.count();
 }

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "cpu_adam/gradient_norm.hpp"
+#include "runtime/engine/step/foreign_values.hpp"
 #include "runtime/engine/step/op_actions.hpp"
 
 namespace spillway::engine {
@@ -120,6 +121,8 @@ void OpActions::host_update(const Op& op) {
       parameters.data());
   const auto& parts = step_.update.parts;
   const Groups same = parts.empty() ? groups_of(op.block) : Groups{};
+  // What another framework has computed with is what is updated.
+  const bool follows_values = resources_.passes != nullptr;
   const std::span<const cpu_adam::ParameterGroup> groups =
       parts.empty() ? std::span<const cpu_adam::ParameterGroup>(same) : parts[op.block];
   if (memory.writes(ValueKind::checksum, op.tile)) {
@@ -129,7 +132,8 @@ void OpActions::host_update(const Op& op) {
          .range = whole,
          .layout = slots.layout(op.tile),
          .state = state,
-         .parameters = slots.with_parameters() ? parameters : std::span<std::byte>{}});
+         .parameters = slots.with_parameters() ? parameters : std::span<std::byte>{},
+         .follows_values = follows_values});
     // A tile that is not what was written ends the run here, before anything of it is on its way to
     // the disk or the device.
     resources_.store->verify(StateSlots::state(op.tile), sums.before);
@@ -139,7 +143,9 @@ void OpActions::host_update(const Op& op) {
   }
   resources_.workers.parallel_for(
       whole.count, kLeafParameters, [&](std::size_t first, std::size_t last) {
-        cpu_adam::update(kernel_, groups, cpu_adam::slice(kernel_, whole, first, last - first));
+        const auto part = cpu_adam::slice(kernel_, whole, first, last - first);
+        if (follows_values) return update_from_values(kernel_, groups, part);
+        cpu_adam::update(kernel_, groups, part);
       });
 }
 

@@ -4,15 +4,12 @@
 
 #include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/engine/step/foreign_values.hpp"
 
 namespace spillway::engine {
 namespace {
 
 static_assert(nvme_swap::kChecksumPiece == kPageBytes);
-
-/// Parameters that are summed, updated and summed again before the next: 256 KiB of state at most,
-/// which every core keeps in a cache of its own.
-constexpr std::size_t kPart = 4 * kLeafParameters;
 
 std::uint64_t combine(std::span<const std::uint64_t> sums, std::size_t bytes) {
   return nvme_swap::combine_checksums(sums.first(nvme_swap::checksum_pieces(bytes)));
@@ -51,8 +48,12 @@ void TileUpdate::run_part(const UpdatedTile& tile, std::size_t first, std::size_
     state.sum(layout.v + first * moment, layout.v + last * moment);
   };
   sum_state(before_);
-  cpu_adam::update(tile.kernel, tile.groups,
-                   cpu_adam::slice(tile.kernel, tile.range, first, last - first));
+  const cpu_adam::UpdateRange part = cpu_adam::slice(tile.kernel, tile.range, first, last - first);
+  if (tile.follows_values) {
+    update_from_values(tile.kernel, tile.groups, part);
+  } else {
+    cpu_adam::update(tile.kernel, tile.groups, part);
+  }
   sum_state(state_);
   if (tile.parameters.empty()) return;
   const std::size_t parameter = size_of(tile.kernel.parameter_dtype);
@@ -64,9 +65,9 @@ TileChecksums TileUpdate::run(const UpdatedTile& tile) {
   SPILLWAY_ASSERT(layout.count % kLeafParameters == 0 && tile.state.size() == layout.bytes);
   SPILLWAY_ASSERT(nvme_swap::checksum_pieces(layout.bytes) <= before_.size());
   sum_gaps(layout, {.from = tile.state, .sums = before_});
-  workers_.parallel_for(layout.count, kPart, [&](std::size_t first, std::size_t last) {
-    for (std::size_t at = first; at < last; at += kPart) {
-      run_part(tile, at, std::min(at + kPart, last));
+  workers_.parallel_for(layout.count, kCachedParameters, [&](std::size_t first, std::size_t last) {
+    for (std::size_t at = first; at < last; at += kCachedParameters) {
+      run_part(tile, at, std::min(at + kCachedParameters, last));
     }
   });
   sum_gaps(layout, {.from = tile.state, .sums = state_});

@@ -13,6 +13,10 @@
 
 namespace spillway::engine {
 
+/// Parameters that are read, updated and read again before the next: 256 KiB of state at most,
+/// which every core keeps in a cache of its own.
+constexpr std::size_t kCachedParameters = 4 * kLeafParameters;
+
 /// Is one tile in memory, a whole number of leaves.
 struct UpdatedTile {
   const cpu_adam::Kernel& kernel;
@@ -21,6 +25,7 @@ struct UpdatedTile {
   const cpu_adam::StateLayout& layout;
   std::span<const std::byte> state;       ///< [layout.bytes], where the range's state is
   std::span<const std::byte> parameters;  ///< where the range's are; empty: no checksum of them
+  bool follows_values = false;  ///< masters become those of parameters that were written meanwhile
 };
 
 /// Holds `nvme_swap::checksum_of` each.

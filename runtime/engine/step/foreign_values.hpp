@@ -1,0 +1,31 @@
+// Values of parameters that another framework may write: their masters follow.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "cpu_adam/update.hpp"
+#include "runtime/base/dtype.hpp"
+
+namespace spillway::engine {
+
+/// Sets target[i] to source[i], exactly; source: [target.size()] of `dtype`.
+void widen(DType dtype, std::span<const std::byte> source, std::span<float> target);
+
+/// Makes the remainders of zeros zero where they are negative, as none is that a master has left:
+/// joined with such a one, a zero is no number. Returns whether any was. `values`: bf16.
+bool zero_remainders(std::span<const std::uint16_t> values, std::span<std::int16_t> remainders);
+
+/// Makes a master that does not round to its value that value. Returns whether any did not.
+/// `values`: [masters.size()] of `dtype`.
+bool follow_values(cpu_adam::Isa isa, DType dtype, std::span<const std::byte> values,
+                   std::span<float> masters);
+
+/// Does `cpu_adam::update` in place, from what the values are by now. In the formats shorter than
+/// fp32 a value is the upper half of its master, which follows but for zeros (`zero_remainders`).
+void update_from_values(const cpu_adam::Kernel& kernel,
+                        std::span<const cpu_adam::ParameterGroup> groups,
+                        const cpu_adam::UpdateRange& range);
+
+}  // namespace spillway::engine
