@@ -305,7 +305,8 @@ SPILLWAY_API spillway_status spillway_enter(spillway_trainer* trainer, uint32_t 
 SPILLWAY_API spillway_status spillway_device_values(spillway_trainer* trainer, uint32_t parameter,
                                                     spillway_tensor* values);
 /// Ends the pass: the memory of its parameters is another unit's once the work that `ready` and
-/// `handle` name is over. Does not wait for it.
+/// `handle` name is over. Does not wait for it. A pass that has failed is left too: until then
+/// steps, calls that forget gradients, and those of state, values and checkpoints fail.
 SPILLWAY_API spillway_status spillway_leave(spillway_trainer* trainer, uint32_t unit, int32_t ready,
                                             void* handle);
 

@@ -190,7 +190,9 @@ class EmbeddedTrainer {
   /// passes.
   [[nodiscard]] std::span<std::byte> frozen_values(std::uint32_t frozen);
   [[nodiscard]] std::span<std::byte> device_frozen(std::uint32_t frozen);
-  /// Ends the pass: the memory of its parameters is another unit's once `readers` have ended.
+  /// Ends the pass: the memory of its parameters is another unit's once `readers` have ended. A
+  /// pass that has failed is left too: until then calls that end passes, or begin others, throw
+  /// `Error{invalid_argument}`.
   void leave(std::uint32_t unit, const offload::ForeignWork& readers = {});
 
   /// Copies a gradient, [elements] of the dtype, or adds it. Blocks for that, and while an update

@@ -81,6 +81,7 @@ void EmbeddedTrainer::Implementation::check_count(std::uint32_t parameter,
 /// Returns once all gradients of the step are complete, and their norm can be had.
 void EmbeddedTrainer::Implementation::gather() {
   check_process();
+  check_left();
   runner_.check_sound();
   if (runner_.phase() == Phase::gathered) return;
   gradients_.check_complete();
@@ -99,6 +100,7 @@ void EmbeddedTrainer::Implementation::gather() {
 /// Returns once nothing runs, and no update is pending.
 void EmbeddedTrainer::Implementation::park() {
   check_process();
+  check_left();
   check(!gradients_.any(), ErrorCode::invalid_argument,
         "gradients of this step are there already; call step or discard_gradients first");
   runner_.park();
@@ -121,6 +123,7 @@ void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter,
 
 void EmbeddedTrainer::Implementation::discard_gradients() {
   check_process();
+  check_left();
   gradients_.land();
   runner_.park();
   gradients_.forget();

@@ -65,6 +65,7 @@ class EmbeddedTrainer::Implementation {
 
   [[nodiscard]] bool streams() const { return layout_.workload.streams_external; }
   void check_unit(std::uint32_t unit) const;
+  void check_left() const;
   void check_inside(std::uint32_t block, const std::string& name) const;
   [[nodiscard]] const FrozenPlace& frozen_place(std::uint32_t frozen) const;
   [[nodiscard]] std::span<std::byte> resident_values(const EmbeddedPlace& at);

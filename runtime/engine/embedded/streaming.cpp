@@ -14,6 +14,14 @@ void EmbeddedTrainer::Implementation::check_unit(std::uint32_t unit) const {
         fmt::format("there is no unit {}; there are {}, counted from 0", unit, layout_.units()));
 }
 
+/// Throws while a unit is entered: a plan that ends, or another one, gives its memory away.
+void EmbeddedTrainer::Implementation::check_left() const {
+  check(!inside_, ErrorCode::invalid_argument,
+        fmt::format("unit {} was entered and not left; leave it first, also where its pass has "
+                    "failed",
+                    inside_.value_or(0)));
+}
+
 /// Starts a plan. Blocks of no unit have no passes, and units wait for them to be entered.
 void EmbeddedTrainer::Implementation::begin(EmbeddedPlan plan) {
   runner_.start(plan);
@@ -52,8 +60,7 @@ void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pas
 
 void EmbeddedTrainer::Implementation::forget_uploads() {
   check_process();
-  check(!inside_, ErrorCode::invalid_argument,
-        fmt::format("values are written before unit {} is left", inside_.value_or(0)));
+  check_left();
   if (streams() && runner_.phase() != Phase::gathered) runner_.park();
 }
 
