@@ -290,7 +290,9 @@ typedef struct spillway_step_result {
 SPILLWAY_API spillway_status spillway_step(spillway_trainer* trainer,
                                            const spillway_step_options* options,
                                            spillway_step_result* result);
-/// Blocks until a parameter has every update that spillway_step has decided. Any thread.
+/// Blocks until a parameter has every update that spillway_step has decided. Any thread. For a
+/// parameter of a unit it ends passes: it fails if a unit is entered in the forward pass beside
+/// that update, and may be called again once the unit was left.
 SPILLWAY_API spillway_status spillway_wait(spillway_trainer* trainer, uint32_t parameter);
 /// Does the same for all parameters.
 SPILLWAY_API spillway_status spillway_synchronize(spillway_trainer* trainer);

@@ -10,8 +10,8 @@
 //
 // Threads: `add_gradient` and `wait` may be called by any number of threads, one at a time for one
 // parameter, also while another thread enters and leaves units; everything else by one thread at a
-// time, while none of these runs. `wait` for a parameter of a unit ends passes, and is called by
-// the thread that enters units. The object has a control thread of its own, which runs the plans,
+// time, while none of these runs. `wait` for a parameter of a unit ends passes: it waits for a call
+// that enters or leaves one. The object has a control thread of its own, which runs the plans,
 // and with cuda one more, which brings gradients. A process that forks must not use it in the
 // child; every call there throws `Error{not_supported}`.
 //
@@ -219,7 +219,8 @@ class EmbeddedTrainer {
   [[nodiscard]] std::span<const double> leaf_sums();
   EmbeddedResult step(const EmbeddedStep& step);
   /// Blocks until the parameter has every update that was decided; where it is kept, if it is
-  /// streamed. No unit may be entered then.
+  /// streamed. Throws `Error{invalid_argument}` for one that is streamed if a unit is entered in
+  /// the forward pass of that update.
   void wait(std::uint32_t parameter);
   /// Does that for all of them.
   void wait();

@@ -132,8 +132,9 @@ EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
                     names_[parameter], received_[parameter], most));
   // A unit's forward may wait for those of others, which nobody enters.
   const std::uint32_t block = layout_.places[parameter].block;
-  check(block < layout_.residents || !users_.runner.runs_update() ||
-            users_.gate.has_begun_forward(block) || !layout_.workload.streams_external,
+  const std::optional<std::uint64_t> update = users_.runner.update();
+  check(block < layout_.residents || !update || users_.gate.has_begun_forward(block, *update) ||
+            !layout_.workload.streams_external,
         ErrorCode::invalid_argument,
         fmt::format("a gradient of \"{}\" comes ahead of its update; enter its unit first",
                     names_[parameter]));
@@ -148,9 +149,10 @@ EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
 void EmbeddedGradients::await_memory(std::uint32_t parameter) {
   const std::uint32_t block = layout_.places[parameter].block;
   const bool streams = layout_.workload.streams_external;
-  if (streams && !users_.runner.runs_update()) return;
-  const bool begun =
-      streams ? users_.gate.wait_for_forward(block) : users_.gate.wait_for_backward(block);
+  const std::optional<std::uint64_t> update = users_.runner.update();
+  if (streams && !update) return;
+  const bool begun = streams ? users_.gate.wait_for_forward(block, *update)
+                             : users_.gate.wait_for_backward(block, users_.runner.number());
   if (!begun) users_.runner.check_sound();
 }
 

@@ -175,12 +175,14 @@ std::vector<plan::MemoryItem> EmbeddedTrainer::Implementation::memory() const {
 
 void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {
   const EmbeddedPlace& at = place(parameter);
-  runner_.check_sound();
-  if (!runner_.runs_update()) return;
+  const std::optional<std::uint64_t> update = runner_.update();
+  if (!update) return runner_.check_sound();
   if (at.block < layout_.residents || !streams()) {
-    if (!gate_.wait_for_forward(at.block)) runner_.check_sound();
+    if (!gate_.wait_for_forward(at.block, *update)) runner_.check_sound();
     return;
   }
+  const std::lock_guard lock(passes_);
+  if (runner_.update() != update) return runner_.check_sound();
   check(!inside_, ErrorCode::invalid_argument,
         fmt::format("\"{}\" is waited for before unit {} is left", names_[parameter],
                     inside_.value_or(0)));

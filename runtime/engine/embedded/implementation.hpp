@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -83,6 +84,7 @@ class EmbeddedTrainer::Implementation {
   PassGate gate_;
   EmbeddedCycle cycle_;
 
+  std::mutex passes_;  ///< keeps `wait`, which ends passes, apart from who enters and leaves units
   std::uint32_t entered_ = 0;  ///< units of the pass under way, in its order
   std::optional<std::uint32_t> inside_;
 

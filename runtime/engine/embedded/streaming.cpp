@@ -35,6 +35,7 @@ void EmbeddedTrainer::Implementation::begin(EmbeddedPlan plan) {
 /// passes between are over as they begin.
 void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pass) {
   check_unit(unit);
+  const std::lock_guard lock(passes_);
   check(!inside_, ErrorCode::invalid_argument,
         fmt::format("unit {} is entered before unit {} is left", unit, inside_.value_or(0)));
   check(runner_.phase() != Phase::gathered, ErrorCode::invalid_argument,
@@ -53,7 +54,9 @@ void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pas
   for (; entered_ < place; ++entered_) gate_.complete(block_at(entered_));
   ++entered_;
   const std::uint32_t block = block_at(place);
-  const bool begun = forward ? gate_.wait_for_forward(block) : gate_.wait_for_backward(block);
+  const std::uint64_t number = runner_.number();
+  const bool begun =
+      forward ? gate_.wait_for_forward(block, number) : gate_.wait_for_backward(block, number);
   if (!begun) runner_.check_sound();
   inside_ = unit;
 }
@@ -105,6 +108,7 @@ std::span<std::byte> EmbeddedTrainer::Implementation::device_frozen(std::uint32_
 void EmbeddedTrainer::Implementation::leave(std::uint32_t unit,
                                             const offload::ForeignWork& readers) {
   check_unit(unit);
+  const std::lock_guard lock(passes_);
   check(inside_ == unit, ErrorCode::invalid_argument,
         fmt::format("unit {} is left, but was not entered", unit));
   cycle_.order_uploads(readers);
