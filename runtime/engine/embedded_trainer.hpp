@@ -132,7 +132,9 @@ struct DeviceGradient {
 struct EmbeddedResult {
   std::uint64_t step = 0;  ///< from 1, skipped ones included
   double grad_norm = 0;    ///< after the divisor, before clipping
-  bool skipped = false;    ///< a gradient was not finite: parameters and state are as before
+  /// A gradient, after divisor and clipping, was not finite in fp32: parameters and state are as
+  /// before.
+  bool skipped = false;
 };
 
 /// What the last step used, its update included, or the step under way as far as its plans are

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <csignal>
 #include <limits>
 
@@ -11,6 +12,8 @@
 
 namespace spillway::engine::embedded_misuse_test {
 namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 template <class Call>
 void expect_error(const Call& call, ErrorCode code, const std::string& text) {
@@ -71,6 +74,43 @@ TEST_F(EmbeddedTrainerTest, GoesOnAfterMisuse) {
   backward(*reference, 1);
   reference->step({});
   EXPECT_TRUE(train(*trainer, 2, 3) == train(*reference, 2, 3));
+}
+
+TEST_F(EmbeddedTrainerTest, AStepThatIsRefusedCountsNowhere) {
+  const auto trainer = make(options_for());
+  const auto reference = make(options_for());
+  train(*trainer, 1, 2);
+  train(*reference, 1, 2);
+  backward(*trainer, 3);
+  for (const double divisor : {-1.0, 0.0, 1e-310, 1e-39, 1e39, kInfinity, std::nan("")}) {
+    expect_error([&] { trainer->step({.gradient_divisor = divisor}); }, ErrorCode::invalid_argument,
+                 "gradient_divisor is");
+    EXPECT_EQ(trainer->steps(), 2U);
+    EXPECT_EQ(trainer->updates(), 2U);
+  }
+  trainer->step({.gradient_divisor = 2, .max_norm = 1});
+  EXPECT_TRUE(image(*trainer) == train(*reference, 3, 3));
+  trainer->set_updates(std::numeric_limits<std::uint64_t>::max());
+  backward(*trainer, 4);
+  expect_error([&] { trainer->step({}); }, ErrorCode::invalid_argument, "18446744073709551615");
+  EXPECT_EQ(trainer->steps(), 3U);
+  EXPECT_EQ(trainer->updates(), std::numeric_limits<std::uint64_t>::max());
+  trainer->discard_gradients();
+  trainer->set_updates(3);
+  EXPECT_TRUE(train(*trainer, 4, 5) == train(*reference, 4, 5));
+}
+
+TEST_F(EmbeddedTrainerTest, ADivisorThatMakesGradientsOverflowSkipsTheStepUnlessTheyAreClipped) {
+  const auto trainer = make(options_for());
+  const auto before = image(*trainer);
+  backward(*trainer, 1);
+  EXPECT_TRUE(trainer->step({.gradient_divisor = 1e-38}).skipped);
+  EXPECT_TRUE(image(*trainer) == before);
+  backward(*trainer, 1);
+  EXPECT_FALSE(trainer->step({.gradient_divisor = 1e-38, .max_norm = 1}).skipped);
+  EXPECT_FALSE(image(*trainer) == before);
+  const std::vector<float> after = state(*trainer);
+  EXPECT_TRUE(std::ranges::all_of(after, [](float value) { return std::isfinite(value); }));
 }
 
 TEST_F(EmbeddedTrainerTest, TakesZerosForMissingGradientsWhereAsked) {

@@ -44,7 +44,7 @@ class EmbeddedCycle final : public StepCycle {
   }
 
   /// Decides the update of a step whose gradients have this norm, the divisor applied: clipped, or
-  /// none where a gradient is not finite. Returns whether there is one.
+  /// none where the norm of what would be used is none of fp32. Returns whether there is one.
   /// `skipped`: by parameter, whether it keeps its value and its state; empty: none does.
   bool decide(std::span<const cpu_adam::AdamOptions> groups, double norm, const EmbeddedStep& step,
               const std::vector<bool>& skipped);

@@ -1,12 +1,15 @@
 // How often parameters were updated, and the update of a step.
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 #include <vector>
 
 #include "cpu_adam/adam.hpp"
+#include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/cycle.hpp"
 #include "runtime/engine/update_decision.hpp"
 
@@ -14,15 +17,20 @@ namespace spillway::engine {
 
 bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double norm,
                            const EmbeddedStep& step, const std::vector<bool>& skipped) {
+  check(state_.updates < std::numeric_limits<std::uint64_t>::max(), ErrorCode::invalid_argument,
+        fmt::format("parameters were updated {} times, and no more can be counted: set fewer "
+                    "updates",
+                    state_.updates));
   ++state_.step;
   begins_step_ = true;
-  pending_.pending = std::isfinite(norm);
+  const double clip = clip_factor(norm, step.max_norm);
+  pending_.pending = norm * clip <= std::numeric_limits<float>::max();
   if (!pending_.pending) {
     ++state_.skipped;
     return false;
   }
   ++state_.updates;
-  const double scale = clip_factor(norm, step.max_norm) / step.gradient_divisor;
+  const double scale = clip / step.gradient_divisor;
   pending_.groups.clear();
   pending_.parts.clear();
   for (std::size_t i = 0; i < updates_.size(); ++i) {

@@ -11,6 +11,13 @@
 #include "runtime/engine/embedded/values_source.hpp"
 
 namespace spillway::engine {
+namespace {
+
+/// The reciprocals of divisors between these are normal numbers of fp32.
+constexpr double kLeastDivisor = 3e-39;
+constexpr double kMostDivisor = 8e37;
+
+}  // namespace
 
 EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
                                                 std::span<const EmbeddedParameter> parameters,
@@ -130,8 +137,10 @@ void EmbeddedTrainer::Implementation::discard_gradients() {
 }
 
 double EmbeddedTrainer::Implementation::grad_norm(double divisor) {
-  check(divisor > 0, ErrorCode::invalid_argument,
-        fmt::format("gradient_divisor is {}; it must be above 0", divisor));
+  check(divisor >= kLeastDivisor && divisor <= kMostDivisor, ErrorCode::invalid_argument,
+        fmt::format("gradient_divisor is {}; it must be above 0, from {:.2} to {:.2}: gradients "
+                    "are multiplied by its reciprocal in fp32",
+                    divisor, kLeastDivisor, kMostDivisor));
   return norm_of(leaf_sums(), elements_) / divisor;
 }
 
