@@ -3,9 +3,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <limits>
+#include <thread>
 
 #include "runtime/base/error.hpp"
 #include "tests/engine/embedded_fixture.hpp"
@@ -111,6 +113,22 @@ TEST_F(EmbeddedTrainerTest, ADivisorThatMakesGradientsOverflowSkipsTheStepUnless
   EXPECT_FALSE(image(*trainer) == before);
   const std::vector<float> after = state(*trainer);
   EXPECT_TRUE(std::ranges::all_of(after, [](float value) { return std::isfinite(value); }));
+}
+
+TEST_F(EmbeddedTrainerTest, AStepMayHaveMoreGradientsThan32BitsCount) {
+  EmbeddedOptions options = options_for();
+  options.gradients_per_step = (1U << 31) + 1;  // of two parameters: 2 in 32 bits
+  options.missing_gradient = MissingGradient::zero;
+  const Tensor ones(10, 1.0F);
+  const EmbeddedParameter first{.name = "0", .elements = 10, .values = bytes_of(ones).data()};
+  EmbeddedParameter second = first;
+  second.name = "1";
+  EmbeddedTrainer trainer(options, std::vector{first, second});
+  for (int round = 0; round < 2; ++round) {
+    for (const std::uint32_t i : {0U, 1U}) trainer.add_gradient(i, bytes_of(ones));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for norms that begin too soon
+  }
+  EXPECT_DOUBLE_EQ(trainer.grad_norm(), std::sqrt(20 * 4.0));
 }
 
 TEST_F(EmbeddedTrainerTest, TakesZerosForMissingGradientsWhereAsked) {
