@@ -99,8 +99,9 @@ class EmbeddedCycle final : public StepCycle {
   [[nodiscard]] offload::SharedDevice* shared() const { return shared_; }
 
  private:
-  void decide_apart(std::span<const cpu_adam::AdamOptions> groups, double scale,
-                    const std::vector<bool>& skipped);
+  void make_update(std::span<const cpu_adam::AdamOptions> groups, double scale,
+                   const std::vector<std::uint64_t>& updates, const std::vector<bool>& skipped,
+                   PendingUpdate& update) const;
   /// Counts what a plan has used that is over.
   void note(EmbeddedPlan plan);
   /// The part of a tile that belongs to one parameter.
