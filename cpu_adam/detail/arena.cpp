@@ -86,6 +86,8 @@ class Arena::Implementation {
       const unsigned reserved = n == 0 ? 1 : 0;
       arenas_.push_back(
           std::make_unique<task_arena>(static_cast<int>(nodes_[n].threads), reserved));
+      // One that lacks memory where it is used first is waited for by whoever uses it next.
+      arenas_.back()->initialize();
     }
   }
 
@@ -105,11 +107,7 @@ class Arena::Implementation {
       const Share share{&nodes_[n], count * before / threads_, count * after / threads_};
       before = after;
       if (share.first == share.last) continue;
-      pending_.fetch_add(1, std::memory_order_relaxed);
-      arenas_[n]->enqueue([this, share, function, context] {
-        run_guarded(share, function, context);
-        if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
-      });
+      enqueue(*arenas_[n], share, function, context);
     }
     run_guarded(own, function, context);
     while (const std::size_t left = pending_.load(std::memory_order_acquire)) pending_.wait(left);
@@ -119,6 +117,21 @@ class Arena::Implementation {
   }
 
  private:
+  /// Where oneTBB cannot take the share, that is its failure: others may run, and are waited for.
+  void enqueue(task_arena& arena, Share share, void (*function)(void*, std::size_t),
+               void* context) {
+    pending_.fetch_add(1, std::memory_order_relaxed);
+    try {
+      arena.enqueue([this, share, function, context] {
+        run_guarded(share, function, context);
+        if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
+      });
+    } catch (...) {
+      fail();
+      pending_.fetch_sub(1, std::memory_order_acq_rel);
+    }
+  }
+
   void run_guarded(Share share, void (*function)(void*, std::size_t), void* context) {
     try {
       oneapi::tbb::parallel_for(
@@ -129,8 +142,13 @@ class Arena::Implementation {
           },
           oneapi::tbb::static_partitioner{});
     } catch (...) {
-      if (!failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
+      fail();
     }
+  }
+
+  /// Keeps the first failure, which is handled at the moment.
+  void fail() {
+    if (!failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
   }
 
   const std::vector<WorkerNode> nodes_;

@@ -291,7 +291,9 @@ typedef struct spillway_step_result {
 SPILLWAY_API spillway_status spillway_step(spillway_trainer* trainer,
                                            const spillway_step_options* options,
                                            spillway_step_result* result);
-/// Blocks until a parameter has every update that spillway_step has decided. Any thread.
+/// Blocks until a parameter has every update that spillway_step has decided. Any thread. For a
+/// parameter of a unit it ends passes: it fails if a unit is entered in the forward pass beside
+/// that update, and may be called again once the unit was left.
 SPILLWAY_API spillway_status spillway_wait(spillway_trainer* trainer, uint32_t parameter);
 /// Does the same for all parameters.
 SPILLWAY_API spillway_status spillway_synchronize(spillway_trainer* trainer);
@@ -306,7 +308,8 @@ SPILLWAY_API spillway_status spillway_enter(spillway_trainer* trainer, uint32_t 
 SPILLWAY_API spillway_status spillway_device_values(spillway_trainer* trainer, uint32_t parameter,
                                                     spillway_tensor* values);
 /// Ends the pass: the memory of its parameters is another unit's once the work that `ready` and
-/// `handle` name is over. Does not wait for it.
+/// `handle` name is over. Does not wait for it. A pass that has failed is left too: until then
+/// steps, calls that forget gradients, and those of state, values and checkpoints fail.
 SPILLWAY_API spillway_status spillway_leave(spillway_trainer* trainer, uint32_t unit, int32_t ready,
                                             void* handle);
 

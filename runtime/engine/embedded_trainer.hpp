@@ -10,8 +10,8 @@
 //
 // Threads: `add_gradient` and `wait` may be called by any number of threads, one at a time for one
 // parameter, also while another thread enters and leaves units; everything else by one thread at a
-// time, while none of these runs. `wait` for a parameter of a unit ends passes, and is called by
-// the thread that enters units. The object has a control thread of its own, which runs the plans,
+// time, while none of these runs. `wait` for a parameter of a unit ends passes: it waits for a call
+// that enters or leaves one. The object has a control thread of its own, which runs the plans,
 // and with cuda one more, which brings gradients. A process that forks must not use it in the
 // child; every call there throws `Error{not_supported}`.
 //
@@ -133,7 +133,9 @@ struct DeviceGradient {
 struct EmbeddedResult {
   std::uint64_t step = 0;  ///< from 1, skipped ones included
   double grad_norm = 0;    ///< after the divisor, before clipping
-  bool skipped = false;    ///< a gradient was not finite: parameters and state are as before
+  /// A gradient, after divisor and clipping, was not finite in fp32: parameters and state are as
+  /// before.
+  bool skipped = false;
 };
 
 /// What the last step used, its update included, or the step under way as far as its plans are
@@ -191,7 +193,9 @@ class EmbeddedTrainer {
   /// passes.
   [[nodiscard]] std::span<std::byte> frozen_values(std::uint32_t frozen);
   [[nodiscard]] std::span<std::byte> device_frozen(std::uint32_t frozen);
-  /// Ends the pass: the memory of its parameters is another unit's once `readers` have ended.
+  /// Ends the pass: the memory of its parameters is another unit's once `readers` have ended. A
+  /// pass that has failed is left too: until then calls that end passes, or begin others, throw
+  /// `Error{invalid_argument}`.
   void leave(std::uint32_t unit, const offload::ForeignWork& readers = {});
 
   /// Copies a gradient, [elements] of the dtype, or adds it. Blocks for that, and while an update
@@ -218,7 +222,8 @@ class EmbeddedTrainer {
   [[nodiscard]] std::span<const double> leaf_sums();
   EmbeddedResult step(const EmbeddedStep& step);
   /// Blocks until the parameter has every update that was decided; where it is kept, if it is
-  /// streamed. No unit may be entered then.
+  /// streamed. Throws `Error{invalid_argument}` for one that is streamed if a unit is entered in
+  /// the forward pass of that update.
   void wait(std::uint32_t parameter);
   /// Does that for all of them.
   void wait();

@@ -45,6 +45,36 @@ TEST_F(CStreaming, UnitsAreOnTheDeviceWhileTheyAreEntered) {
   for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(values(1)[i], start[1][i] - 0.06F, 1e-5);
 }
 
+TEST_F(CStreaming, NoCallEndsAPassWhoseUnitIsEntered) {
+  start_streamed();
+  const std::string saved = (new_folder() / "saved").string();
+  const std::string other = saved + "_no_more";
+  SPILLWAY_OK_(spillway_save(trainer, saved.c_str()));
+  std::vector<float> master(6);
+  SPILLWAY_OK_(spillway_enter(trainer, 0, SPILLWAY_FORWARD));
+  spillway_tensor there = SPILLWAY_TENSOR_INIT;
+  SPILLWAY_OK_(spillway_device_values(trainer, 0, &there));
+  double norm = 0;
+  for (const spillway_status status :
+       {spillway_step(trainer, nullptr, nullptr), spillway_grad_norm(trainer, 1, &norm),
+        spillway_discard_gradients(trainer), spillway_values_changed(trainer, 0),
+        spillway_values_written(trainer, 0, SPILLWAY_READY_NOW, nullptr),
+        spillway_read_state(trainer, 0, 6, master.data(), nullptr, nullptr),
+        spillway_write_state(trainer, 0, 6, master.data(), nullptr, nullptr),
+        spillway_set_updates(trainer, 7), spillway_save(trainer, other.c_str()),
+        spillway_load(trainer, saved.c_str())}) {
+    EXPECT_EQ(status, SPILLWAY_INVALID_ARGUMENT);
+    EXPECT_THAT(spillway_last_message(), HasSubstr("unit 0 was entered and not left"));
+  }
+  // Others could have come to where it lies.
+  const std::span found(static_cast<const float*>(there.data), start[0].size());
+  EXPECT_TRUE(std::ranges::equal(found, start[0]));
+  SPILLWAY_OK_(spillway_leave(trainer, 0, SPILLWAY_READY_NOW, nullptr));
+  for (const std::uint32_t unit : {1U, 0U}) visit(unit, SPILLWAY_BACKWARD);
+  SPILLWAY_OK_(spillway_step(trainer, nullptr, nullptr));
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(values(1)[i], start[1][i] - 0.02F, 1e-6);
+}
+
 TEST_F(CStreaming, SaysWhatIsOutOfTurn) {
   start_streamed();
   EXPECT_EQ(spillway_set_unit(trainer, 0, 1), SPILLWAY_INVALID_ARGUMENT);

@@ -4,7 +4,12 @@
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <future>
+#include <new>
 #include <stdexcept>
+#include <thread>
 
 #include "cpu_adam/detail/arena.hpp"
 #include "tests/cpu_adam/update_case.hpp"
@@ -129,6 +134,74 @@ TEST(WorkerNodes, AFailureOnAnotherNodeIsRethrownAndTheNextRoundRuns) {
       &context);
   EXPECT_TRUE(context.caught);
   EXPECT_EQ(context.calls, 2);
+}
+
+thread_local int until_refused = -1;  // allocations of oneTBB's; below 0: none is refused
+
+// oneTBB finds no library for its memory in this program, and so takes it from memalign.
+extern "C" void* dlopen(const char* /*path*/, int /*mode*/) noexcept { return nullptr; }
+extern "C" void* memalign(std::size_t alignment, std::size_t size) noexcept {
+  if (until_refused >= 0 && until_refused-- == 0) return nullptr;
+  return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+/// Has three nodes work while an allocation of oneTBB's is refused; returns whether it failed for
+/// that. All that was begun is over then, and another round runs.
+bool fails_with_refused_allocation(int number) {
+  Arena arena(std::vector<WorkerNode>(3, {.threads = 1, .places = {}}));
+  struct Context {
+    Arena& arena;
+    int number;
+    std::atomic<int> running = 0;
+    std::atomic<int> calls = 0;
+    bool failed = false;
+  } context{arena, number};
+  arena.enter(
+      [](void* given) {
+        auto& it = *static_cast<Context*>(given);
+        ++ordered;
+        until_refused = it.number;
+        try {
+          it.arena.for_each_index(
+              3,
+              [](void* running, std::size_t) {
+                ++ordered;
+                ++*static_cast<std::atomic<int>*>(running);
+                std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                --*static_cast<std::atomic<int>*>(running);
+              },
+              &it.running);
+        } catch (const std::bad_alloc&) {
+          it.failed = true;
+        }
+        until_refused = -1;
+        EXPECT_EQ(it.running, 0);
+        ++ordered;
+        it.arena.for_each_index(
+            3,
+            [](void* calls, std::size_t) {
+              ++ordered;
+              ++*static_cast<std::atomic<int>*>(calls);
+            },
+            &it.calls);
+      },
+      &context);
+  EXPECT_EQ(context.calls, 3);
+  return context.failed;
+}
+
+TEST(WorkerNodes, AFailureToHandOutWorkIsThrownOnceTheRestIsOver) {
+  int failures = 0;
+  for (bool fails = true; fails; failures += fails ? 1 : 0) {
+    std::future<bool> round =
+        std::async(std::launch::async, fails_with_refused_allocation, failures);
+    if (round.wait_for(std::chrono::seconds(10)) != std::future_status::ready) {
+      ADD_FAILURE() << "work that was never handed out is waited for";
+      std::abort();
+    }
+    fails = round.get();
+  }
+  EXPECT_GT(failures, 1);
 }
 
 TEST(WorkerNodes, ThreadGetsItsOwnBindingBack) {

@@ -3,14 +3,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cmath>
 #include <csignal>
 #include <limits>
+#include <thread>
 
 #include "runtime/base/error.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
 namespace spillway::engine::embedded_misuse_test {
 namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 template <class Call>
 void expect_error(const Call& call, ErrorCode code, const std::string& text) {
@@ -71,6 +76,59 @@ TEST_F(EmbeddedTrainerTest, GoesOnAfterMisuse) {
   backward(*reference, 1);
   reference->step({});
   EXPECT_TRUE(train(*trainer, 2, 3) == train(*reference, 2, 3));
+}
+
+TEST_F(EmbeddedTrainerTest, AStepThatIsRefusedCountsNowhere) {
+  const auto trainer = make(options_for());
+  const auto reference = make(options_for());
+  train(*trainer, 1, 2);
+  train(*reference, 1, 2);
+  backward(*trainer, 3);
+  for (const double divisor : {-1.0, 0.0, 1e-310, 1e-39, 1e39, kInfinity, std::nan("")}) {
+    expect_error([&] { trainer->step({.gradient_divisor = divisor}); }, ErrorCode::invalid_argument,
+                 "gradient_divisor is");
+    EXPECT_EQ(trainer->steps(), 2U);
+    EXPECT_EQ(trainer->updates(), 2U);
+  }
+  trainer->step({.gradient_divisor = 2, .max_norm = 1});
+  EXPECT_TRUE(image(*trainer) == train(*reference, 3, 3));
+  trainer->set_updates(std::numeric_limits<std::uint64_t>::max());
+  backward(*trainer, 4);
+  expect_error([&] { trainer->step({}); }, ErrorCode::invalid_argument, "18446744073709551615");
+  EXPECT_EQ(trainer->steps(), 3U);
+  EXPECT_EQ(trainer->updates(), std::numeric_limits<std::uint64_t>::max());
+  trainer->discard_gradients();
+  trainer->set_updates(3);
+  EXPECT_TRUE(train(*trainer, 4, 5) == train(*reference, 4, 5));
+}
+
+TEST_F(EmbeddedTrainerTest, ADivisorThatMakesGradientsOverflowSkipsTheStepUnlessTheyAreClipped) {
+  const auto trainer = make(options_for());
+  const auto before = image(*trainer);
+  backward(*trainer, 1);
+  EXPECT_TRUE(trainer->step({.gradient_divisor = 1e-38}).skipped);
+  EXPECT_TRUE(image(*trainer) == before);
+  backward(*trainer, 1);
+  EXPECT_FALSE(trainer->step({.gradient_divisor = 1e-38, .max_norm = 1}).skipped);
+  EXPECT_FALSE(image(*trainer) == before);
+  const std::vector<float> after = state(*trainer);
+  EXPECT_TRUE(std::ranges::all_of(after, [](float value) { return std::isfinite(value); }));
+}
+
+TEST_F(EmbeddedTrainerTest, AStepMayHaveMoreGradientsThan32BitsCount) {
+  EmbeddedOptions options = options_for();
+  options.gradients_per_step = (1U << 31) + 1;  // of two parameters: 2 in 32 bits
+  options.missing_gradient = MissingGradient::zero;
+  const Tensor ones(10, 1.0F);
+  const EmbeddedParameter first{.name = "0", .elements = 10, .values = bytes_of(ones).data()};
+  EmbeddedParameter second = first;
+  second.name = "1";
+  EmbeddedTrainer trainer(options, std::vector{first, second});
+  for (int round = 0; round < 2; ++round) {
+    for (const std::uint32_t i : {0U, 1U}) trainer.add_gradient(i, bytes_of(ones));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for norms that begin too soon
+  }
+  EXPECT_DOUBLE_EQ(trainer.grad_norm(), std::sqrt(20 * 4.0));
 }
 
 TEST_F(EmbeddedTrainerTest, TakesZerosForMissingGradientsWhereAsked) {

@@ -1,5 +1,7 @@
 // Streamed parameters: what the framework finds on the device, how much of it there is, and that
 // training has the bits of parameters that stay where they are.
+#include <functional>
+
 #include "runtime/base/error.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
@@ -81,6 +83,7 @@ class EmbeddedStreamingTest : public testing::Test {
     return all;
   }
 
+  ScratchDirectory directory_{"streamed"};
   std::vector<Tensor> values_;
 };
 
@@ -212,6 +215,42 @@ TEST_F(EmbeddedStreamingTest, UnitsMayBeEnteredInAnyOrder) {
   train(trainer, 1, true);
   train(stays, 1, false);
   EXPECT_EQ(image(trainer), image(stays));
+}
+
+TEST_F(EmbeddedStreamingTest, NoCallEndsAPassWhoseUnitIsEntered) {
+  EmbeddedTrainer trainer(streaming(112_KiB), parameters(true));
+  EmbeddedTrainer stays(options_for(), parameters(false));
+  train(trainer, 1, true);
+  train(stays, 1, false);
+  trainer.save(directory_.path() / "saved");
+  Tensor master(values_[5].size());
+  trainer.read_state(5, master, {}, {});
+  const std::vector<std::function<void()>> calls{
+      [&] { trainer.step({}); },
+      [&] { static_cast<void>(trainer.grad_norm()); },
+      [&] { static_cast<void>(trainer.leaf_sums()); },
+      [&] { trainer.discard_gradients(); },
+      [&] { trainer.take_values(5); },
+      [&] { trainer.forget_uploads(); },
+      [&] { trainer.read_state(5, master, {}, {}); },
+      [&] { trainer.write_state(5, master, {}, {}); },
+      [&] { trainer.set_updates(7); },
+      [&] { trainer.set_updates(5, 7); },
+      [&] { trainer.save(directory_.path() / "other"); },
+      [&] { trainer.load(directory_.path() / "saved"); },
+  };
+  for (const EmbeddedPass pass : {EmbeddedPass::forward, EmbeddedPass::backward}) {
+    trainer.enter(2, pass);
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      EXPECT_THROW(calls[i](), Error) << i;
+      EXPECT_EQ(floats(trainer.device_values(5)), floats(trainer.values(5))) << i;
+    }
+    trainer.leave(2);
+  }
+  train(trainer, 2, true);
+  train(stays, 2, false);
+  EXPECT_EQ(image(trainer), image(stays));
+  trainer.enter(3, EmbeddedPass::backward);  // its pass ends with the object
 }
 
 TEST_F(EmbeddedStreamingTest, MissingGradientsAreZeroWhereAsked) {

@@ -30,7 +30,7 @@ SCRIPTS = {"mpi.kill": ["spillway", "spillway_mpi"], "mpi.training": ["spillway"
            **{f"python.{name}": ["spillway", "spillway_python"] for name in (
                "alone", "deepspeed", "device", "engine", "handed_over", "huggingface",
                "interrupted", "jax", "layout", "lifetime", "missing", "native_run", "optimizers",
-               "optimizers_state", "paths", "ranks", "saved_state", "streaming",
+               "optimizers_state", "paths", "raised", "ranks", "saved_state", "streaming",
                "trainer_optimizers", "writes")},
            "python.emulated": ["spillway", "spillway_python_emulated"],
            **{f"tools.{name}": ["spillway"] for name in (

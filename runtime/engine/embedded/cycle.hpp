@@ -44,7 +44,7 @@ class EmbeddedCycle final : public StepCycle {
   }
 
   /// Decides the update of a step whose gradients have this norm, the divisor applied: clipped, or
-  /// none where a gradient is not finite. Returns whether there is one.
+  /// none where the norm of what would be used is none of fp32. Returns whether there is one.
   /// `skipped`: by parameter, whether it keeps its value and its state; empty: none does.
   bool decide(std::span<const cpu_adam::AdamOptions> groups, double norm, const EmbeddedStep& step,
               const std::vector<bool>& skipped);
@@ -99,8 +99,9 @@ class EmbeddedCycle final : public StepCycle {
   [[nodiscard]] offload::SharedDevice* shared() const { return shared_; }
 
  private:
-  void decide_apart(std::span<const cpu_adam::AdamOptions> groups, double scale,
-                    const std::vector<bool>& skipped);
+  void make_update(std::span<const cpu_adam::AdamOptions> groups, double scale,
+                   const std::vector<std::uint64_t>& updates, const std::vector<bool>& skipped,
+                   PendingUpdate& update) const;
   /// Counts what a plan has used that is over.
   void note(EmbeddedPlan plan);
   /// The part of a tile that belongs to one parameter.

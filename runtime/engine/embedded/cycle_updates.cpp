@@ -1,12 +1,16 @@
 // How often parameters were updated, and the update of a step.
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cpu_adam/adam.hpp"
+#include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/cycle.hpp"
 #include "runtime/engine/update_decision.hpp"
 
@@ -14,36 +18,42 @@ namespace spillway::engine {
 
 bool EmbeddedCycle::decide(std::span<const cpu_adam::AdamOptions> groups, double norm,
                            const EmbeddedStep& step, const std::vector<bool>& skipped) {
-  ++state_.step;
+  check(state_.updates < std::numeric_limits<std::uint64_t>::max(), ErrorCode::invalid_argument,
+        fmt::format("parameters were updated {} times, and no more can be counted: set fewer "
+                    "updates",
+                    state_.updates));
+  const double clip = clip_factor(norm, step.max_norm);
+  std::vector<std::uint64_t> updates = updates_;
+  PendingUpdate next{.pending = norm * clip <= std::numeric_limits<float>::max(), .groups = {}};
+  if (next.pending) {
+    for (std::size_t i = 0; i < updates.size(); ++i) {
+      if (skipped.empty() || !skipped[i]) ++updates[i];
+    }
+    make_update(groups, clip / step.gradient_divisor, updates, skipped, next);
+  }
+  // Nothing is counted before the last call that can throw.
   begins_step_ = true;
-  pending_.pending = std::isfinite(norm);
-  if (!pending_.pending) {
-    ++state_.skipped;
-    return false;
-  }
-  ++state_.updates;
-  const double scale = clip_factor(norm, step.max_norm) / step.gradient_divisor;
-  pending_.groups.clear();
-  pending_.parts.clear();
-  for (std::size_t i = 0; i < updates_.size(); ++i) {
-    if (skipped.empty() || !skipped[i]) ++updates_[i];
-  }
-  if (std::ranges::adjacent_find(updates_, std::ranges::not_equal_to{}) != updates_.end() ||
-      std::ranges::find(skipped, true) != skipped.end()) {
-    decide_apart(groups, scale, skipped);
-    return true;
-  }
-  for (cpu_adam::AdamOptions group : groups) {
-    group.rounding_seed = options().seed;
-    pending_.groups.push_back(cpu_adam::make_scalars(group, updates_.front(), scale));
-  }
-  return true;
+  ++state_.step;
+  ++(next.pending ? state_.updates : state_.skipped);
+  updates_ = std::move(updates);
+  pending_ = std::move(next);
+  return pending_.pending;
 }
 
-/// Decides the update of each parameter by itself.
-void EmbeddedCycle::decide_apart(std::span<const cpu_adam::AdamOptions> groups, double scale,
-                                 const std::vector<bool>& skipped) {
-  pending_.parts.resize(workload().blocks.size());
+/// Decides the update of all groups, or of each parameter by itself where they differ: in how often
+/// they were updated, this time included, or in whether they are.
+void EmbeddedCycle::make_update(std::span<const cpu_adam::AdamOptions> groups, double scale,
+                                const std::vector<std::uint64_t>& updates,
+                                const std::vector<bool>& skipped, PendingUpdate& update) const {
+  if (std::ranges::adjacent_find(updates, std::ranges::not_equal_to{}) == updates.end() &&
+      std::ranges::find(skipped, true) == skipped.end()) {
+    for (cpu_adam::AdamOptions group : groups) {
+      group.rounding_seed = options().seed;
+      update.groups.push_back(cpu_adam::make_scalars(group, updates.front(), scale));
+    }
+    return;
+  }
+  update.parts.resize(workload().blocks.size());
   for (const std::uint32_t parameter : in_order_) {
     const EmbeddedPlace& place = layout_.places[parameter];
     const BlockGroups& of_block = layout_.groups[place.block];
@@ -51,10 +61,10 @@ void EmbeddedCycle::decide_apart(std::span<const cpu_adam::AdamOptions> groups, 
         of_block, [&](const GroupPart& each) { return place.first < each.end; });
     cpu_adam::AdamOptions group = groups[part->group];
     group.rounding_seed = options().seed;
-    pending_.parts[place.block].push_back(
+    update.parts[place.block].push_back(
         {.end = round_up(place.first + place.count, kLeafParameters),
          .scalars =
-             cpu_adam::make_scalars(group, std::max<std::uint64_t>(updates_[parameter], 1), scale),
+             cpu_adam::make_scalars(group, std::max<std::uint64_t>(updates[parameter], 1), scale),
          .skips = !skipped.empty() && skipped[parameter]});
   }
 }

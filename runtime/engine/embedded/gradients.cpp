@@ -32,7 +32,7 @@ EmbeddedGradients::EmbeddedGradients(const EmbeddedOptions& options, const Embed
       on_the_way_(layout.places.size()) {
   forget();
   if (options.device == config::DeviceKind::host) return;
-  queue_.reserve(layout.places.size());
+  queue_.resize(layout.places.size());
   offload::DeviceBackend& backend = users.cycle.backend();
   for (OnTheWay& each : on_the_way_) each.ready = backend.make_event();
   copies_.emplace(backend, landing_bytes(options, layout));
@@ -95,7 +95,7 @@ void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGra
     const std::lock_guard lock(mutex_);
     next.source = gradient.values;
     waiting_ += bytes;
-    queue_.push_back(parameter);
+    queue_[(oldest_ + queued_++) % queue_.size()] = parameter;
   }
   changed_.notify_all();
 }
@@ -132,8 +132,9 @@ EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
                     names_[parameter], received_[parameter], most));
   // A unit's forward may wait for those of others, which nobody enters.
   const std::uint32_t block = layout_.places[parameter].block;
-  check(block < layout_.residents || !users_.runner.runs_update() ||
-            users_.gate.has_begun_forward(block) || !layout_.workload.streams_external,
+  const std::optional<std::uint64_t> update = users_.runner.update();
+  check(block < layout_.residents || !update || users_.gate.has_begun_forward(block, *update) ||
+            !layout_.workload.streams_external,
         ErrorCode::invalid_argument,
         fmt::format("a gradient of \"{}\" comes ahead of its update; enter its unit first",
                     names_[parameter]));
@@ -148,9 +149,10 @@ EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
 void EmbeddedGradients::await_memory(std::uint32_t parameter) {
   const std::uint32_t block = layout_.places[parameter].block;
   const bool streams = layout_.workload.streams_external;
-  if (streams && !users_.runner.runs_update()) return;
-  const bool begun =
-      streams ? users_.gate.wait_for_forward(block) : users_.gate.wait_for_backward(block);
+  const std::optional<std::uint64_t> update = users_.runner.update();
+  if (streams && !update) return;
+  const bool begun = streams ? users_.gate.wait_for_forward(block, *update)
+                             : users_.gate.wait_for_backward(block, users_.runner.number());
   if (!begun) users_.runner.check_sound();
 }
 
@@ -223,7 +225,7 @@ void EmbeddedGradients::forget() {
   any_ = false;
   // Where nobody says how many there will be, `step` completes them.
   for (std::size_t block = 0; block < missing_.size(); ++block) {
-    missing_[block] = layout_.parameters[block] * options_.gradients_per_step;
+    missing_[block] = std::uint64_t{layout_.parameters[block]} * options_.gradients_per_step;
   }
 }
 
@@ -256,9 +258,9 @@ void EmbeddedGradients::bring_all() {
     bool begins = false;
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stops_ || !queue_.empty() || !copies_->empty(); });
+      changed_.wait(lock, [&] { return stops_ || queued_ > 0 || !copies_->empty(); });
       if (stops_) return;
-      begins = !queue_.empty() && copies_->has_room();
+      begins = queued_ > 0 && copies_->has_room();
     }
     if (begins) {
       begin_next();
@@ -275,7 +277,7 @@ void EmbeddedGradients::begin_next() {
   std::uint32_t parameter = 0;
   {
     const std::lock_guard lock(mutex_);
-    parameter = queue_.front();
+    parameter = queue_[oldest_];
   }
   OnTheWay& next = on_the_way_[parameter];
   GradientCopy copy{.parameter = parameter, .first = next.begun};
@@ -291,7 +293,8 @@ void EmbeddedGradients::begin_next() {
   next.begun += copy.target.size();
   if (!copy.ends) return;
   const std::lock_guard lock(mutex_);
-  queue_.erase(queue_.begin());
+  oldest_ = (oldest_ + 1) % queue_.size();
+  --queued_;
 }
 
 void EmbeddedGradients::finish(const GradientCopy& copy) {

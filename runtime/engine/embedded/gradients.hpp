@@ -93,11 +93,14 @@ class EmbeddedGradients {
   mutable std::mutex mutex_;  // of all below but the copies
   mutable std::condition_variable changed_;
   std::vector<std::uint32_t> received_;  ///< by parameter: gradients of this step
-  std::vector<std::uint32_t> missing_;   ///< by block: gradients that it still waits for
+  std::vector<std::uint64_t> missing_;   ///< by block: gradients that it still waits for
   bool any_ = false;
   std::vector<OnTheWay> on_the_way_;  ///< by parameter
   Bytes waiting_;                     ///< of all on their way
-  std::vector<std::uint32_t> queue_;  ///< parameters whose copies have yet to begin
+  /// Holds parameters whose copies have yet to begin: a ring with room for each of them once.
+  std::vector<std::uint32_t> queue_;
+  std::size_t oldest_ = 0;  ///< in the ring
+  std::size_t queued_ = 0;  ///< in the ring
   bool stops_ = false;
   std::exception_ptr failure_;
 

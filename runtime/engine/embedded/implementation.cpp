@@ -11,6 +11,13 @@
 #include "runtime/engine/embedded/values_source.hpp"
 
 namespace spillway::engine {
+namespace {
+
+/// The reciprocals of divisors between these are normal numbers of fp32.
+constexpr double kLeastDivisor = 3e-39;
+constexpr double kMostDivisor = 8e37;
+
+}  // namespace
 
 EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
                                                 std::span<const EmbeddedParameter> parameters,
@@ -81,6 +88,7 @@ void EmbeddedTrainer::Implementation::check_count(std::uint32_t parameter,
 /// Returns once all gradients of the step are complete, and their norm can be had.
 void EmbeddedTrainer::Implementation::gather() {
   check_process();
+  check_left();
   runner_.check_sound();
   if (runner_.phase() == Phase::gathered) return;
   gradients_.check_complete();
@@ -99,6 +107,7 @@ void EmbeddedTrainer::Implementation::gather() {
 /// Returns once nothing runs, and no update is pending.
 void EmbeddedTrainer::Implementation::park() {
   check_process();
+  check_left();
   check(!gradients_.any(), ErrorCode::invalid_argument,
         "gradients of this step are there already; call step or discard_gradients first");
   runner_.park();
@@ -121,14 +130,17 @@ void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter,
 
 void EmbeddedTrainer::Implementation::discard_gradients() {
   check_process();
+  check_left();
   gradients_.land();
   runner_.park();
   gradients_.forget();
 }
 
 double EmbeddedTrainer::Implementation::grad_norm(double divisor) {
-  check(divisor > 0, ErrorCode::invalid_argument,
-        fmt::format("gradient_divisor is {}; it must be above 0", divisor));
+  check(divisor >= kLeastDivisor && divisor <= kMostDivisor, ErrorCode::invalid_argument,
+        fmt::format("gradient_divisor is {}; it must be above 0, from {:.2} to {:.2}: gradients "
+                    "are multiplied by its reciprocal in fp32",
+                    divisor, kLeastDivisor, kMostDivisor));
   return norm_of(leaf_sums(), elements_) / divisor;
 }
 
@@ -172,12 +184,14 @@ std::vector<plan::MemoryItem> EmbeddedTrainer::Implementation::memory() const {
 
 void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {
   const EmbeddedPlace& at = place(parameter);
-  runner_.check_sound();
-  if (!runner_.runs_update()) return;
+  const std::optional<std::uint64_t> update = runner_.update();
+  if (!update) return runner_.check_sound();
   if (at.block < layout_.residents || !streams()) {
-    if (!gate_.wait_for_forward(at.block)) runner_.check_sound();
+    if (!gate_.wait_for_forward(at.block, *update)) runner_.check_sound();
     return;
   }
+  const std::lock_guard lock(passes_);
+  if (runner_.update() != update) return runner_.check_sound();
   check(!inside_, ErrorCode::invalid_argument,
         fmt::format("\"{}\" is waited for before unit {} is left", names_[parameter],
                     inside_.value_or(0)));

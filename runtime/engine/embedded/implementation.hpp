@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -65,6 +66,7 @@ class EmbeddedTrainer::Implementation {
 
   [[nodiscard]] bool streams() const { return layout_.workload.streams_external; }
   void check_unit(std::uint32_t unit) const;
+  void check_left() const;
   void check_inside(std::uint32_t block, const std::string& name) const;
   [[nodiscard]] const FrozenPlace& frozen_place(std::uint32_t frozen) const;
   [[nodiscard]] std::span<std::byte> resident_values(const EmbeddedPlace& at);
@@ -82,6 +84,7 @@ class EmbeddedTrainer::Implementation {
   PassGate gate_;
   EmbeddedCycle cycle_;
 
+  std::mutex passes_;  ///< keeps `wait`, which ends passes, apart from who enters and leaves units
   std::uint32_t entered_ = 0;  ///< units of the pass under way, in its order
   std::optional<std::uint32_t> inside_;
 

@@ -2,7 +2,7 @@
 
 namespace spillway::engine {
 
-void PassGate::close(WakeSignal& wake) {
+std::uint64_t PassGate::close(WakeSignal& wake) {
   const std::lock_guard lock(mutex_);
   wake_ = &wake;
   runs_ = true;
@@ -10,6 +10,9 @@ void PassGate::close(WakeSignal& wake) {
     block.forward = block.backward = false;
     block.complete = false;
   }
+  // Who was woken for a pass of the plan before, and has not come to see it, sees its end.
+  changed_.notify_all();
+  return ++plan_;
 }
 
 void PassGate::open(bool& pass, const ExternalPass& which) {
@@ -44,15 +47,16 @@ void PassGate::release() {
   changed_.notify_all();
 }
 
-bool PassGate::wait(const bool& reached) {
+bool PassGate::wait(const bool& reached, std::uint64_t plan) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return reached || !runs_; });
-  return reached;
+  const auto is_over = [&] { return plan_ != plan; };
+  changed_.wait(lock, [&] { return reached || is_over() || !runs_; });
+  return reached || is_over();
 }
 
-bool PassGate::has_begun_forward(std::uint32_t block) {
+bool PassGate::has_begun_forward(std::uint32_t block, std::uint64_t plan) {
   const std::lock_guard lock(mutex_);
-  return blocks_[block].forward;
+  return blocks_[block].forward || plan_ != plan;
 }
 
 ExternalPass PassGate::pass(std::uint32_t block) {
@@ -61,11 +65,13 @@ ExternalPass PassGate::pass(std::uint32_t block) {
 }
 
 void PassGate::complete(std::uint32_t block) {
+  const std::lock_guard lock(mutex_);
   blocks_[block].complete.store(true, std::memory_order_release);
   wake_->notify();
 }
 
 void PassGate::complete_all() {
+  const std::lock_guard lock(mutex_);
   for (Block& block : blocks_) block.complete.store(true, std::memory_order_release);
   wake_->notify();
 }

@@ -22,8 +22,9 @@ class PassGate final : public ExternalPasses, public TicketSource {
  public:
   PassGate(std::size_t blocks, Ends ends) : ends_(ends), blocks_(blocks) {}
 
-  /// Closes every block, ahead of a plan and while none runs. `wake` wakes who will run it.
-  void close(WakeSignal& wake);
+  /// Closes every block, ahead of a plan and while none runs, and returns the plan's number. `wake`
+  /// wakes who will run it.
+  std::uint64_t close(WakeSignal& wake);
   // Control thread.
   [[nodiscard]] Ticket forward(const ExternalPass& pass) override;
   [[nodiscard]] Ticket backward(const ExternalPass& pass) override;
@@ -33,14 +34,19 @@ class PassGate final : public ExternalPasses, public TicketSource {
   /// Lets go whoever waits: no plan runs.
   void release();
 
-  // Any thread; each blocks until the plan is as far, or none runs any more. Returns whether it is.
-  [[nodiscard]] bool wait_for_forward(std::uint32_t block) { return wait(blocks_[block].forward); }
-  [[nodiscard]] bool wait_for_backward(std::uint32_t block) {
-    return wait(blocks_[block].backward);
+  // Any thread. `plan` is a number that `close` has returned: another plan begins once it is over.
+  // Each blocks until that plan is as far or over. Returns whether it is; false where it has
+  // failed.
+  [[nodiscard]] bool wait_for_forward(std::uint32_t block, std::uint64_t plan) {
+    return wait(blocks_[block].forward, plan);
   }
+  [[nodiscard]] bool wait_for_backward(std::uint32_t block, std::uint64_t plan) {
+    return wait(blocks_[block].backward, plan);
+  }
+  /// Returns whether the block's forward has begun in that plan, or the plan is over.
+  [[nodiscard]] bool has_begun_forward(std::uint32_t block, std::uint64_t plan);
 
   // Any thread.
-  [[nodiscard]] bool has_begun_forward(std::uint32_t block);
   /// Returns the block's pass that began last: where its parameters are.
   [[nodiscard]] ExternalPass pass(std::uint32_t block);
   /// The pass of the block is over, or will be as soon as it begins.
@@ -55,12 +61,13 @@ class PassGate final : public ExternalPasses, public TicketSource {
     std::atomic<bool> complete{false};
   };
   void open(bool& pass, const ExternalPass& which);
-  [[nodiscard]] bool wait(const bool& reached);
+  [[nodiscard]] bool wait(const bool& reached, std::uint64_t plan);
 
   const Ends ends_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // of all below, but for what is atomic
   std::condition_variable changed_;
   std::vector<Block> blocks_;
+  std::uint64_t plan_ = 0;  ///< how many have begun
   bool runs_ = false;
   WakeSignal* wake_ = nullptr;
 };

@@ -29,9 +29,15 @@ bool PlanRunner::runs(EmbeddedPlan plan) const {
   return phase_ == Phase::running && plan_ == plan;
 }
 
-bool PlanRunner::runs_update() const {
+std::uint64_t PlanRunner::number() const {
   const std::lock_guard lock(mutex_);
-  return phase_ == Phase::running && plan_ == EmbeddedPlan::step && updates_;
+  return number_;
+}
+
+std::optional<std::uint64_t> PlanRunner::update() const {
+  const std::lock_guard lock(mutex_);
+  if (phase_ != Phase::running || plan_ != EmbeddedPlan::step || !updates_) return std::nullopt;
+  return number_;
 }
 
 void PlanRunner::start(EmbeddedPlan plan) {
@@ -39,7 +45,7 @@ void PlanRunner::start(EmbeddedPlan plan) {
   {
     const std::lock_guard lock(mutex_);
     if (phase_ == Phase::running) return;
-    gate_.close(cycle_.wake());
+    number_ = gate_.close(cycle_.wake());
     phase_ = Phase::running;
     plan_ = plan;
     updates_ = cycle_.has_pending();

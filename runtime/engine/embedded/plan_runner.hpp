@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "runtime/engine/embedded/cycle.hpp"
@@ -34,8 +35,11 @@ class PlanRunner {
   void check_sound() const;
   /// Returns whether that plan runs.
   [[nodiscard]] bool runs(EmbeddedPlan plan) const;
-  /// Returns whether a plan runs that began with an update, beside the next passes.
-  [[nodiscard]] bool runs_update() const;
+  /// Returns the number that the gate has given to the last plan that was started.
+  [[nodiscard]] std::uint64_t number() const;
+  /// Returns that of a plan which runs and began with an update, beside the next passes, if one
+  /// does.
+  [[nodiscard]] std::optional<std::uint64_t> update() const;
   /// Starts a plan, unless one runs.
   void start(EmbeddedPlan plan);
   /// Ends all passes of the plan under way, and blocks until it is over.
@@ -52,6 +56,7 @@ class PlanRunner {
   std::condition_variable changed_;
   Phase phase_ = Phase::parked;
   EmbeddedPlan plan_ = EmbeddedPlan::step;  ///< that runs
+  std::uint64_t number_ = 0;                ///< of it, or of the last one
   bool updates_ = false;                    ///< it began with an update
   bool stops_ = false;
   std::exception_ptr failure_;

@@ -14,6 +14,14 @@ void EmbeddedTrainer::Implementation::check_unit(std::uint32_t unit) const {
         fmt::format("there is no unit {}; there are {}, counted from 0", unit, layout_.units()));
 }
 
+/// Throws while a unit is entered: a plan that ends, or another one, gives its memory away.
+void EmbeddedTrainer::Implementation::check_left() const {
+  check(!inside_, ErrorCode::invalid_argument,
+        fmt::format("unit {} was entered and not left; leave it first, also where its pass has "
+                    "failed",
+                    inside_.value_or(0)));
+}
+
 /// Starts a plan. Blocks of no unit have no passes, and units wait for them to be entered.
 void EmbeddedTrainer::Implementation::begin(EmbeddedPlan plan) {
   runner_.start(plan);
@@ -27,6 +35,7 @@ void EmbeddedTrainer::Implementation::begin(EmbeddedPlan plan) {
 /// passes between are over as they begin.
 void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pass) {
   check_unit(unit);
+  const std::lock_guard lock(passes_);
   check(!inside_, ErrorCode::invalid_argument,
         fmt::format("unit {} is entered before unit {} is left", unit, inside_.value_or(0)));
   check(runner_.phase() != Phase::gathered, ErrorCode::invalid_argument,
@@ -45,15 +54,16 @@ void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pas
   for (; entered_ < place; ++entered_) gate_.complete(block_at(entered_));
   ++entered_;
   const std::uint32_t block = block_at(place);
-  const bool begun = forward ? gate_.wait_for_forward(block) : gate_.wait_for_backward(block);
+  const std::uint64_t number = runner_.number();
+  const bool begun =
+      forward ? gate_.wait_for_forward(block, number) : gate_.wait_for_backward(block, number);
   if (!begun) runner_.check_sound();
   inside_ = unit;
 }
 
 void EmbeddedTrainer::Implementation::forget_uploads() {
   check_process();
-  check(!inside_, ErrorCode::invalid_argument,
-        fmt::format("values are written before unit {} is left", inside_.value_or(0)));
+  check_left();
   if (streams() && runner_.phase() != Phase::gathered) runner_.park();
 }
 
@@ -98,6 +108,7 @@ std::span<std::byte> EmbeddedTrainer::Implementation::device_frozen(std::uint32_
 void EmbeddedTrainer::Implementation::leave(std::uint32_t unit,
                                             const offload::ForeignWork& readers) {
   check_unit(unit);
+  const std::lock_guard lock(passes_);
   check(inside_ == unit, ErrorCode::invalid_argument,
         fmt::format("unit {} is left, but was not entered", unit));
   cycle_.order_uploads(readers);

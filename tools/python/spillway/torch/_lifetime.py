@@ -75,6 +75,11 @@ class WithLifetime(torch.optim.Optimizer):
         self._lifetime.check_open()
         return self._lifetime.shards
 
+    def _end_passes(self) -> None:
+        """Ends the pass that an error or Ctrl-C has cut off: its unit leaves the device."""
+        for streaming in self._lifetime.streamings:
+            streaming.leave()
+
     def close(self) -> None:
         """Applies an update that is decided, frees state and unlocks folders. Parameters keep their
         values and are those of any model; the optimizer takes no step any more."""

@@ -301,6 +301,7 @@ class OffloadedOptimizer(WithState):
     def _take_what_came(self) -> None:
         """Takes parameters that need gradients since the last step, gradients that no backward pass
         handed over, and values that the program wrote."""
+        self._end_passes()
         self._register()
         for shard in self._shards:
             shard.check_replaced()
@@ -354,6 +355,7 @@ class OffloadedOptimizer(WithState):
             raise NotSupportedError(
                 "zero_grad(set_to_none=False) leaves zeros, with which torch updates parameters "
                 'that get no gradient: call zero_grad(), or make the optimizer with missing="zero"')
+        self._end_passes()
         for shard in self._shards:
             shard.discard_gradients()
         self._clip_next = None
@@ -385,6 +387,7 @@ class OffloadedOptimizer(WithState):
     def synchronize(self) -> None:
         """Waits until every update that was decided is applied. With `deferred`, call it before you
         read parameters outside of forward passes."""
+        self._end_passes()
         for shard in self._shards:
             shard.wait_all()
 
@@ -392,5 +395,6 @@ class OffloadedOptimizer(WithState):
         """Makes the master of a parameter what its values are. It is needed after writes in place
         through `parameter.data` where parameters are on a GPU, of an offloaded model or of several
         ranks; the next step notices all others itself."""
+        self._end_passes()
         shard, index = self._places[parameter]
         shard.take_values(index)

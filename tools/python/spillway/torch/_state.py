@@ -78,6 +78,7 @@ class WithState(WithLifetime):
         others is empty.
         """
         self._lifetime.check_open()
+        self._end_passes()
         self.state = defaultdict(dict, {
             parameter: self._state_of(parameter)
             for parameter, (shard, index) in self._places.items()
@@ -121,6 +122,7 @@ class WithState(WithLifetime):
         changed nothing.
         """
         self._lifetime.check_open()
+        self._end_passes()
         states, steps = self._checked(state_dict)
         before = self.param_groups
         super().load_state_dict({**state_dict, "state": {}})
@@ -202,6 +204,7 @@ class WithState(WithLifetime):
         directory = path_of(directory, "directory")
         if self._ranks is not None:
             directory = os.path.join(directory, f"rank{self._ranks.rank}")
+        self._end_passes()
         with written_whole(directory, MARKS, OURS) as new:
             if len(self._shards) > 1:
                 os.mkdir(new)
@@ -215,6 +218,7 @@ class WithState(WithLifetime):
             directory = os.path.join(directory, f"rank{self._ranks.rank}")
         else:
             self._check_parts(directory)
+        self._end_passes()
         for folder, shard in self._folders(directory):
             shard.load(folder)
 

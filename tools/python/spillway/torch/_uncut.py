@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+_SIGNALS = tuple(signal.valid_signals())
+
 
 @contextlib.contextmanager
 def uncut(repeats: bool = False) -> Iterator[None]:
@@ -27,7 +29,7 @@ def uncut(repeats: bool = False) -> Iterator[None]:
         came.append((number, frame))
 
     try:
-        for number in signal.valid_signals():
+        for number in _SIGNALS:
             if callable(handler := signal.getsignal(number)):
                 delayed[number] = handler
                 signal.signal(number, note)

@@ -1,6 +1,8 @@
 """Parameters of a model in blocks that pass through a part of the device's memory."""
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._activations import Activations
 from spillway.torch._held import Registered, check_frozen
 from spillway.torch._shard import Shard
+from spillway.torch._uncut import uncut
 
 __all__ = ["offload_model"]
 
@@ -146,11 +149,9 @@ class Streaming:
         self._indices: list[list[int]] = []
         self._kept: list[torch.Tensor] = []  # where those of the entered unit lie otherwise
         self._inside: int | None = None
-        self._ends_backward = False
-        self._contexts: list[tuple[int, bool, Any]] = []
+        self._backward: int | None = None  # the backward pass at whose end the unit is left
         for unit, block in enumerate(blocks):
-            block.register_forward_pre_hook(self._before(unit), with_kwargs=True)
-            block.register_forward_hook(self._after(unit), with_kwargs=True, always_call=True)
+            block.forward = self._streamed(unit, block.forward)
 
     def __getstate__(self) -> Any:
         raise NotSupportedError(
@@ -199,29 +200,24 @@ class Streaming:
         self._indices = []
         self._last = -1
 
-    def _before(self, unit: int) -> Any:
-        def hook(_module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
-            entered = self._inside != unit
-            backward = torch._C._current_graph_task_id() != -1
-            if entered:
-                self._enter(unit, backward)
-            pack, unpack = _top_hooks()
-            context = saved_tensors_hooks(lambda tensor: self._pack(tensor, pack, unpack),
-                                          self._unpack)
-            context.__enter__()
-            self._contexts.append((unit, entered and not backward, context))
-        return hook
+    def _streamed(self, unit: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the forward of a block with its parameters on the device."""
 
-    def _after(self, unit: int) -> Any:
-        def hook(_module: torch.nn.Module, _args: Any, _kwargs: Any, _output: Any) -> None:
-            # A hook that is always called is called twice where a later one fails.
-            if not self._contexts or self._contexts[-1][0] != unit:
-                return
-            _, leaves, context = self._contexts.pop()
-            context.__exit__(None, None, None)
-            if leaves:
-                self.leave()
-        return hook
+        @functools.wraps(forward)
+        def streamed(*args: Any, **kwargs: Any) -> Any:
+            recomputes = torch._C._current_graph_task_id() != -1
+            try:
+                if self._inside != unit:
+                    self._enter(unit, backward=recomputes)
+                pack, unpack = _top_hooks()
+                with saved_tensors_hooks(lambda tensor: self._pack(tensor, pack, unpack),
+                                         self._unpack):
+                    return forward(*args, **kwargs)
+            finally:
+                if not recomputes:
+                    self.leave()
+
+        return streamed
 
     def _enter(self, unit: int, backward: bool) -> None:
         if self._shard is None:
@@ -229,33 +225,32 @@ class Streaming:
                 "the model is offloaded and nobody keeps its parameters; make an optimizer of "
                 "spillway.torch with model.parameters() first")
         self.leave()
-        if backward and not self._ends_backward:
-            self._ends_backward = True
-            Variable._execution_engine.queue_callback(self._end_backward)
+        # Each backward pass has a number of its own. One that raises never calls back.
+        if backward and self._backward != (number := torch._C._current_graph_task_id()):
+            Variable._execution_engine.queue_callback(self.leave)
+            self._backward = number
         self._shard.notice_drops()
         # Masters follow before gradients come, and no sooner: an evaluation takes nothing.
         if self._shard.take_writes() if backward else self._shard.notice_writes():
             self._shard.trainer.forget_uploads()
-        self._shard.trainer.enter(unit, backward)
-        if not backward:
-            self._shard.deciding.difference_update(self._indices[unit])
-        self._inside = unit
-        self._kept = [self._shard.swap(index, self._shard.device_view(index))
-                      for index in self._indices[unit]]
+        with uncut():
+            self._shard.trainer.enter(unit, backward)
+            if not backward:
+                self._shard.deciding.difference_update(self._indices[unit])
+            self._inside = unit
+            self._kept = [self._shard.swap(index, self._shard.device_view(index))
+                          for index in self._indices[unit]]
 
     def leave(self) -> None:
         """Ends the pass of the unit that was entered last, if it has not ended."""
         if self._inside is None:
             return
-        unit, self._inside = self._inside, None
-        for index, kept in zip(self._indices[unit], self._kept, strict=True):
-            self._shard.swap(index, kept)
-        self._kept = []
-        self._shard.leave(unit)
-
-    def _end_backward(self) -> None:
-        self._ends_backward = False
-        self.leave()
+        with uncut():
+            unit, self._inside = self._inside, None
+            for index, kept in zip(self._indices[unit], self._kept, strict=True):
+                self._shard.swap(index, kept)
+            self._kept = []
+            self._shard.leave(unit)
 
     def _pack(self, tensor: torch.Tensor, pack: Any,
               unpack: Any) -> torch.Tensor | _Saved | _Passed:
