@@ -97,7 +97,8 @@ class DeviceBackend {
 
   [[nodiscard]] virtual std::string_view name() const = 0;
   /// Allocates `size` bytes aligned to `kPageBytes`, never rounded up in the accounting. Throws
-  /// `Error{out_of_memory}` naming the limit, what was asked for and the remedy.
+  /// `Error{out_of_memory}` naming the limit, what was asked for and the remedy. A child made by
+  /// fork() has no pinned memory, unless `show_to_children` has said otherwise.
   [[nodiscard]] virtual std::byte* allocate(MemoryKind kind, Bytes size) = 0;
   virtual void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept = 0;
   [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
