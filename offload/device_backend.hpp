@@ -71,7 +71,7 @@ struct Capabilities {
 struct ForeignWork {
   enum class Kind : std::uint8_t {
     none,    ///< there is nothing to wait for
-    stream,  ///< what the stream holds so far; null is CUDA's default stream
+    stream,  ///< what the stream holds so far; null is CUDA's default stream of the device
     event,   ///< what the event was recorded for last
   };
   Kind kind = Kind::none;

@@ -36,7 +36,14 @@ void FakeCuda::versions(int& driver, int& runtime) {
 }
 
 Status FakeCuda::set_device(int device) {
-  return device < machine_.devices ? kSuccess : kInvalidValue;
+  if (device >= machine_.devices) return kInvalidValue;
+  current_device_ = device;
+  return kSuccess;
+}
+
+Status FakeCuda::current_device(int& device) {
+  device = current_device_;
+  return kSuccess;
 }
 
 Status FakeCuda::properties(int, CudaDevice& found) {

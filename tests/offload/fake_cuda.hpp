@@ -43,6 +43,7 @@ class FakeCuda final : public CudaApi {
   Status device_count(int& count) override;
   void versions(int& driver, int& runtime) override;
   Status set_device(int device) override;
+  Status current_device(int& device) override;
   Status properties(int device, CudaDevice& found) override;
   Status free_memory(Bytes& free) override;
   Status allocate(void*& address, std::size_t size) override;
@@ -90,6 +91,7 @@ class FakeCuda final : public CudaApi {
   [[nodiscard]] bool registered(const void* address, std::size_t size) const;
 
   FakeMachine machine_;
+  int current_device_ = 0;
   std::map<const std::byte*, Allocation> allocations_;
   std::map<const std::byte*, std::size_t> registered_;
   std::deque<QueuedStream> streams_;  ///< kept to the end: events speak of them

@@ -45,6 +45,8 @@ class CudaApi {
   virtual void versions(int& driver, int& runtime) = 0;
   /// Makes the device current on this thread and starts CUDA on it.
   [[nodiscard]] virtual Status set_device(int device) = 0;
+  /// Gives the device that is current on this thread.
+  [[nodiscard]] virtual Status current_device(int& device) = 0;
   /// Fills everything but the free memory and the versions; starts nothing. An absent node is one
   /// that CUDA does not know.
   [[nodiscard]] virtual Status properties(int device, CudaDevice& found) = 0;

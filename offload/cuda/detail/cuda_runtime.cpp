@@ -42,6 +42,7 @@ class CudaRuntime final : public CudaApi {
   }
 
   Status set_device(int device) override { return cleared(::cudaSetDevice(device)); }
+  Status current_device(int& device) override { return cleared(::cudaGetDevice(&device)); }
 
   Status properties(int device, CudaDevice& found) override {
     cudaDeviceProp properties{};

@@ -18,6 +18,7 @@ Statistics statistics() { return Device::Lock()->statistics; }
 void refuse_to_block() { Device::Lock()->refuse_to_block(); }
 std::uint64_t discard_pending() { return Device::Lock()->discard(); }
 void run_blocks_at_ends(std::uint64_t count) { Device::Lock()->blocks_at_ends = count; }
+void* default_stream(int device) { return Device::Lock()->default_stream(device); }
 void hold_stream(void* stream) {
   const Device::Lock device;
   static_cast<CUstream_st*>(stream)->held = true;
@@ -53,6 +54,15 @@ CUstream_st* Device::create_stream() {
   streams_.push_back(std::make_unique<CUstream_st>());
   streams_.back()->device = current_device();
   return streams_.back().get();
+}
+
+CUstream_st* Device::default_stream(int device) {
+  CUstream_st*& stream = default_streams_[device];
+  if (stream == nullptr) {
+    stream = create_stream();
+    stream->device = device;
+  }
+  return stream;
 }
 
 bool Device::has(const CUstream_st* stream) const {

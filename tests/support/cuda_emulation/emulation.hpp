@@ -54,6 +54,11 @@ void run_blocks_at_ends(std::uint64_t count);
 /// Every later call of the runtime returns `status`, as after a kernel that failed.
 void break_device(int status);
 
+/// Returns the stream behind the null handle of a device, a cudaStream_t. Another framework may
+/// compute on it; that the product puts work on the null handle ends the program. No other stream
+/// waits for it, nor it for them: all are made with cudaStreamNonBlocking.
+[[nodiscard]] void* default_stream(int device);
+
 /// The stream, a cudaStream_t, runs nothing from here on, as behind a kernel that does not end.
 void hold_stream(void* stream);
 void let_go_of_stream(void* stream);
