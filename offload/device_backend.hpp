@@ -87,7 +87,7 @@ class SharedDevice {
   /// Throws `Error{invalid_argument}` unless `memory` is this device's, whoever has allocated it.
   virtual void check_memory(DeviceSpan<const std::byte> memory) = 0;
   /// Records `event` behind `work`, which is not none. Does not block. No two calls record the same
-  /// event at once.
+  /// event at once. Throws `Error{not_supported}` for a stream that is captured into a graph.
   virtual void record_behind(const ForeignWork& work, Event& event) = 0;
 };
 

@@ -111,5 +111,30 @@ TEST_F(SecondGpu, IsFollowedOnItsDefaultStreamWhileAnotherIsCurrent) {
   });
 }
 
+TEST_F(SecondGpu, RefusesAStreamThatIsCapturedIntoAGraphAndGoesOn) {
+  const auto host = make(options_for());
+  backward(*host, 1);
+  host->step({});
+  const auto trainer = make_on_gpu();
+  void* const stream = cuda_emulation::default_stream(kGpu);
+  const auto expect_refused = [](const auto& call) {
+    try {
+      call();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::not_supported);
+      EXPECT_THAT(error.what(), testing::HasSubstr("is being captured into a CUDA graph"));
+    }
+  };
+  Copied gradient(bytes_of(model_.gradient(4, 1)));
+  cuda_emulation::capture_stream(stream, true);
+  expect_refused([&] { trainer->add_device_gradient(4, gradient.gradient()); });
+  backward(*trainer, 1);
+  expect_refused([&] { trainer->step({.readers = kWork}); });
+  cuda_emulation::capture_stream(stream, false);
+  trainer->step({.readers = kWork});
+  EXPECT_EQ(state(*trainer), state(*host));
+}
+
 }  // namespace
 }  // namespace spillway::engine::foreign_streams_test

@@ -55,6 +55,9 @@ class CountingCuda final : public CudaApi {
   Status wait(StreamHandle stream, EventHandle event) override {
     return enqueues(stream), inner_->wait(stream, event);
   }
+  Status is_captured(StreamHandle stream, bool& captured) override {
+    return inner_->is_captured(stream, captured);
+  }
   Status copy(void* target, const void* source, std::size_t size, CopyDirection direction,
               StreamHandle stream) override {
     return enqueues(stream), inner_->copy(target, source, size, direction, stream);

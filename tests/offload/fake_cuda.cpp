@@ -156,6 +156,11 @@ Status FakeCuda::wait(StreamHandle stream, EventHandle event) {
   return kSuccess;
 }
 
+Status FakeCuda::is_captured(StreamHandle, bool& captured) {
+  captured = machine_.captures;
+  return kSuccess;
+}
+
 Status FakeCuda::copy(void* target, const void* source, std::size_t size, CopyDirection direction,
                       StreamHandle stream) {
   const bool up = direction == CopyDirection::to_device;

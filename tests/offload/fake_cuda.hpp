@@ -27,6 +27,7 @@ struct FakeMachine {
   std::size_t most_registered = ~std::size_t{0};  ///< in one call
   std::size_t register_room = ~std::size_t{0};    ///< in all calls
   Status query_status = kSuccess;                 ///< of an event whose work is done
+  bool captures = false;                          ///< what all streams are given, into a graph
 };
 
 class FakeCuda final : public CudaApi {
@@ -55,6 +56,7 @@ class FakeCuda final : public CudaApi {
   Status destroy_stream(StreamHandle stream) override;
   Status synchronize(StreamHandle stream) override;
   Status wait(StreamHandle stream, EventHandle event) override;
+  Status is_captured(StreamHandle stream, bool& captured) override;
   Status copy(void* target, const void* source, std::size_t size, CopyDirection direction,
               StreamHandle stream) override;
   Status create_event(EventHandle& event) override;

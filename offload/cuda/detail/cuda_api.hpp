@@ -65,6 +65,8 @@ class CudaApi {
   [[nodiscard]] virtual Status destroy_stream(StreamHandle stream) = 0;
   [[nodiscard]] virtual Status synchronize(StreamHandle stream) = 0;
   [[nodiscard]] virtual Status wait(StreamHandle stream, EventHandle event) = 0;
+  /// Tells whether what is put on the stream goes into a graph, and not to the device.
+  [[nodiscard]] virtual Status is_captured(StreamHandle stream, bool& captured) = 0;
   [[nodiscard]] virtual Status copy(void* target, const void* source, std::size_t size,
                                     CopyDirection direction, StreamHandle stream) = 0;
 

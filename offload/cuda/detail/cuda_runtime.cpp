@@ -106,6 +106,12 @@ class CudaRuntime final : public CudaApi {
   Status wait(StreamHandle stream, EventHandle event) override {
     return cleared(::cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
   }
+  Status is_captured(StreamHandle stream, bool& captured) override {
+    cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
+    const Status status = cleared(::cudaStreamIsCapturing(stream_of(stream), &found));
+    captured = found != cudaStreamCaptureStatusNone;
+    return status;
+  }
   Status copy(void* target, const void* source, std::size_t size, CopyDirection direction,
               StreamHandle stream) override {
     const cudaMemcpyKind kind =

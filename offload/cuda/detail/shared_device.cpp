@@ -53,6 +53,16 @@ void CudaSharedDevice::check_memory(DeviceSpan<const std::byte> memory) {
   }
 }
 
+void CudaSharedDevice::check_not_captured(CudaApi::StreamHandle stream) {
+  bool captured = false;
+  check_cuda(api_, api_.is_captured(stream, captured), "asking about the stream that was given");
+  check(!captured, ErrorCode::not_supported,
+        "the stream that was given is being captured into a CUDA graph, whose work runs later and "
+        "again and again: nothing can be ordered behind it. Compile without graphs (torch.compile "
+        "has them with mode=\"reduce-overhead\" and \"max-autotune\"), or leave gradients and "
+        "steps out of what torch.cuda.graph captures");
+}
+
 void CudaSharedDevice::record_behind(const ForeignWork& work, Event& event) {
   SPILLWAY_ASSERT(work.kind != ForeignWork::Kind::none);
   auto* const own = dynamic_cast<CudaEvent*>(&event);
@@ -60,6 +70,7 @@ void CudaSharedDevice::record_behind(const ForeignWork& work, Event& event) {
   if (work.kind == ForeignWork::Kind::stream) {
     // CUDA's default stream is that of whichever GPU is current.
     const CurrentDevice current(api_, device_);
+    check_not_captured(work.handle);
     return check_cuda(api_, api_.record(own->native(), work.handle),
                       "recording an event on the stream that was given");
   }

@@ -19,6 +19,10 @@ void refuse_to_block() { Device::Lock()->refuse_to_block(); }
 std::uint64_t discard_pending() { return Device::Lock()->discard(); }
 void run_blocks_at_ends(std::uint64_t count) { Device::Lock()->blocks_at_ends = count; }
 void* default_stream(int device) { return Device::Lock()->default_stream(device); }
+void capture_stream(void* stream, bool captured) {
+  const Device::Lock device;
+  static_cast<CUstream_st*>(stream)->captured = captured;
+}
 void hold_stream(void* stream) {
   const Device::Lock device;
   static_cast<CUstream_st*>(stream)->held = true;

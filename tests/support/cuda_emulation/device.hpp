@@ -39,7 +39,8 @@ struct Operation {
 struct CUstream_st {
   int device = 0;
   std::deque<cuda_emulation::Operation> operations;
-  bool held = false;  ///< runs nothing, as behind a kernel that does not end
+  bool held = false;      ///< runs nothing, as behind a kernel that does not end
+  bool captured = false;  ///< says that what it is given goes into a graph
 };
 struct CUevent_st {
   int device = 0;

@@ -59,6 +59,9 @@ void break_device(int status);
 /// waits for it, nor it for them: all are made with cudaStreamNonBlocking.
 [[nodiscard]] void* default_stream(int device);
 
+/// The stream, a cudaStream_t, says from here on whether it is captured into a graph.
+void capture_stream(void* stream, bool captured);
+
 /// The stream, a cudaStream_t, runs nothing from here on, as behind a kernel that does not end.
 void hold_stream(void* stream);
 void let_go_of_stream(void* stream);

@@ -285,6 +285,15 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return cudaSuccess;
   });
 }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return on_device([&](Device& device) {
+    const CUstream_st* const one =
+        stream != nullptr ? stream : device.default_stream(current_device());
+    if (!device.has(one)) return cudaErrorInvalidResourceHandle;
+    *status = one->captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+  });
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   return on_stream(stream, [&](Device& device) {
     if (event == nullptr || flags != 0) return cudaErrorInvalidValue;
