@@ -169,6 +169,31 @@ void read_cgroups(const fs::path& root, MemoryBudget& budget) {
   }
 }
 
+/// Whether a list of processors such as "0-15,32-47" has none.
+bool is_empty_list(const std::optional<std::string>& list) {
+  return list.has_value() && list->find_first_not_of(" \t\n") == list->npos;
+}
+
+/// Leaves out the nodes that have no processors. The memory of a GPU that shares its addresses with
+/// the host (GH200) is such a node: the kernel counts it as the machine's, and it is the device's.
+void leave_out_nodes_of_devices(const fs::path& root, MemoryBudget& budget) {
+  std::error_code ignored;
+  for (fs::directory_iterator entry(root / "sys/devices/system/node", ignored);
+       !ignored && entry != fs::end(entry); entry.increment(ignored)) {
+    if (!is_empty_list(try_read(entry->path() / "cpulist"))) continue;
+    const std::string text = try_read(entry->path() / "meminfo").value_or("");
+    const std::string name = "Node " + entry->path().filename().string().substr(4) + " ";
+    const auto bytes = [&](const char* key) {
+      return Bytes{number_after(text, name + key).value_or(0) << 10};
+    };
+    // The kernel does not say what of a node is available. It is no more than this.
+    const Bytes available = bytes("MemFree:") + bytes("Active(file):") + bytes("Inactive(file):") +
+                            bytes("SReclaimable:");
+    budget.physical -= std::min(budget.physical, bytes("MemTotal:"));
+    budget.physical_available -= std::min(budget.physical_available, available);
+  }
+}
+
 /// "Max locked memory         8388608              8388608              bytes": soft, then hard.
 std::optional<Bytes> read_lockable(const fs::path& root) {
   const auto limits = try_read(root / "proc/self/limits");
@@ -210,6 +235,7 @@ MemoryBudget read_memory_budget(const fs::path& root) {
                       .tightest_cgroup = std::nullopt,
                       .scarcest_cgroup = std::nullopt,
                       .lockable = read_lockable(root)};
+  leave_out_nodes_of_devices(root, budget);
   read_cgroups(root, budget);
   return budget;
 }

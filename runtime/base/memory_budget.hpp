@@ -1,5 +1,6 @@
 // MemoryBudget: how much host memory this process may use, by the machine, by its cgroups (v1 and
-// v2, every level up to the root) and by RLIMIT_MEMLOCK. The only reader of those files.
+// v2, every level up to the root) and by RLIMIT_MEMLOCK. The only reader of those files. NUMA nodes
+// without processors are not counted: they are the memory of devices.
 #pragma once
 
 #include <filesystem>
