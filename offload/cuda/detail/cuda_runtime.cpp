@@ -61,6 +61,7 @@ class CudaRuntime final : public CudaApi {
     found.compute_major = properties.major;
     found.compute_minor = properties.minor;
     found.multiprocessors = properties.multiProcessorCount;
+    found.integrated = properties.integrated != 0;
     int node = -1;  // also where the driver does not know the attribute
     if (read_attribute(node, cudaDevAttrHostNumaId, device) == kSuccess && node >= 0) {
       found.numa_node = NodeIndex{static_cast<std::uint32_t>(node)};

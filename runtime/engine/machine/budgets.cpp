@@ -110,7 +110,9 @@ std::optional<Bytes> free_memory_of_device(const config::TrainOptions& options) 
   if (options.device != config::DeviceKind::cuda) return std::nullopt;
   // To plan with a size that was asked for takes no device.
   const bool usable = !options.device_memory || usable_device() == config::DeviceKind::cuda;
-  return usable ? free_device_memory(options.device_index) : *options.device_memory;
+  if (!usable) return *options.device_memory;
+  if (shares_host_memory(options.device_index)) return std::nullopt;
+  return free_device_memory(options.device_index);
 }
 
 void check_fits(const FixedNeeds& needs, const config::TrainOptions& options,
@@ -182,9 +184,10 @@ plan::MachineProfile per_rank(plan::MachineProfile profile, std::uint32_t ranks)
 
 plan::Budgets make_budgets(const config::TrainOptions& options, const std::filesystem::path& run,
                            const plan::Workload& workload, const Sharers& sharers) {
+  // Asking the device starts CUDA, which takes memory of the host.
+  const std::optional<Bytes> free_device = free_memory_of_device(options);
   plan::Budgets budgets =
-      share_memory(options, workload, per_rank(read_memory_budget(), sharers.memory),
-                   free_memory_of_device(options));
+      share_memory(options, workload, per_rank(read_memory_budget(), sharers.memory), free_device);
   std::set<dev_t> counted;  // two directories may share what is free
   for (std::filesystem::path directory : state_directories(options, run)) {
     directory = nearest_existing(std::move(directory));

@@ -10,6 +10,7 @@ namespace cuda_emulation {
 
 void set_order(std::uint64_t seed) { Device::Lock()->set_order(seed); }
 void set_devices(int count) { Device::Lock()->devices = count; }
+void set_integrated(bool integrated) { Device::Lock()->integrated = integrated; }
 int& current_device() {
   thread_local int device = 0;
   return device;

@@ -103,6 +103,7 @@ class Device {
 
   void set_order(std::uint64_t seed);
   int devices = 1;
+  bool integrated = false;
   [[nodiscard]] std::uint64_t random() { return random_(); }
 
   [[nodiscard]] CUstream_st* create_stream();

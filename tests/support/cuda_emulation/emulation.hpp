@@ -28,6 +28,9 @@ void set_order(std::uint64_t seed);
 /// one, and a stream and its operands are of one device.
 void set_devices(int count);
 
+/// The devices say from here on whether their memory is the host's.
+void set_integrated(bool integrated);
+
 struct Statistics {
   std::uint64_t kernels = 0;
   std::uint64_t blocks = 0;

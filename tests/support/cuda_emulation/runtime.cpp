@@ -171,7 +171,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
                  .major = 9,
                  .minor = 0,
                  .multiProcessorCount = 1,
-                 .l2CacheSize = 1 << 20};
+                 .l2CacheSize = 1 << 20,
+                 .integrated = Device::Lock()->integrated ? 1 : 0};
   return report(check_device(device));
 }
 cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {

@@ -59,6 +59,7 @@ struct cudaDeviceProp {
   int minor;
   int multiProcessorCount;
   int l2CacheSize;
+  int integrated;
 };
 
 struct cudaPointerAttributes {
