@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <string_view>
 #include <vector>
@@ -169,6 +170,14 @@ void read_cgroups(const fs::path& root, MemoryBudget& budget) {
   }
 }
 
+/// "6.6.87.2-microsoft-standard-WSL2".
+bool is_wsl(const fs::path& root) {
+  std::string release = try_read(root / "proc/sys/kernel/osrelease").value_or("");
+  std::ranges::transform(release, release.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return release.find("microsoft") != release.npos;
+}
+
 /// Whether a list of processors such as "0-15,32-47" has none.
 bool is_empty_list(const std::optional<std::string>& list) {
   return list.has_value() && list->find_first_not_of(" \t\n") == list->npos;
@@ -234,7 +243,8 @@ MemoryBudget read_memory_budget(const fs::path& root) {
                       .physical_available = Bytes{*available << 10},
                       .tightest_cgroup = std::nullopt,
                       .scarcest_cgroup = std::nullopt,
-                      .lockable = read_lockable(root)};
+                      .lockable = read_lockable(root),
+                      .wsl = is_wsl(root)};
   leave_out_nodes_of_devices(root, budget);
   read_cgroups(root, budget);
   return budget;

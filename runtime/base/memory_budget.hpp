@@ -26,6 +26,7 @@ struct MemoryBudget {
   std::optional<CgroupMemory> tightest_cgroup;  ///< by limit
   std::optional<CgroupMemory> scarcest_cgroup;  ///< by what is available
   std::optional<Bytes> lockable;                ///< RLIMIT_MEMLOCK; absent: unlimited
+  bool wsl = false;  ///< the kernel is that of the Windows Subsystem for Linux
 
   /// Returns the smaller of machine and cgroup.
   [[nodiscard]] Bytes total() const;

@@ -74,6 +74,17 @@ TEST_F(MemoryBudgetTest, NodesWithoutProcessorsAreTheMemoryOfDevices) {
   EXPECT_EQ(budget.available(), 2_GiB);
 }
 
+TEST_F(MemoryBudgetTest, KnowsTheKernelOfWindowsSubsystemForLinux) {
+  EXPECT_FALSE(read().wsl);
+  machine_.write("proc/sys/kernel/osrelease", "6.8.0-1021-azure\n");
+  EXPECT_FALSE(read().wsl);
+  for (const char* const release :
+       {"5.15.153.1-microsoft-standard-WSL2\n", "4.4.0-19041-Microsoft\n"}) {
+    machine_.write("proc/sys/kernel/osrelease", release);
+    EXPECT_TRUE(read().wsl) << release;
+  }
+}
+
 TEST_F(MemoryBudgetTest, UnlimitedLockedMemoryIsNoLimit) {
   machine_.write(
       "proc/self/limits",
