@@ -170,7 +170,15 @@ void read_cgroups(const fs::path& root, MemoryBudget& budget) {
   }
 }
 
-/// "6.6.87.2-microsoft-standard-WSL2".
+/// Returns the sum of "RssAnon:    51234 kB" and of the same for shared memory.
+Bytes read_own(const fs::path& root) {
+  const std::string status = try_read(root / "proc/self/status").value_or("");
+  const std::uint64_t own =
+      number_after(status, "RssAnon:").value_or(0) + number_after(status, "RssShmem:").value_or(0);
+  return Bytes{own << 10};
+}
+
+/// Returns whether the kernel is one such as "6.6.87.2-microsoft-standard-WSL2".
 bool is_wsl(const fs::path& root) {
   std::string release = try_read(root / "proc/sys/kernel/osrelease").value_or("");
   std::ranges::transform(release, release.begin(),
@@ -178,7 +186,7 @@ bool is_wsl(const fs::path& root) {
   return release.find("microsoft") != release.npos;
 }
 
-/// Whether a list of processors such as "0-15,32-47" has none.
+/// Returns whether a list of processors, such as "0-15,32-47", has none.
 bool is_empty_list(const std::optional<std::string>& list) {
   return list.has_value() && list->find_first_not_of(" \t\n") == list->npos;
 }
@@ -244,6 +252,7 @@ MemoryBudget read_memory_budget(const fs::path& root) {
                       .tightest_cgroup = std::nullopt,
                       .scarcest_cgroup = std::nullopt,
                       .lockable = read_lockable(root),
+                      .own = read_own(root),
                       .wsl = is_wsl(root)};
   leave_out_nodes_of_devices(root, budget);
   read_cgroups(root, budget);

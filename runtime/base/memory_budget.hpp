@@ -26,6 +26,7 @@ struct MemoryBudget {
   std::optional<CgroupMemory> tightest_cgroup;  ///< by limit
   std::optional<CgroupMemory> scarcest_cgroup;  ///< by what is available
   std::optional<Bytes> lockable;                ///< RLIMIT_MEMLOCK; absent: unlimited
+  Bytes own{};       ///< what this process has of it: pages that are of no file
   bool wsl = false;  ///< the kernel is that of the Windows Subsystem for Linux
 
   /// Returns the smaller of machine and cgroup.

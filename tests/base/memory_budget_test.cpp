@@ -74,6 +74,14 @@ TEST_F(MemoryBudgetTest, NodesWithoutProcessorsAreTheMemoryOfDevices) {
   EXPECT_EQ(budget.available(), 2_GiB);
 }
 
+TEST_F(MemoryBudgetTest, TellsWhatTheProcessHasOfIt) {
+  EXPECT_EQ(read().own, Bytes{});
+  machine_.write("proc/self/status",
+                 "VmRSS:\t 1048576 kB\nRssAnon:\t  524288 kB\nRssFile:\t  262144 kB\n"
+                 "RssShmem:\t  262144 kB\n");
+  EXPECT_EQ(read().own, 768_MiB);
+}
+
 TEST_F(MemoryBudgetTest, KnowsTheKernelOfWindowsSubsystemForLinux) {
   EXPECT_FALSE(read().wsl);
   machine_.write("proc/sys/kernel/osrelease", "6.8.0-1021-azure\n");

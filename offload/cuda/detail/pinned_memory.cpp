@@ -25,7 +25,7 @@ namespace {
 constexpr std::size_t kLargeBytes = std::size_t{64} << 20;
 /// Zeroing pages is bound by memory, which few threads saturate.
 constexpr std::size_t kTouchThreads = 8;
-/// What the driver of Windows pins for a process of WSL2, about.
+/// The driver of Windows pins about as much for a process of WSL2.
 constexpr Bytes kPinnedByWsl{std::uint64_t{1} << 30};
 
 /// The driver registers whole pages.

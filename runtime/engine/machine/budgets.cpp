@@ -33,11 +33,12 @@ Bytes usual_share(Bytes room) {
 }
 
 /// The most that the process can ever have. What the system says is in the machine, or available,
-/// is no limit where memory grows as it is touched; a cgroup's is.
+/// is no limit where memory grows as it is touched; a cgroup's is. What the process has already is
+/// not in that limit, as it is in what is available: CUDA and its libraries take hundreds of MB.
 Bytes hard_limit(const MemoryBudget& memory) {
   if (!memory.tightest_cgroup) return Bytes{std::numeric_limits<std::int64_t>::max()};
   const Bytes limit = memory.tightest_cgroup->limit;
-  return limit - std::min(limit, kProcessOverhead);
+  return limit - std::min(limit, memory.own + kProcessOverhead);
 }
 
 /// The device's part of `room` in each way, most first.
@@ -56,8 +57,8 @@ std::vector<plan::Budgets> ways_to_share(Bytes device, Bytes host, Bytes room) {
 
 /// What a budget of host memory is made from.
 std::string host_memory_text(const MemoryBudget& memory) {
-  return fmt::format("{}, of which the program takes {} itself", memory.describe(),
-                     format_bytes(kProcessOverhead));
+  return fmt::format("{}, of which the program takes {} itself, beside {} that it has already",
+                     memory.describe(), format_bytes(kProcessOverhead), format_bytes(memory.own));
 }
 
 /// How a need beyond a budget is refused.
