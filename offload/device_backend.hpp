@@ -71,7 +71,7 @@ struct Capabilities {
 struct ForeignWork {
   enum class Kind : std::uint8_t {
     none,    ///< there is nothing to wait for
-    stream,  ///< what the stream holds so far; null is CUDA's default stream
+    stream,  ///< what the stream holds so far; null is CUDA's default stream of the device
     event,   ///< what the event was recorded for last
   };
   Kind kind = Kind::none;
@@ -87,7 +87,7 @@ class SharedDevice {
   /// Throws `Error{invalid_argument}` unless `memory` is this device's, whoever has allocated it.
   virtual void check_memory(DeviceSpan<const std::byte> memory) = 0;
   /// Records `event` behind `work`, which is not none. Does not block. No two calls record the same
-  /// event at once.
+  /// event at once. Throws `Error{not_supported}` for a stream that is captured into a graph.
   virtual void record_behind(const ForeignWork& work, Event& event) = 0;
 };
 
@@ -97,7 +97,8 @@ class DeviceBackend {
 
   [[nodiscard]] virtual std::string_view name() const = 0;
   /// Allocates `size` bytes aligned to `kPageBytes`, never rounded up in the accounting. Throws
-  /// `Error{out_of_memory}` naming the limit, what was asked for and the remedy.
+  /// `Error{out_of_memory}` naming the limit, what was asked for and the remedy. A child made by
+  /// fork() has no pinned memory, unless `show_to_children` has said otherwise.
   [[nodiscard]] virtual std::byte* allocate(MemoryKind kind, Bytes size) = 0;
   virtual void deallocate(MemoryKind kind, std::byte* address, Bytes size) noexcept = 0;
   [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;

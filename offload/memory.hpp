@@ -59,6 +59,10 @@ class Memory {
 using DeviceMemory = Memory<MemoryKind::device>;
 using PinnedMemory = Memory<MemoryKind::pinned>;
 
+/// Lets children that fork() makes from here on have a copy of `memory`. Where it is pinned, each
+/// fork copies it at once. Throws `Error{out_of_memory}` if the system refuses.
+void show_to_children(const PinnedMemory& memory);
+
 /// Gives `owner` memory of `size`; none where that is nothing.
 template <MemoryKind kind>
 void allocate(Memory<kind>& owner, DeviceBackend& backend, Bytes size) {

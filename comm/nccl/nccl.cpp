@@ -21,12 +21,8 @@ void find(const SharedLibrary& library, Pointer& function, const char* name) {
 }  // namespace
 
 Nccl::Nccl(std::span<const std::filesystem::path> directories)
-    : library(kNcclName, directories, kRemedy) {
+    : library(kNcclName, directories, kRemedy, reason_against_nccl) {
   find(library, get_version, "ncclGetVersion");
-  if (version() < kOldestNccl) {
-    throw Error(ErrorCode::not_supported, fmt::format("{} is NCCL {}: {}", library.path(),
-                                                      nccl_version_text(version()), kRemedy));
-  }
   find(library, error_string, "ncclGetErrorString");
   find(library, last_error, "ncclGetLastError");
   find(library, get_unique_id, "ncclGetUniqueId");
@@ -70,13 +66,6 @@ void Nccl::check(ncclResult_t status, const char* what, ncclComm_t communicator)
               fmt::format("NCCL: {} failed: {}; NCCL_DEBUG=INFO in the environment says more", what,
                           text_of(status, communicator)),
               static_cast<int>(status));
-}
-
-std::string nccl_version_text(int version) {
-  // Until 2.8 a version had four digits.
-  const int major = version < 10'000 ? version / 1000 : version / 10'000;
-  const int minor = version < 10'000 ? version % 1000 / 100 : version % 10'000 / 100;
-  return fmt::format("{}.{}.{}", major, minor, version % 100);
 }
 
 }  // namespace spillway::comm::detail

@@ -7,13 +7,12 @@
 #include <span>
 #include <string>
 
+#include "comm/nccl/nccl_version.hpp"
 #include "runtime/base/shared_library.hpp"
 
 namespace spillway::comm::detail {
 
 inline constexpr const char* kNcclName = "libnccl.so.2";
-/// Communicators that do not block, and whose errors are asked for, have been reliable since then.
-inline constexpr int kOldestNccl = NCCL_VERSION(2, 18, 1);
 
 struct Nccl {
   /// Throws `Error{not_supported}` if the library, or one of the functions, is missing or too old.
@@ -45,8 +44,5 @@ struct Nccl {
   /// Throws `Error{device_error}` unless `status` is success or "in progress". `what` was tried.
   void check(ncclResult_t status, const char* what, ncclComm_t communicator) const;
 };
-
-/// Returns "2.28.9" for 22809.
-[[nodiscard]] std::string nccl_version_text(int version);
 
 }  // namespace spillway::comm::detail

@@ -12,6 +12,7 @@
 #include "offload/cuda/detail/pinned_memory.hpp"
 #include "offload/cuda/detail/shared_device.hpp"
 #include "offload/detail/account.hpp"
+#include "runtime/base/log.hpp"
 
 namespace spillway::offload {
 namespace cuda {
@@ -28,6 +29,8 @@ class CudaBackend final : public DeviceBackend {
         device_(MemoryKind::device, options.device_capacity),
         pinned_(MemoryKind::pinned, options.pinned_capacity) {
     SPILLWAY_ASSERT(piece_ > 0 && piece_ % kPageBytes == 0);
+    const std::string warning = pinned_warning(read_memory_budget(), options.pinned_capacity);
+    if (!warning.empty()) log_warning("{}", warning);
   }
 
   /// Owners of memory hold a reference to this: one that is left would use it after its end.

@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <new>
 
 #include "runtime/base/log.hpp"
@@ -27,6 +29,12 @@ std::size_t alignment_for(std::size_t size) {
 void advise_huge_pages(std::byte* address, std::size_t size) {
   const std::size_t whole_pages = size / kPageBytes * kPageBytes;
   if (size >= 2 * kHugePageBytes) ::madvise(address, whole_pages, MADV_HUGEPAGE);
+}
+
+/// Advice only: where it is refused, a fork is slow and still right.
+void keep_from_children(std::byte* address, std::size_t size) {
+  if (::madvise(address, size, MADV_DONTFORK) == 0) return;
+  log_debug("a fork copies {} bytes of pinned memory: {}", size, std::strerror(errno));
 }
 
 std::size_t mapped_size(std::size_t size) {
@@ -65,7 +73,12 @@ std::byte* map_pages(const PageRequest& request) noexcept {
   unmap(start, head);
   unmap(start + head + wanted, slack - head);
   advise_huge_pages(start + head, wanted);
+  keep_from_children(start + head, wanted);
   return start + head;
+}
+
+bool show_to_children(std::byte* address, std::size_t size) noexcept {
+  return ::madvise(address, mapped_size(size), MADV_DOFORK) == 0;
 }
 
 void unmap_pages(std::byte* address, std::size_t size) noexcept {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <string_view>
 #include <vector>
@@ -169,6 +170,47 @@ void read_cgroups(const fs::path& root, MemoryBudget& budget) {
   }
 }
 
+/// Returns the sum of "RssAnon:    51234 kB" and of the same for shared memory.
+Bytes read_own(const fs::path& root) {
+  const std::string status = try_read(root / "proc/self/status").value_or("");
+  const std::uint64_t own =
+      number_after(status, "RssAnon:").value_or(0) + number_after(status, "RssShmem:").value_or(0);
+  return Bytes{own << 10};
+}
+
+/// Returns whether the kernel is one such as "6.6.87.2-microsoft-standard-WSL2".
+bool is_wsl(const fs::path& root) {
+  std::string release = try_read(root / "proc/sys/kernel/osrelease").value_or("");
+  std::ranges::transform(release, release.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return release.find("microsoft") != release.npos;
+}
+
+/// Returns whether a list of processors, such as "0-15,32-47", has none.
+bool is_empty_list(const std::optional<std::string>& list) {
+  return list.has_value() && list->find_first_not_of(" \t\n") == list->npos;
+}
+
+/// Leaves out the nodes that have no processors. The memory of a GPU that shares its addresses with
+/// the host (GH200) is such a node: the kernel counts it as the machine's, and it is the device's.
+void leave_out_nodes_of_devices(const fs::path& root, MemoryBudget& budget) {
+  std::error_code ignored;
+  for (fs::directory_iterator entry(root / "sys/devices/system/node", ignored);
+       !ignored && entry != fs::end(entry); entry.increment(ignored)) {
+    if (!is_empty_list(try_read(entry->path() / "cpulist"))) continue;
+    const std::string text = try_read(entry->path() / "meminfo").value_or("");
+    const std::string name = "Node " + entry->path().filename().string().substr(4) + " ";
+    const auto bytes = [&](const char* key) {
+      return Bytes{number_after(text, name + key).value_or(0) << 10};
+    };
+    // The kernel does not say what of a node is available. It is no more than this.
+    const Bytes available = bytes("MemFree:") + bytes("Active(file):") + bytes("Inactive(file):") +
+                            bytes("SReclaimable:");
+    budget.physical -= std::min(budget.physical, bytes("MemTotal:"));
+    budget.physical_available -= std::min(budget.physical_available, available);
+  }
+}
+
 /// "Max locked memory         8388608              8388608              bytes": soft, then hard.
 std::optional<Bytes> read_lockable(const fs::path& root) {
   const auto limits = try_read(root / "proc/self/limits");
@@ -209,7 +251,10 @@ MemoryBudget read_memory_budget(const fs::path& root) {
                       .physical_available = Bytes{*available << 10},
                       .tightest_cgroup = std::nullopt,
                       .scarcest_cgroup = std::nullopt,
-                      .lockable = read_lockable(root)};
+                      .lockable = read_lockable(root),
+                      .own = read_own(root),
+                      .wsl = is_wsl(root)};
+  leave_out_nodes_of_devices(root, budget);
   read_cgroups(root, budget);
   return budget;
 }

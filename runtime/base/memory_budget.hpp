@@ -1,5 +1,6 @@
 // MemoryBudget: how much host memory this process may use, by the machine, by its cgroups (v1 and
-// v2, every level up to the root) and by RLIMIT_MEMLOCK. The only reader of those files.
+// v2, every level up to the root) and by RLIMIT_MEMLOCK. The only reader of those files. NUMA nodes
+// without processors are not counted: they are the memory of devices.
 #pragma once
 
 #include <filesystem>
@@ -25,6 +26,8 @@ struct MemoryBudget {
   std::optional<CgroupMemory> tightest_cgroup;  ///< by limit
   std::optional<CgroupMemory> scarcest_cgroup;  ///< by what is available
   std::optional<Bytes> lockable;                ///< RLIMIT_MEMLOCK; absent: unlimited
+  Bytes own{};       ///< what this process has of it: pages that are of no file
+  bool wsl = false;  ///< the kernel is that of the Windows Subsystem for Linux
 
   /// Returns the smaller of machine and cgroup.
   [[nodiscard]] Bytes total() const;

@@ -56,6 +56,43 @@ TEST_F(MemoryBudgetTest, WithoutCgroupsTheMachineIsTheLimit) {
   EXPECT_EQ(budget.describe(), "16.0 GiB of memory, 8.00 GiB available");
 }
 
+// As GH200 shows itself: of 16 GiB, 6 are the GPU's.
+TEST_F(MemoryBudgetTest, NodesWithoutProcessorsAreTheMemoryOfDevices) {
+  const std::string nodes = "sys/devices/system/node/";
+  machine_.write(nodes + "node0/cpulist", "0-71\n");
+  machine_.write(nodes + "node0/meminfo", "Node 0 MemTotal:       10485760 kB\n");
+  machine_.write(nodes + "node1/cpulist", "\n");
+  machine_.write(nodes + "node1/meminfo",
+                 "Node 1 MemTotal:        6291456 kB\nNode 1 MemFree:         5242880 kB\n"
+                 "Node 1 Active(file):     524288 kB\nNode 1 Inactive(file):   262144 kB\n"
+                 "Node 1 Mapped:           111111 kB\nNode 1 SReclaimable:     262144 kB\n");
+  machine_.write(nodes + "node10/cpulist", "\n");  // nothing is there yet
+  machine_.write(nodes + "node10/meminfo", "Node 10 MemTotal:             0 kB\n");
+  machine_.write(nodes + "possible", "0-10\n");
+  const MemoryBudget budget = read();
+  EXPECT_EQ(budget.total(), 10_GiB);
+  EXPECT_EQ(budget.available(), 2_GiB);
+}
+
+TEST_F(MemoryBudgetTest, TellsWhatTheProcessHasOfIt) {
+  EXPECT_EQ(read().own, Bytes{});
+  machine_.write("proc/self/status",
+                 "VmRSS:\t 1048576 kB\nRssAnon:\t  524288 kB\nRssFile:\t  262144 kB\n"
+                 "RssShmem:\t  262144 kB\n");
+  EXPECT_EQ(read().own, 768_MiB);
+}
+
+TEST_F(MemoryBudgetTest, KnowsTheKernelOfWindowsSubsystemForLinux) {
+  EXPECT_FALSE(read().wsl);
+  machine_.write("proc/sys/kernel/osrelease", "6.8.0-1021-azure\n");
+  EXPECT_FALSE(read().wsl);
+  for (const char* const release :
+       {"5.15.153.1-microsoft-standard-WSL2\n", "4.4.0-19041-Microsoft\n"}) {
+    machine_.write("proc/sys/kernel/osrelease", release);
+    EXPECT_TRUE(read().wsl) << release;
+  }
+}
+
 TEST_F(MemoryBudgetTest, UnlimitedLockedMemoryIsNoLimit) {
   machine_.write(
       "proc/self/limits",

@@ -92,6 +92,18 @@ TEST(Budgets, HostMemoryBesideADeviceOfItsOwnIsTakenAtTheWordOfWhoNamesIt) {
   EXPECT_EQ(memory_limits(asked, memory, std::nullopt).host, 1_GiB - kProcessOverhead);
 }
 
+TEST(Budgets, WhatTheProcessHasAlreadyIsNoRoomInACgroup) {
+  config::TrainOptions asked = options();
+  asked.device = config::DeviceKind::cuda;
+  asked.host_memory = 8_GiB;
+  MemoryBudget memory = memory_of(1_GiB);
+  memory.tightest_cgroup = {.limit = 4_GiB, .available = 3_GiB, .file = "memory.max"};
+  memory.own = 900_MiB;  // of CUDA
+  EXPECT_EQ(memory_limits(asked, memory, 24_GiB).host, 4_GiB - 900_MiB - kProcessOverhead);
+  memory.own = 5_GiB;
+  EXPECT_EQ(memory_limits(asked, memory, 24_GiB).host, Bytes{});
+}
+
 TEST(Budgets, OneMemoryIsSharedByNeed) {
   for (const config::StateHome home : {config::StateHome::host, config::StateHome::device}) {
     config::TrainOptions asked = options();

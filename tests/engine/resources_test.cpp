@@ -3,10 +3,13 @@
 
 #include <cstring>
 
+#include "offload/host/host_backend.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/engine/step/memory.hpp"
 #include "tests/engine/expect_memory.hpp"
 #include "tests/engine/steady_state.hpp"
 #include "tests/engine/training_harness.hpp"
+#include "tests/support/forked_child.hpp"
 
 namespace spillway::engine::resources_test {
 namespace {
@@ -38,6 +41,22 @@ TEST(Memory, BackendHoldsExactlyWhatThePlanLists) {
     options.state_home = home;
     const auto trainer = harness.make(options, harness.new_run());
     expect_memory_as_planned(*trainer);
+  }
+}
+
+TEST(Memory, AForkedChildHasParametersAndNoOtherPoolOfTheHost) {
+  using plan::PoolKind;
+  plan::Pools pools;
+  for (plan::Pool& pool : pools) pool.ends = {3 * kPageBytes};
+  const auto backend =
+      offload::make_host_backend({.device_capacity = 1_MiB, .pinned_capacity = 1_MiB});
+  const Memory memory(pools, *backend);
+  for (std::size_t p = 0; p < plan::kPoolCount; ++p) {
+    const auto kind = static_cast<PoolKind>(p);
+    if (plan::tier_of(kind) != Tier::host) continue;
+    const bool aliased = kind == PoolKind::host_parameters || kind == PoolKind::host_frozen;
+    EXPECT_EQ(test_support::ends_in_child(memory.all_host(kind)), aliased ? 2 : 0)
+        << plan::label_of(kind);
   }
 }
 

@@ -27,6 +27,7 @@ class CountingCuda final : public CudaApi {
   Status device_count(int& count) override { return waits(), inner_->device_count(count); }
   void versions(int& driver, int& runtime) override { inner_->versions(driver, runtime); }
   Status set_device(int device) override { return waits(), inner_->set_device(device); }
+  Status current_device(int& device) override { return inner_->current_device(device); }
   Status properties(int device, CudaDevice& found) override {
     return waits(), inner_->properties(device, found);
   }
@@ -53,6 +54,9 @@ class CountingCuda final : public CudaApi {
   Status synchronize(StreamHandle stream) override { return waits(), inner_->synchronize(stream); }
   Status wait(StreamHandle stream, EventHandle event) override {
     return enqueues(stream), inner_->wait(stream, event);
+  }
+  Status is_captured(StreamHandle stream, bool& captured) override {
+    return inner_->is_captured(stream, captured);
   }
   Status copy(void* target, const void* source, std::size_t size, CopyDirection direction,
               StreamHandle stream) override {

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "offload/cuda/detail/pinned_memory.hpp"
+#include "runtime/base/memory_budget.hpp"
 #include "tests/offload/cuda_step_rules.hpp"
 #include "tests/offload/device_backend_fixture.hpp"
 #include "tests/offload/fake_cuda.hpp"
@@ -154,6 +156,19 @@ TEST(CudaBackend, MemoryThatSomebodyVouchesForIsTakenThoughTheSystemDoesNotSeeIt
   });
   EXPECT_NE(message.find("mmap"), std::string::npos) << message;
   EXPECT_EQ(message.find("less memory than that"), std::string::npos) << message;
+}
+
+TEST(CudaBackend, SaysWhereWindowsPinsLessThanIsWanted) {
+  MemoryBudget memory = read_memory_budget();
+  memory.wsl = false;
+  EXPECT_EQ(cuda::pinned_warning(memory, 64_GiB), "");
+  memory.wsl = true;
+  EXPECT_EQ(cuda::pinned_warning(memory, 1_GiB), "");
+  const std::string warning = cuda::pinned_warning(memory, 64_GiB);
+  for (const char* const part : {"WSL2", "near 1.00 GiB", "64.0 GiB", "--host-memory"}) {
+    EXPECT_NE(warning.find(part), std::string::npos) << part << " is not in: " << warning;
+  }
+  EXPECT_EQ(warning.find('\n'), std::string::npos);
 }
 
 TEST(CudaBackend, ALargePinnedBufferReadsZeroFromEndToEnd) {

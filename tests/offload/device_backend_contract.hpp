@@ -14,6 +14,7 @@
 
 #include "tests/offload/device_backend_fixture.hpp"
 #include "tests/offload/device_backend_stream_contract.hpp"
+#include "tests/support/forked_child.hpp"
 
 namespace spillway::offload {
 
@@ -48,6 +49,16 @@ TEST_P(DeviceBackendContract, StartsLargePinnedBuffersApartModuloHugePages) {
     }
   }
   for (std::byte* const buffer : buffers) backend->deallocate(MemoryKind::pinned, buffer, kSize);
+}
+
+TEST_P(DeviceBackendContract, PinnedMemoryIsInAForkedChildOnlyWhereItIsShown) {
+  const auto backend = make(Bytes{1}, 16_MiB);
+  const PinnedMemory hidden(*backend, 6_MiB + 1_B);  // in huge pages, where there are some
+  const PinnedMemory shown(*backend, 5'000_B);
+  for (const PinnedMemory* const memory : {&hidden, &shown}) fill(memory->host(), 1);
+  show_to_children(shown);
+  EXPECT_EQ(test_support::ends_in_child(hidden.host()), 0);
+  EXPECT_EQ(test_support::ends_in_child(shown.host()), 2);
 }
 
 TEST_P(DeviceBackendContract, EnforcesEachCapacityToTheByte) {

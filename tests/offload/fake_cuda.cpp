@@ -36,7 +36,14 @@ void FakeCuda::versions(int& driver, int& runtime) {
 }
 
 Status FakeCuda::set_device(int device) {
-  return device < machine_.devices ? kSuccess : kInvalidValue;
+  if (device >= machine_.devices) return kInvalidValue;
+  current_device_ = device;
+  return kSuccess;
+}
+
+Status FakeCuda::current_device(int& device) {
+  device = current_device_;
+  return kSuccess;
 }
 
 Status FakeCuda::properties(int, CudaDevice& found) {
@@ -146,6 +153,11 @@ Status FakeCuda::wait(StreamHandle stream, EventHandle event) {
   const Recording recording = *static_cast<Recording*>(event);
   if (recording.stream == nullptr || recording.stream == stream) return kSuccess;
   static_cast<QueuedStream*>(stream)->operations.push_back({.awaited = recording});
+  return kSuccess;
+}
+
+Status FakeCuda::is_captured(StreamHandle, bool& captured) {
+  captured = machine_.captures;
   return kSuccess;
 }
 

@@ -27,6 +27,7 @@ struct FakeMachine {
   std::size_t most_registered = ~std::size_t{0};  ///< in one call
   std::size_t register_room = ~std::size_t{0};    ///< in all calls
   Status query_status = kSuccess;                 ///< of an event whose work is done
+  bool captures = false;                          ///< what all streams are given, into a graph
 };
 
 class FakeCuda final : public CudaApi {
@@ -43,6 +44,7 @@ class FakeCuda final : public CudaApi {
   Status device_count(int& count) override;
   void versions(int& driver, int& runtime) override;
   Status set_device(int device) override;
+  Status current_device(int& device) override;
   Status properties(int device, CudaDevice& found) override;
   Status free_memory(Bytes& free) override;
   Status allocate(void*& address, std::size_t size) override;
@@ -54,6 +56,7 @@ class FakeCuda final : public CudaApi {
   Status destroy_stream(StreamHandle stream) override;
   Status synchronize(StreamHandle stream) override;
   Status wait(StreamHandle stream, EventHandle event) override;
+  Status is_captured(StreamHandle stream, bool& captured) override;
   Status copy(void* target, const void* source, std::size_t size, CopyDirection direction,
               StreamHandle stream) override;
   Status create_event(EventHandle& event) override;
@@ -90,6 +93,7 @@ class FakeCuda final : public CudaApi {
   [[nodiscard]] bool registered(const void* address, std::size_t size) const;
 
   FakeMachine machine_;
+  int current_device_ = 0;
   std::map<const std::byte*, Allocation> allocations_;
   std::map<const std::byte*, std::size_t> registered_;
   std::deque<QueuedStream> streams_;  ///< kept to the end: events speak of them

@@ -83,6 +83,18 @@ TEST(SharedDevice, WithoutAWaitOurStreamComesFirst) {
   EXPECT_FALSE(it.finds_it());  // so that the tests above can fail
 }
 
+TEST(SharedDevice, RefusesAStreamThatIsCaptured) {
+  Fixture it;
+  it.fake->machine().captures = true;
+  try {
+    it.backend->shared()->record_behind({ForeignWork::Kind::stream, it.foreign}, *it.event);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::not_supported);
+    EXPECT_NE(std::string(error.what()).find("reduce-overhead"), std::string::npos);
+  }
+}
+
 std::string refusal(SharedDevice& shared, const std::byte* address, std::size_t size) {
   try {
     shared.check_memory({address, size});

@@ -5,7 +5,8 @@ The extension is the one that is built on the emulated CUDA (tests/support/cuda_
 device memory can be read by the host, so that torch's CPU tensors stand for CUDA tensors in it:
 torch computes at once, and what a GPU would do late is done late on the framework's stream. That
 is where gradients come into being, where parameters are read again when the pass of their unit is
-over or a step begins, and where gradients that torch has freed are overwritten. A test's name
+over or a step begins, and where gradients that torch has freed are overwritten. It is the default
+stream, as torch's is, of the second of two GPUs, while the first one is current. A test's name
 chooses the order of the streams.
 """
 import contextlib
@@ -32,6 +33,7 @@ ORDERS = (0, 7, 8)  # late, and two seeds
 PINNED = 256 << 20
 TO_DEVICE, FROM_DEVICE = 1, 2  # cudaMemcpyKind
 CUDA = 2                       # a device of DLPack
+GPU = 1
 NativeTrainer = native.Trainer
 library = ctypes.CDLL(native.__file__)
 
@@ -43,13 +45,26 @@ def call(name, *arguments):
     assert status == 0, f"{name} returns {status}"
 
 
+@contextlib.contextmanager
+def current(index):
+    """Makes a GPU current on this thread, as torch.cuda.device does."""
+    before = ctypes.c_int()
+    call("cudaGetDevice", ctypes.byref(before))
+    call("cudaSetDevice", ctypes.c_int(index))
+    try:
+        yield
+    finally:
+        call("cudaSetDevice", before)
+
+
 class Framework:
-    """What torch would do on the GPU, on a stream of its own."""
+    """What torch would do on the GPU, on its default stream."""
 
     def __init__(self):
-        stream = ctypes.c_void_p()
-        call("cudaStreamCreateWithFlags", ctypes.byref(stream), ctypes.c_uint(1))
-        self.stream = stream.value
+        library._ZN14cuda_emulation11set_devicesEi(ctypes.c_int(GPU + 1))
+        default_stream = library._ZN14cuda_emulation14default_streamEi
+        default_stream.restype = ctypes.c_void_p
+        self.stream = default_stream(ctypes.c_int(GPU))
         self._pinned = mmap.mmap(-1, PINNED)
         self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._pinned))
         call("cudaHostRegister", self._first, PINNED, ctypes.c_uint(0))
@@ -69,7 +84,8 @@ class Framework:
         after it was freed."""
         size = tensor.nbytes
         address, source = ctypes.c_void_p(), self._take(size)
-        call("cudaMalloc", ctypes.byref(address), size)
+        with current(GPU):
+            call("cudaMalloc", ctypes.byref(address), size)
         ctypes.memmove(source, tensor.data_ptr(), size)
         self._copy(address.value, source, size, TO_DEVICE)
         there = torch.frombuffer((ctypes.c_byte * size).from_address(address.value),
@@ -168,9 +184,9 @@ def emulated_gpu(request, monkeypatch):
     library._ZN14cuda_emulation9set_orderEm(ctypes.c_uint64(order))
     monkeypatch.setattr(torch, "from_dlpack", to_tensor)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", current)
     monkeypatch.setattr(torch.cuda, "current_stream",
-                        lambda index: types.SimpleNamespace(cuda_stream=framework.stream))
+                        lambda index: types.SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(_device, "Gpu", Gpu)
     monkeypatch.setattr(_shard.native, "Trainer", Trainer)
     # Buffers are where torch computes (device_test.py).
@@ -178,8 +194,8 @@ def emulated_gpu(request, monkeypatch):
     if hasattr(request.module, "offload_model"):
         take = streaming.offload_model
         monkeypatch.setattr(request.module, "offload_model",
-                            lambda *args, **kwargs: take(*args, **kwargs, device="cuda:0"))
+                            lambda *args, **kwargs: take(*args, **kwargs, device=f"cuda:{GPU}"))
     else:
-        monkeypatch.setattr(_offloaded, "place_of", lambda parameter: torch.device("cuda", 0))
+        monkeypatch.setattr(_offloaded, "place_of", lambda parameter: torch.device("cuda", GPU))
     yield
     framework.finish()

@@ -45,6 +45,8 @@ class CudaApi {
   virtual void versions(int& driver, int& runtime) = 0;
   /// Makes the device current on this thread and starts CUDA on it.
   [[nodiscard]] virtual Status set_device(int device) = 0;
+  /// Gives the device that is current on this thread.
+  [[nodiscard]] virtual Status current_device(int& device) = 0;
   /// Fills everything but the free memory and the versions; starts nothing. An absent node is one
   /// that CUDA does not know.
   [[nodiscard]] virtual Status properties(int device, CudaDevice& found) = 0;
@@ -63,6 +65,8 @@ class CudaApi {
   [[nodiscard]] virtual Status destroy_stream(StreamHandle stream) = 0;
   [[nodiscard]] virtual Status synchronize(StreamHandle stream) = 0;
   [[nodiscard]] virtual Status wait(StreamHandle stream, EventHandle event) = 0;
+  /// Tells whether what is put on the stream goes into a graph, and not to the device.
+  [[nodiscard]] virtual Status is_captured(StreamHandle stream, bool& captured) = 0;
   [[nodiscard]] virtual Status copy(void* target, const void* source, std::size_t size,
                                     CopyDirection direction, StreamHandle stream) = 0;
 

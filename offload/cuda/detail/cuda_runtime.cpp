@@ -42,6 +42,7 @@ class CudaRuntime final : public CudaApi {
   }
 
   Status set_device(int device) override { return cleared(::cudaSetDevice(device)); }
+  Status current_device(int& device) override { return cleared(::cudaGetDevice(&device)); }
 
   Status properties(int device, CudaDevice& found) override {
     cudaDeviceProp properties{};
@@ -60,6 +61,7 @@ class CudaRuntime final : public CudaApi {
     found.compute_major = properties.major;
     found.compute_minor = properties.minor;
     found.multiprocessors = properties.multiProcessorCount;
+    found.integrated = properties.integrated != 0;
     int node = -1;  // also where the driver does not know the attribute
     if (read_attribute(node, cudaDevAttrHostNumaId, device) == kSuccess && node >= 0) {
       found.numa_node = NodeIndex{static_cast<std::uint32_t>(node)};
@@ -104,6 +106,12 @@ class CudaRuntime final : public CudaApi {
   }
   Status wait(StreamHandle stream, EventHandle event) override {
     return cleared(::cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
+  }
+  Status is_captured(StreamHandle stream, bool& captured) override {
+    cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
+    const Status status = cleared(::cudaStreamIsCapturing(stream_of(stream), &found));
+    captured = found != cudaStreamCaptureStatusNone;
+    return status;
   }
   Status copy(void* target, const void* source, std::size_t size, CopyDirection direction,
               StreamHandle stream) override {

@@ -16,7 +16,6 @@
 
 #include "runtime/base/elapsed.hpp"
 #include "runtime/base/log.hpp"
-#include "runtime/base/memory_budget.hpp"
 #include "runtime/base/units.hpp"
 
 namespace spillway::offload::cuda {
@@ -26,6 +25,8 @@ namespace {
 constexpr std::size_t kLargeBytes = std::size_t{64} << 20;
 /// Zeroing pages is bound by memory, which few threads saturate.
 constexpr std::size_t kTouchThreads = 8;
+/// The driver of Windows pins about as much for a process of WSL2.
+constexpr Bytes kPinnedByWsl{std::uint64_t{1} << 30};
 
 /// The driver registers whole pages.
 std::size_t whole_pages(std::size_t size) {
@@ -131,6 +132,14 @@ PinnedResult map_pinned(CudaApi& api, const PinnedRequest& request) {
 void unmap_pinned(CudaApi& api, std::byte* address, const PinnedExtent& extent) noexcept {
   unregister_pieces(api, address, whole_pages(extent.size), extent.piece);
   detail::unmap_pages(address, extent.size);
+}
+
+std::string pinned_warning(const MemoryBudget& memory, Bytes capacity) {
+  if (!memory.wsl || capacity <= kPinnedByWsl) return {};
+  return fmt::format(
+      "this is WSL2, where pinned memory ends near {}, and up to {} are wanted: if the driver "
+      "refuses them, give --host-memory {}, or use Linux without Windows",
+      format_bytes(kPinnedByWsl), format_bytes(capacity), format_bytes(kPinnedByWsl));
 }
 
 std::string pinned_remedy() {

@@ -15,6 +15,7 @@
 #include "offload/cuda/cuda_backend.hpp"
 #include "offload/cuda/detail/cuda_api.hpp"
 #include "offload/detail/page_memory.hpp"
+#include "runtime/base/memory_budget.hpp"
 #include "runtime/base/topology.hpp"
 
 namespace spillway::offload::cuda {
@@ -54,6 +55,10 @@ void for_each_piece(const std::byte* address, std::size_t size, std::size_t piec
     first += count;
   }
 }
+
+/// Returns one line about a system that pins less than `capacity`, though it does not say so as a
+/// limit; nothing where there is none to tell of.
+[[nodiscard]] std::string pinned_warning(const MemoryBudget& memory, Bytes capacity);
 
 /// Says what to do about a refusal, with the limits that apply to this process: cgroup, memlock.
 [[nodiscard]] std::string pinned_remedy();

@@ -6,6 +6,28 @@
 #include "runtime/base/units.hpp"
 
 namespace spillway::offload::cuda {
+namespace {
+
+/// Makes a device current on this thread for as long as this lives.
+class CurrentDevice {
+ public:
+  CurrentDevice(CudaApi& api, int device) : api_(api), device_(device) {
+    check_cuda(api_, api_.current_device(before_), "asking which GPU is current");
+    if (before_ != device_) check_cuda(api_, api_.set_device(device_), "making a GPU current");
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice() {
+    if (before_ != device_) log_cuda(api_, api_.set_device(before_), "making a GPU current again");
+  }
+
+ private:
+  CudaApi& api_;
+  const int device_;
+  int before_ = -1;
+};
+
+}  // namespace
 
 CudaSharedDevice::CudaSharedDevice(CudaApi& api, int device)
     : api_(api), device_(device), relay_(api, "relay", kPageBytes) {}
@@ -31,11 +53,24 @@ void CudaSharedDevice::check_memory(DeviceSpan<const std::byte> memory) {
   }
 }
 
+void CudaSharedDevice::check_not_captured(CudaApi::StreamHandle stream) {
+  bool captured = false;
+  check_cuda(api_, api_.is_captured(stream, captured), "asking about the stream that was given");
+  check(!captured, ErrorCode::not_supported,
+        "the stream that was given is being captured into a CUDA graph, whose work runs later and "
+        "again and again: nothing can be ordered behind it. Compile without graphs (torch.compile "
+        "has them with mode=\"reduce-overhead\" and \"max-autotune\"), or leave gradients and "
+        "steps out of what torch.cuda.graph captures");
+}
+
 void CudaSharedDevice::record_behind(const ForeignWork& work, Event& event) {
   SPILLWAY_ASSERT(work.kind != ForeignWork::Kind::none);
   auto* const own = dynamic_cast<CudaEvent*>(&event);
   SPILLWAY_ASSERT(own != nullptr);
   if (work.kind == ForeignWork::Kind::stream) {
+    // CUDA's default stream is that of whichever GPU is current.
+    const CurrentDevice current(api_, device_);
+    check_not_captured(work.handle);
     return check_cuda(api_, api_.record(own->native(), work.handle),
                       "recording an event on the stream that was given");
   }

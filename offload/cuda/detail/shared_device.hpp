@@ -22,6 +22,9 @@ class CudaSharedDevice final : public SharedDevice {
   void record_behind(const ForeignWork& work, Event& event) override;
 
  private:
+  /// Throws `Error{not_supported}` if what the stream is given goes into a graph.
+  void check_not_captured(CudaApi::StreamHandle stream);
+
   CudaApi& api_;
   const int device_;
   std::mutex mutex_;  // of the relay

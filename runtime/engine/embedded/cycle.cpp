@@ -13,7 +13,6 @@
 #include "runtime/engine/embedded/gradient_copies.hpp"
 #include "runtime/engine/embedded/values_source.hpp"
 #include "runtime/engine/machine/budgets.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -41,14 +40,14 @@ config::TrainOptions train_options(const EmbeddedOptions& options) {
 
 /// Throws `Error{does_not_fit}` unless the machine has what `setup` takes.
 void check_memory(const EmbeddedOptions& options, const EngineSetup& setup) {
+  const std::optional<Bytes> free_device = free_memory_of_device(setup.options);
   const MemoryBudget memory = read_memory_budget();
   Bytes host = setup.budgets.host;
-  if (options.device == config::DeviceKind::cuda) {
-    check_fits({.device = setup.budgets.device, .host = {}}, setup.options, memory,
-               free_device_memory(options.device_index),
+  if (free_device) {
+    check_fits({.device = setup.budgets.device, .host = {}}, setup.options, memory, free_device,
                "give units to parameters, and device_memory, so that they are streamed");
   } else {
-    host += setup.budgets.device;  // what is the device to this backend is memory of the host
+    host += setup.budgets.device;  // what is the device is memory of the host
   }
   check_fits({.device = {}, .host = host}, setup.options, memory, std::nullopt,
              options.nvme.empty() ? "keep optimizer state on disk, or in a shorter format"

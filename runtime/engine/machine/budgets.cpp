@@ -33,11 +33,12 @@ Bytes usual_share(Bytes room) {
 }
 
 /// The most that the process can ever have. What the system says is in the machine, or available,
-/// is no limit where memory grows as it is touched; a cgroup's is.
+/// is no limit where memory grows as it is touched; a cgroup's is. What the process has already is
+/// not in that limit, as it is in what is available: CUDA and its libraries take hundreds of MB.
 Bytes hard_limit(const MemoryBudget& memory) {
   if (!memory.tightest_cgroup) return Bytes{std::numeric_limits<std::int64_t>::max()};
   const Bytes limit = memory.tightest_cgroup->limit;
-  return limit - std::min(limit, kProcessOverhead);
+  return limit - std::min(limit, memory.own + kProcessOverhead);
 }
 
 /// The device's part of `room` in each way, most first.
@@ -56,8 +57,8 @@ std::vector<plan::Budgets> ways_to_share(Bytes device, Bytes host, Bytes room) {
 
 /// What a budget of host memory is made from.
 std::string host_memory_text(const MemoryBudget& memory) {
-  return fmt::format("{}, of which the program takes {} itself", memory.describe(),
-                     format_bytes(kProcessOverhead));
+  return fmt::format("{}, of which the program takes {} itself, beside {} that it has already",
+                     memory.describe(), format_bytes(kProcessOverhead), format_bytes(memory.own));
 }
 
 /// How a need beyond a budget is refused.
@@ -110,7 +111,9 @@ std::optional<Bytes> free_memory_of_device(const config::TrainOptions& options) 
   if (options.device != config::DeviceKind::cuda) return std::nullopt;
   // To plan with a size that was asked for takes no device.
   const bool usable = !options.device_memory || usable_device() == config::DeviceKind::cuda;
-  return usable ? free_device_memory(options.device_index) : *options.device_memory;
+  if (!usable) return *options.device_memory;
+  if (shares_host_memory(options.device_index)) return std::nullopt;
+  return free_device_memory(options.device_index);
 }
 
 void check_fits(const FixedNeeds& needs, const config::TrainOptions& options,
@@ -182,9 +185,10 @@ plan::MachineProfile per_rank(plan::MachineProfile profile, std::uint32_t ranks)
 
 plan::Budgets make_budgets(const config::TrainOptions& options, const std::filesystem::path& run,
                            const plan::Workload& workload, const Sharers& sharers) {
+  // Asking the device starts CUDA, which takes memory of the host.
+  const std::optional<Bytes> free_device = free_memory_of_device(options);
   plan::Budgets budgets =
-      share_memory(options, workload, per_rank(read_memory_budget(), sharers.memory),
-                   free_memory_of_device(options));
+      share_memory(options, workload, per_rank(read_memory_budget(), sharers.memory), free_device);
   std::set<dev_t> counted;  // two directories may share what is free
   for (std::filesystem::path directory : state_directories(options, run)) {
     directory = nearest_existing(std::move(directory));

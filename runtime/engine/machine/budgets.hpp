@@ -15,8 +15,9 @@
 
 namespace spillway::engine {
 
-/// What the process takes beside what a plan lists: libraries, code that oneDNN generates, stacks,
-/// the list of operations. Training GPT-2 in fp32 had 36 MiB more in memory than its plan.
+/// What the process takes from here on beside what a plan lists: code that oneDNN generates,
+/// stacks, the list of operations. Training GPT-2 in fp32 had 36 MiB more in memory than its plan.
+/// What it has already, CUDA's context and libraries on a GPU, is measured.
 inline constexpr Bytes kProcessOverhead{std::uint64_t{64} << 20};
 
 /// What may still be allocated and listed in a plan, of `memory`.

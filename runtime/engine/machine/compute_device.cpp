@@ -120,6 +120,8 @@ std::string device_name(config::DeviceKind device, int index) {
   return device == config::DeviceKind::cuda ? offload::query_cuda_device(index).name : "host";
 }
 
+bool shares_host_memory(int index) { return offload::query_cuda_device(index).integrated; }
+
 Bytes free_device_memory(int index) {
   const auto free = static_cast<double>(offload::query_cuda_device(index).free_memory.value());
   return Bytes{static_cast<std::uint64_t>(free * kShareOfDeviceMemory)};

@@ -64,6 +64,8 @@ struct ProductSources {
 /// Returns "host", or the GPU as its driver names it.
 [[nodiscard]] std::string device_name(config::DeviceKind device, int index = 0);
 
+/// Returns whether the memory of a GPU is the host's, as in a system on a chip.
+[[nodiscard]] bool shares_host_memory(int index);
 /// What a run may take of the memory of a device that has memory of its own.
 [[nodiscard]] Bytes free_device_memory(int index = 0);
 

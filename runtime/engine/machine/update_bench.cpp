@@ -57,8 +57,8 @@ double UpdateBench::pass(std::size_t prefetch_distance) {
 }
 
 ElementCount prefetch_parameters(const cpu_adam::Kernel& kernel, Bytes room) {
-  constexpr ElementCount kLeast{kPrefetchParameters.value() / 4};
-  return update_parameters(kernel, kPrefetchParameters, kLeast, room);
+  constexpr ElementCount kLeastCount{kPrefetchParameters.value() / 4};
+  return update_parameters(kernel, kPrefetchParameters, kLeastCount, room);
 }
 
 std::size_t best_prefetch(const cpu_adam::Kernel& kernel, std::size_t threads, ElementCount count) {

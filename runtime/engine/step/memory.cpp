@@ -24,6 +24,11 @@ Extent extent_of(const plan::Pool& pool, const Buffer& buffer) {
   return {.offset = offset, .bytes = pool.ends[buffer.first + buffer.count - 1] - offset};
 }
 
+/// Other code uses such memory in place, also in processes that it forks.
+bool is_shared(PoolKind kind) {
+  return kind == PoolKind::host_parameters || kind == PoolKind::host_frozen;
+}
+
 }  // namespace
 
 Memory::Memory(plan::Pools pools, offload::DeviceBackend& backend) : pools_(std::move(pools)) {
@@ -33,6 +38,7 @@ Memory::Memory(plan::Pools pools, offload::DeviceBackend& backend) : pools_(std:
     const Bytes bytes = pools_[p].bytes();
     if (tier == Tier::device && kind != PoolKind::constants) allocate(device_[p], backend, bytes);
     if (tier == Tier::host) allocate(host_[p], backend, bytes);
+    if (is_shared(kind)) show_to_children(host_[p]);
   }
 }
 

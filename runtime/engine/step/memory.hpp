@@ -15,7 +15,8 @@ namespace spillway::engine {
 class Memory {
  public:
   /// Throws `Error{out_of_memory}` if the backend's budget is below `plan::memory_items`. The
-  /// model's constants are not allocated here: they belong to StepEngine.
+  /// model's constants are not allocated here: they belong to StepEngine. A child made by fork()
+  /// has the parameters and the frozen tensors of the host, and no other pool of it.
   Memory(plan::Pools pools, offload::DeviceBackend& backend);
 
   /// Returns the bytes of a buffer, or of several in a row, of a pool on the device.

@@ -123,6 +123,25 @@ TEST_F(CudaEmulation, ShowsAWaitThatIsMissingOrForAnEventOnTheWrongStream) {
   EXPECT_GT(wrong, 0);
 }
 
+TEST_F(CudaEmulation, TheNullHandleIsTheDefaultStreamOfTheCurrentDevice) {
+  set_devices(2);
+  cudaStream_t const own = static_cast<cudaStream_t>(default_stream(0));
+  EXPECT_NE(own, default_stream(1));
+  host_[0] = 1;
+  expect(cudaMemsetAsync(device_, 4, kBytes, own));
+  expect(cudaEventRecord(event_, nullptr));
+  expect(cudaStreamWaitEvent(streams_[1], event_, 0));
+  download(streams_[1]);
+  expect(cudaStreamSynchronize(streams_[1]));
+  EXPECT_EQ(host_[0], 0x04040404U);
+  expect(cudaSetDevice(1));
+  EXPECT_EQ(cudaEventRecord(event_, nullptr), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+  expect(cudaEventRecord(event_, streams_[0]));
+  expect(cudaSetDevice(0));
+  set_devices(1);
+}
+
 TEST_F(CudaEmulation, AnEventIsDoneOnlyBehindWhatWasBeforeIt) {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     set_order(seed);

@@ -10,6 +10,7 @@ namespace cuda_emulation {
 
 void set_order(std::uint64_t seed) { Device::Lock()->set_order(seed); }
 void set_devices(int count) { Device::Lock()->devices = count; }
+void set_integrated(bool integrated) { Device::Lock()->integrated = integrated; }
 int& current_device() {
   thread_local int device = 0;
   return device;
@@ -18,6 +19,11 @@ Statistics statistics() { return Device::Lock()->statistics; }
 void refuse_to_block() { Device::Lock()->refuse_to_block(); }
 std::uint64_t discard_pending() { return Device::Lock()->discard(); }
 void run_blocks_at_ends(std::uint64_t count) { Device::Lock()->blocks_at_ends = count; }
+void* default_stream(int device) { return Device::Lock()->default_stream(device); }
+void capture_stream(void* stream, bool captured) {
+  const Device::Lock device;
+  static_cast<CUstream_st*>(stream)->captured = captured;
+}
 void hold_stream(void* stream) {
   const Device::Lock device;
   static_cast<CUstream_st*>(stream)->held = true;
@@ -53,6 +59,15 @@ CUstream_st* Device::create_stream() {
   streams_.push_back(std::make_unique<CUstream_st>());
   streams_.back()->device = current_device();
   return streams_.back().get();
+}
+
+CUstream_st* Device::default_stream(int device) {
+  CUstream_st*& stream = default_streams_[device];
+  if (stream == nullptr) {
+    stream = create_stream();
+    stream->device = device;
+  }
+  return stream;
 }
 
 bool Device::has(const CUstream_st* stream) const {

@@ -39,9 +39,11 @@ struct Operation {
 struct CUstream_st {
   int device = 0;
   std::deque<cuda_emulation::Operation> operations;
-  bool held = false;  ///< runs nothing, as behind a kernel that does not end
+  bool held = false;      ///< runs nothing, as behind a kernel that does not end
+  bool captured = false;  ///< says that what it is given goes into a graph
 };
 struct CUevent_st {
+  int device = 0;
   std::shared_ptr<cuda_emulation::Mark> last;  ///< null: never recorded
 };
 
@@ -101,9 +103,12 @@ class Device {
 
   void set_order(std::uint64_t seed);
   int devices = 1;
+  bool integrated = false;
   [[nodiscard]] std::uint64_t random() { return random_(); }
 
   [[nodiscard]] CUstream_st* create_stream();
+  /// Made when it is first asked for, and never destroyed.
+  [[nodiscard]] CUstream_st* default_stream(int device);
   [[nodiscard]] bool has(const CUstream_st* stream) const;
   void destroy_stream(CUstream_st* stream);
 
@@ -146,6 +151,7 @@ class Device {
   std::recursive_mutex mutex_;
   std::condition_variable_any changed_;
   std::vector<std::unique_ptr<CUstream_st>> streams_;
+  std::map<int, CUstream_st*> default_streams_;  ///< by device
   std::mt19937_64 random_;
   std::uint64_t order_ = late;
   unsigned eagerness_ = 0;  ///< of 8 calls, how many let something run

@@ -28,6 +28,9 @@ void set_order(std::uint64_t seed);
 /// one, and a stream and its operands are of one device.
 void set_devices(int count);
 
+/// The devices say from here on whether their memory is the host's.
+void set_integrated(bool integrated);
+
 struct Statistics {
   std::uint64_t kernels = 0;
   std::uint64_t blocks = 0;
@@ -53,6 +56,14 @@ void run_blocks_at_ends(std::uint64_t count);
 
 /// Every later call of the runtime returns `status`, as after a kernel that failed.
 void break_device(int status);
+
+/// Returns the stream behind the null handle of a device, a cudaStream_t. Another framework may
+/// compute on it; that the product puts work on the null handle ends the program. No other stream
+/// waits for it, nor it for them: all are made with cudaStreamNonBlocking.
+[[nodiscard]] void* default_stream(int device);
+
+/// The stream, a cudaStream_t, says from here on whether it is captured into a graph.
+void capture_stream(void* stream, bool captured);
 
 /// The stream, a cudaStream_t, runs nothing from here on, as behind a kernel that does not end.
 void hold_stream(void* stream);

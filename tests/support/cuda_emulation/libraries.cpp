@@ -9,16 +9,10 @@
 #include "runtime/base/shared_library.hpp"
 
 namespace spillway {
+namespace {
 
-SharedLibrary::SharedLibrary(std::string_view file_name,
-                             std::span<const std::filesystem::path> /*directories*/,
-                             std::string_view remedy)
-    : path_(file_name) {
-  check(file_name == "libcublasLt.so.13" || file_name == "libnccl.so.2", ErrorCode::not_supported,
-        path_ + " is not emulated: " + std::string(remedy));
-}
-
-void* SharedLibrary::address_of(const char* name) const {
+/// Returns null for a function that is not emulated.
+void* emulated(std::string_view wanted) {
   const struct {
     std::string_view name;
     void* address;
@@ -60,9 +54,35 @@ void* SharedLibrary::address_of(const char* name) const {
 #undef SPILLWAY_EMULATED
   };
   for (const auto& function : functions) {
-    if (function.name == name) return function.address;
+    if (function.name == wanted) return function.address;
   }
-  throw Error(ErrorCode::not_supported, path_ + " has no function " + name + " that is emulated");
+  return nullptr;
+}
+
+}  // namespace
+
+void* LibraryCandidate::address_of(const char* name) const {
+  SPILLWAY_ASSERT(handle_ == nullptr);
+  return emulated(name);
+}
+
+SharedLibrary::SharedLibrary(std::string_view file_name,
+                             std::span<const std::filesystem::path> /*directories*/,
+                             std::string_view remedy, const LibraryCheck& wanted)
+    : path_(file_name) {
+  check(file_name == "libcublasLt.so.13" || file_name == "libnccl.so.2", ErrorCode::not_supported,
+        path_ + " is not emulated: " + std::string(remedy));
+  if (!wanted) return;
+  const std::string reason = wanted(LibraryCandidate(nullptr, path_));
+  check(reason.empty(), ErrorCode::not_supported,
+        path_ + " could not be loaded: " + std::string(remedy) + "\n  " + path_ + " " + reason);
+}
+
+void* SharedLibrary::address_of(const char* name) const {
+  void* const address = emulated(name);
+  check(address != nullptr, ErrorCode::not_supported,
+        path_ + " has no function " + name + " that is emulated");
+  return address;
 }
 
 }  // namespace spillway

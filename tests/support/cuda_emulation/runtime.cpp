@@ -32,7 +32,7 @@ cudaError_t on_device(Call call) {
   return report(device->broken != cudaSuccess ? device->broken : call(*device.operator->()));
 }
 
-/// As `on_device`, with a stream that there is. The default stream is none that the product uses.
+/// As `on_device`, with a stream that there is. The product puts no work on the default stream.
 template <class Call>
 cudaError_t on_stream(cudaStream_t stream, Call call) {
   return on_device([&](Device& device) {
@@ -171,7 +171,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
                  .major = 9,
                  .minor = 0,
                  .multiProcessorCount = 1,
-                 .l2CacheSize = 1 << 20};
+                 .l2CacheSize = 1 << 20,
+                 .integrated = Device::Lock()->integrated ? 1 : 0};
   return report(check_device(device));
 }
 cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
@@ -285,6 +286,15 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return cudaSuccess;
   });
 }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return on_device([&](Device& device) {
+    const CUstream_st* const one =
+        stream != nullptr ? stream : device.default_stream(current_device());
+    if (!device.has(one)) return cudaErrorInvalidResourceHandle;
+    *status = one->captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+  });
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   return on_stream(stream, [&](Device& device) {
     if (event == nullptr || flags != 0) return cudaErrorInvalidValue;
@@ -295,7 +305,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return on_device([&](Device&) {
-    *event = new CUevent_st;
+    *event = new CUevent_st{.device = current_device(), .last = nullptr};
     return cudaSuccess;
   });
 }
@@ -308,16 +318,11 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return report(device->broken);
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  // The default stream, on which another framework computes, holds nothing here.
-  if (stream == nullptr) {
-    return on_device([&](Device&) {
-      event->last = std::make_shared<Mark>();
-      event->last->done = true;
-      return cudaSuccess;
-    });
-  }
-  return on_stream(stream, [&](Device& device) {
-    device.record(*event, *stream);
+  return on_device([&](Device& device) {
+    // The null handle is the default stream of the current device.
+    CUstream_st* const one = stream != nullptr ? stream : device.default_stream(current_device());
+    if (!device.has(one) || one->device != event->device) return cudaErrorInvalidResourceHandle;
+    device.record(*event, *one);
     return cudaSuccess;
   });
 }

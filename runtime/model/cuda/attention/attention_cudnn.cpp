@@ -16,6 +16,7 @@
 #include "runtime/base/log.hpp"
 #include "runtime/base/shared_library.hpp"
 #include "runtime/model/cuda/attention/cudnn_frontend_loaded.hpp"
+#include "runtime/model/cuda/attention/cudnn_version.hpp"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // the frontend's name for the loaded library
@@ -32,8 +33,8 @@ using TensorPtr = std::shared_ptr<Tensor_attributes>;
 constexpr const char* kCompilerName = "libnvrtc.so.13";
 constexpr std::string_view kCompilerBuiltins = "libnvrtc-builtins.so.";
 constexpr const char* kCudnnRemedy =
-    "the CUDA backend attends with cuDNN 9, which compiles with NVRTC 13; install them or the "
-    "Python packages nvidia-cudnn-cu13 and nvidia-cuda-nvrtc, or run tools/setup cuda";
+    "the CUDA backend attends with cuDNN 9.18 or newer, which compiles with NVRTC 13; install them "
+    "or the Python packages nvidia-cudnn-cu13 and nvidia-cuda-nvrtc, or run tools/setup cuda";
 
 /// Names a graph's tensors in the map of addresses.
 enum Uid : std::int64_t {
@@ -302,7 +303,7 @@ void load_compiler(std::span<const std::filesystem::path> directories) {
 
 SharedLibrary load_cudnn(std::span<const std::filesystem::path> directories) {
   load_compiler(directories);
-  SharedLibrary library("libcudnn.so.9", directories, kCudnnRemedy);
+  SharedLibrary library("libcudnn.so.9", directories, kCudnnRemedy, reason_against_cudnn);
   fe::cudnn_dlhandle = library.native();
   return library;
 }

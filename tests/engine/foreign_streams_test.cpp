@@ -1,0 +1,140 @@
+// Streams of another framework, on the emulated CUDA: the default stream of GPU 1, which has a null
+// handle as that of GPU 0 does, while GPU 0 is current; and a stream that is captured into a graph.
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "runtime/base/error.hpp"
+#include "tests/engine/embedded_fixture.hpp"
+#include "tests/engine/stream_orders.hpp"
+#include "tests/support/cuda_emulation/emulation.hpp"
+#include "tests/support/cuda_emulation/include/cuda_runtime_api.h"
+
+namespace spillway::engine::foreign_streams_test {
+namespace {
+
+constexpr int kGpu = 1;
+constexpr offload::ForeignWork kWork{offload::ForeignWork::Kind::stream, nullptr};
+
+void expect(cudaError_t status) { ASSERT_EQ(status, cudaSuccess) << cudaGetErrorName(status); }
+
+/// Pinned memory and memory of GPU 1, and what comes from the one to the other.
+class Copied {
+ public:
+  explicit Copied(std::span<const std::byte> bytes) : bytes_(bytes.begin(), bytes.end()) {
+    expect(cudaHostRegister(bytes_.data(), bytes_.size(), cudaHostRegisterDefault));
+    expect(cudaSetDevice(kGpu));
+    expect(cudaMalloc(&device_, bytes_.size()));
+    expect(cudaSetDevice(0));
+  }
+  Copied(const Copied&) = delete;
+  Copied& operator=(const Copied&) = delete;
+  ~Copied() {
+    expect(cudaFree(device_));  // once everything has run
+    expect(cudaHostUnregister(bytes_.data()));
+  }
+
+  /// Brings the bytes to the device, when the default stream comes to it.
+  [[nodiscard]] DeviceGradient gradient() {
+    expect(
+        cudaMemcpyAsync(device_, bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice, stream()));
+    return {.values = {static_cast<const std::byte*>(device_), bytes_.size()}, .ready = kWork};
+  }
+  /// Brings memory of the device to the bytes, when the default stream comes to it.
+  void read(std::span<const std::byte> memory) {
+    expect(cudaMemcpyAsync(bytes_.data(), memory.data(), memory.size(), cudaMemcpyDeviceToHost,
+                           stream()));
+  }
+  [[nodiscard]] const std::vector<std::byte>& bytes() const {
+    expect(cudaStreamSynchronize(stream()));
+    return bytes_;
+  }
+
+ private:
+  static cudaStream_t stream() {
+    return static_cast<cudaStream_t>(cuda_emulation::default_stream(kGpu));
+  }
+
+  std::vector<std::byte> bytes_;
+  void* device_ = nullptr;
+};
+
+class SecondGpu : public EmbeddedTrainerTest {
+ protected:
+  SecondGpu() { cuda_emulation::set_devices(2); }
+  ~SecondGpu() override {
+    expect(cudaSetDevice(0));
+    cuda_emulation::set_devices(1);
+  }
+
+  std::unique_ptr<EmbeddedTrainer> make_on_gpu() {
+    EmbeddedOptions options = options_for();
+    options.device = config::DeviceKind::cuda;
+    options.device_index = kGpu;
+    auto trainer = make(options);
+    expect(cudaSetDevice(0));
+    return trainer;
+  }
+};
+
+TEST_F(SecondGpu, IsFollowedOnItsDefaultStreamWhileAnotherIsCurrent) {
+  const auto host = make(options_for());
+  const auto start = image(*host);
+  backward(*host, 1);
+  host->step({});
+  const auto expected = image(*host);
+  for_each_stream_order([&](std::uint64_t order) {
+    const auto trainer = make_on_gpu();
+    std::deque<Copied> gradients;
+    std::deque<Copied> reads;
+    for (std::uint32_t i = 0; i < trainer->size(); ++i) {
+      gradients.emplace_back(bytes_of(model_.gradient(i, 1)));
+      trainer->add_device_gradient(i, gradients.back().gradient());
+    }
+    for (std::uint32_t i = 0; i < trainer->size(); ++i) {
+      reads.emplace_back(std::vector<std::byte>(trainer->values(i).size()));
+      reads.back().read(trainer->values(i));
+    }
+    trainer->step({.readers = kWork});
+    int current = -1;
+    expect(cudaGetDevice(&current));
+    EXPECT_EQ(current, 0);
+    trainer->wait();
+    std::vector<std::byte> before, after;
+    for (std::uint32_t i = 0; i < trainer->size(); ++i) {
+      before.insert(before.end(), reads[i].bytes().begin(), reads[i].bytes().end());
+      reads[i].read(trainer->values(i));
+      after.insert(after.end(), reads[i].bytes().begin(), reads[i].bytes().end());
+    }
+    EXPECT_TRUE(before == start) << "order " << order;
+    EXPECT_TRUE(after == expected) << "order " << order;
+  });
+}
+
+TEST_F(SecondGpu, RefusesAStreamThatIsCapturedIntoAGraphAndGoesOn) {
+  const auto host = make(options_for());
+  backward(*host, 1);
+  host->step({});
+  const auto trainer = make_on_gpu();
+  void* const stream = cuda_emulation::default_stream(kGpu);
+  const auto expect_refused = [](const auto& call) {
+    try {
+      call();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::not_supported);
+      EXPECT_THAT(error.what(), testing::HasSubstr("is being captured into a CUDA graph"));
+    }
+  };
+  Copied gradient(bytes_of(model_.gradient(4, 1)));
+  cuda_emulation::capture_stream(stream, true);
+  expect_refused([&] { trainer->add_device_gradient(4, gradient.gradient()); });
+  backward(*trainer, 1);
+  expect_refused([&] { trainer->step({.readers = kWork}); });
+  cuda_emulation::capture_stream(stream, false);
+  trainer->step({.readers = kWork});
+  EXPECT_EQ(state(*trainer), state(*host));
+}
+
+}  // namespace
+}  // namespace spillway::engine::foreign_streams_test
