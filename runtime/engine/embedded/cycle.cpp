@@ -67,6 +67,7 @@ EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& lay
   setup.budgets.host = plan::total(items, plan::Tier::host) + landing_bytes(options, layout);
   setup.budgets.device = plan::total(items, plan::Tier::device);
   check_memory(options, setup);
+  setup.store_options.adapt = options.adapt;  // which copies of the state have too
   if (!options.nvme.empty()) {
     setup.store_options.directories = options.nvme;
     setup.store_options.owner = random_run_id();
@@ -370,12 +371,18 @@ void EmbeddedCycle::save(const std::filesystem::path& directory) {
   copy_now(checkpoint_store(directory));
 }
 
-void EmbeddedCycle::load(const std::filesystem::path& directory) {
+std::unique_ptr<SavedState> EmbeddedCycle::open_checkpoint(const std::filesystem::path& directory) {
   SavedShape shape{.format = placement().format, .tile_parameters = placement().tile_parameters};
   for (const plan::BlockShape& block : workload().blocks) {
     shape.blocks.push_back(block.padded_parameters);
   }
-  const SavedState saved(shape, {checkpoint_store(directory)});
+  auto saved = std::make_unique<SavedState>(
+      shape, std::vector<nvme_swap::StoreOptions>{checkpoint_store(directory)});
+  saved->verify();
+  return saved;
+}
+
+void EmbeddedCycle::load(const SavedState& saved) {
   engine().actions().forget_staged();
   state_io().adopt(saved);
   state_ = saved.state();

@@ -85,7 +85,9 @@ class EmbeddedCycle final : public StepCycle {
   /// Gives away the memory of all values. Nothing runs any more, and this object ends next.
   [[nodiscard]] std::unique_ptr<ParameterMemory> take_memory();
   void save(const std::filesystem::path& directory);
-  void load(const std::filesystem::path& directory);
+  /// Returns the state of a checkpoint, all of which was read once.
+  [[nodiscard]] std::unique_ptr<SavedState> open_checkpoint(const std::filesystem::path& directory);
+  void load(const SavedState& saved);
 
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
   /// Any thread, also while a plan runs, which then is not in it.

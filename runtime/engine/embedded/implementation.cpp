@@ -29,6 +29,7 @@ EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
     leaves += round_up(parameter.elements, kLeafParameters) / kLeafParameters;
   }
   leaf_sums_.reserve(leaves);
+  torn_.resize(parameters.size());
   cycle_.initialize(ValuesSource(options.dtype, layout_.places, parameters));
   for (std::size_t i = 0; i < frozen.size(); ++i) {
     frozen_names_.push_back(frozen[i].name);
@@ -78,10 +79,23 @@ void EmbeddedTrainer::Implementation::check_count(std::uint32_t parameter,
                     count));
 }
 
+void EmbeddedTrainer::Implementation::check_whole(std::uint32_t parameter) const {
+  check(!torn_[parameter].any(), ErrorCode::corrupt_data,
+        fmt::format("the state of \"{}\" is new in a part alone, since a call that was to replace "
+                    "it has failed; load a checkpoint, or make that call again",
+                    names_[parameter]));
+}
+
+void EmbeddedTrainer::Implementation::check_whole() const {
+  const auto torn = std::ranges::find_if(torn_, &Torn::any);
+  if (torn != torn_.end()) check_whole(static_cast<std::uint32_t>(torn - torn_.begin()));
+}
+
 /// Returns once all gradients of the step are complete, and their norm can be had.
 void EmbeddedTrainer::Implementation::gather() {
   check_process();
   runner_.check_sound();
+  check_whole();
   if (runner_.phase() == Phase::gathered) return;
   gradients_.check_complete();
   if (streams()) {
@@ -116,7 +130,9 @@ void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter,
   park();
   cycle_.order_downloads(writers);
   if (cycle_.is_resident(at)) cycle_.download_resident(at);
+  torn_[parameter].masters = true;
   cycle_.take_values(at, which);
+  torn_[parameter].masters = false;
 }
 
 void EmbeddedTrainer::Implementation::discard_gradients() {
@@ -200,6 +216,7 @@ void EmbeddedTrainer::Implementation::read_state(std::uint32_t parameter,
     if (!part.empty()) check_count(parameter, part.size());
   }
   park();
+  check_whole(parameter);
   cycle_.read_state(at, wide);
 }
 
@@ -211,7 +228,9 @@ void EmbeddedTrainer::Implementation::write_state(std::uint32_t parameter,
     if (!part.empty()) check_count(parameter, part.size());
   }
   park();
+  torn_[parameter] = {.masters = true, .moments = true};
   cycle_.write_state(at, wide);
+  torn_[parameter] = {};
 }
 
 void EmbeddedTrainer::Implementation::set_updates(std::uint64_t updates) {
@@ -232,6 +251,7 @@ std::unique_ptr<ParameterMemory> EmbeddedTrainer::Implementation::take_memory() 
 
 void EmbeddedTrainer::Implementation::save(const std::filesystem::path& directory) {
   park();
+  check_whole();
   NewCheckpoint checkpoint(directory);
   cycle_.save(checkpoint.path());
   checkpoint.complete(options_, names_, layout_, cycle_.updates());
@@ -240,8 +260,11 @@ void EmbeddedTrainer::Implementation::save(const std::filesystem::path& director
 void EmbeddedTrainer::Implementation::load(const std::filesystem::path& directory) {
   park();
   const std::vector<std::uint64_t> updates = check_checkpoint(directory, options_, names_, layout_);
-  cycle_.load(directory);
+  const std::unique_ptr<SavedState> saved = cycle_.open_checkpoint(directory);
+  std::ranges::fill(torn_, Torn{.masters = true, .moments = true});
+  cycle_.load(*saved);
   for (std::uint32_t i = 0; i < updates.size(); ++i) cycle_.set_updates(i, updates[i]);
+  std::ranges::fill(torn_, Torn{});
 }
 
 }  // namespace spillway::engine

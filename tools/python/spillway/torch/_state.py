@@ -13,7 +13,13 @@ import torch
 
 from spillway._files import MARKS, OURS, written_whole
 from spillway._paths import Path, path_of
-from spillway.errors import Error, InvalidArgumentError, IoError, NotSupportedError
+from spillway.errors import (
+    CorruptDataError,
+    Error,
+    InvalidArgumentError,
+    IoError,
+    NotSupportedError,
+)
 from spillway.torch._lifetime import WithLifetime
 from spillway.torch._partition import Partition
 from spillway.torch._ranks import Ranks
@@ -50,6 +56,7 @@ class WithState(WithLifetime):
     _first_state: Any        #: returns the second moment that a parameter begins with
     _set_groups: Any         #: tells trainers the hyperparameters of groups
     _marker: Any = None                #: of a state_dict without state
+    _cut_off = ""  #: the call that has replaced a part of the state and failed
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         shard, index = self._places[parameter]
@@ -78,6 +85,7 @@ class WithState(WithLifetime):
         others is empty.
         """
         self._lifetime.check_open()
+        self._check_whole()
         self.state = defaultdict(dict, {
             parameter: self._state_of(parameter)
             for parameter, (shard, index) in self._places.items()
@@ -118,9 +126,12 @@ class WithState(WithLifetime):
         With a `process_group` all ranks are given the whole state, of any number of ranks.
 
         A parameter without state begins again, as one that has made no step. What is refused has
-        changed nothing.
+        changed nothing. After an error of the disk, or a signal, that has cut it off, steps raise
+        `CorruptDataError` until a state is loaded.
         """
         self._lifetime.check_open()
+        if self._cut_off != "load_state_dict" and _LEFT_OUT not in state_dict:
+            self._check_whole()
         states, steps = self._checked(state_dict)
         before = self.param_groups
         super().load_state_dict({**state_dict, "state": {}})
@@ -129,12 +140,29 @@ class WithState(WithLifetime):
         except Error:
             self.param_groups = before
             raise
-        for parameter, (master, m, v) in states.items():
-            shard, index = self._places[parameter]
-            shard.write(index, master, m, v)
-            shard.set_updates(index, steps[parameter])
-        for shard in self._shards:
-            shard.publish()
+        if _LEFT_OUT in state_dict:
+            return
+        with self.replacing("load_state_dict"):
+            for parameter, (master, m, v) in states.items():
+                shard, index = self._places[parameter]
+                shard.write(index, master, m, v)
+                shard.set_updates(index, steps[parameter])
+            for shard in self._shards:
+                shard.publish()
+
+    @contextlib.contextmanager
+    def replacing(self, call: str) -> Iterator[None]:
+        """Surrounds what replaces state in parts: before its end, `call` was cut off."""
+        self._cut_off = call
+        yield
+        self._cut_off = ""
+
+    def _check_whole(self) -> None:
+        """Raises if a call has replaced a part of the state and not all of it."""
+        if self._cut_off:
+            raise CorruptDataError(
+                f"the state is new in a part alone, since {self._cut_off}() was cut off: call it "
+                "again, or load(folder)")
 
     def _checked(self, state_dict: Mapping[str, Any]) -> tuple[
             dict[torch.Tensor, tuple[torch.Tensor | None, ...]], dict[torch.Tensor, int]]:
@@ -200,6 +228,7 @@ class WithState(WithLifetime):
         which as many ranks can `load`.
         """
         directory = path_of(directory, "directory")
+        self._check_whole()
         if self._ranks is not None:
             directory = os.path.join(directory, f"rank{self._ranks.rank}")
         with written_whole(directory, MARKS, OURS) as new:
@@ -209,14 +238,18 @@ class WithState(WithLifetime):
                 shard.trainer.save(folder)
 
     def load(self, directory: Path) -> None:
-        """Takes what `save` wrote, for the same parameters; the parameters follow."""
+        """Takes what `save` wrote, for the same parameters; the parameters follow. A damaged part
+        changes nothing of its parameters. If others were loaded before, or the disk fails, steps
+        raise `CorruptDataError` until a load succeeds."""
         directory = path_of(directory, "directory")
         if self._ranks is not None:
             directory = os.path.join(directory, f"rank{self._ranks.rank}")
         else:
             self._check_parts(directory)
-        for folder, shard in self._folders(directory):
+        folders = self._folders(directory)
+        for number, (folder, shard) in enumerate(folders, 1):
             shard.load(folder)
+            self._cut_off = "load" if number < len(folders) else ""
 
     def _check_parts(self, directory: str) -> None:
         """Raises unless a checkpoint has as many parts as this optimizer has."""

@@ -1,0 +1,167 @@
+// State that is read, written, saved and loaded between steps, on a disk that fails or counts.
+#include <fstream>
+#include <functional>
+
+#include "nvme_swap/failing_engine.hpp"
+#include "runtime/base/error.hpp"
+#include "tests/engine/embedded_fixture.hpp"
+
+namespace spillway::engine::embedded_state_test {
+namespace {
+
+namespace fs = std::filesystem;
+using nvme_swap::FailingEngine;
+using nvme_swap::IoOperation;
+
+class EmbeddedStateTest : public EmbeddedTrainerTest {
+ protected:
+  /// State of trainers that are made with these options is on a disk that `fail` reaches.
+  EmbeddedOptions on_disk(const std::string& folder = "swap") {
+    EmbeddedOptions options = options_for();
+    options.nvme = {directory_.path() / folder};
+    options.adapt = [this](auto engine, const auto& how) {
+      auto failing = std::make_unique<FailingEngine>(std::move(engine), how);
+      disks_.push_back(failing.get());
+      return failing;
+    };
+    return options;
+  }
+
+  /// Makes one operation of the first trainer's disk fail: number `nth` of its kind, from 1.
+  void fail(IoOperation operation, std::uint64_t nth) {
+    disks_.front()->arm({.operation = operation, .first = nth});
+  }
+  [[nodiscard]] std::uint64_t failures() const { return disks_.front()->spoiled(); }
+  void mend() { disks_.front()->disarm(); }
+
+  static std::string refusal(const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return std::string(name_of(error.code())) + ": " + error.what();
+    }
+    return "none";
+  }
+
+  /// Everything that would go on from a state that is new in a part alone.
+  void expect_refused(EmbeddedTrainer& trainer, int step) {
+    const auto refused = testing::AllOf(testing::HasSubstr("corrupt_data: the state of \"layer."),
+                                        testing::HasSubstr("load a checkpoint"));
+    backward(trainer, step);
+    EXPECT_THAT(refusal([&] { static_cast<void>(trainer.grad_norm()); }), refused);
+    EXPECT_THAT(refusal([&] { trainer.step({}); }), refused);
+    trainer.discard_gradients();
+    EXPECT_THAT(refusal([&] { trainer.save(directory_.path() / "refused"); }), refused);
+    EXPECT_FALSE(fs::exists(directory_.path() / "refused"));
+    EXPECT_THAT(refusal([&] { state(trainer); }), refused);
+  }
+
+  std::vector<FailingEngine*> disks_;  // of the stores in the order in which they were made
+};
+
+/// Changes the last byte of a checkpoint's state, which belongs to its last tile.
+void damage(const fs::path& checkpoint) {
+  std::fstream file(checkpoint / "state-0.swap", std::ios::binary | std::ios::in | std::ios::out);
+  file.seekg(-1, std::ios::end);
+  const int last = file.get();
+  file.seekp(-1, std::ios::end);
+  file.put(static_cast<char>(last ^ 1));
+  ASSERT_TRUE(file.good());
+}
+
+TEST_F(EmbeddedStateTest, ADamagedCheckpointHasChangedNothing) {
+  for (const bool on_nvme : {false, true}) {
+    const fs::path checkpoint = directory_.path() / (on_nvme ? "a" : "b");
+    const auto saved = make(options_for());
+    train(*saved, 1, 2);
+    saved->save(checkpoint);
+    damage(checkpoint);
+    const auto trainer = make(on_nvme ? on_disk() : options_for());
+    const auto reference = make(options_for());
+    EXPECT_TRUE(train(*trainer, 11, 13) == train(*reference, 11, 13));
+    EXPECT_THAT(refusal([&] { trainer->load(checkpoint); }), testing::StartsWith("corrupt_data: "));
+    EXPECT_EQ(state(*trainer), state(*reference));
+    EXPECT_EQ(trainer->steps(), 3U);
+    EXPECT_TRUE(train(*trainer, 14, 15) == train(*reference, 14, 15));
+  }
+}
+
+TEST_F(EmbeddedStateTest, ALoadThatTheDiskCutsOffIsMadeAgain) {
+  const auto saved = make(options_for());
+  train(*saved, 1, 2);
+  saved->save(directory_.path() / "checkpoint");
+  const auto trainer = make(on_disk());
+  std::uint64_t nth = 1;
+  for (;; ++nth) {
+    train(*trainer, 11, 11);
+    const std::uint64_t before = failures();
+    fail(IoOperation::write, nth);
+    const std::string end = refusal([&] { trainer->load(directory_.path() / "checkpoint"); });
+    mend();
+    if (failures() == before) break;
+    EXPECT_THAT(end, testing::StartsWith("io_error: ")) << nth;
+    expect_refused(*trainer, 12);
+    trainer->load(directory_.path() / "checkpoint");
+    EXPECT_EQ(state(*trainer), state(*saved));
+  }
+  EXPECT_GT(nth, 3U);
+  EXPECT_TRUE(train(*trainer, 3, 4) == train(*saved, 3, 4));
+}
+
+TEST_F(EmbeddedStateTest, AStateThatTheDiskCutsOffIsWrittenAgain) {
+  constexpr std::uint32_t kLarge = 4;  // whose tiles are two or more
+  const auto other = make(options_for());
+  train(*other, 1, 2);
+  const std::size_t count = model_.sizes[kLarge];
+  std::vector<float> master(count), m(count), v(count);
+  other->read_state(kLarge, master, m, v);
+  const auto trainer = make(on_disk());
+  const auto reference = make(options_for());
+  train(*reference, 11, 12);
+  reference->write_state(kLarge, master, m, v);
+  train(*trainer, 11, 12);
+  for (const IoOperation operation : {IoOperation::read, IoOperation::write}) {
+    for (std::uint64_t nth = 1;; ++nth) {
+      const std::uint64_t before = failures();
+      fail(operation, nth);
+      const std::string end = refusal([&] { trainer->write_state(kLarge, master, m, v); });
+      mend();
+      if (failures() == before) break;
+      EXPECT_THAT(end, testing::StartsWith("io_error: "));
+      expect_refused(*trainer, 13);
+      trainer->write_state(kLarge, master, m, v);
+      EXPECT_EQ(state(*trainer), state(*reference));
+    }
+  }
+  EXPECT_GT(failures(), 2U);
+  EXPECT_TRUE(train(*trainer, 13, 14) == train(*reference, 13, 14));
+}
+
+TEST_F(EmbeddedStateTest, ValuesThatTheDiskCutsOffAreTakenAgain) {
+  constexpr std::uint32_t kLarge = 4;
+  const auto trainer = make(on_disk());
+  const auto reference = make(options_for());
+  train(*trainer, 1, 2);
+  train(*reference, 1, 2);
+  for (std::uint64_t nth = 1;; ++nth) {
+    const Tensor written = normal(model_.sizes[kLarge], 50 + nth);
+    for (EmbeddedTrainer* each : {trainer.get(), reference.get()}) {
+      std::ranges::copy(bytes_of(written), each->values(kLarge).begin());
+    }
+    reference->take_values(kLarge);
+    const std::uint64_t before = failures();
+    fail(IoOperation::read, nth);
+    const std::string end = refusal([&] { trainer->take_values(kLarge); });
+    mend();
+    if (failures() == before) break;
+    EXPECT_THAT(end, testing::StartsWith("io_error: "));
+    expect_refused(*trainer, 13);
+    trainer->take_values(kLarge);
+    EXPECT_EQ(state(*trainer), state(*reference));
+  }
+  EXPECT_GT(failures(), 1U);
+  EXPECT_TRUE(train(*trainer, 3, 4) == train(*reference, 3, 4));
+}
+
+}  // namespace
+}  // namespace spillway::engine::embedded_state_test
