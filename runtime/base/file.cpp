@@ -143,16 +143,19 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
 }
 
 void MadeDirectories::make(const fs::path& directory) {
-  if (fs::is_directory(directory)) return;
+  if (fs::is_directory(directory) || make_new(directory)) return;
+  if (!fs::is_directory(directory)) fail(EEXIST, "create directory", directory);
+}
+
+bool MadeDirectories::make_new(const fs::path& directory) {
   const fs::path path = directory.has_filename() ? directory : directory.parent_path();
   const fs::path parent = directory_of(path);
   make(parent);
-  if (::mkdir(path.c_str(), 0777) == 0) {
-    made_.push_back(path);
-  } else if (errno != EEXIST || !fs::is_directory(path)) {
-    fail(errno, "create directory", path);
-  }
+  const bool made = ::mkdir(path.c_str(), 0777) == 0;
+  if (!made && errno != EEXIST) fail(errno, "create directory", path);
+  if (made) made_.push_back(path);
   synchronize_directory(parent);
+  return made;
 }
 
 void MadeDirectories::share(const fs::path& directory, std::uint64_t count) {

@@ -94,6 +94,9 @@ class MadeDirectories {
 
   /// Makes `directory` and the parents that it lacks; each name is durable when this returns.
   void make(const std::filesystem::path& directory);
+  /// Does that for a directory that is not there yet. Returns false if something has its name, also
+  /// where another process has just made it.
+  [[nodiscard]] bool make_new(const std::filesystem::path& directory);
   /// Counts `directory` and those above it, `count` in all, as made here: somebody else has made
   /// them, and each of the two removes those that the other has left empty.
   void share(const std::filesystem::path& directory, std::uint64_t count);

@@ -1,9 +1,13 @@
 // State that is read, written, saved and loaded between steps, on a disk that fails or counts.
+#include <atomic>
+#include <barrier>
 #include <fstream>
 #include <functional>
+#include <thread>
 
 #include "nvme_swap/failing_engine.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/engine/embedded/checkpoint.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 
 namespace spillway::engine::embedded_state_test {
@@ -22,6 +26,7 @@ class EmbeddedStateTest : public EmbeddedTrainerTest {
     options.adapt = [this](auto engine, const auto& how) {
       auto failing = std::make_unique<FailingEngine>(std::move(engine), how);
       disks_.push_back(failing.get());
+      if (at_start_) failing->arm(*at_start_);
       return failing;
     };
     return options;
@@ -56,7 +61,8 @@ class EmbeddedStateTest : public EmbeddedTrainerTest {
     EXPECT_THAT(refusal([&] { state(trainer); }), refused);
   }
 
-  std::vector<FailingEngine*> disks_;  // of the stores in the order in which they were made
+  std::vector<FailingEngine*> disks_;         // of the stores in the order in which they were made
+  std::optional<nvme_swap::Fault> at_start_;  // of stores that are made from now on
 };
 
 /// Changes the last byte of a checkpoint's state, which belongs to its last tile.
@@ -161,6 +167,59 @@ TEST_F(EmbeddedStateTest, ValuesThatTheDiskCutsOffAreTakenAgain) {
   }
   EXPECT_GT(failures(), 1U);
   EXPECT_TRUE(train(*trainer, 3, 4) == train(*reference, 3, 4));
+}
+
+TEST_F(EmbeddedStateTest, ASaveThatFailsLeavesNothingBehind) {
+  for (const bool on_nvme : {false, true}) {
+    const fs::path folders = directory_.path() / (on_nvme ? "nvme" : "host");
+    EmbeddedOptions options = on_disk();
+    if (!on_nvme) options.nvme.clear();
+    const auto trainer = make(options);
+    const auto reference = make(options_for());
+    int step = 0;
+    for (const auto operation : {IoOperation::write, IoOperation::flush, IoOperation::read}) {
+      for (std::uint64_t nth = 1;; ++nth) {
+        ++step;
+        EXPECT_TRUE(train(*trainer, step, step) == train(*reference, step, step));
+        const fs::path folder = folders / std::to_string(step);
+        at_start_ = {.operation = operation, .first = nth};
+        const std::string end = refusal([&] { trainer->save(folder); });
+        at_start_.reset();
+        EXPECT_EQ(fs::exists(folder), end == "none");
+        if (end == "none") break;
+        EXPECT_THAT(end, testing::StartsWith("io_error: "));
+      }
+    }
+    EXPECT_GT(step, 12);
+    trainer->save(folders / "elsewhere");
+    const auto resumed = make(options_for());
+    resumed->load(folders / "elsewhere");
+    EXPECT_EQ(state(*resumed), state(*reference));
+  }
+}
+
+TEST_F(EmbeddedStateTest, OneOfTwoWritersHasAFolder) {
+  for (int round = 0; round < 200; ++round) {
+    const fs::path folder = directory_.path() / std::to_string(round);
+    std::barrier together(2);
+    std::atomic<int> made = 0;
+    const auto write = [&] {
+      together.arrive_and_wait();
+      const std::string end = refusal([&] {
+        const NewCheckpoint checkpoint(folder);
+        ++made;
+        together.arrive_and_wait();
+        EXPECT_TRUE(fs::exists(folder));
+      });
+      if (end == "none") return;
+      EXPECT_THAT(end, testing::HasSubstr("is there already"));
+      together.arrive_and_wait();
+    };
+    std::thread other(write);
+    write();
+    other.join();
+    ASSERT_EQ(made, 1) << round;
+  }
 }
 
 }  // namespace

@@ -66,11 +66,10 @@ void compare_parameters(const fs::path& directory, const nlohmann::json& saved,
 }  // namespace
 
 NewCheckpoint::NewCheckpoint(fs::path directory) : directory_(std::move(directory)) {
-  check(!fs::exists(fs::symlink_status(directory_)), ErrorCode::invalid_argument,
+  MadeDirectories made;
+  check(made.make_new(directory_), ErrorCode::invalid_argument,
         fmt::format("{} is there already; save into a folder that does not exist yet",
                     directory_.string()));
-  MadeDirectories made;
-  made.make(directory_);
   made.keep();
 }
 
