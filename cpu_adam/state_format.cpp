@@ -117,6 +117,22 @@ void check_count(std::size_t given, std::size_t count, std::string_view name) {
                           count, given, name));
 }
 
+void check_moments(const StateLayout& layout, const ConstWideState& wide) {
+  check_count(wide.m.size(), layout.count, "first moments");
+  check_count(wide.v.size(), layout.count, "second moments");
+}
+
+void put_moments(const StateLayout& layout, const ConstWideState& wide, std::byte* state) {
+  for (const Moment which : {Moment::m, Moment::v}) {
+    const std::span<const float> values = which == Moment::m ? wide.m : wide.v;
+    if (values.empty()) {
+      clear_moment(layout, which, state);
+    } else {
+      pack_moment(layout, which, values, state);
+    }
+  }
+}
+
 }  // namespace
 
 StateLayout make_layout(StateFormat format, std::size_t count) {
@@ -152,8 +168,7 @@ StateLayout part_of(const StateLayout& whole, std::size_t first, std::size_t cou
 void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte* state,
                 void* parameters) {
   SPILLWAY_ASSERT(wide.master.size() == layout.count);
-  check_count(wide.m.size(), layout.count, "first moments");
-  check_count(wide.v.size(), layout.count, "second moments");
+  check_moments(layout, wide);
   if (layout.count == 0) return;  // then the pointers may be null
   std::memset(state, 0, layout.bytes);
   auto* const rounded = static_cast<std::byte*>(parameters);
@@ -165,14 +180,13 @@ void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte
       put(rounded, i, parameter_to_bf16(wide.master[i]));
     }
   }
-  for (const Moment which : {Moment::m, Moment::v}) {
-    const std::span<const float> values = which == Moment::m ? wide.m : wide.v;
-    if (values.empty()) {
-      clear_moment(layout, which, state);
-    } else {
-      pack_moment(layout, which, values, state);
-    }
-  }
+  put_moments(layout, wide, state);
+}
+
+void pack_moments(const StateLayout& layout, const ConstWideState& wide, std::byte* state) {
+  SPILLWAY_ASSERT(wide.master.empty());
+  check_moments(layout, wide);
+  put_moments(layout, wide, state);
 }
 
 void unpack_state(const StateLayout& layout, const std::byte* state, const void* parameters,

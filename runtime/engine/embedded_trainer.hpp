@@ -242,8 +242,9 @@ class EmbeddedTrainer {
   /// Fills spans of [elements]; those that are empty are left out.
   void read_state(std::uint32_t parameter, std::span<float> master, std::span<float> m,
                   std::span<float> v);
-  /// Takes a master of [elements], and moments of as many, or zeros for a span that is empty. The
-  /// values follow.
+  /// Takes a master of [elements], or keeps its own for a span that is empty, and moments of as
+  /// many, or zeros. The values follow a master. Calls for parameters in their order read and write
+  /// each tile of the disk once, at the latest when a step begins.
   void write_state(std::uint32_t parameter, std::span<const float> master, std::span<const float> m,
                    std::span<const float> v);
   /// Writes a checkpoint of all state into a folder that does not exist yet; it is whole and

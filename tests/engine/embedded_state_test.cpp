@@ -17,12 +17,40 @@ namespace fs = std::filesystem;
 using nvme_swap::FailingEngine;
 using nvme_swap::IoOperation;
 
+/// Counts the bytes that are read and written.
+class CountingEngine final : public nvme_swap::IoEngine {
+ public:
+  struct Moved {
+    double read = 0, written = 0;
+  };
+  CountingEngine(std::unique_ptr<IoEngine> engine, Moved& moved)
+      : engine_(std::move(engine)), moved_(moved) {}
+  [[nodiscard]] std::string_view name() const override { return "counting"; }
+  [[nodiscard]] std::size_t submit(std::span<const nvme_swap::IoRequest> requests) override {
+    const std::size_t taken = engine_->submit(requests);
+    for (const auto& request : requests.first(taken)) {
+      const auto bytes = static_cast<double>(request.length);
+      if (request.operation == IoOperation::read) moved_.read += bytes;
+      if (request.operation == IoOperation::write) moved_.written += bytes;
+    }
+    return taken;
+  }
+  [[nodiscard]] std::size_t poll(std::span<nvme_swap::IoResult> results) override {
+    return engine_->poll(results);
+  }
+  void wait() override { engine_->wait(); }
+
+ private:
+  std::unique_ptr<IoEngine> engine_;
+  Moved& moved_;
+};
+
 class EmbeddedStateTest : public EmbeddedTrainerTest {
  protected:
   /// State of trainers that are made with these options is on a disk that `fail` reaches.
-  EmbeddedOptions on_disk(const std::string& folder = "swap") {
+  EmbeddedOptions on_disk() {
     EmbeddedOptions options = options_for();
-    options.nvme = {directory_.path() / folder};
+    options.nvme = {directory_.path() / "swap"};
     options.adapt = [this](auto engine, const auto& how) {
       auto failing = std::make_unique<FailingEngine>(std::move(engine), how);
       disks_.push_back(failing.get());
@@ -107,6 +135,8 @@ TEST_F(EmbeddedStateTest, ALoadThatTheDiskCutsOffIsMadeAgain) {
     if (failures() == before) break;
     EXPECT_THAT(end, testing::StartsWith("io_error: ")) << nth;
     expect_refused(*trainer, 12);
+    EXPECT_THAT(refusal([&] { trainer->write_state(1, {}, {}, {}); }),
+                testing::HasSubstr("\"layer.1\" is new in a part alone"));
     trainer->load(directory_.path() / "checkpoint");
     EXPECT_EQ(state(*trainer), state(*saved));
   }
@@ -139,7 +169,7 @@ TEST_F(EmbeddedStateTest, AStateThatTheDiskCutsOffIsWrittenAgain) {
       EXPECT_EQ(state(*trainer), state(*reference));
     }
   }
-  EXPECT_GT(failures(), 2U);
+  EXPECT_GE(failures(), 2U);
   EXPECT_TRUE(train(*trainer, 13, 14) == train(*reference, 13, 14));
 }
 
@@ -167,6 +197,61 @@ TEST_F(EmbeddedStateTest, ValuesThatTheDiskCutsOffAreTakenAgain) {
   }
   EXPECT_GT(failures(), 1U);
   EXPECT_TRUE(train(*trainer, 3, 4) == train(*reference, 3, 4));
+}
+
+/// Small parameters share tiles; one is larger than many.
+TEST_F(EmbeddedStateTest, BytesOnDiskAreThoseOfTheState) {
+  model_.sizes.assign(400, 1000);
+  model_.sizes[200] = 1'000'000;
+  model_.groups.assign(400, 0);
+  model_.values.clear();
+  double leaves = 0;
+  for (const std::size_t size : model_.sizes) {
+    model_.values.push_back(normal(size, size + model_.values.size()));
+    leaves += static_cast<double>((size + kLeafParameters - 1) / kLeafParameters);
+  }
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    CountingEngine::Moved moved;
+    EmbeddedOptions options = options_for(dtype);
+    options.tile_parameters = 4 * kLeafParameters;
+    const auto reference = make(options);
+    options.nvme = {directory_.path() / "swap"};
+    options.adapt = [&moved](auto engine, const auto&) {
+      return std::make_unique<CountingEngine>(std::move(engine), moved);
+    };
+    const auto trainer = make(options);
+    EXPECT_TRUE(train(*trainer, 1, 1) == train(*reference, 1, 1));
+
+    const double all = leaves * kLeafParameters;
+    const double state_bytes = all * (dtype == DType::fp32 ? 12 : 10);
+    const double slot_bytes = all * 12;  // with parameters of 16 bits
+    const auto expect_moved = [&](double read, double written) {
+      EXPECT_NEAR(moved.read, read, 0.05 * state_bytes);
+      EXPECT_NEAR(moved.written, written, 0.05 * slot_bytes);
+      moved = {};
+    };
+    moved = {};
+    std::vector<float> everything = state(*trainer);
+    expect_moved(state_bytes, 0);
+    EXPECT_EQ(everything, state(*reference));
+    moved = {};
+    for (float& value : everything) value /= 2;
+    for (const bool keeps_master : {true, false}) {
+      for (EmbeddedTrainer* each : {trainer.get(), reference.get()}) {
+        std::span<const float> left(everything);
+        for (std::uint32_t i = 0; i < each->size(); ++i) {
+          const std::size_t count = model_.sizes[i];
+          const auto master = left.first(keeps_master ? 0 : count);
+          each->write_state(i, master, left.subspan(count, count), left.subspan(2 * count, count));
+          left = left.subspan(3 * count);
+        }
+      }
+      // Of a tile that is replaced nothing is read.
+      expect_moved(keeps_master ? state_bytes : state_bytes * (leaves - 244) / leaves, slot_bytes);
+    }
+    EXPECT_TRUE(train(*trainer, 2, 3) == train(*reference, 2, 3));
+    EXPECT_EQ(state(*trainer), state(*reference));
+  }
 }
 
 TEST_F(EmbeddedStateTest, ASaveThatFailsLeavesNothingBehind) {

@@ -223,12 +223,13 @@ void EmbeddedTrainer::Implementation::read_state(std::uint32_t parameter,
 void EmbeddedTrainer::Implementation::write_state(std::uint32_t parameter,
                                                   const cpu_adam::ConstWideState& wide) {
   const EmbeddedPlace& at = place(parameter);
-  check_count(parameter, wide.master.size());
-  for (const auto part : {wide.m, wide.v}) {
+  for (const auto part : {wide.master, wide.m, wide.v}) {
     if (!part.empty()) check_count(parameter, part.size());
   }
   park();
-  torn_[parameter] = {.masters = true, .moments = true};
+  const bool keeps_master = wide.master.empty();
+  if (keeps_master && torn_[parameter].masters) check_whole(parameter);
+  torn_[parameter] = {.masters = !keeps_master, .moments = true};
   cycle_.write_state(at, wide);
   torn_[parameter] = {};
 }
