@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -56,6 +57,28 @@ void FileDescriptor::close() noexcept {
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) {
     log_error("close: {}", std::strerror(errno));
   }
+}
+
+LockedFile& LockedFile::operator=(LockedFile&& other) noexcept {
+  if (this != &other) {
+    unlock();
+    file_ = std::move(other.file_);
+    holder_ = other.holder_;
+  }
+  return *this;
+}
+
+bool LockedFile::try_lock(const fs::path& path) {
+  if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK || errno == EINTR) return false;
+    fail(errno, "lock", path);
+  }
+  holder_ = ::getpid();
+  return true;
+}
+
+void LockedFile::unlock() noexcept {
+  if (file_.is_open() && holder_ == ::getpid()) ::flock(file_.get(), LOCK_UN);
 }
 
 FileDescriptor open_file(const fs::path& path, int flags, unsigned mode) {
