@@ -96,6 +96,9 @@ TEST_F(EmbeddedTrainerTest, RefusesWhatItCannotBeMadeOf) {
   parameters[1].name = parameters[0].name;
   expect_error([&] { static_cast<void>(EmbeddedTrainer(options_for(), parameters)); },
                ErrorCode::invalid_argument, "two parameters are named \"layer.0\"");
+  parameters[1].name = "layer.\xff";
+  expect_error([&] { static_cast<void>(EmbeddedTrainer(options_for(), parameters)); },
+               ErrorCode::invalid_argument, "\"layer.\xef\xbf\xbd\" is not UTF-8");
   parameters = model_.parameters(starts);
   parameters[2].group = 2;
   expect_error([&] { static_cast<void>(EmbeddedTrainer(options_for(), parameters)); },
