@@ -291,7 +291,7 @@ TEST_F(EmbeddedStateTest, OneOfTwoWritersHasAFolder) {
     const auto write = [&] {
       together.arrive_and_wait();
       const std::string end = refusal([&] {
-        const NewCheckpoint checkpoint(folder);
+        const NewCheckpoint checkpoint(folder, "");
         ++made;
         together.arrive_and_wait();
         EXPECT_TRUE(fs::exists(folder));

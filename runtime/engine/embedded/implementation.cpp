@@ -253,9 +253,10 @@ std::unique_ptr<ParameterMemory> EmbeddedTrainer::Implementation::take_memory() 
 void EmbeddedTrainer::Implementation::save(const std::filesystem::path& directory) {
   park();
   check_whole();
-  NewCheckpoint checkpoint(directory);
+  NewCheckpoint checkpoint(
+      directory, describe_checkpoint(directory, options_, names_, layout_, cycle_.updates()));
   cycle_.save(checkpoint.path());
-  checkpoint.complete(options_, names_, layout_, cycle_.updates());
+  checkpoint.complete();
 }
 
 void EmbeddedTrainer::Implementation::load(const std::filesystem::path& directory) {
