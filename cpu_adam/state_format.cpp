@@ -66,6 +66,10 @@ void for_each_block(std::size_t count, const Body& body) {
   }
 }
 
+std::byte* scale_of(const StateLayout& layout, Moment which, std::size_t block, std::byte* state) {
+  return state + layout.scales + (2 * block + (which == Moment::m ? 0 : 1)) * sizeof(float);
+}
+
 void pack_moment(const StateLayout& layout, Moment which, std::span<const float> values,
                  std::byte* state) {
   std::byte* const out = state + (which == Moment::m ? layout.m : layout.v);
@@ -80,7 +84,7 @@ void pack_moment(const StateLayout& layout, Moment which, std::span<const float>
   const simd::FlushDenormals guard;
   for_each_block(layout.count, [&](std::size_t block, std::size_t first, std::size_t count) {
     encode_block(which, values.subspan(first, count), out + first,
-                 state + layout.scales + 8 * block + (which == Moment::m ? 0 : 4));
+                 scale_of(layout, which, block, state));
   });
 }
 
@@ -104,10 +108,14 @@ void unpack_moment(const StateLayout& layout, Moment which, const std::byte* sta
   });
 }
 
-/// No moments: zero in every format.
+/// No moments: zero in every format, and so are their scales.
 void clear_moment(const StateLayout& layout, Moment which, std::byte* state) {
   std::byte* const out = state + (which == Moment::m ? layout.m : layout.v);
   std::memset(out, 0, layout.count * moment_size(layout.format));
+  if (layout.format != StateFormat::int8) return;
+  for_each_block(layout.count, [&](std::size_t block, std::size_t, std::size_t) {
+    std::memset(scale_of(layout, which, block, state), 0, sizeof(float));
+  });
 }
 
 void check_count(std::size_t given, std::size_t count, std::string_view name) {
