@@ -215,6 +215,7 @@ TEST_F(EmbeddedStateTest, BytesOnDiskAreThoseOfTheState) {
     EmbeddedOptions options = options_for(dtype);
     options.tile_parameters = 4 * kLeafParameters;
     const auto reference = make(options);
+    const auto resumed = make(options);
     options.nvme = {directory_.path() / "swap"};
     options.adapt = [&moved](auto engine, const auto&) {
       return std::make_unique<CountingEngine>(std::move(engine), moved);
@@ -248,6 +249,21 @@ TEST_F(EmbeddedStateTest, BytesOnDiskAreThoseOfTheState) {
       }
       // Of a tile that is replaced nothing is read.
       expect_moved(keeps_master ? state_bytes : state_bytes * (leaves - 244) / leaves, slot_bytes);
+    }
+    for (EmbeddedTrainer* each : {trainer.get(), reference.get()}) {
+      for (std::uint32_t i = 0; i < each->size(); ++i) {
+        std::ranges::fill(each->values(i).first(2), std::byte{});
+        each->take_values(i, {}, TakenValues::changed);
+      }
+    }
+    // In fp32 only tiles are written in which a master has changed.
+    expect_moved(state_bytes, slot_bytes * (dtype == DType::fp32 ? (leaves - 240) / leaves : 1));
+    const fs::path saved = directory_.path() / name_of(dtype);
+    trainer->save(saved);
+    resumed->load(saved);
+    EXPECT_EQ(state(*resumed), state(*reference));
+    for (EmbeddedTrainer* each : {trainer.get(), reference.get()}) {
+      each->write_state(0, {}, {}, {});
     }
     EXPECT_TRUE(train(*trainer, 2, 3) == train(*reference, 2, 3));
     EXPECT_EQ(state(*trainer), state(*reference));

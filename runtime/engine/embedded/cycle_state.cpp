@@ -139,8 +139,11 @@ bool EmbeddedCycle::take_part(const Part& part, TakenValues which) {
       const std::uint64_t at = i * size;
       if (std::memcmp(&written[at], &rounded[at], size) == 0) master[i] = kept[i];
     }
-    // Moments of a short format would be rounded again.
-    if (std::memcmp(master.data(), kept.data(), master.size() * sizeof(float)) == 0) return false;
+    // Moments of a short format would be rounded again. Its values are a part of the slot.
+    if (std::memcmp(master.data(), kept.data(), master.size() * sizeof(float)) == 0) {
+      staged_is_new_ |= staged_.has_value() && slots().with_parameters();
+      return false;
+    }
   }
   write_part(part, {.master = master, .m = m, .v = v});
   return true;
