@@ -60,6 +60,7 @@ class WithState(WithLifetime):
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         shard, index = self._places[parameter]
+        shard.take_write(index)
         folders = self._options["nvme"]
         allocate = functools.partial(_in_file, folders[0]) if folders else in_memory
         master, m, v = shard.read(index, parameter.dtype != torch.float32, "m" in self.state_names,
@@ -229,6 +230,8 @@ class WithState(WithLifetime):
         """
         directory = path_of(directory, "directory")
         self._check_whole()
+        for shard, index in self._places.values():
+            shard.take_write(index)
         if self._ranks is not None:
             directory = os.path.join(directory, f"rank{self._ranks.rank}")
         with written_whole(directory, MARKS, OURS) as new:
