@@ -66,6 +66,10 @@ void for_each_block(std::size_t count, const Body& body) {
   }
 }
 
+std::byte* scale_of(const StateLayout& layout, Moment which, std::size_t block, std::byte* state) {
+  return state + layout.scales + (2 * block + (which == Moment::m ? 0 : 1)) * sizeof(float);
+}
+
 void pack_moment(const StateLayout& layout, Moment which, std::span<const float> values,
                  std::byte* state) {
   std::byte* const out = state + (which == Moment::m ? layout.m : layout.v);
@@ -80,7 +84,7 @@ void pack_moment(const StateLayout& layout, Moment which, std::span<const float>
   const simd::FlushDenormals guard;
   for_each_block(layout.count, [&](std::size_t block, std::size_t first, std::size_t count) {
     encode_block(which, values.subspan(first, count), out + first,
-                 state + layout.scales + 8 * block + (which == Moment::m ? 0 : 4));
+                 scale_of(layout, which, block, state));
   });
 }
 
@@ -104,10 +108,14 @@ void unpack_moment(const StateLayout& layout, Moment which, const std::byte* sta
   });
 }
 
-/// No moments: zero in every format.
+/// No moments: zero in every format, and so are their scales.
 void clear_moment(const StateLayout& layout, Moment which, std::byte* state) {
   std::byte* const out = state + (which == Moment::m ? layout.m : layout.v);
   std::memset(out, 0, layout.count * moment_size(layout.format));
+  if (layout.format != StateFormat::int8) return;
+  for_each_block(layout.count, [&](std::size_t block, std::size_t, std::size_t) {
+    std::memset(scale_of(layout, which, block, state), 0, sizeof(float));
+  });
 }
 
 void check_count(std::size_t given, std::size_t count, std::string_view name) {
@@ -115,6 +123,22 @@ void check_count(std::size_t given, std::size_t count, std::string_view name) {
   throw Error(ErrorCode::invalid_argument,
               fmt::format("state of {} parameters cannot be packed from or unpacked to {} {}",
                           count, given, name));
+}
+
+void check_moments(const StateLayout& layout, const ConstWideState& wide) {
+  check_count(wide.m.size(), layout.count, "first moments");
+  check_count(wide.v.size(), layout.count, "second moments");
+}
+
+void put_moments(const StateLayout& layout, const ConstWideState& wide, std::byte* state) {
+  for (const Moment which : {Moment::m, Moment::v}) {
+    const std::span<const float> values = which == Moment::m ? wide.m : wide.v;
+    if (values.empty()) {
+      clear_moment(layout, which, state);
+    } else {
+      pack_moment(layout, which, values, state);
+    }
+  }
 }
 
 }  // namespace
@@ -152,8 +176,7 @@ StateLayout part_of(const StateLayout& whole, std::size_t first, std::size_t cou
 void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte* state,
                 void* parameters) {
   SPILLWAY_ASSERT(wide.master.size() == layout.count);
-  check_count(wide.m.size(), layout.count, "first moments");
-  check_count(wide.v.size(), layout.count, "second moments");
+  check_moments(layout, wide);
   if (layout.count == 0) return;  // then the pointers may be null
   std::memset(state, 0, layout.bytes);
   auto* const rounded = static_cast<std::byte*>(parameters);
@@ -165,14 +188,13 @@ void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte
       put(rounded, i, parameter_to_bf16(wide.master[i]));
     }
   }
-  for (const Moment which : {Moment::m, Moment::v}) {
-    const std::span<const float> values = which == Moment::m ? wide.m : wide.v;
-    if (values.empty()) {
-      clear_moment(layout, which, state);
-    } else {
-      pack_moment(layout, which, values, state);
-    }
-  }
+  put_moments(layout, wide, state);
+}
+
+void pack_moments(const StateLayout& layout, const ConstWideState& wide, std::byte* state) {
+  SPILLWAY_ASSERT(wide.master.empty());
+  check_moments(layout, wide);
+  put_moments(layout, wide, state);
 }
 
 void unpack_state(const StateLayout& layout, const std::byte* state, const void* parameters,

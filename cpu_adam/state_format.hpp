@@ -78,6 +78,9 @@ struct ConstWideState {
 void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte* state,
                 void* parameters);
 
+/// Replaces the moments alone, likewise; `wide` has no master.
+void pack_moments(const StateLayout& layout, const ConstWideState& wide, std::byte* state);
+
 /// Does the opposite: exact for the master; empty spans of `wide` are left out.
 void unpack_state(const StateLayout& layout, const std::byte* state, const void* parameters,
                   const WideState& wide);

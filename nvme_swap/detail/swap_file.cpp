@@ -49,13 +49,15 @@ SwapFile::SwapFile(SwapFile&& other) noexcept
 
 SwapFile::~SwapFile() {
   if (descriptor_ < 0) return;
-  if (remove_on_close_) {
+  const bool ours = ::getpid() == process_;
+  if (ours && remove_on_close_) {
     std::error_code failed;
     std::filesystem::remove(path_, failed);
     if (failed) log_error("{} could not be removed: {}", path_.string(), failed.message());
   }
-  // Explicit, because a ring that held the file may drop its reference some milliseconds later.
-  ::flock(descriptor_, LOCK_UN);
+  // Explicit, because a ring that held the file may drop its reference some milliseconds later, and
+  // a process that was forked keeps its own.
+  if (ours) ::flock(descriptor_, LOCK_UN);
   ::close(descriptor_);
 }
 

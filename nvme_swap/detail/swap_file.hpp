@@ -1,6 +1,8 @@
 // SwapFile: one open, locked swap file. Control thread only.
 #pragma once
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -71,6 +73,7 @@ class SwapFile {
 
   std::filesystem::path path_;
   int descriptor_;
+  const pid_t process_ = ::getpid();  ///< a forked one leaves file and lock to it
   bool adopted_;
   bool remove_on_close_ = false;
 };

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -56,6 +57,28 @@ void FileDescriptor::close() noexcept {
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) {
     log_error("close: {}", std::strerror(errno));
   }
+}
+
+LockedFile& LockedFile::operator=(LockedFile&& other) noexcept {
+  if (this != &other) {
+    unlock();
+    file_ = std::move(other.file_);
+    holder_ = other.holder_;
+  }
+  return *this;
+}
+
+bool LockedFile::try_lock(const fs::path& path) {
+  if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK || errno == EINTR) return false;
+    fail(errno, "lock", path);
+  }
+  holder_ = ::getpid();
+  return true;
+}
+
+void LockedFile::unlock() noexcept {
+  if (file_.is_open() && holder_ == ::getpid()) ::flock(file_.get(), LOCK_UN);
 }
 
 FileDescriptor open_file(const fs::path& path, int flags, unsigned mode) {
@@ -143,16 +166,19 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
 }
 
 void MadeDirectories::make(const fs::path& directory) {
-  if (fs::is_directory(directory)) return;
+  if (fs::is_directory(directory) || make_new(directory)) return;
+  if (!fs::is_directory(directory)) fail(EEXIST, "create directory", directory);
+}
+
+bool MadeDirectories::make_new(const fs::path& directory) {
   const fs::path path = directory.has_filename() ? directory : directory.parent_path();
   const fs::path parent = directory_of(path);
   make(parent);
-  if (::mkdir(path.c_str(), 0777) == 0) {
-    made_.push_back(path);
-  } else if (errno != EEXIST || !fs::is_directory(path)) {
-    fail(errno, "create directory", path);
-  }
+  const bool made = ::mkdir(path.c_str(), 0777) == 0;
+  if (!made && errno != EEXIST) fail(errno, "create directory", path);
+  if (made) made_.push_back(path);
   synchronize_directory(parent);
+  return made;
 }
 
 void MadeDirectories::share(const fs::path& directory, std::uint64_t count) {

@@ -4,6 +4,8 @@
 // Errors are Error{io_error} with errno, the path and the operation.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <filesystem>
 #include <span>
@@ -41,6 +43,28 @@ class FileDescriptor {
 
  private:
   int descriptor_ = -1;
+};
+
+/// Owns an open file and, once it is taken, the lock on it (flock). A process that is forked shares
+/// the lock, and would keep it after its holder: so the holder gives it back by name, and a forked
+/// process, which has it from somebody else, never does. Move-only.
+class LockedFile {
+ public:
+  LockedFile() = default;
+  explicit LockedFile(FileDescriptor file) : file_(std::move(file)) {}
+  LockedFile(LockedFile&&) noexcept = default;
+  LockedFile& operator=(LockedFile&& other) noexcept;
+  ~LockedFile() { unlock(); }
+
+  [[nodiscard]] int get() const { return file_.get(); }
+  /// Returns false while another process has the lock. `path` is for errors.
+  [[nodiscard]] bool try_lock(const std::filesystem::path& path);
+
+ private:
+  void unlock() noexcept;
+
+  FileDescriptor file_;
+  pid_t holder_ = 0;  ///< 0: it is not locked here
 };
 
 /// Calls open(2) with O_CLOEXEC; `mode` is for files that it creates.
@@ -94,6 +118,9 @@ class MadeDirectories {
 
   /// Makes `directory` and the parents that it lacks; each name is durable when this returns.
   void make(const std::filesystem::path& directory);
+  /// Does that for a directory that is not there yet. Returns false if something has its name, also
+  /// where another process has just made it.
+  [[nodiscard]] bool make_new(const std::filesystem::path& directory);
   /// Counts `directory` and those above it, `count` in all, as made here: somebody else has made
   /// them, and each of the two removes those that the other has left empty.
   void share(const std::filesystem::path& directory, std::uint64_t count);

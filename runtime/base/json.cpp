@@ -99,6 +99,15 @@ std::string brief(const nlohmann::ordered_json& value) {
              kBriefLength);
 }
 
+bool is_utf8(std::string_view text) {
+  try {
+    static_cast<void>(nlohmann::json(text).dump());
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+  return true;
+}
+
 std::string brief_name(std::string_view name) {
   return brief(nlohmann::ordered_json(std::string(name)));
 }

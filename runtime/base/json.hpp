@@ -29,6 +29,8 @@ struct JsonSource {
 
 /// Returns the value as JSON text for a message, at most about 80 characters.
 [[nodiscard]] std::string brief(const nlohmann::ordered_json& value);
+/// Tells whether a document can hold the text.
+[[nodiscard]] bool is_utf8(std::string_view text);
 /// Returns a name from a file for a message: quoted, control characters escaped, at most about 80
 /// characters.
 [[nodiscard]] std::string brief_name(std::string_view name);

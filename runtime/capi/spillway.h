@@ -340,8 +340,10 @@ SPILLWAY_API spillway_status spillway_write_state(spillway_trainer* trainer, uin
 /// no checkpoint before that. Streams: it needs no second copy in memory.
 SPILLWAY_API spillway_status spillway_save(spillway_trainer* trainer, const char* directory);
 /// Takes the state of a checkpoint into a started trainer with the same parameters, groups and
-/// state format; where the state lives may differ. Returns SPILLWAY_CORRUPT_DATA for a damaged one;
-/// load another before the next step then.
+/// state format; where the state lives may differ. Returns SPILLWAY_CORRUPT_DATA for a damaged one,
+/// which has changed nothing. Where the disk fails in the middle of spillway_load,
+/// spillway_write_state or spillway_values_changed, steps return SPILLWAY_CORRUPT_DATA until a load
+/// succeeds, or that call does.
 SPILLWAY_API spillway_status spillway_load(spillway_trainer* trainer, const char* directory);
 
 /// Is one line of a table of memory: every byte that the trainer has taken.

@@ -97,6 +97,8 @@ spillway_status spillway_write_state(spillway_trainer* trainer, uint32_t paramet
   return capi::guarded([&] {
     const capi::SoleUse use(trainer);
     capi::check_elements(use->parameter(parameter), elements);
+    spillway::check(master != nullptr, spillway::ErrorCode::invalid_argument,
+                    "the array of master weights is null: give it");
     use->trainer().write_state(parameter, capi::array(master, elements), capi::array(m, elements),
                                capi::array(v, elements));
   });

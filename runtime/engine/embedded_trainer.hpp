@@ -17,7 +17,10 @@
 //
 // An error of the disk or the device in the middle of an update leaves some parameters updated and
 // some not: every later call throws it again, and what goes on is a new trainer that loads a
-// checkpoint. Wrong arguments throw `Error{invalid_argument}` and change nothing.
+// checkpoint. One in the middle of `load`, `write_state` or `take_values` leaves state that is new
+// in a part: steps, `save` and `read_state` throw `Error{corrupt_data}` until a load, or the same
+// call once more, has replaced all of it. Wrong arguments throw `Error{invalid_argument}` and
+// change nothing.
 #pragma once
 
 #include <array>
@@ -31,6 +34,7 @@
 #include <vector>
 
 #include "cpu_adam/adam.hpp"
+#include "nvme_swap/tile_store.hpp"
 #include "offload/device_backend.hpp"
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/state_format.hpp"
@@ -110,6 +114,8 @@ struct EmbeddedOptions {
   std::optional<cpu_adam::Isa> isa;
   std::uint64_t seed = 1234;  ///< of stochastic rounding (format bf16)
   bool traces = false;        ///< records the first operations, for `write_trace`
+  /// Puts an adaptor around what reads and writes state and checkpoints on disk; for tests.
+  decltype(nvme_swap::StoreOptions::adapt) adapt;
 };
 
 struct EmbeddedStep {
@@ -242,15 +248,17 @@ class EmbeddedTrainer {
   /// Fills spans of [elements]; those that are empty are left out.
   void read_state(std::uint32_t parameter, std::span<float> master, std::span<float> m,
                   std::span<float> v);
-  /// Takes a master of [elements], and moments of as many, or zeros for a span that is empty. The
-  /// values follow.
+  /// Takes a master of [elements], or keeps its own for a span that is empty, and moments of as
+  /// many, or zeros. The values follow a master. Calls for parameters in their order read and write
+  /// each tile of the disk once, at the latest when a step begins.
   void write_state(std::uint32_t parameter, std::span<const float> master, std::span<const float> m,
                    std::span<const float> v);
   /// Writes a checkpoint of all state into a folder that does not exist yet; it is whole and
   /// durable once this returns, and no checkpoint before that.
   void save(const std::filesystem::path& directory);
   /// Takes the state of a checkpoint of the same parameters, groups and formats, on whatever tier.
-  /// Throws `Error{corrupt_data}` for a damaged one.
+  /// Throws `Error{corrupt_data}` for a damaged one, and has changed nothing: all of it is read
+  /// once before.
   void load(const std::filesystem::path& directory);
 
   /// Ends the trainer, after an update that is decided, but for the memory of `values` and

@@ -152,16 +152,23 @@ void StepCycle::close_copy() {
 
 void StepCycle::copy_now(const nvme_swap::StoreOptions& options) {
   flush(Commits::no);
-  copy_next(options);
-  prepare_commit(Commits::no, Writes::all);
   OpActions::Step& step = engine_.actions().step();
-  if (step.copy != nullptr) {
-    run(*snapshot_executor_);
-    return finish_commit();
+  try {
+    copy_next(options);
+    prepare_commit(Commits::no, Writes::all);
+    if (step.copy != nullptr) {
+      run(*snapshot_executor_);
+      return finish_commit();
+    }
+    engine_.actions().forget_staged();
+    state_io_.copy(*copy_, step.commit);
+    close_copy();
+  } catch (...) {
+    // Half a copy is nobody's: later plans write nothing there.
+    step.copy = nullptr;
+    copy_.reset();
+    throw;
   }
-  engine_.actions().forget_staged();
-  state_io_.copy(*copy_, step.commit);
-  close_copy();
 }
 
 void StepCycle::read_masters(std::uint32_t block, std::span<float> masters) {

@@ -78,7 +78,7 @@ class StepCycle {
   /// again, with the same bits.
   void forget_rounds_in_flight() { is_full_ = false; }
   /// Creates a store as `options` say that holds the state after the last step, and commits it. All
-  /// state is on disk, or none of it is.
+  /// state is on disk, or none of it is. After an error nothing is copied any more.
   void copy_now(const nvme_swap::StoreOptions& options);
   /// Returns the sums of squares of the leaves of a block's gradient, as the last step left it.
   [[nodiscard]] std::span<const double> norm_leaves(std::uint32_t block);

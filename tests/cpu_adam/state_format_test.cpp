@@ -108,6 +108,33 @@ TEST_P(Format, StartsWithoutMoments) {
   EXPECT_EQ(v, m);
 }
 
+TEST_P(Format, LeavesNothingOfAPartsMomentsThatEnd) {
+  Random random = seeded_random();
+  constexpr std::size_t kCount = 4 * kQuantizationBlock;
+  const Problem problem = random_problem(random, DType::bf16, kCount);
+  const StateLayout whole = make_layout(GetParam(), kCount);
+  const StateLayout part = part_of(whole, kQuantizationBlock, 2 * kQuantizationBlock);
+  const std::span<const float> masters =
+      std::span(problem.master).subspan(kQuantizationBlock, part.count);
+  for (const bool keeps_master : {false, true}) {
+    std::vector<std::byte> before(whole.bytes), state(whole.bytes), parameters(2 * kCount);
+    std::byte* const of_part = parameters.data() + 2 * kQuantizationBlock;
+    pack_state(whole, {.master = problem.master, .m = {}, .v = {}}, before.data(),
+               parameters.data());
+    pack_state(whole, {.master = problem.master, .m = {}, .v = {}}, state.data(),
+               parameters.data());
+    const std::vector<float> moments(part.count, 3.0F);
+    pack_state(part, {.master = masters, .m = moments, .v = moments}, state.data(), of_part);
+    EXPECT_FALSE(state == before);
+    if (keeps_master) {
+      pack_moments(part, {}, state.data());
+    } else {
+      pack_state(part, {.master = masters, .m = {}, .v = {}}, state.data(), of_part);
+    }
+    EXPECT_TRUE(state == before);
+  }
+}
+
 TEST_P(Format, CopiesPartsOfTilesThatAreCutOtherwiseBitByBit) {
   constexpr std::size_t kCount = 8 * kQuantizationBlock, kPart = 3 * kQuantizationBlock;
   const StateLayout whole = make_layout(GetParam(), kCount), part = make_layout(GetParam(), kPart);

@@ -75,7 +75,7 @@ struct Model {
     Tensor tensor =
         normal(sizes[parameter], 1000 + 100 * static_cast<std::uint64_t>(step) + parameter);
     // Those of one parameter are larger than those of another.
-    for (float& value : tensor) value *= static_cast<float>(1U << (2 * parameter));
+    for (float& value : tensor) value *= static_cast<float>(1U << (2 * (parameter % 5)));
     return tensor;
   }
 };

@@ -154,6 +154,9 @@ TEST_F(EmbeddedTrainerTest, RefusesWhatItCannotBeMadeOf) {
   parameters[1].name = parameters[0].name;
   expect_error([&] { static_cast<void>(EmbeddedTrainer(options_for(), parameters)); },
                ErrorCode::invalid_argument, "two parameters are named \"layer.0\"");
+  parameters[1].name = "layer.\xff";
+  expect_error([&] { static_cast<void>(EmbeddedTrainer(options_for(), parameters)); },
+               ErrorCode::invalid_argument, "\"layer.\xef\xbf\xbd\" is not UTF-8");
   parameters = model_.parameters(starts);
   parameters[2].group = 2;
   expect_error([&] { static_cast<void>(EmbeddedTrainer(options_for(), parameters)); },
@@ -191,6 +194,21 @@ TEST_F(EmbeddedTrainerTest, RefusesACheckpointOfOthersAndOneThatIsNotWhole) {
   const auto damaged = make(options_for(DType::bf16));
   expect_error([&] { static_cast<void>(damaged->load(directory_.path() / "a")); },
                ErrorCode::invalid_argument, "dtype");
+}
+
+TEST_F(EmbeddedTrainerTest, RefusesToSaveMoreThanItCouldLoad) {
+  const auto starts = model_.starts(DType::fp32);
+  auto parameters = model_.parameters(starts);
+  EmbeddedTrainer trainer(options_for(), parameters);
+  for (EmbeddedParameter& parameter : parameters) parameter.name += std::string(4U << 20, 'x');
+  EmbeddedTrainer of_long_names(options_for(), parameters);  // of 20 MiB
+  train(trainer, 1, 1);
+  train(of_long_names, 1, 1);
+  const auto path = directory_.path() / "checkpoint";
+  expect_error([&] { of_long_names.save(path); }, ErrorCode::invalid_argument,
+               "at most 16777216 can be read again");
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_TRUE(train(of_long_names, 2, 2) == train(trainer, 2, 2));
 }
 
 /// Lets no file of this process grow beyond some bytes, as on a disk that is full.

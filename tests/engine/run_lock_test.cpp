@@ -5,13 +5,16 @@
 
 #include <chrono>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/run/contents.hpp"
 #include "runtime/engine/run/lock.hpp"
 #include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/engine/run/state_folders.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine::run_lock_test {
@@ -88,6 +91,70 @@ TEST(RunLock, WaitsForAHolderThatIsGoing) {
   ::waitpid(child, &status, 0);
   ::close(ready[0]);
   ::close(ready[1]);
+}
+
+/// A process that is forked from this one, and lives until this object goes unless it has nothing
+/// to do.
+class ForkedProcess {
+ public:
+  enum class Lives : std::uint8_t { shortly, on };
+  ForkedProcess(Lives lives, const std::function<void()>& work) {
+    EXPECT_EQ(::pipe(ends_), 0);
+    process_ = ::fork();
+    if (process_ != 0) return;
+    work();
+    char byte = 0;
+    const bool told = lives == Lives::shortly || ::read(ends_[0], &byte, 1) == 1;
+    ::_exit(told ? 0 : 1);
+  }
+  ~ForkedProcess() {
+    static_cast<void>(::write(ends_[1], "1", 1));
+    int status = -1;
+    ::waitpid(process_, &status, 0);
+    EXPECT_EQ(status, 0);
+    for (const int end : ends_) ::close(end);
+  }
+  ForkedProcess(const ForkedProcess&) = delete;
+  ForkedProcess& operator=(const ForkedProcess&) = delete;
+
+ private:
+  int ends_[2]{};
+  pid_t process_ = -1;
+};
+
+TEST(RunLock, EndsWithItsHolderThoughAForkedProcessLivesOn) {
+  const ScratchDirectory scratch("run-lock");
+  std::optional<RunLock> lock(std::in_place, scratch.path() / "run", 0ms);
+  lock->keep();
+  const ForkedProcess child(ForkedProcess::Lives::on, [] {});
+  lock.reset();
+  const RunLock again(scratch.path() / "run", 0ms);
+  EXPECT_TRUE(again.still_there());
+}
+
+TEST(RunLock, IsLeftToItsHolderByAForkedProcess) {
+  const ScratchDirectory scratch("run-lock");
+  std::optional<RunLock> lock(std::in_place, scratch.path() / "run", 0ms);
+  {
+    const ForkedProcess child(ForkedProcess::Lives::shortly, [&] { lock.reset(); });
+  }
+  EXPECT_TRUE(lock->still_there());
+  EXPECT_THROW(static_cast<void>(RunLock(scratch.path() / "run", 0ms)), Error);
+}
+
+TEST(StateFolders, AreClaimedByTheirMakerAndNotByWhatItForks) {
+  const ScratchDirectory scratch("run-lock");
+  std::optional<StateFolders> folders(std::in_place);
+  folders->make(std::vector{scratch.path()}, random_run_id(), scratch.path() / "run");
+  const fs::path folder = folders->paths().front();
+  {
+    const ForkedProcess child(ForkedProcess::Lives::shortly, [&] { folders.reset(); });
+  }
+  EXPECT_TRUE(is_claimed(folder));
+  folders->keep();
+  const ForkedProcess child(ForkedProcess::Lives::on, [] {});
+  folders.reset();
+  EXPECT_FALSE(is_claimed(folder));
 }
 
 TEST(RunLock, NoticesThatItsDirectoryIsAnother) {

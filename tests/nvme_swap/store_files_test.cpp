@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include "nvme_swap/detail/swap_file.hpp"
@@ -85,6 +86,21 @@ TEST_F(StoreFilesTest, AreRefusedToASecondProcess) {
   expect_step(*store, 1);
   store.reset();
   EXPECT_EQ(outcome_in_a_child(), 0);
+}
+
+TEST_F(StoreFilesTest, AreLeftToTheProcessThatOpenedThem) {
+  put(file(0), "");
+  std::filesystem::remove(file(0));
+  std::optional<detail::SwapFile> mine(detail::SwapFile::create_or_adopt(file(0), milliseconds{0}));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    mine.reset();
+    ::_exit(0);
+  }
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(std::filesystem::exists(file(0)));
+  EXPECT_EQ(code_of([&] { return detail::SwapFile::open_existing(file(0), milliseconds{0}); }),
+            ErrorCode::busy);
 }
 
 TEST_F(StoreFilesTest, AreWaitedForWhileTheirLastUserEnds) {

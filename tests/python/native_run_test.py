@@ -1,6 +1,7 @@
 """The native engine from Python, beside the program: the same plans, the same bits, errors that
 carry what the program says, and runs that end after a step and go on."""
 import json
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -148,6 +149,21 @@ def test_other_threads_go_on_while_it_trains(tmp_path, data):
     first, last = turns.index("step"), len(turns) - 1 - turns[::-1].index("step")
     assert None in turns[before:first], "nothing ran while the run was planned"
     assert turns[first:last].count(None) >= 5, "nothing ran between the steps"
+
+
+def test_a_pool_that_is_made_within_a_run_does_not_keep_its_folder(tmp_path, data):
+    pools = []
+
+    def make_pool(_):
+        pools.append(multiprocessing.get_context("fork").Pool(1))
+
+    train(data, tmp_path / "run", steps=1, on_step=make_pool)
+    try:
+        assert train(data, tmp_path / "run", steps=2, resume=True).last_step == 2
+    finally:
+        for pool in pools:
+            pool.terminate()
+            pool.join()
 
 
 def test_options_are_keys_of_the_configuration(tmp_path, data):

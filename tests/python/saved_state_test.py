@@ -141,6 +141,28 @@ def test_a_loaded_state_without_step_counts_is_saved_again():
                            reference.state_dict()["state"][number]["momentum_buffer"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_what_is_saved_has_the_values_that_were_written(tmp_path, dtype, on_disk):
+    options = {"state_format": "split" if dtype == torch.bfloat16 else "fp32"}
+    tensors = parameters(dtype)
+    optimizer = OffloadedAdamW(tensors, **options, **({"nvme": tmp_path} if on_disk else {}))
+    run(tensors, optimizer, range(2))
+    for value in (5.0, 6.0):
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.fill_(value)
+        if value == 5.0:
+            optimizer.save(tmp_path / "saved")
+        else:
+            masters = [state.get("master", torch.tensor(value))
+                       for state in optimizer.state_dict()["state"].values()]
+            assert all((master - value).abs().max() < 0.02 for master in masters)
+    loaded = parameters(dtype)
+    OffloadedAdamW(loaded, **options).load(tmp_path / "saved")
+    assert all(torch.equal(tensor, torch.full_like(tensor, 5.0)) for tensor in loaded)
+
+
 def broken(change):
     def of(state):
         state = copy.deepcopy(state)

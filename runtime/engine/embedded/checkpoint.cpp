@@ -65,12 +65,12 @@ void compare_parameters(const fs::path& directory, const nlohmann::json& saved,
 
 }  // namespace
 
-NewCheckpoint::NewCheckpoint(fs::path directory) : directory_(std::move(directory)) {
-  check(!fs::exists(fs::symlink_status(directory_)), ErrorCode::invalid_argument,
+NewCheckpoint::NewCheckpoint(fs::path directory, std::string description)
+    : directory_(std::move(directory)), description_(std::move(description)) {
+  MadeDirectories made;
+  check(made.make_new(directory_), ErrorCode::invalid_argument,
         fmt::format("{} is there already; save into a folder that does not exist yet",
                     directory_.string()));
-  MadeDirectories made;
-  made.make(directory_);
   made.keep();
 }
 
@@ -79,15 +79,20 @@ NewCheckpoint::~NewCheckpoint() {
   if (!complete_) fs::remove_all(directory_, ignored);
 }
 
-void NewCheckpoint::complete(const EmbeddedOptions& options, std::span<const std::string> names,
-                             const EmbeddedLayout& layout, std::span<const std::uint64_t> updates) {
+void NewCheckpoint::complete() {
+  write_file_atomically(directory_ / kFile, description_);
+  complete_ = true;
+}
+
+std::string describe_checkpoint(const fs::path& directory, const EmbeddedOptions& options,
+                                std::span<const std::string> names, const EmbeddedLayout& layout,
+                                std::span<const std::uint64_t> updates) {
   nlohmann::json document = describe(options, names, layout);
   // The state has one number for all.
   if (std::ranges::adjacent_find(updates, std::ranges::not_equal_to{}) != updates.end()) {
     document["updates"] = std::vector<std::uint64_t>(updates.begin(), updates.end());
   }
-  write_sealed_json(directory_ / kFile, document);
-  complete_ = true;
+  return sealed_text(directory / kFile, std::move(document));
 }
 
 std::vector<std::uint64_t> check_checkpoint(const fs::path& directory,

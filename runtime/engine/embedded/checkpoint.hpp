@@ -16,21 +16,29 @@ namespace spillway::engine {
 /// A folder that is removed with what it holds unless it is completed.
 class NewCheckpoint {
  public:
-  /// Throws `Error{invalid_argument}` if there is something at `directory`.
-  explicit NewCheckpoint(std::filesystem::path directory);
+  /// `description`: its parameters.json. Throws `Error{invalid_argument}` if there is something at
+  /// `directory`.
+  NewCheckpoint(std::filesystem::path directory, std::string description);
   ~NewCheckpoint();
   NewCheckpoint(const NewCheckpoint&) = delete;
   NewCheckpoint& operator=(const NewCheckpoint&) = delete;
 
   [[nodiscard]] const std::filesystem::path& path() const { return directory_; }
-  /// `updates`: how often each parameter was updated.
-  void complete(const EmbeddedOptions& options, std::span<const std::string> names,
-                const EmbeddedLayout& layout, std::span<const std::uint64_t> updates);
+  void complete();
 
  private:
   std::filesystem::path directory_;
+  std::string description_;
   bool complete_ = false;
 };
+
+/// Returns what parameters.json in `directory` is to say of parameters, of which each was updated
+/// so often. Throws `Error{invalid_argument}` if it is more than can be read again.
+[[nodiscard]] std::string describe_checkpoint(const std::filesystem::path& directory,
+                                              const EmbeddedOptions& options,
+                                              std::span<const std::string> names,
+                                              const EmbeddedLayout& layout,
+                                              std::span<const std::uint64_t> updates);
 
 /// Returns how often each parameter was updated; empty where the state says it for all of them.
 /// Throws `Error{invalid_argument}` that names the first difference unless `directory` has a

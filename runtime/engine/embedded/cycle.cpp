@@ -4,20 +4,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <utility>
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/gradient_copies.hpp"
-#include "runtime/engine/embedded/values_source.hpp"
 #include "runtime/engine/machine/budgets.hpp"
 
 namespace spillway::engine {
 namespace {
 
-constexpr const char* kCheckpointName = "state";
 /// A process that was killed is gone by then; one that trains is not.
 constexpr std::chrono::milliseconds kLockPatience{1'000};
 
@@ -66,6 +63,7 @@ EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& lay
   setup.budgets.host = plan::total(items, plan::Tier::host) + landing_bytes(options, layout);
   setup.budgets.device = plan::total(items, plan::Tier::device);
   check_memory(options, setup);
+  setup.store_options.adapt = options.adapt;  // which copies of the state have too
   if (!options.nvme.empty()) {
     setup.store_options.directories = options.nvme;
     setup.store_options.owner = random_run_id();
@@ -73,19 +71,6 @@ EngineSetup make_setup(const EmbeddedOptions& options, const EmbeddedLayout& lay
     setup.store_options.lock_patience = kLockPatience;
   }
   return setup;
-}
-
-nvme_swap::StoreOptions checkpoint_store(const std::filesystem::path& directory) {
-  nvme_swap::StoreOptions options;
-  options.directories = {directory};
-  options.name = kCheckpointName;
-  options.slots = 1;
-  return options;
-}
-
-template <class T>
-std::span<T> slice(std::span<T> whole, std::uint64_t first, std::uint64_t count) {
-  return whole.empty() ? whole : whole.subspan(first, count);
 }
 
 }  // namespace
@@ -117,6 +102,7 @@ EmbeddedCycle::EmbeddedCycle(const EmbeddedOptions& options, const EmbeddedLayou
 
 void EmbeddedCycle::run(EmbeddedPlan plan) {
   if (shared_ != nullptr) shared_->bind_thread();
+  unstage();
   switch (plan) {
     case EmbeddedPlan::step: run_step(); break;
     case EmbeddedPlan::backward: StepCycle::run(*backward_); break;
@@ -257,95 +243,6 @@ void EmbeddedCycle::clear_padding(const EmbeddedPlace& place) {
       std::byte{});
 }
 
-template <class Visit>
-void EmbeddedCycle::visit_parts(const EmbeddedPlace& place, const Visit& visit) {
-  const plan::Buffer tiles = slots().tiles_of(plan::PoolKind::host_state, place.block);
-  for (std::uint32_t tile = tiles.first; tile < tiles.first + tiles.count; ++tile) {
-    const plan::Tile& t = slots().tiles()[tile];
-    const std::uint64_t first = std::max(place.first, t.first.value());
-    const std::uint64_t end =
-        std::min(place.first + place.count, t.first.value() + t.count.value());
-    if (first >= end) continue;
-    visit(Part{.tile = tile,
-               .first = first - t.first.value(),
-               .of_parameter = first - place.first,
-               .count = end - first});
-  }
-}
-
-std::byte* EmbeddedCycle::state_of(std::uint32_t tile) {
-  Memory& memory = engine().memory();
-  if (engine().store() == nullptr) return memory.host({plan::PoolKind::host_state, tile}).data();
-  const auto slot = slots().slot_of(tile, memory.host({plan::PoolKind::state_staging}));
-  slots().load(*engine().store(), tile, slot);
-  return slot.data();
-}
-
-std::span<std::byte> EmbeddedCycle::parameters_of(std::uint32_t tile) {
-  return engine().memory().host({plan::PoolKind::host_parameters, tile});
-}
-
-void EmbeddedCycle::read_state(const EmbeddedPlace& place, const cpu_adam::WideState& wide) {
-  engine().actions().forget_staged();
-  visit_parts(place, [&](const Part& part) {
-    const auto layout = cpu_adam::part_of(slots().layout(part.tile), part.first, part.count);
-    const std::byte* parameters =
-        parameters_of(part.tile).data() + part.first * size_of(workload().compute);
-    cpu_adam::unpack_state(layout, state_of(part.tile), parameters,
-                           {.master = slice(wide.master, part.of_parameter, part.count),
-                            .m = slice(wide.m, part.of_parameter, part.count),
-                            .v = slice(wide.v, part.of_parameter, part.count)});
-  });
-}
-
-void EmbeddedCycle::write_state(const EmbeddedPlace& place, const cpu_adam::ConstWideState& wide) {
-  engine().actions().forget_staged();
-  visit_parts(place, [&](const Part& part) {
-    const auto layout = cpu_adam::part_of(slots().layout(part.tile), part.first, part.count);
-    std::byte* parameters =
-        parameters_of(part.tile).data() + part.first * size_of(workload().compute);
-    std::byte* state = state_of(part.tile);
-    const auto master = slice(wide.master, part.of_parameter, part.count);
-    cpu_adam::pack_state(layout,
-                         {.master = master,
-                          .m = slice(wide.m, part.of_parameter, part.count),
-                          .v = slice(wide.v, part.of_parameter, part.count)},
-                         state, parameters);
-    if (!slots().with_parameters()) {
-      cpu_adam::cast_parameters(isa_, workload().compute, master.data(), parameters, part.count);
-    }
-    if (engine().store() == nullptr) return;
-    const auto slot =
-        slots().slot_of(part.tile, engine().memory().host({plan::PoolKind::state_staging}));
-    if (slots().with_parameters()) {
-      std::ranges::copy(parameters_of(part.tile), slots().parameters_of(part.tile, slot).begin());
-    }
-    slots().save(*engine().store(), part.tile, slot);
-  });
-  // Others may have been written there, and not be taken yet.
-  if (is_resident(place)) upload_resident(place);
-}
-
-void EmbeddedCycle::take_values(const EmbeddedPlace& place, TakenValues which) {
-  const DType dtype = workload().compute;
-  const std::size_t size = size_of(dtype);
-  const std::span<const std::byte> written = values(place);
-  std::vector<float> master(place.count), m(place.count), v(place.count), kept(place.count);
-  read_state(place, {.master = kept, .m = m, .v = v});
-  widen(dtype, written, master);
-  if (which == TakenValues::changed) {
-    std::vector<std::byte> rounded(written.size());
-    cpu_adam::cast_parameters(isa_, dtype, kept.data(), rounded.data(), place.count);
-    for (std::uint64_t i = 0; i < place.count; ++i) {
-      const std::uint64_t at = i * size;
-      if (std::memcmp(&written[at], &rounded[at], size) == 0) master[i] = kept[i];
-    }
-    // Moments of a short format would be rounded again.
-    if (std::memcmp(master.data(), kept.data(), master.size() * sizeof(float)) == 0) return;
-  }
-  write_state(place, {.master = master, .m = m, .v = v});
-}
-
 std::vector<plan::MemoryItem> EmbeddedCycle::memory() const {
   auto items = plan::memory_items(workload(), placement());
   // Slots on disk are there where there is a store.
@@ -363,22 +260,6 @@ void EmbeddedCycle::write_trace(const std::filesystem::path& path) const {
   check(trace_.has_value(), ErrorCode::invalid_argument,
         "the trainer records no trace: say so in its options (traces)");
   trace_->write(path);
-}
-
-void EmbeddedCycle::save(const std::filesystem::path& directory) {
-  copy_now(checkpoint_store(directory));
-}
-
-void EmbeddedCycle::load(const std::filesystem::path& directory) {
-  SavedShape shape{.format = placement().format, .tile_parameters = placement().tile_parameters};
-  for (const plan::BlockShape& block : workload().blocks) {
-    shape.blocks.push_back(block.padded_parameters);
-  }
-  const SavedState saved(shape, {checkpoint_store(directory)});
-  engine().actions().forget_staged();
-  state_io().adopt(saved);
-  state_ = saved.state();
-  set_updates(state_.updates);
 }
 
 }  // namespace spillway::engine

@@ -85,7 +85,9 @@ class EmbeddedCycle final : public StepCycle {
   /// Gives away the memory of all values. Nothing runs any more, and this object ends next.
   [[nodiscard]] std::unique_ptr<ParameterMemory> take_memory();
   void save(const std::filesystem::path& directory);
-  void load(const std::filesystem::path& directory);
+  /// Returns the state of a checkpoint, all of which was read once.
+  [[nodiscard]] std::unique_ptr<SavedState> open_checkpoint(const std::filesystem::path& directory);
+  void load(const SavedState& saved);
 
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
   /// Any thread, also while a plan runs, which then is not in it.
@@ -110,12 +112,27 @@ class EmbeddedCycle final : public StepCycle {
     std::uint64_t first;         ///< in the tile
     std::uint64_t of_parameter;  ///< in the parameter
     std::uint64_t count;
+    bool whole;  ///< it is all of the tile
   };
   template <class Visit>
   void visit_parts(const EmbeddedPlace& place, const Visit& visit);
-  /// Returns the state of a tile in memory; what lies on disk is read.
-  [[nodiscard]] std::byte* state_of(std::uint32_t tile);
-  [[nodiscard]] std::span<std::byte> parameters_of(std::uint32_t tile);
+  /// Returns where the state of a part lies in its tile.
+  [[nodiscard]] cpu_adam::StateLayout layout_of(const Part& part) const;
+  /// Returns its values on the host.
+  [[nodiscard]] std::byte* parameters_of(const Part& part);
+  /// Returns the staging buffer of state calls, as a slot of the tile.
+  [[nodiscard]] std::span<std::byte> staging_of(std::uint32_t tile);
+  /// Whether a call needs what a tile holds.
+  enum class Content : std::uint8_t { kept, replaced };
+  /// Returns the state of the part's tile in memory. What lies on disk is staged, where the next
+  /// parameter of that tile finds it.
+  [[nodiscard]] std::byte* state_of(const Part& part, Content content);
+  /// Writes the staged tile to the disk if it is new there; then the staging buffer is anybody's.
+  void unstage();
+  void read_part(const Part& part, const cpu_adam::WideState& wide);
+  void write_part(const Part& part, const cpu_adam::ConstWideState& wide);
+  /// Returns whether a master has changed.
+  [[nodiscard]] bool take_part(const Part& part, TakenValues which);
   void upload_resident(const EmbeddedPlace& place);
   void order(offload::Stream& stream, const offload::ForeignWork& work);
 
@@ -124,6 +141,8 @@ class EmbeddedCycle final : public StepCycle {
   std::vector<std::uint32_t> in_order_;  ///< parameters in the order of blocks and of places there
   const cpu_adam::Isa isa_;
   std::unique_ptr<Executor> backward_, norms_;  ///< of streamed parameters
+  std::optional<std::uint32_t> staged_;         ///< the tile that a state call has staged
+  bool staged_is_new_ = false;                  ///< what is staged is not on the disk yet
   offload::SharedDevice* const shared_;         ///< null on the host
   std::unique_ptr<offload::Event> foreign_;     ///< behind the framework's work
   bool begins_step_ = true;       ///< the next plan that is no update is the first of a step

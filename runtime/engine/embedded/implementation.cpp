@@ -36,6 +36,7 @@ EmbeddedTrainer::Implementation::Implementation(const EmbeddedOptions& options,
     leaves += round_up(parameter.elements, kLeafParameters) / kLeafParameters;
   }
   leaf_sums_.reserve(leaves);
+  torn_.resize(parameters.size());
   cycle_.initialize(ValuesSource(options.dtype, layout_.places, parameters));
   for (std::size_t i = 0; i < frozen.size(); ++i) {
     frozen_names_.push_back(frozen[i].name);
@@ -85,11 +86,24 @@ void EmbeddedTrainer::Implementation::check_count(std::uint32_t parameter,
                     count));
 }
 
+void EmbeddedTrainer::Implementation::check_whole(std::uint32_t parameter) const {
+  check(!torn_[parameter].any(), ErrorCode::corrupt_data,
+        fmt::format("the state of \"{}\" is new in a part alone, since a call that was to replace "
+                    "it has failed; load a checkpoint, or make that call again",
+                    names_[parameter]));
+}
+
+void EmbeddedTrainer::Implementation::check_whole() const {
+  const auto torn = std::ranges::find_if(torn_, &Torn::any);
+  if (torn != torn_.end()) check_whole(static_cast<std::uint32_t>(torn - torn_.begin()));
+}
+
 /// Returns once all gradients of the step are complete, and their norm can be had.
 void EmbeddedTrainer::Implementation::gather() {
   check_process();
   check_left();
   runner_.check_sound();
+  check_whole();
   if (runner_.phase() == Phase::gathered) return;
   gradients_.check_complete();
   if (streams()) {
@@ -125,7 +139,9 @@ void EmbeddedTrainer::Implementation::take_values(std::uint32_t parameter,
   park();
   cycle_.order_downloads(writers);
   if (cycle_.is_resident(at)) cycle_.download_resident(at);
+  torn_[parameter].masters = true;
   cycle_.take_values(at, which);
+  torn_[parameter].masters = false;
 }
 
 void EmbeddedTrainer::Implementation::discard_gradients() {
@@ -214,18 +230,22 @@ void EmbeddedTrainer::Implementation::read_state(std::uint32_t parameter,
     if (!part.empty()) check_count(parameter, part.size());
   }
   park();
+  check_whole(parameter);
   cycle_.read_state(at, wide);
 }
 
 void EmbeddedTrainer::Implementation::write_state(std::uint32_t parameter,
                                                   const cpu_adam::ConstWideState& wide) {
   const EmbeddedPlace& at = place(parameter);
-  check_count(parameter, wide.master.size());
-  for (const auto part : {wide.m, wide.v}) {
+  for (const auto part : {wide.master, wide.m, wide.v}) {
     if (!part.empty()) check_count(parameter, part.size());
   }
   park();
+  const bool keeps_master = wide.master.empty();
+  if (keeps_master && torn_[parameter].masters) check_whole(parameter);
+  torn_[parameter] = {.masters = !keeps_master, .moments = true};
   cycle_.write_state(at, wide);
+  torn_[parameter] = {};
 }
 
 void EmbeddedTrainer::Implementation::set_updates(std::uint64_t updates) {
@@ -246,16 +266,21 @@ std::unique_ptr<ParameterMemory> EmbeddedTrainer::Implementation::take_memory() 
 
 void EmbeddedTrainer::Implementation::save(const std::filesystem::path& directory) {
   park();
-  NewCheckpoint checkpoint(directory);
+  check_whole();
+  NewCheckpoint checkpoint(
+      directory, describe_checkpoint(directory, options_, names_, layout_, cycle_.updates()));
   cycle_.save(checkpoint.path());
-  checkpoint.complete(options_, names_, layout_, cycle_.updates());
+  checkpoint.complete();
 }
 
 void EmbeddedTrainer::Implementation::load(const std::filesystem::path& directory) {
   park();
   const std::vector<std::uint64_t> updates = check_checkpoint(directory, options_, names_, layout_);
-  cycle_.load(directory);
+  const std::unique_ptr<SavedState> saved = cycle_.open_checkpoint(directory);
+  std::ranges::fill(torn_, Torn{.masters = true, .moments = true});
+  cycle_.load(*saved);
   for (std::uint32_t i = 0; i < updates.size(); ++i) cycle_.set_updates(i, updates[i]);
+  std::ranges::fill(torn_, Torn{});
 }
 
 }  // namespace spillway::engine

@@ -74,12 +74,21 @@ class EmbeddedTrainer::Implementation {
   void gather();
   void park();
   void check_count(std::uint32_t parameter, std::size_t count) const;
+  void check_whole(std::uint32_t parameter) const;
+  void check_whole() const;
 
   EmbeddedOptions options_;
   const EmbeddedLayout layout_;
   std::vector<std::string> names_, frozen_names_;
   std::vector<std::uint64_t> elements_;  ///< by parameter
   std::vector<double> leaf_sums_;        ///< of all parameters, in their order
+  /// Says what of a parameter's state is new in a part alone, since a call that replaced it failed.
+  struct Torn {
+    bool masters = false;
+    bool moments = false;
+    [[nodiscard]] bool any() const { return masters || moments; }
+  };
+  std::vector<Torn> torn_;  ///< by parameter
   const pid_t process_;
   PassGate gate_;
   EmbeddedCycle cycle_;

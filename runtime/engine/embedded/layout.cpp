@@ -12,6 +12,7 @@
 
 #include "cpu_adam/adam.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/json.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -38,6 +39,12 @@ void check_options(const EmbeddedOptions& options) {
                                           options.dtype, options.state_format));
 }
 
+/// Names are text in checkpoints and in errors.
+void check_name(std::string_view name) {
+  check(is_utf8(name), ErrorCode::invalid_argument,
+        fmt::format("the name {} is not UTF-8; give one that is", brief_name(name)));
+}
+
 void check_parameters(const EmbeddedOptions& options,
                       std::span<const EmbeddedParameter> parameters) {
   check(!parameters.empty(), ErrorCode::invalid_argument,
@@ -45,6 +52,7 @@ void check_parameters(const EmbeddedOptions& options,
   std::set<std::string_view> names;
   for (const EmbeddedParameter& parameter : parameters) {
     const std::string_view name = parameter.name;
+    check_name(name);
     check(names.insert(name).second, ErrorCode::invalid_argument,
           fmt::format("two parameters are named \"{}\"; give each a name of its own, and register "
                       "a tensor that is shared once",
@@ -68,6 +76,7 @@ void check_frozen(const EmbeddedOptions& options, std::span<const EmbeddedParame
   std::set<std::string_view> names;
   for (const EmbeddedParameter& parameter : parameters) names.insert(parameter.name);
   for (const FrozenTensor& tensor : frozen) {
+    check_name(tensor.name);
     check(
         options.device_memory.has_value(), ErrorCode::invalid_argument,
         fmt::format("\"{}\" is frozen, but no parameter is streamed; give device_memory, or leave "

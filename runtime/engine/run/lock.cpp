@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,7 +24,7 @@ namespace fs = std::filesystem;
 constexpr std::chrono::milliseconds kRetry{10};
 
 /// The process id in the lock file, if one is written there.
-std::optional<pid_t> holder_of(const FileDescriptor& file) {
+std::optional<pid_t> holder_of(const LockedFile& file) {
   std::array<char, 32> text{};
   const ssize_t got = ::pread(file.get(), text.data(), text.size(), 0);
   pid_t holder = 0;
@@ -69,6 +68,10 @@ RunLock::RunLock(fs::path root, std::chrono::milliseconds patience, std::uint64_
 }
 
 RunLock::~RunLock() {
+  if (::getpid() != process_) {  // it was forked: all of this is the other's
+    keep();
+    return;
+  }
   if (held_ && ::ftruncate(file_.get(), 0) != 0) {
     log_warning("truncate {}: {}", path_.string(), std::strerror(errno));
   }
@@ -92,16 +95,12 @@ void RunLock::open() {
     }
     if (descriptor < 0 && errno == ENOENT) continue;
     if (descriptor < 0) throw_errno(errno, fmt::format("open {}", path_.string()));
-    file_ = FileDescriptor(descriptor);
+    file_ = LockedFile(FileDescriptor(descriptor));
     return;
   }
 }
 
-bool RunLock::try_lock() {
-  if (::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) return still_there();
-  if (errno == EWOULDBLOCK || errno == EINTR) return false;
-  throw_errno(errno, fmt::format("lock {}", path_.string()));
-}
+bool RunLock::try_lock() { return file_.try_lock(path_) && still_there(); }
 
 /// For whoever is refused, and for people.
 void RunLock::write_holder() const {

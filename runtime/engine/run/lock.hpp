@@ -2,6 +2,8 @@
 // there; readers never wait for it. Control thread only.
 #pragma once
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -19,7 +21,7 @@ class RunLock {
   /// while that is alive, after `patience` if it is going (a killed process keeps its locks until
   /// its memory is gone) or cannot be seen from here. Of the directories above, the nearest
   /// `shared` were made by another rank of the job and are made by this one too: whoever goes last
-  /// takes them back.
+  /// takes them back. A process that is forked meanwhile has no part of it.
   RunLock(std::filesystem::path root, std::chrono::milliseconds patience, std::uint64_t shared = 0);
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
@@ -42,7 +44,8 @@ class RunLock {
   MadeDirectories made_;  // removed after the file in them
   std::filesystem::path root_;
   std::filesystem::path path_;
-  FileDescriptor file_;
+  LockedFile file_;
+  const pid_t process_ = ::getpid();
   bool made_file_ = false;
   bool held_ = false;
 };

@@ -33,9 +33,18 @@ std::string sealed(json document) {
 
 }  // namespace
 
-void write_sealed_json(const std::filesystem::path& path, json document) {
+std::string sealed_text(const std::filesystem::path& path, json document) {
   document["format"] = kFormat;
-  write_file_atomically(path, sealed(std::move(document)));
+  std::string text = sealed(std::move(document));
+  check(text.size() <= kLargestFile.value(), ErrorCode::invalid_argument,
+        fmt::format("{} would have {} bytes, and at most {} can be read again; give what it names "
+                    "shorter names, or name less",
+                    path.string(), text.size(), kLargestFile.value()));
+  return text;
+}
+
+void write_sealed_json(const std::filesystem::path& path, json document) {
+  write_file_atomically(path, sealed_text(path, std::move(document)));
 }
 
 json read_sealed_json(const std::filesystem::path& path) {

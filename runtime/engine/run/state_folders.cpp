@@ -2,13 +2,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "nvme_swap/format.hpp"
 #include "nvme_swap/tile_store.hpp"
@@ -24,19 +24,18 @@ constexpr Bytes kLargestMark = 1_MiB;
 
 fs::path mark_in(const fs::path& folder) { return folder / "run"; }
 
-/// Empty if another process has it.
-FileDescriptor claim(const fs::path& folder) {
-  FileDescriptor mark = open_file(mark_in(folder), O_RDONLY | O_NOFOLLOW);
-  if (::flock(mark.get(), LOCK_EX | LOCK_NB) == 0) return mark;
-  if (errno != EWOULDBLOCK) throw_errno(errno, fmt::format("lock {}", mark_in(folder).string()));
-  return {};
+/// Nothing if another process has it.
+std::optional<LockedFile> claim(const fs::path& folder) {
+  LockedFile mark(open_file(mark_in(folder), O_RDONLY | O_NOFOLLOW));
+  if (!mark.try_lock(mark_in(folder))) return std::nullopt;
+  return mark;
 }
 
 enum class LeftOver { none, nothing_committed, committed, unknown };
 
 LeftOver what_is_left(const fs::path& folder, const FolderMark& mark) {
-  const FileDescriptor ours = claim(folder);
-  if (!ours.is_open() || mark.folders.empty()) return LeftOver::none;
+  const std::optional<LockedFile> ours = claim(folder);
+  if (!ours || mark.folders.empty()) return LeftOver::none;
   const fs::path& first = mark.folders.front();
   if (!fs::is_directory(first)) return LeftOver::unknown;  // its drive may be elsewhere now
   nvme_swap::StoreOptions options;
@@ -79,9 +78,7 @@ std::optional<FolderMark> read_mark(const fs::path& folder) {
   return mark;
 }
 
-bool is_claimed(const fs::path& folder) {
-  return fs::exists(mark_in(folder)) && !claim(folder).is_open();
-}
+bool is_claimed(const fs::path& folder) { return fs::exists(mark_in(folder)) && !claim(folder); }
 
 void remove_file(const fs::path& path) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
@@ -108,7 +105,7 @@ void StateFolders::make(std::span<const fs::path> directories, const RunId& id,
   for (const fs::path& path : std::set<fs::path>(paths_.begin(), paths_.end())) {
     made_.make(path);
     write_mark(path, {.run = run, .folders = paths_});
-    claims_.push_back(claim(path));
+    if (auto claimed = claim(path)) claims_.push_back(std::move(*claimed));
   }
 }
 
@@ -118,6 +115,7 @@ void StateFolders::keep() {
 }
 
 StateFolders::~StateFolders() {
+  if (::getpid() != process_) keep();  // it was forked: they are the other's
   if (kept_) return;
   for (const fs::path& path : paths_) {
     std::error_code failed;

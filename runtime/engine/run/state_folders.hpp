@@ -2,6 +2,8 @@
 // directories that it was given. A text file `run` in it says whose it is. Control thread only.
 #pragma once
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <optional>
 #include <span>
@@ -33,6 +35,7 @@ void remove_scratch(std::span<const std::filesystem::path> folders, const RunId&
 void remove_file(const std::filesystem::path& path);
 
 /// Owns the folders of a run that begins: they go, with all that is in them, unless they are kept.
+/// A process that is forked meanwhile has no part of it.
 class StateFolders {
  public:
   StateFolders() = default;
@@ -41,7 +44,7 @@ class StateFolders {
   ~StateFolders();
 
   /// Makes a folder of run `id` in each of `directories` for the run in `run`, and claims them:
-  /// until this process ends no other takes them for left over.
+  /// until this object ends no other process takes them for left over.
   void make(std::span<const std::filesystem::path> directories, const RunId& id,
             const std::filesystem::path& run);
   /// In the order of the directories.
@@ -51,7 +54,8 @@ class StateFolders {
  private:
   MadeDirectories made_;
   std::vector<std::filesystem::path> paths_;
-  std::vector<FileDescriptor> claims_;
+  std::vector<LockedFile> claims_;
+  const pid_t process_ = ::getpid();
   bool kept_ = false;
 };
 

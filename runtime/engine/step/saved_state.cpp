@@ -223,6 +223,13 @@ void SavedState::stage(std::uint32_t rank, std::uint32_t tile) const {
   staged = {rank, tile};
 }
 
+void SavedState::verify() const {
+  for (std::uint32_t rank = 0; rank < shards_.size(); ++rank) {
+    const std::size_t tiles = shards_[rank].slots.tiles().size();
+    for (std::uint32_t tile = 0; tile < tiles; ++tile) stage(rank, tile);
+  }
+}
+
 /// Calls `body(Piece)` with each part of the range staged, in order. Where every replica has all,
 /// the first one answers.
 template <class Body>

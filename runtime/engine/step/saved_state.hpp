@@ -78,6 +78,8 @@ class SavedState {
     return staging_.size() + WideWindows::kBytes * std::uint64_t{windows_.size() + 1};
   }
 
+  /// Reads all of it. Throws `Overtaken`, and `Error{corrupt_data}` for a damaged tile.
+  void verify() const;
   /// Reads `wide.master.size()` parameters of a block from `first`, and their moments where `wide`
   /// wants them; both ends are then multiples of `kLeafParameters`. Behind the block all are zero.
   /// Throws `Overtaken`, and `Error{corrupt_data}` for a damaged tile.

@@ -48,14 +48,24 @@ std::span<std::byte> StateSlots::parameters_of(std::uint32_t tile,
   return slot.subspan(layout.parameters, layout.disk_bytes - layout.parameters);
 }
 
+namespace {
+
+void read_verified(nvme_swap::TileStore& store, TileIndex tile, std::span<std::byte> target) {
+  store.read(tile, target).wait();
+  store.verify(tile, target);
+}
+
+}  // namespace
+
+void StateSlots::load_state(nvme_swap::TileStore& store, std::uint32_t tile,
+                            std::span<std::byte> slot) const {
+  read_verified(store, state(tile), state_of(tile, slot));
+}
+
 void StateSlots::load(nvme_swap::TileStore& store, std::uint32_t tile,
                       std::span<std::byte> slot) const {
-  const auto read = [&](TileIndex index, std::span<std::byte> bytes) {
-    store.read(index, bytes).wait();
-    store.verify(index, bytes);
-  };
-  read(state(tile), state_of(tile, slot));
-  if (with_parameters()) read(parameters(tile), parameters_of(tile, slot));
+  load_state(store, tile, slot);
+  if (with_parameters()) read_verified(store, parameters(tile), parameters_of(tile, slot));
 }
 
 nvme_swap::TileRead StateSlots::load(const nvme_swap::CommittedTiles& tiles, std::uint32_t tile,

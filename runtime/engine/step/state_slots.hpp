@@ -41,6 +41,8 @@ class StateSlots {
     return TileIndex{static_cast<std::uint32_t>(tiles_.size()) + tile};
   }
 
+  /// Reads the state of `tile` from `store`, and not its parameters, and verifies it. Blocks.
+  void load_state(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
   /// Reads `tile` from `store` and verifies it. `slot`: [layout.disk_bytes]. Blocks.
   void load(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
   /// Does the same for the newest commit of another run's store, which may have moved on.

@@ -1,6 +1,7 @@
 """Checkpoints of the engine: a folder TAG with the model, the optimizer's state and the rest."""
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -78,14 +79,18 @@ def load(engine: Engine, folder: str, *, strict: bool, optimizer: bool, schedule
     # What the program has given as client_state is any object.
     saved = torch.load(os.path.join(folder, _ENGINE), weights_only=False)
     values = torch.load(os.path.join(folder, _MODEL))
-    if load_model is not None:
-        load_model(src=values, dst=engine.module)
-    else:
-        engine.module.load_state_dict(values, strict=strict)
-    if not module_only:
-        if optimizer:
-            engine.optimizer.load_state_dict(saved["groups"])
+    with_state = optimizer and not module_only
+    if with_state:
+        engine.optimizer.load_state_dict(saved["groups"])
+    with (engine.optimizer.replacing("load_checkpoint") if with_state
+          else contextlib.nullcontext()):
+        if load_model is not None:
+            load_model(src=values, dst=engine.module)
+        else:
+            engine.module.load_state_dict(values, strict=strict)
+        if with_state:
             engine.optimizer.load(os.path.join(folder, _OPTIMIZER))
+    if not module_only:
         if schedule and engine.lr_scheduler is not None and saved["schedule"] is not None:
             engine.lr_scheduler.load_state_dict(saved["schedule"])
         engine.take_counts(saved)

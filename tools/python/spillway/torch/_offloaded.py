@@ -281,6 +281,7 @@ class OffloadedOptimizer(WithState):
         divisor *= self._uses.unscaled_by() * (1.0 if scale is None else float(scale))
         max_norm = self.max_norm if self._clip_next is None else self._clip_next
         self._uses.check(clips=max_norm > 0 or self._clip_next is not None)
+        self._check_whole()
         self._take_what_came()
         if self._ranks is not None:
             self._check_settings(divisor, max_norm)

@@ -156,9 +156,6 @@ class Shard(Held):
               v: torch.Tensor | None) -> None:
         """Sets the state of a parameter; without a master it keeps its own, and moments that are
         None become zero."""
-        if master is None:
-            self.take_write(index)
-            master = self.read(index, True, False, False, in_memory)[0]
         self.check_state(index, master, m, v)
         flat = [None if tensor is None else
                 flattened(tensor.detach().to("cpu", torch.float32), self._orders[index])

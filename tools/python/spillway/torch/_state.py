@@ -13,7 +13,13 @@ import torch
 
 from spillway._files import MARKS, OURS, written_whole
 from spillway._paths import Path, path_of
-from spillway.errors import Error, InvalidArgumentError, IoError, NotSupportedError
+from spillway.errors import (
+    CorruptDataError,
+    Error,
+    InvalidArgumentError,
+    IoError,
+    NotSupportedError,
+)
 from spillway.torch._lifetime import WithLifetime
 from spillway.torch._partition import Partition
 from spillway.torch._ranks import Ranks
@@ -50,9 +56,11 @@ class WithState(WithLifetime):
     _first_state: Any        #: returns the second moment that a parameter begins with
     _set_groups: Any         #: tells trainers the hyperparameters of groups
     _marker: Any = None                #: of a state_dict without state
+    _cut_off = ""  #: the call that has replaced a part of the state and failed
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         shard, index = self._places[parameter]
+        shard.take_write(index)
         folders = self._options["nvme"]
         allocate = functools.partial(_in_file, folders[0]) if folders else in_memory
         master, m, v = shard.read(index, parameter.dtype != torch.float32, "m" in self.state_names,
@@ -79,6 +87,7 @@ class WithState(WithLifetime):
         """
         self._lifetime.check_open()
         self._end_passes()
+        self._check_whole()
         self.state = defaultdict(dict, {
             parameter: self._state_of(parameter)
             for parameter, (shard, index) in self._places.items()
@@ -119,10 +128,13 @@ class WithState(WithLifetime):
         With a `process_group` all ranks are given the whole state, of any number of ranks.
 
         A parameter without state begins again, as one that has made no step. What is refused has
-        changed nothing.
+        changed nothing. After an error of the disk, or a signal, that has cut it off, steps raise
+        `CorruptDataError` until a state is loaded.
         """
         self._lifetime.check_open()
         self._end_passes()
+        if self._cut_off != "load_state_dict" and _LEFT_OUT not in state_dict:
+            self._check_whole()
         states, steps = self._checked(state_dict)
         before = self.param_groups
         super().load_state_dict({**state_dict, "state": {}})
@@ -131,12 +143,29 @@ class WithState(WithLifetime):
         except Error:
             self.param_groups = before
             raise
-        for parameter, (master, m, v) in states.items():
-            shard, index = self._places[parameter]
-            shard.write(index, master, m, v)
-            shard.set_updates(index, steps[parameter])
-        for shard in self._shards:
-            shard.publish()
+        if _LEFT_OUT in state_dict:
+            return
+        with self.replacing("load_state_dict"):
+            for parameter, (master, m, v) in states.items():
+                shard, index = self._places[parameter]
+                shard.write(index, master, m, v)
+                shard.set_updates(index, steps[parameter])
+            for shard in self._shards:
+                shard.publish()
+
+    @contextlib.contextmanager
+    def replacing(self, call: str) -> Iterator[None]:
+        """Surrounds what replaces state in parts: before its end, `call` was cut off."""
+        self._cut_off = call
+        yield
+        self._cut_off = ""
+
+    def _check_whole(self) -> None:
+        """Raises if a call has replaced a part of the state and not all of it."""
+        if self._cut_off:
+            raise CorruptDataError(
+                f"the state is new in a part alone, since {self._cut_off}() was cut off: call it "
+                "again, or load(folder)")
 
     def _checked(self, state_dict: Mapping[str, Any]) -> tuple[
             dict[torch.Tensor, tuple[torch.Tensor | None, ...]], dict[torch.Tensor, int]]:
@@ -202,9 +231,12 @@ class WithState(WithLifetime):
         which as many ranks can `load`.
         """
         directory = path_of(directory, "directory")
+        self._check_whole()
+        self._end_passes()
+        for shard, index in self._places.values():
+            shard.take_write(index)
         if self._ranks is not None:
             directory = os.path.join(directory, f"rank{self._ranks.rank}")
-        self._end_passes()
         with written_whole(directory, MARKS, OURS) as new:
             if len(self._shards) > 1:
                 os.mkdir(new)
@@ -212,15 +244,19 @@ class WithState(WithLifetime):
                 shard.trainer.save(folder)
 
     def load(self, directory: Path) -> None:
-        """Takes what `save` wrote, for the same parameters; the parameters follow."""
+        """Takes what `save` wrote, for the same parameters; the parameters follow. A damaged part
+        changes nothing of its parameters. If others were loaded before, or the disk fails, steps
+        raise `CorruptDataError` until a load succeeds."""
         directory = path_of(directory, "directory")
         if self._ranks is not None:
             directory = os.path.join(directory, f"rank{self._ranks.rank}")
         else:
             self._check_parts(directory)
         self._end_passes()
-        for folder, shard in self._folders(directory):
+        folders = self._folders(directory)
+        for number, (folder, shard) in enumerate(folders, 1):
             shard.load(folder)
+            self._cut_off = "load" if number < len(folders) else ""
 
     def _check_parts(self, directory: str) -> None:
         """Raises unless a checkpoint has as many parts as this optimizer has."""
