@@ -108,10 +108,14 @@ void EmbeddedCycle::write_part(const Part& part, const cpu_adam::ConstWideState&
 }
 
 void EmbeddedCycle::read_state(const EmbeddedPlace& place, const cpu_adam::WideState& wide) {
+  const DType dtype = workload().compute;
   visit_parts(place, [&](const Part& part) {
-    read_part(part, {.master = slice(wide.master, part.of_parameter, part.count),
+    const std::span<float> masters = slice(wide.master, part.of_parameter, part.count);
+    read_part(part, {.master = masters,
                      .m = slice(wide.m, part.of_parameter, part.count),
                      .v = slice(wide.v, part.of_parameter, part.count)});
+    // The next update goes on from there, too.
+    follow_values(isa_, dtype, {parameters_of(part), part.count * size_of(dtype)}, masters);
   });
 }
 
@@ -156,6 +160,9 @@ void EmbeddedCycle::take_values(const EmbeddedPlace& place, TakenValues which) {
 }
 
 void EmbeddedCycle::save(const std::filesystem::path& directory) {
+  for (const std::uint32_t parameter : in_order_) {
+    take_values(layout_.places[parameter], TakenValues::changed);
+  }
   unstage();
   copy_now(checkpoint_store(directory));
 }
