@@ -393,9 +393,8 @@ class OffloadedOptimizer(WithState):
             shard.wait_all()
 
     def values_changed(self, parameter: torch.Tensor) -> None:
-        """Makes the master of a parameter what its values are. It is needed after writes in place
-        through `parameter.data` where parameters are on a GPU, of an offloaded model or of several
-        ranks; the next step notices all others itself."""
+        """Makes the master of a parameter what its values are: needed after writes in place through
+        `parameter.data` on a GPU, in an offloaded model and with ranks. A step notices others."""
         self._end_passes()
         shard, index = self._places[parameter]
         shard.take_values(index)
