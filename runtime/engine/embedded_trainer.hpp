@@ -254,7 +254,8 @@ class EmbeddedTrainer {
   void write_state(std::uint32_t parameter, std::span<const float> master, std::span<const float> m,
                    std::span<const float> v);
   /// Writes a checkpoint of all state into a folder that does not exist yet; it is whole and
-  /// durable once this returns, and no checkpoint before that.
+  /// durable once this returns, and no checkpoint before that. Gradients of the step under way stay
+  /// where they are, and are not in it.
   void save(const std::filesystem::path& directory);
   /// Takes the state of a checkpoint of the same parameters, groups and formats, on whatever tier.
   /// Throws `Error{corrupt_data}` for a damaged one, and has changed nothing: all of it is read

@@ -60,7 +60,7 @@ TEST_F(EmbeddedTrainerTest, GoesOnAfterMisuse) {
                ErrorCode::invalid_argument, "0 bytes; 3 elements");
   expect_error([&] { static_cast<void>(trainer->add_gradient(9, {})); },
                ErrorCode::invalid_argument, "no parameter 9");
-  expect_error([&] { static_cast<void>(trainer->save(directory_.path() / "x")); },
+  expect_error([&] { static_cast<void>(trainer->load(directory_.path() / "x")); },
                ErrorCode::invalid_argument, "gradients of this step are there");
   expect_error([&] { static_cast<void>(trainer->step({.gradient_divisor = 0})); },
                ErrorCode::invalid_argument, "above 0");

@@ -97,6 +97,21 @@ TEST_P(EmbeddedModes, HaveTheBitsOfStateInMemory) {
   EXPECT_TRUE(there == here);
 }
 
+TEST_P(EmbeddedModes, SaveWhatTheyHadBeforeTheStepUnderWay) {
+  const auto usual = train(*make(in_memory()), 1, 4);
+  const auto trainer = make(options());
+  train(*trainer, 1, 2);
+  for (const std::size_t parameter : {4U, 2U}) give(*trainer, parameter, 3);
+  trainer->save(directory_.path() / "checkpoint");
+  for (const std::size_t parameter : {3U, 1U, 0U}) give(*trainer, parameter, 3);
+  trainer->step({.gradient_divisor = 2, .max_norm = 1});
+  EXPECT_TRUE(train(*trainer, 4, 4) == usual);
+  const auto second = make(in_memory());
+  second->load(directory_.path() / "checkpoint");
+  EXPECT_EQ(second->steps(), 2U);
+  EXPECT_TRUE(train(*second, 3, 4) == usual);
+}
+
 TEST_P(EmbeddedModes, GoOnFromACheckpointOnAnotherTier) {
   const auto first = make(options());
   train(*first, 1, 3);

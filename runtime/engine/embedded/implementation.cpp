@@ -118,13 +118,19 @@ void EmbeddedTrainer::Implementation::gather() {
   runner_.finish();
 }
 
-/// Returns once nothing runs, and no update is pending.
-void EmbeddedTrainer::Implementation::park() {
+/// Returns once nothing runs, and no update is pending. Gradients of the step under way wait on.
+void EmbeddedTrainer::Implementation::rest() {
   check_process();
   check_left();
+  gradients_.land();
+  runner_.park();
+}
+
+/// Does that where there are none.
+void EmbeddedTrainer::Implementation::park() {
   check(!gradients_.any(), ErrorCode::invalid_argument,
         "gradients of this step are there already; call step or discard_gradients first");
-  runner_.park();
+  rest();
 }
 
 std::span<std::byte> EmbeddedTrainer::Implementation::values(std::uint32_t parameter) {
@@ -265,7 +271,7 @@ std::unique_ptr<ParameterMemory> EmbeddedTrainer::Implementation::take_memory() 
 }
 
 void EmbeddedTrainer::Implementation::save(const std::filesystem::path& directory) {
-  park();
+  rest();
   check_whole();
   NewCheckpoint checkpoint(
       directory, describe_checkpoint(directory, options_, names_, layout_, cycle_.updates()));

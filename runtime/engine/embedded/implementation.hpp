@@ -72,6 +72,7 @@ class EmbeddedTrainer::Implementation {
   [[nodiscard]] std::span<std::byte> resident_values(const EmbeddedPlace& at);
   void begin(EmbeddedPlan plan);
   void gather();
+  void rest();
   void park();
   void check_count(std::uint32_t parameter, std::size_t count) const;
   void check_whole(std::uint32_t parameter) const;
