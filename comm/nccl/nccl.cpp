@@ -21,7 +21,7 @@ void find(const SharedLibrary& library, Pointer& function, const char* name) {
 }  // namespace
 
 Nccl::Nccl(std::span<const std::filesystem::path> directories)
-    : library(kNcclName, directories, kRemedy, reason_against_nccl) {
+    : library(kNcclName, directories, kRemedy, reason_against_nccl<decltype(ncclGetVersion)>) {
   find(library, get_version, "ncclGetVersion");
   find(library, error_string, "ncclGetErrorString");
   find(library, last_error, "ncclGetLastError");

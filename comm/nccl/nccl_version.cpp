@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
-#include <optional>
 #include <string_view>
 
 namespace spillway::comm::detail {
@@ -47,16 +46,14 @@ std::optional<int> cuda_major_of(const std::string& path) {
 
 }  // namespace
 
-std::string reason_against_nccl(const LibraryCandidate& library) {
-  auto* const version_of = library.function<int(int*)>("ncclGetVersion");
-  int version = 0;
-  if (version_of == nullptr || version_of(&version) != 0) return "does not tell its version";
-  const std::string text = nccl_version_text(version);
-  if (version < kOldestNccl) {
+std::string reason_against_nccl(const std::string& path, std::optional<int> version) {
+  if (!version) return "does not tell its version";
+  const std::string text = nccl_version_text(*version);
+  if (*version < kOldestNccl) {
     return fmt::format("is NCCL {}, and {} or newer is needed", text,
                        nccl_version_text(kOldestNccl));
   }
-  const std::optional<int> cuda = cuda_major_of(library.path());
+  const std::optional<int> cuda = cuda_major_of(path);
   if (!cuda || *cuda == kCudaMajor) return {};
   return fmt::format("is NCCL {} for CUDA {}, and one for CUDA {} is needed", text, *cuda,
                      kCudaMajor);

@@ -1,6 +1,7 @@
 // Which NCCL device communicators can use. Needs no headers of NVIDIA's.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "runtime/base/shared_library.hpp"
@@ -12,8 +13,17 @@ namespace spillway::comm::detail {
 inline constexpr int kOldestNccl = 21801;
 
 /// Returns why a libnccl.so.2 is not used; nothing if it is. Every version 2 has this name,
-/// whatever CUDA it was built for.
-[[nodiscard]] std::string reason_against_nccl(const LibraryCandidate& library);
+/// whatever CUDA it was built for. `version`: what it tells; none: it does not.
+[[nodiscard]] std::string reason_against_nccl(const std::string& path, std::optional<int> version);
+
+/// `GetVersion`: the type of ncclGetVersion, whose result is an enumeration of NCCL's header.
+template <class GetVersion>
+[[nodiscard]] std::string reason_against_nccl(const LibraryCandidate& library) {
+  auto* const version_of = library.function<GetVersion>("ncclGetVersion");
+  int version = 0;
+  const bool told = version_of != nullptr && static_cast<int>(version_of(&version)) == 0;
+  return reason_against_nccl(library.path(), told ? std::optional(version) : std::nullopt);
+}
 
 /// Returns "2.28.9" for 22809.
 [[nodiscard]] std::string nccl_version_text(int version);

@@ -23,6 +23,7 @@ using testing::HasSubstr;
 
 constexpr const char* kCudnn = "libcudnn.so.9";
 constexpr const char* kNccl = "libnccl.so.2";
+constexpr auto kAgainstNccl = comm::detail::reason_against_nccl<int(int*)>;
 
 fs::path stubs(const char* version) {
   const fs::path program = fs::read_symlink("/proc/self/exe");
@@ -72,8 +73,7 @@ TEST(LibraryVersions, ACudnnForAnotherCudaOrTooOldIsPassedOver) {
 TEST(LibraryVersions, AnNcclForAnotherCudaOrTooOldIsPassedOver) {
   const std::vector<fs::path> places{stubs("cuda12"), stubs("old"), stubs("good")};
   std::optional<SharedLibrary> library;
-  const std::string said =
-      warnings_of([&] { library.emplace(kNccl, places, "", comm::detail::reason_against_nccl); });
+  const std::string said = warnings_of([&] { library.emplace(kNccl, places, "", kAgainstNccl); });
   EXPECT_EQ(library->path(), places.back() / kNccl);
   EXPECT_THAT(said, HasSubstr((places[0] / kNccl).string() + " is NCCL 2.28.9 for CUDA 12,"));
   EXPECT_THAT(said, HasSubstr((places[1] / kNccl).string() + " is NCCL 2.17.3,"));
@@ -84,15 +84,15 @@ TEST(LibraryVersions, WhereNoneIsWantedEachIsNamedWithItsVersion) {
   EXPECT_THAT(refusal(kCudnn, places, model::cuda::reason_against_cudnn),
               AllOf(HasSubstr("install the right one"), HasSubstr("CUDA 12.9"),
                     HasSubstr("9.10.2 for CUDA 13.0, and 9.18 or newer for CUDA 13 is needed")));
-  EXPECT_THAT(refusal(kNccl, places, comm::detail::reason_against_nccl),
+  EXPECT_THAT(refusal(kNccl, places, kAgainstNccl),
               AllOf(HasSubstr("install the right one"), HasSubstr("one for CUDA 13 is needed"),
                     HasSubstr("2.17.3, and 2.18.1 or newer is needed")));
 }
 
 TEST(LibraryVersions, ALibraryThatDoesNotTellItsVersionIsRefused) {
   const std::vector<fs::path> places{stubs("good")};
-  for (const LibraryCheck& wanted : {LibraryCheck(model::cuda::reason_against_cudnn),
-                                     LibraryCheck(comm::detail::reason_against_nccl)}) {
+  for (const LibraryCheck& wanted :
+       {LibraryCheck(model::cuda::reason_against_cudnn), LibraryCheck(kAgainstNccl)}) {
     EXPECT_THAT(refusal("libstub_part.so.9", places, wanted),
                 HasSubstr("does not tell its version"));
   }
