@@ -336,8 +336,8 @@ SPILLWAY_API spillway_status spillway_write_state(spillway_trainer* trainer, uin
                                                   uint64_t elements, const float* master,
                                                   const float* m, const float* v);
 /// Writes a checkpoint of parameters, state and counts into `directory`, which does not exist yet.
-/// Gradients of a step under way are not in it, and stay. It is whole and durable once this returns 0, and
-/// no checkpoint before that. Streams: it needs no second copy in memory.
+/// Gradients of a step under way are not in it, and stay. It is whole and durable once this returns
+/// 0, and no checkpoint before that. Streams: it needs no second copy in memory.
 SPILLWAY_API spillway_status spillway_save(spillway_trainer* trainer, const char* directory);
 /// Takes the state of a checkpoint into a started trainer with the same parameters, groups and
 /// state format; where the state lives may differ. Returns SPILLWAY_CORRUPT_DATA for a damaged one,
