@@ -7,19 +7,18 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
 
+namespace spillway::capi_test {
+constinit test_support::FailingTurn file_call_turn;
+}  // namespace spillway::capi_test
+
 namespace {
 
-std::atomic<bool> failing{false};
-std::atomic<std::int64_t> left_to_succeed{0};
-
 bool fails_now() {
-  if (!failing.load(std::memory_order_relaxed)) return false;
-  if (left_to_succeed.fetch_sub(1, std::memory_order_relaxed) != 0) return false;
+  if (!spillway::capi_test::file_call_turn.comes()) return false;
   errno = EIO;
   return true;
 }
@@ -63,12 +62,3 @@ extern "C" int openat(int folder, const char* path, int flags, ...) {
   va_end(arguments);
   return fails_now() ? -1 : real(folder, path, flags, mode);
 }
-
-namespace spillway::capi_test {
-
-FailingFileCall::FailingFileCall(std::int64_t successes) { left_to_succeed = successes; }
-FailingFileCall::~FailingFileCall() { failing = false; }
-void FailingFileCall::watch(bool on) { failing = on; }
-bool FailingFileCall::has_failed() const { return left_to_succeed < 0; }
-
-}  // namespace spillway::capi_test

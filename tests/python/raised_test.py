@@ -2,7 +2,7 @@
 a model that never had it."""
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
+from block_model import BlockModel
 
 from spillway.torch import OffloadedAdamW, offload_model
 
@@ -32,24 +32,9 @@ class Block(torch.nn.Module):
         return x + self.outer(h if self.inside is None else self.inside(h))
 
 
-class Model(torch.nn.Module):
-    def __init__(self, recomputes):
-        super().__init__()
-        self.embedding = torch.nn.Linear(4, 64)
-        self.blocks = torch.nn.ModuleList(Block(64) for _ in range(6))
-        self.head = torch.nn.Linear(64, 1)
-        self.recomputes = recomputes
-
-    def forward(self, x):
-        x = self.embedding(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
-        return self.head(x).square().mean()
-
-
 def make(streamed, recomputes=False, deferred=False, frozen=()):
     torch.manual_seed(1)
-    model = Model(recomputes)
+    model = BlockModel(Block, 6, 64, recomputes)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(part in name for part in frozen))
     if streamed:

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
+from block_model import BlockModel
 from peft import LoraConfig, get_peft_model
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import spillway
@@ -31,25 +31,14 @@ class Block(torch.nn.Module):
         return x + h @ self.outer.t() + h[..., : x.shape[-1]] * self.outer[:, 0]
 
 
-class Model(torch.nn.Module):
-    def __init__(self, blocks=8, width=128, recomputes=False):
-        super().__init__()
-        self.embedding = torch.nn.Linear(4, width)
-        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(blocks))
-        self.head = torch.nn.Linear(width, 1)
-        self.recomputes = recomputes
-
-    def forward(self, x):
-        x = self.embedding(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
-        return self.head(x).square().mean()
+def model_of_blocks(recomputes=False):
+    return BlockModel(Block, 8, 128, recomputes)
 
 
 def make(budget=None, dtype=torch.float32, recomputes=False, deferred=False,
          activation_memory=None, **options):
     torch.manual_seed(1)
-    model = Model(recomputes=recomputes).to(dtype)
+    model = model_of_blocks(recomputes).to(dtype)
     if budget is not None:
         offload_model(model, budget, activation_memory=activation_memory)
     if deferred:
@@ -121,7 +110,7 @@ def test_frozen_parameters_are_streamed_and_stay_as_they_are():
     trained, optimizers = [], []
     for budget in (None, "700KB"):
         torch.manual_seed(1)
-        model = freeze(Model())
+        model = freeze(model_of_blocks())
         if budget:
             offload_model(model, budget)
         before = copy.deepcopy(model.state_dict())
@@ -288,7 +277,7 @@ def test_a_llama_of_transformers_with_state_on_disk(tmp_path, deferred):
 
 
 def test_says_what_does_not_fit_and_what_is_missing():
-    model = Model()
+    model = model_of_blocks()
     offload_model(model, "400KB")
     with pytest.raises(spillway.InvalidArgumentError, match="make an optimizer"):
         model(batch(0))
@@ -298,11 +287,11 @@ def test_says_what_does_not_fit_and_what_is_missing():
         offload_model(torch.nn.Linear(3, 3), "400KB")
     with pytest.raises(spillway.DoesNotFitError, match="the largest unit has"):
         make("10KB")
-    some = Model()
+    some = model_of_blocks()
     offload_model(some, "400KB")
     with pytest.raises(spillway.NotSupportedError, match="blocks.0.outer of block 0 needs"):
         OffloadedAdamW(some.head.parameters())
-    frozen = freeze(Model())
+    frozen = freeze(model_of_blocks())
     offload_model(frozen, "700KB")
     optimizer = OffloadedAdamW(frozen.parameters())
     frozen.blocks[2].inner.weight.requires_grad_(True)

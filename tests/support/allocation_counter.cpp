@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdarg>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -21,13 +20,15 @@
 #define SPILLWAY_COUNTS_ALLOCATIONS 0
 #endif
 
+namespace spillway::test_support {
+constinit FailingTurn allocation_turn;
+}  // namespace spillway::test_support
+
 namespace {
 
 std::atomic<bool> counting{false};
 std::atomic<int> allocation_count{0};
 std::atomic<int> open_count{0};
-std::atomic<bool> failing{false};
-std::atomic<std::int64_t> left_to_succeed{0};
 
 /// Whether one of the callers is in a library, and in a function, with names that have these parts.
 bool is_called_from(const char* library, const char* function) {
@@ -53,10 +54,10 @@ bool is_called_from(const char* library, const char* function) {
 /// Throws if it is the turn of the allocation that fails. Paths of libstdc++ 12 free what is not
 /// theirs where an allocation of their own fails: these succeed, and the next one fails.
 [[maybe_unused]] void fail_in_turn() {
-  if (!failing.load(std::memory_order_relaxed)) return;
-  if (left_to_succeed.fetch_sub(1, std::memory_order_relaxed) != 0) return;
+  using spillway::test_support::allocation_turn;
+  if (!allocation_turn.comes()) return;
   if (!is_called_from("libstdc++", "10filesystem")) throw std::bad_alloc();
-  left_to_succeed = 0;
+  allocation_turn.begin(0);
 }
 
 }  // namespace
@@ -105,10 +106,5 @@ AllocationCounter::~AllocationCounter() { counting = false; }
 bool AllocationCounter::works() { return SPILLWAY_COUNTS_ALLOCATIONS != 0; }
 int AllocationCounter::allocations() const { return allocation_count; }
 int AllocationCounter::opens() const { return open_count; }
-
-FailingAllocation::FailingAllocation(std::int64_t successes) { left_to_succeed = successes; }
-FailingAllocation::~FailingAllocation() { failing = false; }
-void FailingAllocation::watch(bool on) { failing = on; }
-bool FailingAllocation::has_failed() const { return left_to_succeed < 0; }
 
 }  // namespace spillway::test_support

@@ -2,7 +2,7 @@
 // of it fail. Linking `spillway_test_support` replaces operator new and delete of the program.
 #pragma once
 
-#include <cstdint>
+#include "tests/support/failing_turn.hpp"
 
 namespace spillway::test_support {
 
@@ -21,17 +21,8 @@ class AllocationCounter {
   [[nodiscard]] int opens() const;
 };
 
-/// Makes one operator new throw, where AllocationCounter works. One at a time.
-class FailingAllocation {
- public:
-  /// So many succeed before it, on any thread, of those that are watched.
-  explicit FailingAllocation(std::int64_t successes);
-  ~FailingAllocation();
-  FailingAllocation(const FailingAllocation&) = delete;
-  FailingAllocation& operator=(const FailingAllocation&) = delete;
-
-  void watch(bool on);
-  [[nodiscard]] bool has_failed() const;
-};
+/// Makes one operator new throw, where AllocationCounter works.
+extern FailingTurn allocation_turn;
+using FailingAllocation = Failing<allocation_turn>;
 
 }  // namespace spillway::test_support

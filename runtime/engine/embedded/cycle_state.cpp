@@ -1,6 +1,5 @@
 // The state of parameters between plans: one of them at a time, and checkpoints of all.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -131,23 +130,15 @@ void EmbeddedCycle::write_state(const EmbeddedPlace& place, const cpu_adam::Cons
 
 bool EmbeddedCycle::take_part(const Part& part, TakenValues which) {
   const DType dtype = workload().compute;
-  const std::size_t size = size_of(dtype);
-  const std::span<const std::byte> written(parameters_of(part), part.count * size);
-  std::vector<float> master(part.count), m(part.count), v(part.count), kept(part.count);
-  read_part(part, {.master = kept, .m = m, .v = v});
-  widen(dtype, written, master);
-  if (which == TakenValues::changed) {
-    std::vector<std::byte> rounded(written.size());
-    cpu_adam::cast_parameters(isa_, dtype, kept.data(), rounded.data(), part.count);
-    for (std::uint64_t i = 0; i < part.count; ++i) {
-      const std::uint64_t at = i * size;
-      if (std::memcmp(&written[at], &rounded[at], size) == 0) master[i] = kept[i];
-    }
+  const std::span<const std::byte> written(parameters_of(part), part.count * size_of(dtype));
+  std::vector<float> master(part.count), m(part.count), v(part.count);
+  read_part(part, {.master = master, .m = m, .v = v});
+  if (which == TakenValues::all) {
+    widen(dtype, written, master);
+  } else if (!follow_values(isa_, dtype, written, master)) {
     // Moments of a short format would be rounded again. Its values are a part of the slot.
-    if (std::memcmp(master.data(), kept.data(), master.size() * sizeof(float)) == 0) {
-      staged_is_new_ |= staged_.has_value() && slots().with_parameters();
-      return false;
-    }
+    staged_is_new_ |= staged_.has_value() && slots().with_parameters();
+    return false;
   }
   write_part(part, {.master = master, .m = m, .v = v});
   return true;

@@ -44,17 +44,16 @@ void widen(DType dtype, std::span<const std::byte> source, std::span<float> targ
   }
 }
 
-bool zero_remainders(std::span<const std::uint16_t> values, std::span<std::int16_t> remainders) {
+void zero_remainders(std::span<const std::uint16_t> values, std::span<std::int16_t> remainders) {
   unsigned any = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
     any |= static_cast<unsigned>((values[i] & 0x7fffU) == 0) &
            static_cast<unsigned>(remainders[i] < 0);
   }
-  if (any == 0) return false;
+  if (any == 0) return;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if ((values[i] & 0x7fffU) == 0) remainders[i] = std::max<std::int16_t>(remainders[i], 0);
   }
-  return true;
 }
 
 bool follow_values(cpu_adam::Isa isa, DType dtype, std::span<const std::byte> values,

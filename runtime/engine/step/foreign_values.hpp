@@ -14,8 +14,8 @@ namespace spillway::engine {
 void widen(DType dtype, std::span<const std::byte> source, std::span<float> target);
 
 /// Makes the remainders of zeros zero where they are negative, as none is that a master has left:
-/// joined with such a one, a zero is no number. Returns whether any was. `values`: bf16.
-bool zero_remainders(std::span<const std::uint16_t> values, std::span<std::int16_t> remainders);
+/// joined with such a one, a zero is no number. `values`: bf16.
+void zero_remainders(std::span<const std::uint16_t> values, std::span<std::int16_t> remainders);
 
 /// Makes a master that does not round to its value that value. Returns whether any did not.
 /// `values`: [masters.size()] of `dtype`.
