@@ -85,7 +85,7 @@ void Planning::open() {
          .options = run_.options,
          .data = std::filesystem::absolute(request_.data).string(),
          .identity = recognise_data()};
-  check_same_run(request_.ranks, now);
+  check_same_run(request_.ranks, now, sources_of(request_, now, *run_.data, start.has_value()));
   join_gpus();
   join_groups();
   const config::ScheduleOptions given = run_.options.schedule;
@@ -107,7 +107,7 @@ void Planning::open() {
   for (const std::string& note : notes_at_start(run_.config, given, run_.options, run_.steps)) {
     observer_.noted(note);
   }
-  run_.claim.prepare_state(run_.options.nvme);
+  prepare_state(request_.ranks, run_.claim, run_.options.nvme);
   run_.store_options.directories = run_.claim.state_directories();
   run_.store_options.owner = run_.claim.manifest().state_id;
   for (const std::string& note : run_.claim.take_notes()) observer_.noted(note);

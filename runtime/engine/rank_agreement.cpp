@@ -63,20 +63,42 @@ void check_own_gpus(std::span<const Place> places) {
   }
 }
 
-std::string settings_of(const RunConfig& config) {
-  std::string text;
+std::string settings_of(const RunConfig& config, const RunSources& sources) {
+  std::string text =
+      fmt::format("run directory: {}\nstart weights: {}\n", sources.run.string(), sources.weights);
   for (const config::Option& option : config::options_table()) {
     if (std::ranges::count(kOwn, option.path()) > 0) continue;
     const nlohmann::json value = config::value_of(option, config.options);
     if (!value.is_null()) text += fmt::format("{}: {}\n", option.path(), value.dump());
   }
   text += fmt::format("fingerprint of the training tokens: {:016x}\n", config.identity.fingerprint);
+  text += fmt::format("fingerprint of the validation tokens: {:016x}\n",
+                      sources.validation_fingerprint);
   const nlohmann::json model = parse_json(
       model::to_config_json(config.model, config.options.compute), {.origin = "the model"});
   for (const auto& [key, value] : model.items()) {
     text += fmt::format("{} of the model: {}\n", key, value.dump());
   }
   return text;
+}
+
+/// Throws unless all runs that the ranks have found are of one job.
+void check_one_job(std::span<const RunClaim::Found> all, const std::filesystem::path& job) {
+  const auto is_there = [](const RunClaim::Found& found) {
+    return found.state != RunClaim::Found::State::nothing;
+  };
+  const auto first = std::ranges::find_if(all, is_there);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const RunId& other = all[rank].job;
+    const bool same = !is_there(all[rank]) || other == RunId{} || other == first->job ||
+                      (first->renamed != RunId{} && other == first->renamed);
+    const auto number = static_cast<std::size_t>(first - all.begin());
+    check(same, ErrorCode::corrupt_data,
+          fmt::format("{} is of another run than {}: they are of runs {} and {}; put back the "
+                      "folder that belongs there",
+                      rank_directory(job, rank).string(), rank_directory(job, number).string(),
+                      to_text(other), to_text(first->job)));
+  }
 }
 
 /// Returns the seconds of an all_gather of shards of this size.
@@ -170,34 +192,60 @@ int gpu_of_rank(comm::Communicator& ranks, config::DeviceKind device) {
   return index;
 }
 
-void check_same_run(comm::Communicator* ranks, const RunConfig& config) {
+void check_same_run(comm::Communicator* ranks, const RunConfig& config, const RunSources& sources) {
   if (ranks == nullptr) return;
-  comm::handshake(
-      *ranks,
-      {.version = SPILLWAY_VERSION, .ranks = ranks->ranks(), .settings = settings_of(config)});
+  comm::handshake(*ranks, {.version = SPILLWAY_VERSION,
+                           .ranks = ranks->ranks(),
+                           .settings = settings_of(config, sources)});
 }
 
 std::optional<StepIndex> agree_on_start(comm::Communicator* ranks, RunClaim& claim) {
   const RunClaim::Found mine = claim.found();
   const std::vector<RunClaim::Found> all =
       ranks == nullptr ? std::vector{mine} : gather(*ranks, mine);
+  check_one_job(all, claim.job());
   using State = RunClaim::Found::State;
   const auto goes_on = [](const RunClaim::Found& found) { return found.state == State::committed; };
-  const auto first = std::ranges::find_if(all, goes_on);
-  if (first == all.end()) return std::nullopt;
+  const auto first = std::ranges::max_element(all, {}, &RunClaim::Found::commits);
+  if (!goes_on(*first)) return std::nullopt;
   if (std::ranges::all_of(all, goes_on)) {
+    claim.check_resumed();
     return StepIndex{std::ranges::min_element(all, {}, &RunClaim::Found::step)->step};
   }
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const bool begun = all[rank].state == State::uncommitted;
-    check(goes_on(all[rank]) || (begun && first->commits == 1), ErrorCode::corrupt_data,
-          fmt::format("rank {} has no committed step in {}, and rank {} has step {}: its state is "
-                      "lost; put its folder back, or start a new run",
-                      rank, rank_directory(claim.job(), rank).string(), first - all.begin(),
-                      first->step));
-  }
+  // A rank that has never committed tells of all that they were cut off in their first commit, or
+  // have since begun to make room for another start.
+  const bool begun = std::ranges::count(all, State::uncommitted, &RunClaim::Found::state) > 0;
+  const bool cut_off = begun && first->commits == 1;
+  const auto lost = std::ranges::find_if_not(all, goes_on) - all.begin();
+  check(cut_off, ErrorCode::corrupt_data,
+        fmt::format("rank {} has no committed step in {}, and rank {} has step {}: its state is "
+                    "lost; put its folder back, or start a new run",
+                    lost, rank_directory(claim.job(), static_cast<std::size_t>(lost)).string(),
+                    first - all.begin(), first->step));
   claim.begin_again();
   return std::nullopt;
+}
+
+void prepare_state(comm::Communicator* ranks, RunClaim& claim,
+                   const std::vector<std::filesystem::path>& nvme) {
+  if (ranks == nullptr) return claim.prepare_state(nvme);
+  // While a rank that has never committed is there, the others are known to be cut off.
+  const bool cut_off = !claim.resumes() && claim.found().state == RunClaim::Found::State::committed;
+  if (cut_off) claim.prepare_state(nvme);
+  ranks->barrier().wait();
+  if (!cut_off) claim.prepare_state(nvme);
+  RunId job = claim.manifest().id;
+  ranks->broadcast(std::as_writable_bytes(std::span{&job, 1}), Rank{}).wait();
+  claim.join(job);
+}
+
+void record(comm::Communicator* ranks, RunClaim& claim, RunConfig& config) {
+  if (ranks == nullptr) return claim.record(config);
+  if (leads(ranks)) claim.record(config);
+  ranks->barrier().wait();
+  if (!leads(ranks)) claim.record(config);
+  ranks->barrier().wait();
+  claim.all_recorded();
 }
 
 void check_same_step(comm::Communicator* ranks, const std::filesystem::path& from, StepIndex step) {

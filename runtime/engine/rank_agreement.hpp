@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.hpp"
@@ -67,15 +68,30 @@ std::uint64_t value_of_first(comm::Communicator& ranks, std::uint64_t mine);
 /// host. Throws `Error{invalid_argument}` that names two ranks where they have the same one.
 [[nodiscard]] int gpu_of_rank(comm::Communicator& ranks, config::DeviceKind device);
 
-/// Throws `Error{invalid_argument}` that names the first rank whose program, data, model or options
-/// differ from those of rank 0, and both values. What a rank may have of its own is not compared:
-/// threads, drives, budgets.
-void check_same_run(comm::Communicator* ranks, const RunConfig& config);
+/// What ranks compare beside the configuration of their run.
+struct RunSources {
+  std::filesystem::path run{};               ///< the directory of the job
+  std::string weights{};                     ///< where they come from, and what tells them apart
+  std::uint64_t validation_fingerprint = 0;  ///< 0: no validation tokens
+};
+
+/// Throws `Error{invalid_argument}` that names the first rank whose program, data, model, options
+/// or sources differ from those of rank 0, and both values. What a rank may have of its own is not
+/// compared: threads, drives, budgets.
+void check_same_run(comm::Communicator* ranks, const RunConfig& config, const RunSources& sources);
 
 /// Returns the step from which the job goes on, the least that is the last committed one of a rank;
 /// nothing if the job begins. Ranks whose first commit some others did not reach begin again.
-/// Throws `Error{corrupt_data}` where a rank has lost its state.
+/// Throws `Error{corrupt_data}` where a rank has lost its state or has that of another job,
+/// `Error{invalid_argument}` where the job goes on and was not told to.
 [[nodiscard]] std::optional<StepIndex> agree_on_start(comm::Communicator* ranks, RunClaim& claim);
+
+/// Prepares the state of every rank, in an order in which a kill leaves nothing that the next start
+/// could not tell from lost state, and makes them ranks of one job.
+void prepare_state(comm::Communicator* ranks, RunClaim& claim,
+                   const std::vector<std::filesystem::path>& nvme);
+/// Records what every rank is. Rank 0 does first: what others name must be there.
+void record(comm::Communicator* ranks, RunClaim& claim, RunConfig& config);
 
 /// Throws `Error{busy}` on the ranks that have taken another step than rank 0 from the run in
 /// `from`, which another process trains.

@@ -84,12 +84,13 @@ void Loop::create_trainer() {
   trainer_ = std::make_unique<Trainer>(*run_, std::move(run_->model));
   checkpoints_.emplace(RunDirectory(run_->claim.job()),
                        KeptCheckpoints::Options{.id = run_->claim.manifest().id,
+                                                .job = run_->claim.manifest().job,
                                                 .save_every = run_->options.save_every,
                                                 .keep = run_->options.keep,
                                                 .part = run_->claim.manifest().part,
                                                 .ranks = request_.ranks});
   checkpoints_->check_space(trainer_->store().layout());
-  run_->claim.record(run_->run_config);
+  record(request_.ranks, run_->claim, run_->run_config);
   if (!resumes && request_.from && is_run(*request_.from)) {
     start_from_run();
   } else if (!resumes) {

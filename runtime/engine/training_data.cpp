@@ -34,17 +34,12 @@ std::uint64_t fingerprint_of(const data::TokenFile& file, std::uint32_t vocab_si
   return nvme_swap::checksum_of(std::as_bytes(std::span(parts)));
 }
 
-void check_validation(const data::TokenFile& tokens, const std::filesystem::path& path,
-                      std::uint32_t context, std::uint32_t vocab_size) {
+void check_length(const data::TokenFile& tokens, const std::filesystem::path& path,
+                  std::uint32_t context) {
   check(tokens.size() > context, ErrorCode::invalid_argument,
         fmt::format("{} holds {} tokens, and a window of spillway.context {} needs {}; give more "
                     "text, a shorter context, or remove the file to train without evaluation",
                     path.string(), tokens.size(), context, std::uint64_t{context} + 1));
-  std::vector<std::int32_t> block(std::min(tokens.size(), kBlock));
-  for (std::uint64_t first = 0; first < tokens.size(); first += kBlock) {
-    const std::uint64_t count = std::min(kBlock, tokens.size() - first);
-    tokens.read(first, std::span(block).first(count), vocab_size);
-  }
 }
 
 }  // namespace
@@ -55,11 +50,14 @@ TrainingData TrainingData::open(const std::filesystem::path& directory,
   check(meta.vocab_size <= config.vocab_size, ErrorCode::invalid_argument,
         fmt::format("{} holds tokens of a vocabulary of {}, and the model's is {}",
                     directory.string(), meta.vocab_size, config.vocab_size));
-  TrainingData data{meta, data::TokenFile(directory / "train.bin", meta.dtype), std::nullopt};
+  TrainingData data{.meta = meta,
+                    .train = data::TokenFile(directory / "train.bin", meta.dtype),
+                    .validation = std::nullopt};
   const std::filesystem::path validation = directory / "val.bin";
   if (std::filesystem::exists(validation)) {
     data.validation.emplace(validation, meta.dtype);
-    check_validation(*data.validation, validation, context, config.vocab_size);
+    check_length(*data.validation, validation, context);
+    data.validation_fingerprint = fingerprint_of(*data.validation, config.vocab_size);
   }
   return data;
 }

@@ -23,11 +23,16 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
+const RunSources kSources{.run = "run", .weights = "run 1", .validation_fingerprint = 5};
+
 /// Returns what ranks 0 and 1 are told; empty: they run the same thing.
-std::string told(const RunConfig& first, const RunConfig& second) {
+std::string told(const RunConfig& first, const RunConfig& second,
+                 const RunSources& sources = kSources) {
   try {
-    comm::ThreadGroup(2).run(
-        [&](comm::Communicator& self) { check_same_run(&self, leads(&self) ? first : second); });
+    comm::ThreadGroup(2).run([&](comm::Communicator& self) {
+      const bool leader = leads(&self);
+      check_same_run(&self, leader ? first : second, leader ? kSources : sources);
+    });
   } catch (const Error& error) {
     return error.what();
   }
@@ -137,6 +142,21 @@ TEST(RanksThatStart, AreRefusedWithOtherTokens) {
   EXPECT_THAT(told(run, other),
               HasSubstr("rank 1 has fingerprint of the training tokens: 0000000000000def, rank 0 "
                         "has fingerprint of the training tokens: 0000000000000abc"));
+}
+
+TEST(RanksThatStart, AreRefusedWithOtherSources) {
+  const RunConfig run = run_of({});
+  const auto with = [&](auto change) {
+    RunSources other = kSources;
+    change(other);
+    return told(run, run, other);
+  };
+  EXPECT_THAT(with([](RunSources& other) { other.run = "else"; }),
+              HasSubstr("rank 1 has run directory: else, rank 0 has run directory: run"));
+  EXPECT_THAT(with([](RunSources& other) { other.weights = "run 2"; }),
+              HasSubstr("rank 1 has start weights: run 2, rank 0 has start weights: run 1"));
+  EXPECT_THAT(with([](RunSources& other) { other.validation_fingerprint = 6; }),
+              HasSubstr("rank 1 has fingerprint of the validation tokens: 0000000000000006"));
 }
 
 // Of a job on several machines each may have its own copy of the data, and has its own run.

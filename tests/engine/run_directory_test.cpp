@@ -41,7 +41,9 @@ class SealedFiles : public testing::Test {
                          .state_id = RunId{{3, 4}},
                          .state = {run_.in_manifest(run_.state()), "/elsewhere/state"},
                          .committed = true,
-                         .directory = "/elsewhere/run"});
+                         .directory = "/elsewhere/run",
+                         .job = RunId{{5, 6}},
+                         .renamed = RunId{{7, 8}}});
   }
 
   /// The error with which the run's two files are refused; internal if they are accepted.
@@ -95,9 +97,22 @@ TEST_F(SealedFiles, SayWhatWasWritten) {
   EXPECT_TRUE(manifest.committed);
   EXPECT_EQ(manifest.directory, "/elsewhere/run");
   EXPECT_FALSE(manifest.kept.has_value());
+  EXPECT_EQ(manifest.job, (RunId{{5, 6}}));
+  EXPECT_EQ(manifest.renamed, (RunId{{7, 8}}));
   EXPECT_FALSE(manifest.holds_its_state());
   EXPECT_EQ(run_.state_directories(manifest),
             std::vector<std::filesystem::path>({scratch_.path() / "state", "/elsewhere/state"}));
+}
+
+// A copy has a new id before its other ranks can name it.
+TEST(ManifestOfTheFirstRank, LeadsThoseThatNameItAndUntilAllAreToldItsOldName) {
+  RunManifest first{.id = RunId{{1, 2}}};
+  EXPECT_TRUE(first.leads(RunId{{1, 2}}));
+  EXPECT_TRUE(first.leads(RunId{})) << "of a run of old";
+  EXPECT_FALSE(first.leads(RunId{{3, 4}}));
+  first.renamed = RunId{{3, 4}};
+  EXPECT_TRUE(first.leads(RunId{{3, 4}}));
+  EXPECT_FALSE(first.leads(RunId{{5, 6}}));
 }
 
 TEST_F(SealedFiles, AreRefusedWithABitOfAnyByteFlipped) {

@@ -204,6 +204,8 @@ ordered_json check_ranks(const fs::path& run, bool json) {
   const std::uint32_t ranks = ranks_of(runs.front(), run);
   for (std::uint32_t rank = 1; rank < ranks; ++rank) {
     const fs::path directory = engine::rank_directory(run, rank);
+    const engine::RunDirectory first(run);
+    static_cast<void>(first.read_rank(first.read_manifest(), rank));
     if (!json) answer("rank {} of {}: {}\n", rank, ranks, directory.string());
     runs.push_back(check_run(directory, json));
   }

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
+#include "nvme_swap/checksum.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/config/schedule.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
@@ -19,6 +21,43 @@ namespace {
 constexpr double kCommitShare = 0.05;
 /// What is as large as this becomes infinite in fp16, whose largest number is 65504.
 constexpr float kBeyondFp16 = 65520;
+
+/// Of each block, so many parts of so many elements tell its values from others.
+constexpr std::uint64_t kParts = 8;
+constexpr std::uint64_t kPartElements = 256;
+
+/// Returns XXH3 over parts of all blocks.
+std::uint64_t fingerprint_of(const model::ParameterSource& source,
+                             const model::ModelLayout& layout) {
+  std::vector<std::uint64_t> parts;
+  for (std::uint32_t b = 0; b < layout.blocks.size(); ++b) {
+    const std::uint64_t elements = layout.blocks[b].parameters.value();
+    std::vector<float> part(std::min(elements, kPartElements));
+    for (std::uint64_t i = 0; i < kParts; ++i) {
+      const std::uint64_t first = (elements - part.size()) * i / (kParts - 1);
+      source.read(BlockIndex{b}, ElementCount{first}, part);
+      parts.push_back(nvme_swap::checksum_of(std::as_bytes(std::span(part))));
+    }
+  }
+  return nvme_swap::checksum_of(std::as_bytes(std::span(parts)));
+}
+
+/// A run is told by its id, and a checkpoint or what a program gives by a few numbers of every
+/// block.
+std::string describe_start(const TrainRequest& request, const RunConfig& config) {
+  if (request.from && RunDirectory(*request.from).exists()) {
+    return fmt::format("run {}", to_text(RunDirectory(*request.from).read_manifest().id));
+  }
+  const model::ModelLayout layout = model::make_layout(config.model, config.options.operator_tile);
+  if (request.from) {
+    const model::CheckpointReader reader(*request.from, config.model, layout);
+    return fmt::format("a checkpoint with fingerprint {:016x}", fingerprint_of(reader, layout));
+  }
+  if (request.initial != nullptr) {
+    return fmt::format("values with fingerprint {:016x}", fingerprint_of(*request.initial, layout));
+  }
+  return "drawn with spillway.seed";
+}
 
 }  // namespace
 
@@ -60,6 +99,14 @@ std::unique_ptr<model::ParameterSource> initial_parameters(const TrainRequest& r
     return std::make_unique<model::CheckpointReader>(*request.from, config, layout);
   }
   return std::make_unique<model::RandomInitializer>(config, layout, seed);
+}
+
+RunSources sources_of(const TrainRequest& request, const RunConfig& config,
+                      const TrainingData& data, bool goes_on) {
+  if (request.ranks == nullptr) return {};  // nobody compares them
+  return {.run = std::filesystem::weakly_canonical(request.run),
+          .weights = goes_on ? "those of the run" : describe_start(request, config),
+          .validation_fingerprint = data.validation_fingerprint};
 }
 
 std::vector<std::string> notes_at_start(const model::ModelConfig& config,

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "runtime/data/sampler.hpp"
+#include "runtime/engine/rank_agreement.hpp"
 #include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/train_loop.hpp"
+#include "runtime/engine/training_data.hpp"
 #include "runtime/model/parameter_layout.hpp"
 #include "runtime/model/parameter_source.hpp"
 
@@ -32,6 +34,10 @@ namespace spillway::engine {
 [[nodiscard]] std::unique_ptr<model::ParameterSource> initial_parameters(
     const TrainRequest& request, const model::ModelConfig& config, const model::ModelLayout& layout,
     std::uint64_t seed);
+
+/// Returns what the ranks of a job compare; `goes_on`: with the weights of the run itself.
+[[nodiscard]] RunSources sources_of(const TrainRequest& request, const RunConfig& config,
+                                    const TrainingData& data, bool goes_on);
 
 /// Returns what the user should know of a run before it starts, a line each: dropout that is not
 /// trained, and where the schedule ends; `given` is the schedule as the configuration has it.

@@ -94,13 +94,9 @@ RunClaim::~RunClaim() {
 void RunClaim::read_run() {
   RunDirectory::Files files = run_.read();
   manifest_ = std::move(files.manifest);
-  const auto refuse_to_begin = [this] {
-    check(request_.resume, ErrorCode::invalid_argument,
-          fmt::format("{} holds a run with a committed step; continue it with --resume or choose "
-                      "another --run",
-                      run_.root().string()));
-  };
-  if (manifest_.committed) refuse_to_begin();
+  // Of many ranks some may have made a commit that others have not.
+  const bool alone = request_.part.ranks == 1;
+  if (alone && manifest_.committed) check_resumed();
   find_state();
   const nvme_swap::StoreOptions store = store_of(state_directories(), manifest_.state_id);
   const bool fresh = !manifest_.committed &&
@@ -108,7 +104,7 @@ void RunClaim::read_run() {
   if (!fresh) {
     // The swap files were whole before the manifest was written: whatever they lack now is lost.
     const nvme_swap::CommittedTiles tiles(store);
-    refuse_to_begin();
+    if (alone) check_resumed();
     check_part();
     found_ = {.state = Found::State::committed,
               .step = tiles.commit().step.value(),
@@ -116,6 +112,8 @@ void RunClaim::read_run() {
   }
   tell_copy_from_move();
   check_kept_checkpoints();
+  found_.job = request_.part.rank == 0 ? manifest_.id : manifest_.job;
+  found_.renamed = manifest_.renamed.value_or(RunId{});
   if (fresh) {
     found_.state = Found::State::uncommitted;
     replaced_ = manifest_;
@@ -124,6 +122,13 @@ void RunClaim::read_run() {
   recorded_ = std::move(files.config);
   changed_ = changed_ || !manifest_.committed;
   manifest_.committed = true;
+}
+
+void RunClaim::check_resumed() const {
+  check(request_.resume, ErrorCode::invalid_argument,
+        fmt::format("{} holds a run with a committed step; continue it with --resume or choose "
+                    "another --run",
+                    run_.root().string()));
 }
 
 void RunClaim::check_part() const {
@@ -217,6 +222,7 @@ void RunClaim::tell_copy_from_move() {
                       run_.root().string(), original->string(), places(state_directories()),
                       original->string()));
     manifest_.earlier_ids.push_back(std::exchange(manifest_.id, random_run_id()));
+    if (request_.part.ranks > 1) manifest_.renamed = manifest_.earlier_ids.back();
     notes_.push_back(fmt::format("a copy of the run in {}: from here on it is run {}",
                                  original->string(), to_text(manifest_.id)));
     changed_ = true;
@@ -282,6 +288,17 @@ void RunClaim::prepare_state(const std::vector<fs::path>& nvme) {
   for (const fs::path& folder : folders_.paths()) {
     manifest_.state.push_back(run_.in_manifest(folder));
   }
+}
+
+void RunClaim::join(const RunId& job) {
+  if (request_.part.rank == 0 || manifest_.job == job) return;
+  manifest_.job = job;
+  changed_ = true;
+}
+
+void RunClaim::all_recorded() {
+  if (!std::exchange(manifest_.renamed, std::nullopt)) return;
+  run_.write_manifest(manifest_);
 }
 
 void RunClaim::record(RunConfig& config) {

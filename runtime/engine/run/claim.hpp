@@ -30,10 +30,10 @@ class RunClaim {
     /// Counts the directories that rank 0 has made to claim the job's: itself and those above.
     std::uint64_t made = 0;
   };
-  /// Throws `Error{invalid_argument}` for a directory that holds something else, for a run with a
-  /// committed step without `resume`, for state that is not where `nvme` says; `Error{busy}` while
-  /// another process trains the run; `Error{corrupt_data}` if its state is lost. Nothing has been
-  /// changed then.
+  /// Throws `Error{invalid_argument}` for a directory that holds something else, for a run of one
+  /// rank with a committed step without `resume`, for state that is not where `nvme` says;
+  /// `Error{busy}` while another process trains the run; `Error{corrupt_data}` if its state is
+  /// lost. Nothing has been changed then.
   explicit RunClaim(Request request);
   RunClaim(const RunClaim&) = delete;
   RunClaim& operator=(const RunClaim&) = delete;
@@ -53,10 +53,16 @@ class RunClaim {
     enum class State : std::uint64_t { nothing, uncommitted, committed } state = State::nothing;
     std::uint64_t step = 0;     ///< the last committed one
     std::uint64_t commits = 0;  ///< made since the state was
+    RunId job{};                ///< whose rank this is: of rank 0, its own id
+    RunId renamed{};            ///< of rank 0: what others may still name
   };
   [[nodiscard]] const Found& found() const { return found_; }
+  /// Throws `Error{invalid_argument}` for a run with a committed step without `resume`.
+  void check_resumed() const;
   /// Takes the run for one that has never committed: its first commit is not one of all ranks.
   void begin_again();
+  /// Makes it one of the job whose rank 0 has this id.
+  void join(const RunId& job);
   [[nodiscard]] const RunManifest& manifest() const { return manifest_; }
   [[nodiscard]] std::vector<std::filesystem::path> state_directories() const {
     return run_.state_directories(manifest_);
@@ -68,6 +74,8 @@ class RunClaim {
   void prepare_state(const std::vector<std::filesystem::path>& nvme);
   /// The store is open: writes the files that say whose it is. Sets the configuration's id.
   void record(RunConfig& config);
+  /// All ranks have recorded what they are.
+  void all_recorded();
   /// From here on the files stay.
   void keep();
   /// Durably notes that a step is committed, the first time.

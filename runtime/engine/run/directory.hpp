@@ -52,11 +52,17 @@ struct RunManifest {
   std::filesystem::path directory{};    ///< of the run when it was last trained
   std::optional<std::uint64_t> kept{};  ///< this is a kept checkpoint of that step
   RankPart part{};                      ///< whose state it is
+  /// The id of rank 0's run: of another rank, whose job this is. Runs of old have none.
+  RunId job{};
+  /// Rank 0's id before, while others may still name it as their job.
+  std::optional<RunId> renamed{};
 
   /// Tells whether it is its own id or an earlier one.
   [[nodiscard]] bool has_been(const RunId& other) const;
   /// All swap files lie below the run.
   [[nodiscard]] bool holds_its_state() const;
+  /// Tells, of rank 0, whether a rank that names `job` is one of its own.
+  [[nodiscard]] bool leads(const RunId& job) const;
 };
 
 class RunDirectory {
@@ -89,6 +95,9 @@ class RunDirectory {
   void write_manifest(const RunManifest& manifest) const;
   /// Throws `Error{corrupt_data}` unless it is what was written.
   [[nodiscard]] RunManifest read_manifest() const;
+  /// Returns the manifest of another rank of this job, which is of rank 0 and has `first`. Throws
+  /// `Error{corrupt_data}` that names both directories if it is missing or of another job or rank.
+  [[nodiscard]] RunManifest read_rank(const RunManifest& first, std::uint32_t rank) const;
   /// Returns `directory` as a manifest names it: relative to the run if it lies below.
   [[nodiscard]] std::filesystem::path in_manifest(const std::filesystem::path& directory) const;
   /// Where the swap files are, from here.

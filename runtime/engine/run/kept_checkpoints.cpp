@@ -124,7 +124,8 @@ std::optional<KeptCheckpoints::Saved> KeptCheckpoints::finish(const Trainer& tra
                              .committed = true,
                              .directory = part.root(),
                              .kept = step,
-                             .part = options_.part};
+                             .part = options_.part,
+                             .job = options_.job};
   part.write_config(config);
   const bool first = leads(options_.ranks);
   if (!first) part.write_manifest(manifest);

@@ -22,6 +22,7 @@ class KeptCheckpoints {
  public:
   struct Options {
     RunId id{};                           ///< of this rank's run
+    RunId job{};                          ///< as its manifest has it
     std::uint64_t save_every = 0;         ///< one is kept every so many steps; 0: never
     std::uint32_t keep = 0;               ///< the newest are kept, so many
     RankPart part{};                      ///< whose part of the state it is

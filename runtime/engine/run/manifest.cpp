@@ -27,6 +27,10 @@ class Reader {
       : path_(path), document_(read_sealed_json(path)) {}
 
   [[nodiscard]] RunId id(const char* key) const { return parse(key, at(key)); }
+  [[nodiscard]] std::optional<RunId> id_if_any(const char* key) const {
+    if (!document_.contains(key)) return std::nullopt;
+    return id(key);
+  }
   [[nodiscard]] std::vector<RunId> ids(const char* key) const {
     std::vector<RunId> result;
     for (const json& entry : list(key)) result.push_back(parse(key, entry));
@@ -106,6 +110,10 @@ bool RunManifest::holds_its_state() const {
   return std::ranges::all_of(state, [](const auto& path) { return path.is_relative(); });
 }
 
+bool RunManifest::leads(const RunId& job) const {
+  return job == RunId{} || job == id || job == renamed;
+}
+
 void RunDirectory::write_manifest(const RunManifest& manifest) const {
   json document{{"id", to_text(manifest.id)},
                 {"earlier_ids", json::array()},
@@ -121,6 +129,8 @@ void RunDirectory::write_manifest(const RunManifest& manifest) const {
     document["rank"] = manifest.part.rank;
     document["sharding"] = kShardings.at(static_cast<std::size_t>(manifest.part.sharding)).second;
   }
+  if (manifest.job != RunId{}) document["job"] = to_text(manifest.job);
+  if (manifest.renamed) document["renamed"] = to_text(*manifest.renamed);
   write_sealed_json(this->manifest(), document);
 }
 
@@ -133,7 +143,24 @@ RunManifest RunDirectory::read_manifest() const {
           .committed = reader.flag("committed"),
           .directory = reader.path("directory"),
           .kept = reader.number("kept"),
-          .part = reader.part()};
+          .part = reader.part(),
+          .job = reader.id_if_any("job").value_or(RunId{}),
+          .renamed = reader.id_if_any("renamed")};
+}
+
+RunManifest RunDirectory::read_rank(const RunManifest& first, std::uint32_t rank) const {
+  const RunDirectory other(rank_directory(root_, rank));
+  check(other.exists(), ErrorCode::corrupt_data,
+        fmt::format("{} is not there, or has no manifest.json, and it holds what rank {} of {} "
+                    "has of the state; put it back",
+                    other.root().string(), rank, root_.string()));
+  RunManifest manifest = other.read_manifest();
+  check(manifest.part.rank == rank && first.leads(manifest.job), ErrorCode::corrupt_data,
+        fmt::format("{} is not of rank {} of the run in {}: it is of rank {} of run {}, and that "
+                    "is run {}; put back the folder that belongs there",
+                    other.root().string(), rank, root_.string(), manifest.part.rank,
+                    to_text(manifest.job), to_text(first.id)));
+  return manifest;
 }
 
 RunDirectory::Files RunDirectory::read() const {

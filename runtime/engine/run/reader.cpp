@@ -34,12 +34,8 @@ std::vector<nvme_swap::StoreOptions> stores_of(const RunDirectory& run,
   std::vector stores{store_of(run, manifest)};
   const std::uint32_t ranks = saved_ranks(stores.front());
   for (std::uint32_t rank = 1; rank < ranks; ++rank) {
-    const RunDirectory part(rank_directory(run.root(), rank));
-    check(part.exists(), ErrorCode::corrupt_data,
-          fmt::format("{} is not there, or has no manifest.json, and it holds what rank {} of {} "
-                      "has of the state; put it back",
-                      part.root().string(), rank, ranks));
-    stores.push_back(store_of(part, part.read_manifest()));
+    const RunManifest part = run.read_rank(manifest, rank);
+    stores.push_back(store_of(RunDirectory(rank_directory(run.root(), rank)), part));
   }
   return stores;
 }

@@ -1,0 +1,121 @@
+"""Runs of several ranks whose folders are mixed: whoever reads or resumes them refuses by name.
+usage: ranks_identity_test.py LAUNCHER... SPILLWAY"""
+import shutil
+
+from ranks_job import LAUNCHER, JobTest, config, main, start
+
+SHARDED, SPLIT = config(3), config(0, batch=4) | {"pipeline": {"stages": 2}}
+TENSOR = config(0, batch=4) | {"tensor_parallel": {"autotp_size": 2}}
+FOREIGN = "mine/rank-0001 is (of another run than|not of rank 1 of the run in) .*mine"
+
+
+class Identity(JobTest):
+    def put(self, origin):
+        """Makes rank 1 of `mine` that of another run."""
+        shutil.rmtree(self.folder / "mine/rank-0001")
+        shutil.copytree(self.folder / origin, self.folder / "mine/rank-0001")
+
+    def refused_by_all(self, options):
+        readers = {"info": ["mine"], "fsck": ["mine"], "eval": ["mine", "--data", "data"],
+                   "generate": ["mine", "--prompt", "a", "--tokens", "1"],
+                   "export": ["mine", "out"]}
+        for command, arguments in readers.items():
+            with self.subTest(command=command):
+                done = self.run_program(command, *arguments)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertRegex(done.stderr, FOREIGN)
+        with self.subTest(command="--from"):
+            self.fail_with(FOREIGN, "next", options, 3, "--from", self.folder / "mine")
+        with self.subTest(command="--resume"):
+            self.fail_with(FOREIGN, "mine", options, 3, "--resume")
+        self.assertFalse((self.folder / "next").exists())
+        self.assertFalse((self.folder / "out").exists())
+
+    def check_grid(self, options):
+        def seeded(seed):
+            return options | {"spillway": options["spillway"] | {"seed": seed}}
+
+        self.trained("mine", seeded(1), 2)
+        self.trained("whole", seeded(1), 3)
+        self.trained("other", seeded(2), 2)
+        shutil.copytree(self.folder / "mine/rank-0001", self.folder / "own")
+        self.put("other/rank-0001")
+        self.refused_by_all(seeded(1))
+        self.put("own")
+        self.trained("mine", seeded(1), 3, "--resume")
+        self.assertEqual(self.results("mine"), self.results("whole"))
+
+    def test_the_rank_of_another_run_is_refused_with_sharded_parameters(self):
+        self.check_grid(SHARDED)
+
+    def test_the_rank_of_another_run_is_refused_in_a_pipeline(self):
+        self.check_grid(SPLIT)
+
+    def test_the_rank_of_another_run_is_refused_in_a_tensor_group(self):
+        self.check_grid(TENSOR)
+
+    def test_a_copy_and_its_original_do_not_mix(self):
+        self.trained("first", SHARDED, 2)
+        shutil.copytree(self.folder / "first", self.folder / "mine")
+        self.trained("mine", SHARDED, 3, "--resume")
+        self.trained("first", SHARDED, 3, "--resume")
+        shutil.copytree(self.folder / "mine/rank-0001", self.folder / "own")
+        self.put("first/rank-0001")
+        self.refused_by_all(SHARDED)
+        self.put("own")
+        self.trained("mine", SHARDED, 4, "--resume")
+        self.trained("first", SHARDED, 4, "--resume")
+        self.assertEqual(self.results("mine"), self.results("first"))
+
+    def test_another_rank_of_the_same_run_is_refused(self):
+        self.trained("mine", config(3, batch=24), 2, ranks=3)
+        self.put("mine/rank-0002")
+        done = self.run_program("export", "mine", "out")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, "not of rank 1 of the run in .*mine: it is of rank 2")
+
+    def test_kept_checkpoints_do_not_mix(self):
+        options = config(3, save_every=2, keep=1)
+        self.trained("mine", options, 2)
+        self.trained("other", options | {"spillway": options["spillway"] | {"seed": 2}}, 2)
+        part = "checkpoints/step-2/rank-0001"
+        shutil.rmtree(self.folder / "mine" / part)
+        shutil.copytree(self.folder / "other" / part, self.folder / "mine" / part)
+        done = self.run_program("export", "mine/checkpoints/step-2", "out")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, "step-2/rank-0001 is not of rank 1 of the run in .*step-2")
+
+    def start_apart(self, first, second):
+        """Starts a job of two ranks with other arguments each, and returns what they say."""
+        job = start([*LAUNCHER, "1", *first, ":", LAUNCHER[-1], "1", *second])
+        output = job.communicate(timeout=120)[0]
+        self.assertNotEqual(job.returncode, 0, output)
+        return output
+
+    def test_ranks_with_other_sources_are_refused(self):
+        for name, seed in (("a", 1), ("b", 2)):
+            self.trained(name, config(1, seed=seed), 2)
+            self.succeed("export", name, f"weights-{name}")
+
+        def arguments(run, origin):
+            return self.arguments(run, config(1), 2, "--from", self.folder / origin)
+
+        self.assertRegex(self.start_apart(arguments("run", "a"), arguments("run", "b")),
+                         r"rank 1 has start weights: run \w{32}, rank 0 has start weights: run \w")
+        self.assertRegex(
+            self.start_apart(arguments("run", "weights-a"), arguments("run", "weights-b")),
+            "rank 1 has start weights: a checkpoint with fingerprint .* rank 0 has start weights")
+        self.assertRegex(self.start_apart(arguments("run", "a"), arguments("else", "a")),
+                         "rank 1 has run directory: .*else, rank 0 has run directory: .*run")
+        shutil.copytree(self.folder / "data", self.folder / "data2")
+        with (self.folder / "data2/val.bin").open("r+b") as tokens:
+            tokens.write(b"\1\0")
+        first = arguments("run", "a")
+        second = [self.folder / "data2" if word == self.path("data") else word for word in first]
+        self.assertRegex(self.start_apart(first, second),
+                         "rank 1 has fingerprint of the validation tokens")
+        self.assertFalse((self.folder / "run").exists())
+
+
+if __name__ == "__main__":
+    main()
