@@ -123,6 +123,8 @@ void read_meeting(const Launcher& launcher, const Variables& variables, LaunchEn
   if (result.local_ranks == result.ranks) result.host = "localhost";
   if (variables.has(kOwnPort)) {
     result.port = static_cast<std::uint16_t>(variables.number(kOwnPort, 65536));
+    check(result.port != 0, ErrorCode::invalid_argument,
+          fmt::format("{} is 0, at which nobody could find rank 0; choose a port", kOwnPort));
   } else if (slurm && !variables.has(kPort)) {
     result.port = port_of_job(variables.number(launcher.job, kMost));
   } else {

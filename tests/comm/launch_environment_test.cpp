@@ -149,6 +149,7 @@ TEST(LaunchEnvironment, NamesTheVariableThatMakesNoSense) {
   expect_refused(kOpenMpi, "OMPI_COMM_WORLD_LOCAL_RANK", "4");
   expect_refused(kTorchrun, "MASTER_PORT", "65535");  // there is no next one
   expect_refused(kTorchrun, "SPILLWAY_MASTER_PORT", "65536");
+  expect_refused(kTorchrun, "SPILLWAY_MASTER_PORT", "0");
   expect_refused(kTorchrun, "MASTER_PORT", nullptr);
   expect_refused(kTorchrun, "WORLD_SIZE", "");
   expect_refused(kSrun, "SLURM_STEP_NODELIST", nullptr);

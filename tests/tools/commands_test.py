@@ -87,6 +87,20 @@ class Words(ProgramTestCase):
         self.assertEqual((done.returncode, json.loads(done.stdout)["error"]["exit"]), (2, 2))
         self.assertIn("gradient_clipping", done.stderr)
 
+    def test_only_what_needs_a_temporary_directory_asks_for_one(self):
+        environment = os.environ | {"TMPDIR": "/none"}
+        self.succeed("--version", env=environment)
+        self.succeed(*self.train("run", 1), env=environment)
+        self.assertIn("TMPDIR names no directory",
+                      self.refused("bench", "step", "--model", "small", env=environment))
+
+    def test_a_limit_on_the_size_of_files_is_an_error_and_no_signal(self):
+        done = self.run_program("data", "text.txt", "--out", "more", "--tokenizer", "bytes",
+                                before=("sh", "-c", 'ulimit -f 4; exec "$@"', "sh"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("File too large", done.stderr)
+        self.assertFalse(self.path("more/train.bin").exists())
+
     def test_a_profile_that_cannot_be_is_refused_before_anything_is_measured(self):
         for words, code in ((["--model", "model.json", "--device", "host"], "not_supported"),
                             (["train.json"], "invalid_argument")):

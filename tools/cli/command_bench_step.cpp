@@ -22,6 +22,12 @@ namespace {
 using bench::StepBenchResult;
 using nlohmann::ordered_json;
 
+/// Nothing where the environment names a directory that is not there.
+std::filesystem::path temporary_directory() {
+  std::error_code missing;
+  return std::filesystem::temp_directory_path(missing);
+}
+
 struct BenchStepFlags {
   TrainFlags train;
   std::string compute = "bf16";
@@ -39,7 +45,7 @@ struct BenchStepFlags {
   std::uint32_t stages = 1;
   std::optional<double> link;
   bool limit = false;
-  std::filesystem::path scratch = std::filesystem::temp_directory_path();
+  std::filesystem::path scratch = temporary_directory();
 };
 
 /// What the step is measured against: a data sheet's figure, or the device's own matrix product.
@@ -247,6 +253,8 @@ void print(const ordered_json& d) {
 ordered_json run(const BenchStepFlags& flags, bool json) {
   check(!flags.limit || flags.tensor * flags.stages == 1, ErrorCode::invalid_argument,
         "--limit runs the whole model on one rank; remove it, or --tensor and --pipeline");
+  check(!flags.scratch.empty(), ErrorCode::invalid_argument,
+        "TMPDIR names no directory, and a temporary run needs one; name it with --scratch");
   const bench::StepBenchRequest request{
       .config = *flags.train.model_config(),
       .options = options_of(flags),

@@ -35,6 +35,7 @@ void open_standard_streams() {
   action.sa_handler = [](int) {};
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGPIPE, &action, nullptr);
+  ::sigaction(SIGXFSZ, &action, nullptr);  // a write beyond the limit of a file says EFBIG
 }
 
 void answer_text(std::string_view text) {
