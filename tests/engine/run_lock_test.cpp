@@ -157,6 +157,68 @@ TEST(StateFolders, AreClaimedByTheirMakerAndNotByWhatItForks) {
   EXPECT_FALSE(is_claimed(folder));
 }
 
+class LeftOver : public testing::Test {
+ protected:
+  /// Makes a folder as a start of the run leaves it that was killed before its swap files were.
+  fs::path make(const fs::path& directory, std::uint64_t number, std::vector<fs::path> named = {}) {
+    const fs::path folder = directory / to_text(RunId{{1, number}});
+    fs::create_directories(folder);
+    named.insert(named.begin(), folder);
+    write_mark(folder, {.run = run_, .folders = named});
+    return folder;
+  }
+  [[nodiscard]] std::vector<std::string> reclaim() const {
+    return remove_left_over(std::vector{drive_}, run_);
+  }
+
+  const ScratchDirectory scratch_{"left-over"};
+  const fs::path run_ = scratch_.path() / "run";
+  const fs::path drive_ = scratch_.path() / "drive";
+};
+
+TEST_F(LeftOver, OfAKilledStartGoes) {
+  const fs::path folder = make(drive_, 1);
+  EXPECT_EQ(reclaim().size(), 1U);
+  EXPECT_FALSE(fs::exists(folder));
+}
+
+// Whoever may write on the drive can name a folder of somebody else's.
+TEST_F(LeftOver, TakesNoFolderAlongThatSaysSomethingElse) {
+  const fs::path state = make(scratch_.path() / "other", 1);
+  const fs::path forged = make(drive_, 2, {state});
+  const std::vector<std::string> told = reclaim();
+  EXPECT_TRUE(fs::exists(state));
+  EXPECT_TRUE(fs::exists(forged));
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_NE(told.front().find("is left as it is"), std::string::npos);
+}
+
+TEST_F(LeftOver, WhoseMarkLeavesItselfOutStays) {
+  const fs::path state = make(scratch_.path() / "other", 1);
+  const fs::path forged = make(drive_, 2);
+  write_mark(forged, {.run = run_, .folders = {state}});
+  EXPECT_EQ(reclaim().size(), 1U);
+  EXPECT_TRUE(fs::exists(state));
+}
+
+TEST_F(LeftOver, OfAnotherUserStays) {
+  if (::geteuid() != 0) GTEST_SKIP() << "SKIPPED: this machine's user cannot give files away";
+  for (const bool gives_folder : {true, false}) {
+    const fs::path folder = make(drive_, 1);
+    ASSERT_EQ(::chown((gives_folder ? folder : folder / "run").c_str(), 12345, 12345), 0);
+    EXPECT_TRUE(reclaim().empty());
+    EXPECT_TRUE(fs::exists(folder));
+    fs::remove_all(folder);
+  }
+}
+
+TEST_F(LeftOver, WithAMarkThatNoRunWritesStays) {
+  const fs::path folder = make(drive_, 1);
+  fs::resize_file(folder / "run", 2 << 20);
+  EXPECT_TRUE(reclaim().empty());
+  EXPECT_TRUE(fs::exists(folder));
+}
+
 TEST(RunLock, NoticesThatItsDirectoryIsAnother) {
   const ScratchDirectory scratch("run-lock");
   const RunLock lock(scratch.path() / "run", 0ms);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,6 +32,29 @@ std::optional<LockedFile> claim(const fs::path& folder) {
   return mark;
 }
 
+/// Whether the folder and what marks it are of the user of this process.
+bool is_own(const fs::path& folder) {
+  const auto owned = [](const fs::path& path) {
+    struct stat found {};
+    return ::lstat(path.c_str(), &found) == 0 && found.st_uid == ::geteuid();
+  };
+  return owned(folder) && owned(mark_in(folder));
+}
+
+/// Whether one start has made `folder` and every other folder that its mark names: a file that
+/// anybody can write is not believed of folders that say something else.
+bool is_of_one_start(const fs::path& folder, const FolderMark& mark) {
+  const auto is_folder = [&](const fs::path& named) {
+    std::error_code missing;
+    return fs::equivalent(named, folder, missing);
+  };
+  return std::ranges::any_of(mark.folders, is_folder) &&
+         std::ranges::all_of(mark.folders, [&](const fs::path& named) {
+           const auto other = fs::is_directory(named) ? read_mark(named) : std::nullopt;
+           return !other || (is_own(named) && *other == mark);
+         });
+}
+
 enum class LeftOver { none, nothing_committed, committed, unknown };
 
 LeftOver what_is_left(const fs::path& folder, const FolderMark& mark) {
@@ -38,6 +62,7 @@ LeftOver what_is_left(const fs::path& folder, const FolderMark& mark) {
   if (!ours || mark.folders.empty()) return LeftOver::none;
   const fs::path& first = mark.folders.front();
   if (!fs::is_directory(first)) return LeftOver::unknown;  // its drive may be elsewhere now
+  if (!is_of_one_start(folder, mark)) return LeftOver::unknown;
   nvme_swap::StoreOptions options;
   options.directories = {first};
   if (!fs::exists(nvme_swap::swap_file_path(first, options.name, 0))) {
@@ -56,7 +81,7 @@ LeftOver what_is_left(const fs::path& folder, const FolderMark& mark) {
 void remove_all_of(const FolderMark& mark) {
   for (auto folder = mark.folders.rbegin(); folder != mark.folders.rend(); ++folder) {
     const auto there = fs::is_directory(*folder) ? read_mark(*folder) : std::nullopt;
-    if (there && there->run == mark.run) fs::remove_all(*folder);
+    if (there && *there == mark) fs::remove_all(*folder);
   }
 }
 
@@ -70,6 +95,7 @@ void write_mark(const fs::path& folder, const FolderMark& mark) {
 
 std::optional<FolderMark> read_mark(const fs::path& folder) {
   if (!fs::is_regular_file(fs::symlink_status(mark_in(folder)))) return std::nullopt;
+  if (Bytes{fs::file_size(mark_in(folder))} > kLargestMark) return std::nullopt;
   std::istringstream text(read_text_file(mark_in(folder), kLargestMark));
   FolderMark mark;
   std::string line;
@@ -137,7 +163,7 @@ std::vector<std::string> remove_left_over(std::span<const fs::path> directories,
     std::ranges::sort(folders);
     for (const fs::path& folder : folders) {
       const auto mark = fs::is_directory(folder) ? read_mark(folder) : std::nullopt;
-      if (!mark || mark->run != run) continue;
+      if (!mark || mark->run != run || !is_own(folder)) continue;
       switch (what_is_left(folder, *mark)) {
         case LeftOver::none: break;
         case LeftOver::nothing_committed:

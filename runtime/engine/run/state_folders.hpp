@@ -19,10 +19,12 @@ namespace spillway::engine {
 struct FolderMark {
   std::filesystem::path run;                   ///< the directory of the run that made it
   std::vector<std::filesystem::path> folders;  ///< all of that run's, in the order of its files
+
+  bool operator==(const FolderMark&) const = default;
 };
 /// Replaces the file durably.
 void write_mark(const std::filesystem::path& folder, const FolderMark& mark);
-/// Nothing if there is none.
+/// Nothing if there is none, or one so large that no run has written it.
 [[nodiscard]] std::optional<FolderMark> read_mark(const std::filesystem::path& folder);
 
 /// Another process makes or trains the run of that folder before its first commit.
@@ -60,9 +62,9 @@ class StateFolders {
 };
 
 /// Removes folders in `directories` that starts of the run in `run` have left when they were
-/// killed: nobody claims them and nothing was ever committed there. One line each, of what was
-/// removed and of what is left because it holds a committed step. Whoever calls holds the lock of
-/// `run`.
+/// killed: they are this user's, nobody claims them and nothing was ever committed there. One line
+/// each, of what was removed and of what is left because it holds a committed step, or because its
+/// folders do not say the same of each other. Whoever calls holds the lock of `run`.
 [[nodiscard]] std::vector<std::string> remove_left_over(
     std::span<const std::filesystem::path> directories, const std::filesystem::path& run);
 
