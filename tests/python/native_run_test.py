@@ -56,6 +56,19 @@ def losses(run):
     return [line["loss"] for line in metrics(run) if "loss" in line]
 
 
+@pytest.mark.parametrize("started", [
+    {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
+     "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+    {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+     "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}])
+def test_a_rank_of_a_launcher_does_not_train_for_itself(data, tmp_path, monkeypatch, started):
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(spillway.NotSupportedError, match="has started 2 ranks"):
+        train(data, tmp_path / "run", steps=1)
+    assert not (tmp_path / "run").exists()
+
+
 def test_plan_is_that_of_the_program(tmp_path):
     machine = ROOT / "docs/machines/h100.json"
     config = tmp_path / "train.json"

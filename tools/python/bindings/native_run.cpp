@@ -4,12 +4,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/launch_environment.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/config/options_table.hpp"
 #include "runtime/engine/train_loop.hpp"
@@ -158,6 +160,18 @@ class Watcher final : public engine::TrainObserver {
   std::atomic<int> interrupt_{0};
 };
 
+/// Throws where a launcher has started several processes: each would train the run by itself.
+void check_alone() {
+  const auto launch =
+      comm::read_launch_environment([](const char* name) { return std::getenv(name); });
+  if (!launch || launch->ranks == 1) return;
+  throw Error(ErrorCode::not_supported,
+              fmt::format("{} has started {} ranks, and spillway.train would train in each of them "
+                          "for itself; have it start the program, \"spillway train\", whose ranks "
+                          "train together, or start one process without a launcher",
+                          launch->launcher, launch->ranks));
+}
+
 /// Returns the report as a document and as text, and what ended the run early, or None.
 nb::tuple train(const Ask& ask, nb::object watcher) {
   Watcher face(std::move(watcher));
@@ -165,6 +179,7 @@ nb::tuple train(const Ask& ask, nb::object watcher) {
   std::string text;
   {
     const Unlocked unlocked;
+    check_alone();
     engine::TrainRequest request;
     request.options = ask.options([&face](const std::string& line) { face.noted(line); });
     request.model = ask.architecture();
