@@ -88,6 +88,7 @@ void check_one_job(std::span<const RunClaim::Found> all, const std::filesystem::
     return found.state != RunClaim::Found::State::nothing;
   };
   const auto first = std::ranges::find_if(all, is_there);
+  if (first == all.end()) return;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const RunId& other = all[rank].job;
     const bool same = !is_there(all[rank]) || other == RunId{} || other == first->job ||
