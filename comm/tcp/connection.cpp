@@ -64,7 +64,7 @@ void Connection::advance_out() {
                          .msg_controllen = 0,
                          .msg_flags = 0};
     const Moved more = moved(::sendmsg(socket_.get(), &message, MSG_NOSIGNAL));
-    closed_ = more.state == Transfer::closed;
+    note_end(more);
     if (!out_.count(more)) return;
   }
 }
@@ -75,12 +75,18 @@ void Connection::advance_in() {
     const auto parts = rest_of(reinterpret_cast<std::byte*>(&frame_), first.data.data(),
                                first.data.size(), in_.moved);
     const Moved more = moved(::readv(socket_.get(), parts.data(), parts.size()));
-    closed_ = more.state == Transfer::closed;
+    note_end(more);
     if (in_.moved < sizeof frame_ && in_.moved + more.bytes >= sizeof frame_) {
       check_frame(frame_, first.frame, peer_);
     }
     if (!in_.count(more)) return;
   }
+}
+
+void Connection::note_end(const Moved& last) {
+  if (last.state != Transfer::closed) return;
+  closed_ = true;
+  error_ = last.error;
 }
 
 std::optional<std::uint64_t> Connection::oldest() const {
@@ -94,7 +100,7 @@ bool Connection::has_arrival() {
   if (closed_) return false;
   std::byte first{};
   const Moved peeked = peek(socket_, std::span{&first, 1});
-  closed_ = peeked.state == Transfer::closed;
+  note_end(peeked);
   return peeked.state == Transfer::some;
 }
 

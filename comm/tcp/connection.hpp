@@ -25,7 +25,7 @@ class Connection {
   void receive(std::uint64_t number, Transport::Target data);
 
   /// Moves what can be moved now. Throws `Error{device_error}` if the bytes are not the frames that
-  /// are expected. A connection that the other end has closed moves nothing more.
+  /// are expected. A connection that has closed or failed moves nothing more.
   void advance();
 
   /// Returns the number of the first transfer that is unfinished, or nothing.
@@ -37,6 +37,8 @@ class Connection {
   [[nodiscard]] bool has_arrival();
   [[nodiscard]] int socket() const { return socket_.get(); }
   [[nodiscard]] bool is_closed() const { return closed_; }
+  /// Returns the errno by which a closed connection has failed; 0: the other end has closed it.
+  [[nodiscard]] int error() const { return error_; }
 
  private:
   template <class Span>
@@ -63,6 +65,7 @@ class Connection {
 
   void advance_out();
   void advance_in();
+  void note_end(const Moved& last);
 
   Rank peer_{};
   FileDescriptor socket_;
@@ -70,6 +73,7 @@ class Connection {
   Direction<Transport::Target> in_;
   Frame frame_;  // that arrives
   bool closed_ = false;
+  int error_ = 0;
 };
 
 }  // namespace spillway::comm::detail

@@ -120,7 +120,8 @@ Moved receive(const FileDescriptor& socket, std::span<std::byte> target, int fla
 Moved moved(ssize_t bytes) {
   if (bytes > 0) return {.state = Transfer::some, .bytes = static_cast<std::size_t>(bytes)};
   if (bytes == 0) return {.state = Transfer::closed};
-  if (errno == EAGAIN || errno == EINTR) return {.state = Transfer::none_now};
+  const bool passes = errno == EAGAIN || errno == EINTR || errno == ENOBUFS;
+  if (passes) return {.state = Transfer::none_now};
   return {.state = Transfer::closed, .error = errno};
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -17,6 +18,8 @@ using Clock = std::chrono::steady_clock;
 
 /// Bounds how long a rank that has failed waits until the others have read why.
 constexpr std::chrono::milliseconds kFarewell{500};
+/// Bounds how much later than its data the notice of a rank arrives that leaves or fails.
+constexpr std::chrono::milliseconds kLastWord{1000};
 
 }  // namespace
 
@@ -83,6 +86,8 @@ std::optional<TcpTransport::Unfinished> TcpTransport::oldest() const {
 void TcpTransport::advance(Clock::time_point end, std::span<const Rank> awaited) {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     const Link& link = links_[i];
+    const bool may_say_why = link.last_word > Clock::now() && !link.left;
+    if (may_say_why) end = std::min(end, *link.last_word);
     const short events = link.data.events();
     polls_[2 * i] = {.fd = events == 0 ? -1 : link.data.socket(), .events = events, .revents = 0};
     polls_[2 * i + 1] = {.fd = link.left ? -1 : link.notices.get(), .events = POLLIN, .revents = 0};
@@ -105,14 +110,25 @@ void TcpTransport::advance(Clock::time_point end, std::span<const Rank> awaited)
   }
 }
 
-void TcpTransport::check_present(const Link& link, Rank other) const {
-  if (!link.left || !link.data.is_closed()) return;
+// The connection of data may close a little earlier than that of notices, which says why.
+void TcpTransport::check_present(Link& link, Rank other) const {
+  if (!link.data.is_closed()) return;
+  if (link.left) {
+    throw Error(ErrorCode::device_error,
+                fmt::format("rank {} has left the group while rank {} waits for it", other.value(),
+                            rank().value()));
+  }
+  if (!link.last_word.has_value()) link.last_word = Clock::now() + kLastWord;
+  if (Clock::now() < *link.last_word) return;
+  const int error = link.data.error();
   throw Error(ErrorCode::device_error,
-              fmt::format("rank {} has left the group while rank {} waits for it", other.value(),
-                          rank().value()));
+              fmt::format("the connection of rank {} to rank {} is lost, and rank {} has not said "
+                          "that it ends: {}",
+                          rank().value(), other.value(), other.value(),
+                          error == 0 ? "it was closed" : std::strerror(error)),
+              error);
 }
 
-// The connection of data may close a little earlier than that of notices, which says why.
 void TcpTransport::hear(Link& link, Rank from) {
   const Moved moved =
       receive_some(link.notices, writable_bytes_of(link.notice).subspan(link.received));

@@ -42,6 +42,8 @@ class TcpTransport final : public Transport {
     Notice notice{};  ///< that arrives
     std::size_t received = 0;
     bool left = false;
+    /// Until then the other end may say why its connection of data is closed.
+    std::optional<std::chrono::steady_clock::time_point> last_word{};
   };
 
   struct Unfinished {
@@ -53,8 +55,9 @@ class TcpTransport final : public Transport {
   /// Moves what can be moved once something can, or until `end`, or until bytes come from one of
   /// `awaited`.
   void advance(std::chrono::steady_clock::time_point end, std::span<const Rank> awaited = {});
-  /// Throws if `link` to that rank will bring nothing more, as it has left.
-  void check_present(const Link& link, Rank other) const;
+  /// Throws if `link` to that rank will bring nothing more: it has left, or its connection of data
+  /// is gone and it does not say why.
+  void check_present(Link& link, Rank other) const;
   /// Throws if that rank has failed or died.
   void hear(Link& link, Rank from);
   void tell(const Notice& notice) noexcept;

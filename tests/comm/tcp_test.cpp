@@ -2,6 +2,7 @@
 // goes while others wait.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <future>
@@ -189,6 +190,32 @@ TEST(TcpTransport, NamesARankThatHasDiedAtOnce) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THAT(failure_beside([](detail::Peer& zero) { zero = {}; }), HasSubstr("rank 1 has died"));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+// A rank whose notices still come may have lost its data all the same.
+TEST(TcpTransport, NamesARankWhoseDataIsLostWithoutAWord) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT(failure_beside([](detail::Peer& zero) {
+                zero.data = {};
+                std::byte end;  // until the other one has given up
+                while (detail::receive_all(zero.notices, {&end, 1}, in_seconds(20))) {
+                }
+              }),
+              HasSubstr("the connection of rank 0 to rank 1 is lost, and rank 1 has not said that "
+                        "it ends: it was closed"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST(TcpTransport, NamesTheErrorOfAConnectionThatIsReset) {
+  EXPECT_THAT(failure_beside([](detail::Peer& zero) {
+                const linger at_once{.l_onoff = 1, .l_linger = 0};  // close sends a reset
+                ::setsockopt(zero.data.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+                zero.data = {};
+                std::byte end;
+                while (detail::receive_all(zero.notices, {&end, 1}, in_seconds(20))) {
+                }
+              }),
+              HasSubstr("Connection reset by peer"));
 }
 
 TEST(TcpTransport, RefusesWhatIsNoFrameOfTheTransfer) {
