@@ -104,10 +104,13 @@ class Rendezvous {
     const std::uint16_t port = rank == 0 ? launch_.port : places_[rank].port;
     FileDescriptor socket = [&] {
       try {
-        return connect_to(host, port, end_);
+        return connect_to(host, port, end_, [this] { hear(); });
       } catch (const Error& error) {
-        throw Error(error.code(), fmt::format("rank {} has not reached rank {} within {} s: {}",
-                                              launch_.rank.value(), rank, seconds(), error.what()));
+        if (heard_.has_value()) throw;
+        const bool late = Clock::now() >= end_;
+        throw Error(error.code(),
+                    fmt::format("rank {} has not reached rank {}{}: {}", launch_.rank.value(), rank,
+                                late ? fmt::format(" within {} s", seconds()) : "", error.what()));
       }
     }();
     Hello hello = hello_of(launch_, purpose);

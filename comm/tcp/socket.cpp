@@ -172,7 +172,8 @@ std::optional<FileDescriptor> accept_at(const FileDescriptor& listener) {
   return std::nullopt;
 }
 
-FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline end) {
+FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline end,
+                          const std::function<void()>& between) {
   Addresses addresses(nullptr, &::freeaddrinfo);
   std::string reason;
   do {
@@ -190,6 +191,7 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
       }
       reason = std::strerror(error);
     }
+    between();
     std::this_thread::sleep_for(kPause);
   } while (Clock::now() < end);
   throw Error(ErrorCode::device_error,

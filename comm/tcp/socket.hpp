@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,8 +26,12 @@ using Deadline = std::chrono::steady_clock::time_point;
 /// Returns the next connection, or nothing if there is none now.
 [[nodiscard]] std::optional<FileDescriptor> accept_at(const FileDescriptor& listener);
 /// Connects to the first address of `host` that takes it, and tries again until `end`: who listens
-/// there may be late. Throws `Error{device_error}` that says why the last attempt has failed.
-[[nodiscard]] FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline end);
+/// there may be late. `between` attempts the caller may learn that it is in vain, and throw. Throws
+/// `Error{device_error}` that says why the last attempt has failed, and `Error{invalid_argument}`
+/// at once for a host that has no address.
+[[nodiscard]] FileDescriptor connect_to(
+    const std::string& host, std::uint16_t port, Deadline end,
+    const std::function<void()>& between = [] {});
 /// Returns the numeric address of the other end, or nothing if that is on this machine.
 [[nodiscard]] std::string other_end(const FileDescriptor& socket);
 

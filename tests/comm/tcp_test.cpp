@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <future>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -167,7 +169,40 @@ TEST(TcpRendezvous, RefusesAHostThatIsNone) {
   const OwnPort port;
   LaunchEnvironment launch = tcp_launch(1, 2, port);
   launch.host = "no host at all";
-  EXPECT_THAT(failures_of({launch})[0], HasSubstr("no host at all has no address"));
+  EXPECT_THAT(failures_of({launch})[0],
+              HasSubstr("rank 1 has not reached rank 0: the host no host at all has no address"));
+}
+
+/// Rank 0 by hand: it sends the places of `ranks` ranks to rank 2, and then that it cannot go on.
+void refuse_after_welcome(const OwnPort& port, std::uint32_t ranks) {
+  const FileDescriptor listener = detail::listen_at("127.0.0.1", port.number());
+  std::optional<FileDescriptor> socket;
+  while (!socket) socket = detail::accept_at(listener);
+  detail::Hello hello;
+  ASSERT_TRUE(detail::receive_all(*socket, detail::writable_bytes_of(hello), in_seconds(20)));
+  const detail::Notice welcome{.kind = detail::Notice::Kind::welcome};
+  std::vector<detail::Place> places(ranks);
+  places[1].port = 1;  // nobody takes connections there
+  ASSERT_TRUE(detail::send_all(*socket, bytes_of(welcome), in_seconds(20)));
+  ASSERT_TRUE(detail::send_all(*socket, std::as_bytes(std::span{places}), in_seconds(20)));
+  std::optional<FileDescriptor> data;
+  while (!data) data = detail::accept_at(listener);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const detail::Notice failed =
+      detail::failure_notice(Rank{0}, ErrorCode::invalid_argument, "one of us is wrong");
+  ASSERT_TRUE(detail::send_all(*socket, bytes_of(failed), in_seconds(20)));
+  std::byte end;
+  while (detail::receive_all(*socket, {&end, 1}, in_seconds(20))) {
+  }
+}
+
+TEST(TcpRendezvous, ARankThatStillLooksForAnotherHearsThatAllIsInVain) {
+  const OwnPort port;
+  const auto start = std::chrono::steady_clock::now();
+  auto zero = std::async(std::launch::async, [&] { refuse_after_welcome(port, 3); });
+  EXPECT_THAT(failures_of({tcp_launch(2, 3, port)})[0], HasSubstr("one of us is wrong"));
+  zero.get();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
 /// Runs two ranks of which the second has only the connections, and returns how the first fails.
