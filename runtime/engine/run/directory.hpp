@@ -61,8 +61,8 @@ struct RunManifest {
   [[nodiscard]] bool has_been(const RunId& other) const;
   /// All swap files lie below the run.
   [[nodiscard]] bool holds_its_state() const;
-  /// Tells, of rank 0, whether a rank that names `job` is one of its own.
-  [[nodiscard]] bool leads(const RunId& job) const;
+  /// Tells, of rank 0, whether a rank whose job is `named` is one of its own.
+  [[nodiscard]] bool leads(const RunId& named) const;
 };
 
 class RunDirectory {

@@ -110,8 +110,8 @@ bool RunManifest::holds_its_state() const {
   return std::ranges::all_of(state, [](const auto& path) { return path.is_relative(); });
 }
 
-bool RunManifest::leads(const RunId& job) const {
-  return job == RunId{} || job == id || job == renamed;
+bool RunManifest::leads(const RunId& named) const {
+  return named == RunId{} || named == id || named == renamed;
 }
 
 void RunDirectory::write_manifest(const RunManifest& manifest) const {
