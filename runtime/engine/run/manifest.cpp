@@ -153,7 +153,7 @@ RunManifest RunDirectory::read_rank(const RunManifest& first, std::uint32_t rank
   check(other.exists(), ErrorCode::corrupt_data,
         fmt::format("{} is not there, or has no manifest.json, and it holds what rank {} of {} "
                     "has of the state; put it back",
-                    other.root().string(), rank, root_.string()));
+                    other.root().string(), rank, first.part.ranks));
   RunManifest manifest = other.read_manifest();
   check(manifest.part.rank == rank && first.leads(manifest.job), ErrorCode::corrupt_data,
         fmt::format("{} is not of rank {} of the run in {}: it is of rank {} of run {}, and that "
