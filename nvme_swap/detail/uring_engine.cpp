@@ -78,14 +78,18 @@ class UringQueue {
   }
 
   void require_operations() {
-    io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
-    if (probe == nullptr) refuse("the kernel does not report its operations", ENOSYS);
+    constexpr unsigned kOperations = 256;
+    alignas(io_uring_probe)
+        std::array<std::byte, sizeof(io_uring_probe) + kOperations * sizeof(io_uring_probe_op)>
+            answer{};
+    auto* const probe = reinterpret_cast<io_uring_probe*>(answer.data());
+    const int asked = io_uring_register_probe(&ring_, probe, kOperations);
+    if (asked < 0) refuse("the kernel does not report its operations", -asked);
     const bool complete = io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
                           io_uring_opcode_supported(probe, IORING_OP_WRITE) != 0 &&
                           io_uring_opcode_supported(probe, IORING_OP_READ_FIXED) != 0 &&
                           io_uring_opcode_supported(probe, IORING_OP_WRITE_FIXED) != 0 &&
                           io_uring_opcode_supported(probe, IORING_OP_FSYNC) != 0;
-    io_uring_free_probe(probe);
     if (!complete) refuse("the kernel lacks read, write or fsync", EOPNOTSUPP);
   }
 
