@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "tests/nvme_swap/test_support.hpp"
+#include "tests/support/allocation_counter.hpp"
 
 namespace spillway::nvme_swap::kernel_refusal_test {
 namespace {
@@ -117,7 +118,13 @@ TEST_P(KernelRefusal, ClosesTheEngineAndEndsEveryRequest) {
     if (!refuse()) return false;
     EXPECT_TRUE(engine->failure().empty());
     const std::vector<IoRequest> refused{request(2), request(3)};
-    EXPECT_EQ(engine->submit(refused), 2U);
+    {
+      // What has been taken is not lost for want of memory.
+      const test_support::AllocationCounter counter;
+      EXPECT_EQ(engine->submit(refused), 2U);
+      engine->wait();
+      EXPECT_EQ(counter.allocations(), 0);
+    }
     const auto results = results_of(*engine, 4);
     for (const std::uint64_t page : {0U, 1U}) {
       const std::int64_t result = results.at(page);
