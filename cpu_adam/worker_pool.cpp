@@ -16,6 +16,7 @@
 #include "cpu_adam/detail/worker_nodes.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/simd/flush_denormals.hpp"
+#include "runtime/base/thread.hpp"
 #include "runtime/base/topology.hpp"
 
 namespace spillway::cpu_adam {
@@ -45,9 +46,9 @@ class WorkerPool::Implementation {
         wake_(options.wake),
         ring_(std::bit_ceil(std::max<std::size_t>(options.queue_depth, 1))),
         arena_(detail::spread_over_nodes(read_topology(), threads_, options.binding)),
-        dispatcher_([this] {
+        dispatcher_(start_thread("updates", [this] {
           arena_.enter([](void* self) { static_cast<Implementation*>(self)->run_tasks(); }, this);
-        }) {}
+        })) {}
 
   ~Implementation() {
     {

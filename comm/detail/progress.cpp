@@ -11,13 +11,14 @@
 #include "comm/detail/transfers.hpp"
 #include "comm/detail/transport.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/thread.hpp"
 
 namespace spillway::comm::detail {
 
 Progress::Progress(const Communicator::MakeTransport& make, const CommunicatorOptions& options)
     : options_(options),
       ring_(std::bit_ceil(std::max<std::size_t>(options.depth, 1))),
-      thread_([this, &make] { run(make); }) {
+      thread_(start_thread("comm", [this, &make] { run(make); })) {
   std::unique_lock lock(mutex_);
   finished_changed_.wait(lock, [this] { return transfers_ != nullptr || failure_ != nullptr; });
   if (transfers_ != nullptr) return;

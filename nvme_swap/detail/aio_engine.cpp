@@ -8,11 +8,11 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "nvme_swap/detail/closing_reason.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
 
@@ -59,7 +59,7 @@ class AioEngine final : public IoEngine {
 
   [[nodiscard]] std::string_view name() const override { return "aio"; }
 
-  [[nodiscard]] std::string_view failure() const override { return failure_; }
+  [[nodiscard]] std::string_view failure() const override { return closed_.text(); }
 
   [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override {
     const std::size_t taken = std::min(requests.size(), depth_ - in_flight_);
@@ -133,9 +133,8 @@ class AioEngine final : public IoEngine {
   /// The kernel no longer says what has finished: that of nothing in flight is known.
   void give_up(int error) {
     error_ = error;
-    failure_ = fmt::format("Linux AIO was closed, since io_getevents failed: {} (errno {})",
-                           std::strerror(error), error);
-    log_error("{}", failure_);
+    closed_.set("Linux AIO", "io_getevents", error);
+    log_error("{}", closed_.text());
     end();
     queued_.clear();
     in_kernel_ = 0;
@@ -198,7 +197,7 @@ class AioEngine final : public IoEngine {
   std::vector<iocb*> queued_;    // taken, not yet given to the kernel
   std::vector<IoResult> ready_;  // finished, not yet polled
   int error_ = 0;                // with which the engine has closed
-  std::string failure_;
+  ClosingReason closed_;
   std::size_t in_kernel_ = 0;
   std::size_t in_flight_ = 0;  // taken by submit, result not polled yet
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/thread.hpp"
 
 namespace spillway::nvme_swap::detail {
 
@@ -48,7 +49,7 @@ void HeldResults::schedule() {
     const std::lock_guard lock(mutex_);
     next_ = held_.empty() ? std::nullopt : std::optional(held_.back().due);
   }
-  if (!timer_.joinable() && !held_.empty()) timer_ = std::thread([this] { run(); });
+  if (!timer_.joinable() && !held_.empty()) timer_ = start_thread("results", [this] { run(); });
   changed_.notify_one();
 }
 

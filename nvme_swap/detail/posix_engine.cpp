@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/thread.hpp"
 
 namespace spillway::nvme_swap::detail {
 namespace {
@@ -67,7 +68,7 @@ class PosixEngine final : public IoEngine {
     workers_.reserve(kMaxThreads);
     try {
       for (std::size_t i = 0; i < std::min(kMaxThreads, depth_); ++i) {
-        workers_.emplace_back([this] { work(); });
+        workers_.push_back(start_thread("files", [this] { work(); }));
       }
     } catch (...) {
       stop();

@@ -57,6 +57,7 @@ TileStore::Implementation::Implementation(const StoreOptions& options, detail::S
   }
   deferred_.reserve(options.tickets);
   next_commit_.payload.reserve(kMaxCommitPayload);
+  first_commit_.payload.reserve(kMaxCommitPayload);
 }
 
 TileStore::Implementation::~Implementation() {

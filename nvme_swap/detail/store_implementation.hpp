@@ -113,7 +113,8 @@ class TileStore::Implementation {
   std::vector<std::uint32_t> deferred_;  // writes that wait for a slot, oldest first
   std::vector<bool> dirty_;              // files written since their last flush
   std::optional<CommitHeader> committed_;
-  CommitHeader next_commit_;  // of the commit in progress
+  CommitHeader next_commit_;   // of the commit in progress
+  CommitHeader first_commit_;  // has the memory that `committed_` takes with the first one
   std::optional<std::uint32_t> commit_ticket_;
   Stage stage_ = Stage::data_flush;
   std::size_t stage_jobs_ = 0;

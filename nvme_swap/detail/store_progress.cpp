@@ -141,10 +141,7 @@ void TileStore::Implementation::start_stage(Stage stage) {
 
 void TileStore::Implementation::end_commit(std::uint32_t ticket) {
   versions_.finish_commit();
-  if (!committed_) {
-    committed_.emplace();
-    committed_->payload.reserve(kMaxCommitPayload);
-  }
+  if (!committed_) committed_ = std::move(first_commit_);
   std::swap(*committed_, next_commit_);
   ++generation_;
   area_ = 1 - area_;

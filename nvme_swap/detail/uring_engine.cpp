@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "nvme_swap/detail/closing_reason.hpp"
 #include "nvme_swap/detail/polled_queues.hpp"
 #include "nvme_swap/detail/uring_buffers.hpp"
 #include "runtime/base/error.hpp"
@@ -78,14 +79,18 @@ class UringQueue {
   }
 
   void require_operations() {
-    io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
-    if (probe == nullptr) refuse("the kernel does not report its operations", ENOSYS);
+    constexpr unsigned kOperations = 256;
+    alignas(io_uring_probe)
+        std::array<std::byte, sizeof(io_uring_probe) + kOperations * sizeof(io_uring_probe_op)>
+            answer{};
+    auto* const probe = reinterpret_cast<io_uring_probe*>(answer.data());
+    const int asked = io_uring_register_probe(&ring_, probe, kOperations);
+    if (asked < 0) refuse("the kernel does not report its operations", -asked);
     const bool complete = io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
                           io_uring_opcode_supported(probe, IORING_OP_WRITE) != 0 &&
                           io_uring_opcode_supported(probe, IORING_OP_READ_FIXED) != 0 &&
                           io_uring_opcode_supported(probe, IORING_OP_WRITE_FIXED) != 0 &&
                           io_uring_opcode_supported(probe, IORING_OP_FSYNC) != 0;
-    io_uring_free_probe(probe);
     if (!complete) refuse("the kernel lacks read, write or fsync", EOPNOTSUPP);
   }
 
@@ -209,7 +214,7 @@ class UringEngine final : public IoEngine {
   [[nodiscard]] std::string_view name() const override { return "uring"; }
   [[nodiscard]] EngineAbilities abilities() const override { return abilities_; }
 
-  [[nodiscard]] std::string_view failure() const override { return failure_; }
+  [[nodiscard]] std::string_view failure() const override { return closed_.text(); }
 
   [[nodiscard]] std::size_t submit(std::span<const IoRequest> requests) override {
     std::size_t taken = 0;
@@ -334,9 +339,8 @@ class UringEngine final : public IoEngine {
 
   void give_up(int error) {
     error_ = error;
-    failure_ = fmt::format("io_uring was closed, since io_uring_enter failed: {} (errno {})",
-                           std::strerror(error), error);
-    log_error("{}", failure_);
+    closed_.set("io_uring", "io_uring_enter", error);
+    log_error("{}", closed_.text());
     for (std::optional<UringQueue>* ring : {&ring_, &flush_ring_}) {
       if (*ring) (*ring)->abandon(error, ready_);
       ring->reset();
@@ -359,7 +363,7 @@ class UringEngine final : public IoEngine {
   std::optional<UringQueue> flush_ring_;  // beside a ring that polls
   std::vector<IoResult> ready_;           // known without a ring
   int error_ = 0;                         // with which the engine has closed
-  std::string failure_;
+  ClosingReason closed_;
   RegisteredBuffers buffers_;
   EngineAbilities abilities_;
   std::size_t in_flight_ = 0;  // taken by submit, result not polled yet

@@ -97,6 +97,23 @@ FileDescriptor open_regular_file(const fs::path& path) {
   return file;
 }
 
+bool is_there(const fs::path& path) {
+  if (::access(path.c_str(), F_OK) == 0) return true;
+  if (errno != ENOENT && errno != ENOTDIR) fail(errno, "access", path);
+  return false;
+}
+
+bool leads_to(const fs::path& path, int descriptor) {
+  struct stat held {};
+  struct stat named {};
+  if (::fstat(descriptor, &held) != 0) fail(errno, "stat", path);
+  if (::lstat(path.c_str(), &named) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR) fail(errno, "stat", path);
+    return false;
+  }
+  return held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+}
+
 std::string read_text_file(const fs::path& path, Bytes limit) {
   const FileDescriptor file = open_regular_file(path);
   struct stat status {};

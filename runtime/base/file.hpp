@@ -75,6 +75,11 @@ class LockedFile {
 /// directory, a pipe, a socket or a device, at once: it never waits for a pipe's writer.
 [[nodiscard]] FileDescriptor open_regular_file(const std::filesystem::path& path);
 
+/// Tells whether something has the name `path`. Throws where the system cannot say.
+[[nodiscard]] bool is_there(const std::filesystem::path& path);
+/// Tells whether the name `path` still leads to the open file `descriptor`, likewise.
+[[nodiscard]] bool leads_to(const std::filesystem::path& path, int descriptor);
+
 /// Reads a whole regular file. Throws `Error{invalid_argument}` naming both sizes if it is longer
 /// than `limit`. Works for files of /proc and /sys, whose size reads as 0.
 [[nodiscard]] std::string read_text_file(const std::filesystem::path& path, Bytes limit);

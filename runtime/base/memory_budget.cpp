@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
 #include <string_view>
 #include <vector>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/base/log.hpp"
 
 namespace spillway {
 namespace {
@@ -21,14 +23,16 @@ constexpr Bytes kTextLimit{4U << 20};
 constexpr std::uint64_t kNoLimitV1 = std::uint64_t{1} << 62;
 
 std::optional<std::string> try_read(const fs::path& path) {
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) return std::nullopt;
   try {
+    if (!is_there(path)) return std::nullopt;
     return read_text_file(path, kTextLimit);
   } catch (const Error& error) {
-    // Files of a cgroup come and go, and some are unreadable in containers: no limit is known then.
-    if (error.code() == ErrorCode::io_error) return std::nullopt;
-    throw;
+    if (error.code() != ErrorCode::io_error) throw;
+    // Files of a cgroup come and go, and some are closed to containers: no limit is known then.
+    const int reason = error.native();
+    const bool usual = reason == ENOENT || reason == ENODEV || reason == EACCES || reason == EPERM;
+    if (!usual) log_warning("{}: memory is planned without what it says", error.what());
+    return std::nullopt;
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/base/log.hpp"
 
 namespace spillway {
 namespace {
@@ -64,19 +65,21 @@ TopologyHandle load(const TopologySource& source) {
   if (source.devices == Devices::read) {
     hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
   }
-  if (hwloc_topology_load(raw) != 0) fail("read the machine's topology");
+  if (hwloc_topology_load(raw) != 0) {
+    fail("read the machine's topology: see whether lstopo can, or what /sys/devices/system lacks");
+  }
   return topology;
 }
 
-/// What the cpuset cgroup and this thread's affinity leave to us.
+/// What this thread's affinity leaves to us, which the kernel keeps within that of the cpuset
+/// cgroup. Another machine, or a system that cannot tell, has no binding.
 Bitmap usable_set(hwloc_topology_t topology) {
   Bitmap usable(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology)));
   const Bitmap bound(hwloc_bitmap_alloc());
   if (usable == nullptr || bound == nullptr) fail("allocate a processor set");
-  // A synthetic machine has no threads to bind; a system that cannot tell has no binding.
   if (hwloc_topology_is_thissystem(topology) != 0 &&
       hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_THREAD) == 0) {
-    hwloc_bitmap_and(usable.get(), usable.get(), bound.get());
+    hwloc_bitmap_copy(usable.get(), bound.get());
   }
   check(hwloc_bitmap_iszero(usable.get()) == 0, ErrorCode::internal,
         "no processor is left by affinity and cpuset");
@@ -115,9 +118,12 @@ std::vector<Core> read_cores(hwloc_topology_t topology, hwloc_const_cpuset_t usa
     return nodes.front().index;
   };
   std::vector<Core> cores;
-  const auto add = [&](hwloc_obj_t object) {
-    std::vector<ProcessorIndex> processors = processors_in(object->cpuset, usable);
+  std::vector<ProcessorIndex> rest = processors_in(usable, usable);
+  const auto add = [&](std::vector<ProcessorIndex> processors) {
     if (processors.empty()) return;
+    std::erase_if(rest, [&](ProcessorIndex each) {
+      return std::ranges::find(processors, each) != processors.end();
+    });
     const NodeIndex node = node_of(processors.front());
     cores.push_back({.node = node, .processors = std::move(processors)});
   };
@@ -125,7 +131,18 @@ std::vector<Core> read_cores(hwloc_topology_t topology, hwloc_const_cpuset_t usa
   const bool has_cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE) > 0;
   const hwloc_obj_type_t type = has_cores ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
   hwloc_obj_t object = nullptr;
-  while ((object = hwloc_get_next_obj_by_type(topology, type, object)) != nullptr) add(object);
+  while ((object = hwloc_get_next_obj_by_type(topology, type, object)) != nullptr) {
+    add(processors_in(object->cpuset, usable));
+  }
+  if (rest.empty()) return cores;
+  static std::once_flag told;
+  std::call_once(told, [&] {
+    log_warning(
+        "{} of {} processors count as a core each, since the system does not tell their cores "
+        "(/sys/devices/system/cpu, cpuset.cpus of the cgroup)",
+        rest.size(), hwloc_bitmap_weight(usable));
+  });
+  for (const ProcessorIndex processor : std::vector(rest)) add({processor});
   return cores;
 }
 

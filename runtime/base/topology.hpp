@@ -41,7 +41,8 @@ struct IoDevice {
 struct Topology {
   std::string cpu_model;          ///< "AMD EPYC 9B14 96-Core Processor", or "unknown"
   std::vector<NumaNode> nodes;    ///< every node that the process may allocate on; at least one
-  std::vector<Core> cores;        ///< with at least one usable processor, in machine order
+  std::vector<Core> cores;        ///< with at least one usable processor, in machine order; a
+                                  ///< processor that the system does not describe is one, too
   Bytes l2_bytes;                 ///< of one cache; 0 where unknown
   Bytes l3_bytes;                 ///< of one cache; 0 where unknown
   std::uint32_t l3_caches = 0;    ///< reachable from the usable processors

@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
+#include <functional>
 #include <thread>
 
 #include "runtime/base/error.hpp"
@@ -45,6 +47,35 @@ TEST(OpenFile, NamesThePathAndTheReason) {
     EXPECT_EQ(error.code(), ErrorCode::io_error);
     EXPECT_EQ(error.native(), ENOENT);
     EXPECT_NE(std::string(error.what()).find("/nonexistent/file"), std::string::npos);
+  }
+}
+
+TEST(LeadsTo, KnowsAFileThatWasReplacedFromOneThatCannotBeSeen) {
+  const TemporaryDirectory scratch;
+  const fs::path path = scratch.path() / "file";
+  const FileDescriptor file = open_file(path, O_RDWR | O_CREAT);
+  EXPECT_TRUE(is_there(path));
+  EXPECT_TRUE(leads_to(path, file.get()));
+  fs::rename(path, scratch.path() / "moved");
+  EXPECT_FALSE(is_there(path));
+  EXPECT_FALSE(leads_to(path, file.get()));
+  const FileDescriptor other = open_file(path, O_RDWR | O_CREAT);
+  EXPECT_TRUE(is_there(path));
+  EXPECT_FALSE(leads_to(path, file.get()));
+  EXPECT_FALSE(is_there(path / "below"));
+  EXPECT_FALSE(leads_to(path / "below", file.get()));
+
+  const fs::path loop = scratch.path() / "loop";
+  fs::create_symlink(loop, loop);
+  for (const auto& ask : {std::function([&] { return is_there(loop / "file"); }),
+                          std::function([&] { return leads_to(loop / "file", file.get()); })}) {
+    try {
+      EXPECT_FALSE(ask());
+      ADD_FAILURE() << "nobody knows what is behind a link to itself";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.native(), ELOOP);
+      EXPECT_NE(std::string(error.what()).find(loop / "file"), std::string::npos) << error.what();
+    }
   }
 }
 

@@ -185,6 +185,21 @@ TEST_F(MemoryBudgetTest, GarbageAndMissingFilesAreNoLimit) {
   EXPECT_EQ(read().total(), 16_GiB);
 }
 
+TEST_F(MemoryBudgetTest, ALimitThatCannotBeReadIsNoneAndToldToTheUser) {
+  mount_v2("/job");
+  machine_.write("sys/fs/cgroup/job/memory.current", "0\n");
+  // Nothing is mapped at its beginning: to read it is an I/O error.
+  std::filesystem::create_symlink("/proc/self/mem",
+                                  machine_.path() / "sys/fs/cgroup/job/memory.max");
+  ::testing::internal::CaptureStderr();
+  EXPECT_FALSE(read().tightest_cgroup.has_value());
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("sys/fs/cgroup/job/memory.max: Input/output error (errno 5): memory is "
+                      "planned without"),
+            std::string::npos)
+      << told;
+}
+
 TEST_F(MemoryBudgetTest, ALimitAboveTheMachineDoesNotRaiseIt) {
   mount_v2("/a");
   machine_.write("sys/fs/cgroup/a/memory.max", "1099511627776\n");

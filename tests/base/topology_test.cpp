@@ -144,6 +144,27 @@ TEST(Topology, KnowsTheNodesNearDevices) {
   EXPECT_THAT(read_topology({.xml = kMachine}).devices, IsEmpty());
 }
 
+TEST(Topology, AProcessorWhoseCoreTheSystemDoesNotTellIsACoreOfItsOwn) {
+  const Topology machine = read_topology({.xml = R"(<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0">
+<object type="Machine" os_index="0" cpuset="7" complete_cpuset="7" allowed_cpuset="7"
+        nodeset="1" complete_nodeset="1" allowed_nodeset="1">
+  <object type="NUMANode" os_index="0" cpuset="7" complete_cpuset="7" nodeset="1"
+          complete_nodeset="1" local_memory="1073741824"/>
+  <object type="PU" os_index="0" cpuset="1" complete_cpuset="1" nodeset="1" complete_nodeset="1"/>
+  <object type="Core" os_index="1" cpuset="6" complete_cpuset="6" nodeset="1" complete_nodeset="1">
+    <object type="PU" os_index="1" cpuset="2" complete_cpuset="2" nodeset="1" complete_nodeset="1"/>
+    <object type="PU" os_index="2" cpuset="4" complete_cpuset="4" nodeset="1" complete_nodeset="1"/>
+  </object>
+</object>
+</topology>
+)"});
+  ASSERT_EQ(machine.cores.size(), 2U);
+  EXPECT_THAT(machine.cores[0].processors, ElementsAre(ProcessorIndex{1}, ProcessorIndex{2}));
+  EXPECT_THAT(machine.cores[1].processors, ElementsAre(ProcessorIndex{0}));
+}
+
 TEST(Topology, RefusesATextThatIsNoMachine) {
   EXPECT_THROW((void)read_topology({.xml = "<topology version=\"2.0\"><object"}), Error);
 }

@@ -194,6 +194,7 @@ class FailingCalls : public testing::Test {
 
 TEST_F(FailingCalls, OfOperatorNewAreToldAndLeaveNoMixture) {
   fail_in_turn<FailingAllocation>(false, 29);
+  fail_in_turn<FailingAllocation>(true, 61);
 }
 
 TEST_F(FailingCalls, OnFilesAreToldAndLeaveNoMixture) {

@@ -71,6 +71,23 @@ TEST_P(SteadyState, AllocatesAndOpensNothing) {
   EXPECT_TRUE(same_bytes(source.bytes(), target.bytes()));
 }
 
+/// Whoever waits for a commit could not be told that it is over, if its end might fail.
+TEST_P(SteadyState, TheFirstCommitAllocatesNothing) {
+  constexpr std::size_t kTileBytes = 40'960;
+  ScratchDirectory scratch(Medium::memory);
+  StoreOptions options = small_options(scratch.path(), 2);
+  options.engine = GetParam().engine;
+  const auto store = TileStore::create(options, layout_of(1, Bytes{kTileBytes}));
+  PageBuffer source(kTileBytes);
+  fill_tile(source.bytes(), 0, 1);
+  store->write(TileIndex{0}, source.bytes(), checksum_of(source.bytes())).wait();
+  const CommitHeader header{.step = StepIndex{1}, .payload = std::vector<std::byte>(64)};
+  const test_support::AllocationCounter counter;
+  store->commit(header).wait();
+  EXPECT_EQ(counter.allocations(), 0);
+  EXPECT_EQ(store->committed()->payload, header.payload);
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, SteadyState,
                          ::testing::Values(SteadyCase{EngineKind::posix, std::nullopt},
                                            SteadyCase{EngineKind::uring, std::nullopt},

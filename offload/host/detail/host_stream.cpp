@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "runtime/base/log.hpp"
+#include "runtime/base/thread.hpp"
 
 namespace spillway::offload::host {
 namespace {
@@ -31,7 +32,7 @@ HostStream::HostStream(std::string_view name, const StreamSurroundings& surround
     : name_(name),
       surroundings_(surroundings),
       ring_(std::make_unique<Entry[]>(surroundings.depth)),
-      worker_([this] { work(); }) {}
+      worker_(start_thread(name, [this] { work(); })) {}
 
 HostStream::~HostStream() {
   {

@@ -7,6 +7,7 @@
 
 #include "cpu_adam/gradient_norm.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/thread.hpp"
 
 namespace spillway::engine {
 
@@ -36,7 +37,7 @@ EmbeddedGradients::EmbeddedGradients(const EmbeddedOptions& options, const Embed
   offload::DeviceBackend& backend = users.cycle.backend();
   for (OnTheWay& each : on_the_way_) each.ready = backend.make_event();
   copies_.emplace(backend, landing_bytes(options, layout));
-  thread_ = std::thread([this] { bring(); });
+  thread_ = start_thread("gradients", [this] { bring(); });
 }
 
 EmbeddedGradients::~EmbeddedGradients() {

@@ -1,9 +1,11 @@
 #include "runtime/engine/embedded/plan_runner.hpp"
 
+#include "runtime/base/thread.hpp"
+
 namespace spillway::engine {
 
 PlanRunner::PlanRunner(EmbeddedCycle& cycle, PassGate& gate)
-    : cycle_(cycle), gate_(gate), thread_([this] { run(); }) {}
+    : cycle_(cycle), gate_(gate), thread_(start_thread("plans", [this] { run(); })) {}
 
 PlanRunner::~PlanRunner() {
   {

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -115,12 +114,7 @@ void MetricsLog::synchronize() {
 }
 
 void MetricsLog::check_present() const {
-  struct stat held {};
-  struct stat named {};
-  if (::fstat(file_.get(), &held) == 0 && ::lstat(path_.c_str(), &named) == 0 &&
-      held.st_ino == named.st_ino && held.st_dev == named.st_dev) {
-    return;
-  }
+  if (leads_to(path_, file_.get())) return;
   throw Error(ErrorCode::io_error,
               fmt::format("{} is gone: it was removed or replaced while the run was trained",
                           path_.string()));

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "nvme_swap/committed_tiles.hpp"
 #include "nvme_swap/format.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/engine/run/contents.hpp"
 #include "runtime/engine/run/kept_checkpoints.hpp"
@@ -344,8 +344,8 @@ void RunClaim::check_present() const {
                     path.string(), run_.root().string(), places(state_directories())));
   };
   if (!lock_->still_there()) lost(run_.lock());
-  if (::access(manifest_path_.c_str(), F_OK) != 0) lost(manifest_path_);
-  if (::access(config_path_.c_str(), F_OK) != 0) lost(config_path_);
+  if (!is_there(manifest_path_)) lost(manifest_path_);
+  if (!is_there(config_path_)) lost(config_path_);
 }
 
 std::vector<std::string> RunClaim::take_notes() { return std::exchange(notes_, {}); }

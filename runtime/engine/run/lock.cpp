@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -116,11 +115,6 @@ void RunLock::keep() {
   made_file_ = false;
 }
 
-bool RunLock::still_there() const {
-  struct stat held {};
-  struct stat named {};
-  return ::fstat(file_.get(), &held) == 0 && ::lstat(path_.c_str(), &named) == 0 &&
-         held.st_ino == named.st_ino && held.st_dev == named.st_dev;
-}
+bool RunLock::still_there() const { return leads_to(path_, file_.get()); }
 
 }  // namespace spillway::engine

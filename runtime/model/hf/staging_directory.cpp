@@ -83,13 +83,11 @@ void StagingDirectory::take_lock() {
     throw_errno(errno, fmt::format("create {}", staging_.string()));
   }
   FileDescriptor opened = open_file(staging_, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  struct stat held {};
-  struct stat named {};
+  const bool locked = ::flock(opened.get(), LOCK_EX | LOCK_NB) == 0;
+  if (!locked && errno != EWOULDBLOCK)
+    throw_errno(errno, fmt::format("lock {}", staging_.string()));
   // Between open and lock another writer may have published this very directory, or removed it.
-  const bool ours = ::flock(opened.get(), LOCK_EX | LOCK_NB) == 0 &&
-                    ::fstat(opened.get(), &held) == 0 && ::lstat(staging_.c_str(), &named) == 0 &&
-                    held.st_ino == named.st_ino && held.st_dev == named.st_dev;
-  check(ours, ErrorCode::busy,
+  check(locked && leads_to(staging_, opened.get()), ErrorCode::busy,
         fmt::format("{} is being written by another process; wait for it or choose another name",
                     target_.string()));
   lock_ = std::move(opened);

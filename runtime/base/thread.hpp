@@ -1,0 +1,13 @@
+// start_thread: a std::thread that says which it was when the system has none left.
+#pragma once
+
+#include <functional>
+#include <string_view>
+#include <thread>
+
+namespace spillway {
+
+/// Throws `Error{io_error}` that names the thread ("thread \"compute\"") unless it can start.
+[[nodiscard]] std::thread start_thread(std::string_view name, std::function<void()> work);
+
+}  // namespace spillway
