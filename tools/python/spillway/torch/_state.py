@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import tempfile
@@ -39,6 +40,9 @@ def _in_file(folder: str, elements: int) -> torch.Tensor:
         raise IoError(f"{folder} has no room for {size} bytes more of a state_dict "
                       f"({error.strerror}): free some, or use save(folder)",
                       error.errno or 0) from error
+    except RuntimeError as error:
+        raise IoError(f"{folder} takes no file of a state_dict ({error}): see to the disk, or use "
+                      "save(folder)", errno.EIO) from error
     finally:
         os.close(descriptor)
         os.unlink(path)
