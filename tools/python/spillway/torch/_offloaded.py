@@ -320,8 +320,11 @@ class OffloadedOptimizer(WithState):
         norm = None
         if len(shards) > 1 or self._ranks is not None:
             norm = self._global_norm(divisor, shards)
-        done = [shard.step(divisor, max_norm, norm) for shard in shards]
-        return done[0]
+        done = shards[0].step(divisor, max_norm, norm)
+        with self.replacing("step"):
+            for shard in shards[1:]:
+                shard.step(divisor, max_norm, norm)
+        return done
 
     def _with_gradients(self) -> list[Shard | Partition]:
         """The shards that take part in a step: all, unless those without a gradient are skipped."""

@@ -167,9 +167,10 @@ class WithState(WithLifetime):
     def _check_whole(self) -> None:
         """Raises if a call has replaced a part of the state and not all of it."""
         if self._cut_off:
-            raise CorruptDataError(
-                f"the state is new in a part alone, since {self._cut_off}() was cut off: call it "
-                "again, or load(folder)")
+            remedy = ("make the optimizer again, and load a checkpoint" if self._cut_off == "step"
+                      else "call it again, or load(folder)")
+            raise CorruptDataError("the state is new in a part alone, since "
+                                   f"{self._cut_off}() was cut off: {remedy}")
 
     def _checked(self, state_dict: Mapping[str, Any]) -> tuple[
             dict[torch.Tensor, tuple[torch.Tensor | None, ...]], dict[torch.Tensor, int]]:
