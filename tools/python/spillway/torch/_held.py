@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from typing import NamedTuple
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 
@@ -153,6 +154,19 @@ class Held:
         parameter = self._parameters[index]
         parameter.data = self._memory[index]
         self._versions[index] = parameter._version
+
+    def hook(self, index: int) -> Any:
+        """Makes autograd hand the gradient of a parameter over as soon as it is whole; returns the
+        handle that ends that."""
+        alive = weakref.ref(self)  # a parameter may outlive its optimizer
+
+        def take(parameter: torch.Tensor) -> None:
+            if (held := alive()) is not None:
+                held.add_gradient(index)
+            elif isinstance(parameter.grad, HandedOver):
+                parameter.grad = parameter.grad.take()
+
+        return self._parameters[index].register_post_accumulate_grad_hook(take)
 
     def add_gradient(self, index: int) -> None:
         """Hands the gradient of a parameter over, if there is one, and frees it."""

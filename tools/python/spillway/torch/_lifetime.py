@@ -2,8 +2,9 @@
 model."""
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -35,16 +36,23 @@ class Lifetime:
         if self._ended_by is not None:
             return
         self._ended_by = why
-        for hook in self.hooks:
-            hook.remove()
-        for streaming in self.streamings:
-            streaming.detach()
-        for shard in self.shards:
-            shard.release()
-        self.hooks.clear()
-        self.streamings.clear()
-        self.shards.clear()
+        self.release((0, 0, 0))
         give_back(self.folders)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Counts what is held."""
+        return len(self.hooks), len(self.streamings), len(self.shards)
+
+    def release(self, counts: tuple[int, int, int]) -> None:
+        """Lets go of what is held beyond these counts."""
+        hooks, streamings, shards = counts
+        for hook in self.hooks[hooks:]:
+            hook.remove()
+        for streaming in self.streamings[streamings:]:
+            streaming.detach()
+        for shard in self.shards[shards:]:
+            shard.release()
+        del self.hooks[hooks:], self.streamings[streamings:], self.shards[shards:]
         native.release_freed_memory()
 
     def check_open(self) -> None:
@@ -69,6 +77,7 @@ class WithLifetime(torch.optim.Optimizer):
 
     _lifetime: Lifetime
     _places: dict[torch.Tensor, tuple[Any, int]]
+    _absent: list[tuple[int, int]]
 
     @property
     def _shards(self) -> list[Any]:
@@ -79,6 +88,22 @@ class WithLifetime(torch.optim.Optimizer):
         """Ends the pass that an error or Ctrl-C has cut off: its unit leaves the device."""
         for streaming in self._lifetime.streamings:
             streaming.leave()
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Surrounds what adds parameters: after an error it has added none."""
+        counts, groups = self._lifetime.counts(), len(self.param_groups)
+        places, absent = dict(self._places), list(self._absent)
+        try:
+            yield
+        except BaseException:
+            self._lifetime.release(counts)
+            del self.param_groups[groups:]
+            self._places, self._absent = places, absent
+            for parameter, owner in list(_holders.items()):
+                if owner() is self and parameter not in places:
+                    del _holders[parameter]
+            raise
 
     def close(self) -> None:
         """Applies an update that is decided, frees state and unlocks folders. Parameters keep their

@@ -15,7 +15,7 @@ from spillway._paths import Paths, folders_of
 from spillway._state_folders import own_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._alone import check_optimizer_alone, check_unwrapped
-from spillway.torch._handed_over import HandedOver, Uses
+from spillway.torch._handed_over import Uses
 from spillway.torch._held import Registered, check_memory, check_parameter
 from spillway.torch._lifetime import Lifetime, hold
 from spillway.torch._partition import Partition
@@ -127,12 +127,13 @@ class OffloadedOptimizer(WithState):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters, also after steps; they begin with empty state."""
         self._check_group(param_group)
-        super().add_param_group(param_group)
-        group = len(self.param_groups) - 1
-        self._absent += [(group, number)
-                         for number in range(len(self.param_groups[group]["params"]))]
-        if self._ready:
-            self._register()
+        with self._all_or_none():
+            super().add_param_group(param_group)
+            group = len(self.param_groups) - 1
+            self._absent += [(group, number)
+                             for number in range(len(self.param_groups[group]["params"]))]
+            if self._ready:
+                self._register()
 
     def _register(self) -> None:
         """Moves parameters that need gradients and are not here yet into trainers."""
@@ -159,9 +160,10 @@ class OffloadedOptimizer(WithState):
             raise InvalidArgumentError(
                 f"state_format {short} is for bf16 parameters, of which there are none; leave it "
                 "out, or convert the model: model.to(torch.bfloat16)")
-        hold(self, [entry.parameter for entries in new.values() for entry in entries])
-        for (_, place), entries in new.items():
-            self._add_shard(entries, place)
+        with self._all_or_none():
+            hold(self, [entry.parameter for entries in new.values() for entry in entries])
+            for (_, place), entries in new.items():
+                self._add_shard(entries, place)
         self._absent = still_absent
 
     def _add_shard(self, entries: list[Registered], place: torch.device) -> None:
@@ -190,20 +192,12 @@ class OffloadedOptimizer(WithState):
             self._lifetime.streamings.append(streaming)
         shard.watch(self._uses)
         self._shards.append(shard)
-        trainer = weakref.ref(shard)  # a parameter may outlive its optimizer
         for index, entry in enumerate(entries):
             self._places[entry.parameter] = (shard, index)
             first = self._first_state(self.param_groups[entry.group], entry.parameter.shape)
             if first is not None:
                 shard.write(index, None, None, first)
-
-            def take(parameter: torch.Tensor, index: int = index) -> None:
-                if (shard := trainer()) is not None:
-                    shard.add_gradient(index)
-                elif isinstance(parameter.grad, HandedOver):
-                    parameter.grad = parameter.grad.take()
-
-            self._lifetime.hooks.append(entry.parameter.register_post_accumulate_grad_hook(take))
+            self._lifetime.hooks.append(shard.hook(index))
 
     def _trainer_options(self, dtype: torch.dtype) -> Any:
         options = native.TrainerOptions()
