@@ -174,14 +174,14 @@ class Held:
         gradient = parameter.grad
         if gradient is None:
             return
-        came = None
         if (left := self._left.get(index)) is not None:
-            came = left.take()
+            came = left.came  # which stays there until it is handed over
             if gradient is left and came is None:
                 return
             if left.dropped or gradient is not left and gradient is not came:
                 self.notice_drops()
-            gradient = gradient if came is None else came
+            if gradient is left:
+                gradient = came
         if gradient.layout != torch.strided:
             raise NotSupportedError(f"the gradient of {self.entries[index].name} is sparse; use "
                                     "sparse=False in the layer that has it")
@@ -189,14 +189,14 @@ class Held:
             self.take_writes()
             self._any_received = True
         if self._received[index] == self._most > 0:
-            if came is not None:
-                left.came = came  # which the next step finds too
             raise InvalidArgumentError(
                 f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
                 "call step() or zero_grad() before the next backward pass, or make the optimizer "
                 "with accumulation_steps=N to add up those of N passes")
         is_taken = self._hand_over(index, gradient)
         self._received[index] += 1
+        if left is not None:
+            left.came = None
         if is_taken:
             self._leave(index)
 

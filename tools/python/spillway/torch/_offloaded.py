@@ -341,10 +341,10 @@ class OffloadedOptimizer(WithState):
         a torch.amp.GradScaler, pass it.
         """
         self._take_what_came()
+        norm = self._global_norm(1.0 if grad_scaler is None else grad_scaler.get_scale(),
+                                 self._with_gradients())
         self._clip_next = max_norm
-        return torch.tensor(
-            self._global_norm(1.0 if grad_scaler is None else grad_scaler.get_scale(),
-                              self._with_gradients()))
+        return torch.tensor(norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients since the last step. They are gone either way, so that

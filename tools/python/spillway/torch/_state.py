@@ -16,7 +16,6 @@ from spillway._files import MARKS, OURS, written_whole
 from spillway._paths import Path, path_of
 from spillway.errors import (
     CorruptDataError,
-    Error,
     InvalidArgumentError,
     IoError,
     NotSupportedError,
@@ -141,10 +140,10 @@ class WithState(WithLifetime):
             self._check_whole()
         states, steps = self._checked(state_dict)
         before = self.param_groups
-        super().load_state_dict({**state_dict, "state": {}})
         try:
+            super().load_state_dict({**state_dict, "state": {}})
             self._set_groups()
-        except Error:
+        except BaseException:  # a rate that is no number, or a hook of the program
             self.param_groups = before
             raise
         if _LEFT_OUT in state_dict:
