@@ -32,6 +32,7 @@ SCRIPTS = {"mpi.kill": ["spillway", "spillway_mpi"], "mpi.training": ["spillway"
                "huggingface", "interrupted", "jax", "layout", "lifetime", "missing", "native_run",
                "optimizers", "optimizers_state", "paths", "raised", "ranks", "saved_state",
                "streaming", "trainer_optimizers", "writes")},
+           "python.failing_calls": ["spillway", "spillway_python", "spillway_failing_calls"],
            "python.emulated": ["spillway", "spillway_python_emulated"],
            **{f"tools.{name}": ["spillway"] for name in (
                "bench", "commands", "divergence", "memory", "metrics_order", "output", "plan",
