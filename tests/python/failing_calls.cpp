@@ -24,8 +24,9 @@ using spillway::test_support::file_call_turn;
 
 constinit FailingTurn allocation_turn;
 
-// Where the extension's code lies. PyTorch cannot do without memory, and nanobind cannot while it
-// converts arguments, with the interpreter's lock: the engine alone is to.
+// Where the extension's code lies, whose allocations fail. PyTorch could not bear it. Nor could
+// nanobind, which converts arguments in functions that must not throw: it holds the interpreter's
+// lock then, and what is asked for with that lock succeeds.
 std::atomic<std::uintptr_t> code_begin{0};
 std::atomic<std::uintptr_t> code_end{0};
 

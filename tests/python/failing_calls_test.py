@@ -225,6 +225,45 @@ class Streamed(Scenario):
         self.call("load_state_dict", lambda: self.optimizer.load_state_dict(state))
 
 
+class Engine(Scenario):
+    """The engine of `initialize`, whose checkpoints have the model too."""
+
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1,
+              "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+
+    def __init__(self, fault, folder):
+        super().__init__(fault, folder)
+        torch.manual_seed(1)
+        self.model = torch.nn.Linear(4, 4)
+        self.parameters = list(self.model.parameters())
+
+    def make(self):
+        def make():
+            self.engine = spillway.torch.initialize(model=self.model, config=self.config)[0]
+
+        self.call("initialize", make)
+        self.optimizer = self.engine.optimizer
+
+    def train(self, step):
+        batch = torch.randn(2, 4, generator=torch.Generator().manual_seed(step))
+
+        def backward():
+            self.engine.zero_grad()
+            self.engine.backward(self.engine(batch).square().sum())
+
+        self.call("backward", backward)
+        self.call("step", self.engine.step)
+
+    def keep(self):
+        for tag in ("first", "first"):
+            self.call("save_checkpoint", lambda tag=tag: self.engine.save_checkpoint(
+                self.folder / "kept", tag, client_state={"batch": 2}))
+        path, state = self.call("load_checkpoint", lambda: self.engine.load_checkpoint(
+            self.folder / "kept"))
+        assert path.endswith("first")
+        assert state == {"batch": 2}
+
+
 def turns_of(counts, most):
     """Numbers of calls that are to fail: so many in each call of the package, evenly; or all."""
     drawn = random.Random(SEED)
@@ -267,3 +306,7 @@ def test_calls_on_files(tmp_path, scenario, on_disk):
 @pytest.mark.parametrize("scenario", [Optimizer, Streamed])
 def test_allocations(tmp_path, scenario):
     fail_in_turn(scenario, "allocations", 4, tmp_path, on_disk=False)
+
+
+def test_the_engine(tmp_path):
+    fail_in_turn(Engine, "files", 4, tmp_path)
