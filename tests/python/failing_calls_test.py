@@ -108,7 +108,8 @@ class Scenario:
         except Refused:
             self.refused = True
             if self.optimizer is not None:
-                self.optimizer.close()
+                with contextlib.suppress(spillway.Error):  # of an update that it cannot apply
+                    self.optimizer.close()
             with torch.no_grad():
                 for parameter, value in zip(self.parameters, start, strict=True):
                     parameter.copy_(value)
@@ -310,3 +311,31 @@ def test_allocations(tmp_path, scenario):
 
 def test_the_engine(tmp_path):
     fail_in_turn(Engine, "files", 4, tmp_path)
+
+
+def test_an_update_that_close_cannot_apply_is_told(tmp_path):
+    def closed(successes):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(90, 100, bias=False)
+        optimizer = Tiled(model.parameters(), lr=1e-2, threads=1, deferred=model,
+                          nvme=tempfile.mkdtemp(dir=tmp_path))
+        model(torch.ones(90)).square().sum().backward()
+        fault, told = Fault("files", successes), False
+        try:
+            with fault.watched():
+                optimizer.step()
+                optimizer.close()
+        except OSError as error:
+            fault.check("step or close", error)
+            told = True
+        return model.weight.detach().clone(), told, fault.has_come()
+
+    undisturbed, _, _ = closed(NEVER)
+    tellings = 0
+    for successes in range(1000):
+        weight, told, came = closed(successes)
+        if not came:
+            break
+        tellings += told
+        assert told or torch.equal(weight, undisturbed), successes
+    assert tellings > 3

@@ -118,6 +118,9 @@ class Held:
             self._point(index)
         native.release_freed_memory()  # of the tensors that the parameters were
 
+    def finish(self) -> None:
+        """Applies updates that are decided."""
+
     def release(self) -> None:
         """Lets go of the memory: parameters keep theirs."""
         self._memory = []

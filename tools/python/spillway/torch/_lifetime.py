@@ -36,24 +36,27 @@ class Lifetime:
         if self._ended_by is not None:
             return
         self._ended_by = why
-        self.release((0, 0, 0))
-        give_back(self.folders)
+        try:
+            self.release((0, 0, 0))
+        finally:
+            give_back(self.folders)
 
     def counts(self) -> tuple[int, int, int]:
         """Counts what is held."""
         return len(self.hooks), len(self.streamings), len(self.shards)
 
     def release(self, counts: tuple[int, int, int]) -> None:
-        """Lets go of what is held beyond these counts."""
+        """Lets go of what is held beyond these counts, the rest too where a part raises."""
         hooks, streamings, shards = counts
-        for hook in self.hooks[hooks:]:
-            hook.remove()
-        for streaming in self.streamings[streamings:]:
-            streaming.detach()
-        for shard in self.shards[shards:]:
-            shard.release()
-        del self.hooks[hooks:], self.streamings[streamings:], self.shards[shards:]
-        native.release_freed_memory()
+        with contextlib.ExitStack() as calls:  # begins with the last one
+            calls.callback(native.release_freed_memory)
+            for shard in self.shards[shards:]:
+                calls.callback(shard.release)
+            for streaming in self.streamings[streamings:]:
+                calls.callback(streaming.detach)
+            for hook in self.hooks[hooks:]:
+                calls.callback(hook.remove)
+            del self.hooks[hooks:], self.streamings[streamings:], self.shards[shards:]
 
     def check_open(self) -> None:
         """Raises if the optimizer has ended."""
@@ -107,13 +110,19 @@ class WithLifetime(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Applies an update that is decided, frees state and unlocks folders. Parameters keep their
-        values and are those of any model; the optimizer takes no step any more."""
+        values and are those of any model; the optimizer takes no step any more. Where the update
+        cannot be applied it raises the reason, and has closed all the same."""
         self.end("close() was called")
 
     def end(self, why: str) -> None:
         """Does that; later calls say why."""
-        self._lifetime.end(why)
-        self._places.clear()
+        try:
+            self._end_passes()
+            for shard in self._lifetime.shards:
+                shard.finish()
+        finally:
+            self._places.clear()
+            self._lifetime.end(why)
 
     def __enter__(self) -> WithLifetime:
         return self

@@ -195,10 +195,11 @@ class Streaming:
 
     def detach(self) -> None:
         """Ends the pass under way; the optimizer ends that keeps the parameters."""
-        self.leave()
-        self._shard = None
-        self._indices = []
-        self._last = -1
+        try:
+            self.leave()
+        finally:
+            self._shard = self._inside = None
+            self._indices, self._kept = [], []
 
     def _streamed(self, unit: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the forward of a block with its parameters on the device."""
