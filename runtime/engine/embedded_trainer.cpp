@@ -36,7 +36,7 @@ EmbeddedTrainer::~EmbeddedTrainer() {
     static_cast<void>(implementation_.release());
 }
 
-std::shared_ptr<void> EmbeddedTrainer::end() {
+std::shared_ptr<void> EmbeddedTrainer::end() noexcept {
   if (implementation_->is_in_child()) {
     static_cast<void>(implementation_.release());
     return nullptr;

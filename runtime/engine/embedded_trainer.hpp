@@ -264,7 +264,7 @@ class EmbeddedTrainer {
 
   /// Ends the trainer, after an update that is decided, but for the memory of `values` and
   /// `frozen_values`, which lives as long as what this returns. Nothing else may be called then.
-  [[nodiscard]] std::shared_ptr<void> end();
+  [[nodiscard]] std::shared_ptr<void> end() noexcept;
 
   /// Returns every byte that this object holds, by tier and purpose.
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;

@@ -7,15 +7,16 @@
 #include <functional>
 #include <type_traits>
 
-#include "tests/capi/failing_file_call.hpp"
 #include "tests/capi/fixture.hpp"
 #include "tests/support/allocation_counter.hpp"
 #include "tests/support/environment.hpp"
+#include "tests/support/failing_file_call.hpp"
 
 namespace spillway::capi_test::failing_calls_test {
 namespace {
 
 using test_support::FailingAllocation;
+using test_support::FailingFileCall;
 
 /// What a scenario came to.
 struct Outcome {

@@ -151,6 +151,36 @@ def test_a_state_of_another_update_is_refused(tmp_path):
     assert all(map(numpy.array_equal, leaves(again), leaves(expected[1])))
 
 
+@pytest.mark.parametrize("which", ["the schedule", "a gradient"])
+def test_an_update_that_failed_is_made_again(which):
+    failed = []
+
+    def rate(count):
+        if which == "the schedule" and count == 1 and not failed:
+            failed.append(count)
+            raise ArithmeticError("failed once")
+        return 1e-2
+
+    params = start(jnp.float32)
+    transformation = offloaded_adamw(rate)
+    state = transformation.init(params)
+    step = stepper(transformation)
+    for number in range(3):
+        gradients = gradients_of(number, params)
+        if number == 1:
+            wrong = dict(gradients)
+            if which == "a gradient":
+                wrong["w"] = wrong["w"].astype(jnp.bfloat16)
+            with pytest.raises(Exception, match="failed once|it must be fp32"):
+                jax.block_until_ready(step(params, state, wrong))
+            jax.clear_caches()
+            step = stepper(transformation)
+        params, state = step(params, state, gradients)
+        jax.block_until_ready(params)
+    usual, _ = run(lambda: offloaded_adamw(1e-2), 3)
+    assert all(map(numpy.array_equal, leaves(params), leaves(usual)))
+
+
 def test_updates_that_a_wrapper_drops_are_refused():
     params = start(jnp.float32)
     wrapped = optax.MultiSteps(offloaded_adamw(1e-2), every_k_schedule=2)

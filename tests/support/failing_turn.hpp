@@ -16,7 +16,9 @@ class FailingTurn {
     return watched_.load(std::memory_order_relaxed) &&
            left_.fetch_sub(1, std::memory_order_relaxed) == 0;
   }
-  [[nodiscard]] bool has_come() const { return left_ < 0; }
+  [[nodiscard]] bool has_come() const { return left() < 0; }
+  /// Returns how many calls succeed before the one that fails; below 0: it is over.
+  [[nodiscard]] std::int64_t left() const { return left_; }
 
  private:
   std::atomic<bool> watched_{false};

@@ -151,15 +151,14 @@ std::span<const double> EmbeddedCycle::leaf_sums(const EmbeddedPlace& place) {
   return norm_leaves(place.block).subspan(place.first / kLeafParameters, count);
 }
 
-std::unique_ptr<ParameterMemory> EmbeddedCycle::take_memory() {
+std::shared_ptr<ParameterMemory> EmbeddedCycle::take_memory() noexcept {
   Memory& memory = engine().memory();
-  auto taken = std::make_unique<ParameterMemory>();
-  taken->device = {memory.take_device(plan::PoolKind::resident_parameters),
-                   memory.take_device(plan::PoolKind::resident_frozen)};
-  taken->host = {memory.take_host(plan::PoolKind::host_parameters),
-                 memory.take_host(plan::PoolKind::host_frozen)};
-  taken->backend = engine().take_backend();
-  return taken;
+  taken_->device = {memory.take_device(plan::PoolKind::resident_parameters),
+                    memory.take_device(plan::PoolKind::resident_frozen)};
+  taken_->host = {memory.take_host(plan::PoolKind::host_parameters),
+                  memory.take_host(plan::PoolKind::host_frozen)};
+  taken_->backend = engine().take_backend();
+  return std::move(taken_);
 }
 
 std::span<std::byte> EmbeddedCycle::values(const EmbeddedPlace& place) {

@@ -83,7 +83,7 @@ class EmbeddedCycle final : public StepCycle {
   /// Sets how often a parameter was updated.
   void set_updates(std::uint32_t parameter, std::uint64_t updates);
   /// Gives away the memory of all values. Nothing runs any more, and this object ends next.
-  [[nodiscard]] std::unique_ptr<ParameterMemory> take_memory();
+  [[nodiscard]] std::shared_ptr<ParameterMemory> take_memory() noexcept;
   void save(const std::filesystem::path& directory);
   /// Returns the state of a checkpoint, all of which was read once.
   [[nodiscard]] std::unique_ptr<SavedState> open_checkpoint(const std::filesystem::path& directory);
@@ -145,6 +145,8 @@ class EmbeddedCycle final : public StepCycle {
   bool staged_is_new_ = false;                  ///< what is staged is not on the disk yet
   offload::SharedDevice* const shared_;         ///< null on the host
   std::unique_ptr<offload::Event> foreign_;     ///< behind the framework's work
+  /// Empty until the end, which could not make it: memory may be lacking then.
+  std::shared_ptr<ParameterMemory> taken_ = std::make_shared<ParameterMemory>();
   bool begins_step_ = true;       ///< the next plan that is no update is the first of a step
   mutable std::mutex use_mutex_;  // of all below, which threads record
   std::optional<StepTrace> trace_;

@@ -265,7 +265,7 @@ void EmbeddedTrainer::Implementation::set_updates(std::uint32_t parameter, std::
   cycle_.set_updates(parameter, updates);
 }
 
-std::unique_ptr<ParameterMemory> EmbeddedTrainer::Implementation::take_memory() {
+std::shared_ptr<ParameterMemory> EmbeddedTrainer::Implementation::take_memory() noexcept {
   come_to_rest();
   return cycle_.take_memory();
 }

@@ -44,7 +44,7 @@ class EmbeddedTrainer::Implementation {
   void write_state(std::uint32_t parameter, const cpu_adam::ConstWideState& wide);
   void set_updates(std::uint64_t updates);
   void set_updates(std::uint32_t parameter, std::uint64_t updates);
-  [[nodiscard]] std::unique_ptr<ParameterMemory> take_memory();
+  [[nodiscard]] std::shared_ptr<ParameterMemory> take_memory() noexcept;
   void save(const std::filesystem::path& directory);
   void load(const std::filesystem::path& directory);
 

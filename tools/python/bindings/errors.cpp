@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <new>
 #include <string>
+#include <system_error>
 
 #include "runtime/base/error.hpp"
 #include "tools/python/bindings/bindings.hpp"
@@ -28,6 +30,11 @@ void translate_errors() {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {
       raise(error);
+    } catch (const std::bad_alloc&) {
+      raise(Error(ErrorCode::out_of_memory,
+                  "the system refused memory: free some, or lower the budget"));
+    } catch (const std::system_error& error) {
+      raise(Error(ErrorCode::io_error, error.what(), error.code().value()));
     }
   });
 }

@@ -107,13 +107,16 @@ class OffloadedTransformation:
             self._check_count(int(count))
             for index, (array, largest) in enumerate(zip(params, self._largest, strict=True)):
                 self._take_writes(index, numpy.asarray(array), largest)
-        arrays = [numpy.asarray(gradient) for gradient in gradients]
-        for index, array in enumerate(arrays):
-            self._trainer.add_gradient(index, _bits(array))
         rate = self._learning_rate
         self._group.lr = float(rate(self._trainer.updates) if callable(rate) else rate)
         self._trainer.set_group(0, self._group)
-        self._trainer.step(1.0, self._max_norm)
+        try:
+            for index, gradient in enumerate(gradients):
+                self._trainer.add_gradient(index, _bits(gradient))
+            self._trainer.step(1.0, self._max_norm)
+        except BaseException:
+            self._trainer.discard_gradients()  # the update may be asked for again
+            raise
         self._count = int(count) + 1
         self._largest = [_largest(numpy.asarray(array)) for array in params]
         return [self._values(index, array).copy() for index, array in enumerate(params)]
@@ -139,8 +142,13 @@ class OffloadedTransformation:
         wide = params.astype(numpy.float32)
         written = ~(numpy.abs(wide - values.astype(numpy.float32)) <= bound)
         if written.any():
+            before = values.copy()
             values[written] = params[written]
-            self._trainer.take_values(index)
+            try:
+                self._trainer.take_values(index)
+            except BaseException:
+                values[:] = before  # so that the next update notices it again
+                raise
 
     def save(self, directory: Path) -> None:
         """Writes masters, moments and the number of updates to a folder. A checkpoint that is there

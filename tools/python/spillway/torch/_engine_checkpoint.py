@@ -29,6 +29,12 @@ def _folder(directory: str, tag: Any) -> str:
     return folder
 
 
+def _write(document: Mapping[str, Any], path: str) -> None:
+    """Writes a file that `torch.load` reads. torch's own files do not tell why they failed."""
+    with open(path, "wb") as file:
+        torch.save(document, file)
+
+
 def save(engine: Engine, save_dir: Path, tag: Any, client_state: Mapping[str, Any] | None,
          save_latest: bool, exclude_frozen_parameters: bool) -> None:
     """Writes SAVE_DIR/TAG, which replaces one that is there once it is whole, and then `latest`."""
@@ -43,10 +49,10 @@ def save(engine: Engine, save_dir: Path, tag: Any, client_state: Mapping[str, An
             for name, parameter in engine.module.named_parameters(remove_duplicate=False):
                 if not parameter.requires_grad:
                     values.pop(name, None)
-        torch.save(values, os.path.join(new, _MODEL))
+        _write(values, os.path.join(new, _MODEL))
         engine.optimizer.save(os.path.join(new, _OPTIMIZER))
-        torch.save(engine.counts() | {"client_state": dict(client_state or {})},
-                   os.path.join(new, _ENGINE))
+        _write(engine.counts() | {"client_state": dict(client_state or {})},
+               os.path.join(new, _ENGINE))
     if save_latest:
         part = pathlib.Path(directory) / f"{_LATEST}.part"
         with part.open("w", encoding="utf-8") as file:

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from typing import NamedTuple
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 
@@ -117,6 +118,9 @@ class Held:
             self._point(index)
         native.release_freed_memory()  # of the tensors that the parameters were
 
+    def finish(self) -> None:
+        """Applies updates that are decided."""
+
     def release(self) -> None:
         """Lets go of the memory: parameters keep theirs."""
         self._memory = []
@@ -154,20 +158,33 @@ class Held:
         parameter.data = self._memory[index]
         self._versions[index] = parameter._version
 
+    def hook(self, index: int) -> Any:
+        """Makes autograd hand the gradient of a parameter over as soon as it is whole; returns the
+        handle that ends that."""
+        alive = weakref.ref(self)  # a parameter may outlive its optimizer
+
+        def take(parameter: torch.Tensor) -> None:
+            if (held := alive()) is not None:
+                held.add_gradient(index)
+            elif isinstance(parameter.grad, HandedOver):
+                parameter.grad = parameter.grad.take()
+
+        return self._parameters[index].register_post_accumulate_grad_hook(take)
+
     def add_gradient(self, index: int) -> None:
         """Hands the gradient of a parameter over, if there is one, and frees it."""
         parameter = self._parameters[index]
         gradient = parameter.grad
         if gradient is None:
             return
-        came = None
         if (left := self._left.get(index)) is not None:
-            came = left.take()
+            came = left.came  # which stays there until it is handed over
             if gradient is left and came is None:
                 return
             if left.dropped or gradient is not left and gradient is not came:
                 self.notice_drops()
-            gradient = gradient if came is None else came
+            if gradient is left:
+                gradient = came
         if gradient.layout != torch.strided:
             raise NotSupportedError(f"the gradient of {self.entries[index].name} is sparse; use "
                                     "sparse=False in the layer that has it")
@@ -175,14 +192,14 @@ class Held:
             self.take_writes()
             self._any_received = True
         if self._received[index] == self._most > 0:
-            if came is not None:
-                left.came = came  # which the next step finds too
             raise InvalidArgumentError(
                 f"{self.entries[index].name} has had the {self._most} gradient(s) of this step: "
                 "call step() or zero_grad() before the next backward pass, or make the optimizer "
                 "with accumulation_steps=N to add up those of N passes")
         is_taken = self._hand_over(index, gradient)
         self._received[index] += 1
+        if left is not None:
+            left.came = None
         if is_taken:
             self._leave(index)
 

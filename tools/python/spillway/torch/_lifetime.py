@@ -2,8 +2,9 @@
 model."""
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -35,17 +36,27 @@ class Lifetime:
         if self._ended_by is not None:
             return
         self._ended_by = why
-        for hook in self.hooks:
-            hook.remove()
-        for streaming in self.streamings:
-            streaming.detach()
-        for shard in self.shards:
-            shard.release()
-        self.hooks.clear()
-        self.streamings.clear()
-        self.shards.clear()
-        give_back(self.folders)
-        native.release_freed_memory()
+        try:
+            self.release((0, 0, 0))
+        finally:
+            give_back(self.folders)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Counts what is held."""
+        return len(self.hooks), len(self.streamings), len(self.shards)
+
+    def release(self, counts: tuple[int, int, int]) -> None:
+        """Lets go of what is held beyond these counts, the rest too where a part raises."""
+        hooks, streamings, shards = counts
+        with contextlib.ExitStack() as calls:  # begins with the last one
+            calls.callback(native.release_freed_memory)
+            for shard in self.shards[shards:]:
+                calls.callback(shard.release)
+            for streaming in self.streamings[streamings:]:
+                calls.callback(streaming.detach)
+            for hook in self.hooks[hooks:]:
+                calls.callback(hook.remove)
+            del self.hooks[hooks:], self.streamings[streamings:], self.shards[shards:]
 
     def check_open(self) -> None:
         """Raises if the optimizer has ended."""
@@ -69,6 +80,7 @@ class WithLifetime(torch.optim.Optimizer):
 
     _lifetime: Lifetime
     _places: dict[torch.Tensor, tuple[Any, int]]
+    _absent: list[tuple[int, int]]
 
     @property
     def _shards(self) -> list[Any]:
@@ -80,15 +92,37 @@ class WithLifetime(torch.optim.Optimizer):
         for streaming in self._lifetime.streamings:
             streaming.leave()
 
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Surrounds what adds parameters: after an error it has added none."""
+        counts, groups = self._lifetime.counts(), len(self.param_groups)
+        places, absent = dict(self._places), list(self._absent)
+        try:
+            yield
+        except BaseException:
+            self._lifetime.release(counts)
+            del self.param_groups[groups:]
+            self._places, self._absent = places, absent
+            for parameter, owner in list(_holders.items()):
+                if owner() is self and parameter not in places:
+                    del _holders[parameter]
+            raise
+
     def close(self) -> None:
         """Applies an update that is decided, frees state and unlocks folders. Parameters keep their
-        values and are those of any model; the optimizer takes no step any more."""
+        values and are those of any model; the optimizer takes no step any more. Where the update
+        cannot be applied it raises the reason, and has closed all the same."""
         self.end("close() was called")
 
     def end(self, why: str) -> None:
         """Does that; later calls say why."""
-        self._lifetime.end(why)
-        self._places.clear()
+        try:
+            self._end_passes()
+            for shard in self._lifetime.shards:
+                shard.finish()
+        finally:
+            self._places.clear()
+            self._lifetime.end(why)
 
     def __enter__(self) -> WithLifetime:
         return self

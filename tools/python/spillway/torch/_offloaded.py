@@ -15,7 +15,7 @@ from spillway._paths import Paths, folders_of
 from spillway._state_folders import own_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._alone import check_optimizer_alone, check_unwrapped
-from spillway.torch._handed_over import HandedOver, Uses
+from spillway.torch._handed_over import Uses
 from spillway.torch._held import Registered, check_memory, check_parameter
 from spillway.torch._lifetime import Lifetime, hold
 from spillway.torch._partition import Partition
@@ -127,12 +127,13 @@ class OffloadedOptimizer(WithState):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters, also after steps; they begin with empty state."""
         self._check_group(param_group)
-        super().add_param_group(param_group)
-        group = len(self.param_groups) - 1
-        self._absent += [(group, number)
-                         for number in range(len(self.param_groups[group]["params"]))]
-        if self._ready:
-            self._register()
+        with self._all_or_none():
+            super().add_param_group(param_group)
+            group = len(self.param_groups) - 1
+            self._absent += [(group, number)
+                             for number in range(len(self.param_groups[group]["params"]))]
+            if self._ready:
+                self._register()
 
     def _register(self) -> None:
         """Moves parameters that need gradients and are not here yet into trainers."""
@@ -159,9 +160,10 @@ class OffloadedOptimizer(WithState):
             raise InvalidArgumentError(
                 f"state_format {short} is for bf16 parameters, of which there are none; leave it "
                 "out, or convert the model: model.to(torch.bfloat16)")
-        hold(self, [entry.parameter for entries in new.values() for entry in entries])
-        for (_, place), entries in new.items():
-            self._add_shard(entries, place)
+        with self._all_or_none():
+            hold(self, [entry.parameter for entries in new.values() for entry in entries])
+            for (_, place), entries in new.items():
+                self._add_shard(entries, place)
         self._absent = still_absent
 
     def _add_shard(self, entries: list[Registered], place: torch.device) -> None:
@@ -190,20 +192,12 @@ class OffloadedOptimizer(WithState):
             self._lifetime.streamings.append(streaming)
         shard.watch(self._uses)
         self._shards.append(shard)
-        trainer = weakref.ref(shard)  # a parameter may outlive its optimizer
         for index, entry in enumerate(entries):
             self._places[entry.parameter] = (shard, index)
             first = self._first_state(self.param_groups[entry.group], entry.parameter.shape)
             if first is not None:
                 shard.write(index, None, None, first)
-
-            def take(parameter: torch.Tensor, index: int = index) -> None:
-                if (shard := trainer()) is not None:
-                    shard.add_gradient(index)
-                elif isinstance(parameter.grad, HandedOver):
-                    parameter.grad = parameter.grad.take()
-
-            self._lifetime.hooks.append(entry.parameter.register_post_accumulate_grad_hook(take))
+            self._lifetime.hooks.append(shard.hook(index))
 
     def _trainer_options(self, dtype: torch.dtype) -> Any:
         options = native.TrainerOptions()
@@ -320,8 +314,11 @@ class OffloadedOptimizer(WithState):
         norm = None
         if len(shards) > 1 or self._ranks is not None:
             norm = self._global_norm(divisor, shards)
-        done = [shard.step(divisor, max_norm, norm) for shard in shards]
-        return done[0]
+        done = shards[0].step(divisor, max_norm, norm)
+        with self.replacing("step"):
+            for shard in shards[1:]:
+                shard.step(divisor, max_norm, norm)
+        return done
 
     def _with_gradients(self) -> list[Shard | Partition]:
         """The shards that take part in a step: all, unless those without a gradient are skipped."""
@@ -344,10 +341,10 @@ class OffloadedOptimizer(WithState):
         a torch.amp.GradScaler, pass it.
         """
         self._take_what_came()
+        norm = self._global_norm(1.0 if grad_scaler is None else grad_scaler.get_scale(),
+                                 self._with_gradients())
         self._clip_next = max_norm
-        return torch.tensor(
-            self._global_norm(1.0 if grad_scaler is None else grad_scaler.get_scale(),
-                              self._with_gradients()))
+        return torch.tensor(norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients since the last step. They are gone either way, so that

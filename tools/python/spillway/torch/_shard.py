@@ -48,6 +48,11 @@ class Shard(Held):
                 for entry, order in zip(frozen, self._orders[len(parameters):], strict=True)])
         self._hold([self._map(index) for index in range(len(self.entries))])
 
+    def finish(self) -> None:
+        """Waits for the update that is decided, if one is."""
+        if self.deciding:
+            self.wait_all()
+
     def release(self) -> None:
         """Applies an update that is decided, and ends the trainer."""
         del self.trainer

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import tempfile
@@ -15,7 +16,6 @@ from spillway._files import MARKS, OURS, written_whole
 from spillway._paths import Path, path_of
 from spillway.errors import (
     CorruptDataError,
-    Error,
     InvalidArgumentError,
     IoError,
     NotSupportedError,
@@ -39,6 +39,9 @@ def _in_file(folder: str, elements: int) -> torch.Tensor:
         raise IoError(f"{folder} has no room for {size} bytes more of a state_dict "
                       f"({error.strerror}): free some, or use save(folder)",
                       error.errno or 0) from error
+    except RuntimeError as error:
+        raise IoError(f"{folder} takes no file of a state_dict ({error}): see to the disk, or use "
+                      "save(folder)", errno.EIO) from error
     finally:
         os.close(descriptor)
         os.unlink(path)
@@ -137,10 +140,10 @@ class WithState(WithLifetime):
             self._check_whole()
         states, steps = self._checked(state_dict)
         before = self.param_groups
-        super().load_state_dict({**state_dict, "state": {}})
         try:
+            super().load_state_dict({**state_dict, "state": {}})
             self._set_groups()
-        except Error:
+        except BaseException:  # a rate that is no number, or a hook of the program
             self.param_groups = before
             raise
         if _LEFT_OUT in state_dict:
@@ -163,9 +166,10 @@ class WithState(WithLifetime):
     def _check_whole(self) -> None:
         """Raises if a call has replaced a part of the state and not all of it."""
         if self._cut_off:
-            raise CorruptDataError(
-                f"the state is new in a part alone, since {self._cut_off}() was cut off: call it "
-                "again, or load(folder)")
+            remedy = ("make the optimizer again, and load a checkpoint" if self._cut_off == "step"
+                      else "call it again, or load(folder)")
+            raise CorruptDataError("the state is new in a part alone, since "
+                                   f"{self._cut_off}() was cut off: {remedy}")
 
     def _checked(self, state_dict: Mapping[str, Any]) -> tuple[
             dict[torch.Tensor, tuple[torch.Tensor | None, ...]], dict[torch.Tensor, int]]:

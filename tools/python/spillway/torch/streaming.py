@@ -195,10 +195,11 @@ class Streaming:
 
     def detach(self) -> None:
         """Ends the pass under way; the optimizer ends that keeps the parameters."""
-        self.leave()
-        self._shard = None
-        self._indices = []
-        self._last = -1
+        try:
+            self.leave()
+        finally:
+            self._shard = self._inside = None
+            self._indices, self._kept = [], []
 
     def _streamed(self, unit: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the forward of a block with its parameters on the device."""
@@ -238,18 +239,19 @@ class Streaming:
             if not backward:
                 self._shard.deciding.difference_update(self._indices[unit])
             self._inside = unit
-            self._kept = [self._shard.swap(index, self._shard.device_view(index))
-                          for index in self._indices[unit]]
+            for index in self._indices[unit]:
+                self._kept.append(self._shard.swap(index, self._shard.device_view(index)))
 
     def leave(self) -> None:
         """Ends the pass of the unit that was entered last, if it has not ended."""
         if self._inside is None:
             return
         with uncut():
-            unit, self._inside = self._inside, None
-            for index, kept in zip(self._indices[unit], self._kept, strict=True):
-                self._shard.swap(index, kept)
-            self._kept = []
+            unit = self._inside
+            while self._kept:
+                self._shard.swap(self._indices[unit][len(self._kept) - 1], self._kept[-1])
+                self._kept.pop()
+            self._inside = None
             self._shard.leave(unit)
 
     def _pack(self, tensor: torch.Tensor, pack: Any,

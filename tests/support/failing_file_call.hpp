@@ -4,9 +4,9 @@
 
 #include "tests/support/failing_turn.hpp"
 
-namespace spillway::capi_test {
+namespace spillway::test_support {
 
-extern test_support::FailingTurn file_call_turn;
-using FailingFileCall = test_support::Failing<file_call_turn>;
+extern FailingTurn file_call_turn;
+using FailingFileCall = Failing<file_call_turn>;
 
-}  // namespace spillway::capi_test
+}  // namespace spillway::test_support

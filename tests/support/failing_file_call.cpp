@@ -1,4 +1,4 @@
-#include "tests/capi/failing_file_call.hpp"
+#include "tests/support/failing_file_call.hpp"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -11,14 +11,14 @@
 #include <cstdarg>
 #include <cstdio>
 
-namespace spillway::capi_test {
-constinit test_support::FailingTurn file_call_turn;
-}  // namespace spillway::capi_test
+namespace spillway::test_support {
+constinit FailingTurn file_call_turn;
+}  // namespace spillway::test_support
 
 namespace {
 
 bool fails_now() {
-  if (!spillway::capi_test::file_call_turn.comes()) return false;
+  if (!spillway::test_support::file_call_turn.comes()) return false;
   errno = EIO;
   return true;
 }
@@ -49,7 +49,14 @@ SPILLWAY_FAILING(int, fallocate, (int file, int mode, off_t at, off_t size), (fi
 SPILLWAY_FAILING(int, ftruncate, (int file, off_t size), (file, size), noexcept)
 SPILLWAY_FAILING(int, mkdir, (const char* path, mode_t mode), (path, mode), noexcept)
 SPILLWAY_FAILING(int, rename, (const char* from, const char* to), (from, to), noexcept)
+SPILLWAY_FAILING(int, renameat2,
+                 (int from_folder, const char* from, int to_folder, const char* to, unsigned flags),
+                 (from_folder, from, to_folder, to, flags), noexcept)
+SPILLWAY_FAILING(int, link, (const char* from, const char* to), (from, to), noexcept)
 SPILLWAY_FAILING(int, unlink, (const char* path), (path), noexcept)
+SPILLWAY_FAILING(int, unlinkat, (int folder, const char* path, int flags), (folder, path, flags),
+                 noexcept)
+SPILLWAY_FAILING(int, rmdir, (const char* path), (path), noexcept)
 SPILLWAY_FAILING(int, flock, (int file, int operation), (file, operation), noexcept)
 SPILLWAY_FAILING(int, fstat, (int file, struct stat* found), (file, found), noexcept)
 SPILLWAY_FAILING(int, statvfs, (const char* path, struct statvfs* found), (path, found), noexcept)
@@ -61,4 +68,17 @@ extern "C" int openat(int folder, const char* path, int flags, ...) {
   const auto mode = va_arg(arguments, mode_t);
   va_end(arguments);
   return fails_now() ? -1 : real(folder, path, flags, mode);
+}
+
+extern "C" int open64(const char* path, int flags, ...) {
+  std::va_list arguments;
+  va_start(arguments, flags);
+  const auto mode = va_arg(arguments, mode_t);
+  va_end(arguments);
+  return ::openat(AT_FDCWD, path, flags, mode);
+}
+
+extern "C" int posix_fallocate64(int file, off64_t at, off64_t size) {
+  static auto* const real = next<int(int, off64_t, off64_t)>("posix_fallocate64");
+  return fails_now() ? EIO : real(file, at, size);
 }
