@@ -85,7 +85,7 @@ void Planning::open() {
          .options = run_.options,
          .data = std::filesystem::absolute(request_.data).string(),
          .identity = recognise_data()};
-  check_same_run(request_.ranks, now, sources_of(request_, now, *run_.data, start.has_value()));
+  check_same_run(request_.ranks, now, sources_of(request_, now, *run_.data, start));
   join_gpus();
   join_groups();
   const config::ScheduleOptions given = run_.options.schedule;

@@ -15,7 +15,8 @@ TEST_SECONDS = 600
 TIMED_OUT = "timed out"   # in place of an exit status
 WATCHED = "tsan:"         # before the name of a target: its build with ThreadSanitizer
 # Tests that are no GoogleTest binary, and the programs that they run.
-SCRIPTS = {"mpi.kill": ["spillway", "spillway_mpi"], "mpi.identity": ["spillway", "spillway_mpi"], "mpi.training": ["spillway", "spillway_mpi"],
+SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
+              for name in ("identity", "kill", "training")},
            "reference_trainer_test": ["spillway"], "training_peer_test": ["spillway"],
            "model_peer_transformers_fp32": ["model_probe"],
            "model_transformers_test": ["checkpoint_tool"],

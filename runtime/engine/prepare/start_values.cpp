@@ -22,7 +22,7 @@ constexpr double kCommitShare = 0.05;
 /// What is as large as this becomes infinite in fp16, whose largest number is 65504.
 constexpr float kBeyondFp16 = 65520;
 
-/// Of each block, so many parts of so many elements tell its values from others.
+/// So many parts of a block, of so many elements, tell its values from others.
 constexpr std::uint64_t kParts = 8;
 constexpr std::uint64_t kPartElements = 256;
 
@@ -102,10 +102,10 @@ std::unique_ptr<model::ParameterSource> initial_parameters(const TrainRequest& r
 }
 
 RunSources sources_of(const TrainRequest& request, const RunConfig& config,
-                      const TrainingData& data, bool goes_on) {
+                      const TrainingData& data, std::optional<StepIndex> goes_on_from) {
   if (request.ranks == nullptr) return {};  // nobody compares them
   return {.run = std::filesystem::weakly_canonical(request.run),
-          .weights = goes_on ? "those of the run" : describe_start(request, config),
+          .weights = goes_on_from ? "those of the run" : describe_start(request, config),
           .validation_fingerprint = data.validation_fingerprint};
 }
 

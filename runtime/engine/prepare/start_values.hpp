@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,9 +36,10 @@ namespace spillway::engine {
     const TrainRequest& request, const model::ModelConfig& config, const model::ModelLayout& layout,
     std::uint64_t seed);
 
-/// Returns what the ranks of a job compare; `goes_on`: with the weights of the run itself.
+/// Returns what the ranks of a job compare, which may go on from a step of the run itself.
 [[nodiscard]] RunSources sources_of(const TrainRequest& request, const RunConfig& config,
-                                    const TrainingData& data, bool goes_on);
+                                    const TrainingData& data,
+                                    std::optional<StepIndex> goes_on_from);
 
 /// Returns what the user should know of a run before it starts, a line each: dropout that is not
 /// trained, and where the schedule ends; `given` is the schedule as the configuration has it.

@@ -94,7 +94,7 @@ RunClaim::~RunClaim() {
 void RunClaim::read_run() {
   RunDirectory::Files files = run_.read();
   manifest_ = std::move(files.manifest);
-  // Of many ranks some may have made a commit that others have not.
+  // Some of many ranks may have made a commit that others have not.
   const bool alone = request_.part.ranks == 1;
   if (alone && manifest_.committed) check_resumed();
   find_state();
