@@ -310,7 +310,7 @@ def test_allocations(tmp_path, scenario):
 
 
 def test_the_engine(tmp_path):
-    fail_in_turn(Engine, "files", 4, tmp_path)
+    fail_in_turn(Engine, "files", 12, tmp_path)
 
 
 def test_an_update_that_close_cannot_apply_is_told(tmp_path):
