@@ -1,6 +1,7 @@
 """Runs of several ranks whose folders are mixed: whoever reads or resumes them refuses by name.
 usage: ranks_identity_test.py LAUNCHER... SPILLWAY"""
 import shutil
+import time
 
 from ranks_job import LAUNCHER, JobTest, config, main, start
 
@@ -85,6 +86,27 @@ class Identity(JobTest):
         done = self.run_program("export", "mine/checkpoints/step-2", "out")
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, "step-2/rank-0001 is not of rank 1 of the run in .*step-2")
+
+    def test_a_start_that_was_cut_off_in_its_first_commit_begins_anew(self):
+        self.path("data/val.bin").unlink()
+        options = config(1, state_home="host", commit_every=1000, eval_every=0)
+        run = self.folder / "mine"
+        job = self.launch("mine", options, 200, ranks=2)
+        while self.steps_of("mine") < 1 and job.poll() is None:
+            time.sleep(0.002)
+        shutil.copytree(run, self.folder / "begun")
+        output = job.communicate(timeout=300)[0]
+        self.assertEqual(job.returncode, 0, output)
+        shutil.copytree(run, self.folder / "ended")
+        self.fail_with("holds a run with a committed step; continue it with --resume", "mine",
+                       options, 2)
+        for first, second in (("begun", "ended"), ("ended", "begun")):
+            with self.subTest(first=first):
+                shutil.rmtree(run)
+                shutil.copytree(self.folder / first, run)
+                self.put(f"{second}/rank-0001")
+                self.trained("mine", options, 2)
+                self.assertEqual([line["step"] for line in self.results("mine")], [1, 2])
 
     def start_apart(self, first, second):
         """Starts a job of two ranks with other arguments each, and returns what they say."""
