@@ -295,7 +295,7 @@ def fail_in_turn(scenario, which, most, tmp_path, **options):
         for mine, other in zip(numbers, undisturbed, strict=True):
             assert torch.equal(mine, other), (SEED, successes, one.failed)
     print(f"{scenario.__name__}, {which}: {faults} faults, {refused} refused")
-    assert faults > 10
+    assert faults > 5
 
 
 @pytest.mark.parametrize("scenario", [Optimizer, Streamed])
@@ -305,8 +305,9 @@ def test_calls_on_files(tmp_path, scenario, on_disk):
 
 
 @pytest.mark.parametrize("scenario", [Optimizer, Streamed])
-def test_allocations(tmp_path, scenario):
-    fail_in_turn(scenario, "allocations", 4, tmp_path, on_disk=False)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_allocations(tmp_path, scenario, on_disk):
+    fail_in_turn(scenario, "allocations", 4, tmp_path, on_disk=on_disk)
 
 
 def test_the_engine(tmp_path):
@@ -338,4 +339,4 @@ def test_an_update_that_close_cannot_apply_is_told(tmp_path):
             break
         tellings += told
         assert told or torch.equal(weight, undisturbed), successes
-    assert tellings > 3
+    assert tellings > 0
