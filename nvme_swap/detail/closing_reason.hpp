@@ -1,11 +1,10 @@
 // ClosingReason: why an engine has closed, in memory of its own, so that closing it cannot fail.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <string_view>
 
@@ -13,12 +12,12 @@ namespace spillway::nvme_swap::detail {
 
 class ClosingReason {
  public:
-  /// `call` of `engine` has failed with `error`.
-  void set(std::string_view engine, std::string_view call, int error) {
-    const auto written = fmt::format_to_n(text_.data(), text_.size(),
-                                          "{} was closed, since {} failed: {} (errno {})", engine,
-                                          call, std::strerror(error), error);
-    length_ = std::min(written.size, text_.size());
+  /// `call` of `engine` has failed with `error`. Not by fmt, whose functions may throw.
+  void set(const char* engine, const char* call, int error) {
+    const int written =
+        std::snprintf(text_.data(), text_.size(), "%s was closed, since %s failed: %s (errno %d)",
+                      engine, call, std::strerror(error), error);
+    length_ = std::min(static_cast<std::size_t>(written), text_.size() - 1);
   }
   /// Returns an empty text while the engine has not closed.
   [[nodiscard]] std::string_view text() const { return {text_.data(), length_}; }
