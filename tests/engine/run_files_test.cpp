@@ -87,6 +87,17 @@ TEST_F(Metrics, AValidationLossIsAddedToTheLastLine) {
   EXPECT_EQ(steps().size(), 2U);
 }
 
+TEST_F(Metrics, AFileThatCannotBeReadIsNotCutOff) {
+  // Nothing is mapped at its beginning: to read it is an I/O error.
+  fs::create_symlink("/proc/self/mem", path_);
+  try {
+    const MetricsLog log(path_, 1);
+    ADD_FAILURE() << "its lines are lost";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.native(), EIO) << error.what();
+  }
+}
+
 TEST_F(Metrics, AFileThatWasRemovedIsMissed) {
   const MetricsLog log(path_, 0);
   log.check_present();

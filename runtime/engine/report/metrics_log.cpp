@@ -6,9 +6,10 @@
 
 #include <cerrno>
 #include <cmath>
-#include <fstream>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -33,8 +34,14 @@ struct Kept {
 };
 
 Kept kept_of(const std::filesystem::path& path, std::uint64_t last_step) {
-  std::ifstream file(path, std::ios::binary);
   Kept kept;
+  if (!is_there(path)) return kept;
+  const std::string text = read_text_file(path, Bytes{std::numeric_limits<std::uint64_t>::max()});
+  // Lines that were not read would be cut off.
+  const std::uint64_t size = std::filesystem::file_size(path);
+  check(text.size() == size, ErrorCode::io_error,
+        fmt::format("{}: only {} of {} bytes could be read", path.string(), text.size(), size));
+  std::istringstream file(text);
   std::uint64_t read = 0;
   std::size_t damaged = 0;
   std::string line;
