@@ -89,10 +89,10 @@ void check_one_job(std::span<const RunClaim::Found> all, const std::filesystem::
   };
   const auto first = std::ranges::find_if(all, is_there);
   if (first == all.end()) return;
+  const RunManifest leader{.id = first->job, .renamed = first->renamed};
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const RunId& other = all[rank].job;
-    const bool same = !is_there(all[rank]) || other == RunId{} || other == first->job ||
-                      (first->renamed != RunId{} && other == first->renamed);
+    const bool same = !is_there(all[rank]) || leader.leads(other);
     const auto number = static_cast<std::size_t>(first - all.begin());
     check(same, ErrorCode::corrupt_data,
           fmt::format("{} is of another run than {}: they are of runs {} and {}; put back the "

@@ -202,10 +202,11 @@ std::uint32_t ranks_of(const ordered_json& first, const fs::path& run) {
 ordered_json check_ranks(const fs::path& run, bool json) {
   std::vector<ordered_json> runs{check_run(run, json)};
   const std::uint32_t ranks = ranks_of(runs.front(), run);
+  const engine::RunDirectory first(run);
+  const engine::RunManifest manifest = first.read_manifest();
   for (std::uint32_t rank = 1; rank < ranks; ++rank) {
     const fs::path directory = engine::rank_directory(run, rank);
-    const engine::RunDirectory first(run);
-    static_cast<void>(first.read_rank(first.read_manifest(), rank));
+    static_cast<void>(first.read_rank(manifest, rank));
     if (!json) answer("rank {} of {}: {}\n", rank, ranks, directory.string());
     runs.push_back(check_run(directory, json));
   }
