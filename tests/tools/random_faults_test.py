@@ -14,6 +14,7 @@ TOOLS = pathlib.Path(__file__).resolve().parent
 ROOT = TOOLS.parents[1]
 sys.path.insert(0, str(TOOLS))
 import random_faults  # noqa: E402  (the path comes first)
+import workshop  # noqa: E402
 
 SCRATCH = pathlib.Path(sys.argv.pop(1)).resolve()
 DRAWN = 60
@@ -124,6 +125,13 @@ class Drawn(unittest.TestCase):
         }.items():
             found = {f.new for faults in random_faults.faults_of("x.cpp", line) for f in faults}
             self.assertEqual(found, expected, line)
+
+
+class Programs(unittest.TestCase):
+    def test_a_comment_that_shows_how_to_declare_one_is_none(self):
+        names = workshop.known_tests()
+        self.assertIn("tools_test", names)
+        self.assertNotIn("NAME", names)
 
 
 class Planted(unittest.TestCase):
