@@ -80,6 +80,10 @@ Rank Communicator::rank() const { return implementation_->rank(); }
 
 std::uint32_t Communicator::ranks() const { return implementation_->ranks(); }
 
+std::uint32_t Communicator::timeout_ms() const {
+  return implementation_->progress().options().timeout_ms;
+}
+
 std::unique_ptr<Communicator> Communicator::subgroup(std::span<const Rank> members) {
   return std::unique_ptr<Communicator>(new Communicator(implementation_->subgroup(members)));
 }

@@ -42,6 +42,9 @@ inline constexpr std::size_t kOperations = 12;
 
 [[nodiscard]] std::string_view name_of(Operation operation);
 
+/// Bounds how late a rank may be allowed to be: a week.
+inline constexpr std::uint32_t kMostTimeoutSeconds = 604'800;
+
 struct CommunicatorOptions {
   std::size_t depth = 64;              ///< operations started and not yet over
   std::uint32_t timeout_ms = 300'000;  ///< without progress; a rank may be this late
@@ -87,6 +90,7 @@ class Communicator {
 
   [[nodiscard]] Rank rank() const;
   [[nodiscard]] std::uint32_t ranks() const;
+  [[nodiscard]] std::uint32_t timeout_ms() const;
 
   /// Returns a group of some of these ranks: its rank i is rank `members[i]` of this one. This rank
   /// is among them, and each of them makes it, with the same list; `Error{invalid_argument}` else.

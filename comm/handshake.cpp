@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,13 @@ struct Card {
   std::uint32_t ranks = 0;
   std::uint32_t unused = 0;
 };
+
+/// Bounds the settings of a rank: a damaged card makes nobody fill its memory.
+constexpr std::uint64_t kMostSettings = 1 << 20;
+
+std::string_view version_of(const Card& card) {
+  return {card.version, ::strnlen(card.version, sizeof card.version)};
+}
 
 [[noreturn]] void refuse(const std::string& difference) {
   throw Error(ErrorCode::invalid_argument, "the ranks do not run the same thing: " + difference);
@@ -59,8 +67,12 @@ void handshake(Communicator& communicator, const Identity& mine) {
   const Card& first = cards.front();
   for (std::uint32_t rank = 0; rank < communicator.ranks(); ++rank) {
     const Card& other = cards[rank];
-    compare("the version", std::string_view(first.version), rank, std::string_view(other.version));
+    compare("the version", version_of(first), rank, version_of(other));
     compare("the number of ranks", first.ranks, rank, other.ranks);
+    if (other.settings_bytes > kMostSettings) {
+      refuse(fmt::format("rank {} has {} bytes of settings, and the limit is {}", rank,
+                         other.settings_bytes, kMostSettings));
+    }
   }
   check(first.ranks == communicator.ranks(), ErrorCode::invalid_argument,
         fmt::format("the group has {} ranks and was launched with {}", communicator.ranks(),

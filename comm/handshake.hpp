@@ -13,7 +13,7 @@ namespace spillway::comm {
 struct Identity {
   std::string_view version;   ///< of the program; its first 31 bytes count
   std::uint32_t ranks = 0;    ///< as the launcher told this rank
-  std::string_view settings;  ///< one "name: value" a line
+  std::string_view settings;  ///< one "name: value" a line; at most 1 MiB
 };
 
 /// Compares `mine` with every rank's; blocks until all have called it. Throws

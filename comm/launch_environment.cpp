@@ -7,6 +7,7 @@
 #include <limits>
 #include <string_view>
 
+#include "comm/communicator.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::comm {
@@ -28,6 +29,8 @@ constexpr const char* kHost = "MASTER_ADDR";
 constexpr const char* kPort = "MASTER_PORT";
 constexpr const char* kOwnPort = "SPILLWAY_MASTER_PORT";
 constexpr const char* kOwnJob = "SPILLWAY_JOB";
+constexpr const char* kOwnSecret = "SPILLWAY_JOB_SECRET";
+constexpr const char* kTimeout = "SPILLWAY_TIMEOUT";
 constexpr const char* kPmiRank = "PMI_RANK";
 
 /// Innermost first. In the script of a job, SLURM sets the rank too, but no step.
@@ -133,6 +136,12 @@ void read_meeting(const Launcher& launcher, const Variables& variables, LaunchEn
   if (launcher.job != nullptr) result.job = variables.text(launcher.job);
   if (slurm) result.job = fmt::format("{}.{}", result.job, variables.text(launcher.mark));
   if (variables.has(kOwnJob)) result.job = variables.text(kOwnJob);
+  if (variables.has(kOwnSecret)) {
+    result.secret = variables.text(kOwnSecret);
+    check(
+        !result.secret.empty(), ErrorCode::invalid_argument,
+        fmt::format("{} is empty; set it to the same text on all ranks, or unset it", kOwnSecret));
+  }
 }
 
 }  // namespace
@@ -154,6 +163,11 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
     if (variables.has(launcher.local_rank)) {
       result.local_rank =
           variables.number(launcher.local_rank, result.local_ranks.value_or(result.ranks));
+    }
+    if (variables.has(kTimeout)) {
+      result.timeout = variables.number(kTimeout, kMostTimeoutSeconds + 1);
+      check(*result.timeout > 0, ErrorCode::invalid_argument,
+            fmt::format("{} is 0; set it to the seconds that a rank may be late", kTimeout));
     }
     if (result.backend == "tcp") read_meeting(launcher, variables, result);
     const bool srun_offers_mpi = variables.has("PMIX_RANK") || variables.has(kPmiRank);

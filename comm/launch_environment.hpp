@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -22,6 +23,16 @@ struct LaunchEnvironment {
   std::string host{};      ///< the machine of rank 0; empty: the launcher does not say
   std::uint16_t port = 0;  ///< where rank 0 takes connections
   std::string job{};       ///< what tells this job from others
+  /// What the ranks of this job know and nobody else, from SPILLWAY_JOB_SECRET; empty: that is not
+  /// set.
+  std::string secret{};
+  /// A directory that all ranks have, for a secret that rank 0 makes where none was given; empty:
+  /// there is none.
+  std::filesystem::path meeting_directory{};
+  /// A rank may be late for so many seconds, from SPILLWAY_TIMEOUT; absent: that is not set.
+  std::optional<std::uint32_t> timeout{};
+  /// Nobody else reaches the ranks: they need no secret.
+  bool trusts_network = false;
 };
 
 /// Returns a variable's value, or null if there is none. Programs pass std::getenv.

@@ -39,6 +39,7 @@ class Progress final : public TicketSource {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  [[nodiscard]] const CommunicatorOptions& options() const { return options_; }
   /// Returns the group of all ranks.
   [[nodiscard]] Collectives& all() { return *groups_.front(); }
   /// Returns one more group, which lives as long as this. Throws what Members does, or the failure

@@ -43,8 +43,16 @@ class Transfers {
   void check_going_on() const;
 
   Transport& transport_;
+  /// Says once in a while for whom this rank waits; null: for any of several.
+  void tell_waiting(std::chrono::steady_clock::time_point begin, const Rank* whom);
+  /// A wait of this length is nothing new.
+  void note_wait(std::chrono::steady_clock::time_point begin);
+
   const std::chrono::milliseconds timeout_;
   std::uint64_t started_ = 0;
+  /// So long a wait lasts before it is told.
+  std::chrono::steady_clock::duration silence_ = std::chrono::seconds(10);
+  std::chrono::steady_clock::time_point next_word_{};
   std::atomic<bool> stopped_{false};
 };
 

@@ -7,20 +7,27 @@
 #include <cerrno>
 #include <utility>
 
+#include "comm/tcp/proof.hpp"
+#include "runtime/base/log.hpp"
+
 namespace spillway::comm::detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A rank says hello at once; who says nothing for so long is none.
-constexpr std::chrono::seconds kPatience{5};
-/// Beyond so many at a time, who has been silent for longest is sent away.
+/// A rank says hello at once; who has not proved who it is after so long is none.
+constexpr std::chrono::seconds kPatience{10};
+/// Beyond so many at a time, who has been there for longest is sent away.
 constexpr std::size_t kMostVisits = 512;
+/// After so many that come at once those who are there are heard.
+constexpr int kMostAtOnce = 64;
+/// So many refusals are told; a stranger can make as many as it likes.
+constexpr std::uint32_t kMostTold = 8;
 
 }  // namespace
 
-Reception::Reception(const Hello& own, const std::string& host, std::uint16_t port)
-    : own_(own), listener_(listen_at(host, port)) {}
+Reception::Reception(const Hello& own, FileDescriptor listener, JobKey& key)
+    : own_(own), key_(key), listener_(std::move(listener)) {}
 
 std::optional<Guest> Reception::admit(std::span<const int> watched, Deadline end) {
   std::vector<pollfd> polls;
@@ -42,12 +49,18 @@ std::optional<Guest> Reception::admit(std::span<const int> watched, Deadline end
     for (Visit& visit : visits_) listen_to(visit);
     std::erase_if(visits_, [](const Visit& visit) { return !visit.socket.is_open(); });
     if (polls[0].revents != 0) accept();
-    remove_silent();
+    remove_late();
   }
   if (admitted_.empty()) return std::nullopt;
   std::optional<Guest> guest(std::move(admitted_.back()));
   admitted_.pop_back();
   return guest;
+}
+
+void Reception::refuse(const FileDescriptor& socket, const std::string& reason) {
+  last_refusal_ = reason;
+  send_small(socket, bytes_of(refusal_notice(Rank{own_.rank}, reason)));
+  if (refusals_++ < kMostTold) log_warning("a caller is turned away: {}", reason);
 }
 
 void Reception::turn_away(const Notice& notice, Deadline end) {
@@ -58,42 +71,59 @@ void Reception::turn_away(const Notice& notice, Deadline end) {
 }
 
 void Reception::accept() {
-  while (std::optional<FileDescriptor> socket = accept_at(listener_)) {
+  for (int i = 0; i < kMostAtOnce; ++i) {
+    std::optional<FileDescriptor> socket = accept_at(listener_);
+    if (!socket.has_value()) return;
     if (visits_.size() == kMostVisits) visits_.erase(visits_.begin());
     visits_.push_back({.socket = std::move(*socket), .end = Clock::now() + kPatience});
   }
 }
 
 void Reception::listen_to(Visit& visit) {
-  const Moved moved =
-      receive_some(visit.socket, writable_bytes_of(visit.hello).subspan(visit.received));
-  if (moved.state == Transfer::closed) return visit.socket.close();
-  visit.received += moved.bytes;
-  if (visit.received < sizeof visit.hello) return;
-  FileDescriptor socket = std::move(visit.socket);
+  const bool greeted = visit.received >= sizeof visit.hello;
+  const std::span<std::byte> rest =
+      greeted ? writable_bytes_of(visit.proof).subspan(visit.received - sizeof visit.hello)
+              : writable_bytes_of(visit.hello).subspan(visit.received);
+  const Moved more = receive_some(visit.socket, rest);
+  if (more.state == Transfer::closed) return visit.socket.close();
+  if (more.state == Transfer::none_now) return;
+  visit.received += more.bytes;
+  greeted ? hear_proof(visit) : hear_hello(visit);
+}
+
+void Reception::hear_hello(Visit& visit) {
+  if (visit.received < kHelloHead || !goes_on(visit, judge_head(visit.hello, own_))) return;
+  if (visit.received < sizeof visit.hello || !goes_on(visit, judge(visit.hello, own_))) return;
   if (answer_.has_value()) {
-    send_small(socket, bytes_of(*answer_));
-    return;
+    send_small(visit.socket, bytes_of(*answer_));
+    return visit.socket.close();
   }
-  try {
-    const Visitor visitor = check_hello(visit.hello, own_);
-    if (visitor == Visitor::member) {
-      admitted_.push_back({.hello = visit.hello, .socket = std::move(socket)});
-    } else if (visitor == Visitor::other_job) {
-      send_small(socket,
-                 bytes_of(failure_notice(
-                     Rank{own_.rank}, ErrorCode::invalid_argument,
-                     fmt::format("it is of job \"{}\", and who called it of job \"{}\"; give each "
-                                 "job a port of its own by SPILLWAY_MASTER_PORT",
-                                 own_.job_name(), visit.hello.job_name()))));
-    }
-  } catch (const Error& error) {
-    send_small(socket, bytes_of(failure_notice(Rank{own_.rank}, error.code(), error.what())));
-    throw;
+  visit.challenge.nonce = random_nonce();
+  if (!send_small(visit.socket, bytes_of(visit.challenge))) visit.socket.close();
+}
+
+void Reception::hear_proof(Visit& visit) {
+  if (visit.received < sizeof visit.hello + sizeof visit.proof) return;
+  FileDescriptor socket = std::move(visit.socket);
+  const Key& key = key_.get();
+  if (!is_proved(key, Side::caller, visit.hello, visit.challenge, visit.proof)) {
+    return refuse(socket, fmt::format("who says that it is rank {} does not know the secret of "
+                                      "this job, which rank {} has from {}",
+                                      visit.hello.rank, own_.rank, name_of(own_.key)));
+  }
+  if (send_small(socket, bytes_of(prove(key, Side::called, visit.hello, visit.challenge)))) {
+    admitted_.push_back({.hello = visit.hello, .socket = std::move(socket)});
   }
 }
 
-void Reception::remove_silent() {
+bool Reception::goes_on(Visit& visit, const Verdict& verdict) {
+  if (verdict.kind == Verdict::Kind::member) return true;
+  if (verdict.kind == Verdict::Kind::refused) refuse(visit.socket, verdict.reason);
+  visit.socket.close();
+  return false;
+}
+
+void Reception::remove_late() {
   const Deadline now = Clock::now();
   std::erase_if(visits_, [&](const Visit& visit) { return visit.end <= now; });
 }

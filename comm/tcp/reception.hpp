@@ -1,6 +1,6 @@
 // Reception: takes connections at a port, and finds out who of those that come is a rank of this
-// job. Owns the port and the connections of those who have not said yet who they are; strangers and
-// ranks of other jobs are sent away and disturb nobody.
+// job. Owns the port and the connections of those who have not proved yet who they are; strangers,
+// ranks of other jobs and ranks that cannot be one of this are sent away and disturb nobody.
 //
 // Threads: one.
 #pragma once
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/tcp/job_key.hpp"
 #include "comm/tcp/socket.hpp"
 #include "comm/tcp/wire.hpp"
 
@@ -23,14 +24,19 @@ struct Guest {
 
 class Reception {
  public:
-  /// `own` is what this rank would say. `host` and `port` are those of `listen_at`.
-  Reception(const Hello& own, const std::string& host, std::uint16_t port);
+  /// `own` is what this rank would say. Keeps a reference to `key`.
+  Reception(const Hello& own, FileDescriptor listener, JobKey& key);
 
   [[nodiscard]] std::uint16_t port() const { return port_of(listener_); }
 
   /// Returns the next rank; or nothing once `end` has passed, or one of `watched` has something to
-  /// read. Throws what is wrong with a rank that cannot be one of this job, and tells it.
+  /// read.
   [[nodiscard]] std::optional<Guest> admit(std::span<const int> watched, Deadline end);
+
+  /// Sends a rank away that was admitted, with the reason.
+  void refuse(const FileDescriptor& socket, const std::string& reason);
+  /// Returns why the last one was sent away who said that it was a rank; empty: nobody was.
+  [[nodiscard]] const std::string& last_refusal() const { return last_refusal_; }
 
   /// Answers every rank that comes until `end` with `notice`.
   void turn_away(const Notice& notice, Deadline end);
@@ -38,22 +44,31 @@ class Reception {
  private:
   struct Visit {
     FileDescriptor socket;
-    Deadline end;  ///< by then it has said who it is
+    Deadline end;  ///< by then it has said and proved who it is
     Hello hello{};
-    std::size_t received = 0;
+    Challenge challenge{};
+    Proof proof{};
+    std::size_t received = 0;  ///< bytes of the hello, then of the proof
   };
 
   void accept();
   /// Takes the socket from a visit that is over: that of a rank, which is in `admitted_` then, or
   /// that of a stranger.
   void listen_to(Visit& visit);
-  void remove_silent();
+  void hear_hello(Visit& visit);
+  void hear_proof(Visit& visit);
+  /// Does what the verdict says, and returns whether the visit goes on.
+  [[nodiscard]] bool goes_on(Visit& visit, const Verdict& verdict);
+  void remove_late();
 
   const Hello own_;
+  JobKey& key_;
   std::optional<Notice> answer_;  // for whoever says hello from now on
   FileDescriptor listener_;
   std::vector<Visit> visits_;
   std::vector<Guest> admitted_;
+  std::string last_refusal_;
+  std::uint32_t refusals_ = 0;
 };
 
 }  // namespace spillway::comm::detail

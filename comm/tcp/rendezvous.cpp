@@ -2,14 +2,17 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <utility>
 
+#include "comm/tcp/listening.hpp"
+#include "comm/tcp/proof.hpp"
 #include "comm/tcp/reception.hpp"
+#include "runtime/base/log.hpp"
 
 namespace spillway::comm::detail {
 namespace {
@@ -19,14 +22,14 @@ using Clock = std::chrono::steady_clock;
 /// So much later than rank 0 the others give up, so that they hear from it who is missing.
 constexpr std::chrono::milliseconds kGrace{5000};
 
-/// Returns the host at which ranks take connections: nobody else's if rank 0 is on loopback.
-std::string own_host(const std::string& host) {
-  const bool loopback = host == "localhost" || host == "::1" || host.starts_with("127.");
-  return loopback ? host : "";
-}
+/// A rank waits so long for others before it says so, and then ever longer.
+constexpr std::chrono::seconds kSilence{10};
+/// A program that lets nobody finish a sentence is tried so often, at growing intervals.
+constexpr int kMostCalls = 10;
+constexpr std::chrono::milliseconds kBetweenCalls{20};
 
-Hello hello_of(const LaunchEnvironment& launch, Purpose purpose) {
-  Hello hello{.rank = launch.rank.value(), .ranks = launch.ranks, .purpose = purpose};
+Hello hello_of(const LaunchEnvironment& launch, KeySource key, Purpose purpose) {
+  Hello hello{.rank = launch.rank.value(), .ranks = launch.ranks, .purpose = purpose, .key = key};
   hello.set_job(launch.job);
   return hello;
 }
@@ -41,11 +44,9 @@ class Rendezvous {
         limit_(limit),
         end_(Clock::now() + limit +
              (is_first() ? std::chrono::milliseconds(0) : std::min(limit, kGrace))),
-        reception_(hello_of(launch, Purpose::meeting), own_host(launch.host),
-                   is_first() ? launch.port : std::uint16_t{0}),
+        key_(launch),
         peers_(launch.ranks),
-        places_(launch.ranks),
-        left_(launch.ranks) {}
+        places_(launch.ranks) {}
 
   std::vector<Peer> meet() {
     try {
@@ -63,13 +64,13 @@ class Rendezvous {
 
   /// Rank 0: waits for all, and tells each where the others are.
   void welcome_all() {
+    open_reception(listen_as_first(launch_));
     while (missing(Purpose::notices)) seat_next();
     const Notice welcome{.kind = Notice::Kind::welcome};
     for (std::uint32_t rank = 1; rank < launch_.ranks; ++rank) {
-      const FileDescriptor& socket = peers_[rank].notices;
-      const bool told = send_all(socket, bytes_of(welcome), end_) &&
-                        send_all(socket, std::as_bytes(std::span{places_}), end_);
-      check(told, ErrorCode::device_error, died(rank));
+      const FileDescriptor& socket = peers_[rank].notices.socket();
+      expect(send_all(socket, bytes_of(welcome), end_), rank);
+      expect(send_all(socket, std::as_bytes(std::span{places_}), end_), rank);
     }
   }
 
@@ -77,142 +78,227 @@ class Rendezvous {
   /// before it.
   void introduce() {
     call(0, Purpose::meeting);
-    const FileDescriptor& first = peers_[0].notices;
+    const FileDescriptor& first = peers_[0].notices.socket();
     Notice notice;
-    check(receive_all(first, writable_bytes_of(notice), end_), ErrorCode::device_error,
-          fmt::format("rank 0, at {} port {}, has ended or has not answered: is another program "
-                      "there?",
-                      launch_.host, launch_.port));
+    expect(receive_all(first, writable_bytes_of(notice), end_, [this] { tell_waiting("rank 0"); }),
+           0);
     const std::optional<Notice> checked = check_notice(notice);
     check(checked.has_value(), ErrorCode::device_error,
-          fmt::format("at {} port {} is a program other than rank 0 of this job; choose another "
-                      "port by SPILLWAY_MASTER_PORT",
-                      launch_.host, launch_.port));
+          "rank 0 has sent something else than a notice");
     if (checked->kind != Notice::Kind::welcome) throw_notice(*checked);
-    check(receive_all(first, std::as_writable_bytes(std::span{places_}), end_),
-          ErrorCode::device_error, died(0));
+    expect(receive_all(first, std::as_writable_bytes(std::span{places_}), end_), 0);
     for (std::uint32_t rank = 0; rank < launch_.rank.value(); ++rank) {
       call(rank, Purpose::data);
       if (rank > 0) call(rank, Purpose::notices);
     }
   }
 
-  /// Connects to `rank`, and says what for.
+  void open_reception(FileDescriptor listener) {
+    reception_.emplace(hello_of(launch_, key_.source(), Purpose::meeting), std::move(listener),
+                       key_);
+  }
+
+  /// Connects to `rank`, and makes sure that it is that. Who has no time for a caller among many is
+  /// called again.
   void call(std::uint32_t rank, Purpose purpose) {
+    for (int i = 1; !try_call(rank, purpose); ++i) {
+      check(i < kMostCalls, ErrorCode::device_error,
+            fmt::format("who takes connections for rank {} at {} port {} closes them: is another "
+                        "program there?",
+                        rank, host_of(rank), port_of(rank)));
+      std::this_thread::sleep_for(i * kBetweenCalls);
+    }
+  }
+
+  /// Returns false if who takes connections there closes this one before it has said anything.
+  [[nodiscard]] bool try_call(std::uint32_t rank, Purpose purpose) {
+    FileDescriptor socket = connect(rank);
+    if (purpose == Purpose::meeting && !reception_.has_value()) {
+      open_reception(listen_beside(launch_, socket));
+    }
+    Hello hello = hello_of(launch_, key_.source(), purpose);
+    if (purpose == Purpose::meeting) hello.port = reception_->port();
+    hello.nonce = random_nonce();
+    const Ending greeted = send_all(socket, bytes_of(hello), end_);
+    if (greeted.kind == Ending::Kind::closed) return false;
+    Challenge challenge;
+    const Ending challenged = receive_answer(socket, rank, challenge);
+    if (challenged.kind == Ending::Kind::closed) return false;
+    expect(challenged, rank);
+    const Key& key = key_.get();
+    expect(send_all(socket, bytes_of(prove(key, Side::caller, hello, challenge)), end_), rank);
+    Proof proof;
+    expect(receive_answer(socket, rank, proof), rank);
+    check(is_proved(key, Side::called, hello, challenge, proof), ErrorCode::device_error,
+          another_program(rank));
+    if (purpose == Purpose::data) {
+      peers_[rank].data = std::move(socket);
+    } else {
+      peers_[rank].notices = Inbox(Rank{rank}, std::move(socket));
+    }
+    return true;
+  }
+
+  [[nodiscard]] FileDescriptor connect(std::uint32_t rank) {
+    try {
+      return connect_to(host_of(rank), port_of(rank), end_, [&] {
+        hear();
+        tell_waiting(fmt::format("rank {} to take connections at {} port {}", rank, host_of(rank),
+                                 port_of(rank)));
+      });
+    } catch (const Error& error) {
+      if (heard_.has_value()) throw;
+      const bool late = Clock::now() >= end_;
+      throw Error(error.code(),
+                  fmt::format("rank {} has not reached rank {}{}: {}", launch_.rank.value(), rank,
+                              late ? fmt::format(" within {} s", seconds()) : "", error.what()));
+    }
+  }
+
+  /// Receives what follows a magic that is Answer's, or throws the refusal that comes in its place.
+  template <class Answer>
+  [[nodiscard]] Ending receive_answer(const FileDescriptor& socket, std::uint32_t rank,
+                                      Answer& answer) {
+    const std::span<std::byte> whole = writable_bytes_of(answer);
+    const auto hear_meanwhile = [this] { hear(); };
+    Ending ending = receive_all(socket, whole.first(sizeof answer.magic), end_, hear_meanwhile);
+    if (!ending) return ending;
+    if (answer.magic == Answer::kMagic) {
+      return receive_all(socket, whole.subspan(sizeof answer.magic), end_, hear_meanwhile);
+    }
+    check(answer.magic == Notice::kMagic, ErrorCode::device_error, another_program(rank));
+    Notice notice;
+    ending = receive_all(socket, writable_bytes_of(notice).subspan(sizeof notice.magic), end_);
+    if (!ending) return ending;
+    const std::optional<Notice> checked = check_notice(notice);
+    check(checked.has_value(), ErrorCode::device_error, another_program(rank));
+    throw_notice(*checked);
+  }
+
+  [[nodiscard]] std::string host_of(std::uint32_t rank) const {
     const bool by_name = rank == 0 || places_[rank].host_name().empty();
-    const std::string host(by_name ? launch_.host : places_[rank].host_name());
-    const std::uint16_t port = rank == 0 ? launch_.port : places_[rank].port;
-    FileDescriptor socket = [&] {
-      try {
-        return connect_to(host, port, end_, [this] { hear(); });
-      } catch (const Error& error) {
-        if (heard_.has_value()) throw;
-        const bool late = Clock::now() >= end_;
-        throw Error(error.code(),
-                    fmt::format("rank {} has not reached rank {}{}: {}", launch_.rank.value(), rank,
-                                late ? fmt::format(" within {} s", seconds()) : "", error.what()));
-      }
-    }();
-    Hello hello = hello_of(launch_, purpose);
-    if (purpose == Purpose::meeting) hello.port = reception_.port();
-    check(send_all(socket, bytes_of(hello), end_), ErrorCode::device_error, died(rank));
-    seat(rank, purpose) = std::move(socket);
+    return std::string(by_name ? launch_.host : places_[rank].host_name());
+  }
+  [[nodiscard]] std::uint16_t port_of(std::uint32_t rank) const {
+    return rank == 0 ? launch_.port : places_[rank].port;
+  }
+  [[nodiscard]] std::string another_program(std::uint32_t rank) const {
+    return fmt::format(
+        "at {} port {} is a program other than rank {} of this job; choose another "
+        "port by SPILLWAY_MASTER_PORT",
+        host_of(rank), port_of(rank), rank);
   }
 
-  [[nodiscard]] FileDescriptor& seat(std::uint32_t rank, Purpose purpose) {
-    return purpose == Purpose::data ? peers_[rank].data : peers_[rank].notices;
+  [[nodiscard]] bool is_seated(std::uint32_t rank, Purpose purpose) const {
+    const Peer& peer = peers_[rank];
+    return purpose == Purpose::data ? peer.data.is_open() : peer.notices.is_open();
   }
 
-  [[nodiscard]] std::vector<std::uint32_t> absent(Purpose purpose) {
+  [[nodiscard]] std::vector<std::uint32_t> absent(Purpose purpose) const {
     std::vector<std::uint32_t> ranks;
     for (std::uint32_t rank = 0; rank < launch_.ranks; ++rank) {
-      if (rank != launch_.rank.value() && !seat(rank, purpose).is_open()) ranks.push_back(rank);
+      if (rank != launch_.rank.value() && !is_seated(rank, purpose)) ranks.push_back(rank);
     }
     return ranks;
   }
-  [[nodiscard]] bool missing(Purpose purpose) { return !absent(purpose).empty(); }
+  [[nodiscard]] bool missing(Purpose purpose) const { return !absent(purpose).empty(); }
 
   /// Waits for one rank to connect.
   void seat_next() {
-    std::optional<Guest> guest = reception_.admit(watched(), end_);
+    const std::vector<std::uint32_t> late =
+        absent(missing(Purpose::notices) ? Purpose::notices : Purpose::data);
+    std::optional<Guest> guest = reception_->admit(watched(), std::min(end_, next_word_));
     if (!guest.has_value()) {
       hear();
+      tell_waiting(
+          fmt::format("rank{} {} to come", late.size() == 1 ? "" : "s", fmt::join(late, ", ")));
       if (Clock::now() < end_) return;
-      const auto late = absent(missing(Purpose::notices) ? Purpose::notices : Purpose::data);
+      const std::string& refusal = reception_->last_refusal();
       throw Error(
           ErrorCode::device_error,
           fmt::format("of {} ranks, {} {} not come to {} port {} within {} s: start all of "
                       "them, with the same MASTER_ADDR and port, and see that no firewall "
-                      "is between them",
+                      "is between them{}",
                       launch_.ranks, fmt::join(late, ", "), late.size() == 1 ? "has" : "have",
-                      launch_.host, launch_.port, seconds()));
+                      launch_.host, launch_.port, seconds(),
+                      refusal.empty() ? "" : "; one was turned away: " + refusal));
     }
     const Hello& hello = guest->hello;
-    FileDescriptor& place = seat(hello.rank, hello.purpose);
-    if (place.is_open()) {
-      const Notice notice = failure_notice(
-          launch_.rank, ErrorCode::invalid_argument,
-          fmt::format("the ranks cannot meet: two processes are rank {}", hello.rank));
-      send_small(guest->socket, bytes_of(notice));
-      throw Error(ErrorCode::invalid_argument, std::string(notice.text()));
+    if (is_seated(hello.rank, hello.purpose)) {
+      return reception_->refuse(guest->socket,
+                                fmt::format("two processes are rank {}", hello.rank));
+    }
+    if (hello.purpose == Purpose::data) {
+      peers_[hello.rank].data = std::move(guest->socket);
+      return;
     }
     if (hello.purpose == Purpose::meeting) {
       const std::string host = other_end(guest->socket);
-      std::memcpy(places_[hello.rank].host, host.data(), host.size());
+      std::memcpy(places_[hello.rank].host, host.data(),
+                  std::min(host.size(), sizeof(Place::host) - 1));
       places_[hello.rank].port = static_cast<std::uint16_t>(hello.port);
     }
-    place = std::move(guest->socket);
+    peers_[hello.rank].notices = Inbox(Rank{hello.rank}, std::move(guest->socket));
+  }
+
+  /// Says for whom this rank waits, at growing intervals.
+  void tell_waiting(const std::string& whom) {
+    if (Clock::now() < next_word_) return;
+    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - begin_);
+    log_warning("rank {} has waited {} s for {}", launch_.rank.value(), waited.count(), whom);
+    next_word_ = Clock::now() + std::max<Clock::duration>(waited, kSilence);
   }
 
   /// Says whether this rank hears from that one that it cannot go on: rank 0 from all, and the
   /// others from rank 0.
   [[nodiscard]] bool is_watched(std::uint32_t rank) const {
-    return (is_first() || rank == 0) && peers_[rank].notices.is_open() && !left_[rank];
+    return (is_first() || rank == 0) && peers_[rank].notices.is_watched();
   }
   [[nodiscard]] std::vector<int> watched() const {
     std::vector<int> sockets;
     for (std::uint32_t rank = 0; rank < launch_.ranks; ++rank) {
-      if (is_watched(rank)) sockets.push_back(peers_[rank].notices.get());
+      if (is_watched(rank)) sockets.push_back(peers_[rank].notices.socket().get());
     }
     return sockets;
   }
 
   /// Throws what a rank that cannot go on has said, or that it has died. One that has left has met
-  /// all others; its notice stays where it is.
+  /// all others.
   void hear() {
     for (std::uint32_t rank = 0; rank < launch_.ranks; ++rank) {
       if (!is_watched(rank)) continue;
-      Notice notice;
-      const Moved moved = peek(peers_[rank].notices, writable_bytes_of(notice));
-      check(moved.state != Transfer::closed, ErrorCode::device_error, died(rank));
-      if (moved.bytes < sizeof notice) continue;
-      const std::optional<Notice> checked = check_notice(notice);
-      check(checked.has_value(), ErrorCode::device_error,
-            fmt::format("rank {} has sent something else than a notice", rank));
-      if (checked->kind == Notice::Kind::failed) throw_notice(*checked);
-      left_[rank] = true;
+      if (const std::optional<Notice> failed = peers_[rank].notices.hear()) throw_notice(*failed);
     }
   }
 
   [[noreturn]] void throw_notice(const Notice& notice) {
-    heard_ = notice;
+    if (notice.kind != Notice::Kind::refused) heard_ = notice;
     throw notice.error();
+  }
+
+  /// Throws unless a message to or from `rank` has gone in whole.
+  void expect(const Ending& ending, std::uint32_t rank) const {
+    if (ending) return;
+    const bool late = ending.kind == Ending::Kind::late;
+    const std::string reason = late ? fmt::format("it has not answered within {} s", seconds())
+                               : ending.error == 0 ? "its connection has closed"
+                                                   : std::strerror(ending.error);
+    throw Error(ErrorCode::device_error,
+                fmt::format("rank {} has lost rank {} before all ranks had met: {}",
+                            launch_.rank.value(), rank, reason),
+                ending.error);
   }
 
   [[nodiscard]] double seconds() const { return static_cast<double>(limit_.count()) / 1e3; }
 
-  static std::string died(std::uint32_t rank) {
-    return fmt::format("rank {} has died before all ranks had met", rank);
-  }
-
   void tell(ErrorCode code, std::string_view reason) noexcept {
     const Notice notice = heard_.value_or(failure_notice(launch_.rank, code, reason));
     for (std::uint32_t rank = 0; rank < launch_.ranks; ++rank) {
-      if (is_watched(rank)) send_small(peers_[rank].notices, bytes_of(notice));
+      if (is_watched(rank)) send_small(peers_[rank].notices.socket(), bytes_of(notice));
     }
     try {
-      if (is_first() && missing(Purpose::notices)) {
-        reception_.turn_away(notice, Clock::now() + kRefusal);
+      if (is_first() && reception_.has_value() && missing(Purpose::notices)) {
+        reception_->turn_away(notice, Clock::now() + kRefusal);
       }
     } catch (const Error&) {  // the first error is the one that counts
     }
@@ -220,11 +306,13 @@ class Rendezvous {
 
   const LaunchEnvironment& launch_;
   const std::chrono::milliseconds limit_;
+  const Deadline begin_ = Clock::now();
   const Deadline end_;
-  Reception reception_;
+  Deadline next_word_ = begin_ + kSilence;
+  JobKey key_;
+  std::optional<Reception> reception_;  // once it is known where
   std::vector<Peer> peers_;
   std::vector<Place> places_;
-  std::vector<bool> left_;  // by rank: it has met all others, and gone
   std::optional<Notice> heard_;
 };
 
@@ -233,6 +321,7 @@ class Rendezvous {
 std::vector<Peer> meet(const LaunchEnvironment& launch, std::chrono::milliseconds limit) {
   check(launch.ranks <= kMostTcpRanks, ErrorCode::not_supported,
         fmt::format("{} ranks cannot meet by tcp, but {}; use mpi", launch.ranks, kMostTcpRanks));
+  raise_open_files(launch.ranks);
   return Rendezvous(launch, limit).meet();
 }
 

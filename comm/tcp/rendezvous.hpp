@@ -3,25 +3,28 @@
 //
 // Rank 0 takes connections where the launcher has said. Every other rank opens a port of its own
 // and tells rank 0; once all have, rank 0 tells each of them where the others are, and each
-// connects to the ranks before it. A rank that cannot go on tells rank 0, which tells the others.
+// connects to the ranks before it. On every connection both ends prove that they are of this job:
+// a hello is answered by a challenge, that by the proof of who has called, and that by the proof of
+// who was called. A rank that cannot go on tells rank 0, which tells the others.
 #pragma once
 
 #include <chrono>
 #include <vector>
 
 #include "comm/launch_environment.hpp"
-#include "runtime/base/file.hpp"
+#include "comm/tcp/inbox.hpp"
 
 namespace spillway::comm::detail {
 
 /// Holds the connections with another rank. Bytes of transfers cannot delay a notice.
 struct Peer {
   FileDescriptor data;
-  FileDescriptor notices;
+  Inbox notices;
 };
 
 /// Returns this rank's peers by rank; its own place is empty. Throws `Error`, which names the ranks
-/// that have not come within `limit`, and on every rank that has come what is wrong with one.
+/// that have not come within `limit`, and on every rank that has come why one cannot go on. A rank
+/// that cannot be one of this job is told so, and does not end it.
 [[nodiscard]] std::vector<Peer> meet(const LaunchEnvironment& launch,
                                      std::chrono::milliseconds limit);
 

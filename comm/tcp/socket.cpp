@@ -26,6 +26,8 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 /// Nobody may have begun to listen yet.
 constexpr std::chrono::milliseconds kPause{20};
+/// So long one wait lasts before it is seen whether all is in vain.
+constexpr std::chrono::milliseconds kGlance{100};
 /// An address that does not answer must not take all the time of those that would.
 constexpr std::chrono::seconds kAttempt{10};
 /// A machine that has lost its power says nothing; it is asked after 10 s, then every 5 s.
@@ -63,13 +65,16 @@ int resolve(const char* host, std::uint16_t port, Addresses& addresses) {
 }
 
 /// Waits for `events` and returns false if there are none until `end`.
-bool wait_for(const FileDescriptor& socket, short events, Deadline end) {
+bool wait_for(
+    const FileDescriptor& socket, short events, Deadline end,
+    const std::function<void()>& meanwhile = [] {}) {
   while (true) {
     pollfd one{.fd = socket.get(), .events = events, .revents = 0};
-    const int ready = ::poll(&one, 1, poll_time(end));
+    const int ready = ::poll(&one, 1, poll_time(std::min(end, Clock::now() + kGlance)));
     if (ready > 0) return true;
     if (ready == 0 && Clock::now() >= end) return false;
     if (ready < 0 && errno != EINTR) throw_errno(errno, "poll of a connection between ranks");
+    meanwhile();
   }
 }
 
@@ -91,7 +96,8 @@ FileDescriptor try_listen(const addrinfo& address) {
 }
 
 /// Returns a connection or leaves the reason in `reason`.
-FileDescriptor try_connect(const addrinfo& address, Deadline end, int& reason) {
+FileDescriptor try_connect(const addrinfo& address, Deadline end, int& reason,
+                           const std::function<void()>& between) {
   FileDescriptor socket = open_stream(address.ai_family);
   reason = errno;
   if (!socket.is_open()) return socket;
@@ -99,7 +105,8 @@ FileDescriptor try_connect(const addrinfo& address, Deadline end, int& reason) {
   reason = errno;
   if (reason == EINPROGRESS) {
     socklen_t size = sizeof reason;
-    const bool answered = wait_for(socket, POLLOUT, std::min(end, Clock::now() + kAttempt));
+    const bool answered =
+        wait_for(socket, POLLOUT, std::min(end, Clock::now() + kAttempt), between);
     if (!answered) {
       reason = ETIMEDOUT;
     } else if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &reason, &size) != 0) {
@@ -109,6 +116,28 @@ FileDescriptor try_connect(const addrinfo& address, Deadline end, int& reason) {
     }
   }
   return FileDescriptor();
+}
+
+/// Returns a numeric address, or nothing where there is none.
+std::string text_of(const sockaddr& address, socklen_t size) {
+  char text[NI_MAXHOST] = {};
+  if (::getnameinfo(&address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "";
+  constexpr std::string_view kMapped = "::ffff:";
+  std::string_view found = text;
+  if (found.starts_with(kMapped)) found.remove_prefix(kMapped.size());
+  return std::string(found);
+}
+
+/// Returns that of one end of a connection, or nothing if it has gone, which that will say.
+std::string address_of(const FileDescriptor& socket, int (*of_end)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  auto& generic = reinterpret_cast<sockaddr&>(address);
+  return of_end(socket.get(), &generic, &size) == 0 ? text_of(generic, size) : "";
+}
+
+bool is_of_loopback(std::string_view address) {
+  return address == "::1" || address.starts_with("127.");
 }
 
 Moved receive(const FileDescriptor& socket, std::span<std::byte> target, int flags) {
@@ -125,28 +154,29 @@ Moved moved(ssize_t bytes) {
   return {.state = Transfer::closed, .error = errno};
 }
 
-FileDescriptor listen_at(const std::string& host, std::uint16_t port) {
-  // "::" takes connections of IPv4 too; "0.0.0.0" is for machines without IPv6.
-  const std::vector<std::string> names =
-      host.empty() ? std::vector<std::string>{"::", "0.0.0.0"} : std::vector<std::string>{host};
-  for (const std::string& name : names) {
-    Addresses addresses(nullptr, &::freeaddrinfo);
-    if (resolve(name.c_str(), port, addresses) != 0) continue;
-    for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
-      FileDescriptor listener = try_listen(*one);
-      if (listener.is_open()) return listener;
-      check(errno != EADDRINUSE, ErrorCode::busy,
-            fmt::format("rank 0 cannot take connections at port {}: another program has it, or "
-                        "another job; choose another port by SPILLWAY_MASTER_PORT",
-                        port));
-      if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) {
-        throw_errno(errno, fmt::format("listen at port {}", port));
-      }
+std::optional<FileDescriptor> listen_at(const std::string& host, std::uint16_t port) {
+  Addresses addresses(nullptr, &::freeaddrinfo);
+  if (resolve(host.c_str(), port, addresses) != 0) return std::nullopt;
+  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+    FileDescriptor listener = try_listen(*one);
+    if (listener.is_open()) return listener;
+    check(errno != EADDRINUSE, ErrorCode::busy,
+          fmt::format("rank 0 cannot take connections at port {}: another program has it, or "
+                      "another job; choose another port by SPILLWAY_MASTER_PORT",
+                      port));
+    if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) {
+      throw_errno(errno, fmt::format("listen at port {}", port));
     }
   }
-  throw Error(
-      ErrorCode::not_supported,
-      fmt::format("this machine has no address {} at which ranks could meet", names.back()));
+  return std::nullopt;
+}
+
+FileDescriptor listen_everywhere(std::uint16_t port) {
+  // "::" takes connections of IPv4 too; "0.0.0.0" is for machines without IPv6.
+  for (const char* const all : {"::", "0.0.0.0"}) {
+    if (std::optional<FileDescriptor> listener = listen_at(all, port)) return std::move(*listener);
+  }
+  throw Error(ErrorCode::not_supported, "this machine has no address at which ranks could meet");
 }
 
 std::uint16_t port_of(const FileDescriptor& listener) {
@@ -184,7 +214,7 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
           fmt::format("the host {} has no address: {}", host, reason));
     for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
       int error = 0;
-      FileDescriptor socket = try_connect(*one, end, error);
+      FileDescriptor socket = try_connect(*one, end, error, between);
       if (socket.is_open()) {
         set_up(socket);
         return socket;
@@ -199,27 +229,24 @@ FileDescriptor connect_to(const std::string& host, std::uint16_t port, Deadline 
 }
 
 std::string other_end(const FileDescriptor& socket) {
-  sockaddr_storage here{};
-  sockaddr_storage there{};
-  socklen_t here_size = sizeof here;
-  socklen_t size = sizeof there;
-  char here_text[INET6_ADDRSTRLEN] = {};
-  char text[INET6_ADDRSTRLEN] = {};
-  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &here_size) != 0 ||
-      ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &size) != 0 ||
-      ::getnameinfo(reinterpret_cast<sockaddr*>(&here), here_size, here_text, sizeof here_text,
-                    nullptr, 0, NI_NUMERICHOST) != 0 ||
-      ::getnameinfo(reinterpret_cast<sockaddr*>(&there), size, text, sizeof text, nullptr, 0,
-                    NI_NUMERICHOST) != 0) {
-    return "";  // it has gone, which its connection will say
-  }
-  constexpr std::string_view kMapped = "::ffff:";
-  std::string_view address = text;
-  if (address.starts_with(kMapped)) address.remove_prefix(kMapped.size());
+  const std::string there = address_of(socket, &::getpeername);
   // A machine reaches itself over loopback, or by the same address at both ends.
-  const bool here_too =
-      address == "::1" || address.starts_with("127.") || text == std::string_view(here_text);
-  return here_too ? "" : std::string(address);
+  const bool here = is_of_loopback(there) || there == address_of(socket, &::getsockname);
+  return here ? "" : there;
+}
+
+std::string this_end(const FileDescriptor& socket) {
+  const std::string here = address_of(socket, &::getsockname);
+  return is_of_loopback(here) ? "" : here;
+}
+
+bool is_loopback(const std::string& host) {
+  Addresses addresses(nullptr, &::freeaddrinfo);
+  if (resolve(host.c_str(), 0, addresses) != 0) return false;
+  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+    if (!is_of_loopback(text_of(*one->ai_addr, one->ai_addrlen))) return false;
+  }
+  return true;
 }
 
 Moved receive_some(const FileDescriptor& socket, std::span<std::byte> target) {
@@ -235,26 +262,30 @@ bool send_small(const FileDescriptor& socket, std::span<const std::byte> source)
          static_cast<ssize_t>(source.size());
 }
 
-bool send_all(const FileDescriptor& socket, std::span<const std::byte> source, Deadline end) {
+Ending send_all(const FileDescriptor& socket, std::span<const std::byte> source, Deadline end,
+                const std::function<void()>& meanwhile) {
   while (!source.empty()) {
-    const ssize_t sent = ::send(socket.get(), source.data(), source.size(), MSG_NOSIGNAL);
-    if (sent > 0) {
-      source = source.subspan(static_cast<std::size_t>(sent));
-    } else if (errno != EINTR && (errno != EAGAIN || !wait_for(socket, POLLOUT, end))) {
-      return false;
+    const Moved more = moved(::send(socket.get(), source.data(), source.size(), MSG_NOSIGNAL));
+    if (more.state == Transfer::closed) return {.kind = Ending::Kind::closed, .error = more.error};
+    source = source.subspan(more.bytes);
+    if (more.state == Transfer::none_now && !wait_for(socket, POLLOUT, end, meanwhile)) {
+      return {.kind = Ending::Kind::late};
     }
   }
-  return true;
+  return {};
 }
 
-bool receive_all(const FileDescriptor& socket, std::span<std::byte> target, Deadline end) {
+Ending receive_all(const FileDescriptor& socket, std::span<std::byte> target, Deadline end,
+                   const std::function<void()>& meanwhile) {
   while (!target.empty()) {
-    const Moved moved = receive_some(socket, target);
-    if (moved.state == Transfer::closed) return false;
-    target = target.subspan(moved.bytes);
-    if (moved.state == Transfer::none_now && !wait_for(socket, POLLIN, end)) return false;
+    const Moved more = receive_some(socket, target);
+    if (more.state == Transfer::closed) return {.kind = Ending::Kind::closed, .error = more.error};
+    target = target.subspan(more.bytes);
+    if (more.state == Transfer::none_now && !wait_for(socket, POLLIN, end, meanwhile)) {
+      return {.kind = Ending::Kind::late};
+    }
   }
-  return true;
+  return {};
 }
 
 int poll_time(Deadline end) {

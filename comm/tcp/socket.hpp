@@ -18,9 +18,12 @@ namespace spillway::comm::detail {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Takes connections at `port` of the machine's address `host`, or of all its addresses if that is
-/// empty; port 0 is one that is free. Throws `Error{busy}` if another program has the port.
-[[nodiscard]] FileDescriptor listen_at(const std::string& host, std::uint16_t port);
+/// Takes connections at `port` of the first address of `host` that is this machine's; port 0 is one
+/// that is free. Returns nothing if none of them is. Throws `Error{busy}` if another program has
+/// the port.
+[[nodiscard]] std::optional<FileDescriptor> listen_at(const std::string& host, std::uint16_t port);
+/// Does so at all addresses of this machine. Throws `Error{not_supported}` if it has none.
+[[nodiscard]] FileDescriptor listen_everywhere(std::uint16_t port);
 [[nodiscard]] std::uint16_t port_of(const FileDescriptor& listener);
 
 /// Returns the next connection, or nothing if there is none now.
@@ -34,6 +37,10 @@ using Deadline = std::chrono::steady_clock::time_point;
     const std::function<void()>& between = [] {});
 /// Returns the numeric address of the other end, or nothing if that is on this machine.
 [[nodiscard]] std::string other_end(const FileDescriptor& socket);
+/// Returns that of this end, or nothing if it is loopback's.
+[[nodiscard]] std::string this_end(const FileDescriptor& socket);
+/// Tells whether only this machine can be reached by that name, as far as it has an address.
+[[nodiscard]] bool is_loopback(const std::string& host);
 
 enum class Transfer : std::uint8_t { some, none_now, closed };
 struct Moved {
@@ -44,17 +51,27 @@ struct Moved {
 /// Says what a system call that has moved `bytes` has done.
 [[nodiscard]] Moved moved(ssize_t bytes);
 [[nodiscard]] Moved receive_some(const FileDescriptor& socket, std::span<std::byte> target);
-/// Receives and leaves the bytes where they are.
+/// Receives, and leaves the bytes where they are.
 [[nodiscard]] Moved peek(const FileDescriptor& socket, std::span<std::byte> target);
 /// Sends what fits into the socket's buffer, and returns whether that was all: for a message that
 /// is the first of its socket and small.
 bool send_small(const FileDescriptor& socket, std::span<const std::byte> source) noexcept;
 
-/// These return false if it was not over at `end`, or the connection has closed.
-[[nodiscard]] bool send_all(const FileDescriptor& socket, std::span<const std::byte> source,
-                            Deadline end);
-[[nodiscard]] bool receive_all(const FileDescriptor& socket, std::span<std::byte> target,
-                               Deadline end);
+/// Says how a transfer of many system calls has ended.
+struct Ending {
+  enum class Kind : std::uint8_t { done, late, closed } kind = Kind::done;
+  int error = 0;  ///< errno with `closed`; 0: the other end has closed it in an orderly way
+
+  explicit operator bool() const { return kind == Kind::done; }
+};
+/// These are late if it was not over at `end`. Every tenth of a second of waiting `meanwhile` may
+/// learn that it is in vain, and throw.
+[[nodiscard]] Ending send_all(
+    const FileDescriptor& socket, std::span<const std::byte> source, Deadline end,
+    const std::function<void()>& meanwhile = [] {});
+[[nodiscard]] Ending receive_all(
+    const FileDescriptor& socket, std::span<std::byte> target, Deadline end,
+    const std::function<void()>& meanwhile = [] {});
 
 /// Returns the milliseconds until `end`, rounded up and not negative, as poll(2) takes them.
 [[nodiscard]] int poll_time(Deadline end);

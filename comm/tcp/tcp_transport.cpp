@@ -86,11 +86,13 @@ std::optional<TcpTransport::Unfinished> TcpTransport::oldest() const {
 void TcpTransport::advance(Clock::time_point end, std::span<const Rank> awaited) {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     const Link& link = links_[i];
-    const bool may_say_why = link.last_word > Clock::now() && !link.left;
+    const bool may_say_why = link.last_word > Clock::now() && !link.notices.has_left();
     if (may_say_why) end = std::min(end, *link.last_word);
     const short events = link.data.events();
     polls_[2 * i] = {.fd = events == 0 ? -1 : link.data.socket(), .events = events, .revents = 0};
-    polls_[2 * i + 1] = {.fd = link.left ? -1 : link.notices.get(), .events = POLLIN, .revents = 0};
+    polls_[2 * i + 1] = {.fd = link.notices.is_watched() ? link.notices.socket().get() : -1,
+                         .events = POLLIN,
+                         .revents = 0};
   }
   for (const Rank other : awaited) {
     const Connection& data = links_[other.value()].data;
@@ -104,7 +106,7 @@ void TcpTransport::advance(Clock::time_point end, std::span<const Rank> awaited)
   }
   for (std::uint32_t other = 0; other < ranks(); ++other) {
     Link& link = links_[other];
-    if (polls_[2 * other + 1].revents != 0) hear(link, Rank{other});
+    if (polls_[2 * other + 1].revents != 0) hear(link);
     if (polls_[2 * other].revents != 0) link.data.advance();
     if (link.data.oldest().has_value()) check_present(link, Rank{other});
   }
@@ -113,7 +115,7 @@ void TcpTransport::advance(Clock::time_point end, std::span<const Rank> awaited)
 // The connection of data may close a little earlier than that of notices, which says why.
 void TcpTransport::check_present(Link& link, Rank other) const {
   if (!link.data.is_closed()) return;
-  if (link.left) {
+  if (link.notices.has_left()) {
     throw Error(ErrorCode::device_error,
                 fmt::format("rank {} has left the group while rank {} waits for it", other.value(),
                             rank().value()));
@@ -129,27 +131,11 @@ void TcpTransport::check_present(Link& link, Rank other) const {
               error);
 }
 
-void TcpTransport::hear(Link& link, Rank from) {
-  const Moved moved =
-      receive_some(link.notices, writable_bytes_of(link.notice).subspan(link.received));
-  if (moved.state == Transfer::none_now) return;
-  if (moved.state == Transfer::closed) {
-    throw Error(
-        ErrorCode::device_error,
-        fmt::format("rank {} has died: {}", from.value(),
-                    moved.error == 0 ? "its connections have closed" : std::strerror(moved.error)),
-        moved.error);
+void TcpTransport::hear(Link& link) {
+  if (std::optional<Notice> failed = link.notices.hear()) {
+    heard_ = failed;
+    throw failed->error();
   }
-  link.received += moved.bytes;
-  if (link.received < sizeof link.notice) return;
-  const std::optional<Notice> notice = check_notice(link.notice);
-  check(notice.has_value() && notice->kind != Notice::Kind::welcome, ErrorCode::device_error,
-        fmt::format("rank {} has sent something else than a notice", from.value()));
-  if (notice->kind == Notice::Kind::failed) {
-    heard_ = notice;
-    throw heard_->error();
-  }
-  link.left = true;
 }
 
 void TcpTransport::abandon(ErrorCode code, std::string_view reason) noexcept {
@@ -160,9 +146,9 @@ void TcpTransport::abandon(ErrorCode code, std::string_view reason) noexcept {
   std::array<std::byte, sizeof(Notice)> unread;
   for (Link& link : links_) {
     if (!link.notices.is_open()) continue;
-    ::shutdown(link.notices.get(), SHUT_WR);
+    ::shutdown(link.notices.socket().get(), SHUT_WR);
     try {
-      while (receive_all(link.notices, unread, end)) {
+      while (receive_all(link.notices.socket(), unread, end)) {
       }
     } catch (const Error&) {  // it cannot be told more than it has been
     }
@@ -171,7 +157,7 @@ void TcpTransport::abandon(ErrorCode code, std::string_view reason) noexcept {
 
 void TcpTransport::tell(const Notice& notice) noexcept {
   for (const Link& link : links_) {
-    if (link.notices.is_open()) send_small(link.notices, bytes_of(notice));
+    if (link.notices.is_open()) send_small(link.notices.socket(), bytes_of(notice));
   }
 }
 

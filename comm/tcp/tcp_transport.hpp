@@ -13,6 +13,7 @@
 #include "comm/detail/transport.hpp"
 #include "comm/launch_environment.hpp"
 #include "comm/tcp/connection.hpp"
+#include "comm/tcp/inbox.hpp"
 #include "comm/tcp/rendezvous.hpp"
 #include "comm/tcp/wire.hpp"
 
@@ -38,10 +39,7 @@ class TcpTransport final : public Transport {
  private:
   struct Link {
     Connection data;
-    FileDescriptor notices;
-    Notice notice{};  ///< that arrives
-    std::size_t received = 0;
-    bool left = false;
+    Inbox notices;
     /// Until then the other end may say why its connection of data is closed.
     std::optional<std::chrono::steady_clock::time_point> last_word{};
   };
@@ -59,7 +57,7 @@ class TcpTransport final : public Transport {
   /// is gone and it does not say why.
   void check_present(Link& link, Rank other) const;
   /// Throws if that rank has failed or died.
-  void hear(Link& link, Rank from);
+  void hear(Link& link);
   void tell(const Notice& notice) noexcept;
 
   std::vector<Link> links_;    // by rank

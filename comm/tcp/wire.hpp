@@ -4,9 +4,11 @@
 // Everything is sent as it lies in memory. A machine of another byte order is told by the magic.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "runtime/base/error.hpp"
@@ -14,14 +16,25 @@
 
 namespace spillway::comm::detail {
 
-inline constexpr std::uint32_t kTcpVersion = 1;
+inline constexpr std::uint32_t kTcpVersion = 2;
 /// Bounds the sockets that a rank needs: two for each other rank.
 inline constexpr std::uint32_t kMostTcpRanks = 4096;
 
 /// Says what a connection is for. A meeting's becomes that of notices.
 enum class Purpose : std::uint32_t { meeting = 1, notices = 2, data = 3 };
 
-/// Is the first that who connects says.
+/// Says where a rank has the key from by which it proves that it is of this job.
+enum class KeySource : std::uint32_t {
+  nobody,       ///< there is none: whoever reaches the port may be a rank
+  environment,  ///< SPILLWAY_JOB_SECRET
+  file,         ///< one that rank 0 has made in a directory of the job
+};
+[[nodiscard]] std::string_view name_of(KeySource source);
+
+/// Is random: what is proved of it has not been proved before.
+using Nonce = std::array<std::byte, 32>;
+
+/// Is the first that who connects says. Magic and version lie there in every version.
 struct Hello {
   static constexpr std::uint64_t kMagic = 0x6f6c6c6568'776c70;
 
@@ -30,23 +43,51 @@ struct Hello {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;
   Purpose purpose = Purpose::meeting;
-  std::uint64_t port = 0;  ///< where this rank takes connections itself; 0: it is not asked
-  char job[128] = {};      ///< what the launcher calls the job; its first 127 bytes count
+  std::uint32_t port = 0;  ///< where this rank takes connections itself; 0: it is not asked
+  KeySource key = KeySource::nobody;
+  char job[128] = {};  ///< what the launcher calls the job; its first 127 bytes count
+  Nonce nonce{};
 
   [[nodiscard]] std::string_view job_name() const;
   void set_job(std::string_view name);
 };
-static_assert(sizeof(Hello) == 160);
+static_assert(sizeof(Hello) == 192);
+/// After so many bytes of a hello it is known whether the rest is one.
+inline constexpr std::size_t kHelloHead = 12;
 
-enum class Visitor : std::uint8_t {
-  stranger,   ///< no rank of Spillway
-  other_job,  ///< a rank, but not one of this job
-  member,
+/// Says what to do with who has sent a hello.
+struct Verdict {
+  enum class Kind : std::uint8_t {
+    stranger,  ///< no rank of Spillway
+    refused,   ///< a rank, but none that can be admitted here
+    member,    ///< a rank of this job, if it proves it
+  };
+  Kind kind = Kind::stranger;
+  std::string reason{};  ///< of a refusal
 };
+/// Judges the first kHelloHead bytes of a hello.
+[[nodiscard]] Verdict judge_head(const Hello& hello, const Hello& own);
+/// Judges what was sent to a rank that would itself have said `own`.
+[[nodiscard]] Verdict judge(const Hello& hello, const Hello& own);
 
-/// Says who has sent `hello` to a rank that would itself have said `own`. Throws
-/// `Error{invalid_argument}`, which says what is wrong, for a rank of this job that cannot be one.
-[[nodiscard]] Visitor check_hello(const Hello& hello, const Hello& own);
+/// Answers a hello that was heard: who called is to prove that it is of this job.
+struct Challenge {
+  static constexpr std::uint64_t kMagic = 0x65676e656c'6c6863;
+
+  std::uint64_t magic = kMagic;
+  Nonce nonce{};
+};
+static_assert(sizeof(Challenge) == 40);
+
+/// Proves that who sends it has the key of this job (comm/tcp/proof.hpp): first who has called,
+/// then who was called.
+struct Proof {
+  static constexpr std::uint64_t kMagic = 0x666f6f7270'776c70;
+
+  std::uint64_t magic = kMagic;
+  std::array<std::byte, 32> code{};
+};
+static_assert(sizeof(Proof) == 40);
 
 /// Says where a rank takes connections.
 struct Place {
@@ -58,14 +99,15 @@ struct Place {
 static_assert(sizeof(Place) == 48);
 
 /// Is all that a connection of notices carries: rank 0's welcome, which the places of all ranks
-/// follow, and then at most one that says why the connection ends.
+/// follow, and then at most one that says why the connection ends. Who is not admitted gets one
+/// too.
 struct Notice {
   static constexpr std::uint64_t kMagic = 0x656369746f'776c70;
-  enum class Kind : std::uint32_t { welcome = 1, left = 2, failed = 3 };
+  enum class Kind : std::uint32_t { welcome = 1, left = 2, failed = 3, refused = 4 };
 
   std::uint64_t magic = kMagic;
   Kind kind = Kind::left;
-  std::uint32_t rank = 0;  ///< which has failed
+  std::uint32_t rank = 0;  ///< which has failed, or refuses
   std::int32_t code = 0;   ///< an ErrorCode
   char reason[492] = {};
 
@@ -75,6 +117,7 @@ struct Notice {
 static_assert(sizeof(Notice) == 512);
 
 [[nodiscard]] Notice failure_notice(Rank rank, ErrorCode code, std::string_view reason);
+[[nodiscard]] Notice refusal_notice(Rank rank, std::string_view reason);
 /// Returns `received` if it is a notice, with a reason that is safe to print.
 [[nodiscard]] std::optional<Notice> check_notice(Notice received);
 

@@ -257,6 +257,10 @@ void add_placement(std::vector<Option>& table) {
   rows.member<&Options::disk_gbps>(
       {"disk_gbps", "The disk is slowed down to this many gigabytes a second.", "not throttled"},
       kPositive);
+  rows.member<&Options::timeout>(
+      {"timeout", "The job ends with an error when a rank is late by this many seconds.",
+       "what SPILLWAY_TIMEOUT says, else 300"},
+      whole<std::uint32_t>(1, 604'800));
 }
 
 void add_writing(std::vector<Option>& table) {

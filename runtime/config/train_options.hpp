@@ -204,6 +204,8 @@ struct TrainOptions {
   std::optional<cpu_adam::Isa> isa;
   std::optional<double> host_link_gbps;
   std::optional<double> disk_gbps;
+  /// Seconds that a rank may be late; absent: what SPILLWAY_TIMEOUT says, else 300.
+  std::optional<std::uint32_t> timeout;
 
   // What is written when.
   std::uint64_t commit_every = 0;  ///< 0: planned

@@ -177,7 +177,8 @@ void Planning::join_gpus() {
         "spillway.pipeline_schedule, or --device host");
   run_.gpu_job = std::make_unique<comm::DeviceCommunicator>(
       *request_.ranks,
-      comm::DeviceCommunicatorOptions{.library_directories = cuda_library_directories()});
+      comm::DeviceCommunicatorOptions{.timeout_ms = request_.ranks->timeout_ms(),
+                                      .library_directories = cuda_library_directories()});
   if (!run_.grid.all_replicas()) {
     run_.gpu_groups = join_grid(*run_.gpu_job, request_.ranks->rank(), run_.grid);
   }

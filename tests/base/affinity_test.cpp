@@ -12,13 +12,13 @@
 #include <thread>
 #include <vector>
 
-#include "tests/base/temporary_directory.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace spillway::affinity_test {
 namespace {
 
+using test_support::TemporaryDirectory;
 using ::testing::ElementsAre;
-using testing::TemporaryDirectory;
 using Near = std::vector<std::vector<NodeIndex>>;
 using Cores = std::vector<std::uint32_t>;
 using Homes = std::vector<std::uint32_t>;

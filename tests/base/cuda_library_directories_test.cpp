@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "tests/base/temporary_directory.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace spillway::cuda_library_directories_test {
 namespace {
@@ -17,20 +17,20 @@ bool has(const std::vector<fs::path>& directories, const fs::path& wanted) {
 }
 
 TEST(CudaLibraryDirectories, TheLinkersOwnPlacesComeFirst) {
-  const testing::TemporaryDirectory root;
+  const test_support::TemporaryDirectory root;
   const std::vector<fs::path> directories = cuda_library_directories(root.path());
   ASSERT_FALSE(directories.empty());
   EXPECT_EQ(directories.front(), fs::path());
 }
 
 TEST(CudaLibraryDirectories, ThePlaceBesideTheProgramIsTried) {
-  const testing::TemporaryDirectory root;
+  const test_support::TemporaryDirectory root;
   EXPECT_TRUE(
       has(cuda_library_directories(root.path()), fs::read_symlink("/proc/self/exe").parent_path()));
 }
 
 TEST(CudaLibraryDirectories, CudasFoldersAndPythonPackagesAreTriedWhereTheyExist) {
-  const testing::TemporaryDirectory root;
+  const test_support::TemporaryDirectory root;
   const fs::path toolkit = root.path() / "usr/local/cuda/lib64";
   const fs::path debian = root.path() / "usr/lib/python3.11/dist-packages/nvidia/cu13/lib";
   const fs::path own = root.path() / "usr/local/lib/python3.12/site-packages/nvidia/cudnn/lib";
@@ -44,7 +44,7 @@ TEST(CudaLibraryDirectories, CudasFoldersAndPythonPackagesAreTriedWhereTheyExist
 }
 
 TEST(CudaLibraryDirectories, NoPlaceIsTriedTwice) {
-  const testing::TemporaryDirectory root;
+  const test_support::TemporaryDirectory root;
   std::vector<fs::path> directories = cuda_library_directories(root.path());
   const std::size_t count = directories.size();
   std::ranges::sort(directories);

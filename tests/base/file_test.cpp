@@ -12,13 +12,13 @@
 #include <thread>
 
 #include "runtime/base/error.hpp"
-#include "tests/base/temporary_directory.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace spillway::file_test {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::TemporaryDirectory;
+using test_support::TemporaryDirectory;
 
 std::size_t entries_in(const fs::path& directory) {
   return static_cast<std::size_t>(

@@ -5,12 +5,12 @@
 #include <sys/resource.h>
 
 #include "runtime/base/error.hpp"
-#include "tests/base/temporary_directory.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace spillway::memory_budget_test {
 namespace {
 
-using testing::TemporaryDirectory;
+using test_support::TemporaryDirectory;
 
 class MemoryBudgetTest : public ::testing::Test {
  protected:

@@ -7,14 +7,14 @@
 #include <set>
 
 #include "runtime/base/error.hpp"
-#include "tests/base/temporary_directory.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace spillway::topology_test {
 namespace {
 
+using test_support::TemporaryDirectory;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using testing::TemporaryDirectory;
 
 TEST(Topology, DescribesAMachineOfTwoNodes) {
   const Topology machine = read_topology(

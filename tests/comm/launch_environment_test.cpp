@@ -66,6 +66,14 @@ TEST(LaunchEnvironment, ReadsEveryLauncher) {
   expect(by_hand, "torchrun", 3, 4, 1);
 }
 
+TEST(LaunchEnvironment, SaysHowLateARankMayBe) {
+  for (Variables variables : {kTorchrun, kOpenMpi}) {
+    EXPECT_FALSE(read(variables)->timeout.has_value());
+    variables["SPILLWAY_TIMEOUT"] = "1800";
+    EXPECT_EQ(read(variables)->timeout, 1800U);
+  }
+}
+
 TEST(LaunchEnvironment, TakesTheInnermostLauncher) {
   Variables both = kSrun;
   both.insert(kOpenMpi.begin(), kOpenMpi.end());
@@ -84,6 +92,9 @@ TEST(LaunchEnvironment, SaysByWhatAndWhereRanksMeet) {
   changed["SPILLWAY_JOB"] = "the second";
   EXPECT_EQ(read(changed)->port, 4000);
   EXPECT_EQ(read(changed)->job, "the second");
+  EXPECT_EQ(read(changed)->secret, "");
+  changed["SPILLWAY_JOB_SECRET"] = "of all ranks";
+  EXPECT_EQ(read(changed)->secret, "of all ranks");
   changed["LOCAL_WORLD_SIZE"] = "4";  // this machine has all of them
   EXPECT_EQ(read(changed)->host, "localhost");
 }
@@ -151,6 +162,9 @@ TEST(LaunchEnvironment, NamesTheVariableThatMakesNoSense) {
   expect_refused(kTorchrun, "SPILLWAY_MASTER_PORT", "65536");
   expect_refused(kTorchrun, "SPILLWAY_MASTER_PORT", "0");
   expect_refused(kTorchrun, "MASTER_PORT", nullptr);
+  expect_refused(kTorchrun, "SPILLWAY_JOB_SECRET", "");
+  expect_refused(kTorchrun, "SPILLWAY_TIMEOUT", "0");
+  expect_refused(kOpenMpi, "SPILLWAY_TIMEOUT", "604801");
   expect_refused(kTorchrun, "WORLD_SIZE", "");
   expect_refused(kSrun, "SLURM_STEP_NODELIST", nullptr);
 }

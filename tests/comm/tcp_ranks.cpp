@@ -5,8 +5,12 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <chrono>
+#include <future>
+#include <optional>
+#include <stdexcept>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "runtime/base/error.hpp"
 
@@ -63,6 +67,52 @@ void run_tcp_ranks(std::uint32_t ranks, const CommunicatorOptions& options,
   for (const std::exception_ptr& error : errors) {
     if (error != nullptr) std::rethrow_exception(error);
   }
+}
+
+detail::Deadline in_seconds(int seconds) {
+  return std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+}
+
+std::string failure_of(const std::function<void()>& call) {
+  try {
+    call();
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+std::vector<std::string> failures_of(const std::vector<LaunchEnvironment>& launches,
+                                     const CommunicatorOptions& options) {
+  std::vector<std::future<std::string>> ranks;
+  for (const LaunchEnvironment& launch : launches) {
+    ranks.push_back(std::async(std::launch::async, [&] {
+      return failure_of([&] { make_tcp_communicator(launch, options)->barrier().wait(); });
+    }));
+  }
+  std::vector<std::string> messages;
+  for (auto& rank : ranks) messages.push_back(rank.get());
+  return messages;
+}
+
+detail::Hello hello_of(std::uint32_t rank, std::uint32_t ranks) {
+  detail::Hello hello{.rank = rank, .ranks = ranks};
+  hello.set_job("test");
+  return hello;
+}
+
+FileDescriptor connect(const OwnPort& port) {
+  return detail::connect_to("127.0.0.1", port.number(), in_seconds(20));
+}
+
+FileDescriptor listen(const OwnPort& port) {
+  return std::move(*detail::listen_at("127.0.0.1", port.number()));
+}
+
+FileDescriptor next_caller(const FileDescriptor& listener) {
+  std::optional<FileDescriptor> socket;
+  while (!socket.has_value()) socket = detail::accept_at(listener);
+  return std::move(*socket);
 }
 
 }  // namespace spillway::comm

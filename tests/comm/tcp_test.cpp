@@ -5,16 +5,17 @@
 #include <sys/socket.h>
 
 #include <chrono>
+#include <functional>
 #include <future>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "comm/tcp/proof.hpp"
 #include "comm/tcp/rendezvous.hpp"
-#include "comm/tcp/socket.hpp"
 #include "comm/tcp/wire.hpp"
 #include "runtime/base/error.hpp"
 #include "tests/comm/tcp_ranks.hpp"
@@ -27,44 +28,20 @@ using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 
-constexpr CommunicatorOptions kPatient{.timeout_ms = 20'000};
-
-detail::Deadline in_seconds(int seconds) {
-  return std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-}
-
-/// Returns the message with which `call` fails; "" if it does not.
-std::string failure_of(const std::function<void()>& call) {
-  try {
-    call();
-    return "";
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
-
-/// Starts each process of a job, as `launches` say, and returns with what each of them fails.
-std::vector<std::string> failures_of(const std::vector<LaunchEnvironment>& launches,
-                                     const CommunicatorOptions& options = kPatient) {
-  std::vector<std::future<std::string>> ranks;
-  for (const LaunchEnvironment& launch : launches) {
-    ranks.push_back(std::async(std::launch::async, [&] {
-      return failure_of([&] { make_tcp_communicator(launch, options)->barrier().wait(); });
-    }));
-  }
-  std::vector<std::string> messages;
-  for (auto& rank : ranks) messages.push_back(rank.get());
-  return messages;
-}
-
-detail::Hello hello_of(std::uint32_t rank, std::uint32_t ranks) {
-  detail::Hello hello{.rank = rank, .ranks = ranks};
-  hello.set_job("test");
-  return hello;
-}
-
-FileDescriptor connect(const OwnPort& port) {
-  return detail::connect_to("127.0.0.1", port.number(), in_seconds(20));
+/// Returns the connection of a rank that rank 0 has admitted.
+FileDescriptor seat_of(const OwnPort& port, std::uint32_t rank, std::uint32_t ranks) {
+  const detail::Key key = detail::key_of("");
+  FileDescriptor socket = connect(port);
+  const detail::Hello hello = hello_of(rank, ranks);
+  EXPECT_TRUE(detail::send_all(socket, bytes_of(hello), in_seconds(20)));
+  detail::Challenge challenge;
+  EXPECT_TRUE(detail::receive_all(socket, detail::writable_bytes_of(challenge), in_seconds(20)));
+  const detail::Proof proof = detail::prove(key, detail::Side::caller, hello, challenge);
+  EXPECT_TRUE(detail::send_all(socket, bytes_of(proof), in_seconds(20)));
+  detail::Proof other;
+  EXPECT_TRUE(detail::receive_all(socket, detail::writable_bytes_of(other), in_seconds(20)));
+  EXPECT_TRUE(detail::is_proved(key, detail::Side::called, hello, challenge, other));
+  return socket;
 }
 
 TEST(TcpRendezvous, NamesTheRanksThatDoNotCome) {
@@ -83,51 +60,83 @@ TEST(TcpRendezvous, SaysThatRankZeroIsNotThere) {
                     HasSubstr("Connection refused")));
 }
 
-TEST(TcpRendezvous, RefusesARankThatComesTwiceOnEveryRank) {
+TEST(TcpRendezvous, OneOfTwoThatAreTheSameRankIsTurnedAway) {
   const OwnPort port;
-  const auto messages =
-      failures_of({tcp_launch(0, 3, port), tcp_launch(1, 3, port), tcp_launch(1, 3, port)});
-  EXPECT_THAT(messages, Each(HasSubstr("two processes are rank 1")));
+  const auto start = [&port](std::uint32_t rank) {
+    return std::async(std::launch::async,
+                      [&port, rank] { return failures_of({tcp_launch(rank, 3, port)})[0]; });
+  };
+  auto zero = start(0);
+  std::vector<std::future<std::string>> twins;
+  twins.push_back(start(1));
+  twins.push_back(start(1));
+  constexpr std::chrono::milliseconds kGlance{1};
+  while (twins[1].wait_for(kGlance) != std::future_status::ready) std::swap(twins[0], twins[1]);
+  EXPECT_THAT(twins[1].get(), HasSubstr("two processes are rank 1"));
+  EXPECT_EQ(start(2).get(), "");
+  EXPECT_EQ(twins[0].get(), "");
+  EXPECT_EQ(zero.get(), "");
 }
 
-// Rank 1 comes when rank 0 has given up, which it hears from it all the same.
-TEST(TcpRendezvous, RefusesAnotherNumberOfRanksOnEveryRank) {
+TEST(TcpRendezvous, ARankThatWasToldAnotherNumberOfRanksIsTurnedAwayAndNamedIfItIsMissing) {
   const OwnPort port;
-  auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 3, port)}); });
-  std::vector<std::string> messages = failures_of({tcp_launch(2, 4, port)});
-  messages.push_back(failures_of({tcp_launch(1, 3, port)})[0]);
-  messages.push_back(zero.get()[0]);
-  EXPECT_THAT(messages,
-              Each(HasSubstr("rank 2 was told that there are 4 ranks, and rank 0 that there are")));
+  auto zero = std::async(std::launch::async, [&] {
+    return failures_of({tcp_launch(0, 3, port)}, {.timeout_ms = 1000})[0];
+  });
+  constexpr const char* kReason = "rank 2 was told that there are 4 ranks, and rank 0 that there";
+  EXPECT_THAT(failures_of({tcp_launch(2, 4, port)})[0], HasSubstr(kReason));
+  EXPECT_THAT(zero.get(), AllOf(HasSubstr("1, 2 have not come"), HasSubstr(kReason)));
 }
 
-TEST(TcpRendezvous, RefusesARankThatCannotBeOne) {
+TEST(TcpRendezvous, WhatCannotBeARankIsToldSoAndEndsNothing) {
+  struct Wrong {
+    const char* told;
+    std::function<void(detail::Hello&)> make;
+  };
+  const std::vector<Wrong> wrongs = {
+      {"one of them is rank 7 of 2", [](auto& hello) { hello.rank = 7; }},
+      {"two processes are rank 0", [](auto& hello) { hello.rank = 0; }},
+      {"of another version of Spillway", [](auto& hello) { hello.version = 1; }},
+      {"from nowhere", [](auto& hello) { hello.key = detail::KeySource::environment; }},
+  };
   const OwnPort port;
   auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 2, port)}); });
-  const FileDescriptor rank = connect(port);
-  ASSERT_TRUE(detail::send_all(rank, bytes_of(hello_of(7, 2)), in_seconds(20)));
-  EXPECT_THAT(zero.get()[0], HasSubstr("one of them is rank 7 of 2"));
-  detail::Notice notice;
-  ASSERT_TRUE(detail::receive_all(rank, detail::writable_bytes_of(notice), in_seconds(20)));
-  EXPECT_THAT(notice.error().what(), HasSubstr("one of them is rank 7 of 2"));
+  for (const Wrong& wrong : wrongs) {
+    detail::Hello hello = hello_of(1, 2);
+    wrong.make(hello);
+    const FileDescriptor rank = connect(port);
+    ASSERT_TRUE(detail::send_all(rank, bytes_of(hello), in_seconds(20)));
+    detail::Notice notice;
+    ASSERT_TRUE(detail::receive_all(rank, detail::writable_bytes_of(notice), in_seconds(20)));
+    EXPECT_THAT(notice.error().what(), HasSubstr(wrong.told));
+  }
+  EXPECT_EQ(failures_of({tcp_launch(1, 2, port)})[0], "");
+  EXPECT_EQ(zero.get()[0], "");
 }
 
 TEST(TcpRendezvous, ARankThatDiesBeforeAllHaveComeIsNamed) {
   const OwnPort port;
   auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 3, port)}); });
-  FileDescriptor rank = connect(port);
-  ASSERT_TRUE(detail::send_all(rank, bytes_of(hello_of(1, 3)), in_seconds(20)));
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it has a seat
-  rank.close();
-  EXPECT_THAT(zero.get()[0], HasSubstr("rank 1 has died before all ranks had met"));
+  static_cast<void>(seat_of(port, 1, 3));
+  EXPECT_THAT(zero.get()[0], HasSubstr("rank 1 has died: its connections have closed"));
+}
+
+TEST(TcpRendezvous, ARankThatComesLaterHearsWhyAllIsInVain) {
+  const OwnPort port;
+  auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 3, port)}); });
+  static_cast<void>(seat_of(port, 1, 3));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // rank 0 has noticed it
+  EXPECT_THAT(failures_of({tcp_launch(2, 3, port)})[0],
+              HasSubstr("rank 0 has abandoned the group: rank 1 has died"));
+  EXPECT_THAT(zero.get()[0], HasSubstr("rank 1 has died"));
 }
 
 TEST(TcpRendezvous, ARankOfAnotherJobIsToldAndDisturbsNobody) {
   const OwnPort port;
   auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 2, port)}); });
   EXPECT_THAT(failures_of({tcp_launch(1, 2, port, "of others")})[0],
-              AllOf(HasSubstr("it is of job \"test\""), HasSubstr("of job \"of others\""),
-                    HasSubstr("SPILLWAY_MASTER_PORT")));
+              AllOf(HasSubstr("rank 0 has turned this one away: one of them is of job \"test\""),
+                    HasSubstr("of job \"of others\""), HasSubstr("SPILLWAY_MASTER_PORT")));
   EXPECT_EQ(failures_of({tcp_launch(1, 2, port)})[0], "");
   EXPECT_EQ(zero.get()[0], "");
 }
@@ -148,7 +157,7 @@ TEST(TcpRendezvous, StrangersDisturbNobody) {
 
 TEST(TcpRendezvous, SaysThatAnotherProgramHasThePort) {
   const OwnPort port;
-  const FileDescriptor listener = detail::listen_at("127.0.0.1", port.number());
+  const FileDescriptor listener = listen(port);
   EXPECT_THAT(failures_of({tcp_launch(0, 2, port)})[0],
               AllOf(HasSubstr(std::to_string(port.number())), HasSubstr("another program has it"),
                     HasSubstr("SPILLWAY_MASTER_PORT")));
@@ -156,12 +165,11 @@ TEST(TcpRendezvous, SaysThatAnotherProgramHasThePort) {
 
 TEST(TcpRendezvous, SaysThatAnotherProgramAnswers) {
   const OwnPort port;
-  const FileDescriptor listener = detail::listen_at("127.0.0.1", port.number());
+  const FileDescriptor listener = listen(port);
   auto one = std::async(std::launch::async, [&] { return failures_of({tcp_launch(1, 2, port)}); });
-  std::optional<FileDescriptor> socket;
-  while (!socket.has_value()) socket = detail::accept_at(listener);
+  const FileDescriptor socket = next_caller(listener);
   const std::string page(sizeof(detail::Notice), 'x');
-  ASSERT_TRUE(detail::send_all(*socket, std::as_bytes(std::span{page}), in_seconds(20)));
+  ASSERT_TRUE(detail::send_all(socket, std::as_bytes(std::span{page}), in_seconds(20)));
   EXPECT_THAT(one.get()[0], HasSubstr("is a program other than rank 0 of this job"));
 }
 
@@ -169,30 +177,43 @@ TEST(TcpRendezvous, RefusesAHostThatIsNone) {
   const OwnPort port;
   LaunchEnvironment launch = tcp_launch(1, 2, port);
   launch.host = "no host at all";
+  launch.trusts_network = true;
   EXPECT_THAT(failures_of({launch})[0],
               HasSubstr("rank 1 has not reached rank 0: the host no host at all has no address"));
 }
 
+/// Takes a connection as rank 0, and returns it once the caller is admitted.
+FileDescriptor admit(const FileDescriptor& listener) {
+  FileDescriptor socket = next_caller(listener);
+  detail::Hello hello;
+  EXPECT_TRUE(detail::receive_all(socket, detail::writable_bytes_of(hello), in_seconds(20)));
+  const detail::Challenge challenge{.nonce = detail::random_nonce()};
+  EXPECT_TRUE(detail::send_all(socket, bytes_of(challenge), in_seconds(20)));
+  detail::Proof proof;
+  EXPECT_TRUE(detail::receive_all(socket, detail::writable_bytes_of(proof), in_seconds(20)));
+  const detail::Key key = detail::key_of("");
+  EXPECT_TRUE(detail::is_proved(key, detail::Side::caller, hello, challenge, proof));
+  const detail::Proof mine = detail::prove(key, detail::Side::called, hello, challenge);
+  EXPECT_TRUE(detail::send_all(socket, bytes_of(mine), in_seconds(20)));
+  return socket;
+}
+
 /// Rank 0 by hand: it sends the places of `ranks` ranks to rank 2, and then that it cannot go on.
 void refuse_after_welcome(const OwnPort& port, std::uint32_t ranks) {
-  const FileDescriptor listener = detail::listen_at("127.0.0.1", port.number());
-  std::optional<FileDescriptor> socket;
-  while (!socket) socket = detail::accept_at(listener);
-  detail::Hello hello;
-  ASSERT_TRUE(detail::receive_all(*socket, detail::writable_bytes_of(hello), in_seconds(20)));
+  const FileDescriptor listener = listen(port);
+  const FileDescriptor socket = admit(listener);
   const detail::Notice welcome{.kind = detail::Notice::Kind::welcome};
   std::vector<detail::Place> places(ranks);
   places[1].port = 1;  // nobody takes connections there
-  ASSERT_TRUE(detail::send_all(*socket, bytes_of(welcome), in_seconds(20)));
-  ASSERT_TRUE(detail::send_all(*socket, std::as_bytes(std::span{places}), in_seconds(20)));
-  std::optional<FileDescriptor> data;
-  while (!data) data = detail::accept_at(listener);
+  ASSERT_TRUE(detail::send_all(socket, bytes_of(welcome), in_seconds(20)));
+  ASSERT_TRUE(detail::send_all(socket, std::as_bytes(std::span{places}), in_seconds(20)));
+  const FileDescriptor data = admit(listener);
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const detail::Notice failed =
       detail::failure_notice(Rank{0}, ErrorCode::invalid_argument, "one of us is wrong");
-  ASSERT_TRUE(detail::send_all(*socket, bytes_of(failed), in_seconds(20)));
+  ASSERT_TRUE(detail::send_all(socket, bytes_of(failed), in_seconds(20)));
   std::byte end;
-  while (detail::receive_all(*socket, {&end, 1}, in_seconds(20))) {
+  while (detail::receive_all(socket, {&end, 1}, in_seconds(20))) {
   }
 }
 
@@ -233,7 +254,7 @@ TEST(TcpTransport, NamesARankWhoseDataIsLostWithoutAWord) {
   EXPECT_THAT(failure_beside([](detail::Peer& zero) {
                 zero.data = {};
                 std::byte end;  // until the other one has given up
-                while (detail::receive_all(zero.notices, {&end, 1}, in_seconds(20))) {
+                while (detail::receive_all(zero.notices.socket(), {&end, 1}, in_seconds(20))) {
                 }
               }),
               HasSubstr("the connection of rank 0 to rank 1 is lost, and rank 1 has not said that "
@@ -247,7 +268,7 @@ TEST(TcpTransport, NamesTheErrorOfAConnectionThatIsReset) {
                 ::setsockopt(zero.data.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
                 zero.data = {};
                 std::byte end;
-                while (detail::receive_all(zero.notices, {&end, 1}, in_seconds(20))) {
+                while (detail::receive_all(zero.notices.socket(), {&end, 1}, in_seconds(20))) {
                 }
               }),
               HasSubstr("Connection reset by peer"));
@@ -260,7 +281,7 @@ TEST(TcpTransport, RefusesWhatIsNoFrameOfTheTransfer) {
     EXPECT_THAT(failure_beside([&](detail::Peer& zero) {
                   EXPECT_TRUE(detail::send_all(zero.data, bytes_of(frame), in_seconds(20)));
                   std::byte end;  // until the other one has given up
-                  while (detail::receive_all(zero.notices, {&end, 1}, in_seconds(20))) {
+                  while (detail::receive_all(zero.notices.socket(), {&end, 1}, in_seconds(20))) {
                   }
                 }),
                 AllOf(HasSubstr("rank 1 has sent transfer"), HasSubstr("is damaged")));
@@ -268,15 +289,15 @@ TEST(TcpTransport, RefusesWhatIsNoFrameOfTheTransfer) {
 }
 
 TEST(TcpTransport, RefusesWhatIsNoNotice) {
-  EXPECT_THAT(
-      failure_beside([](detail::Peer& zero) {
-        const std::string text(sizeof(detail::Notice), 'x');
-        EXPECT_TRUE(detail::send_all(zero.notices, std::as_bytes(std::span{text}), in_seconds(20)));
-        std::byte end;
-        while (detail::receive_all(zero.notices, {&end, 1}, in_seconds(20))) {
-        }
-      }),
-      HasSubstr("rank 1 has sent something else than a notice"));
+  EXPECT_THAT(failure_beside([](detail::Peer& zero) {
+                const std::string text(sizeof(detail::Notice), 'x');
+                EXPECT_TRUE(detail::send_all(zero.notices.socket(), std::as_bytes(std::span{text}),
+                                             in_seconds(20)));
+                std::byte end;
+                while (detail::receive_all(zero.notices.socket(), {&end, 1}, in_seconds(20))) {
+                }
+              }),
+              HasSubstr("rank 1 has sent something else than a notice"));
 }
 
 TEST(TcpTransport, NamesARankThatLeavesWhileAnotherWaitsForIt) {

@@ -148,6 +148,36 @@ TEST(ThreadGroup, NoticesAMessageOfAnotherSize) {
   });
 }
 
+// What a rank would say of itself, as it lies in memory.
+struct Card {
+  char version[32] = "1.0";
+  std::uint64_t settings_bytes = 0;
+  std::uint32_t ranks = 3;
+  std::uint32_t unused = 0;
+};
+
+TEST(ThreadGroup, TheHandshakeBelievesNoNumberOfACard) {
+  const auto with = [](Card card) {
+    return failure_of(
+        [card] {
+          ThreadGroup(3).run([card](Communicator& self) {
+            if (self.rank() != Rank{1}) return handshake(self, {"1.0", 3, ""});
+            std::vector<Card> cards(3);
+            self.all_gather(std::as_bytes(std::span{&card, 1}),
+                            std::as_writable_bytes(std::span{cards}))
+                .wait();
+          });
+        },
+        ErrorCode::invalid_argument);
+  };
+  EXPECT_THAT(with({.settings_bytes = std::uint64_t{1} << 60}),
+              HasSubstr("rank 1 has 1152921504606846976 bytes of settings"));
+  Card endless;
+  std::ranges::fill(endless.version, 'x');
+  EXPECT_THAT(with(endless),
+              HasSubstr("the version of rank 1 is " + std::string(32, 'x') + ", of rank 0 1.0"));
+}
+
 TEST(ThreadGroup, TheHandshakeNamesTheRankThatDiffers) {
   const auto with = [](const std::function<Identity(Rank)>& identity) {
     return failure_of(

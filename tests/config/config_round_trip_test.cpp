@@ -25,8 +25,8 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
                  deterministic, tf32, attention, loss_scale, adam, schedule, decay, format, order,
                  seed, steps, tile, operator_tile, update, work_order, checkpointing, residency,
                  home, activations, sums, prefetch, device_index, device_memory, host_memory, nvme,
-                 engine, threads, compute_threads, isa, link, disk, commit, commits, save, keep,
-                 eval, stage, pipeline, tensor, secondary, tensorboard, csv, automatic,
+                 engine, threads, compute_threads, isa, link, disk, timeout, commit, commits, save,
+                 keep, eval, stage, pipeline, tensor, secondary, tensorboard, csv, automatic,
                  tokens_per_step] = options;
     const auto& [dynamic, initial, window, hysteresis, consecutive, minimum] = loss_scale;
     const auto& [lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding] = adam;
@@ -38,8 +38,9 @@ void expect_equal(const TrainOptions& a, const TrainOptions& b) {
                    operator_tile, update, work_order, checkpointing, residency, home, activations,
                    sums),
         std::tuple(prefetch, device_index, device_memory, host_memory, nvme, engine, threads,
-                   compute_threads, isa, link, disk, commits, commit, save, keep, eval, stage,
-                   pipeline, tensor, secondary, tensorboard, csv, automatic, tokens_per_step),
+                   compute_threads, isa, link, disk, timeout, commits, commit, save, keep, eval,
+                   stage, pipeline, tensor, secondary, tensorboard, csv, automatic,
+                   tokens_per_step),
         std::tuple(dynamic, initial, window, hysteresis, consecutive, minimum),
         std::tuple(lr, beta1, beta2, eps, weight_decay, mode, correction, optimizer, rounding),
         std::tuple(kind, optimizer_lr, peak, from, warmup, logarithmic, total, decay_steps, min_lr,
@@ -188,6 +189,7 @@ class OptionsSource {
     if (coin()) options.isa = any<cpu_adam::Isa>();
     if (coin()) options.host_link_gbps = real(0.1, 100);
     if (coin()) options.disk_gbps = real(0.1, 100);
+    if (coin()) options.timeout = count(1);
     options.commit_every = random_();
     options.save_every = random_();
     options.keep = count(1);

@@ -159,6 +159,7 @@ const std::vector<Change> kChanges{
     {"spillway.isa", "\"auto\"", "\"scalar\""},
     {"spillway.host_link_gbps", "1", "2"},
     {"spillway.disk_gbps", "1", "2"},
+    {"spillway.timeout", "300", "600"},
     {"spillway.steps", "0", "5"},
     {"spillway.commit_every", "0", "5"},
     {"spillway.save_every", "0", "5"},

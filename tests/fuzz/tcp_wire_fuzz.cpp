@@ -5,6 +5,7 @@
 #include <cstring>
 #include <span>
 
+#include "comm/tcp/proof.hpp"
 #include "comm/tcp/wire.hpp"
 #include "runtime/base/error.hpp"
 
@@ -29,9 +30,20 @@ void hear_hello(std::span<const std::uint8_t> input) {
   Hello own{.rank = 1, .ranks = 3};
   own.set_job("job");
   const Hello hello = value_of<Hello>(input);
-  if (check_hello(hello, own) != Visitor::member) return;
-  SPILLWAY_ASSERT(hello.rank < own.ranks && hello.rank != own.rank && hello.port < 65536);
-  SPILLWAY_ASSERT(hello.job_name() == "job");
+  const Verdict verdict = judge(hello, own);
+  SPILLWAY_ASSERT(verdict.reason.empty() == (verdict.kind != Verdict::Kind::refused));
+  SPILLWAY_ASSERT(std::ranges::none_of(verdict.reason, [](char c) { return c == '\x1b'; }));
+  if (verdict.kind != Verdict::Kind::member) return;
+  SPILLWAY_ASSERT(hello.rank < own.ranks && hello.rank > own.rank && hello.port < 65536);
+  SPILLWAY_ASSERT(hello.job_name() == "job" && hello.key == own.key);
+  SPILLWAY_ASSERT(judge_head(hello, own).kind == Verdict::Kind::member);
+}
+
+/// Nobody proves anything without the key, whatever he says of a challenge.
+void hear_proof(std::span<const std::uint8_t> input) {
+  static const Key key = key_of("the secret of this job");
+  const Proof proof = value_of<Proof>(input);
+  SPILLWAY_ASSERT(!is_proved(key, Side::caller, Hello{}, Challenge{}, proof));
 }
 
 void hear_notice(std::span<const std::uint8_t> input) {
@@ -52,7 +64,7 @@ void hear_frame(std::span<const std::uint8_t> input) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  for (const auto target : {hear_hello, hear_notice, hear_frame}) {
+  for (const auto target : {hear_hello, hear_proof, hear_notice, hear_frame}) {
     try {
       target({data, size});
     } catch (const Error& error) {

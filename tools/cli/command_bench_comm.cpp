@@ -24,6 +24,7 @@ struct BenchCommFlags {
   std::string dtype = "fp32";
   std::size_t repetitions = 5;
   std::optional<double> link;
+  bool trust_network = false;
 };
 
 bench::CommCase case_of(const BenchCommFlags& flags) {
@@ -33,12 +34,14 @@ bench::CommCase case_of(const BenchCommFlags& flags) {
           .link_gigabytes_per_second = flags.link};
 }
 
-std::unique_ptr<comm::Communicator> join(const std::string& backend) {
-  if (backend != "tcp") return comm::make_communicator(backend);
-  const std::optional<comm::LaunchEnvironment> launch = launch_environment();
+std::unique_ptr<comm::Communicator> join(const BenchCommFlags& flags) {
+  std::optional<comm::LaunchEnvironment> launch = launch_environment();
+  const auto options = launch ? communicator_options(*launch) : comm::CommunicatorOptions{};
+  if (flags.backend != "tcp") return comm::make_communicator(flags.backend, options);
   check(launch.has_value() && launch->backend == "tcp", ErrorCode::invalid_argument,
         "--backend tcp is for the processes that torchrun or srun starts");
-  return comm::make_tcp_communicator(*launch);
+  launch->trusts_network = flags.trust_network;
+  return comm::make_tcp_communicator(*launch, options);
 }
 
 /// Measures, or as a rank that is not the first returns nothing: one rank answers.
@@ -54,7 +57,7 @@ std::optional<bench::CommMeasurement> measure(const BenchCommFlags& flags) {
   } else {
     check(!flags.link.has_value(), ErrorCode::invalid_argument,
           "--link limits ranks of --backend threads; other backends have links of their own");
-    measure_rank(*join(flags.backend));
+    measure_rank(*join(flags));
   }
   return first;
 }
@@ -139,6 +142,7 @@ void add_bench_comm(Command bench, Session& session) {
   command.add_option(
       "--link", flags->link,
       "Every thread sends, and receives, so many GB/s; by default as fast as memory");
+  add_trust_network(command, flags->trust_network);
 }
 
 }  // namespace spillway::cli

@@ -25,6 +25,7 @@ struct TrainCommandFlags {
   TrainFlags train;
   std::filesystem::path data;
   bool resume = false;
+  bool trust_network = false;
 };
 
 class Face final : public engine::TrainObserver {
@@ -115,10 +116,9 @@ class Silent final : public engine::TrainObserver {
   std::string early_;  // what was noted before the run was there
 };
 
-engine::TrainRequest request_of(const TrainCommandFlags& flags, comm::Communicator* ranks) {
+engine::TrainRequest request_of(const TrainCommandFlags& flags, std::uint32_t ranks = 1) {
   engine::TrainRequest request;
-  request.ranks = ranks;
-  request.options = flags.train.options(ranks == nullptr ? 1 : ranks->ranks());
+  request.options = flags.train.options(ranks);
   request.model = flags.train.model_config();
   request.data = flags.data;
   request.run = flags.train.run;
@@ -148,15 +148,36 @@ ordered_json train(const engine::TrainRequest& request, bool json) {
   return document;
 }
 
-ordered_json run(const TrainCommandFlags& flags, bool json) {
-  const std::unique_ptr<comm::Communicator> ranks = join_ranks();
-  if (ranks == nullptr) return train(request_of(flags, nullptr), json);
+/// Joins the other ranks, and tells them if this one cannot train.
+ordered_json train_as_rank(const TrainCommandFlags& flags, comm::LaunchEnvironment launch,
+                           bool json) {
+  launch.meeting_directory = flags.train.run;
+  launch.trusts_network = flags.trust_network;
+  engine::TrainRequest request;
+  std::optional<Error> wrong;
   try {
-    return train(request_of(flags, ranks.get()), json);
+    request = request_of(flags, launch.ranks);
+  } catch (const Error& error) {
+    wrong = error;
+  }
+  const auto ranks = join_ranks(launch, communicator_options(launch, request.options.timeout));
+  request.ranks = ranks.get();
+  try {
+    if (wrong.has_value()) {
+      ranks->abandon(wrong->what());
+      throw *wrong;
+    }
+    return train(request, json);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("rank {} of {}: {}", ranks->rank().value(),
                                           ranks->ranks(), error.what()));
   }
+}
+
+ordered_json run(const TrainCommandFlags& flags, bool json) {
+  const std::optional<comm::LaunchEnvironment> launch = launch_environment();
+  if (launch.has_value() && launch->ranks > 1) return train_as_rank(flags, *launch, json);
+  return train(request_of(flags), json);
 }
 
 }  // namespace
@@ -173,6 +194,7 @@ void add_train(Command app, Session& session) {
                   "The run keeps its state, metrics and configuration in this directory")
       .required();
   command.add_flag("--resume", flags->resume, "The run continues from its last committed step");
+  add_trust_network(command, flags->trust_network);
 }
 
 }  // namespace spillway::cli

@@ -10,14 +10,15 @@ namespace spillway::cli {
 
 namespace {
 
-std::unique_ptr<comm::Communicator> meet(const comm::LaunchEnvironment& launch) {
-  if (launch.backend == "tcp") return comm::make_tcp_communicator(launch);
+std::unique_ptr<comm::Communicator> meet(const comm::LaunchEnvironment& launch,
+                                         const comm::CommunicatorOptions& options) {
+  if (launch.backend == "tcp") return comm::make_tcp_communicator(launch, options);
   try {
-    return comm::make_communicator("mpi");
+    return comm::make_communicator("mpi", options);
   } catch (const Error& error) {
     const bool without_mpi = error.code() == ErrorCode::not_supported && !launch.host.empty();
     if (!without_mpi) throw;
-    return comm::make_tcp_communicator(launch);
+    return comm::make_tcp_communicator(launch, options);
   }
 }
 
@@ -27,18 +28,30 @@ std::optional<comm::LaunchEnvironment> launch_environment() {
   return comm::read_launch_environment([](const char* name) { return std::getenv(name); });
 }
 
-std::unique_ptr<comm::Communicator> join_ranks() {
-  const std::optional<comm::LaunchEnvironment> launch = launch_environment();
-  if (!launch || launch->ranks == 1) return nullptr;
-  const std::string job = fmt::format("{} has started {} ranks", launch->launcher, launch->ranks);
+void add_trust_network(Command& command, bool& trusts) {
+  command.add_flag("--trust-network", trusts,
+                   "Ranks of several machines meet without a secret: nobody else reaches them");
+}
+
+comm::CommunicatorOptions communicator_options(const comm::LaunchEnvironment& launch,
+                                               std::optional<std::uint32_t> timeout_seconds) {
+  comm::CommunicatorOptions options;
+  const auto seconds = timeout_seconds.has_value() ? timeout_seconds : launch.timeout;
+  if (seconds.has_value()) options.timeout_ms = *seconds * 1000;
+  return options;
+}
+
+std::unique_ptr<comm::Communicator> join_ranks(const comm::LaunchEnvironment& launch,
+                                               const comm::CommunicatorOptions& options) {
+  const std::string job = fmt::format("{} has started {} ranks", launch.launcher, launch.ranks);
   auto ranks = [&] {
     try {
-      return meet(*launch);
+      return meet(launch, options);
     } catch (const Error& error) {
       throw Error(error.code(), fmt::format("{}, and they cannot meet: {}", job, error.what()));
     }
   }();
-  check(ranks->ranks() == launch->ranks && ranks->rank() == launch->rank, ErrorCode::not_supported,
+  check(ranks->ranks() == launch.ranks && ranks->rank() == launch.rank, ErrorCode::not_supported,
         fmt::format("{} and MPI knows {}: it is another MPI's launcher; use the mpirun of the MPI "
                     "that libspillway_mpi.so was built with, or srun with --mpi=pmix for Open MPI, "
                     "--mpi=pmi2 for MPICH and --mpi=none without MPI",

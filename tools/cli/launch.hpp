@@ -6,14 +6,23 @@
 
 #include "comm/communicator.hpp"
 #include "comm/launch_environment.hpp"
+#include "tools/cli/command_line.hpp"
 
 namespace spillway::cli {
 
 /// Returns what the launcher has told this process, if there is one.
 [[nodiscard]] std::optional<comm::LaunchEnvironment> launch_environment();
 
-/// Joins the other ranks that the launcher of this process has started; null where this is the only
-/// one. Throws an Error that names the launcher where the ranks cannot meet.
-[[nodiscard]] std::unique_ptr<comm::Communicator> join_ranks();
+/// Adds --trust-network.
+void add_trust_network(Command& command, bool& trusts);
+
+/// Returns what a communicator of ranks takes of the launcher and of `--timeout`, if that is given.
+[[nodiscard]] comm::CommunicatorOptions communicator_options(
+    const comm::LaunchEnvironment& launch, std::optional<std::uint32_t> timeout_seconds = {});
+
+/// Joins the other ranks that `launch` tells of. Throws an Error that names the launcher where they
+/// cannot meet.
+[[nodiscard]] std::unique_ptr<comm::Communicator> join_ranks(
+    const comm::LaunchEnvironment& launch, const comm::CommunicatorOptions& options = {});
 
 }  // namespace spillway::cli

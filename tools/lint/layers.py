@@ -34,6 +34,7 @@ HOMES = (
     (r"(oneapi/)?dnnl", ("runtime/model/host",)),
     (r"omp\.h$", ("runtime/model/host",)),
     (r"liburing", ("nvme_swap",)),
+    (r"sodium\.h", ("comm/tcp",)),
     (r"libaio", ("nvme_swap",)),
     (r"(oneapi/)?tbb", ("cpu_adam",)),
     (r"\w*intrin\.h$", ("runtime/base/simd",)),
@@ -44,7 +45,7 @@ HOMES = (
     (r"fmt/|nlohmann/|xxh", None),
 )
 # Headers of which one file of the whole project is the home.
-ONE_FILE = (r"liburing", r"libaio", r"nvtx3/")
+ONE_FILE = (r"liburing", r"libaio", r"nvtx3/", r"sodium\.h")
 
 # runtime/plan is pure: no files, no threads.
 IMPURE = re.compile(r"(c?stdio|fstream|filesystem|thread|mutex|shared_mutex|condition_variable|"

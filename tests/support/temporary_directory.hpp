@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace spillway::testing {
+namespace spillway::test_support {
 
 class TemporaryDirectory {
  public:
@@ -36,4 +36,4 @@ class TemporaryDirectory {
   std::filesystem::path path_;
 };
 
-}  // namespace spillway::testing
+}  // namespace spillway::test_support

@@ -1,0 +1,120 @@
+#include "comm/tcp/job_key.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "comm/tcp/listening.hpp"
+#include "runtime/base/error.hpp"
+#include "runtime/base/log.hpp"
+
+namespace spillway::comm::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kShortest = 16;  // bytes of a secret that somebody has thought of
+constexpr const char* kFileName = "job.secret";
+/// A network file system may show a new file late.
+constexpr auto kFileDelay = 3s;
+
+KeySource source_of(const LaunchEnvironment& launch) {
+  if (!launch.secret.empty()) return KeySource::environment;
+  if (launch.trusts_network) return KeySource::nobody;
+  if (!launch.meeting_directory.empty()) return KeySource::file;
+  check(is_on_one_machine(launch), ErrorCode::not_supported,
+        fmt::format("the ranks are on several machines (rank 0 on {}) and have no secret by which "
+                    "they know each other; set SPILLWAY_JOB_SECRET to the same text of at least {} "
+                    "characters on all, or say --trust-network where nobody else reaches them",
+                    launch.host, kShortest));
+  return KeySource::nobody;
+}
+
+/// Returns the text of the file, or nothing while that is not there in full.
+std::optional<std::string> read_secret(const std::filesystem::path& path) {
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!file.is_open()) {
+    if (errno == ENOENT || errno == ESTALE) return std::nullopt;
+    throw_errno(errno, fmt::format("open {}", path.string()));
+  }
+  struct stat about {};
+  if (::fstat(file.get(), &about) != 0) throw_errno(errno, fmt::format("stat {}", path.string()));
+  check(S_ISREG(about.st_mode) && about.st_uid == ::geteuid() && (about.st_mode & 077) == 0,
+        ErrorCode::invalid_argument,
+        fmt::format("{} is not a file that this user alone can read, as rank 0 would have made it; "
+                    "remove it, or set SPILLWAY_JOB_SECRET to the same text on all ranks",
+                    path.string()));
+  std::string text(random_secret().size(), '\0');
+  const ssize_t bytes = ::pread(file.get(), text.data(), text.size(), 0);
+  if (bytes < 0) throw_errno(errno, fmt::format("read {}", path.string()));
+  if (static_cast<std::size_t>(bytes) < text.size()) return std::nullopt;
+  return text;
+}
+
+}  // namespace
+
+JobKey::JobKey(const LaunchEnvironment& launch, KeySource source)
+    : rank_(launch.rank.value()),
+      source_(source),
+      path_(source == KeySource::file ? launch.meeting_directory / kFileName
+                                      : std::filesystem::path()) {}
+
+JobKey::JobKey(const LaunchEnvironment& launch) : JobKey(launch, source_of(launch)) {
+  check(source_ != KeySource::environment || launch.secret.size() >= kShortest,
+        ErrorCode::invalid_argument,
+        fmt::format("SPILLWAY_JOB_SECRET has {} characters, and needs {}: take those of "
+                    "`openssl rand -hex 32`",
+                    launch.secret.size(), kShortest));
+  if (source_ != KeySource::file) {
+    key_ = key_of(launch.secret);
+    return;
+  }
+  if (rank_ == 0) make_file();  // whose file goes with this even where it throws
+}
+
+JobKey::~JobKey() {
+  if (!file_.is_open()) return;
+  try {
+    if (leads_to(path_, file_.get())) std::filesystem::remove(path_);
+  } catch (const std::exception& error) {
+    log_warning("the secret of the ranks stays in {}: {}", path_.string(), error.what());
+  }
+}
+
+void JobKey::make_file() {
+  made_.make(path_.parent_path());
+  std::filesystem::remove(path_);  // of a start that was killed
+  file_ = open_file(path_, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, S_IRUSR | S_IWUSR);
+  const std::string secret = random_secret();
+  const ssize_t written = ::pwrite(file_.get(), secret.data(), secret.size(), 0);
+  if (written != static_cast<ssize_t>(secret.size())) {
+    throw_errno(written < 0 ? errno : ENOSPC, fmt::format("write {}", path_.string()));
+  }
+  key_ = key_of(secret);
+}
+
+const Key& JobKey::get() {
+  const auto end = std::chrono::steady_clock::now() + kFileDelay;
+  while (!key_.has_value()) {
+    if (const auto secret = read_secret(path_)) {
+      key_ = key_of(*secret);
+      break;
+    }
+    check(std::chrono::steady_clock::now() < end, ErrorCode::invalid_argument,
+          fmt::format("rank {} finds no {}, in which rank 0 has the secret of this job: give all "
+                      "ranks the same run directory; if their machines share none, set "
+                      "SPILLWAY_JOB_SECRET to the same text on all, or say --trust-network where "
+                      "nobody else reaches them",
+                      rank_, path_.string()));
+    std::this_thread::sleep_for(20ms);
+  }
+  return *key_;
+}
+
+}  // namespace spillway::comm::detail

@@ -1,0 +1,46 @@
+// JobKey: where a rank of the backend `tcp` has the key by which it proves that it is of its job.
+// It is that of SPILLWAY_JOB_SECRET where that is set. Otherwise rank 0 makes a new one in a file
+// of a directory that all ranks see, from which the others have it, and which goes with the
+// meeting.
+//
+// Threads: one.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+
+#include "comm/launch_environment.hpp"
+#include "comm/tcp/proof.hpp"
+#include "runtime/base/file.hpp"
+
+namespace spillway::comm::detail {
+
+class JobKey {
+ public:
+  /// Makes the file if this is rank 0 and needs it. Throws `Error{invalid_argument}` for a secret
+  /// that is too short, and `Error{not_supported}` where there is none, the ranks are on several
+  /// machines and nobody has said that their network is to be trusted.
+  explicit JobKey(const LaunchEnvironment& launch);
+  JobKey(const JobKey&) = delete;
+  JobKey& operator=(const JobKey&) = delete;
+  ~JobKey();
+
+  [[nodiscard]] KeySource source() const { return source_; }
+  /// Returns the key; another rank's than 0, which may call this once rank 0 has answered, reads
+  /// the file at the first call. Throws `Error{invalid_argument}` if it is not there, and says what
+  /// to do.
+  [[nodiscard]] const Key& get();
+
+ private:
+  JobKey(const LaunchEnvironment& launch, KeySource source);
+  void make_file();
+
+  const std::uint32_t rank_;
+  const KeySource source_;
+  const std::filesystem::path path_;  // of the file, if that is the source
+  std::optional<Key> key_;
+  FileDescriptor file_;   // of rank 0
+  MadeDirectories made_;  // removed after the file in them
+};
+
+}  // namespace spillway::comm::detail

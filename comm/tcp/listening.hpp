@@ -1,0 +1,26 @@
+// Where a rank of the backend `tcp` takes connections: at the address by which the others reach it,
+// and nowhere else.
+#pragma once
+
+#include "comm/launch_environment.hpp"
+#include "comm/tcp/socket.hpp"
+
+namespace spillway::comm::detail {
+
+/// Tells whether all ranks are on the machine of rank 0, as far as the launcher or its host's name
+/// says.
+[[nodiscard]] bool is_on_one_machine(const LaunchEnvironment& launch);
+
+/// Rank 0: takes connections at the launcher's port of its host.
+[[nodiscard]] FileDescriptor listen_as_first(const LaunchEnvironment& launch);
+/// Another rank: takes connections at a free port of the address by which it has reached rank 0
+/// over `first`.
+[[nodiscard]] FileDescriptor listen_beside(const LaunchEnvironment& launch,
+                                           const FileDescriptor& first);
+
+/// Lets this process have as many open files as the system allows it. Throws
+/// `Error{not_supported}` if they are too few for the connections of `ranks`, and says for how many
+/// they are enough.
+void raise_open_files(std::uint32_t ranks);
+
+}  // namespace spillway::comm::detail
