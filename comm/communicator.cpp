@@ -88,6 +88,14 @@ std::unique_ptr<Communicator> Communicator::subgroup(std::span<const Rank> membe
   return std::unique_ptr<Communicator>(new Communicator(implementation_->subgroup(members)));
 }
 
+AtWork::AtWork(Communicator* ranks) : ranks_(ranks) {
+  if (ranks_ != nullptr) ranks_->implementation_->progress().begin_work();
+}
+
+AtWork::~AtWork() {
+  if (ranks_ != nullptr) ranks_->implementation_->progress().end_work();
+}
+
 Ticket Communicator::all_gather(Source shard, Target all) {
   return implementation_->start(
       {.operation = Operation::all_gather, .source = shard, .target = all});

@@ -151,10 +151,25 @@ class Communicator {
   [[nodiscard]] Bytes sent() const;
 
  private:
+  friend class AtWork;
   class Implementation;
   explicit Communicator(std::unique_ptr<Implementation> implementation);
 
   std::unique_ptr<Implementation> implementation_;
+};
+
+/// As long as one lives, the other ranks wait for this one however late it is: it works for itself
+/// and says so. Does not outlive its communicator.
+class AtWork {
+ public:
+  /// Does nothing if `ranks` is null.
+  explicit AtWork(Communicator* ranks);
+  AtWork(const AtWork&) = delete;
+  AtWork& operator=(const AtWork&) = delete;
+  ~AtWork();
+
+ private:
+  Communicator* ranks_;
 };
 
 /// `single` is a group of this process alone; `mpi` one of the processes that mpirun or srun has

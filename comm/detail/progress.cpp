@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <utility>
 
 #include "comm/detail/collectives.hpp"
@@ -14,6 +15,12 @@
 #include "runtime/base/thread.hpp"
 
 namespace spillway::comm::detail {
+namespace {
+
+/// So often a rank that is at work says so; several times while another one would wait for it.
+constexpr std::chrono::milliseconds kWorkInterval{5000};
+
+}  // namespace
 
 Progress::Progress(const Communicator::MakeTransport& make, const CommunicatorOptions& options)
     : options_(options),
@@ -73,6 +80,19 @@ void Progress::abandon(std::string_view reason) noexcept {
   finished_changed_.wait(lock, [this] { return failure_ != nullptr; });
 }
 
+void Progress::begin_work() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++works_;
+  }
+  submitted_changed_.notify_one();
+}
+
+void Progress::end_work() {
+  const std::lock_guard lock(mutex_);
+  --works_;
+}
+
 bool Progress::ready(std::uint32_t number) {
   const std::lock_guard lock(mutex_);
   return is_finished(number);
@@ -104,7 +124,7 @@ void Progress::run(const Communicator::MakeTransport& make) {
     }
     finished_changed_.notify_all();
     try {
-      run_calls();
+      run_calls(*transport);
     } catch (const Error& error) {
       give_up(*transport, error.code(), error.what());
     } catch (const std::exception& error) {
@@ -115,9 +135,9 @@ void Progress::run(const Communicator::MakeTransport& make) {
   }
 }
 
-void Progress::run_calls() {
+void Progress::run_calls(Transport& transport) {
   Entry entry;
-  while (next(entry)) {
+  while (next(transport, entry)) {
     entry.group->run(entry.call);
     {
       const std::lock_guard lock(mutex_);
@@ -128,10 +148,19 @@ void Progress::run_calls() {
   }
 }
 
-bool Progress::next(Entry& entry) {
+bool Progress::next(Transport& transport, Entry& entry) {
   std::unique_lock lock(mutex_);
-  submitted_changed_.wait(lock,
-                          [this] { return stopping_ || abandoned_ || submitted_ != finished_; });
+  const auto is_wanted = [this] { return stopping_ || abandoned_ || submitted_ != finished_; };
+  const auto often = std::min(kWorkInterval, std::chrono::milliseconds{options_.timeout_ms} / 4);
+  while (!is_wanted()) {
+    if (works_ == 0) {
+      submitted_changed_.wait(lock);
+    } else if (!submitted_changed_.wait_for(lock, often, is_wanted) && works_ > 0) {
+      lock.unlock();
+      transport.tell_at_work();
+      lock.lock();
+    }
+  }
   check(!abandoned_, ErrorCode::device_error, reason_);
   if (submitted_ == finished_) return false;
   entry = ring_[finished_ % ring_.size()];

@@ -49,6 +49,9 @@ class Progress final : public TicketSource {
   /// Waits for a free entry if all are taken. Allocates nothing.
   Ticket submit(Collectives& group, const Call& call);
   void wake_with(WakeSignal* wake);
+  /// Until as many calls have taken it back the other ranks hear that this one is at work.
+  void begin_work();
+  void end_work();
   /// Returns when the others have been told.
   void abandon(std::string_view reason) noexcept;
 
@@ -62,9 +65,9 @@ class Progress final : public TicketSource {
   };
 
   void run(const Communicator::MakeTransport& make);
-  void run_calls();
+  void run_calls(Transport& transport);
   /// Waits for a call and returns true, or false when there will be none.
-  [[nodiscard]] bool next(Entry& entry);
+  [[nodiscard]] bool next(Transport& transport, Entry& entry);
   /// Tells the other ranks, and ends every call there is, and those to come, with the current
   /// exception.
   void give_up(Transport& transport, ErrorCode code, std::string_view reason);
@@ -88,6 +91,7 @@ class Progress final : public TicketSource {
   WakeSignal* wake_ = nullptr;
   bool stopping_ = false;
   bool abandoned_ = false;
+  std::uint32_t works_ = 0;  // of the control thread: one within the other
 
   std::thread thread_;  // last: it uses all of the above
 };

@@ -36,7 +36,7 @@ std::optional<Rank> Transfers::wait(std::uint64_t count) {
   next_word_ = begin + silence_;
   while (const std::optional<Rank> late = transport_.wait(count, std::min(kGlance, timeout_))) {
     check_going_on();
-    if (Clock::now() >= begin + timeout_) return late;
+    if (is_over(begin)) return late;
     tell_waiting(begin, &*late);
   }
   note_wait(begin);
@@ -53,9 +53,14 @@ std::optional<Rank> Transfers::wait_for_any(std::span<const Rank> from) {
       return first;
     }
     check_going_on();
-    if (Clock::now() >= begin + timeout_) return std::nullopt;
+    if (is_over(begin)) return std::nullopt;
     tell_waiting(begin, nullptr);
   }
+}
+
+// A rank may wait for one that waits for a third: it counts whoever has said it.
+bool Transfers::is_over(Clock::time_point begin) const {
+  return Clock::now() >= std::max(begin, transport_.heard_at_work()) + timeout_;
 }
 
 void Transfers::tell_waiting(Clock::time_point begin, const Rank* whom) {

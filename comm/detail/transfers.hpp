@@ -41,7 +41,8 @@ class Transfers {
 
  private:
   void check_going_on() const;
-
+  /// The wait that has begun then has lasted too long, though nobody has said that he is at work.
+  [[nodiscard]] bool is_over(std::chrono::steady_clock::time_point begin) const;
   Transport& transport_;
   /// Says once in a while for whom this rank waits; null: for any of several.
   void tell_waiting(std::chrono::steady_clock::time_point begin, const Rank* whom);

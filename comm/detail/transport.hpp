@@ -4,6 +4,7 @@
 // Threads: made, used and destroyed by the one thread of its communicator that makes progress.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +25,7 @@ class Transport {
  public:
   using Source = std::span<const std::byte>;
   using Target = std::span<std::byte>;
+  using Clock = std::chrono::steady_clock;
 
   static constexpr std::size_t kMaxUnfinished = 6;
 
@@ -48,11 +50,20 @@ class Transport {
   /// transfer is unfinished. Throws as `wait` does.
   [[nodiscard]] virtual std::optional<Rank> wait_for_any(std::span<const Rank> from,
                                                          std::chrono::milliseconds limit) = 0;
+  /// Tells the other ranks that this one works for itself and will come. A rank that cannot be told
+  /// now does not hear it.
+  virtual void tell_at_work() = 0;
+  /// Returns when this rank has last heard that in a wait; before all times if it never has.
+  [[nodiscard]] Clock::time_point heard_at_work() const { return heard_at_work_; }
   /// Tells the other ranks that this one is out, and why. Returns when none of this rank's buffers
   /// is touched any more. Only destruction may follow.
   virtual void abandon(ErrorCode code, std::string_view reason) noexcept = 0;
 
+ protected:
+  void hear_at_work(Clock::time_point when) { heard_at_work_ = std::max(heard_at_work_, when); }
+
  private:
+  Clock::time_point heard_at_work_{};
   Rank rank_;
   std::uint32_t ranks_;
 };

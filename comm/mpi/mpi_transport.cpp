@@ -96,12 +96,14 @@ MpiTransport::MpiTransport(std::unique_ptr<MpiSession> session)
   transfers_.reserve(most);
   requests_.reserve(most);
   over_.reserve(most);
-  check_mpi(MPI_Irecv(&notice_, sizeof notice_, MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag,
-                      session_->world(), &notice_request_),
-            "MPI_Irecv");
+  telling_.resize(ranks(), MPI_REQUEST_NULL);
+  await_notice();
 }
 
 MpiTransport::~MpiTransport() {
+  for (MPI_Request& request : telling_) {
+    if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+  }
   if (notice_request_ == MPI_REQUEST_NULL) return;
   MPI_Cancel(&notice_request_);
   MPI_Wait(&notice_request_, MPI_STATUS_IGNORE);
@@ -178,14 +180,36 @@ bool MpiTransport::collect() {
   return true;
 }
 
+void MpiTransport::await_notice() {
+  check_mpi(MPI_Irecv(&notice_, sizeof notice_, MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag,
+                      session_->world(), &notice_request_),
+            "MPI_Irecv");
+}
+
 void MpiTransport::check_notice() {
   int arrived = 0;
   MPI_Status status;
   check_mpi(MPI_Test(&notice_request_, &arrived, &status), "MPI_Test");
   if (arrived == 0) return;
+  if (notice_.at_work) {
+    hear_at_work(Clock::now());
+    return await_notice();
+  }
   noticed_ = true;
   throw Error(notice_.code, fmt::format("rank {} has abandoned the group: {}", status.MPI_SOURCE,
                                         std::string_view(notice_.reason)));
+}
+
+void MpiTransport::tell_at_work() {
+  for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
+    if (Rank{rank} == this->rank()) continue;
+    int told = 0;
+    check_mpi(MPI_Test(&telling_[rank], &told, MPI_STATUS_IGNORE), "MPI_Test");
+    if (told == 0) continue;
+    check_mpi(MPI_Isend(&at_work_, sizeof at_work_, MPI_BYTE, static_cast<int>(rank), kNoticeTag,
+                        session_->world(), &telling_[rank]),
+              "MPI_Isend");
+  }
 }
 
 void MpiTransport::abandon(ErrorCode code, std::string_view reason) noexcept {

@@ -46,6 +46,7 @@ class MpiTransport final : public Transport {
                                          std::chrono::milliseconds limit) override;
   [[nodiscard]] std::optional<Rank> wait_for_any(std::span<const Rank> from,
                                                  std::chrono::milliseconds limit) override;
+  void tell_at_work() override;
   void abandon(ErrorCode code, std::string_view reason) noexcept override;
 
  private:
@@ -55,15 +56,17 @@ class MpiTransport final : public Transport {
     Rank peer;
     Way way;
   };
-  /// Is what a rank that abandons the group sends to every other.
+  /// Is what a rank that abandons the group sends to every other, or one that works for itself.
   struct Notice {
     ErrorCode code = ErrorCode::device_error;
-    char reason[508] = {};
+    bool at_work = false;
+    char reason[507] = {};
   };
 
   void add(Rank peer, Way way, MPI_Request request);
   /// Forgets transfers that are over and returns whether there were any.
   bool collect();
+  void await_notice();
   void check_notice();
   void tell_others(ErrorCode code, std::string_view reason);
   void cancel_unfinished();
@@ -77,6 +80,8 @@ class MpiTransport final : public Transport {
   Notice notice_;          // is received into, all the time
   MPI_Request notice_request_ = MPI_REQUEST_NULL;
   bool noticed_ = false;
+  const Notice at_work_{.at_work = true};
+  std::vector<MPI_Request> telling_;  // by rank: the send of `at_work_`
 };
 
 }  // namespace spillway::comm::detail

@@ -18,6 +18,7 @@ class SingleTransport final : public Transport {
                                                  std::chrono::milliseconds) override {
     return std::nullopt;
   }
+  void tell_at_work() override {}
   void abandon(ErrorCode, std::string_view) noexcept override {}
 };
 

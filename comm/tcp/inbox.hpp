@@ -24,6 +24,9 @@ class Inbox {
   /// Tells whether there may be something to hear.
   [[nodiscard]] bool is_watched() const { return is_open() && !left_; }
 
+  /// Returns when the other rank has last said that it is at work.
+  [[nodiscard]] std::chrono::steady_clock::time_point at_work() const { return at_work_; }
+
   /// Reads what has come, and returns why the other rank has failed once it has said so in full.
   /// Throws `Error{device_error}` if it has died, or says something else.
   [[nodiscard]] std::optional<Notice> hear();
@@ -34,6 +37,7 @@ class Inbox {
   Notice notice_{};  // that arrives
   std::size_t received_ = 0;
   bool left_ = false;
+  std::chrono::steady_clock::time_point at_work_{};
 };
 
 }  // namespace spillway::comm::detail

@@ -77,7 +77,14 @@ class Rendezvous {
   /// Another rank: tells rank 0 where it is, waits for the places of all and connects to those
   /// before it.
   void introduce() {
-    call(0, Purpose::meeting);
+    try {
+      FileDescriptor first = connect(0);
+      open_reception(listen_beside(launch_, first));
+      if (!greet(std::move(first), 0, Purpose::meeting)) call(0, Purpose::meeting);
+    } catch (const Error& error) {
+      if (error.native() != 0) come_to_tell();
+      throw;
+    }
     const FileDescriptor& first = peers_[0].notices.socket();
     Notice notice;
     expect(receive_all(first, writable_bytes_of(notice), end_, [this] { tell_waiting("rank 0"); }),
@@ -93,6 +100,17 @@ class Rendezvous {
     }
   }
 
+  /// The system does not let this rank go on: it comes to rank 0 all the same, which waits for it
+  /// and is to hear why.
+  void come_to_tell() {
+    if (is_seated(0, Purpose::notices)) return;
+    end_ = std::min(end_, Clock::now() + kRefusal);
+    try {
+      call(0, Purpose::meeting);
+    } catch (const Error&) {  // the first error is the one that counts
+    }
+  }
+
   void open_reception(FileDescriptor listener) {
     reception_.emplace(hello_of(launch_, key_.source(), Purpose::meeting), std::move(listener),
                        key_);
@@ -101,7 +119,7 @@ class Rendezvous {
   /// Connects to `rank`, and makes sure that it is that. Who has no time for a caller among many is
   /// called again.
   void call(std::uint32_t rank, Purpose purpose) {
-    for (int i = 1; !try_call(rank, purpose); ++i) {
+    for (int i = 1; !greet(connect(rank), rank, purpose); ++i) {
       check(i < kMostCalls, ErrorCode::device_error,
             fmt::format("who takes connections for rank {} at {} port {} closes them: is another "
                         "program there?",
@@ -110,14 +128,11 @@ class Rendezvous {
     }
   }
 
-  /// Returns false if who takes connections there closes this one before it has said anything.
-  [[nodiscard]] bool try_call(std::uint32_t rank, Purpose purpose) {
-    FileDescriptor socket = connect(rank);
-    if (purpose == Purpose::meeting && !reception_.has_value()) {
-      open_reception(listen_beside(launch_, socket));
-    }
+  /// Makes sure that `rank` is at the other end, and takes the connection. Returns false if that
+  /// has closed it before both have proved who they are.
+  [[nodiscard]] bool greet(FileDescriptor socket, std::uint32_t rank, Purpose purpose) {
     Hello hello = hello_of(launch_, key_.source(), purpose);
-    if (purpose == Purpose::meeting) hello.port = reception_->port();
+    if (purpose == Purpose::meeting && reception_.has_value()) hello.port = reception_->port();
     hello.nonce = random_nonce();
     const Ending greeted = send_all(socket, bytes_of(hello), end_);
     if (greeted.kind == Ending::Kind::closed) return false;
@@ -125,10 +140,12 @@ class Rendezvous {
     const Ending challenged = receive_answer(socket, rank, challenge);
     if (challenged.kind == Ending::Kind::closed) return false;
     expect(challenged, rank);
-    const Key& key = key_.get();
+    const Key& key = key_for(socket);
     expect(send_all(socket, bytes_of(prove(key, Side::caller, hello, challenge)), end_), rank);
     Proof proof;
-    expect(receive_answer(socket, rank, proof), rank);
+    const Ending answered = receive_answer(socket, rank, proof);
+    if (answered.kind == Ending::Kind::closed) return false;
+    expect(answered, rank);
     check(is_proved(key, Side::called, hello, challenge, proof), ErrorCode::device_error,
           another_program(rank));
     if (purpose == Purpose::data) {
@@ -137,6 +154,16 @@ class Rendezvous {
       peers_[rank].notices = Inbox(Rank{rank}, std::move(socket));
     }
     return true;
+  }
+
+  /// Returns the key, or lets who was called know that there is none.
+  [[nodiscard]] const Key& key_for(const FileDescriptor& socket) {
+    try {
+      return key_.get();
+    } catch (const Error&) {
+      send_small(socket, bytes_of(Proof{}));
+      throw;
+    }
   }
 
   [[nodiscard]] FileDescriptor connect(std::uint32_t rank) {
@@ -151,7 +178,8 @@ class Rendezvous {
       const bool late = Clock::now() >= end_;
       throw Error(error.code(),
                   fmt::format("rank {} has not reached rank {}{}: {}", launch_.rank.value(), rank,
-                              late ? fmt::format(" within {} s", seconds()) : "", error.what()));
+                              late ? fmt::format(" within {} s", seconds()) : "", error.what()),
+                  error.native());
     }
   }
 
@@ -291,23 +319,24 @@ class Rendezvous {
 
   [[nodiscard]] double seconds() const { return static_cast<double>(limit_.count()) / 1e3; }
 
+  /// Tells whoever waits for this rank why it does not come.
   void tell(ErrorCode code, std::string_view reason) noexcept {
     const Notice notice = heard_.value_or(failure_notice(launch_.rank, code, reason));
-    for (std::uint32_t rank = 0; rank < launch_.ranks; ++rank) {
-      if (is_watched(rank)) send_small(peers_[rank].notices.socket(), bytes_of(notice));
-    }
     try {
+      for (std::uint32_t rank = 0; rank < launch_.ranks; ++rank) {
+        if (is_watched(rank)) send_small(peers_[rank].notices.socket(), bytes_of(notice));
+      }
       if (is_first() && reception_.has_value() && missing(Purpose::notices)) {
         reception_->turn_away(notice, Clock::now() + kRefusal);
       }
-    } catch (const Error&) {  // the first error is the one that counts
+    } catch (const std::exception&) {  // the first error is the one that counts
     }
   }
 
   const LaunchEnvironment& launch_;
   const std::chrono::milliseconds limit_;
   const Deadline begin_ = Clock::now();
-  const Deadline end_;
+  Deadline end_;
   Deadline next_word_ = begin_ + kSilence;
   JobKey key_;
   std::optional<Reception> reception_;  // once it is known where

@@ -2,10 +2,12 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -160,12 +162,13 @@ std::optional<FileDescriptor> listen_at(const std::string& host, std::uint16_t p
   for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
     FileDescriptor listener = try_listen(*one);
     if (listener.is_open()) return listener;
-    check(errno != EADDRINUSE, ErrorCode::busy,
+    check(errno != EADDRINUSE || port == 0, ErrorCode::busy,
           fmt::format("rank 0 cannot take connections at port {}: another program has it, or "
                       "another job; choose another port by SPILLWAY_MASTER_PORT",
                       port));
     if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) {
-      throw_errno(errno, fmt::format("listen at port {}", port));
+      throw_errno(errno, port == 0 ? std::string("listen at a port that is free")
+                                   : fmt::format("listen at port {}", port));
     }
   }
   return std::nullopt;
@@ -260,6 +263,12 @@ Moved peek(const FileDescriptor& socket, std::span<std::byte> target) {
 bool send_small(const FileDescriptor& socket, std::span<const std::byte> source) noexcept {
   return ::send(socket.get(), source.data(), source.size(), MSG_NOSIGNAL) ==
          static_cast<ssize_t>(source.size());
+}
+
+std::size_t unsent(const FileDescriptor& socket) {
+  int bytes = 0;
+  if (::ioctl(socket.get(), SIOCOUTQ, &bytes) != 0) throw_errno(errno, "ioctl SIOCOUTQ");
+  return static_cast<std::size_t>(bytes);
 }
 
 Ending send_all(const FileDescriptor& socket, std::span<const std::byte> source, Deadline end,

@@ -57,6 +57,9 @@ struct Moved {
 /// is the first of its socket and small.
 bool send_small(const FileDescriptor& socket, std::span<const std::byte> source) noexcept;
 
+/// Returns how many bytes that were sent the other end's system has not taken yet.
+[[nodiscard]] std::size_t unsent(const FileDescriptor& socket);
+
 /// Says how a transfer of many system calls has ended.
 struct Ending {
   enum class Kind : std::uint8_t { done, late, closed } kind = Kind::done;

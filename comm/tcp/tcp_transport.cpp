@@ -136,6 +136,19 @@ void TcpTransport::hear(Link& link) {
     heard_ = failed;
     throw failed->error();
   }
+  hear_at_work(link.notices.at_work());
+}
+
+// Many may come before a rank reads them, and none may be cut off: a rank that has not been told
+// the last time is left out.
+void TcpTransport::tell_at_work() {
+  const Notice notice{.kind = Notice::Kind::at_work, .rank = rank().value()};
+  for (const Link& link : links_) {
+    if (!link.notices.is_watched()) continue;
+    if (unsent(link.notices.socket()) == 0) {
+      send_small(link.notices.socket(), bytes_of(notice));
+    }
+  }
 }
 
 void TcpTransport::abandon(ErrorCode code, std::string_view reason) noexcept {

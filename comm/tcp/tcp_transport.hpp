@@ -34,6 +34,7 @@ class TcpTransport final : public Transport {
                                          std::chrono::milliseconds limit) override;
   [[nodiscard]] std::optional<Rank> wait_for_any(std::span<const Rank> from,
                                                  std::chrono::milliseconds limit) override;
+  void tell_at_work() override;
   void abandon(ErrorCode code, std::string_view reason) noexcept override;
 
  private:

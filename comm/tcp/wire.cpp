@@ -110,7 +110,7 @@ Notice refusal_notice(Rank rank, std::string_view reason) {
 
 std::optional<Notice> check_notice(Notice received) {
   if (received.magic != Notice::kMagic || received.rank >= kMostTcpRanks ||
-      received.kind < Notice::Kind::welcome || received.kind > Notice::Kind::refused ||
+      received.kind < Notice::Kind::welcome || received.kind > Notice::Kind::at_work ||
       received.code < 0 || received.code > static_cast<std::int32_t>(ErrorCode::internal)) {
     return std::nullopt;
   }

@@ -99,11 +99,11 @@ struct Place {
 static_assert(sizeof(Place) == 48);
 
 /// Is all that a connection of notices carries: rank 0's welcome, which the places of all ranks
-/// follow, and then at most one that says why the connection ends. Who is not admitted gets one
-/// too.
+/// follow, then those that say that a rank is at work, and at most one that says why the connection
+/// ends. Who is not admitted gets one too.
 struct Notice {
   static constexpr std::uint64_t kMagic = 0x656369746f'776c70;
-  enum class Kind : std::uint32_t { welcome = 1, left = 2, failed = 3, refused = 4 };
+  enum class Kind : std::uint32_t { welcome = 1, left = 2, failed = 3, refused = 4, at_work = 5 };
 
   std::uint64_t magic = kMagic;
   Kind kind = Kind::left;

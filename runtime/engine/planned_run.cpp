@@ -389,6 +389,7 @@ std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, TrainObserver&
   auto run = std::make_unique<PlannedRun>(request);
   Planning planning(request, observer, *run);
   telling_others(request.ranks, [&] {
+    const comm::AtWork reading_and_measuring(request.ranks);
     planning.open();
     planning.plan();
   });

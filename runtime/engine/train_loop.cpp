@@ -80,6 +80,7 @@ class Loop {
 };
 
 void Loop::create_trainer() {
+  const comm::AtWork preparing(request_.ranks);
   const bool resumes = run_->claim.resumes();
   trainer_ = std::make_unique<Trainer>(*run_, std::move(run_->model));
   checkpoints_.emplace(RunDirectory(run_->claim.job()),

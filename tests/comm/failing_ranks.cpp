@@ -1,6 +1,6 @@
 // A program of several ranks of which the last one does something wrong in the middle of a row of
 // all-reduces. ranks_failures_test.py runs it.
-// usage: failing_ranks none|throws|exits|dies|hangs|sizes|operations|version|configuration
+// usage: failing_ranks none|works|throws|exits|dies|hangs|sizes|operations|version|configuration
 #include <unistd.h>
 
 #include <csignal>
@@ -20,6 +20,10 @@ constexpr CommunicatorOptions kOptions{.timeout_ms = 700};
 
 void misbehave(Communicator& self, std::string_view how) {
   std::vector<std::byte> data(8);
+  if (how == "works") {
+    const AtWork work(&self);
+    ::sleep(3);
+  }
   if (how == "throws") throw std::runtime_error("the disk of this rank is full");
   if (how == "exits") std::_Exit(7);
   if (how == "dies") std::raise(SIGKILL);

@@ -33,6 +33,11 @@ class FailingRanks(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stdout.count("no rank has failed"), RANKS)
 
+    def test_a_rank_that_works_for_longer_than_the_limit(self):
+        done = self.run_ranks("works")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.count("no rank has failed"), RANKS)
+
     def test_an_exception(self):
         self.check("throws", "ERROR: the disk of this rank is full",
                    "ERROR: rank 2 has abandoned the group: ")

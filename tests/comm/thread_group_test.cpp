@@ -305,6 +305,37 @@ TEST_P(Transports, NameARankThatDoesNotAnswer) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
 }
 
+// Rank 0 waits for rank 1, which waits for rank 2.
+TEST_P(Transports, WaitForARankThatSaysThatItIsAtWork) {
+  run(3, {.timeout_ms = 400}, [](Communicator& self) {
+    std::vector<std::byte> data(400);
+    self.all_reduce(data, DType::fp32).wait();
+    if (self.rank() == Rank{2}) {
+      const AtWork whole(&self);
+      { const AtWork part(&self); }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    }
+    self.all_reduce(data, DType::fp32).wait();
+  });
+}
+
+TEST_P(Transports, WaitNoLongerForARankThatHasEndedItsWork) {
+  EXPECT_THAT(failure_of(
+                  [] {
+                    run(2, {.timeout_ms = 400}, [](Communicator& self) {
+                      if (self.rank() == Rank{1}) {
+                        {
+                          const AtWork work(&self);
+                        }
+                        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                      }
+                      self.barrier().wait();
+                    });
+                  },
+                  ErrorCode::device_error),
+              HasSubstr("waited 0.4 s for rank 1 in barrier"));
+}
+
 TEST_P(Transports, AllocateNothingInTheSteadyState) {
   if (!test_support::AllocationCounter::works()) GTEST_SKIP() << "a sanitizer owns operator new";
   run(3, {.timeout_ms = 60'000, .piece = 2_KiB}, [](Communicator& self) {

@@ -193,7 +193,7 @@ class Training(JobTest):
             done = subprocess.run(self.arguments("run", config(0), 1), capture_output=True,
                                   encoding="utf-8", env=os.environ | launched, check=False)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("torchrun has started 2 ranks, and they cannot meet", done.stderr)
+        self.assertIn("torchrun has started 2 ranks, and rank 0 cannot meet", done.stderr)
         self.assertIn(f"at port {port}: another program has it", done.stderr)
         self.assertFalse((self.folder / "run").exists())
 

@@ -48,7 +48,8 @@ std::unique_ptr<comm::Communicator> join_ranks(const comm::LaunchEnvironment& la
     try {
       return meet(launch, options);
     } catch (const Error& error) {
-      throw Error(error.code(), fmt::format("{}, and they cannot meet: {}", job, error.what()));
+      throw Error(error.code(), fmt::format("{}, and rank {} cannot meet the others: {}", job,
+                                            launch.rank.value(), error.what()));
     }
   }();
   check(ranks->ranks() == launch.ranks && ranks->rank() == launch.rank, ErrorCode::not_supported,

@@ -49,7 +49,7 @@ std::optional<Rank> ThreadTransport::wait(std::uint64_t count, std::chrono::mill
   const Clock::time_point end = Clock::now() + limit;
   std::unique_lock lock(meeting_.mutex_);
   while (true) {
-    check_whole();
+    hear();
     Clock::time_point wake = end;
     copied_ = false;
     std::erase_if(unfinished_,
@@ -66,7 +66,7 @@ std::optional<Rank> ThreadTransport::wait_for_any(std::span<const Rank> from,
   const Clock::time_point end = Clock::now() + limit;
   std::unique_lock lock(meeting_.mutex_);
   while (true) {
-    check_whole();
+    hear();
     for (const Rank other : from) {
       if (meeting_.mailbox(other, rank()).sent > received_[other.value()]) return other;
     }
@@ -92,7 +92,7 @@ bool ThreadTransport::advance(std::unique_lock<std::mutex>& lock, const Transfer
 
 void ThreadTransport::copy(std::unique_lock<std::mutex>& lock, Meeting::Mailbox& mailbox,
                            const Transfer& transfer) {
-  check_whole();
+  hear();
   Meeting::Mailbox::Message& message = mailbox.messages[transfer.message % kMaxUnfinished];
   const Source data = message.data;
   SPILLWAY_ASSERT(data.size() == transfer.target.size());  // headers have been compared
@@ -107,7 +107,13 @@ void ThreadTransport::copy(std::unique_lock<std::mutex>& lock, Meeting::Mailbox&
   meeting_.ends_[transfer.peer.value()].changed.notify_one();
 }
 
-void ThreadTransport::check_whole() const {
+void ThreadTransport::tell_at_work() {
+  const std::lock_guard lock(meeting_.mutex_);
+  meeting_.at_work_ = Clock::now();
+}
+
+void ThreadTransport::hear() {
+  hear_at_work(meeting_.at_work_);
   if (!meeting_.notice_.has_value()) return;
   const Meeting::Notice& notice = *meeting_.notice_;
   throw Error(notice.code, fmt::format("rank {} has abandoned the group: {}", notice.rank.value(),

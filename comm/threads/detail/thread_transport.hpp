@@ -59,7 +59,8 @@ class Meeting {
   std::mutex mutex_;  // guards what follows
   std::deque<End> ends_;
   std::vector<Mailbox> mailboxes_;
-  std::optional<Notice> notice_;  ///< of the first rank that has abandoned the group
+  std::optional<Notice> notice_;       ///< of the first rank that has abandoned the group
+  Link::Clock::time_point at_work_{};  ///< when one has last said that it works for itself
 };
 
 class ThreadTransport final : public Transport {
@@ -72,11 +73,10 @@ class ThreadTransport final : public Transport {
                                          std::chrono::milliseconds limit) override;
   [[nodiscard]] std::optional<Rank> wait_for_any(std::span<const Rank> from,
                                                  std::chrono::milliseconds limit) override;
+  void tell_at_work() override;
   void abandon(ErrorCode code, std::string_view reason) noexcept override;
 
  private:
-  using Clock = Link::Clock;
-
   struct Transfer {
     std::uint64_t number;   ///< among this rank's
     std::uint64_t message;  ///< among the pair's
@@ -89,7 +89,8 @@ class ThreadTransport final : public Transport {
                              Clock::time_point& wake);
   void copy(std::unique_lock<std::mutex>& lock, Meeting::Mailbox& mailbox,
             const Transfer& transfer);
-  void check_whole() const;
+  /// Hears what the others have said: throws if one of them has abandoned the group.
+  void hear();
 
   Meeting& meeting_;
   std::uint64_t started_ = 0;

@@ -99,6 +99,7 @@ bool KeptCheckpoints::due(std::uint64_t step) {
 
 void KeptCheckpoints::start(Trainer& trainer) {
   const std::uint64_t step = trainer.state().step;
+  const comm::AtWork removing(options_.ranks);
   if (leads(options_.ranks)) remove(at(run_, step));
   await_all_ranks();  // whose parts lie in what rank 0 has removed
   const RunDirectory part = part_at(step);
@@ -117,6 +118,7 @@ std::optional<KeptCheckpoints::Saved> KeptCheckpoints::finish(const Trainer& tra
                                                               const RunConfig& config) {
   if (!started_ || trainer.copied_step() != started_) return std::nullopt;
   const std::uint64_t step = *std::exchange(started_, std::nullopt);
+  const comm::AtWork closing(options_.ranks);
   const RunDirectory part = part_at(step);
   const RunManifest manifest{.id = options_.id,
                              .state_id = options_.id,
