@@ -255,6 +255,18 @@ TEST(RunContents, TellWhatAKilledStartLeftFromWhatIsSomebodys) {
   EXPECT_EQ(foreign_entry(scratch.path() / "file"), scratch.path() / "file");
 }
 
+TEST(RunContents, LosesWhatAKilledProcessHadBegunToWrite) {
+  const ScratchDirectory scratch("run-contents");
+  write(scratch.path() / "manifest.json", "whole");
+  write(scratch.path() / ".manifest.json.17.0.tmp", "half");
+  write(scratch.path() / ".trace.json.4000000.3.tmp", "half");
+  write(scratch.path() / ".notes.tmp", "mine");
+  remove_temporaries(scratch.path());
+  EXPECT_TRUE(fs::exists(scratch.path() / "manifest.json"));
+  EXPECT_TRUE(fs::exists(scratch.path() / ".notes.tmp"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(scratch.path()), {}), 2);
+}
+
 TEST(RunContents, FindsRunsAndTheirSwapFilesAtAnyDepth) {
   const ScratchDirectory scratch("run-contents");
   write(scratch.path() / "hf/config.json", "{}");
