@@ -236,6 +236,7 @@ TEST(RunContents, TellWhatAKilledStartLeftFromWhatIsSomebodys) {
   fs::create_directories(root / "state/0123456789abcdef0123456789abcdef");
   write(root / "lock", "");
   write(root / ".manifest.json.17.0.tmp", "half");
+  write(root / "job.secret", "of ranks that never met");
   write_sealed_json(root / "config.json", {{"id", "x"}});
   EXPECT_FALSE(foreign_entry(root));
   write(root / "config.json", R"({"model_type": "gpt2"})");
@@ -260,6 +261,7 @@ TEST(RunContents, LosesWhatAKilledProcessHadBegunToWrite) {
   write(scratch.path() / "manifest.json", "whole");
   write(scratch.path() / ".manifest.json.17.0.tmp", "half");
   write(scratch.path() / ".trace.json.4000000.3.tmp", "half");
+  write(scratch.path() / "job.secret", "of ranks that never met");
   write(scratch.path() / ".notes.tmp", "mine");
   remove_temporaries(scratch.path());
   EXPECT_TRUE(fs::exists(scratch.path() / "manifest.json"));

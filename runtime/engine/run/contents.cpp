@@ -25,12 +25,13 @@ bool is_sealed(const fs::path& path) {
   }
 }
 
-/// What AtomicFile renames, had it come to it: of a file that runs write.
+/// What AtomicFile renames, had it come to it: of a file that runs write. Or the secret of ranks,
+/// which goes once they have met.
 bool is_temporary(const std::string& name) {
   static constexpr std::array<std::string_view, 5> kPrefixes{
       ".config.json.", ".manifest.json.", ".metrics.jsonl.", ".trace.json.", ".run."};
-  return name.ends_with(".tmp") &&
-         std::ranges::any_of(kPrefixes, [&](auto prefix) { return name.starts_with(prefix); });
+  const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
+  return name == "job.secret" || (name.ends_with(".tmp") && std::ranges::any_of(kPrefixes, begins));
 }
 
 /// Folders of states, or a scratch file of `spillway plan` that was killed.
