@@ -24,7 +24,7 @@ def job(ranks=2, stage=0, steps=2, seed=1, lr=1e-3, origin=None, **grid):
                      "keep": 1, "device_memory": "4MiB", "host_memory": "4MiB"}}}
 
 
-#: By name. The first ones come before those that begin with their weights.
+#: By name; those after the first differ from it in what they are named for.
 JOBS = {
     "stage 3": job(stage=3),
     "stage 3, again": job(stage=3),
