@@ -36,6 +36,11 @@ StoreContent TileStore::content(const StoreOptions& options) {
   return detail::content_of(detail::SwapFile::open_unlocked(path), options.owner);
 }
 
+void TileStore::remove_uncommitted(const StoreOptions& options) {
+  if (content(options) == StoreContent::nothing) return;
+  static_cast<void>(detail::empty_files(options));  // which go with their owner
+}
+
 const StoreLayout& TileStore::layout() const { return implementation_->layout(); }
 std::string_view TileStore::engine_name() const { return implementation_->engine_name(); }
 EngineAbilities TileStore::engine_abilities() const { return implementation_->engine_abilities(); }

@@ -127,6 +127,9 @@ class TileStore final : public TicketSource {
   [[nodiscard]] static bool has_commit(const StoreOptions& options) {
     return content(options) == StoreContent::committed;
   }
+  /// Removes the files of a store that was never committed, if there is one: a process that was
+  /// killed has left them. Refuses what `create` refuses.
+  static void remove_uncommitted(const StoreOptions& options);
   /// No ticket of the store may outlive it.
   ~TileStore();
 

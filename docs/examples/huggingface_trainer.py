@@ -28,7 +28,7 @@ def main(folder: pathlib.Path) -> None:
         per_device_train_batch_size=4, max_grad_norm=1.0, save_strategy="epoch", logging_steps=20,
         report_to=[])
     trainer = SpillwayTrainer(model=model, args=args, train_dataset=data,
-                              spillway={"nvme": [folder / "state"]})
+                              spillway={"nvme": [folder]})
     result = trainer.train()
     assert result.training_loss < 4, "it has not learned"
 

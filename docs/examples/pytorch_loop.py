@@ -51,8 +51,7 @@ def main(folder: str) -> None:
     torch.manual_seed(0)
     text = torch.tensor(list(TEXT.encode()))
     model = Model()
-    optimizer = OffloadedAdamW(model.parameters(), lr=3e-3, nvme=[pathlib.Path(folder) / "state"],
-                               max_norm=1.0)
+    optimizer = OffloadedAdamW(model.parameters(), lr=3e-3, nvme=[folder], max_norm=1.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60)
     for step in range(60):
         starts = torch.randint(len(text) - 65, (8,))

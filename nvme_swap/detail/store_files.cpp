@@ -130,22 +130,27 @@ void check_options(const StoreOptions& options) {
         fmt::format("'{}' cannot be the name of a tile store's files", options.name));
 }
 
+std::vector<SwapFile> empty_files(const StoreOptions& options) {
+  std::vector<SwapFile> files;
+  files.reserve(options.directories.size());
+  for (std::size_t i = 0; i < options.directories.size(); ++i) {
+    std::filesystem::create_directories(options.directories[i]);
+    files.push_back(SwapFile::create_or_adopt(
+        swap_file_path(options.directories[i], options.name, i), options.lock_patience));
+  }
+  check_replaceable(files);
+  // The first file goes first: from there on the old store counts as unfinished.
+  for (SwapFile& file : files) file.truncate();
+  return files;
+}
+
 StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout) {
   const std::vector<double> weights = options.weights.empty()
                                           ? std::vector<double>(options.directories.size(), 1)
                                           : options.weights;
   StoreFiles store{.map = plan_store(layout.tiles, options.slots, weights, random_run_id().words),
-                   .files = {}};
+                   .files = empty_files(options)};
   store.map.owner = options.owner.value_or(RunId{});
-  store.files.reserve(options.directories.size());
-  for (std::size_t i = 0; i < options.directories.size(); ++i) {
-    std::filesystem::create_directories(options.directories[i]);
-    store.files.push_back(SwapFile::create_or_adopt(
-        swap_file_path(options.directories[i], options.name, i), options.lock_patience));
-  }
-  check_replaceable(store.files);
-  // The first file goes first: from there on the old store counts as unfinished.
-  for (SwapFile& file : store.files) file.truncate();
   check_free_space(store.files, store.map.file_bytes);
   for (std::size_t i = 0; i < store.files.size(); ++i) {
     store.files[i].preallocate(store.map.file_bytes[i]);

@@ -18,6 +18,9 @@ struct StoreFiles {
 
 void check_options(const StoreOptions& options);
 
+/// Creates the files of a new store, or takes over and empties those of one that was never
+/// committed. They vanish with their owners until `SwapFile::set_remove_on_close(false)`.
+[[nodiscard]] std::vector<SwapFile> empty_files(const StoreOptions& options);
 /// Creates and preallocates the files of a new store; the headers are still to be written. The
 /// files vanish with their owners until `SwapFile::set_remove_on_close(false)`.
 [[nodiscard]] StoreFiles create_files(const StoreOptions& options, const StoreLayout& layout);

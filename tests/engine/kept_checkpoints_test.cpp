@@ -51,6 +51,34 @@ INSTANTIATE_TEST_SUITE_P(Tiers, KeptCheckpointsOf,
                            return home.param == config::StateHome::host ? "host" : "device";
                          });
 
+TEST(KeptCheckpointsOfARun, ThatWereMovedAwayAndLinkedBackStayWhereTheyAre) {
+  TrainingHarness harness(tiny_llama());
+  const config::TrainOptions options = tiny_options();
+  const RunDirectory run(harness.new_run());
+  const RunConfig config{
+      .id = RunId{{1, 2}}, .model = harness.config(), .options = options, .data = "data"};
+  const auto trainer = harness.make(options, run.root());
+  KeptCheckpoints kept(run, {.id = config.id, .save_every = 1, .keep = 1});
+  Outcome outcome;
+  const auto keep = [&](std::uint64_t step) {
+    harness.steps(*trainer, options, 1, outcome);
+    EXPECT_FALSE(kept.finish(*trainer, config));
+    kept.start(*trainer);
+    EXPECT_EQ(trainer->state().step, step);
+    harness.steps(*trainer, options, 1, outcome);
+    EXPECT_TRUE(kept.finish(*trainer, config));
+  };
+  keep(1);
+  const RunDirectory moved(run.root() / "../moved");
+  std::filesystem::rename(run.checkpoints() / "step-1", moved.root());
+  std::filesystem::create_directory_symlink(moved.root(), run.checkpoints() / "step-1");
+  EXPECT_EQ(KeptCheckpoints::steps(run), std::vector<std::uint64_t>{1});
+  keep(3);
+  EXPECT_EQ(KeptCheckpoints::steps(run), std::vector<std::uint64_t>{3});
+  EXPECT_FALSE(std::filesystem::is_symlink(run.checkpoints() / "step-1"));
+  EXPECT_EQ(RunReader(moved.root()).state().step, 1U);
+}
+
 /// What happens to one of the disk operations of a copy, counted from 1; to number 0 that the copy
 /// cannot begin.
 struct CopyFault {

@@ -236,6 +236,7 @@ TEST(RunContents, TellWhatAKilledStartLeftFromWhatIsSomebodys) {
   fs::create_directories(root / "state/0123456789abcdef0123456789abcdef");
   write(root / "lock", "");
   write(root / ".manifest.json.17.0.tmp", "half");
+  write(root / "job.secret", "of ranks that never met");
   write_sealed_json(root / "config.json", {{"id", "x"}});
   EXPECT_FALSE(foreign_entry(root));
   write(root / "config.json", R"({"model_type": "gpt2"})");
@@ -253,6 +254,19 @@ TEST(RunContents, TellWhatAKilledStartLeftFromWhatIsSomebodys) {
   EXPECT_FALSE(foreign_entry(root));
   write(scratch.path() / "file", "x");
   EXPECT_EQ(foreign_entry(scratch.path() / "file"), scratch.path() / "file");
+}
+
+TEST(RunContents, LosesWhatAKilledProcessHadBegunToWrite) {
+  const ScratchDirectory scratch("run-contents");
+  write(scratch.path() / "manifest.json", "whole");
+  write(scratch.path() / ".manifest.json.17.0.tmp", "half");
+  write(scratch.path() / ".trace.json.4000000.3.tmp", "half");
+  write(scratch.path() / "job.secret", "of ranks that never met");
+  write(scratch.path() / ".notes.tmp", "mine");
+  remove_temporaries(scratch.path());
+  EXPECT_TRUE(fs::exists(scratch.path() / "manifest.json"));
+  EXPECT_TRUE(fs::exists(scratch.path() / ".notes.tmp"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(scratch.path()), {}), 2);
 }
 
 TEST(RunContents, FindsRunsAndTheirSwapFilesAtAnyDepth) {

@@ -204,6 +204,24 @@ TEST_F(StoreFilesTest, AreRemovedOnCloseIfAsked) {
   EXPECT_FALSE(std::filesystem::exists(file(1)));
 }
 
+TEST_F(StoreFilesTest, ThatWereNeverCommittedAreRemovedIfNobodyUsesThem) {
+  options_.lock_patience = milliseconds{0};
+  TileStore::remove_uncommitted(options_);
+  EXPECT_FALSE(std::filesystem::exists(file(0)));
+  create(false);
+  {
+    const auto used = detail::SwapFile::open_existing(file(0), milliseconds{0});
+    EXPECT_EQ(code_of([&] { TileStore::remove_uncommitted(options_); }), ErrorCode::busy);
+  }
+  EXPECT_TRUE(std::filesystem::exists(file(1)));
+  TileStore::remove_uncommitted(options_);
+  EXPECT_FALSE(std::filesystem::exists(file(0)));
+  EXPECT_FALSE(std::filesystem::exists(file(1)));
+  create(true);
+  EXPECT_EQ(code_of([&] { TileStore::remove_uncommitted(options_); }), ErrorCode::invalid_argument);
+  expect_step(*TileStore::open(options_), 1);
+}
+
 TEST_F(StoreFilesTest, AreMadeAnewWhenTheirLastUserRemovesThem) {
   options_.remove_on_close = true;
   auto store = TileStore::create(options_, layout_);

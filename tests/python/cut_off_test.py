@@ -74,7 +74,7 @@ def cut_off(optimizer, number, cause):
 @pytest.mark.parametrize("number", range(len(TYPES)))
 def test_a_state_dict_of_two_types_is_loaded_by_all(tmp_path, number, cause):
     state = copy.deepcopy(trained(range(3))[1].state_dict())
-    usual, cut = trained(range(10, 12)), trained(range(10, 12), nvme=tmp_path / "disk")
+    usual, cut = trained(range(10, 12)), trained(range(10, 12), nvme=tmp_path)
     usual[1].load_state_dict(state)
     cut_off(cut[1], number, CAUSES[cause])
     with pytest.raises(type(CAUSES[cause])):
@@ -135,7 +135,7 @@ def test_a_checkpoint_with_a_damaged_part_is_no_mixture(tmp_path, part, on_disk)
     shutil.copytree(tmp_path / "saved", tmp_path / "damaged")
     damage(tmp_path / "damaged" / part)
     usual = trained(range(10, 12))
-    tensors, optimizer = trained(range(10, 12), **({"nvme": tmp_path / "disk"} if on_disk else {}))
+    tensors, optimizer = trained(range(10, 12), **({"nvme": tmp_path} if on_disk else {}))
     with pytest.raises(spillway.CorruptDataError, match="damaged"):
         optimizer.load(tmp_path / "damaged")
     if part == "shard0":

@@ -33,6 +33,7 @@ def test_a_script_of_deepspeed_has_its_losses_and_rates(tmp_path):
 
 
 def make(folder, **more):
+    folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,

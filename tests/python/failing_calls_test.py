@@ -137,7 +137,7 @@ class Optimizer(Scenario):
             torch.nn.Parameter(torch.randn(elements, generator=generator).to(dtype))
             for elements, dtype in ((6, torch.bfloat16), (9000, torch.float32),
                                     (6, torch.float32), (6, torch.float32))]
-        self.nvme = folder / "disk" if on_disk else ()
+        self.nvme = folder if on_disk else ()
 
     def make(self):
         self.used = 3
@@ -196,7 +196,7 @@ class Streamed(Scenario):
         torch.manual_seed(1)
         self.model = BlockModel(Block, 4, 64)
         self.parameters = list(self.model.parameters())
-        self.nvme = folder / "disk" if on_disk else ()
+        self.nvme = folder if on_disk else ()
 
     def make(self):
         if self.optimizer is None:

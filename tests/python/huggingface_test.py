@@ -76,7 +76,7 @@ def test_losses_and_norms_are_those_of_torch_and_no_tier_changes_a_bit(tmp_path,
     theirs = train(make(transformers.Trainer, models[0], tmp_path / "0", 10))
     memory = train(make(SpillwayTrainer, models[1], tmp_path / "1", 10))
     disk = train(make(SpillwayTrainer, models[2], tmp_path / "2", 10,
-                      spillway={"nvme": [tmp_path / "state"], "deferred": True}))
+                      spillway={"nvme": [tmp_path], "deferred": True}))
     for ours, reference in zip(memory, theirs, strict=True):
         assert ours == pytest.approx(reference, rel=2e-3)
     assert disk == memory
@@ -133,6 +133,7 @@ def deepspeed_configuration(folder, **parameters):
 def test_a_configuration_of_deepspeed_takes_its_auto_values_from_the_arguments(tmp_path):
     usual, configured = seeded(gpt2), seeded(gpt2)
     path = tmp_path / "ds_config.json"
+    (tmp_path / "state").mkdir()
     path.write_text(json.dumps(deepspeed_configuration(tmp_path / "state")))
     memory = train(make(SpillwayTrainer, usual, tmp_path / "0"))
     trainer = make(SpillwayTrainer, configured, tmp_path / "1", spillway=path)
@@ -141,6 +142,11 @@ def test_a_configuration_of_deepspeed_takes_its_auto_values_from_the_arguments(t
     with pytest.raises(spillway.InvalidArgumentError, match="lr is 0.5, the arguments say 0.01"):
         make(SpillwayTrainer, seeded(gpt2), tmp_path / "2",
              spillway=deepspeed_configuration(tmp_path / "state", lr=0.5))
+
+
+def test_deferred_of_a_trainer_is_a_switch(tmp_path):
+    with pytest.raises(spillway.InvalidArgumentError, match="deferred of the Trainer is 'no'; it"):
+        make(SpillwayTrainer, seeded(gpt2), tmp_path, spillway={"deferred": "no"})
 
 
 def killed(folder):
@@ -152,7 +158,7 @@ def killed(folder):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     train(make(SpillwayTrainer, seeded(llama).bfloat16(), folder / "run", 8, callbacks=[Kill()],
-               spillway={"nvme": [folder / "state"], "state_format": "split"}))
+               spillway={"nvme": [folder], "state_format": "split"}))
 
 
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
@@ -164,7 +170,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
     assert done.returncode == -signal.SIGKILL, done.stderr
     resumed = seeded(llama).bfloat16()
     losses = train(make(SpillwayTrainer, resumed, tmp_path / "run", 8,
-                        spillway={"nvme": [tmp_path / "state"], "state_format": "split"}),
+                        spillway={"nvme": [tmp_path], "state_format": "split"}),
                    resume_from_checkpoint=True)
     assert losses == expected
     assert same(weights(resumed), weights(whole))
@@ -226,7 +232,7 @@ def test_supervised_fine_tuning_of_adapters_has_state_for_them_alone(tmp_path):
                                                 eos_token="<eos>", unk_token="<pad>")
     text = datasets.Dataset.from_dict({"text": TEXT.splitlines()})
     losses, models = [], []
-    for number, options in enumerate(({}, {"nvme": [tmp_path / "state"]})):
+    for number, options in enumerate(({}, {"nvme": [tmp_path]})):
         args = trl.SFTConfig(output_dir=str(tmp_path / str(number)), use_cpu=True, max_steps=6,
                              logging_steps=1, report_to=[], learning_rate=1e-2, packing=True,
                              max_length=48, disable_tqdm=True, bf16=False, seed=7,

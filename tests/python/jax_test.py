@@ -62,7 +62,7 @@ def test_disk_jit_and_resume_change_no_bit(tmp_path, dtype, state_format):
         return lambda: offloaded_adamw(1e-2, state_format=state_format, **more)
 
     usual, _ = run(make(), 12, dtype)
-    for other, _ in (run(make(nvme=[tmp_path / "state"]), 12, dtype),
+    for other, _ in (run(make(nvme=[tmp_path]), 12, dtype),
                      run(make(), 12, dtype, jit=False)):
         assert all(map(numpy.array_equal, leaves(other), leaves(usual)))
     half, transformation = run(make(), 6, dtype)
@@ -179,6 +179,11 @@ def test_an_update_that_failed_is_made_again(which):
         jax.block_until_ready(params)
     usual, _ = run(lambda: offloaded_adamw(1e-2), 3)
     assert all(map(numpy.array_equal, leaves(params), leaves(usual)))
+
+
+def test_a_limit_of_the_norm_that_is_none_is_refused():
+    with pytest.raises(spillway.InvalidArgumentError, match="max_norm is -1.0; it must be above"):
+        offloaded_adamw(1e-2, max_norm=-1.0)
 
 
 def test_updates_that_a_wrapper_drops_are_refused():

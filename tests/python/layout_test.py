@@ -98,7 +98,7 @@ def test_blocks_that_are_streamed_have_the_bits_of_resident_ones(tmp_path, nvme)
         model = net()
         if streamed:
             offload_model(model, 12 * 4096 * 4)
-        options = {"nvme": tmp_path / str(streamed)} if nvme else {}
+        options = {"nvme": tmp_path} if nvme else {}
         optimizer = OffloadedAdamW(model.parameters(), lr=1e-3, **options)
         losses = train(model, optimizer)
         runs.append((losses, [p.detach().clone() for p in model.parameters()], strides(model)))

@@ -125,6 +125,37 @@ def test_a_cell_that_runs_again_makes_model_and_optimizer_anew(tmp_path):
     assert {path.name for path in tmp_path.glob("optimizer*")} <= {"optimizer2"}
 
 
+def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path):
+    """Two optimizers with two types of parameters have four folders, and the next one needs one."""
+    script = f"""
+        import os
+        import signal
+        import torch
+        from spillway.torch import OffloadedAdamW
+        optimizers = [OffloadedAdamW(
+            [torch.nn.Parameter(torch.zeros(9, dtype=dtype))
+             for dtype in (torch.float32, torch.bfloat16)], nvme={str(tmp_path)!r})
+            for _ in range(2)]
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
+    assert len(list(tmp_path.rglob("tiles-0.swap"))) == 4
+    with OffloadedAdamW(network().parameters(), nvme=tmp_path):
+        assert list(tmp_path.rglob("*.swap")) == [tmp_path / "tiles-0.swap"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_what_is_in_use_or_somebody_elses_is_not_taken_for_left_over(tmp_path):
+    own = tmp_path / "rank7/tiles-0.swap"
+    own.parent.mkdir()
+    own.write_bytes(b"my only copy")
+    models = [network() for _ in range(3)]
+    optimizers = [OffloadedAdamW(model.parameters(), nvme=tmp_path) for model in models]
+    results = [train(*pair) for pair in zip(models, optimizers, strict=True)]
+    assert same(results[0], results[1]) and same(results[0], results[2])
+    assert own.read_bytes() == b"my only copy"
+
+
 def test_an_optimizer_that_was_closed_frees_no_folder_of_others(tmp_path):
     first = OffloadedAdamW(network().parameters(), nvme=tmp_path)
     first.close()

@@ -87,6 +87,7 @@ def anonymous_bytes():
 
 def test_a_state_dict_of_state_on_disk_takes_no_memory(tmp_path):
     def make(folder):
+        (tmp_path / folder).mkdir()
         tensors = [torch.nn.Parameter(torch.full((1 << 20,), float(i), dtype=torch.bfloat16))
                    for i in range(4)]
         return tensors, OffloadedAdamW(tensors, nvme=[tmp_path / folder], threads=1)
@@ -152,7 +153,7 @@ def test_save_and_load_resume_with_the_same_bits(tmp_path, state_format, on_disk
     expected = run(whole, OffloadedAdamW(whole, **options), range(8))
     tensors = parameters(torch.bfloat16)
     optimizer = OffloadedAdamW(tensors, **options,
-                               nvme=[tmp_path / "a"] if on_disk else ())
+                               nvme=[tmp_path] if on_disk else ())
     run(tensors, optimizer, range(4))
     optimizer.save(tmp_path / "saved")
     again = parameters(torch.bfloat16)

@@ -11,6 +11,7 @@ import warnings
 import pytest
 import torch
 
+import spillway
 from spillway.torch import (
     OffloadedAdagrad,
     OffloadedAdam,
@@ -153,7 +154,7 @@ def test_where_and_when_it_is_updated_changes_no_bit(tmp_path, options):
     arguments = PAIRS["adamw"][2]
     usual = run_ours(OffloadedAdamW, arguments, 20)
     if options.get("nvme"):
-        options = {**options, "nvme": [tmp_path / "one"]}
+        options = {**options, "nvme": [tmp_path]}
     if options.get("deferred"):
         options = {**options, "deferred": torch.nn.Module()}
     assert_same_bits(run_ours(OffloadedAdamW, arguments, 20, **options), usual)
@@ -243,6 +244,23 @@ def test_clipping_returns_the_norm_of_torch():
     reference = train(theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-2), 20, clip)
     assert mine == pytest.approx(reference, abs=1e-4)
     assert norms[True] == pytest.approx(norms[False], rel=1e-3)
+
+
+@pytest.mark.parametrize("wrong, words", [
+    ({"max_norm": -1.0}, "max_norm is -1.0; it must be above 0, or 0 for no clipping"),
+    ({"max_norm": float("nan")}, "max_norm is nan"), ({"max_norm": None}, "max_norm is None"),
+    ({"deferred": True}, "deferred is given True, of type bool, where a torch.nn.Module")])
+def test_wrong_arguments_are_refused_before_anything_is_made(tmp_path, wrong, words):
+    weight = torch.nn.Parameter(torch.ones(8))
+    place = weight.data_ptr()
+    with pytest.raises(spillway.InvalidArgumentError, match=words):
+        OffloadedAdamW([weight], nvme=tmp_path, **wrong)
+    assert weight.data_ptr() == place and list(tmp_path.iterdir()) == []
+    optimizer = OffloadedAdamW([weight])
+    weight.sum().backward()
+    with pytest.raises(spillway.InvalidArgumentError, match="max_norm is -1"):
+        optimizer.clip_grad_norm_(-1)
+    optimizer.step()
 
 
 def test_a_call_that_clips_is_for_one_step():

@@ -37,8 +37,11 @@ MAKERS = [with_torch, with_jax, with_trainer]
 
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
+    """The place of a program that has two folders for state."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("disk", "home/disk"):
+        (tmp_path / name).mkdir(parents=True)
 
 
 def folders(path):
@@ -51,21 +54,35 @@ def folders(path):
     ("~/disk", "home/disk")])
 def test_a_text_or_a_path_is_one_folder(tmp_path, make, given, lies_in):
     held = make(given)
-    assert (tmp_path / lies_in).is_dir() and folders(tmp_path / lies_in), "no state lies there"
-    assert folders(tmp_path) == [lies_in.partition("/")[0]]
+    assert folders(tmp_path / lies_in), "no state lies there"
+    assert [path for path in tmp_path.rglob("*.swap") if path.parent != tmp_path / lies_in] == []
+    assert folders(tmp_path) == ["disk", "home"]
     del held
 
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("given, words", [
     (b"/disk", "bytes"), ([b"/disk"], "bytes"), (7, "of type int"), ([None], "of type NoneType"),
-    ("", "empty path"), (["disk", ""], "empty path"), ("file", "no folder"),
+    ("", "empty path"), (["disk", ""], "empty path"), ("file", "is not a directory; mount its"),
+    ("none", "none is not a directory; mount its drive or make it"),
+    (["disk", "disk/none"], "disk/none is not a directory"), ("file/none", "is not a directory"),
     (["disk", "./disk"], "twice"), ("a\udcffb", "UTF-8"), ("a\0b", "zero byte")])
 def test_what_is_no_folder_is_refused_by_name(tmp_path, make, given, words):
     (tmp_path / "file").write_text("")
     with pytest.raises(spillway.InvalidArgumentError, match=f"nvme.*{words}"):
         make(given)
-    assert folders(tmp_path) == ["file"]
+    assert folders(tmp_path) == ["disk", "file", "home"] and folders(tmp_path / "disk") == []
+
+
+def test_a_configuration_with_a_missing_folder_changes_no_model():
+    model = torch.nn.Linear(8, 1)
+    with pytest.raises(spillway.InvalidArgumentError, match="none is not a directory; mount its"):
+        initialize(model=model, config={
+            "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True},
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.5}},
+            "zero_optimization": {"stage": 2, "offload_optimizer": {
+                "device": "nvme", "nvme_path": "none"}}})
+    assert model.weight.dtype == torch.float32
 
 
 def test_a_native_run_reads_paths_alike():
@@ -103,6 +120,6 @@ def test_a_configuration_in_memory_may_have_paths_and_numbers_of_numpy(tmp_path)
         "zero_optimization": {"stage": 2, "offload_optimizer": {
             "device": "nvme", "nvme_path": pathlib.Path("disk")}}})
     assert engine.train_micro_batch_size_per_gpu() == 4 and engine.get_lr() == [0.5]
-    assert folders(tmp_path) == ["disk"]
+    assert folders(tmp_path / "disk") == ["tiles-0.swap"]
     with pytest.raises(spillway.InvalidArgumentError, match="of type object"):
         initialize(model=model, config={"train_micro_batch_size_per_gpu": object()})

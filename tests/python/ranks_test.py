@@ -213,7 +213,7 @@ def test_trajectory_is_that_of_ddp_and_of_one_process_with_the_whole_batch(run, 
 
 def begin_and_save(group, rank, folder):
     tensors = parameters((BF16,))
-    optimizer = make(tensors, group=group, ranks=2, nvme=[folder / "state"])
+    optimizer = make(tensors, group=group, ranks=2, nvme=[folder])
     take_steps(tensors, optimizer, range(2), rank, 2)
     optimizer.save(folder / "saved")
     state = optimizer.state_dict()

@@ -263,7 +263,7 @@ def test_a_llama_of_transformers_with_state_on_disk(tmp_path, deferred):
         if streamed:
             offload_model(model, "200KB")
         optimizer = OffloadedAdamW(model.parameters(), lr=1e-3, max_norm=1.0,
-                                   nvme=[tmp_path / str(streamed)],
+                                   nvme=[tmp_path],
                                    deferred=model if deferred and streamed else None)
         run = []
         for step in range(3):

@@ -169,7 +169,7 @@ def test_writes_between_any_passes_are_taken(tmp_path, dtype, state_format, on_d
         options = {"state_format": state_format}
         resident = Ours(dtype, False, **options)
         if on_disk:
-            options["nvme"] = [tmp_path / str(seed)]
+            options["nvme"] = [tmp_path]
         streamed, reference = Ours(dtype, True, **options), Reference(dtype)
         losses = [perform(run, seed, dtype) for run in (streamed, resident, reference)]
         assert losses[0] == losses[1]
@@ -202,7 +202,7 @@ def test_a_pass_that_begins_behind_the_last_one_has_what_was_written():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_clamped_through_data_stay_clamped(tmp_path, dtype, on_disk):
     """The loop of a Wasserstein critic, which clamps `p.data` after each step."""
-    run = Ours(dtype, False, nvme=[tmp_path / "state"] if on_disk else None)
+    run = Ours(dtype, False, nvme=[tmp_path] if on_disk else None)
     reference = Reference(dtype)
     for number in range(20):
         for each in (run, reference):

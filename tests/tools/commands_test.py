@@ -91,6 +91,11 @@ class Words(ProgramTestCase):
         environment = os.environ | {"TMPDIR": "/none"}
         self.succeed("--version", env=environment)
         self.succeed(*self.train("run", 1), env=environment)
+        for command in (["info", "run"], ["fsck", "run"], ["export", "run", "out"],
+                        ["eval", "--run", "run", "--data", "data"],
+                        ["generate", "--run", "run", "--tokens", 1],
+                        ["plan", "train.json", "--model", "model.json"]):
+            self.succeed(*command, env=environment)
         self.assertIn("TMPDIR names no directory",
                       self.refused("bench", "step", "--model", "small", env=environment))
 

@@ -121,6 +121,21 @@ class Starts(IdentityTestCase):
             self.assertEqual(len(list(disk.iterdir())), i + 1)
 
 
+    def test_find_nothing_half_written_after_a_kill(self):
+        """A process may be killed before it has renamed what it writes."""
+        self.trained("run", 2)
+        run, state = self.path("run"), self.swap_file("run").parent
+        left = [run / ".manifest.json.4000000.0.tmp", run / ".metrics.jsonl.4000000.1.tmp",
+                state / ".run.4000000.0.tmp", state / "calibration-0.swap"]
+        for path in left:
+            path.write_bytes(b"half")
+        own = self.write("run/.notes.tmp", "mine")
+        self.trained("run", STEPS, "--resume")
+        self.assertEqual([path for path in (*left, own) if path.exists()], [own])
+        self.trained("whole")
+        self.expect_resumed("run", "whole")
+
+
 class KeptCheckpoints(IdentityTestCase):
     def test_of_an_abandoned_run_are_made_again(self):
         rare = {"commit_every": 1000, "save_every": 5, "eval_every": 5}

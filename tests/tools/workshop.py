@@ -36,8 +36,8 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            "python.failing_calls": ["spillway", "spillway_python", "spillway_failing_calls"],
            "python.emulated": ["spillway", "spillway_python_emulated"],
            **{f"tools.{name}": ["spillway"] for name in (
-               "bench", "commands", "divergence", "memory", "metrics_order", "output", "plan",
-               "resume", "terminal", "tokenizer_runs")}}
+               "bench", "commands", "divergence", "job_identity", "memory", "metrics_order",
+               "output", "plan", "resume", "terminal", "tokenizer_runs")}}
 
 
 def known_tests():

@@ -274,6 +274,7 @@ void RunClaim::remove_uncommitted_run() {
 }
 
 void RunClaim::prepare_state(const std::vector<fs::path>& nvme) {
+  remove_temporaries(run_.root());
   if (recorded_) return remove_scratch(state_directories(), manifest_.state_id);
   if (replaced_) remove_uncommitted_run();
   // A start that was killed may have had other ones of the directories.

@@ -1,11 +1,15 @@
 #include "runtime/engine/run/contents.hpp"
 
+#include <algorithm>
+#include <array>
 #include <string>
+#include <string_view>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/run_id.hpp"
 #include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/engine/run/state_folders.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -21,10 +25,13 @@ bool is_sealed(const fs::path& path) {
   }
 }
 
-/// What write_file_atomically renames, had it come to it.
+/// What AtomicFile renames, had it come to it: of a file that runs write. Or the secret of ranks,
+/// which goes once they have met.
 bool is_temporary(const std::string& name) {
-  return name.ends_with(".tmp") &&
-         (name.starts_with(".config.json.") || name.starts_with(".manifest.json."));
+  static constexpr std::array<std::string_view, 5> kPrefixes{
+      ".config.json.", ".manifest.json.", ".metrics.jsonl.", ".trace.json.", ".run."};
+  const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
+  return name == "job.secret" || (name.ends_with(".tmp") && std::ranges::any_of(kPrefixes, begins));
 }
 
 /// Folders of states, or a scratch file of `spillway plan` that was killed.
@@ -67,6 +74,12 @@ std::optional<fs::path> foreign_entry(const fs::path& directory) {
     if (!ours) return path;
   }
   return std::nullopt;
+}
+
+void remove_temporaries(const fs::path& directory) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    if (is_temporary(entry.path().filename().string())) remove_file(entry.path());
+  }
 }
 
 std::optional<fs::path> run_in(const fs::path& directory) {

@@ -1,5 +1,5 @@
 // What a directory holds, told by its names: whether a run may begin there, and whether an export
-// may take its place. Reads only. Any thread.
+// may take its place. Any thread.
 #pragma once
 
 #include <filesystem>
@@ -12,6 +12,10 @@ namespace spillway::engine {
 /// what a start that was killed has left. Not for a directory with a manifest.
 [[nodiscard]] std::optional<std::filesystem::path> foreign_entry(
     const std::filesystem::path& directory);
+
+/// Removes what a process that was killed had begun to write in place of a run's files. For whoever
+/// has the run's lock.
+void remove_temporaries(const std::filesystem::path& directory);
 
 /// Returns a run, a kept checkpoint or swap files in `directory` or below it, if there is one.
 [[nodiscard]] std::optional<std::filesystem::path> run_in(const std::filesystem::path& directory);

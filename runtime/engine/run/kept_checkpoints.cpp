@@ -41,9 +41,11 @@ std::vector<std::uint64_t> all_steps(const RunDirectory& run) {
   return steps;
 }
 
-/// From the first moment on it no longer looks like a checkpoint.
+/// From the first moment on it no longer looks like a checkpoint. Of one that was moved away and
+/// linked back the link goes alone.
 void remove(const RunDirectory& checkpoint) {
-  if (fs::remove(checkpoint.manifest())) synchronize_directory(checkpoint.root());
+  const bool linked = fs::is_symlink(checkpoint.root());
+  if (!linked && fs::remove(checkpoint.manifest())) synchronize_directory(checkpoint.root());
   fs::remove_all(checkpoint.root());
 }
 

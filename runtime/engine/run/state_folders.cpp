@@ -15,6 +15,7 @@
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
+#include "runtime/engine/run/contents.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -115,6 +116,7 @@ void remove_file(const fs::path& path) {
 void remove_scratch(std::span<const fs::path> folders, const RunId& id) {
   for (const fs::path& folder : folders) {
     if (folder.filename() != to_text(id)) continue;
+    remove_temporaries(folder);
     for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
       const std::string name = entry.path().filename().string();
       if (name.ends_with(".swap") && !name.starts_with("tiles-")) remove_file(entry.path());

@@ -30,8 +30,8 @@ void write_mark(const std::filesystem::path& folder, const FolderMark& mark);
 /// Another process makes or trains the run of that folder before its first commit.
 [[nodiscard]] bool is_claimed(const std::filesystem::path& folder);
 
-/// Removes swap files in folders of run `id` that are not its state's: of a process that was
-/// killed.
+/// Removes from folders of run `id` what a process that was killed has left: swap files that are
+/// not its state's, and files that it had begun to write.
 void remove_scratch(std::span<const std::filesystem::path> folders, const RunId& id);
 /// Removes the file, if it is there.
 void remove_file(const std::filesystem::path& path);

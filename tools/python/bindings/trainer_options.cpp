@@ -7,12 +7,15 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "nvme_swap/tile_store.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded_trainer.hpp"
 #include "tools/python/bindings/bindings.hpp"
@@ -148,6 +151,17 @@ void add_trainer_options(nb::module_& module) {
   module.def(
       "parse_bytes", [](const std::string& size) { return parse_bytes(size).value(); },
       nb::arg("size"), "Returns the bytes of a size such as 8GiB.");
+  module.def(
+      "remove_uncommitted",
+      [](const std::vector<std::string>& folders, std::uint32_t patience_ms) {
+        nvme_swap::StoreOptions store;
+        store.directories.assign(folders.begin(), folders.end());
+        store.lock_patience = std::chrono::milliseconds{patience_ms};
+        const nb::gil_scoped_release unlocked;
+        nvme_swap::TileStore::remove_uncommitted(store);
+      },
+      nb::arg("folders"), nb::arg("patience_ms"),
+      "Removes the state that a killed process has left in these folders, the first one first.");
 }
 
 }  // namespace spillway::python

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from typing import Any, Union
 
@@ -45,11 +46,22 @@ def folders_of(given: Any, what: str) -> list[str]:
     else:
         folders = [path_of(each, f"{what}[{number}]") for number, each in enumerate(given)]
     for number, folder in enumerate(folders):
-        if os.path.lexists(folder) and not os.path.isdir(folder):
-            raise InvalidArgumentError(f"{what} names {folder}, which is no folder; name a folder "
-                                       "of the disk, which is made if it is not there")
         if folder in folders[:number]:
             raise InvalidArgumentError(f"{what} names {folder} twice; name each folder once")
+    return folders
+
+
+def existing_folders(given: Any, what: str) -> list[str]:
+    """Does the same for folders that must be there: a drive that is not mounted is no empty one."""
+    folders = folders_of(given, what)
+    for folder in folders:
+        try:
+            there = stat.S_ISDIR(os.stat(folder).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            there = False
+        if not there:
+            raise InvalidArgumentError(
+                f"{what} {folder} is not a directory; mount its drive or make it")
     return folders
 
 

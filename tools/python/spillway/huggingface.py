@@ -56,6 +56,10 @@ class Offloaded:
                 raise InvalidArgumentError(
                     f"{key} of the Trainer comes from its arguments: set "
                     "gradient_accumulation_steps and max_grad_norm there")
+        if not isinstance(self._spillway.get("deferred", False), bool):
+            raise InvalidArgumentError(
+                f"deferred of the Trainer is {self._spillway['deferred']!r}; it is True or False, "
+                "for the module is the Trainer's model")
         super().__init__(*arguments, **keywords)
         check_alone(type(self).__name__)
         check_unwrapped(self.model, type(self).__name__)

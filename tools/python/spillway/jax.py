@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy
 from jax.experimental import io_callback
 
+from spillway._arguments import checked_norm
 from spillway._files import MARKS, OURS, written_whole
 from spillway._load import native
-from spillway._paths import Path, Paths, folders_of, path_of
+from spillway._paths import Path, Paths, existing_folders, path_of
 from spillway._state_folders import own_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
 
@@ -177,6 +178,6 @@ def offloaded_adamw(learning_rate: float | Callable[[int], Any], b1: float = 0.9
     group.optimizer, group.decoupled = "adam", True
     group.beta1, group.beta2, group.eps, group.weight_decay = b1, b2, eps, weight_decay
     options = native.TrainerOptions()
-    options.nvme = folders_of(nvme, "nvme")
+    options.nvme = existing_folders(nvme, "nvme")
     options.state_format, options.threads, options.seed = state_format, threads, seed
-    return OffloadedTransformation(learning_rate, group, options, max_norm)
+    return OffloadedTransformation(learning_rate, group, options, checked_norm(max_norm))

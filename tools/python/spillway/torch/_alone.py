@@ -3,11 +3,12 @@ gradients behind the optimizer's back."""
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from spillway.errors import NotSupportedError
+from spillway.errors import InvalidArgumentError, NotSupportedError
 
 #: What to do instead of a call that knows no ranks.
 ONE_PROCESS = ("start one process (torchrun --nproc-per-node 1, without a launcher: python), or "
@@ -39,8 +40,12 @@ def check_optimizer_alone() -> None:
     check_alone("an optimizer without process_group", _OPTIMIZER)
 
 
-def check_unwrapped(model: torch.nn.Module, what: str) -> None:
-    """Raises for a model that a wrapper of torch's makes one of several ranks."""
+def check_unwrapped(model: Any, what: str) -> None:
+    """Raises for what is no model, or one that a wrapper of torch's makes one of several ranks."""
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(
+            f"{what} is given {model!r}, of type {type(model).__name__}, where a torch.nn.Module "
+            "is expected: give it the model")
     for module in model.modules():
         names = {kind.__name__ for kind in type(module).__mro__}
         if found := _WRAPPERS & names:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from spillway._arguments import checked_norm
 from spillway._load import native
-from spillway._paths import Paths, folders_of
+from spillway._paths import Paths, existing_folders
 from spillway._state_folders import own_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._alone import check_optimizer_alone, check_unwrapped
@@ -100,11 +101,11 @@ class OffloadedOptimizer(WithState):
             self._rounds = Rounds(self._ranks)
         if deferred is not None:
             check_unwrapped(deferred, "deferred")
-        self.max_norm = max_norm
+        self.max_norm = checked_norm(max_norm)
         self.grad_norm = 0.0
         self.skipped_steps = 0
         self._options = {
-            "nvme": folders_of(nvme, "nvme"), "state_format": state_format,
+            "nvme": existing_folders(nvme, "nvme"), "state_format": state_format,
             "gradients_per_step": accumulation_steps or 0, "defers_updates": deferred is not None,
             "missing": missing, "threads": threads, "seed": seed,
             "host_memory": None if host_memory is None else str(host_memory), "isa": isa,
@@ -340,6 +341,7 @@ class OffloadedOptimizer(WithState):
         It stands for torch.nn.utils.clip_grad_norm_, which finds no gradients: they are here. With
         a torch.amp.GradScaler, pass it.
         """
+        max_norm = checked_norm(max_norm)
         self._take_what_came()
         norm = self._global_norm(1.0 if grad_scaler is None else grad_scaler.get_scale(),
                                  self._with_gradients())

@@ -11,7 +11,7 @@ import torch
 
 from spillway._documents import text_of
 from spillway._load import native
-from spillway._paths import Path
+from spillway._paths import Path, existing_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch import _engine_checkpoint
 from spillway.torch._alone import ONE_PROCESS, check_alone, check_unwrapped
@@ -80,6 +80,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     configuration = native.Configuration(text, origin)
     for note in configuration.notes:
         warnings.warn(note, stacklevel=2)
+    if optimizer is None:
+        existing_folders(configuration.nvme, "nvme_path")  # before the model changes
     model = model.to(_DTYPES[configuration.dtype])
     if optimizer is None:
         parameters = model.named_parameters() if model_parameters is None else model_parameters
