@@ -135,16 +135,16 @@ class Rendezvous {
     if (purpose == Purpose::meeting && reception_.has_value()) hello.port = reception_->port();
     hello.nonce = random_nonce();
     const Ending greeted = send_all(socket, bytes_of(hello), end_);
-    if (greeted.kind == Ending::Kind::closed) return false;
+    if (is_to_repeat(greeted, rank)) return false;
     Challenge challenge;
     const Ending challenged = receive_answer(socket, rank, challenge);
-    if (challenged.kind == Ending::Kind::closed) return false;
+    if (is_to_repeat(challenged, rank)) return false;
     expect(challenged, rank);
     const Key& key = key_for(socket);
     expect(send_all(socket, bytes_of(prove(key, Side::caller, hello, challenge)), end_), rank);
     Proof proof;
     const Ending answered = receive_answer(socket, rank, proof);
-    if (answered.kind == Ending::Kind::closed) return false;
+    if (is_to_repeat(answered, rank)) return false;
     expect(answered, rank);
     check(is_proved(key, Side::called, hello, challenge, proof), ErrorCode::device_error,
           another_program(rank));
@@ -154,6 +154,20 @@ class Rendezvous {
       peers_[rank].notices = Inbox(Rank{rank}, std::move(socket));
     }
     return true;
+  }
+
+  [[nodiscard]] bool is_to_repeat(const Ending& ending, std::uint32_t rank) const {
+    if (ending.kind != Ending::Kind::closed) return false;
+    log_warning("rank {} calls rank {} again, whose connection was lost: {}", launch_.rank.value(),
+                rank, reason_of(ending));
+    return true;
+  }
+
+  [[nodiscard]] std::string reason_of(const Ending& ending) const {
+    if (ending.kind == Ending::Kind::late) {
+      return fmt::format("it has not answered within {} s", seconds());
+    }
+    return ending.error == 0 ? "it was closed" : std::strerror(ending.error);
   }
 
   /// Returns the key, or lets who was called know that there is none.
@@ -307,13 +321,9 @@ class Rendezvous {
   /// Throws unless a message to or from `rank` has gone in whole.
   void expect(const Ending& ending, std::uint32_t rank) const {
     if (ending) return;
-    const bool late = ending.kind == Ending::Kind::late;
-    const std::string reason = late ? fmt::format("it has not answered within {} s", seconds())
-                               : ending.error == 0 ? "its connection has closed"
-                                                   : std::strerror(ending.error);
     throw Error(ErrorCode::device_error,
                 fmt::format("rank {} has lost rank {} before all ranks had met: {}",
-                            launch_.rank.value(), rank, reason),
+                            launch_.rank.value(), rank, reason_of(ending)),
                 ending.error);
   }
 
@@ -326,7 +336,7 @@ class Rendezvous {
       for (std::uint32_t rank = 0; rank < launch_.ranks; ++rank) {
         if (is_watched(rank)) send_small(peers_[rank].notices.socket(), bytes_of(notice));
       }
-      if (is_first() && reception_.has_value() && missing(Purpose::notices)) {
+      if (is_first() && reception_.has_value()) {  // also one that has lost its seat
         reception_->turn_away(notice, Clock::now() + kRefusal);
       }
     } catch (const std::exception&) {  // the first error is the one that counts
