@@ -2,7 +2,7 @@
 # cache has their objects. CMAKE_PROJECT_spillway_INCLUDE names this file (tests/tools/mutants).
 function(spillway_product_options)
   set(names module_headers program_headers base offload cpu_adam nvme_swap comm plan data model
-      config engine capi face cuda_emulation)
+      config engine capi face descriptions bench cuda_emulation)
   list(TRANSFORM names PREPEND spillway_)
   foreach(target IN LISTS names ITEMS spillway)
     if(TARGET ${target})
