@@ -93,6 +93,14 @@ class Scenario:
                 self.failed.append(f"{name}: {error!r}")
         raise Refused
 
+    def keep_state(self):
+        """Saves and loads in both ways."""
+        checkpoint = self.folder / "checkpoint"
+        self.call("save", lambda: self.optimizer.save(checkpoint))
+        self.call("load", lambda: self.optimizer.load(checkpoint))
+        state = self.call("state_dict", self.optimizer.state_dict)
+        self.call("load_state_dict", lambda: self.optimizer.load_state_dict(state))
+
     def numbers(self):
         """All that training has made."""
         state = self.optimizer.state_dict()["state"]
@@ -163,12 +171,7 @@ class Optimizer(Scenario):
         self.call("step", self.optimizer.step)
 
     def keep(self):
-        checkpoint = self.folder / "checkpoint"
-        if self.fault.on_files:  # the JSON library cannot free a document without memory
-            self.call("save", lambda: self.optimizer.save(checkpoint))
-            self.call("load", lambda: self.optimizer.load(checkpoint))
-        state = self.call("state_dict", self.optimizer.state_dict)
-        self.call("load_state_dict", lambda: self.optimizer.load_state_dict(state))
+        self.keep_state()
         with torch.no_grad():
             self.parameters[0].mul_(2)
         self.call("values_changed", lambda: self.optimizer.values_changed(self.parameters[0]))
@@ -222,8 +225,7 @@ class Streamed(Scenario):
         with torch.no_grad():
             self.call("evaluation", lambda: self.model(torch.ones(5, 4)))
         self.call("synchronize", self.optimizer.synchronize)
-        state = self.call("state_dict", self.optimizer.state_dict)
-        self.call("load_state_dict", lambda: self.optimizer.load_state_dict(state))
+        self.keep_state()
 
 
 class Engine(Scenario):

@@ -1,6 +1,7 @@
 #include "runtime/engine/embedded/checkpoint.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <system_error>
@@ -8,7 +9,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
-#include "runtime/engine/run/sealed_json.hpp"
+#include "runtime/engine/embedded/checkpoint_description.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -27,40 +28,36 @@ std::string_view name_of(cpu_adam::Optimizer optimizer) {
   return "unknown";
 }
 
-/// Returns everything that the bytes of the state follow from.
-nlohmann::json describe(const EmbeddedOptions& options, std::span<const std::string> names,
-                        const EmbeddedLayout& layout) {
-  nlohmann::json document;
-  document["dtype"] = spillway::name_of(options.dtype);
-  document["state_format"] = spillway::name_of(options.state_format);
-  document["tile_parameters"] = options.tile_parameters;
-  nlohmann::json& optimizers = document["optimizers"] = nlohmann::json::array();
-  for (const auto& group : options.groups) optimizers.push_back(name_of(group.optimizer));
-  nlohmann::json& parameters = document["parameters"] = nlohmann::json::array();
+CheckpointDescription describe(const EmbeddedOptions& options, std::span<const std::string> names,
+                               const EmbeddedLayout& layout) {
+  CheckpointDescription result{.dtype = std::string(spillway::name_of(options.dtype)),
+                               .state_format = std::string(spillway::name_of(options.state_format)),
+                               .tile_parameters = options.tile_parameters,
+                               .optimizers = {},
+                               .parameters = {},
+                               .updates = {}};
+  for (const auto& group : options.groups) result.optimizers.emplace_back(name_of(group.optimizer));
   for (std::size_t i = 0; i < names.size(); ++i) {
     const EmbeddedPlace& place = layout.places[i];
-    parameters.push_back({{"name", names[i]},
-                          {"elements", place.count},
-                          {"group", layout.groups[place.block][0].group}});
+    result.parameters.push_back(
+        {.name = names[i], .elements = place.count, .group = layout.groups[place.block][0].group});
   }
-  return document;
+  return result;
 }
 
-void compare_parameters(const fs::path& directory, const nlohmann::json& saved,
-                        const nlohmann::json& wanted) {
-  const auto refuse = [&](std::size_t at) {
-    const auto text = [at](const nlohmann::json& list) {
-      return at < list.size() ? list[at].dump() : std::string("none");
-    };
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the checkpoint in {} is of other parameters: number {} is {} there "
-                            "and {} here",
-                            directory.string(), at, text(saved), text(wanted)));
+void compare_parameters(const fs::path& directory,
+                        std::span<const CheckpointDescription::Parameter> saved,
+                        std::span<const CheckpointDescription::Parameter> wanted) {
+  const auto text = [](std::span<const CheckpointDescription::Parameter> list, std::size_t at) {
+    return at < list.size() ? to_text(list[at]) : std::string("none");
   };
-  const std::size_t most = std::max(saved.size(), wanted.size());
-  for (std::size_t i = 0; i < most; ++i) {
-    if (i >= saved.size() || i >= wanted.size() || saved[i] != wanted[i]) refuse(i);
-  }
+  const auto [first, other] = std::ranges::mismatch(saved, wanted);
+  if (first == saved.end() && other == wanted.end()) return;
+  const auto at = static_cast<std::size_t>(first - saved.begin());
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("the checkpoint in {} is of other parameters: number {} is {} there and "
+                          "{} here",
+                          directory.string(), at, text(saved, at), text(wanted, at)));
 }
 
 }  // namespace
@@ -87,12 +84,12 @@ void NewCheckpoint::complete() {
 std::string describe_checkpoint(const fs::path& directory, const EmbeddedOptions& options,
                                 std::span<const std::string> names, const EmbeddedLayout& layout,
                                 std::span<const std::uint64_t> updates) {
-  nlohmann::json document = describe(options, names, layout);
+  CheckpointDescription description = describe(options, names, layout);
   // The state has one number for all.
   if (std::ranges::adjacent_find(updates, std::ranges::not_equal_to{}) != updates.end()) {
-    document["updates"] = std::vector<std::uint64_t>(updates.begin(), updates.end());
+    description.updates.assign(updates.begin(), updates.end());
   }
-  return sealed_text(directory / kFile, std::move(document));
+  return to_text(directory / kFile, description);
 }
 
 std::vector<std::uint64_t> check_checkpoint(const fs::path& directory,
@@ -101,20 +98,22 @@ std::vector<std::uint64_t> check_checkpoint(const fs::path& directory,
                                             const EmbeddedLayout& layout) {
   check(fs::exists(directory / kFile), ErrorCode::invalid_argument,
         fmt::format("there is no checkpoint in {}: {} is missing", directory.string(), kFile));
-  const nlohmann::json saved = read_sealed_json(directory / kFile);
-  const nlohmann::json wanted = describe(options, names, layout);
-  for (const char* key : {"dtype", "state_format", "tile_parameters", "optimizers"}) {
-    check(saved.at(key) == wanted.at(key), ErrorCode::invalid_argument,
+  CheckpointDescription saved = read_description(directory / kFile);
+  const CheckpointDescription wanted = describe(options, names, layout);
+  const auto compare = [&](std::string_view key, const auto& there, const auto& here) {
+    check(there == here, ErrorCode::invalid_argument,
           fmt::format("the checkpoint in {} has {} {}, and this trainer {}", directory.string(),
-                      key, saved.at(key).dump(), wanted.at(key).dump()));
-  }
-  compare_parameters(directory, saved.at("parameters"), wanted.at("parameters"));
-  if (!saved.contains("updates")) return {};
-  auto updates = saved.at("updates").get<std::vector<std::uint64_t>>();
-  check(updates.size() == names.size(), ErrorCode::corrupt_data,
+                      key, there, here));
+  };
+  compare("dtype", saved.dtype, wanted.dtype);
+  compare("state_format", saved.state_format, wanted.state_format);
+  compare("tile_parameters", saved.tile_parameters, wanted.tile_parameters);
+  compare("optimizers", saved.optimizers, wanted.optimizers);
+  compare_parameters(directory, saved.parameters, wanted.parameters);
+  check(saved.updates.empty() || saved.updates.size() == names.size(), ErrorCode::corrupt_data,
         fmt::format("{} has {} numbers of updates for {} parameters", (directory / kFile).string(),
-                    updates.size(), names.size()));
-  return updates;
+                    saved.updates.size(), names.size()));
+  return std::move(saved.updates);
 }
 
 }  // namespace spillway::engine

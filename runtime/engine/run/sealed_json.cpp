@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "nvme_swap/format.hpp"
@@ -18,24 +21,37 @@ namespace {
 using nlohmann::json;
 
 constexpr Bytes kLargestFile = 16_MiB;
-constexpr std::size_t kMostLevels = 64;  // a model's configuration of 32, and what is around it
-constexpr int kFormat = 3;               // 1 had no checksum, 2 no run id
-constexpr const char* kChecksum = "xxh3";
+constexpr std::size_t kMostLevels = 64;   // a model's configuration of 32, and what is around it
+constexpr std::string_view kEnd = "\n}";  // of an object
+constexpr std::string_view kChecksum = ",\n  \"xxh3\": \"";
 
-/// The text of the file: keys in alphabetical order, two spaces a level.
-std::string sealed(json document) {
-  document.erase(kChecksum);
-  const std::string text = document.dump(2);
-  document[kChecksum] =
-      fmt::format("{:016x}", nvme_swap::checksum_of(std::as_bytes(std::span(text))));
-  return document.dump(2) + "\n";
+std::string sealed(std::string object) {
+  const std::uint64_t checksum = nvme_swap::checksum_of(std::as_bytes(std::span(object)));
+  object.resize(object.size() - kEnd.size());
+  return fmt::format("{}{}{:016x}\"{}\n", object, kChecksum, checksum, kEnd);
+}
+
+bool has_its_checksum(std::string_view text) {
+  const std::size_t end = text.rfind(kChecksum);
+  return end != std::string_view::npos &&
+         text == sealed(std::string(text.substr(0, end)).append(kEnd));
+}
+
+/// Returns what "format" says in the text, if it is there.
+std::optional<std::uint64_t> format_of(std::string_view text) {
+  constexpr std::string_view kKey = "\n  \"format\": ";
+  const std::size_t key = text.find(kKey);
+  if (key == std::string_view::npos) return std::nullopt;
+  const std::string_view value = text.substr(key + kKey.size());
+  std::uint64_t format = 0;
+  const auto read = std::from_chars(value.data(), value.data() + value.size(), format);
+  return read.ec == std::errc() ? std::optional(format) : std::nullopt;
 }
 
 }  // namespace
 
-std::string sealed_text(const std::filesystem::path& path, json document) {
-  document["format"] = kFormat;
-  std::string text = sealed(std::move(document));
+std::string sealed_text(const std::filesystem::path& path, std::string object) {
+  std::string text = sealed(std::move(object));
   check(text.size() <= kLargestFile.value(), ErrorCode::invalid_argument,
         fmt::format("{} would have {} bytes, and at most {} can be read again; give what it names "
                     "shorter names, or name less",
@@ -44,24 +60,28 @@ std::string sealed_text(const std::filesystem::path& path, json document) {
 }
 
 void write_sealed_json(const std::filesystem::path& path, json document) {
-  write_file_atomically(path, sealed_text(path, std::move(document)));
+  document["format"] = kSealedFormat;
+  document.erase("xxh3");
+  write_file_atomically(path, sealed_text(path, document.dump(2)));
+}
+
+std::string read_sealed_text(const std::filesystem::path& path) {
+  std::string text = read_text_file(path, kLargestFile);
+  // Before the checksum, which another version may compute in another way.
+  const auto format = format_of(text);
+  check(!format || *format == kSealedFormat, ErrorCode::not_supported,
+        fmt::format("{} has format {}; this version reads format {}", path.string(),
+                    format.value_or(0), kSealedFormat));
+  check(has_its_checksum(text), ErrorCode::corrupt_data,
+        fmt::format("{} is not as it was written: its text does not have its checksum",
+                    path.string()));
+  return text;
 }
 
 json read_sealed_json(const std::filesystem::path& path) {
-  const std::string text = read_text_file(path, kLargestFile);
-  json document = parse_json(text, {.origin = path.string(), .most_levels = kMostLevels});
-  check(document.is_object(), ErrorCode::corrupt_data,
-        fmt::format("{} is not a JSON object", path.string()));
-  // Before the checksum, which another version may compute in another way.
-  const auto format = document.find("format");
-  check(format == document.end() || !format->is_number_integer() || *format == kFormat,
-        ErrorCode::not_supported,
-        fmt::format("{} has format {}; this version reads format {}", path.string(),
-                    format == document.end() ? "" : format->dump(), kFormat));
-  check(sealed(document) == text, ErrorCode::corrupt_data,
-        fmt::format("{} is not as it was written: its text does not have its checksum",
-                    path.string()));
-  document.erase(kChecksum);
+  json document =
+      parse_json(read_sealed_text(path), {.origin = path.string(), .most_levels = kMostLevels});
+  document.erase("xxh3");
   return document;
 }
 

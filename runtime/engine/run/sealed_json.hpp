@@ -8,14 +8,20 @@
 
 namespace spillway::engine {
 
-/// Returns the text of a file at `path` with `document`, an object, and with "format" and "xxh3"
-/// (XXH3-64, hexadecimal) added. Throws `Error{invalid_argument}` for more than can be read again.
-[[nodiscard]] std::string sealed_text(const std::filesystem::path& path, nlohmann::json document);
-/// Replaces `path` by that; durable when it returns.
+/// Is what "format" says in these files: 1 had no checksum, 2 no run id.
+inline constexpr int kSealedFormat = 3;
+
+/// Returns the text of a file at `path` with `object`, the text of a document that has "format" and
+/// is as nlohmann::json::dump(2) writes it, and with "xxh3" (XXH3-64, hexadecimal) at its end.
+/// Throws `Error{invalid_argument}` for more than can be read again.
+[[nodiscard]] std::string sealed_text(const std::filesystem::path& path, std::string object);
+/// Replaces `path` by that of `document`, an object, with "format" added; durable when it returns.
 void write_sealed_json(const std::filesystem::path& path, nlohmann::json document);
 
-/// Returns the document that was written. Throws `Error{corrupt_data}` unless the file holds it to
-/// the bit, `Error{not_supported}` for a format of another version.
+/// Returns the text that was written. Throws `Error{corrupt_data}` unless the file holds it to the
+/// bit, `Error{not_supported}` for a format of another version.
+[[nodiscard]] std::string read_sealed_text(const std::filesystem::path& path);
+/// Returns its document, without the checksum.
 [[nodiscard]] nlohmann::json read_sealed_json(const std::filesystem::path& path);
 
 }  // namespace spillway::engine
