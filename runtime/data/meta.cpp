@@ -126,8 +126,7 @@ Meta parse_meta(std::string_view json_text, std::string_view origin) {
 }
 
 Meta load_meta(const std::filesystem::path& meta_json) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(meta_json, ignored)) {
+  if (!is_there(meta_json)) {
     throw Error(ErrorCode::io_error,
                 fmt::format("{} does not exist; `spillway data` writes it, or write "
                             "{{\"dtype\": \"uint16\", \"vocab_size\": N}} for token files that "

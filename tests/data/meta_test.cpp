@@ -78,6 +78,13 @@ TEST(Meta, SaysHowToMakeTheFileThatIsMissing) {
   EXPECT_THAT(error.what(), HasSubstr("spillway data"));
 }
 
+TEST(Meta, DoesNotTakeAFileThatCannotBeLookedAtForMissing) {
+  const Scratch scratch;
+  const auto path = scratch / "meta.json";
+  std::filesystem::create_symlink(path, path);
+  EXPECT_EQ(error_of([&] { static_cast<void>(load_meta(path)); }).native(), ELOOP);
+}
+
 TEST(Meta, RefusesAPathThatJsonCannotHold) {
   const Meta meta{TokenType::uint16, 5, "/models/\xff", {}};
   EXPECT_EQ(error_of([&] { static_cast<void>(to_meta_json(meta)); }).code(),

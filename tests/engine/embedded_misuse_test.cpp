@@ -184,6 +184,10 @@ TEST_F(EmbeddedTrainerTest, RefusesACheckpointOfOthersAndOneThatIsNotWhole) {
   const auto trainer = make(options_for());
   expect_error([&] { static_cast<void>(trainer->load(directory_.path())); },
                ErrorCode::invalid_argument, "no checkpoint");
+  const auto looped = directory_.path() / "parameters.json";
+  std::filesystem::create_symlink(looped, looped);
+  expect_error([&] { static_cast<void>(trainer->load(directory_.path())); }, ErrorCode::io_error,
+               "parameters.json: Too many");
   trainer->save(directory_.path() / "a");
   expect_error([&] { static_cast<void>(trainer->save(directory_.path() / "a")); },
                ErrorCode::invalid_argument, "there already");

@@ -55,6 +55,16 @@ class TokenizerRuns(ProgramTestCase):
             self.assertEqual((self.folder / folder / name).read_bytes(),
                              (self.folder / "origin" / name).read_bytes(), name)
 
+    def test_files_that_cannot_be_looked_at_do_not_count_as_missing(self):
+        self.done(*self.of_ids("run", "--from", "hf"))
+        for path, command in (("hf/tokenizer.json", ["eval", "--model", "hf", "--data", "ids"]),
+                              ("run/tokenizer/generation_config.json", ["export", "run", "out"])):
+            (self.folder / path).unlink()
+            (self.folder / path).symlink_to(self.folder / path)
+            done = self.run_program(*command)
+            self.assertNotEqual(done.returncode, 0, path)
+            self.assertRegex(done.stderr, f"{path}: Too many levels of symbolic links")
+
     def test_exports_carry_the_small_files_of_the_checkpoint(self):
         self.configure(save_every=1)
         self.done(*self.of_ids("run", "--from", "hf"))

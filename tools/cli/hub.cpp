@@ -78,12 +78,11 @@ fs::path snapshot_of(const fs::path& folder, const std::string& revision) {
 }  // namespace
 
 fs::path find_checkpoint(const fs::path& name) {
-  std::error_code ignored;
-  if (fs::exists(fs::symlink_status(name, ignored))) return name;
+  if (fs::exists(fs::symlink_status(name))) return name;
   const std::optional<HubName> hub = parse_hub_name(name.string());
   if (!hub) return name;
   fs::path snapshot = snapshot_of(hub_cache() / hub->folder(), hub->revision);
-  if (fs::exists(snapshot / "config.json", ignored)) return snapshot;
+  if (is_there(snapshot / "config.json")) return snapshot;
   const std::string revision =
       hub->revision == "main" ? std::string() : fmt::format(" --revision {}", hub->revision);
   throw Error(ErrorCode::invalid_argument,

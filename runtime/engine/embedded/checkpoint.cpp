@@ -96,7 +96,7 @@ std::vector<std::uint64_t> check_checkpoint(const fs::path& directory,
                                             const EmbeddedOptions& options,
                                             std::span<const std::string> names,
                                             const EmbeddedLayout& layout) {
-  check(fs::exists(directory / kFile), ErrorCode::invalid_argument,
+  check(is_there(directory / kFile), ErrorCode::invalid_argument,
         fmt::format("there is no checkpoint in {}: {} is missing", directory.string(), kFile));
   CheckpointDescription saved = read_description(directory / kFile);
   const CheckpointDescription wanted = describe(options, names, layout);

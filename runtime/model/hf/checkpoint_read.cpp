@@ -183,9 +183,8 @@ CheckpointReader::CheckpointReader(const std::filesystem::path& directory,
 }
 
 void CheckpointReader::open(const std::filesystem::path& directory) {
-  std::error_code ignored;
-  const bool single = std::filesystem::exists(directory / kSingle, ignored);
-  const bool sharded = std::filesystem::exists(directory / kIndex, ignored);
+  const bool single = is_there(directory / kSingle);
+  const bool sharded = is_there(directory / kIndex);
   check(!(single && sharded), ErrorCode::invalid_argument,
         fmt::format("{} has both {} and {}; remove the one that is out of date", directory.string(),
                     kSingle, kIndex));

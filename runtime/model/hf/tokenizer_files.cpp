@@ -34,9 +34,9 @@ constexpr std::array<std::string_view, 13> kNames{"tokenizer.json",
 
 std::vector<std::string> tokenizer_files(const fs::path& directory) {
   std::vector<std::string> names;
-  std::error_code ignored;
   for (const std::string_view name : kNames) {
-    if (fs::is_regular_file(directory / name, ignored)) names.emplace_back(name);
+    const fs::path path = directory / name;
+    if (is_there(path) && fs::is_regular_file(path)) names.emplace_back(name);
   }
   return names;
 }

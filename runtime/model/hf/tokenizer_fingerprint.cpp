@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
 #include "runtime/base/json.hpp"
 #include "runtime/model/hf/tokenizer_files.hpp"
 
@@ -167,8 +168,7 @@ std::string fingerprint_of_rules(const json& document) {
 
 std::optional<TokenizerFingerprint> tokenizer_fingerprint(const fs::path& path) {
   const fs::path file = path.extension() == ".json" ? path : path / "tokenizer.json";
-  std::error_code ignored;
-  if (!fs::exists(file, ignored)) return std::nullopt;
+  if (!is_there(file)) return std::nullopt;
   try {
     const json document = parse_json(read_tokenizer_file(file), {.origin = file.string()});
     return TokenizerFingerprint{.tokens = fingerprint_of_tokens(document),

@@ -285,6 +285,16 @@ TEST_F(ShardedCheckpoint, RefusesTwoCheckpointsInOneDirectory) {
   EXPECT_THAT(refusal(directory_, config_), HasSubstr("has both"));
 }
 
+TEST(Checkpoint, DoesNotTakeAFileThatCannotBeLookedAtForMissing) {
+  const Scratch scratch;
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+    const auto path = scratch.path() / name;
+    std::filesystem::create_symlink(path, path);
+    EXPECT_THAT(refusal(scratch.path(), small_gpt2()), HasSubstr(path.string() + ": Too many"));
+    std::filesystem::remove(path);
+  }
+}
+
 TEST(Checkpoint, SaysWhatToDoWithoutSafetensors) {
   const Scratch scratch;
   EXPECT_THAT(refusal(scratch.path(), small_gpt2()), HasSubstr("save_pretrained"));
