@@ -27,7 +27,8 @@ native = importlib.util.module_from_spec(spec)
 sys.modules["spillway._native"] = native
 spec.loader.exec_module(native)
 
-from spillway.torch import _device, _offloaded, _shard, streaming  # noqa: E402: after the extension
+# After the extension.
+from spillway.torch import _device, _registration, _shard, streaming  # noqa: E402
 
 ORDERS = (0, 7, 8)  # late, and two seeds
 PINNED = 256 << 20
@@ -196,6 +197,6 @@ def emulated_gpu(request, monkeypatch):
         monkeypatch.setattr(request.module, "offload_model",
                             lambda *args, **kwargs: take(*args, **kwargs, device=f"cuda:{GPU}"))
     else:
-        monkeypatch.setattr(_offloaded, "place_of", lambda parameter: torch.device("cuda", GPU))
+        monkeypatch.setattr(_registration, "place_of", lambda parameter: torch.device("cuda", GPU))
     yield
     framework.finish()

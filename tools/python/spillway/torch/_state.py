@@ -20,8 +20,7 @@ from spillway.errors import (
     IoError,
     NotSupportedError,
 )
-from spillway.torch._lifetime import WithLifetime
-from spillway.torch._partition import Partition
+from spillway.torch._groups import WithGroups
 from spillway.torch._ranks import Ranks
 from spillway.torch._shard import Shard, in_memory
 
@@ -47,17 +46,14 @@ def _in_file(folder: str, elements: int) -> torch.Tensor:
         os.unlink(path)
 
 
-class WithState(WithLifetime):
+class WithState(WithGroups):
     """An optimizer whose state is that of its shards."""
 
     state_names: Mapping[str, str] = {}  #: torch's names of the moments
     counts_steps = True                #: torch keeps the number of steps of each parameter
-    refused: tuple[str, ...] = ()      #: keys of torch's groups that must be off
     _ranks: Ranks | None
     _options: dict[str, Any]
     _leaves_state_out = False
-    _first_state: Any        #: returns the second moment that a parameter begins with
-    _set_groups: Any         #: tells trainers the hyperparameters of groups
     _marker: Any = None                #: of a state_dict without state
     _cut_off = ""  #: the call that has replaced a part of the state and failed
 

@@ -1,0 +1,117 @@
+"""How parameters come to trainers: when the optimizer is made, with a new group, and later."""
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from spillway._load import native
+from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._handed_over import Uses
+from spillway.torch._held import Registered, check_memory, check_parameter
+from spillway.torch._lifetime import hold
+from spillway.torch._partition import Partition
+from spillway.torch._rounds import Rounds
+from spillway.torch._shard import Shard
+from spillway.torch._state import WithState
+from spillway.torch.streaming import place_of, streaming_of, unit_of
+
+
+class WithRegistration(WithState):
+    """An optimizer that takes parameters as soon as they need gradients."""
+
+    _rounds: Rounds  #: of ranks
+    _uses: Uses
+    _ready = False   #: torch has all groups that the optimizer is made with
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters, also after steps; they begin with empty state."""
+        self._check_group(param_group)
+        with self._all_or_none():
+            super().add_param_group(param_group)
+            group = len(self.param_groups) - 1
+            self._absent += [(group, number)
+                             for number in range(len(self.param_groups[group]["params"]))]
+            if self._ready:
+                self._register()
+
+    def _register(self) -> None:
+        """Moves parameters that need gradients and are not here yet into trainers."""
+        new: dict[tuple[torch.dtype, torch.device], list[Registered]] = defaultdict(list)
+        still_absent = []
+        for group, number in self._absent:
+            parameter = self.param_groups[group]["params"][number]
+            if (parameter in self._places or not parameter.requires_grad
+                    or not parameter.numel()):
+                still_absent.append((group, number))
+                continue
+            names = self.param_groups[group].get("param_names")
+            name = names[number] if names else f"parameter {number} of group {group}"
+            entry = Registered(parameter, group, name, unit_of(parameter))
+            check_parameter(entry)
+            new[parameter.dtype, place_of(parameter)].append(entry)
+        if not new:
+            return
+        check_memory([entry for entries in new.values() for entry in entries])
+        short = self._options["state_format"]
+        if short != "fp32" and not any(
+                parameter.dtype == torch.bfloat16 for parameter in (*self._places, *(
+                    entry.parameter for entries in new.values() for entry in entries))):
+            raise InvalidArgumentError(
+                f"state_format {short} is for bf16 parameters, of which there are none; leave it "
+                "out, or convert the model: model.to(torch.bfloat16)")
+        with self._all_or_none():
+            hold(self, [entry.parameter for entries in new.values() for entry in entries])
+            for (_, place), entries in new.items():
+                self._add_shard(entries, place)
+        self._absent = still_absent
+
+    def _add_shard(self, entries: list[Registered], place: torch.device) -> None:
+        hyperparameters = {entry.group: self._hyperparameters(entry.group, 0) for entry in entries}
+        options = self._trainer_options(entries[0].parameter.dtype)
+        streaming = streaming_of([entry.parameter for entry in entries])
+        frozen: list[Registered] = []
+        if streaming is not None:
+            if any(streaming.is_kept_by(shard) for shard in self._shards):
+                raise NotSupportedError(
+                    f"{entries[0].name} of an offloaded model is trained since the optimizer was "
+                    "made, or is of another element type; make the optimizer again, with "
+                    "parameters of one element type")
+            options.device_memory = streaming.device_memory
+            frozen = streaming.frozen()
+            check_memory([*entries, *frozen])
+        if self._ranks is None:
+            shard = Shard(entries, frozen, hyperparameters, options, place)
+        elif streaming is None:
+            shard = Partition(entries, hyperparameters, options, place, self._rounds)
+        else:
+            raise NotSupportedError("offload_model with a process_group is not supported: use one "
+                                    "of the two")
+        if streaming is not None:
+            streaming.attach(shard)
+            self._lifetime.streamings.append(streaming)
+        shard.watch(self._uses)
+        self._shards.append(shard)
+        for index, entry in enumerate(entries):
+            self._places[entry.parameter] = (shard, index)
+            first = self._first_state(self.param_groups[entry.group], entry.parameter.shape)
+            if first is not None:
+                shard.write(index, None, None, first)
+            self._lifetime.hooks.append(shard.hook(index))
+
+    def _trainer_options(self, dtype: torch.dtype) -> Any:
+        options = native.TrainerOptions()
+        for name, value in self._options.items():
+            if value is not None:
+                setattr(options, name, value)
+        if dtype != torch.bfloat16 and options.state_format != "fp32":
+            options.state_format = "fp32"  # of norms in fp32 beside matrices in bf16
+        if self._shards and options.nvme:
+            options.nvme = [os.path.join(folder, f"shard{len(self._shards)}")
+                            for folder in options.nvme]
+        if self._ranks is not None:  # of one machine, perhaps
+            options.nvme = [os.path.join(folder, f"rank{self._ranks.rank}")
+                            for folder in options.nvme]
+        return options

@@ -1,0 +1,141 @@
+"""Steps: what has come since the last one is clipped as one and updates all shards, or none."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from spillway._arguments import checked_norm
+from spillway.errors import InvalidArgumentError, NotSupportedError
+from spillway.torch._alone import check_optimizer_alone
+from spillway.torch._partition import Partition
+from spillway.torch._ranks import STEPS, checksum
+from spillway.torch._registration import WithRegistration
+from spillway.torch._shard import Shard
+from spillway.torch._uncut import uncut
+
+
+class WithSteps(WithRegistration):
+    """An optimizer that updates its parameters."""
+
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler leaves the scale to `step`
+    max_norm: float
+    grad_norm: float
+    skipped_steps: int
+    _clip_next: float | None  #: what the next step clips to
+
+    def step(self, closure: Callable[[], Any] | None = None, *, divisor: float = 1.0) -> Any:
+        """Updates parameters with the gradients of the backward passes since the last step, which
+        are divided by `divisor`. A `closure` computes them first; its result is returned.
+
+        `missing` says what becomes of parameters without a gradient. With torch.amp.GradScaler,
+        call `scaler.step(optimizer)`; the scale is divided out in the update.
+        Ctrl-C interrupts it before it updates, or when all parameters are updated.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        try:
+            self._step(divisor)
+        except BaseException:
+            # What GradScaler sets for one step, it removes when that is over.
+            self.__dict__.pop("grad_scale", None)
+            self.__dict__.pop("found_inf", None)
+            raise
+        return result
+
+    def _step(self, divisor: float) -> None:
+        if self._ranks is None:
+            check_optimizer_alone()
+        scale = getattr(self, "grad_scale", None)
+        divisor *= self._uses.unscaled_by() * (1.0 if scale is None else float(scale))
+        max_norm = self.max_norm if self._clip_next is None else self._clip_next
+        self._uses.check(clips=max_norm > 0 or self._clip_next is not None)
+        self._check_whole()
+        self._take_what_came()
+        if self._ranks is not None:
+            self._check_settings(divisor, max_norm)
+        self._set_groups()
+        with uncut(repeats=self._ranks is not None):
+            self.grad_norm, skipped = self._step_shards(divisor, max_norm)
+            self._clip_next = None
+            self._uses.tell_finite(not skipped)
+            self._uses.forget()
+            self.skipped_steps += skipped
+
+    def _check_settings(self, divisor: float, max_norm: float) -> None:
+        """Raises unless all ranks make the same step."""
+        groups = [{**group, "params": None} for group in self.param_groups]
+        updates = [shard.trainer.updates for shard in self._shards]
+        self._ranks.announce(STEPS, checksum([groups, updates, divisor, max_norm])).details()
+
+    def _take_what_came(self) -> None:
+        """Takes parameters that need gradients since the last step, gradients that no backward pass
+        handed over, and values that the program wrote."""
+        self._end_passes()
+        self._register()
+        for shard in self._shards:
+            shard.check_replaced()
+            shard.notice_drops()
+            shard.take_writes()
+            shard.add_gradients()
+        if self._ranks is not None:
+            self._rounds.finish()
+
+    def _step_shards(self, divisor: float, max_norm: float) -> tuple[float, bool]:
+        """Steps all trainers, or none if a gradient of one is not finite."""
+        shards = self._with_gradients()
+        if not shards:  # torch's optimizers do nothing then
+            return 0.0, False
+        norm = None
+        if len(shards) > 1 or self._ranks is not None:
+            norm = self._global_norm(divisor, shards)
+        done = shards[0].step(divisor, max_norm, norm)
+        with self.replacing("step"):
+            for shard in shards[1:]:
+                shard.step(divisor, max_norm, norm)
+        return done
+
+    def _with_gradients(self) -> list[Shard | Partition]:
+        """The shards that take part in a step: all, unless those without a gradient are skipped."""
+        return [shard for shard in self._shards
+                if shard.any_received() or self._options["missing"] != "skip"]
+
+    def _global_norm(self, divisor: float, shards: list[Shard | Partition]) -> float:
+        try:
+            return math.hypot(*(shard.norm(divisor) for shard in shards))
+        except InvalidArgumentError:
+            if self._ranks is not None:  # what came on some ranks cannot be completed any more
+                for shard in self._shards:
+                    shard.discard_gradients()
+            raise
+
+    def clip_grad_norm_(self, max_norm: float, grad_scaler: Any = None) -> torch.Tensor:
+        """Clips the global norm in the next step and returns the norm before that.
+
+        It stands for torch.nn.utils.clip_grad_norm_, which finds no gradients: they are here. With
+        a torch.amp.GradScaler, pass it.
+        """
+        max_norm = checked_norm(max_norm)
+        self._take_what_came()
+        norm = self._global_norm(1.0 if grad_scaler is None else grad_scaler.get_scale(),
+                                 self._with_gradients())
+        self._clip_next = max_norm
+        return torch.tensor(norm)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients since the last step. They are gone either way, so that
+        `set_to_none=False` is refused unless parameters without one count as having zeros."""
+        if not set_to_none and self._options["missing"] == "skip":
+            raise NotSupportedError(
+                "zero_grad(set_to_none=False) leaves zeros, with which torch updates parameters "
+                'that get no gradient: call zero_grad(), or make the optimizer with missing="zero"')
+        self._end_passes()
+        for shard in self._shards:
+            shard.discard_gradients()
+        self._clip_next = None
+        self._uses.forget()
+        super().zero_grad(set_to_none=True)
