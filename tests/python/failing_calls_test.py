@@ -1,12 +1,17 @@
 """Every call of the package for PyTorch, with every allocation of its library and every call on
 files failing: what fails says so, and can be tried again, or is refused until the optimizer is made
-again. What has worked in the end has the bits of a run without a fault."""
+again. What has worked in the end has the bits of a run without a fault. So have runs of the native
+engine, of which calls on files fail; its plans and documents are the JSON library's, which cannot
+free one without memory."""
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import pathlib
 import random
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -15,6 +20,9 @@ from block_model import BlockModel
 
 import spillway
 from spillway.torch import OffloadedAdamW, offload_model
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
+from program_folder import MODEL, TEXT
 
 FAULTS = {"files": True, "allocations": False}
 NEVER = 1 << 62
@@ -267,6 +275,32 @@ class Engine(Scenario):
         assert state == {"batch": 2}
 
 
+class Run(Scenario):
+    """The native engine: a plan, a run that goes on where it has ended, and its export."""
+
+    config = {"train_micro_batch_size_per_gpu": 4,
+              "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
+              "spillway": {"context": 16, "seed": 3, "tile_parameters": 8192, "compute_threads": 1,
+                           "save_every": 2, "keep": 1}}
+
+    def __init__(self, fault, folder, data):
+        super().__init__(fault, folder)
+        self.data = data
+        (folder / "disk").mkdir()
+
+    def run(self):
+        run, out = self.folder / "run", self.folder / "out"
+        self.call("plan", lambda: spillway.plan(self.config, model=MODEL, run=self.folder))
+        self.call("train", lambda: spillway.train(
+            self.config, model=MODEL, data=self.data, run=run, nvme=self.folder / "disk", steps=5,
+            resume=True, progress=False))
+        self.call("export", lambda: spillway.export(run, out))
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        weights = bytearray((out / "model.safetensors").read_bytes())
+        return [torch.tensor([line["loss"] for line in lines]),
+                torch.frombuffer(weights, dtype=torch.uint8)]
+
+
 def turns_of(counts, most):
     """Numbers of calls that are to fail: so many in each call of the package, evenly; or all."""
     drawn = random.Random(SEED)
@@ -314,6 +348,15 @@ def test_allocations(tmp_path, scenario, on_disk):
 
 def test_the_engine(tmp_path):
     fail_in_turn(Engine, "files", 12, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of what a run does without
+def test_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text(TEXT)
+    subprocess.run([os.environ["SPILLWAY_PROGRAM"], "data", tmp_path / "text.txt", "--out",
+                    tmp_path / "data", "--tokenizer", "bytes"], check=True)
+    fail_in_turn(Run, "files", 10, tmp_path, data=tmp_path / "data")
 
 
 def test_an_update_that_close_cannot_apply_is_told(tmp_path):
