@@ -229,6 +229,8 @@ void Loop::report(std::span<const StepResult> results) {
 /// The stages of a pipeline that need not meet after each step do so before anything else that they
 /// do together.
 void Loop::train_step() {
+  // Looks at the disk, which may fail: after the step, its line would be lost.
+  const bool saves = checkpoints_->due(trainer_->state().step + 1);
   if (metrics_ && trainer_->commits_next()) metrics_->synchronize();
   std::span<const StepResult> results = trainer_->step(run_->data->train, *run_->sampler);
   uses_.push_back({.exposed = trainer_->step_executor().exposed(),
@@ -236,7 +238,7 @@ void Loop::train_step() {
                    .pinned = trainer_->backend().usage(offload::MemoryKind::pinned)});
   trace_->record(trainer_->step_executor());
   const std::uint64_t step = trainer_->state().step;
-  const bool meet = is_over(step) || evaluation_due(step) || checkpoints_->due(step);
+  const bool meet = is_over(step) || evaluation_due(step) || saves;
   if (meet && !trainer_->has_met()) results = trainer_->collect();
   report(results);
   note_commit();

@@ -85,6 +85,22 @@ def test_plan_is_that_of_the_program(tmp_path):
     assert "<td>optimizer state</td>" in plan._repr_html_()
 
 
+def test_a_step_has_its_line_though_its_checkpoint_cannot_be_looked_at(tmp_path, data):
+    run = tmp_path / "run"
+    there = run / "checkpoints/step-3"
+
+    def close_off(step):
+        if step.step == 2:
+            there.parent.mkdir(exist_ok=True)
+            there.symlink_to(there)
+
+    with pytest.raises(OSError, match="manifest.json: Too many levels"):
+        train(data, run, steps=4, save_every=3, on_step=close_off)
+    there.unlink()
+    train(data, run, steps=4, save_every=3, resume=True)
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
+
+
 def test_training_has_the_bits_of_the_program(tmp_path, data):
     (tmp_path / "train.json").write_text(json.dumps(CONFIG))
     (tmp_path / "model.json").write_text(json.dumps(MODEL))

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/file.hpp"
 #include "runtime/base/json.hpp"
 #include "runtime/config/options_table.hpp"
 #include "runtime/engine/run/sealed_json.hpp"
@@ -72,7 +73,7 @@ RunConfig RunDirectory::read_config() const {
   return result;
 }
 
-bool RunDirectory::exists() const { return std::filesystem::exists(manifest()); }
+bool RunDirectory::exists() const { return is_there(manifest()); }
 
 std::vector<std::string> differences_in_mathematics(const RunConfig& recorded,
                                                     const RunConfig& now) {
