@@ -99,7 +99,7 @@ class Scenario:
                 if attempt == 0:
                     self.fault.check(name, error)
                 self.failed.append(f"{name}: {error!r}")
-        raise Refused
+        raise Refused(self.failed)
 
     def keep_state(self):
         """Saves and loads in both ways."""
@@ -291,9 +291,10 @@ class Run(Scenario):
     def run(self):
         run, out = self.folder / "run", self.folder / "out"
         self.call("plan", lambda: spillway.plan(self.config, model=MODEL, run=self.folder))
-        self.call("train", lambda: spillway.train(
-            self.config, model=MODEL, data=self.data, run=run, nvme=self.folder / "disk", steps=5,
-            resume=True, progress=False))
+        for steps in (3, 5):
+            self.call("train", lambda steps=steps: spillway.train(
+                self.config, model=MODEL, data=self.data, run=run, nvme=self.folder / "disk",
+                steps=steps, resume=True, progress=False))
         self.call("export", lambda: spillway.export(run, out))
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         weights = bytearray((out / "model.safetensors").read_bytes())
