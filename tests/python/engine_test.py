@@ -70,6 +70,7 @@ def test_a_backward_pass_of_the_programs_own_is_that_of_deepspeed():
     # Feedback carries roundings of fp32 through 6 updates.
     assert ours["own"] == pytest.approx(theirs["own"], rel=1e-5)
     assert ours["own"] == pytest.approx(theirs["engine"], rel=1e-5)
+    assert ours["own_norm"] == pytest.approx(theirs["engine_norm"], rel=1e-4)
     assert ours["returned"] == pytest.approx(theirs["returned"], rel=1e-5)
     with torch.no_grad():
         untrained = [float(network()(batch(number)).pow(2).mean()) for number in range(12)]
@@ -284,6 +285,7 @@ def show(kind):
         engine, *_ = module.initialize(model=model, model_parameters=model.parameters(),
                                        config={**CONFIG, "zero_optimization": {"stage": 1}})
         said[name] = train(engine, range(12), name == "own")
+        said[name + "_norm"] = float(engine.get_global_grad_norm())  # which clipping hides
     said["returned"] = float(engine.backward(engine(batch(0)).pow(2).mean()))
     print(json.dumps(said))
 
