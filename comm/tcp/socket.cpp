@@ -28,6 +28,9 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 /// Nobody may have begun to listen yet.
 constexpr std::chrono::milliseconds kPause{20};
+/// A small message is tried so often while the system has no buffer for it.
+constexpr int kMostRepeats = 100;
+constexpr std::chrono::milliseconds kRepeat{1};
 /// So long one wait lasts before it is seen whether all is in vain.
 constexpr std::chrono::milliseconds kGlance{100};
 /// An address that does not answer must not take all the time of those that would.
@@ -261,8 +264,13 @@ Moved peek(const FileDescriptor& socket, std::span<std::byte> target) {
 }
 
 bool send_small(const FileDescriptor& socket, std::span<const std::byte> source) noexcept {
-  return ::send(socket.get(), source.data(), source.size(), MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(source.size());
+  ssize_t sent = 0;
+  for (int i = 0; i < kMostRepeats; ++i) {
+    sent = ::send(socket.get(), source.data(), source.size(), MSG_NOSIGNAL);
+    if (sent >= 0 || (errno != EINTR && errno != ENOBUFS)) break;
+    std::this_thread::sleep_for(kRepeat);
+  }
+  return sent == static_cast<ssize_t>(source.size());
 }
 
 std::size_t unsent(const FileDescriptor& socket) {
