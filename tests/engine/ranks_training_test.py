@@ -185,6 +185,19 @@ class Training(JobTest):
         self.assertIn("rank 1 has spillway.seed: 7, rank 0 has spillway.seed: 1234", output)
         self.assertFalse((self.folder / "run").exists())
 
+    def test_all_ranks_hear_what_is_wrong_with_the_configuration_of_one(self):
+        first = self.arguments("run", config(1), 2)
+        for wrong, told in [("missing.json", "missing.json: No such file"),
+                            (self.write("broken.json", "{"), "broken.json: not JSON")]:
+            second = [*first[:2], wrong, *first[3:]]
+            job = start([*LAUNCHER, "1", *first, ":", LAUNCHER[-1], "1", *second])
+            output = job.communicate(timeout=120)[0]
+            self.assertNotEqual(job.returncode, 0)
+            self.assertRegex(output, f"rank 1 of 2: .*{told}")
+            if "start_ranks" in " ".join(LAUNCHER):  # mpirun may end rank 0 before it says so
+                self.assertRegex(output, f"rank 0 of 2: rank 1 has abandoned the group: .*{told}")
+            self.assertFalse((self.folder / "run").exists())
+
     def test_ranks_that_cannot_meet_are_refused(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
