@@ -37,7 +37,8 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            "python.emulated": ["spillway", "spillway_python_emulated"],
            **{f"tools.{name}": ["spillway"] for name in (
                "bench", "commands", "divergence", "job_identity", "memory", "metrics_order",
-               "output", "plan", "resume", "terminal", "tokenizer_runs")}}
+               "output", "plan", "ranks_survive_socket_calls_that_fail", "resume", "terminal",
+               "tokenizer_runs")}}
 
 
 def known_tests():
