@@ -35,13 +35,18 @@ constexpr double kMeasuredSeconds = 0.2;
 constexpr int kMeasurements = 3;
 
 /// These say how a rank does its part and not what the job does.
-constexpr std::array<std::string_view, 11> kOwn{
-    "spillway.nvme",          "spillway.io_engine",
-    "spillway.threads",       "spillway.compute_threads",
-    "spillway.isa",           "spillway.host_memory",
-    "spillway.device_memory", "spillway.host_link_gbps",
-    "spillway.disk_gbps",     "tensorboard.output_path",
-    "csv_monitor.output_path"};
+constexpr std::array<std::string_view, 12> kOwn{"spillway.nvme",
+                                                "spillway.io_engine",
+                                                "spillway.threads",
+                                                "spillway.compute_threads",
+                                                "spillway.isa",
+                                                "spillway.host_memory",
+                                                "spillway.device_memory",
+                                                "spillway.host_link_gbps",
+                                                "spillway.disk_gbps",
+                                                "spillway.timeout",
+                                                "tensorboard.output_path",
+                                                "csv_monitor.output_path"};
 
 /// Is where a rank computes.
 struct Place {

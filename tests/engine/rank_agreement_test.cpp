@@ -82,13 +82,19 @@ constexpr const char* kConfigurations[] = {
         "csv_monitor": {"enabled": true, "output_path": "/c"},
         "spillway": {"device": "host", "prefetch": 2, "device_memory": "1GiB",
                      "host_memory": "1GiB", "nvme": ["/n"], "isa": "portable",
-                     "host_link_gbps": 1, "disk_gbps": 1}})"};
+                     "host_link_gbps": 1, "disk_gbps": 1, "timeout": 60}})"};
 // They say how a rank does its part.
-const std::set<std::string> kOwn{"spillway.nvme",          "spillway.io_engine",
-                                 "spillway.threads",       "spillway.compute_threads",
-                                 "spillway.isa",           "spillway.host_memory",
-                                 "spillway.device_memory", "spillway.host_link_gbps",
-                                 "spillway.disk_gbps",     "tensorboard.output_path",
+const std::set<std::string> kOwn{"spillway.nvme",
+                                 "spillway.io_engine",
+                                 "spillway.threads",
+                                 "spillway.compute_threads",
+                                 "spillway.isa",
+                                 "spillway.host_memory",
+                                 "spillway.device_memory",
+                                 "spillway.host_link_gbps",
+                                 "spillway.disk_gbps",
+                                 "spillway.timeout",
+                                 "tensorboard.output_path",
                                  "csv_monitor.output_path"};
 
 // Ranks that do not do the same wait for each other without end, or train something else.
