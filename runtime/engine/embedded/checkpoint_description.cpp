@@ -131,8 +131,10 @@ std::string to_text(const CheckpointDescription::Parameter& parameter) {
 
 std::string to_text(const std::filesystem::path& path, const CheckpointDescription& description) {
   std::vector<std::string> optimizers;
+  optimizers.reserve(description.optimizers.size());
   for (const std::string& name : description.optimizers) optimizers.push_back(quoted(name));
   std::vector<std::string> parameters;
+  parameters.reserve(description.parameters.size());
   for (const auto& [name, elements, group] : description.parameters) {
     parameters.push_back(
         fmt::format("{{\n      \"elements\": {},\n      \"group\": {},\n      \"name\": {}\n    }}",
