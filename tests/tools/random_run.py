@@ -128,13 +128,13 @@ class Hunt:
 
 
 def chosen_programs(given):
-    """Those that may find something on a machine without a GPU."""
+    """Those that may find something on a machine without a GPU, in builds without CUDA."""
     programs = set(known_tests())
     if given:
         unknown = set(given) - programs
         assert not unknown, f"there is no test {', '.join(sorted(unknown))}"
         return sorted(given)
-    return sorted(p for p in programs if not re.search(r"_gpu_test$", p))
+    return sorted(p for p in programs if not re.search(r"(_gpu|^cudnn_planner)_test$", p))
 
 
 def hunt(options, directory):
