@@ -16,7 +16,7 @@ namespace spillway::cli {
 /// Adds --trust-network.
 void add_trust_network(Command& command, bool& trusts);
 
-/// Returns what a communicator of ranks takes of the launcher and of `--timeout`, if that is given.
+/// Returns what a communicator of ranks takes of the launcher and of `spillway.timeout`, if given.
 [[nodiscard]] comm::CommunicatorOptions communicator_options(
     const comm::LaunchEnvironment& launch, std::optional<std::uint32_t> timeout_seconds = {});
 
