@@ -94,16 +94,13 @@ void Reception::listen_to(Visit& visit) {
 void Reception::hear_hello(Visit& visit) {
   if (visit.received < kHelloHead || !goes_on(visit, judge_head(visit.hello, own_))) return;
   if (visit.received < sizeof visit.hello || !goes_on(visit, judge(visit.hello, own_))) return;
-  if (answer_.has_value()) {
-    send_small(visit.socket, bytes_of(*answer_));
-    return visit.socket.close();
-  }
+  if (answers(visit)) return;
   visit.challenge.nonce = random_nonce();
   if (!send_small(visit.socket, bytes_of(visit.challenge))) visit.socket.close();
 }
 
 void Reception::hear_proof(Visit& visit) {
-  if (visit.received < sizeof visit.hello + sizeof visit.proof) return;
+  if (visit.received < sizeof visit.hello + sizeof visit.proof || answers(visit)) return;
   FileDescriptor socket = std::move(visit.socket);
   const Key& key = key_.get();
   if (!is_proved(key, Side::caller, visit.hello, visit.challenge, visit.proof)) {
@@ -114,6 +111,13 @@ void Reception::hear_proof(Visit& visit) {
   if (send_small(socket, bytes_of(prove(key, Side::called, visit.hello, visit.challenge)))) {
     admitted_.push_back({.hello = visit.hello, .socket = std::move(socket)});
   }
+}
+
+bool Reception::answers(Visit& visit) {
+  if (!answer_.has_value()) return false;
+  send_small(visit.socket, bytes_of(*answer_));
+  visit.socket.close();
+  return true;
 }
 
 bool Reception::goes_on(Visit& visit, const Verdict& verdict) {

@@ -57,6 +57,8 @@ class Reception {
   void listen_to(Visit& visit);
   void hear_hello(Visit& visit);
   void hear_proof(Visit& visit);
+  /// Sends everybody away with the answer, if there is one.
+  [[nodiscard]] bool answers(Visit& visit);
   /// Does what the verdict says, and returns whether the visit goes on.
   [[nodiscard]] bool goes_on(Visit& visit, const Verdict& verdict);
   void remove_late();

@@ -131,6 +131,24 @@ TEST(TcpRendezvous, ARankThatComesLaterHearsWhyAllIsInVain) {
   EXPECT_THAT(zero.get()[0], HasSubstr("rank 1 has died"));
 }
 
+TEST(TcpRendezvous, ARankThatIsAboutToProveItselfHearsWhyAllIsInVain) {
+  const OwnPort port;
+  auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 3, port)}); });
+  const FileDescriptor two = connect(port);
+  const detail::Hello hello = hello_of(2, 3);
+  ASSERT_TRUE(detail::send_all(two, bytes_of(hello), in_seconds(20)));
+  detail::Challenge challenge;
+  ASSERT_TRUE(detail::receive_all(two, detail::writable_bytes_of(challenge), in_seconds(20)));
+  static_cast<void>(seat_of(port, 1, 3));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // rank 0 has noticed it
+  const auto proof = detail::prove(detail::key_of(""), detail::Side::caller, hello, challenge);
+  ASSERT_TRUE(detail::send_all(two, bytes_of(proof), in_seconds(20)));
+  detail::Notice notice;
+  ASSERT_TRUE(detail::receive_all(two, detail::writable_bytes_of(notice), in_seconds(20)));
+  EXPECT_THAT(notice.error().what(), HasSubstr("rank 1 has died"));
+  EXPECT_THAT(zero.get()[0], HasSubstr("rank 1 has died"));
+}
+
 TEST(TcpRendezvous, ARankOfAnotherJobIsToldAndDisturbsNobody) {
   const OwnPort port;
   auto zero = std::async(std::launch::async, [&] { return failures_of({tcp_launch(0, 2, port)}); });
