@@ -12,6 +12,9 @@
 
 namespace spillway::comm {
 
+/// Names the file of a directory of all ranks in which rank 0 has a secret until they have met.
+inline constexpr std::string_view kJobSecretFile = "job.secret";
+
 struct LaunchEnvironment {
   std::string launcher;  ///< "torchrun", "mpirun" (Open MPI's), "mpiexec" (of others) or "srun"
   Rank rank{};
@@ -26,8 +29,8 @@ struct LaunchEnvironment {
   /// What the ranks of this job know and nobody else, from SPILLWAY_JOB_SECRET; empty: that is not
   /// set.
   std::string secret{};
-  /// A directory that all ranks have, for a secret that rank 0 makes where none was given; empty:
-  /// there is none.
+  /// A directory that all ranks have, for kJobSecretFile where no secret was given; empty: there is
+  /// none.
   std::filesystem::path meeting_directory{};
   /// A rank may be late for so many seconds, from SPILLWAY_TIMEOUT; absent: that is not set.
   std::optional<std::uint32_t> timeout{};

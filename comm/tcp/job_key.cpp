@@ -20,7 +20,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t kShortest = 16;  // bytes of a secret that somebody has thought of
-constexpr const char* kFileName = "job.secret";
 /// A network file system may show a new file late.
 constexpr auto kFileDelay = 3s;
 
@@ -62,7 +61,7 @@ std::optional<std::string> read_secret(const std::filesystem::path& path) {
 JobKey::JobKey(const LaunchEnvironment& launch, KeySource source)
     : rank_(launch.rank.value()),
       source_(source),
-      path_(source == KeySource::file ? launch.meeting_directory / kFileName
+      path_(source == KeySource::file ? launch.meeting_directory / kJobSecretFile
                                       : std::filesystem::path()) {}
 
 JobKey::JobKey(const LaunchEnvironment& launch) : JobKey(launch, source_of(launch)) {

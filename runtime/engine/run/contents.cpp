@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "comm/launch_environment.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/run_id.hpp"
 #include "runtime/engine/run/directory.hpp"
@@ -31,7 +32,8 @@ bool is_temporary(const std::string& name) {
   static constexpr std::array<std::string_view, 5> kPrefixes{
       ".config.json.", ".manifest.json.", ".metrics.jsonl.", ".trace.json.", ".run."};
   const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
-  return name == "job.secret" || (name.ends_with(".tmp") && std::ranges::any_of(kPrefixes, begins));
+  return name == comm::kJobSecretFile ||
+         (name.ends_with(".tmp") && std::ranges::any_of(kPrefixes, begins));
 }
 
 /// Folders of states, or a scratch file of `spillway plan` that was killed.
