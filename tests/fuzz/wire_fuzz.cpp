@@ -1,10 +1,14 @@
-// Any bytes as what a rank of the backend `tcp` receives: an Error, or a value that is in range.
+// Any bytes as what a rank receives, from whoever connects and from other ranks: an Error, or a
+// value that is in range.
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string_view>
 
+#include "comm/detail/card.hpp"
 #include "comm/tcp/proof.hpp"
 #include "comm/tcp/wire.hpp"
 #include "runtime/base/error.hpp"
@@ -61,10 +65,25 @@ void hear_frame(std::span<const std::uint8_t> input) {
   SPILLWAY_ASSERT(frame.bytes == expected.bytes);
 }
 
+void compare_ranks(std::span<const std::uint8_t> input) {
+  constexpr std::string_view kSettings = "model: m\nsteps: 7";
+  const Card own = card_of({.version = "0.1", .ranks = 2, .settings = kSettings});
+  Card other{};
+  const std::size_t taken = std::min(input.size(), sizeof other);
+  std::memcpy(&other, input.data(), taken);
+  compare_cards(std::array{own, other});
+  SPILLWAY_ASSERT(other.version_name() == "0.1" && other.ranks == 2);
+  SPILLWAY_ASSERT(other.settings_bytes <= kMostSettings);
+  const auto rest = std::as_bytes(input.subspan(taken));
+  const std::string_view settings(reinterpret_cast<const char*>(rest.data()), rest.size());
+  compare_settings(kSettings, Rank{1}, settings);
+  SPILLWAY_ASSERT(settings == kSettings);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  for (const auto target : {hear_hello, hear_proof, hear_notice, hear_frame}) {
+  for (const auto target : {hear_hello, hear_proof, hear_notice, hear_frame, compare_ranks}) {
     try {
       target({data, size});
     } catch (const Error& error) {
