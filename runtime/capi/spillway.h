@@ -175,13 +175,15 @@ typedef struct spillway_options {
   int32_t zeros_for_missing;  ///< 1: a parameter without a gradient has one of zeros; 0: refused
   int32_t isa;                ///< SPILLWAY_ISA_BEST...
   uint32_t threads;           ///< of the update; 0: one for each physical core
-  uint32_t nvme_count;        ///< directories in `nvme`; 0: state is in host memory
-  const char* const* nvme;    ///< [nvme_count]; the state is striped over them; read by start only
-  uint64_t host_memory;       ///< bytes; 0: what cgroup and system leave
-  uint64_t tile_parameters;   ///< unit of update and I/O, a multiple of 4096; 0: 2 Mi
-  uint64_t seed;              ///< of the stochastic rounding of SPILLWAY_STATE_BF16
-  int32_t traces;             ///< 1: records the first operations, for spillway_write_trace
-  int32_t reserved;           ///< 0
+  uint32_t nvme_count;        ///< length of `nvme`; 0: state is in host memory
+  /// [nvme_count] directories, made where there is none; the state is striped over them. Read by
+  /// spillway_start only.
+  const char* const* nvme;
+  uint64_t host_memory;      ///< bytes; 0: what cgroup and system leave
+  uint64_t tile_parameters;  ///< unit of update and I/O, a multiple of 4096; 0: 2 Mi
+  uint64_t seed;             ///< of the stochastic rounding of SPILLWAY_STATE_BF16
+  int32_t traces;            ///< 1: records the first operations, for spillway_write_trace
+  int32_t reserved;          ///< 0
   // Since 1.1.
   int32_t device;            ///< where the program computes: 0 or SPILLWAY_CPU, or SPILLWAY_CUDA
   int32_t device_index;      ///< of the GPU, as CUDA numbers them
