@@ -58,6 +58,8 @@ struct DeviceCommunicatorOptions {
 /// still held has been ended, and buffers are undefined.
 class DeviceCommunicator {
  public:
+  using Source = DeviceSource;
+  using Target = DeviceTarget;
   using Stream = void*;  ///< is a cudaStream_t, and not the default stream
 
   /// Joins the ranks of `host`, which outlives this object, and returns when all of them have come.

@@ -6,8 +6,7 @@
 
 namespace spillway::engine {
 
-Evaluation evaluate(StepEngine& engine, Executor& executor, const data::TokenFile& tokens,
-                    StageSums& stages) {
+Evaluation evaluate(StepEngine& engine, Executor& executor, const data::TokenFile& tokens) {
   const config::TrainOptions& options = engine.setup().options;
   check(tokens.size() > options.context, ErrorCode::invalid_argument,
         fmt::format("the file holds {} tokens, fewer than one window of {} and its targets",
@@ -25,7 +24,7 @@ Evaluation evaluate(StepEngine& engine, Executor& executor, const data::TokenFil
     for (const double loss : engine.losses().first(micro_batches)) sum += loss;
   }
   if (!workload.runs(workload.head_layer())) sum = 0;  // another stage has the losses
-  stages.add_up({&sum, 1});
+  engine.ranks().add_up(RankGroups::Group::stages, {&sum, 1});
   const std::uint64_t targets = windows * options.context;
   return {.loss = sum / static_cast<double>(targets), .tokens = targets};
 }

@@ -2,16 +2,14 @@
 #pragma once
 
 #include "runtime/data/token_file.hpp"
-#include "runtime/engine/stage_sums.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/engine/step_result.hpp"
 
 namespace spillway::engine {
 
 /// Returns the mean loss over all whole windows of `tokens`, in file order. `executor` runs
-/// `plan::build_evaluation` on `engine`, and `stages` are those of its pipeline. Throws
-/// `Error{invalid_argument}` for a file without one.
+/// `plan::build_evaluation` on `engine`. Throws `Error{invalid_argument}` for a file without one.
 [[nodiscard]] Evaluation evaluate(StepEngine& engine, Executor& executor,
-                                  const data::TokenFile& tokens, StageSums& stages);
+                                  const data::TokenFile& tokens);
 
 }  // namespace spillway::engine

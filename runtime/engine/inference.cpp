@@ -92,8 +92,7 @@ void Inference::load(const model::ParameterSource& source) {
 
 Evaluation Inference::evaluate(const data::TokenFile& tokens) {
   SPILLWAY_ASSERT(logits_.size() == Bytes{} && "this model is loaded for generation");
-  StageSums alone(nullptr, 1);
-  return engine::evaluate(*engine_, *executor_, tokens, alone);
+  return engine::evaluate(*engine_, *executor_, tokens);
 }
 
 std::span<const float> Inference::next_logits(std::span<const std::int32_t> tokens) {

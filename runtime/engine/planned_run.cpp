@@ -11,7 +11,6 @@
 #include "offload/cuda/cuda_device.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
 #include "runtime/config/schedule.hpp"
-#include "runtime/engine/gather.hpp"
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
@@ -19,7 +18,7 @@
 #include "runtime/engine/prepare/stage_cut.hpp"
 #include "runtime/engine/prepare/start_values.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/engine/rank_agreement.hpp"
+#include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
 #include "runtime/plan/placement/fastest.hpp"
 
@@ -32,7 +31,7 @@ constexpr std::uint64_t kLongRead = (2_GiB).value();
 class Planning {
  public:
   Planning(const TrainRequest& request, TrainObserver& observer, PlannedRun& run)
-      : request_(request), observer_(observer), run_(run) {}
+      : request_(request), ranks_(*run.ranks), observer_(observer), run_(run) {}
 
   void open();
   void plan();
@@ -40,9 +39,8 @@ class Planning {
  private:
   void take_place();
   void show_places(const std::string& gpu);
-  void join_groups();
+  [[nodiscard]] std::unique_ptr<comm::DeviceCommunicator> join_gpus() const;
   [[nodiscard]] plan::Workload workload_of_rank(plan::Workload whole) const;
-  void join_gpus();
   void resolve_automatic();
   [[nodiscard]] plan::Budgets budgets_for(const config::TrainOptions& options,
                                           const plan::Workload& workload) const;
@@ -56,18 +54,17 @@ class Planning {
   void widen_attention();
 
   const TrainRequest& request_;
+  RankGroups& ranks_;
   TrainObserver& observer_;
   PlannedRun& run_;
 };
 
 /// Whatever refuses this start does so before a file of the run is changed.
 void Planning::open() {
-  const std::optional<StepIndex> start = agree_on_start(request_.ranks, run_.claim);
+  const std::optional<StepIndex> start = agree_on_start(ranks_, run_.claim);
   run_.config = model_of(request_, RunDirectory(run_.claim.job()));
   run_.options = request_.options;
-  if (request_.ranks != nullptr) {
-    run_.options.tensor.index = run_.grid.part_of(request_.ranks->rank().value());
-  }
+  run_.options.tensor.index = ranks_.place().part();
   take_place();
   resolve(run_.options, run_.config);
   resolve_automatic();
@@ -85,9 +82,8 @@ void Planning::open() {
          .options = run_.options,
          .data = std::filesystem::absolute(request_.data).string(),
          .identity = recognise_data()};
-  check_same_run(request_.ranks, now, sources_of(request_, now, *run_.data, start));
-  join_gpus();
-  join_groups();
+  check_same_run(ranks_, now, sources_of(request_, now, *run_.data, start));
+  ranks_.join(run_.part.secondary, join_gpus());
   const config::ScheduleOptions given = run_.options.schedule;
   if (start) {
     run_.start = Start::resumed;
@@ -107,7 +103,7 @@ void Planning::open() {
   for (const std::string& note : notes_at_start(run_.config, given, run_.options, run_.steps)) {
     observer_.noted(note);
   }
-  prepare_state(request_.ranks, run_.claim, run_.options.nvme);
+  prepare_state(ranks_, run_.claim, run_.options.nvme);
   run_.store_options.directories = run_.claim.state_directories();
   run_.store_options.owner = run_.claim.manifest().state_id;
   for (const std::string& note : run_.claim.take_notes()) observer_.noted(note);
@@ -116,10 +112,10 @@ void Planning::open() {
 /// Gives this rank its part of a machine that it shares with others: GPU, cores and drives. A run
 /// that goes on has its state where it is.
 void Planning::take_place() {
-  if (request_.ranks == nullptr) return;
+  if (ranks_.alone()) return;
   config::TrainOptions& options = run_.options;
   const config::DeviceKind device = options.device.value_or(usable_device());
-  options.device_index = gpu_of_rank(*request_.ranks, device);
+  options.device_index = gpu_of_rank(ranks_, device);
   PlaceRequest request;
   if (device == config::DeviceKind::cuda) {
     const offload::CudaDevice gpu = offload::query_cuda_device(options.device_index);
@@ -130,7 +126,7 @@ void Planning::take_place() {
   request.directories = resumes ? run_.claim.state_directories()
                                 : state_directories(options, run_.claim.run().root());
   request.divides_directories = !resumes;
-  run_.place = find_place(*request_.ranks, request);
+  run_.place = find_place(ranks_, request);
   if (options.threads == 0) options.threads = run_.place.threads;
   if (options.compute_threads == 0) options.compute_threads = run_.place.threads;
   if (!options.nvme.empty() && !resumes) options.nvme = run_.place.directories;
@@ -152,43 +148,29 @@ void Planning::show_places(const std::string& gpu) {
     if (std::ranges::find(mine.nodes, node) == mine.nodes.end()) mine.nodes.push_back(node);
   }
   for (const auto& directory : run_.place.directories) mine.state.push_back(directory.string());
-  run_.places = gather_places(*request_.ranks, mine);
-}
-
-void Planning::join_groups() {
-  run_.ranks = request_.ranks;
-  if (run_.grid.all_replicas()) return;
-  run_.groups = join_grid(*request_.ranks, request_.ranks->rank(), run_.grid);
-  run_.ranks = run_.groups.replicas.get();
-  run_.line = run_.groups.stages.get();
-  run_.tensor = run_.groups.tensor.get();
+  run_.places = gather_places(ranks_, mine);
 }
 
 plan::Workload Planning::workload_of_rank(plan::Workload whole) const {
-  const std::uint32_t rank = request_.ranks == nullptr ? 0 : request_.ranks->rank().value();
-  return of_stage(std::move(whole), run_.options, run_.grid.stage_of(rank));
+  return of_stage(std::move(whole), run_.options, ranks_.place().stage());
 }
 
 /// All ranks have the same device by now. A machine that lacks NCCL ends the run here.
-void Planning::join_gpus() {
-  if (request_.ranks == nullptr || run_.options.device != config::DeviceKind::cuda) return;
+std::unique_ptr<comm::DeviceCommunicator> Planning::join_gpus() const {
+  if (ranks_.alone() || run_.options.device != config::DeviceKind::cuda) return nullptr;
   check(!config::has_stale_weights(run_.options.pipeline.schedule), ErrorCode::not_supported,
         "this version runs schedules with stale weights on the host alone; use another "
         "spillway.pipeline_schedule, or --device host");
-  run_.gpu_job = std::make_unique<comm::DeviceCommunicator>(
-      *request_.ranks,
-      comm::DeviceCommunicatorOptions{.timeout_ms = request_.ranks->timeout_ms(),
-                                      .library_directories = cuda_library_directories()});
-  if (!run_.grid.all_replicas()) {
-    run_.gpu_groups = join_grid(*run_.gpu_job, request_.ranks->rank(), run_.grid);
-  }
-  run_.gpus = gpu_ends(*run_.gpu_job, run_.gpu_groups, run_.grid);
+  comm::Communicator& job = *ranks_.host(RankGroups::Group::job);
+  return std::make_unique<comm::DeviceCommunicator>(
+      job, comm::DeviceCommunicatorOptions{.timeout_ms = job.timeout_ms(),
+                                           .library_directories = cuda_library_directories()});
 }
 
 /// Every rank plans with the least that one of them has.
 plan::Budgets Planning::budgets_for(const config::TrainOptions& options,
                                     const plan::Workload& workload) const {
-  return least(request_.ranks, make_budgets(options, request_.run, workload, run_.place.sharers));
+  return least(ranks_, make_budgets(options, request_.run, workload, run_.place.sharers));
 }
 
 /// A resumed run keeps what it chose when it began.
@@ -266,13 +248,10 @@ void Planning::widen_attention() {
 void Planning::balance(const plan::Workload& whole, const plan::MachineProfile* profile) {
   const plan::BalancedLayers cut = balance_stages(whole, run_.options, run_.budgets, profile);
   std::vector<std::uint32_t> layers = cut.layers;
-  for (std::uint32_t& each : layers) {
-    each = static_cast<std::uint32_t>(value_of_first(*request_.ranks, each));
-  }
+  for (std::uint32_t& each : layers) each = ranks_.first(each);
   config::TrainOptions named = run_.options;
   named.pipeline.parts = layers;
-  const std::uint32_t stage = run_.grid.stage_of(request_.ranks->rank().value());
-  run_.workload = of_stage(whole, named, stage);
+  run_.workload = of_stage(whole, named, ranks_.place().stage());
   if (profile == nullptr) return;
   run_.options.pipeline.parts = layers;  // a run keeps its cut
   run_.run_config.options.pipeline.parts = layers;
@@ -295,7 +274,7 @@ Tuning Planning::tune_in_turn(const CalibrationRequest& request) {
       tuning = tune(request, run_.placement, run_.known,
                     [this](const std::string& text) { observer_.noted(text); });
     }
-    if (request_.ranks != nullptr) request_.ranks->barrier().wait();
+    ranks_.barrier();
   }
   return tuning;
 }
@@ -306,7 +285,7 @@ plan::MachineProfile Planning::measure(CalibrationRequest request, const Tuning&
   if (run_.place.turn > 0) request.state_directories.reset();
   const auto note = [this](const std::string& text) {
     // Ranks that share cores measure at once: they are no strangers to each other.
-    if (request_.ranks == nullptr || run_.binding->holds()) observer_.noted(text);
+    if (ranks_.alone() || run_.binding->holds()) observer_.noted(text);
   };
   return per_rank(calibrate(request, tuning, note),
                   run_.options.disk_gbps ? 1 : run_.place.sharers.disks);
@@ -334,7 +313,7 @@ void Planning::plan() {
   const Tuning tuning = tune_in_turn(request);
   run_.update_prefetch = tuning.update_prefetch;
   tune_store(tuning.drives, run_.store_options);
-  run_.profile = slowest(request_.ranks, run_.part, run_.tensor, measure(request, tuning));
+  run_.profile = slowest(ranks_, measure(request, tuning));
   if (balances) balance(alone, &run_.profile);
   // The ranks of a tensor group have one placement, and so one order of what they do together.
   plan::Workload of_group = run_.workload;
@@ -344,51 +323,51 @@ void Planning::plan() {
   run_.placement = std::move(fastest.placement);
   run_.prediction = std::move(fastest.prediction);
   run_.prediction.step_seconds =
-      seconds_of_job(request_.ranks, run_.workload.stage.stretch, run_.prediction.step_seconds);
+      seconds_of_job(ranks_, run_.workload.stage.stretch, run_.prediction.step_seconds);
   widen_attention();
   run_.store_options.weights = disk_weights(request, tuning.drives, run_.placement);
   if (run_.options.commit_every == 0) {
     // Stages have other state and other places for it, and commit the same steps.
     run_.options.commit_every =
-        largest_of(request_.ranks, planned_commit_every(run_.workload, run_.placement, run_.profile,
-                                                        run_.prediction.step_seconds));
+        largest_of(ranks_, planned_commit_every(run_.workload, run_.placement, run_.profile,
+                                                run_.prediction.step_seconds));
   }
 }
 
-plan::Ranks part_of(const TrainRequest& request, const plan::Grid& grid) {
+plan::Ranks part_of(const TrainRequest& request, const plan::GridPlace& place) {
   if (request.ranks == nullptr) return {};
-  plan::Ranks part = ranks_of(request.options, grid.replicas);
-  part.rank = grid.replica_of(request.ranks->rank().value());
+  plan::Ranks part = ranks_of(request.options, place.grid.replicas);
+  part.rank = place.replica();
   return part;
 }
 
 /// The folders of the other ranks lie in that of rank 0, which claims its own first.
-RunClaim::Request claim_after_first(const TrainRequest& request, const plan::Ranks& part) {
-  const bool alone = request.ranks == nullptr;
+RunClaim::Request claim_after_first(const TrainRequest& request, RankGroups& ranks,
+                                    const plan::Ranks& part) {
   return {.run = request.run,
           .resume = request.resume,
           .nvme = request.options.nvme,
-          .part = {.ranks = alone ? 1 : request.ranks->ranks(),
-                   .rank = alone ? 0 : request.ranks->rank().value(),
+          .part = {.ranks = ranks.place().grid.ranks(),
+                   .rank = ranks.place().rank,
                    .sharding = part.sharding},
-          .made = leads(request.ranks) ? 0 : value_of_first(*request.ranks, 0)};
+          .made = ranks.leads() ? 0 : ranks.first(std::uint64_t{0})};
 }
 
 }  // namespace
 
-PlannedRun::PlannedRun(const TrainRequest& request)
-    : grid(grid_of(request.options, request.ranks == nullptr ? 1 : request.ranks->ranks())),
-      part(part_of(request, grid)),
-      claim(claim_after_first(request, part)),
+PlannedRun::PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job)
+    : part(part_of(request, ranks_of_job.place())),
+      claim(claim_after_first(request, ranks_of_job, part)),
       known(request.profile) {
-  job = request.ranks;
-  if (job != nullptr && leads(job)) value_of_first(*job, claim.made());
+  ranks = &ranks_of_job;
+  if (ranks->leads()) static_cast<void>(ranks->first(claim.made()));
 }
 
-std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, TrainObserver& observer) {
-  auto run = std::make_unique<PlannedRun>(request);
+std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, RankGroups& ranks,
+                                     TrainObserver& observer) {
+  auto run = std::make_unique<PlannedRun>(request, ranks);
   Planning planning(request, observer, *run);
-  telling_others(request.ranks, [&] {
+  abandon_on_error(request.ranks, [&] {
     const comm::AtWork reading_and_measuring(request.ranks);
     planning.open();
     planning.plan();

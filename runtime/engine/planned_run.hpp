@@ -6,13 +6,12 @@
 #include <memory>
 #include <optional>
 
-#include "comm/device_communicator.hpp"
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
 #include "runtime/engine/machine/rank_place.hpp"
+#include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/run/claim.hpp"
-#include "runtime/engine/step/grid_groups.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "runtime/engine/training_data.hpp"
@@ -21,16 +20,12 @@ namespace spillway::engine {
 
 /// Holds the setup of its engine, and what surrounds it.
 struct PlannedRun : EngineSetup {
-  explicit PlannedRun(const TrainRequest& request);
+  PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job);
 
-  plan::Grid grid;                        ///< of the job
-  plan::Ranks part;                       ///< of the stage, this rank's
-  GridGroups<comm::Communicator> groups;  ///< of this rank, where ranks are not all replicas
-  std::unique_ptr<comm::DeviceCommunicator> gpu_job;  ///< of the job's ranks, if it uses GPUs
-  GridGroups<comm::DeviceCommunicator> gpu_groups;    ///< likewise, where they are not all replicas
-  RankPlace place;                                    ///< of this rank; of the only one, none
-  std::optional<ThreadBinding> binding;               ///< of the control thread and what it starts
-  std::vector<ShownPlace> places;                     ///< of all ranks
+  plan::Ranks part;                      ///< of the stage, this rank's
+  RankPlace place;                       ///< of this rank; of the only one, none
+  std::optional<ThreadBinding> binding;  ///< of the control thread and what it starts
+  std::vector<ShownPlace> places;        ///< of all ranks
   RunClaim claim;
   MachineTuning known;  ///< what earlier runs measured of this machine
   std::optional<TrainingData> data;
@@ -44,8 +39,9 @@ struct PlannedRun : EngineSetup {
 };
 
 /// Whatever refuses the run has refused it when this returns; of the run's own files none is
-/// written yet. `request` and `observer` may go then.
-[[nodiscard]] std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request,
+/// written yet. `request` and `observer` may go then; `ranks` has joined its groups and outlives
+/// the run.
+[[nodiscard]] std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, RankGroups& ranks,
                                                    TrainObserver& observer);
 
 }  // namespace spillway::engine

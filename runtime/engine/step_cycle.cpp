@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/rank_agreement.hpp"
 #include "runtime/model/part_map.hpp"
 
 namespace spillway::engine {
@@ -14,8 +13,7 @@ namespace spillway::engine {
 StepCycle::StepCycle(const EngineSetup& setup, const ModelRuntime& model)
     : engine_(setup, model),
       state_io_(workload(), placement(), engine_.memory(), slots(), engine_.streams(),
-                engine_.store(), options().isa.value_or(cpu_adam::best_isa()), setup.ranks,
-                setup.gpus.replicas),
+                engine_.store(), options().isa.value_or(cpu_adam::best_isa()), engine_.ranks()),
       snapshot_executor_(engine_.prepare(plan::build_snapshot(workload(), placement()))) {
   plan::Workload at = workload();
   for (at.stage.phase = 0; at.stage.phase < at.stage.phases; ++at.stage.phase) {
@@ -26,8 +24,7 @@ StepCycle::StepCycle(const EngineSetup& setup, const ModelRuntime& model)
     if (at.stage.stays_full()) lists.fill = engine_.prepare(plan::build_fill(at, placement()));
   }
   last_executor_ = lists_.front().step.get();
-  Votes votes(setup.job);
-  all_commit_in_step_ = !votes.any_says(commits_in_step() ? Vote::no : Vote::yes);
+  all_commit_in_step_ = !engine_.ranks().any(commits_in_step() ? Vote::no : Vote::yes);
   if (engine_.setup().start == Start::resumed) resume();
 }
 
@@ -249,9 +246,7 @@ void StepCycle::flush(Commits commits) {
 
 /// A step is true when every rank has committed it. After the list of a step, the exchange of sums
 /// waits for that; other lists have none. No rank may overwrite the commit before until then.
-void StepCycle::await_all_ranks() {
-  if (engine_.setup().job != nullptr) engine_.setup().job->barrier().wait();
-}
+void StepCycle::await_all_ranks() { engine_.ranks().barrier(); }
 
 void StepCycle::snapshot() {
   prepare_commit(Commits::yes,

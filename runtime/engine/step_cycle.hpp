@@ -51,9 +51,6 @@ class StepCycle {
   /// Timings of the last step.
   [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }
   [[nodiscard]] const OpActions& actions() const { return engine_.actions(); }
-  /// Returns the bytes that this rank has sent to those that keep parameters together with it
-  /// (plan::Ranks::secondary).
-  [[nodiscard]] Bytes sent_on_node() const { return engine_.sent_on_node(); }
   [[nodiscard]] offload::DeviceBackend& backend() const { return engine_.backend(); }
   [[nodiscard]] const plan::Workload& workload() const { return engine_.setup().workload; }
   [[nodiscard]] const plan::Placement& placement() const { return engine_.setup().placement; }
@@ -91,6 +88,7 @@ class StepCycle {
   [[nodiscard]] const Executor& last_run() const { return *last_run_; }
   [[nodiscard]] const config::TrainOptions& options() const { return engine_.setup().options; }
   [[nodiscard]] const StateSlots& slots() const { return engine_.slots(); }
+  [[nodiscard]] RankGroups& ranks() { return engine_.ranks(); }
   [[nodiscard]] StepEngine& engine() { return engine_; }
   [[nodiscard]] const StepEngine& engine() const { return engine_; }
   [[nodiscard]] StateIo& state_io() { return state_io_; }

@@ -12,7 +12,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/planned_run.hpp"
 #include "runtime/engine/prepare/start_values.hpp"
-#include "runtime/engine/rank_agreement.hpp"
+#include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/engine/report/metrics_log.hpp"
 #include "runtime/engine/report/monitors.hpp"
 #include "runtime/engine/report/running_median.hpp"
@@ -31,12 +31,13 @@ bool is_run(const std::filesystem::path& path) { return RunDirectory(path).exist
 /// The steps of one run, with what surrounds them.
 class Loop {
  public:
-  Loop(const TrainRequest& request, TrainObserver& observer, const std::atomic<int>& interrupt)
+  Loop(const TrainRequest& request, RankGroups& ranks, TrainObserver& observer,
+       const std::atomic<int>& interrupt)
       : request_(request),
+        ranks_(ranks),
         observer_(observer),
         interrupt_(interrupt),
-        run_(plan_run(request, observer)),
-        votes_(request.ranks) {}
+        run_(plan_run(request, ranks, observer)) {}
 
   TrainReport run();
 
@@ -64,10 +65,10 @@ class Loop {
   [[nodiscard]] bool evaluation_due(std::uint64_t step) const;
 
   const TrainRequest& request_;
+  RankGroups& ranks_;
   TrainObserver& observer_;
   const std::atomic<int>& interrupt_;
   const std::unique_ptr<PlannedRun> run_;
-  Votes votes_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<KeptCheckpoints> checkpoints_;
   std::optional<MetricsLog> metrics_;
@@ -83,15 +84,14 @@ void Loop::create_trainer() {
   const comm::AtWork preparing(request_.ranks);
   const bool resumes = run_->claim.resumes();
   trainer_ = std::make_unique<Trainer>(*run_, std::move(run_->model));
-  checkpoints_.emplace(RunDirectory(run_->claim.job()),
+  checkpoints_.emplace(RunDirectory(run_->claim.job()), ranks_,
                        KeptCheckpoints::Options{.id = run_->claim.manifest().id,
                                                 .job = run_->claim.manifest().job,
                                                 .save_every = run_->options.save_every,
                                                 .keep = run_->options.keep,
-                                                .part = run_->claim.manifest().part,
-                                                .ranks = request_.ranks});
+                                                .part = run_->claim.manifest().part});
   checkpoints_->check_space(trainer_->store().layout());
-  record(request_.ranks, run_->claim, run_->run_config);
+  record(ranks_, run_->claim, run_->run_config);
   if (!resumes && request_.from && is_run(*request_.from)) {
     start_from_run();
   } else if (!resumes) {
@@ -125,7 +125,7 @@ void Loop::create_trainer() {
                       trainer_->most_results()));
     }
   }
-  if (!leads(request_.ranks)) return;
+  if (!ranks_.leads()) return;
   monitors_.emplace(run_->options, run_->part.count, request_.run, trainer_->state().step,
                     [this](const std::string& text) { observer_.noted(text); });
 }
@@ -141,7 +141,7 @@ void Loop::initialize() {
 }
 
 void Loop::open_metrics() {
-  if (!leads(request_.ranks)) return;
+  if (!ranks_.leads()) return;
   metrics_.emplace(run_->claim.run().metrics(), trainer_->state().step);
   if (metrics_->damaged() > 0) {
     observer_.noted(fmt::format("{}: {} lines that could not be read were dropped",
@@ -158,12 +158,12 @@ void Loop::start_from_run() {
     const RunReader reader(*request_.from);
     const DType now = run_->options.compute;
     const bool may_exceed = now == DType::fp16 && origin.options.compute != now;
-    if (may_exceed && leads(request_.ranks)) {
+    if (may_exceed && ranks_.leads()) {
       HeldParameters(reader, reader.layout(), now).check_all();
     }
     trainer_->adopt(reader.saved());
   });
-  check_same_step(request_.ranks, *request_.from, StepIndex{trainer_->state().step});
+  check_same_step(ranks_, *request_.from, StepIndex{trainer_->state().step});
 }
 
 /// Files can be removed while they are open.
@@ -203,7 +203,7 @@ void Loop::evaluate_if_due() {
   const std::uint64_t step = trainer_->state().step;
   if (!evaluation_due(step)) return;
   const bool lacks = metrics_ && metrics_->can_amend();
-  if (!votes_.first_says(lacks ? Vote::yes : Vote::no)) return;
+  if (!ranks_.first(lacks)) return;
   if (metrics_ && trainer_->commits_to_evaluate()) metrics_->synchronize();
   const Evaluation evaluation = trainer_->evaluate(*run_->data->validation);
   note_commit();
@@ -259,11 +259,11 @@ void Loop::keep_tokenizer_files() const {
 bool Loop::interrupted() {
   if (!trainer_->has_met()) return false;
   const bool signalled = interrupt_.load(std::memory_order_relaxed) != 0;
-  return votes_.any_says(signalled ? Vote::yes : Vote::no);
+  return ranks_.any(signalled ? Vote::yes : Vote::no);
 }
 
 void Loop::train_steps() {
-  if (leads(request_.ranks)) keep_tokenizer_files();
+  if (ranks_.leads()) keep_tokenizer_files();
   save_if_due();  // the process before may have been killed between a commit and its copy
   evaluate_if_due();
   while (!is_over(trainer_->state().step) && !interrupted()) {
@@ -283,7 +283,7 @@ void Loop::commit() {
 /// sound. A step without its line in the metrics is not committed: it is done again, and has its
 /// line then. Many ranks commit together or not at all.
 void Loop::commit_after_error() {
-  if (request_.ranks != nullptr) return;
+  if (!ranks_.alone()) return;
   const bool committable =
       metrics_->is_complete() && trainer_->is_sound() && trainer_->placement().commits;
   if (!committable) return;
@@ -299,7 +299,7 @@ void Loop::commit_after_error() {
 /// A process that had no step left to do has no trace; that of the steps before it stays. The trace
 /// is for whoever looks at the run's speed: without it the run is no less whole.
 void Loop::write_trace() {
-  if (step_seconds_.count() == 0 || !leads(request_.ranks)) return;
+  if (step_seconds_.count() == 0 || !ranks_.leads()) return;
   try {
     trace_->write(run_->claim.run().trace());
   } catch (const Error& error) {
@@ -351,9 +351,12 @@ model::ModelConfig model_config_in(const std::filesystem::path& from) {
 
 TrainReport train(const TrainRequest& request, TrainObserver& observer,
                   const std::atomic<int>& interrupt) {
-  std::optional<Loop> loop;  // outlives what may throw
-  return telling_others(request.ranks, [&] {
-    loop.emplace(request, observer, interrupt);
+  std::optional<RankGroups> ranks;  // both outlive what may throw
+  std::optional<Loop> loop;
+  return abandon_on_error(request.ranks, [&] {
+    ranks.emplace(request.ranks,
+                  grid_of(request.options, request.ranks == nullptr ? 1 : request.ranks->ranks()));
+    loop.emplace(request, *ranks, observer, interrupt);
     return loop->run();
   });
 }

@@ -12,6 +12,9 @@
 #include "runtime/config/schedule.hpp"
 
 namespace spillway::engine {
+
+using Group = RankGroups::Group;
+
 namespace {
 
 /// Sums what a result has of all blocks, without the loss behind them.
@@ -25,12 +28,12 @@ Trainer::Trainer(const EngineSetup& setup, ModelRuntime runtime)
     : OwnedModel{std::move(runtime)},
       StepCycle(setup, owned),
       steps_of_sums_(steps_of_sums(setup.options, setup.workload)),
-      part_sums_(setup.tensor, setup.workload.blocks.size() + 1),
-      stage_sums_(setup.line, steps_of_sums_ * (setup.workload.blocks.size() + 1)),
       squares_(steps_of_sums_ * (setup.workload.blocks.size() + 1)),
       evaluation_executor_(engine().prepare(plan::build_evaluation(workload(), placement()))) {
   results_.reserve(steps_of_sums_);
-  if (setup.ranks != nullptr) rank_sums_.emplace(engine());
+  ranks().expect_sums(Group::tensor, workload().blocks.size() + 1);
+  ranks().expect_sums(Group::stages, squares_.size());
+  if (ranks().host(Group::replicas) != nullptr) rank_sums_.emplace(engine());
   if (setup.start == Start::resumed) return;
   state_.loss_scale =
       config::initial_loss_scale(options().loss_scale, options().compute == DType::fp16);
@@ -87,7 +90,7 @@ void Trainer::sum_up(std::span<double> squares) {
   if (workload().runs(workload().head_layer()) && workload().tensor.index == 0) {
     squares.back() = loss;
   }
-  part_sums_.add_up(squares);
+  ranks().add_up(Group::tensor, squares);
 }
 
 std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
@@ -118,7 +121,8 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
 std::span<const StepResult> Trainer::collect() {
   if (has_met_) return {};
   has_met_ = true;
-  stage_sums_.add_up(std::span(squares_).first(results_.size() * (workload().blocks.size() + 1)));
+  ranks().add_up(Group::stages,
+                 std::span(squares_).first(results_.size() * (workload().blocks.size() + 1)));
   for (std::size_t i = 0; i < results_.size(); ++i) {
     StepResult& result = results_[i];
     const std::span<const double> squares = squares_of(i);
@@ -137,8 +141,7 @@ Evaluation Trainer::evaluate(const data::TokenFile& tokens) {
   flush(Commits::no);
   forget_rounds_in_flight();
   sound_ = false;
-  const Evaluation evaluation =
-      engine::evaluate(engine(), *evaluation_executor_, tokens, stage_sums_);
+  const Evaluation evaluation = engine::evaluate(engine(), *evaluation_executor_, tokens);
   sound_ = true;
   return evaluation;
 }

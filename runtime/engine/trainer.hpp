@@ -9,8 +9,7 @@
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/evaluation.hpp"
-#include "runtime/engine/rank_sums.hpp"
-#include "runtime/engine/stage_sums.hpp"
+#include "runtime/engine/ranks/rank_sums.hpp"
 #include "runtime/engine/step_cycle.hpp"
 #include "runtime/engine/step_result.hpp"
 #include "runtime/engine/update_decision.hpp"
@@ -54,8 +53,6 @@ class Trainer final : private OwnedModel, public StepCycle {
 
   const std::uint32_t steps_of_sums_;
   std::optional<RankSums> rank_sums_;  // where the stage has several ranks
-  StageSums part_sums_;                // of a tensor group
-  StageSums stage_sums_;               // of a pipeline
   std::vector<StepResult> results_;    // since the stages have met
   std::vector<double> squares_;  // of each result by block, of its gradient; behind them its loss
   bool has_met_ = true;

@@ -35,7 +35,8 @@ class CheckpointSpace : public testing::Test {
     const nvme_swap::StoreLayout layout{{Bytes{static_cast<std::uint64_t>(free * first)},
                                          Bytes{static_cast<std::uint64_t>(free * second)}}};
     try {
-      KeptCheckpoints(RunDirectory(path_), options).check_space(layout);
+      RankGroups alone;
+      KeptCheckpoints(RunDirectory(path_), alone, options).check_space(layout);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::does_not_fit);
       return error.what();

@@ -56,9 +56,7 @@ template <class Body>
 void on_rank(RanksHarness& harness, const Job& job, comm::Communicator& self,
              const std::filesystem::path& run, const Body& body) {
   config::TrainOptions options = options_of_job(job);
-  const auto gpus = join_gpus(self, options);
-  const RankOfJob rank = rank_of_job(job, self, gpus.get());
-  options.tensor.index = rank.part;
+  RankOfJob rank(job, self, options);
   nvme_swap::StoreOptions store;
   store.directories = {run / std::to_string(self.rank().value())};
   std::filesystem::create_directories(store.directories[0]);

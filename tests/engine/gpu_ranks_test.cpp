@@ -163,9 +163,8 @@ class FailingGpuRanks : public GpuRanks {
       std::filesystem::create_directories(store.directories[0]);
       if (adapt) adapt(rank, store);
       try {
-        const auto gpus = join_gpus(self, options);
-        const auto trainer =
-            harness.make_rank(options, store, rank_of_job({.ranks = ranks}, self, gpus.get()));
+        RankOfJob of_job({.ranks = ranks}, self, options);
+        const auto trainer = harness.make_rank(options, store, of_job);
         trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 7));
         const data::Sampler sampler = harness.sampler(options);
         body(rank, [&] { trainer->step(harness.tokens(), sampler); });
@@ -318,7 +317,8 @@ TEST_F(FailingGpuRanks, DoNotWaitForAnotherThatHangs) {
   comm::ThreadGroup(2, {.communicator = {.timeout_ms = kTimeoutMs}})
       .run([&](comm::Communicator& self) {
         config::TrainOptions options = tiny_options();
-        const auto gpus = join_gpus(self, options);
+        RankGroups ranks(&self, {.replicas = 2});
+        const auto gpus = join_gpus(ranks, options);
         if (self.rank() == Rank{1}) return failed.wait();
         WakeSignal wake;
         const auto backend = make_backend(options, {64_KiB, 64_KiB, {}}, &wake);
@@ -341,13 +341,15 @@ TEST_F(GpuRanks, AreRefusedWhereTwoHaveOneGpu) {
   std::vector<std::string> ends(3);
   std::vector<int> indices(2);
   comm::ThreadGroup(2).run([&](comm::Communicator& self) {
-    indices[self.rank().value()] = gpu_of_rank(self, config::DeviceKind::cuda);
+    RankGroups ranks(&self, {.replicas = 2});
+    indices[self.rank().value()] = gpu_of_rank(ranks, config::DeviceKind::cuda);
   });
   EXPECT_THAT(indices, testing::ElementsAre(0, 1));
   comm::ThreadGroup(3).run([&](comm::Communicator& self) {
-    EXPECT_EQ(gpu_of_rank(self, config::DeviceKind::host), 0);
+    RankGroups ranks(&self, {.replicas = 3});
+    EXPECT_EQ(gpu_of_rank(ranks, config::DeviceKind::host), 0);
     try {
-      static_cast<void>(gpu_of_rank(self, config::DeviceKind::cuda));
+      static_cast<void>(gpu_of_rank(ranks, config::DeviceKind::cuda));
     } catch (const Error& error) {
       ends[self.rank().value()] = error.what();
     }

@@ -27,7 +27,8 @@ TEST_P(KeptCheckpointsOf, HaveTheirManifestOnlyOnceTheirStateIsWhole) {
   const auto trainer = harness.make(options, run.root());
   Outcome outcome;
   harness.steps(*trainer, options, 2, outcome);
-  KeptCheckpoints kept(run, {.id = config.id, .save_every = 2, .keep = 1});
+  RankGroups alone;
+  KeptCheckpoints kept(run, alone, {.id = config.id, .save_every = 2, .keep = 1});
   ASSERT_TRUE(kept.due(2));
   kept.start(*trainer);
   const RunDirectory checkpoint(run.checkpoints() / "step-2");
@@ -58,7 +59,8 @@ TEST(KeptCheckpointsOfARun, ThatWereMovedAwayAndLinkedBackStayWhereTheyAre) {
   const RunConfig config{
       .id = RunId{{1, 2}}, .model = harness.config(), .options = options, .data = "data"};
   const auto trainer = harness.make(options, run.root());
-  KeptCheckpoints kept(run, {.id = config.id, .save_every = 1, .keep = 1});
+  RankGroups alone;
+  KeptCheckpoints kept(run, alone, {.id = config.id, .save_every = 1, .keep = 1});
   Outcome outcome;
   const auto keep = [&](std::uint64_t step) {
     harness.steps(*trainer, options, 1, outcome);
@@ -160,7 +162,8 @@ class KeptCheckpointsWhoseCopyFails : public testing::TestWithParam<TierAndFault
     const RunDirectory run(harness_.new_run());
     const RunConfig config{
         .id = RunId{{1, 2}}, .model = harness_.config(), .options = options_, .data = "data"};
-    KeptCheckpoints kept(run, {.id = config.id, .save_every = 2, .keep = 1});
+    RankGroups alone;
+    KeptCheckpoints kept(run, alone, {.id = config.id, .save_every = 2, .keep = 1});
     fault_ = nullptr;
     const auto trainer = harness_.make(options_, run.root());
     Outcome outcome;
@@ -263,11 +266,12 @@ class KeptByFour : public testing::Test {
                               .rank = self.rank().value(),
                               .sharding = plan::Sharding::parameters,
                               .sums = plan::SumOrder::fixed};
-      const config::TrainOptions options = options_of_ranks(ranks.count, ranks.sums);
+      config::TrainOptions options = options_of_ranks(ranks.count, ranks.sums);
+      RankOfJob rank({.ranks = ranks}, self, options);
       nvme_swap::StoreOptions store;
       store.directories = {state / std::to_string(ranks.rank)};
       std::filesystem::create_directories(store.directories[0]);
-      const auto trainer = harness_.make_rank(options, store, {.job = self, .ranks = ranks});
+      const auto trainer = harness_.make_rank(options, store, rank);
       trainer->initialize(
           model::RandomInitializer(harness_.config(), trainer->layout(), options.seed));
       const RunConfig config{.id = RunId{{1, ranks.rank}},
@@ -275,11 +279,11 @@ class KeptByFour : public testing::Test {
                              .options = options,
                              .data = "data"};
       KeptCheckpoints kept(
-          run_, {.id = config.id,
-                 .save_every = 2,
-                 .keep = 1,
-                 .part = {.ranks = kRanks, .rank = ranks.rank, .sharding = ranks.sharding},
-                 .ranks = &self});
+          run_, rank.groups(),
+          {.id = config.id,
+           .save_every = 2,
+           .keep = 1,
+           .part = {.ranks = kRanks, .rank = ranks.rank, .sharding = ranks.sharding}});
       const data::Sampler sampler = harness_.sampler(options);
       const auto step = [&] { trainer->step(harness_.tokens(), sampler); };
       for (int i = 0; i < 2; ++i) step();

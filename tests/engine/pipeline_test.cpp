@@ -111,11 +111,12 @@ void each_stage(RanksHarness& harness, const Job& job,
                 const std::function<void(const RankOfJob&, Trainer&)>& visit) {
   const std::filesystem::path run = harness.new_run();
   comm::ThreadGroup(job.pipeline.stages).run([&](comm::Communicator& self) {
-    const RankOfJob rank = rank_of_job(job, self);
+    config::TrainOptions options = options_of_job(job);
+    RankOfJob rank(job, self, options);
     nvme_swap::StoreOptions store;
-    store.directories = {run / std::to_string(rank.stage)};
+    store.directories = {run / std::to_string(rank.stage())};
     std::filesystem::create_directories(store.directories[0]);
-    const auto trainer = harness.make_rank(options_of_job(job), store, rank);
+    const auto trainer = harness.make_rank(options, store, rank);
     trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
     visit(rank, *trainer);
   });
@@ -129,7 +130,7 @@ TEST(Pipelines, EvaluateAsOneRank) {
     each_stage(harness,
                {.ranks = in_fixed_order(), .adjust = adjust, .pipeline = {.stages = stages}},
                [&](const RankOfJob& rank, Trainer& trainer) {
-                 losses[rank.stage] = trainer.evaluate(harness.tokens()).loss;
+                 losses[rank.stage()] = trainer.evaluate(harness.tokens()).loss;
                });
     return losses;
   };
@@ -149,11 +150,11 @@ TEST(Pipelines, SaveEachBoundaryThatABackwardReadsOnce) {
     Outcome outcome;
     harness.steps(trainer, options_of_job(job), 2, outcome);
     const OpActions& actions = trainer.actions();
-    saved[rank.stage] = actions.moved(plan::kSaveActivation);
-    loaded[rank.stage] = actions.moved(plan::kLoadActivation);
-    spilled[rank.stage] = actions.moved(plan::kSpillActivation);
-    fetched[rank.stage] = actions.moved(plan::kFetchActivation);
-    if (rank.stage == 0) one = trainer.workload().boundary_bytes;
+    saved[rank.stage()] = actions.moved(plan::kSaveActivation);
+    loaded[rank.stage()] = actions.moved(plan::kLoadActivation);
+    spilled[rank.stage()] = actions.moved(plan::kSpillActivation);
+    fetched[rank.stage()] = actions.moved(plan::kFetchActivation);
+    if (rank.stage() == 0) one = trainer.workload().boundary_bytes;
   });
   const auto sum = [](const std::vector<Bytes>& of) { return of[0] + of[1] + of[2]; };
   constexpr std::uint64_t kTimes = 2ULL * kMicroBatches * 4;

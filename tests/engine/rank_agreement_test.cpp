@@ -1,6 +1,6 @@
 // What the ranks of a job compare before they train: each option, the training tokens and the
 // model.
-#include "runtime/engine/rank_agreement.hpp"
+#include "runtime/engine/ranks/rank_agreement.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,8 +30,9 @@ std::string told(const RunConfig& first, const RunConfig& second,
                  const RunSources& sources = kSources) {
   try {
     comm::ThreadGroup(2).run([&](comm::Communicator& self) {
-      const bool leader = leads(&self);
-      check_same_run(&self, leader ? first : second, leader ? kSources : sources);
+      RankGroups ranks(&self, {.replicas = 2});
+      const bool leader = ranks.leads();
+      check_same_run(ranks, leader ? first : second, leader ? kSources : sources);
     });
   } catch (const Error& error) {
     return error.what();

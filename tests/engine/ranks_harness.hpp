@@ -14,9 +14,9 @@
 #include "comm/threads/thread_group.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
 #include "runtime/engine/prepare/stage_cut.hpp"
-#include "runtime/engine/rank_agreement.hpp"
+#include "runtime/engine/ranks/rank_agreement.hpp"
+#include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/run/reader.hpp"
-#include "runtime/engine/step/grid_groups.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine {
@@ -53,12 +53,12 @@ struct Job {
 };
 
 /// Gives the rank of a job a GPU, if `options` choose one, and joins it to the others; else null.
-inline std::unique_ptr<comm::DeviceCommunicator> join_gpus(comm::Communicator& communicator,
+inline std::unique_ptr<comm::DeviceCommunicator> join_gpus(RankGroups& ranks,
                                                            config::TrainOptions& options) {
-  if (options.device != config::DeviceKind::cuda || communicator.ranks() == 1) return nullptr;
-  options.device_index = gpu_of_rank(communicator, *options.device);
+  if (options.device != config::DeviceKind::cuda || ranks.alone()) return nullptr;
+  options.device_index = gpu_of_rank(ranks, *options.device);
   return std::make_unique<comm::DeviceCommunicator>(
-      communicator,
+      *ranks.host(plan::RankGroup::job),
       comm::DeviceCommunicatorOptions{.library_directories = cuda_library_directories()});
 }
 
@@ -100,46 +100,29 @@ inline config::TrainOptions options_of_job(const Job& job) {
   return options;
 }
 
-/// The ends of a rank, and what it is.
-struct RankOfJob {
-  comm::Communicator& job;
-  plan::Ranks ranks;  ///< of its stage
-  std::uint32_t stage = 0;
-  std::uint32_t part = 0;  ///< of a tensor group
-  GridGroups<comm::Communicator> groups{};
-  GridGroups<comm::DeviceCommunicator> gpu_groups{};
-  GpuEnds gpus{};
-
-  /// Returns the group that sums gradients.
-  [[nodiscard]] comm::Communicator* replicas() const {
-    if (ranks.count == 1) return nullptr;
-    return groups.replicas ? groups.replicas.get() : &job;
-  }
-};
-
 inline plan::Grid grid_of(const Job& job) {
   return {.stages = job.pipeline.stages, .replicas = job.ranks.count, .tensor = job.tensor};
 }
 
-inline RankOfJob rank_of_job(const Job& job, comm::Communicator& self,
-                             comm::DeviceCommunicator* gpus = nullptr) {
-  const plan::Grid grid = grid_of(job);
-  const std::uint32_t rank = self.rank().value();
-  RankOfJob result{.job = self,
-                   .ranks = job.ranks,
-                   .stage = grid.stage_of(rank),
-                   .part = grid.part_of(rank),
-                   .groups = {},
-                   .gpu_groups = {},
-                   .gpus = {}};
-  result.ranks.rank = grid.replica_of(rank);
-  if (!grid.all_replicas()) {
-    result.groups = join_grid(self, self.rank(), grid);
-    if (gpus != nullptr) result.gpu_groups = join_grid(*gpus, self.rank(), grid);
+/// A rank of a job, which has joined the others.
+class RankOfJob {
+ public:
+  /// `options` become those of this rank.
+  RankOfJob(const Job& job, comm::Communicator& self, config::TrainOptions& options)
+      : groups_(&self, grid_of(job)), of_stage_(job.ranks) {
+    of_stage_.rank = groups_.place().replica();
+    options.tensor.index = groups_.place().part();
+    groups_.join(of_stage_.secondary, join_gpus(groups_, options));
   }
-  if (gpus != nullptr) result.gpus = gpu_ends(*gpus, result.gpu_groups, grid);
-  return result;
-}
+
+  [[nodiscard]] RankGroups& groups() { return groups_; }
+  [[nodiscard]] std::uint32_t stage() const { return groups_.place().stage(); }
+  [[nodiscard]] const plan::Ranks& of_stage() const { return of_stage_; }
+
+ private:
+  RankGroups groups_;
+  plan::Ranks of_stage_;
+};
 
 inline Bytes sent_in(const plan::StepPlan& plan, plan::RankGroup group) {
   Bytes sum;
@@ -168,9 +151,7 @@ class RanksHarness : public TrainingHarness {
     group.run([&](comm::Communicator& communicator) {
       const std::uint32_t rank = communicator.rank().value();
       config::TrainOptions options = options_of_job(job);
-      const auto gpus = join_gpus(communicator, options);
-      const RankOfJob self = rank_of_job(job, communicator, gpus.get());
-      options.tensor.index = self.part;
+      RankOfJob self(job, communicator, options);
       const auto trainer = make_rank(options, all.saved.stores[rank], self);
       if (job.from != nullptr) {
         trainer->adopt(SavedState(job.from->shape, job.from->stores));
@@ -182,21 +163,22 @@ class RanksHarness : public TrainingHarness {
       }
       Outcome& mine = outcomes[rank];
       steps(*trainer, options, job.steps - 1, mine);
+      using Group = plan::RankGroup;
+      const RankGroups& groups = self.groups();
       const auto sent = [&] {
-        const auto by = [](const auto* end) { return end == nullptr ? Bytes{} : end->sent(); };
-        const GpuEnds& ends = self.gpus;
-        if (gpus) return by(ends.replicas) + by(ends.line) + by(ends.tensor);
-        return by(self.replicas()) + by(self.groups.stages.get()) + by(self.groups.tensor.get());
+        return groups.sent(Group::replicas) + groups.sent(Group::stages) +
+               groups.sent(Group::tensor);
       };
       const Bytes before = sent();
-      const Bytes before_on_node = trainer->sent_on_node();
-      const Bytes sums = Bytes{gpus ? 0 : trainer_sums(*trainer, grid)};
+      const Bytes before_on_node = groups.sent(Group::node);
+      const Bytes sums = Bytes{groups.gpu(Group::job) ? 0 : trainer_sums(*trainer, grid)};
       if (job.steps > 0) steps(*trainer, options, 1, mine);
       all.sent[rank] = sent() - before - sums;
-      all.planned[rank] = sent_in(trainer->step_plan(), plan::RankGroup::all) +
-                          sent_in(trainer->step_plan(), plan::RankGroup::tensor);
-      all.sent_on_node[rank] = trainer->sent_on_node() - before_on_node;
-      all.planned_on_node[rank] = sent_in(trainer->step_plan(), plan::RankGroup::node);
+      const plan::StepPlan& plan = trainer->step_plan();
+      all.planned[rank] = sent_in(plan, Group::replicas) + sent_in(plan, Group::stages) +
+                          sent_in(plan, Group::tensor);
+      all.sent_on_node[rank] = groups.sent(Group::node) - before_on_node;
+      all.planned_on_node[rank] = sent_in(plan, Group::node);
       mine.masters = masters_of(*trainer);
     });
     for (const Outcome& other : outcomes) {
@@ -228,23 +210,19 @@ class RanksHarness : public TrainingHarness {
 
   [[nodiscard]] std::unique_ptr<Trainer> make_rank(const config::TrainOptions& options,
                                                    const nvme_swap::StoreOptions& store,
-                                                   const RankOfJob& rank,
+                                                   RankOfJob& rank,
                                                    Start start = Start::anew) const {
     ModelRuntime model = make_model_runtime(config(), options, products);
     EngineSetup setup;
     setup.config = config();
     setup.options = options;
     setup.budgets = {1_GiB, 1_GiB, 1_GiB};
-    setup.workload = of_stage(make_workload(config(), *model.transformer, options, rank.ranks),
-                              options, rank.stage);
+    setup.workload = of_stage(make_workload(config(), *model.transformer, options, rank.of_stage()),
+                              options, rank.stage());
     setup.placement = place(config(), options, setup.workload, setup.budgets);
     setup.store_options = store;
     setup.start = start;
-    if (rank.job.ranks() > 1) setup.job = &rank.job;
-    setup.ranks = rank.replicas();
-    setup.line = rank.groups.stages.get();
-    setup.tensor = rank.groups.tensor.get();
-    setup.gpus = rank.gpus;
+    setup.ranks = &rank.groups();
     return std::make_unique<Trainer>(setup, std::move(model));
   }
 

@@ -6,8 +6,7 @@
 #include <string>
 
 #include "runtime/base/file.hpp"
-#include "runtime/engine/gather.hpp"
-#include "runtime/engine/rank_agreement.hpp"
+#include "runtime/engine/ranks/rank_agreement.hpp"
 #include "tests/engine/ranks_harness.hpp"
 #include "tests/support/allocation_counter.hpp"
 
@@ -82,10 +81,9 @@ TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
   for (const Job& job : jobs) {
     const std::filesystem::path run = harness.new_run();
     comm::ThreadGroup(2).run([&](comm::Communicator& self) {
-      const RankOfJob rank = rank_of_job(job, self);
       config::TrainOptions options = options_of_job(job);
+      RankOfJob rank(job, self, options);
       options.state_home = config::StateHome::nvme;
-      options.tensor.index = rank.part;
       nvme_swap::StoreOptions store;
       store.directories = {run / std::to_string(self.rank().value())};
       std::filesystem::create_directories(store.directories[0]);
@@ -93,16 +91,15 @@ TEST(RanksInTheSteadyState, AllocateNothingAndOpenNothing) {
       const model::ModelLayout whole = model::make_layout(harness.config());
       trainer->initialize(model::RandomInitializer(harness.config(), whole, 1));
       const data::Sampler sampler = harness.sampler(options);
-      Votes votes(&self);
       const auto steps = [&](int count) {
-        for (int i = 0; i < count && !votes.any_says(Vote::no); ++i) {
+        for (int i = 0; i < count && !rank.groups().any(Vote::no); ++i) {
           trainer->step(harness.tokens(), sampler);
         }
       };
       steps(3);
       self.barrier().wait();
       std::optional<test_support::AllocationCounter> counter;
-      if (leads(&self)) counter.emplace();
+      if (rank.groups().leads()) counter.emplace();
       self.barrier().wait();
       steps(5);
       self.barrier().wait();
@@ -124,7 +121,9 @@ TEST(RanksThatPlan, TakeTheSlowestProfileAndMeasureASlowNetworkWithFewBytes) {
     plan::MachineProfile mine;
     mine.gpu_flops = rank == 0 ? 2e9 : 1e9;
     mine.h2d = rank == 0 ? 1e9 : 2e9;
-    profiles[rank] = slowest(&self, {.count = 2, .rank = rank}, nullptr, mine);
+    RankGroups ranks(&self, {.replicas = 2});
+    ranks.join(1);
+    profiles[rank] = slowest(ranks, mine);
     // Over this link, the 4 MiB that a faster one is measured with take 4 seconds.
     EXPECT_LT(self.sent(), 1_MiB);
   });
@@ -140,9 +139,11 @@ TEST(RanksThatPlan, TakeTheSlowestProfileAndMeasureASlowNetworkWithFewBytes) {
 TEST(RanksThatPlan, CommitAsSeldomAsTheSlowestOfThem) {
   comm::ThreadGroup(3).run([](comm::Communicator& self) {
     const std::uint64_t mine[] = {2, 7, 1};
-    EXPECT_EQ(largest_of(&self, mine[self.rank().value()]), 7U);
+    RankGroups ranks(&self, {.replicas = 3});
+    EXPECT_EQ(largest_of(ranks, mine[self.rank().value()]), 7U);
   });
-  EXPECT_EQ(largest_of(nullptr, 4), 4U);
+  RankGroups alone;
+  EXPECT_EQ(largest_of(alone, 4), 4U);
 }
 
 // Rank 0 has next to nothing to do, and cannot tell how long the others take.
@@ -151,9 +152,11 @@ TEST(RanksThatPlan, TakeTheStepOfTheStageThatWaitsLeast) {
     const double stretch[] = {1e6, 1.5, 1.25};
     const double seconds[] = {0.01, 2.5, 4};
     const std::uint32_t rank = self.rank().value();
-    EXPECT_EQ(seconds_of_job(&self, stretch[rank], seconds[rank]), 5.0);
+    RankGroups ranks(&self, {.replicas = 3});
+    EXPECT_EQ(seconds_of_job(ranks, stretch[rank], seconds[rank]), 5.0);
   });
-  EXPECT_EQ(seconds_of_job(nullptr, 1, 3), 3.0);
+  RankGroups alone;
+  EXPECT_EQ(seconds_of_job(alone, 1, 3), 3.0);
 }
 
 TEST(RanksOfAMachine, KnowItFromAnotherOfTheSameName) {
@@ -170,7 +173,8 @@ TEST(RanksOfAMachine, KnowItFromAnotherOfTheSameName) {
 TEST(RanksThatGoOnFromARun, AreRefusedWhereItHasMovedOnBetweenThem) {
   for (const std::uint32_t late : {0U, 2U, 5U}) {  // 5: none
     const auto start = [late](comm::Communicator& self) {
-      check_same_step(&self, "/old", StepIndex{self.rank() == Rank{late} ? 8U : 7U});
+      RankGroups ranks(&self, {.replicas = 3});
+      check_same_step(ranks, "/old", StepIndex{self.rank() == Rank{late} ? 8U : 7U});
     };
     if (late == 5) {
       EXPECT_NO_THROW(comm::ThreadGroup(3).run(start));

@@ -306,22 +306,22 @@ Told told_by(RanksHarness& harness, const PipelineOptions& pipeline, std::uint64
   Told told;
   const std::filesystem::path run = harness.new_run();
   comm::ThreadGroup(job.pipeline.stages).run([&](comm::Communicator& self) {
-    const RankOfJob rank = rank_of_job(job, self);
     config::TrainOptions options = options_of_job(job);
+    RankOfJob rank(job, self, options);
     options.commit_every = commit_every;
     nvme_swap::StoreOptions store;
-    store.directories = {run / std::to_string(rank.stage)};
+    store.directories = {run / std::to_string(rank.stage())};
     std::filesystem::create_directories(store.directories[0]);
     const auto trainer = harness.make_rank(options, store, rank);
     trainer->initialize(model::RandomInitializer(harness.config(), trainer->layout(), 1));
     const data::Sampler sampler = harness.sampler(options);
     for (int i = 0; i < kStaleSteps; ++i) {
       const auto results = trainer->step(harness.tokens(), sampler);
-      if (rank.stage == 0) told.add(results);
+      if (rank.stage() == 0) told.add(results);
       between(*trainer);
     }
     const auto results = trainer->collect();
-    if (rank.stage == 0) told.add(results);
+    if (rank.stage() == 0) told.add(results);
   });
   return told;
 }
@@ -374,10 +374,10 @@ TEST(StaleWeights, AreNotResumed) {
       {.ranks = in_fixed_order(), .adjust = in_bf16, .pipeline = two_buffered(2)});
   const Job again{.ranks = in_fixed_order(), .adjust = in_bf16, .pipeline = two_buffered(2)};
   comm::ThreadGroup(2).run([&](comm::Communicator& self) {
-    const RankOfJob rank = rank_of_job(again, self);
+    config::TrainOptions options = options_of_job(again);
+    RankOfJob rank(again, self, options);
     try {
-      (void)harness.make_rank(options_of_job(again), job.saved.stores[rank.stage], rank,
-                              Start::resumed);
+      (void)harness.make_rank(options, job.saved.stores[rank.stage()], rank, Start::resumed);
       ADD_FAILURE() << "it is resumed";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::not_supported);

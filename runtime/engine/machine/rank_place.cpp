@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "runtime/base/json.hpp"
-#include "runtime/engine/gather.hpp"
+#include "runtime/engine/ranks/rank_agreement.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -128,7 +128,7 @@ std::uint32_t turn_of(std::span<const std::vector<Store>> stores, std::size_t se
 }
 
 /// Sets what the rank's state lies on, and who else has some there.
-void take_drives(comm::Communicator& ranks, const Topology& machine,
+void take_drives(RankGroups& ranks, const Topology& machine,
                  std::span<const std::size_t> neighbours, const PlaceRequest& request,
                  RankPlace& place) {
   std::vector<Store> own;
@@ -141,9 +141,9 @@ void take_drives(comm::Communicator& ranks, const Topology& machine,
       for (const NodeIndex node : machine.nodes_near(device)) nodes.push_back(node);
     }
   }
-  const auto lists = gather_lists(ranks, own);
-  const auto homes = gather(ranks, place.share.home);
-  const std::size_t self = ranks.rank().value();
+  const auto lists = ranks.gather_lists(own);
+  const auto homes = ranks.gather(place.share.home);
+  const std::size_t self = ranks.place().rank;
   std::vector<std::vector<Store>> stores;
   std::vector<NodeIndex> homes_here;
   for (const std::size_t rank : neighbours) {
@@ -169,27 +169,27 @@ void take_drives(comm::Communicator& ranks, const Topology& machine,
 
 }  // namespace
 
-RankPlace find_place(comm::Communicator& ranks, const PlaceRequest& request) {
+RankPlace find_place(RankGroups& ranks, const PlaceRequest& request) {
   RankPlace place;
   const Topology machine = read_topology({.devices = Devices::read});
-  const std::vector<Seat> seats = gather(ranks, seat_of(machine, request));
-  const std::size_t self = ranks.rank().value();
+  const std::vector<Seat> seats = ranks.gather(seat_of(machine, request));
+  const std::size_t self = ranks.place().rank;
   const auto neighbours =
       ranks_with(seats, [&](const Seat& other) { return other.machine == seats[self].machine; });
   place.sharers.memory = static_cast<std::uint32_t>(neighbours.size());
   take_cores(machine, seats, self, place);
   take_drives(ranks, machine, neighbours, request, place);
-  place.turns = 1 + std::ranges::max(gather(ranks, place.turn));
+  place.turns = 1 + std::ranges::max(ranks.gather(place.turn));
   return place;
 }
 
-std::vector<ShownPlace> gather_places(comm::Communicator& ranks, const ShownPlace& mine) {
+std::vector<ShownPlace> gather_places(RankGroups& ranks, const ShownPlace& mine) {
   const std::string text = nlohmann::json{
       {"machine", mine.machine}, {"nodes", mine.nodes}, {"cores", mine.cores},
       {"bound", mine.bound},     {"gpu", mine.gpu},     {"threads", mine.threads},
       {"state", mine.state}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   std::vector<ShownPlace> places;
-  for (const auto& other : gather_lists(ranks, std::vector<char>(text.begin(), text.end()))) {
+  for (const auto& other : ranks.gather_lists(std::vector<char>(text.begin(), text.end()))) {
     const nlohmann::json place =
         parse_json({other.data(), other.size()}, {.origin = "the place of a rank"});
     places.push_back({.machine = place.at("machine"),

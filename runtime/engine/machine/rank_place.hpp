@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.hpp"
 #include "runtime/base/affinity.hpp"
 #include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/train_loop.hpp"
 
 namespace spillway::engine {
@@ -36,10 +36,9 @@ struct PlaceRequest {
 
 /// Finds the place of this rank. Every rank calls it. Ranks that a launcher has given different
 /// cores keep them; those that may run on the same ones share them out.
-[[nodiscard]] RankPlace find_place(comm::Communicator& ranks, const PlaceRequest& request);
+[[nodiscard]] RankPlace find_place(RankGroups& ranks, const PlaceRequest& request);
 
 /// Returns the places of all ranks, by rank, to show. Every rank calls it.
-[[nodiscard]] std::vector<ShownPlace> gather_places(comm::Communicator& ranks,
-                                                    const ShownPlace& mine);
+[[nodiscard]] std::vector<ShownPlace> gather_places(RankGroups& ranks, const ShownPlace& mine);
 
 }  // namespace spillway::engine

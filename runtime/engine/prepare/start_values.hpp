@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "runtime/data/sampler.hpp"
-#include "runtime/engine/rank_agreement.hpp"
+#include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "runtime/engine/training_data.hpp"

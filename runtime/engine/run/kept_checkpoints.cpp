@@ -89,21 +89,17 @@ RunDirectory KeptCheckpoints::part_at(std::uint64_t step) const {
   return RunDirectory(rank_directory(at(run_, step).root(), options_.part.rank));
 }
 
-void KeptCheckpoints::await_all_ranks() const {
-  if (options_.ranks != nullptr) options_.ranks->barrier().wait();
-}
-
 bool KeptCheckpoints::due(std::uint64_t step) {
   const std::uint64_t every = options_.save_every;
   if (every == 0 || step == 0 || step % every != 0 || started_ == step) return false;
-  return votes_.first_says(at(run_, step).exists() ? Vote::no : Vote::yes);
+  return ranks_.first(!at(run_, step).exists());
 }
 
 void KeptCheckpoints::start(Trainer& trainer) {
   const std::uint64_t step = trainer.state().step;
-  const comm::AtWork removing(options_.ranks);
-  if (leads(options_.ranks)) remove(at(run_, step));
-  await_all_ranks();  // whose parts lie in what rank 0 has removed
+  const comm::AtWork removing(ranks_.host(RankGroups::Group::job));
+  if (ranks_.leads()) remove(at(run_, step));
+  ranks_.barrier();  // whose parts lie in what rank 0 has removed
   const RunDirectory part = part_at(step);
   MadeDirectories made;
   made.make(part.state());
@@ -120,7 +116,7 @@ std::optional<KeptCheckpoints::Saved> KeptCheckpoints::finish(const Trainer& tra
                                                               const RunConfig& config) {
   if (!started_ || trainer.copied_step() != started_) return std::nullopt;
   const std::uint64_t step = *std::exchange(started_, std::nullopt);
-  const comm::AtWork closing(options_.ranks);
+  const comm::AtWork closing(ranks_.host(RankGroups::Group::job));
   const RunDirectory part = part_at(step);
   const RunManifest manifest{.id = options_.id,
                              .state_id = options_.id,
@@ -131,9 +127,9 @@ std::optional<KeptCheckpoints::Saved> KeptCheckpoints::finish(const Trainer& tra
                              .part = options_.part,
                              .job = options_.job};
   part.write_config(config);
-  const bool first = leads(options_.ranks);
+  const bool first = ranks_.leads();
   if (!first) part.write_manifest(manifest);
-  await_all_ranks();  // the manifest of rank 0 says that the parts of all others are whole
+  ranks_.barrier();  // the manifest of rank 0 says that the parts of all others are whole
   if (first) {
     model::copy_tokenizer_files(tokenizer_directory(run_.root()), part.root() / "tokenizer");
     part.write_manifest(manifest);

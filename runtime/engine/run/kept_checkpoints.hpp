@@ -11,8 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/communicator.hpp"
-#include "runtime/engine/rank_agreement.hpp"
+#include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/trainer.hpp"
 
@@ -21,16 +20,15 @@ namespace spillway::engine {
 class KeptCheckpoints {
  public:
   struct Options {
-    RunId id{};                           ///< of this rank's run
-    RunId job{};                          ///< as its manifest has it
-    std::uint64_t save_every = 0;         ///< one is kept every so many steps; 0: never
-    std::uint32_t keep = 0;               ///< the newest are kept, so many
-    RankPart part{};                      ///< whose part of the state it is
-    comm::Communicator* ranks = nullptr;  ///< null: there is one
+    RunId id{};                    ///< of this rank's run
+    RunId job{};                   ///< as its manifest has it
+    std::uint64_t save_every = 0;  ///< one is kept every so many steps; 0: never
+    std::uint32_t keep = 0;        ///< the newest are kept, so many
+    RankPart part{};               ///< whose part of the state it is
   };
-  /// `job` is the run directory of rank 0. With several ranks, each makes the same calls.
-  KeptCheckpoints(RunDirectory job, const Options& options)
-      : run_(std::move(job)), options_(options), votes_(options.ranks) {}
+  /// `job` is the run directory of rank 0. Each rank makes the same calls.
+  KeptCheckpoints(RunDirectory job, RankGroups& ranks, const Options& options)
+      : run_(std::move(job)), ranks_(ranks), options_(options) {}
 
   /// Throws `Error{does_not_fit}` unless the disk has the space for all that will be kept at once.
   void check_space(const nvme_swap::StoreLayout& layout) const;
@@ -56,12 +54,11 @@ class KeptCheckpoints {
   [[nodiscard]] static RunDirectory at(const RunDirectory& run, std::uint64_t step);
   /// Returns the folder of this rank's part.
   [[nodiscard]] RunDirectory part_at(std::uint64_t step) const;
-  void await_all_ranks() const;
   void remove_old() const;
 
   RunDirectory run_;
+  RankGroups& ranks_;
   Options options_;
-  Votes votes_;
   std::optional<std::uint64_t> started_;  ///< the step of the copy under way
 };
 

@@ -79,9 +79,9 @@ void OpActions::enqueue(const Op& op, offload::Stream& stream) {
     case OpKind::all_gather:
     case OpKind::reduce_scatter:
     case OpKind::all_reduce:
-    case OpKind::all_to_all: return collective(op, stream);
+    case OpKind::all_to_all:
     case OpKind::send:
-    case OpKind::receive: return message(op, stream);
+    case OpKind::receive: return exchange(op, stream);
     case OpKind::checksum:
     case OpKind::commit: break;
   }
@@ -169,9 +169,9 @@ Ticket OpActions::start(const Op& op) {
     case OpKind::all_gather:
     case OpKind::reduce_scatter:
     case OpKind::all_reduce:
-    case OpKind::all_to_all: return collective(op);
+    case OpKind::all_to_all:
     case OpKind::send:
-    case OpKind::receive: return message(op);
+    case OpKind::receive: return exchange(op);
     case OpKind::loss: break;
   }
   SPILLWAY_ASSERT(false && "no worker runs this kind of op");

@@ -8,15 +8,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/device_communicator.hpp"
 #include "cpu_adam/update.hpp"
 #include "cpu_adam/worker_pool.hpp"
 #include "nvme_swap/tile_store.hpp"
+#include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/step/activation_tiles.hpp"
 #include "runtime/engine/step/device_math.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/external_passes.hpp"
-#include "runtime/engine/step/grid_groups.hpp"
 #include "runtime/engine/step/op_memory.hpp"
 #include "runtime/engine/step/parameter_groups.hpp"
 #include "runtime/engine/step/state_slots.hpp"
@@ -41,14 +40,9 @@ struct OpResources {
   cpu_adam::Isa isa;
   const cpu_adam::Kernel& kernel;
   std::size_t update_prefetch;
-  std::vector<BlockGroups> groups;           ///< by block
-  ExternalPasses* passes = nullptr;          ///< null where no plan has passes of another framework
-  comm::Communicator* ranks = nullptr;       ///< null where there is one
-  comm::Communicator* line = nullptr;        ///< of the stages of a pipeline; else null
-  comm::Communicator* tensor = nullptr;      ///< of a tensor group; else null
-  GpuEnds gpus{};                            ///< the same on a GPU's memory
-  comm::Communicator* node_ranks = nullptr;  ///< null where no node keeps parameters (plan::Ranks)
-  comm::DeviceCommunicator* gpu_node_ranks = nullptr;  ///< the same on a GPU's memory; else null
+  std::vector<BlockGroups> groups;  ///< by block
+  ExternalPasses* passes;           ///< null where no plan has passes of another framework
+  RankGroups& ranks;
 };
 
 /// The scalars of the update that the next plan applies, if one is pending.
@@ -147,21 +141,20 @@ class OpActions final : public OpPerformer {
                                   TicketPairs& pairs);
   [[nodiscard]] Ticket write(const plan::Op& op);
   [[nodiscard]] Ticket commit();
-  /// What a collective reads and writes in the device's memory.
-  struct Collective {
+  /// What an op of many ranks reads and writes in the device's memory; a message has one buffer.
+  struct Exchanged {
     std::span<const std::byte> source;
     std::span<std::byte> target;
     DType dtype;  ///< of sums
   };
-  [[nodiscard]] Collective buffers_of(const plan::Op& op) const;
-  [[nodiscard]] Collective buffers_of_replicas(const plan::Op& op) const;
-  [[nodiscard]] Collective buffers_of_passes(const plan::Op& op) const;
-  [[nodiscard]] Collective shared_sums(const plan::Op& op) const;
+  [[nodiscard]] Exchanged buffers_of(const plan::Op& op) const;
+  [[nodiscard]] Exchanged buffers_of_replicas(const plan::Op& op) const;
+  [[nodiscard]] Exchanged buffers_of_passes(const plan::Op& op) const;
+  [[nodiscard]] Exchanged buffers_of_message(const plan::Op& op) const;
+  [[nodiscard]] Exchanged shared_sums(const plan::Op& op) const;
   void upload_tokens(const plan::Op& op, offload::Stream& stream) const;
-  void collective(const plan::Op& op, offload::Stream& stream);
-  [[nodiscard]] Ticket collective(const plan::Op& op);
-  void message(const plan::Op& op, offload::Stream& stream);
-  [[nodiscard]] Ticket message(const plan::Op& op);
+  void exchange(const plan::Op& op, offload::Stream& stream);
+  [[nodiscard]] Ticket exchange(const plan::Op& op);
   void copy(const plan::Op& op, offload::Stream& stream);
   [[nodiscard]] Ticket copy(const plan::Op& op);
   void keep_secondary(const plan::Op& op, offload::Stream& stream);

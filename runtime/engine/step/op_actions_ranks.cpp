@@ -8,21 +8,30 @@ using plan::OpKind;
 
 namespace {
 
-/// Returns the group that an op is one of.
-template <class Group>
-Group& group_of(const Op& op, Group* replicas, Group* node, Group* tensor) {
-  switch (op.group) {
-    case plan::RankGroup::all: return *replicas;
-    case plan::RankGroup::node: return *node;
-    case plan::RankGroup::tensor: break;
+comm::SumTypes sum_types(const comm::Communicator& /*end*/, DType dtype) { return {dtype, dtype}; }
+DType sum_types(const comm::DeviceCommunicator& /*end*/, DType dtype) { return dtype; }
+
+/// Starts the op at this rank's end of its group, on the memory of hosts or of GPUs. `stream`:
+/// where GPUs run it.
+template <class End, class Exchanged, class... Stream>
+auto start_at(End& end, const Op& op, const Exchanged& exchanged, Stream... stream) {
+  const typename End::Source source{exchanged.source.data(), exchanged.source.size()};
+  const typename End::Target target{exchanged.target.data(), exchanged.target.size()};
+  switch (op.kind) {
+    case OpKind::all_gather: return end.all_gather(source, target, stream...);
+    case OpKind::reduce_scatter:
+      return end.reduce_scatter(source, target, sum_types(end, exchanged.dtype), stream...);
+    case OpKind::all_to_all: return end.all_to_all(source, target, stream...);
+    case OpKind::send: return end.send(source, Rank{op.peer}, stream...);
+    case OpKind::receive: return end.receive(target, Rank{op.peer}, stream...);
+    default: return end.all_reduce(target, exchanged.dtype, stream...);
   }
-  return *tensor;
 }
 
 }  // namespace
 
 /// Returns what replicas exchange, or the ranks of a node.
-OpActions::Collective OpActions::buffers_of_replicas(const Op& op) const {
+OpActions::Exchanged OpActions::buffers_of_replicas(const Op& op) const {
   const OpMemory memory = memory_of(op);
   const plan::Workload& workload = resources_.workload;
   const bool of_parameters = memory.reads(plan::ValueKind::parameters, op.block);
@@ -39,7 +48,7 @@ OpActions::Collective OpActions::buffers_of_replicas(const Op& op) const {
 }
 
 /// Returns the gradients of what all ranks of a tensor group have: they end a block.
-OpActions::Collective OpActions::shared_sums(const Op& op) const {
+OpActions::Exchanged OpActions::shared_sums(const Op& op) const {
   const OpMemory memory = memory_of(op);
   const plan::BlockShape& block = resources_.workload.blocks[op.block];
   const std::size_t first = block.partial_first.value() * sizeof(float);
@@ -51,7 +60,7 @@ OpActions::Collective OpActions::shared_sums(const Op& op) const {
 
 /// Returns what passes of a tensor group have made, or what its ranks gather: tokens, or what they
 /// know of them.
-OpActions::Collective OpActions::buffers_of_passes(const Op& op) const {
+OpActions::Exchanged OpActions::buffers_of_passes(const Op& op) const {
   const OpMemory memory = memory_of(op);
   const plan::Workload& workload = resources_.workload;
   const bool scans = op.copied.what == plan::ValueKind::gathered_scans;
@@ -64,59 +73,29 @@ OpActions::Collective OpActions::buffers_of_passes(const Op& op) const {
           .dtype = workload.compute};
 }
 
-OpActions::Collective OpActions::buffers_of(const Op& op) const {
+/// Returns an activation, or its gradient, that goes from one stage of a pipeline to another.
+OpActions::Exchanged OpActions::buffers_of_message(const Op& op) const {
+  const OpMemory memory = memory_of(op);
+  const auto at = memory.device(memory.message(), op.bytes);
+  const std::span<std::byte> bytes{at.address(), at.size()};
+  return {.source = bytes, .target = bytes, .dtype = resources_.workload.compute};
+}
+
+OpActions::Exchanged OpActions::buffers_of(const Op& op) const {
+  if (op.group == plan::RankGroup::stages) return buffers_of_message(op);
   if (op.group != plan::RankGroup::tensor) return buffers_of_replicas(op);
   const bool of_gradients = op.copied.what == plan::ValueKind::gradient_sum;
   return of_gradients ? shared_sums(op) : buffers_of_passes(op);
 }
 
 /// The device's memory is the process's own.
-Ticket OpActions::collective(const Op& op) {
-  const auto [source, target, dtype] = buffers_of(op);
-  comm::Communicator& ranks =
-      group_of(op, resources_.ranks, resources_.node_ranks, resources_.tensor);
-  switch (op.kind) {
-    case OpKind::all_gather: return ranks.all_gather(source, target);
-    case OpKind::reduce_scatter:
-      return ranks.reduce_scatter(source, target, {.addend = dtype, .result = dtype});
-    case OpKind::all_to_all: return ranks.all_to_all(source, target);
-    default: return ranks.all_reduce(target, dtype);
-  }
+Ticket OpActions::exchange(const Op& op) {
+  return start_at(*resources_.ranks.host(op.group), op, buffers_of(op));
 }
 
 /// The device's memory is a GPU's.
-void OpActions::collective(const Op& op, offload::Stream& stream) {
-  const Collective buffers = buffers_of(op);
-  const comm::DeviceSource source{buffers.source.data(), buffers.source.size()};
-  const comm::DeviceTarget target{buffers.target.data(), buffers.target.size()};
-  const GpuEnds& gpus = resources_.gpus;
-  comm::DeviceCommunicator& ranks =
-      group_of(op, gpus.replicas, resources_.gpu_node_ranks, gpus.tensor);
-  switch (op.kind) {
-    case OpKind::all_gather: return ranks.all_gather(source, target, stream.native());
-    case OpKind::reduce_scatter:
-      return ranks.reduce_scatter(source, target, buffers.dtype, stream.native());
-    case OpKind::all_to_all: return ranks.all_to_all(source, target, stream.native());
-    default: return ranks.all_reduce(target, buffers.dtype, stream.native());
-  }
-}
-
-/// Brings an activation or its gradient from one stage of a pipeline to another.
-Ticket OpActions::message(const Op& op) {
-  const OpMemory memory = memory_of(op);
-  const auto at = memory.device(memory.message(), op.bytes);
-  const std::span<std::byte> bytes{at.address(), at.size()};
-  if (op.kind == OpKind::send) return resources_.line->send(bytes, Rank{op.peer});
-  return resources_.line->receive(bytes, Rank{op.peer});
-}
-
-void OpActions::message(const Op& op, offload::Stream& stream) {
-  const OpMemory memory = memory_of(op);
-  const auto at = memory.device(memory.message(), op.bytes);
-  const comm::DeviceTarget bytes{at.address(), at.size()};
-  comm::DeviceCommunicator& line = *resources_.gpus.line;
-  if (op.kind == OpKind::send) return line.send(bytes, Rank{op.peer}, stream.native());
-  return line.receive(bytes, Rank{op.peer}, stream.native());
+void OpActions::exchange(const Op& op, offload::Stream& stream) {
+  start_at(*resources_.ranks.gpu(op.group), op, buffers_of(op), stream.native());
 }
 
 }  // namespace spillway::engine

@@ -127,13 +127,17 @@ void StateIo::gather_residents(std::uint32_t block) {
   const auto whole = memory_.device({PoolKind::whole_parameters, block});
   streams_.upload->upload(shard, source);
   streams_.upload->synchronize();
-  if (gpu_ranks_ == nullptr) {
-    ranks_->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()}).wait();
+  using Group = RankGroups::Group;
+  comm::DeviceCommunicator* const gpus = ranks_.gpu(Group::replicas);
+  if (gpus == nullptr) {
+    ranks_.host(Group::replicas)
+        ->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()})
+        .wait();
     return;
   }
-  gpu_ranks_->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()},
-                         streams_.net->native());
-  gpu_ranks_->wait();
+  gpus->all_gather({shard.address(), shard.size()}, {whole.address(), whole.size()},
+                   streams_.net->native());
+  gpus->wait();
 }
 
 void StateIo::read_masters(std::uint32_t block, std::span<float> masters) {

@@ -5,10 +5,9 @@
 #include <cstdint>
 #include <span>
 
-#include "comm/communicator.hpp"
-#include "comm/device_communicator.hpp"
 #include "cpu_adam/adam.hpp"
 #include "nvme_swap/tile_store.hpp"
+#include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/memory.hpp"
 #include "runtime/engine/step/saved_state.hpp"
@@ -21,7 +20,7 @@ class StateIo {
  public:
   StateIo(const plan::Workload& workload, const plan::Placement& placement, Memory& memory,
           const StateSlots& slots, Streams& streams, nvme_swap::TileStore* store, cpu_adam::Isa isa,
-          comm::Communicator* ranks = nullptr, comm::DeviceCommunicator* gpu_ranks = nullptr)
+          const RankGroups& ranks)
       : workload_(workload),
         placement_(placement),
         memory_(memory),
@@ -29,8 +28,7 @@ class StateIo {
         streams_(streams),
         store_(store),
         isa_(isa),
-        ranks_(ranks),
-        gpu_ranks_(gpu_ranks) {}
+        ranks_(ranks) {}
 
   /// Masters from `source`, zero moments, parameters rounded from the masters.
   void initialize(const model::ParameterSource& source);
@@ -73,8 +71,7 @@ class StateIo {
   Streams& streams_;
   nvme_swap::TileStore* store_;  // null where all state lies in memory and is never committed
   cpu_adam::Isa isa_;
-  comm::Communicator* ranks_;            // that share out updates; null where there is one
-  comm::DeviceCommunicator* gpu_ranks_;  // the same on the memory of GPUs, or null
+  const RankGroups& ranks_;
 };
 
 }  // namespace spillway::engine

@@ -7,7 +7,6 @@
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/engine/step/node_ranks.hpp"
 #include "runtime/engine/training_state.hpp"
 
 namespace spillway::engine {
@@ -35,27 +34,13 @@ std::vector<BlockGroups> groups_of(const EngineSetup& setup, const ModelRuntime&
   return decay_groups(model.transformer->layout(), setup.workload, setup.options.decay);
 }
 
-/// `on_gpus`: the same group on the memory of GPUs.
-void check_group(const EngineSetup& setup, const comm::Communicator* group,
-                 const comm::DeviceCommunicator* on_gpus, std::uint32_t count,
-                 std::uint32_t index) {
-  const bool has_gpus = setup.options.device == config::DeviceKind::cuda;
-  SPILLWAY_ASSERT((group != nullptr) == (count > 1));
-  SPILLWAY_ASSERT((on_gpus != nullptr) == (count > 1 && has_gpus));
-  SPILLWAY_ASSERT(group == nullptr || (group->ranks() == count && group->rank().value() == index));
-}
-
-void check_ranks(const EngineSetup& setup) {
-  // Passes that are measured alone exchange nothing.
-  if (setup.job == nullptr && setup.store_options.directories.empty()) return;
+/// Passes that are measured alone exchange nothing, whatever ranks their workload names.
+void check_ranks(const EngineSetup& setup, const RankGroups& ranks) {
+  if (ranks.alone() && setup.store_options.directories.empty()) return;
   const SavedPart part = part_of(setup.workload);
-  const plan::Ranks& ranks = setup.workload.ranks;
-  const plan::Stage& stage = setup.workload.stage;
-  const plan::TensorGroup& tensor = setup.workload.tensor;
-  check_group(setup, setup.job, setup.gpus.job, part.grid.ranks(), part.rank);
-  check_group(setup, setup.ranks, setup.gpus.replicas, ranks.count, ranks.rank);
-  check_group(setup, setup.line, setup.gpus.line, stage.count, stage.index);
-  check_group(setup, setup.tensor, setup.gpus.tensor, tensor.count, tensor.index);
+  SPILLWAY_ASSERT((ranks.place() == plan::GridPlace{part.grid, part.rank}));
+  const bool on_gpus = ranks.gpu(RankGroups::Group::job) != nullptr;
+  SPILLWAY_ASSERT(ranks.alone() || on_gpus == (setup.options.device == config::DeviceKind::cuda));
 }
 
 }  // namespace
@@ -65,20 +50,18 @@ StepEngine::StepEngine(const EngineSetup& setup, const ModelRuntime& model)
 
 StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools pools)
     : setup_(std::move(setup)),
+      ranks_(setup_.ranks == nullptr ? alone_ : *setup_.ranks),
       backend_(make_backend(setup_.options, setup_.budgets, &wake_)),
-      streams_(std::make_unique<Streams>(*backend_, setup_.gpus.job)),
+      streams_(std::make_unique<Streams>(*backend_, ranks_.gpu(RankGroups::Group::job))),
       constants_(make_constants(model.transformer.get(), *backend_, *streams_->upload)),
       device_math_(make_device_math(setup_.options, *streams_->compute)),
       slots_(setup_.workload, setup_.placement),
       memory_(std::make_unique<Memory>(std::move(pools), *backend_)) {
-  check_ranks(setup_);
-  if (setup_.job != nullptr) setup_.job->wake_with(&wake_);
+  check_ranks(setup_, ranks_);
+  if (!ranks_.alone()) ranks_.host(RankGroups::Group::job)->wake_with(&wake_);
   if (model.ops != nullptr) model.ops->bind_stream(streams_->compute->native());
   open_store();
   open_activation_store();
-  const plan::Ranks& part = setup_.workload.ranks;
-  if (setup_.gpus.job == nullptr) node_ranks_ = node_of(setup_.ranks, part);
-  gpu_node_ranks_ = node_of(setup_.gpus.replicas, part);
   workers_ = std::make_unique<cpu_adam::WorkerPool>(
       cpu_adam::WorkerPoolOptions{.threads = setup_.options.threads, .wake = &wake_});
   actions_ = std::make_unique<OpActions>(
@@ -96,22 +79,12 @@ StepEngine::StepEngine(EngineSetup setup, const ModelRuntime& model, plan::Pools
                   .update_prefetch = setup_.update_prefetch,
                   .groups = groups_of(setup_, model),
                   .passes = setup_.passes,
-                  .ranks = setup_.ranks,
-                  .line = setup_.line,
-                  .tensor = setup_.tensor,
-                  .gpus = setup_.gpus,
-                  .node_ranks = node_ranks_.get(),
-                  .gpu_node_ranks = gpu_node_ranks_.get()});
+                  .ranks = ranks_});
 }
 
 /// The group of the ranks outlives what it notifies.
 StepEngine::~StepEngine() {
-  if (setup_.job != nullptr) setup_.job->wake_with(nullptr);
-}
-
-Bytes StepEngine::sent_on_node() const {
-  if (gpu_node_ranks_ != nullptr) return gpu_node_ranks_->sent();
-  return node_ranks_ == nullptr ? Bytes{} : node_ranks_->sent();
+  if (!ranks_.alone()) ranks_.host(RankGroups::Group::job)->wake_with(nullptr);
 }
 
 void StepEngine::open_store() {

@@ -14,8 +14,8 @@
 #include "offload/memory.hpp"
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/step/executor.hpp"
-#include "runtime/engine/step/grid_groups.hpp"
 #include "runtime/engine/step/memory.hpp"
 #include "runtime/engine/step/op_actions.hpp"
 #include "runtime/engine/step/state_slots.hpp"
@@ -39,13 +39,7 @@ struct EngineSetup {
   /// Says by block what no model says, where another framework runs the passes.
   std::vector<BlockGroups> groups{};
   ExternalPasses* passes = nullptr;  ///< of that framework
-  /// These are ends of this rank; each outlives the engine, and is null for a group of one.
-  comm::Communicator* job = nullptr;     ///< of all ranks
-  comm::Communicator* ranks = nullptr;   ///< of `workload.ranks`
-  comm::Communicator* line = nullptr;    ///< of the stages of a pipeline, by their index
-  comm::Communicator* tensor = nullptr;  ///< of `workload.tensor`
-  /// Are the same on the memory of GPUs, where `options` choose one; they outlive the engine too.
-  GpuEnds gpus{};
+  RankGroups* ranks = nullptr;       ///< outlives the engine; null: this rank is alone
 };
 
 class StepEngine {
@@ -66,8 +60,7 @@ class StepEngine {
     return std::move(backend_);
   }
   [[nodiscard]] Streams& streams() { return *streams_; }
-  /// Returns the bytes of parameters that this rank has sent to those of its node.
-  [[nodiscard]] Bytes sent_on_node() const;
+  [[nodiscard]] RankGroups& ranks() const { return ranks_; }
   [[nodiscard]] const StateSlots& slots() const { return slots_; }
   [[nodiscard]] Memory& memory() { return *memory_; }
   [[nodiscard]] const Memory& memory() const { return *memory_; }
@@ -90,6 +83,8 @@ class StepEngine {
   void open_activation_store();
 
   EngineSetup setup_;
+  RankGroups alone_;
+  RankGroups& ranks_;
   // Destroyed last: everything below may notify it.
   WakeSignal wake_;
   std::unique_ptr<offload::DeviceBackend> backend_;
@@ -101,8 +96,6 @@ class StepEngine {
   std::unique_ptr<nvme_swap::TileStore> store_;             ///< or null
   std::unique_ptr<nvme_swap::TileStore> activation_store_;  ///< of saved tensors on disk, or null
   std::unique_ptr<cpu_adam::WorkerPool> workers_;
-  std::unique_ptr<comm::Communicator> node_ranks_;            ///< or null
-  std::unique_ptr<comm::DeviceCommunicator> gpu_node_ranks_;  ///< or null
   std::unique_ptr<OpActions> actions_;
 };
 

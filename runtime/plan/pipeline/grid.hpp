@@ -3,9 +3,20 @@
 // micro-batches of its own, then the stages.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace spillway::plan {
+
+/// A group of ranks that one of them belongs to.
+enum class RankGroup : std::uint8_t {
+  job,       ///< all ranks
+  replicas,  ///< of its stage, which share out a step's micro-batches
+  node,    ///< replicas of a machine that share out a second copy of parameters (Ranks::secondary)
+  stages,  ///< of a pipeline
+  tensor,  ///< the ranks that share out every matrix (TensorGroup)
+};
+inline constexpr std::size_t kRankGroups = 5;
 
 struct Grid {
   std::uint32_t stages = 1;
@@ -26,6 +37,17 @@ struct Grid {
     return (stage * replicas + replica) * tensor + part;
   }
   bool operator==(const Grid&) const = default;
+};
+
+/// A rank's place in the grid of its job.
+struct GridPlace {
+  Grid grid{};
+  std::uint32_t rank = 0;
+
+  [[nodiscard]] std::uint32_t stage() const { return grid.stage_of(rank); }
+  [[nodiscard]] std::uint32_t replica() const { return grid.replica_of(rank); }
+  [[nodiscard]] std::uint32_t part() const { return grid.part_of(rank); }
+  bool operator==(const GridPlace&) const = default;
 };
 
 }  // namespace spillway::plan

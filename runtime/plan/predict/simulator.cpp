@@ -281,7 +281,9 @@ namespace {
 
 double rate_of(const MachineProfile& profile, RankGroup group) {
   switch (group) {
-    case RankGroup::all: break;
+    case RankGroup::job:
+    case RankGroup::replicas:
+    case RankGroup::stages: break;
     case RankGroup::node: return node_rate(profile);
     case RankGroup::tensor: return tensor_rate(profile);
   }

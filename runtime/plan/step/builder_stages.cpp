@@ -55,6 +55,7 @@ void Builder::take_up(Direction direction, std::uint32_t layer) {
 void Builder::append_message(OpKind kind, std::uint32_t peer, std::uint32_t block, std::uint32_t m,
                              Bytes bytes, const Access& what) {
   OpDraft message = draft(kind, Lane::net, block, m);
+  message.op.group = RankGroup::stages;
   message.op.peer = peer;
   message.op.bytes = bytes;
   message.op.copied.what = what.value.kind;

@@ -16,6 +16,7 @@
 
 #include "runtime/base/units.hpp"
 #include "runtime/plan/buffers.hpp"
+#include "runtime/plan/pipeline/grid.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {
@@ -78,21 +79,14 @@ std::string_view name_of(OpKind kind);
 std::string_view name_of(Lane lane);
 std::string_view name_of(Tier tier);
 
-/// Those of the job's ranks that take part in a collective.
-enum class RankGroup : std::uint8_t {
-  all,
-  node,    ///< that share out a second copy of parameters (Ranks::secondary)
-  tensor,  ///< that share out every matrix (TensorGroup)
-};
-
 using OpIndex = std::uint32_t;
 
 struct Op {
   OpKind kind{};
   Lane lane{};
   Copy copied{};  ///< of a copy; what a message carries, or a tensor group adds up or gathers
-  RankGroup group = RankGroup::all;  ///< of a collective
-  std::uint32_t peer = 0;            ///< the stage with which a send or a receive is
+  RankGroup group = RankGroup::replicas;  ///< of a collective or a message
+  std::uint32_t peer = 0;                 ///< the stage with which a send or a receive is
   std::uint32_t block = 0;
   std::uint32_t tile = 0;  ///< of the model, for tile ops
   std::uint32_t round = 0;

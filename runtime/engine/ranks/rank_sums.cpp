@@ -1,4 +1,4 @@
-#include "runtime/engine/rank_sums.hpp"
+#include "runtime/engine/ranks/rank_sums.hpp"
 
 #include <algorithm>
 
@@ -17,8 +17,8 @@ RankSums::RankSums(StepEngine& engine) : engine_(engine) {
 }
 
 void RankSums::gather() {
-  engine_.setup()
-      .ranks
+  engine_.ranks()
+      .host(RankGroups::Group::replicas)
       ->all_gather(engine_.memory().all_host(plan::PoolKind::host_sums),
                    engine_.memory().all_host(plan::PoolKind::gathered_sums))
       .wait();

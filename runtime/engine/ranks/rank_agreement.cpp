@@ -1,4 +1,4 @@
-#include "runtime/engine/rank_agreement.hpp"
+#include "runtime/engine/ranks/rank_agreement.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -19,8 +19,6 @@
 #include "runtime/base/error.hpp"
 #include "runtime/base/json.hpp"
 #include "runtime/config/options_table.hpp"
-#include "runtime/engine/gather.hpp"
-#include "runtime/engine/step/node_ranks.hpp"
 #include "runtime/model/model_config.hpp"
 
 namespace spillway::engine {
@@ -128,8 +126,9 @@ double network_rate(comm::Communicator& ranks) {
     const double seconds = seconds_of_gather(ranks, shard);
     const double sent = static_cast<double>(shard.value()) * (ranks.ranks() - 1);
     best = std::max(best, sent / seconds);
-    const bool grows = shard < largest && kGrowth * seconds < kMeasuredSeconds;
-    if (value_of_first(ranks, grows ? 1 : 0) == 1) {
+    bool grows = shard < largest && kGrowth * seconds < kMeasuredSeconds;
+    ranks.broadcast(std::as_writable_bytes(std::span{&grows, 1}), Rank{}).wait();
+    if (grows) {
       shard = std::min(shard * kGrowth, largest);
     } else {
       --left;
@@ -149,66 +148,43 @@ MachineName machine_name() {
   return name;
 }
 
-bool leads(const comm::Communicator* ranks) { return ranks == nullptr || ranks->rank() == Rank{}; }
-
-Votes::Votes(comm::Communicator* ranks)
-    : ranks_(ranks), all_(ranks == nullptr ? 1 : ranks->ranks()) {}
-
-bool Votes::any_says(Vote mine) { return std::ranges::count(gather(mine), Vote::yes) > 0; }
-
-std::span<const Vote> Votes::gather(Vote mine) {
-  all_.front() = mine;
-  if (ranks_ == nullptr) return all_;
-  ranks_->all_gather(std::as_bytes(std::span{&mine, 1}), std::as_writable_bytes(std::span{all_}))
-      .wait();
-  return all_;
+std::uint64_t largest_of(RankGroups& ranks, std::uint64_t mine) {
+  return std::ranges::max(ranks.gather(mine));
 }
 
-std::uint64_t value_of_first(comm::Communicator& ranks, std::uint64_t mine) {
-  ranks.broadcast(std::as_writable_bytes(std::span{&mine, 1}), Rank{}).wait();
-  return mine;
-}
-
-std::uint64_t largest_of(comm::Communicator* ranks, std::uint64_t mine) {
-  return ranks == nullptr ? mine : std::ranges::max(gather(*ranks, mine));
-}
-
-double seconds_of_job(comm::Communicator* ranks, double stretch, double seconds) {
+double seconds_of_job(RankGroups& ranks, double stretch, double seconds) {
   struct Said {
     double stretch, seconds;
   };
   const Said mine{.stretch = stretch, .seconds = seconds * stretch};
-  if (ranks == nullptr) return mine.seconds;
-  return std::ranges::min(gather(*ranks, mine), {}, &Said::stretch).seconds;
+  return std::ranges::min(ranks.gather(mine), {}, &Said::stretch).seconds;
 }
 
-int gpu_of_rank(comm::Communicator& ranks, config::DeviceKind device) {
+int gpu_of_rank(RankGroups& ranks, config::DeviceKind device) {
   Place mine;
   int index = 0;
-  const std::vector<Place> others = gather(ranks, mine);
+  const std::vector<Place> others = ranks.gather(mine);
   if (device == config::DeviceKind::cuda) {
-    const auto before = std::span(others).first(ranks.rank().value());
+    const auto before = std::span(others).first(ranks.place().rank);
     const auto place = static_cast<int>(std::ranges::count(before, mine));
     index = place % std::max(offload::count_cuda_devices(), 1);
     const std::string bus = offload::query_cuda_device(index).pci_bus_id;
     std::ranges::copy_n(bus.begin(), std::ssize(bus.substr(0, mine.gpu.size() - 1)),
                         mine.gpu.begin());
   }
-  check_own_gpus(gather(ranks, mine));
+  check_own_gpus(ranks.gather(mine));
   return index;
 }
 
-void check_same_run(comm::Communicator* ranks, const RunConfig& config, const RunSources& sources) {
-  if (ranks == nullptr) return;
-  comm::handshake(*ranks, {.version = SPILLWAY_VERSION,
-                           .ranks = ranks->ranks(),
-                           .settings = settings_of(config, sources)});
+void check_same_run(RankGroups& ranks, const RunConfig& config, const RunSources& sources) {
+  if (ranks.alone()) return;
+  comm::handshake(*ranks.host(RankGroups::Group::job), {.version = SPILLWAY_VERSION,
+                                                        .ranks = ranks.place().grid.ranks(),
+                                                        .settings = settings_of(config, sources)});
 }
 
-std::optional<StepIndex> agree_on_start(comm::Communicator* ranks, RunClaim& claim) {
-  const RunClaim::Found mine = claim.found();
-  const std::vector<RunClaim::Found> all =
-      ranks == nullptr ? std::vector{mine} : gather(*ranks, mine);
+std::optional<StepIndex> agree_on_start(RankGroups& ranks, RunClaim& claim) {
+  const std::vector<RunClaim::Found> all = ranks.gather(claim.found());
   check_one_job(all, claim.job());
   using State = RunClaim::Found::State;
   const auto goes_on = [](const RunClaim::Found& found) { return found.state == State::committed; };
@@ -232,41 +208,37 @@ std::optional<StepIndex> agree_on_start(comm::Communicator* ranks, RunClaim& cla
   return std::nullopt;
 }
 
-void prepare_state(comm::Communicator* ranks, RunClaim& claim,
+void prepare_state(RankGroups& ranks, RunClaim& claim,
                    const std::vector<std::filesystem::path>& nvme) {
-  if (ranks == nullptr) return claim.prepare_state(nvme);
+  if (ranks.alone()) return claim.prepare_state(nvme);
   // While a rank that has never committed is there, the others are known to be cut off.
   const bool cut_off = !claim.resumes() && claim.found().state == RunClaim::Found::State::committed;
   if (cut_off) claim.prepare_state(nvme);
-  ranks->barrier().wait();
+  ranks.barrier();
   if (!cut_off) claim.prepare_state(nvme);
-  RunId job = claim.manifest().id;
-  ranks->broadcast(std::as_writable_bytes(std::span{&job, 1}), Rank{}).wait();
-  claim.join(job);
+  claim.join(ranks.first(claim.manifest().id));
 }
 
-void record(comm::Communicator* ranks, RunClaim& claim, RunConfig& config) {
-  if (ranks == nullptr) return claim.record(config);
-  if (leads(ranks)) claim.record(config);
-  ranks->barrier().wait();
-  if (!leads(ranks)) claim.record(config);
-  ranks->barrier().wait();
+void record(RankGroups& ranks, RunClaim& claim, RunConfig& config) {
+  if (ranks.alone()) return claim.record(config);
+  if (ranks.leads()) claim.record(config);
+  ranks.barrier();
+  if (!ranks.leads()) claim.record(config);
+  ranks.barrier();
   claim.all_recorded();
 }
 
-void check_same_step(comm::Communicator* ranks, const std::filesystem::path& from, StepIndex step) {
-  if (ranks == nullptr) return;
-  const std::uint64_t first = value_of_first(*ranks, step.value());
+void check_same_step(RankGroups& ranks, const std::filesystem::path& from, StepIndex step) {
+  const std::uint64_t first = ranks.first(step.value());
   check(step.value() == first, ErrorCode::busy,
         fmt::format("{} is being trained: this rank has taken its step {}, and rank 0 step {}; "
                     "interrupt it first, or take a checkpoint that it keeps (spillway.save_every)",
                     from.string(), step.value(), first));
 }
 
-plan::Budgets least(comm::Communicator* ranks, const plan::Budgets& mine) {
+plan::Budgets least(RankGroups& ranks, const plan::Budgets& mine) {
   plan::Budgets result = mine;
-  if (ranks == nullptr) return result;
-  for (const plan::Budgets& other : gather(*ranks, mine)) {
+  for (const plan::Budgets& other : ranks.gather(mine)) {
     result.device = std::min(result.device, other.device);
     result.host = std::min(result.host, other.host);
     result.nvme = std::min(result.nvme, other.nvme);
@@ -274,19 +246,21 @@ plan::Budgets least(comm::Communicator* ranks, const plan::Budgets& mine) {
   return result;
 }
 
-plan::MachineProfile slowest(comm::Communicator* ranks, const plan::Ranks& part,
-                             comm::Communicator* tensor, plan::MachineProfile mine) {
-  if (ranks == nullptr) return mine;
-  mine.net = network_rate(*ranks);
-  if (const auto node = node_of(ranks, part)) mine.net_node = network_rate(*node);
-  if (tensor != nullptr) mine.net_tensor = network_rate(*tensor);
+plan::MachineProfile slowest(RankGroups& ranks, plan::MachineProfile mine) {
+  using Group = RankGroups::Group;
+  const auto measure = [&](Group group, double& rate) {
+    if (ranks.host(group) != nullptr) rate = network_rate(*ranks.host(group));
+  };
+  measure(Group::job, mine.net);
+  measure(Group::node, mine.net_node);
+  measure(Group::tensor, mine.net_tensor);
   using Profile = plan::MachineProfile;
   constexpr double Profile::*kRates[] = {
       &Profile::gpu_flops,  &Profile::h2d,        &Profile::d2h,        &Profile::h2d_d2h_combined,
       &Profile::update,     &Profile::gpu_update, &Profile::net,        &Profile::net_node,
       &Profile::net_tensor, &Profile::nvme_read,  &Profile::nvme_write, &Profile::nvme_combined};
   Profile result = mine;
-  for (const Profile& other : gather(*ranks, mine)) {
+  for (const Profile& other : ranks.gather(mine)) {
     for (const auto rate : kRates) {
       // A rate of 0 was left to another rank to measure.
       const double theirs = other.*rate;

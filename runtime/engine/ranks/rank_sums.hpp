@@ -12,7 +12,7 @@ namespace spillway::engine {
 
 class RankSums {
  public:
-  /// `engine` outlives this object and has a communicator.
+  /// `engine` outlives this object, and its rank is one of several replicas.
   explicit RankSums(StepEngine& engine);
 
   /// Exchanges what the last step has left in `host_sums`. Blocks.
