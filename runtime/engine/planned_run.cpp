@@ -1,7 +1,6 @@
 #include "runtime/engine/planned_run.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -14,24 +13,57 @@
 #include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
-#include "runtime/engine/prepare/score_gradients.hpp"
-#include "runtime/engine/prepare/stage_cut.hpp"
+#include "runtime/engine/prepare/planner.hpp"
+#include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/start_values.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
-#include "runtime/plan/placement/fastest.hpp"
 
 namespace spillway::engine {
 namespace {
 
 constexpr std::uint64_t kLongRead = (2_GiB).value();
 
+/// The machine of a run, measured with its own operators, kernel and disks.
+class OwnMachine final : public PlanningMachine {
+ public:
+  OwnMachine(const TrainRequest& request, TrainObserver& observer, PlannedRun& run)
+      : request_(request), ranks_(*run.ranks), observer_(observer), run_(run) {}
+
+  [[nodiscard]] plan::Budgets budgets(const config::TrainOptions& options,
+                                      const plan::Workload& workload) override;
+  [[nodiscard]] plan::Workload workload(const config::TrainOptions& options,
+                                        const plan::Ranks& ranks, Bytes score_gradients) override;
+  [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
+                                             const plan::Workload& whole,
+                                             const plan::Budgets& budgets,
+                                             const plan::Placement& fitting) override;
+  /// Tunes the run by what the last profile was measured with.
+  void tune_run();
+
+ private:
+  [[nodiscard]] CalibrationRequest request_for(const config::TrainOptions& options,
+                                               const plan::Workload& workload,
+                                               const plan::Budgets& budgets) const;
+  void tune_in_turn(const CalibrationRequest& request, const plan::Placement& fitting);
+
+  const TrainRequest& request_;
+  RankGroups& ranks_;
+  TrainObserver& observer_;
+  PlannedRun& run_;
+  Tuning tuning_;
+};
+
 /// Fills a PlannedRun, in the order of its functions.
 class Planning {
  public:
   Planning(const TrainRequest& request, TrainObserver& observer, PlannedRun& run)
-      : request_(request), ranks_(*run.ranks), observer_(observer), run_(run) {}
+      : request_(request),
+        ranks_(*run.ranks),
+        observer_(observer),
+        run_(run),
+        machine_(request, observer, run) {}
 
   void open();
   void plan();
@@ -40,23 +72,16 @@ class Planning {
   void take_place();
   void show_places(const std::string& gpu);
   [[nodiscard]] std::unique_ptr<comm::DeviceCommunicator> join_gpus() const;
-  [[nodiscard]] plan::Workload workload_of_rank(plan::Workload whole) const;
   void resolve_automatic();
-  [[nodiscard]] plan::Budgets budgets_for(const config::TrainOptions& options,
-                                          const plan::Workload& workload) const;
   [[nodiscard]] DataIdentity recognise_data() const;
   void make_model();
   void resume_model(const DeviceRecord& recorded);
-  [[nodiscard]] Tuning tune_in_turn(const CalibrationRequest& request);
-  [[nodiscard]] plan::MachineProfile measure(CalibrationRequest request,
-                                             const Tuning& tuning) const;
-  void balance(const plan::Workload& whole, const plan::MachineProfile* profile);
-  void widen_attention();
 
   const TrainRequest& request_;
   RankGroups& ranks_;
   TrainObserver& observer_;
   PlannedRun& run_;
+  OwnMachine machine_;
 };
 
 /// Whatever refuses this start does so before a file of the run is changed.
@@ -151,10 +176,6 @@ void Planning::show_places(const std::string& gpu) {
   run_.places = gather_places(ranks_, mine);
 }
 
-plan::Workload Planning::workload_of_rank(plan::Workload whole) const {
-  return of_stage(std::move(whole), run_.options, ranks_.place().stage());
-}
-
 /// All ranks have the same device by now. A machine that lacks NCCL ends the run here.
 std::unique_ptr<comm::DeviceCommunicator> Planning::join_gpus() const {
   if (ranks_.alone() || run_.options.device != config::DeviceKind::cuda) return nullptr;
@@ -167,17 +188,11 @@ std::unique_ptr<comm::DeviceCommunicator> Planning::join_gpus() const {
                                            .library_directories = cuda_library_directories()});
 }
 
-/// Every rank plans with the least that one of them has.
-plan::Budgets Planning::budgets_for(const config::TrainOptions& options,
-                                    const plan::Workload& workload) const {
-  return least(ranks_, make_budgets(options, request_.run, workload, run_.place.sharers));
-}
-
 /// A resumed run keeps what it chose when it began.
 void Planning::resolve_automatic() {
   if (run_.claim.resumes()) take_automatic(run_.options, run_.claim.recorded().options);
   const auto budgets = [this](const config::TrainOptions& options, const plan::Workload& step) {
-    return budgets_for(options, step);
+    return machine_.budgets(options, step);
   };
   for (const std::string& line : choose_automatic(run_.options, run_.config, budgets)) {
     observer_.noted(line);
@@ -233,99 +248,86 @@ void Planning::resume_model(const DeviceRecord& recorded) {
   }
 }
 
-/// Attention may use what the placement leaves of the device's memory.
-void Planning::widen_attention() {
-  const Bytes bound = spare_score_gradients(run_.config, run_.options, run_.workload,
-                                            run_.placement, run_.budgets.device);
-  if (bound == model::cuda::kScoreGradients) return;
-  run_.model =
-      make_model_runtime(run_.config, run_.options, products_of(run_.run_config.device), bound);
-  run_.workload = workload_of_rank(
-      make_workload(run_.config, *run_.model.transformer, run_.options, run_.part));
+/// Every rank plans with the least that one of them has. The swap files of a resumed run are there
+/// already.
+plan::Budgets OwnMachine::budgets(const config::TrainOptions& options,
+                                  const plan::Workload& workload) {
+  plan::Budgets budgets =
+      least(ranks_, make_budgets(options, request_.run, workload, run_.place.sharers));
+  if (run_.claim.resumes()) budgets.nvme = Bytes{~std::uint64_t{0} >> 1};
+  return budgets;
 }
 
-/// Cuts the layers into stages. All ranks take the cut of the first.
-void Planning::balance(const plan::Workload& whole, const plan::MachineProfile* profile) {
-  const plan::BalancedLayers cut = balance_stages(whole, run_.options, run_.budgets, profile);
-  std::vector<std::uint32_t> layers = cut.layers;
-  for (std::uint32_t& each : layers) each = ranks_.first(each);
-  config::TrainOptions named = run_.options;
-  named.pipeline.parts = layers;
-  run_.workload = of_stage(whole, named, ranks_.place().stage());
-  if (profile == nullptr) return;
-  run_.options.pipeline.parts = layers;  // a run keeps its cut
-  run_.run_config.options.pipeline.parts = layers;
-  run_.placement = place(run_.config, run_.options, run_.workload, run_.budgets);
-  if (cut.seconds == cut.by_flops) return;
-  observer_.noted(fmt::format("the stages have {} layers: simulated, a step takes {:.4g} s{}",
-                              fmt::join(layers, " + "), cut.seconds,
-                              cut.by_flops > 0
-                                  ? fmt::format(", and {:.4g} s with equal FLOPs", cut.by_flops)
-                                  : ", and stages with equal FLOPs do not fit"));
+plan::Workload OwnMachine::workload(const config::TrainOptions& options, const plan::Ranks& ranks,
+                                    Bytes score_gradients) {
+  if (score_gradients != model::cuda::kScoreGradients) {
+    run_.model = make_model_runtime(run_.config, options, products_of(run_.run_config.device),
+                                    score_gradients);
+  }
+  return make_workload(run_.config, *run_.model.transformer, options, ranks);
+}
+
+CalibrationRequest OwnMachine::request_for(const config::TrainOptions& options,
+                                           const plan::Workload& workload,
+                                           const plan::Budgets& budgets) const {
+  return {.config = run_.config,
+          .options = options,
+          .model = run_.model,
+          .workload = workload,
+          .budgets = budgets,
+          .state_directories = run_.store_options.directories};
 }
 
 /// Ranks that share a disk measure it one after the other; what one of them has found out, the next
 /// one reads in the machine profile.
-Tuning Planning::tune_in_turn(const CalibrationRequest& request) {
-  Tuning tuning;
+void OwnMachine::tune_in_turn(const CalibrationRequest& request, const plan::Placement& fitting) {
   for (std::uint32_t turn = 0; turn < run_.place.turns; ++turn) {
     if (turn == run_.place.turn) {
       if (turn > 0) run_.known.refresh();
-      tuning = tune(request, run_.placement, run_.known,
-                    [this](const std::string& text) { observer_.noted(text); });
+      tuning_ = tune(request, fitting, run_.known,
+                     [this](const std::string& text) { observer_.noted(text); });
     }
     ranks_.barrier();
   }
-  return tuning;
 }
 
-/// The first of the ranks that share a disk measures it alone, and each has its part of that rate.
-/// A disk that is slowed down is so for each rank.
-plan::MachineProfile Planning::measure(CalibrationRequest request, const Tuning& tuning) const {
+/// What a rank does is measured without the others. The first of the ranks that share a disk
+/// measures it alone, and each has its part of that rate; a disk that is slowed down is so for each
+/// rank.
+plan::MachineProfile OwnMachine::profile(const config::TrainOptions& options,
+                                         const plan::Workload& whole, const plan::Budgets& budgets,
+                                         const plan::Placement& fitting) {
+  plan::Workload alone = whole;
+  alone.ranks = {};
+  CalibrationRequest request = request_for(options, alone, budgets);
+  tune_in_turn(request, fitting);
   if (run_.place.turn > 0) request.state_directories.reset();
   const auto note = [this](const std::string& text) {
     // Ranks that share cores measure at once: they are no strangers to each other.
     if (ranks_.alone() || run_.binding->holds()) observer_.noted(text);
   };
-  return per_rank(calibrate(request, tuning, note),
-                  run_.options.disk_gbps ? 1 : run_.place.sharers.disks);
+  return per_rank(calibrate(request, tuning_, note),
+                  options.disk_gbps ? 1 : run_.place.sharers.disks);
+}
+
+void OwnMachine::tune_run() {
+  run_.update_prefetch = tuning_.update_prefetch;
+  tune_store(tuning_.drives, run_.store_options);
+  run_.store_options.weights = disk_weights(request_for(run_.options, run_.workload, run_.budgets),
+                                            tuning_.drives, run_.placement);
 }
 
 void Planning::plan() {
-  const plan::Workload alone =
-      make_workload(run_.config, *run_.model.transformer, run_.options, run_.part);
-  run_.workload = workload_of_rank(alone);
-  run_.budgets = budgets_for(run_.options, run_.workload);
-  if (run_.claim.resumes()) {
-    run_.budgets.nvme = Bytes{~std::uint64_t{0} >> 1};  // the swap files are there already
-  }
-  const bool balances = balances_stages(run_.options) && !run_.claim.resumes();
-  if (balances) balance(alone, nullptr);
-  run_.placement = place(run_.config, run_.options, run_.workload, run_.budgets);
-  plan::Workload measured = alone;
-  measured.ranks = {};  // what a rank does is measured without the others
-  const CalibrationRequest request{.config = run_.config,
-                                   .options = run_.options,
-                                   .model = run_.model,
-                                   .workload = measured,
-                                   .budgets = run_.budgets,
-                                   .state_directories = run_.store_options.directories};
-  const Tuning tuning = tune_in_turn(request);
-  run_.update_prefetch = tuning.update_prefetch;
-  tune_store(tuning.drives, run_.store_options);
-  run_.profile = slowest(ranks_, measure(request, tuning));
-  if (balances) balance(alone, &run_.profile);
-  // The ranks of a tensor group have one placement, and so one order of what they do together.
-  plan::Workload of_group = run_.workload;
-  of_group.tensor.index = 0;
-  plan::PlannedStep fastest = plan::fastest_placement(
-      of_group, run_.budgets, placement_request(run_.options), run_.profile, run_.placement);
-  run_.placement = std::move(fastest.placement);
-  run_.prediction = std::move(fastest.prediction);
-  run_.prediction.step_seconds =
-      seconds_of_job(ranks_, run_.workload.stage.stretch, run_.prediction.step_seconds);
-  widen_attention();
-  run_.store_options.weights = disk_weights(request, tuning.drives, run_.placement);
+  Planned planned = plan_rank(run_.config, run_.options, run_.part,
+                              run_.claim.resumes() ? StageCut::kept : StageCut::chosen, machine_,
+                              ranks_, [this](const std::string& text) { observer_.noted(text); });
+  run_.run_config.options.pipeline.parts = run_.options.pipeline.parts;
+  run_.workload = std::move(planned.workload);
+  run_.budgets = planned.budgets;
+  run_.profile = planned.profile;
+  run_.placement = std::move(planned.placement);
+  run_.prediction = std::move(planned.prediction);
+  machine_.tune_run();
   if (run_.options.commit_every == 0) {
     // Stages have other state and other places for it, and commit the same steps.
     run_.options.commit_every =

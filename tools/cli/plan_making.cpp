@@ -10,8 +10,7 @@
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
 #include "runtime/engine/prepare/model_runtime.hpp"
-#include "runtime/engine/prepare/score_gradients.hpp"
-#include "runtime/engine/prepare/stage_cut.hpp"
+#include "runtime/engine/prepare/planner.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/fastest.hpp"
 #include "runtime/plan/predict/flops.hpp"
@@ -22,26 +21,71 @@
 namespace spillway::cli {
 namespace {
 
-/// The rates of this machine, measured now.
-plan::MachineProfile measured_profile(const PlanRequest& request,
-                                      const config::TrainOptions& options,
-                                      const plan::Workload& workload, const plan::Budgets& budgets,
-                                      const plan::Placement& placement, const Note& note) {
-  engine::MachineTuning known(request.profile);
-  const engine::ModelRuntime model =
-      engine::make_model_runtime(request.model, options, known.products());
-  const bool on_disk = placement.uses_disk();
-  const engine::CalibrationRequest calibration{
-      .config = request.model,
-      .options = options,
-      .model = model,
-      .workload = workload,
-      .budgets = budgets,
-      .state_directories =
-          on_disk ? std::optional(engine::state_directories(options, request.run)) : std::nullopt};
-  const engine::Tuning tuning = engine::tune(calibration, placement, known, note);
-  return engine::calibrate(calibration, tuning, note);
-}
+/// This machine, whose rates are measured now.
+class ThisMachine final : public engine::PlanningMachine {
+ public:
+  ThisMachine(const PlanRequest& request, const Note& note) : request_(request), note_(note) {}
+
+  [[nodiscard]] plan::Budgets budgets(const config::TrainOptions& options,
+                                      const plan::Workload& workload) override {
+    return engine::make_budgets(options, request_.run, workload);
+  }
+  [[nodiscard]] plan::Workload workload(const config::TrainOptions& options,
+                                        const plan::Ranks& ranks, Bytes score_gradients) override {
+    return engine::workload_on_paper(request_.model, options, ranks, score_gradients);
+  }
+  [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
+                                             const plan::Workload& whole,
+                                             const plan::Budgets& budgets,
+                                             const plan::Placement& fitting) override {
+    engine::MachineTuning known(request_.profile);
+    const engine::ModelRuntime model =
+        engine::make_model_runtime(request_.model, options, known.products());
+    engine::CalibrationRequest calibration{.config = request_.model,
+                                           .options = options,
+                                           .model = model,
+                                           .workload = whole,
+                                           .budgets = budgets,
+                                           .state_directories = std::nullopt};
+    if (fitting.uses_disk()) {
+      calibration.state_directories = engine::state_directories(options, request_.run);
+    }
+    const engine::Tuning tuning = engine::tune(calibration, fitting, known, note_);
+    return engine::calibrate(calibration, tuning, note_);
+  }
+
+ private:
+  const PlanRequest& request_;
+  const Note& note_;
+};
+
+/// A machine that a file describes. Options say what may be filled of its memory.
+class DescribedMachine final : public engine::PlanningMachine {
+ public:
+  DescribedMachine(const bench::MachineDescription& machine, const model::ModelConfig& config)
+      : machine_(machine), config_(config) {}
+
+  [[nodiscard]] plan::Budgets budgets(const config::TrainOptions& options,
+                                      const plan::Workload& /*workload*/) override {
+    return {.device = *options.device_memory,
+            .host = *options.host_memory,
+            .nvme = machine_.capacity.nvme};
+  }
+  [[nodiscard]] plan::Workload workload(const config::TrainOptions& options,
+                                        const plan::Ranks& ranks, Bytes score_gradients) override {
+    return engine::workload_on_paper(config_, options, ranks, score_gradients);
+  }
+  [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
+                                             const plan::Workload& whole,
+                                             const plan::Budgets& /*budgets*/,
+                                             const plan::Placement& /*fitting*/) override {
+    return bench::profile_for(machine_, config_, whole, options);
+  }
+
+ private:
+  const bench::MachineDescription& machine_;
+  const model::ModelConfig& config_;
+};
 
 /// What the plan means on the described machine: its speed in units that machines are compared in.
 nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
@@ -82,42 +126,28 @@ void describe_machine(const PlanRequest& request, MadePlan& made, const Note& no
       file.string(), bench::kDeterministicSlowdown));
 }
 
-/// Gives attention what the placement leaves of the device's memory.
-void widen_attention(const model::ModelConfig& config, MadePlan& made) {
-  const Bytes scores = engine::spare_score_gradients(config, made.options, made.workload,
-                                                     made.placement, made.budgets.device);
-  if (scores == model::cuda::kScoreGradients) return;
-  const engine::ModelRuntime sizes = engine::make_model_sizes(config, made.options, scores);
-  made.workload = engine::of_stage(
-      engine::make_workload(config, *sizes.transformer, made.options, made.workload.ranks),
-      made.options, made.workload.stage.index);
-}
-
-/// Places the work of a rank, whose workload, budgets and profile are known.
-void place(const model::ModelConfig& config, const plan::Placement& fitting, MadePlan& made) {
-  const plan::PlacementRequest placing = engine::placement_request(made.options);
-  const plan::PlannedStep step =
-      plan::fastest_placement(made.workload, made.budgets, placing, made.profile, fitting);
-  made.placement = step.placement;
-  made.prediction = step.prediction;
-  made.prediction.step_seconds *= made.workload.stage.stretch;
-  widen_attention(config, made);
-  made.cuts = plan::report_cuts(made.workload, made.budgets, placing, made.profile, step);
+/// Plans the first rank of a stage.
+MadePlan plan_stage(const PlanRequest& request, MadePlan made, const plan::Grid& grid,
+                    std::uint32_t stage, engine::PlanningMachine& machine, const Note& note) {
+  engine::RankGroups on_paper(plan::GridPlace{.grid = grid, .rank = grid.rank_of(stage, 0)});
+  engine::Planned planned =
+      engine::plan_rank(request.model, made.options, engine::ranks_of(made.options, grid.replicas),
+                        engine::StageCut::chosen, machine, on_paper, note);
+  made.workload = std::move(planned.workload);
+  made.budgets = planned.budgets;
+  made.profile = planned.profile;
+  made.placement = std::move(planned.placement);
+  made.prediction = std::move(planned.prediction);
+  return made;
 }
 
 /// Plans each stage of a pipeline, and returns the one whose step is the longest.
-MadePlan plan_longest_stage(const model::ModelConfig& config, const plan::Workload& whole,
-                            MadePlan made, const Note& note) {
-  if (engine::balances_stages(made.options)) {
-    made.options.pipeline.parts =
-        engine::balance_stages(whole, made.options, made.budgets, &made.profile).layers;
-  }
+MadePlan plan_longest_stage(const PlanRequest& request, MadePlan made, const plan::Grid& grid,
+                            engine::PlanningMachine& machine, const Note& note) {
   MadePlan longest;
-  for (std::uint32_t stage = 0; stage < made.options.pipeline.stages; ++stage) {
-    MadePlan of_stage = made;
-    of_stage.workload = engine::of_stage(whole, made.options, stage);
-    place(config, engine::place(config, of_stage.options, of_stage.workload, of_stage.budgets),
-          of_stage);
+  for (std::uint32_t stage = 0; stage < grid.stages; ++stage) {
+    MadePlan of_stage = plan_stage(request, made, grid, stage, machine, note);
+    made.options = of_stage.options;  // the other stages have this cut
     note(fmt::format("stage {}; predicted {:.4g} s a step", stage_text(of_stage.workload.stage),
                      of_stage.prediction.step_seconds));
     const bool longer = of_stage.prediction.step_seconds > longest.prediction.step_seconds;
@@ -150,26 +180,21 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
                     request.nodes.ranks));
   if (!request.machine.empty()) describe_machine(request, made, note);
   engine::resolve(options, config);
-  const auto budgets_for = [&](const config::TrainOptions& tried, const plan::Workload& step) {
-    if (!made.machine) return engine::make_budgets(tried, request.run, step);
-    return plan::Budgets{.device = *tried.device_memory,
-                         .host = *tried.host_memory,
-                         .nvme = made.machine->capacity.nvme};
+  ThisMachine own(request, note);
+  std::optional<DescribedMachine> described;
+  if (made.machine) described.emplace(*made.machine, config);
+  engine::PlanningMachine& machine =
+      described ? static_cast<engine::PlanningMachine&>(*described) : own;
+  const auto budgets = [&](const config::TrainOptions& tried, const plan::Workload& step) {
+    return machine.budgets(tried, step);
   };
-  for (const std::string& line : engine::choose_automatic(options, config, budgets_for)) note(line);
+  for (const std::string& line : engine::choose_automatic(options, config, budgets)) note(line);
   const plan::Grid grid = engine::grid_of(options, request.nodes.ranks);
-  const plan::Ranks ranks = engine::ranks_of(options, grid.replicas);
-  made.workload = engine::make_workload(config, options, ranks);
-  made.budgets = budgets_for(options, made.workload);
-  if (grid.stages > 1) {  // of a machine that is described
-    made.profile = bench::profile_for(*made.machine, config, made.workload, options);
-    return plan_longest_stage(config, made.workload, made, note);
-  }
-  const plan::Placement fitting = engine::place(config, options, made.workload, made.budgets);
-  made.profile =
-      made.machine ? bench::profile_for(*made.machine, config, made.workload, options)
-                   : measured_profile(request, options, made.workload, made.budgets, fitting, note);
-  place(config, fitting, made);
+  made = grid.stages > 1 ? plan_longest_stage(request, made, grid, machine, note)
+                         : plan_stage(request, made, grid, 0, machine, note);
+  made.cuts =
+      plan::report_cuts(made.workload, made.budgets, engine::placement_request(made.options),
+                        made.profile, {.placement = made.placement, .prediction = made.prediction});
   return made;
 }
 

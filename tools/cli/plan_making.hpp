@@ -3,13 +3,13 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/config/train_options.hpp"
+#include "runtime/engine/prepare/planner.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/placement/cut_report.hpp"
 #include "runtime/plan/predict/simulator.hpp"
@@ -27,8 +27,7 @@ struct PlanRequest {
   bench::Nodes nodes{};
 };
 
-/// Is told, a line at a time, what the user should know and what stops nothing.
-using Note = std::function<void(const std::string&)>;
+using engine::Note;
 
 struct MadePlan {
   config::TrainOptions options;  ///< resolved

@@ -35,6 +35,8 @@ class RankGroups {
   /// `job` has the ranks of the grid and outlives this object; null: this rank is alone. The rank
   /// belongs to no group but the job until it has joined the others.
   RankGroups(comm::Communicator* job, const plan::Grid& grid);
+  /// A rank of a grid on paper: it has a place, and nobody else is there.
+  explicit RankGroups(const plan::GridPlace& place) : place_(place) {}
   RankGroups(const RankGroups&) = delete;
   RankGroups& operator=(const RankGroups&) = delete;
 

@@ -1,0 +1,90 @@
+#include "runtime/engine/prepare/planner.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+#include <vector>
+
+#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/prepare/planning.hpp"
+#include "runtime/engine/prepare/score_gradients.hpp"
+#include "runtime/engine/prepare/stage_cut.hpp"
+#include "runtime/engine/prepare/workload.hpp"
+#include "runtime/engine/ranks/rank_agreement.hpp"
+
+namespace spillway::engine {
+namespace {
+
+/// Cuts the layers into stages; without a profile, so that they fit. All ranks take the cut of the
+/// first.
+plan::BalancedLayers cut_stages(const plan::Workload& whole, const config::TrainOptions& options,
+                                const plan::Budgets& budgets, const plan::MachineProfile* profile,
+                                RankGroups& ranks) {
+  plan::BalancedLayers cut = balance_stages(whole, options, budgets, profile);
+  for (std::uint32_t& layers : cut.layers) layers = ranks.first(layers);
+  return cut;
+}
+
+void note_cut(const plan::BalancedLayers& cut, const Note& note) {
+  if (cut.seconds == cut.by_flops) return;
+  note(fmt::format("the stages have {} layers: simulated, a step takes {:.4g} s{}",
+                   fmt::join(cut.layers, " + "), cut.seconds,
+                   cut.by_flops > 0 ? fmt::format(", and {:.4g} s with equal FLOPs", cut.by_flops)
+                                    : ", and stages with equal FLOPs do not fit"));
+}
+
+}  // namespace
+
+plan::Workload workload_on_paper(const model::ModelConfig& config,
+                                 const config::TrainOptions& options, const plan::Ranks& ranks,
+                                 Bytes score_gradients) {
+  const ModelRuntime sizes = make_model_sizes(config, options, score_gradients);
+  return make_workload(config, *sizes.transformer, options, ranks);
+}
+
+Planned plan_rank(const model::ModelConfig& config, config::TrainOptions& options,
+                  const plan::Ranks& part, StageCut cut, PlanningMachine& machine,
+                  RankGroups& ranks, const Note& note) {
+  const std::uint32_t stage = ranks.place().stage();
+  const bool balances = balances_stages(options) && cut == StageCut::chosen;
+  const plan::Workload whole = machine.workload(options, part, model::cuda::kScoreGradients);
+  Planned planned;
+  planned.workload = of_stage(whole, options, stage);
+  planned.budgets = machine.budgets(options, planned.workload);
+  const auto take_cut = [&](const plan::BalancedLayers& layers, config::TrainOptions& named) {
+    named.pipeline.parts = layers.layers;
+    planned.workload = of_stage(whole, named, stage);
+  };
+  if (balances) {
+    config::TrainOptions fitting = options;
+    take_cut(cut_stages(whole, options, planned.budgets, nullptr, ranks), fitting);
+  }
+  plan::Placement fitting = place(config, options, planned.workload, planned.budgets);
+  planned.profile = slowest(ranks, machine.profile(options, whole, planned.budgets, fitting));
+  if (balances) {
+    const plan::BalancedLayers layers =
+        cut_stages(whole, options, planned.budgets, &planned.profile, ranks);
+    take_cut(layers, options);  // a run keeps its cut
+    fitting = place(config, options, planned.workload, planned.budgets);
+    note_cut(layers, note);
+  }
+  // The ranks of a tensor group have one placement, and so one order of what they do together.
+  plan::Workload of_group = planned.workload;
+  of_group.tensor.index = 0;
+  plan::PlannedStep fastest = plan::fastest_placement(
+      of_group, planned.budgets, placement_request(options), planned.profile, fitting);
+  planned.placement = std::move(fastest.placement);
+  planned.prediction = std::move(fastest.prediction);
+  planned.prediction.step_seconds =
+      seconds_of_job(ranks, planned.workload.stage.stretch, planned.prediction.step_seconds);
+  // Attention may use what the placement leaves of the device's memory.
+  const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
+                                             planned.budgets.device);
+  if (scores != model::cuda::kScoreGradients) {
+    planned.workload = of_stage(machine.workload(options, part, scores), options, stage);
+  }
+  return planned;
+}
+
+}  // namespace spillway::engine

@@ -1,0 +1,185 @@
+// The plan on paper is the plan that trains: jobs of `spillway train` of 42 kinds, and beside each
+// rank a plan for its place in the grid, made without any rank, from the budgets and rates that the
+// job has found. Every operation is compared.
+#include "runtime/engine/prepare/planner.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/threads/thread_group.hpp"
+#include "runtime/engine/train_loop.hpp"
+#include "runtime/plan/step/step_builder.hpp"
+#include "tests/engine/training_harness.hpp"
+
+namespace spillway::engine::planner_test {
+namespace {
+
+using Adjust = void (*)(config::TrainOptions&);
+
+struct GridCase {
+  const char* name;
+  plan::Grid grid;
+  std::uint32_t zero_stage = 0;
+};
+
+constexpr GridCase kGrids[] = {
+    {"OneRank", {}},
+    {"Replicas", {.replicas = 2}},
+    {"ReplicasThatShareState", {.replicas = 2}, 1},
+    {"ReplicasThatShareParameters", {.replicas = 2}, 3},
+    {"Stages", {.stages = 2}},
+    {"ATensorGroup", {.tensor = 2}},
+    {"StagesOfTensorGroups", {.stages = 2, .tensor = 2}},
+};
+
+const std::pair<const char*, Adjust> kAdjustments[] = {
+    {"in bf16", [](config::TrainOptions& o) { o.compute = DType::bf16; }},
+    {"state on disk", [](config::TrainOptions& o) { o.state_home = config::StateHome::nvme; }},
+    {"boundaries on disk",
+     [](config::TrainOptions& o) { o.activations = config::StateHome::nvme; }},
+    {"streamed",
+     [](config::TrainOptions& o) {
+       o.residency = config::Residency::none;
+       o.checkpointing = config::Checkpointing::recompute;
+       o.prefetch = 2;
+     }},
+    {"internals on the host",
+     [](config::TrainOptions& o) { o.checkpointing = config::Checkpointing::offload; }},
+    {"in int8",
+     [](config::TrainOptions& o) {
+       o.compute = DType::bf16;
+       o.state_format = StateFormat::int8;
+     }},
+};
+
+/// What a rank of a job was planned with, and what for.
+struct Trained final : TrainObserver {
+  void planned(const TrainPlan& made) override {
+    budgets = made.budgets;
+    profile = made.profile;
+    placement = made.placement;
+    operations = plan::to_text(made.step);
+    step_seconds = made.prediction.step_seconds;
+  }
+  void stepped(const StepResult& /*result*/, const StepUse& /*use*/) override {}
+  void evaluated(std::uint64_t /*step*/, const Evaluation& /*evaluation*/) override {}
+  void saved(std::uint64_t /*step*/, const std::filesystem::path& /*checkpoint*/) override {}
+  void noted(const std::string& /*text*/) override {}
+
+  plan::Budgets budgets{};
+  plan::MachineProfile profile{};
+  plan::Placement placement{};
+  std::string operations;
+  double step_seconds = 0;
+};
+
+/// The machine that a job has found.
+class FoundMachine final : public PlanningMachine {
+ public:
+  FoundMachine(const model::ModelConfig& config, const Trained& trained)
+      : config_(config), trained_(trained) {}
+
+  [[nodiscard]] plan::Budgets budgets(const config::TrainOptions& /*options*/,
+                                      const plan::Workload& /*workload*/) override {
+    return trained_.budgets;
+  }
+  [[nodiscard]] plan::Workload workload(const config::TrainOptions& options,
+                                        const plan::Ranks& ranks, Bytes score_gradients) override {
+    return workload_on_paper(config_, options, ranks, score_gradients);
+  }
+  [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& /*options*/,
+                                             const plan::Workload& /*whole*/,
+                                             const plan::Budgets& /*budgets*/,
+                                             const plan::Placement& /*fitting*/) override {
+    return trained_.profile;
+  }
+
+ private:
+  const model::ModelConfig& config_;
+  const Trained& trained_;
+};
+
+class PlanOnPaper : public testing::TestWithParam<GridCase> {
+ protected:
+  PlanOnPaper() {
+    std::ofstream(data_.path() / "meta.json") << R"({"dtype": "uint16", "vocab_size": 67})";
+    write_tokens(data_.path() / "train.bin", 67, 2000);
+  }
+
+  [[nodiscard]] TrainRequest request_for(const GridCase& grid, Adjust adjust) {
+    TrainRequest request;
+    request.model = config_;
+    request.options = tiny_options();
+    request.options.device = config::DeviceKind::host;
+    request.options.context = 8;
+    request.options.steps = 1;
+    if (grid.grid.stages > 1) request.options.rounds = 1;
+    request.options.zero_stage = grid.zero_stage;
+    request.options.pipeline.stages = grid.grid.stages;
+    request.options.tensor.ranks = grid.grid.tensor;
+    adjust(request.options);
+    request.data = data_.path();
+    request.run = data_.path() / ("run" + std::to_string(runs_++));
+    return request;
+  }
+
+  static std::vector<Trained> train_all(const TrainRequest& request, std::uint32_t ranks) {
+    std::vector<Trained> trained(ranks);
+    const std::atomic<int> interrupt{0};
+    comm::ThreadGroup(ranks).run([&](comm::Communicator& self) {
+      TrainRequest mine = request;
+      mine.ranks = ranks == 1 ? nullptr : &self;
+      static_cast<void>(train(mine, trained[self.rank().value()], interrupt));
+    });
+    return trained;
+  }
+
+  [[nodiscard]] Planned plan_for(const TrainRequest& request, const plan::GridPlace& place,
+                                 const Trained& trained) const {
+    config::TrainOptions options = request.options;
+    options.tensor.index = place.part();
+    resolve(options, config_);
+    plan::Ranks part = ranks_of(options, place.grid.replicas);
+    part.rank = place.replica();
+    FoundMachine machine(config_, trained);
+    RankGroups on_paper(place);
+    return plan_rank(config_, options, part, StageCut::chosen, machine, on_paper,
+                     [](const std::string&) {});
+  }
+
+  const model::ModelConfig config_ = tiny_llama(4);
+  ScratchDirectory data_{"planner"};
+  int runs_ = 0;
+};
+
+TEST_P(PlanOnPaper, HasTheOperationsOfTheOneThatTrains) {
+  const plan::Grid& grid = GetParam().grid;
+  for (const auto& [name, adjust] : kAdjustments) {
+    SCOPED_TRACE(name);
+    const TrainRequest request = request_for(GetParam(), adjust);
+    const std::vector<Trained> trained = train_all(request, grid.ranks());
+    for (std::uint32_t rank = 0; rank < trained.size(); ++rank) {
+      SCOPED_TRACE("rank " + std::to_string(rank));
+      const Planned paper = plan_for(request, {.grid = grid, .rank = rank}, trained[rank]);
+      EXPECT_TRUE(paper.placement == trained[rank].placement);
+      EXPECT_FALSE(trained[rank].operations.empty());
+      EXPECT_EQ(plan::to_text(plan::build_training_step(paper.workload, paper.placement)),
+                trained[rank].operations);
+      // Of stages, the one that waits least tells the step of all.
+      if (rank == 0 && grid.stages == 1) {
+        EXPECT_EQ(paper.prediction.step_seconds, trained[rank].step_seconds);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Grids, PlanOnPaper, testing::ValuesIn(kGrids),
+                         [](const auto& grid) { return std::string(grid.param.name); });
+
+}  // namespace
+}  // namespace spillway::engine::planner_test
