@@ -9,7 +9,7 @@ import time
 
 from planted import parse
 from random_faults import AREAS, drawn
-from reach import CLEAN_SECONDS, Reach
+from reach import Reach
 from workshop import SCRIPTS, TIMED_OUT, Workshop, known_tests
 
 EQUIVALENT = pathlib.Path(__file__).resolve().parent / "equivalent_faults"
@@ -45,7 +45,7 @@ class Hunt:
         self.kept = directory / "random.jsonl"
         lines = self.kept.read_text().splitlines() if self.kept.exists() else []
         self.outcomes = {line["key"]: line for line in map(json.loads, lines)}
-        self.seconds, self.digests = {}, {}
+        self.digests = {}
         for program in programs:
             self.learn(program)
         self.reach.read_includes()
@@ -59,22 +59,14 @@ class Hunt:
     def learn(self, program):
         """Builds a program, and learns how long it runs and what it reaches."""
         assert self.workshop.make((program, "")), f"{program} does not build; see log.txt"
-        digest = self.digests[program] = self.workshop.digest(program)
-        path = self.directory / "seconds.json"
-        kept = json.loads(path.read_text()) if path.exists() else {}
-        if digest not in kept:
-            begin = time.monotonic()
-            passes = self.workshop.status((program, ""), seconds=CLEAN_SECONDS) == 0
-            kept[digest] = time.monotonic() - begin if passes else None
-            path.write_text(json.dumps(kept))
-        self.seconds[program] = kept[digest]
-        if kept[digest] is None:
-            print(f"{program} fails without a fault, and is left out", flush=True)
+        self.digests[program] = self.workshop.digest(program)
         self.reach.count(program)
+        if self.reach.seconds[program] is None:
+            print(f"{program} fails without a fault, and is left out", flush=True)
 
     def in_order(self, programs):
         """Cheap ones first, scripts last."""
-        return sorted(programs, key=lambda p: (p in SCRIPTS, self.seconds[p] or 0, p))
+        return sorted(programs, key=lambda p: (p in SCRIPTS, self.reach.seconds[p] or 0, p))
 
     def outcome(self, fault):
         """What the fault came to, and by which program."""
@@ -116,14 +108,15 @@ class Hunt:
             if self.workshop.digest(program) == self.digests[program]:
                 continue
             changed = True
-            if self.seconds[program] is None:
+            seconds = self.reach.seconds[program]
+            if seconds is None:
                 continue
-            status = self.workshop.status((program, ""), seconds=3 * self.seconds[program] + 10)
+            status = self.workshop.status((program, ""), seconds=3 * seconds + 10)
             if status != 0:
                 return "caught", program + (" (hangs)" if status == TIMED_OUT else "")
         if not changed:
             return SAME_BYTES, ""
-        fails = any(self.seconds[program] is None for program in programs)
+        fails = any(self.reach.seconds[program] is None for program in programs)
         return ("undecided" if fails else "survived"), ""
 
 

@@ -1,5 +1,5 @@
-"""Which lines of the product each test program reaches, for tests/tools/mutants --random: a build
-that counts lines runs each program once. What was counted is kept by what the
+"""Which lines of the product each test program reaches, and how long it takes, for
+tests/tools/mutants --random: a build that counts lines runs each program once. What was counted is kept by what the
 program consists of."""
 import collections
 import json
@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import tempfile
+import time
 
 CLEAN_SECONDS = 3600  # without a fault
 TEST_OBJECT = re.compile(r"tests/.*CMakeFiles/(\w+)\.dir/.*: #deps")
@@ -48,6 +49,7 @@ class Reach:
         self.kept.mkdir(exist_ok=True)
         self.workshop = workshop
         self.plain = plain
+        self.seconds = {}  # by program: what its run took; none: it fails
         self.lines = {}    # by program and file
         self.known = collections.defaultdict(set)
         self.including = collections.defaultdict(set)  # by header: programs whose tests include it
@@ -60,9 +62,14 @@ class Reach:
         if kept.get("digest") != digest:
             assert self.workshop.make((program, "")), f"{program} does not build; see log.txt"
             with tempfile.TemporaryDirectory() as counts:
-                self.workshop.status((program, ""), seconds=CLEAN_SECONDS, GCOV_PREFIX=counts)
-                kept = {"digest": digest, "lines": counted_lines(counts, self.workshop.tree)}
+                begin = time.monotonic()
+                status = self.workshop.status((program, ""), seconds=CLEAN_SECONDS,
+                                              GCOV_PREFIX=counts)
+                kept = {"digest": digest, "seconds": time.monotonic() - begin,
+                        "passes": status == 0,
+                        "lines": counted_lines(counts, self.workshop.tree)}
             path.write_text(json.dumps(kept))
+        self.seconds[program] = kept["seconds"] if kept["passes"] else None
         self.lines[program] = {file: set(lines["ran"]) for file, lines in kept["lines"].items()}
         for file, lines in kept["lines"].items():
             self.known[file].update(lines["known"])

@@ -2,6 +2,7 @@
 in them."""
 import contextlib
 import hashlib
+import itertools
 import os
 import pathlib
 import re
@@ -41,10 +42,27 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "tokenizer_runs")}}
 
 
+def declarations():
+    """The text of CMake's lists, without comments, which show how a test is declared."""
+    text = "\n".join(p.read_text() for p in (ROOT / "tests").rglob("CMakeLists.txt"))
+    return re.sub(r"#.*", "", text)
+
+
+def usual_cases():
+    """By test: the filter of the cases that the suite runs, where these are not all."""
+    filters = {}
+    for name, rest in re.findall(r"spillway_emulated_test\((\w+)([^()]*)\)", declarations()):
+        words = rest.split()
+        if "CASES" in words:
+            cases = itertools.takewhile(lambda word: word not in ("SANITIZED", "SHARDS", "LINKS"),
+                                        words[words.index("CASES") + 1:])
+            filters[name] = ":".join(cases)
+    return filters
+
+
 def known_tests():
     """Targets of spillway_test, and the scripts, as CMake's lists name them."""
-    text = "\n".join(p.read_text() for p in (ROOT / "tests").rglob("CMakeLists.txt"))
-    text = re.sub(r"#.*", "", text)  # a comment shows how a test is declared
+    text = declarations()
     return set(re.findall(r"spillway_(?:emulated_)?test\((\w+)", text)) | set(SCRIPTS)
 
 
@@ -71,6 +89,7 @@ class Workshop:
         else:
             self.environment = dict(os.environ)
         self.passed = set()  # tests that were seen to pass without a fault
+        self.usual = usual_cases()
 
     def run(self, *command, timeout=None, env=None, **keywords):
         print("$", *command, file=self.log, flush=True)
@@ -146,7 +165,8 @@ class Workshop:
             build = self.build if program == target else self.watched
             command = ["setarch", "--addr-no-randomize"] if program != target else []
             command += [next(build.glob(f"tests/**/{program}"))]
-            command += [f"--gtest_filter={chosen}"] if chosen else []
+            cases = chosen or self.usual.get(program, "")
+            command += [f"--gtest_filter={cases}"] if cases else []
             command += ["--gtest_fail_fast", "--gtest_brief=1"]
         return self.run(*command, timeout=seconds, env=environment)
 
