@@ -1,9 +1,8 @@
 // The baselines are what the comparison says they are: their sums and the bytes that they send.
-#include "comm/baselines.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "comm/baselines/all_reduce.hpp"
 #include "tests/comm/groups.hpp"
 #include "tests/comm/values.hpp"
 

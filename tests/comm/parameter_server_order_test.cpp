@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "comm/parameter_server.hpp"
+#include "comm/baselines/parameter_server.hpp"
 #include "comm/threads/thread_group.hpp"
 #include "runtime/base/error.hpp"
 #include "tests/support/allocation_counter.hpp"

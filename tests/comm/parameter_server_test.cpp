@@ -1,7 +1,7 @@
 // A parameter server on every backend: what it holds at the end is what a single process computes
 // that takes the pushes in the order that the server reports, and what it sends is a closed
 // formula.
-#include "comm/parameter_server.hpp"
+#include "comm/baselines/parameter_server.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
 // Every order of pushes that a bound allows is walked through, and compared with a search for an
 // order in which the workers that are left push in time.
-#include "comm/detail/staleness.hpp"
+#include "comm/baselines/staleness.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-namespace spillway::comm::detail::staleness_test {
+namespace spillway::comm::staleness_test {
 namespace {
 
 /// Is what the header says of a session, in the plainest way.
@@ -92,4 +92,4 @@ TEST(Staleness, BeginsEachSessionWithNewValues) {
 }
 
 }  // namespace
-}  // namespace spillway::comm::detail::staleness_test
+}  // namespace spillway::comm::staleness_test

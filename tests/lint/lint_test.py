@@ -62,6 +62,13 @@ class Layers(LintTest):
     def test_accepts_everything_from_tests(self):
         self.assert_accepted("tests/offload/list.hpp", '"offload/detail/list.hpp"')
 
+    def test_refuses_a_room_for_tools_from_its_own_module(self):
+        self.write("comm/baselines/ring.hpp", HEADER)
+        self.assert_accepted("tests/comm/ring.hpp", '"comm/baselines/ring.hpp"')
+        self.assert_accepted("comm/baselines/tree.hpp", '"comm/baselines/ring.hpp"')
+        self.assert_refused("comm/tree.hpp", '"comm/baselines/ring.hpp"',
+                            "for tools and tests alone")
+
     def test_refuses_a_leaf_from_a_leaf(self):
         self.assert_refused("cpu_adam/adam.hpp", '"offload/memory.hpp"', "must not include offload")
 

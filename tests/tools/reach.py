@@ -1,6 +1,6 @@
 """Which lines of the product each test program reaches, and how long it takes, for
-tests/tools/mutants --random: a build that counts lines runs each program once. What was counted is kept by what the
-program consists of."""
+tests/tools/mutants --random: a build that counts lines runs each program once. What was counted is
+kept by what the program consists of."""
 import collections
 import json
 import pathlib

@@ -10,7 +10,7 @@
 #include <span>
 #include <utility>
 
-#include "comm/baselines.hpp"
+#include "comm/baselines/all_reduce.hpp"
 #include "runtime/base/error.hpp"
 #include "tools/bench/huge_array.hpp"
 #include "tools/bench/median.hpp"

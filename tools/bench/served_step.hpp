@@ -5,7 +5,7 @@
 #include <optional>
 #include <span>
 
-#include "comm/parameter_server.hpp"
+#include "comm/baselines/parameter_server.hpp"
 
 namespace spillway::bench {
 

@@ -24,6 +24,9 @@ ALLOWED = {
               "runtime/engine", "runtime/capi", "tools", *LEAVES),
 }
 
+# Rooms of modules whose libraries nothing that trains is linked with: for tools and tests alone.
+ROOMS = ("comm/baselines", "runtime/plan/grid")
+
 # Third-party header -> folders that may include it, besides tools and tests. `None`: everywhere.
 HOMES = (
     (r"cublas|cudnn", ("runtime/model/cuda",)),
@@ -83,6 +86,9 @@ def check_quoted(tree: SourceTree, path: str, included: str) -> Optional[str]:
         return f'"{included}" belongs to no module'
     if here != there and there not in ALLOWED[here]:
         return f"{here} must not include {there} (\"{included}\")"
+    for room in ROOMS:
+        if below(included, room) and not below(path, room) and here not in ("tools", "tests"):
+            return f'"{included}" is for tools and tests alone'
     if "/detail/" in included and here not in (there, "tests"):
         return f'"{included}" is private to {there}'
     return None

@@ -1,4 +1,4 @@
-#include "comm/baselines.hpp"
+#include "comm/baselines/all_reduce.hpp"
 
 #include <array>
 #include <vector>

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway::comm::detail {
+namespace spillway::comm {
 
 /// The staleness of a push is the number of other workers' pushes that the server has applied since
 /// its worker has pulled. Workers are numbered from 0.
@@ -39,4 +39,4 @@ class Staleness {
   std::uint64_t left_of_all_ = 0;
 };
 
-}  // namespace spillway::comm::detail
+}  // namespace spillway::comm

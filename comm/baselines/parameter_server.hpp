@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/baselines/staleness.hpp"
 #include "comm/communicator.hpp"
-#include "comm/detail/staleness.hpp"
 
 namespace spillway::comm {
 
@@ -85,7 +85,7 @@ class ParameterServer {
   std::vector<float> values_;
   std::vector<float> pushed_;
   std::vector<float> sum_;  // of rounds
-  detail::Staleness staleness_;
+  Staleness staleness_;
   std::vector<Rank> candidates_;
   std::uint32_t rounds_ = 0;
 };

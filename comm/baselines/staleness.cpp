@@ -1,8 +1,8 @@
-#include "comm/detail/staleness.hpp"
+#include "comm/baselines/staleness.hpp"
 
 #include "runtime/base/error.hpp"
 
-namespace spillway::comm::detail {
+namespace spillway::comm {
 
 Staleness::Staleness(std::size_t workers, std::uint32_t bound) : workers_(workers), bound_(bound) {
   SPILLWAY_ASSERT(std::uint64_t{bound} + 1 >= workers);
@@ -42,4 +42,4 @@ std::uint32_t Staleness::push(std::size_t worker) {
   return static_cast<std::uint32_t>(staleness);
 }
 
-}  // namespace spillway::comm::detail
+}  // namespace spillway::comm

@@ -1,4 +1,4 @@
-#include "comm/parameter_server.hpp"
+#include "comm/baselines/parameter_server.hpp"
 
 #include <fmt/format.h>
 
