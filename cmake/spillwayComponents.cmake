@@ -23,7 +23,7 @@ set(spillway_plan_modules base)
 set(spillway_data_modules base)
 set(spillway_model_modules base offload)
 set(spillway_model_packages OpenMP oneDNN cuda)
-set(spillway_config_modules base cpu_adam nvme_swap data)
+set(spillway_config_modules base cpu_adam nvme_swap plan data)
 set(spillway_engine_modules base offload cpu_adam nvme_swap comm plan data model config)
 # capi is a shared library with the others inside: its users need none of them.
 

@@ -14,6 +14,7 @@
 #include "runtime/base/state_format.hpp"
 #include "runtime/base/units.hpp"
 #include "runtime/data/sampler.hpp"
+#include "runtime/plan/orders.hpp"
 
 namespace spillway::config {
 
@@ -100,7 +101,6 @@ enum class DeviceKind : std::uint8_t { host, cuda };
 /// `automatic`: cuDNN where the shape suits it; `own`: our own kernels for every shape.
 enum class AttentionChoice : std::uint8_t { automatic, own };
 enum class UpdateMode : std::uint8_t { automatic, deferred, immediate };
-enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
 enum class DecayScope : std::uint8_t { matrices, all };
 enum class Checkpointing : std::uint8_t { automatic, recompute, keep, offload, nvme };
 /// Returns whether kept activations wait off the device where they do not fit.
@@ -109,24 +109,12 @@ enum class Checkpointing : std::uint8_t { automatic, recompute, keep, offload, n
 }
 enum class Residency : std::uint8_t { automatic, none, all };
 enum class StateHome : std::uint8_t { automatic, device, host, nvme };
-/// How gradients of micro-batches and ranks add up: in the order that is fastest for the number of
-/// ranks, or one by one, so that the number of ranks changes no bit.
-enum class SumOrder : std::uint8_t { fast, fixed };
 enum class SumsHome : std::uint8_t { automatic, device, host };
 
-/// In which order the stages of a pipeline run their passes: plan/pipeline/schedule.hpp.
-enum class PipelineSchedule : std::uint8_t {
-  naive,
-  f_then_b,
-  one_f_one_b,
-  interleaved,
-  pipedream,
-  pipedream_2bw,
-};
-/// Returns whether passes use weights from before the last updates, which is other mathematics.
-[[nodiscard]] constexpr bool has_stale_weights(PipelineSchedule schedule) {
-  return schedule == PipelineSchedule::pipedream || schedule == PipelineSchedule::pipedream_2bw;
-}
+using plan::has_stale_weights;
+using plan::PipelineSchedule;
+using plan::SumOrder;
+using plan::WorkOrder;
 
 /// How the layers are cut over ranks.
 struct PipelineOptions {

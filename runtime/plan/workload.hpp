@@ -9,6 +9,7 @@
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/state_format.hpp"
 #include "runtime/base/units.hpp"
+#include "runtime/plan/orders.hpp"
 #include "runtime/plan/pipeline/timeline.hpp"
 
 namespace spillway::plan {
@@ -20,12 +21,6 @@ enum class Sharding : std::uint8_t {
   none,        ///< stage 0: every rank holds and updates everything
   state,       ///< stages 1 and 2: the rank's part of state and gradients; parameters whole
   parameters,  ///< stage 3: the rank's part of these too; a pass gathers them block by block
-};
-
-/// How the gradients of ranks add up.
-enum class SumOrder : std::uint8_t {
-  fast,   ///< of each round, rounded to the compute dtype: the bits depend on the number of ranks
-  fixed,  ///< one by one in fp32, as rounds do: round by round, and in each in the order of ranks
 };
 
 /// The ranks of a data-parallel job, each with micro-batches of its own, and which of them this is.

@@ -10,18 +10,6 @@
 namespace spillway::cli {
 namespace {
 
-plan::PipelineSchedule schedule_of(config::PipelineSchedule schedule) {
-  switch (schedule) {
-    case config::PipelineSchedule::naive: return plan::PipelineSchedule::naive;
-    case config::PipelineSchedule::f_then_b: return plan::PipelineSchedule::f_then_b;
-    case config::PipelineSchedule::interleaved: return plan::PipelineSchedule::interleaved;
-    case config::PipelineSchedule::one_f_one_b:
-    case config::PipelineSchedule::pipedream:  // refused
-    case config::PipelineSchedule::pipedream_2bw: break;
-  }
-  return plan::PipelineSchedule::one_f_one_b;
-}
-
 config::TrainOptions options_for(const GridRequest& request,
                                  const bench::MachineDescription& machine, const Note& note) {
   config::TrainOptions options = request.plan.options;
@@ -116,7 +104,7 @@ MadeGrids make_grids(const GridRequest& request, const Note& note) {
                .heads = plan.model.heads,
                .kv_heads = plan.model.kv_heads,
                .micro_batches = windows / options.micro_batch,
-               .schedule = schedule_of(pipeline.schedule),
+               .schedule = pipeline.schedule,
                .chunks = pipeline.chunks};
   const double flops =
       bench::profile_for(machine, plan.model, made.work.workload, options).gpu_flops;

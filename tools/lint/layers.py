@@ -13,7 +13,7 @@ ALLOWED = {
     "runtime/data": ("runtime/base",),
     "runtime/plan": ("runtime/base",),
     "runtime/model": ("runtime/base", "offload"),
-    "runtime/config": ("runtime/base", "runtime/data", *LEAVES),
+    "runtime/config": ("runtime/base", "runtime/data", "runtime/plan", *LEAVES),
     "runtime/engine": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model",
                        "runtime/config", *LEAVES),
     "runtime/capi": ("runtime/base", "runtime/data", "runtime/plan", "runtime/model",

@@ -82,11 +82,7 @@ plan::Ranks ranks_of(const config::TrainOptions& options, std::uint32_t count) {
   const auto sharding = options.zero_stage >= 3   ? plan::Sharding::parameters
                         : options.zero_stage >= 1 ? plan::Sharding::state
                                                   : plan::Sharding::none;
-  const bool fixed = options.sum_order == config::SumOrder::fixed;
-  plan::Ranks ranks{.count = count,
-                    .rank = 0,
-                    .sharding = sharding,
-                    .sums = fixed ? plan::SumOrder::fixed : plan::SumOrder::fast};
+  plan::Ranks ranks{.count = count, .rank = 0, .sharding = sharding, .sums = options.sum_order};
   if (count == 1 || sharding != plan::Sharding::parameters) return ranks;
   ranks.secondary = options.secondary_ranks;
   check(count % ranks.secondary == 0, ErrorCode::invalid_argument,

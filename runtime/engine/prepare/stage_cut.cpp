@@ -8,20 +8,8 @@
 namespace spillway::engine {
 namespace {
 
-plan::PipelineSchedule schedule_of(config::PipelineSchedule schedule) {
-  switch (schedule) {
-    case config::PipelineSchedule::naive: return plan::PipelineSchedule::naive;
-    case config::PipelineSchedule::f_then_b: return plan::PipelineSchedule::f_then_b;
-    case config::PipelineSchedule::one_f_one_b: break;
-    case config::PipelineSchedule::interleaved: return plan::PipelineSchedule::interleaved;
-    case config::PipelineSchedule::pipedream: return plan::PipelineSchedule::pipedream;
-    case config::PipelineSchedule::pipedream_2bw: return plan::PipelineSchedule::pipedream_2bw;
-  }
-  return plan::PipelineSchedule::one_f_one_b;
-}
-
 plan::Pipeline pipeline_of(const config::TrainOptions& options, const plan::Workload& whole) {
-  return {.schedule = schedule_of(options.pipeline.schedule),
+  return {.schedule = options.pipeline.schedule,
           .stages = options.pipeline.stages,
           .rounds = whole.rounds,
           .chunks = options.pipeline.chunks,
@@ -52,7 +40,7 @@ plan::BalancedLayers balance_stages(plan::Workload whole, const config::TrainOpt
 
 bool balances_stages(const config::TrainOptions& options) {
   return options.pipeline.stages > 1 && options.pipeline.parts.empty() &&
-         !config::has_stale_weights(options.pipeline.schedule);
+         !has_stale_weights(options.pipeline.schedule);
 }
 
 }  // namespace spillway::engine

@@ -138,9 +138,7 @@ plan::PlacementRequest placement_request(const config::TrainOptions& options) {
   if (options.gradient_sums != config::SumsHome::automatic) {
     request.sums = options.gradient_sums == config::SumsHome::device;
   }
-  request.order = options.work_order == config::WorkOrder::layer_major
-                      ? plan::WorkOrder::layer_major
-                      : plan::WorkOrder::micro_batch_major;
+  request.order = options.work_order;
   request.format = options.state_format;
   request.tile_parameters = ElementCount{options.tile_parameters};
   request.prefetch = options.prefetch;

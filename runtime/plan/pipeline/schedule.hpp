@@ -1,30 +1,15 @@
-// PipelineSchedule: in which order each stage of a pipeline runs its passes. A pipeline cuts the
+// How a pipeline is cut, and the order in which each stage runs its passes. A pipeline cuts the
 // layers into stages, one to a rank; interleaved, a stage has several chunks of layers, and chunk c
 // of stage s is the part c * stages + s of the model. A pass takes one round's micro-batches
 // through one chunk.
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
+#include "runtime/plan/orders.hpp"
+
 namespace spillway::plan {
-
-enum class PipelineSchedule : std::uint8_t {
-  naive,     ///< one round goes through all stages, forth and back, before the next one starts
-  f_then_b,  ///< the passes forward of all rounds, then those backward (GPipe, Huang et al. 2019)
-  one_f_one_b,  ///< a pass backward as early as can be, one forward for each (PipeDream-Flush)
-  interleaved,  ///< 1F1B with several chunks in a stage (Narayanan et al. 2021, section 2.2)
-  // Other mathematics: the pipeline stays full between updates, and passes use older weights.
-  pipedream,      ///< an update after each round (Narayanan et al. 2019, PipeDream)
-  pipedream_2bw,  ///< one after all rounds, a step late (Narayanan et al. 2021, PipeDream-2BW)
-};
-
-[[nodiscard]] std::string_view name_of(PipelineSchedule schedule);
-/// Returns whether passes use weights that later updates have changed: pipeline/stale.hpp.
-[[nodiscard]] constexpr bool has_stale_weights(PipelineSchedule schedule) {
-  return schedule == PipelineSchedule::pipedream || schedule == PipelineSchedule::pipedream_2bw;
-}
 
 /// How a pipeline is cut and run.
 struct Pipeline {

@@ -7,12 +7,11 @@
 
 #include "runtime/base/units.hpp"
 #include "runtime/plan/block_cut.hpp"
+#include "runtime/plan/orders.hpp"
 #include "runtime/plan/step/step_plan.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {
-
-enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
 
 struct Placement {
   std::vector<BlockCut> blocks;  ///< as Workload::blocks
