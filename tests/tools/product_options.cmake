@@ -1,10 +1,10 @@
 # Compiles the product with SPILLWAY_PRODUCT_OPTIONS too, and its tests as ever, so that a compiler
 # cache has their objects. CMAKE_PROJECT_spillway_INCLUDE names this file (tests/tools/mutants).
 function(spillway_product_options)
-  set(names module_headers program_headers base offload cpu_adam nvme_swap comm plan data model
-      config engine capi face descriptions bench cuda_emulation)
-  list(TRANSFORM names PREPEND spillway_)
-  foreach(target IN LISTS names ITEMS spillway)
+  get_property(modules GLOBAL PROPERTY SPILLWAY_MODULE_TARGETS)
+  set(others module_headers program_headers face descriptions bench cuda_emulation)
+  list(TRANSFORM others PREPEND spillway_)
+  foreach(target IN LISTS modules others ITEMS spillway)
     if(TARGET ${target})
       target_compile_options(${target} PRIVATE ${SPILLWAY_PRODUCT_OPTIONS})
     endif()
