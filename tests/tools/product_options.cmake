@@ -2,7 +2,7 @@
 # cache has their objects. CMAKE_PROJECT_spillway_INCLUDE names this file (tests/tools/mutants).
 function(spillway_product_options)
   get_property(modules GLOBAL PROPERTY SPILLWAY_MODULE_TARGETS)
-  set(others module_headers program_headers face descriptions bench cuda_emulation)
+  set(others module_headers program_headers capi face descriptions bench cuda_emulation)
   list(TRANSFORM others PREPEND spillway_)
   foreach(target IN LISTS modules others ITEMS spillway)
     if(TARGET ${target})
