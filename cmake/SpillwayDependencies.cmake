@@ -1,5 +1,5 @@
 # The modules that are built, SPILLWAY_MODULES, and third-party packages as imported targets. Each
-# package has one home module (see docs/architecture.md).
+# package has one home module (see docs/development.md).
 include(spillwayComponents)
 set(SPILLWAY_COMPONENTS all CACHE STRING
     "What to build: all, or a list of offload, cpu_adam, nvme_swap and comm")

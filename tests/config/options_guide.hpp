@@ -20,7 +20,7 @@ need. This page is printed from the program's table of options
 
 A default such as "0: one epoch" is a value and what it means. A window is a piece of the data with
 `context` tokens. Blocks, tiles, tiers and rounds are explained by the vocabulary in
-[architecture.md](architecture.md).
+[development.md](development.md).
 
 The column "resumed" says whether a resumed run may change the key. A key marked "recorded" is
 stored in `RUN/config.json`. If a run is resumed with another value of it, the error names the key.

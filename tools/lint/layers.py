@@ -1,4 +1,4 @@
-"""Who may include what: the module table of docs/architecture.md, as a check."""
+"""Who may include what: the module table of docs/development.md, as a check."""
 import pathlib
 import re
 from typing import Iterator, Optional
