@@ -211,9 +211,8 @@ SPILLWAY_API spillway_status spillway_add_parameter(spillway_trainer* trainer, c
                                                     uint32_t group, const spillway_tensor* values,
                                                     uint32_t* index);
 
-/// Puts a parameter, before the start, into the unit `unit`, whose parameters are streamed
-/// together: a part of the model, counted from 0 in the order of forward. Parameters of no unit
-/// stay on the device.
+/// Puts a parameter, before the start, into `unit`: a part of the model that is streamed as a
+/// whole, counted from 0 in the order of forward. Parameters of no unit stay on the device.
 SPILLWAY_API spillway_status spillway_set_unit(spillway_trainer* trainer, uint32_t parameter,
                                                uint32_t unit);
 
