@@ -52,7 +52,7 @@ struct CommunicatorOptions {
   Bytes piece = 8_MiB;
 };
 
-/// Holds the element types of a sum's addends and of its result: equal, or a result of fp32.
+/// Element types of a sum's addends and of its result: equal, or a result of fp32.
 struct SumTypes {
   DType addend = DType::fp32;
   DType result = DType::fp32;
@@ -132,14 +132,14 @@ class Communicator {
   /// Sends to a rank and receives from a rank at once, so that ranks may do it in a ring. The other
   /// end of each is an exchange too.
   Ticket exchange(Source source, Rank to, Target target, Rank from);
-  /// Is over once every rank has started it.
+  /// Starts a barrier, which ends once every rank has started it.
   Ticket barrier();
 
   /// Operations that end from now on, subgroups' too, notify `wake`; null: nobody.
   void wake_with(WakeSignal* wake);
 
-  /// Tells the other ranks that this one has failed and why: what they wait for throws, naming this
-  /// rank and `reason`. Operations of this rank end at once, with an error.
+  /// Informs the other ranks that this one has failed, with the reason: whatever they wait for
+  /// throws, naming this rank and `reason`. Operations of this rank end at once, with an error.
   void abandon(std::string_view reason) noexcept;
 
   /// Returns bytes that this rank has sent by starting `operation`, counted as a ring moves them:
@@ -162,7 +162,7 @@ class Communicator {
 /// and says so. Does not outlive its communicator.
 class AtWork {
  public:
-  /// Does nothing if `ranks` is null.
+  /// No effect if `ranks` is null.
   explicit AtWork(Communicator* ranks);
   AtWork(const AtWork&) = delete;
   AtWork& operator=(const AtWork&) = delete;

@@ -60,7 +60,7 @@ class DeviceCommunicator {
  public:
   using Source = DeviceSource;
   using Target = DeviceTarget;
-  using Stream = void*;  ///< is a cudaStream_t, and not the default stream
+  using Stream = void*;  ///< a cudaStream_t, and not the default stream
 
   /// Joins the ranks of `host`, which outlives this object, and returns when all of them have come.
   /// Throws `Error{not_supported}` where a rank has no CUDA or no NCCL.

@@ -9,7 +9,7 @@
 
 namespace spillway::comm {
 
-/// Holds what has to be the same on every rank.
+/// What has to be the same on every rank.
 struct Identity {
   std::string_view version;   ///< of the program; its first 31 bytes count
   std::uint32_t ranks = 0;    ///< as the launcher told this rank

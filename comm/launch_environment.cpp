@@ -13,11 +13,11 @@
 namespace spillway::comm {
 namespace {
 
-/// Names the variables of one launcher; null: it has none for that.
+/// Variables of one launcher; null where it has none.
 struct Launcher {
   const char* name;
   const char* backend;
-  const char* mark;  ///< is set if and only if this launcher has started the process
+  const char* mark;  ///< set if and only if this launcher has started the process
   const char* rank;
   const char* ranks;
   const char* local_rank;
@@ -84,8 +84,8 @@ class Variables {
   const EnvironmentLookup& lookup_;
 };
 
-/// Says whether it is srun with --mpi=pmi2 that has set what mpiexec sets. An mpiexec in a step of
-/// SLURM counts its own ranks.
+/// Whether the variables of mpiexec come from srun with --mpi=pmi2. An mpiexec in a step of SLURM
+/// counts its own ranks.
 bool srun_has_set_pmi(const EnvironmentLookup& lookup) {
   const auto same = [&](const char* one, const char* other) {
     const char* const value = lookup(one);

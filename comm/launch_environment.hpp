@@ -12,7 +12,7 @@
 
 namespace spillway::comm {
 
-/// Names the file of a directory of all ranks in which rank 0 has a secret until they have met.
+/// File in which rank 0 keeps a secret until all ranks have met, in a directory that they share.
 inline constexpr std::string_view kJobSecretFile = "job.secret";
 
 struct LaunchEnvironment {

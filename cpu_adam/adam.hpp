@@ -28,18 +28,18 @@ namespace spillway::cpu_adam {
 /// intrinsics, the fast path of processors other than x86-64.
 enum class Isa : std::uint8_t { scalar, portable, avx2, avx512 };
 enum class Optimizer : std::uint8_t { adam, adagrad, lion, sgd };
-/// Says how weight decay acts: on the parameter (AdamW), or through the gradient (Adam with L2).
+/// Where weight decay acts: on the parameter (AdamW), or through the gradient (Adam with L2).
 enum class DecayMode : std::uint8_t { decoupled, l2 };
 
-/// Tells whether an optimizer keeps the first moment (or momentum), and the second. State that it
-/// does not keep is neither read nor written.
+/// Whether an optimizer keeps the first moment (or momentum), and the second. State that it does
+/// not keep is neither read nor written.
 constexpr bool uses_m(Optimizer optimizer) { return optimizer != Optimizer::adagrad; }
 constexpr bool uses_v(Optimizer optimizer) {
   return optimizer == Optimizer::adam || optimizer == Optimizer::adagrad;
 }
 
-/// Holds hyperparameters of one parameter group at one step. They are finite; lr, eps, weight_decay
-/// >= 0 and betas in [0, 1).
+/// Hyperparameters of one parameter group at one step. They are finite; lr, eps, weight_decay >= 0
+/// and betas in [0, 1).
 struct AdamOptions {
   double lr = 1e-3;
   double beta1 = 0.9;  ///< sgd: the momentum
@@ -52,7 +52,7 @@ struct AdamOptions {
   std::uint64_t rounding_seed = 0;  ///< of the stochastic rounding of format bf16
 };
 
-/// Holds the fp32 constants of one update, derived in fp64 once a step.
+/// The fp32 constants of one update, derived in fp64 once a step.
 struct UpdateScalars {
   float gradient_scale;  ///< inverse loss scale times clip factor
   float beta1, one_minus_beta1;
@@ -72,10 +72,10 @@ struct UpdateScalars {
 [[nodiscard]] UpdateScalars make_scalars(const AdamOptions& options, std::uint64_t t,
                                          double gradient_scale);
 
-/// Names the arrays of one contiguous range. Inputs and outputs are the same pointers (in place) or
-/// do not overlap. No alignment is required, not even that of float; but only outputs that all are
-/// aligned to a cache line of 64 bytes are written with non-temporal stores when the update is out
-/// of place. Long arrays are read fastest where they are staggered (runtime/base/stagger.hpp).
+/// Arrays of one contiguous range. Inputs and outputs are the same pointers (in place) or do not
+/// overlap. No alignment is required, not even that of float; but an update out of place writes
+/// with non-temporal stores only if all outputs are aligned to a cache line of 64 bytes. Long
+/// arrays are read fastest where they are staggered (runtime/base/stagger.hpp).
 struct UpdateRange {
   const void* gradient = nullptr;   ///< [count] of gradient_dtype
   const void* master_in = nullptr;  ///< [count]: fp32 master (format fp32), else remainder
@@ -89,8 +89,8 @@ struct UpdateRange {
   float* scales_out = nullptr;
   void* parameters_out = nullptr;  ///< [count] of parameter_dtype; nullptr (fp32): none are written
   std::size_t count = 0;
-  /// Is the place of the first parameter, in its block. Format int8: a multiple of 256, and `count`
-  /// is one too unless the range ends its block. Format bf16: keys the rounding; else unused.
+  /// Place of the first parameter in its block. Format int8: a multiple of 256, as is `count`
+  /// unless the range ends its block. Format bf16: keys the rounding; else unused.
   std::uint64_t index = 0;
   std::uint32_t block = 0;  ///< number of the block: keys the rounding too
   /// Asks for software prefetch this many parameters ahead; 0: none. Never changes a bit. What is
@@ -102,7 +102,7 @@ struct UpdateRange {
 /// return, where format fp32 alone writes them (the other formats have just read them).
 using UpdateFunction = void (*)(const UpdateScalars&, const UpdateRange&);
 
-/// Is one row of the kernel table, such as {"avx2_fp32_bf16_bf16", ...}: instruction set, state
+/// One row of the kernel table, such as {"avx2_fp32_bf16_bf16", ...}: instruction set, state
 /// format, gradients, parameters.
 struct Kernel {
   std::string_view name;

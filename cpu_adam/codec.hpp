@@ -28,7 +28,7 @@ constexpr float join_master(std::uint16_t parameter, std::int16_t remainder) {
   return std::bit_cast<float>((static_cast<std::uint32_t>(parameter) << 16) + low);
 }
 
-/// Is the key of stochastic rounding: of one block, at one step, for 2^32 parameters in a row.
+/// Key of stochastic rounding: of one block, at one step, for 2^32 parameters in a row.
 struct RoundingKey {
   std::uint32_t first;
   std::uint32_t second;

@@ -61,7 +61,7 @@ struct DynamicMap {
   /// Below it the code does not depend on y: zero, or (unsigned) the lowest but zero.
   static constexpr float kSmallest = Extra == 0 ? 1e-9F : 0.1625e-6F;
 
-  /// Holds, by the number of thresholds passed, rank = floor(min(slope * y + offset, cap)).
+  /// By the number of thresholds passed: rank = floor(min(slope * y + offset, cap)).
   struct Lines {
     std::array<float, 16> slope{}, offset{}, cap{};
   };
@@ -112,9 +112,9 @@ struct DynamicMap {
   static constexpr const std::array<float, 16>& kValueSlope = kValues.slope;
   static constexpr const std::array<float, 16>& kValueOffset = kValues.offset;
 
-  /// Holds the threshold inside each pair of octaves of y, by the second to fifth bit of its
-  /// exponent field; where there is none, a number above all y with the same lowest four bits as
-  /// one would have: how many lie below. For y in [2^-31, 2).
+  /// Threshold inside each pair of octaves of y, by the second to fifth bit of its exponent field.
+  /// Where there is none, a number above all y whose lowest four bits say, as a threshold's do, how
+  /// many lie below. For y in [2^-31, 2).
   static constexpr std::array<float, 16> kOctaves = [] {
     std::array<float, 16> octaves{};
     for (std::size_t k = 0; k < 16; ++k) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kParameterSize = 2;
 
-/// Counts the bytes of the scales of m and v in format int8.
+/// Returns the size in bytes of the scales of m and v in format int8.
 constexpr std::size_t scales_bytes(std::size_t count) {
   return round_up(count, kQuantizationBlock) / kQuantizationBlock * 2 * sizeof(float);
 }

@@ -23,7 +23,7 @@
 
 namespace spillway::cpu_adam {
 
-/// Counts the parameters that share a scale of m and one of v in format int8.
+/// Parameters that share a scale of m and one of v in format int8.
 inline constexpr std::size_t kQuantizationBlock = 256;
 
 /// These are the bytes of the master (or of its remainder), and of m or v, of one parameter.
@@ -34,14 +34,14 @@ constexpr std::size_t moment_size(StateFormat format) {
   if (format == StateFormat::bf16) return 2;
   return format == StateFormat::int8 ? 1 : 4;
 }
-/// Tells whether the state is incomplete without the 16-bit parameters, which then are bf16.
+/// Whether the state is incomplete without the 16-bit parameters, which then are bf16.
 constexpr bool needs_parameters(StateFormat format) { return format != StateFormat::fp32; }
 
-/// Says where the arrays of a tile's state lie: byte offsets from its start, each a multiple of 64,
-/// and every two of them staggered (runtime/base/stagger.hpp), with unused pages between them if
-/// need be: in a tile of 2 Mi parameters 16 KiB before each array but the first.
-/// A tile that starts on a leaf and is a whole number of leaves (4,096 parameters) long has each
-/// leaf's part of each array on a multiple of 64 bytes, and of 4 KiB but for `scales`.
+/// Places of the arrays of a tile's state: byte offsets from its start, each a multiple of 64, and
+/// every two of them staggered (runtime/base/stagger.hpp), with unused pages between them if need
+/// be: in a tile of 2 Mi parameters 16 KiB before each array but the first.
+/// In a tile that starts on a leaf and is a whole number of leaves (4,096 parameters) long, each
+/// leaf's part of each array lies on a multiple of 64 bytes, and of 4 KiB but for `scales`.
 struct StateLayout {
   StateFormat format = StateFormat::fp32;
   std::size_t count = 0;   ///< parameters
@@ -62,8 +62,7 @@ struct StateLayout {
 /// has no bytes of its own that `pack_state` would clear.
 [[nodiscard]] StateLayout part_of(const StateLayout& whole, std::size_t first, std::size_t count);
 
-/// Holds a tile's state in fp32, its own type or not: [count] each. Outputs and inputs of
-/// conversions.
+/// A tile's state in fp32, whatever its own type: [count] each. Outputs and inputs of conversions.
 struct WideState {
   std::span<float> master, m, v;
 };
@@ -81,7 +80,7 @@ void pack_state(const StateLayout& layout, const ConstWideState& wide, std::byte
 /// Replaces the moments alone, likewise; `wide` has no master.
 void pack_moments(const StateLayout& layout, const ConstWideState& wide, std::byte* state);
 
-/// Does the opposite: exact for the master; empty spans of `wide` are left out.
+/// Inverse of `pack_state`: exact for the master; empty spans of `wide` are left out.
 void unpack_state(const StateLayout& layout, const std::byte* state, const void* parameters,
                   const WideState& wide);
 

@@ -10,8 +10,7 @@
 
 namespace spillway::cpu_adam {
 
-/// Is the parameters of a block from the end of the group before up to `end`, an index in the
-/// block.
+/// Parameters of a block from the end of the previous group up to `end`, an index in the block.
 struct ParameterGroup {
   std::uint64_t end;
   UpdateScalars scalars;

@@ -13,9 +13,9 @@
 
 namespace spillway::cpu_adam {
 
-/// Says where update threads may run. `node`: on the memory node whose pages they are given, where
-/// are several nodes. `core`: each on a core of its own, for measurements and machines that do
-/// nothing else. None of them changes a bit.
+/// Where update threads may run. `node`: on the memory node of the pages that they are given, where
+/// there are several nodes. `core`: each on a core of its own, for measurements and machines that
+/// do nothing else. None of them changes a bit.
 enum class Binding : std::uint8_t { none, node, core };
 
 struct WorkerPoolOptions {

@@ -22,7 +22,7 @@ struct CalibrationOptions {
   Bytes buffer_bytes{64 << 20};         ///< the most that may be in flight
 };
 
-/// Says what suits a drive, with rates in bytes a nanosecond (GB/s). `StoreOptions` takes depth,
+/// Settings that suit a drive, with rates in bytes a nanosecond (GB/s). `StoreOptions` takes depth,
 /// transfer size and engine.
 struct DriveTuning {
   std::string engine{};

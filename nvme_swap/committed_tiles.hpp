@@ -32,10 +32,10 @@ class CommittedTiles {
 
   [[nodiscard]] const StoreLayout& layout() const;
   [[nodiscard]] const CommitHeader& commit() const;
-  /// Counts the commits made since the store was created.
+  /// Returns the number of commits made since the store was created.
   [[nodiscard]] std::uint64_t generation() const;
   [[nodiscard]] std::uint32_t slots() const;
-  /// Tells whether the commit names a version of `tile`.
+  /// Whether the commit names a version of `tile`.
   [[nodiscard]] bool has(TileIndex tile) const;
 
   /// Reads `tile` as `commit()` left it into `target` (page aligned, the tile's size) and verifies
@@ -47,7 +47,7 @@ class CommittedTiles {
   /// Goes to the committed step `at`: the newest now, or the one before it, of which each tile that
   /// is not whole counts as moved on. Throws `Error{corrupt_data}` if the store has neither.
   void take(StepIndex at);
-  /// Tells whether the store has committed since this has gone to its commit.
+  /// Whether the store has committed since this object took its commit.
   [[nodiscard]] bool has_moved_on() const;
 
  private:

@@ -15,9 +15,9 @@
 
 namespace spillway::nvme_swap {
 
-/// Is a preallocated file without a name, gone with its owner whatever happens. Every page of it
-/// holds where it lies and how often it was written, so that a page that is lost, stale or
-/// misplaced is noticed when it is read.
+/// A preallocated file without a name, gone with its owner whatever happens. Every page records its
+/// own place and how often it was written, so that a read detects a page that is lost, stale or
+/// misplaced.
 class DriveFile {
  public:
   /// Writes every page once, with no more than `buffer` in flight, or a block of 1 MiB. `bytes`: a

@@ -47,12 +47,12 @@ class FailingEngine final : public IoEngine {
   FailingEngine(const FailingEngine&) = delete;
   FailingEngine& operator=(const FailingEngine&) = delete;
 
-  /// Counts from the next operation on.
+  /// Operations are counted from the next one on.
   void arm(const Fault& fault);
   void disarm();
-  /// Counts operations taken since construction, of one kind or of all.
+  /// Returns the number of operations taken since construction, of one kind or of all.
   [[nodiscard]] std::uint64_t taken(std::optional<IoOperation> operation = std::nullopt) const;
-  /// Counts operations spoiled since construction.
+  /// Returns the number of operations spoiled since construction.
   [[nodiscard]] std::uint64_t spoiled() const { return spoiled_; }
 
   [[nodiscard]] std::string_view name() const override;

@@ -94,7 +94,7 @@ struct TileRecord {
 };
 static_assert(sizeof(TileRecord) == 16);
 
-/// Says where everything of a store is; the headers contain it.
+/// Layout of a whole store; the headers contain it.
 struct StoreMap {
   StoreId store_id{};
   RunId owner{};
@@ -120,7 +120,7 @@ struct StoreMap {
 /// slots outside 1..kMaxSlots, or a weight that is not positive and finite.
 [[nodiscard]] StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots,
                                   std::span<const double> weights, const StoreId& id);
-/// Does the same over `files` files of equal rate.
+/// Places them over `files` files of equal rate.
 [[nodiscard]] StoreMap plan_store(std::span<const Bytes> tiles, std::uint32_t slots,
                                   std::size_t files, const StoreId& id);
 
@@ -137,7 +137,7 @@ void check_owner(const FileHeader& header, const RunId& owner, std::string_view 
                                                   std::span<const std::byte> table,
                                                   std::string_view where);
 
-/// Holds what is written at a commit.
+/// What is written at a commit.
 struct RecordContent {
   std::uint64_t generation = 0;
   bool committed = false;
@@ -150,7 +150,7 @@ struct RecordContent {
                                                        std::span<const std::byte> area);
 /// Writes the record's header and checksums around the table that `area` holds.
 void seal_record(const StoreMap& map, const RecordContent& content, std::span<std::byte> area);
-/// Tells whether `page` is the whole header of a committed record, of whatever store.
+/// Whether `page` is the whole header of a committed record, of whatever store.
 [[nodiscard]] bool is_committed_record(std::span<const std::byte> page);
 /// Returns the content of a record area (the payload refers to `area`), or nothing, and why in
 /// `reason`.

@@ -45,13 +45,12 @@ using FsckProgress = std::function<void(Bytes done, Bytes total)>;
 /// `Error{busy}` if the store is in use.
 [[nodiscard]] FsckReport check_store(const StoreOptions& options, const FsckProgress& progress);
 
-/// Does the same for the newest commit alone, without a lock, while another process commits further
-/// ones. Throws `Error{busy}` if these come faster than one can be read.
+/// Checks the newest commit alone, without a lock, while another process commits further ones.
+/// Throws `Error{busy}` if these come faster than one can be read.
 [[nodiscard]] FsckReport check_store_in_use(const StoreOptions& options,
                                             const FsckProgress& progress);
 
-/// Does the same for the commit of step `at`, the newest or the one before it, of a store that
-/// nobody uses.
+/// Checks the commit of step `at`, the newest or the one before it, of a store that is not in use.
 [[nodiscard]] FsckReport check_commit(const StoreOptions& options, StepIndex at,
                                       const FsckProgress& progress);
 

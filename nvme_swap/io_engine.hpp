@@ -18,8 +18,8 @@ enum class IoOperation : std::uint8_t { read, write, flush };
 
 [[nodiscard]] std::string_view name_of(IoOperation operation);
 
-/// Holds one transfer or flush. Offset, length and address are multiples of `kPageBytes` for
-/// O_DIRECT files.
+/// One transfer or flush. Offset, length and address are multiples of `kPageBytes` for O_DIRECT
+/// files.
 struct IoRequest {
   IoOperation operation = IoOperation::read;
   int file = -1;  ///< a descriptor given to `IoEngine` at construction
@@ -35,7 +35,7 @@ struct IoResult {
   std::int64_t result = 0;
 };
 
-/// Holds what only `uring` has. Each is taken where kernel and device have it; what is not taken is
+/// Options of `uring` alone. Each is used where kernel and device have it; one that is not used is
 /// logged with the reason and missing from `IoEngine::abilities`.
 struct UringOptions {
   bool submission_thread = false;   ///< SQPOLL: a kernel thread submits; no system call for it
@@ -46,24 +46,23 @@ struct EngineOptions {
   std::span<const int> files{};  ///< registered where the engine can; outlive the engine
   std::size_t queue_depth = 32;  ///< requests in flight, counted until their result is polled
   WakeSignal* wake = nullptr;    ///< notified on completions; outlives the engine
-  /// Names memory that requests will use, registered where the engine can: its pages then stay
-  /// pinned instead of being pinned by every request. Requests may use other memory. Outlives the
-  /// engine.
+  /// Memory that requests will use, registered where the engine can: its pages then stay pinned
+  /// instead of being pinned by every request. Requests may use other memory. Outlives the engine.
   std::span<const std::span<std::byte>> buffers{};
   UringOptions uring{};
 };
 
-/// Says what an engine found usable on this machine.
+/// What an engine found usable on this machine.
 struct EngineAbilities {
   bool registered_buffers = false;
   bool submission_thread = false;
   bool completion_polling = false;
 };
 
-/// Does raw transfers: short results are reported, not continued, and EINTR and EAGAIN are results
-/// like any other; `TileStore` continues and retries them. A flush covers the writes whose results
-/// were polled before it was submitted. Destroying an engine waits for the requests in flight, so
-/// that no buffer is touched afterwards. Control thread only. Where the kernel refuses a call that
+/// Raw transfers: short results are reported, not continued, and EINTR and EAGAIN are results like
+/// any other; `TileStore` continues and retries them. A flush covers the writes whose results were
+/// polled before it was submitted. Destroying an engine waits for the requests in flight, so that
+/// no buffer is touched afterwards. Control thread only. Where the kernel refuses a call that
 /// serves all requests (io_uring_enter, io_getevents), the engine closes: it waits for what the
 /// kernel has taken, so that here too no buffer is touched behind its owner's back, and -errno is
 /// the result of everything else, now and from then on.
@@ -72,7 +71,7 @@ class IoEngine {
   virtual ~IoEngine() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;
   [[nodiscard]] virtual EngineAbilities abilities() const { return {}; }
-  /// Says why the engine has closed; empty while it has not.
+  /// Returns why the engine has closed; empty while it has not.
   [[nodiscard]] virtual std::string_view failure() const { return {}; }
   /// Takes a prefix of `requests` and returns its length: fewer when the queue is full.
   [[nodiscard]] virtual std::size_t submit(std::span<const IoRequest> requests) = 0;

@@ -46,9 +46,9 @@ struct StoreOptions {
   std::vector<double> weights;  ///< of the directories: the share of the tiles that a new store
                                 ///< puts into each, by measured bandwidth; all the same if empty
   std::string name = "tiles";   ///< of the files; differs between stores that share a directory
-  /// Names the run whose state the store holds, written into every file by `create`. Files that
-  /// belong to another are refused on opening. A store for which none is given belongs to nobody
-  /// and opens whatever the files say.
+  /// The run whose state the store holds, written into every file by `create`. Files of another run
+  /// are refused on opening. A store for which none is given belongs to no run and opens whatever
+  /// the files say.
   std::optional<RunId> owner;
   EngineKind engine = EngineKind::automatic;
   std::size_t queue_depth = 32;
@@ -59,8 +59,7 @@ struct StoreOptions {
                                   ///< An existing store keeps the number it was created with.
   std::size_t tickets = 256;      ///< tile operations pending at once
   WakeSignal* wake = nullptr;
-  /// Names memory that tiles are read into and written from, if it is known at start; see
-  /// EngineOptions.
+  /// Memory that tiles are read into and written from, if it is known at start; see EngineOptions.
   std::vector<std::span<std::byte>> buffers;
   UringOptions uring;
   std::optional<double> disk_gigabytes_per_second;  ///< throttle, for tests and simulation
@@ -72,13 +71,12 @@ struct StoreOptions {
   std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>, const EngineOptions&)> adapt;
 };
 
-/// Holds the payload bytes of each tile, multiples of `kPageBytes`, fixed when the store is
-/// created.
+/// Payload bytes of each tile, multiples of `kPageBytes`, fixed when the store is created.
 struct StoreLayout {
   std::vector<Bytes> tiles;
 };
 
-/// Says what lies where a store is looked for.
+/// What lies where a store is looked for.
 enum class StoreContent : std::uint8_t {
   nothing,      ///< no first file
   unfinished,   ///< a first file without a header: a creation that was cut off
@@ -86,15 +84,14 @@ enum class StoreContent : std::uint8_t {
   committed,
 };
 
-/// Says what a commit records beside the slots and checksums of all tiles.
+/// What a commit records beside the slots and checksums of all tiles.
 struct CommitHeader {
   StepIndex step{};
-  /// Holds the engine's own words (counters, loss scale, data cursor), at most `kMaxCommitPayload`
-  /// bytes.
+  /// The engine's own words (counters, loss scale, data cursor), at most `kMaxCommitPayload` bytes.
   std::vector<std::byte> payload{};
 };
 
-/// Counts the tile payload of operations that finished well. Records and headers are not counted.
+/// Tile payload of operations that finished well. Records and headers are not counted.
 struct StoreCounters {
   Bytes read;
   Bytes written;
@@ -123,7 +120,7 @@ class TileStore final : public TicketSource {
   /// for a fresh start. Takes no lock, so that it also answers for a store in use. Throws
   /// `Error{corrupt_data}` if the store cannot tell.
   [[nodiscard]] static StoreContent content(const StoreOptions& options);
-  /// Tells whether `content` is a committed store.
+  /// Whether `content` is a committed store.
   [[nodiscard]] static bool has_commit(const StoreOptions& options) {
     return content(options) == StoreContent::committed;
   }
@@ -145,7 +142,7 @@ class TileStore final : public TicketSource {
   /// Throws `Error{corrupt_data}` naming file, tile and both checksums unless `data` is the newest
   /// version of `tile`.
   void verify(TileIndex tile, std::span<const std::byte> data) const;
-  /// Does the same for data that has this `checksum_of`.
+  /// Verifies likewise data that has this `checksum_of`.
   void verify(TileIndex tile, std::uint64_t checksum) const;
   /// Writes a new version. `checksum` is `checksum_of(source)`; the version is the newest, for
   /// reads and the next commit, once the ticket is finished. One write of a tile may be pending.

@@ -20,14 +20,14 @@ namespace spillway::offload {
 
 enum class MemoryKind { device, pinned };
 
-/// Says what a backend has used of one kind of memory.
+/// A backend's use of one kind of memory.
 struct MemoryUsage {
   Bytes current;
   Bytes high_water;
   Bytes capacity;
 };
 
-/// Is a point in a stream's order that others can wait for. Reusable: recording again replaces it.
+/// A point in a stream's order that others can wait for. Reusable: recording again replaces it.
 class Event {
  public:
   virtual ~Event() = default;
@@ -38,7 +38,7 @@ class Event {
   [[nodiscard]] virtual void* native() const { return nullptr; }
 };
 
-/// Is a serial queue of copies and tasks.
+/// A serial queue of copies and tasks.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -59,7 +59,7 @@ class Stream {
   [[nodiscard]] virtual void* native() const { return nullptr; }
 };
 
-/// Says what a backend can do beyond the contract.
+/// What a backend can do beyond the contract.
 struct Capabilities {
   /// A recorded event that completes notifies the WakeSignal that the backend was made with.
   /// Without that, whoever waits for events asks again every so often.
@@ -78,7 +78,7 @@ struct ForeignWork {
   void* handle = nullptr;
 };
 
-/// Is what a backend has in common with other code that uses the same device. Any thread.
+/// What a backend has in common with other code that uses the same device. Any thread.
 class SharedDevice {
  public:
   virtual ~SharedDevice() = default;

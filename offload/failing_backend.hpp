@@ -30,7 +30,7 @@ class FailingBackend final : public DeviceBackend {
 
   /// The `nth` operation of `kind` from now on, counted from 1, fails once; 0 means none.
   void fail(FaultKind kind, std::uint64_t nth);
-  /// Counts the operations of `kind` asked for so far, failed ones included.
+  /// Returns the number of operations of `kind` asked for so far, failed ones included.
   [[nodiscard]] std::uint64_t operations(FaultKind kind) const { return of(kind).seen; }
 
   [[nodiscard]] std::string_view name() const override { return inner_->name(); }
@@ -50,7 +50,7 @@ class FailingBackend final : public DeviceBackend {
     std::uint64_t seen = 0;
     std::uint64_t fails_at = 0;
   };
-  /// Counts one operation; returns true if it is the one to fail.
+  /// Registers one operation; returns true if it is the one to fail.
   [[nodiscard]] bool is_due(FaultKind kind);
   [[nodiscard]] const Counter& of(FaultKind kind) const {
     return counters_[static_cast<std::size_t>(kind)];

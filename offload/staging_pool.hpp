@@ -17,7 +17,7 @@ namespace spillway::offload {
 
 class StagingPool;
 
-/// Is one buffer of a pool, which must outlive it. Move-only; returns itself. Keep it beside the
+/// One buffer of a pool, which must outlive it. Move-only; returns itself. Keep it beside the
 /// ticket or event of the move that uses it: no buffer may return while somebody still writes to
 /// it.
 class [[nodiscard]] StagingLease {
@@ -40,7 +40,7 @@ class [[nodiscard]] StagingLease {
   explicit operator bool() const { return pool_ != nullptr; }
   /// Returns the pool's `slot_bytes`, page-aligned. Only of a lease that holds a buffer.
   [[nodiscard]] std::span<std::byte> bytes() const;
-  /// Says which buffer of the pool this is, for I/O engines that register them.
+  /// Returns the number of this buffer in the pool, for I/O engines that register them.
   [[nodiscard]] std::uint32_t slot() const { return slot_; }
   /// Gives the buffer back now.
   void release() noexcept;
@@ -58,7 +58,7 @@ struct StagingPoolOptions {
   Bytes slot_bytes;
 };
 
-/// Counts what a pool has lent, in buffers.
+/// Buffers that a pool has lent.
 struct StagingPoolUsage {
   std::uint32_t current;
   std::uint32_t high_water;

@@ -26,7 +26,7 @@ int replay(int count, char** arguments) {
     std::ifstream stream(file, std::ios::binary);
     const std::vector<char> bytes{std::istreambuf_iterator<char>(stream), {}};
     std::printf("%s: %zu bytes\n", file.c_str(), bytes.size());
-    std::fflush(stdout);  // names the culprit should the target abort
+    std::fflush(stdout);  // so that the culprit is known should the target abort
     LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
   }
   std::printf("%zu inputs replayed\n", files.size());

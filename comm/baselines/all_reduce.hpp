@@ -11,9 +11,9 @@
 
 namespace spillway::comm {
 
-/// Says who sends what, for N ranks and S bytes. `each_to_all`: a rank sends (N - 1) S.
-/// `master`: a worker sends S to rank 0, the parameter server, which sends (N - 1) S back. `ring`:
-/// a rank sends 2 (N - 1) / N S.
+/// Pattern of transfers, for N ranks and S bytes. `each_to_all`: a rank sends (N - 1) S. `master`:
+/// a worker sends S to rank 0, the parameter server, which sends (N - 1) S back. `ring`: a rank
+/// sends 2 (N - 1) / N S.
 enum class Baseline : std::uint8_t { each_to_all, master, ring };
 inline constexpr Baseline kBaselines[] = {Baseline::each_to_all, Baseline::master, Baseline::ring};
 

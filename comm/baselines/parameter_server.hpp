@@ -30,7 +30,7 @@ inline constexpr ServerMode kServerModes[] = {ServerMode::synchronous, ServerMod
 /// bits differ from run to run: the order in which pushes come decides.
 [[nodiscard]] bool is_other_mathematics(ServerMode mode);
 
-/// Is the same on every rank; what differs is found by the constructors.
+/// The same on every rank; the constructors detect a difference.
 struct ServerOptions {
   ServerMode mode = ServerMode::synchronous;
   std::size_t elements = 0;
@@ -41,7 +41,7 @@ struct ServerOptions {
   std::uint32_t local_steps = 1;  ///< of `geo`: between two pushes of a worker
 };
 
-/// Says what is applied.
+/// Origin of what is applied.
 struct Push {
   Rank worker{};                ///< rank 0 stands for the sum of all workers
   std::uint32_t staleness = 0;  ///< pushes of other workers that were applied since it pulled
@@ -90,7 +90,7 @@ class ParameterServer {
   std::uint32_t rounds_ = 0;
 };
 
-/// Is the `update` of geo: adds what is pushed.
+/// The `update` of geo: adds what is pushed.
 void add_pushed(std::span<float> values, std::span<const float> pushed, const Push& push);
 
 class ParameterWorker {
@@ -99,7 +99,7 @@ class ParameterWorker {
 
   void begin(std::uint32_t pushes);
 
-  /// Holds what this worker has pulled last. Steps of geo change it.
+  /// Values of this worker's last pull. Steps of geo change them.
   [[nodiscard]] std::span<float> values() { return values_; }
 
   /// Pushes a gradient and pulls. Not in geo.

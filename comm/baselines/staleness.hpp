@@ -24,7 +24,7 @@ class Staleness {
   /// Returns whether, after a push of this worker, all others that will push can still do so in
   /// time, the one that has pulled first before the others. Some worker always may.
   [[nodiscard]] bool may_push(std::size_t worker) const;
-  /// Counts a push of the worker, which then pulls, and returns the staleness of the push.
+  /// Records a push of the worker, which then pulls, and returns the staleness of the push.
   std::uint32_t push(std::size_t worker);
 
  private:

@@ -33,7 +33,7 @@ void check_call(const Call& call, Rank rank, std::uint32_t ranks);
 /// agree on it.
 [[nodiscard]] std::size_t bytes_of_all(const Call& call, std::uint32_t ranks);
 
-/// Counts what a rank sends, as `Communicator::sent` says.
+/// Bytes that a rank sends, by the formulas of `Communicator::sent`.
 class SentBytes {
  public:
   void add(const Call& call, Rank rank, std::uint32_t ranks);

@@ -12,9 +12,9 @@
 namespace spillway::comm::detail {
 namespace {
 
-/// Is a multiple of every element's size.
+/// A multiple of every element's size.
 constexpr std::size_t kMessageUnit = 64;
-/// Is below 2^31, which MPI cannot count, by as much as it costs nothing.
+/// Below 2^31, which MPI cannot count, by a margin that costs nothing.
 constexpr std::size_t kLargestMessage = std::size_t{1} << 30;
 
 std::size_t message_bytes(const CommunicatorOptions& options, std::uint32_t ranks) {

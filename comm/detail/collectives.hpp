@@ -33,7 +33,7 @@ class Collectives {
   void run(const Call& call);
 
  private:
-  /// Says how a buffer of all ranks divides into whole elements, as evenly as they go.
+  /// Division of a buffer of all ranks into whole elements, as evenly as possible.
   class Parts;
 
   void agree(const Call& call);

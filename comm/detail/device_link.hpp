@@ -14,7 +14,7 @@ namespace spillway::comm::detail {
 
 class DeviceLink {
  public:
-  /// Says how far a stream has come: to what is before an operation, into it, or past it.
+  /// Progress of a stream: before an operation, in it, or past it.
   enum class Mark : std::uint8_t { before, within, behind };
 
   struct Health {

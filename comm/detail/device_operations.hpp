@@ -24,7 +24,7 @@
 
 namespace spillway::comm::detail {
 
-/// Is what a group of ranks has of its own: all of them have one, and each subgroup.
+/// State of one group: that of all ranks, or a subgroup.
 struct DeviceGroup {
   DeviceGroup(Members ranks, Communicator& communicator)
       : members(std::move(ranks)), host(communicator) {}
@@ -71,7 +71,7 @@ class DeviceOperations {
   void guarded(Body body);
   void end_groups(std::string_view reason) noexcept;
   void join(DeviceGroup& group);
-  /// Tells the ranks that take part in `started` of it, and learns of theirs.
+  /// Sends the record of `started` to the ranks that take part, and receives theirs.
   [[nodiscard]] Ticket exchange_records(Started& started);
   /// Waits for the records of the other ranks and throws if they do not fit.
   void agree(Started& started) const;

@@ -13,7 +13,7 @@
 
 namespace spillway::comm::detail {
 
-/// Is sent as it lies in memory: the ranks run the same program.
+/// Sent as it lies in memory: the ranks run the same program.
 struct DeviceRecord {
   enum class Kind : std::uint64_t {
     started,       ///< the operation has been put on a stream

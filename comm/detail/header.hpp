@@ -11,9 +11,9 @@
 
 namespace spillway::comm::detail {
 
-/// Is sent as it lies in memory: the ranks run the same program.
+/// Sent as it lies in memory: the ranks run the same program.
 struct Header {
-  std::uint64_t number = 0;  ///< counts this rank's collectives; 0 for transfers between two ranks
+  std::uint64_t number = 0;  ///< which collective of this rank; 0 for transfers between two ranks
   std::uint64_t bytes = 0;   ///< that this rank shows to the others
   std::uint64_t message_bytes = 0;
   std::uint32_t ranks = 0;

@@ -68,8 +68,7 @@ class Progress final : public TicketSource {
   void run_calls(Transport& transport);
   /// Waits for a call and returns true, or false when there will be none.
   [[nodiscard]] bool next(Transport& transport, Entry& entry);
-  /// Tells the other ranks, and ends every call there is, and those to come, with the current
-  /// exception.
+  /// Informs the other ranks, and ends all present and future calls with the current exception.
   void give_up(Transport& transport, ErrorCode code, std::string_view reason);
   void end(std::exception_ptr failure);
   [[nodiscard]] bool is_finished(std::uint32_t number) const;

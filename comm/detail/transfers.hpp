@@ -44,7 +44,7 @@ class Transfers {
   /// The wait that has begun then has lasted too long, though nobody has said that he is at work.
   [[nodiscard]] bool is_over(std::chrono::steady_clock::time_point begin) const;
   Transport& transport_;
-  /// Says once in a while for whom this rank waits; null: for any of several.
+  /// Logs once in a while which rank this one waits for; null: any of several.
   void tell_waiting(std::chrono::steady_clock::time_point begin, const Rank* whom);
   /// A wait of this length is nothing new.
   void note_wait(std::chrono::steady_clock::time_point begin);

@@ -50,13 +50,13 @@ class Transport {
   /// transfer is unfinished. Throws as `wait` does.
   [[nodiscard]] virtual std::optional<Rank> wait_for_any(std::span<const Rank> from,
                                                          std::chrono::milliseconds limit) = 0;
-  /// Tells the other ranks that this one works for itself and will come. A rank that cannot be told
-  /// now does not hear it.
+  /// Announces to the other ranks that this one is busy with its own work and will come. A rank
+  /// that cannot be reached now does not hear it.
   virtual void tell_at_work() = 0;
   /// Returns when this rank has last heard that in a wait; before all times if it never has.
   [[nodiscard]] Clock::time_point heard_at_work() const { return heard_at_work_; }
-  /// Tells the other ranks that this one is out, and why. Returns when none of this rank's buffers
-  /// is touched any more. Only destruction may follow.
+  /// Informs the other ranks that this one is out, with the reason. Returns when none of this
+  /// rank's buffers is touched any more. Only destruction may follow.
   virtual void abandon(ErrorCode code, std::string_view reason) noexcept = 0;
 
  protected:

@@ -22,7 +22,7 @@ constexpr int kEagerLooks = 100;
 constexpr std::chrono::microseconds kInterval{50};
 /// Bounds how long a rank that has failed tries to tell the others.
 constexpr std::chrono::milliseconds kFarewell{500};
-/// Is what a launcher has to pass on the last output of a process.
+/// Time for a launcher to pass on the last output of a process.
 constexpr std::chrono::milliseconds kLastWords{200};
 
 void check_mpi(int status, std::string_view what) {

@@ -56,7 +56,7 @@ class MpiTransport final : public Transport {
     Rank peer;
     Way way;
   };
-  /// Is what a rank that abandons the group sends to every other, or one that works for itself.
+  /// Message to every other rank from one that abandons the group, or that is at its own work.
   struct Notice {
     ErrorCode code = ErrorCode::device_error;
     bool at_work = false;
@@ -77,7 +77,7 @@ class MpiTransport final : public Transport {
   std::vector<Transfer> transfers_;
   std::vector<MPI_Request> requests_;
   std::vector<int> over_;  // scratch of `collect`
-  Notice notice_;          // is received into, all the time
+  Notice notice_;          // target of a receive that is always pending
   MPI_Request notice_request_ = MPI_REQUEST_NULL;
   bool noticed_ = false;
   const Notice at_work_{.at_work = true};

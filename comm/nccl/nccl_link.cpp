@@ -57,7 +57,7 @@ class CudaEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Is the memory that a barrier sums, because NCCL has no barrier.
+/// Memory that a barrier sums, because NCCL has no barrier.
 class BarrierWord {
  public:
   static constexpr std::size_t kBytes = 4;
@@ -78,7 +78,7 @@ class BarrierWord {
   void* address_ = nullptr;
 };
 
-/// Is what rank 0 tells the others: how to find it, and what it speaks.
+/// Message of rank 0 to the others: how to find it, and what it speaks.
 struct Invitation {
   ncclUniqueId id{};
   int version = 0;
@@ -189,7 +189,7 @@ class NcclLink final : public DeviceLink {
                 "receive", communicator_);
   }
 
-  /// Says goodbye to the other ranks, or leaves without when that takes too long.
+  /// Leaves the communicator in agreement with the other ranks, or alone when that takes too long.
   void leave() noexcept {
     const Clock::time_point end = Clock::now() + timeout_;
     ncclResult_t status = nccl_.finalize(communicator_);

@@ -47,7 +47,7 @@ class Connection {
     Frame frame{};
     Span data{};
   };
-  /// Is a ring: transfers of one direction, in their order. The first one has begun.
+  /// Ring of the transfers in one direction, in order. The first one has begun.
   template <class Span>
   struct Direction {
     std::array<Move<Span>, Transport::kMaxUnfinished> moves;

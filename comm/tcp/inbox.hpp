@@ -21,7 +21,7 @@ class Inbox {
   [[nodiscard]] bool is_open() const { return socket_.is_open(); }
   /// The other rank has said that it is done: nothing more comes.
   [[nodiscard]] bool has_left() const { return left_; }
-  /// Tells whether there may be something to hear.
+  /// Whether notices may still arrive.
   [[nodiscard]] bool is_watched() const { return is_open() && !left_; }
 
   /// Returns when the other rank has last said that it is at work.

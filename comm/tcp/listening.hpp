@@ -7,8 +7,7 @@
 
 namespace spillway::comm::detail {
 
-/// Tells whether all ranks are on the machine of rank 0, as far as the launcher or its host's name
-/// says.
+/// Whether all ranks are on the machine of rank 0, as far as the launcher or its host's name says.
 [[nodiscard]] bool is_on_one_machine(const LaunchEnvironment& launch);
 
 /// Rank 0: takes connections at the launcher's port of its host.

@@ -21,7 +21,7 @@ using Key = std::array<std::byte, 32>;
 [[nodiscard]] std::string random_secret();
 [[nodiscard]] Nonce random_nonce();
 
-/// Says who proves something. What one end has proved is of no use to the other.
+/// The end that proves something. A proof of one end is of no use to the other.
 enum class Side : std::uint8_t { caller = 1, called = 2 };
 
 [[nodiscard]] Proof prove(const Key& key, Side side, const Hello& hello,

@@ -16,7 +16,7 @@
 
 namespace spillway::comm::detail {
 
-/// Is a rank of this job that has connected.
+/// A rank of this job that has connected.
 struct Guest {
   Hello hello;
   FileDescriptor socket;
@@ -59,7 +59,7 @@ class Reception {
   void hear_proof(Visit& visit);
   /// Sends everybody away with the answer, if there is one.
   [[nodiscard]] bool answers(Visit& visit);
-  /// Does what the verdict says, and returns whether the visit goes on.
+  /// Acts on the verdict, and returns whether the visit goes on.
   [[nodiscard]] bool goes_on(Visit& visit, const Verdict& verdict);
   void remove_late();
 

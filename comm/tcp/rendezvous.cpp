@@ -283,7 +283,7 @@ class Rendezvous {
     peers_[hello.rank].notices = Inbox(Rank{hello.rank}, std::move(guest->socket));
   }
 
-  /// Says for whom this rank waits, at growing intervals.
+  /// Logs which rank this one waits for, at growing intervals.
   void tell_waiting(const std::string& whom) {
     if (Clock::now() < next_word_) return;
     const auto waited = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - begin_);
@@ -291,8 +291,8 @@ class Rendezvous {
     next_word_ = Clock::now() + std::max<Clock::duration>(waited, kSilence);
   }
 
-  /// Says whether this rank hears from that one that it cannot go on: rank 0 from all, and the
-  /// others from rank 0.
+  /// Whether this rank hears when that one cannot go on: rank 0 hears from all, and the others from
+  /// rank 0.
   [[nodiscard]] bool is_watched(std::uint32_t rank) const {
     return (is_first() || rank == 0) && peers_[rank].notices.is_watched();
   }
@@ -329,7 +329,7 @@ class Rendezvous {
 
   [[nodiscard]] double seconds() const { return static_cast<double>(limit_.count()) / 1e3; }
 
-  /// Tells whoever waits for this rank why it does not come.
+  /// Informs every rank that waits for this one why it does not come.
   void tell(ErrorCode code, std::string_view reason) noexcept {
     const Notice notice = heard_.value_or(failure_notice(launch_.rank, code, reason));
     try {

@@ -16,7 +16,7 @@
 
 namespace spillway::comm::detail {
 
-/// Holds the connections with another rank. Bytes of transfers cannot delay a notice.
+/// Connections with another rank. Bytes of transfers cannot delay a notice.
 struct Peer {
   FileDescriptor data;
   Inbox notices;

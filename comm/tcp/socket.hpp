@@ -22,7 +22,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 /// that is free. Returns nothing if none of them is. Throws `Error{busy}` if another program has
 /// the port.
 [[nodiscard]] std::optional<FileDescriptor> listen_at(const std::string& host, std::uint16_t port);
-/// Does so at all addresses of this machine. Throws `Error{not_supported}` if it has none.
+/// Listens at all addresses of this machine. Throws `Error{not_supported}` if it has none.
 [[nodiscard]] FileDescriptor listen_everywhere(std::uint16_t port);
 [[nodiscard]] std::uint16_t port_of(const FileDescriptor& listener);
 
@@ -39,7 +39,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 [[nodiscard]] std::string other_end(const FileDescriptor& socket);
 /// Returns that of this end, or nothing if it is loopback's.
 [[nodiscard]] std::string this_end(const FileDescriptor& socket);
-/// Tells whether only this machine can be reached by that name, as far as it has an address.
+/// Whether all addresses of that name are loopback's; false if it has none.
 [[nodiscard]] bool is_loopback(const std::string& host);
 
 enum class Transfer : std::uint8_t { some, none_now, closed };
@@ -48,7 +48,7 @@ struct Moved {
   std::size_t bytes = 0;  ///< with `some`
   int error = 0;          ///< errno with `closed`; 0: the other end has closed it in an orderly way
 };
-/// Says what a system call that has moved `bytes` has done.
+/// Returns the outcome of a system call that has moved `bytes`.
 [[nodiscard]] Moved moved(ssize_t bytes);
 [[nodiscard]] Moved receive_some(const FileDescriptor& socket, std::span<std::byte> target);
 /// Receives, and leaves the bytes where they are.
@@ -60,7 +60,7 @@ bool send_small(const FileDescriptor& socket, std::span<const std::byte> source)
 /// Returns how many bytes that were sent the other end's system has not taken yet.
 [[nodiscard]] std::size_t unsent(const FileDescriptor& socket);
 
-/// Says how a transfer of many system calls has ended.
+/// Outcome of a transfer of many system calls.
 struct Ending {
   enum class Kind : std::uint8_t { done, late, closed } kind = Kind::done;
   int error = 0;  ///< errno with `closed`; 0: the other end has closed it in an orderly way

@@ -23,7 +23,7 @@ class TcpTransport final : public Transport {
  public:
   /// Takes what `meet` has returned.
   TcpTransport(Rank rank, std::vector<Peer> peers);
-  /// Tells the other ranks that this one is done, unless it has abandoned them.
+  /// Informs the other ranks that this one is done, unless it has abandoned them.
   ~TcpTransport() override;
   TcpTransport(const TcpTransport&) = delete;
   TcpTransport& operator=(const TcpTransport&) = delete;

@@ -20,10 +20,10 @@ inline constexpr std::uint32_t kTcpVersion = 2;
 /// Bounds the sockets that a rank needs: two for each other rank.
 inline constexpr std::uint32_t kMostTcpRanks = 4096;
 
-/// Says what a connection is for. A meeting's becomes that of notices.
+/// Use of a connection. That of a meeting becomes one of notices.
 enum class Purpose : std::uint32_t { meeting = 1, notices = 2, data = 3 };
 
-/// Says where a rank has the key from by which it proves that it is of this job.
+/// Source of the key by which a rank proves that it belongs to this job.
 enum class KeySource : std::uint32_t {
   nobody,       ///< there is none: whoever reaches the port may be a rank
   environment,  ///< SPILLWAY_JOB_SECRET
@@ -31,10 +31,10 @@ enum class KeySource : std::uint32_t {
 };
 [[nodiscard]] std::string_view name_of(KeySource source);
 
-/// Is random: what is proved of it has not been proved before.
+/// Random, so that no earlier proof fits it.
 using Nonce = std::array<std::byte, 32>;
 
-/// Is the first that who connects says. Magic and version lie there in every version.
+/// First message of the end that connects. Magic and version have these places in every version.
 struct Hello {
   static constexpr std::uint64_t kMagic = 0x6f6c6c6568'776c70;
 
@@ -55,7 +55,7 @@ static_assert(sizeof(Hello) == 192);
 /// After so many bytes of a hello it is known whether the rest is one.
 inline constexpr std::size_t kHelloHead = 12;
 
-/// Says what to do with who has sent a hello.
+/// What to do with the sender of a hello.
 struct Verdict {
   enum class Kind : std::uint8_t {
     stranger,  ///< no rank of Spillway
@@ -89,7 +89,7 @@ struct Proof {
 };
 static_assert(sizeof(Proof) == 40);
 
-/// Says where a rank takes connections.
+/// Where a rank takes connections.
 struct Place {
   char host[46] = {};  ///< a numeric address; empty: the machine on which rank 0 is
   std::uint16_t port = 0;
@@ -98,9 +98,9 @@ struct Place {
 };
 static_assert(sizeof(Place) == 48);
 
-/// Is all that a connection of notices carries: rank 0's welcome, which the places of all ranks
-/// follow, then those that say that a rank is at work, and at most one that says why the connection
-/// ends. Who is not admitted gets one too.
+/// The only message on a connection of notices: rank 0's welcome, followed by the places of all
+/// ranks, then those that say that a rank is at work, and at most one with the reason why the
+/// connection ends. A caller that is not admitted gets one too.
 struct Notice {
   static constexpr std::uint64_t kMagic = 0x656369746f'776c70;
   enum class Kind : std::uint32_t { welcome = 1, left = 2, failed = 3, refused = 4, at_work = 5 };

@@ -34,7 +34,7 @@ class ThreadGroup::Shared {
     }
   }
 
-  /// Tells the others, in a handler of what is wrong, that the system gives no more threads.
+  /// Informs the other ranks, in the handler of that error, that the system gives no more threads.
   void miss_rank(Rank rank) {
     keep_cause();
     detail::ThreadTransport(meeting_, rank)

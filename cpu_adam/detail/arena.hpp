@@ -19,7 +19,7 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Tells whether threads are kept to places.
+  /// Whether threads are kept to places.
   [[nodiscard]] bool binds() const;
 
   /// Runs function(context) on the calling thread, which is one of the arena's until it returns.

@@ -37,7 +37,7 @@ inline void* advance(void* base, std::size_t size, std::size_t i) {
   return base == nullptr ? nullptr : static_cast<std::byte*>(base) + size * i;
 }
 
-/// Does cpu_adam::slice.
+/// Implements cpu_adam::slice.
 inline UpdateRange slice(const FormatRow& row, DType gradient, const UpdateRange& whole,
                          std::size_t first, std::size_t count) {
   const std::size_t master = master_size(row.format);
@@ -64,7 +64,7 @@ inline UpdateRange slice(const FormatRow& row, DType gradient, const UpdateRange
 /// `key` rounds format bf16; the whole range has the same upper half of the index.
 using KeyedUpdate = void (*)(const UpdateScalars&, RoundingKey key, const UpdateRange&);
 
-/// Is the public form of a keyed update.
+/// Public form of a keyed update.
 template <FormatRow Row, DType Gradient, KeyedUpdate Update>
 void update_by_key(const UpdateScalars& scalars, const UpdateRange& range) {
   if constexpr (Row.format == StateFormat::int8) {

@@ -6,7 +6,7 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// Says why completions of these files cannot be polled for; empty if they can. A queue that the
+/// Returns why completions of these files cannot be polled for; empty if they can. A queue that the
 /// device does not poll would cost a spinning thread and gain nothing.
 [[nodiscard]] std::string obstacle_to_polling(std::span<const int> files);
 

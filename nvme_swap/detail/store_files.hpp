@@ -10,7 +10,7 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// Holds the locked files of one store and where everything in them is.
+/// Locked files of one store, and the map of their contents.
 struct StoreFiles {
   StoreMap map{};
   std::vector<SwapFile> files{};

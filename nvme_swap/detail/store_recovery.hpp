@@ -12,7 +12,7 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// Holds one of the commits that the record areas hold.
+/// One of the commits in the record areas.
 struct Recovered {
   std::vector<TileRecord> tiles{};
   std::optional<CommitHeader> commit{};  ///< empty if nothing was ever committed
@@ -27,14 +27,14 @@ struct Recovered {
 [[nodiscard]] Recovered recover(const StoreMap& map, const SwapFile& first_file,
                                 std::optional<StepIndex> at = std::nullopt);
 
-/// Does the same while a commit may be writing one of them.
+/// Recovers likewise while a commit may be writing one of the areas.
 [[nodiscard]] Recovered recover_in_use(const StoreMap& map, const SwapFile& first_file,
                                        std::optional<StepIndex> at = std::nullopt);
 /// Throws `Error{corrupt_data}` unless a commit was recovered from `first_file`.
 void check_committed(const Recovered& recovered, const SwapFile& first_file);
 
-/// Tells whether a first file whose header is blank has a committed record behind it. A creation
-/// that was cut off has none: the header is durable before the first commit begins.
+/// Whether a first file whose header is blank has a committed record behind it. A creation that was
+/// cut off has none: the header is durable before the first commit begins.
 [[nodiscard]] bool has_committed_record(const SwapFile& first_file);
 
 }  // namespace spillway::nvme_swap::detail

@@ -16,7 +16,7 @@
 
 namespace spillway::nvme_swap::detail {
 
-/// Says what to do about state that is gone; it ends an error's message.
+/// Remedy for state that is gone; it ends an error's message.
 inline constexpr std::string_view kLossRemedy =
     "mount the drive that holds the run's state, put the file back from a copy, or start a new run "
     "from a kept checkpoint";
@@ -45,7 +45,7 @@ class SwapFile {
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   [[nodiscard]] int descriptor() const { return descriptor_; }
-  /// Tells whether it was there before.
+  /// Whether it was there before.
   [[nodiscard]] bool adopted() const { return adopted_; }
   /// Sets what is set at first for a file that this process created or truncated.
   void set_remove_on_close(bool remove) { remove_on_close_ = remove; }
@@ -59,14 +59,14 @@ class SwapFile {
   void preallocate(std::uint64_t bytes);
   /// Switches to O_DIRECT. Returns false, and notes it, where the filesystem has none.
   bool use_direct_io();
-  /// Does a plain blocking read of what `target` can hold; returns the bytes read. Only before
+  /// Reads what `target` can hold, blocking, and returns the bytes read. Only before
   /// `use_direct_io`.
   [[nodiscard]] std::size_t read_at(std::uint64_t offset, std::span<std::byte> target) const;
 
  private:
   SwapFile(std::filesystem::path path, int descriptor, bool adopted);
   void lock(std::chrono::milliseconds patience);
-  /// Tells whether its last user removed it while this one waited for the lock.
+  /// Whether its last user removed it while this one waited for the lock.
   [[nodiscard]] bool is_unlinked() const;
   void check_regular() const;
   void check_ownership() const;

@@ -24,7 +24,7 @@ struct Job {
   std::uint32_t owner = 0;  ///< returned with the outcome
 };
 
-/// Says what went wrong with a piece of a job; `error` is 0 when transfers stopped making progress.
+/// Failure of a piece of a job; `error` is 0 when transfers stopped making progress.
 struct IoFailure {
   IoOperation operation = IoOperation::read;
   int error = 0;

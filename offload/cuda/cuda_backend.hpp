@@ -19,7 +19,7 @@
 
 namespace spillway::offload {
 
-/// Says what pinned memory is bounded by besides the backend's capacity.
+/// Bound on pinned memory besides the backend's capacity.
 enum class PinnedBound : std::uint8_t {
   available,  ///< what the system says is available
   /// Bounds it no further: somebody who knows has said that it is there. Memory of some virtual
@@ -32,8 +32,8 @@ struct CudaBackendOptions {
   Bytes pinned_capacity;  ///< of pinned host memory
   int device = 0;         ///< as CUDA numbers them
   PinnedBound pinned_bound = PinnedBound::available;
-  /// Is the most that is registered in one call, in whole pages: drivers of the 580 series refuse
-  /// more than 512 GiB. Pieces begin at the addresses that are multiples of it.
+  /// Most memory registered in one call, in whole pages: drivers of the 580 series refuse more than
+  /// 512 GiB. Pieces begin at the addresses that are multiples of it.
   Bytes pinned_piece{std::uint64_t{64} << 30};
 };
 

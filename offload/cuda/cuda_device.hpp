@@ -25,7 +25,7 @@ struct CudaDevice {
   int driver_version = 0;   ///< of CUDA, as the driver says: 13000 is 13.0
   int runtime_version = 0;  ///< of CUDA, as linked
   bool integrated = false;  ///< its memory is the host's
-  /// Is the host memory node nearest to it; absent where the system does not say.
+  /// The nearest host memory node; absent where the system does not say.
   std::optional<NodeIndex> numa_node;
 };
 

@@ -12,7 +12,7 @@
 
 namespace spillway::offload::detail {
 
-/// Says why the system refused memory, and what helps.
+/// Why the system refused memory, and what helps.
 struct Refusal {
   std::string_view reason;
   std::string_view remedy;
@@ -23,8 +23,8 @@ class Account {
  public:
   Account(MemoryKind kind, Bytes capacity);
 
-  /// Counts `size` as used and numbers it, from 0 on. Throws `Error{out_of_memory}` where the limit
-  /// does not allow it.
+  /// Takes `size` as used and returns its number, from 0 on. Throws `Error{out_of_memory}` where
+  /// the limit does not allow it.
   std::uint32_t take(Bytes size);
   void give_back(Bytes size) noexcept;
   /// Gives `size` back and throws `Error{out_of_memory}`: the system refused what the limit

@@ -15,7 +15,7 @@
 
 namespace spillway {
 
-/// Is a rank's part of the cores.
+/// A rank's part of the cores.
 struct CoreShare {
   NodeIndex home;           ///< the node of its GPU, or the first of its nodes
   std::vector<Core> cores;  ///< none: there are more ranks than cores, and nobody is bound
@@ -29,11 +29,11 @@ struct CoreShare {
 [[nodiscard]] std::vector<CoreShare> share_cores(const Topology& machine,
                                                  std::span<const std::vector<NodeIndex>> near);
 
-/// Is where a directory's files lie.
+/// Where a directory's files lie.
 struct Drive {
   dev_t file_system = 0;
   dev_t disk = 0;  ///< which holds it; `file_system` where there is none (memory, network)
-  std::vector<std::string> devices;  ///< names as in `IoDevice`, of all that the disk is made of
+  std::vector<std::string> devices;  ///< by name as in `IoDevice`; all that the disk is made of
 };
 
 /// Returns `directory`, or the nearest one above it that is there.
@@ -61,7 +61,7 @@ class ThreadBinding {
   ThreadBinding(const ThreadBinding&) = delete;
   ThreadBinding& operator=(const ThreadBinding&) = delete;
 
-  /// Tells whether the system has agreed. A binding is a hint: nothing but speed depends on it.
+  /// Whether the system has agreed. A binding is a hint: nothing but speed depends on it.
   [[nodiscard]] bool holds() const { return holds_; }
 
  private:

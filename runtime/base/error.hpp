@@ -25,8 +25,8 @@ enum class ErrorCode {
 /// Returns a short stable name, for machine-readable output: "io_error".
 std::string_view name_of(ErrorCode code);
 
-/// Says what failed, the native code (errno, cudaError_t, ...; 0 if none) and where it was noticed.
-/// The message names the cause, the value and the remedy.
+/// A failure, with the native code (errno, cudaError_t, ...; 0 if none) and the place where it was
+/// noticed. The message names the cause, the value and the remedy.
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message, int native = 0,

@@ -75,16 +75,16 @@ class LockedFile {
 /// directory, a pipe, a socket or a device, at once: it never waits for a pipe's writer.
 [[nodiscard]] FileDescriptor open_regular_file(const std::filesystem::path& path);
 
-/// Tells whether something has the name `path`. Throws where the system cannot say.
+/// Whether something has the name `path`. Throws where the system cannot say.
 [[nodiscard]] bool is_there(const std::filesystem::path& path);
-/// Tells whether the name `path` still leads to the open file `descriptor`, likewise.
+/// Whether the name `path` still leads to the open file `descriptor`, likewise.
 [[nodiscard]] bool leads_to(const std::filesystem::path& path, int descriptor);
 
 /// Reads a whole regular file. Throws `Error{invalid_argument}` naming both sizes if it is longer
 /// than `limit`. Works for files of /proc and /sys, whose size reads as 0.
 [[nodiscard]] std::string read_text_file(const std::filesystem::path& path, Bytes limit);
 
-/// Is a new file that takes its target's place whole, or goes. Readers see the old file or the new
+/// A new file that takes its target's place whole, or goes. Readers see the old file or the new
 /// one, and once `replace` returns the new one is durable.
 class AtomicFile {
  public:
@@ -123,11 +123,11 @@ class MadeDirectories {
 
   /// Makes `directory` and the parents that it lacks; each name is durable when this returns.
   void make(const std::filesystem::path& directory);
-  /// Does that for a directory that is not there yet. Returns false if something has its name, also
-  /// where another process has just made it.
+  /// Makes a directory that is not there yet, likewise. Returns false if something has its name,
+  /// also where another process has just made it.
   [[nodiscard]] bool make_new(const std::filesystem::path& directory);
-  /// Counts `directory` and those above it, `count` in all, as made here: somebody else has made
-  /// them, and each of the two removes those that the other has left empty.
+  /// Treats `directory` and those above it, `count` in all, as made here although another owner has
+  /// made them: each of the two removes those that the other has left empty.
   void share(const std::filesystem::path& directory, std::uint64_t count);
   [[nodiscard]] std::size_t count() const { return made_.size(); }
   void keep() { made_.clear(); }

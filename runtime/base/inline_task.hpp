@@ -8,8 +8,8 @@
 
 namespace spillway {
 
-/// Holds any trivially copyable callable of at most `kCapacity` bytes: a lambda that captures
-/// pointers, spans and numbers. What it points to must outlive the call.
+/// Any trivially copyable callable of at most `kCapacity` bytes: a lambda that captures pointers,
+/// spans and numbers. What it points to must outlive the call.
 class InlineTask {
  public:
   static constexpr std::size_t kCapacity = 240;

@@ -21,7 +21,7 @@ struct JsonSource {
 /// Throws `Error{source.code}` for anything that is not one JSON document, has a key twice in an
 /// object, or nests deeper than `source.most_levels`. Keys are in alphabetical order.
 [[nodiscard]] nlohmann::json parse_json(std::string_view text, const JsonSource& source);
-/// Does the same and keeps the order of keys. Finding one of many is slow.
+/// Parses likewise and keeps the order of keys. Finding one of many is slow.
 [[nodiscard]] nlohmann::ordered_json parse_ordered_json(std::string_view text,
                                                         const JsonSource& source);
 /// Returns null for a text that `parse_json` throws for.
@@ -29,7 +29,7 @@ struct JsonSource {
 
 /// Returns the value as JSON text for a message, at most about 80 characters.
 [[nodiscard]] std::string brief(const nlohmann::ordered_json& value);
-/// Tells whether a document can hold the text.
+/// Whether a document can hold the text.
 [[nodiscard]] bool is_utf8(std::string_view text);
 /// Returns a name from a file for a message: quoted, control characters escaped, at most about 80
 /// characters.

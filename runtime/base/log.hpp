@@ -10,7 +10,7 @@ namespace spillway {
 enum class LogLevel { debug, info, warning, error, off };
 
 void set_log_level(LogLevel level);
-/// Tells whether a line of `level` would be written.
+/// Whether a line of `level` would be written.
 [[nodiscard]] bool log_enabled(LogLevel level) noexcept;
 /// Writes one line if `level` is enabled.
 void log_line(LogLevel level, std::string_view text) noexcept;

@@ -10,7 +10,7 @@
 
 namespace spillway {
 
-/// Holds 128 random bits, or the 128-bit counter that yields them; word 0 is the lowest.
+/// 128 random bits, or the 128-bit counter that yields them; word 0 is the lowest.
 using RandomBlock = std::array<std::uint32_t, 4>;
 
 /// Returns the block of random bits of `counter` under the 64-bit key `seed`.
@@ -30,8 +30,7 @@ constexpr RandomBlock philox4x32(RandomBlock counter, std::uint64_t seed) {
   return counter;
 }
 
-/// Says where a number sits: `stream` separates uses (a tensor, an epoch), `index` counts blocks in
-/// it.
+/// Position of a number: `stream` separates uses (a tensor, an epoch), `index` counts blocks in it.
 struct RandomPosition {
   std::uint64_t stream;
   std::uint64_t index;

@@ -12,7 +12,7 @@
 
 namespace spillway {
 
-/// Says what the kernel maps as one page where it can: within it, addresses are those of the
+/// Size that the kernel maps as one page where it can: within one, addresses are those of the
 /// memory.
 inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
@@ -20,8 +20,8 @@ inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 /// on one.
 inline constexpr std::size_t kStaggerBytes = std::size_t{16} << 10;
 
-/// Tells whether arrays at these addresses (or offsets of one place), the second behind the first,
-/// start at least `kStaggerBytes` apart modulo a huge page. Also where the first is shorter than
+/// Whether arrays at these addresses (or offsets of one place), the second behind the first, start
+/// at least `kStaggerBytes` apart modulo a huge page. Also true where the first is shorter than
 /// that: a pass is through it before it matters.
 [[nodiscard]] constexpr bool staggered(std::uint64_t first, std::uint64_t second) {
   if (second - first < kStaggerBytes) return true;

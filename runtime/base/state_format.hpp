@@ -6,7 +6,7 @@
 
 namespace spillway {
 
-/// Names what is kept of a parameter between steps. `fp32`: everything in fp32. `split`: the master
+/// State that is kept of a parameter between steps. `fp32`: everything in fp32. `split`: the master
 /// as its bf16 parameter and a 16-bit remainder; `bf16` and `int8`: the moments shorter too.
 /// cpu_adam/state_format.hpp has the layouts.
 enum class StateFormat : std::uint8_t { fp32, split, bf16, int8 };

@@ -6,8 +6,8 @@
 
 namespace spillway {
 
-/// Is a number with a meaning. Explicit both ways: `Bytes{4096}`, `bytes.value()`. Quantities of
-/// one kind add, subtract and compare; a plain factor scales them.
+/// A number with a meaning. Explicit both ways: `Bytes{4096}`, `bytes.value()`. Quantities of one
+/// kind add, subtract and compare; a plain factor scales them.
 template <class Tag, class Rep = std::uint64_t>
 class Strong {
  public:

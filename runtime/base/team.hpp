@@ -64,7 +64,7 @@ struct SerialWarp : SerialTeam<kWarpLanes> {
 
 #ifdef __CUDACC__
 
-/// Is the warp of the calling thread, all of it active, in blocks of one dimension. It combines as
+/// Warp of the calling thread, all of it active, in blocks of one dimension. It combines as
 /// SerialWarp, bit for bit.
 struct WarpTeam {
   static constexpr unsigned kLanes = kWarpLanes;
@@ -102,7 +102,7 @@ struct WarpTeam {
   }
 };
 
-/// Is the threads of a one-dimensional thread block of `Lanes`.
+/// Threads of a one-dimensional thread block of `Lanes`.
 template <unsigned Lanes>
 struct DeviceTeam {
   static constexpr unsigned kLanes = Lanes;

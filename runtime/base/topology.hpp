@@ -13,9 +13,9 @@
 
 namespace spillway {
 
-/// Is a hardware thread, by the number the kernel knows it by (cpu0 is 0).
+/// A hardware thread, by the kernel's number (cpu0 is 0).
 using ProcessorIndex = Strong<struct ProcessorIndexTag, std::uint32_t>;
-/// Is a NUMA node, by the number the kernel knows it by.
+/// A NUMA node, by the kernel's number.
 using NodeIndex = Strong<struct NodeIndexTag, std::uint32_t>;
 
 /// Describes a physical core; `processors` holds only those that this process may use, in kernel
@@ -32,7 +32,7 @@ struct NumaNode {
   std::vector<ProcessorIndex> processors;  ///< usable ones
 };
 
-/// Is a device that is nearer to some nodes than to others.
+/// A device that is nearer to some nodes than to others.
 struct IoDevice {
   std::string name;  ///< "0000:3b:00.0" on the PCI bus, "259:0" of a drive: its number in Linux
   std::vector<NodeIndex> nodes;
@@ -55,10 +55,10 @@ struct Topology {
   [[nodiscard]] std::vector<NodeIndex> nodes_near(std::string_view device) const;
 };
 
-/// Says whether devices are looked for, which takes some milliseconds more.
+/// Whether to look for devices, which takes some milliseconds more.
 enum class Devices : std::uint8_t { leave_out, read };
 
-/// Says where to read from. The default is this machine and this thread's affinity.
+/// Where to read from. The default is this machine and this thread's affinity.
 struct TopologySource {
   /// It holds hwloc's synthetic description ("node:2 l3:1 core:4 pu:2") in place of the machine,
   /// for tests and for planning for another machine.

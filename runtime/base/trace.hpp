@@ -28,7 +28,7 @@ struct TraceArguments {
   std::optional<Bytes> bytes = std::nullopt;
 };
 
-/// Is a range of time. `name` and `category` must outlive the trace: string literals, or names that
+/// A range of time. `name` and `category` must outlive the trace: string literals, or names that
 /// its owner keeps.
 struct TraceEvent {
   LaneIndex lane;

@@ -18,11 +18,11 @@ using BlockIndex = Strong<struct BlockIndexTag, std::uint32_t>;
 using TileIndex = Strong<struct TileIndexTag, std::uint32_t>;
 using Rank = Strong<struct RankTag, std::uint32_t>;
 
-/// Counts the parameters in one leaf: the unit of padding, of tile and shard starts, and of the
-/// tree that sums the gradient norm.
+/// Parameters in one leaf: the unit of padding, of tile and shard starts, and of the tree that sums
+/// the gradient norm.
 inline constexpr std::uint64_t kLeafParameters = 4096;
 
-/// Is the alignment of every buffer that a device, a disk or a vector register may touch, in bytes.
+/// Alignment of every buffer that a device, a disk or a vector register may touch, in bytes.
 inline constexpr std::size_t kPageBytes = 4096;
 
 inline namespace literals {

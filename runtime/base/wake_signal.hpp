@@ -5,7 +5,7 @@
 
 namespace spillway {
 
-/// Is an eventfd. Any thread may notify; one thread, the control thread, waits. Notifications that
+/// An eventfd. Any thread may notify; one thread, the control thread, waits. Notifications that
 /// arrive before a wait are not lost and many may be answered by one wake.
 class WakeSignal {
  public:

@@ -42,7 +42,7 @@
 
 #include <stdint.h>
 
-/// Is raised when programs have to be compiled again; also the number in the library's soname.
+/// Raised when programs have to be compiled again; also the number in the library's soname.
 #define SPILLWAY_ABI_VERSION 1
 
 #if defined(__GNUC__)
@@ -61,7 +61,7 @@ SPILLWAY_API uint32_t spillway_abi_version(void);
 /// Returns the version of the package, such as "0.2.0". Lives as long as the library.
 SPILLWAY_API const char* spillway_version(void);
 
-/// Is SPILLWAY_OK or one of the codes below it.
+/// SPILLWAY_OK or one of the codes below it.
 typedef int32_t spillway_status;
 enum {
   SPILLWAY_OK = 0,
@@ -87,7 +87,7 @@ SPILLWAY_API const char* spillway_last_message(void);
 /// Returns the native code that belongs to the last message: errno, a device's code, or 0.
 SPILLWAY_API int32_t spillway_last_native_code(void);
 
-/// Names a trainer. It is never dereferenced outside the library; a trainer that was destroyed, or
+/// Handle of a trainer, never dereferenced outside the library. A trainer that was destroyed, or
 /// any other pointer, is told from a living one and refused.
 typedef struct spillway_trainer spillway_trainer;
 
@@ -128,7 +128,7 @@ enum { SPILLWAY_ADAM = 0, SPILLWAY_ADAGRAD = 1, SPILLWAY_LION = 2, SPILLWAY_SGD 
 /// How weight decay acts: on the parameter (AdamW), or through the gradient (Adam with L2).
 enum { SPILLWAY_DECAY_DECOUPLED = 0, SPILLWAY_DECAY_L2 = 1 };
 
-/// Holds the hyperparameters of a group of parameters for the next step.
+/// Hyperparameters of a group of parameters for the next step.
 typedef struct spillway_group {
   uint32_t size;      ///< sizeof(spillway_group)
   int32_t optimizer;  ///< SPILLWAY_ADAM...; all groups have the same one
@@ -164,7 +164,7 @@ enum {
   SPILLWAY_ISA_AVX512 = 4
 };
 
-/// Says how to train. SPILLWAY_OPTIONS_INIT has the defaults.
+/// How to train. SPILLWAY_OPTIONS_INIT has the defaults.
 typedef struct spillway_options {
   uint32_t size;         ///< sizeof(spillway_options)
   int32_t state_format;  ///< SPILLWAY_STATE_FP32...
@@ -211,8 +211,8 @@ SPILLWAY_API spillway_status spillway_add_parameter(spillway_trainer* trainer, c
                                                     uint32_t group, const spillway_tensor* values,
                                                     uint32_t* index);
 
-/// Says before the start that a parameter is streamed with others, the unit `unit`: a part of the
-/// model, counted from 0 in the order of forward. Parameters of no unit stay on the device.
+/// Puts a parameter, before the start, into `unit`: a part of the model that is streamed as a
+/// whole, counted from 0 in the order of forward. Parameters of no unit stay on the device.
 SPILLWAY_API spillway_status spillway_set_unit(spillway_trainer* trainer, uint32_t parameter,
                                                uint32_t unit);
 
@@ -221,14 +221,14 @@ SPILLWAY_API spillway_status spillway_set_unit(spillway_trainer* trainer, uint32
 SPILLWAY_API spillway_status spillway_start(spillway_trainer* trainer,
                                             const spillway_options* options);
 
-/// Says where a parameter's values live from the start to spillway_destroy: in host memory, or in
-/// that of the GPU where the options say SPILLWAY_CUDA and it is of no unit. The program may
+/// Gives the place of a parameter's values from the start to spillway_destroy: in host memory, or
+/// in that of the GPU where the options say SPILLWAY_CUDA and it is of no unit. The program may
 /// compute with them there, or copy from there after each step. `values`: its shape lives as long.
 /// They may be read between spillway_wait (or spillway_step without `defers_updates`) and the next
 /// spillway_step.
 SPILLWAY_API spillway_status spillway_values(spillway_trainer* trainer, uint32_t parameter,
                                              spillway_tensor* values);
-/// Says that the program has written the values of a parameter itself, between a
+/// Reports that the program has written the values of a parameter itself, between a
 /// spillway_synchronize and the next gradient: the master follows, the moments stay. For values in
 /// host memory that are of no unit, the next step finds out by itself.
 SPILLWAY_API spillway_status spillway_values_changed(spillway_trainer* trainer, uint32_t parameter);
@@ -236,8 +236,8 @@ SPILLWAY_API spillway_status spillway_values_changed(spillway_trainer* trainer, 
 /// What is waited for: nothing, what is in a stream so far, or an event.
 enum { SPILLWAY_READY_NOW = 0, SPILLWAY_READY_STREAM = 1, SPILLWAY_READY_EVENT = 2 };
 
-/// Does what spillway_values_changed does once the work that `ready` and `handle` name is over.
-/// Blocks for it. A null stream is CUDA's default stream.
+/// Acts as spillway_values_changed once the work that `ready` and `handle` name is over. Blocks for
+/// it. A null stream is CUDA's default stream.
 SPILLWAY_API spillway_status spillway_values_written(spillway_trainer* trainer, uint32_t parameter,
                                                      int32_t ready, void* handle);
 
@@ -251,8 +251,8 @@ SPILLWAY_API spillway_status spillway_values_written(spillway_trainer* trainer, 
 SPILLWAY_API spillway_status spillway_gradient_ready(spillway_trainer* trainer, uint32_t parameter,
                                                      const spillway_tensor* gradient, int32_t ready,
                                                      void* handle);
-/// Says whether the memory of the gradients that were handed over for a parameter is read, 1, and
-/// may be used again, or 0. It is 1 after spillway_step, spillway_grad_norm and
+/// Sets `read` to 1 if the memory of the gradients that were handed over for a parameter has been
+/// read and may be used again, else to 0. It is 1 after spillway_step, spillway_grad_norm and
 /// spillway_discard_gradients. Does not block. Any thread.
 SPILLWAY_API spillway_status spillway_gradient_read(spillway_trainer* trainer, uint32_t parameter,
                                                     int32_t* read);
@@ -263,7 +263,7 @@ SPILLWAY_API spillway_status spillway_discard_gradients(spillway_trainer* traine
 SPILLWAY_API spillway_status spillway_grad_norm(spillway_trainer* trainer, double divisor,
                                                 double* norm);
 
-/// Says how to use the gradients of a step.
+/// How to use the gradients of a step.
 typedef struct spillway_step_options {
   uint32_t size;            ///< sizeof(spillway_step_options)
   uint32_t reserved;        ///< 0
@@ -277,7 +277,7 @@ typedef struct spillway_step_options {
 #define SPILLWAY_STEP_OPTIONS_INIT \
   { sizeof(spillway_step_options), 0, 1.0, 0.0, SPILLWAY_READY_NOW, 0, 0 }
 
-/// Says what a step did.
+/// What a step did.
 typedef struct spillway_step_result {
   uint32_t size;     ///< sizeof(spillway_step_result)
   int32_t skipped;   ///< 1: a gradient was not finite, and no parameter or state has changed
@@ -297,7 +297,7 @@ SPILLWAY_API spillway_status spillway_step(spillway_trainer* trainer,
 /// parameter of a unit it ends passes: it fails if a unit is entered in the forward pass beside
 /// that update, and may be called again once the unit was left.
 SPILLWAY_API spillway_status spillway_wait(spillway_trainer* trainer, uint32_t parameter);
-/// Does the same for all parameters.
+/// Blocks likewise for all parameters.
 SPILLWAY_API spillway_status spillway_synchronize(spillway_trainer* trainer);
 
 /// Passes of a unit.
@@ -306,7 +306,7 @@ enum { SPILLWAY_FORWARD = 0, SPILLWAY_BACKWARD = 1 };
 /// on the device. Units that come in order, forward or in reverse, are uploaded ahead; any other
 /// order works, and waits.
 SPILLWAY_API spillway_status spillway_enter(spillway_trainer* trainer, uint32_t unit, int32_t pass);
-/// Says where a parameter of the entered unit is on the device, until spillway_leave.
+/// Gives the place of a parameter of the entered unit on the device, until spillway_leave.
 SPILLWAY_API spillway_status spillway_device_values(spillway_trainer* trainer, uint32_t parameter,
                                                     spillway_tensor* values);
 /// Ends the pass: the memory of its parameters is another unit's once the work that `ready` and
@@ -320,8 +320,8 @@ SPILLWAY_API spillway_status spillway_get_group(spillway_trainer* trainer, uint3
                                                 spillway_group* values);
 SPILLWAY_API spillway_status spillway_set_group(spillway_trainer* trainer, uint32_t group,
                                                 const spillway_group* values);
-/// Counts steps, and those of them that updated: the t of Adam's bias correction. Either may be
-/// null.
+/// Gives the number of steps, and of those that updated: the t of Adam's bias correction. Either
+/// may be null.
 SPILLWAY_API spillway_status spillway_get_steps(spillway_trainer* trainer, uint64_t* steps,
                                                 uint64_t* updates);
 /// Sets the t of Adam's bias correction, where state comes from another optimizer.
@@ -348,7 +348,7 @@ SPILLWAY_API spillway_status spillway_save(spillway_trainer* trainer, const char
 /// succeeds, or that call does.
 SPILLWAY_API spillway_status spillway_load(spillway_trainer* trainer, const char* directory);
 
-/// Is one line of a table of memory: every byte that the trainer has taken.
+/// One line of a table of memory: every byte that the trainer has taken.
 typedef struct spillway_memory_row {
   uint32_t size;  ///< sizeof(spillway_memory_row)
   uint32_t reserved;
@@ -363,7 +363,7 @@ typedef struct spillway_memory_row {
 SPILLWAY_API spillway_status spillway_get_memory(spillway_trainer* trainer, uint32_t row,
                                                  spillway_memory_row* values);
 
-/// Counts what one lane has done: the processor, a direction of the disk, ...
+/// Work of one lane so far: the processor, a direction of the disk, ...
 typedef struct spillway_lane_row {
   uint32_t size;  ///< sizeof(spillway_lane_row)
   uint32_t reserved;

@@ -12,7 +12,7 @@
 
 namespace spillway::config {
 
-/// Is one enumerator as configuration and command line spell it.
+/// One enumerator as configuration and command line spell it.
 template <class Enum>
 struct Named {
   std::string_view name;
@@ -66,7 +66,7 @@ template <class Enum>
   return "?";
 }
 
-/// Says what a configuration hears of a DeepSpeed key that Spillway has no use for.
+/// Answer to a DeepSpeed key that Spillway has no use for.
 enum class Answer : std::uint8_t {
   note,             ///< it is accepted, and a note gives the reason
   note_when_on,     ///< the same, and only where it is switched on
@@ -82,8 +82,7 @@ struct ForeignKey {
   std::string_view key;
   Answer answer;
   std::string_view reason;
-  /// Holds the keys of its object by their paths, with blanks between; below "a.*" every name may
-  /// stand.
+  /// Keys of its object by their paths, with blanks between; below "a.*" every name may stand.
   std::string_view inner = "*";
 };
 [[nodiscard]] std::span<const ForeignKey> foreign_keys();

@@ -40,7 +40,7 @@ enum class Kind : std::uint8_t {
   size,
 };
 
-/// Holds the values that an option may have.
+/// Values that an option may have.
 struct Domain {
   Kind kind = Kind::flag;
   double low = 0;  ///< of numbers; the whole ones among the limits are exact

@@ -14,10 +14,10 @@ namespace spillway::config {
 /// Returns `options` with the lengths that depend on the run filled in: total_steps, decay_steps.
 [[nodiscard]] ScheduleOptions resolve_schedule(const ScheduleOptions& options,
                                                std::uint64_t run_steps);
-/// Says in one line what the end of a schedule that falls is taken from, and what comes behind it;
-/// nothing where `given`, as the file has it, names an end that the run does not pass. `resolved`
-/// is the same with its end. Throws `Error{invalid_argument}` where the run passes an end that
-/// nobody has named: that of a run with fewer steps, which is resumed.
+/// Returns one line: where the end of a falling schedule comes from, and what follows it. Empty
+/// where `given`, as the file has it, names an end that the run does not pass. `resolved` is the
+/// same with its end. Throws `Error{invalid_argument}` where the run passes an end that no file
+/// names: that of a resumed run, which began with fewer steps.
 [[nodiscard]] std::string describe_end(const ScheduleOptions& given,
                                        const ScheduleOptions& resolved, std::uint64_t run_steps);
 /// Throws `Error{invalid_argument}` where a momentum would reach 1 within the run.
@@ -32,10 +32,9 @@ void check_momentum(const ScheduleOptions& options, std::uint64_t last_step);
 /// Adam's beta2 wherever the schedule gives a momentum: DeepSpeed's OneCycle sets it too.
 inline constexpr double kOneCycleBeta2 = 0.99;
 
-/// Holds the scale that gradients of fp16 carry, saved by every commit. The rules are those of
-/// DeepSpeed's DynamicLossScaler: an overflow first uses up the hysteresis, then halves the scale;
-/// the good step that follows each `window` good ones in a row doubles it and restores the
-/// hysteresis.
+/// Scale of fp16 gradients, saved by every commit. The rules are those of DeepSpeed's
+/// DynamicLossScaler: an overflow first uses up the hysteresis, then halves the scale; the good
+/// step that follows each `window` good ones in a row doubles it and restores the hysteresis.
 struct LossScaleState {
   double scale = 1;
   std::uint32_t good_steps = 0;       ///< in a row, from 1 again after a doubling

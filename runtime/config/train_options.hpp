@@ -18,7 +18,7 @@
 
 namespace spillway::config {
 
-/// Says how the loss scale moves; `next_loss_scale` has the rules. Used with fp16 compute only.
+/// How the loss scale moves; `next_loss_scale` has the rules. Used with fp16 compute only.
 struct LossScaleOptions {
   bool dynamic = true;
   double initial = 65536;               ///< static scale when not dynamic
@@ -28,7 +28,7 @@ struct LossScaleOptions {
   double minimum = 1;
 };
 
-/// Names Spillway's own kinds, then those of DeepSpeed.
+/// Spillway's own kinds, then those of DeepSpeed.
 enum class ScheduleKind : std::uint8_t {
   constant,
   linear,
@@ -122,7 +122,7 @@ struct PipelineOptions {
   std::uint32_t chunks = 1;  ///< of a stage
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::vector<std::uint32_t> parts{};  ///< layers of each; empty: planned
-  /// Counts the steps after which stages with stale weights sum up losses and norms; 0: planned.
+  /// Steps after which stages with stale weights sum up losses and norms; 0: planned.
   std::uint32_t meet_every = 0;
   bool operator==(const PipelineOptions&) const = default;
 };
@@ -135,7 +135,7 @@ struct TensorOptions {
   bool operator==(const TensorOptions&) const = default;
 };
 
-/// Says what a configuration leaves as "auto" for the model and the machine to say: automatic.hpp.
+/// What a configuration leaves as "auto" for the model and the machine to say: automatic.hpp.
 struct AutomaticOptions {
   bool compute = false;
   bool fp16 = false;          ///< ... which may be fp16
@@ -180,8 +180,8 @@ struct TrainOptions {
   StateHome activations = StateHome::automatic;  ///< of the activations between blocks
   SumsHome gradient_sums = SumsHome::automatic;  ///< where gradients of rounds are added up
   std::optional<std::uint32_t> prefetch;         ///< blocks uploaded ahead; absent: planned
-  /// Is that of the GPU, as CUDA numbers those that it shows. Each of several ranks of a machine
-  /// has its own; no key of a configuration.
+  /// Number of the GPU among those that CUDA shows. Each of several ranks of a machine has its own;
+  /// no key of a configuration.
   int device_index = 0;
   std::optional<Bytes> device_memory;       ///< absent: what the device has
   std::optional<Bytes> host_memory;         ///< absent: what cgroup and system leave

@@ -20,16 +20,16 @@ enum class TokenType : std::uint8_t { uint16, uint32 };
 /// Vocabularies stay below 2^31, so that a token id is never negative as an int32.
 inline constexpr std::uint32_t kMaxVocabulary = 0x7fffffffU;
 
-/// Is `meta.json` beside the token files.
+/// `meta.json` beside the token files.
 struct Meta {
   TokenType dtype = TokenType::uint16;
   std::uint32_t vocab_size = 0;
   std::optional<std::string> tokenizer;  ///< "bytes", "chars" or a path; see tokenizer.hpp
-  /// Holds, for `chars`, the code point of each token id, strictly ascending; else it is empty. In
-  /// the file it is one string, `characters`.
+  /// For `chars`, the code point of each token id, strictly ascending; else empty. In the file it
+  /// is one string, `characters`.
   std::u32string characters;
-  /// Holds, for a tokenizer with a path, both parts of what
-  /// runtime/model/hf/tokenizer_fingerprint.hpp defines.
+  /// For a tokenizer with a path, both parts of what runtime/model/hf/tokenizer_fingerprint.hpp
+  /// defines.
   std::optional<std::string> tokenizer_crc32{};
   std::optional<std::string> tokenizer_rules_crc32{};
 

@@ -9,10 +9,10 @@
 
 namespace spillway::data {
 
-/// Is a target that the loss ignores: no loss, no gradient.
+/// A target that the loss ignores: no loss, no gradient.
 inline constexpr std::int32_t kIgnoredTarget = -1;
 
-/// Is a view; the memory is whoever's made it.
+/// A view; the memory belongs to its maker.
 struct MicroBatch {
   std::span<std::int32_t> tokens;  ///< inputs [rows, context], then targets [rows, context]
   std::uint32_t context = 0;
@@ -27,8 +27,8 @@ struct MicroBatch {
   }
 };
 
-/// Counts the whole windows in `file`: each has `context` inputs, and the target of an input is the
-/// token after it. Windows do not overlap.
+/// Returns the number of whole windows in `file`: each has `context` inputs, and the target of an
+/// input is the token after it. Windows do not overlap.
 [[nodiscard]] std::uint64_t window_count(const TokenFile& file, std::uint32_t context);
 
 /// Fills `row` with the window whose first input is token `first`. Errors are TokenFile::read's.

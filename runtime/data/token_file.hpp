@@ -22,7 +22,7 @@ struct FileStamp {
   bool operator==(const FileStamp&) const = default;
 };
 
-/// Is a read-only view of one token file. Any thread.
+/// A read-only view of one token file. Any thread.
 class TokenFile {
  public:
   /// Throws when the size is not a multiple of the token size, or the file is empty.

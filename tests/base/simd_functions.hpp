@@ -8,7 +8,7 @@
 
 namespace spillway::simd::test {
 
-/// Holds one vector each, of 32 bits a lane.
+/// One vector each, of 32 bits a lane.
 struct Operands {
   const float* a;
   const float* b;

@@ -18,7 +18,7 @@ using testing::FloatNear;
 using testing::Pointwise;
 using testing::StrEq;
 
-/// Is AdamW in fp64, of one parameter.
+/// AdamW in fp64, of one parameter.
 struct ReferenceAdam {
   std::vector<double> w, m = std::vector<double>(w.size()), v = std::vector<double>(w.size());
   void step(const std::vector<float>& gradient, double scale, double lr, double decay, int t) {

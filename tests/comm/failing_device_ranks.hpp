@@ -25,7 +25,7 @@ inline constexpr int kSystemError = 2;  // ncclSystemError
 /// What is to happen in a job of three ranks, each with memory for 64 elements.
 using Job = std::function<void(DeviceRank&, DeviceTarget)>;
 
-/// Is how a rank has ended; "" without an error.
+/// Outcome of a rank; "" without an error.
 struct End {
   std::string message;
   ErrorCode code = ErrorCode::internal;

@@ -151,7 +151,7 @@ TEST(ParameterServer, PrefersTheWorkerThatHasPushedLeast) {
   });
 }
 
-/// Is a part of a least-squares problem with a solution that all parts share.
+/// Part of a least-squares problem with a solution that all parts share.
 struct Problem {
   static constexpr std::size_t kRows = 16;
   static constexpr std::size_t kColumns = 3;

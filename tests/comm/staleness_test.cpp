@@ -8,7 +8,7 @@
 namespace spillway::comm::staleness_test {
 namespace {
 
-/// Is what the header says of a session, in the plainest way.
+/// The header's account of a session, in the plainest way.
 struct Session {
   std::uint32_t bound;
   std::uint32_t applied = 0;

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 using nvme_swap::FailingEngine;
 using nvme_swap::IoOperation;
 
-/// Counts the bytes that are read and written.
+/// Counter of the bytes that are read and written.
 class CountingEngine final : public nvme_swap::IoEngine {
  public:
   struct Moved {

@@ -123,7 +123,7 @@ TEST(Executor, IsWokenByABackendThatWakes) {
   EXPECT_LT(shortest_run(*backend, wake), kNoLongSleeps);
 }
 
-/// Counts the ops that are enqueued and have not run while the first of them takes its time.
+/// Counter of the ops that are enqueued and have not run while the first of them takes its time.
 class PendingCounter final : public OpPerformer {
  public:
   void begin(const plan::StepPlan&) override {}

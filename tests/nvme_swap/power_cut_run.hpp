@@ -26,8 +26,8 @@ struct PowerCutRun {
   bool commits_behind;  ///< the next step writes while the commit is in progress
 };
 
-/// Does to a store what a training run does to it: reads run ahead of the update and writes behind
-/// it, tiles go up in one step and down in the next, and a step's state comes from the one before.
+/// Treats a store as a training run does: reads run ahead of the update and writes behind it, tiles
+/// go up in one step and down in the next, and a step's state comes from the one before.
 class TrainingRun {
  public:
   TrainingRun(TileStore& store, const PowerCutRun& how, Recording& recording)

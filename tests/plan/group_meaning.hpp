@@ -17,8 +17,8 @@ struct Need {
 };
 using Needs = std::set<Need>;
 
-/// Counts the ops of a round that add to the sum of a block's gradients: one for each micro-batch,
-/// of a group another one for the norm, and one that adds up what all its ranks have.
+/// Returns how many ops of a round add to the sum of a block's gradients: one for each micro-batch,
+/// and in a group another one for the norm, and one that adds up what all its ranks have.
 [[nodiscard]] std::uint32_t writers_of_gradient(const Workload& workload, std::uint32_t block);
 
 /// Returns what an op needs that is a collective of a group or a pass of its model, the `visit`-th

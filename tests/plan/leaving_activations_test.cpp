@@ -40,7 +40,7 @@ Placement offloaded(const Workload& workload, std::uint32_t slots) {
 /// What leaves the device.
 struct Leaving {
   ValueKind what;
-  std::array<std::string_view, 4> copies;  ///< names of the ops that move it
+  std::array<std::string_view, 4> copies;  ///< of the ops that move it
   void (RandomCases::*place)(const Workload&, Placement&);
   Placement (*all_on)(const Workload&, Tier);
   std::pair<Bytes, Bytes> (*traffic)(const Workload&, const Placement&);  ///< of link and disk

@@ -13,7 +13,7 @@
 
 namespace spillway::plan {
 
-/// Counts the passes forward whose backward has not run, at most, on each stage.
+/// Returns, for each stage, the most forward passes whose backward has not run.
 inline std::vector<std::uint32_t> most_in_flight(const std::vector<std::vector<Pass>>& passes) {
   std::vector<std::uint32_t> most;
   most.reserve(passes.size());

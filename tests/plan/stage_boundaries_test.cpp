@@ -64,8 +64,8 @@ Placement off_device(const Workload& w, const BlockCut& cut, std::uint32_t slots
 constexpr BlockCut kHost{.parameters = Tier::device, .saved = Tier::device, .output = Tier::host};
 constexpr BlockCut kDisk{.output = Tier::nvme};
 
-/// Counts the boundaries that backward passes of a stage read: what comes into a chunk and what its
-/// layers make, but for the last one's.
+/// Returns the number of boundaries that backward passes of a stage read: what comes into a chunk
+/// and what its layers make, but for the last one's.
 std::uint32_t held_by(const Workload& stage) {
   std::uint32_t held = 0;
   for (const auto& [first, end] : stage.stage.chunks) {

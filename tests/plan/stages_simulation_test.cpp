@@ -95,7 +95,7 @@ TEST(StagesTogether, HaveTheBubbleOfThePublishedFormulas) {
   }
 }
 
-/// Counts the rounds and chunks, at most at once, between the start of a forward and the end of its
+/// Returns the most rounds and chunks at once between the start of a forward and the end of its
 /// backward. A layer that is the first of its chunk speaks for it.
 std::uint32_t most_kept(const Workload& stage, const StepPlan& plan, const Prediction& timed) {
   std::vector<std::pair<double, int>> events;

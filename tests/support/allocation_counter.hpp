@@ -1,5 +1,5 @@
-// Counts what a test program, and every library but oneDNN, asks of operator new, or lets one call
-// of it fail. Linking `spillway_test_support` replaces operator new and delete of the program.
+// Counter of operator new in a test program and every library but oneDNN; can let one call fail.
+// Linking `spillway_test_support` replaces operator new and delete of the program.
 #pragma once
 
 #include "tests/support/failing_turn.hpp"

@@ -6,7 +6,7 @@
 
 namespace spillway::test_support {
 
-/// Counts the calls on all threads, while they are watched.
+/// Counter of the calls on all threads, while they are watched.
 class FailingTurn {
  public:
   void begin(std::int64_t successes) { left_ = successes; }

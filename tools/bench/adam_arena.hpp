@@ -23,7 +23,7 @@ class AdamArena {
   /// Gives, in slot 0 and fp32 moments only, every `period`-th leaf values below the normal range.
   void make_denormal(cpu_adam::WorkerPool& pool, std::size_t period);
 
-  /// Says which slot is read, and which is written.
+  /// The slot to read and the slot to write.
   struct Slots {
     std::size_t from = 0;
     std::size_t to = 0;

@@ -27,7 +27,7 @@ struct AdamCase {
   bool denormals = false;               ///< also with moments below the normal range
 };
 
-/// Holds nanoseconds a parameter (or a ratio) of every repetition, in order.
+/// Nanoseconds a parameter (or a ratio) of every repetition, in order.
 struct Series {
   std::vector<double> ns;
   [[nodiscard]] double median() const;
@@ -44,12 +44,12 @@ struct AdamMeasurement {
   std::size_t traffic_prefetch = 0;  ///< of the traffic-only pass
   double bytes_per_parameter = 0;
   Series traffic, update;  ///< in place
-  /// Is the traffic in the layout that was fastest for it: arrays of this skew in bytes, or those
-  /// of the update itself.
+  /// The traffic in the layout that was fastest for it: arrays of this skew in bytes, or those of
+  /// the update itself.
   std::optional<std::size_t> limit_skew;
   Series limit;
   Series traffic_apart, update_apart;  ///< read one slot, write the other
-  /// Holds update_apart from moments below the normal range, over that from ordinary ones just
+  /// Ratio of update_apart from moments below the normal range to that from ordinary ones just
   /// before.
   Series denormal_tenth, denormal_all;
   bool exact = false;  ///< a sample equalled the plain kernel bit for bit

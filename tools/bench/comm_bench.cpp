@@ -22,7 +22,7 @@ namespace {
 using comm::Communicator;
 using Target = std::span<std::byte>;
 
-/// Says what is measured, and the bytes that have to be received for it.
+/// What is measured, and the bytes that have to be received for it.
 struct Work {
   std::string name;
   double received;  ///< by the rank that receives most

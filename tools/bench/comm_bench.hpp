@@ -16,7 +16,7 @@ struct CommCase {
   Bytes size = 64_MiB;  ///< the buffer of all ranks
   DType dtype = DType::fp32;
   std::size_t repetitions = 5;
-  /// Is what every rank can send, and receive; absent: unknown, or as fast as memory.
+  /// What every rank can send, and receive; absent: unknown, or as fast as memory.
   std::optional<double> link_gigabytes_per_second = std::nullopt;
 };
 
@@ -26,7 +26,7 @@ struct CommResult {
   Bytes sent;                   ///< by the rank that sends most
   double least_seconds = 0;     ///< the time of the limit: memory or link, whichever is slower
   std::optional<bool> exact;    ///< the sum is that in the order of ranks; absent: no sum
-  /// Says that who trains by this trains otherwise than by sums in the order of ranks.
+  /// Whether training by this differs from training by sums in the order of ranks.
   bool other_mathematics = false;
 
   [[nodiscard]] double median() const;
@@ -35,7 +35,7 @@ struct CommResult {
 
 struct CommMeasurement {
   std::uint32_t ranks = 1;
-  /// Is that of all ranks together, each of which copies what an all-reduce has it receive.
+  /// Rate of all ranks together, each of which copies what an all-reduce has it receive.
   double copy_gigabytes_per_second = 0;
   std::vector<CommResult> results{};
 };

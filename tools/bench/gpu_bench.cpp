@@ -68,7 +68,7 @@ class Device {
   [[nodiscard]] std::string attention_engines() const {
     return engine::record_of(options_, *ops_).attention;
   }
-  /// Does `work` for half a second, the first time and on a GPU only.
+  /// Repeats `work` for half a second, the first time and on a GPU only.
   void warm_up(const std::function<void()>& work) {
     if (!warm_) {
       engine::warm_up([&] {

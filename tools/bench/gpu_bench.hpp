@@ -11,7 +11,7 @@
 
 namespace spillway::bench {
 
-/// Holds the shapes of a Llama layer and of a chunk of its head, and sizes of copies.
+/// Shapes of a Llama layer and of a chunk of its head, and sizes of copies.
 struct GpuCase {
   config::DeviceKind device = config::DeviceKind::host;
   DType compute = DType::bf16;
@@ -51,7 +51,7 @@ struct GpuMeasurement {
   std::string attention_engines;  ///< "own", or the engines that cuDNN chose; empty: the host's
   CopyRates pinned;
   std::optional<CopyRates> pageable;
-  /// Is time-weighted over the products and attention of one layer, forward and backward.
+  /// Time-weighted over the products and attention of one layer, forward and backward.
   double layer_tflops = 0;
 };
 

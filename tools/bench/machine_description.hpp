@@ -33,7 +33,7 @@ struct MachineDescription {
   double attention_backward_flops = 0;
   double attention_backward_deterministic_flops = 0;
   bool assumes_slowdown = false;  ///< the one before is the other over kDeterministicSlowdown
-  /// Holds all rates but `gpu_flops`, which depends on the model: see `profile_for`.
+  /// All rates but `gpu_flops`, which depends on the model: see `profile_for`.
   plan::MachineProfile lanes;
   plan::Budgets capacity;
   std::uint32_t gpus = 1;

@@ -26,7 +26,7 @@ struct NvmeBenchOptions {
   nvme_swap::UringOptions uring{};
 };
 
-/// Is called with each finished point, for a table that grows while the benchmark runs.
+/// Called with each finished point, for a table that grows while the benchmark runs.
 using NvmeBenchRow = std::function<void(const nlohmann::ordered_json& row)>;
 
 /// Every byte read is checked, and all of the file at the end of each engine's turn. Throws for the

@@ -30,8 +30,7 @@ struct TileLoadOptions {
   std::size_t buffers = 6;  ///< tiles in memory at once
 };
 
-/// Holds page-aligned memory of one tile for each buffer, in huge pages where the system gives
-/// them.
+/// Page-aligned memory of one tile for each buffer, in huge pages where the system gives them.
 class TileBuffers {
  public:
   TileBuffers(std::size_t count, Bytes bytes);
@@ -55,7 +54,7 @@ struct TileLoadResult {
   double commit_seconds = 0;   ///< the mean of the commits, which are not in `load.seconds`
 };
 
-/// Holds directories that go with the object if they are empty by then.
+/// Directories that go with the object if they are empty by then.
 class ScratchDirectories {
  public:
   explicit ScratchDirectories(const std::vector<std::filesystem::path>& paths) : paths_(paths) {}
@@ -67,7 +66,7 @@ class ScratchDirectories {
   std::vector<std::filesystem::path> paths_;
 };
 
-/// Is a store of tiles that goes when this does.
+/// A store of tiles that goes with this object.
 class TileLoad {
  public:
   explicit TileLoad(const TileLoadOptions& options);

@@ -125,7 +125,7 @@ struct StepTimes {
   double busy = 0;
 };
 
-/// Counts the steps from one meeting of the stages to the next, as a run does.
+/// Returns the number of steps from one meeting of the stages to the next, as in a run.
 std::uint32_t steps_of_meeting(const PipelineCase& what, const plan::Workload& stage) {
   config::TrainOptions options;
   options.compute = DType::fp32;

@@ -13,13 +13,13 @@ struct PipelineCase {
   plan::Pipeline pipeline;
   double forward_seconds = 0.02;   ///< of a stage, one round through all its chunks
   double backward_seconds = 0.04;  ///< the same
-  /// Says whether stages clip the gradient, and so meet after each step; else they meet as seldom
-  /// as those of a run.
+  /// Whether stages clip the gradient, and so meet after each step; else they meet as seldom as
+  /// those of a run.
   bool clips = true;
   std::uint32_t meetings = 3;  ///< the time between two is measured, and that often
 };
 
-/// Is what a step of the pipeline has, in the simulator and measured, in the steady state.
+/// A step of the pipeline in the steady state, simulated and measured.
 struct PipelineMeasurement {
   double published_bubble = 0;  ///< by the papers' formulas
   double simulated_bubble = 0;

@@ -24,8 +24,8 @@ struct StepBenchRequest {
   std::uint32_t ranks = 1;
   /// Limits what each rank sends and receives; absent: as fast as memcpy.
   std::optional<double> link_gigabytes_per_second;
-  /// Is where the temporary run directory is made; state on disk goes there too unless
-  /// `options.nvme` says otherwise. What is made in those directories is removed as well.
+  /// Place of the temporary run directory; state on disk goes there too unless `options.nvme` says
+  /// otherwise. What is made in those directories is removed as well.
   std::filesystem::path scratch;
   std::filesystem::path profile;  ///< the machine profile; empty: none is kept
   std::function<void(const std::string&)> note;

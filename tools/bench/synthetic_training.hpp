@@ -13,7 +13,7 @@
 
 namespace spillway::bench {
 
-/// Is a new directory in `parent`, removed with all it holds at the end.
+/// A new directory in `parent`, removed with its contents at the end.
 class ScratchDirectory {
  public:
   /// Throws `Error{io_error}` naming the directory that cannot be made.

@@ -59,7 +59,7 @@ constexpr std::uint32_t kDefaultMicroBatch = 8;
 constexpr std::uint64_t kDefaultTokens = 4096;
 constexpr std::uint64_t kDefaultSteps = 4;
 
-/// Counts the ranks that have micro-batches of their own.
+/// Returns the number of ranks that have micro-batches of their own.
 std::uint32_t replicas_of(const BenchStepFlags& flags) {
   const std::uint32_t sharing = flags.tensor * flags.stages;
   check(flags.ranks % sharing == 0, ErrorCode::invalid_argument,

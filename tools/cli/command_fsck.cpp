@@ -193,7 +193,7 @@ void check_least_step(std::span<ordered_json> ranks, bool json) {
   }
 }
 
-/// Counts the ranks that the commit of the first one names; without a commit nobody needs others.
+/// Returns how many ranks the commit of the first one names; 1 without a commit.
 std::uint32_t ranks_of(const ordered_json& first, const fs::path& run) {
   return step_of(first) ? engine::saved_ranks(store_of(engine::RunDirectory(run))) : 1;
 }

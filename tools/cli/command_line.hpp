@@ -13,7 +13,7 @@ class Option;
 
 namespace spillway::cli {
 
-/// Is one flag or positional argument: a view of CLI11's.
+/// One flag or positional argument: a view of CLI11's.
 class Argument {
  public:
   explicit Argument(CLI::Option& option) : option_(&option) {}
@@ -41,7 +41,7 @@ class Argument {
   CLI::Option* option_;
 };
 
-/// Is the program or one of its commands: a view of CLI11's.
+/// The program or one of its commands: a view of CLI11's.
 class Command {
  public:
   explicit Command(CLI::App& app) : app_(&app) {}

@@ -83,8 +83,8 @@ class Face final : public engine::TrainObserver {
   ordered_json document_;
 };
 
-/// Is the face of a rank other than the first: its notes go to a file of its run directory, or to
-/// stderr where that is not there to stay.
+/// Observer of a rank other than the first: its notes go to a file of its run directory, or to
+/// stderr if that directory is not kept.
 class Silent final : public engine::TrainObserver {
  public:
   explicit Silent(const engine::RunDirectory& run) : path_(run.notes()) {}

@@ -9,12 +9,12 @@
 
 namespace spillway::cli {
 
-/// Holds what a command needs to answer: human text, or one JSON document, on stdout.
+/// What a command needs to answer: human text, or one JSON document, on stdout.
 struct Session {
   bool json = false;
   /// Runs the chosen command; its result document goes to stdout with --json.
   std::function<nlohmann::ordered_json()> run;
-  /// Is that of a command that answers and has something bad to say.
+  /// Exit code of a command that answers, and whose answer is bad news.
   int exit_code = 0;
 };
 

@@ -48,7 +48,7 @@ plan::GridMachine rates_of(const bench::MachineDescription& machine, double flop
           .gpus = each};
 }
 
-/// Names the remedies where no grid fits.
+/// Throws an error with the remedies where no grid fits.
 [[noreturn]] void refuse(const plan::GridRanking& ranking, std::uint32_t ranks) {
   const plan::DroppedGrid& least = ranking.dropped.front();
   const auto [cut, replicas, stages, zero, keeps] = least.choice;

@@ -15,11 +15,11 @@ class Interrupts {
  public:
   Interrupts();
 
-  /// Counts how often the run was asked to end.
+  /// Returns how often the run was asked to end.
   [[nodiscard]] const std::atomic<int>& count() const;
   /// Takes the step that runs, from 1; what is said names it.
   void in_step(std::uint64_t step);
-  /// Says that every step is done: what is left is to save.
+  /// Takes note that every step is done: what is left is to save.
   void saving();
 };
 

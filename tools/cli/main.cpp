@@ -139,7 +139,7 @@ void check_whole_numbers(CLI::App& app) {
   for (CLI::App* const command : app.get_subcommands({})) check_whole_numbers(*command);
 }
 
-/// Tells for arguments that could not be parsed. What comes after "--" is no flag.
+/// Whether arguments that could not be parsed ask for JSON. What comes after "--" is no flag.
 bool asks_for_json(int argc, char** argv) {
   const std::span arguments(argv, static_cast<std::size_t>(argc));
   const auto end = std::ranges::find(arguments, std::string_view("--"));

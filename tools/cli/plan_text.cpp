@@ -123,7 +123,7 @@ ordered_json to_json(const engine::ShownPlace& place) {
 
 std::string more_seconds(double seconds) { return fmt::format("{:.4f} s", seconds); }
 
-/// Says what the other cut has elsewhere.
+/// Returns what the other cut has elsewhere.
 std::string elsewhere(const plan::BlockCut& cut, const plan::BlockCut& other) {
   std::string text;
   const auto say = [&](std::string_view what, std::string_view now, std::string_view then) {
@@ -138,7 +138,7 @@ std::string elsewhere(const plan::BlockCut& cut, const plan::BlockCut& other) {
   return text;
 }
 
-/// Says why the next best cut is not the one.
+/// Returns why the next best cut was not chosen.
 std::string reason(const PlanView& view, const plan::NextBest& next) {
   if (next.lacks) {
     return fmt::format("does not fit, {} of {} are missing",

@@ -19,7 +19,7 @@ struct SourceFlags {
   void add_to(Command command);
 };
 
-/// Is an opened source.
+/// An opened source.
 class ModelSource {
  public:
   explicit ModelSource(const SourceFlags& flags);

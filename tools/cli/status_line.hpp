@@ -9,17 +9,17 @@
 
 namespace spillway::cli {
 
-/// Tells whether lines of `descriptor` can be rewritten: a terminal, and none that says it is dumb.
+/// Whether lines of `descriptor` can be rewritten: a terminal, and not one that says it is dumb.
 [[nodiscard]] bool is_terminal(int descriptor);
 /// Returns columns of the terminal behind `descriptor` now; 80 where it does not say. Safe in a
 /// handler of a signal: ioctl is a plain system call.
 [[nodiscard]] std::size_t terminal_columns(int descriptor) noexcept;
 
-/// Tells whether a terminal that is made narrower breaks the lines that it shows. Those that cut
-/// them off are known by their environment: xterm, GNU Screen and Linux' own.
+/// Whether a terminal that is made narrower breaks the lines that it shows. Those that cut them off
+/// are known by their environment: xterm, GNU Screen and Linux' own.
 [[nodiscard]] bool reflows();
 
-/// Is a part of a line. Of those that do not fit together the least important is left out; 0 is the
+/// A part of a line. Of those that do not fit together the least important is left out; 0 is the
 /// most important.
 struct StatusField {
   std::string text;
@@ -38,7 +38,7 @@ class StatusLine {
   StatusLine& operator=(const StatusLine&) = delete;
 
   [[nodiscard]] bool on_terminal() const { return terminal_; }
-  /// Tells whether the terminal has another width than that of the last line.
+  /// Whether the terminal has another width than that of the last line.
   [[nodiscard]] bool resized() const;
   /// Shows the fields: on a terminal in the place of the line before, as wide as the terminal at
   /// most; elsewhere a line of its own, whole.

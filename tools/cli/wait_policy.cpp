@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kSpins = "GOMP_SPINCOUNT";
 constexpr const char* kPolicy = "OMP_WAIT_POLICY";
-/// Says to the program that starts again that it did, and that it is not the user who set `kSpins`.
+/// Mark for the restarted program: it has been restarted, and `kSpins` is not the user's setting.
 constexpr const char* kBounded = "SPILLWAY_WAITING_BOUNDED";
 /// Tens of microseconds: more than the gap between two parallel regions of a step, so that idle
 /// cores lose nothing, and far less than the turn of another process on a busy core. The runtime's

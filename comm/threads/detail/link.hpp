@@ -23,7 +23,7 @@ class Link {
   }
 
  private:
-  /// Is what a thread may wake late without making the link slower.
+  /// Delay of a waking thread that does not make the link slower.
   static constexpr std::chrono::microseconds kCatchUp{200};
 
   Clock::time_point free_at_{};

@@ -12,7 +12,7 @@
 
 namespace spillway::cpu_adam::cuda::detail {
 
-/// Holds one map of dynamic_map.hpp.
+/// Tables of one map of dynamic_map.hpp.
 struct MapTables {
   float octave[16];
   float rank_slope[16], rank_offset[16], rank_cap[16];

@@ -14,7 +14,7 @@
 
 namespace spillway::cpu_adam::cuda::detail {
 
-/// Counts the elements of a whole part: 16 bytes of a 16-bit type.
+/// Elements of a whole part: 16 bytes of a 16-bit type.
 inline constexpr std::size_t kPart = 8;
 
 template <class T, std::size_t Count>
@@ -38,7 +38,7 @@ SPILLWAY_HOST_DEVICE void store(void* base, std::size_t first, const Vector<T, C
   *reinterpret_cast<Vector<T, Count>*>(static_cast<T*>(base) + first) = vector;
 }
 
-/// Is what holds the bits of an element of `Type`.
+/// Type of the bits of an element of `Type`.
 template <DType Type>
 using BitsOf = std::conditional_t<Type == DType::fp32, float, std::uint16_t>;
 
@@ -70,7 +70,7 @@ void with_dtype(DType dtype, const Body& body) {
   }
 }
 
-/// Says how a pass over `count` elements is cut: `head` single ones, `parts` whole parts, the rest
+/// Division of a pass over `count` elements: `head` single ones, `parts` whole parts, the rest
 /// single ones again.
 struct Cut {
   std::size_t count = 0;
@@ -78,17 +78,17 @@ struct Cut {
   std::size_t parts = 0;
 
   [[nodiscard]] SPILLWAY_HOST_DEVICE std::size_t singles() const { return count - parts * kPart; }
-  /// Counts the threads that find something to do.
+  /// Returns the number of threads that find something to do.
   [[nodiscard]] std::size_t work() const { return std::max(parts, singles()); }
 };
 
-/// Is one array of a pass; a null address is no array.
+/// One array of a pass; absent if the address is null.
 struct Array {
   const void* address;
   std::size_t element_size;
 };
 
-/// Tells whether whole parts may start at element `first`.
+/// Whether whole parts may start at element `first`.
 inline bool vectors_start_at(std::size_t first, std::initializer_list<Array> arrays) {
   return std::all_of(arrays.begin(), arrays.end(), [first](const Array& array) {
     const auto address = reinterpret_cast<std::uintptr_t>(array.address);
@@ -108,7 +108,7 @@ inline Cut make_cut(std::size_t count, std::initializer_list<Array> arrays) {
   return {.count = count};
 }
 
-/// Does what thread `thread` of `threads` does of a pass: body(elements as a constant, first).
+/// Runs the share of thread `thread` of `threads` in a pass: body(elements as a constant, first).
 template <class Body>
 SPILLWAY_HOST_DEVICE void walk(const Cut& cut, std::size_t thread, std::size_t threads,
                                const Body& body) {

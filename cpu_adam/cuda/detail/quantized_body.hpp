@@ -39,8 +39,8 @@ SPILLWAY_HOST_DEVICE inline std::uint32_t group_of(const QuantizedJob& job, std:
   return group;
 }
 
-/// Is one quantization block: `count` parameters from `first` on, whose groups are those from
-/// `first_group` to `last_group`.
+/// One quantization block: `count` parameters from `first` on, of the groups from `first_group` to
+/// `last_group`.
 struct QuantizedBlock {
   std::size_t first;
   std::size_t count;
@@ -65,7 +65,7 @@ SPILLWAY_HOST_DEVICE inline QuantizedBlock block_at(const QuantizedJob& job, std
   return block;
 }
 
-/// Holds the elements of one lane.
+/// Elements of one lane.
 struct QuantizedPart {
   std::size_t first;
   std::size_t count;  ///< of kPart; the others count as zero

@@ -21,7 +21,7 @@ struct UpdateJob {
   Cut cut;
 };
 
-/// Holds the state of `Count` neighbours in fp32.
+/// State of `Count` neighbours in fp32.
 template <std::size_t Count>
 struct Wide {
   float master[Count];
@@ -160,7 +160,7 @@ SPILLWAY_HOST_DEVICE void update_part(const UpdateJob& job, std::size_t first) {
   if (has_v) write_moments<Format>(range.v_out, first, wide.v, random, 16);
 }
 
-/// Does what thread `thread` of `threads` does.
+/// Runs the share of thread `thread` of `threads`.
 template <StateFormat Format, DType Gradient>
 SPILLWAY_HOST_DEVICE void update_thread(const UpdateJob& job, std::size_t thread,
                                         std::size_t threads) {

@@ -15,7 +15,7 @@
 
 namespace spillway::offload::cuda {
 
-/// Is a cudaError_t. 0 is success; every other one is cleared from the thread's last error, because
+/// A cudaError_t. 0 is success; every other one is cleared from the thread's last error, because
 /// the caller has it: a kernel launched later is not blamed for it.
 using Status = int;
 
@@ -60,12 +60,12 @@ class CudaApi {
   [[nodiscard]] virtual Status register_host(void* address, std::size_t size) = 0;
   [[nodiscard]] virtual Status unregister_host(void* address) = 0;
 
-  /// Does not wait for the default stream, nor that one for it.
+  /// Creates a stream that does not wait for the default stream, nor that one for it.
   [[nodiscard]] virtual Status create_stream(StreamHandle& stream) = 0;
   [[nodiscard]] virtual Status destroy_stream(StreamHandle stream) = 0;
   [[nodiscard]] virtual Status synchronize(StreamHandle stream) = 0;
   [[nodiscard]] virtual Status wait(StreamHandle stream, EventHandle event) = 0;
-  /// Tells whether what is put on the stream goes into a graph, and not to the device.
+  /// Determines whether work put on the stream goes into a graph, and not to the device.
   [[nodiscard]] virtual Status is_captured(StreamHandle stream, bool& captured) = 0;
   [[nodiscard]] virtual Status copy(void* target, const void* source, std::size_t size,
                                     CopyDirection direction, StreamHandle stream) = 0;

@@ -20,7 +20,7 @@
 
 namespace spillway::offload::cuda {
 
-/// Says what came of asking for pinned memory: the address, or why there is none.
+/// Outcome of asking for pinned memory: the address, or why there is none.
 struct PinnedResult {
   std::byte* address = nullptr;
   std::string reason;  ///< empty where there is an address
@@ -60,7 +60,7 @@ void for_each_piece(const std::byte* address, std::size_t size, std::size_t piec
 /// limit; nothing where there is none to tell of.
 [[nodiscard]] std::string pinned_warning(const MemoryBudget& memory, Bytes capacity);
 
-/// Says what to do about a refusal, with the limits that apply to this process: cgroup, memlock.
+/// Returns the remedy for a refusal, with the limits that apply to this process: cgroup, memlock.
 [[nodiscard]] std::string pinned_remedy();
 
 }  // namespace spillway::offload::cuda

@@ -33,7 +33,7 @@ class HostEvent final : public Event {
   std::uint64_t position_ = 0;
 };
 
-/// Says what a stream borrows from its backend, which outlives it.
+/// What a stream borrows from its backend, which outlives it.
 struct StreamSurroundings {
   StreamProgress& progress;   ///< this stream's own
   LinkThrottle* upload_link;  ///< null: as fast as memcpy

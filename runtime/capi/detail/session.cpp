@@ -13,15 +13,15 @@
 namespace spillway::capi {
 namespace {
 
-/// Holds the living sessions of this process.
+/// The living sessions of this process.
 struct Registry {
   std::mutex mutex;  ///< guards all of it, and the uses of each session
   std::map<std::uintptr_t, std::unique_ptr<Session>> sessions;
   std::uintptr_t last = 0;
 };
 
-/// Is never destroyed: threads of the program may call while the process exits, and in a child made
-/// by fork() there are no threads of the engine that a destructor could end.
+/// Never destroyed: threads of the program may call while the process exits, and in a child made by
+/// fork() there are no threads of the engine that a destructor could end.
 Registry& registry() {
   static auto* const only = new Registry;
   return *only;

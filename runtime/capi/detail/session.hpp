@@ -18,7 +18,7 @@
 
 namespace spillway::capi {
 
-/// Holds a parameter as the program has registered it.
+/// A parameter as the program has registered it.
 struct Registered {
   std::string name;
   std::uint32_t group = 0;
@@ -81,7 +81,7 @@ class SessionUse {
   Session* session_;
 };
 
-/// Is a use by a call that any thread may make. It waits for a sole use to end.
+/// A use by a call that any thread may make. It waits for a sole use to end.
 class SharedUse : public SessionUse {
  public:
   explicit SharedUse(spillway_trainer* handle) : SessionUse(handle), lock_(session_->calls_) {}
@@ -90,7 +90,7 @@ class SharedUse : public SessionUse {
   std::shared_lock<std::shared_mutex> lock_;
 };
 
-/// Is a use by a call that one thread at a time makes. It waits for shared uses to end.
+/// A use by a call that one thread at a time makes. It waits for shared uses to end.
 class SoleUse : public SessionUse {
  public:
   /// Also throws `Error{busy}` if there is another one.

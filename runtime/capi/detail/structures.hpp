@@ -15,7 +15,7 @@
 
 namespace spillway::capi {
 
-/// Is the size of a structure in the first header of this ABI version: no caller has a smaller one.
+/// Size of a structure in the first header of this ABI version: no caller has a smaller one.
 template <class Structure>
 inline constexpr std::uint32_t kFirstSize = 0;
 template <>

@@ -13,7 +13,7 @@
 
 namespace spillway::capi {
 
-/// Is an array in host memory or in that of a GPU, read once from the caller's structure. It owns
+/// An array in host memory or in that of a GPU, read once from the caller's structure. It owns
 /// nothing.
 struct Tensor {
   DType dtype;

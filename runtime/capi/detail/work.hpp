@@ -9,7 +9,7 @@
 
 namespace spillway::capi {
 
-/// Is what a call is given: SPILLWAY_READY_NOW and so on, and a stream or an event.
+/// Work that a call names: SPILLWAY_READY_NOW and so on, and a stream or an event.
 struct GivenWork {
   std::int32_t ready = 0;
   void* handle = nullptr;

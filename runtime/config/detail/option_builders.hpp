@@ -46,7 +46,7 @@ Domain names() {
   return domain;
 }
 
-/// Is the type that an option's value has, inside of std::optional or not.
+/// Type of an option's value, inside of std::optional or not.
 template <class Type>
 struct Inner {
   using Value = Type;

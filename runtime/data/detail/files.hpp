@@ -17,7 +17,7 @@ namespace spillway::data::detail {
 [[nodiscard]] std::size_t read_some(const FileDescriptor& file, std::span<std::byte> target,
                                     const std::filesystem::path& path);
 
-/// Is a new file beside `path`, named `.NAME.partial` until `publish` renames it: written piece by
+/// A new file beside `path`, named `.NAME.partial` until `publish` renames it: written piece by
 /// piece, where write_file_atomically takes a whole. Removed when dropped before that. The
 /// directory must be locked: see DirectoryLock.
 class PartialFile {

@@ -40,7 +40,7 @@ struct CUstream_st {
   int device = 0;
   std::deque<cuda_emulation::Operation> operations;
   bool held = false;      ///< runs nothing, as behind a kernel that does not end
-  bool captured = false;  ///< says that what it is given goes into a graph
+  bool captured = false;  ///< its work goes into a graph
 };
 struct CUevent_st {
   int device = 0;
@@ -91,7 +91,7 @@ class Memory {
 
 class Device {
  public:
-  /// Holds the lock as long as it lives.
+  /// The device's lock, held as long as this object lives.
   class Lock {
    public:
     Lock() : lock_(instance().mutex_) {}

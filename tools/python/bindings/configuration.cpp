@@ -20,8 +20,8 @@ namespace {
 
 namespace nb = nanobind;
 
-/// Is a configuration as DeepSpeed writes it, for a loop that Python runs: what it says of the
-/// optimizer, the schedule and the loss scale.
+/// A configuration as DeepSpeed writes it, for a loop that Python runs: its optimizer, schedule and
+/// loss scale.
 struct Configuration {
   Configuration(std::string_view text, std::string_view origin)
       : parsed(config::parse_train_config(text, origin)),

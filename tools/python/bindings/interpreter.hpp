@@ -21,7 +21,7 @@ class Unlocked {
   PyThreadState* state_;
 };
 
-/// Tells whether the interpreter ends. The lock must be held.
+/// Whether the interpreter ends. The lock must be held.
 [[nodiscard]] bool is_ending();
 /// Makes the end of the interpreter wait for what is under way.
 void guard_exit();

@@ -35,7 +35,7 @@ using Settings = std::vector<std::pair<std::string, std::vector<std::string>>>;
 /// What `plan` and `train` are asked for, as spillway/run.py prepares it.
 struct Ask {
   std::string config;  ///< the configuration's text
-  std::string origin;  ///< names it in errors
+  std::string origin;  ///< its name in errors
   Settings settings;
   std::string model;         ///< a name, a path or empty
   std::uint32_t layers = 0;  ///< instead of the model's; 0: the model's

@@ -66,13 +66,13 @@ std::span<Result> optional_span(const std::optional<Source>& array, std::uint64_
   return {array->data(), array->size()};
 }
 
-/// Holds an EmbeddedTrainer and what its arrays must be like.
+/// An EmbeddedTrainer and what its arrays must be like.
 class Trainer {
  public:
-  /// Is a parameter's name, its group, its values at the start and its unit.
+  /// A parameter's name, its group, its values at the start and its unit.
   using Parameter = std::tuple<std::string, std::uint32_t, Array, std::optional<std::uint32_t>>;
 
-  /// Is a frozen tensor's name, its values at the start as bytes, and its unit.
+  /// A frozen tensor's name, its values at the start as bytes, and its unit.
   using Frozen = std::tuple<std::string, ByteArray, std::optional<std::uint32_t>>;
 
   Trainer(const EmbeddedOptions& options, const std::vector<Parameter>& parameters,
@@ -167,7 +167,7 @@ void Trainer::write_state(std::uint32_t parameter, const std::optional<ConstWide
   held_->trainer->write_state(parameter, from_master, from_m, from_v);
 }
 
-/// Is the number of a stream of CUDA's (cudaStream_t): work that ours follows. None: there is none.
+/// Number of a stream of CUDA's (cudaStream_t) whose work ours follows. None: there is none.
 using StreamNumber = std::optional<std::uintptr_t>;
 
 offload::ForeignWork work_of(const StreamNumber& stream) {
