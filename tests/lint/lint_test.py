@@ -275,6 +275,8 @@ class Rules(LintTest):
         self.write("offload/a.hpp", HEADER + "/// Returns what memory.hpp and docs say. Often.\n")
         self.assert_clean("rules")
         for bad, words in (("/// Of a tile: its bytes.", "sentence"),
+                           ("/// Is the number of tiles.", "no subject"),
+                           ("int a;  ///< counts tiles", "no subject"),
                            ("int a;  // see design.md", "no file of this repository"),
                            ("// detail/memory.hpp has it.", "no file of this repository")):
             with self.subTest(bad):

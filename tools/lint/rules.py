@@ -39,7 +39,7 @@ RULES = (
          r"-(mavx|mfma|msse)",
          "results must not depend on flags: instruction sets are function attributes"),
     Rule(r"^(?!tests/).*\.(cpp|hpp|inl|cu|cuh)$", "", r"//[/<]* Of\b",
-         "a comment is a sentence, which says of what it speaks: \"Returns ...\", \"Holds ...\""),
+         "a comment is a sentence or names what it describes: \"Bytes of a tile\""),
 )
 
 MAX_OPERATIONS = 12
@@ -51,6 +51,10 @@ BOOL_PARAMETER = re.compile(
     r"(?:[(,]|^) *(?:const )?bool (?!condition\b|operator)\w+ *(?:= *\w+)? *[,)]")
 NAMESPACE = re.compile(r"namespace (?:\w+::)*(\w+) \{")
 ALIAS = re.compile(r"\s*namespace (\w+) = ")
+# Names and Counts may be nouns.
+OPENING = re.compile(
+    r"//[/!]?<? ?(?:(?:Is|Are|Says|Holds|Tells|Does)\b|(?:Names|Counts) (?!of|from|that|around)\w)|"
+    r"///< +(?:is|are|says|holds|tells|names|counts|does)\b")
 CITATION = re.compile(r"//.*?\b((?:\w+/)*\w+\.(?:md|hpp|cpp|inl|cuh|cu|py))\b")
 
 
@@ -117,6 +121,18 @@ def check_test_namespace(tree: SourceTree, name: str) -> Iterator[Finding]:
             yield Finding(name, number, f"the namespace of a test ends in ::{stem}")
 
 
+def check_openings(tree: SourceTree, name: str) -> Iterator[Finding]:
+    """The first line of a comment; the next ones may begin with any word of a sentence."""
+    before = ""
+    for number, line in enumerate(tree.lines(name), 1):
+        goes_on = line.strip().startswith("//") and "//" in before
+        match = OPENING.search(line)
+        if match and not goes_on and '"' not in line[:match.start()]:
+            yield Finding(name, number, "what is declared is no subject of its comment: \"Ratio of "
+                                        "...\", not \"Is the ratio of ...\"")
+        before = line
+
+
 def check_citations(tree: SourceTree, name: str, files: list[str]) -> Iterator[Finding]:
     for number, line in enumerate(tree.lines(name), 1):
         match = CITATION.search(line)
@@ -128,6 +144,8 @@ def check(tree: SourceTree) -> Iterator[Finding]:
     files = list(tree.files())
     public = public_headers(tree)
     for name in files:
+        if pathlib.PurePath(name).suffix in CXX:
+            yield from check_openings(tree, name)
         if pathlib.PurePath(name).suffix in CXX and not name.startswith("tests/"):
             yield from check_interfaces(tree, name)
             yield from check_aliases(tree, name)

@@ -25,7 +25,7 @@ void must(spillway_status status) {
   if (status != SPILLWAY_OK) throw std::runtime_error(spillway_last_message());
 }
 
-/// Is bfloat16: the upper half of a float.
+/// bfloat16: the upper half of a float.
 using Bf16 = std::uint16_t;
 float from_bf16(Bf16 bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 Bf16 to_bf16(float value) {  // to nearest, ties to even
@@ -53,7 +53,7 @@ spillway_tensor tensor_of(std::span<Bf16> data, std::span<const std::int64_t> sh
   return tensor;
 }
 
-/// Is y = W [x, 1] with W [outputs, inputs + 1] in bf16, whose values the trainer keeps.
+/// y = W [x, 1] with W [outputs, inputs + 1] in bf16, whose values the trainer keeps.
 class Layer {
  public:
   Layer(std::string_view name, std::int64_t inputs, std::int64_t outputs, std::mt19937& random)
