@@ -39,8 +39,8 @@ namespace spillway::plan {
 /// others add up themselves.
 [[nodiscard]] Bytes reduction_traffic(const Workload& workload, std::uint32_t block);
 
-/// Bytes that this rank sends where a tensor group adds up `bytes` of elements of `dtype`: 2 (t -
-/// 1) / t of them, in a ring of t ranks, as even as elements divide.
+/// Bytes that this rank sends where a tensor group adds up `bytes` of elements of `dtype`. In a
+/// ring of t ranks that is 2 (t - 1) / t of them, as even as elements divide.
 [[nodiscard]] Bytes tensor_sum_traffic(const Workload& workload, Bytes bytes, DType dtype);
 
 /// Bytes that this rank sends where a tensor group adds up what a pass has made. The whole sum goes
