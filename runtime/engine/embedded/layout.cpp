@@ -39,7 +39,7 @@ void check_options(const EmbeddedOptions& options) {
                                           options.dtype, options.state_format));
 }
 
-/// Names are text in checkpoints and in errors.
+/// A name is text in checkpoints and in errors.
 void check_name(std::string_view name) {
   check(is_utf8(name), ErrorCode::invalid_argument,
         fmt::format("the name {} is not UTF-8; give one that is", brief_name(name)));
