@@ -50,8 +50,8 @@ struct EmbeddedParameter {
   std::string name;            ///< unique; in errors and in checkpoints
   std::uint64_t elements = 0;  ///< at least 1
   std::uint32_t group = 0;     ///< into EmbeddedOptions::groups
-  /// Says which part of the model it belongs to, where parameters are streamed: parts are counted
-  /// from 0 in the order of forward, and their parameters are of two groups at most. A parameter of
+  /// The part of the model it belongs to, where parameters are streamed. Parts are counted from 0
+  /// in the order of forward, and the parameters of each are of two groups at most. A parameter of
   /// no part stays on the device.
   std::optional<std::uint32_t> unit{};
   /// [elements] at the start in host memory, read by the constructor alone.
@@ -124,8 +124,8 @@ struct EmbeddedStep {
   double gradient_divisor = 1;
   double max_norm =
       0;  ///< clips the global norm, as torch.nn.utils.clip_grad_norm_; 0: it does not
-  /// Is the global norm, the divisor applied, where other trainers have a part of the gradients.
-  /// Absent: that of this trainer's gradients.
+  /// The global norm, the divisor applied, where other trainers have a part of the gradients.
+  /// Absent: the norm of this trainer's gradients.
   std::optional<double> grad_norm{};
   offload::ForeignWork readers{};  ///< may still read parameters on the device
 };
@@ -231,7 +231,7 @@ class EmbeddedTrainer {
   /// streamed. Throws `Error{invalid_argument}` for one that is streamed if a unit is entered in
   /// the forward pass of that update.
   void wait(std::uint32_t parameter);
-  /// Does that for all of them.
+  /// Blocks likewise for all parameters.
   void wait();
 
   [[nodiscard]] const cpu_adam::AdamOptions& group(std::uint32_t group) const;

@@ -18,7 +18,7 @@
 
 namespace spillway::engine {
 
-/// Holds the setup of its engine, and what surrounds it.
+/// The setup of a run's engine, and what surrounds it.
 struct PlannedRun : EngineSetup {
   PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job);
 

@@ -85,7 +85,7 @@ std::optional<model::PartMap> part_map(const EngineSetup& setup) {
   return model::PartMap(setup.config, {.index = group.index, .count = group.count});
 }
 
-/// Tells whether the saved blocks are those of the model that is trained.
+/// Whether the saved blocks are those of the model that is trained.
 bool has_blocks_of(const SavedState& source, const EngineSetup& setup) {
   if (setup.workload.tensor.count > 1) {
     return std::ranges::equal(source.blocks(), model::make_layout(setup.config).blocks,

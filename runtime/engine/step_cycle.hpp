@@ -46,7 +46,7 @@ class StepCycle {
 
   [[nodiscard]] const TrainingState& state() const { return state_; }
   [[nodiscard]] const plan::StepPlan& step_plan() const { return lists_.front().step->plan(); }
-  /// Counts those of a step that also writes what lives in memory.
+  /// Number of ops of a step that also writes what lives in memory.
   [[nodiscard]] std::size_t most_ops() const { return lists_.front().recorded->plan().ops.size(); }
   /// Timings of the last step.
   [[nodiscard]] const Executor& step_executor() const { return *last_executor_; }

@@ -10,7 +10,7 @@
 
 namespace spillway::engine {
 
-/// Says what one step did. `loss` is the mean over the step's targets before the update.
+/// What one step did. `loss` is the mean over the step's targets before the update.
 struct StepResult {
   std::uint64_t step = 0;  ///< from 1
   double loss = 0;
@@ -31,11 +31,11 @@ struct Evaluation {
   std::uint64_t tokens = 0;
 };
 
-/// Counts the seconds of a step during which a lane worked and the gpu lane did not, as the
+/// Seconds of a step during which a lane worked and the gpu lane did not, by lane, as the
 /// simulator's `LaneUse::exposed`.
 using Exposed = std::array<double, plan::kMachineLanes>;
 
-/// Says what a step used of the machine.
+/// What a step used of the machine.
 struct StepUse {
   Exposed exposed{};
   offload::MemoryUsage device, pinned;

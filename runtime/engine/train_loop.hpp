@@ -31,20 +31,21 @@ struct TrainRequest {
   config::TrainOptions options;
   std::filesystem::path data;  ///< train.bin, val.bin, meta.json
   std::filesystem::path run;
-  /// Is an HF checkpoint, or a run or kept checkpoint whose training goes on in `run`; absent:
-  /// random initialisation.
+  /// An HF checkpoint, or a run or kept checkpoint whose training goes on in `run`; absent: random
+  /// initialisation.
   std::optional<std::filesystem::path> from;
   /// What a new run starts with instead of random initialisation; outlives the run. Null: nothing.
   const model::ParameterSource* initial = nullptr;
   bool resume = false;
-  /// Is the machine profile; empty: measured, not kept, and no algorithms of matrix products.
+  /// The machine profile; empty: rates are measured and not kept, and no algorithms of matrix
+  /// products are taken.
   std::filesystem::path profile;
-  /// Is this rank's end of a job of several, which outlives the run; null: this rank is the only
-  /// one. Rank 0 alone writes metrics and summaries; every rank has a folder of its own in `run`.
+  /// This rank's end of a job of several, which outlives the run; null: this rank is the only one.
+  /// Rank 0 alone writes metrics and summaries; every rank has a folder of its own in `run`.
   comm::Communicator* ranks = nullptr;
 };
 
-/// Says where a rank computes and keeps its state, in words and numbers to show.
+/// Where a rank computes and keeps its state, in words and numbers to show.
 struct ShownPlace {
   std::string machine;
   std::vector<std::uint32_t> nodes;  ///< of NUMA, whose cores the rank has
@@ -55,7 +56,7 @@ struct ShownPlace {
   std::vector<std::string> state;    ///< directories
 };
 
-/// Holds what is known before the first step.
+/// What is known before the first step.
 struct TrainPlan {
   const plan::Workload& workload;
   const plan::Placement& placement;
@@ -73,7 +74,7 @@ struct TrainPlan {
   std::vector<ShownPlace> places{};  ///< by rank; none for one rank, which has the whole machine
 };
 
-/// Is told of everything that happens, on the control thread, between steps.
+/// Receives everything that happens, on the control thread, between steps.
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
@@ -81,11 +82,11 @@ class TrainObserver {
   virtual void stepped(const StepResult& result, const StepUse& use) = 0;
   virtual void evaluated(std::uint64_t step, const Evaluation& evaluation) = 0;
   virtual void saved(std::uint64_t step, const std::filesystem::path& checkpoint) = 0;
-  /// Tells something that the user should know and that stops nothing.
+  /// Passes on something that the user should know and that stops nothing.
   virtual void noted(const std::string& text) = 0;
 };
 
-/// Holds the run in numbers, also written to RUN/report.json.
+/// The run in numbers, also written to RUN/report.json.
 struct TrainReport {
   std::uint64_t steps = 0;  ///< done by this process
   std::uint64_t last_step = 0;

@@ -64,8 +64,8 @@ double Trainer::sum_losses() {
   return rank_sums_->loss();
 }
 
-/// Counts the leaves of a block that this rank gives to the norm: the first of a tensor group gives
-/// those of what all its ranks have.
+/// Number of leaves of a block that this rank gives to the norm. Only the first rank of a tensor
+/// group gives those of the parameters that all its ranks have.
 std::size_t Trainer::own_leaves(std::uint32_t block, std::size_t all) const {
   if (workload().tensor.index == 0) return all;
   return workload().blocks[block].shared_first.value() / kLeafParameters;

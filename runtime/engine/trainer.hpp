@@ -33,9 +33,9 @@ class Trainer final : private OwnedModel, public StepCycle {
   std::span<const StepResult> step(const data::TokenFile& tokens, const data::Sampler& sampler);
   /// Makes stages meet, and returns the results that no call has returned. All of them call it.
   std::span<const StepResult> collect();
-  /// Says whether no result is outstanding.
+  /// Whether no result is outstanding.
   [[nodiscard]] bool has_met() const { return has_met_; }
-  /// Counts the results that there can be at once.
+  /// The most results that there can be at once.
   [[nodiscard]] std::size_t most_results() const { return steps_of_sums_; }
   /// Mean loss over all whole windows of `tokens`, in file order.
   Evaluation evaluate(const data::TokenFile& tokens);

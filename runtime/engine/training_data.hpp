@@ -11,12 +11,12 @@
 
 namespace spillway::engine {
 
-/// Is that by which the training tokens are known again.
+/// What the training tokens are recognised by.
 struct DataIdentity {
-  /// Is XXH3 over the number of training tokens and every one of them, in blocks of 64 Ki.
+  /// XXH3 over the number of training tokens and every one of them, in blocks of 64 Ki.
   std::uint64_t fingerprint = 0;
-  /// Is that of the file when they were read. It is absent where it had changed so short a time
-  /// before that another change could have the same time.
+  /// Stamp of the file when the tokens were read. It is absent where the file had changed so short
+  /// a time before that another change could have the same time.
   std::optional<data::FileStamp> stamp{};
 };
 

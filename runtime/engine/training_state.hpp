@@ -13,7 +13,7 @@
 
 namespace spillway::engine {
 
-/// Holds everything that the next step depends on and that is not a tile, data or configuration.
+/// Everything that the next step depends on and that is not a tile, data or configuration.
 struct TrainingState {
   std::uint64_t step = 0;     ///< steps done, skipped ones included
   std::uint64_t updates = 0;  ///< updates applied: Adam's t
@@ -25,7 +25,7 @@ struct TrainingState {
   bool operator==(const TrainingState&) const = default;
 };
 
-/// Says whose tiles a commit names.
+/// The rank whose tiles a commit names, and what it has of the model.
 struct SavedPart {
   plan::Grid grid;
   std::uint32_t rank = 0;  ///< of `grid.ranks()`

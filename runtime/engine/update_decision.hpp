@@ -20,10 +20,11 @@ namespace spillway::engine {
 void decide_update(const config::TrainOptions& options, TrainingState& state, StepResult& result,
                    PendingUpdate& update);
 
-/// Counts the steps whose losses and norms the stages of a pipeline bring together at once: one,
-/// unless it stays full and the update needs no norm. Stages wait for each other then, which leaves
-/// of each of their rounds the passes backward of the stages behind; it is not more than
-/// 1 % of the time where passes backward take twice as long as those forward.
+/// Number of steps whose losses and norms the stages of a pipeline bring together at once: one,
+/// unless the pipeline stays full and the update needs no norm. Stages wait for each other then:
+/// each for the passes backward of the stages behind it, of one round. Unless the options set the
+/// number, that is at most 1 % of the time where passes backward take twice as long as those
+/// forward.
 [[nodiscard]] std::uint32_t steps_of_sums(const config::TrainOptions& options,
                                           const plan::Workload& workload);
 

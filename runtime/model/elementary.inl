@@ -19,7 +19,7 @@ SPILLWAY_LANE_FUNCTION F exponential(F x) {
   return e * power_of_two(n);
 }
 
-/// Holds an activation function's value and slope at a point.
+/// An activation function's value and slope at a point.
 struct Value {
   F value, slope;
 };

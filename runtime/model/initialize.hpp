@@ -18,8 +18,8 @@ namespace spillway::model {
 /// whose last digits differ between machines: only IEEE operations that round correctly.
 [[nodiscard]] std::array<double, 2> portable_normal_pair(const RandomBlock& block);
 
-/// Does what transformers does: weights normal(0, init_std), residual projections of gpt2 divided
-/// by sqrt(2 * layers), biases 0, norms 1, the embedding of the padding token 0.
+/// Initial values as in transformers: weights normal(0, init_std), residual projections of gpt2
+/// divided by sqrt(2 * layers), biases 0, norms 1, the embedding of the padding token 0.
 class RandomInitializer final : public ParameterSource {
  public:
   /// `layout` must outlive this.

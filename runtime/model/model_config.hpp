@@ -45,8 +45,9 @@ struct ModelConfig {
   std::optional<double> rope_linear_factor = std::nullopt;
   std::optional<Llama3RopeScaling> rope_llama3 = std::nullopt;
   double init_std = 0.02;
-  /// Names the token whose row of the embedding starts at zero and gets no gradient from the input,
-  /// though from a tied head. transformers gives no row of GPT-2 a meaning of this kind.
+  /// The token whose row of the embedding starts at zero and gets no gradient from the input,
+  /// though it gets one from a tied head. transformers gives no row of GPT-2 a meaning of this
+  /// kind.
   std::optional<std::uint32_t> padding_token = std::nullopt;
   /// The window of any layer counts. Attention is full, so windows of tokens must not be longer:
   /// `check_context`.
@@ -54,7 +55,7 @@ struct ModelConfig {
   double dropout = 0;            ///< as found in config.json; trained as 0, noted in one line
   std::string source_json = {};  ///< the config.json this came from, for a faithful export
 
-  /// Tells gpt2, with LayerNorm, learned positions and GELU, from the other families, which by
+  /// Whether this is gpt2, with LayerNorm, learned positions and GELU. The other families by
   /// default have RMSNorm, RoPE, a gated MLP and no biases.
   [[nodiscard]] bool is_gpt2() const { return family == Family::gpt2; }
   bool operator==(const ModelConfig&) const = default;

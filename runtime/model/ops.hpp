@@ -43,7 +43,7 @@ struct GemmShape {
   bool operator==(const GemmShape&) const = default;
 };
 
-/// Is the handle of a prepared operation, with the workspace that a call of it needs.
+/// Handle of a prepared operation, with the workspace that a call of it needs.
 struct Plan {
   std::uint32_t index = 0;
   Bytes workspace;
@@ -63,7 +63,7 @@ struct GemmArguments {
 
 // --- Attention is causal and grouped: query head h reads key/value head h / (heads / kv_heads).
 
-/// Holds `HeadRows::stride` of every matrix of a call, in elements. 0: rows have only the heads.
+/// `HeadRows::stride` of every matrix of a call, in elements. 0: rows have only the heads.
 struct AttentionStrides {
   std::uint64_t q = 0;
   std::uint64_t k = 0;
@@ -119,7 +119,7 @@ struct AttentionBackwardArguments {
   Tensor workspace;
 };
 
-/// Tells whether a call's matrices have the rows that its plan was made for.
+/// Whether a call's matrices have the rows that its plan was made for.
 [[nodiscard]] inline bool keeps_strides(const AttentionShape& shape,
                                         const AttentionForwardArguments& a) {
   const AttentionStrides strides = shape.row_strides();
@@ -139,7 +139,7 @@ class Ops {
  public:
   virtual ~Ops() = default;
   [[nodiscard]] virtual DType compute() const = 0;
-  /// Says where a device's operations are launched from now on: an offload::Stream::native().
+  /// Sets where a device's operations are launched from now on: an offload::Stream::native().
   /// Called once, before the first operation; an implementation without streams ignores it.
   virtual void bind_stream(void* /*native*/) {}
 

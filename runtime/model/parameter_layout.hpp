@@ -13,7 +13,7 @@ namespace spillway::model {
 
 enum class Initial : std::uint8_t { normal, scaled_normal /* residual projections */, zeros, ones };
 
-/// Holds columns of a matrix's rows, or elements of a vector.
+/// Columns of a matrix's rows, or elements of a vector.
 struct ColumnRange {
   std::uint64_t first = 0;
   std::uint64_t count = 0;
@@ -29,7 +29,7 @@ struct ParameterTensor {
   ElementCount skipped{};  ///< elements of the tensor before these rows, in other blocks
   std::vector<ColumnRange> columns{};  ///< of the rows, side by side in the block; none: all
   std::uint32_t number = 0;  ///< of the tensor in the model, in the order of the uncut layout
-  /// Holds the elements, from the tensor's first, that a rank of a tensor group computes with where
+  /// Elements, counted from the tensor's first, that a rank of a tensor group computes with where
   /// it has all of the tensor; no count: all. Its gradients of the others are zero.
   ColumnRange used{};
   [[nodiscard]] ElementCount elements() const;  ///< of the whole tensor
@@ -53,7 +53,7 @@ struct BlockLayout {
   ElementCount partial_first{};
 };
 
-/// Holds blocks [first, end) of a layout.
+/// Blocks [first, end) of a layout.
 struct BlockRange {
   std::uint32_t first = 0;
   std::uint32_t end = 0;

@@ -28,7 +28,7 @@ ColumnRange range_of(const PartRange& part, std::uint64_t each, std::uint64_t fi
   return {first + part.first * each, part.size() * each};
 }
 
-/// Says what a rank has of each tensor of a layer, of the embedding and of the head.
+/// What a rank has of each tensor of a layer, of the embedding and of the head.
 class Cutter {
  public:
   Cutter(const ModelConfig& config, const TensorPart& part)
@@ -150,7 +150,7 @@ bool is_of_mlp(const ParameterTensor& tensor) {
 ModelLayout make_layout(const ModelConfig& config, const TensorPart& part) {
   if (!part.cuts()) return make_layout(config);
   const ModelLayout whole = make_layout(config);
-  static_cast<void>(config_of_part(config, part));  // says what cannot be shared out
+  static_cast<void>(config_of_part(config, part));  // throws for what cannot be shared out
   const Cutter cutter(config, part);
   const Cutter first(config, {.index = 0, .count = part.count});
   ModelLayout layout;

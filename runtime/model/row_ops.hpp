@@ -19,7 +19,7 @@ using Tensor = offload::DeviceSpan<std::byte>;             ///< elements of C, w
 using ConstTensor = offload::DeviceSpan<const std::byte>;  ///< elements of C, read
 using Tokens = offload::DeviceSpan<const std::int32_t>;
 
-/// Is a gradient of a parameter: fp32, overwritten by the first micro-batch, then added to.
+/// A gradient of a parameter: fp32, overwritten by the first micro-batch, then added to.
 struct Gradient {
   offload::DeviceSpan<float> values;
   bool first = false;
@@ -110,7 +110,7 @@ struct EmbeddingShape {
   // touched. The gradient of positions is that of all tokens.
   std::uint64_t first_row = 0;
   std::uint64_t rows = 0;
-  /// Names the token of which the table gets no gradient.
+  /// The token for which the table gets no gradient.
   std::optional<std::uint32_t> padding{};
 };
 
@@ -132,7 +132,7 @@ struct CrossEntropyArguments {
 // Every tile is scanned, in order; the sums then give the loss and, tile by tile once more, the
 // gradient.
 
-/// Holds what is known of one token after the tiles scanned so far.
+/// What is known of one token after the tiles scanned so far.
 struct VocabularyScan {
   double largest = 0;  ///< logit
   double total = 0;    ///< sum of exp(logit - largest)
@@ -151,7 +151,7 @@ struct VocabularyScan {
   return {a.largest, a.total + b.total * std::exp(b.largest - a.largest), target};
 }
 
-/// Holds columns [first_column, first_column + columns) of the vocabulary.
+/// Columns [first_column, first_column + columns) of the vocabulary.
 struct VocabularyTile {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;

@@ -9,7 +9,7 @@
 
 namespace spillway::model {
 
-/// Holds [first, end) of what a tensor group shares out.
+/// Range [first, end) of what a tensor group shares out.
 struct PartRange {
   std::uint64_t first = 0;
   std::uint64_t end = 0;
@@ -20,8 +20,8 @@ struct PartRange {
 struct TensorPart {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
-  /// Says that what lies between matrices, which is as wide as the model, is cut too, by tokens
-  /// (Korthikanti et al. 2022, section 4.2.2): norms run on a rank's own tokens.
+  /// Whether what lies between matrices, which is as wide as the model, is cut too, by tokens
+  /// (Korthikanti et al. 2022, section 4.2.2). Norms then run on a rank's own tokens.
   bool sequence = false;
 
   [[nodiscard]] bool cuts() const { return count > 1; }
@@ -40,12 +40,12 @@ struct TensorPart {
 /// `Error{invalid_argument}` if the ranks do not divide them.
 [[nodiscard]] std::uint64_t own_tokens(const TensorPart& part, std::uint64_t tokens);
 
-/// Names the heads of a rank.
+/// The heads of a rank.
 struct HeadShare {
   PartRange queries;
   PartRange keys;  ///< the key/value heads that they read
-  /// Says that other ranks read these key/value heads too: then there are more ranks than such
-  /// heads, and a rank has one.
+  /// Whether other ranks read these key/value heads too. Then there are more ranks than such heads,
+  /// and a rank has one.
   bool shares_keys = false;
 };
 /// Shares out key/value heads with the query heads that read them. Where there are more ranks, a

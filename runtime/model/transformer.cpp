@@ -29,7 +29,7 @@ void check_shape(const ModelConfig& config, BatchShape shape, DType compute, con
 
 }  // namespace
 
-/// Holds what runs the blocks, and which part of what each block is.
+/// What runs the blocks, and the part of it that each block is.
 struct Transformer::Body {
   Body(const ModelConfig& model, BatchShape shape, const ModelLayout& model_layout, Ops& operations)
       : Body(model, shape, model_layout, make_layout(model), operations) {}
@@ -71,7 +71,8 @@ struct Transformer::Body {
   /// A block's padding has no gradient, nor has what the rank does not compute with; norms and
   /// updates run over it.
   void clear_padding(std::uint32_t block, offload::DeviceSpan<float> gradients, bool first) const;
-  /// Does the same for a tied head's part of the vocabulary, which may be smaller than another's.
+  /// Clears the gradients behind a tied head's part of the vocabulary, which may be smaller than
+  /// another rank's.
   void clear_behind_table(offload::DeviceSpan<float> tied_gradients, bool first) const {
     const std::uint64_t used = table_of(0).count;
     if (!first || tied_gradients.size() <= used) return;

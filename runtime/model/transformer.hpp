@@ -23,7 +23,7 @@ struct BatchShape {
   std::uint32_t sequence = 0;  ///< tokens in a window
 };
 
-/// Names one block and one micro-batch. T = batch * sequence tokens, W = width, C = compute dtype.
+/// One block and one micro-batch. T = batch * sequence tokens, W = width, C = compute dtype.
 ///
 /// Where matrices are cut into tiles (`operator_tile`), block 0 is never run: it holds the vectors
 /// that all others read, their `shared`. The blocks of a layer run in order, in backward in reverse
@@ -36,7 +36,7 @@ struct ForwardArguments {
   offload::DeviceSpan<const std::int32_t> tokens;   ///< [batch, sequence]; embedding only
   offload::DeviceSpan<const std::byte> input;       ///< [T, W] C; empty for the embedding
   offload::DeviceSpan<const std::byte> normal{};    ///< [T, W] C, where tokens are shared out
-  /// Is [T, W] C. Of a tiled layer it may be empty: only what backward needs, see `feeds_backward`.
+  /// [T, W] C. It may be empty in a tiled layer: only what backward needs, see `feeds_backward`.
   offload::DeviceSpan<std::byte> output;
   /// Has saved_bytes(block), or none: nothing is kept. A tiled layer always has it.
   offload::DeviceSpan<std::byte> saved;
@@ -75,18 +75,18 @@ struct LossArguments {
   std::uint32_t block = 0;                          ///< with tiles: one of ModelLayout::loss_blocks
   offload::DeviceSpan<const std::byte> parameters;  ///< the head block's
   offload::DeviceSpan<const std::byte> shared{};    ///< block 0's, for tiles
-  /// Holds, for a tied head, block 0's; with tiles those of `block`.
+  /// For a tied head, block 0's; with tiles those of `block`.
   offload::DeviceSpan<const std::byte> tied_parameters;
   offload::DeviceSpan<const std::int32_t> targets;  ///< [batch, sequence]
   offload::DeviceSpan<const std::byte> input;       ///< [T, W] C
   offload::DeviceSpan<double> loss_sum;             ///< [1], sum over targets, overwritten
-  /// Is d(objective)/d(loss of one target): loss scale / targets in the step.
+  /// d(objective)/d(loss of one target): loss scale / targets in the step.
   float gradient_scale = 0;
   offload::DeviceSpan<std::byte> boundary_gradient;  ///< [T, W] C out; empty: loss only
   offload::DeviceSpan<std::byte> carried{};          ///< carried_bytes(), for tiles
   offload::DeviceSpan<float> gradients;              ///< head block [padded] fp32
   offload::DeviceSpan<float> shared_gradients{};     ///< block 0's [padded] fp32, for tiles
-  /// Holds, for a tied head, those of this second use: [vocab * W] fp32; with tiles the block's.
+  /// For a tied head, the gradients of this second use: [vocab * W] fp32; with tiles the block's.
   offload::DeviceSpan<float> tied_gradients;
   bool first = false;
   // These are for a tensor group alone:
@@ -97,9 +97,9 @@ struct LossArguments {
   offload::DeviceSpan<std::byte> workspace;
 };
 
-/// Names the norm of a block of a tensor group that shares out tokens (TensorPart::sequence), of
-/// which a rank has T / ranks, its own. Then `input` of the other calls, the boundary gradient that
-/// ends a backward, and `carried` where it is a sum, are of its own tokens too.
+/// The norm of a block of a tensor group that shares out tokens (TensorPart::sequence). A rank has
+/// T / ranks of them, its own. Then `input` of the other calls, the boundary gradient that ends a
+/// backward, and `carried` where it is a sum, are of its own tokens too.
 struct NormalizeArguments {
   std::uint32_t block = 0;
   offload::DeviceSpan<const std::byte> parameters;
@@ -123,20 +123,20 @@ class Transformer {
 
   [[nodiscard]] const ModelLayout& layout() const;
   [[nodiscard]] Bytes boundary_bytes() const;
-  /// Counts what a rank of a tensor group adds to an output: [T, W] C, of all tokens.
+  /// Bytes that a rank of a tensor group adds to an output: [T, W] C, of all tokens.
   [[nodiscard]] Bytes summed_bytes() const;
-  /// Counts the saved activations of one micro-batch, which backward needs; the same from
+  /// Bytes of the saved activations of one micro-batch, which backward needs; the same from
   /// recomputation. Those of a tiled layer belong to its first block.
   [[nodiscard]] Bytes saved_bytes(std::uint32_t block) const;
-  /// Counts what the blocks of a tiled layer leave each other in backward, and those of a tiled
-  /// head between their passes, of one micro-batch; of a tensor group, what the ranks add up. 0
+  /// Bytes that the blocks of a tiled layer leave each other in backward, and those of a tiled head
+  /// between their passes, for one micro-batch; in a tensor group, bytes that the ranks add up. 0
   /// without either.
   [[nodiscard]] Bytes carried_bytes() const;
-  /// Tells whether recomputation of the block's layer runs this block.
+  /// Whether recomputation of the block's layer runs this block.
   [[nodiscard]] bool feeds_backward(std::uint32_t block) const;
-  /// Counts the temporaries of the largest call on any block.
+  /// Bytes of the temporaries of the largest call on any block.
   [[nodiscard]] Bytes workspace_bytes() const;
-  /// Counts what every layer reads and no step changes: rotary tables. fp32; 0 where there are
+  /// Bytes of what every layer reads and no step changes: rotary tables. fp32; 0 where there are
   /// none.
   [[nodiscard]] Bytes constant_bytes() const;
   [[nodiscard]] std::vector<float> constants() const;
@@ -146,7 +146,7 @@ class Transformer {
   /// of the loss.
   [[nodiscard]] double forward_flops(std::uint32_t block) const;
   [[nodiscard]] double backward_flops(std::uint32_t block) const;
-  /// Counts those of the loss on one of ModelLayout::loss_blocks; its gradients take twice as many.
+  /// FLOPs of the loss on one of ModelLayout::loss_blocks; its gradients take twice as many.
   [[nodiscard]] double loss_flops(std::uint32_t block) const;
 
   void forward(const ForwardArguments& arguments);

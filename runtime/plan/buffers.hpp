@@ -9,7 +9,7 @@
 
 namespace spillway::plan {
 
-/// Names a pool: buffers of one purpose in one tier, one line of the memory table.
+/// A pool: buffers of one purpose in one tier, one line of the memory table.
 ///
 /// Parameters, gradients of all rounds and optimizer state lie tile by tile in the order of the
 /// model, so that those of a block are a range of buffers. Of many ranks, these are the tiles of
@@ -107,9 +107,9 @@ enum class ValueKind : std::uint8_t {
 };
 inline constexpr std::size_t kValueKindCount = 20;
 inline constexpr std::uint32_t kLastStep = ~0U;
-/// Is the part of what is yet to be added up over a tensor group.
+/// The part of a value that is still to be added up over a tensor group.
 inline constexpr std::uint32_t kAddend = ~0U;
-/// Is the part of what a tensor group has gathered, the tokens of all its ranks.
+/// The part of a value that a tensor group has gathered: the tokens of all its ranks.
 inline constexpr std::uint32_t kGathered = ~0U - 1;
 inline constexpr std::uint32_t kShard = 1;
 inline constexpr std::uint32_t kSecondary = 2;

@@ -34,7 +34,7 @@ struct DataflowNode {
   std::string name{};
   Work work = Work::none;  ///< of a fused node: the largest of its members
   Bytes bytes{};           ///< memory that the data in this node holds
-  /// Names of the unfused nodes inside, in graph order; `{name}` for an unfused node.
+  /// The unfused nodes inside, by name and in graph order; `{name}` for an unfused node.
   std::vector<std::string> members{};
 };
 

@@ -6,20 +6,20 @@
 
 namespace spillway::plan {
 
-/// Holds sustained rates: bytes per second unless named otherwise. A rate of 0 means "not
-/// measured": using a lane that has none is an error, but for the combined rates, where it means
-/// "no mutual slowdown".  Measure each rate the way a step uses it: pinned memory and slot-sized
-/// copies for the link, tile-sized O_DIRECT transfers for the disk, the fused pass with all its
-/// workers for `update`, blocks at the model's shapes for `gpu_flops`. A combined rate is the sum
-/// of both directions while both run.
+/// Sustained rates: bytes per second unless named otherwise. A rate of 0 means "not measured": it
+/// is an error to use a lane without a rate. A combined rate of 0 means "no mutual slowdown"
+/// instead. Measure each rate the way a step uses it: pinned memory and slot-sized copies for the
+/// link, tile-sized O_DIRECT transfers for the disk, the fused pass with all its workers for
+/// `update`, blocks at the model's shapes for `gpu_flops`. A combined rate is the sum of both
+/// directions while both run.
 struct MachineProfile {
   double gpu_flops = 0;  ///< effective FLOP/s of FWD-BWD at this compute dtype
   double h2d = 0;
   double d2h = 0;
   double h2d_d2h_combined = 0;  ///< both directions at once, summed
   double update = 0;            ///< DRAM bytes of the update pass (theory: 28 a parameter for fp32)
-  /// Counts device-memory bytes of element-wise passes on the device (accumulate, an update on the
-  /// GPU). 0: such ops take no time of the gpu lane, and the device cannot run the update.
+  /// Device-memory bytes of element-wise passes on the device (accumulate, an update on the GPU).
+  /// 0: such ops take no time of the gpu lane, and the device cannot run the update.
   double gpu_update = 0;
   double net = 0;         ///< what a rank sends to others, while they send as much
   double net_node = 0;    ///< the same among the ranks of a node; 0: as `net`
@@ -38,7 +38,7 @@ struct MachineProfile {
   return profile.net_tensor > 0 ? profile.net_tensor : profile.net;
 }
 
-/// Is the memory that the planner may fill.
+/// The memory that the planner may fill.
 struct Budgets {
   Bytes device;
   Bytes host;

@@ -16,7 +16,7 @@ namespace spillway::plan {
 /// Node i is on the CPU if bit i is set.
 using NodeMask = std::uint64_t;
 
-/// Is a division of the nodes and what it costs.
+/// A division of the nodes and what it costs.
 struct Cut {
   NodeMask cpu = 0;
   Bytes up{};         ///< over edges from the CPU to the GPU

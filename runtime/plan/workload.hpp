@@ -29,7 +29,7 @@ struct Ranks {
   std::uint32_t rank = 0;
   Sharding sharding = Sharding::none;
   SumOrder sums = SumOrder::fast;
-  /// Counts the ranks that share out a second copy of parameters, the ranks of a node, where
+  /// Number of ranks that share out a second copy of parameters, the ranks of a node, where
   /// `sharding` is of parameters: what a visit has gathered is kept there for the next visits of
   /// the step (Wang et al. 2023, ZeRO++, section 3.2). Divides `count`; 1: there is no such copy.
   std::uint32_t secondary = 1;
@@ -40,8 +40,8 @@ struct Ranks {
 struct TensorGroup {
   std::uint32_t count = 1;
   std::uint32_t index = 0;
-  /// Says that each has its own tokens of what lies between blocks, and gathers those of all for
-  /// the matrices (Korthikanti et al. 2022, section 4.2.2).
+  /// Whether each rank has only its own tokens of what lies between blocks, and gathers those of
+  /// all for the matrices (Korthikanti et al. 2022, section 4.2.2).
   bool sequence = false;
 };
 
@@ -86,27 +86,26 @@ struct Stage {
   std::uint32_t count = 1;
   std::vector<BlockRange> chunks;  ///< ranges of layers; none: all layers, one round after another
   std::vector<StageStep> steps;    ///< without those of other ranks' replicas
-  /// Says what it does ahead of a step that finds the pipeline empty, where it stays full between
+  /// What the stage does ahead of a step that finds the pipeline empty, where it stays full between
   /// steps.
   std::vector<StageStep> fill;
-  /// Holds the age of the weights that passes of a round use, where the pipeline stays full: how
-  /// many they lack of the updates up to that which the list of a step begins with. Rounds of later
-  /// steps that have begun are behind those of this one. Else empty.
+  /// Age of the weights that the passes of each round use, where the pipeline stays full: how many
+  /// they lack of the updates up to the one that a step's list begins with. Rounds of later steps
+  /// that have begun follow those of this one. Empty where the pipeline does not stay full.
   std::vector<std::uint32_t> ages;
   std::uint32_t versions = 0;  ///< of its weights that it keeps beside the newest
-  /// Counts the lists of a step, which take turns: the places of rounds and of versions move on.
+  /// Number of lists of a step, which take turns: the places of rounds and of versions move on.
   std::uint32_t phases = 1;
   std::uint32_t phase = 0;
-  /// Holds the place of each round among those in flight, where it is the same in every step of a
-  /// pipeline that stays full; else empty.
+  /// Place of each round among those in flight, where it is the same in every step of a pipeline
+  /// that stays full; else empty.
   std::vector<std::uint32_t> places;
   std::uint32_t begun = 0;      ///< rounds of the next step that are in flight when a step ends
   std::uint32_t in_flight = 1;  ///< rounds whose activations it keeps at once
   std::uint32_t tied_in_flight = 1;  ///< rounds of which it keeps what a tied head adds
-  /// Counts the passes whose boundary waits, at most, beside those of the pass that runs: to be
-  /// read or to be sent.
+  /// Most passes whose boundaries wait, to be read or to be sent, beside those of the running pass.
   std::uint32_t waiting = 0;
-  /// Is the time of a step over that of this stage's passes, were each as long as its FLOPs say.
+  /// Time of a step over that of this stage's passes, were each as long as its FLOPs say.
   double stretch = 1;
 
   /// Returns whether the pipeline stays full between steps. Passes may then use weights from before
@@ -194,15 +193,15 @@ struct Workload {
   [[nodiscard]] bool sums_shared(std::uint32_t block) const {
     return sums_passes() && blocks[block].partial_first < blocks[block].parameters;
   }
-  /// Counts the micro-batches whose activations are kept at once.
+  /// Number of micro-batches whose activations are kept at once.
   [[nodiscard]] std::uint32_t micro_batches_in_flight() const {
     return micro_batches * stage.in_flight;
   }
-  /// Counts the parts that a block's state is cut into, all of one size.
+  /// Number of parts that a block's state is cut into, all of one size.
   [[nodiscard]] std::uint32_t shards() const {
     return ranks.sharding == Sharding::none ? 1 : ranks.count;
   }
-  /// Counts the parameters of this rank's part of a block.
+  /// Parameters in this rank's part of a block.
   [[nodiscard]] ElementCount shard_elements(std::uint32_t block) const {
     return ElementCount{blocks[block].padded_parameters.value() / shards()};
   }
@@ -218,11 +217,11 @@ struct Workload {
   [[nodiscard]] bool keeps_secondary(std::uint32_t block) const {
     return gathers() && ranks.secondary > 1 && visits(block) > 1;
   }
-  /// Counts the parameters of this rank's part of a node's copy of a block.
+  /// Parameters in this rank's part of a node's copy of a block.
   [[nodiscard]] ElementCount secondary_elements(std::uint32_t block) const {
     return ElementCount{blocks[block].padded_parameters.value() / ranks.secondary};
   }
-  /// Counts how often a step's passes read the parameters of a block.
+  /// How often a step's passes read the parameters of a block.
   [[nodiscard]] std::uint32_t visits(std::uint32_t block) const {
     const bool both_passes = block > 0 && block != head_layer();
     const bool also_in_head = block == 0 && tied_head;
@@ -232,7 +231,7 @@ struct Workload {
   [[nodiscard]] bool shares_updates() const {
     return ranks.count > 1 && ranks.sharding == Sharding::state;
   }
-  /// Counts the gradients of one round that this rank adds to its sums.
+  /// Number of gradients of one round that this rank adds to its sums.
   [[nodiscard]] std::uint32_t gradients_of_round() const {
     return ranks.sums == SumOrder::fixed ? ranks.count : 1;
   }
@@ -243,7 +242,7 @@ struct Workload {
   [[nodiscard]] std::uint32_t layer_of(std::uint32_t block) const {
     return tiled ? blocks[block].layer : block;
   }
-  /// Counts the embedding, the transformer layers and the head.
+  /// Number of layers, embedding and head included.
   [[nodiscard]] std::uint32_t layers() const {
     const std::uint32_t last = layer_of(static_cast<std::uint32_t>(blocks.size() - 1));
     return last + (head_is_embedding() ? 2 : 1);
@@ -269,30 +268,30 @@ struct Workload {
   }
   /// Returns the blocks whose parameters a tied head uses as well, each in its loss.
   [[nodiscard]] BlockRange tied_blocks() const { return tied_head ? blocks_of(0) : BlockRange{}; }
-  /// Counts what a tied head uses of one of `tied_blocks`, from its start.
+  /// Elements that a tied head uses of one of `tied_blocks`, from its start.
   [[nodiscard]] ElementCount tied_elements_of(std::uint32_t block) const {
     return tiled ? blocks[block].parameters : tied_elements;
   }
-  /// Counts how often a step's passes make the logits of a micro-batch: before the gradient, what
-  /// is known of all logits has to come together from tiles or ranks.
+  /// How often a step's passes make the logits of a micro-batch: before the gradient, what is known
+  /// of all logits has to come together from tiles or ranks.
   [[nodiscard]] std::uint32_t logit_passes() const { return tiled || sums_passes() ? 2 : 1; }
-  /// Counts the loss on one of `loss_blocks`.
+  /// FLOPs of the loss on one of `loss_blocks`.
   [[nodiscard]] double loss_flops(std::uint32_t block) const {
     return head_is_embedding() ? blocks[block].loss_flops : blocks[block].forward_flops;
   }
-  /// Counts the gradients of the loss on one of `loss_blocks`.
+  /// FLOPs of the gradients of the loss on one of `loss_blocks`.
   [[nodiscard]] double loss_gradient_flops(std::uint32_t block) const {
     return head_is_embedding() ? 2 * blocks[block].loss_flops : blocks[block].backward_flops;
   }
 };
 
-/// Counts the targets of a step, of all ranks.
+/// Number of targets of a step, of all ranks.
 [[nodiscard]] inline std::uint64_t tokens_of_step(const Workload& workload) {
   return workload.tokens * workload.micro_batches * workload.rounds * workload.ranks.count;
 }
 
-/// Counts those of FWD-BWD of one micro-batch, nothing recomputed; a head in tiles, or of a tensor
-/// group, makes its logits twice.
+/// FLOPs of FWD-BWD of one micro-batch, nothing recomputed. A head in tiles, or of a tensor group,
+/// makes its logits twice.
 [[nodiscard]] inline double micro_batch_flops(const Workload& workload) {
   const BlockRange loss = workload.loss_blocks();
   double flops = 0;

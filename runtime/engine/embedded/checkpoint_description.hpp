@@ -9,7 +9,7 @@
 
 namespace spillway::engine {
 
-/// Holds everything that the bytes of a checkpoint's state follow from.
+/// Everything that the bytes of a checkpoint's state follow from.
 struct CheckpointDescription {
   struct Parameter {
     std::string name;
@@ -23,7 +23,7 @@ struct CheckpointDescription {
   std::uint64_t tile_parameters = 0;
   std::vector<std::string> optimizers;  ///< of each group
   std::vector<Parameter> parameters;
-  /// Holds a number for each parameter; empty: the state has one for all.
+  /// Number of updates of each parameter; empty: the state has one number for all.
   std::vector<std::uint64_t> updates;
 };
 

@@ -74,7 +74,7 @@ class EmbeddedCycle final : public StepCycle {
   /// writes them, and norms read them.
   void clear_padding(const EmbeddedPlace& place);
 
-  /// Does what EmbeddedTrainer says.
+  /// As EmbeddedTrainer describes these.
   void read_state(const EmbeddedPlace& place, const cpu_adam::WideState& wide);
   void write_state(const EmbeddedPlace& place, const cpu_adam::ConstWideState& wide);
   void take_values(const EmbeddedPlace& place, TakenValues which);
@@ -92,7 +92,7 @@ class EmbeddedCycle final : public StepCycle {
   [[nodiscard]] std::vector<plan::MemoryItem> memory() const;
   /// Any thread, also while a plan runs, which then is not in it.
   [[nodiscard]] EmbeddedUse use() const;
-  /// Counts a copy of a gradient from the device that is over just now. Any thread, likewise.
+  /// Records a copy of a gradient from the device that is over just now. Any thread, likewise.
   void note_download(std::uint32_t block, Bytes bytes, std::chrono::nanoseconds duration);
   /// Likewise. Throws `Error{invalid_argument}` unless the options ask for a trace.
   void write_trace(const std::filesystem::path& path) const;
@@ -104,7 +104,7 @@ class EmbeddedCycle final : public StepCycle {
   void make_update(std::span<const cpu_adam::AdamOptions> groups, double scale,
                    const std::vector<std::uint64_t>& updates, const std::vector<bool>& skipped,
                    PendingUpdate& update) const;
-  /// Counts what a plan has used that is over.
+  /// Records what a plan that is over has used.
   void note(EmbeddedPlan plan);
   /// The part of a tile that belongs to one parameter.
   struct Part {

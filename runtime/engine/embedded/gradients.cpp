@@ -119,7 +119,8 @@ bool EmbeddedGradients::reads(std::uint32_t parameter) const {
   return !on_the_way_[parameter].source.empty();
 }
 
-/// Counts a gradient of a parameter, and starts the plan of the step with the first of all.
+/// Registers a gradient of a parameter. The first of all starts the plan of the step, unless
+/// parameters are streamed.
 EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
   const std::lock_guard lock(mutex_);
   const std::uint32_t most = options_.gradients_per_step;
@@ -242,7 +243,7 @@ void EmbeddedGradients::discard(std::uint32_t parameter) {
   received_[parameter] = 0;
 }
 
-/// Is what the thread runs. What fails is thrown by every later call.
+/// The body of the thread. Every later call throws what fails here.
 void EmbeddedGradients::bring() noexcept {
   try {
     users_.cycle.shared()->bind_thread();

@@ -55,7 +55,7 @@ class EmbeddedGradients {
   /// Leaves zeros where no gradient came. The plan of the step runs, or is over.
   void fill_missing();
   void forget();
-  /// Does what EmbeddedTrainer::discard_gradient says.
+  /// As EmbeddedTrainer::discard_gradient.
   void discard(std::uint32_t parameter);
 
  private:
@@ -97,7 +97,7 @@ class EmbeddedGradients {
   bool any_ = false;
   std::vector<OnTheWay> on_the_way_;  ///< by parameter
   Bytes waiting_;                     ///< of all on their way
-  /// Holds parameters whose copies have yet to begin: a ring with room for each of them once.
+  /// Parameters whose copies have yet to begin: a ring with room for each of them once.
   std::vector<std::uint32_t> queue_;
   std::size_t oldest_ = 0;  ///< in the ring
   std::size_t queued_ = 0;  ///< in the ring

@@ -126,7 +126,7 @@ void EmbeddedTrainer::Implementation::rest() {
   runner_.park();
 }
 
-/// Does that where there are none.
+/// Rests likewise. Throws `Error{invalid_argument}` if the step has gradients already.
 void EmbeddedTrainer::Implementation::park() {
   check(!gradients_.any(), ErrorCode::invalid_argument,
         "gradients of this step are there already; call step or discard_gradients first");

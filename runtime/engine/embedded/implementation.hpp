@@ -83,7 +83,7 @@ class EmbeddedTrainer::Implementation {
   std::vector<std::string> names_, frozen_names_;
   std::vector<std::uint64_t> elements_;  ///< by parameter
   std::vector<double> leaf_sums_;        ///< of all parameters, in their order
-  /// Says what of a parameter's state is new in a part alone, since a call that replaced it failed.
+  /// What of a parameter's state is only partly new, because a call that replaced it failed.
   struct Torn {
     bool masters = false;
     bool moments = false;

@@ -33,13 +33,13 @@ void check_options(const EmbeddedOptions& options) {
         fmt::format("tile_parameters is {}; it must be a multiple of {}", options.tile_parameters,
                     kLeafParameters));
   for (const cpu_adam::AdamOptions& group : options.groups) {
-    static_cast<void>(cpu_adam::make_scalars(group, 1, 1));  // names what is out of range
+    static_cast<void>(cpu_adam::make_scalars(group, 1, 1));  // its error names what is out of range
   }
   static_cast<void>(cpu_adam::find_kernel(options.isa.value_or(cpu_adam::best_isa()), options.dtype,
                                           options.dtype, options.state_format));
 }
 
-/// Names are text in checkpoints and in errors.
+/// A name is text in checkpoints and in errors.
 void check_name(std::string_view name) {
   check(is_utf8(name), ErrorCode::invalid_argument,
         fmt::format("the name {} is not UTF-8; give one that is", brief_name(name)));
@@ -121,7 +121,7 @@ std::vector<std::size_t> order_of(std::span<const EmbeddedParameter> parameters)
   return order;
 }
 
-/// Says of a parameter of no unit whether it begins a block of its own.
+/// Whether a parameter of no unit begins a block of its own.
 bool opens_block(const EmbeddedLayout& layout, const EmbeddedParameter& next) {
   if (layout.residents == 0) return true;
   const std::uint64_t end = layout.workload.blocks.back().padded_parameters.value();

@@ -29,7 +29,7 @@ class PassGate final : public ExternalPasses, public TicketSource {
   [[nodiscard]] Ticket forward(const ExternalPass& pass) override;
   [[nodiscard]] Ticket backward(const ExternalPass& pass) override;
   [[nodiscard]] bool ready(std::uint32_t block) override;
-  /// Does not wait: what a plan that failed still hopes for never comes.
+  /// Returns at once: a pass that a failed plan still expects never comes.
   void finish(std::uint32_t /*block*/) override {}
   /// Lets go whoever waits: no plan runs.
   void release();

@@ -44,7 +44,7 @@ class PlanRunner {
   void start(EmbeddedPlan plan);
   /// Ends all passes of the plan under way, and blocks until it is over.
   void finish();
-  /// Does that, and what it has gathered is nobody's.
+  /// Finishes the plan and discards its results.
   void park();
 
  private:

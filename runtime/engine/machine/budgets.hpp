@@ -23,7 +23,7 @@ inline constexpr Bytes kProcessOverhead{std::uint64_t{64} << 20};
 /// What may still be allocated and listed in a plan, of `memory`.
 [[nodiscard]] Bytes room_in(const MemoryBudget& memory);
 
-/// Counts the ranks of a machine, this one included, that share what is there once.
+/// Number of ranks of a machine, this one included, that share each thing it has only once.
 struct Sharers {
   std::uint32_t memory = 1;
   std::uint32_t file_systems = 1;  ///< the most on one that holds state of this rank
@@ -56,9 +56,9 @@ using BudgetsFor = std::function<plan::Budgets(const config::TrainOptions&, cons
 /// budget than was asked for, or nothing was asked for; else empty.
 [[nodiscard]] std::string why_this_budget(std::optional<Bytes> asked, Bytes budget);
 
-/// Holds what the options allow within what there is. Device and host are parts of one memory
-/// without a GPU: then `both` is the most that they take together. With one, a size of host memory
-/// that was asked for is taken at its word, within what the cgroups allow.
+/// What the options allow within what there is. Without a GPU, device and host are parts of one
+/// memory, and `both` is the most that they take together. With a GPU, a size of host memory that
+/// was asked for is taken at its word, within what the cgroups allow.
 struct MemoryLimits {
   Bytes device;
   Bytes host;

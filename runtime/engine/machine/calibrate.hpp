@@ -24,7 +24,7 @@ struct CalibrationRequest {
   std::optional<std::vector<std::filesystem::path>> state_directories;
 };
 
-/// Holds what suits the run on this machine; changes no bit of it.
+/// What suits the run on this machine; it changes no bit of the run.
 struct Tuning {
   std::size_t update_prefetch = 0;
   DriveTunings drives;  ///< of the state directories, in order; none: the store's own defaults

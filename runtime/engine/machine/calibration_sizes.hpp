@@ -23,7 +23,7 @@ namespace spillway::engine {
 /// memory: `wanted`, or whole pages that fit. Throws `Error{does_not_fit}` if not even a page does.
 [[nodiscard]] Bytes link_bytes(Bytes wanted, Bytes device, Bytes host);
 
-/// Names a directory, and what its drive has free.
+/// A directory, and what its drive has free.
 struct DriveSpace {
   std::filesystem::path directory;
   Bytes free;

@@ -18,13 +18,13 @@
 
 namespace spillway::engine {
 
-/// Holds the tuning of each directory of a store.
+/// Tuning of each directory of a store.
 using DriveTunings = std::vector<nvme_swap::DriveTuning>;
 
 /// Sets the depth and transfer size that suit all of them.
 void tune_store(const DriveTunings& drives, nvme_swap::StoreOptions& options);
 
-/// Says whether what is measured is kept for other runs.
+/// Whether what is measured is kept for other runs.
 enum class Keep : std::uint8_t { no, yes };
 
 class MachineTuning {

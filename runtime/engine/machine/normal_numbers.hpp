@@ -12,8 +12,8 @@
 
 namespace spillway::engine {
 
-/// Counts the numbers that memory repeats: a prime, so that rows of round lengths differ. Every
-/// start of a run waits for them.
+/// How many numbers memory repeats: a prime, so that rows of round lengths differ. Every start of a
+/// run waits while they are made.
 inline constexpr std::uint64_t kRepeatedNumbers = 131'071;
 
 /// Fills `target` with numbers of a deviation of 1/8: sums of 100,000 products stay far below
@@ -21,11 +21,11 @@ inline constexpr std::uint64_t kRepeatedNumbers = 131'071;
 void write_normal_numbers(std::span<std::byte> target, DType type);
 /// Copies `numbers` to the whole of `target`, one after the other.
 void repeat(std::span<const std::byte> numbers, std::span<std::byte> target);
-/// Does the same on the device, in the order of `stream`.
+/// Copies likewise on the device, in the order of `stream`.
 void repeat(std::span<const std::byte> numbers, offload::DeviceSpan<std::byte> target,
             offload::Stream& stream);
 
-/// Holds numbers of a run's compute type in memory of its own, beside that of the run's budgets.
+/// Numbers of a run's compute type, in memory of their own beside that of the run's budgets.
 class NormalNumbers {
  public:
   explicit NormalNumbers(const config::TrainOptions& options);

@@ -15,7 +15,7 @@
 
 namespace spillway::engine {
 
-/// Holds a rank's part of its machine.
+/// A rank's part of its machine.
 struct RankPlace {
   Sharers sharers;
   std::uint32_t turn = 0;     ///< of this rank, among those that share a disk with it

@@ -28,7 +28,7 @@ class UpdateBench {
   offload::PinnedMemory state_, gradient_, parameters_;
 };
 
-/// Counts the parameters over which a prefetch distance is measured: more state than caches hold.
+/// Number of parameters over which a prefetch distance is measured: more state than caches hold.
 inline constexpr ElementCount kPrefetchParameters{std::uint64_t{8} << 20};
 
 /// Returns as many, or fewer where `room` has no room for them. Throws `Error{does_not_fit}` if it

@@ -20,7 +20,7 @@ namespace spillway::engine {
                                                         const model::ModelConfig& config,
                                                         const BudgetsFor& budgets);
 
-/// Does the same where a run is resumed: it takes what it chose when it began.
+/// Fills in the same where a run is resumed: what was chosen when the run began.
 void take_automatic(config::TrainOptions& options, const config::TrainOptions& recorded);
 
 }  // namespace spillway::engine

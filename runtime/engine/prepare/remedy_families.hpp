@@ -11,7 +11,7 @@
 
 namespace spillway::engine {
 
-/// Says what a remedy changes.
+/// What a remedy changes.
 enum class RemedyKind : std::uint8_t {
   state_home,
   state_format,
@@ -28,7 +28,7 @@ struct Remedy {
   config::TrainOptions options;  ///< with the change
 };
 
-/// Tells whether the second change would take back what the first one did.
+/// Whether the second change would take back what the first one did.
 [[nodiscard]] bool exclude_each_other(RemedyKind first, RemedyKind second);
 
 /// Changes of one kind, the smallest first: each needs less than the one before, so the first that

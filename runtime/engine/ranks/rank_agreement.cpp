@@ -46,7 +46,7 @@ constexpr std::array<std::string_view, 12> kOwn{"spillway.nvme",
                                                 "tensorboard.output_path",
                                                 "csv_monitor.output_path"};
 
-/// Is where a rank computes.
+/// Where a rank computes.
 struct Place {
   MachineName machine = machine_name();
   std::array<char, 32> gpu{};  ///< on the PCI bus; empty for the host

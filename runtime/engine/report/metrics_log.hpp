@@ -17,12 +17,12 @@ class MetricsLog {
   /// read is dropped, and what follows it stays.
   MetricsLog(std::filesystem::path path, std::uint64_t keep_up_to);
 
-  /// Counts the lines that could not be read, other than a torn last one.
+  /// Number of lines that could not be read, other than a torn last one.
   [[nodiscard]] std::size_t damaged() const { return damaged_; }
   /// The last line has no validation loss. Of a log that goes on, it must be that of `keep_up_to`.
   [[nodiscard]] bool can_amend() const { return can_amend_; }
 
-  /// Tells whether every step that was appended has its line: the last write did not fail.
+  /// Whether every step that was appended has its line: the last write did not fail.
   [[nodiscard]] bool is_complete() const { return complete_; }
 
   /// Writes one line, in one write: a kill leaves whole lines.

@@ -17,7 +17,7 @@ namespace spillway::engine {
 
 class StepTrace {
  public:
-  /// Says whether another framework runs passes, which then have a lane too.
+  /// Whether another framework runs passes, which then have a lane too.
   enum class Passes : std::uint8_t { ours, external };
 
   /// Allocates for all plans that it records; at most `ops` of each.

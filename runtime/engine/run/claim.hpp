@@ -27,7 +27,7 @@ class RunClaim {
     /// Directories for the state; empty: RUN/state. One of many ranks may have a part of them.
     std::vector<std::filesystem::path> nvme{};
     RankPart part{};  ///< `run` is the job's; this rank claims its own
-    /// Counts the directories that rank 0 has made to claim the job's: itself and those above.
+    /// Number of directories that rank 0 has made to claim the job's: that one and those above it.
     std::uint64_t made = 0;
   };
   /// Throws `Error{invalid_argument}` for a directory that holds something else, for a run of one
@@ -40,7 +40,7 @@ class RunClaim {
   ~RunClaim();
 
   [[nodiscard]] const RunDirectory& run() const { return run_; }
-  /// Counts the directories that the claim has made: the run's and those above it.
+  /// Number of directories that the claim has made: the run's and those above it.
   [[nodiscard]] std::uint64_t made() const { return lock_->made(); }
   /// Returns the directory of the job, which is that of rank 0.
   [[nodiscard]] const std::filesystem::path& job() const { return request_.run; }
@@ -48,7 +48,7 @@ class RunClaim {
   [[nodiscard]] bool resumes() const { return recorded_.has_value(); }
   /// Returns that of a run that goes on.
   [[nodiscard]] const RunConfig& recorded() const { return *recorded_; }
-  /// Says what the claim has found, as ranks tell it each other.
+  /// What the claim has found, in the form that ranks exchange.
   struct Found {
     enum class State : std::uint64_t { nothing, uncommitted, committed } state = State::nothing;
     std::uint64_t step = 0;     ///< the last committed one

@@ -47,7 +47,7 @@ std::optional<fs::path> foreign_state(const fs::path& directory) {
   return std::nullopt;
 }
 
-/// Tells whether it is the folder of a rank of a job whose start was killed.
+/// Whether this is the folder of a rank of a job whose start was killed.
 bool is_of_rank(const fs::directory_entry& entry) {
   const bool named = entry.path().filename().string().starts_with("rank-");
   return named && entry.is_directory() &&

@@ -16,7 +16,7 @@
 
 namespace spillway::engine {
 
-/// Says what RUN/config.json records: enough to resume, evaluate or export without any other file.
+/// What RUN/config.json records: enough to resume, evaluate or export without any other file.
 struct RunConfig {
   RunId id{};
   model::ModelConfig model;
@@ -26,8 +26,8 @@ struct RunConfig {
   DeviceRecord device{};    ///< where the run began
 };
 
-/// Says of many ranks which one a run directory is of. Those of a job are RUN, which is of rank 0,
-/// and RUN/rank-0001, ...
+/// Which rank, of how many, a run directory is of. The directories of a job are RUN, which is of
+/// rank 0, and RUN/rank-0001, ...
 struct RankPart {
   std::uint32_t ranks = 1;
   std::uint32_t rank = 0;
@@ -45,8 +45,8 @@ struct RunManifest {
   RunId id{};
   std::vector<RunId> earlier_ids{};  ///< of the runs that it is a copy of, the last one last
   RunId state_id{};  ///< the owner that its swap files name: `id`, or an earlier one
-  /// Names those of the swap files, in their order; those below the run relative to it, so that it
-  /// can be moved.
+  /// Directories of the swap files, in their order. Those below the run are relative to it, so that
+  /// it can be moved.
   std::vector<std::filesystem::path> state{};
   bool committed = false;               ///< a step has been: without its state the run is damaged
   std::filesystem::path directory{};    ///< of the run when it was last trained
@@ -57,11 +57,11 @@ struct RunManifest {
   /// Rank 0's id before, while others may still name it as their job.
   std::optional<RunId> renamed{};
 
-  /// Tells whether it is its own id or an earlier one.
+  /// Whether `other` is the run's own id or an earlier one.
   [[nodiscard]] bool has_been(const RunId& other) const;
   /// All swap files lie below the run.
   [[nodiscard]] bool holds_its_state() const;
-  /// Tells, of rank 0, whether a rank whose job is `named` is one of its own.
+  /// Whether a rank whose job is `named` belongs to this run, which is that of rank 0.
   [[nodiscard]] bool leads(const RunId& named) const;
 };
 
@@ -85,7 +85,7 @@ class RunDirectory {
   void write_config(const RunConfig& config) const;
   /// Throws `Error{invalid_argument}` if this is not a run.
   [[nodiscard]] RunConfig read_config() const;
-  /// Holds both files. Throws `Error{corrupt_data}` if they are of different runs.
+  /// The contents of both files. `read` throws `Error{corrupt_data}` if they are of different runs.
   struct Files {
     RunManifest manifest;
     RunConfig config;

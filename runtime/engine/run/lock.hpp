@@ -27,12 +27,12 @@ class RunLock {
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();
 
-  /// Counts the directories that were made.
+  /// Number of directories that were made.
   [[nodiscard]] std::uint64_t made() const { return made_.count(); }
   /// Returns the directory without links, absolute.
   [[nodiscard]] const std::filesystem::path& root() const { return root_; }
   void keep();
-  /// Tells whether its name still leads to the file that is locked. Allocates nothing.
+  /// Whether the lock's name still leads to the file that is locked. Allocates nothing.
   [[nodiscard]] bool still_there() const;
 
  private:

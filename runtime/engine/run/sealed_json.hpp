@@ -8,7 +8,7 @@
 
 namespace spillway::engine {
 
-/// Is what "format" says in these files: 1 had no checksum, 2 no run id.
+/// Value of "format" in these files: 1 had no checksum, 2 no run id.
 inline constexpr int kSealedFormat = 3;
 
 /// Returns the text of a file at `path` with `object`, the text of a document that has "format" and

@@ -12,7 +12,7 @@
 
 namespace spillway::engine {
 
-/// Is a block's gradient of one round: fp32 sums in, the waiting gradient out.
+/// A block's gradient of one round: fp32 sums in, the waiting gradient out.
 struct RoundGradient {
   offload::DeviceSpan<float> sums;         ///< [padded]; the padding is cleared
   std::size_t parameters = 0;              ///< without padding
@@ -24,7 +24,7 @@ struct RoundGradient {
   bool first_round = true;
 };
 
-/// Holds those of the arrays of an update.
+/// Types of the arrays of an update.
 struct UpdateTypes {
   StateFormat format = StateFormat::fp32;
   DType gradient = DType::fp32;
@@ -38,7 +38,7 @@ class DeviceMath {
   virtual void round(const RoundGradient& gradient) = 0;
   virtual void sum_squares(offload::DeviceSpan<const std::byte> gradient, DType dtype,
                            offload::DeviceSpan<double> leaves) = 0;
-  /// Does cpu_adam::update; pointers of `range` are device addresses.
+  /// Performs cpu_adam::update; pointers of `range` are device addresses.
   virtual void update(const UpdateTypes& types, std::span<const cpu_adam::ParameterGroup> groups,
                       const cpu_adam::UpdateRange& range) = 0;
 };

@@ -22,8 +22,9 @@ void zero_remainders(std::span<const std::uint16_t> values, std::span<std::int16
 bool follow_values(cpu_adam::Isa isa, DType dtype, std::span<const std::byte> values,
                    std::span<float> masters);
 
-/// Does `cpu_adam::update` in place, from what the values are by now. In the formats shorter than
-/// fp32 a value is the upper half of its master, which follows but for zeros (`zero_remainders`).
+/// Performs `cpu_adam::update` in place, from what the values are by now. In the formats shorter
+/// than fp32 a value is the upper half of its master, which follows but for zeros
+/// (`zero_remainders`).
 void update_from_values(const cpu_adam::Kernel& kernel,
                         std::span<const cpu_adam::ParameterGroup> groups,
                         const cpu_adam::UpdateRange& range);

@@ -16,7 +16,7 @@ struct GroupPart {
 /// both of a rank's own and of what all ranks have.
 using BlockGroups = std::array<GroupPart, 4>;
 
-/// Are the groups of a native run's parameters: what decays, and what does not.
+/// Groups of a native run's parameters: what decays, and what does not.
 inline constexpr std::uint32_t kDecayed = 0;
 inline constexpr std::uint32_t kPlain = 1;
 inline constexpr std::size_t kNativeGroups = 2;

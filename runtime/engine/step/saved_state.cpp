@@ -11,7 +11,7 @@
 namespace spillway::engine {
 namespace {
 
-/// Names the rank, where there are several, in what goes wrong with its store.
+/// Prefixes what goes wrong with a rank's store with the rank, where there are several.
 template <class Work>
 auto name_rank(std::string_view rank, const Work& work) {
   try {

@@ -84,12 +84,12 @@ class SavedState {
   /// wants them; both ends are then multiples of `kLeafParameters`. Behind the block all are zero.
   /// Throws `Overtaken`, and `Error{corrupt_data}` for a damaged tile.
   void read(BlockIndex block, ElementCount first, const cpu_adam::WideState& wide) const;
-  /// Does the same into a slot of this layout, which begins at `first`, a multiple of
+  /// Reads likewise into a slot of this layout, which begins at `first`, a multiple of
   /// `kLeafParameters`. No bit changes where the format is the one that was saved, unless a tensor
   /// group saved int8 moments, which are rounded anew.
   void read_slot(BlockIndex block, ElementCount first, const cpu_adam::StateLayout& layout,
                  std::span<std::byte> slot) const;
-  /// Does the same for a block of a part of the model. In format int8, moments are rounded anew.
+  /// Reads likewise for a block of a part of the model. In format int8, moments are rounded anew.
   void read_slot(const model::PartMap& part, BlockIndex block, ElementCount first,
                  const cpu_adam::StateLayout& layout, std::span<std::byte> slot) const;
 

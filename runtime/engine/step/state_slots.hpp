@@ -21,7 +21,7 @@ class StateSlots {
   StateSlots() = default;
   /// `tiles` are of so many blocks, of which some may have none.
   StateSlots(StateFormat format, std::vector<plan::Tile> tiles, std::size_t blocks);
-  /// Does the same, with room on disk only for the tiles that go there.
+  /// Takes the tiles of the workload, with room on disk only for those that go there.
   StateSlots(const plan::Workload& workload, const plan::Placement& placement);
 
   [[nodiscard]] std::span<const plan::Tile> tiles() const { return tiles_; }
@@ -45,7 +45,7 @@ class StateSlots {
   void load_state(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
   /// Reads `tile` from `store` and verifies it. `slot`: [layout.disk_bytes]. Blocks.
   void load(nvme_swap::TileStore& store, std::uint32_t tile, std::span<std::byte> slot) const;
-  /// Does the same for the newest commit of another run's store, which may have moved on.
+  /// Reads likewise from the newest commit of another run's store, which may have moved on.
   [[nodiscard]] nvme_swap::TileRead load(const nvme_swap::CommittedTiles& tiles, std::uint32_t tile,
                                          std::span<std::byte> slot) const;
   /// Writes it. Blocks.
@@ -66,8 +66,8 @@ class StateSlots {
   StateFormat format_ = StateFormat::fp32;
   std::vector<plan::Tile> tiles_;
   std::vector<cpu_adam::StateLayout> layouts_;  ///< by tile
-  /// Tells for each tile whether it never goes to a store, where it has a page, the least, instead
-  /// of a slot's bytes.
+  /// Whether each tile never goes to a store. There it has one page, the least, instead of a slot's
+  /// bytes.
   std::vector<bool> off_disk_;
   std::vector<std::uint32_t> first_tile_;  ///< by block; behind them the number of all
 };

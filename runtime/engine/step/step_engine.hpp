@@ -36,7 +36,7 @@ struct EngineSetup {
   Start start = Start::anew;
   std::optional<StepIndex> resume_at{};  ///< of a store of many ranks; absent: the newest commit
   std::size_t update_prefetch = 0;       ///< the updates' software prefetch distance
-  /// Says by block what no model says, where another framework runs the passes.
+  /// Parameter groups by block, which no model gives where another framework runs the passes.
   std::vector<BlockGroups> groups{};
   ExternalPasses* passes = nullptr;  ///< of that framework
   RankGroups* ranks = nullptr;       ///< outlives the engine; null: this rank is alone

@@ -17,7 +17,7 @@ namespace spillway::engine {
 /// which every core keeps in a cache of its own.
 constexpr std::size_t kCachedParameters = 4 * kLeafParameters;
 
-/// Is one tile in memory, a whole number of leaves.
+/// One tile in memory, a whole number of leaves.
 struct UpdatedTile {
   const cpu_adam::Kernel& kernel;
   std::span<const cpu_adam::ParameterGroup> groups;
@@ -28,7 +28,7 @@ struct UpdatedTile {
   bool follows_values = false;  ///< masters become those of parameters that were written meanwhile
 };
 
-/// Holds `nvme_swap::checksum_of` each.
+/// Checksums of a tile, each by `nvme_swap::checksum_of`.
 struct TileChecksums {
   std::uint64_t before = 0;      ///< of the state as it was
   std::uint64_t state = 0;       ///< as it is now

@@ -53,7 +53,7 @@ class Head {
     Tensor logits_gradient;
     Tensor ops;
   };
-  /// Holds what waits from part to part; of a tensor group, `normal` alone, of elements of C.
+  /// What waits from part to part; in a tensor group, `normal` alone, of elements of C.
   struct Carried {
     offload::DeviceSpan<VocabularyScan> scans;  ///< [T]
     Tensor normal;                              ///< [T, W] sum, fp32: gradient of the norm's output

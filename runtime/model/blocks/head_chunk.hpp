@@ -12,7 +12,7 @@ namespace spillway::model::blocks {
 [[nodiscard]] std::uint64_t chunk_tokens(std::uint64_t tokens, std::uint64_t vocabulary,
                                          const Ops& ops);
 
-/// Holds the plans of a chunk's gemms. Full chunks share theirs; the last may be shorter.
+/// Plans of a chunk's gemms. Full chunks share theirs; the last may be shorter.
 struct ChunkPlans {
   GemmPlan logits, input_gradient, weight_gradient;
   Bytes workspace;  ///< of the largest
@@ -22,7 +22,7 @@ struct ChunkShape {
   std::uint64_t rows = 0;     ///< tokens
   std::uint64_t columns = 0;  ///< of the vocabulary
   std::uint64_t width = 0;
-  /// Is `gradient` where tiles of the vocabulary add to it.
+  /// `gradient` where tiles of the vocabulary add to it.
   GemmOutput input_gradient = GemmOutput::compute;
 };
 

@@ -34,13 +34,13 @@ class Layer {
  public:
   Layer(const ModelConfig& config, BatchShape batch, const LayerParts& layer, Ops& ops);
 
-  /// Counts those of all parts of a layer or, where the layer's halves save apart, of one of them.
+  /// Bytes that all parts of a layer save or, where the layer's halves save apart, one of them.
   [[nodiscard]] Bytes saved_bytes(std::uint32_t part) const;
   [[nodiscard]] Bytes workspace_bytes() const { return workspace_bytes_; }
   [[nodiscard]] Bytes carried_bytes() const { return carried_bytes_; }
   [[nodiscard]] double forward_flops(std::uint32_t part) const;
   [[nodiscard]] double backward_flops(std::uint32_t part) const;
-  /// Tells whether backward reads something of the part's forward pass.
+  /// Whether backward reads something of the part's forward pass.
   [[nodiscard]] bool feeds_backward(std::uint32_t part) const;
   /// Takes the tables of Transformer::constants in device memory.
   void bind_constants(offload::DeviceSpan<const float> constants) { angles_ = constants; }
@@ -58,7 +58,7 @@ class Layer {
     TensorRange weight;
     std::optional<TensorRange> bias;
   };
-  /// Names the layer's gemms: x [T, in] -> [T, out].
+  /// The layer's gemms: x [T, in] -> [T, out].
   enum class Gemm : std::uint8_t { qkv, attention_out, ffn_in, ffn_out };
   static constexpr std::size_t kGemms = 4;
   struct WholeGemm {
@@ -73,7 +73,7 @@ class Layer {
     std::uint64_t first = 0;
     Linear linear;
   };
-  /// Holds what backward needs of the forward pass.
+  /// What backward needs of the forward pass.
   struct Saved {
     Tensor qkv;        ///< [T, q | k | v]: rotated, or as projected where heads are normalized
     Tensor attention;  ///< [T, heads * head_dim]
@@ -81,7 +81,7 @@ class Layer {
     Tensor middle;                       ///< [T, W] input plus attention
     Tensor ffn;                          ///< [T, F] before gelu, or [T, gate | up]
   };
-  /// Holds temporaries of one operator at a time.
+  /// Temporaries of one operator at a time.
   struct Space {
     Tensor normal;                          ///< [T, W] a norm's output
     offload::DeviceSpan<float> statistics;  ///< of a norm of any kind, [rows, 2]
@@ -91,15 +91,15 @@ class Layer {
     Tensor activation;  ///< [T, F]
     Tensor rounded;     ///< a sum, rounded; empty where nothing is to round
   };
-  /// Holds gradients of what the gemms read and make. Those of inputs are fp32 sums in a layer that
-  /// is cut, else elements of C.
+  /// Gradients of what the gemms read and make. Those of inputs are fp32 sums in a layer that is
+  /// cut, else elements of C.
   struct Gradients {
     Tensor normal;           ///< [T, W], of a norm's output
     Tensor sums;             ///< [T, W] in fp32, where several gemms of a part add up to `normal`
     Tensor activation, ffn;  ///< [T, F] and [T, ffn columns]; attention's share their memory
     Tensor attention, qkv;   ///< [T, heads * head_dim] and [T, q | k | v]
   };
-  /// Names what a gemm reads and writes, whole.
+  /// What a gemm reads and writes, whole.
   struct Flow {
     ConstTensor residual;
     Tensor out;
@@ -111,7 +111,7 @@ class Layer {
   };
 
   [[nodiscard]] std::uint64_t tokens() const;
-  /// Counts the tokens that norms run on.
+  /// Number of tokens that norms run on.
   [[nodiscard]] std::uint64_t norm_tokens() const { return own_tokens(part_, tokens()); }
   [[nodiscard]] std::uint64_t q_columns() const;
   [[nodiscard]] std::uint64_t kv_columns() const;
@@ -127,7 +127,7 @@ class Layer {
   [[nodiscard]] const WholeGemm& shape(Gemm gemm) const {
     return gemms_[static_cast<std::size_t>(gemm)];
   }
-  /// Tells whether attention and MLP are summed over a tensor group, each by itself.
+  /// Whether attention and MLP are summed over a tensor group, each by itself.
   [[nodiscard]] bool halved() const { return part_.cuts(); }
   /// Returns what the MLP reads: the sum of the layer's input and attention.
   [[nodiscard]] ConstTensor middle(ConstTensor input, const Saved& saved) const {
@@ -155,7 +155,7 @@ class Layer {
   Space allocate_space(BumpAllocator& allocator) const;
   /// Lays out `space.activation` and `space.rounded` too. A whole layer carries nothing.
   Gradients allocate_gradients(BumpAllocator& workspace, BumpAllocator& given, Space& space) const;
-  /// Counts the multiplications and additions of attention's two gemms.
+  /// Multiplications and additions of attention's two gemms.
   [[nodiscard]] double attention_flops() const;
 
   // layer_operators.cpp has all but the gemms.

@@ -16,7 +16,7 @@ struct LayerParts {
   std::span<const BlockLayout> blocks;
   /// Has the layer's vectors, at the elements where the arguments' `shared` has them.
   BlockLayout vectors;
-  /// Says that what several parts add up to is summed in fp32 and rounded once.
+  /// Whether what several parts add up to is summed in fp32 and rounded once.
   bool cut = false;
   TensorPart part{};  ///< what of the layer the blocks have
 };

@@ -26,7 +26,7 @@ struct LinearShape {
   /// as long as a slice.
   std::uint32_t slices = 1;
   std::uint32_t own_slice = 0;
-  /// Is `gradient` where several parts add to x's gradient in fp32.
+  /// `gradient` where several parts add to x's gradient in fp32.
   GemmOutput input_gradient = GemmOutput::compute;
 };
 
@@ -38,7 +38,7 @@ class Linear {
   [[nodiscard]] bool adds_residual() const { return shape_.residual; }
   /// Returns what the largest of the calls below needs.
   [[nodiscard]] Bytes workspace() const { return workspace_; }
-  /// Counts those of the forward gemm; each gradient costs the same.
+  /// FLOPs of the forward gemm; each gradient costs the same.
   [[nodiscard]] double flops() const;
 
   struct ForwardArguments {

@@ -23,7 +23,7 @@ struct CudaOpsOptions {
   CudaMath math = {};
   int device = 0;            ///< as CUDA numbers them
   GemmChoices choices = {};  ///< shapes that are not in it take the library's first proposal
-  /// Says where cuBLASLt and cuDNN may lie: spillway::cuda_library_directories().
+  /// Where cuBLASLt and cuDNN may lie: spillway::cuda_library_directories().
   std::vector<std::filesystem::path> library_directories = {};
 };
 

@@ -12,7 +12,7 @@
 
 namespace spillway::model::cuda {
 
-/// Is what NVIDIA recommends for cuBLAS on Hopper and later; it is enough on the others too.
+/// NVIDIA's recommendation for cuBLAS on Hopper and later; it is enough on the others too.
 inline constexpr Bytes kGemmWorkspace{32ULL << 20};
 /// Ops::logits_at_once has 2,048 tokens of a vocabulary of 128 Ki. A chunk moves 12 bytes a weight
 /// of the projection (two readings of 2 bytes, an fp32 gradient read and written) and computes 6
@@ -26,10 +26,10 @@ inline constexpr std::uint64_t kWorkspaceAlignment = 256;
   return kGemmWorkspace + Bytes{kWorkspaceAlignment};
 }
 
-/// Holds what the gradients of scores may take at once where memory is scarce.
+/// What the gradients of scores may take at once where memory is scarce.
 inline constexpr Bytes kScoreGradients{1ULL << 30};
 
-/// Says what of the operations is part of the mathematics: it changes bits, and workspaces.
+/// Settings of the operations that are part of the mathematics: they change bits, and workspaces.
 struct CudaMath {
   DType compute = DType::bf16;
   /// Allows only algorithms with one order of sums; else the fastest is taken, reported by name.
@@ -41,7 +41,7 @@ struct CudaMath {
   Bytes score_gradients = kScoreGradients;
 };
 
-/// Says which implementation attends.
+/// Which implementation attends.
 enum class AttentionKind : std::uint8_t {
   cudnn,  ///< flash attention of cuDNN
   own,    ///< attention_kernel.hpp: every shape and dtype, slower

@@ -166,7 +166,7 @@ class CheckpointReader::Matcher {
 
   const ModelConfig& config_;
   const ModelLayout& layout_;
-  /// Holds all parts of a tensor, which may go on from block to block.
+  /// All parts of each tensor, which may go on from block to block.
   std::map<std::string, std::vector<TensorPlace>, std::less<>> places_;
   std::vector<std::vector<Source>> sources_;
   Source tied_head_;

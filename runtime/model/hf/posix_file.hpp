@@ -12,8 +12,8 @@
 
 namespace spillway::model::detail {
 
-/// Is a regular file opened for reading. Reads are positioned, so several threads may read at once.
-/// It is no mapping: a file that shrinks or a disk that fails is an error here, not a SIGBUS.
+/// A regular file opened for reading. Reads are positioned, so several threads may read at once. It
+/// is not mapped: a file that shrinks or a disk that fails is an error here, not a SIGBUS.
 class ReadableFile {
  public:
   explicit ReadableFile(const std::filesystem::path& path);
@@ -29,7 +29,7 @@ class ReadableFile {
   Bytes size_;
 };
 
-/// Is a new file, written from its start through a buffer.
+/// A new file, written from its start through a buffer.
 class WritableFile {
  public:
   /// Throws `Error{io_error}` if `path` exists.

@@ -41,7 +41,7 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Is the most bytes that a header may have, as in the reference implementation.
+/// The most bytes that a header may have, as in the reference implementation.
 inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
 
 /// Returns the header's length from the first 8 bytes of a file of `file_size` bytes. Throws
@@ -54,7 +54,7 @@ inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
 [[nodiscard]] SafetensorsHeader parse_safetensors_header(std::string_view header, Bytes data_size,
                                                          std::string_view origin);
 
-/// Is a file whose header has been read and checked.
+/// A file whose header has been read and checked.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);

@@ -30,7 +30,7 @@ constexpr auto kTypes = std::to_array<StoredType>(
 /// Shapes beyond this are no tensors, and would make the header a way to use up memory.
 constexpr std::size_t kMaxRank = 64;
 
-/// Holds a tensor while its entry is being read.
+/// A tensor while its entry is being read.
 struct Entry {
   std::string name;
   std::optional<std::string> type;

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Tells whether a file is part of an export, and so one that a new export replaces.
+/// Whether a file is part of an export, and so one that a new export replaces.
 bool belongs_to_export(const std::string& name) {
   return name == "config.json" || name == "model.safetensors.index.json" ||
          (name.starts_with("model") && name.ends_with(".safetensors"));

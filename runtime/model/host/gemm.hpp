@@ -7,7 +7,7 @@
 
 namespace spillway::model::host {
 
-/// Tells whether oneDNN multiplies matrices of `compute` here without widening them.
+/// Whether oneDNN multiplies matrices of `compute` here without widening them.
 [[nodiscard]] bool multiplies_natively(DType compute);
 
 /// Multiplies as `shape` on elements of `element` (fp32 or bf16). The calling thread's OpenMP team

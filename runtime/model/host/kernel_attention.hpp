@@ -139,7 +139,7 @@ inline Softmax exponentiate_row(float* x, std::size_t valid, std::size_t columns
   return {maximum, sum(total)};
 }
 
-/// Says the place of one task in the batch, and the sizes that its loops use.
+/// The place of one task in the batch, and the sizes that its loops use.
 struct TaskShape {
   std::size_t batch, kv_head, group, first_token, sequence, dim, width, keys, stride;
   float scale;
@@ -194,7 +194,7 @@ void attention_forward(const AttentionCall<T>& c, std::size_t task, float* scrat
   }
 }
 
-/// Holds the scratch of one backward task.
+/// Scratch of one backward task.
 struct BackwardScratch {
   float *k_transposed, *v_transposed, *k, *dk, *dv, *q, *d_out, *dq, *scores, *d_scores, *delta;
   BackwardScratch(float* p, const TaskShape& s) {

@@ -70,7 +70,7 @@ void norm_forward(const NormCall<T>& c, std::size_t first, std::size_t last) {
   }
 }
 
-/// Holds one vector of a row in norm_backward; `rest` is kLanes for a full one.
+/// One vector of a row in norm_backward; `rest` is at least kLanes for a full one.
 template <class T>
 struct NormVector {
   F normal, gradient, weighted;

@@ -67,9 +67,9 @@ struct VocabularyCall {
   float scale = 0;
 };
 
-/// Counts the rows of queries that attention handles at a time; a row of scores spans all keys.
+/// Rows of queries that attention handles at a time; a row of scores spans all keys.
 inline constexpr std::size_t kQueryRows = 32;
-/// Counts columns of padded score rows beyond the keys: keeps rows from sharing cache sets.
+/// Columns of padded score rows beyond the keys, which keep rows from sharing cache sets.
 inline constexpr std::size_t kScorePadding = 16;
 
 struct AttentionScratch {
@@ -78,7 +78,7 @@ struct AttentionScratch {
   explicit constexpr AttentionScratch(const AttentionShape& shape)
       : keys(round_up(shape.sequence, kQueryRows)), width(round_up(shape.head_dim, 16)) {}
   [[nodiscard]] constexpr std::size_t score_stride() const { return keys + kScorePadding; }
-  /// Counts the floats that one task of the forward pass needs, and one of the backward pass.
+  /// Floats that one task of the forward pass needs, and one of the backward pass.
   [[nodiscard]] constexpr std::size_t forward_floats() const {
     return width * score_stride() + keys * width + kQueryRows * (2 * width + score_stride());
   }
@@ -112,7 +112,7 @@ struct KernelTable {
   void (*column_sum)(const T* input, std::size_t stride, std::size_t rows, std::size_t columns,
                      float* out);
   void (*cross_entropy)(const CrossEntropyCall<T>& call, std::size_t first, std::size_t last);
-  /// Does what Ops::scan_vocabulary and Ops::vocabulary_gradient do.
+  /// As Ops::scan_vocabulary and Ops::vocabulary_gradient.
   void (*scan_vocabulary)(const VocabularyCall<T>& call, std::size_t first, std::size_t last);
   void (*vocabulary_gradient)(const VocabularyCall<T>& call, std::size_t first, std::size_t last);
   void (*widen)(const T* input, float* out, std::size_t count);

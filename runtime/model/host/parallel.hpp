@@ -28,7 +28,7 @@ class TeamSize {
 /// thread where the runtime grants fewer. An exception inside ends the program: kernels throw none.
 void run_parts(int parts, void (*function)(void* context, int part), void* context);
 
-/// Is [first, last) of `part` when `count` items are dealt to `parts` in multiples of `unit`.
+/// Range [first, last) of `part` when `count` items are dealt to `parts` in multiples of `unit`.
 struct Range {
   std::size_t first = 0;
   std::size_t last = 0;

@@ -38,7 +38,7 @@ void check_targets(Tokens targets, std::uint64_t vocabulary) {
   }
 }
 
-/// Holds the rows of the vocabulary that an embedding's table has.
+/// The rows of the vocabulary that an embedding's table has.
 struct Rows {
   explicit Rows(const EmbeddingShape& shape)
       : first(shape.first_row), count(shape.rows > 0 ? shape.rows : shape.vocabulary) {}

@@ -16,9 +16,9 @@ inline constexpr DType kDtype<Bf16> = DType::bf16;
 template <>
 inline constexpr DType kDtype<Fp16> = DType::fp16;
 
-/// Counts elements worth a thread's while: waking one costs as much as visiting some thousand.
+/// Number of elements worth a thread's while: waking one costs as much as visiting some thousand.
 inline constexpr std::size_t kUnit = 8192;
-/// Counts the items of `elements` each that make a unit.
+/// Number of items of `elements` each that make a unit.
 constexpr std::size_t items_in_unit(std::size_t elements) {
   return std::max<std::size_t>(1, kUnit / std::max<std::size_t>(1, elements));
 }

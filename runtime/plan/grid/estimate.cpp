@@ -19,7 +19,7 @@ double element_bytes(const GridWork& work) {
   return static_cast<double>(size_of(work.workload.compute));
 }
 
-/// Counts the parameters of a stage on one of its ranks, before ZeRO divides them.
+/// Parameters of a stage on one of its ranks, before ZeRO divides them.
 double parameters_of(const GridWork& work, const GridPipeline& on, const TensorCut& cut,
                      std::uint32_t stage) {
   const Workload& w = work.workload;

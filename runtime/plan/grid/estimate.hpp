@@ -49,7 +49,7 @@ struct GridChoice {
   [[nodiscard]] std::uint32_t ranks() const { return cut.ranks() * replicas * stages; }
 };
 
-/// Is the pipeline of a choice, which its other properties do not change.
+/// The pipeline of a choice, which its other properties do not change.
 struct GridPipeline {
   Pipeline pipeline;
   std::vector<std::vector<Pass>> passes;
@@ -58,7 +58,7 @@ struct GridPipeline {
 [[nodiscard]] GridPipeline pipeline_on(const GridWork& work, std::uint32_t replicas,
                                        std::uint32_t stages);
 
-/// Holds bytes of the rank that needs most.
+/// Bytes on the rank that needs most.
 struct GridMemory {
   double parameters = 0;   ///< in the compute dtype, with two gathered blocks in stage 3
   double gradients = 0;    ///< fp32 sums
@@ -73,7 +73,7 @@ struct GridMemory {
 [[nodiscard]] GridMemory memory_on(const GridWork& work, const GridPipeline& pipeline,
                                    const GridChoice& choice);
 
-/// Holds parts of a step, in seconds, of the stage that is busy for longest; they add up to it.
+/// Parts of a step, in seconds, on the stage that is busy for longest; they add up to the step.
 struct GridSeconds {
   double compute = 0;
   double recompute = 0;
@@ -85,9 +85,9 @@ struct GridSeconds {
   [[nodiscard]] double step() const {
     return compute + recompute + tensor + data + bubble + update;
   }
-  /// Names the largest part; that of `recompute` is "memory", which has no room for activations.
+  /// Name of the largest part. For `recompute` it is "memory", which has no room for activations.
   [[nodiscard]] std::string_view bound() const;
-  /// Names the largest part beside compute.
+  /// Name of the largest part beside compute.
   [[nodiscard]] std::string_view largest_loss() const;
 };
 [[nodiscard]] GridSeconds seconds_on(const GridWork& work, const GridPipeline& pipeline,

@@ -30,7 +30,7 @@ struct TensorCut {
   std::uint32_t depth = 1;  ///< d; above one only where `method` is layered
 
   [[nodiscard]] std::uint32_t ranks() const;
-  /// Counts the parts that parameters are cut into. The layers of a 2.5-D cut have copies.
+  /// Number of parts that parameters are cut into. The layers of a 2.5-D cut have copies.
   [[nodiscard]] std::uint32_t parameter_parts() const;
   /// Returns whether a tensor between two matrices, as long as the model is wide, is cut too.
   [[nodiscard]] bool cuts_boundaries() const { return method != TensorMethod::columns; }
@@ -49,8 +49,8 @@ struct Product {
   bool by_rows = false;
 };
 
-/// Counts the elements that each rank sends, on average, while forward or backward of a product
-/// runs. No gathered operand is kept for backward: it is gathered once more.
+/// Elements that each rank sends, on average, while forward or backward of a product runs. No
+/// gathered operand is kept for backward: it is gathered once more.
 struct SentElements {
   double forward = 0;
   double backward = 0;

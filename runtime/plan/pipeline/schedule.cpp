@@ -45,7 +45,7 @@ Pass pass_number(const Pipeline& pipeline, Direction direction, std::uint32_t nu
   return {direction, forward ? chunk : pipeline.chunks - 1 - chunk, round};
 }
 
-/// Counts the passes forward ahead of the first one backward.
+/// Number of passes forward ahead of the first one backward.
 std::uint32_t passes_ahead(const Pipeline& pipeline, std::uint32_t stage) {
   const std::uint32_t behind = pipeline.stages - 1 - stage;
   switch (pipeline.schedule) {

@@ -18,7 +18,7 @@ struct Pipeline {
   std::uint32_t rounds = 1;  ///< what the published formulas call micro-batches
   std::uint32_t chunks = 1;  ///< of a stage; more than one only where `schedule` is interleaved
   bool tied_head = false;    ///< the head uses the embedding's parameters
-  /// Counts the layers of each part in the model's order, embedding and head among them; empty: the
+  /// Number of layers of each part in the model's order, embedding and head among them; empty: the
   /// FLOPs of parts are balanced.
   std::vector<std::uint32_t> layers{};
 };
@@ -39,8 +39,8 @@ struct Pass {
 /// number of rounds is a multiple of that of stages, and of PipeDream-2BW at least that.
 [[nodiscard]] std::vector<std::vector<Pass>> passes_of(const Pipeline& pipeline);
 
-/// Counts the rounds that a stage has in flight at once: from the oldest whose backward is to come
-/// to the newest whose forward has run. For so many it keeps the activations of each chunk.
+/// Number of rounds that a stage has in flight at once: from the oldest whose backward is to come
+/// to the newest whose forward has run. The stage keeps the activations of each chunk for so many.
 [[nodiscard]] std::uint32_t rounds_in_flight(const std::vector<Pass>& passes);
 
 }  // namespace spillway::plan

@@ -35,7 +35,7 @@ std::vector<StageSeconds> seconds_of(const Workload& workload, const Pipeline& p
   return seconds;
 }
 
-/// Counts the rounds of which a stage keeps what a tied head adds: made, and not yet sent or, where
+/// Number of rounds for which a stage keeps what a tied head adds: made, and not yet sent or, where
 /// there is one stage, not yet used.
 std::uint32_t tied_in_flight(const std::vector<StageStep>& steps, const Stage& stage) {
   if (stage.count == 1) return stage.in_flight;
@@ -53,8 +53,8 @@ std::uint32_t tied_in_flight(const std::vector<StageStep>& steps, const Stage& s
   return most;
 }
 
-/// Counts the passes whose boundary waits beside those of the pass that runs (Stage::waiting). What
-/// comes between passes has the place of one that runs.
+/// Most passes whose boundaries wait beside those of the running pass (Stage::waiting). A message
+/// between passes takes the place of a running pass.
 std::uint32_t waiting_boundaries(const std::vector<StageStep>& steps, const Stage& stage) {
   using Kind = StageStep::Kind;
   std::uint32_t waiting = 0;

@@ -16,18 +16,18 @@ namespace spillway::plan {
 [[nodiscard]] std::vector<std::vector<Pass>> passes_of_steps(const Pipeline& pipeline,
                                                              std::uint32_t steps);
 
-/// Counts the updates that the weights of a stage have had which the passes of a round use.
-/// PipeDream: all up to the newest when the round comes to the stage (weight stashing).
-/// PipeDream-2BW: those of all steps but the last before the round's. The others: of all steps.
+/// Number of updates already in the weights that a stage uses for the passes of a round. PipeDream:
+/// all up to the newest when the round comes to the stage (weight stashing). PipeDream-2BW: those
+/// of all steps but the last before the round's. The others: those of all steps before it.
 [[nodiscard]] std::uint32_t updates_before(const Pipeline& pipeline, std::uint32_t stage,
                                            std::uint32_t round);
 
-/// Counts the versions of its weights that a stage holds at once while it runs passes of several
+/// Number of versions of its weights that a stage has at once while it runs passes of several
 /// steps: the newest, and those that rounds in flight use.
 [[nodiscard]] std::uint32_t versions_kept(const Pipeline& pipeline, std::uint32_t stage,
                                           const std::vector<Pass>& passes);
 
-/// Counts the rounds of the next step whose passes forward a stage runs in a step of a full
+/// Number of rounds of the next step whose passes forward a stage runs in a step of a full
 /// pipeline; they are in flight when the step ends.
 [[nodiscard]] std::uint32_t rounds_begun(const Pipeline& pipeline, std::uint32_t stage);
 

@@ -39,7 +39,7 @@ std::optional<Pass> last_in_place(const Pass& pass, std::uint32_t in_flight) {
   return Pass{Direction::backward, pass.chunk, pass.round - in_flight};
 }
 
-/// Counts the rounds up to the last one of which there is a pass.
+/// Number of rounds up to the last one that has a pass.
 std::uint32_t rounds_of(const std::vector<std::vector<Pass>>& passes) {
   std::uint32_t rounds = 0;
   for (const std::vector<Pass>& of_stage : passes) {
@@ -48,7 +48,7 @@ std::uint32_t rounds_of(const std::vector<std::vector<Pass>>& passes) {
   return rounds;
 }
 
-/// Holds the time of each pass, found by the pass.
+/// The time of each pass, found by the pass.
 class Times {
  public:
   Times(const Pipeline& pipeline, const std::vector<std::vector<Pass>>& passes)

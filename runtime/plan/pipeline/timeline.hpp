@@ -48,8 +48,8 @@ struct StageStep {
   Kind kind = Kind::run;
   Pass pass;
   std::uint32_t peer = 0;
-  /// Says of a message that it has what a tied head adds to the gradient of the embedding in a
-  /// round: made by the last pass forward, and read at the end of the last one backward.
+  /// For a message: whether it carries what a tied head adds to the gradient of the embedding in a
+  /// round. The last pass forward makes that, and the end of the last one backward reads it.
   bool tied = false;
 
   bool operator==(const StageStep&) const = default;

@@ -29,7 +29,7 @@ namespace spillway::plan {
 /// Device slots in all: those that `boundary_slots` names and those that pass from layer to layer.
 [[nodiscard]] std::uint32_t device_boundary_slots(const Workload& workload,
                                                   const Placement& placement);
-/// Counts the layers whose activations have this home, of a stage those that wait there.
+/// Number of layers whose activations have this home; in a stage, of those that wait there.
 [[nodiscard]] std::uint32_t layers_with(const Workload& workload, const Placement& placement,
                                         Tier home);
 /// Returns what a tensor of so many bytes takes on disk and in its staging buffer: whole pages.

@@ -13,8 +13,8 @@
 
 namespace spillway::plan {
 
-/// Holds, of all other cuts of these blocks, the one with which a step takes the least by the sums
-/// of its lanes; of equals the one that moves the least over the link.
+/// Among all other cuts of these blocks, the one with which a step takes the least time by the sums
+/// of its lanes; of equals, the one that moves the least over the link.
 struct NextBest {
   BlockCut cut;
   std::optional<Shortage> lacks{};  ///< the first tier that it does not fit into; else:
@@ -24,7 +24,7 @@ struct NextBest {
   Bytes device;  ///< what the whole placement takes with it
 };
 
-/// Says how blocks of one kind are cut that are cut alike.
+/// The cut that a number of blocks of one kind share.
 struct CutReport {
   std::string_view kind;  ///< embedding, layers or head
   std::uint32_t blocks = 0;

@@ -17,14 +17,14 @@
 
 namespace spillway::plan {
 
-/// Tells whether the block's internal activations leave the device. The head's never do: its two
-/// passes are one op. Blocks that save nothing have nothing to move.
+/// Whether the block's internal activations leave the device. The head's never do: its two passes
+/// are one op. Blocks that save nothing have nothing to move.
 [[nodiscard]] bool internals_leave(const Workload& workload, const Placement& placement,
                                    std::uint32_t block);
-/// Counts those of all blocks whose internal activations leave, one micro-batch.
+/// Bytes of all internal activations that leave the device, for one micro-batch.
 [[nodiscard]] Bytes offloaded_internals(const Workload& workload, const Placement& placement);
 
-/// Counts the bytes of internals that a training step moves.
+/// Bytes of internals that a training step moves.
 struct InternalsTraffic {
   Bytes saved;    ///< device to host, and as many back
   Bytes spilled;  ///< host to disk, and as many back

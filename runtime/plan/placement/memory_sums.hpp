@@ -12,7 +12,7 @@
 
 namespace spillway::plan {
 
-/// Holds ranks with their number, and the largest of them.
+/// A multiset of ranks that knows the largest of them.
 class RankCounts {
  public:
   explicit RankCounts(std::size_t ranks) : counts_(ranks) {}

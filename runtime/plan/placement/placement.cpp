@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kInt8ScaleGroup = 256;  // values that share one scale
 
-/// Counts the bytes of momentum (or of variance) without their scales.
+/// Bytes of momentum (or of variance) without their scales.
 Bytes moment_values(StateFormat format, ElementCount parameters) {
   switch (format) {
     case StateFormat::fp32:

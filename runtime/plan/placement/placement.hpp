@@ -51,7 +51,7 @@ struct Placement {
 [[nodiscard]] bool is_streamed(const Workload& workload, const Placement& placement,
                                std::uint32_t block);
 [[nodiscard]] bool any_streamed(const Workload& workload, const Placement& placement);
-/// Counts the device homes of parts of blocks that are uploaded for all ranks.
+/// Number of device homes for parts of blocks that are uploaded for all ranks.
 [[nodiscard]] std::uint32_t parameter_shard_slots(const Workload& workload,
                                                   const Placement& placement);
 
@@ -67,7 +67,7 @@ struct MemoryItem {
                                                    const Placement& placement);
 [[nodiscard]] Bytes total(const std::vector<MemoryItem>& items, Tier tier);
 
-/// Counts the bytes of momentum (or of variance) of `parameters` parameters, with their scales.
+/// Bytes of momentum (or of variance) of `parameters` parameters, with their scales.
 [[nodiscard]] Bytes moment_bytes(StateFormat format, ElementCount parameters);
 /// What an update reads of a tile's slot and what a home in memory holds: the master (or its
 /// remainder), m and v, in whole pages. 16-bit parameters are elsewhere in memory anyway.

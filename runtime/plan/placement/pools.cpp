@@ -87,7 +87,7 @@ bool is_of_whole_blocks(PoolKind pool) {
          pool == PoolKind::secondary_parameters;
 }
 
-/// Counts the versions of all tiles that a pool of tiles holds.
+/// Number of versions of all tiles in a pool of tiles.
 std::uint32_t copies_in(PoolKind pool, const Workload& workload) {
   const bool stash = pool == PoolKind::stashed_parameters || pool == PoolKind::host_stash;
   return stash ? workload.stage.versions : 1;

@@ -15,8 +15,8 @@ struct DecoderShape {
   double mlp_matrices = 3;  ///< gate, up and down; 2 without a gate
 };
 
-/// Counts the FLOPs per token of forward and backward of a causal model: attention is halved for
-/// causality, the embedding and recomputation are not counted.
+/// FLOPs per token of forward and backward of a causal model. Attention is halved for causality;
+/// the embedding and recomputation are not counted.
 [[nodiscard]] double flops_per_token(const DecoderShape& shape);
 
 }  // namespace spillway::plan

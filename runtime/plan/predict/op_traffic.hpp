@@ -10,47 +10,46 @@
 
 namespace spillway::plan {
 
-/// Counts the bytes of the fused pass: fp32 28, split 26, bf16 18, int8 14.06 at 16-bit compute;
-/// `compute` widens the gradient read and the parameter written.
+/// Bytes of the fused pass: fp32 28, split 26, bf16 18, int8 14.06 at 16-bit compute; `compute`
+/// widens the gradient read and the parameter written.
 [[nodiscard]] double update_traffic_per_parameter(StateFormat format, DType compute);
 
-/// Counts the bytes of the update of a tile. Checksums of state from the disk are made of what it
-/// has in the cache.
+/// Bytes of the update of a tile. Checksums of state from the disk cost nothing: the pass sums what
+/// it has in the cache.
 [[nodiscard]] Bytes update_traffic(const Workload& workload, const Placement& placement,
                                    const Tile& tile);
 
-/// Counts the bytes of finishing a block's gradient of a round on the device: the second use of a
-/// tied block added, the sums rounded, and, where the state lives on the device, the result moved
-/// to its home.
+/// Bytes of finishing a block's gradient of a round on the device: the second use of a tied block
+/// added, the sums rounded, and, where the gradient waits on the device, the result put there.
 [[nodiscard]] Bytes rounding_traffic(const Workload& workload, const Placement& placement,
                                      std::uint32_t block, std::uint32_t round);
 
-/// Counts the bytes of adding a landed gradient of a block to those of earlier rounds on the host.
+/// Bytes of adding a landed gradient of a block to those of earlier rounds on the host.
 [[nodiscard]] Bytes summing_traffic(const Workload& workload, std::uint32_t block,
                                     std::uint32_t round);
 
-/// Counts the bytes that this rank sends to make a block's parameters whole on every rank of its
-/// node, from a node's copy.
+/// Bytes that this rank sends to make a block's parameters whole on every rank of its node, from a
+/// node's copy.
 [[nodiscard]] Bytes node_gather_traffic(const Workload& workload, std::uint32_t block);
 
-/// Counts the bytes that this rank sends to make a block's parameters whole on every rank.
+/// Bytes that this rank sends to make a block's parameters whole on every rank.
 [[nodiscard]] Bytes gather_traffic(const Workload& workload, std::uint32_t block);
 
-/// Counts the bytes that this rank sends of a block's gradient of a round: its part of a sum, or
-/// what the others add up themselves.
+/// Bytes that this rank sends of a block's gradient of a round: its part of a sum, or what the
+/// others add up themselves.
 [[nodiscard]] Bytes reduction_traffic(const Workload& workload, std::uint32_t block);
 
-/// Counts the bytes that this rank sends where a tensor group adds up `bytes` of elements of
-/// `dtype`: 2 (t - 1) / t of them, in a ring of t ranks, as even as elements divide.
+/// Bytes that this rank sends where a tensor group adds up `bytes` of elements of `dtype`. In a
+/// ring of t ranks that is 2 (t - 1) / t of them, as even as elements divide.
 [[nodiscard]] Bytes tensor_sum_traffic(const Workload& workload, Bytes bytes, DType dtype);
 
-/// Counts the bytes that this rank sends where a tensor group adds up what a pass has made: the sum
-/// goes to all of them, or to each the sum for its own tokens.
+/// Bytes that this rank sends where a tensor group adds up what a pass has made. The whole sum goes
+/// to every rank, or to each the sum for its own tokens.
 [[nodiscard]] Bytes pass_sum_traffic(const Workload& workload);
-/// Counts the bytes that this rank sends where a tensor group gathers the tokens of all its ranks.
+/// Bytes that this rank sends where a tensor group gathers the tokens of all its ranks.
 [[nodiscard]] Bytes token_gather_traffic(const Workload& workload);
 
-/// Counts the bytes of the sum of squares of a tile's waiting gradient.
+/// Bytes of the sum of squares of a tile's waiting gradient.
 [[nodiscard]] Bytes norm_traffic(const Workload& workload, const Tile& tile);
 
 }  // namespace spillway::plan

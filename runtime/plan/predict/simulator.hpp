@@ -28,11 +28,11 @@ struct OpTiming {
 
 struct LaneUse {
   double busy = 0;  ///< seconds in which an op of the lane is running
-  /// Counts the seconds in which the lane is busy and the gpu lane is not: what it costs, unless
-  /// another lane is exposed at the same time. Of the gpu lane itself: 0.
+  /// Seconds in which the lane is busy and the gpu lane is not: what it costs, unless another lane
+  /// is exposed at the same time. Of the gpu lane itself: 0.
   double exposed = 0;
-  /// Counts the seconds of the critical path spent in the lane: the chain of ops, without gaps,
-  /// that ends with the step. Over all lanes they add up to the step.
+  /// Seconds of the critical path spent in the lane. The path is the chain of ops, without gaps,
+  /// that ends with the step; over all lanes its seconds add up to the step.
   double critical = 0;
 };
 
@@ -41,8 +41,7 @@ struct Prediction {
   double step_seconds = 0;
   std::array<LaneUse, kMachineLanes> lanes;
   double gpu_idle = 0;  ///< step_seconds less the gpu lane's busy time
-  /// Is the lane with the longest part of the critical path; the earlier lane of equals; gpu if
-  /// empty.
+  /// The lane with the longest part of the critical path; the earlier lane of equals; gpu if empty.
   Lane bounding = Lane::gpu;
 
   [[nodiscard]] const LaneUse& operator[](Lane lane) const {
@@ -58,10 +57,10 @@ struct Prediction {
 /// uses a rate that the profile lacks.
 [[nodiscard]] Prediction simulate(const StepPlan& plan, const MachineProfile& profile);
 
-/// Does the same for the lists of all stages of a pipeline, which begin together and of which each
-/// has the profile to itself. A send and its receive start together. All predictions have the
-/// seconds until the last stage ends, and no critical path. Throws `Error{invalid_argument}` also
-/// if messages wait for each other.
+/// The predictions for the lists of all stages of a pipeline, which begin together and each have
+/// the profile to themselves. A send and its receive start together. Each prediction has the
+/// seconds until the last stage ends, and no critical path. Throws `Error{invalid_argument}` as
+/// `simulate` does, and if messages wait for each other.
 [[nodiscard]] std::vector<Prediction> simulate_stages(std::span<const StepPlan> stages,
                                                       const MachineProfile& profile);
 

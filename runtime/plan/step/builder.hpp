@@ -58,7 +58,7 @@ class Builder {
   void open_pool(PoolKind pool, std::uint32_t buffers);
   /// Returns the buffer of the pool that has been free for longest.
   Buffer take_free(PoolKind pool);
-  void give_back(const Buffer& buffer);  ///< Does nothing to a buffer that never comes and goes.
+  void give_back(const Buffer& buffer);  ///< No effect on one that never comes and goes.
   [[nodiscard]] Buffer tiles_of(PoolKind pool, std::uint32_t block) const {
     return {pool, first_tile_[block], first_tile_[block + 1] - first_tile_[block]};
   }

@@ -91,8 +91,8 @@ struct Op {
   std::uint32_t tile = 0;  ///< of the model, for tile ops
   std::uint32_t round = 0;
   std::uint32_t micro_batch = 0;  ///< within the round
-  /// Says of a copy of state from the disk that the step before has left the tile in the slot; read
-  /// only where it has not.
+  /// For a copy of state from the disk: whether the step before leaves the tile in the slot. The
+  /// copy reads only where it has not.
   bool held = false;
   bool if_pending = false;  ///< part of the previous step's update: skipped when none is pending
   Bytes bytes;              ///< moved by the op on its lane; of a collective: sent by this rank
@@ -125,7 +125,7 @@ inline constexpr std::size_t kCircumstances = 3;
 inline constexpr std::size_t kSerialLanes = 5;
 
 struct StepPlan {
-  /// Counts the rounds of which the list before has left activations and boundaries.
+  /// Number of rounds whose activations and boundaries the list before has left.
   std::uint32_t begun = 0;
   std::vector<Op> ops;
   std::vector<Access> accesses;

@@ -36,7 +36,7 @@ constexpr const char* kCudnnRemedy =
     "the CUDA backend attends with cuDNN 9.18 or newer, which compiles with NVRTC 13; install them "
     "or the Python packages nvidia-cudnn-cu13 and nvidia-cuda-nvrtc, or run tools/setup cuda";
 
-/// Names a graph's tensors in the map of addresses.
+/// A graph's tensors in the map of addresses.
 enum Uid : std::int64_t {
   uid_q = 1,
   uid_k,
@@ -65,12 +65,12 @@ void expect_good(fe::error_t status, const char* what) {
   if (status.is_bad()) refuse(fmt::format("{}: {}", what, status.get_message()));
 }
 
-/// Is what cuDNN sees of a call: a part of the batch and of the heads.
+/// What cuDNN sees of a call: a part of the batch and of the heads.
 struct PartShape {
   std::int64_t batch, heads, kv_heads, sequence, dim;
 };
 
-/// Is what graphs are built for: the device of a handle, or one that is only described.
+/// What graphs are built for: the device of a handle, or one that is only described.
 struct Target {
   cudnnHandle_t handle = nullptr;
   std::shared_ptr<const fe::DeviceProperties> described{};

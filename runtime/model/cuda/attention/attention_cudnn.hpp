@@ -18,13 +18,13 @@
 
 namespace spillway::model::cuda {
 
-/// Says what cuDNN has chosen for one shape.
+/// What cuDNN has chosen for one shape.
 struct AttentionEngines {
   std::string forward, backward;  ///< cuDNN's names of the engines, with their settings
   Bytes workspace;                ///< the larger of what both need
 };
 
-/// Holds the graphs of one shape: forward's of a whole call, backward's of a part of one
+/// Graphs of one shape: forward's for a whole call, backward's for a part of one
 /// (`attention_backward_part`).
 class CudnnAttention {
  public:

@@ -8,7 +8,7 @@
 
 namespace spillway::model::cuda {
 
-/// Names the first window, and the first heads, of a part.
+/// The first window, and the first heads, of a part.
 struct AttentionPlace {
   std::uint32_t window = 0;
   std::uint32_t head = 0;

@@ -14,7 +14,7 @@
 
 namespace spillway::model::cuda::frontend {
 
-/// Holds what the frontend asks the runtime of a device.
+/// What the frontend asks the runtime about a device.
 struct DeviceFacts {
   int major = 0;
   int multiprocessors = 0;

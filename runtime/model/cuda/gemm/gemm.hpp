@@ -18,11 +18,11 @@
 
 namespace spillway::model::cuda {
 
-/// Says which algorithms are proposed for one shape.
+/// Alignment of the operands that algorithms of one shape are proposed for.
 enum class Alignment : std::uint8_t { sixteen, element };
 inline constexpr std::uint64_t kAligned = 16;
 
-/// Holds the descriptors of one shape. Move-only; the library outlives it.
+/// Descriptors of one shape. Move-only; the library outlives them.
 class GemmDescriptors {
  public:
   GemmDescriptors(const CublasLt& library, const GemmShape& shape, const CudaMath& math);
@@ -31,7 +31,7 @@ class GemmDescriptors {
   [[nodiscard]] std::vector<cublasLtMatmulHeuristicResult_t> propose(cublasLtHandle_t handle,
                                                                      Alignment alignment,
                                                                      int count) const;
-  /// Tells whether `algorithm` runs this shape here within the workspace.
+  /// Whether `algorithm` runs this shape here within the workspace.
   [[nodiscard]] bool accepts(cublasLtHandle_t handle, Alignment alignment,
                              const cublasLtMatmulAlgo_t& algorithm) const;
   void run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm,

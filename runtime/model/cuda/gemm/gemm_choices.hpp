@@ -15,14 +15,14 @@
 
 namespace spillway::model::cuda {
 
-/// Is cuBLASLt's description of an algorithm, opaque: valid for one GPU model and library version.
+/// cuBLASLt's description of an algorithm, opaque: valid for one GPU model and library version.
 using GemmAlgorithm = std::array<std::uint64_t, 8>;
 
 /// Returns "4096x6144x4096/nt/bias+residual/compute": rows, columns, inner, transpositions, what is
 /// added, the result; then strides, if there are any.
 [[nodiscard]] std::string name_of(const GemmShape& shape);
 
-/// Holds all that an algorithm may depend on.
+/// All that an algorithm may depend on.
 struct GemmKey {
   std::string device;         ///< as the driver names it: "NVIDIA H100 80GB HBM3"
   std::uint64_t library = 0;  ///< cuBLASLt's version, 130100

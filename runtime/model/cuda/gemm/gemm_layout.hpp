@@ -22,7 +22,8 @@ struct ColumnMajor {
   bool operator==(const ColumnMajor&) const = default;
 };
 
-/// Is result [m x n] = op(left) [m x k] op(right) [k x n] + beta * added (+ bias [m] a column).
+/// A gemm: result [m x n] = op(left) [m x k] op(right) [k x n] + beta * added (+ bias [m] a
+/// column).
 struct ColumnMajorGemm {
   std::uint64_t m = 0;
   std::uint64_t n = 0;

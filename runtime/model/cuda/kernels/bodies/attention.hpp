@@ -9,7 +9,7 @@
 
 namespace spillway::model::cuda::bodies {
 
-/// Is a running softmax of kKept rows: scores become exp(scale * score - largest), masked ones 0.
+/// A running softmax of kKept rows: scores become exp(scale * score - largest), masked ones 0.
 struct Softmax {
   float *scores, *largest, *total, *factor;
 
@@ -163,7 +163,7 @@ SPILLWAY_HOST_DEVICE void attend_backward_q(const Team& team, const AttentionBac
              d_q, nullptr, at.rows, dim);
 }
 
-/// Holds the rows of one team of `attend_backward_kv`, and what it sums for them.
+/// The rows of one team of `attend_backward_kv`, and what it sums for them.
 struct KvTile {
   float *k, *v, *d_k, *d_v, *streamed, *scores, *gradients;
 

@@ -31,7 +31,7 @@ struct AttentionSize {
   float scale = 0;  ///< of scores, 1 / sqrt(head_dim)
 };
 
-/// Holds HeadRows of row_ops.hpp, in elements.
+/// HeadRows of row_ops.hpp, in elements.
 template <class T>
 struct Heads {
   T* data = nullptr;
@@ -61,7 +61,7 @@ struct AttentionBackwardCall {
   float* delta = nullptr;  ///< [batch, heads, sequence], written by the q gradient's tiles
 };
 
-/// Is tile `index` of a grid over batch, heads and tiles of kKept positions.
+/// Tile `index` of a grid over batch, heads and tiles of kKept positions.
 struct AttentionTile {
   std::uint32_t batch, head, first, rows;
 

@@ -27,7 +27,7 @@ SPILLWAY_HOST_DEVICE void visit_range(std::uint64_t begin, std::uint64_t end, un
   if (N > 1 && last + lane < end) visit(PackSize<1>{}, last + lane);
 }
 
-/// Holds the sum of e^(x - top) over the values met, top the largest. A NaN makes the sum NaN.
+/// Sum of e^(x - top) over the values met, top the largest. A NaN makes the sum NaN.
 struct RunningSum {
   float top = -FLT_MAX;
   float sum = 0;
@@ -44,7 +44,7 @@ struct RunningSum {
   }
 };
 
-/// Holds a row's largest value, and the sum of e^(x - top).
+/// A row's largest value, and the sum of e^(x - top).
 struct SoftmaxSum {
   float top;
   double total;
@@ -88,7 +88,7 @@ struct CrossEntropy {
   static constexpr unsigned kLanes = 512;
   static constexpr std::size_t kShared = softmax_shared(kLanes) + 16;
 
-  /// Holds what one lane tells the others: gradient = e^(x - top) * factor, but at the target.
+  /// What one lane shares with the others: gradient = e^(x - top) * factor, but at the target.
   struct Row {
     float factor, at_target;
   };

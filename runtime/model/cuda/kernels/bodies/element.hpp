@@ -20,7 +20,7 @@ struct Fp16 {
 };
 static_assert(sizeof(Bf16) == 2 && sizeof(Fp16) == 2);
 
-/// Counts the elements that a lane moves at once where addresses allow.
+/// Number of elements that a lane moves at once where addresses allow.
 inline constexpr unsigned kPack = 8;
 inline constexpr unsigned kWordBytes = 16;
 

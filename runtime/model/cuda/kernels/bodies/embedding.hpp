@@ -12,7 +12,7 @@ constexpr std::uint64_t embedding_bytes(const EmbeddingShape& shape) {
   return round_up(std::uint64_t{shape.batch} * shape.sequence * 2 * sizeof(Occurrence), 64);
 }
 
-/// Names the rows of the vocabulary that a table holds.
+/// The rows of the vocabulary that a table holds.
 struct TableRows {
   std::uint64_t first, count;
 };

@@ -114,7 +114,7 @@ struct NormBackward {
     T* dx;
     float mean, inverse;
   };
-  /// Holds what the two passes over a row need of one pack.
+  /// What the two passes over a row need of one pack.
   struct Terms {
     Pack<N> normal, gradient, weighted;
   };

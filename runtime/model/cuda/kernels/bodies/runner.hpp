@@ -29,7 +29,7 @@
 
 namespace spillway::model::cuda::bodies {
 
-/// Is what every device gives a thread block unasked.
+/// Bytes of shared memory that every device gives a thread block unasked.
 inline constexpr std::size_t kSharedBytes = std::size_t{48} << 10;
 /// Teams of kWarpLanes share thread blocks, so many in each.
 inline constexpr unsigned kWarpsInBlock = 4;
@@ -78,7 +78,7 @@ T* elements(Tensor tensor) {
   return reinterpret_cast<T*>(tensor.address());
 }
 
-/// Holds rows of heads, as HeadRows: row (t, h) starts at element t * stride + h * width.
+/// Rows of heads, as HeadRows: row (t, h) starts at element t * stride + h * width.
 template <class T>
 struct Rows {
   T* data = nullptr;

@@ -7,7 +7,7 @@
 
 namespace spillway::model::cuda::bodies {
 
-/// Is one occurrence of a token: token << 32 | position.
+/// One occurrence of a token: token << 32 | position.
 using Occurrence = std::uint64_t;
 
 SPILLWAY_HOST_DEVICE constexpr std::uint64_t token_of(Occurrence occurrence) {
@@ -19,7 +19,7 @@ SPILLWAY_HOST_DEVICE constexpr std::uint64_t position_of(Occurrence occurrence) 
 
 inline constexpr unsigned kDigitBits = 4;
 
-/// Counts the passes over keys of up to `vocabulary`, which stands for tokens outside it.
+/// Number of passes over keys of up to `vocabulary`, which stands for tokens outside it.
 constexpr unsigned sort_passes(std::uint64_t vocabulary) {
   unsigned bits = 1;
   while ((vocabulary >> bits) != 0) ++bits;
