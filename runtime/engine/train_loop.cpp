@@ -239,7 +239,7 @@ void Loop::train_step() {
   trace_->record(trainer_->step_executor());
   const std::uint64_t step = trainer_->state().step;
   const bool meet = is_over(step) || evaluation_due(step) || saves;
-  if (meet && !trainer_->has_met()) results = trainer_->collect();
+  if (meet && !trainer_->results_complete()) results = trainer_->gather_results();
   report(results);
   note_commit();
   finish_save();
@@ -257,7 +257,7 @@ void Loop::keep_tokenizer_files() const {
 
 /// A signal reaches the ranks one after the other; they stop after the same step.
 bool Loop::interrupted() {
-  if (!trainer_->has_met()) return false;
+  if (!trainer_->results_complete()) return false;
   const bool signalled = interrupt_.load(std::memory_order_relaxed) != 0;
   return ranks_.any(signalled ? Vote::yes : Vote::no);
 }

@@ -96,8 +96,8 @@ void Trainer::sum_up(std::span<double> squares) {
 std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
                                           const data::Sampler& sampler) {
   const auto begin = std::chrono::steady_clock::now();
-  if (has_met_) results_.clear();
-  has_met_ = false;
+  if (results_complete_) results_.clear();
+  results_complete_ = false;
   fetch(tokens, sampler);
   StepResult& result = results_.emplace_back();
   result.tokens = plan::tokens_of_step(workload());
@@ -113,14 +113,16 @@ std::span<const StepResult> Trainer::step(const data::TokenFile& tokens,
                    workload().ranks.count;
   result.step = ++state_.step;
   if (steps_of_sums_ > 1) decide_early(options(), state_, result, sum_of(squares), pending_);
-  if (commits || commits_next() || results_.size() == steps_of_sums_) static_cast<void>(collect());
+  if (commits || commits_next() || results_.size() == steps_of_sums_) {
+    static_cast<void>(gather_results());
+  }
   result.seconds = seconds_since(begin);
-  return has_met_ ? std::span<const StepResult>(results_) : std::span<const StepResult>{};
+  return results_complete_ ? std::span<const StepResult>(results_) : std::span<const StepResult>{};
 }
 
-std::span<const StepResult> Trainer::collect() {
-  if (has_met_) return {};
-  has_met_ = true;
+std::span<const StepResult> Trainer::gather_results() {
+  if (results_complete_) return {};
+  results_complete_ = true;
   ranks().add_up(Group::stages,
                  std::span(squares_).first(results_.size() * (workload().blocks.size() + 1)));
   for (std::size_t i = 0; i < results_.size(); ++i) {

@@ -32,9 +32,9 @@ class Trainer final : private OwnedModel, public StepCycle {
   /// another step would diverge too. The results are there until the next step.
   std::span<const StepResult> step(const data::TokenFile& tokens, const data::Sampler& sampler);
   /// Makes stages meet, and returns the results that no call has returned. All of them call it.
-  std::span<const StepResult> collect();
+  std::span<const StepResult> gather_results();
   /// Whether no result is outstanding.
-  [[nodiscard]] bool has_met() const { return has_met_; }
+  [[nodiscard]] bool results_complete() const { return results_complete_; }
   /// The most results that there can be at once.
   [[nodiscard]] std::size_t most_results() const { return steps_of_sums_; }
   /// Mean loss over all whole windows of `tokens`, in file order.
@@ -55,7 +55,7 @@ class Trainer final : private OwnedModel, public StepCycle {
   std::optional<RankSums> rank_sums_;  // where the stage has several ranks
   std::vector<StepResult> results_;    // since the stages have met
   std::vector<double> squares_;  // of each result by block, of its gradient; behind them its loss
-  bool has_met_ = true;
+  bool results_complete_ = true;
   std::unique_ptr<Executor> evaluation_executor_;
 };
 

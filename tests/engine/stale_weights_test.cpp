@@ -320,7 +320,7 @@ Told told_by(RanksHarness& harness, const PipelineOptions& pipeline, std::uint64
       if (rank.stage() == 0) told.add(results);
       between(*trainer);
     }
-    const auto results = trainer->collect();
+    const auto results = trainer->gather_results();
     if (rank.stage() == 0) told.add(results);
   });
   return told;

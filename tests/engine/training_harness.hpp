@@ -188,7 +188,7 @@ class TrainingHarness {
     for (int i = 0; i < count; ++i) {
       add(trainer.step(*tokens_, sampler), outcome);
     }
-    add(trainer.collect(), outcome);
+    add(trainer.gather_results(), outcome);
   }
   static void add(std::span<const StepResult> results, Outcome& outcome) {
     for (const StepResult& result : results) {

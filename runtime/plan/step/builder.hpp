@@ -209,7 +209,7 @@ class Builder {
   [[nodiscard]] OpDraft draft_of_head(const HeadVisit& head, std::uint32_t m) const;
   void read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_t m) const;
   void scan_head(const HeadVisit& head, std::uint32_t m);
-  void lose_part(const HeadVisit& head, std::uint32_t m, bool train);
+  void loss_of_part(const HeadVisit& head, std::uint32_t m, bool train);
   void finish_head(const HeadVisit& head, std::uint32_t m);
   void visit_head_of_group(MicroBatches range, bool train);
 
@@ -260,7 +260,7 @@ class Builder {
     return direction == Direction::forward ? activation(layer, m) : activation_gradient(layer, m);
   }
   void put_by(Direction direction, std::uint32_t layer);
-  void take_up(Direction direction, std::uint32_t layer);
+  void restore_boundary(Direction direction, std::uint32_t layer);
   void exchange(const StageStep& step);
   void receive_boundaries(const StageStep& step, std::uint32_t layer);
   void send_boundaries(const StageStep& step, std::uint32_t layer);

@@ -11,7 +11,7 @@ void Builder::run_forward(const BlockRange& layers, bool train) {
   ahead_until_ = blocks();  // another chunk or round may be next
   const bool update_first = train && round_ == 0 && !workload_.stage.stays_full();
   const std::uint32_t head = workload_.head_layer();
-  if (layers.first > 0) take_up(Direction::forward, layers.first - 1);
+  if (layers.first > 0) restore_boundary(Direction::forward, layers.first - 1);
   for (std::uint32_t layer = layers.first; layer < std::min(layers.end, head); ++layer) {
     forward_layer(layer, all, train, update_first);
   }
@@ -27,7 +27,7 @@ void Builder::run_backward(const BlockRange& layers) {
   const MicroBatches all{0, workload_.micro_batches};
   ahead_until_ = std::max(layers.first, 1U);
   const std::uint32_t end = std::min(layers.end, workload_.head_layer());
-  take_up(Direction::backward, end - 1);
+  restore_boundary(Direction::backward, end - 1);
   for (std::uint32_t layer = end; layer-- > layers.first;) backward_layer(layer, all);
   if (layers.first > 0) put_by(Direction::backward, layers.first - 1);
 }
@@ -45,7 +45,7 @@ void Builder::put_by(Direction direction, std::uint32_t layer) {
 }
 
 /// The pass that reads them begins, or they are sent.
-void Builder::take_up(Direction direction, std::uint32_t layer) {
+void Builder::restore_boundary(Direction direction, std::uint32_t layer) {
   for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
     const auto waits = waiting_.extract(passing(direction, layer, m));
     if (!waits.empty()) passing_[m] = waits.mapped();
@@ -92,7 +92,7 @@ void Builder::receive_boundaries(const StageStep& step, std::uint32_t layer) {
 void Builder::send_boundaries(const StageStep& step, std::uint32_t layer) {
   const Direction direction = step.pass.direction;
   const bool forward = direction == Direction::forward;
-  take_up(direction, layer);
+  restore_boundary(direction, layer);
   for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
     const Buffer made = forward ? passing_activation(layer, m) : passing_gradient(m);
     append_message(OpKind::send, step.peer, workload_.first_block(layer), m,

@@ -263,7 +263,7 @@ void Builder::read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_t m)
 }
 
 /// The loss, and in training the gradients of this rank's part of the projection.
-void Builder::lose_part(const HeadVisit& head, std::uint32_t m, bool train) {
+void Builder::loss_of_part(const HeadVisit& head, std::uint32_t m, bool train) {
   const Access sum = norm_gradient(workload_.head_layer(), m);
   OpDraft loss = draft_of_head(head, m);
   if (train) {
@@ -303,7 +303,7 @@ void Builder::visit_head_of_group(MicroBatches range, bool train) {
     gather_normal(draft_of_head(head, m), passing_activation(layer - 1, m));
   }
   for (std::uint32_t m = range.first; m < range.last; ++m) scan_head(head, m);
-  for (std::uint32_t m = range.first; m < range.last; ++m) lose_part(head, m, train);
+  for (std::uint32_t m = range.first; m < range.last; ++m) loss_of_part(head, m, train);
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     if (train) finish_head(head, m);
     give_back(passing_activation(layer - 1, m));
