@@ -69,6 +69,39 @@ class Identity(JobTest):
         self.trained("first", SHARDED, 4, "--resume")
         self.assertEqual(self.results("mine"), self.results("first"))
 
+    def test_a_copy_that_has_a_folder_of_the_original_by_a_link_is_refused(self):
+        options = config(3, eval_every=0, save_every=1)
+        for folder in ("rank-0001", "state", "rank-0001/state", "checkpoints"):
+            with self.subTest(folder=folder):
+                shutil.rmtree(self.folder / "mine", ignore_errors=True)
+                self.trained("mine", options, 2)
+                linked = self.folder / folder.replace("/", "-")
+                shutil.move(self.folder / "mine" / folder, linked)
+                (self.folder / "mine" / folder).symlink_to(linked)
+                copy = self.folder / f"copy-{linked.name}"
+                shutil.copytree(self.folder / "mine", copy, symlinks=True)
+                self.fail_with("is a copy (of|that shares)", copy.name, options, 3, "--resume")
+                self.trained("mine", options, 3, "--resume")
+
+    def test_a_resume_that_is_refused_changes_no_rank(self):
+        options = config(3, batch=9, eval_every=0)
+        ranks = {name: self.folder / "mine" / name for name in ("rank-0001", "rank-0002")}
+        for step in (2, 3, 4):
+            self.trained("mine", options, step, *["--resume"] * (step > 2), ranks=3)
+            for name, path in ranks.items():
+                shutil.copytree(path, self.folder / f"{name}-{step}")
+
+        def at(name, step):
+            shutil.rmtree(ranks[name])
+            shutil.copytree(self.folder / f"{name}-{step}", ranks[name])
+
+        at("rank-0001", 3)  # as a kill may leave it
+        at("rank-0002", 2)  # an old backup
+        self.fail_with("rank 2 has committed step 2, and rank 0 step 4.*rank-0002 is older",
+                       "mine", options, 5, "--resume", ranks=3)
+        at("rank-0002", 4)
+        self.trained("mine", options, 5, "--resume", ranks=3)
+
     def test_another_rank_of_the_same_run_is_refused(self):
         self.trained("mine", config(3, batch=24), 2, ranks=3)
         self.put("mine/rank-0002")

@@ -105,6 +105,20 @@ void check_one_job(std::span<const RunClaim::Found> all, const std::filesystem::
   }
 }
 
+/// Throws unless every rank can go back to the step of rank `last`: before one of them does.
+void check_all_reach(RankGroups& ranks, const RunClaim& claim, std::span<const RunClaim::Found> all,
+                     std::size_t last) {
+  const std::uint64_t step = all[last].step;
+  const std::vector<char> reaching = ranks.gather(char{claim.reaches(StepIndex{step})});
+  const auto ahead = std::ranges::find(reaching, 0) - reaching.begin();
+  check(ahead == std::ssize(reaching), ErrorCode::corrupt_data,
+        fmt::format("rank {} has committed step {}, and rank {} step {}, from which it cannot go "
+                    "back so far: {} is older than the rest of the run; put its newest state back, "
+                    "or restore all ranks of one backup",
+                    last, step, ahead, all[static_cast<std::size_t>(ahead)].step,
+                    rank_directory(claim.job(), last).string()));
+}
+
 /// Returns the seconds of an all_gather of shards of this size.
 double seconds_of_gather(comm::Communicator& ranks, Bytes shard) {
   const std::vector<std::byte> mine(shard.value());
@@ -192,7 +206,9 @@ std::optional<StepIndex> agree_on_start(RankGroups& ranks, RunClaim& claim) {
   if (!goes_on(*first)) return std::nullopt;
   if (std::ranges::all_of(all, goes_on)) {
     claim.check_resumed();
-    return StepIndex{std::ranges::min_element(all, {}, &RunClaim::Found::step)->step};
+    const auto last = std::ranges::min_element(all, {}, &RunClaim::Found::step);
+    check_all_reach(ranks, claim, all, static_cast<std::size_t>(last - all.begin()));
+    return StepIndex{last->step};
   }
   // A rank that has never committed tells of all that they were cut off in their first commit, or
   // have since begun to make room for another start.

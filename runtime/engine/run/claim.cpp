@@ -43,6 +43,22 @@ nvme_swap::StoreOptions store_of(const std::vector<fs::path>& directories, const
   return options;
 }
 
+/// One directory, by whatever links or mounts its paths lead there.
+bool is_one(const fs::path& a, const fs::path& b) {
+  std::error_code missing;
+  return fs::equivalent(a, b, missing) && !missing;
+}
+
+/// A copy made with `cp -r` keeps links, and so may hold a folder of the original.
+bool share_folders(const RunDirectory& copy, const RunDirectory& original) {
+  const auto states = original.state_directories(original.read_manifest());
+  const auto is_original = [&](const fs::path& folder) {
+    return std::ranges::any_of(states, [&](const auto& other) { return is_one(folder, other); });
+  };
+  return is_one(copy.checkpoints(), original.checkpoints()) ||
+         std::ranges::any_of(copy.state_directories(copy.read_manifest()), is_original);
+}
+
 void refuse_foreign(const RunDirectory& run) {
   if (const auto foreign = foreign_entry(run.root())) {
     throw Error(
@@ -131,6 +147,17 @@ void RunClaim::check_resumed() const {
                     run_.root().string()));
 }
 
+bool RunClaim::reaches(StepIndex step) const {
+  nvme_swap::CommittedTiles tiles(store_of(state_directories(), manifest_.state_id));
+  try {
+    tiles.take(step);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::corrupt_data) throw;
+    return false;
+  }
+  return true;
+}
+
 void RunClaim::check_part() const {
   const RankPart& now = request_.part;
   const std::string remedy = fmt::format(
@@ -214,9 +241,25 @@ std::optional<fs::path> RunClaim::twin() const {
   return std::nullopt;
 }
 
+/// The folder of a rank may be a link, of which the copy of a job has one too.
+void RunClaim::check_folder_of_rank() const {
+  const RunDirectory job(request_.run);
+  if (request_.part.rank == 0 || !job.exists()) return;
+  const fs::path original = job.read_manifest().directory;
+  const bool shared = !is_one(original, job.root()) && RunDirectory(original).exists() &&
+                      is_one(rank_directory(original, request_.part.rank), run_.root());
+  check(!shared, ErrorCode::invalid_argument,
+        fmt::format("{} is also the folder of rank {} of {}: the run in {} is a copy that shares "
+                    "it; copy what the link leads to, or start a new run with --from",
+                    run_.root().string(), request_.part.rank, original.string(),
+                    job.root().string()));
+}
+
 void RunClaim::tell_copy_from_move() {
+  check_folder_of_rank();
   if (const auto original = twin()) {
-    check(manifest_.holds_its_state(), ErrorCode::invalid_argument,
+    const bool apart = manifest_.holds_its_state() && !share_folders(run_, RunDirectory(*original));
+    check(apart, ErrorCode::invalid_argument,
           fmt::format("{} is a copy of {}, and both would train the same state in {}; train {}, or "
                       "start a new run from it with --from",
                       run_.root().string(), original->string(), places(state_directories()),

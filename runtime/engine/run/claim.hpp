@@ -57,6 +57,8 @@ class RunClaim {
     RunId renamed{};            ///< of rank 0: what others may still name
   };
   [[nodiscard]] const Found& found() const { return found_; }
+  /// Whether the state of a run that goes on is, or can go back to, that committed step.
+  [[nodiscard]] bool reaches(StepIndex step) const;
   /// Throws `Error{invalid_argument}` for a run with a committed step without `resume`.
   void check_resumed() const;
   /// Takes the run for one that has never committed: its first commit is not one of all ranks.
@@ -90,6 +92,7 @@ class RunClaim {
   void read_run();
   void find_state();
   void check_part() const;
+  void check_folder_of_rank() const;
   void tell_copy_from_move();
   void check_kept_checkpoints() const;
   [[nodiscard]] std::optional<std::filesystem::path> twin() const;
