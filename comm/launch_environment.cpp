@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <string_view>
 
 #include "comm/communicator.hpp"
@@ -32,18 +33,20 @@ constexpr const char* kOwnJob = "SPILLWAY_JOB";
 constexpr const char* kOwnSecret = "SPILLWAY_JOB_SECRET";
 constexpr const char* kTimeout = "SPILLWAY_TIMEOUT";
 constexpr const char* kPmiRank = "PMI_RANK";
+constexpr const char* kRank = "RANK";
+constexpr const char* kRanks = "WORLD_SIZE";
 
 /// Innermost first. In the script of a job, SLURM sets the rank too, but no step.
 constexpr Launcher kLaunchers[] = {
-    {"torchrun", "tcp", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK",
-     "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
+    {"torchrun", "tcp", "TORCHELASTIC_RUN_ID", kRank, kRanks, "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+     "TORCHELASTIC_RUN_ID"},
     {"mpirun", "mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr},
     {"mpiexec", "mpi", kPmiRank, kPmiRank, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
      nullptr},
     {"srun", "tcp", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", nullptr,
      "SLURM_JOB_ID"},
-    {"torchrun", "tcp", kHost, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr},
+    {"torchrun", "tcp", kHost, kRank, kRanks, "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr},
 };
 
 class Variables {
@@ -104,6 +107,30 @@ std::string first_host(const std::string& list) {
   return name + list.substr(number, list.find_first_of("-,]", number) - number);
 }
 
+/// Throws unless RANK and WORLD_SIZE, where they are set, say what the launcher says.
+void check_agreed(const Launcher& launcher, const LaunchEnvironment& found,
+                  const EnvironmentLookup& lookup) {
+  const auto check_number = [&](const char* name, std::uint32_t expected) {
+    const char* const value = lookup(name);
+    check(value == nullptr || value == std::to_string(expected), ErrorCode::invalid_argument,
+          fmt::format("{} has started this process as rank {} of {}, and {}={} says otherwise; "
+                      "unset {}, or {}",
+                      launcher.name, found.rank.value(), found.ranks, name, value ? value : "",
+                      name, launcher.mark));
+  };
+  check_number(kRanks, found.ranks);
+  check_number(kRank, found.rank.value());
+}
+
+/// Throws if this process is told to be one of several ranks and not where they meet.
+void check_alone(const EnvironmentLookup& lookup) {
+  const char* const ranks = lookup(kRanks);
+  check(ranks == nullptr || std::strcmp(ranks, "1") == 0, ErrorCode::invalid_argument,
+        fmt::format("{}={} says that there are several ranks, and {} is not set, where they meet; "
+                    "set it, with {} and {}, or unset {}",
+                    kRanks, ranks == nullptr ? "" : ranks, kHost, kPort, kRank, kRanks));
+}
+
 /// torchrun itself takes connections at MASTER_PORT, so ranks meet at the next one.
 std::uint16_t next_port(const Variables& variables) {
   const std::uint32_t port = variables.number(kPort, 65535);
@@ -157,6 +184,7 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
     check(result.ranks > 0, ErrorCode::invalid_argument,
           fmt::format("{}=0: a group has at least one rank", launcher.ranks));
     result.rank = Rank{variables.number(launcher.rank, result.ranks)};
+    check_agreed(launcher, result, lookup);
     if (variables.has(launcher.local_ranks)) {
       result.local_ranks = variables.number(launcher.local_ranks, kMost);
     }
@@ -174,6 +202,7 @@ std::optional<LaunchEnvironment> read_launch_environment(const EnvironmentLookup
     if (result.launcher == "srun" && srun_offers_mpi) result.backend = "mpi";
     return result;
   }
+  check_alone(lookup);
   return std::nullopt;
 }
 

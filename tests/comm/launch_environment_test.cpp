@@ -47,9 +47,36 @@ void expect(const Variables& variables, const char* launcher, std::uint32_t rank
 
 TEST(LaunchEnvironment, IsAbsentWhereNoLauncherHasStartedTheProcess) {
   EXPECT_FALSE(read({}).has_value());
-  EXPECT_FALSE(read({{"RANK", "3"}, {"WORLD_SIZE", "4"}}).has_value());  // anybody's names
+  EXPECT_FALSE(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).has_value());
   // The script of a job of SLURM is no rank of it.
   EXPECT_FALSE(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"}}).has_value());
+}
+
+// Each process of such a job would train by itself.
+TEST(LaunchEnvironment, IsRefusedWhereRanksAreNotToldWhereTheyMeet) {
+  for (const Variables& variables :
+       {Variables{{"RANK", "3"}, {"WORLD_SIZE", "4"}}, Variables{{"WORLD_SIZE", "2"}}}) {
+    EXPECT_THAT([&] { static_cast<void>(read(variables)); },
+                testing::ThrowsMessage<Error>(testing::HasSubstr("MASTER_ADDR is not set")));
+  }
+}
+
+TEST(LaunchEnvironment, IsRefusedWhereTwoDisagree) {
+  const Variables by_hand{
+      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "9"}};
+  const Variables alone[] = {
+      {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}},
+      {{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}},
+      {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}};
+  for (Variables variables : alone) {
+    variables.insert(by_hand.begin(), by_hand.end());
+    EXPECT_THAT([&] { static_cast<void>(read(variables)); },
+                testing::ThrowsMessage<Error>(testing::HasSubstr(
+                    "has started this process as rank 0 of 1, and WORLD_SIZE=2 says otherwise")));
+  }
+  Variables agreed = kOpenMpi;
+  agreed.insert({{"RANK", "5"}, {"WORLD_SIZE", "8"}});
+  expect(agreed, "mpirun", 5, 8, 1);
 }
 
 TEST(LaunchEnvironment, ReadsEveryLauncher) {
