@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -78,7 +79,7 @@ JobKey::JobKey(const LaunchEnvironment& launch) : JobKey(launch, source_of(launc
 }
 
 JobKey::~JobKey() {
-  if (!file_.is_open()) return;
+  if (file_.get() < 0) return;
   try {
     if (leads_to(path_, file_.get())) std::filesystem::remove(path_);
   } catch (const std::exception& error) {
@@ -86,10 +87,28 @@ JobKey::~JobKey() {
   }
 }
 
+std::string JobKey::in_use() const {
+  return fmt::format(
+      "{} is of another start, whose ranks are meeting; wait until that has ended, "
+      "or choose another run directory",
+      path_.string());
+}
+
+/// A start that was killed has left its file, without a lock.
+void JobKey::remove_left_over() {
+  const FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (file.is_open()) {
+    const bool free = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    check(free, ErrorCode::busy, in_use());
+  }
+  std::filesystem::remove(path_);
+}
+
 void JobKey::make_file() {
   made_.make(path_.parent_path());
-  std::filesystem::remove(path_);  // of a start that was killed
-  file_ = open_file(path_, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, S_IRUSR | S_IWUSR);
+  remove_left_over();
+  file_ = LockedFile(open_file(path_, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, S_IRUSR | S_IWUSR));
+  check(file_.try_lock(path_) && leads_to(path_, file_.get()), ErrorCode::busy, in_use());
   const std::string secret = random_secret();
   const ssize_t written = ::pwrite(file_.get(), secret.data(), secret.size(), 0);
   if (written != static_cast<ssize_t>(secret.size())) {

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "comm/launch_environment.hpp"
 #include "comm/tcp/proof.hpp"
@@ -18,8 +19,9 @@ namespace spillway::comm::detail {
 class JobKey {
  public:
   /// Makes the file if this is rank 0 and needs it. Throws `Error{invalid_argument}` for a secret
-  /// that is too short, and `Error{not_supported}` where there is none, the ranks are on several
-  /// machines and nobody has said that their network is to be trusted.
+  /// that is too short, `Error{busy}` while ranks of another start meet by that file, and
+  /// `Error{not_supported}` where there is none, the ranks are on several machines and nobody has
+  /// said that their network is to be trusted.
   explicit JobKey(const LaunchEnvironment& launch);
   JobKey(const JobKey&) = delete;
   JobKey& operator=(const JobKey&) = delete;
@@ -34,12 +36,14 @@ class JobKey {
  private:
   JobKey(const LaunchEnvironment& launch, KeySource source);
   void make_file();
+  void remove_left_over();
+  [[nodiscard]] std::string in_use() const;
 
   const std::uint32_t rank_;
   const KeySource source_;
   const std::filesystem::path path_;  // of the file, if that is the source
   std::optional<Key> key_;
-  FileDescriptor file_;   // of rank 0
+  LockedFile file_;       // of rank 0, locked while the ranks meet
   MadeDirectories made_;  // removed after the file in them
 };
 

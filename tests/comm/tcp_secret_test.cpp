@@ -112,6 +112,19 @@ TEST(TcpSecret, RankZeroMakesOneInADirectoryOfTheJobAndTakesItAwayAgain) {
   EXPECT_FALSE(fs::exists(scratch.path() / "jobs")) << "what was made for it goes too";
 }
 
+TEST(TcpSecret, ASecondStartInTheDirectoryOfTheFirstIsRefusedAndDisturbsNobody) {
+  const OwnPort port;
+  const OwnPort another;
+  const test_support::TemporaryDirectory scratch;
+  auto zero = start(launch_in(scratch.path(), 0, port));
+  while (!fs::exists(scratch.path() / "job.secret")) std::this_thread::yield();
+  EXPECT_THAT(failures_of({launch_in(scratch.path(), 0, another)})[0],
+              HasSubstr("job.secret is of another start, whose ranks are meeting"));
+  EXPECT_EQ(failures_of({launch_in(scratch.path(), 1, port)})[0], "");
+  EXPECT_EQ(zero.get(), "");
+  EXPECT_FALSE(fs::exists(scratch.path() / "job.secret"));
+}
+
 TEST(TcpSecret, OneThatAKilledStartLeftIsNotUsedAgain) {
   const OwnPort port;
   const test_support::TemporaryDirectory scratch;
