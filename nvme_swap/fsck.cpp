@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <string_view>
 #include <utility>
@@ -21,6 +22,10 @@ namespace {
 constexpr std::size_t kTilesInFlight = 3;
 constexpr std::string_view kFirstFileEnd = "-0.swap";
 
+bool may_not_write(const Error& error) {
+  return error.native() == EROFS || error.native() == EACCES || error.native() == EPERM;
+}
+
 class Check {
  public:
   Check(const StoreOptions& options, const FsckProgress& progress)
@@ -34,14 +39,15 @@ class Check {
   }
 
  private:
-  /// What `work` throws becomes damage of `file`, except that somebody else uses it.
+  /// What `work` throws becomes damage of `file`, except that somebody else uses it, or that this
+  /// process may not open it: that tells nothing of the file.
   template <class Work>
   bool guarded(const std::filesystem::path& file, const Work& work) {
     try {
       work();
       return true;
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::busy) throw;
+      if (error.code() == ErrorCode::busy || may_not_write(error)) throw;
       report_.damage.push_back({.file = file, .what = error.what()});
       return false;
     }

@@ -42,7 +42,8 @@ using FsckProgress = std::function<void(Bytes done, Bytes total)>;
 [[nodiscard]] std::vector<std::string> stores_in(const std::filesystem::path& directory);
 
 /// Checks a store; `options` are as for `TileStore::open`. Damage is reported, not thrown; throws
-/// `Error{busy}` if the store is in use.
+/// `Error{busy}` if the store is in use, and `Error{io_error}` if it may not be written to, and so
+/// not be locked.
 [[nodiscard]] FsckReport check_store(const StoreOptions& options, const FsckProgress& progress);
 
 /// Checks the newest commit alone, without a lock, while another process commits further ones.

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/fsuid.h>
 
 #include <fstream>
 
@@ -117,6 +118,18 @@ TEST_F(FsckTest, RefusesAStoreInUse) {
   options_.lock_patience = std::chrono::milliseconds{20};
   const auto store = TileStore::open(options_);
   EXPECT_EQ(code_of([&] { return check(); }), ErrorCode::busy);
+}
+
+// Who may not open a file for writing learns nothing of what is in it.
+TEST_F(FsckTest, CallsAStoreThatMayOnlyBeReadNotDamaged) {
+  for (std::size_t i = 0; i < options_.directories.size(); ++i) {
+    std::filesystem::permissions(file(i), std::filesystem::perms::owner_read);
+  }
+  const int root = ::setfsuid(65534);  // whom permissions would not stop
+  EXPECT_THAT([&] { check(); },
+              testing::Throws<Error>(testing::Property(&Error::code, ErrorCode::io_error)));
+  ::setfsuid(static_cast<uid_t>(root));
+  EXPECT_TRUE(check_store_in_use(options_, {}).damage.empty());
 }
 
 TEST_F(FsckTest, FindsTheStoresOfADirectory) {

@@ -103,7 +103,7 @@ void print(const std::string& name, const FsckReport& report) {
   }
 }
 
-/// Checks, of a store that a process is using, the newest commit alone.
+/// Checks, of a store that a process is using or that may only be read, the newest commit alone.
 FsckReport check_store(nvme_swap::StoreOptions options) {
   ProgressLine line;
   const auto show = [&line](Bytes done, Bytes total) { line.show(done, total); };
@@ -111,7 +111,7 @@ FsckReport check_store(nvme_swap::StoreOptions options) {
   try {
     return nvme_swap::check_store(options, show);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::busy) throw;
+    if (error.code() != ErrorCode::busy && error.code() != ErrorCode::io_error) throw;
     return nvme_swap::check_store_in_use(options, show);
   }
 }
