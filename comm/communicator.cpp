@@ -186,7 +186,11 @@ std::unique_ptr<Communicator> make_communicator(std::string_view backend,
     throw Error(ErrorCode::invalid_argument,
                 "the ranks of a \"threads\" group are made by ThreadGroup, all at once");
   }
-  if (backend == "mpi") return std::make_unique<Communicator>(detail::make_mpi_transport, options);
+  if (backend == "mpi") {
+    const std::chrono::milliseconds limit(options.timeout_ms);
+    return std::make_unique<Communicator>([limit] { return detail::make_mpi_transport(limit); },
+                                          options);
+  }
   if (backend == "tcp") {
     throw Error(ErrorCode::invalid_argument,
                 "the ranks of a \"tcp\" group have to know where they meet: "

@@ -3,17 +3,27 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
 #include <filesystem>
+#include <mutex>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "comm/mpi/plugin.hpp"
+#include "runtime/base/log.hpp"
 #include "runtime/base/shared_library.hpp"
+#include "runtime/base/thread.hpp"
 
 namespace spillway::comm::detail {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::chrono::milliseconds kSilence{10'000};
 
 /// Returns where the plugin may lie: beside the program or library that this code is in, in `lib`
 /// beside its folder, and in the dynamic linker's own places.
@@ -30,9 +40,49 @@ std::vector<fs::path> plugin_directories() {
   return {folder, folder.parent_path() / "lib", fs::path()};
 }
 
+/// Looks after a start of MPI while it lasts.
+class StartWatch {
+ public:
+  explicit StartWatch(std::chrono::milliseconds limit)
+      : thread_(start_thread("mpi-start", [this, limit] { watch(limit); })) {}
+  StartWatch(const StartWatch&) = delete;
+  StartWatch& operator=(const StartWatch&) = delete;
+  ~StartWatch() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  void watch(std::chrono::milliseconds limit) {
+    const auto begin = std::chrono::steady_clock::now();
+    std::unique_lock lock(mutex_);
+    for (std::chrono::milliseconds next = kSilence;; next *= 2) {
+      if (changed_.wait_until(lock, begin + std::min(next, limit), [this] { return over_; }))
+        return;
+      if (next >= limit) break;
+      log_warning("MPI has not started for {} s: it waits for every process of the launcher",
+                  next / std::chrono::seconds(1));
+    }
+    log_error(
+        "MPI has not started within {} s: a process of the launcher has not come to it; see that "
+        "each runs this program with the same MPI, or allow more by spillway.timeout",
+        static_cast<double>(limit.count()) / 1e3);
+    std::_Exit(EXIT_FAILURE);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
 }  // namespace
 
-std::unique_ptr<Transport> make_mpi_transport() {
+std::unique_ptr<Transport> make_mpi_transport(std::chrono::milliseconds limit) {
   const std::vector<fs::path> directories = plugin_directories();
   const SharedLibrary plugin(kMpiPlugin, directories,
                              "build it beside the program, on a machine that has the MPI of this "
@@ -45,6 +95,7 @@ std::unique_ptr<Transport> make_mpi_transport() {
                 fmt::format("{} is of Spillway {} and this program of {}; install both together",
                             plugin.path(), version, SPILLWAY_VERSION));
   }
+  const StartWatch watch(limit);
   return std::unique_ptr<Transport>(plugin.function<MpiMake>(kMpiMakeFunction)());
 }
 

@@ -198,6 +198,13 @@ class Training(JobTest):
                 self.assertRegex(output, f"rank 0 of 2: rank 1 has abandoned the group: .*{told}")
             self.assertFalse((self.folder / "run").exists())
 
+    def test_a_process_that_does_not_come_to_mpi_is_not_waited_for_without_end(self):
+        job = start([*LAUNCHER, "1", *self.arguments("run", config(0, timeout=2), 1), ":",
+                     LAUNCHER[-1], "1", "sleep", "60"])
+        output = job.communicate(timeout=50)[0]
+        self.assertNotEqual(job.returncode, 0)
+        self.assertIn("MPI has not started within 2 s", output)
+
     def test_ranks_that_cannot_meet_are_refused(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
