@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "comm/communicator.hpp"
+#include "comm/tcp/wire.hpp"
 #include "runtime/base/error.hpp"
 
 namespace spillway::comm {
@@ -35,6 +36,7 @@ constexpr const char* kTimeout = "SPILLWAY_TIMEOUT";
 constexpr const char* kPmiRank = "PMI_RANK";
 constexpr const char* kRank = "RANK";
 constexpr const char* kRanks = "WORLD_SIZE";
+constexpr std::size_t kLongestJobName = sizeof(detail::Hello::job) - 1;
 
 /// Innermost first. In the script of a job, SLURM sets the rank too, but no step.
 constexpr Launcher kLaunchers[] = {
@@ -149,6 +151,8 @@ void read_meeting(const Launcher& launcher, const Variables& variables, LaunchEn
   const bool slurm = result.launcher == "srun";
   result.host = slurm && !variables.has(kHost) ? first_host(variables.text("SLURM_STEP_NODELIST"))
                                                : variables.text(kHost);
+  check(!result.host.empty(), ErrorCode::invalid_argument,
+        fmt::format("{} is empty; set it to the host of rank 0", kHost));
   // Then nobody else can reach the ranks.
   if (result.local_ranks == result.ranks) result.host = "localhost";
   if (variables.has(kOwnPort)) {
@@ -163,6 +167,10 @@ void read_meeting(const Launcher& launcher, const Variables& variables, LaunchEn
   if (launcher.job != nullptr) result.job = variables.text(launcher.job);
   if (slurm) result.job = fmt::format("{}.{}", result.job, variables.text(launcher.mark));
   if (variables.has(kOwnJob)) result.job = variables.text(kOwnJob);
+  check(result.job.size() <= kLongestJobName, ErrorCode::invalid_argument,
+        fmt::format("the name of the job has {} characters, and ranks tell each other {}: \"{}\"; "
+                    "set {} to a shorter one",
+                    result.job.size(), kLongestJobName, result.job, kOwnJob));
   if (variables.has(kOwnSecret)) {
     result.secret = variables.text(kOwnSecret);
     check(

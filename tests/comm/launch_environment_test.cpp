@@ -178,6 +178,15 @@ void expect_refused(Variables variables, const std::string& name, const char* va
   }
 }
 
+TEST(LaunchEnvironment, RefusesANameThatRanksWouldCutOff) {
+  Variables variables = kTorchrun;
+  variables["SPILLWAY_JOB"] = std::string(127, 'a');
+  EXPECT_EQ(read(variables)->job.size(), 127U);
+  variables["SPILLWAY_JOB"] += "b";
+  EXPECT_THAT([&] { static_cast<void>(read(variables)); },
+              testing::ThrowsMessage<Error>(testing::HasSubstr("has 128 characters")));
+}
+
 TEST(LaunchEnvironment, NamesTheVariableThatMakesNoSense) {
   expect_refused(kOpenMpi, "OMPI_COMM_WORLD_SIZE", nullptr);
   expect_refused(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "0");

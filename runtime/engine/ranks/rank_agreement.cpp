@@ -72,7 +72,8 @@ std::string settings_of(const RunConfig& config, const RunSources& sources) {
   for (const config::Option& option : config::options_table()) {
     if (std::ranges::count(kOwn, option.path()) > 0) continue;
     const nlohmann::json value = config::value_of(option, config.options);
-    if (!value.is_null()) text += fmt::format("{}: {}\n", option.path(), value.dump());
+    // Each option has its line, so that those of two ranks stay side by side.
+    text += fmt::format("{}: {}\n", option.path(), value.is_null() ? "not set" : value.dump());
   }
   text += fmt::format("fingerprint of the training tokens: {:016x}\n", config.identity.fingerprint);
   text += fmt::format("fingerprint of the validation tokens: {:016x}\n",
