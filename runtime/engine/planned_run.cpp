@@ -18,6 +18,7 @@
 #include "runtime/engine/prepare/start_values.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
+#include "runtime/engine/run/job_start.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
 
 namespace spillway::engine {

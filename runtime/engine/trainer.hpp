@@ -9,7 +9,7 @@
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/evaluation.hpp"
-#include "runtime/engine/ranks/rank_sums.hpp"
+#include "runtime/engine/rank_sums.hpp"
 #include "runtime/engine/step_cycle.hpp"
 #include "runtime/engine/step_result.hpp"
 #include "runtime/engine/update_decision.hpp"

@@ -7,6 +7,7 @@
 
 #include "runtime/base/file.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
+#include "runtime/engine/run/job_start.hpp"
 #include "tests/engine/ranks_harness.hpp"
 #include "tests/support/allocation_counter.hpp"
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "runtime/data/sampler.hpp"
-#include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/engine/run/directory.hpp"
+#include "runtime/engine/run/job_start.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "runtime/engine/training_data.hpp"
 #include "runtime/model/parameter_layout.hpp"

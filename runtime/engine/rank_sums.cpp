@@ -1,4 +1,4 @@
-#include "runtime/engine/ranks/rank_sums.hpp"
+#include "runtime/engine/rank_sums.hpp"
 
 #include <algorithm>
 

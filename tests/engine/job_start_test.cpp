@@ -1,6 +1,6 @@
 // What the ranks of a job compare before they train: each option, the training tokens and the
 // model.
-#include "runtime/engine/ranks/rank_agreement.hpp"
+#include "runtime/engine/run/job_start.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 #include "runtime/config/options_table.hpp"
 #include "tests/config/config_test_support.hpp"
 
-namespace spillway::engine::rank_agreement_test {
+namespace spillway::engine::job_start_test {
 namespace {
 
 using nlohmann::json;
@@ -196,4 +196,4 @@ TEST(RanksThatStart, AreRefusedWithAnotherModel) {
 }
 
 }  // namespace
-}  // namespace spillway::engine::rank_agreement_test
+}  // namespace spillway::engine::job_start_test
