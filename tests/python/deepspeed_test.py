@@ -100,6 +100,50 @@ def test_losses_of_micro_batches_are_averaged(tmp_path):
         assert torch.allclose(mine, reference, atol=1e-6)
 
 
+def plain(decayed, steps=6, clip=0.0, bias_correction=True):
+    """Returns the parameters of `make`'s model after AdamW as its paper has it, and clips of torch.
+    `decayed`: which parameters are decayed."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    parameters = list(model.parameters())
+    first, second = ([torch.zeros_like(each) for each in parameters] for _ in range(2))
+    for step in range(steps):
+        model.zero_grad()
+        for micro_batch in range(2):
+            generator = torch.Generator().manual_seed(10 * step + micro_batch)
+            (model(torch.randn(4, 8, generator=generator)).pow(2).mean() / 2).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
+        corrections = [1 - beta**(step + 1) if bias_correction else 1.0 for beta in (0.9, 0.999)]
+        with torch.no_grad():
+            for each, m, v in zip(parameters, first, second, strict=True):
+                m.lerp_(each.grad, 0.1)
+                v.lerp_(each.grad**2, 0.001)
+                each.mul_(1 - 1e-3 * decayed(each))
+                each.sub_(1e-2 * m / corrections[0] / ((v / corrections[1]).sqrt() + 1e-8))
+    return parameters
+
+
+def is_close(some, others):
+    return all(torch.allclose(a, b, atol=2e-6) for a, b in zip(some, others, strict=True))
+
+
+def adamw(**parameters):
+    return {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1,
+                                                      **parameters}},
+            "scheduler": {"type": "Constant"}, "gradient_clipping": 0.0}
+
+
+def all_of(parameter):
+    return True
+
+
+@pytest.mark.parametrize("corrects", [True, False])
+def test_averages_are_corrected_as_the_configuration_says(tmp_path, corrects):
+    engine = make(tmp_path, **adamw(bias_correction=corrects))
+    assert is_close(train(engine, range(6)), plain(all_of, bias_correction=corrects))
+
+
 def test_several_processes_are_refused(monkeypatch):
     init_distributed("gloo")
     monkeypatch.setenv("WORLD_SIZE", "4")

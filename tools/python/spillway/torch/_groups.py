@@ -46,4 +46,5 @@ class WithGroups(WithLifetime):
         native_group.beta1, native_group.beta2 = group.get("betas", (group.get("momentum", 0), 0))
         native_group.eps = group.get("eps", 0.0)
         native_group.weight_decay = group["weight_decay"]
+        native_group.bias_correction = group.get("bias_correction", True)
         return native_group

@@ -119,11 +119,15 @@ def _optimizer(configuration: Any, parameters: Iterable[Any]) -> OffloadedOptimi
         "lion": (OffloadedLion, {"betas": betas}),
         "sgd": (OffloadedSGD, {"momentum": group.beta1})}
     kind, more = kinds[group.optimizer]
-    return kind(parameters, **rules, **more, nvme=configuration.nvme,
-                state_format=configuration.state_format, max_norm=configuration.max_norm,
-                accumulation_steps=configuration.accumulation_steps, missing="zero",
-                host_memory=configuration.host_memory, threads=configuration.threads,
-                seed=configuration.seed)
+    optimizer = kind(parameters, **rules, **more, nvme=configuration.nvme,
+                     state_format=configuration.state_format, max_norm=configuration.max_norm,
+                     accumulation_steps=configuration.accumulation_steps, missing="zero",
+                     host_memory=configuration.host_memory, threads=configuration.threads,
+                     seed=configuration.seed)
+    if not group.bias_correction:
+        for each in (optimizer.defaults, *optimizer.param_groups):
+            each["bias_correction"] = False
+    return optimizer
 
 
 class Schedule:
