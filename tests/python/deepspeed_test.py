@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -142,6 +143,18 @@ def all_of(parameter):
 def test_averages_are_corrected_as_the_configuration_says(tmp_path, corrects):
     engine = make(tmp_path, **adamw(bias_correction=corrects))
     assert is_close(train(engine, range(6)), plain(all_of, bias_correction=corrects))
+
+
+def test_all_parameters_are_decayed_as_with_deepspeed_and_no_note_says_otherwise(tmp_path):
+    for section in ({}, {"spillway": {"decay": "all"}}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            engine = make(tmp_path, **adamw(), **section)
+        ours = train(engine, range(6))
+        assert is_close(ours, plain(all_of))
+        assert not is_close(ours, plain(lambda parameter: parameter.dim() > 1))
+    with pytest.raises(spillway.NotSupportedError, match="spillway.decay is matrices.*groups"):
+        make(tmp_path, **adamw(), spillway={"decay": "matrices"})
 
 
 def test_several_processes_are_refused(monkeypatch):

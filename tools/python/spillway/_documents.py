@@ -4,11 +4,15 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from spillway._paths import path_of
 from spillway.errors import InvalidArgumentError
+
+
+_COMMENT_OR_STRING = re.compile(r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
 def _plain(value: Any) -> Any:
@@ -25,6 +29,18 @@ def _plain(value: Any) -> Any:
 def to_text(document: Mapping[str, Any]) -> str:
     """Returns a dict as JSON."""
     return json.dumps(document, default=_plain)
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Returns the document of a configuration that the native parser has taken: its text may have
+    comments."""
+    plain = _COMMENT_OR_STRING.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
+    return json.loads(plain)
+
+
+def section_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns a section, which is empty where it is absent or null."""
+    return document.get(name) or {}
 
 
 def read_text(path: Any, what: str) -> tuple[str, str]:

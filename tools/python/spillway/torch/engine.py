@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from spillway._documents import text_of
+from spillway._documents import parsed, section_of, text_of
 from spillway._load import native
 from spillway._paths import Path, existing_folders
 from spillway.errors import InvalidArgumentError, NotSupportedError
@@ -26,6 +25,8 @@ from spillway.torch.optimizers import (
 )
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+#: Notes on defaults of the native engine that are not those here.
+_OTHERWISE = ("spillway.decay: absent",)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -78,8 +79,14 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         raise InvalidArgumentError("there is no configuration; give config= (a path or a dict)")
     text, origin = text_of(config)
     configuration = native.Configuration(text, origin)
+    document = parsed(text)
+    if section_of(document, "spillway").get("decay") == "matrices":
+        raise NotSupportedError(
+            "spillway.decay is matrices, and the engine decays by the groups of model_parameters: "
+            "give groups, those of biases and norms with weight_decay 0, and leave decay out")
     for note in configuration.notes:
-        warnings.warn(note, stacklevel=2)
+        if not note.startswith(_OTHERWISE):
+            warnings.warn(note, stacklevel=2)
     if optimizer is None:
         existing_folders(configuration.nvme, "nvme_path")  # before the model changes
     model = model.to(_DTYPES[configuration.dtype])
@@ -92,20 +99,12 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
             "to the configuration")
     if callable(lr_scheduler):
         lr_scheduler = lr_scheduler(optimizer)
-    if lr_scheduler is None and "scheduler" in _sections(text):
+    if lr_scheduler is None and "scheduler" in document:
         lr_scheduler = Schedule(optimizer, configuration)
     loader = None if training_data is None else torch.utils.data.DataLoader(
         training_data, batch_size=configuration.micro_batch, shuffle=True, collate_fn=collate_fn)
     return Engine(model, optimizer, lr_scheduler, loader, configuration), optimizer, loader, \
         lr_scheduler
-
-
-def _sections(text: str) -> Iterable[str]:
-    """Names of the sections; a text with comments is searched for the word instead."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return ["scheduler"] if '"scheduler"' in text else []
 
 
 def _optimizer(configuration: Any, parameters: Iterable[Any]) -> OffloadedOptimizer:
