@@ -157,6 +157,20 @@ def test_all_parameters_are_decayed_as_with_deepspeed_and_no_note_says_otherwise
         make(tmp_path, **adamw(), spillway={"decay": "matrices"})
 
 
+def test_without_a_limit_nothing_is_clipped_and_a_clip_of_torch_is_refused(tmp_path):
+    unlimited = {**adamw(), "gradient_clipping": None}
+    assert is_close(train(make(tmp_path, **unlimited), range(6)), plain(all_of))
+    engine = make(tmp_path, **unlimited)
+    for _ in range(2):
+        (1e3 * engine(torch.ones(4, 8)).pow(2).mean()).backward()
+        torch.nn.utils.clip_grad_norm_(engine.parameters(), 0.05)
+        if engine.is_gradient_accumulation_boundary():
+            with pytest.raises(spillway.NotSupportedError, match="nothing was clipped"):
+                engine.step()
+        else:
+            engine.step()
+
+
 def test_several_processes_are_refused(monkeypatch):
     init_distributed("gloo")
     monkeypatch.setenv("WORLD_SIZE", "4")

@@ -26,7 +26,7 @@ from spillway.torch.optimizers import (
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 #: Notes on defaults of the native engine that are not those here.
-_OTHERWISE = ("spillway.decay: absent",)
+_OTHERWISE = ("spillway.decay: absent", "gradient_clipping: absent")
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -87,12 +87,13 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     for note in configuration.notes:
         if not note.startswith(_OTHERWISE):
             warnings.warn(note, stacklevel=2)
+    limit = 0.0 if document.get("gradient_clipping") is None else configuration.max_norm
     if optimizer is None:
         existing_folders(configuration.nvme, "nvme_path")  # before the model changes
     model = model.to(_DTYPES[configuration.dtype])
     if optimizer is None:
         parameters = model.named_parameters() if model_parameters is None else model_parameters
-        optimizer = _optimizer(configuration, parameters)
+        optimizer = _optimizer(configuration, parameters, limit)
     elif not isinstance(optimizer, OffloadedOptimizer):
         raise InvalidArgumentError(
             f"optimizer is a {type(optimizer).__name__}; make one of spillway.torch, or leave it "
@@ -107,7 +108,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         lr_scheduler
 
 
-def _optimizer(configuration: Any, parameters: Iterable[Any]) -> OffloadedOptimizer:
+def _optimizer(configuration: Any, parameters: Iterable[Any], max_norm: float,
+               ) -> OffloadedOptimizer:
     group = configuration.group
     rules = {"lr": group.lr, "weight_decay": group.weight_decay}
     betas = (group.beta1, group.beta2)
@@ -119,7 +121,7 @@ def _optimizer(configuration: Any, parameters: Iterable[Any]) -> OffloadedOptimi
         "sgd": (OffloadedSGD, {"momentum": group.beta1})}
     kind, more = kinds[group.optimizer]
     optimizer = kind(parameters, **rules, **more, nvme=configuration.nvme,
-                     state_format=configuration.state_format, max_norm=configuration.max_norm,
+                     state_format=configuration.state_format, max_norm=max_norm,
                      accumulation_steps=configuration.accumulation_steps, missing="zero",
                      host_memory=configuration.host_memory, threads=configuration.threads,
                      seed=configuration.seed)
