@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import spillway
-from spillway.torch import init_distributed, initialize
+from spillway.torch import OffloadedAdamW, init_distributed, initialize
 
 LOOP = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/deepspeed_loop.py"
 
@@ -169,6 +169,31 @@ def test_without_a_limit_nothing_is_clipped_and_a_clip_of_torch_is_refused(tmp_p
                 engine.step()
         else:
             engine.step()
+
+
+def make_with_a_client_optimizer(limit=None, **more):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    if limit is not None:
+        config["gradient_clipping"] = limit
+    optimizer = OffloadedAdamW(model.parameters(), lr=1e-2, weight_decay=0.1,
+                               accumulation_steps=2, **more)
+    return initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def test_gradients_of_a_client_optimizer_are_clipped_as_the_configuration_says():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engines = [(make_with_a_client_optimizer(0.05), 0.05), (make_with_a_client_optimizer(), 0),
+                   (make_with_a_client_optimizer(max_norm=0.05), 0.05),
+                   (make_with_a_client_optimizer(0.05, max_norm=0.05), 0.05),
+                   (make_with_a_client_optimizer(0.0, max_norm=0.05), 0.05)]
+    for engine, limit in engines:
+        assert is_close(train(engine, range(6)), plain(all_of, clip=limit))
+    assert not is_close(plain(all_of, clip=0.05), plain(all_of))
+    with pytest.raises(spillway.InvalidArgumentError, match="gradient_clipping is 0.05.*is 1.0"):
+        make_with_a_client_optimizer(0.05, max_norm=1.0)
 
 
 def test_several_processes_are_refused(monkeypatch):

@@ -26,7 +26,7 @@ from spillway.torch.optimizers import (
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 #: Notes on defaults of the native engine that are not those here.
-_OTHERWISE = ("spillway.decay: absent", "gradient_clipping: absent")
+_OTHERWISE = ("spillway.decay: absent", "gradient_clipping: absent", "scheduler: absent")
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -84,8 +84,9 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         raise NotSupportedError(
             "spillway.decay is matrices, and the engine decays by the groups of model_parameters: "
             "give groups, those of biases and norms with weight_decay 0, and leave decay out")
+    otherwise = _OTHERWISE if optimizer is None else (*_OTHERWISE, "optimizer: absent")
     for note in configuration.notes:
-        if not note.startswith(_OTHERWISE):
+        if not note.startswith(otherwise):
             warnings.warn(note, stacklevel=2)
     limit = 0.0 if document.get("gradient_clipping") is None else configuration.max_norm
     if optimizer is None:
@@ -98,6 +99,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         raise InvalidArgumentError(
             f"optimizer is a {type(optimizer).__name__}; make one of spillway.torch, or leave it "
             "to the configuration")
+    else:
+        _clip(optimizer, limit)
     if callable(lr_scheduler):
         lr_scheduler = lr_scheduler(optimizer)
     if lr_scheduler is None and "scheduler" in document:
@@ -106,6 +109,15 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         training_data, batch_size=configuration.micro_batch, shuffle=True, collate_fn=collate_fn)
     return Engine(model, optimizer, lr_scheduler, loader, configuration), optimizer, loader, \
         lr_scheduler
+
+
+def _clip(optimizer: OffloadedOptimizer, limit: float) -> None:
+    """Makes the program's own optimizer clip. Raises where it clips to another norm."""
+    if limit and optimizer.max_norm not in (0, limit):
+        raise InvalidArgumentError(
+            f"gradient_clipping is {limit}, and max_norm of the optimizer is {optimizer.max_norm}: "
+            "leave one of the two out")
+    optimizer.max_norm = limit or optimizer.max_norm
 
 
 def _optimizer(configuration: Any, parameters: Iterable[Any], max_norm: float,
