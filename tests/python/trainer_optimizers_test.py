@@ -81,3 +81,57 @@ def test_optim_args_are_taken_or_refused(tmp_path):
                        ("sgd", "momentum=high")):
         with pytest.raises(spillway.InvalidArgumentError, match=f"optim_args has {said}"):
             make(tmp_path, name, optim_args=said)
+
+
+def make_of_deepspeed(tmp_path, configuration, **arguments):
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path), **{"use_cpu": True, "report_to": [], **arguments})
+    trainer = SpillwayTrainer(model=torch.nn.Linear(8, 8), args=args, spillway={
+        "gradient_accumulation_steps": "auto", **configuration})
+    return trainer.create_optimizer()
+
+
+def optimizer_section(name, **parameters):
+    return {"optimizer": {"type": name, "params": {"lr": "auto", **parameters}}}
+
+
+@pytest.mark.parametrize("name, optim, kind, more", [
+    ("AdamW", "adamw_torch", OffloadedAdamW, {"eps": "auto"}),
+    ("Adam", "adamw_torch", OffloadedAdamW, {}), ("Lion", "lion_32bit", OffloadedLion, {}),
+    ("Adagrad", "adagrad", OffloadedAdagrad, {"eps": 1e-10}),
+    ("SGD", "sgd", OffloadedSGD, {"momentum": 0.5}), ("SGD", "sgd", OffloadedSGD, {})])
+def test_an_optimizer_of_deepspeed_is_the_one_that_the_arguments_name(tmp_path, name, optim, kind,
+                                                                      more):
+    optim_args = f"momentum={more['momentum']}" if "momentum" in more else None
+    optimizer = make_of_deepspeed(tmp_path, optimizer_section(name, **more), optim=optim,
+                                  optim_args=optim_args)
+    assert type(optimizer) is kind
+    assert optimizer.param_groups[0].get("momentum", 0) == more.get("momentum", 0)
+    other = "sgd" if optim != "sgd" else "adamw_torch"
+    with pytest.raises(spillway.InvalidArgumentError,
+                       match=f'optimizer.type is {name}.*optim="{optim}"'):
+        make_of_deepspeed(tmp_path, optimizer_section(name), optim=other)
+
+
+@pytest.mark.parametrize("configuration, arguments, words", [
+    (optimizer_section("SGD", momentum=0.9), {"optim": "sgd"}, "momentum is 0.9.*say 0.0"),
+    (optimizer_section("Adagrad", eps=1e-8), {"optim": "adagrad"}, "eps is 1e-08.*say 1e-10"),
+    (optimizer_section("Adam", adam_w_mode=False), {}, "params.adam_w_mode is false"),
+    (optimizer_section("AdamW", bias_correction=False), {}, "params.bias_correction is false"),
+    ({"spillway": {"decay": "all"}}, {}, "spillway.decay is all"),
+    ({"spillway": {"compute": "bf16"}}, {}, "spillway.compute is bf16"),
+    ({"spillway": {"device_memory": "1MB"}}, {}, "spillway.device_memory is 1MB.*offload_model"),
+    ({"pipeline": {"stages": 2}}, {}, "pipeline.stages is 2"),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, {},
+     "no nvme_path")])
+def test_what_the_trainer_has_not_of_a_configuration_is_refused(tmp_path, configuration, arguments,
+                                                                words):
+    with pytest.raises(spillway.Error, match=words):
+        make_of_deepspeed(tmp_path, configuration, **arguments)
+
+
+def test_what_the_trainer_does_not_need_is_noted(tmp_path):
+    with pytest.warns(UserWarning, match=r"spillway.steps, offload_param.device: not needed"):
+        make_of_deepspeed(tmp_path, {"spillway": {"steps": 3, "decay": "matrices"},
+                                     "zero_optimization": {"stage": 3,
+                                                           "offload_param": {"device": "cpu"}}})

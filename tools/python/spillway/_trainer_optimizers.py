@@ -74,22 +74,35 @@ def _more(kind: type[OffloadedOptimizer], said: str | None) -> dict[str, Any]:
     return more
 
 
-def choose(args: Any, options: dict[str, Any],
-           ) -> tuple[type[OffloadedOptimizer], dict[str, Any], dict[str, Any]]:
-    """Returns the optimizer that the TrainingArguments name, its hyperparameters beside lr, and the
-    options with the state format that the name means. A format in the options comes first."""
-    name = str(getattr(args.optim, "value", args.optim))
-    if name not in _TABLE:
-        raise NotSupportedError(
-            f'optim is "{name}", which Spillway has not; use {_equivalent(name)}. It has '
-            f'{", ".join(_TABLE)}')
-    kind, state_format, differs = _TABLE[name]
+def _name(args: Any) -> str:
+    return str(getattr(args.optim, "value", args.optim))
+
+
+def named_by(args: Any) -> tuple[type[OffloadedOptimizer] | None, dict[str, Any]]:
+    """Returns the optimizer that the TrainingArguments name and its hyperparameters beside lr; None
+    for a name that is refused."""
+    if _name(args) not in _TABLE:
+        return None, {}
+    kind = _TABLE[_name(args)].kind
     hyperparameters: dict[str, Any] = {}
     if kind in (OffloadedAdamW, OffloadedLion):
         hyperparameters["betas"] = (args.adam_beta1, args.adam_beta2)
     if kind is OffloadedAdamW:
         hyperparameters["eps"] = args.adam_epsilon
-    hyperparameters |= _more(kind, args.optim_args)
+    return kind, hyperparameters | _more(kind, args.optim_args)
+
+
+def choose(args: Any, options: dict[str, Any],
+           ) -> tuple[type[OffloadedOptimizer], dict[str, Any], dict[str, Any]]:
+    """Returns the optimizer that the TrainingArguments name, its hyperparameters beside lr, and the
+    options with the state format that the name means. A format in the options comes first."""
+    name = _name(args)
+    kind, hyperparameters = named_by(args)
+    if kind is None:
+        raise NotSupportedError(
+            f'optim is "{name}", which Spillway has not; use {_equivalent(name)}. It has '
+            f'{", ".join(_TABLE)}')
+    _, state_format, differs = _TABLE[name]
     if state_format is not None and options.setdefault("state_format", state_format) != (
             state_format):
         differs = f'state_format="{options["state_format"]}" of the options is used'

@@ -64,7 +64,8 @@ class Offloaded:
         check_alone(type(self).__name__)
         check_unwrapped(self.model, type(self).__name__)
         if self._deepspeed is not None:
-            self._spillway = offload_options(resolve(self._deepspeed, self.args))
+            self._spillway = offload_options(resolve(self._deepspeed, self.args),
+                                             self.args)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Makes the optimizer that the arguments name, offloaded."""
