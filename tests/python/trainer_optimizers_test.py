@@ -7,7 +7,7 @@ import transformers
 from transformers.training_args import OptimizerNames
 
 import spillway
-from spillway.huggingface import SpillwayTrainer
+from spillway.huggingface import Offloaded, SpillwayTrainer
 from spillway.torch import OffloadedAdagrad, OffloadedAdamW, OffloadedLion, OffloadedSGD
 
 MAPPED = {
@@ -135,3 +135,50 @@ def test_what_the_trainer_does_not_need_is_noted(tmp_path):
         make_of_deepspeed(tmp_path, {"spillway": {"steps": 3, "decay": "matrices"},
                                      "zero_optimization": {"stage": 3,
                                                            "offload_param": {"device": "cpu"}}})
+
+
+class OtherClass(transformers.Trainer):
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args, model=None):
+        return torch.optim.AdamW, {"lr": 2e-3}
+
+
+class OtherOptimizer(transformers.Trainer):
+    def create_optimizer(self, *arguments, **keywords):
+        if self.optimizer is None:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        return self.optimizer
+
+
+class Plain(transformers.Trainer):
+    pass
+
+
+@pytest.mark.parametrize("base, more, words", [
+    (OtherClass, {}, "OtherClass.get_optimizer_cls_and_kwargs"),
+    (OtherOptimizer, {}, "OtherOptimizer.create_optimizer"),
+    (Plain, {"optimizer_cls_and_kwargs": (torch.optim.AdamW, {"lr": 2e-3})},
+     "optimizer_cls_and_kwargs is given")])
+def test_a_choice_that_is_not_of_the_arguments_is_refused(tmp_path, base, more, words):
+    def trainer(**keywords):
+        return type("Mine", (Offloaded, base), {})(
+            model=model, args=transformers.TrainingArguments(
+                output_dir=str(tmp_path), use_cpu=True, report_to=[]), **keywords)
+
+    model = torch.nn.Linear(8, 8)
+    with pytest.raises(spillway.NotSupportedError, match=f"{words}.*optim.*optimizers="):
+        trainer(**more).create_optimizer()
+    optimizer = OffloadedAdamW(model.parameters(), accumulation_steps=None)
+    assert trainer(optimizers=(optimizer, None)).create_optimizer() is optimizer
+
+
+def test_a_trainer_that_chooses_nothing_has_the_optimizer_of_the_arguments(tmp_path):
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+
+    class Mine(Offloaded, Plain):
+        def create_optimizer(self, *arguments):
+            return super().create_optimizer(*arguments)
+
+    for kind in (SpillwayTrainer, Mine):
+        trainer = kind(model=torch.nn.Linear(8, 8), args=args)
+        assert type(trainer.create_optimizer()) is OffloadedAdamW

@@ -18,7 +18,7 @@ import transformers
 
 from spillway._deepspeed import offload_options, read_configuration, resolve
 from spillway._trainer_optimizers import choose
-from spillway.errors import InvalidArgumentError
+from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch import OffloadedOptimizer
 from spillway.torch._alone import check_alone, check_unwrapped
 
@@ -71,6 +71,7 @@ class Offloaded:
         """Makes the optimizer that the arguments name, offloaded."""
         if self.optimizer is not None:
             return self.optimizer
+        self._check_choice()
         model = self.model if model is None else model
         options = dict(self._spillway)
         if options.pop("deferred", False):
@@ -79,6 +80,24 @@ class Offloaded:
         self.optimizer = kind(self._groups(model), lr=self.args.learning_rate,
                               accumulation_steps=None, **hyperparameters, **options)
         return self.optimizer
+
+    def _check_choice(self) -> None:
+        """Raises if the program chooses an optimizer by other means than `optim`."""
+        chosen = ""
+        if getattr(self, "optimizer_cls_and_kwargs", None) is not None:
+            chosen = "optimizer_cls_and_kwargs is given"
+        kinds = type(self).__mro__
+        behind = kinds[kinds.index(Offloaded) + 1:]  # those in front have called this one
+        for name, candidates in (("get_optimizer_cls_and_kwargs", kinds),
+                                 ("create_optimizer", behind)):
+            first = next(kind for kind in candidates if name in vars(kind))
+            if first is not transformers.Trainer:
+                chosen = chosen or f"{first.__name__}.{name} is not the Trainer's"
+        if chosen:
+            raise NotSupportedError(
+                f"{chosen}, and its optimizer would not be offloaded: name one by optim and "
+                "optim_args of the arguments, groups by get_decay_parameter_names, or pass "
+                "optimizers=(OffloadedAdamW(..., accumulation_steps=None), None)")
 
     def _groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
         decayed = set(self.get_decay_parameter_names(model))
