@@ -196,6 +196,44 @@ def test_gradients_of_a_client_optimizer_are_clipped_as_the_configuration_says()
         make_with_a_client_optimizer(0.05, max_norm=1.0)
 
 
+@pytest.mark.parametrize("section, words", [
+    ({"pipeline": {"stages": 2}}, "pipeline.stages is 2"),
+    ({"tensor_parallel": {"autotp_size": 2}}, "autotp_size is 2"),
+    ({"spillway": {"device_memory": "1MB"}}, "spillway.device_memory is 1MB.*offload_model"),
+    ({"spillway": {"residency": "none"}}, "spillway.residency is none.*offload_model"),
+    ({"spillway": {"activations": "host"}}, "spillway.activations is host.*activation_memory"),
+    ({"spillway": {"checkpointing": "nvme"}}, "spillway.checkpointing is nvme"),
+    ({"spillway": {"device": "cuda"}}, "spillway.device is cuda"),
+    ({"spillway": {"state_home": "device"}}, "spillway.state_home is device"),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
+     "no nvme_path")])
+def test_what_the_engine_has_not_of_a_configuration_is_refused(tmp_path, section, words):
+    with pytest.raises(spillway.Error, match=words):
+        make(tmp_path, **{"zero_optimization": {}, **section})
+
+
+@pytest.mark.parametrize("section, words", [
+    ({"spillway": {"steps": 3, "save_every": 1, "eval_every": 1, "context": 3, "seed": 3}},
+     "spillway.steps, spillway.save_every, spillway.eval_every, spillway.context: not needed"),
+    ({"tensorboard": {"enabled": True}}, "tensorboard.enabled: not needed.*loop.*logs"),
+    ({"csv_monitor": {"enabled": True}}, "csv_monitor.enabled: not needed"),
+    ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+     "offload_param.device: not needed.*in host memory"),
+    ({"activation_checkpointing": {"cpu_checkpointing": True}}, "cpu_checkpointing: not needed")])
+def test_what_the_engine_does_not_need_is_noted_once(tmp_path, section, words):
+    with pytest.warns(UserWarning, match=words) as caught:
+        make(tmp_path, **adamw(), **section)
+    assert len(caught) == 1
+
+
+def test_a_configuration_that_asks_for_nothing_more_has_no_note(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(tmp_path, **adamw(), pipeline={"stages": 1}, tensorboard={"enabled": False},
+             spillway={"residency": "auto", "device": "host", "seed": 3, "threads": 1,
+                       "isa": "scalar", "_note": "mine"})
+
+
 def test_several_processes_are_refused(monkeypatch):
     init_distributed("gloo")
     monkeypatch.setenv("WORLD_SIZE", "4")

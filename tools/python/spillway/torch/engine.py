@@ -11,6 +11,7 @@ import torch
 from spillway._documents import parsed, section_of, text_of
 from spillway._load import native
 from spillway._paths import Path, existing_folders
+from spillway._unused import check_unused
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch import _engine_checkpoint
 from spillway.torch._alone import ONE_PROCESS, check_alone, check_unwrapped
@@ -84,8 +85,9 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         raise NotSupportedError(
             "spillway.decay is matrices, and the engine decays by the groups of model_parameters: "
             "give groups, those of biases and norms with weight_decay 0, and leave decay out")
+    notes = check_unused(document, configuration.nvme, "the engine")
     otherwise = _OTHERWISE if optimizer is None else (*_OTHERWISE, "optimizer: absent")
-    for note in configuration.notes:
+    for note in (*configuration.notes, *notes):
         if not note.startswith(otherwise):
             warnings.warn(note, stacklevel=2)
     limit = 0.0 if document.get("gradient_clipping") is None else configuration.max_norm
@@ -94,7 +96,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     model = model.to(_DTYPES[configuration.dtype])
     if optimizer is None:
         parameters = model.named_parameters() if model_parameters is None else model_parameters
-        optimizer = _optimizer(configuration, parameters, limit)
+        optimizer = _optimizer(configuration, parameters, limit,
+                               section_of(document, "spillway").get("isa"))
     elif not isinstance(optimizer, OffloadedOptimizer):
         raise InvalidArgumentError(
             f"optimizer is a {type(optimizer).__name__}; make one of spillway.torch, or leave it "
@@ -121,7 +124,7 @@ def _clip(optimizer: OffloadedOptimizer, limit: float) -> None:
 
 
 def _optimizer(configuration: Any, parameters: Iterable[Any], max_norm: float,
-               ) -> OffloadedOptimizer:
+               isa: str | None) -> OffloadedOptimizer:
     group = configuration.group
     rules = {"lr": group.lr, "weight_decay": group.weight_decay}
     betas = (group.beta1, group.beta2)
@@ -136,7 +139,7 @@ def _optimizer(configuration: Any, parameters: Iterable[Any], max_norm: float,
                      state_format=configuration.state_format, max_norm=max_norm,
                      accumulation_steps=configuration.accumulation_steps, missing="zero",
                      host_memory=configuration.host_memory, threads=configuration.threads,
-                     seed=configuration.seed)
+                     seed=configuration.seed, isa=isa)
     if not group.bias_correction:
         for each in (optimizer.defaults, *optimizer.param_groups):
             each["bias_correction"] = False
