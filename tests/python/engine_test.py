@@ -169,6 +169,29 @@ def test_only_the_model_or_no_optimizer_state_may_be_loaded(tmp_path):
     assert torch.equal(other.module[2].weight, make().module[2].weight)
 
 
+@pytest.mark.parametrize("saved_micro_batches, pending", [(9, 0), (8, 1), (9, 1)])
+def test_a_step_that_a_checkpoint_or_a_load_cuts_off_begins_again(tmp_path, saved_micro_batches,
+                                                                  pending):
+    saved(tmp_path, steps=saved_micro_batches)
+    resumed = make()
+    train(resumed, range(20, 20 + pending))
+    resumed.load_checkpoint(tmp_path)
+    assert resumed.global_steps == 4 and resumed.micro_steps == 8
+    expected = make()
+    assert train(resumed, range(8, 12)) == train(expected, range(12))[8:]
+    assert same(weights(resumed), weights(expected))
+
+
+def test_a_checkpoint_may_go_on_with_another_number_of_micro_batches(tmp_path):
+    saved(tmp_path, steps=6)
+    resumed = make(gradient_accumulation_steps=4)
+    resumed.load_checkpoint(tmp_path)
+    train(resumed, range(3))
+    assert resumed.global_steps == 3
+    train(resumed, range(3, 4))
+    assert resumed.global_steps == 4
+
+
 def test_latest_and_frozen_parameters_are_left_out_where_asked(tmp_path):
     model = network()
     model[0].requires_grad_(False)

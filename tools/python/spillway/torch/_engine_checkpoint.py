@@ -85,6 +85,8 @@ def load(engine: Engine, folder: str, *, strict: bool, optimizer: bool, schedule
     # What the program has given as client_state is any object.
     saved = torch.load(os.path.join(folder, _ENGINE), weights_only=False)
     values = torch.load(os.path.join(folder, _MODEL))
+    if not module_only:
+        engine.zero_grad()
     with_state = optimizer and not module_only
     if with_state:
         engine.optimizer.load_state_dict(saved["groups"])

@@ -275,13 +275,15 @@ class Engine(torch.nn.Module):
         with self.optimizer.state_left_out():
             groups = self.optimizer.state_dict()
         schedule = self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None
-        return {"groups": groups, "schedule": schedule, "micro_steps": self.micro_steps,
+        return {"groups": groups, "schedule": schedule,
                 "global_steps": self.global_steps, "skipped_steps": self.skipped_steps,
                 "scale": self._configuration.scale_state}
 
     def take_counts(self, saved: Mapping[str, Any]) -> None:
-        """Counts on from there."""
-        self.micro_steps, self.global_steps = saved["micro_steps"], saved["global_steps"]
+        """Counts on from there. A step that was under way begins again: a checkpoint has no
+        gradients."""
+        self.global_steps = saved["global_steps"]
+        self.micro_steps = self.global_steps * self.gradient_accumulation_steps()
         self.skipped_steps = saved["skipped_steps"]
         self._configuration.scale_state = saved["scale"]
 
