@@ -217,6 +217,19 @@ def test_errors_name_cause_value_and_remedy(arguments, kind, words):
     assert caught.value.code == kind.code
 
 
+def test_a_checkpoint_has_its_own_architecture_as_with_the_program(tmp_path, data):
+    train(data, tmp_path / "run", steps=1)
+    other = {"checkpoint": tmp_path / "run", "progress": False, "data": data,
+             "run": tmp_path / "other", "steps": 1}
+    model = {**MODEL, "rms_norm_eps": 0.1}
+    with pytest.raises(spillway.InvalidArgumentError, match="model excludes checkpoint"):
+        spillway.train(CONFIG, model=model, **other)
+    with pytest.raises(spillway.InvalidArgumentError, match="model excludes checkpoint"):
+        spillway.plan(CONFIG, model=model, checkpoint=tmp_path / "run")
+    assert not (tmp_path / "other").exists()
+    assert spillway.train(CONFIG, **other).last_step == 1
+
+
 def test_system_errors_are_os_errors_too(tmp_path):
     with pytest.raises(FileNotFoundError):
         spillway.plan(tmp_path / "missing.json", model=MODEL)

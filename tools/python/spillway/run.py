@@ -54,6 +54,9 @@ def _model_file(model: Any) -> Iterator[str]:
 @contextlib.contextmanager
 def _ask(config: Path | Mapping[str, Any], model: Any, layers: int, checkpoint: Path | None,
          options: Mapping[str, Any]) -> Iterator[Any]:
+    if model is not None and checkpoint is not None:
+        raise InvalidArgumentError("model excludes checkpoint, which has an architecture of its "
+                                   f"own: leave one out; checkpoint is {checkpoint}")
     ask = native.Ask()
     ask.config, ask.origin = text_of(config)
     ask.settings = _settings(options)
