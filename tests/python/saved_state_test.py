@@ -164,6 +164,53 @@ def test_what_is_saved_has_the_values_that_were_written(tmp_path, dtype, on_disk
     assert all(torch.equal(tensor, torch.full_like(tensor, 5.0)) for tensor in loaded)
 
 
+@pytest.mark.parametrize("schedule", [
+    lambda of: torch.optim.lr_scheduler.StepLR(of, 3, 0.5),
+    lambda of: torch.optim.lr_scheduler.OneCycleLR(of, 1e-2, 12),
+    lambda of: torch.optim.lr_scheduler.CosineAnnealingLR(of, 12)])
+def test_a_schedule_goes_on_from_a_folder(tmp_path, schedule):
+    trained, settings = [], []
+    for stops in (False, True):
+        tensors = parameters()
+        optimizer = OffloadedAdamW([{"params": tensors[:1]}, {"params": tensors[1:], "lr": 1e-4}],
+                                   lr=1e-2)
+        rates = schedule(optimizer)
+        optimizer.param_groups[1]["weight_decay"] = 0.3
+        optimizer.param_groups[1]["mine"] = object
+        for step in range(10):
+            if step == 5 and stops:
+                optimizer.save(tmp_path / "saved")
+                tensors = parameters()
+                optimizer = OffloadedAdamW([{"params": tensors[:1]}, {"params": tensors[1:]}])
+                state, rates = rates.state_dict(), schedule(optimizer)
+                optimizer.load(tmp_path / "saved")
+                rates.load_state_dict(state)
+            run(tensors, optimizer, [step])
+            rates.step()
+        trained.append(tensors)
+        settings.append([{**group, "params": 0, "mine": 0} for group in optimizer.param_groups])
+    assert equal(*trained)
+    assert settings[0] == settings[1]
+
+
+def test_a_folder_without_settings_of_groups_loads(tmp_path):
+    tensors = parameters()
+    optimizer = OffloadedAdamW(tensors, lr=1e-2)
+    run(tensors, optimizer, range(2))
+    optimizer.save(tmp_path / "saved")
+    with pytest.raises(spillway.InvalidArgumentError, match=r"has 1 group\(s\) of parameters"):
+        named = [[(f"parameter {n} of group 0", p)] for n, p in enumerate(parameters())]
+        OffloadedAdamW([{"params": each} for each in named]).load(tmp_path / "saved")
+    (tmp_path / "saved" / "groups.json").write_text("[]")
+    again = parameters()
+    resumed = OffloadedAdamW(again, lr=1e-3)
+    with pytest.raises(spillway.CorruptDataError, match="groups.json"):
+        resumed.load(tmp_path / "saved")
+    (tmp_path / "saved" / "groups.json").unlink()
+    resumed.load(tmp_path / "saved")
+    assert equal(again, tensors) and resumed.param_groups[0]["lr"] == 1e-3
+
+
 def broken(change):
     def of(state):
         state = copy.deepcopy(state)

@@ -15,7 +15,7 @@ from spillway.errors import BusyError, InvalidArgumentError, IoError
 
 #: Files by which a checkpoint of an optimizer is known, and what is part of it.
 MARKS = ("parameters.json", "state-0.swap", "shard0/parameters.json")
-OURS = r"parameters\.json|state-\d+\.swap|shard\d+"
+OURS = r"parameters\.json|groups\.json|state-\d+\.swap|shard\d+"
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 

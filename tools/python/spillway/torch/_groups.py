@@ -1,13 +1,31 @@
 """Groups of parameters: the hyperparameters that torch's dictionaries and native trainers share."""
 from __future__ import annotations
 
+import json
+import os
+import pathlib
 from typing import Any
 
 import torch
 
+from spillway._documents import to_text
 from spillway._load import native
-from spillway.errors import NotSupportedError
+from spillway.errors import CorruptDataError, InvalidArgumentError, NotSupportedError
 from spillway.torch._lifetime import WithLifetime
+
+_FILE = "groups.json"  # of a checkpoint's folder
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a group has that a file keeps: numbers, texts, and lists and dicts of them."""
+    settings = {}
+    for key, value in group.items():
+        if key not in ("params", "param_names"):
+            try:
+                settings[key] = json.loads(to_text({key: value}))[key]
+            except (InvalidArgumentError, TypeError, ValueError):
+                continue  # an object of the program, which is not ours to save
+    return settings
 
 
 class WithGroups(WithLifetime):
@@ -48,3 +66,34 @@ class WithGroups(WithLifetime):
         native_group.weight_decay = group["weight_decay"]
         native_group.bias_correction = group.get("bias_correction", True)
         return native_group
+
+    def _write_groups(self, folder: str) -> None:
+        """Writes the settings of the groups into a checkpoint's folder."""
+        text = to_text({"groups": [_settings(group) for group in self.param_groups]})
+        (pathlib.Path(folder) / _FILE).write_text(text, encoding="utf-8")
+
+    def _read_groups(self, folder: str) -> list[dict[str, Any]]:
+        """Returns settings that were written, or none where a folder is older than they are."""
+        path = os.path.join(folder, _FILE)
+        if not os.path.exists(path):
+            return [{} for _ in self.param_groups]
+        try:
+            groups = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["groups"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptDataError(f"{path} has no settings of groups ({error}): load another "
+                                   "checkpoint, or remove the file and set them again") from None
+        if len(groups) != len(self.param_groups):
+            raise InvalidArgumentError(
+                f"{folder} has {len(groups)} group(s) of parameters, and this optimizer has "
+                f"{len(self.param_groups)}: make it with the groups of the one that saved")
+        for group in groups:
+            self._check_group(group)
+        return groups
+
+    def _take_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Sets the settings of the groups as `load_state_dict` does."""
+        for group, settings in zip(self.param_groups, groups, strict=True):
+            for key, value in settings.items():
+                was_tuple = isinstance(value, list) and isinstance(group.get(key, ()), tuple)
+                group[key] = tuple(value) if was_tuple else value
+        self._set_groups()

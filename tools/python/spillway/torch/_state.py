@@ -223,9 +223,9 @@ class WithState(WithGroups):
                         f"{type(self).__name__}")
 
     def save(self, directory: Path) -> None:
-        """Writes masters, moments and the number of steps to a folder, one block at a time and with
-        checksums. Groups' hyperparameters are in `state_dict()["param_groups"]`. A checkpoint that
-        is there is replaced once the new one is whole, and what else its folder has stays.
+        """Writes masters, moments, the number of steps and the settings of groups to a folder, one
+        block at a time and with checksums. A checkpoint that is there is replaced once the new one
+        is whole, and what else its folder has stays.
 
         With a `process_group` each rank writes its part into a folder of its own in `directory`,
         which as many ranks can `load`.
@@ -242,9 +242,11 @@ class WithState(WithGroups):
                 os.mkdir(new)
             for folder, shard in self._folders(new):
                 shard.trainer.save(folder)
+            self._write_groups(new)
 
     def load(self, directory: Path) -> None:
-        """Takes what `save` wrote, for the same parameters; the parameters follow. A damaged part
+        """Takes what `save` wrote, for the same parameters; the parameters follow, and groups have
+        the settings that were saved, such as `lr`, as after `load_state_dict`. A damaged part
         changes nothing of its parameters. If others were loaded before, or the disk fails, steps
         raise `CorruptDataError` until a load succeeds."""
         directory = path_of(directory, "directory")
@@ -253,10 +255,12 @@ class WithState(WithGroups):
         else:
             self._check_parts(directory)
         self._end_passes()
+        groups = self._read_groups(directory)
         folders = self._folders(directory)
         for number, (folder, shard) in enumerate(folders, 1):
             shard.load(folder)
             self._cut_off = "load" if number < len(folders) else ""
+        self._take_groups(groups)
 
     def _check_parts(self, directory: str) -> None:
         """Raises unless a checkpoint has as many parts as this optimizer has."""
