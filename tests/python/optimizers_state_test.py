@@ -190,6 +190,29 @@ def test_damaged_checkpoints_and_those_of_others_are_refused(tmp_path):
         OffloadedAdamW(parameters()).load(tmp_path / "saved")
 
 
+@pytest.mark.parametrize("saves, loads", [("Adam", "AdamW"), ("AdamW", "Adam"), ("Adam", "group"),
+                                          ("AdamW", "group")])
+def test_weight_decay_of_a_group_is_decoupled_as_torchs(saves, loads):
+    results = []
+    kinds = ({"Adam": OffloadedAdam, "AdamW": OffloadedAdamW},
+             {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW})
+    for mine in kinds:
+        tensors = parameters()
+        optimizer = mine[saves](tensors, lr=0.01, weight_decay=0.5)
+        if loads == "group":
+            run(tensors, optimizer, range(3))
+            optimizer.param_groups[0]["decoupled_weight_decay"] = saves == "Adam"
+        else:
+            reference = kinds[1][saves](tensors, lr=0.01, weight_decay=0.5)
+            run(tensors, reference, range(3))
+            state = reference.state_dict()
+            tensors = [torch.nn.Parameter(tensor.detach().clone()) for tensor in tensors]
+            optimizer = mine[loads](tensors)
+            optimizer.load_state_dict(state)
+        results.append(run(tensors, optimizer, range(3, 9)))
+    assert near(*results)
+
+
 def test_states_that_do_not_fit_are_refused():
     optimizer = OffloadedAdamW(parameters())
     tensors = parameters()

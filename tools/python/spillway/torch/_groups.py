@@ -48,6 +48,9 @@ class WithGroups(WithLifetime):
             for place, number in enumerate(shard.groups):
                 shard.trainer.set_group(place, self._hyperparameters(number, updates))
 
+    def _decouples(self, group: dict[str, Any]) -> bool:
+        return self.decoupled
+
     def _learning_rate(self, group: dict[str, Any], updates: int) -> float:
         return float(group["lr"])
 
@@ -59,7 +62,7 @@ class WithGroups(WithLifetime):
         self._check_group(group)
         native_group = native.Group()
         native_group.optimizer = self.kind
-        native_group.decoupled = self.decoupled
+        native_group.decoupled = self._decouples(group)
         native_group.lr = self._learning_rate(group, updates)
         native_group.beta1, native_group.beta2 = group.get("betas", (group.get("momentum", 0), 0))
         native_group.eps = group.get("eps", 0.0)

@@ -33,6 +33,17 @@ class _Adam(OffloadedOptimizer):
                                   "weight_decay": weight_decay, "amsgrad": False,
                                   "maximize": False}, **options)
 
+    def _decouples(self, group: dict[str, Any]) -> bool:
+        return bool(group.get("decoupled_weight_decay", self.decoupled))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes groups of a state; those of Adam become AdamW's where that loads them, as torch's
+        do."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            if self.decoupled and "decoupled_weight_decay" in group:
+                group["decoupled_weight_decay"] = True
+
 
 class OffloadedAdamW(_Adam):
     """AdamW as torch.optim.AdamW computes it, within roundings of fp32.
@@ -51,7 +62,8 @@ class OffloadedAdamW(_Adam):
 
 
 class OffloadedAdam(_Adam):
-    """Adam as torch.optim.Adam computes it: weight decay goes through the gradient."""
+    """Adam as torch.optim.Adam computes it: weight decay goes through the gradient, but for groups
+    with `decoupled_weight_decay`, which is there as in a loaded state of AdamW."""
 
     decoupled = False
 
