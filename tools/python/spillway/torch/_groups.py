@@ -35,6 +35,20 @@ class WithGroups(WithLifetime):
     decoupled = False              #: weight decay acts on the parameter
     refused: tuple[str, ...] = ()  #: keys of torch's groups that must be off
 
+    _registered: list[list[torch.Tensor]]  #: parameters of the groups that were added
+
+    def _check_registered(self) -> None:
+        """Raises if the program has changed the list of groups, or that of a group's parameters."""
+        now = [list(map(id, group["params"])) for group in self.param_groups]
+        if now == [list(map(id, parameters)) for parameters in self._registered]:
+            return
+        count = sum(map(len, self._registered))
+        raise InvalidArgumentError(
+            f"param_groups has {len(now)} group(s) of {sum(map(len, now))} parameter(s), which are "
+            f"not, or not in their order, the {len(self._registered)} of {count} that were added: "
+            "parameters come with add_param_group() alone, and stay; to leave some out, freeze "
+            "them, and to move or to replace them, make a new optimizer")
+
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raises for what torch's optimizers do and ours do not."""
         for key in self.refused:

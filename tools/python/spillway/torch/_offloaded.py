@@ -18,6 +18,7 @@ from spillway.torch._partition import Partition
 from spillway.torch._ranks import Ranks
 from spillway.torch._rounds import Rounds
 from spillway.torch._shard import Shard
+from spillway.torch._state import StateElsewhere
 from spillway.torch._steps import WithSteps
 from spillway.torch.streaming import unit_of
 
@@ -103,6 +104,8 @@ class OffloadedOptimizer(WithSteps):
         self._lifetime = Lifetime(self)
         self._options["nvme"] = self._lifetime.folders = own_folders(self._options["nvme"])
         self._places: dict[torch.Tensor, tuple[Shard | Partition, int]] = {}
+        self._registered = []
+        self._shown = StateElsewhere(self)
         self._absent: list[tuple[int, int]] = []  # groups and numbers of parameters without state
         self._uses = Uses()
         self._clip_next: float | None = None

@@ -28,6 +28,7 @@ class WithRegistration(WithState):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters, also after steps; they begin with empty state."""
+        self._check_registered()
         self._check_group(param_group)
         with self._all_or_none():
             super().add_param_group(param_group)
@@ -36,6 +37,7 @@ class WithRegistration(WithState):
                              for number in range(len(self.param_groups[group]["params"]))]
             if self._ready:
                 self._register()
+        self._registered.append(list(self.param_groups[group]["params"]))
 
     def _register(self) -> None:
         """Moves parameters that need gradients and are not here yet into trainers."""

@@ -6,8 +6,9 @@ import errno
 import functools
 import os
 import tempfile
+import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -46,6 +47,41 @@ def _in_file(folder: str, elements: int) -> torch.Tensor:
         os.unlink(path)
 
 
+class StateElsewhere(MutableMapping):
+    """What `optimizer.state` is: it has the parameters with state, and refuses their entries."""
+
+    def __init__(self, optimizer: WithState) -> None:
+        self._optimizer = weakref.ref(optimizer)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        optimizer = self._optimizer()
+        return iter([parameter for parameter, (shard, index) in optimizer._places.items()
+                     if shard.updates(index) > 0])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, parameter: object) -> bool:
+        return any(parameter is each for each in self)
+
+    def __getitem__(self, parameter: torch.Tensor) -> Any:
+        raise self.refusal()
+
+    def __setitem__(self, parameter: torch.Tensor, state: Any) -> None:
+        raise self.refusal()
+
+    def __delitem__(self, parameter: torch.Tensor) -> None:
+        raise self.refusal()
+
+    @staticmethod
+    def refusal() -> NotSupportedError:
+        """Returns the error that whoever reads or changes an entry gets."""
+        return NotSupportedError(
+            "optimizer.state has no entries here, for the state is in memory of the optimizer, "
+            "which nothing done to them would change: read optimizer.state_dict(), change what it "
+            "has and give it to optimizer.load_state_dict(); one whose \"state\" is {} resets all")
+
+
 class WithState(WithGroups):
     """An optimizer whose state is that of its shards."""
 
@@ -56,6 +92,19 @@ class WithState(WithGroups):
     _leaves_state_out = False
     _marker: Any = None                #: of a state_dict without state
     _cut_off = ""  #: the call that has replaced a part of the state and failed
+
+    _shown: MutableMapping  #: what `state` is
+    _ready: bool
+
+    @property
+    def state(self) -> MutableMapping:
+        """The parameters that have state. Their entries are in `state_dict` alone."""
+        return self._shown
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._ready:  # torch sets it before
+            raise StateElsewhere.refusal()
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         shard, index = self._places[parameter]
@@ -86,20 +135,22 @@ class WithState(WithGroups):
         """
         self._lifetime.check_open()
         self._end_passes()
+        self._check_registered()
         self._check_whole()
-        self.state = defaultdict(dict, {
+        state = defaultdict(dict, {
             parameter: self._state_of(parameter)
             for parameter, (shard, index) in self._places.items()
             if shard.updates(index) > 0 and not self._leaves_state_out})
         if self._ranks is not None and self._ranks.rank > 0:
-            self.state.clear()
+            state.clear()
         marker = {} if self._marker is None else {"spillway": self._marker}
         if self._leaves_state_out:
             marker[_LEFT_OUT] = True
+        elsewhere, self._shown = self._shown, state
         try:
             return {**super().state_dict(), **marker}
         finally:
-            self.state = defaultdict(dict)
+            self._shown = elsewhere
 
     def __getstate__(self) -> Any:
         raise NotSupportedError(
@@ -132,6 +183,7 @@ class WithState(WithGroups):
         """
         self._lifetime.check_open()
         self._end_passes()
+        self._check_registered()
         if self._cut_off != "load_state_dict" and _LEFT_OUT not in state_dict:
             self._check_whole()
         states, steps = self._checked(state_dict)
@@ -231,6 +283,7 @@ class WithState(WithGroups):
         which as many ranks can `load`.
         """
         directory = path_of(directory, "directory")
+        self._check_registered()
         self._check_whole()
         self._end_passes()
         for shard, index in self._places.values():
@@ -255,6 +308,7 @@ class WithState(WithGroups):
         else:
             self._check_parts(directory)
         self._end_passes()
+        self._check_registered()
         groups = self._read_groups(directory)
         folders = self._folders(directory)
         for number, (folder, shard) in enumerate(folders, 1):

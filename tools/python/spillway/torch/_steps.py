@@ -76,6 +76,7 @@ class WithSteps(WithRegistration):
         """Takes parameters that need gradients since the last step, gradients that no backward pass
         handed over, and values that the program wrote."""
         self._end_passes()
+        self._check_registered()
         self._register()
         for shard in self._shards:
             shard.check_replaced()

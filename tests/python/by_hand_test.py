@@ -1,0 +1,133 @@
+"""What a program does to an optimizer by hand: it acts as with torch, or it is refused by name."""
+import collections
+import copy
+
+import pytest
+import torch
+
+import spillway
+from spillway.torch import OffloadedAdamW
+
+SIZES = (30, 7, 11)
+
+
+def parameters():
+    generator = torch.Generator().manual_seed(3)
+    return [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in SIZES]
+
+
+def give_gradients(tensors, step):
+    generator = torch.Generator().manual_seed(step)
+    for tensor in tensors:
+        tensor.grad = None
+        (tensor * torch.randn(tensor.shape, generator=generator)).sum().backward()
+
+
+def run(tensors, optimizer, steps):
+    for step in steps:
+        give_gradients(tensors, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def near(some, others, bound=1e-6):
+    return all(float((a.detach() - b.detach()).abs().max()) < bound
+               for a, b in zip(some, others, strict=True))
+
+
+def equal(some, others):
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def grouped(tensors):
+    return [{"params": tensors[:2], "lr": 1e-2}, {"params": tensors[2:], "lr": 1e-3}]
+
+
+def append(groups):
+    groups[0]["params"].append(torch.nn.Parameter(torch.ones(3)))
+
+
+def replace(groups):
+    groups[0]["params"][1] = torch.nn.Parameter(torch.ones(SIZES[1]))
+
+
+def pop(groups):
+    groups[0]["params"].pop()
+
+
+def move(groups):
+    groups[1]["params"].append(groups[0]["params"].pop())
+
+
+def reverse(groups):
+    groups.reverse()
+
+
+def remove(groups):
+    del groups[1]
+
+
+@pytest.mark.parametrize("edit", [append, replace, pop, move, reverse, remove])
+def test_lists_of_groups_that_were_edited_are_refused(tmp_path, edit):
+    tensors = parameters()
+    optimizer = OffloadedAdamW(grouped(tensors))
+    run(tensors, optimizer, range(2))
+    before = [tensor.detach().clone() for tensor in tensors]
+    state = copy.deepcopy(optimizer.state_dict())
+    groups = list(optimizer.param_groups)
+    lists = [list(group["params"]) for group in groups]
+    edit(optimizer.param_groups)
+    give_gradients(tensors, 2)
+    for call in (optimizer.step, optimizer.state_dict, lambda: optimizer.clip_grad_norm_(1.0),
+                 lambda: optimizer.load_state_dict(state), lambda: optimizer.save(tmp_path / "a"),
+                 lambda: optimizer.load(tmp_path / "a"),
+                 lambda: optimizer.add_param_group({"params": [torch.nn.Parameter(before[0])]})):
+        with pytest.raises(spillway.InvalidArgumentError, match=r"add_param_group\(\).*make a new"):
+            call()
+    assert equal(tensors, before)
+    optimizer.param_groups[:] = groups
+    for group, each in zip(groups, lists, strict=True):
+        group["params"] = each
+    optimizer.step()
+    assert not equal(tensors, before)
+
+
+def assign(optimizer, _tensors):
+    optimizer.state = collections.defaultdict(dict)
+
+
+def scale(optimizer, tensors):
+    for tensor in tensors:
+        for value in optimizer.state[tensor].values():
+            value.mul_(0.1)
+
+
+def scale_values(optimizer, _tensors):
+    for state in optimizer.state.values():
+        state["exp_avg"].zero_()
+
+
+STATE = {
+    "clear": lambda optimizer, _: optimizer.state.clear(),
+    "assign": assign,
+    "pop": lambda optimizer, tensors: optimizer.state.pop(tensors[0], None),
+    "delete": lambda optimizer, tensors: optimizer.state.__delitem__(tensors[0]),
+    "set": lambda optimizer, tensors: optimizer.state.update({tensors[0]: {}}),
+    "scale": scale, "scale values": scale_values}
+
+
+@pytest.mark.parametrize("edit", STATE)
+def test_entries_of_the_state_are_refused_and_a_state_dict_resets_them(edit):
+    tensors, others = parameters(), parameters()
+    optimizer, reference = OffloadedAdamW(tensors), torch.optim.AdamW(others)
+    assert len(optimizer.state) == 0 and tensors[0] not in optimizer.state
+    run(tensors, optimizer, range(3))
+    run(others, reference, range(3))
+    assert set(optimizer.state) == set(tensors) and tensors[0] in optimizer.state
+    with pytest.raises(spillway.NotSupportedError, match=r"load_state_dict\(\).*resets"):
+        STATE[edit](optimizer, tensors)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
+    reference.state.clear()
+    run(tensors, optimizer, range(3, 6))
+    run(others, reference, range(3, 6))
+    assert near(tensors, others)
