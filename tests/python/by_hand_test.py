@@ -131,3 +131,70 @@ def test_entries_of_the_state_are_refused_and_a_state_dict_resets_them(edit):
     run(tensors, optimizer, range(3, 6))
     run(others, reference, range(3, 6))
     assert near(tensors, others)
+
+
+class Layers(torch.nn.Module):
+    """Two layers of which a pass may leave out the second."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x, both=True):
+        return (self.second(self.first(x)) if both else self.first(x)).square().mean()
+
+
+def batch(step):
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+
+
+def zero_one(net):
+    net.second.weight.grad.zero_()
+
+
+def zero_module(net):
+    net.second.zero_grad(set_to_none=False)
+
+
+def zero_all(net):
+    for parameter in net.parameters():
+        parameter.grad.zero_()
+
+
+def zero_and_go_on(net):
+    net.zero_grad(set_to_none=False)
+    net(batch(40), both=False).backward()
+
+
+def zero_twice(net):
+    zero_and_go_on(net)
+    net.first.bias.grad.zero_()
+
+
+def zero_and_drop(net):
+    zero_and_go_on(net)
+    net.second.zero_grad()
+
+
+@pytest.mark.parametrize("steps", [1, None])
+@pytest.mark.parametrize("zero", [zero_one, zero_module, zero_all, zero_and_go_on, zero_twice,
+                                  zero_and_drop])
+def test_gradients_that_are_set_to_zero_are_zeros(zero, steps):
+    trained = []
+    for kind, options in ((torch.optim.AdamW, {}),
+                          (OffloadedAdamW, {"accumulation_steps": steps})):
+        net = Layers()
+        optimizer = kind(net.parameters(), lr=0.05, weight_decay=0.3, **options)
+        try:
+            for step in range(4):
+                net(batch(step)).backward()
+                if step:
+                    zero(net)
+                optimizer.step()
+                optimizer.zero_grad()
+        except spillway.NotSupportedError as error:
+            assert steps == 1 and "accumulation_steps=None" in str(error)
+            return
+        trained.append(list(net.parameters()))
+    assert near(*trained, 1e-5)

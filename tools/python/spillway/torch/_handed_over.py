@@ -1,7 +1,7 @@
 """What stands in `grad` for a gradient that its optimizer has; it sees what becomes of it.
 
-torch's functions find a tensor there. That it was replaced by None or set to zero drops the
-gradient, as with torch. What was read of it, or done to it, changes no gradient: `step` says so.
+torch's functions find a tensor there. That it was replaced by None drops the gradient, and that it
+was set to zero makes it a gradient of zeros, as with torch. What was read of it, or done to it, changes no gradient: `step` says so.
 """
 from __future__ import annotations
 
@@ -83,6 +83,7 @@ class HandedOver(torch.Tensor):
     owner: str                        #: the name of the parameter, in errors
     came: torch.Tensor | None = None  #: the gradient that autograd has added since
     dropped = False       #: the program has set it to zero
+    is_zero = False       #: that was noticed: the gradient is zero unless another one comes
     was_read = False      #: the program has seen zeros
 
     __torch_function__ = torch._C._disabled_torch_function_impl

@@ -199,7 +199,7 @@ class Held:
         is_taken = self._hand_over(index, gradient)
         self._received[index] += 1
         if left is not None:
-            left.came = None
+            left.came, left.is_zero = None, False
         if is_taken:
             self._leave(index)
 
@@ -215,17 +215,22 @@ class Held:
 
     def notice_drops(self) -> None:
         """Forgets gradients that were handed over and that the program has dropped since: `grad` is
-        None, was set to zero, or is another tensor."""
+        None, was set to zero, or is another tensor. Those that are zero stay in `grad`."""
         dropped = [index for index, left in self._left.items()
                    if left.dropped or self._parameters[index].grad is not left]
-        if len(dropped) == len(self._left):
-            if dropped:
-                self.discard_gradients()
-            return
-        for index in dropped:
-            self._drop(index)
-            self._received[index] = 0
-            self._forget_left(index)
+        zeros = {index: left for index, left in self._left.items()
+                 if (left.dropped or left.is_zero) and self._parameters[index].grad is left}
+        if dropped and all(index in dropped or index in zeros for index in self._left):
+            self.discard_gradients()
+        else:
+            for index in dropped:
+                if self._received[index]:
+                    self._drop(index)
+                    self._received[index] = 0
+                self._forget_left(index)
+        for index, left in zeros.items():
+            left.dropped, left.is_zero = False, True
+            self._left[index] = self._parameters[index].grad = left
 
     def check_replaced(self) -> None:
         """Raises if a gradient was read, which gives zeros, and replaced by what came of it."""
@@ -241,12 +246,16 @@ class Held:
 
     def _forget_left(self, index: int) -> None:
         left, parameter = self._left.pop(index), self._parameters[index]
+        left.dropped = left.is_zero = False
         if parameter.grad is left:
             parameter.grad = None
 
     def add_gradients(self) -> None:
-        """Does that for gradients that no backward pass handed over."""
+        """Does that for gradients that no backward pass handed over, and those set to zero."""
         for index, parameter in enumerate(self._parameters):
+            left = self._left.get(index)
+            if left is not None and left.is_zero and parameter.grad is left:
+                left.came = torch.zeros_like(parameter)
             if parameter.grad is not None and index < self._trained:
                 self.add_gradient(index)
 

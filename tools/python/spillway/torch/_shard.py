@@ -112,7 +112,7 @@ class Shard(Held):
         """Forgets the gradients of the step that is under way."""
         if self._any_received:
             self.trainer.discard_gradients()
-            self._forget()
+        self._forget()
 
     def _forget(self) -> None:
         self._device.release(self.trainer)
