@@ -198,3 +198,52 @@ def test_gradients_that_are_set_to_zero_are_zeros(zero, steps):
             return
         trained.append(list(net.parameters()))
     assert near(*trained, 1e-5)
+
+
+def set_data(net):
+    for parameter in net.parameters():
+        parameter.grad.data = torch.full_like(parameter, 0.01)
+
+
+def change_data(net):
+    net.first.weight.grad.data.mul_(0.5)
+
+
+def from_a_vector(net):
+    gradients = [parameter.grad for parameter in net.parameters()]
+    torch.nn.utils.vector_to_parameters(torch.full((144,), 0.01), gradients)
+
+
+def exchange(net):
+    first, second = net.first.weight, net.second.weight
+    first.grad, second.grad = second.grad, first.grad
+
+
+@pytest.mark.parametrize("steps", [1, None])
+@pytest.mark.parametrize("change", [set_data, change_data, from_a_vector, exchange])
+def test_gradients_that_have_left_take_no_other_values(change, steps):
+    net, before = Layers(), Layers()
+    optimizer = OffloadedAdamW(net.parameters(), accumulation_steps=steps, max_norm=1.0)
+    net(batch(0)).backward()
+    change(net)
+    with pytest.raises(spillway.NotSupportedError, match=r"was changed|is that of|=None"):
+        optimizer.step()
+    assert equal(net.parameters(), before.parameters())
+    optimizer.zero_grad()
+    net(batch(1)).backward()
+    optimizer.step()
+    assert not equal(net.parameters(), before.parameters())
+
+
+def test_gradients_that_an_ended_optimizer_had_are_taken_by_the_next():
+    trained = []
+    for ends in (False, True):
+        net = Layers()
+        optimizer = OffloadedAdamW(net.parameters())
+        if ends:
+            net(batch(0)).backward()
+            optimizer = OffloadedAdamW(net.parameters())
+        net(batch(1)).backward()
+        optimizer.step()
+        trained.append(list(net.parameters()))
+    assert equal(*trained)

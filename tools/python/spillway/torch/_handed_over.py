@@ -95,6 +95,15 @@ class HandedOver(torch.Tensor):
         self.owner, self.uses = name, uses
         return self
 
+    @property
+    def data(self) -> HandedOver:
+        """The same, so that what is done to it is noted."""
+        return self
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        self.uses.note_change(self.owner, "grad.data = another tensor")
+
     def take(self) -> torch.Tensor | None:
         """Returns the gradient that came, and has it no longer."""
         came, self.came = self.came, None

@@ -175,6 +175,8 @@ class Held:
         """Hands the gradient of a parameter over, if there is one, and frees it."""
         parameter = self._parameters[index]
         gradient = parameter.grad
+        if isinstance(gradient, HandedOver) and gradient is not self._left.get(index):
+            gradient = parameter.grad = self._of_another(index, gradient)
         if gradient is None:
             return
         if (left := self._left.get(index)) is not None:
@@ -202,6 +204,16 @@ class Held:
             left.came, left.is_zero = None, False
         if is_taken:
             self._leave(index)
+
+    def _of_another(self, index: int, gradient: HandedOver) -> torch.Tensor | None:
+        """Returns what autograd has added to a gradient that an ended optimizer had. Raises for one
+        of another parameter, which has no values to take."""
+        if gradient.uses is not self._uses:
+            return gradient.take()
+        raise NotSupportedError(
+            f"the grad of {self.entries[index].name} is that of {gradient.owner}, whose values the "
+            "backward pass has handed to the optimizer: compute it with torch.autograd.grad, and "
+            "set p.grad to that; zero_grad() forgets this step")
 
     def _leave(self, index: int) -> None:
         """Frees a gradient that was handed over; something that has its form stays in its place."""
