@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import spillway
-from spillway.torch import OffloadedAdamW
+from spillway.torch import OffloadedAdamW, OffloadedSGD
 
 SIZES = (30, 7, 11)
 
@@ -247,3 +247,41 @@ def test_gradients_that_an_ended_optimizer_had_are_taken_by_the_next():
         optimizer.step()
         trained.append(list(net.parameters()))
     assert equal(*trained)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_momentum_is_not_raised_after_steps_without(tmp_path, dtype):
+    tensors, others = ([torch.nn.Parameter(each.detach().to(dtype)) for each in parameters()]
+                       for _ in range(2))
+    optimizer = OffloadedSGD(grouped(tensors), momentum=0.9)
+    reference = torch.optim.SGD(grouped(others), momentum=0.9)
+    optimizer.save(tmp_path / "with")
+    for momentum in (0.0, 0.9, 0.5, 0.0):  # before the first step too
+        for each in (optimizer, reference):
+            each.param_groups[1]["momentum"] = momentum
+        if momentum:
+            run(tensors, optimizer, range(2))
+            run(others, reference, range(2))
+    assert near(tensors, others, 1e-6 if dtype == torch.float32 else 0.05)
+    give_gradients(tensors, 4)
+    optimizer.step()
+    optimizer.save(tmp_path / "without")
+    state = copy.deepcopy(optimizer.state_dict())
+    assert "momentum_buffer" not in state["state"][2] and "momentum_buffer" in state["state"][1]
+    before = [tensor.detach().clone() for tensor in tensors]
+    for _ in range(2):
+        optimizer.param_groups[1]["momentum"] = 0.9
+        give_gradients(tensors, 5)
+        with pytest.raises(spillway.NotSupportedError, match=r"group 1 is 0.9 after steps with 0"):
+            optimizer.step()
+        assert equal(tensors, before)
+        optimizer.zero_grad()
+        optimizer.load(tmp_path / "without")
+        assert optimizer.param_groups[1]["momentum"] == 0
+    optimizer.load_state_dict(state)
+    assert ("master" in optimizer.state_dict()["state"].get(2, {})) == (dtype != torch.float32)
+    optimizer.param_groups[1]["momentum"] = 0.9
+    run(tensors, optimizer, range(5, 7))
+    assert not equal(tensors, before)
+    optimizer.load(tmp_path / "with")
+    run(tensors, optimizer, range(2))

@@ -203,6 +203,10 @@ class WithState(WithGroups):
                 shard.set_updates(index, steps[parameter])
             for shard in self._shards:
                 shard.publish()
+        self._state_replaced(by_folder=False)
+
+    def _state_replaced(self, by_folder: bool) -> None:
+        """Notes that the whole state is another one, by a folder or by a state_dict."""
 
     @contextlib.contextmanager
     def replacing(self, call: str) -> Iterator[None]:
@@ -241,7 +245,7 @@ class WithState(WithGroups):
             states[parameter] = (state.get("master"), moments.get("m"), moments.get("v"))
             shard, index = self._places[parameter]
             shard.check_state(index, *states[parameter])
-            is_there = any(moment is not None for moment in moments.values())
+            is_there = any(tensor is not None for tensor in states[parameter])
             steps[parameter] = int(state.get("step", is_there))
         if _LEFT_OUT not in state_dict:
             for parameter, (shard, index) in self._places.items():
@@ -315,6 +319,7 @@ class WithState(WithGroups):
             shard.load(folder)
             self._cut_off = "load" if number < len(folders) else ""
         self._take_groups(groups)
+        self._state_replaced(by_folder=True)
 
     def _check_parts(self, directory: str) -> None:
         """Raises unless a checkpoint has as many parts as this optimizer has."""

@@ -124,6 +124,8 @@ class OffloadedLion(OffloadedOptimizer):
 class OffloadedSGD(OffloadedOptimizer):
     """SGD with momentum as torch.optim.SGD computes it."""
 
+    _without_momentum: set[int]  #: groups that were updated so, whose buffers have a last gradient
+
     kind = "sgd"
     decoupled = False
     state_names = {"m": "momentum_buffer"}
@@ -136,5 +138,36 @@ class OffloadedSGD(OffloadedOptimizer):
         _refuse(dampening=dampening, nesterov=nesterov)
         if not 0 <= momentum < 1:
             raise InvalidArgumentError(f"momentum is {momentum}; it is from 0 to below 1")
+        self._without_momentum: set[int] = set()
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay,
                                   "dampening": 0, "nesterov": False}, **options)
+
+    def _step_shards(self, divisor: float, max_norm: float) -> tuple[float, bool]:
+        for number, group in enumerate(self.param_groups):
+            if group["momentum"] and number in self._without_momentum:
+                raise NotSupportedError(
+                    f"the momentum of group {number} is {group['momentum']} after steps with 0, "
+                    "which keep no momentum buffer to go on from: make a new optimizer with "
+                    f"momentum={group['momentum']}, whose buffers are empty as torch's are then")
+        result = super()._step_shards(divisor, max_norm)
+        self._note_momentum()
+        return result
+
+    def _note_momentum(self) -> None:
+        new = {number for number, group in enumerate(self.param_groups)
+               if not group["momentum"]} - self._without_momentum
+        for shard, index in self._places.values() if new else ():
+            if shard.entries[index].group in new and shard.updates(index) > 0:
+                self._without_momentum.add(shard.entries[index].group)
+
+    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        state = super()._state_of(parameter)
+        shard, index = self._places[parameter]
+        if shard.entries[index].group in self._without_momentum:
+            del state["momentum_buffer"]
+        return state
+
+    def _state_replaced(self, by_folder: bool) -> None:
+        self._without_momentum = set()  # buffers of a state_dict are such as to go on from
+        if by_folder:
+            self._note_momentum()
