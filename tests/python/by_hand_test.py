@@ -285,3 +285,22 @@ def test_momentum_is_not_raised_after_steps_without(tmp_path, dtype):
     assert not equal(tensors, before)
     optimizer.load(tmp_path / "with")
     run(tensors, optimizer, range(2))
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_backward_pass_through_a_graph_of_before_a_step_is_refused(deferred):
+    """That of a generator whose loss was computed before the step of its critic."""
+    torch.manual_seed(0)
+    generator, critic = torch.nn.Linear(8, 8), Layers()
+    optimizer = OffloadedAdamW(critic.parameters(), accumulation_steps=None,
+                               deferred=critic if deferred else None)
+    loss = critic(generator(batch(0)))
+    critic(batch(1)).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    optimizer.zero_grad()
+    loss = critic(generator(batch(0)))
+    optimizer.step()  # without a gradient, which changes nothing
+    loss.backward()
+    optimizer.step()

@@ -300,11 +300,14 @@ def test_a_backward_pass_of_other_values_is_refused():
     with pytest.raises(spillway.InvalidArgumentError, match=r"blocks.3.inner.weight was written"):
         loss.backward()
     run.optimizer.zero_grad()
+    of_a_block = run.model.blocks[3](batch(0, torch.float32)).sum()
     loss = run.model(batch(0, torch.float32))
     loss.backward(retain_graph=True)
     run.optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # through the head, which no block has
     with pytest.raises(spillway.InvalidArgumentError, match=r"step\(\) was called, between"):
-        loss.backward()
+        of_a_block.backward()
 
 
 def test_a_second_derivative_through_streamed_blocks_is_refused():

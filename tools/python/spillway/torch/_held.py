@@ -158,6 +158,16 @@ class Held:
         parameter.data = self._memory[index]
         self._versions[index] = parameter._version
 
+    def _note_update(self, all_of_them: bool) -> None:
+        """Makes torch refuse a backward pass through a graph of before the update, of all that are
+        trained or of those with a gradient. The program has not written them."""
+        for index in range(self._trained):
+            if all_of_them or self._received[index]:
+                written = self._parameters[index]._version != self._versions[index]
+                torch.autograd.graph.increment_version(self._parameters[index])
+                if not written:
+                    self._versions[index] += 1
+
     def hook(self, index: int) -> Any:
         """Makes autograd hand the gradient of a parameter over as soon as it is whole; returns the
         handle that ends that."""

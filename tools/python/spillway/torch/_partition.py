@@ -188,6 +188,7 @@ class Partition(Held):
         self._forget()
         if not skipped:
             self.publish()
+            self._note_update(all_of_them=True)
         return norm, skipped
 
     def publish(self) -> None:

@@ -35,6 +35,7 @@ class Shard(Held):
         options.groups = [hyperparameters[group] for group in self.groups]
         self._orders = [order_of(parameter) for parameter in self._parameters]
         self._defers = options.defers_updates
+        self._skips = options.missing == "skip"
         self.deciding: set[int] = set()  # parameters whose update may still run
         self._device = device_of(place)
         self._device.configure(options)
@@ -100,6 +101,8 @@ class Shard(Held):
         """Updates; returns the norm of the gradients and whether the update was skipped. `norm` is
         that of all gradients where this shard has a part of them."""
         _, norm, skipped = self.trainer.step(divisor, max_norm, self._device.stream(), norm)
+        if not skipped:
+            self._note_update(all_of_them=not self._skips)
         self._forget()
         if self._defers and not skipped:
             self.deciding = set(range(self._trained))
