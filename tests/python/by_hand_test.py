@@ -304,3 +304,22 @@ def test_a_backward_pass_through_a_graph_of_before_a_step_is_refused(deferred):
     optimizer.step()  # without a gradient, which changes nothing
     loss.backward()
     optimizer.step()
+
+
+def test_parameters_that_no_forward_pass_waits_for_are_refused():
+    net, other = Layers(), Layers()
+    values = net.first.weight.data_ptr()
+    with pytest.raises(spillway.InvalidArgumentError, match="parameter 4 of group 0 was no param"):
+        OffloadedAdamW([*net.parameters(), *other.parameters()], deferred=net)
+    assert net.first.weight.data_ptr() == values
+    net.second.requires_grad_(False)
+    optimizer = OffloadedAdamW(net.parameters(), deferred=net)
+    net.second.requires_grad_(True)  # which joins
+    net(batch(0)).backward()
+    optimizer.step()
+    net.third = torch.nn.Linear(8, 8)
+    with pytest.raises(spillway.InvalidArgumentError, match="parameter 0 of group 1 was no param"):
+        optimizer.add_param_group({"params": net.third.parameters()})
+    net(batch(1)).backward()
+    optimizer.step()
+    assert int(optimizer.state_dict()["state"][3]["step"]) == 2

@@ -98,6 +98,8 @@ def has_memory(tensor):
 
 def run_ours(kind, arguments, steps, micro_batches=1, dtype=torch.float32, **options):
     tensors = parameters(dtype)
+    if options.get("deferred"):
+        options["deferred"] = torch.nn.ParameterList(tensors)
     optimizer = kind(groups(tensors), accumulation_steps=micro_batches, **arguments, **options)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n / 50))
     for step in range(steps):
@@ -155,8 +157,6 @@ def test_where_and_when_it_is_updated_changes_no_bit(tmp_path, options):
     usual = run_ours(OffloadedAdamW, arguments, 20)
     if options.get("nvme"):
         options = {**options, "nvme": [tmp_path]}
-    if options.get("deferred"):
-        options = {**options, "deferred": torch.nn.Module()}
     assert_same_bits(run_ours(OffloadedAdamW, arguments, 20, **options), usual)
 
 

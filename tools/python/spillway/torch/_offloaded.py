@@ -105,6 +105,7 @@ class OffloadedOptimizer(WithSteps):
         self._options["nvme"] = self._lifetime.folders = own_folders(self._options["nvme"])
         self._places: dict[torch.Tensor, tuple[Shard | Partition, int]] = {}
         self._registered = []
+        self._waited_for = None if deferred is None else set(deferred.parameters())
         self._shown = StateElsewhere(self)
         self._absent: list[tuple[int, int]] = []  # groups and numbers of parameters without state
         self._uses = Uses()

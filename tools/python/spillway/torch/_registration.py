@@ -24,6 +24,7 @@ class WithRegistration(WithState):
 
     _rounds: Rounds  #: of ranks
     _uses: Uses
+    _waited_for: set[torch.Tensor] | None  #: by forward passes, where updates are deferred
     _ready = False   #: torch has all groups that the optimizer is made with
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -53,6 +54,12 @@ class WithRegistration(WithState):
             name = names[number] if names else f"parameter {number} of group {group}"
             entry = Registered(parameter, group, name, unit_of(parameter))
             check_parameter(entry)
+            if self._waited_for is not None and entry.unit is None and (
+                    parameter not in self._waited_for):
+                raise InvalidArgumentError(
+                    f"{name} was no parameter of the module `deferred` when the optimizer was made,"
+                    " and so no forward pass would wait for its update: give deferred= the module "
+                    "that has all parameters, and make a new optimizer when one joins it")
             new[parameter.dtype, place_of(parameter)].append(entry)
         if not new:
             return
