@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import spillway
-from spillway.torch import OffloadedAdamW, OffloadedSGD
+from spillway.torch import OffloadedAdamW, OffloadedSGD, offload_model
 
 SIZES = (30, 7, 11)
 
@@ -323,3 +323,42 @@ def test_parameters_that_no_forward_pass_waits_for_are_refused():
     net(batch(1)).backward()
     optimizer.step()
     assert int(optimizer.state_dict()["state"][3]["step"]) == 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_values_that_are_set_as_data_do_not_reach_a_backup_unseen(streamed):
+    net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+    if streamed:
+        offload_model(net, "200KB")
+    optimizer = OffloadedAdamW(net.parameters(), lr=0.01)
+
+    def learn(step):
+        net(batch(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    learn(0)
+    values = [parameter.detach().clone() for parameter in net.parameters()]
+    backup = [parameter.data for parameter in net.parameters()]
+    for parameter in net.parameters():
+        parameter.data = torch.ones_like(parameter)
+    with pytest.raises(spillway.InvalidArgumentError, match=r"backup = p.data.clone\(\)"):
+        net(batch(1)).square().mean().backward()
+    for parameter, value in zip(net.parameters(), backup, strict=True):
+        parameter.data = value
+    optimizer.zero_grad()
+    assert equal(net.parameters(), values)
+    learn(1)
+    assert not equal(net.parameters(), values)
+    values = [parameter.detach().clone() for parameter in net.parameters()]
+    backup = [each.clone() for each in values]
+    del value  # which is what the last one's data was
+    for parameter in net.parameters():
+        parameter.data = torch.ones_like(parameter)
+    with torch.no_grad():
+        assert torch.equal(net[2](torch.zeros(1, 8)), torch.ones(1, 8))
+    for parameter, value in zip(net.parameters(), backup, strict=True):
+        parameter.data = value
+    net(batch(1))
+    assert equal(net.parameters(), values)
+    learn(2)

@@ -1,7 +1,8 @@
 """What stands in `grad` for a gradient that its optimizer has; it sees what becomes of it.
 
 torch's functions find a tensor there. That it was replaced by None drops the gradient, and that it
-was set to zero makes it a gradient of zeros, as with torch. What was read of it, or done to it, changes no gradient: `step` says so.
+was set to zero makes it a gradient of zeros, as with torch. What was read of it, or done to it,
+changes no gradient: `step` says so.
 """
 from __future__ import annotations
 

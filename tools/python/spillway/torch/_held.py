@@ -69,6 +69,11 @@ def check_memory(parameters: list[Registered]) -> None:
                 "one nn.Parameter in both places")
 
 
+def _references_of(memory: torch.Tensor) -> int:
+    """Returns how many tensors, of torch itself too, have this memory."""
+    return torch._C._storage_Use_Count(memory.untyped_storage()._cdata)
+
+
 class Held:
     """Holds parameters in memory that is ours, the first `trained` of which get gradients: as many
     as `most` in a step, 0 for any number.
@@ -116,6 +121,7 @@ class Held:
         self._addresses = [each.data_ptr() for each in memory]
         for index in range(len(memory)):
             self._point(index)
+        self._references = [_references_of(each) for each in memory]
         native.release_freed_memory()  # of the tensors that the parameters were
 
     def finish(self) -> None:
@@ -346,8 +352,20 @@ class Held:
         parameter, memory = self._parameters[index], self._memory[index]
         if parameter.data_ptr() != memory.data_ptr():
             self._check_form(index)
+            self._check_aliases(index)
             memory.copy_(parameter.data)
         self._point(index)
+
+    def _check_aliases(self, index: int) -> None:
+        """Raises if the program still has the memory that it has replaced, and would find there
+        what is copied into it."""
+        if _references_of(self._memory[index]) >= self._references[index]:
+            name = self.entries[index].name
+            raise InvalidArgumentError(
+                f"another tensor was set as data of {name}, and what was its data is in use still, "
+                "as backup = p.data or a graph keeps it, and would become the new values: delete it"
+                " first, or keep backup = p.data.clone() and write with p.copy_(values) in "
+                "torch.no_grad()")
 
     def any_received(self) -> bool:
         """Whether a gradient of the step under way is here."""
