@@ -76,13 +76,15 @@ void check_all_reach(RankGroups& ranks, const RunClaim& claim, std::span<const R
                      std::size_t last) {
   const std::uint64_t step = all[last].step;
   const std::vector<char> reaching = ranks.gather(char{claim.reaches(StepIndex{step})});
-  const auto ahead = std::ranges::find(reaching, 0) - reaching.begin();
-  check(ahead == std::ssize(reaching), ErrorCode::corrupt_data,
-        fmt::format("rank {} has committed step {}, and rank {} step {}, from which it cannot go "
-                    "back so far: {} is older than the rest of the run; put its newest state back, "
-                    "or restore all ranks of one backup",
-                    last, step, ahead, all[static_cast<std::size_t>(ahead)].step,
-                    rank_directory(claim.job(), last).string()));
+  const auto lacking = std::ranges::find(reaching, 0);
+  if (lacking == reaching.end()) return;
+  const auto ahead = static_cast<std::size_t>(lacking - reaching.begin());
+  throw Error(
+      ErrorCode::corrupt_data,
+      fmt::format("rank {} has committed step {}, and rank {} step {}, from which it cannot go "
+                  "back so far: {} is older than the rest of the run; put its newest state back, "
+                  "or restore all ranks of one backup",
+                  last, step, ahead, all[ahead].step, rank_directory(claim.job(), last).string()));
 }
 
 }  // namespace
