@@ -35,6 +35,7 @@ SAMPLE = {
     "CMakeLists.txt": """cmake_minimum_required(VERSION 3.25)
 project(spillway LANGUAGES CXX)
 add_library(spillway_base STATIC runtime/base/sample.cpp)
+set_property(GLOBAL APPEND PROPERTY SPILLWAY_MODULE_TARGETS spillway_base)
 target_include_directories(spillway_base PUBLIC ${PROJECT_SOURCE_DIR})
 enable_testing()
 add_subdirectory(tests)
