@@ -130,7 +130,7 @@ class Training(JobTest):
         shutil.rmtree(self.folder / "six")
         (self.folder / "run").rename(self.folder / "six")  # which has nine steps now
         self.mix("six", "five", 1)
-        self.fail_with("is to go on from step 5, and its newest commit is of step 9",
+        self.fail_with("rank 1 has committed step 5, and rank 0 step 9, from which it cannot go",
                        "run", options, 9, "--resume")
 
     def mix(self, ahead, behind, rank):
