@@ -22,10 +22,6 @@ namespace {
 constexpr std::size_t kTilesInFlight = 3;
 constexpr std::string_view kFirstFileEnd = "-0.swap";
 
-bool may_not_write(const Error& error) {
-  return error.native() == EROFS || error.native() == EACCES || error.native() == EPERM;
-}
-
 class Check {
  public:
   Check(const StoreOptions& options, const FsckProgress& progress)
@@ -159,6 +155,10 @@ class Check {
 };
 
 }  // namespace
+
+bool may_not_write(const Error& error) {
+  return error.native() == EROFS || error.native() == EACCES || error.native() == EPERM;
+}
 
 std::vector<std::string> stores_in(const std::filesystem::path& directory) {
   std::vector<std::string> names;

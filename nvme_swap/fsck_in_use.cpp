@@ -71,7 +71,7 @@ FsckReport check_store_in_use(const StoreOptions& options, const FsckProgress& p
     report.in_use = true;
     if (!check_tiles(tiles, report, progress)) continue;
     report.notes.push_back({.file = report.files.front(),
-                            .what = "in use: its newest commit was checked, and nothing else"});
+                            .what = "checked without a lock: its newest commit, and nothing else"});
     report.seconds = seconds_since(begin);
     return report;
   }

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -96,11 +95,9 @@ std::string JobKey::in_use() const {
 
 /// A start that was killed has left its file, without a lock.
 void JobKey::remove_left_over() {
-  const FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (file.is_open()) {
-    const bool free = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
-    check(free, ErrorCode::busy, in_use());
-  }
+  LockedFile file(
+      FileDescriptor(::open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)));
+  check(file.get() < 0 || file.try_lock(path_), ErrorCode::busy, in_use());
   std::filesystem::remove(path_);
 }
 

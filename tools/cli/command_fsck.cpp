@@ -111,7 +111,7 @@ FsckReport check_store(nvme_swap::StoreOptions options) {
   try {
     return nvme_swap::check_store(options, show);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::busy && error.code() != ErrorCode::io_error) throw;
+    if (error.code() != ErrorCode::busy && !nvme_swap::may_not_write(error)) throw;
     return nvme_swap::check_store_in_use(options, show);
   }
 }

@@ -49,14 +49,16 @@ bool is_one(const fs::path& a, const fs::path& b) {
   return fs::equivalent(a, b, missing) && !missing;
 }
 
-/// A copy made with `cp -r` keeps links, and so may hold a folder of the original.
-bool share_folders(const RunDirectory& copy, const RunDirectory& original) {
+/// A copy made with `cp -r` keeps links, and so may hold a folder of the original. `own`: where the
+/// copy has its state.
+bool share_folders(const RunDirectory& copy, const std::vector<fs::path>& own,
+                   const RunDirectory& original) {
   const auto states = original.state_directories(original.read_manifest());
   const auto is_original = [&](const fs::path& folder) {
     return std::ranges::any_of(states, [&](const auto& other) { return is_one(folder, other); });
   };
   return is_one(copy.checkpoints(), original.checkpoints()) ||
-         std::ranges::any_of(copy.state_directories(copy.read_manifest()), is_original);
+         std::ranges::any_of(own, is_original);
 }
 
 void refuse_foreign(const RunDirectory& run) {
@@ -258,7 +260,8 @@ void RunClaim::check_folder_of_rank() const {
 void RunClaim::tell_copy_from_move() {
   check_folder_of_rank();
   if (const auto original = twin()) {
-    const bool apart = manifest_.holds_its_state() && !share_folders(run_, RunDirectory(*original));
+    const bool apart = manifest_.holds_its_state() &&
+                       !share_folders(run_, state_directories(), RunDirectory(*original));
     check(apart, ErrorCode::invalid_argument,
           fmt::format("{} is a copy of {}, and both would train the same state in {}; train {}, or "
                       "start a new run from it with --from",
