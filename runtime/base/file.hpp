@@ -105,7 +105,8 @@ class AtomicFile {
 
 /// Replaces or creates `path` in one step that survives a crash at any instant: readers see the old
 /// file or the new one, whole, and once this returns the new one is durable. On failure the old one
-/// is untouched and nothing is left beside it.
+/// is untouched and nothing is left beside it; if only the directory could not be synchronised, the
+/// new one is in its place and may go with a crash.
 void write_file_atomically(const std::filesystem::path& path, std::span<const std::byte> content);
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 

@@ -112,22 +112,39 @@ void StagingDirectory::keep_foreign_files() const {
   }
 }
 
+void StagingDirectory::exchange_names() const {
+  if (rename_directory(staging_, target_, RENAME_EXCHANGE)) return;
+  // A file system that cannot exchange (NFS): the target has no name for a moment.
+  const fs::path aside =
+      target_.parent_path() / fmt::format(".{}.replaced", target_.filename().string());
+  fs::remove_all(aside);
+  fs::rename(target_, aside);
+  fs::rename(staging_, target_);
+  fs::rename(aside, staging_);
+}
+
 void StagingDirectory::publish() try {
   check_target();
-  const bool replaces = fs::exists(target_) && !fs::is_empty(target_);
+  const bool replaces = fs::exists(target_);
   if (replaces) keep_foreign_files();
   synchronize_directory(staging_);
-  // Exchanged, the old directory bears the hidden name and goes the way of a cancelled export.
-  if (!rename_directory(staging_, target_, replaces ? RENAME_EXCHANGE : 0U)) {
-    // A file system that cannot exchange (NFS): the target has no name for a moment.
-    const fs::path aside =
-        target_.parent_path() / fmt::format(".{}.replaced", target_.filename().string());
-    fs::remove_all(aside);
-    fs::rename(target_, aside);
-    fs::rename(staging_, target_);
-    fs::rename(aside, staging_);
+  const FileDescriptor parent = open_file(target_.parent_path(), O_RDONLY | O_DIRECTORY);
+  if (replaces) {
+    // The old directory bears the hidden name then and goes the way of a cancelled export.
+    exchange_names();
+  } else {
+    rename_directory(staging_, target_, 0);
   }
-  synchronize_directory(target_.parent_path());
+  if (::fsync(parent.get()) != 0) {
+    const int reason = errno;
+    // What is told as a failure must leave what it found, so that it can be tried again.
+    if (replaces) {
+      exchange_names();
+    } else {
+      rename_directory(target_, staging_, 0);
+    }
+    throw_errno(reason, fmt::format("fsync {}", target_.parent_path().string()));
+  }
   made_.keep();
   std::error_code failed;
   if (replaces) fs::remove_all(staging_, failed);

@@ -27,13 +27,14 @@ class StagingDirectory {
   [[nodiscard]] const std::filesystem::path& path() const { return staging_; }
   void write_text(std::string_view name, std::string_view text) const;
   /// Gives the directory its name. A target that is replaced keeps its other files: they are linked
-  /// into the new one first.
+  /// into the new one first. A failure leaves the target as it was.
   void publish();
 
  private:
   void check_target() const;
   void take_lock();
   void keep_foreign_files() const;
+  void exchange_names() const;
 
   MadeDirectories made_;  // after what is in them
   std::filesystem::path target_;

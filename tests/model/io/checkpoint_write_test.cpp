@@ -2,12 +2,18 @@
 #include <gtest/gtest.h>
 #include <sys/file.h>
 
+#include <cerrno>
+#include <map>
+#include <optional>
+#include <string>
+
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
 #include "tests/model/io/families.hpp"
 #include "tests/model/io/scratch.hpp"
 #include "tests/model/io/small_checkpoint.hpp"
+#include "tests/support/failing_file_call.hpp"
 
 namespace spillway::model::checkpoint_write_test {
 namespace {
@@ -144,6 +150,51 @@ TEST(CheckpointWriter, ReplacesAnExportAndKeepsOtherFiles) {
   EXPECT_EQ(slurp(out / "tokenizer.json"), "{}");
   EXPECT_EQ(slurp(out / "logs/a"), "b");
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch.path()), {}), 1) << "left-overs";
+}
+
+/// Returns the files of a directory by name, with their contents; nothing if it is not there.
+std::optional<std::map<std::string, std::string>> contents_of(const fs::path& directory) {
+  if (!fs::exists(directory)) return std::nullopt;
+  std::map<std::string, std::string> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    found[entry.path()] = slurp(entry.path());
+  }
+  return found;
+}
+
+TEST(CheckpointWriter, LeavesWhatItFoundWhateverCallFails) {
+  const ModelConfig config = small_gpt2();
+  const Blocks old_blocks =
+      testing::read_all(RandomInitializer(config, make_layout(config), 1), make_layout(config));
+  const Blocks blocks = random_blocks(config, make_layout(config));
+  for (const std::string target : {"none", "empty", "export"}) {
+    int failures = 0;
+    for (bool failed = true; failed; ++failures) {
+      SCOPED_TRACE(target + ", call " + std::to_string(failures));
+      const Scratch scratch;
+      const fs::path out = scratch.path() / "out";
+      if (target != "none") fs::create_directory(out);
+      if (target == "export") save(out, config, old_blocks);
+      const auto before = contents_of(out);
+      const SaveOptions options = {.if_exists =
+                                       target == "export" ? IfExists::replace : IfExists::refuse};
+      test_support::FailingFileCall fault(failures);
+      fault.watch(true);
+      try {
+        save(out, config, blocks, options);
+        fault.watch(false);
+        EXPECT_TRUE(load(out) == blocks);
+      } catch (const Error& error) {
+        fault.watch(false);
+        EXPECT_EQ(error.native(), EIO) << error.what();
+        EXPECT_TRUE(contents_of(out) == before) << error.what();
+        save(out, config, blocks, options);
+        EXPECT_TRUE(load(out) == blocks);
+      }
+      failed = fault.has_failed();
+    }
+    EXPECT_GT(failures, 10);
+  }
 }
 
 TEST(CheckpointWriter, TakesOverFromAKilledOneAndRespectsALivingOne) {
