@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 
+#include "comm/detail/silence.hpp"
 #include "comm/detail/transport.hpp"
 
 namespace spillway::comm::detail {
@@ -52,7 +53,7 @@ class Transfers {
   const std::chrono::milliseconds timeout_;
   std::uint64_t started_ = 0;
   /// So long a wait lasts before it is told.
-  std::chrono::steady_clock::duration silence_ = std::chrono::seconds(10);
+  std::chrono::steady_clock::duration silence_ = kSilence;
   std::chrono::steady_clock::time_point next_word_{};
   std::atomic<bool> stopped_{false};
 };

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/detail/silence.hpp"
 #include "comm/mpi/plugin.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/base/shared_library.hpp"
@@ -22,8 +23,6 @@ namespace spillway::comm::detail {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::chrono::milliseconds kSilence{10'000};
 
 /// Returns where the plugin may lie: beside the program or library that this code is in, in `lib`
 /// beside its folder, and in the dynamic linker's own places.

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/detail/silence.hpp"
 #include "comm/tcp/listening.hpp"
 #include "comm/tcp/proof.hpp"
 #include "comm/tcp/reception.hpp"
@@ -22,8 +23,6 @@ using Clock = std::chrono::steady_clock;
 /// So much later than rank 0 the others give up, so that they hear from it who is missing.
 constexpr std::chrono::milliseconds kGrace{5000};
 
-/// A rank waits so long for others before it says so, and then ever longer.
-constexpr std::chrono::seconds kSilence{10};
 /// A program that lets nobody finish a sentence is tried so often, at growing intervals.
 constexpr int kMostCalls = 10;
 constexpr std::chrono::milliseconds kBetweenCalls{20};
