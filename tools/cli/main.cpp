@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/foreign_error.hpp"
 #include "runtime/base/log.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"
@@ -63,10 +64,9 @@ int run(Session& session) {
     // One rank of several answers, the others give no document.
     if (session.json && !document.is_null()) answer("{}\n", text_of(document));
     return session.exit_code;
-  } catch (const Error& error) {
+  } catch (const std::exception& exception) {
+    const Error error = as_error(exception);
     return report(session, exit_code(error.code()), name_of(error.code()), error.what());
-  } catch (const std::exception& error) {
-    return report(session, kExitFailed, "internal", error.what());
   }
 }
 

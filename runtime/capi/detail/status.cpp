@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/foreign_error.hpp"
 
 namespace spillway::capi {
 namespace {
@@ -48,16 +49,15 @@ spillway_status record(spillway_status status, const char* text, int native) noe
 
 spillway_status record_exception() noexcept {
   try {
-    throw;
-  } catch (const Error& error) {
-    return record(status_of(error.code()), error.what(), error.native());
-  } catch (const std::bad_alloc&) {
+    try {
+      throw;
+    } catch (const std::exception& exception) {
+      const Error error = as_error(exception);
+      return record(status_of(error.code()), error.what(), error.native());
+    }
+  } catch (const std::bad_alloc&) {  // of the message itself
     return record(SPILLWAY_OUT_OF_MEMORY,
                   "the system refused memory: free some, or lower the budget", 0);
-  } catch (const std::system_error& error) {
-    return record(SPILLWAY_IO_ERROR, error.what(), error.code().value());
-  } catch (const std::exception& error) {
-    return record(SPILLWAY_INTERNAL, error.what(), 0);
   } catch (...) {
     return record(SPILLWAY_INTERNAL, "a library threw something unknown", 0);
   }

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/foreign_error.hpp"
 #include "tools/python/bindings/bindings.hpp"
 
 namespace spillway::python {
@@ -30,11 +31,10 @@ void translate_errors() {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {
       raise(error);
-    } catch (const std::bad_alloc&) {
-      raise(Error(ErrorCode::out_of_memory,
-                  "the system refused memory: free some, or lower the budget"));
+    } catch (const std::bad_alloc& error) {
+      raise(as_error(error));
     } catch (const std::system_error& error) {
-      raise(Error(ErrorCode::io_error, error.what(), error.code().value()));
+      raise(as_error(error));
     }
   });
 }
