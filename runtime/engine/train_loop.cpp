@@ -16,6 +16,7 @@
 #include "runtime/engine/report/monitors.hpp"
 #include "runtime/engine/report/running_median.hpp"
 #include "runtime/engine/report/step_trace.hpp"
+#include "runtime/engine/run/contents.hpp"
 #include "runtime/engine/run/job_start.hpp"
 #include "runtime/engine/run/kept_checkpoints.hpp"
 #include "runtime/engine/run/reader.hpp"
@@ -26,7 +27,7 @@
 namespace spillway::engine {
 namespace {
 
-bool is_run(const std::filesystem::path& path) { return RunDirectory(path).exists(); }
+bool is_run(const std::filesystem::path& path) { return holds_run(RunDirectory(path)); }
 
 /// The steps of one run, with what surrounds them.
 class Loop {

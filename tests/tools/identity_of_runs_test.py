@@ -62,6 +62,23 @@ class OneProcess(IdentityTestCase):
                 self.expect_refused(self.train(name), 2, f"{name} is not a run")
             self.assertFalse(self.path(f"{name}/lock").exists())
 
+    def test_a_run_that_has_lost_a_file_is_refused_by_its_name(self):
+        self.trained("run", 2)
+        for file in ("manifest.json", "config.json"):
+            lost = self.path(f"run/{file}").rename(self.path(file))
+            for command in (self.train("run", 3, "--resume"), ["info", "run"], ["fsck", "run"],
+                            ["export", "run", "hf"],
+                            ["train", "train.json", "--from", "run", "--data", "data",
+                             "--run", "other"]):
+                with self.unchanged("run"):
+                    self.expect_refused(command, 2, file, "back")
+            lost.rename(self.path(f"run/{file}"))
+        self.trained("run", 3, "--resume")
+
+    def test_a_resume_of_nothing_says_that_it_begins(self):
+        done = self.succeed(*self.train("run", 2, "--resume"))
+        self.assertIn("no committed step to go on from", done.stdout + done.stderr)
+
     def test_an_export_over_a_run_is_refused(self):
         self.trained("runs/run")
         with self.unchanged("runs"):

@@ -37,9 +37,9 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
            "python.failing_calls": ["spillway", "spillway_python", "spillway_failing_calls"],
            "python.emulated": ["spillway", "spillway_python_emulated"],
            **{f"tools.{name}": ["spillway"] for name in (
-               "bench", "commands", "divergence", "job_identity", "memory", "metrics_order",
-               "output", "plan", "ranks_survive_socket_calls_that_fail", "resume", "terminal",
-               "tokenizer_runs")}}
+               "bench", "commands", "divergence", "identity_of_runs", "job_identity", "memory",
+               "metrics_order", "output", "plan", "ranks_survive_socket_calls_that_fail", "resume",
+               "terminal", "tokenizer_runs")}}
 
 
 def declarations():

@@ -11,6 +11,7 @@
 
 #include "nvme_swap/fsck.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/engine/run/contents.hpp"
 #include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/step/saved_state.hpp"
 #include "tools/cli/commands.hpp"
@@ -126,8 +127,7 @@ void add_report(ordered_json& document, const std::string& name, const FsckRepor
 /// The manifest and the configuration of a run, and its stores.
 ordered_json check_run(const fs::path& run, bool json) {
   const engine::RunDirectory directory(run);
-  check(directory.exists(), ErrorCode::invalid_argument,
-        fmt::format("{} is not a run: it has no manifest.json", run.string()));
+  engine::check_is_run(directory);
   const engine::RunManifest manifest = directory.read().manifest;
   const std::vector<fs::path> directories = directory.state_directories(manifest);
   check(fs::is_directory(directories.front()), ErrorCode::corrupt_data,

@@ -4,6 +4,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/data/token_file.hpp"
+#include "runtime/engine/run/contents.hpp"
 #include "runtime/engine/run/kept_checkpoints.hpp"
 #include "runtime/engine/run/reader.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
@@ -89,7 +90,7 @@ ordered_json info(const fs::path& path) {
   check(fs::exists(path), ErrorCode::invalid_argument,
         fmt::format("{} does not exist", path.string()));
   if (path.extension() == ".safetensors") return safetensors_info(path);
-  if (fs::exists(path / "manifest.json")) return run_info(path);
+  if (engine::holds_run(engine::RunDirectory(path))) return run_info(path);
   if (fs::exists(path / "meta.json")) return data_info(path);
   if (fs::exists(path / "config.json")) return checkpoint_info(path);
   throw Error(ErrorCode::invalid_argument,

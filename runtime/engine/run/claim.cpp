@@ -12,6 +12,7 @@
 #include "runtime/base/file.hpp"
 #include "runtime/base/log.hpp"
 #include "runtime/engine/run/contents.hpp"
+#include "runtime/engine/run/copies.hpp"
 #include "runtime/engine/run/kept_checkpoints.hpp"
 
 namespace spillway::engine {
@@ -43,26 +44,9 @@ nvme_swap::StoreOptions store_of(const std::vector<fs::path>& directories, const
   return options;
 }
 
-/// One directory, by whatever links or mounts its paths lead there.
-bool is_one(const fs::path& a, const fs::path& b) {
-  std::error_code missing;
-  return fs::equivalent(a, b, missing) && !missing;
-}
-
-/// A copy made with `cp -r` keeps links, and so may hold a folder of the original. `own`: where the
-/// copy has its state.
-bool share_folders(const RunDirectory& copy, const std::vector<fs::path>& own,
-                   const RunDirectory& original) {
-  const auto states = original.state_directories(original.read_manifest());
-  const auto is_original = [&](const fs::path& folder) {
-    return std::ranges::any_of(states, [&](const auto& other) { return is_one(folder, other); });
-  };
-  return is_one(copy.checkpoints(), original.checkpoints()) ||
-         std::ranges::any_of(own, is_original);
-}
-
 void refuse_foreign(const RunDirectory& run) {
   if (const auto foreign = foreign_entry(run.root())) {
+    static_cast<void>(holds_run(run));  // one without a manifest has a better message
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("{} is not a run: it holds {}, which no run has written; choose another "
@@ -224,44 +208,11 @@ void RunClaim::find_state() {
                   run_.root().string(), places(there), places(named)));
 }
 
-/// Another directory of the same run that is still there, if any: where the manifest says that the
-/// run was trained last, or where the state does.
-std::optional<fs::path> RunClaim::twin() const {
-  std::vector<fs::path> candidates{manifest_.directory};
-  for (const fs::path& folder : state_directories()) {
-    if (const auto mark = read_mark(folder)) candidates.push_back(mark->run);
-  }
-  for (const fs::path& candidate : candidates) {
-    const RunDirectory other(candidate);
-    if (!other.exists() || fs::equivalent(candidate, run_.root())) continue;
-    try {
-      if (other.read_manifest().id == manifest_.id) return candidate;
-    } catch (const Error& error) {
-      log_warning("{} is not looked at: {}", candidate.string(), error.what());
-    }
-  }
-  return std::nullopt;
-}
-
-/// The folder of a rank may be a link, of which the copy of a job has one too.
-void RunClaim::check_folder_of_rank() const {
-  const RunDirectory job(request_.run);
-  if (request_.part.rank == 0 || !job.exists()) return;
-  const fs::path original = job.read_manifest().directory;
-  const bool shared = !is_one(original, job.root()) && RunDirectory(original).exists() &&
-                      is_one(rank_directory(original, request_.part.rank), run_.root());
-  check(!shared, ErrorCode::invalid_argument,
-        fmt::format("{} is also the folder of rank {} of {}: the run in {} is a copy that shares "
-                    "it; copy what the link leads to, or start a new run with --from",
-                    run_.root().string(), request_.part.rank, original.string(),
-                    job.root().string()));
-}
-
 void RunClaim::tell_copy_from_move() {
-  check_folder_of_rank();
-  if (const auto original = twin()) {
-    const bool apart = manifest_.holds_its_state() &&
-                       !share_folders(run_, state_directories(), RunDirectory(*original));
+  check_folder_of_rank(run_, RunDirectory(request_.run), request_.part.rank);
+  if (const auto original = original_of(run_, manifest_)) {
+    const bool apart =
+        manifest_.holds_its_state() && !share_folders(run_, manifest_, RunDirectory(*original));
     check(apart, ErrorCode::invalid_argument,
           fmt::format("{} is a copy of {}, and both would train the same state in {}; train {}, or "
                       "start a new run from it with --from",
@@ -322,6 +273,10 @@ void RunClaim::remove_uncommitted_run() {
 void RunClaim::prepare_state(const std::vector<fs::path>& nvme) {
   remove_temporaries(run_.root());
   if (recorded_) return remove_scratch(state_directories(), manifest_.state_id);
+  if (request_.resume && request_.part.rank == 0) {
+    notes_.push_back(fmt::format("{} has no committed step to go on from: a new run begins there",
+                                 run_.root().string()));
+  }
   if (replaced_) remove_uncommitted_run();
   // A start that was killed may have had other ones of the directories.
   for (std::string& line : remove_left_over(or_own_state(request_.nvme), run_.root())) {

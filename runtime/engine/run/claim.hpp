@@ -92,10 +92,8 @@ class RunClaim {
   void read_run();
   void find_state();
   void check_part() const;
-  void check_folder_of_rank() const;
   void tell_copy_from_move();
   void check_kept_checkpoints() const;
-  [[nodiscard]] std::optional<std::filesystem::path> twin() const;
   void remove_uncommitted_run();
   [[nodiscard]] std::vector<std::filesystem::path> or_own_state(
       const std::vector<std::filesystem::path>& nvme) const;

@@ -1,5 +1,7 @@
 #include "runtime/engine/run/contents.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <string>
@@ -8,7 +10,6 @@
 #include "comm/launch_environment.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/run_id.hpp"
-#include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/run/sealed_json.hpp"
 #include "runtime/engine/run/state_folders.hpp"
 
@@ -76,6 +77,21 @@ std::optional<fs::path> foreign_entry(const fs::path& directory) {
     if (!ours) return path;
   }
   return std::nullopt;
+}
+
+bool holds_run(const RunDirectory& directory) {
+  if (directory.exists()) return true;
+  check(!fs::exists(directory.config()) || !is_sealed(directory.config()),
+        ErrorCode::invalid_argument,
+        fmt::format("{} has the config.json of a run and no manifest.json: put the file back if it "
+                    "is lost; if the start of this run was cut off, begin again",
+                    directory.root().string()));
+  return false;
+}
+
+void check_is_run(const RunDirectory& directory) {
+  check(holds_run(directory), ErrorCode::invalid_argument,
+        fmt::format("{} is not a run: it has no manifest.json", directory.root().string()));
 }
 
 void remove_temporaries(const fs::path& directory) {

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <optional>
 
+#include "runtime/engine/run/directory.hpp"
+
 namespace spillway::engine {
 
 /// Returns the first entry of `directory` that no start of a run leaves there, if there is one:
@@ -12,6 +14,12 @@ namespace spillway::engine {
 /// what a start that was killed has left. Not for a directory with a manifest.
 [[nodiscard]] std::optional<std::filesystem::path> foreign_entry(
     const std::filesystem::path& directory);
+
+/// Whether a directory has a run. Throws `Error{invalid_argument}` for one with the configuration
+/// of a run and no manifest.
+[[nodiscard]] bool holds_run(const RunDirectory& directory);
+/// Throws `Error{invalid_argument}` unless the directory has a run.
+void check_is_run(const RunDirectory& directory);
 
 /// Removes what a process that was killed had begun to write in place of a run's files. For whoever
 /// has the run's lock.

@@ -48,7 +48,7 @@ void RunDirectory::write_config(const RunConfig& config) const {
 
 RunConfig RunDirectory::read_config() const {
   check(std::filesystem::exists(config()), ErrorCode::invalid_argument,
-        fmt::format("{} is not a run: it has no config.json", root_.string()));
+        fmt::format("{} is a run that has lost its config.json; put it back", root_.string()));
   const json document = read_sealed_json(config());
   for (const char* key : {"id", "model", "train", "data", "data_fingerprint"}) {
     check(document.contains(key), ErrorCode::corrupt_data,

@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/engine/run/contents.hpp"
 
 namespace spillway::engine {
 
 namespace {
 
 RunDirectory::Files read_files(const RunDirectory& run) {
-  check(run.exists(), ErrorCode::invalid_argument,
-        fmt::format("{} is not a run: it has no manifest.json", run.root().string()));
+  check_is_run(run);
   return run.read();
 }
 
