@@ -24,8 +24,9 @@ enum class PoolKind : std::uint8_t {
   frozen_slots,           ///< each holds what is frozen of a streamed block
   resident_frozen,        ///< one: what is frozen and stays there
   device_state,           ///< by tile
-  accumulators,           ///< fp32 sums over micro-batches; the last is of the vectors of tiles
-  rounded_gradients,      ///< in the compute dtype; the last is of the vectors of tiles
+  accumulators,           ///< fp32 sums over micro-batches: the first is as large as any block, the
+                          ///< others as blocks beside it; the last is of the vectors of tiles
+  rounded_gradients,      ///< as `accumulators`, in the compute dtype
   gradient_shards,        ///< each holds this rank's part of a block's gradient, or of all ranks'
   tied_parameters,        ///< one: what a tied head has of an embedding on another stage
   tied_accumulators,      ///< by block of the embedding, and by round in flight where another stage

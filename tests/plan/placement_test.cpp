@@ -27,11 +27,11 @@ Table table(const Workload& workload, const Placement& placement, Tier tier) {
 }
 
 TEST(MemoryItems, OfStreamedFp32StateOnHost) {
-  // Blocks of 3, 2, 2, 1 leaves; 2 parameter slots of 3 leaves; 2 accumulators of 3 leaves.
+  // Blocks of 3, 2, 2, 1 leaves; 2 parameter slots of 3 leaves; accumulators of 3 and 2.
   const Workload workload = small_workload();
   const Placement placement = uniform_placement(workload, {});
   const Table device{{"parameter slots", 2 * 3 * kLeaf * 4},
-                     {"gradient accumulators", 2 * 3 * kLeaf * 4},
+                     {"gradient accumulators", (3 + 2) * kLeaf * 4},
                      {"boundary activations", 256 * 3},
                      {"boundary gradients", 256},
                      {"recomputation scratch", 1000},
@@ -108,8 +108,8 @@ TEST(MemoryItems, OfTiedBf16InTwoRoundsPartlyResidentStateOnNvme) {
   placement.blocks[2].saved = Tier::device;
   const Table device{{"resident parameters", 3 * kLeaf * 2},
                      {"parameter slots", 2 * 2 * kLeaf * 2},
-                     {"gradient accumulators", 2 * 3 * kLeaf * 4},
-                     {"rounded gradients", 2 * 3 * kLeaf * 2},
+                     {"gradient accumulators", (3 + 2) * kLeaf * 4},
+                     {"rounded gradients", (3 + 2) * kLeaf * 2},
                      {"tied accumulator", (3 * kLeaf - 1) * 4},
                      {"boundary activations", 256 * 3 * 3},
                      {"boundary gradients", 256 * 3},
@@ -120,7 +120,7 @@ TEST(MemoryItems, OfTiedBf16InTwoRoundsPartlyResidentStateOnNvme) {
                      {"loss sums", 8 * 3 * 2}};
   const Table host{{"parameters", 8 * kLeaf * 2},
                    {"waiting gradients", 8 * kLeaf * 4},
-                   {"landing gradients", 2 * 3 * kLeaf * 2},
+                   {"landing gradients", (3 + 2) * kLeaf * 2},
                    {"state staging", 2 * 2 * kLeaf * 12},
                    {"token ids", 64 * 3 * 2},
                    {"norm leaves and loss sums", 8 * 8 + 8 * 3 * 2}};
@@ -135,7 +135,7 @@ TEST(MemoryItems, OfRoundsSummedOnTheDevice) {
   workload.rounds = 2;
   Placement placement = uniform_placement(workload, {});
   const Table host_only = table(workload, placement, Tier::host);
-  EXPECT_EQ(host_only.at("landing gradients"), 2 * 3 * kLeaf * 2);
+  EXPECT_EQ(host_only.at("landing gradients"), (3 + 2) * kLeaf * 2);
   placement.blocks[1].gradients = Tier::device;
   Table device = table(workload, placement, Tier::device);
   EXPECT_EQ(device.at("sums of rounds"), 2 * kLeaf * 4);

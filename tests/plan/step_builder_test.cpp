@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "runtime/plan/placement/pools.hpp"
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 #include "tests/plan/step_workloads.hpp"
@@ -172,6 +173,47 @@ TEST(StepBuilderProperty, NoDependencyCanBeLeftOut) {
   dependencies.expect_all_seen({"read_state", "write_state", "upload_params", "download_grads",
                                 "forward", "backward", "loss", "accumulate", "grad_norm", "update",
                                 "checksum", "commit"});
+}
+
+/// Bytes of a block's gradient, or of what one rank has of it, in one of the pools of slots.
+Bytes gradient_bytes(const Workload& workload, std::uint32_t block, PoolKind pool) {
+  const Bytes whole{workload.blocks[block].padded_parameters.value() *
+                    size_of(pool == PoolKind::accumulators ? DType::fp32 : workload.compute)};
+  const bool of_rank = pool == PoolKind::gradient_shards ||
+                       (pool == PoolKind::landing_gradients && workload.ranks.count > 1);
+  return of_rank ? whole / workload.shards() * std::uint64_t{workload.gradients_of_round()} : whole;
+}
+
+TEST(StepBuilderProperty, EveryGradientFitsTheSlotThatItPassesThrough) {
+  RandomCases cases(property_seed());
+  std::set<PoolKind> seen;
+  bool exactly = false;
+  for (int i = 0; i < 600; ++i) {
+    const auto [workload, placement] = i % 4 == 3   ? cases.next_tiled()
+                                       : i % 4 == 2 ? cases.next_of_ranks()
+                                                    : cases.next();
+    const StepPlan plan = build_training_step(workload, placement);
+    const Pools pools = make_pools(workload, placement);
+    for (const Op& op : plan.ops) {
+      for (const Access& access : plan.accesses_of(op)) {
+        const PoolKind kind = access.buffer.pool;
+        if (kind != PoolKind::accumulators && kind != PoolKind::rounded_gradients &&
+            kind != PoolKind::gradient_shards && kind != PoolKind::landing_gradients) {
+          continue;
+        }
+        const bool vectors = access.buffer.first == placement.gradient_slots;
+        const Pool& pool = pools[static_cast<std::size_t>(kind)];
+        ASSERT_LT(access.buffer.first, pool.ends.size());
+        const Bytes room{pool.ends[access.buffer.first] - pool.offset(access.buffer.first)};
+        const Bytes needed = gradient_bytes(workload, vectors ? 0 : op.block, kind);
+        ASSERT_GE(room, needed) << "case " << i << ": " << to_text(access.buffer);
+        exactly |= access.buffer.first == 1 && room == needed;
+        seen.insert(kind);
+      }
+    }
+  }
+  EXPECT_TRUE(exactly) << "no second slot was as small as a block";
+  EXPECT_EQ(seen.size(), 4U);
 }
 
 TEST(StepBuilderProperty, NoDeclaredAccessCanBeLeftOut) {

@@ -71,6 +71,20 @@ ElementCount gradient_slot_elements(const Workload& workload) {
   return largest;
 }
 
+std::vector<ElementCount> narrow_slots(const Workload& workload) {
+  const auto& blocks = workload.blocks;
+  std::vector<ElementCount> sizes(blocks.size() + 1);
+  for (std::size_t distance = 1; distance < blocks.size(); ++distance) {
+    ElementCount& narrow = sizes[distance + 1];
+    narrow = sizes[distance];
+    for (std::size_t b = workload.tiled ? 1 : 0; b + distance < blocks.size(); ++b) {
+      narrow = std::max(
+          narrow, std::min(blocks[b].padded_parameters, blocks[b + distance].padded_parameters));
+    }
+  }
+  return sizes;
+}
+
 ElementCount vector_elements(const Workload& workload) {
   return workload.tiled ? workload.blocks.front().padded_parameters : ElementCount{};
 }

@@ -84,9 +84,12 @@ struct MemoryItem {
 /// its block.
 [[nodiscard]] std::vector<Tile> make_tiles(const Workload& workload, ElementCount tile_parameters);
 
-/// The size of a gradient slot: the largest block that takes one. The vectors of tiles have one of
-/// their own size behind the others.
+/// The size of the first gradient slot: the largest block that takes one. The vectors of tiles have
+/// one of their own size behind all.
 [[nodiscard]] ElementCount gradient_slot_elements(const Workload& workload);
+/// By the number of slots, the size of each but the first: the second largest of any so many blocks
+/// that follow each other, so that they all find one. For up to a slot for each block.
+[[nodiscard]] std::vector<ElementCount> narrow_slots(const Workload& workload);
 [[nodiscard]] ElementCount vector_elements(const Workload& workload);  ///< 0 without tiles
 [[nodiscard]] ElementCount largest_block(const Workload& workload);
 /// Element size of a gradient while it waits for its update: the compute dtype's, or fp32 where

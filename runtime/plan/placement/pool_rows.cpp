@@ -7,7 +7,9 @@
 namespace spillway::plan {
 namespace {
 
-Row row(std::uint64_t count, Bytes each) { return {.count = count, .each = each, .last = {}}; }
+Row row(std::uint64_t count, Bytes each) {
+  return {.first = {}, .count = count, .each = each, .last = {}};
+}
 
 /// Returns one for each block that a tied head uses, as large as the largest of them.
 Row tied_accumulators(const Workload& w) {
@@ -17,14 +19,30 @@ Row tied_accumulators(const Workload& w) {
     largest = std::max(largest, w.tied_elements_of(b));
   }
   const bool here = w.runs(0) || w.borrows_embedding();
-  return {.count = here ? (tied.end - tied.first) * w.stage.tied_in_flight : 0,
-          .each = bytes_of(largest, DType::fp32),
-          .last = {}};
+  return row(here ? (tied.end - tied.first) * w.stage.tied_in_flight : 0,
+             bytes_of(largest, DType::fp32));
 }
 
-/// Returns what a rank gets of the gradients of a round: its shard of the sum, or of each rank's.
-Bytes received(const Workload& w, ElementCount shard) {
-  return bytes_of(shard, w.compute) * std::uint64_t{w.gradients_of_round()};
+/// Returns the slots through which gradients of whole blocks pass.
+Row gradients(const PoolSizes& sizes, const Placement& p, DType dtype) {
+  return {.first = bytes_of(sizes.gradient_slot(), dtype),
+          .count = p.gradient_slots - 1,
+          .each = bytes_of(sizes.narrow_slot(p.gradient_slots), dtype),
+          .last = bytes_of(vector_elements(sizes.workload()), dtype)};
+}
+
+/// Returns those of what a rank gets of the gradients of a round: its shard of the sum, or of each
+/// rank's.
+Row received_gradients(const PoolSizes& sizes, const Placement& p) {
+  const Workload& w = sizes.workload();
+  const auto received = [&w](ElementCount slot) {
+    const ElementCount shard{slot.value() / w.shards()};
+    return bytes_of(shard, w.compute) * std::uint64_t{w.gradients_of_round()};
+  };
+  return {.first = received(sizes.gradient_slot()),
+          .count = p.gradient_slots - 1,
+          .each = received(sizes.narrow_slot(p.gradient_slots)),
+          .last = {}};
 }
 
 /// Returns what a rank of a tensor group has for each micro-batch beside what it adds up.
@@ -35,7 +53,7 @@ Row row_of_group(PoolKind pool, const Workload& w) {
   Bytes each = w.summed_bytes;
   if (pool == PoolKind::own_rows) each = w.boundary_bytes;
   if (head) each = w.scan_bytes * (pool == PoolKind::gathered_scans ? ranks : 1);
-  return {.count = here ? w.micro_batches : 0, .each = each, .last = {}};
+  return row(here ? w.micro_batches : 0, each);
 }
 
 Bytes losses(const Workload& w) {
@@ -61,12 +79,6 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
   const std::uint64_t passes = m * w.rounds;
   const Bytes one = w.boundary_bytes;
   const bool passes_slots = p.boundary_slots > 0;
-  const auto gradients = [&](DType dtype) {
-    return Row{.count = p.gradient_slots,
-               .each = bytes_of(sizes.gradient_slot(), dtype),
-               .last = bytes_of(vector_elements(w), dtype)};
-  };
-  const ElementCount largest_shard{sizes.gradient_slot().value() / w.shards()};
   const std::uint32_t least_parts = w.ranks.secondary > 1 ? w.ranks.secondary : w.shards();
   const ElementCount largest_part{sizes.gradient_slot().value() / least_parts};
   const bool streams =
@@ -78,16 +90,15 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
       return row(p.parameter_slots, bytes_of(strides.streamed, w.compute));
     case PoolKind::frozen_slots: return row(p.parameter_slots, sizes.frozen_slot());
     case PoolKind::resident_frozen: return row(1, w.resident_frozen_bytes);
-    case PoolKind::accumulators: return gradients(DType::fp32);
+    case PoolKind::accumulators: return gradients(sizes, p, DType::fp32);
     case PoolKind::rounded_gradients:
-      return w.compute == DType::fp32 ? Row{} : gradients(w.compute);
+      return w.compute == DType::fp32 ? Row{} : gradients(sizes, p, w.compute);
     case PoolKind::parameter_shards:
       return row(parameter_shard_slots(w, p), bytes_of(largest_part, w.compute));
-    case PoolKind::gradient_shards:
-      return row(w.ranks.count > 1 ? p.gradient_slots : 0, received(w, largest_shard));
+    case PoolKind::gradient_shards: return w.ranks.count > 1 ? received_gradients(sizes, p) : Row{};
     case PoolKind::landing_gradients:
-      if (w.ranks.count > 1) return row(lands ? p.gradient_slots : 0, received(w, largest_shard));
-      return lands ? gradients(w.compute) : Row{};
+      if (!lands) return {};
+      return w.ranks.count > 1 ? received_gradients(sizes, p) : gradients(sizes, p, w.compute);
     case PoolKind::tied_parameters:
       return row(w.borrows_embedding() ? 1 : 0, bytes_of(w.tied_elements, w.compute));
     case PoolKind::tied_accumulators: return tied_accumulators(w);
@@ -118,7 +129,7 @@ Row row_of(PoolKind pool, const PoolSizes& sizes, const Placement& p, const Stri
       return row(p.state_slots, slot_bytes(p.format, p.tile_parameters));
     case PoolKind::host_tokens: return row(passes + m * w.stage.begun, w.token_bytes);
     // Behind the leaves of all tiles.
-    case PoolKind::host_sums: return {.count = 0, .each = {}, .last = losses(w)};
+    case PoolKind::host_sums: return row(1, losses(w));
     case PoolKind::gathered_sums:
       return w.ranks.count > 1 ? row(w.ranks.count, sums_of_a_rank(sizes)) : Row{};
     default: return {};

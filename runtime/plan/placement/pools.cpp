@@ -166,6 +166,7 @@ class PoolMaker {
   }
 
   static void lay_row(Pool& pool, const Row& row) {
+    if (row.first > Bytes{}) lay(pool, row.first);
     for (std::uint64_t i = 0; i < row.count; ++i) lay(pool, row.each);
     if (row.last > Bytes{}) lay(pool, row.last);
   }
@@ -193,7 +194,8 @@ PoolSizes::PoolSizes(const Workload& workload, StateFormat format, ElementCount 
       tile_parameters_(tile_parameters),
       commits_(commits),
       blocks_(workload.blocks.size()),
-      gradient_slot_(gradient_slot_elements(workload)) {
+      gradient_slot_(gradient_slot_elements(workload)),
+      narrow_slots_(narrow_slots(workload)) {
   for (std::uint32_t b = 0; b < size(); ++b) {
     padded_sizes_.push_back(workload.blocks[b].padded_parameters.value());
     frozen_slot_ = std::max(frozen_slot_, workload.blocks[b].frozen_bytes);

@@ -2,6 +2,7 @@
 // that a run allocates and for the search of a placement, which changes one block at a time. Pure.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -87,6 +88,10 @@ class PoolSizes {
   [[nodiscard]] std::span<const std::uint64_t> padded_sizes() const { return padded_sizes_; }
   [[nodiscard]] std::span<const std::uint64_t> saved_sizes() const { return saved_sizes_; }
   [[nodiscard]] ElementCount gradient_slot() const { return gradient_slot_; }
+  /// Returns the size of each of so many gradient slots but the first.
+  [[nodiscard]] ElementCount narrow_slot(std::uint32_t slots) const {
+    return narrow_slots_[std::min<std::size_t>(slots, narrow_slots_.size() - 1)];
+  }
   [[nodiscard]] Bytes frozen_slot() const { return frozen_slot_; }
 
  private:
@@ -100,6 +105,7 @@ class PoolSizes {
   std::vector<Block> blocks_;
   std::vector<std::uint64_t> padded_sizes_, saved_sizes_;  // that occur, ascending
   ElementCount gradient_slot_;
+  std::vector<ElementCount> narrow_slots_;
   Bytes frozen_slot_;
 };
 
@@ -111,12 +117,13 @@ struct Strides {
   Bytes recomputed;       ///< what a block saves that is recomputed
 };
 
-/// Buffers of one size, and behind them one of another.
+/// Buffers of one size; before and behind them one of another, unless it has no bytes.
 struct Row {
+  Bytes first;
   std::uint64_t count = 0;
   Bytes each;
   Bytes last;
-  [[nodiscard]] Bytes bytes() const { return each * count + last; }
+  [[nodiscard]] Bytes bytes() const { return first + each * count + last; }
 };
 
 /// Returns the buffers of a pool that do not belong to blocks. `lands`: some gradient of a round is

@@ -21,7 +21,7 @@ Copy copied_by(std::span<const Access> accesses) {
 }  // namespace
 
 Builder::Builder(const Workload& workload, const Placement& placement, bool records)
-    : workload_(workload), records_(records) {
+    : workload_(workload), records_(records), narrow_slots_(narrow_slots(workload)) {
   restart(placement);
 }
 

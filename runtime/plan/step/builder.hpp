@@ -80,7 +80,7 @@ class Builder {
   [[nodiscard]] Buffer of_vectors(PoolKind pool) const { return {pool, placement_.gradient_slots}; }
   /// Returns a buffer for what follows from `accumulator`: of the vectors their own, else a free
   /// one.
-  Buffer take_gradient(PoolKind pool, const Buffer& source);
+  Buffer take_slot(PoolKind pool, std::uint32_t block);
   [[nodiscard]] Buffer kept_activations(std::uint32_t block, std::uint32_t m) const;
   [[nodiscard]] Buffer tied_accumulator(std::uint32_t block) const {
     const std::uint32_t rounds = workload_.stage.tied_in_flight;
@@ -307,7 +307,8 @@ class Builder {
   StepPlan plan_;
   DependencyTracker tracker_;
   std::vector<Tile> tiles_;
-  std::vector<std::uint32_t> first_tile_;  // by block; behind them the number of all
+  std::vector<std::uint32_t> first_tile_;   // by block; behind them the number of all
+  std::vector<ElementCount> narrow_slots_;  // by the number of gradient slots
   std::array<std::deque<std::uint32_t>, kPoolCount> free_;  // by pool, free for longest first
   std::vector<Buffer> accumulator_;                         // by block, of the visit under way
   std::vector<Buffer> passing_;      // by micro-batch: the boundary on its way

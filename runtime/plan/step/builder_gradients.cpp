@@ -1,4 +1,7 @@
 // The way of a gradient from the sum over micro-batches to the update's tier, and its norm.
+#include <algorithm>
+
+#include "runtime/base/error.hpp"
 #include "runtime/plan/predict/op_traffic.hpp"
 #include "runtime/plan/step/builder.hpp"
 
@@ -11,7 +14,7 @@ void Builder::write_vectors(OpDraft& draft) const {
 }
 
 Buffer Builder::accumulator_of(std::uint32_t block, MicroBatches range) {
-  if (range.first == 0) accumulator_[block] = take_free(PoolKind::accumulators);
+  if (range.first == 0) accumulator_[block] = take_slot(PoolKind::accumulators, block);
   return accumulator_[block];
 }
 
@@ -23,9 +26,22 @@ void Builder::add_gradient(OpDraft& draft, const Buffer& accumulator) {
   draft.write(accumulator, {ValueKind::gradient_sum, draft.op.block, 0, round_, m});
 }
 
-Buffer Builder::take_gradient(PoolKind pool, const Buffer& source) {
-  const bool vectors = source.first == placement_.gradient_slots;
-  return vectors ? of_vectors(pool) : take_free(pool);
+/// Takes a gradient slot that is as large as the block. Where each block has one, the first is left
+/// to the only block that fits no other.
+Buffer Builder::take_slot(PoolKind pool, std::uint32_t block) {
+  if (workload_.tiled && block == 0) return of_vectors(pool);
+  auto& free = free_[static_cast<std::size_t>(pool)];
+  const std::size_t slots = std::min<std::size_t>(placement_.gradient_slots, blocks());
+  const bool wide = workload_.blocks[block].padded_parameters > narrow_slots_[slots];
+  const bool leaves_first = placement_.order == WorkOrder::micro_batch_major;
+  auto slot = std::ranges::find_if(free, [&](std::uint32_t i) {
+    return wide ? i == 0 : i > 0 || !leaves_first;  // those free for longest come first
+  });
+  if (slot == free.end() && !wide) slot = free.begin();
+  SPILLWAY_ASSERT(slot != free.end());
+  const Buffer buffer{pool, *slot};
+  free.erase(slot);
+  return buffer;
 }
 
 /// The round's gradient of a block is complete in its accumulator: rounds it and moves it on.
@@ -34,8 +50,7 @@ void Builder::finish_gradient(std::uint32_t block) {
   const bool vectors = workload_.tiled && block == 0;
   const Buffer accumulator = vectors ? of_vectors(PoolKind::accumulators) : accumulator_[block];
   const bool same = workload_.compute == DType::fp32;
-  const Buffer narrow =
-      same ? accumulator : take_gradient(PoolKind::rounded_gradients, accumulator);
+  const Buffer narrow = same ? accumulator : take_slot(PoolKind::rounded_gradients, block);
   const bool device = placement_.blocks[block].gradients == Tier::device;
   const bool updates_here = placement_.blocks[block].state == Tier::device;
   const PoolKind totals = updates_here ? PoolKind::device_gradients : PoolKind::device_sums;
@@ -85,7 +100,7 @@ void Builder::download_gradient(std::uint32_t block, const Buffer& made) {
     give_back(gradient);
     return append_norms(block, PoolKind::host_gradients);
   }
-  const Buffer landing = take_gradient(PoolKind::landing_gradients, gradient);
+  const Buffer landing = take_slot(PoolKind::landing_gradients, block);
   download.write(landing, gradient_shard(block));
   append(download);
   give_back(gradient);

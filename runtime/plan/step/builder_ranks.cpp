@@ -87,7 +87,7 @@ Buffer Builder::reduce_gradient(std::uint32_t block, const Buffer& gradient) {
   const OpKind kind = summed    ? OpKind::reduce_scatter
                       : sharded ? OpKind::all_to_all
                                 : OpKind::all_gather;
-  const Buffer received = take_free(PoolKind::gradient_shards);
+  const Buffer received = take_slot(PoolKind::gradient_shards, block);
   OpDraft exchange = draft(kind, Lane::net, block);
   exchange.op.bytes = reduction_traffic(workload_, block);
   exchange.read(gradient, made);
