@@ -7,7 +7,7 @@
 #include "runtime/plan/dataflow_graph.hpp"
 #include "runtime/plan/predict/price.hpp"
 #include "runtime/plan/predict/simulator.hpp"
-#include "runtime/plan/step/builder.hpp"
+#include "runtime/plan/step/builder/builder.hpp"
 
 namespace spillway::plan {
 namespace {

@@ -1,11 +1,15 @@
 #include "runtime/plan/step/step_builder.hpp"
 
-#include "runtime/plan/step/builder.hpp"
+#include "runtime/plan/step/builder/builder.hpp"
 
 namespace spillway::plan {
 namespace {
 
-StepPlan build(Builder builder, void (Builder::*list)()) {
+using List = void (Builder::*)();
+
+StepPlan build(const Workload& workload, const Placement& placement, List list,
+               bool records = false) {
+  Builder builder(workload, placement, records);
   (builder.*list)();
   return builder.take();
 }
@@ -13,35 +17,35 @@ StepPlan build(Builder builder, void (Builder::*list)()) {
 }  // namespace
 
 StepPlan build_training_step(const Workload& workload, const Placement& placement) {
-  return build({workload, placement}, &Builder::training);
+  return build(workload, placement, &Builder::training);
 }
 
 StepPlan build_recorded_step(const Workload& workload, const Placement& placement) {
-  return build({workload, placement, /*records=*/true}, &Builder::training);
+  return build(workload, placement, &Builder::training, /*records=*/true);
 }
 
 StepPlan build_fill(const Workload& workload, const Placement& placement) {
-  return build({workload, placement}, &Builder::fill);
+  return build(workload, placement, &Builder::fill);
 }
 
 StepPlan build_flush(const Workload& workload, const Placement& placement) {
-  return build({workload, placement}, &Builder::flush);
+  return build(workload, placement, &Builder::flush);
 }
 
 StepPlan build_evaluation(const Workload& workload, const Placement& placement) {
-  return build({workload, placement}, &Builder::evaluation);
+  return build(workload, placement, &Builder::evaluation);
 }
 
 StepPlan build_snapshot(const Workload& workload, const Placement& placement) {
-  return build({workload, placement}, &Builder::snapshot);
+  return build(workload, placement, &Builder::snapshot);
 }
 
 StepPlan build_external_backward(const Workload& workload, const Placement& placement) {
-  return build({workload, placement}, &Builder::external_backward);
+  return build(workload, placement, &Builder::external_backward);
 }
 
 StepPlan build_external_norms(const Workload& workload, const Placement& placement) {
-  return build({workload, placement}, &Builder::external_norms);
+  return build(workload, placement, &Builder::external_norms);
 }
 
 }  // namespace spillway::plan

@@ -1,13 +1,18 @@
-// The ways of the tensors between blocks and inside them: boundaries, and what backward needs.
+#include "runtime/plan/step/builder/activations.hpp"
+
 #include "runtime/plan/placement/boundaries.hpp"
 #include "runtime/plan/placement/internals.hpp"
 #include "runtime/plan/placement/pools.hpp"
-#include "runtime/plan/step/builder.hpp"
 
 namespace spillway::plan {
 
+void Activations::restart() {
+  passing_.assign(workload_.micro_batches, {});
+  waiting_.clear();
+}
+
 /// Describes a layer's output off the device.
-Builder::Leaving Builder::boundary(std::uint32_t layer, std::uint32_t m) const {
+Activations::Leaving Activations::boundary(std::uint32_t layer, std::uint32_t m) const {
   const Tier home = *boundary_home(workload_, placement_, layer);
   const bool disk = home == Tier::nvme;
   return {.value = activation(layer, m),
@@ -20,7 +25,7 @@ Builder::Leaving Builder::boundary(std::uint32_t layer, std::uint32_t m) const {
 }
 
 /// Describes what a block saves for its backward, off the device.
-Builder::Leaving Builder::internals(std::uint32_t block, std::uint32_t m) const {
+Activations::Leaving Activations::internals(std::uint32_t block, std::uint32_t m) const {
   const bool disk = placement_.blocks[block].saved == Tier::nvme;
   const PoolKind home = disk ? PoolKind::disk_kept_activations : PoolKind::host_kept_activations;
   return {.value = saved(workload_.layer_of(block), m),
@@ -31,7 +36,8 @@ Builder::Leaving Builder::internals(std::uint32_t block, std::uint32_t m) const 
           .home = of_micro_batch(home, block, m)};
 }
 
-void Builder::append_copy(const Leaving& what, Lane lane, const Buffer& from, const Buffer& to) {
+void Activations::append_copy(const Leaving& what, Lane lane, const Buffer& from,
+                              const Buffer& to) {
   OpDraft copy = draft(OpKind::copy, lane, what.block, what.value.micro_batch);
   const bool disk = lane == Lane::nvme_read || lane == Lane::nvme_write;
   copy.op.bytes = disk ? in_pages(what.bytes) : what.bytes;
@@ -41,7 +47,7 @@ void Builder::append_copy(const Leaving& what, Lane lane, const Buffer& from, co
 }
 
 /// Takes what has been made to its home, on the way to the disk through a staging buffer.
-void Builder::take_away(const Leaving& what, const Buffer& made) {
+void Activations::take_away(const Leaving& what, const Buffer& made) {
   const bool spills = tier_of(what.home.pool) == Tier::nvme;
   const Buffer host = spills ? take_free(what.staging) : what.home;
   append_copy(what, Lane::d2h, made, host);
@@ -50,7 +56,7 @@ void Builder::take_away(const Leaving& what, const Buffer& made) {
 }
 
 /// Brings it back to a device slot.
-Buffer Builder::bring_back(const Leaving& what) {
+Buffer Activations::bring_back(const Leaving& what) {
   const bool fetches = tier_of(what.home.pool) == Tier::nvme;
   const Buffer host = fetches ? take_free(what.staging) : what.home;
   if (fetches) append_copy(what, Lane::nvme_read, what.home, host);
@@ -61,39 +67,39 @@ Buffer Builder::bring_back(const Leaving& what) {
 }
 
 /// Returns where the layer's output is for the next layer's forward.
-Buffer Builder::passing_activation(std::uint32_t layer, std::uint32_t m) const {
+Buffer Activations::passing_activation(std::uint32_t layer, std::uint32_t m) const {
   const bool stays = boundary_home(workload_, placement_, layer) == Tier::device;
   return stays ? of_micro_batch(PoolKind::boundaries, layer, m) : passing_[m];
 }
 
 /// Returns where the gradient of the layer's output is for its backward.
-Buffer Builder::passing_gradient(std::uint32_t m) const {
+Buffer Activations::passing_gradient(std::uint32_t m) const {
   if (placement_.boundary_slots == 0) return {PoolKind::boundary_gradients, in_flight(m)};
   return passing_[m];
 }
 
 /// Returns where the layer's output is for the next layer's backward.
-Buffer Builder::returning_activation(std::uint32_t layer, std::uint32_t m) {
+Buffer Activations::returning_activation(std::uint32_t layer, std::uint32_t m) {
   if (boundary_home(workload_, placement_, layer) == Tier::device) {
     return of_micro_batch(PoolKind::boundaries, layer, m);
   }
   return bring_back(boundary(layer, m));
 }
 
-Buffer Builder::place_for_output(std::uint32_t layer, std::uint32_t m) {
+Buffer Activations::place_for_output(std::uint32_t layer, std::uint32_t m) {
   if (boundary_home(workload_, placement_, layer) == Tier::device) {
     return of_micro_batch(PoolKind::boundaries, layer, m);
   }
   return take_free(PoolKind::boundary_slots);
 }
 
-Buffer Builder::place_for_gradient(std::uint32_t m) {
+Buffer Activations::place_for_gradient(std::uint32_t m) {
   if (placement_.boundary_slots == 0) return {PoolKind::boundary_gradients, in_flight(m)};
   return take_free(PoolKind::boundary_slots);
 }
 
-void Builder::pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer& made,
-                              bool train) {
+void Activations::pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer& made,
+                                  bool train) {
   if (made.pool != PoolKind::boundary_slots) return;
   const bool returns = train && boundary_home(workload_, placement_, layer);
   if (returns) take_away(boundary(layer, m), made);
@@ -101,30 +107,41 @@ void Builder::pass_activation(std::uint32_t layer, std::uint32_t m, const Buffer
 }
 
 /// Takes a gradient to the backward of the layer whose output it is of.
-void Builder::pass_gradient(std::uint32_t m, const Buffer& made) {
+void Activations::pass_gradient(std::uint32_t m, const Buffer& made) {
   if (made.pool == PoolKind::boundary_slots) passing_[m] = made;
 }
 
-Value Builder::saved(std::uint32_t layer, std::uint32_t m) const {
-  const std::uint32_t first = workload_.first_block(layer);
-  std::uint32_t part = last_part(layer);
-  while (workload_.tiled && recomputes(layer) && !workload_.blocks[first + part].feeds_backward) {
-    --part;
-  }
-  return made_by(ValueKind::saved, layer, part, m);
-}
-
 /// Returns the buffer of its own of what the block's layer saves, or the scratch.
-Buffer Builder::kept_activations(std::uint32_t block, std::uint32_t m) const {
+Buffer Activations::kept_activations(std::uint32_t block, std::uint32_t m) const {
   const std::uint32_t first = workload_.first_block(workload_.layer_of(block));
   if (placement_.blocks[first].saved) return of_micro_batch(PoolKind::kept_activations, first, m);
   return {PoolKind::recomputation_scratch, workload_.tiled ? m : 0};
 }
 
 /// Returns where backward finds what forward saved, or where it saves what it recomputes.
-Buffer Builder::returning_activations(std::uint32_t block, std::uint32_t m) {
+Buffer Activations::returning_activations(std::uint32_t block, std::uint32_t m) {
   if (!internals_leave(workload_, placement_, block)) return kept_activations(block, m);
   return bring_back(internals(block, m));
+}
+
+/// The boundaries of a round that have come, or that its pass has made, wait in their slots while
+/// passes and messages of other rounds go on.
+void Activations::put_by(Direction direction, std::uint32_t layer) {
+  const bool in_slots = direction == Direction::forward
+                            ? boundary_home(workload_, placement_, layer) != Tier::device
+                            : placement_.boundary_slots > 0;
+  if (!in_slots) return;
+  for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
+    waiting_.emplace(passing(direction, layer, m), passing_[m]);
+  }
+}
+
+/// The pass that reads them begins, or they are sent.
+void Activations::restore_boundary(Direction direction, std::uint32_t layer) {
+  for (std::uint32_t m = 0; m < workload_.micro_batches; ++m) {
+    const auto waits = waiting_.extract(passing(direction, layer, m));
+    if (!waits.empty()) passing_[m] = waits.mapped();
+  }
 }
 
 }  // namespace spillway::plan

@@ -1,8 +1,6 @@
-// The way of optimizer state between its tier, the update and the disk.
-#include <numeric>
+#include "runtime/plan/step/builder/state_side.hpp"
 
 #include "runtime/plan/predict/op_traffic.hpp"
-#include "runtime/plan/step/builder.hpp"
 
 namespace spillway::plan {
 namespace {
@@ -15,20 +13,13 @@ Value checksum_of(std::uint32_t tile) { return {ValueKind::checksum, tile}; }
 
 }  // namespace
 
-void Builder::open_tiles() {
-  first_tile_.assign(workload_.blocks.size() + 1, 0);
-  for (const Tile& tile : tiles_) ++first_tile_[tile.block + 1];
-  std::partial_sum(first_tile_.begin(), first_tile_.end(), first_tile_.begin());
+void StateSide::restart() {
+  staged_tile_.assign(placement_.state_slots, kNoTile);
+  staging_visits_ = record_visits_ = 0;
 }
 
-OpDraft Builder::draft_of_tile(OpKind kind, Lane lane, std::uint32_t tile) const {
-  OpDraft draft(kind, lane, tiles_[tile].block);
-  draft.op.tile = tile;
-  return draft;
-}
-
-void Builder::update_tile(std::uint32_t tile) {
-  const std::uint32_t block = tiles_[tile].block;
+void StateSide::update_tile(std::uint32_t tile) {
+  const std::uint32_t block = step_.tiles[tile].block;
   const Tier tier = placement_.blocks[block].state;
   const bool device = tier == Tier::device;
   const bool staged = tier == Tier::nvme;
@@ -37,7 +28,7 @@ void Builder::update_tile(std::uint32_t tile) {
     state = {PoolKind::state_staging, staging_visits_++ % placement_.state_slots};
     OpDraft read = draft_of_tile(OpKind::copy, Lane::nvme_read, tile);
     // What comes from the disk meets its 16-bit parameters in memory.
-    read.op.bytes = state_bytes(placement_.format, tiles_[tile].count);
+    read.op.bytes = state_bytes(placement_.format, step_.tiles[tile].count);
     read.op.held = staged_tile_[state.first] == kNoTile;
     read.op.if_pending = true;
     read.read({PoolKind::disk_state, tile}, state_before(tile));
@@ -47,7 +38,7 @@ void Builder::update_tile(std::uint32_t tile) {
   }
   OpDraft update = draft_of_tile(OpKind::update, device ? Lane::gpu : Lane::cpu, tile);
   update.op.if_pending = true;
-  update.op.bytes = update_traffic(workload_, placement_, tiles_[tile]);
+  update.op.bytes = update_traffic(workload_, placement_, step_.tiles[tile]);
   const Buffer weights{device ? PoolKind::resident_parameters : PoolKind::host_parameters, tile};
   update.read({device ? PoolKind::device_gradients : PoolKind::host_gradients, tile},
               {ValueKind::total_gradient, block, 0, kLastStep});
@@ -65,14 +56,14 @@ void Builder::update_tile(std::uint32_t tile) {
 }
 
 /// Brings a tile that lives in memory to its spare slot on disk.
-void Builder::record_tile(std::uint32_t tile) {
-  const std::uint32_t block = tiles_[tile].block;
+void StateSide::record_tile(std::uint32_t tile) {
+  const std::uint32_t block = step_.tiles[tile].block;
   const bool device = placement_.blocks[block].state == Tier::device;
   Buffer state{PoolKind::host_state, tile};
   if (device) {
     state = {PoolKind::state_staging, record_visits_++ % placement_.state_slots};
     OpDraft read = draft_of_tile(OpKind::copy, Lane::d2h, tile);
-    read.op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
+    read.op.bytes = slot_bytes(placement_.format, step_.tiles[tile].count);
     read.read({PoolKind::device_state, tile}, state_after(tile));
     if (keeps_parameters_with_state()) {
       read.read({PoolKind::resident_parameters, tile}, shard_of(block));
@@ -82,7 +73,7 @@ void Builder::record_tile(std::uint32_t tile) {
     staged_tile_[state.first] = tile;
   }
   OpDraft sum = draft_of_tile(OpKind::checksum, Lane::cpu, tile);
-  sum.op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
+  sum.op.bytes = slot_bytes(placement_.format, step_.tiles[tile].count);
   sum.read(state, state_after(tile));
   if (!device && keeps_parameters_with_state()) {
     sum.read({PoolKind::host_parameters, tile}, shard_of(block));
@@ -92,10 +83,10 @@ void Builder::record_tile(std::uint32_t tile) {
   write_tile(tile, state);
 }
 
-void Builder::write_tile(std::uint32_t tile, const Buffer& state) {
-  const std::uint32_t block = tiles_[tile].block;
+void StateSide::write_tile(std::uint32_t tile, const Buffer& state) {
+  const std::uint32_t block = step_.tiles[tile].block;
   OpDraft write = draft_of_tile(OpKind::copy, Lane::nvme_write, tile);
-  write.op.bytes = slot_bytes(placement_.format, tiles_[tile].count);
+  write.op.bytes = slot_bytes(placement_.format, step_.tiles[tile].count);
   write.op.if_pending = placement_.blocks[block].state == Tier::nvme;
   write.read(state, state_after(tile));
   if (keeps_parameters_with_state() && placement_.blocks[block].state != Tier::device) {
@@ -109,13 +100,13 @@ void Builder::write_tile(std::uint32_t tile, const Buffer& state) {
 /// The staging buffers are free once the last update is on its way to the disk: what the next step
 /// reads first can come in while this one runs its backward. A buffer whose only tile is the one
 /// that it starts with holds it anyway.
-void Builder::read_ahead() {
+void StateSide::read_ahead() {
   std::uint32_t slot = 0;
-  for (std::uint32_t tile = 0; tile < tiles_.size() && slot < placement_.state_slots; ++tile) {
-    if (placement_.blocks[tiles_[tile].block].state != Tier::nvme) continue;
+  for (std::uint32_t tile = 0; tile < step_.tiles.size() && slot < placement_.state_slots; ++tile) {
+    if (placement_.blocks[step_.tiles[tile].block].state != Tier::nvme) continue;
     if (staged_tile_[slot] != tile) {
       OpDraft read = draft_of_tile(OpKind::copy, Lane::nvme_read, tile);
-      read.op.bytes = state_bytes(placement_.format, tiles_[tile].count);
+      read.op.bytes = state_bytes(placement_.format, step_.tiles[tile].count);
       read.read({PoolKind::disk_state, tile}, state_after(tile));
       read.write({PoolKind::state_staging, slot}, state_after(tile));
       append(read);
@@ -125,46 +116,35 @@ void Builder::read_ahead() {
 }
 
 /// Appends the commit, which waits for all that is written.
-void Builder::append_commit() {
+void StateSide::append_commit() {
   OpDraft commit = draft(OpKind::commit, Lane::nvme_write, 0);
-  commit.read({PoolKind::disk_state, 0, static_cast<std::uint32_t>(tiles_.size())}, state_after(0));
+  commit.read({PoolKind::disk_state, 0, static_cast<std::uint32_t>(step_.tiles.size())},
+              state_after(0));
   append(commit);
-}
-
-/// Appends the pending update of a block, and its new parameters if they live on the device. A
-/// block of another stage has no tiles.
-void Builder::update_block(std::uint32_t block) {
-  if (first_tile_[block] == first_tile_[block + 1]) return;
-  for (std::uint32_t tile = first_tile_[block]; tile < first_tile_[block + 1]; ++tile) {
-    update_tile(tile);
-  }
-  const BlockCut& place = placement_.blocks[block];
-  if (place.resident() && place.state != Tier::device) refresh_residents(block);
-}
-
-/// Brings what the host has updated to the parameters on the device; where ranks have updated a
-/// part each, from all of them.
-void Builder::refresh_residents(std::uint32_t block) {
-  const bool shares = workload_.shares_updates();
-  const Buffer target = shares ? take_free(PoolKind::parameter_shards)
-                               : tiles_of(PoolKind::resident_parameters, block);
-  upload_parameters(block, target, Needed::after_update);
-  if (!shares) return;
-  gather(block, target, {PoolKind::whole_parameters, block}, Needed::after_update);
-  give_back(target);
 }
 
 /// With all state on disk, or on its way there, the step becomes true as soon as its last tile is
 /// written.
-void Builder::append_step_commit() {
+void StateSide::append_step_commit() {
   const bool all_on_disk = !placement_.any_state(Tier::device) && !placement_.any_state(Tier::host);
   if (all_on_disk || records_) append_commit();
 }
 
+/// Appends the pending update of a block, and its new parameters if they live on the device. A
+/// block of another stage has no tiles.
+void StateSide::update_block(std::uint32_t block) {
+  if (step_.first_tile[block] == step_.first_tile[block + 1]) return;
+  for (std::uint32_t tile = step_.first_tile[block]; tile < step_.first_tile[block + 1]; ++tile) {
+    update_tile(tile);
+  }
+  const BlockCut& place = placement_.blocks[block];
+  if (place.resident() && place.state != Tier::device) weights_.refresh_residents(block);
+}
+
 /// Appends the copy of a block's parameters that passes go on with when its update is over.
-void Builder::stash_block(std::uint32_t block) {
+void StateSide::stash_block(std::uint32_t block) {
   const Stage& stage = workload_.stage;
-  if (stage.versions == 0 || first_tile_[block] == first_tile_[block + 1]) return;
+  if (stage.versions == 0 || step_.first_tile[block] == step_.first_tile[block + 1]) return;
   const bool resident = placement_.blocks[block].resident();
   OpDraft stash = draft(OpKind::stash, resident ? Lane::gpu : Lane::cpu, block);
   stash.op.if_pending = true;
@@ -177,17 +157,9 @@ void Builder::stash_block(std::uint32_t block) {
   append(stash);
 }
 
-void Builder::flush() {
-  if (workload_.stage.stays_full()) {
-    for (std::uint32_t block = 0; block < blocks(); ++block) stash_block(block);
-  }
-  for (std::uint32_t block = 0; block < blocks(); ++block) update_block(block);
-  append_step_commit();
-}
-
-void Builder::snapshot() {
-  for (std::uint32_t tile = 0; tile < tiles_.size(); ++tile) {
-    const bool on_disk = placement_.blocks[tiles_[tile].block].state == Tier::nvme;
+void StateSide::snapshot() {
+  for (std::uint32_t tile = 0; tile < step_.tiles.size(); ++tile) {
+    const bool on_disk = placement_.blocks[step_.tiles[tile].block].state == Tier::nvme;
     if (!on_disk) record_tile(tile);
   }
   append_commit();

@@ -1,17 +1,10 @@
-// The passes of a tensor group, and what its ranks add up: the outputs of blocks, the gradients of
-// their norms' outputs, and gradients of parameters that all its ranks have. A visit goes through
-// all of its micro-batches before it goes on from a sum, so that one is under way while another
-// micro-batch computes.
-//
-// Where the ranks share out tokens, a sum goes to each for its own tokens, and what matrices read
-// is gathered: the norm's output for each pass, and in backward the gradient too.
 #include "runtime/plan/placement/internals.hpp"
 #include "runtime/plan/predict/op_traffic.hpp"
-#include "runtime/plan/step/builder.hpp"
+#include "runtime/plan/step/builder/pass_writer.hpp"
 
 namespace spillway::plan {
 
-Access Builder::addend_of(const Access& sum) const {
+Access GroupPasses::addend_of(const Access& sum) const {
   Access addend = sum;
   addend.value.part = kAddend;
   if (workload_.shares_tokens()) addend.buffer = between(sum.value.micro_batch);
@@ -19,55 +12,32 @@ Access Builder::addend_of(const Access& sum) const {
 }
 
 /// Returns the gradient of a norm's output, added up.
-Access Builder::norm_gradient(std::uint32_t layer, std::uint32_t m) const {
+Access GroupPasses::norm_gradient(std::uint32_t layer, std::uint32_t m) const {
   return {.buffer = workload_.shares_tokens() ? Buffer{PoolKind::own_rows, m} : between(m),
-          .value = {ValueKind::between_tiles, layer, m, round_}};
+          .value = {ValueKind::between_tiles, layer, m, step_.round}};
 }
 
-Access Builder::gathered_normal(std::uint32_t layer, std::uint32_t m) const {
-  return {.buffer = {PoolKind::gathered_rows, m}, .value = {ValueKind::normal, layer, m, round_}};
+Access GroupPasses::gathered_normal(std::uint32_t layer, std::uint32_t m) const {
+  return {.buffer = {PoolKind::gathered_rows, m},
+          .value = {ValueKind::normal, layer, m, step_.round}};
 }
 
-Access Builder::gathered_gradient(std::uint32_t layer, std::uint32_t m) const {
+Access GroupPasses::gathered_gradient(std::uint32_t layer, std::uint32_t m) const {
   Value gradient = activation_gradient(layer, m);
   gradient.part = kGathered;
   return {.buffer = {PoolKind::gathered_gradients, m}, .value = gradient};
 }
 
-void Builder::append_group(OpKind kind, std::uint32_t block, std::uint32_t m, Bytes bytes,
-                           const Access& from, const Access& to) {
-  OpDraft op = draft(kind, Lane::net, block, m);
-  op.op.group = RankGroup::tensor;
-  op.op.copied.what = to.value.kind;
-  op.op.bytes = bytes;
-  op.read(from.buffer, from.value);
-  op.write(to.buffer, to.value);
-  append(op);
-}
-
 /// The ranks' addends become their sum.
-void Builder::sum_passes(std::uint32_t block, const Access& sum) {
+void GroupPasses::sum_passes(std::uint32_t block, const Access& sum) {
   const OpKind kind = workload_.shares_tokens() ? OpKind::reduce_scatter : OpKind::all_reduce;
   append_group(kind, block, sum.value.micro_batch, pass_sum_traffic(workload_), addend_of(sum),
                sum);
 }
 
-/// The round's gradients of what all ranks have become those of the whole group.
-void Builder::sum_shared(std::uint32_t block) {
-  const BlockShape& shape = workload_.blocks[block];
-  const Bytes bytes{(shape.parameters - shape.partial_first).value() * sizeof(float)};
-  const std::uint32_t last = last_gradient_part(block);
-  const auto sum = [&](std::uint32_t part) {
-    return Access{.buffer = accumulator_[block],
-                  .value = {ValueKind::gradient_sum, block, 0, round_, part}};
-  };
-  append_group(OpKind::all_reduce, block, 0, tensor_sum_traffic(workload_, bytes, DType::fp32),
-               sum(last - 1), sum(last));
-}
-
 /// A rank makes its own tokens of a norm's output, and all of them gather it. `reads` has what the
 /// pass reads that wants it.
-void Builder::gather_normal(const OpDraft& reads, const Buffer& input) {
+void GroupPasses::gather_normal(const OpDraft& reads, const Buffer& input) {
   if (!workload_.shares_tokens()) return;
   const std::uint32_t m = reads.op.micro_batch;
   const std::uint32_t layer = workload_.layer_of(reads.op.block);
@@ -82,18 +52,18 @@ void Builder::gather_normal(const OpDraft& reads, const Buffer& input) {
   append_group(OpKind::all_gather, reads.op.block, m, token_gather_traffic(workload_), own, all);
 }
 
-void Builder::gather_gradient(std::uint32_t block, std::uint32_t m) {
+void GroupPasses::gather_gradient(std::uint32_t block, std::uint32_t m) {
   if (!workload_.shares_tokens()) return;
   const std::uint32_t layer = workload_.layer_of(block);
   append_group(OpKind::all_gather, block, m, token_gather_traffic(workload_),
-               {.buffer = passing_gradient(m), .value = activation_gradient(layer, m)},
+               {.buffer = activations_.passing_gradient(m), .value = activation_gradient(layer, m)},
                gathered_gradient(layer, m));
 }
 
-void Builder::visit_forward_of_group(std::uint32_t block, MicroBatches range, bool train) {
+void GroupPasses::visit_forward(std::uint32_t block, MicroBatches range, bool train) {
   const std::uint32_t layer = workload_.layer_of(block);
-  const Buffer weights = bring_parameters(block);
-  if (block == 0 && lends_first()) lend_embedding(weights);
+  const Buffer weights = weights_.bring_parameters(block);
+  if (block == 0 && messages_.lends_first()) messages_.lend_embedding(weights);
   const bool leaves = train && internals_leave(workload_, placement_, block);
   const auto begin = [&](std::uint32_t m) {
     OpDraft forward = draft(OpKind::forward, Lane::gpu, block, m);
@@ -101,7 +71,7 @@ void Builder::visit_forward_of_group(std::uint32_t block, MicroBatches range, bo
     return forward;
   };
   for (std::uint32_t m = range.first; layer > 0 && m < range.last; ++m) {
-    gather_normal(begin(m), passing_activation(layer - 1, m));
+    gather_normal(begin(m), activations_.passing_activation(layer - 1, m));
   }
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     OpDraft forward = begin(m);
@@ -110,36 +80,36 @@ void Builder::visit_forward_of_group(std::uint32_t block, MicroBatches range, bo
     if (layer == 0) {
       bring_tokens(forward, /*held=*/false);
     } else {
-      input = passing_activation(layer - 1, m);
+      input = activations_.passing_activation(layer - 1, m);
       forward.read(input, activation(layer - 1, m));
       if (workload_.shares_tokens()) forward.read(gathered_normal(layer, m));
     }
-    const Buffer output = place_for_output(layer, m);
+    const Buffer output = activations_.place_for_output(layer, m);
     const Access sum{.buffer = output, .value = activation(layer, m)};
     forward.write(addend_of(sum));
-    const Buffer kept =
-        leaves ? take_free(PoolKind::kept_activation_slots) : kept_activations(block, m);
+    const Buffer kept = leaves ? take_free(PoolKind::kept_activation_slots)
+                               : activations_.kept_activations(block, m);
     if (train && placement_.blocks[block].saved) forward.write(kept, saved(layer, m));
     forward.write({PoolKind::workspace}, {});
     append(forward);
     sum_passes(block, sum);
     if (layer > 0) give_back(input);
     if (leaves) {
-      take_away(internals(block, m), kept);
+      activations_.take_away(activations_.internals(block, m), kept);
       give_back(kept);
     }
-    pass_activation(layer, m, output, train);
+    activations_.pass_activation(layer, m, output, train);
   }
   give_back(weights);
 }
 
 /// Backward as far as a rank comes alone: to its addend to the gradient of the norm's output, or of
 /// the embedding to the end.
-void Builder::backward_part(std::uint32_t block, std::uint32_t m, const Buffer& weights,
-                            const Buffer& accumulator) {
+void GroupPasses::backward_part(std::uint32_t block, std::uint32_t m, const Buffer& weights,
+                                const Buffer& accumulator) {
   const BlockShape& shape = workload_.blocks[block];
   const std::uint32_t layer = workload_.layer_of(block);
-  const Buffer gradient = passing_gradient(m);
+  const Buffer gradient = activations_.passing_gradient(m);
   OpDraft backward = draft(OpKind::backward, Lane::gpu, block, m);
   backward.op.flops = shape.backward_flops + (recomputes(layer) ? shape.forward_flops : 0);
   if (workload_.shares_tokens()) {
@@ -149,12 +119,12 @@ void Builder::backward_part(std::uint32_t block, std::uint32_t m, const Buffer& 
   }
   if (layer == 0) {
     backward.read(device_tokens(m), of_pass(ValueKind::tokens, m));
-    add_gradient(backward, accumulator);
+    gradients_.add_gradient(backward, accumulator);
     backward.write({PoolKind::workspace}, {});
     append(backward);
     return give_back(gradient);
   }
-  const Buffer kept = returning_activations(block, m);
+  const Buffer kept = activations_.returning_activations(block, m);
   backward.read(weights, parameters(block));
   if (workload_.shares_tokens()) {
     backward.read(gathered_normal(layer, m));
@@ -165,45 +135,38 @@ void Builder::backward_part(std::uint32_t block, std::uint32_t m, const Buffer& 
   recomputes(layer) ? backward.write(kept, saved(layer, m)) : backward.read(kept, saved(layer, m));
   const Access sum = norm_gradient(layer, m);
   backward.write(addend_of(sum));
-  add_gradient(backward, accumulator);
+  gradients_.add_gradient(backward, accumulator);
   backward.write({PoolKind::workspace}, {});
   append(backward);
   sum_passes(block, sum);
   give_back(kept);
 }
 
-/// Norms add to the sums after the passes of all micro-batches have.
-void Builder::add_norm_gradient(OpDraft& draft, const Buffer& accumulator) {
-  const std::uint32_t before = workload_.micro_batches - 1 + draft.op.micro_batch;
-  draft.read(accumulator, {ValueKind::gradient_sum, draft.op.block, 0, round_, before});
-  draft.write(accumulator, {ValueKind::gradient_sum, draft.op.block, 0, round_, before + 1});
-}
-
 /// Backward of the norm, whose input has waited for it.
-void Builder::finish_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
-                              const Buffer& accumulator) {
+void GroupPasses::finish_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
+                                  const Buffer& accumulator) {
   const std::uint32_t layer = workload_.layer_of(block);
-  const Buffer gradient = passing_gradient(m);
+  const Buffer gradient = activations_.passing_gradient(m);
   OpDraft finish = draft(OpKind::backward, Lane::gpu, block, m);
   finish.read(weights, parameters(block));
   finish.read(held_[m], activation(layer - 1, m));
   finish.read(norm_gradient(layer, m));
   finish.read(gradient, activation_gradient(layer, m));
   finish.write(gradient, activation_gradient(layer - 1, m));
-  add_norm_gradient(finish, accumulator);
+  gradients_.add_norm_gradient(finish, accumulator);
   finish.write({PoolKind::workspace}, {});
   append(finish);
   give_back(held_[m]);
 }
 
-void Builder::visit_backward_of_group(std::uint32_t block, MicroBatches range) {
+void GroupPasses::visit_backward(std::uint32_t block, MicroBatches range) {
   const std::uint32_t layer = workload_.layer_of(block);
-  const Buffer weights = layer == 0 ? Buffer{} : bring_parameters(block);
-  const Buffer accumulator = accumulator_of(block, range);
+  const Buffer weights = layer == 0 ? Buffer{} : weights_.bring_parameters(block);
+  const Buffer accumulator = gradients_.accumulator_of(block, range);
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     gather_gradient(block, m);
     if (layer == 0) continue;
-    held_[m] = returning_activation(layer - 1, m);
+    held_[m] = activations_.returning_activation(layer - 1, m);
     OpDraft reads = draft(OpKind::backward, Lane::gpu, block, m);
     reads.read(weights, parameters(block));
     gather_normal(reads, held_[m]);
@@ -215,30 +178,42 @@ void Builder::visit_backward_of_group(std::uint32_t block, MicroBatches range) {
     finish_backward(block, m, weights, accumulator);
   }
   if (layer > 0) give_back(weights);
-  gather_ahead(block);
-  finish_gradient(block);
+  weights_.gather_ahead(block);
+  gradients_.finish_gradient(block);
+}
+
+void GroupPasses::backward_layer(std::uint32_t layer, MicroBatches range) {
+  visit_backward(workload_.first_block(layer), range);
 }
 
 /// Returns what the passes of a head read.
-Builder::HeadVisit Builder::begin_head(MicroBatches range, bool train) {
+GroupPasses::HeadVisit GroupPasses::begin_head(MicroBatches range, bool train) {
   HeadVisit head{.block = workload_.loss_blocks().first, .weights = {}, .borrowed = {}};
   if (workload_.tied_head) {
-    head.borrowed =
-        workload_.borrows_embedding() ? Buffer{PoolKind::tied_parameters} : bring_parameters(0);
+    head.borrowed = workload_.borrows_embedding() ? Buffer{PoolKind::tied_parameters}
+                                                  : weights_.bring_parameters(0);
   }
-  head.weights = bring_parameters(head.block);
-  if (train) head.accumulator = accumulator_of(head.block, range);
+  head.weights = weights_.bring_parameters(head.block);
+  if (train) head.accumulator = gradients_.accumulator_of(head.block, range);
   return head;
 }
 
-OpDraft Builder::draft_of_head(const HeadVisit& head, std::uint32_t m) const {
+OpDraft GroupPasses::draft_of_head(const HeadVisit& head, std::uint32_t m) const {
   OpDraft loss = draft(OpKind::loss, Lane::gpu, head.block, m);
   loss.read(head.weights, parameters(head.block));
   return loss;
 }
 
+/// The projection, and what it is multiplied with.
+void GroupPasses::read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_t m) const {
+  const std::uint32_t layer = workload_.head_layer();
+  if (workload_.tied_head) loss.read(head.borrowed, parameters(0));
+  if (workload_.shares_tokens()) return loss.read(gathered_normal(layer, m));
+  loss.read(activations_.passing_activation(layer - 1, m), activation(layer - 1, m));
+}
+
 /// What each rank knows of the tokens, by its part of the vocabulary, goes to all of them.
-void Builder::scan_head(const HeadVisit& head, std::uint32_t m) {
+void GroupPasses::scan_head(const HeadVisit& head, std::uint32_t m) {
   const Access scans{.buffer = {PoolKind::vocabulary_scans, m},
                      .value = of_pass(ValueKind::scanned, m)};
   const Access all{.buffer = {PoolKind::gathered_scans, m},
@@ -254,16 +229,8 @@ void Builder::scan_head(const HeadVisit& head, std::uint32_t m) {
                workload_.scan_bytes * std::uint64_t{workload_.tensor.count - 1}, scans, all);
 }
 
-/// The projection, and what it is multiplied with.
-void Builder::read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_t m) const {
-  const std::uint32_t layer = workload_.head_layer();
-  if (workload_.tied_head) loss.read(head.borrowed, parameters(0));
-  if (workload_.shares_tokens()) return loss.read(gathered_normal(layer, m));
-  loss.read(passing_activation(layer - 1, m), activation(layer - 1, m));
-}
-
 /// The loss, and in training the gradients of this rank's part of the projection.
-void Builder::loss_of_part(const HeadVisit& head, std::uint32_t m, bool train) {
+void GroupPasses::loss_of_part(const HeadVisit& head, std::uint32_t m, bool train) {
   const Access sum = norm_gradient(workload_.head_layer(), m);
   OpDraft loss = draft_of_head(head, m);
   if (train) {
@@ -276,7 +243,7 @@ void Builder::loss_of_part(const HeadVisit& head, std::uint32_t m, bool train) {
   loss.write({PoolKind::device_losses, pass_index(m)}, of_pass(ValueKind::loss, m));
   if (train) {
     loss.write(addend_of(sum));
-    add_gradient(loss, head.accumulator);
+    gradients_.add_gradient(loss, head.accumulator);
     if (workload_.tied_head) loss.write(tied_accumulator(0), tied_gradient(0));
   }
   loss.write({PoolKind::workspace}, {});
@@ -284,36 +251,36 @@ void Builder::loss_of_part(const HeadVisit& head, std::uint32_t m, bool train) {
   if (train) sum_passes(head.block, sum);
 }
 
-void Builder::finish_head(const HeadVisit& head, std::uint32_t m) {
+void GroupPasses::finish_head(const HeadVisit& head, std::uint32_t m) {
   const std::uint32_t layer = workload_.head_layer();
-  held_[m] = place_for_gradient(m);
+  held_[m] = activations_.place_for_gradient(m);
   OpDraft finish = draft_of_head(head, m);
-  finish.read(passing_activation(layer - 1, m), activation(layer - 1, m));
+  finish.read(activations_.passing_activation(layer - 1, m), activation(layer - 1, m));
   finish.read(norm_gradient(layer, m));
   finish.write(held_[m], activation_gradient(layer - 1, m));
-  add_norm_gradient(finish, head.accumulator);
+  gradients_.add_norm_gradient(finish, head.accumulator);
   finish.write({PoolKind::workspace}, {});
   append(finish);
 }
 
-void Builder::visit_head_of_group(MicroBatches range, bool train) {
+void GroupPasses::visit_head(MicroBatches range, bool train) {
   const std::uint32_t layer = workload_.head_layer();
   const HeadVisit head = begin_head(range, train);
   for (std::uint32_t m = range.first; m < range.last; ++m) {
-    gather_normal(draft_of_head(head, m), passing_activation(layer - 1, m));
+    gather_normal(draft_of_head(head, m), activations_.passing_activation(layer - 1, m));
   }
   for (std::uint32_t m = range.first; m < range.last; ++m) scan_head(head, m);
   for (std::uint32_t m = range.first; m < range.last; ++m) loss_of_part(head, m, train);
   for (std::uint32_t m = range.first; m < range.last; ++m) {
     if (train) finish_head(head, m);
-    give_back(passing_activation(layer - 1, m));
-    if (train) pass_gradient(m, held_[m]);
+    give_back(activations_.passing_activation(layer - 1, m));
+    if (train) activations_.pass_gradient(m, held_[m]);
   }
   if (workload_.tied_head) give_back(head.borrowed);
   give_back(head.weights);
   if (!train) return;
-  gather_ahead(head.block);
-  finish_gradient(head.block);
+  weights_.gather_ahead(head.block);
+  gradients_.finish_gradient(head.block);
 }
 
 }  // namespace spillway::plan

@@ -1,0 +1,76 @@
+#include "runtime/plan/step/builder/buffer_pools.hpp"
+
+#include <algorithm>
+
+#include "runtime/base/error.hpp"
+#include "runtime/plan/placement/boundaries.hpp"
+
+namespace spillway::plan {
+
+void BufferPools::open(const Placement& placement) {
+  gradient_slots_ = placement.gradient_slots;
+  leaves_first_ = placement.order == WorkOrder::micro_batch_major;
+  open(PoolKind::parameter_slots, placement.parameter_slots);
+  open(PoolKind::frozen_slots, placement.parameter_slots);
+  open(PoolKind::accumulators, placement.gradient_slots);
+  open(PoolKind::rounded_gradients, placement.gradient_slots);
+  open(PoolKind::gradient_shards, placement.gradient_slots);
+  open(PoolKind::landing_gradients, placement.gradient_slots);
+  open(PoolKind::parameter_shards, parameter_shard_slots(workload_, placement));
+  open(PoolKind::boundary_slots, device_boundary_slots(workload_, placement));
+  open(PoolKind::boundary_staging, placement.boundary_staging);
+  open(PoolKind::kept_activation_slots, placement.saved_slots);
+  open(PoolKind::kept_staging, placement.saved_staging);
+}
+
+void BufferPools::open(PoolKind pool, std::uint32_t buffers) {
+  auto& free = free_[static_cast<std::size_t>(pool)];
+  free.clear();
+  for (std::uint32_t i = 0; i < buffers; ++i) free.push_back(i);
+}
+
+Buffer BufferPools::take_free(PoolKind pool) {
+  auto& free = free_[static_cast<std::size_t>(pool)];
+  SPILLWAY_ASSERT(!free.empty());
+  const Buffer buffer{pool, free.front()};
+  free.pop_front();
+  return buffer;
+}
+
+Buffer BufferPools::take_slot(PoolKind pool, std::uint32_t block) {
+  if (workload_.tiled && block == 0) return of_vectors(pool);
+  auto& free = free_[static_cast<std::size_t>(pool)];
+  const std::size_t slots = std::min<std::size_t>(gradient_slots_, workload_.blocks.size());
+  const bool wide = workload_.blocks[block].padded_parameters > narrow_slots_[slots];
+  auto slot = std::ranges::find_if(free, [&](std::uint32_t i) {
+    return wide ? i == 0 : i > 0 || !leaves_first_;  // those free for longest come first
+  });
+  if (slot == free.end() && !wide) slot = free.begin();
+  SPILLWAY_ASSERT(slot != free.end());
+  const Buffer buffer{pool, *slot};
+  free.erase(slot);
+  return buffer;
+}
+
+void BufferPools::give_back(const Buffer& buffer) {
+  switch (buffer.pool) {
+    case PoolKind::accumulators:
+    case PoolKind::rounded_gradients:
+    case PoolKind::landing_gradients:
+      if (buffer == of_vectors(buffer.pool)) return;
+      [[fallthrough]];
+    case PoolKind::gradient_shards:
+    case PoolKind::parameter_slots:
+    case PoolKind::parameter_shards:
+    case PoolKind::frozen_slots:
+    case PoolKind::boundary_slots:
+    case PoolKind::boundary_staging:
+    case PoolKind::kept_activation_slots:
+    case PoolKind::kept_staging:
+      free_[static_cast<std::size_t>(buffer.pool)].push_back(buffer.first);
+      return;
+    default: return;
+  }
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,42 @@
+// BufferPools: the buffers that come and go while a list is built.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "runtime/plan/buffers.hpp"
+#include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::plan {
+
+class BufferPools {
+ public:
+  explicit BufferPools(const Workload& workload)
+      : workload_(workload), narrow_slots_(narrow_slots(workload)) {}
+
+  /// Frees all that the placement has.
+  void open(const Placement& placement);
+  /// Returns the buffer of the pool that has been free for longest.
+  Buffer take_free(PoolKind pool);
+  /// Takes a gradient slot that is as large as the block; of the vectors of tiles, their own. Where
+  /// each block has a slot, the first is left to the only block that fits no other.
+  Buffer take_slot(PoolKind pool, std::uint32_t block);
+  void give_back(const Buffer& buffer);  ///< No effect on one that never comes and goes.
+  /// Returns the buffer of a pool of gradients that is the vectors' own, behind those that come and
+  /// go.
+  [[nodiscard]] Buffer of_vectors(PoolKind pool) const { return {pool, gradient_slots_}; }
+
+ private:
+  void open(PoolKind pool, std::uint32_t buffers);
+
+  const Workload& workload_;
+  const std::vector<ElementCount> narrow_slots_;  // by the number of gradient slots
+  std::uint32_t gradient_slots_ = 0;
+  bool leaves_first_ = false;
+  std::array<std::deque<std::uint32_t>, kPoolCount> free_;  // by pool, free for longest first
+};
+
+}  // namespace spillway::plan

@@ -1,0 +1,219 @@
+// Forward and backward of whole layers and of their tiles, and the loss: the visits of the head's
+// blocks or, where a head in tiles is tied, of the embedding's.
+#include <utility>
+
+#include "runtime/plan/placement/boundaries.hpp"
+#include "runtime/plan/placement/internals.hpp"
+#include "runtime/plan/step/builder/pass_writer.hpp"
+
+namespace spillway::plan {
+
+/// `held`: the embedding has brought them to the device.
+void PassWriter::bring_tokens(OpDraft& draft, bool held) const {
+  const std::uint32_t m = draft.op.micro_batch;
+  if (held) return draft.read(device_tokens(m), of_pass(ValueKind::tokens, m));
+  draft.read({PoolKind::host_tokens, pass_index(m)}, of_pass(ValueKind::tokens, m));
+  draft.write(device_tokens(m), of_pass(ValueKind::tokens, m));
+}
+
+void LayerPasses::visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again) {
+  const std::uint32_t layer = workload_.layer_of(block);
+  const std::uint32_t part = block - workload_.first_block(layer);
+  const bool begins = part == 0;
+  const bool ends = part == last_part(layer);
+  const Buffer weights = weights_.bring_parameters(block);
+  if (block == 0 && messages_.lends_first()) messages_.lend_embedding(weights);
+  const bool leaves = train && internals_leave(workload_, placement_, block);
+  // Tiles of a layer meet in what it saves, whether that is kept or not.
+  const bool saves = workload_.tiled ? layer > 0 : train && placement_.blocks[block].saved;
+  for (std::uint32_t m = range.first; m < range.last; ++m) {
+    OpDraft forward = draft(OpKind::forward, Lane::gpu, block, m);
+    forward.op.flops = workload_.blocks[block].forward_flops;
+    forward.read(weights, parameters(block));
+    weights_.read_vectors(forward);
+    Buffer input;
+    if (layer == 0) {
+      bring_tokens(forward, !begins);
+    } else {
+      if (again && begins) held_[m] = activations_.returning_activation(layer - 1, m);
+      input = again ? held_[m] : activations_.passing_activation(layer - 1, m);
+      forward.read(input, activation(layer - 1, m));
+    }
+    if (!again) {
+      if (begins) held_[m] = activations_.place_for_output(layer, m);
+      forward.write(held_[m], made_by(ValueKind::activation, layer, part, m));
+    }
+    const Buffer kept = leaves ? take_free(PoolKind::kept_activation_slots)
+                               : activations_.kept_activations(block, m);
+    if (saves) {
+      if (!begins) forward.read(kept, made_by(ValueKind::saved, layer, part - 1, m));
+      forward.write(kept, made_by(ValueKind::saved, layer, part, m));
+    }
+    forward.write({PoolKind::workspace}, {});
+    append(forward);
+    if (layer > 0 && ends && !again) give_back(input);
+    if (leaves) {
+      activations_.take_away(activations_.internals(block, m), kept);
+      give_back(kept);
+    }
+    if (ends && !again) activations_.pass_activation(layer, m, held_[m], train);
+  }
+  give_back(weights);
+}
+
+/// Backward of a tile goes on from what that of the tile behind it has left.
+void LayerPasses::meet_tiles(OpDraft& draft, std::uint32_t layer, std::uint32_t part,
+                             std::uint32_t parts) const {
+  const std::uint32_t m = draft.op.micro_batch;
+  const Buffer between{PoolKind::between_tiles, m};
+  if (part + 1 < parts) {
+    draft.read(between, made_by(ValueKind::between_tiles, layer, part + 1, m));
+  }
+  draft.write(between, made_by(ValueKind::between_tiles, layer, part, m));
+}
+
+void LayerPasses::visit_backward(std::uint32_t block, MicroBatches range) {
+  const BlockShape& shape = workload_.blocks[block];
+  const std::uint32_t layer = workload_.layer_of(block);
+  const bool embeds = layer == 0;
+  const std::uint32_t part = block - workload_.first_block(layer);
+  const bool begins = part == last_part(layer);
+  const bool ends = part == 0;
+  // The embedding's backward scatters gradients and reads no parameters.
+  const Buffer weights = embeds ? Buffer{} : weights_.bring_parameters(block);
+  const Buffer accumulator = gradients_.accumulator_of(block, range);
+  const bool with_forward = !workload_.tiled && recomputes(layer);
+  // Tiles that have been recomputed hold their input already.
+  const bool loads = !embeds && begins && (with_forward || !recomputes(layer));
+  for (std::uint32_t m = range.first; m < range.last; ++m) {
+    OpDraft backward = draft(OpKind::backward, Lane::gpu, block, m);
+    backward.op.flops = shape.backward_flops + (with_forward ? shape.forward_flops : 0);
+    const Buffer kept = embeds ? Buffer{} : activations_.returning_activations(block, m);
+    if (loads) held_[m] = activations_.returning_activation(layer - 1, m);
+    const Buffer gradient = activations_.passing_gradient(m);
+    if (embeds) {
+      backward.read(device_tokens(m), of_pass(ValueKind::tokens, m));
+    } else {
+      backward.read(weights, parameters(block));
+      weights_.read_vectors(backward);
+      backward.read(held_[m], activation(layer - 1, m));
+      if (with_forward) {
+        const bool home = boundary_home(workload_, placement_, layer) == Tier::device;
+        backward.write(home ? of_micro_batch(PoolKind::boundaries, layer, m)
+                            : Buffer{PoolKind::recomputed_boundary},
+                       activation(layer, m));
+        backward.write(kept, saved(layer, m));
+      } else {
+        backward.read(kept, saved(layer, m));
+      }
+      if (workload_.tiled) meet_tiles(backward, layer, part, last_part(layer) + 1);
+      gradients_.write_vectors(backward);
+    }
+    backward.read(gradient, activation_gradient(layer, m));
+    backward.write(gradient, activation_gradient(ends && !embeds ? layer - 1 : layer, m));
+    gradients_.add_gradient(backward, accumulator);
+    backward.write({PoolKind::workspace}, {});
+    append(backward);
+    if (ends) give_back(embeds ? gradient : held_[m]);
+    if (!embeds) give_back(kept);
+  }
+  if (!embeds) give_back(weights);
+  weights_.gather_ahead(block);
+  if (range.last == workload_.micro_batches) gradients_.finish_gradient(block);
+}
+
+void LayerPasses::backward_layer(std::uint32_t layer, MicroBatches range) {
+  const std::uint32_t first = workload_.first_block(layer);
+  const std::uint32_t end = workload_.first_block(layer + 1);
+  if (workload_.tiled && recomputes(layer)) {
+    for (std::uint32_t block = first; block < end; ++block) {
+      if (workload_.blocks[block].feeds_backward) {
+        visit_forward(block, range, /*train=*/true, /*again=*/true);
+      }
+    }
+  }
+  for (std::uint32_t block = end; block-- > first;) visit_backward(block, range);
+}
+
+/// The head's tiles are scanned for the loss, first to last, before they run backward.
+void LayerPasses::meet_tiles_of_head(OpDraft& draft, std::uint32_t part, bool train) const {
+  const std::uint32_t layer = workload_.head_layer();
+  const std::uint32_t m = draft.op.micro_batch;
+  const Buffer between{PoolKind::between_tiles, m};
+  const BlockRange all = workload_.loss_blocks();
+  if (train) {
+    const bool is_last = draft.op.block + 1 == all.end;
+    if (is_last) draft.read(between, made_by(ValueKind::scanned, layer, part, m));
+    return meet_tiles(draft, layer, part, all.end - all.first);
+  }
+  if (part > 0) draft.read(between, made_by(ValueKind::scanned, layer, part - 1, m));
+  draft.write(between, made_by(ValueKind::scanned, layer, part, m));
+}
+
+void LayerPasses::visit_loss(std::uint32_t block, MicroBatches range, LossPass pass) {
+  const std::uint32_t layer = workload_.head_layer();
+  const auto [first, end] = workload_.loss_blocks();
+  const std::uint32_t part = block - first;
+  const bool train = pass == LossPass::gradient;
+  const bool ends = train ? block == first : pass == LossPass::evaluation && block + 1 == end;
+  const BlockRange tied = workload_.tied_blocks();
+  // A tied head in tiles runs on blocks that are not its own; another has its vectors besides them.
+  const bool is_own = !tied.contains(block);
+  const std::uint32_t tied_block = is_own ? 0 : block;
+  const bool borrows = workload_.tied_head && is_own;
+  Buffer borrowed;
+  if (borrows) {
+    const bool elsewhere = workload_.borrows_embedding();
+    borrowed =
+        elsewhere ? Buffer{PoolKind::tied_parameters} : weights_.bring_parameters(tied_block);
+  }
+  const Buffer weights = weights_.bring_parameters(block);
+  Buffer accumulator;
+  if (train && is_own) accumulator = gradients_.accumulator_of(block, range);
+  for (std::uint32_t m = range.first; m < range.last; ++m) {
+    OpDraft loss = draft(OpKind::loss, Lane::gpu, block, m);
+    loss.op.flops =
+        workload_.loss_flops(block) + (train ? workload_.loss_gradient_flops(block) : 0);
+    loss.read(weights, parameters(block));
+    if (borrows) loss.read(borrowed, parameters(tied_block));
+    weights_.read_vectors(loss);
+    const Buffer input = activations_.passing_activation(layer - 1, m);
+    loss.read(input, activation(layer - 1, m));
+    bring_tokens(loss, workload_.runs(0));
+    if (workload_.logits_bytes > Bytes{}) {
+      loss.write({PoolKind::logits}, of_pass(ValueKind::logits, m));
+    } else if (!workload_.tiled || !train) {
+      loss.write({PoolKind::device_losses, pass_index(m)}, of_pass(ValueKind::loss, m));
+    }
+    if (workload_.tiled) meet_tiles_of_head(loss, part, train);
+    if (train) {
+      if (block + 1 == end) held_[m] = activations_.place_for_gradient(m);
+      loss.write(held_[m], activation_gradient(layer - 1, m));
+      if (is_own) gradients_.add_gradient(loss, accumulator);
+      if (workload_.tied_head) {
+        loss.write(tied_accumulator(tied_block), tied_gradient(tied_block));
+      }
+      gradients_.write_vectors(loss);
+    }
+    loss.write({PoolKind::workspace}, {});
+    append(loss);
+    if (ends) give_back(input);
+    if (ends && train) activations_.pass_gradient(m, held_[m]);
+  }
+  if (borrows) give_back(borrowed);
+  give_back(weights);
+  if (train) weights_.gather_ahead(block);
+  if (train && is_own && range.last == workload_.micro_batches) gradients_.finish_gradient(block);
+}
+
+void LayerPasses::visit_head(MicroBatches range, bool train) {
+  const auto [first, end] = workload_.loss_blocks();
+  const LossPass scan = train ? LossPass::scan : LossPass::evaluation;
+  if (workload_.tiled || !train) {
+    for (std::uint32_t block = first; block < end; ++block) visit_loss(block, range, scan);
+  }
+  if (!train) return;
+  for (std::uint32_t block = end; block-- > first;) visit_loss(block, range, LossPass::gradient);
+}
+
+}  // namespace spillway::plan

@@ -1,0 +1,39 @@
+// Messages: what passes between a stage of a pipeline and its neighbours. The net lane keeps their
+// order, in which nothing waits for itself (plan/pipeline/timeline.hpp).
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/plan/step/builder/activations.hpp"
+#include "runtime/plan/step/builder/step_draft.hpp"
+#include "runtime/plan/step/builder/weights.hpp"
+
+namespace spillway::plan {
+
+class Messages : public StepPart {
+ public:
+  Messages(StepDraft& step, Weights& weights, Activations& activations)
+      : StepPart(step), weights_(weights), activations_(activations) {}
+
+  void exchange(const StageStep& step);
+  /// Returns whether the first pass of a list lends the embedding to the stage of a tied head.
+  [[nodiscard]] bool lends_first() const {
+    return step_.round == 0 && workload_.lends_embedding() &&
+           !(step_.trains && workload_.stage.stays_full());
+  }
+  void lend_embedding(const Buffer& weights);
+  void lend_stash_of_embedding();
+  void borrow_embedding();
+
+ private:
+  void append_message(OpKind kind, std::uint32_t peer, std::uint32_t block, std::uint32_t m,
+                      Bytes bytes, const Access& what);
+  void receive_boundaries(const StageStep& step, std::uint32_t layer);
+  void send_boundaries(const StageStep& step, std::uint32_t layer);
+  void exchange_tied_gradient(const StageStep& step);
+
+  Weights& weights_;
+  Activations& activations_;
+};
+
+}  // namespace spillway::plan

@@ -1,0 +1,118 @@
+// PassWriter: the visits of blocks by forward and backward. Two kinds: a rank that computes whole
+// layers, at once or tile by tile, and one of a tensor group, which computes a part of each.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/plan/step/builder/activations.hpp"
+#include "runtime/plan/step/builder/gradients.hpp"
+#include "runtime/plan/step/builder/messages.hpp"
+#include "runtime/plan/step/builder/step_draft.hpp"
+#include "runtime/plan/step/builder/weights.hpp"
+
+namespace spillway::plan {
+
+/// What visits use of the other parts.
+struct Ways {
+  Weights& weights;
+  Gradients& gradients;
+  Activations& activations;
+  Messages& messages;
+};
+
+class PassWriter : public StepPart {
+ public:
+  virtual ~PassWriter() = default;
+  void restart() { held_.assign(workload_.micro_batches, {}); }
+
+  virtual void visit_forward(std::uint32_t block, MicroBatches range, bool train) = 0;
+  /// The loss, and in training its gradient.
+  virtual void visit_head(MicroBatches range, bool train) = 0;
+  virtual void backward_layer(std::uint32_t layer, MicroBatches range) = 0;
+
+ protected:
+  PassWriter(StepDraft& step, const Ways& ways)
+      : StepPart(step),
+        weights_(ways.weights),
+        gradients_(ways.gradients),
+        activations_(ways.activations),
+        messages_(ways.messages) {
+    restart();
+  }
+  void bring_tokens(OpDraft& draft, bool held) const;
+
+  Weights& weights_;
+  Gradients& gradients_;
+  Activations& activations_;
+  Messages& messages_;
+  // By micro-batch: the boundary that the parts of a layer under way share, which is the output
+  // that forward makes, the input that backward reads or the gradient that the loss makes.
+  std::vector<Buffer> held_;
+};
+
+/// Passes of a rank that computes whole layers; with `Workload::tiled` tile by tile, where the
+/// tiles of a layer meet in what it saves and in the gradient of its input.
+class LayerPasses final : public PassWriter {
+ public:
+  LayerPasses(StepDraft& step, const Ways& ways) : PassWriter(step, ways) {}
+  void visit_forward(std::uint32_t block, MicroBatches range, bool train) override {
+    visit_forward(block, range, train, /*again=*/false);
+  }
+  void visit_head(MicroBatches range, bool train) override;
+  void backward_layer(std::uint32_t layer, MicroBatches range) override;
+
+ private:
+  enum class LossPass : std::uint8_t { evaluation, scan /* before gradients */, gradient };
+  void visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again);
+  void visit_backward(std::uint32_t block, MicroBatches range);
+  void visit_loss(std::uint32_t block, MicroBatches range, LossPass pass);
+  void meet_tiles(OpDraft& draft, std::uint32_t layer, std::uint32_t part,
+                  std::uint32_t parts) const;
+  void meet_tiles_of_head(OpDraft& draft, std::uint32_t part, bool train) const;
+};
+
+/// Passes of a rank of a tensor group, with what its ranks add up: the outputs of blocks, the
+/// gradients of their norms' outputs, and gradients of parameters that all its ranks have. A visit
+/// goes through all of its micro-batches before it goes on from a sum, so that one is under way
+/// while another micro-batch computes.
+///
+/// Where the ranks share out tokens, a sum goes to each for its own tokens, and what matrices read
+/// is gathered: the norm's output for each pass, and in backward the gradient too.
+class GroupPasses final : public PassWriter {
+ public:
+  GroupPasses(StepDraft& step, const Ways& ways) : PassWriter(step, ways) {}
+  void visit_forward(std::uint32_t block, MicroBatches range, bool train) override;
+  void visit_head(MicroBatches range, bool train) override;
+  void backward_layer(std::uint32_t layer, MicroBatches range) override;
+
+ private:
+  /// What the passes of a head read and add to.
+  struct HeadVisit {
+    std::uint32_t block = 0;
+    Buffer weights, borrowed;
+    Buffer accumulator{};
+  };
+  [[nodiscard]] Buffer between(std::uint32_t m) const { return {PoolKind::between_tiles, m}; }
+  /// Returns what a rank adds to a sum, and where; an all-reduce makes the sum there.
+  [[nodiscard]] Access addend_of(const Access& sum) const;
+  [[nodiscard]] Access norm_gradient(std::uint32_t layer, std::uint32_t m) const;
+  [[nodiscard]] Access gathered_normal(std::uint32_t layer, std::uint32_t m) const;
+  [[nodiscard]] Access gathered_gradient(std::uint32_t layer, std::uint32_t m) const;
+  void sum_passes(std::uint32_t block, const Access& sum);
+  void gather_normal(const OpDraft& reads, const Buffer& input);
+  void gather_gradient(std::uint32_t block, std::uint32_t m);
+  void visit_backward(std::uint32_t block, MicroBatches range);
+  void backward_part(std::uint32_t block, std::uint32_t m, const Buffer& weights,
+                     const Buffer& accumulator);
+  void finish_backward(std::uint32_t block, std::uint32_t m, const Buffer& weights,
+                       const Buffer& accumulator);
+  [[nodiscard]] HeadVisit begin_head(MicroBatches range, bool train);
+  [[nodiscard]] OpDraft draft_of_head(const HeadVisit& head, std::uint32_t m) const;
+  void read_hidden(OpDraft& loss, const HeadVisit& head, std::uint32_t m) const;
+  void scan_head(const HeadVisit& head, std::uint32_t m);
+  void loss_of_part(const HeadVisit& head, std::uint32_t m, bool train);
+  void finish_head(const HeadVisit& head, std::uint32_t m);
+};
+
+}  // namespace spillway::plan

@@ -1,0 +1,91 @@
+// The step of a stage of a pipeline: passes of rounds in the order of its schedule, and the
+// messages between them.
+#include <algorithm>
+
+#include "runtime/base/error.hpp"
+#include "runtime/plan/step/builder/builder.hpp"
+
+namespace spillway::plan {
+
+void Builder::run_forward(const BlockRange& layers, bool train) {
+  const MicroBatches all{0, workload_.micro_batches};
+  weights_.gather_until(blocks());  // another chunk or round may be next
+  const bool update_first = train && step_.round == 0 && !workload_.stage.stays_full();
+  const std::uint32_t head = workload_.head_layer();
+  if (layers.first > 0) activations_.restore_boundary(Direction::forward, layers.first - 1);
+  for (std::uint32_t layer = layers.first; layer < std::min(layers.end, head); ++layer) {
+    forward_layer(layer, all, train, update_first);
+  }
+  const bool ends = layers.contains(head);
+  if (ends && update_first) state_.update_block(workload_.first_block(head));
+  if (update_first && layers.first == workload_.stage.chunks.back().first)
+    state_.append_step_commit();
+  if (!ends) return activations_.put_by(Direction::forward, layers.end - 1);
+  passes_.visit_head(all, train);
+  if (train) activations_.put_by(Direction::backward, head - 1);
+}
+
+void Builder::run_backward(const BlockRange& layers) {
+  const MicroBatches all{0, workload_.micro_batches};
+  weights_.gather_until(std::max(layers.first, 1U));
+  const std::uint32_t end = std::min(layers.end, workload_.head_layer());
+  activations_.restore_boundary(Direction::backward, end - 1);
+  for (std::uint32_t layer = end; layer-- > layers.first;) passes_.backward_layer(layer, all);
+  if (layers.first > 0) activations_.put_by(Direction::backward, layers.first - 1);
+}
+
+/// In a pipeline that stays full, passes of the step use the parameters before the pending update,
+/// and passes of the next step those behind it.
+void Builder::staged_training() {
+  step_.trains = true;
+  if (workload_.borrows_embedding()) messages_.borrow_embedding();
+  if (workload_.stage.stays_full()) {
+    step_.ops.plan().begun = workload_.stage.begun + 1;  // of one of them, what a forward reads
+    flush();
+    if (workload_.lends_embedding()) messages_.lend_stash_of_embedding();
+  }
+  run_steps(workload_.stage.steps);
+  state_.read_ahead();
+}
+
+/// The passes forward that a step leaves to the one before it.
+void Builder::fill() {
+  step_.trains = true;
+  run_steps(workload_.stage.fill);
+}
+
+void Builder::run_steps(const std::vector<StageStep>& steps) {
+  for (const StageStep& step : steps) {
+    step_.round = step.pass.round;
+    const BlockRange& layers = workload_.stage.chunks[step.pass.chunk];
+    if (step.kind != StageStep::Kind::run) {
+      messages_.exchange(step);
+    } else if (step.pass.direction == Direction::forward) {
+      run_forward(layers, /*train=*/true);
+    } else {
+      run_backward(layers);
+    }
+  }
+  SPILLWAY_ASSERT(activations_.all_restored());
+}
+
+/// One round goes through the model, part by part.
+void Builder::staged_evaluation() {
+  using Kind = StageStep::Kind;
+  const Stage& stage = workload_.stage;
+  if (workload_.borrows_embedding()) messages_.borrow_embedding();
+  for (std::uint32_t chunk = 0; chunk < stage.chunks.size(); ++chunk) {
+    const BlockRange& layers = stage.chunks[chunk];
+    const Pass pass{Direction::forward, chunk, 0};
+    const bool alone = stage.count == 1;
+    if (!alone && layers.first > 0) {
+      messages_.exchange({Kind::receive, pass, (stage.index + stage.count - 1) % stage.count});
+    }
+    run_forward(layers, /*train=*/false);
+    if (!alone && layers.end <= workload_.head_layer()) {
+      messages_.exchange({Kind::send, pass, (stage.index + 1) % stage.count});
+    }
+  }
+}
+
+}  // namespace spillway::plan
