@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/plan/orders.hpp"
+
 namespace spillway::plan {
 
 /// A pool: buffers of one purpose in one tier, one line of the memory table.
@@ -76,6 +78,26 @@ enum class PoolKind : std::uint8_t {
 };
 inline constexpr std::size_t kPoolCount = 53;
 
+/// Whether buffers of a pool are taken in turn, and by what.
+enum class Turn : std::uint8_t {
+  none,
+  slots,
+  gradients,  ///< as many as gradients may be on their way, in each of these pools
+};
+
+/// A row of the table of pools.
+struct PoolRule {
+  PoolKind pool;
+  Tier tier;
+  std::string_view name;   ///< in the text of a plan
+  std::string_view label;  ///< its line in the memory table
+  Turn turn;
+};
+[[nodiscard]] const PoolRule& rule_of(PoolKind pool);
+[[nodiscard]] inline Tier tier_of(PoolKind pool) { return rule_of(pool).tier; }
+[[nodiscard]] inline std::string_view name_of(PoolKind pool) { return rule_of(pool).name; }
+[[nodiscard]] inline std::string_view label_of(PoolKind pool) { return rule_of(pool).label; }
+
 /// A buffer of a pool, or several in a row.
 struct Buffer {
   PoolKind pool{};
@@ -138,7 +160,6 @@ struct Access {
   bool operator==(const Access&) const = default;
 };
 
-std::string_view name_of(PoolKind pool);
 std::string_view name_of(ValueKind kind);
 /// Returns "parameter_slots 1", or "host_parameters 4..7" for a range.
 std::string to_text(const Buffer& buffer);

@@ -1,11 +1,14 @@
-// The orders of a step that a configuration names: of its passes, of the sums of its gradients, and
-// of the passes of a pipeline's stages.
+// What a configuration names of a step: where data waits, and the orders of its passes, of the sums
+// of its gradients and of the passes of a pipeline's stages.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
 namespace spillway::plan {
+
+/// Where data waits, the nearest to the GPU first.
+enum class Tier : std::uint8_t { device, host, nvme };
 
 enum class WorkOrder : std::uint8_t { layer_major, micro_batch_major };
 

@@ -14,8 +14,6 @@
 
 namespace spillway::plan {
 
-enum class Tier : std::uint8_t { device, host, nvme };
-
 /// What each rank holds one part of, its shard (Rajbhandari et al. 2020, ZeRO, section 5).
 enum class Sharding : std::uint8_t {
   none,        ///< stage 0: every rank holds and updates everything

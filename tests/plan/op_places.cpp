@@ -6,7 +6,7 @@ namespace spillway::plan {
 namespace {
 
 /// A pool's tier, as its name says.
-Tier tier_of(PoolKind pool) {
+Tier named_tier(PoolKind pool) {
   const std::string_view name = name_of(pool);
   if (name.starts_with("disk_")) return Tier::nvme;
   for (const char* host : {"host_", "landing_", "gathered_sums", "state_staging", "checksums",
@@ -17,7 +17,7 @@ Tier tier_of(PoolKind pool) {
 }
 
 std::string wrong_tier(const Op& op, const Access& access) {
-  const Tier tier = tier_of(access.buffer.pool);
+  const Tier tier = named_tier(access.buffer.pool);
   const bool tokens = access.value.kind == ValueKind::tokens && !access.writes;
   bool fits = true;
   switch (op.lane) {
@@ -108,14 +108,14 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
     case PoolKind::device_state:
     case PoolKind::host_state: {
       const Tier tier = run.placement.blocks[tiles[at.first].block].state;
-      fits = at.first == value.of && tier == tier_of(at.pool);
+      fits = at.first == value.of && tier == named_tier(at.pool);
       break;
     }
     case PoolKind::boundaries:
     case PoolKind::host_boundaries:
     case PoolKind::disk_boundaries: {
       const Tier tier = run.placement.blocks[w.first_block(value.of)].output;
-      fits = at.first == place_in_flight(w, value.of, value) && tier == tier_of(at.pool);
+      fits = at.first == place_in_flight(w, value.of, value) && tier == named_tier(at.pool);
       break;
     }
     case PoolKind::kept_activations:
@@ -125,7 +125,7 @@ std::string wrong_place(const Access& access, const RunOf& run, const std::vecto
       const bool empty = w.blocks[first].saved_bytes == Bytes{};
       const std::optional<Tier> saved = run.placement.blocks[first].saved;
       fits = at.first == place_in_flight(w, first, value) && saved &&
-             (empty ? Tier::device : *saved) == tier_of(at.pool);
+             (empty ? Tier::device : *saved) == named_tier(at.pool);
       break;
     }
     default: break;

@@ -9,67 +9,6 @@
 namespace spillway::plan {
 namespace {
 
-struct Line {
-  Tier tier;
-  std::string_view label;
-};
-
-constexpr std::array<Line, kPoolCount> kLines{{
-    {Tier::device, "resident parameters"},
-    {Tier::device, "stashed parameters"},
-    {Tier::device, "gathered parameters"},
-    {Tier::device, "parameter slots"},
-    {Tier::device, "parameter shards"},
-    {Tier::device, "slots of frozen parameters"},
-    {Tier::device, "frozen parameters"},
-    {Tier::device, "optimizer state"},
-    {Tier::device, "gradient accumulators"},
-    {Tier::device, "rounded gradients"},
-    {Tier::device, "gradient shards"},
-    {Tier::device, "tied parameters"},
-    {Tier::device, "tied accumulator"},
-    {Tier::device, "waiting gradients"},
-    {Tier::device, "gradient norm leaves"},
-    {Tier::device, "sums of rounds"},
-    {Tier::device, "boundary activations"},
-    {Tier::device, "boundary gradients"},
-    {Tier::device, "boundary slots"},
-    {Tier::device, "recomputed boundary"},
-    {Tier::device, "kept activations"},
-    {Tier::device, "kept activation slots"},
-    {Tier::device, "recomputation scratch"},
-    {Tier::device, "between tiles"},
-    {Tier::device, "own rows"},
-    {Tier::device, "gathered rows"},
-    {Tier::device, "gathered gradients"},
-    {Tier::device, "vocabulary scans"},
-    {Tier::device, "scans of a tensor group"},
-    {Tier::device, "operator workspace"},
-    {Tier::device, "rotary tables"},
-    {Tier::device, "token ids"},
-    {Tier::device, "loss sums"},
-    {Tier::device, "logits"},
-    {Tier::host, "waiting gradients"},
-    {Tier::host, "landing gradients"},
-    {Tier::host, "boundary activations"},
-    {Tier::host, "boundary staging"},
-    {Tier::host, "kept activations"},
-    {Tier::host, "kept activation staging"},
-    {Tier::host, "parameters"},
-    {Tier::host, "stashed parameters"},
-    {Tier::host, "frozen parameters"},
-    {Tier::host, "secondary parameters"},
-    {Tier::host, "optimizer state"},
-    {Tier::host, "state staging"},
-    {Tier::host, "checksums"},
-    {Tier::host, "token ids"},
-    {Tier::host, "norm leaves and loss sums"},
-    {Tier::host, "norm leaves of all ranks"},
-    {Tier::nvme, "boundary activations"},
-    {Tier::nvme, "kept activations"},
-    {Tier::nvme, "state, two slots"},
-}};
-
 bool is_of_micro_batches(PoolKind pool) {
   switch (pool) {
     case PoolKind::boundaries:
@@ -183,9 +122,6 @@ class PoolMaker {
 };
 
 }  // namespace
-
-Tier tier_of(PoolKind pool) { return kLines[static_cast<std::size_t>(pool)].tier; }
-std::string_view label_of(PoolKind pool) { return kLines[static_cast<std::size_t>(pool)].label; }
 
 PoolSizes::PoolSizes(const Workload& workload, StateFormat format, ElementCount tile_parameters,
                      bool commits)

@@ -20,10 +20,6 @@ namespace spillway::plan {
   return Bytes{count.value() * size_of(dtype)};
 }
 
-[[nodiscard]] Tier tier_of(PoolKind pool);
-/// Returns the pool's line in the memory table.
-[[nodiscard]] std::string_view label_of(PoolKind pool);
-
 /// The buffers of a pool, one behind the other.
 struct Pool {
   std::vector<std::uint64_t> ends;  ///< by buffer: the byte behind it

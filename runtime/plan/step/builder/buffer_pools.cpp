@@ -10,12 +10,12 @@ namespace spillway::plan {
 void BufferPools::open(const Placement& placement) {
   gradient_slots_ = placement.gradient_slots;
   leaves_first_ = placement.order == WorkOrder::micro_batch_major;
+  for (std::size_t p = 0; p < kPoolCount; ++p) {
+    const auto pool = static_cast<PoolKind>(p);
+    if (rule_of(pool).turn == Turn::gradients) open(pool, gradient_slots_);
+  }
   open(PoolKind::parameter_slots, placement.parameter_slots);
   open(PoolKind::frozen_slots, placement.parameter_slots);
-  open(PoolKind::accumulators, placement.gradient_slots);
-  open(PoolKind::rounded_gradients, placement.gradient_slots);
-  open(PoolKind::gradient_shards, placement.gradient_slots);
-  open(PoolKind::landing_gradients, placement.gradient_slots);
   open(PoolKind::parameter_shards, parameter_shard_slots(workload_, placement));
   open(PoolKind::boundary_slots, device_boundary_slots(workload_, placement));
   open(PoolKind::boundary_staging, placement.boundary_staging);
@@ -53,24 +53,10 @@ Buffer BufferPools::take_slot(PoolKind pool, std::uint32_t block) {
 }
 
 void BufferPools::give_back(const Buffer& buffer) {
-  switch (buffer.pool) {
-    case PoolKind::accumulators:
-    case PoolKind::rounded_gradients:
-    case PoolKind::landing_gradients:
-      if (buffer == of_vectors(buffer.pool)) return;
-      [[fallthrough]];
-    case PoolKind::gradient_shards:
-    case PoolKind::parameter_slots:
-    case PoolKind::parameter_shards:
-    case PoolKind::frozen_slots:
-    case PoolKind::boundary_slots:
-    case PoolKind::boundary_staging:
-    case PoolKind::kept_activation_slots:
-    case PoolKind::kept_staging:
-      free_[static_cast<std::size_t>(buffer.pool)].push_back(buffer.first);
-      return;
-    default: return;
-  }
+  const Turn turn = rule_of(buffer.pool).turn;
+  const bool of_vectors = turn == Turn::gradients && buffer.first == gradient_slots_;
+  if (turn == Turn::none || of_vectors) return;
+  free_[static_cast<std::size_t>(buffer.pool)].push_back(buffer.first);
 }
 
 }  // namespace spillway::plan
