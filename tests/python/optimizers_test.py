@@ -96,15 +96,27 @@ def has_memory(tensor):
         return False
 
 
+class Reads(torch.nn.Module):
+    """Its forward pass has its parameters."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.tensors = torch.nn.ParameterList(tensors)
+
+    def forward(self):
+        return list(self.tensors)
+
+
 def run_ours(kind, arguments, steps, micro_batches=1, dtype=torch.float32, **options):
     tensors = parameters(dtype)
+    reads = Reads(tensors)
     if options.get("deferred"):
-        options["deferred"] = torch.nn.ParameterList(tensors)
+        options["deferred"] = reads
     optimizer = kind(groups(tensors), accumulation_steps=micro_batches, **arguments, **options)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n / 50))
     for step in range(steps):
         for micro_batch in range(micro_batches):
-            give_gradients(tensors, step, micro_batch)
+            give_gradients(reads(), step, micro_batch)
             assert not any(has_memory(tensor.grad) for tensor in tensors), "gradients stay"
         optimizer.step()
         optimizer.zero_grad()

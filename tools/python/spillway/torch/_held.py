@@ -181,11 +181,15 @@ class Held:
 
         def take(parameter: torch.Tensor) -> None:
             if (held := alive()) is not None:
+                held.check_current(index)
                 held.add_gradient(index)
             elif isinstance(parameter.grad, HandedOver):
                 parameter.grad = parameter.grad.take()
 
         return self._parameters[index].register_post_accumulate_grad_hook(take)
+
+    def check_current(self, index: int) -> None:
+        """Raises if a backward pass is that of values whose update nobody waited for."""
 
     def add_gradient(self, index: int) -> None:
         """Hands the gradient of a parameter over, if there is one, and frees it."""

@@ -119,18 +119,33 @@ class OffloadedOptimizer(WithSteps):
     # Deferred updates.
 
     def _wait_before_forward(self, module: torch.nn.Module) -> None:
+        """Makes forward passes wait: a submodule for its own parameters, and `module` for those of
+        submodules that were not called in the pass before, whose parameters others may use."""
         optimizer = weakref.ref(self)  # a model may outlive its optimizer
+        parts = [[parameter for parameter in part.parameters(recurse=False)
+                  if unit_of(parameter) is None]  # a streamed one comes with its update
+                 for part in module.modules()]
+        passes: dict[bool, set[int]] = {}  # what was called in the last one, by mode of training
+        called: set[int] = set()
 
-        def wait(own: list[torch.Tensor]) -> None:
+        @torch.compiler.disable
+        def wait(part: torch.nn.Module, number: int) -> None:
+            nonlocal called
+            waiting = {number}
+            if number == 0:
+                waiting |= set(range(len(parts))) - passes.get(part.training, set())
+                passes[part.training] = called = set()
+            called.add(number)
             if (alive := optimizer()) is not None:
-                alive._wait(own)
+                alive._wait([parameter for each in sorted(waiting) for parameter in parts[each]])
 
-        for part in module.modules():
-            own = [parameter for parameter in part.parameters(recurse=False)
-                   if unit_of(parameter) is None]  # a streamed one comes with its update
-            if own:
+        for number, part in enumerate(module.modules()):
+            if parts[number] or number == 0:
                 self._lifetime.hooks.append(part.register_forward_pre_hook(
-                    lambda *_, own=own: wait(own)))
+                    lambda part, _, number=number: wait(part, number)))
+        # What was compiled before, or for a module without these hooks, does not call them.
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        torch._dynamo.reset()
 
     def _wait(self, parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
