@@ -133,12 +133,25 @@ def test_a_state_that_a_hook_or_a_rate_refuses_changes_nothing():
     (usual, reference), (tensors, optimizer) = trained(2), trained(2)
     other = trained(1)[1]
     other.param_groups[0]["lr"] = 0.5
-    hook = optimizer.register_load_state_dict_post_hook(Turn(0).comes)
+    hook = optimizer.register_load_state_dict_pre_hook(Turn(0).comes)
     with pytest.raises(Raised):
         optimizer.load_state_dict(other.state_dict())
     hook.remove()
     other.param_groups[0]["lr"] = "fast"
     with pytest.raises(ValueError, match="fast"):
+        optimizer.load_state_dict(other.state_dict())
+    for each, of in ((usual, reference), (tensors, optimizer)):
+        loss(each, 9).backward()
+        of.step()
+    expect_equal(tensors, usual)
+
+
+def test_a_hook_that_raises_after_a_state_was_loaded_leaves_it_whole_as_with_torch():
+    (usual, reference), (tensors, optimizer) = trained(2), trained(2)
+    other = trained(1)[1]
+    reference.load_state_dict(other.state_dict())
+    optimizer.register_load_state_dict_post_hook(Turn(0).comes)
+    with pytest.raises(Raised):
         optimizer.load_state_dict(other.state_dict())
     for each, of in ((usual, reference), (tensors, optimizer)):
         loss(each, 9).backward()

@@ -33,7 +33,7 @@ SCRIPTS = {**{f"mpi.{name}": ["spillway", "spillway_mpi"]
                "alone", "by_hand", "callbacks", "cut_off", "deepspeed", "deferred", "device",
                "engine", "handed_over", "huggingface", "interrupted", "jax", "layout", "lifetime",
                "missing", "native_run", "optimizers", "optimizers_state", "paths", "raised",
-               "ranks", "saved_state", "streaming", "trainer_optimizers", "writes")},
+               "ranks", "saved_state", "streaming", "torch_calls", "trainer_optimizers", "writes")},
            "python.failing_calls": ["spillway", "spillway_python", "spillway_failing_calls"],
            "python.emulated": ["spillway", "spillway_python_emulated"],
            **{f"tools.{name}": ["spillway"] for name in (

@@ -7,7 +7,7 @@ import functools
 import os
 import tempfile
 import weakref
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -184,26 +184,42 @@ class WithState(WithGroups):
         self._lifetime.check_open()
         self._end_passes()
         self._check_registered()
+        state_dict = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            result = before(self, state_dict)
+            state_dict = state_dict if result is None else result
         if self._cut_off != "load_state_dict" and _LEFT_OUT not in state_dict:
             self._check_whole()
         states, steps = self._checked(state_dict)
-        before = self.param_groups
+        self._load_groups({**state_dict, "state": {}})
+        if _LEFT_OUT not in state_dict:
+            with self.replacing("load_state_dict"):
+                for parameter, (master, m, v) in states.items():
+                    shard, index = self._places[parameter]
+                    shard.write(index, master, m, v)
+                    shard.set_updates(index, steps[parameter])
+                for shard in self._shards:
+                    shard.publish()
+            self._state_replaced(by_folder=False)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _load_groups(self, state_dict: dict[str, Any]) -> None:
+        """Makes torch load the groups, without hooks: those before have run, and those after see
+        the state too."""
+        names = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
+        hooks, groups = [getattr(self, name) for name in names], self.param_groups
         try:
-            super().load_state_dict({**state_dict, "state": {}})
+            for name in names:
+                setattr(self, name, OrderedDict())
+            super().load_state_dict(state_dict)
             self._set_groups()
-        except BaseException:  # a rate that is no number, or a hook of the program
-            self.param_groups = before
+        except BaseException:  # a rate that is no number
+            self.param_groups = groups
             raise
-        if _LEFT_OUT in state_dict:
-            return
-        with self.replacing("load_state_dict"):
-            for parameter, (master, m, v) in states.items():
-                shard, index = self._places[parameter]
-                shard.write(index, master, m, v)
-                shard.set_updates(index, steps[parameter])
-            for shard in self._shards:
-                shard.publish()
-        self._state_replaced(by_folder=False)
+        finally:
+            for name, each in zip(names, hooks, strict=True):
+                setattr(self, name, each)
 
     def _state_replaced(self, by_folder: bool) -> None:
         """Notes that the whole state is another one, by a folder or by a state_dict."""

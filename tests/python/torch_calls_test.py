@@ -1,0 +1,109 @@
+"""What programs call of torch beside a loop's usual calls: it is done as torch does it, or refused
+by name."""
+import copy
+
+import pytest
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from spillway.torch import OffloadedAdamW
+
+KINDS = (OffloadedAdamW, torch.optim.AdamW)
+
+
+def batch(step):
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+
+
+def make(kind, **options):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+    return net, kind(net.parameters(), lr=1e-2, **options)
+
+
+def train(net, optimizer, steps):
+    for step in range(steps):
+        optimizer.zero_grad()
+        net(batch(step)).square().mean().backward()
+        optimizer.step()
+
+
+def near(some, others):
+    """Whether they are equal up to roundings of fp32 that a few updates carry on."""
+    return all(torch.allclose(a.detach(), b.detach(), rtol=0, atol=1e-5)
+               for a, b in zip(some, others, strict=True))
+
+
+def doubled(_optimizer, state_dict):
+    state_dict["param_groups"] = [{**group, "lr": 0.25} for group in state_dict["param_groups"]]
+    return {**state_dict, "state": {
+        number: {**state, "exp_avg": 2 * state["exp_avg"]}
+        for number, state in state_dict["state"].items()}}
+
+
+def test_hooks_of_states_are_those_of_torch():
+    told = []
+    for kind in KINDS:
+        saved = make(kind)
+        train(*saved, 3)
+        notes = []
+        saved[1].register_state_dict_pre_hook(lambda _, notes=notes: notes.append("before"))
+        saved[1].register_state_dict_post_hook(lambda _, state: {"optimizer": state, "mine": 1})
+        state = saved[1].state_dict()
+        before = copy.deepcopy(state["optimizer"])
+        net, optimizer = make(kind)
+        optimizer.register_load_state_dict_pre_hook(lambda _, wrapped: wrapped["optimizer"])
+        optimizer.register_load_state_dict_pre_hook(doubled)
+
+        def loaded(optimizer, notes=notes):
+            state = optimizer.state_dict()
+            notes += [state["state"][0]["exp_avg"].clone(),
+                      state["state"][0]["step"].clone(),
+                      torch.tensor(optimizer.param_groups[0]["lr"])]
+            optimizer.param_groups[0]["lr"] = 0.005
+
+        handle = optimizer.register_load_state_dict_post_hook(loaded)
+        optimizer.load_state_dict(state)
+        assert torch.equal(notes[1], 2 * before["state"][0]["exp_avg"])
+        assert optimizer.param_groups[0]["lr"] == 0.005
+        handle.remove()
+        train(net, optimizer, 1)
+        told.append([*notes[1:], *net.parameters(), saved[0][0].weight])
+        assert notes[0] == "before" and sorted(state) == ["mine", "optimizer"]
+    assert near(*told)
+
+
+def test_hooks_of_steps_are_those_of_torch():
+    told = []
+    for kind in KINDS:
+        net, optimizer = make(kind)
+        notes = []
+
+        def note(name, notes=notes):
+            return lambda _, arguments, keywords: notes.append(
+                (name, len(arguments), list(keywords)))
+
+        def closure(net=net):
+            net.zero_grad()
+            loss = net(batch(7)).square().mean()
+            loss.backward()
+            return loss
+
+        def with_a_closure(optimizer, _arguments, keywords, closure=closure):
+            return (optimizer,), {**keywords, "closure": closure}
+
+        handles = [register_optimizer_step_pre_hook(note("all before")),
+                   register_optimizer_step_post_hook(note("all after"))]
+        optimizer.register_step_pre_hook(with_a_closure)
+        optimizer.register_step_pre_hook(note("before"))
+        optimizer.register_step_post_hook(note("after"))
+        loss = optimizer.step()
+        for handle in handles:
+            handle.remove()
+        told.append((notes, float(loss.detach()), list(net.parameters())))
+    assert told[0][0] == told[1][0] and len(told[0][0]) == 4
+    assert told[0][1] == pytest.approx(told[1][1], rel=1e-6)
+    assert near(told[0][2], told[1][2])
