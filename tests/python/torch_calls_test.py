@@ -9,6 +9,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+import spillway
 from spillway.torch import OffloadedAdamW
 
 KINDS = (OffloadedAdamW, torch.optim.AdamW)
@@ -107,3 +108,23 @@ def test_hooks_of_steps_are_those_of_torch():
     assert told[0][0] == told[1][0] and len(told[0][0]) == 4
     assert told[0][1] == pytest.approx(told[1][1], rel=1e-6)
     assert near(told[0][2], told[1][2])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_parameters_that_other_processes_share_are_refused(when):
+    net, _ = make(torch.optim.SGD)
+    net.share_memory()
+    place = net[0].weight.data_ptr()
+    with pytest.raises(spillway.NotSupportedError, match=r"parameter 0 .*shared.*deepcopy"):
+        OffloadedAdamW(net.parameters())
+    assert net[0].weight.data_ptr() == place
+    net, optimizer = make(OffloadedAdamW)
+    train(net, optimizer, 1)
+    if when == "before":
+        net.share_memory()
+    with pytest.raises(spillway.NotSupportedError, match=r"moved, as by share_memory.*deepcopy"):
+        net(batch(1)).square().mean().backward()
+        net.share_memory()
+        optimizer.step()
+    copied = copy.deepcopy(net)
+    train(copied, OffloadedAdamW(copied.parameters()), 1)

@@ -1,73 +1,18 @@
 """Parameters that an optimizer holds: their gradients, and what the program writes to them."""
 from __future__ import annotations
 
-import itertools
 import operator
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._handed_over import HandedOver, Uses
+from spillway.torch._registered import Registered, check_parameter
 
 _version_of = operator.attrgetter("_version")
-
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-class Registered(NamedTuple):
-    """A parameter, the number of its group in the optimizer, and its name in errors."""
-
-    parameter: torch.nn.Parameter
-    group: int
-    name: str
-    unit: int | None = None  # of a model whose parameters are streamed
-
-
-def check_parameter(registered: Registered) -> None:
-    """Raises for a parameter that cannot be offloaded."""
-    check_frozen(registered)
-    parameter, name = registered.parameter, registered.name
-    if parameter.dtype not in DTYPES:
-        raise NotSupportedError(
-            f"{name} has elements of {parameter.dtype}; they must be float32, bfloat16 or float16: "
-            "model.to(torch.float32)")
-
-
-def check_frozen(registered: Registered) -> None:
-    """Raises for a parameter that cannot be in a trainer's memory, whether it is trained or not."""
-    parameter, name = registered.parameter, registered.name
-    if parameter.device.type not in ("cpu", "cuda"):
-        raise NotSupportedError(
-            f"{name} is on {parameter.device}: this version offloads parameters that are CPU or "
-            "CUDA tensors; make the optimizer before model.to(device)")
-    if parameter.device.type == "cuda" and registered.unit is not None:
-        raise NotSupportedError(
-            f"{name} is on {parameter.device}: offload_model takes the parameters of blocks from "
-            "the CPU and brings them to the device that it is given; call model.cpu() first, then "
-            "offload_model(model, device_memory=..., device=\"cuda\")")
-    if getattr(parameter, "_fsdp_flattened", False) or hasattr(parameter, "device_mesh"):
-        raise NotSupportedError(
-            f"{name} is sharded by FSDP or is a DTensor: leave the wrapper out, and give the "
-            "optimizer process_group=torch.distributed.group.WORLD, so that it shards the state")
-    if parameter.layout != torch.strided or type(parameter.data) is not torch.Tensor:
-        raise NotSupportedError(f"{name} is a {type(parameter.data).__name__} with layout "
-                                f"{parameter.layout}; it must be a plain dense tensor")
-
-
-def check_memory(parameters: list[Registered]) -> None:
-    """Raises if two parameters lie in the same memory, which moving them would separate."""
-    places = sorted((entry.parameter.data_ptr(),
-                     entry.parameter.data_ptr() + entry.parameter.nbytes, entry.name)
-                    for entry in parameters)
-    for (_, end, first), (start, _, second) in itertools.pairwise(places):
-        if start < end:
-            raise InvalidArgumentError(
-                f"{first} and {second} are two parameters in the same memory; tie them by using "
-                "one nn.Parameter in both places")
-
 
 def _references_of(memory: torch.Tensor) -> int:
     """Returns how many tensors, of torch itself too, have this memory."""
@@ -151,6 +96,7 @@ class Held:
         """Makes `data` of a parameter refer to `memory`; returns what it referred to. What the
         program has written since the last swap goes along."""
         if self.is_written(index):
+            self._check_place(index)
             self._check_form(index)
             memory.copy_(self._parameters[index].data)
             self._note(index)
@@ -338,6 +284,15 @@ class Held:
             self._take_values(index, changed=True)
             self._untaken.discard(index)
 
+    def _check_place(self, index: int) -> None:
+        """Raises if the program has moved our memory."""
+        name = self.entries[index].name
+        if self._memory[index].data_ptr() != self._addresses[index]:
+            raise NotSupportedError(
+                f"the memory of {name} was moved, as by share_memory(), to where no update would "
+                "reach it: make a new optimizer for a copy (copy.deepcopy(model)), and copy its "
+                "parameters into the shared model after steps")
+
     def _check_form(self, index: int) -> None:
         """Raises if the program has made a parameter one of another kind."""
         parameter, memory = self._parameters[index], self._memory[index]
@@ -353,6 +308,7 @@ class Held:
 
     def _take_back(self, index: int) -> None:
         """Brings what the program has made the parameter into the memory that is ours."""
+        self._check_place(index)
         parameter, memory = self._parameters[index], self._memory[index]
         if parameter.data_ptr() != memory.data_ptr():
             self._check_form(index)

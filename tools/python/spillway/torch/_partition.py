@@ -8,8 +8,9 @@ import torch
 
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
-from spillway.torch._held import Held, Registered
+from spillway.torch._held import Held
 from spillway.torch._ranks import COMPLETES, READS
+from spillway.torch._registered import Registered
 from spillway.torch._rounds import Bucket, Rounds, make_buckets
 from spillway.torch._shard import Shard
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from spillway.errors import InternalError, InvalidArgumentError
-from spillway.torch._held import Registered
+from spillway.torch._registered import Registered
 
 #: What ranks announce, with the number that must be the same on all.
 CALLS = ("registers {} parameters", "begins backward pass {} of a step",

@@ -10,9 +10,14 @@ import torch
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._handed_over import Uses
-from spillway.torch._held import Registered, check_memory, check_parameter
 from spillway.torch._lifetime import hold
 from spillway.torch._partition import Partition
+from spillway.torch._registered import (
+    Registered,
+    check_memory,
+    check_parameter,
+    check_unshared,
+)
 from spillway.torch._rounds import Rounds
 from spillway.torch._shard import Shard
 from spillway.torch._state import WithState
@@ -54,6 +59,8 @@ class WithRegistration(WithState):
             name = names[number] if names else f"parameter {number} of group {group}"
             entry = Registered(parameter, group, name, unit_of(parameter))
             check_parameter(entry)
+            if self._ranks is None:  # those of ranks begin with values of the first one anyway
+                check_unshared(entry)
             if self._waited_for is not None and entry.unit is None and (
                     parameter not in self._waited_for):
                 raise InvalidArgumentError(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spillway._load import native
-from spillway.torch._held import Registered
+from spillway.torch._registered import Registered
 from spillway.torch._ranks import BEGINS_PASS, Announcement, Ranks
 
 _BUCKET_BYTES = 25 << 20  # as DDP's: long enough for a network, and short beside a model

@@ -9,8 +9,9 @@ import torch
 from spillway._load import native
 from spillway.errors import InvalidArgumentError
 from spillway.torch._device import device_of
-from spillway.torch._held import DTYPES, Held, Registered
+from spillway.torch._held import Held
 from spillway.torch._layout import flattened, name_with, order_of, shaped
+from spillway.torch._registered import DTYPES, Registered
 
 
 def in_memory(elements: int) -> torch.Tensor:

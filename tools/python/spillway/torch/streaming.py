@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from spillway._load import native
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch._activations import Activations
-from spillway.torch._held import Registered, check_frozen
+from spillway.torch._registered import Registered, check_frozen
 from spillway.torch._shard import Shard
 from spillway.torch._uncut import uncut
 
