@@ -1,7 +1,10 @@
 """What programs call of torch beside a loop's usual calls: it is done as torch does it, or refused
 by name."""
 import copy
+import io
+import pickle
 
+import numpy
 import pytest
 import torch
 from torch.optim.optimizer import (
@@ -124,7 +127,31 @@ def test_parameters_that_other_processes_share_are_refused(when):
         net.share_memory()
     with pytest.raises(spillway.NotSupportedError, match=r"moved, as by share_memory.*deepcopy"):
         net(batch(1)).square().mean().backward()
-        net.share_memory()
         optimizer.step()
+        net.share_memory()
+        net(batch(2)).square().mean().backward()
     copied = copy.deepcopy(net)
     train(copied, OffloadedAdamW(copied.parameters()), 1)
+
+
+READS = {
+    "from_dlpack": torch.from_dlpack, "__dlpack__": lambda gradient: gradient.__dlpack__(),
+    "numpy": lambda gradient: gradient.numpy(), "asarray": numpy.asarray,
+    "from_dlpack of numpy": numpy.from_dlpack, "data_ptr": lambda gradient: gradient.data_ptr(),
+    "tolist": lambda gradient: gradient.tolist(), "pickle": pickle.dumps,
+    "share_memory_": lambda gradient: gradient.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_memory_of_gradients_that_have_left_is_refused(read):
+    net, optimizer = make(OffloadedAdamW)
+    net(batch(0)).square().mean().backward()
+    with pytest.raises(spillway.NotSupportedError, match=r"parameter 0 .*no memory.*register_hook"):
+        READS[read](net[0].weight.grad)
+    optimizer.step()
+    net(batch(1)).square().mean().backward()
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        torch.utils.dlpack.to_dlpack(net[0].weight.grad)
+    assert torch.save(net, io.BytesIO()) is None and copy.deepcopy(net)[0].weight.grad is None
+    optimizer.step()

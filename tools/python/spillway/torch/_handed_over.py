@@ -93,6 +93,7 @@ class HandedOver(torch.Tensor):
     def __new__(cls, parameter: torch.Tensor, name: str, uses: Uses) -> HandedOver:
         self = torch.Tensor._make_wrapper_subclass(cls, parameter.shape, dtype=parameter.dtype,
                                                    device=parameter.device)
+        torch._C._set_throw_on_mutable_data_ptr(self)  # which would be a null pointer
         self.owner, self.uses = name, uses
         return self
 
@@ -109,6 +110,15 @@ class HandedOver(torch.Tensor):
         """Returns the gradient that came, and has it no longer."""
         came, self.came = self.came, None
         return came
+
+    def _refuse(self, *_: Any, **_keywords: Any) -> Any:
+        raise NotSupportedError(
+            f"the gradient of {self.owner} has no memory to be read, shared or written to a file, "
+            "for the backward pass has handed it to the optimizer: take values in "
+            "parameter.register_hook, or from torch.autograd.grad")
+
+    numpy = tolist = data_ptr = share_memory_ = __reduce_ex__ = _refuse
+    __dlpack__ = __dlpack_device__ = _refuse
 
     def __repr__(self) -> str:
         return f"<the gradient of {self.owner}, which its optimizer has>"
