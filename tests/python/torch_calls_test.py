@@ -155,3 +155,44 @@ def test_memory_of_gradients_that_have_left_is_refused(read):
         torch.utils.dlpack.to_dlpack(net[0].weight.grad)
     assert torch.save(net, io.BytesIO()) is None and copy.deepcopy(net)[0].weight.grad is None
     optimizer.step()
+
+
+class Head(torch.nn.Module):
+    """A model whose head has a parameter of its own, of the embedding's shape."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = torch.nn.Embedding(8, 8), torch.nn.Linear(8, 8, bias=False)
+
+    def forward(self, words):
+        return self.head(self.embedding(words))
+
+
+def retied(net):
+    net.head.weight.data = net.embedding.weight.data
+
+
+def both_elsewhere(net):
+    net.head.weight.data = net.embedding.weight.data = torch.zeros(8, 8)
+
+
+@pytest.mark.parametrize("tie", [retied, both_elsewhere])
+@pytest.mark.parametrize("read", ["step", "backward", "state_dict"])
+def test_parameters_whose_memory_becomes_one_are_refused(tie, read):
+    net = Head()
+    optimizer = OffloadedAdamW(net.parameters(), lr=1e-2)
+    words = torch.arange(8)
+    for step in range(3):
+        optimizer.zero_grad()
+        net(words).square().mean().backward()
+        optimizer.step()
+    before = net.head.weight.data
+    if read == "step":
+        net(words).square().mean().backward()
+    tie(net)
+    with pytest.raises(spillway.InvalidArgumentError, match="same memory.*one nn.Parameter"):
+        if read == "backward":
+            net(words).square().mean().backward()
+        getattr(optimizer, read if read != "backward" else "step")()
+    assert net.head.weight.data_ptr() == net.embedding.weight.data_ptr() != before.data_ptr()

@@ -285,13 +285,21 @@ class Held:
             self._untaken.discard(index)
 
     def _check_place(self, index: int) -> None:
-        """Raises if the program has moved our memory."""
-        name = self.entries[index].name
+        """Raises if the program has moved our memory, or gave a parameter that of another one."""
+        name, place = self.entries[index].name, self._parameters[index].data_ptr()
         if self._memory[index].data_ptr() != self._addresses[index]:
             raise NotSupportedError(
                 f"the memory of {name} was moved, as by share_memory(), to where no update would "
                 "reach it: make a new optimizer for a copy (copy.deepcopy(model)), and copy its "
                 "parameters into the shared model after steps")
+        places = list(map(torch.Tensor.data_ptr, self._parameters))
+        if places.count(place) > 1:
+            other = next(entry.name for number, entry in enumerate(self.entries)
+                         if number != index and places[number] == place)
+            raise InvalidArgumentError(
+                f"{name} and {other} are two parameters in the same memory since data of one was "
+                "set, and would be updated apart: use one nn.Parameter in both places before you "
+                "make the optimizer, or write p.copy_(values) in torch.no_grad()")
 
     def _check_form(self, index: int) -> None:
         """Raises if the program has made a parameter one of another kind."""
