@@ -200,3 +200,44 @@ def test_several_processes_of_jax_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(spillway.NotSupportedError, match="in 2 processes"):
         offloaded_adamw(1e-2).init({"w": jnp.zeros(3)})
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_hyperparameters_that_optax_injects_are_refused_by_name(jit):
+    params = start(jnp.float32)
+    transformation = optax.inject_hyperparams(offloaded_adamw)(learning_rate=1e-2)
+    state = transformation.init(params)
+    update = jax.jit(transformation.update) if jit else transformation.update
+    with pytest.raises(spillway.Error, match=r"inject_hyperparams.*function of the count"):
+        update(gradients_of(0, params), state, params)
+
+
+def test_a_rate_that_the_program_sets_is_that_of_injected_hyperparameters():
+    rate = [0.0]
+    ours = theirs = {**start(jnp.float32), "none": None}
+    transformation = offloaded_adamw(lambda _: rate[0])
+    reference = optax.inject_hyperparams(optax.adamw)(learning_rate=0.0)
+    mine, other = transformation.init(ours), reference.init(theirs)
+    step, optaxs = stepper(transformation), stepper(reference)
+    for number in range(8):
+        rate[0] = 1e-2 * (1 + number % 3)
+        other.hyperparams["learning_rate"] = jnp.asarray(rate[0])
+        ours, mine = step(ours, mine, gradients_of(number, ours))
+        theirs, other = optaxs(theirs, other, gradients_of(number, theirs))
+        jax.block_until_ready(ours)  # the rate is read while the update runs
+    assert ours["none"] is None
+    # Two roundings of fp32 in each of 8 steps, of values below 8.
+    assert close(ours, theirs, 16 * 8 * 2**-24)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_gradients_of_another_tree_are_refused(jit):
+    params = start(jnp.float32)
+    transformation = offloaded_adamw(1e-2)
+    state = transformation.init(params)
+    update = jax.jit(transformation.update) if jit else transformation.update
+    for grads in ({**params, "w": None}, {**params, "b": [None]}, params["b"]):
+        with pytest.raises(spillway.InvalidArgumentError, match="give each parameter a gradient"):
+            update(grads, state, params)
+    updates, state = update(params, state, params)
+    assert int(state.count) == 1

@@ -29,6 +29,11 @@ __all__ = ["OffloadedState", "OffloadedTransformation", "offloaded_adamw"]
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
+_AGAIN = ("optax.inject_hyperparams makes a transformation again in each update, and masters and "
+          "moments are those of one: give learning_rate a function of the count of updates, which "
+          "runs on the host and may read a value of the program")
+
+
 class OffloadedState(NamedTuple):
     """What JAX sees of the state: how many updates were asked for, skipped ones included."""
 
@@ -95,7 +100,15 @@ class OffloadedTransformation:
         """Returns what to add to `params`, and the next state."""
         if params is None:
             raise InvalidArgumentError("update needs params: update(grads, state, params)")
+        if self._trainer is None:
+            raise InvalidArgumentError(
+                f"this transformation has no parameters: call init. {_AGAIN}")
         leaves, structure = jax.tree_util.tree_flatten(params)
+        given = jax.tree_util.tree_structure(updates)
+        if given != structure:
+            raise InvalidArgumentError(
+                f"gradients are {given} and parameters {structure}: give each parameter a "
+                "gradient, zeros where it has none; to leave parameters out, use optax.masked")
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         values = io_callback(self._step, shapes, state.count, leaves,
                              jax.tree_util.tree_leaves(updates), ordered=True)
@@ -174,6 +187,10 @@ def offloaded_adamw(learning_rate: float | Callable[[int], Any], b1: float = 0.9
     `learning_rate` is a number or a schedule of the count of updates. `max_norm` clips the global
     norm; `nvme`, `state_format`, `threads` and `seed` are those of `spillway.torch`.
     """
+    for name, value in (("learning_rate", learning_rate), ("b1", b1), ("b2", b2), ("eps", eps),
+                        ("weight_decay", weight_decay), ("max_norm", max_norm)):
+        if isinstance(value, jax.core.Tracer):
+            raise NotSupportedError(f"{name} is a value within jit. {_AGAIN}")
     group = native.Group()
     group.optimizer, group.decoupled = "adam", True
     group.beta1, group.beta2, group.eps, group.weight_decay = b1, b2, eps, weight_decay
