@@ -1,6 +1,7 @@
 """What programs call of torch beside a loop's usual calls: it is done as torch does it, or refused
 by name."""
 import copy
+import inspect
 import io
 import pickle
 
@@ -13,7 +14,13 @@ from torch.optim.optimizer import (
 )
 
 import spillway
-from spillway.torch import OffloadedAdamW
+from spillway.torch import (
+    OffloadedAdagrad,
+    OffloadedAdam,
+    OffloadedAdamW,
+    OffloadedOptimizer,
+    OffloadedSGD,
+)
 
 KINDS = (OffloadedAdamW, torch.optim.AdamW)
 
@@ -196,3 +203,33 @@ def test_parameters_whose_memory_becomes_one_are_refused(tie, read):
             net(words).square().mean().backward()
         getattr(optimizer, read if read != "backward" else "step")()
     assert net.head.weight.data_ptr() == net.embedding.weight.data_ptr() != before.data_ptr()
+
+
+@pytest.mark.parametrize("ours, theirs", [
+    (OffloadedAdamW, torch.optim.AdamW), (OffloadedAdam, torch.optim.Adam),
+    (OffloadedAdagrad, torch.optim.Adagrad), (OffloadedSGD, torch.optim.SGD)])
+def test_keywords_are_those_of_torch(ours, theirs):
+    known = inspect.signature(theirs).parameters
+    mine = set(inspect.signature(ours).parameters) | set(
+        inspect.signature(OffloadedOptimizer).parameters)
+    assert set(known) <= mine
+    off = {name: value.default for name, value in known.items()
+           if name in ("amsgrad", "capturable", "differentiable", "maximize", "nesterov")}
+    for hints in ({"foreach": True}, {"foreach": False, "fused": False}, {"fused": True},
+                  {"foreach": None, "fused": None}):
+        nets = [make(ours, **off, **hints), make(theirs, **off, **hints)]
+        for each in nets:
+            train(*each, 3)
+        assert near(nets[0][0].parameters(), nets[1][0].parameters())
+    for name in off:
+        with pytest.raises(spillway.NotSupportedError, match=f"{name}=True is not supported"):
+            make(ours, **{name: True})
+
+
+def test_adam_with_decoupled_weight_decay_is_adamw():
+    nets = [make(OffloadedAdam, decoupled_weight_decay=True, weight_decay=0.3),
+            make(torch.optim.AdamW, weight_decay=0.3)]
+    for each in nets:
+        train(*each, 5)
+    assert near(nets[0][0].parameters(), nets[1][0].parameters())
+    make(OffloadedAdam, decoupled_weight_decay=True)[1].load_state_dict(nets[1][1].state_dict())

@@ -26,6 +26,13 @@ _MISSING = ("skip", "zero", "refuse")
 _ALONE = object()  # None is what torch.distributed.group.WORLD is before there are processes
 
 
+def refuse(**values: Any) -> None:
+    """Raises for arguments of torch.optim that are on."""
+    for name, value in values.items():
+        if value:
+            raise NotSupportedError(f"{name}={value} is not supported; leave it out")
+
+
 class OffloadedOptimizer(WithSteps):
     """A torch.optim.Optimizer whose parameters, gradients and state are in Spillway's memory.
 
@@ -56,6 +63,9 @@ class OffloadedOptimizer(WithSteps):
     `grad_norm` is the global norm of the last step, before clipping. Threads, tiers and formats on
     disk never change a bit; the order of backward passes that are accumulated does.
 
+    `foreach` and `fused` of torch.optim choose how it computes, and change nothing here;
+    `capturable`, `differentiable` and `maximize` must be off.
+
     State and folders go with the optimizer: with its last reference, with `close()`, at the end of
     a `with` block, or when another optimizer is made with one of its parameters. Parameters keep
     their values.
@@ -68,7 +78,10 @@ class OffloadedOptimizer(WithSteps):
                  host_memory: str | int | None = None,
                  gradient_memory: str | int | None = None, threads: int = 0,
                  isa: str | None = None, seed: int = 1234,
-                 process_group: Any = _ALONE, stage: int = 2) -> None:
+                 process_group: Any = _ALONE, stage: int = 2, foreach: bool | None = None,
+                 fused: bool | None = None, capturable: bool = False,
+                 differentiable: bool = False, maximize: bool = False) -> None:
+        refuse(capturable=capturable, differentiable=differentiable, maximize=maximize)
         if missing is None:
             missing = "skip" if process_group is _ALONE else "refuse"
         if missing not in _MISSING:

@@ -7,18 +7,12 @@ from typing import Any
 import torch
 
 from spillway.errors import InvalidArgumentError, NotSupportedError
-from spillway.torch._offloaded import OffloadedOptimizer
+from spillway.torch._offloaded import OffloadedOptimizer, refuse
 
 __all__ = ["OffloadedAdagrad", "OffloadedAdam", "OffloadedAdamW", "OffloadedLion",
            "OffloadedOptimizer", "OffloadedSGD"]
 
 Params = Iterable[Any]
-
-
-def _refuse(**values: Any) -> None:
-    for name, value in values.items():
-        if value:
-            raise NotSupportedError(f"{name}={value} is not supported; leave it out")
 
 
 class _Adam(OffloadedOptimizer):
@@ -28,10 +22,10 @@ class _Adam(OffloadedOptimizer):
 
     def __init__(self, params: Params, lr: float, betas: tuple[float, float], eps: float,
                  weight_decay: float, amsgrad: bool, maximize: bool, **options: Any) -> None:
-        _refuse(amsgrad=amsgrad, maximize=maximize)
+        refuse(amsgrad=amsgrad)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps,
                                   "weight_decay": weight_decay, "amsgrad": False,
-                                  "maximize": False}, **options)
+                                  "maximize": False}, maximize=maximize, **options)
 
     def _decouples(self, group: dict[str, Any]) -> bool:
         return bool(group.get("decoupled_weight_decay", self.decoupled))
@@ -69,8 +63,12 @@ class OffloadedAdam(_Adam):
 
     def __init__(self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.0, amsgrad: bool = False,
-                 maximize: bool = False, **options: Any) -> None:
+                 maximize: bool = False, decoupled_weight_decay: bool = False,
+                 **options: Any) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize, **options)
+        if decoupled_weight_decay:
+            for each in (self.defaults, *self.param_groups):
+                each.setdefault("decoupled_weight_decay", True)
 
 
 class OffloadedAdagrad(OffloadedOptimizer):
@@ -135,7 +133,7 @@ class OffloadedSGD(OffloadedOptimizer):
     def __init__(self, params: Params, lr: float = 1e-3, momentum: float = 0.0,
                  dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
                  **options: Any) -> None:
-        _refuse(dampening=dampening, nesterov=nesterov)
+        refuse(dampening=dampening, nesterov=nesterov)
         if not 0 <= momentum < 1:
             raise InvalidArgumentError(f"momentum is {momentum}; it is from 0 to below 1")
         self._without_momentum: set[int] = set()
