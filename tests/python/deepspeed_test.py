@@ -171,14 +171,15 @@ def test_without_a_limit_nothing_is_clipped_and_a_clip_of_torch_is_refused(tmp_p
             engine.step()
 
 
-def make_with_a_client_optimizer(limit=None, **more):
+def make_with_a_client_optimizer(limit=None, sections=None, groups=None, **more):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+              **(sections or {})}
     if limit is not None:
         config["gradient_clipping"] = limit
-    optimizer = OffloadedAdamW(model.parameters(), lr=1e-2, weight_decay=0.1,
-                               accumulation_steps=2, **more)
+    optimizer = OffloadedAdamW(model.parameters() if groups is None else groups(model), lr=1e-2,
+                               weight_decay=0.1, accumulation_steps=2, **more)
     return initialize(model=model, optimizer=optimizer, config=config)[0]
 
 
@@ -194,6 +195,41 @@ def test_gradients_of_a_client_optimizer_are_clipped_as_the_configuration_says()
     assert not is_close(plain(all_of, clip=0.05), plain(all_of))
     with pytest.raises(spillway.InvalidArgumentError, match="gradient_clipping is 0.05.*is 1.0"):
         make_with_a_client_optimizer(0.05, max_norm=1.0)
+
+
+def test_what_the_configuration_says_of_another_optimizer_is_refused(tmp_path):
+    (tmp_path / "other").mkdir()
+
+    def at(folder):
+        return {"zero_optimization": {"stage": 2, "offload_optimizer": {
+            "device": "nvme", "nvme_path": str(folder)}}}
+
+    for sections, words in (
+            (adamw(), "the section optimizer would make another"),
+            (at(tmp_path), "nvme_path is .*, and nvme of optimizer= none"),
+            ({"bf16": {"enabled": True}, "spillway": {"state_format": "split"}},
+             "state_format is split, and .* fp32"),
+            ({"spillway": {"seed": 3, "threads": 2}}, "threads is 2, .* 0; spillway.seed is 3, .*1234")):
+        with pytest.raises(spillway.InvalidArgumentError, match=f"{words}.*Leave one"):
+            make_with_a_client_optimizer(sections=sections)
+    with pytest.raises(spillway.InvalidArgumentError, match="nvme_path is .*other, and nvme"):
+        make_with_a_client_optimizer(sections=at(tmp_path / "other"), nvme=[tmp_path])
+    same = {**at(tmp_path), "spillway": {"state_format": "fp32", "seed": 3}}
+    engine = make_with_a_client_optimizer(sections=same, nvme=tmp_path, seed=3)
+    assert is_close(train(engine, range(6)), plain(all_of))
+
+
+def test_a_schedule_is_that_of_the_rate_of_a_client_optimizer():
+    constant = {"scheduler": {"type": "Constant"}}
+    engine = make_with_a_client_optimizer(sections=constant)
+    assert is_close(train(engine, range(6)), plain(all_of))
+    assert engine.get_lr() == [1e-2]
+
+    def groups(model):
+        return [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 1e-3}]
+
+    with pytest.raises(spillway.InvalidArgumentError, match=r"rates \[0.001, 0.01\].*lr_sched"):
+        make_with_a_client_optimizer(sections=constant, groups=groups)
 
 
 @pytest.mark.parametrize("section, words", [

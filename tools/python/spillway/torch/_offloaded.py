@@ -114,6 +114,7 @@ class OffloadedOptimizer(WithSteps):
             "missing": missing, "threads": threads, "seed": seed,
             "host_memory": None if host_memory is None else str(host_memory), "isa": isa,
             "gradient_memory": None if gradient_memory is None else str(gradient_memory)}
+        self._given = dict(self._options)
         self._lifetime = Lifetime(self)
         self._options["nvme"] = self._lifetime.folders = own_folders(self._options["nvme"])
         self._places: dict[torch.Tensor, tuple[Shard | Partition, int]] = {}
@@ -128,6 +129,10 @@ class OffloadedOptimizer(WithSteps):
         self._register()
         if deferred is not None:
             self._wait_before_forward(deferred)
+
+    def options(self) -> dict[str, Any]:
+        """Returns what it was made with, for its trainers."""
+        return dict(self._given)
 
     # Deferred updates.
 

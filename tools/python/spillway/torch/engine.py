@@ -15,6 +15,7 @@ from spillway._unused import check_unused
 from spillway.errors import InvalidArgumentError, NotSupportedError
 from spillway.torch import _engine_checkpoint
 from spillway.torch._alone import ONE_PROCESS, check_alone, check_unwrapped
+from spillway.torch._engine_client import check_client, clip, with_rate_of
 from spillway.torch._loss_scaling import LossScaling
 from spillway.torch._offloaded import OffloadedOptimizer
 from spillway.torch.optimizers import (
@@ -81,6 +82,10 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     text, origin = text_of(config)
     configuration = native.Configuration(text, origin)
     document = parsed(text)
+    if optimizer is not None:
+        check_client(optimizer, document, configuration.nvme)
+        if lr_scheduler is None and "scheduler" in document:
+            configuration = with_rate_of(optimizer, document, origin)
     if section_of(document, "spillway").get("decay") == "matrices":
         raise NotSupportedError(
             "spillway.decay is matrices, and the engine decays by the groups of model_parameters: "
@@ -98,12 +103,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         parameters = model.named_parameters() if model_parameters is None else model_parameters
         optimizer = _optimizer(configuration, parameters, limit,
                                section_of(document, "spillway").get("isa"))
-    elif not isinstance(optimizer, OffloadedOptimizer):
-        raise InvalidArgumentError(
-            f"optimizer is a {type(optimizer).__name__}; make one of spillway.torch, or leave it "
-            "to the configuration")
     else:
-        _clip(optimizer, limit)
+        clip(optimizer, limit)
     if callable(lr_scheduler):
         lr_scheduler = lr_scheduler(optimizer)
     if lr_scheduler is None and "scheduler" in document:
@@ -112,15 +113,6 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         training_data, batch_size=configuration.micro_batch, shuffle=True, collate_fn=collate_fn)
     return Engine(model, optimizer, lr_scheduler, loader, configuration), optimizer, loader, \
         lr_scheduler
-
-
-def _clip(optimizer: OffloadedOptimizer, limit: float) -> None:
-    """Makes the program's own optimizer clip. Raises where it clips to another norm."""
-    if limit and optimizer.max_norm not in (0, limit):
-        raise InvalidArgumentError(
-            f"gradient_clipping is {limit}, and max_norm of the optimizer is {optimizer.max_norm}: "
-            "leave one of the two out")
-    optimizer.max_norm = limit or optimizer.max_norm
 
 
 def _optimizer(configuration: Any, parameters: Iterable[Any], max_norm: float,
