@@ -171,6 +171,23 @@ def test_without_a_limit_nothing_is_clipped_and_a_clip_of_torch_is_refused(tmp_p
             engine.step()
 
 
+def test_a_clip_of_torch_beside_that_of_the_configuration_is_refused(tmp_path):
+    """DeepSpeed ignores it with ZeRO, and clips twice without."""
+    engine = make(tmp_path, **{**adamw(), "gradient_clipping": 0.5})
+    train(engine, range(1))
+    before = [parameter.detach().clone() for parameter in engine.module.parameters()]
+    engine.backward(engine(torch.ones(4, 8)).pow(2).mean())
+    torch.nn.utils.clip_grad_norm_(engine.parameters(), 0.05)
+    with pytest.raises(spillway.NotSupportedError, match="gradient_clipping clips each step to 0"):
+        engine.step()
+    assert is_close(before, engine.module.parameters())
+    engine.zero_grad()
+    for _ in range(2):
+        engine.backward(engine(torch.ones(4, 8)).pow(2).mean())
+        engine.step()
+    assert not is_close(before, engine.module.parameters())
+
+
 def make_with_a_client_optimizer(limit=None, sections=None, groups=None, **more):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
@@ -209,7 +226,8 @@ def test_what_the_configuration_says_of_another_optimizer_is_refused(tmp_path):
             (at(tmp_path), "nvme_path is .*, and nvme of optimizer= none"),
             ({"bf16": {"enabled": True}, "spillway": {"state_format": "split"}},
              "state_format is split, and .* fp32"),
-            ({"spillway": {"seed": 3, "threads": 2}}, "threads is 2, .* 0; spillway.seed is 3, .*1234")):
+            ({"spillway": {"seed": 3, "threads": 2}},
+             "threads is 2, .* 0; spillway.seed is 3, .*1234")):
         with pytest.raises(spillway.InvalidArgumentError, match=f"{words}.*Leave one"):
             make_with_a_client_optimizer(sections=sections)
     with pytest.raises(spillway.InvalidArgumentError, match="nvme_path is .*other, and nvme"):

@@ -49,6 +49,10 @@ class Uses:
         for found_inf, _ in self._unscaled:
             found_inf.fill_(0.0 if finite else 1.0)
 
+    def first_read(self) -> str | None:
+        """The name of the parameter whose gradient was read first in this step, if one was."""
+        return None if self._read is None else self._read[0]
+
     def check(self, clips: bool) -> None:
         """Raises if a clip or another change was meant that the update would not have; `clips`:
         one was asked for that it has."""

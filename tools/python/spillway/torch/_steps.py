@@ -127,6 +127,17 @@ class WithSteps(WithRegistration):
         self._clip_next = max_norm
         return torch.tensor(norm)
 
+    def check_clips_alone(self, said_by: str, norm: str) -> None:
+        """Raises if a gradient was read, as by a clip of torch, beside the clip of each step that
+        `said_by` asks for; `norm` is where its norm is found."""
+        name = self._uses.first_read()
+        if name is not None and self.max_norm > 0 and self._clip_next is None:
+            raise NotSupportedError(
+                f"the gradient of {name} was read, as torch.nn.utils.clip_grad_norm_ does, after "
+                "the backward pass had handed it to the optimizer: that clipped nothing, and "
+                f"{said_by} clips each step to {self.max_norm}. Leave the call out, or set the "
+                f"limit to its; {norm} is the norm, and zero_grad() forgets this step")
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients since the last step. They are gone either way, so that
         `set_to_none=False` is refused unless parameters without one count as having zeros."""

@@ -221,6 +221,7 @@ class Engine(torch.nn.Module):
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Counts a micro-batch; after the last one of a step, updates. `lr_kwargs` are
         arguments of the scheduler's step."""
+        self.optimizer.check_clips_alone("gradient_clipping", "engine.get_global_grad_norm()")
         self._loss_scaling.end_pass()
         if self.is_gradient_accumulation_boundary():
             skipped = self.optimizer.skipped_steps
