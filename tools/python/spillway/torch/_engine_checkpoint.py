@@ -5,16 +5,14 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from spillway._files import written_whole
 from spillway._paths import Path, path_of
 from spillway.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from spillway.torch.engine import Engine
+from spillway.torch._offloaded import OffloadedOptimizer
 
 _LATEST = "latest"
 _MODEL, _OPTIMIZER, _ENGINE = "model.pt", "optimizer", "engine.pt"
@@ -35,7 +33,7 @@ def _write(document: Mapping[str, Any], path: str) -> None:
         torch.save(document, file)
 
 
-def save(engine: Engine, save_dir: Path, tag: Any, client_state: Mapping[str, Any] | None,
+def _save(engine: WithCheckpoints, save_dir: Path, tag: Any, client_state: Mapping[str, Any] | None,
          save_latest: bool, exclude_frozen_parameters: bool) -> None:
     """Writes SAVE_DIR/TAG, which replaces one that is there once it is whole, and then `latest`."""
     directory = path_of(save_dir, "save_dir")
@@ -62,7 +60,7 @@ def save(engine: Engine, save_dir: Path, tag: Any, client_state: Mapping[str, An
         part.replace(part.with_name(_LATEST))
 
 
-def find(load_dir: Path, tag: Any) -> str | None:
+def _find(load_dir: Path, tag: Any) -> str | None:
     """Returns the folder of a checkpoint, or None where there is none and no tag is given."""
     directory = path_of(load_dir, "load_dir")
     latest = pathlib.Path(directory) / _LATEST
@@ -79,7 +77,7 @@ def find(load_dir: Path, tag: Any) -> str | None:
     return folder
 
 
-def load(engine: Engine, folder: str, *, strict: bool, optimizer: bool, schedule: bool,
+def _load(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer: bool, schedule: bool,
          module_only: bool, load_model: Callable[..., Any] | None) -> dict[str, Any]:
     """Takes what was saved in a folder; returns its `client_state`."""
     # What the program has given as client_state is any object.
@@ -103,3 +101,73 @@ def load(engine: Engine, folder: str, *, strict: bool, optimizer: bool, schedule
             engine.lr_scheduler.load_state_dict(saved["schedule"])
         engine.take_counts(saved)
     return saved["client_state"]
+
+
+class WithCheckpoints(torch.nn.Module):
+    """An engine that saves and loads its model, its optimizer's state and its counts."""
+
+    module: torch.nn.Module
+    optimizer: OffloadedOptimizer
+    lr_scheduler: Any
+    micro_steps: int
+    global_steps: int
+    skipped_steps: int
+    _configuration: Any
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients of the step that is under way."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches of a step."""
+        return self._configuration.accumulation_steps
+
+    def counts(self) -> dict[str, Any]:
+        """What a checkpoint has beside the model and the optimizer's state."""
+        with self.optimizer.state_left_out():
+            groups = self.optimizer.state_dict()
+        schedule = self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None
+        return {"groups": groups, "schedule": schedule,
+                "global_steps": self.global_steps, "skipped_steps": self.skipped_steps,
+                "scale": self._configuration.scale_state}
+
+    def take_counts(self, saved: Mapping[str, Any]) -> None:
+        """Counts on from there. A step that was under way begins again: a checkpoint has no
+        gradients."""
+        self.global_steps = saved["global_steps"]
+        self.micro_steps = self.global_steps * self.gradient_accumulation_steps()
+        self.skipped_steps = saved["skipped_steps"]
+        self._configuration.scale_state = saved["scale"]
+
+    def save_checkpoint(self, save_dir: Path, tag: Any = None,
+                        client_state: Mapping[str, Any] | None = None, save_latest: bool = True,
+                        exclude_frozen_parameters: bool = False) -> bool:
+        """Writes SAVE_DIR/TAG: the model, the optimizer's state block by block, and `client_state`.
+
+        A checkpoint of this tag is replaced once the new one is whole. Then the file `latest` names
+        it, unless `save_latest` is False. With `exclude_frozen_parameters` the model is saved
+        without parameters that need no gradient; load it with `load_module_strict=False`.
+        """
+        _save(self, save_dir, tag, client_state, save_latest,
+                                exclude_frozen_parameters)
+        return True
+
+    def load_checkpoint(self, load_dir: Path, tag: Any = None, load_module_strict: bool = True,
+                        load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True,
+                        load_module_only: bool = False,
+                        custom_load_fn: Callable[..., Any] | None = None,
+                        ) -> tuple[str | None, dict[str, Any] | None]:
+        """Goes on from LOAD_DIR/TAG, by default the latest; returns its path and `client_state`, or
+        (None, None) where there is no checkpoint.
+
+        With `load_module_only` only the model is loaded, and with `load_optimizer_states=False`
+        masters become the model's values and moments stay. `custom_load_fn(src=, dst=)` brings a
+        state dict into the model in place of its `load_state_dict`.
+        """
+        folder = _find(load_dir, tag)
+        if folder is None:
+            return None, None
+        return folder, _load(
+            self, folder, strict=load_module_strict, optimizer=load_optimizer_states,
+            schedule=load_lr_scheduler_states, module_only=load_module_only,
+            load_model=custom_load_fn)

@@ -13,8 +13,8 @@ from spillway._load import native
 from spillway._paths import Path, existing_folders
 from spillway._unused import check_unused
 from spillway.errors import InvalidArgumentError, NotSupportedError
-from spillway.torch import _engine_checkpoint
 from spillway.torch._alone import ONE_PROCESS, check_alone, check_unwrapped
+from spillway.torch._engine_checkpoint import WithCheckpoints
 from spillway.torch._engine_client import check_client, clip, with_rate_of
 from spillway.torch._loss_scaling import LossScaling
 from spillway.torch._offloaded import OffloadedOptimizer
@@ -176,7 +176,7 @@ class Schedule:
         self._apply()
 
 
-class Engine(torch.nn.Module):
+class Engine(WithCheckpoints):
     """Wraps a model as DeepSpeed's engine does: `engine(x)`, `engine.backward(loss)`,
     `engine.step()`. Losses are divided by the number of micro-batches of a step; `step` updates
     after the last of them. `loss.backward()` does the same, but with fp16, where it is
@@ -234,10 +234,6 @@ class Engine(torch.nn.Module):
                 self.lr_scheduler.step(**(lr_kwargs or {}))
         self.micro_steps += 1
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients of the step that is under way."""
-        self.optimizer.zero_grad(set_to_none)
-
     @property
     def loss_scale(self) -> float:
         """What losses are multiplied by: 1 but with fp16."""
@@ -251,10 +247,6 @@ class Engine(torch.nn.Module):
         """The norm of the last step, before clipping."""
         return self.optimizer.grad_norm
 
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-batches of a step."""
-        return self._configuration.accumulation_steps
-
     def train_micro_batch_size_per_gpu(self) -> int:
         """Examples of a micro-batch."""
         return self._configuration.micro_batch
@@ -262,53 +254,3 @@ class Engine(torch.nn.Module):
     def train_batch_size(self) -> int:
         """Examples of a step."""
         return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps()
-
-    def counts(self) -> dict[str, Any]:
-        """What a checkpoint has beside the model and the optimizer's state."""
-        with self.optimizer.state_left_out():
-            groups = self.optimizer.state_dict()
-        schedule = self.lr_scheduler.state_dict() if self.lr_scheduler is not None else None
-        return {"groups": groups, "schedule": schedule,
-                "global_steps": self.global_steps, "skipped_steps": self.skipped_steps,
-                "scale": self._configuration.scale_state}
-
-    def take_counts(self, saved: Mapping[str, Any]) -> None:
-        """Counts on from there. A step that was under way begins again: a checkpoint has no
-        gradients."""
-        self.global_steps = saved["global_steps"]
-        self.micro_steps = self.global_steps * self.gradient_accumulation_steps()
-        self.skipped_steps = saved["skipped_steps"]
-        self._configuration.scale_state = saved["scale"]
-
-    def save_checkpoint(self, save_dir: Path, tag: Any = None,
-                        client_state: Mapping[str, Any] | None = None, save_latest: bool = True,
-                        exclude_frozen_parameters: bool = False) -> bool:
-        """Writes SAVE_DIR/TAG: the model, the optimizer's state block by block, and `client_state`.
-
-        A checkpoint of this tag is replaced once the new one is whole. Then the file `latest` names
-        it, unless `save_latest` is False. With `exclude_frozen_parameters` the model is saved
-        without parameters that need no gradient; load it with `load_module_strict=False`.
-        """
-        _engine_checkpoint.save(self, save_dir, tag, client_state, save_latest,
-                                exclude_frozen_parameters)
-        return True
-
-    def load_checkpoint(self, load_dir: Path, tag: Any = None, load_module_strict: bool = True,
-                        load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True,
-                        load_module_only: bool = False,
-                        custom_load_fn: Callable[..., Any] | None = None,
-                        ) -> tuple[str | None, dict[str, Any] | None]:
-        """Goes on from LOAD_DIR/TAG, by default the latest; returns its path and `client_state`, or
-        (None, None) where there is no checkpoint.
-
-        With `load_module_only` only the model is loaded, and with `load_optimizer_states=False`
-        masters become the model's values and moments stay. `custom_load_fn(src=, dst=)` brings a
-        state dict into the model in place of its `load_state_dict`.
-        """
-        folder = _engine_checkpoint.find(load_dir, tag)
-        if folder is None:
-            return None, None
-        return folder, _engine_checkpoint.load(
-            self, folder, strict=load_module_strict, optimizer=load_optimizer_states,
-            schedule=load_lr_scheduler_states, module_only=load_module_only,
-            load_model=custom_load_fn)
