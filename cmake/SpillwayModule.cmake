@@ -20,6 +20,8 @@ target_compile_features(spillway_flags INTERFACE cxx_std_20)
 target_compile_options(spillway_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
   -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wnon-virtual-dtor
   $<$<BOOL:${SPILLWAY_WERROR}>:-Werror>
+  # What runtime/base/mutex.hpp annotates.
+  $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
   # Exactness: the compiler must not fuse a multiply and an add that the source keeps apart.
   -ffp-contract=off -fno-math-errno
   # Reproducible: no path of the checkout, so that two checkouts give the same bytes.

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,6 +13,7 @@
 #include "cpu_adam/detail/arena.hpp"
 #include "cpu_adam/detail/worker_nodes.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/base/simd/flush_denormals.hpp"
 #include "runtime/base/thread.hpp"
 #include "runtime/base/topology.hpp"
@@ -52,7 +51,7 @@ class WorkerPool::Implementation {
 
   ~Implementation() {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       stopping_ = true;
     }
     submitted_changed_.notify_one();
@@ -60,8 +59,8 @@ class WorkerPool::Implementation {
   }
 
   std::uint32_t submit(InlineTask task) {
-    std::unique_lock lock(mutex_);
-    finished_changed_.wait(lock, [this] { return submitted_ - finished_ < ring_.size(); });
+    Lock lock(mutex_);
+    while (submitted_ - finished_ >= ring_.size()) finished_changed_.wait(lock);
     Entry& entry = entry_of(submitted_);
     if (entry.error != nullptr) std::rethrow_exception(entry.error);
     entry.task = task;
@@ -72,13 +71,13 @@ class WorkerPool::Implementation {
   }
 
   bool ready(std::uint32_t number) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return is_finished(number);
   }
 
   void finish(std::uint32_t number) {
-    std::unique_lock lock(mutex_);
-    finished_changed_.wait(lock, [this, number] { return is_finished(number); });
+    Lock lock(mutex_);
+    while (!is_finished(number)) finished_changed_.wait(lock);
     Entry& entry = entry_of(number);
     // The entry may belong to a later task by now, but then this one did not fail.
     if (entry.error == nullptr || entry.failed != number) return;
@@ -150,16 +149,19 @@ class WorkerPool::Implementation {
     }
   };
 
-  Entry& entry_of(std::uint32_t number) { return ring_[number % ring_.size()]; }
-  [[nodiscard]] bool is_finished(std::uint32_t number) const {
+  /// The dispatcher runs an entry's task without the lock: nobody else uses the entry meanwhile.
+  Entry& entry_of(std::uint32_t number) SPILLWAY_REQUIRES(mutex_) {
+    return ring_[number % ring_.size()];
+  }
+  [[nodiscard]] bool is_finished(std::uint32_t number) const SPILLWAY_REQUIRES(mutex_) {
     return static_cast<std::int32_t>(finished_ - number) > 0;
   }
 
   void run_tasks() {
     dispatcher_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     while (true) {
-      submitted_changed_.wait(lock, [this] { return stopping_ || submitted_ != finished_; });
+      while (!stopping_ && submitted_ == finished_) submitted_changed_.wait(lock);
       if (submitted_ == finished_) return;
       Entry& entry = entry_of(finished_);
       lock.unlock();
@@ -184,14 +186,13 @@ class WorkerPool::Implementation {
   const std::size_t threads_;
   WakeSignal* const wake_;
 
-  std::mutex mutex_;
-  std::condition_variable submitted_changed_;
-  std::condition_variable finished_changed_;
-  // Guarded by mutex_, but that the dispatcher runs an entry's task without it.
-  std::vector<Entry> ring_;
-  std::uint32_t submitted_ = 0;
-  std::uint32_t finished_ = 0;
-  bool stopping_ = false;
+  Mutex mutex_;
+  Condition submitted_changed_;
+  Condition finished_changed_;
+  std::vector<Entry> ring_ SPILLWAY_GUARDED_BY(mutex_);
+  std::uint32_t submitted_ SPILLWAY_GUARDED_BY(mutex_) = 0;
+  std::uint32_t finished_ SPILLWAY_GUARDED_BY(mutex_) = 0;
+  bool stopping_ SPILLWAY_GUARDED_BY(mutex_) = false;
 
   std::atomic<std::thread::id> dispatcher_id_;
   detail::Arena arena_;

@@ -26,8 +26,8 @@ Progress::Progress(const Communicator::MakeTransport& make, const CommunicatorOp
     : options_(options),
       ring_(std::bit_ceil(std::max<std::size_t>(options.depth, 1))),
       thread_(start_thread("comm", [this, &make] { run(make); })) {
-  std::unique_lock lock(mutex_);
-  finished_changed_.wait(lock, [this] { return transfers_ != nullptr || failure_ != nullptr; });
+  Lock lock(mutex_);
+  while (transfers_ == nullptr && failure_ == nullptr) finished_changed_.wait(lock);
   if (transfers_ != nullptr) return;
   const std::exception_ptr failure = failure_;
   lock.unlock();
@@ -37,7 +37,7 @@ Progress::Progress(const Communicator::MakeTransport& make, const CommunicatorOp
 
 Progress::~Progress() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stopping_ = true;
   }
   submitted_changed_.notify_one();
@@ -45,15 +45,15 @@ Progress::~Progress() {
 }
 
 Collectives& Progress::add_subgroup(const Members& of, std::span<const Rank> some) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (failure_ != nullptr) std::rethrow_exception(failure_);
   return *groups_.emplace_back(
       std::make_unique<Collectives>(*transfers_, of.subgroup(some), options_));
 }
 
 Ticket Progress::submit(Collectives& group, const Call& call) {
-  std::unique_lock lock(mutex_);
-  finished_changed_.wait(lock, [this] { return submitted_ - finished_ < ring_.size(); });
+  Lock lock(mutex_);
+  while (submitted_ - finished_ >= ring_.size()) finished_changed_.wait(lock);
   const std::uint32_t number = submitted_++;
   ring_[number % ring_.size()] = {&group, call};
   if (failure_ != nullptr) finished_ = submitted_;
@@ -63,12 +63,12 @@ Ticket Progress::submit(Collectives& group, const Call& call) {
 }
 
 void Progress::wake_with(WakeSignal* wake) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   wake_ = wake;
 }
 
 void Progress::abandon(std::string_view reason) noexcept {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   if (failure_ != nullptr || abandoned_) return;
   abandoned_ = true;
   try {
@@ -77,30 +77,30 @@ void Progress::abandon(std::string_view reason) noexcept {
   }
   transfers_->stop();
   submitted_changed_.notify_one();
-  finished_changed_.wait(lock, [this] { return failure_ != nullptr; });
+  while (failure_ == nullptr) finished_changed_.wait(lock);
 }
 
 void Progress::begin_work() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     ++works_;
   }
   submitted_changed_.notify_one();
 }
 
 void Progress::end_work() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   --works_;
 }
 
 bool Progress::ready(std::uint32_t number) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return is_finished(number);
 }
 
 void Progress::finish(std::uint32_t number) {
-  std::unique_lock lock(mutex_);
-  finished_changed_.wait(lock, [this, number] { return is_finished(number); });
+  Lock lock(mutex_);
+  while (!is_finished(number)) finished_changed_.wait(lock);
   if (failure_ == nullptr || static_cast<std::int32_t>(number - failed_) < 0) return;
   const std::exception_ptr failure = failure_;
   lock.unlock();
@@ -111,13 +111,15 @@ bool Progress::is_finished(std::uint32_t number) const {
   return static_cast<std::int32_t>(finished_ - number) > 0;
 }
 
+bool Progress::is_wanted() const { return stopping_ || abandoned_ || submitted_ != finished_; }
+
 void Progress::run(const Communicator::MakeTransport& make) {
   ::pthread_setname_np(::pthread_self(), "comm");
   try {
     const std::unique_ptr<Transport> transport = make();
     Transfers transfers(*transport, std::chrono::milliseconds{options_.timeout_ms});
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       groups_.push_back(std::make_unique<Collectives>(
           transfers, Members(transport->rank(), transport->ranks()), options_));
       transfers_ = &transfers;
@@ -140,7 +142,7 @@ void Progress::run_calls(Transport& transport) {
   while (next(transport, entry)) {
     entry.group->run(entry.call);
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       ++finished_;
       if (wake_ != nullptr) wake_->notify();
     }
@@ -149,17 +151,20 @@ void Progress::run_calls(Transport& transport) {
 }
 
 bool Progress::next(Transport& transport, Entry& entry) {
-  std::unique_lock lock(mutex_);
-  const auto is_wanted = [this] { return stopping_ || abandoned_ || submitted_ != finished_; };
+  Lock lock(mutex_);
   const auto often = std::min(kWorkInterval, std::chrono::milliseconds{options_.timeout_ms} / 4);
   while (!is_wanted()) {
     if (works_ == 0) {
       submitted_changed_.wait(lock);
-    } else if (!submitted_changed_.wait_for(lock, often, is_wanted) && works_ > 0) {
-      lock.unlock();
-      transport.tell_at_work();
-      lock.lock();
+      continue;
     }
+    const auto due = std::chrono::steady_clock::now() + often;
+    bool late = false;
+    while (!is_wanted() && !late) late = submitted_changed_.wait_until(lock, due);
+    if (is_wanted() || works_ == 0) continue;
+    lock.unlock();
+    transport.tell_at_work();
+    lock.lock();
   }
   check(!abandoned_, ErrorCode::device_error, reason_);
   if (submitted_ == finished_) return false;
@@ -170,10 +175,10 @@ bool Progress::next(Transport& transport, Entry& entry) {
 void Progress::give_up(Transport& transport, ErrorCode code, std::string_view reason) {
   std::exception_ptr failure = std::current_exception();
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (abandoned_) {
       code = ErrorCode::device_error;
-      reason = reason_;
+      reason = reason_;  // which nobody changes any more
       failure = std::make_exception_ptr(
           Error(code, fmt::format("this rank has abandoned the group: {}", reason_)));
     }
@@ -184,7 +189,7 @@ void Progress::give_up(Transport& transport, ErrorCode code, std::string_view re
 
 void Progress::end(std::exception_ptr failure) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     failure_ = std::move(failure);
     failed_ = finished_;
     finished_ = submitted_;

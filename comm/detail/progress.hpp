@@ -4,12 +4,10 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -19,6 +17,7 @@
 #include "comm/detail/call.hpp"
 #include "comm/detail/members.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/base/ticket.hpp"
 
 namespace spillway::comm::detail {
@@ -70,27 +69,35 @@ class Progress final : public TicketSource {
   [[nodiscard]] bool next(Transport& transport, Entry& entry);
   /// Informs the other ranks, and ends all present and future calls with the current exception.
   void give_up(Transport& transport, ErrorCode code, std::string_view reason);
-  void end(std::exception_ptr failure);
-  [[nodiscard]] bool is_finished(std::uint32_t number) const;
+  void end(std::exception_ptr failure) SPILLWAY_EXCLUDES(mutex_);
+  [[nodiscard]] bool is_finished(std::uint32_t number) const SPILLWAY_REQUIRES(mutex_);
+  /// Returns whether there is a call to run, or a reason to run no more.
+  [[nodiscard]] bool is_wanted() const SPILLWAY_REQUIRES(mutex_);
 
   const CommunicatorOptions options_;
+  // The first is of all ranks: the thread makes it before the constructor returns. From then on
+  // they are the control thread's.
+  std::vector<std::unique_ptr<Collectives>> groups_;
 
-  std::mutex mutex_;
-  std::condition_variable submitted_changed_;  // the thread waits for it
-  std::condition_variable finished_changed_;   // the control thread does
-  // Guarded by mutex_.
-  std::vector<Entry> ring_;
-  std::uint32_t submitted_ = 0;
-  std::uint32_t finished_ = 0;
-  std::uint32_t failed_ = 0;        // the first call that failed, if there is a failure
-  std::exception_ptr failure_;      // also that of making the transport
-  std::string reason_;              // why this rank has abandoned the group
-  Transfers* transfers_ = nullptr;  // null before the transport lives; of no use after a failure
-  std::vector<std::unique_ptr<Collectives>> groups_;  // the first is of all ranks
-  WakeSignal* wake_ = nullptr;
-  bool stopping_ = false;
-  bool abandoned_ = false;
-  std::uint32_t works_ = 0;  // of the control thread: one within the other
+  Mutex mutex_;
+  Condition submitted_changed_;  // the thread waits for it
+  Condition finished_changed_;   // the control thread does
+  std::vector<Entry> ring_ SPILLWAY_GUARDED_BY(mutex_);
+  std::uint32_t submitted_ SPILLWAY_GUARDED_BY(mutex_) = 0;
+  std::uint32_t finished_ SPILLWAY_GUARDED_BY(mutex_) = 0;
+  // The first call that failed, if there is a failure.
+  std::uint32_t failed_ SPILLWAY_GUARDED_BY(mutex_) = 0;
+  // Also that of making the transport.
+  std::exception_ptr failure_ SPILLWAY_GUARDED_BY(mutex_);
+  // Why this rank has abandoned the group.
+  std::string reason_ SPILLWAY_GUARDED_BY(mutex_);
+  // Null before the transport lives; of no use after a failure.
+  Transfers* transfers_ SPILLWAY_GUARDED_BY(mutex_) = nullptr;
+  WakeSignal* wake_ SPILLWAY_GUARDED_BY(mutex_) = nullptr;
+  bool stopping_ SPILLWAY_GUARDED_BY(mutex_) = false;
+  bool abandoned_ SPILLWAY_GUARDED_BY(mutex_) = false;
+  // Works of the control thread: one within the other.
+  std::uint32_t works_ SPILLWAY_GUARDED_BY(mutex_) = 0;
 
   std::thread thread_;  // last: it uses all of the above
 };

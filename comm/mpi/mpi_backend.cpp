@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
-#include <mutex>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -16,6 +14,7 @@
 #include "comm/detail/silence.hpp"
 #include "comm/mpi/plugin.hpp"
 #include "runtime/base/log.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/base/shared_library.hpp"
 #include "runtime/base/thread.hpp"
 
@@ -48,7 +47,7 @@ class StartWatch {
   StartWatch& operator=(const StartWatch&) = delete;
   ~StartWatch() {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       over_ = true;
     }
     changed_.notify_one();
@@ -58,10 +57,11 @@ class StartWatch {
  private:
   void watch(std::chrono::milliseconds limit) {
     const auto begin = std::chrono::steady_clock::now();
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     for (std::chrono::milliseconds next = kSilence;; next *= 2) {
-      if (changed_.wait_until(lock, begin + std::min(next, limit), [this] { return over_; }))
-        return;
+      bool late = false;
+      while (!over_ && !late) late = changed_.wait_until(lock, begin + std::min(next, limit));
+      if (over_) return;
       if (next >= limit) break;
       log_warning("MPI has not started for {} s: it waits for every process of the launcher",
                   next / std::chrono::seconds(1));
@@ -73,9 +73,9 @@ class StartWatch {
     std::_Exit(EXIT_FAILURE);
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
+  Mutex mutex_;
+  Condition changed_;
+  bool over_ SPILLWAY_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

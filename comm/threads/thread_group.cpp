@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "comm/threads/detail/thread_transport.hpp"
 #include "runtime/base/error.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace spillway::comm {
 
@@ -42,20 +42,20 @@ class ThreadGroup::Shared {
   }
 
   void rethrow_cause() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (cause_ != nullptr) std::rethrow_exception(cause_);
   }
 
  private:
   void keep_cause() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (cause_ == nullptr) cause_ = std::current_exception();
   }
 
   const CommunicatorOptions options_;
   detail::Meeting meeting_;
-  std::mutex mutex_;
-  std::exception_ptr cause_;  // guarded by mutex_
+  Mutex mutex_;
+  std::exception_ptr cause_ SPILLWAY_GUARDED_BY(mutex_);
 };
 
 ThreadGroup::ThreadGroup(std::uint32_t ranks, const ThreadGroupOptions& options) {

@@ -14,7 +14,7 @@ HeldResults::HeldResults(std::size_t capacity, WakeSignal* wake) : wake_(wake) {
 HeldResults::~HeldResults() {
   if (!timer_.joinable()) return;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_one();
@@ -46,7 +46,7 @@ void HeldResults::wait_for_first() const { std::this_thread::sleep_until(held_.b
 void HeldResults::schedule() {
   if (wake_ == nullptr) return;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     next_ = held_.empty() ? std::nullopt : std::optional(held_.back().due);
   }
   if (!timer_.joinable() && !held_.empty()) timer_ = start_thread("results", [this] { run(); });
@@ -54,7 +54,7 @@ void HeldResults::schedule() {
 }
 
 void HeldResults::run() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (!stopping_) {
     if (!next_) {
       changed_.wait(lock);

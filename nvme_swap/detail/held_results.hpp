@@ -3,15 +3,14 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <thread>
 #include <vector>
 
 #include "nvme_swap/io_engine.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/base/wake_signal.hpp"
 
 namespace spillway::nvme_swap::detail {
@@ -38,18 +37,18 @@ class HeldResults {
     Clock::time_point due;
   };
 
-  void schedule();
-  void run();
+  void schedule() SPILLWAY_EXCLUDES(mutex_);
+  void run() SPILLWAY_EXCLUDES(mutex_);
 
   // Control thread.
   WakeSignal* const wake_;
   std::vector<Held> held_;  // the first due is last
   std::thread timer_;
-  // Guarded by mutex_.
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<Clock::time_point> next_;
-  bool stopping_ = false;
+
+  Mutex mutex_;
+  Condition changed_;
+  std::optional<Clock::time_point> next_ SPILLWAY_GUARDED_BY(mutex_);
+  bool stopping_ SPILLWAY_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace spillway::nvme_swap::detail

@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/base/thread.hpp"
 
 namespace spillway::nvme_swap::detail {
@@ -91,7 +90,7 @@ class PosixEngine final : public IoEngine {
             "an I/O request names a file that the engine was not given");
     }
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       for (const IoRequest& request : requests.first(taken)) requests_.push(request);
     }
     in_flight_ += taken;
@@ -106,7 +105,7 @@ class PosixEngine final : public IoEngine {
   [[nodiscard]] std::size_t poll(std::span<IoResult> results) override {
     if (in_flight_ == 0) return 0;
     std::size_t count = 0;
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     while (count < results.size() && !results_.empty()) results[count++] = results_.pop();
     in_flight_ -= count;
     return count;
@@ -114,15 +113,15 @@ class PosixEngine final : public IoEngine {
 
   void wait() override {
     if (in_flight_ == 0) return;
-    std::unique_lock lock(mutex_);
-    result_available_.wait(lock, [this] { return !results_.empty(); });
+    Lock lock(mutex_);
+    while (results_.empty()) result_available_.wait(lock);
   }
 
  private:
   void work() {
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     for (;;) {
-      work_available_.wait(lock, [this] { return stopping_ || !requests_.empty(); });
+      while (!stopping_ && requests_.empty()) work_available_.wait(lock);
       if (requests_.empty()) return;
       const IoRequest request = requests_.pop();
       lock.unlock();
@@ -137,7 +136,7 @@ class PosixEngine final : public IoEngine {
   /// Workers finish the queued requests before they end.
   void stop() noexcept {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       stopping_ = true;
     }
     work_available_.notify_all();
@@ -150,13 +149,13 @@ class PosixEngine final : public IoEngine {
   // Control thread.
   std::size_t in_flight_ = 0;
   std::vector<std::thread> workers_;
-  // Guarded by mutex_.
-  std::mutex mutex_;
-  std::condition_variable work_available_;
-  std::condition_variable result_available_;
-  Ring<IoRequest> requests_;
-  Ring<IoResult> results_;
-  bool stopping_ = false;
+
+  Mutex mutex_;
+  Condition work_available_;
+  Condition result_available_;
+  Ring<IoRequest> requests_ SPILLWAY_GUARDED_BY(mutex_);
+  Ring<IoResult> results_ SPILLWAY_GUARDED_BY(mutex_);
+  bool stopping_ SPILLWAY_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace

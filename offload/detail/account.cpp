@@ -28,7 +28,7 @@ Account::Account(MemoryKind kind, Bytes capacity)
     : kind_(kind), usage_{.current = {}, .high_water = {}, .capacity = capacity} {}
 
 std::uint32_t Account::take(Bytes size) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (size > usage_.capacity - usage_.current) {
     throw Error(
         ErrorCode::out_of_memory,
@@ -41,7 +41,7 @@ std::uint32_t Account::take(Bytes size) {
 }
 
 void Account::give_back(Bytes size) noexcept {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   SPILLWAY_ASSERT(size <= usage_.current);
   usage_.current -= size;
 }
@@ -56,7 +56,7 @@ void Account::refuse(Bytes size, const Refusal& refusal) {
 }
 
 MemoryUsage Account::usage() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return usage_;
 }
 

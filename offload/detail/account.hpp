@@ -5,10 +5,10 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <string_view>
 
 #include "offload/device_backend.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace spillway::offload::detail {
 
@@ -25,19 +25,19 @@ class Account {
 
   /// Takes `size` as used and returns its number, from 0 on. Throws `Error{out_of_memory}` where
   /// the limit does not allow it.
-  std::uint32_t take(Bytes size);
-  void give_back(Bytes size) noexcept;
+  std::uint32_t take(Bytes size) SPILLWAY_EXCLUDES(mutex_);
+  void give_back(Bytes size) noexcept SPILLWAY_EXCLUDES(mutex_);
   /// Gives `size` back and throws `Error{out_of_memory}`: the system refused what the limit
   /// allowed.
   [[noreturn]] void refuse(Bytes size, const Refusal& refusal);
 
-  [[nodiscard]] MemoryUsage usage() const;
+  [[nodiscard]] MemoryUsage usage() const SPILLWAY_EXCLUDES(mutex_);
 
  private:
   const MemoryKind kind_;
-  mutable std::mutex mutex_;
-  MemoryUsage usage_;         // guarded by mutex_
-  std::uint32_t number_ = 0;  // guarded by mutex_
+  mutable Mutex mutex_;
+  MemoryUsage usage_ SPILLWAY_GUARDED_BY(mutex_);
+  std::uint32_t number_ SPILLWAY_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace spillway::offload::detail

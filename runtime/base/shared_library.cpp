@@ -5,10 +5,10 @@
 #include <link.h>
 
 #include <map>
-#include <mutex>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace spillway {
 namespace {
@@ -43,8 +43,8 @@ class Look {
 /// A library that was passed over stays so in this process: a look may leave its namespace behind,
 /// and there are 16.
 struct PassedOver {
-  std::mutex mutex;
-  std::map<std::string, std::string> reasons;  // by path
+  Mutex mutex;
+  std::map<std::string, std::string> reasons SPILLWAY_GUARDED_BY(mutex);  // by path
 };
 PassedOver& passed_over() {
   static PassedOver all;
@@ -55,7 +55,7 @@ PassedOver& passed_over() {
 std::string reason_against(const std::string& path, const LibraryCheck& wanted) {
   if (!wanted) return {};
   PassedOver& all = passed_over();
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   if (const auto known = all.reasons.find(path); known != all.reasons.end()) return known->second;
   const Look look(path);
   if (!look.found()) return {};

@@ -8,11 +8,11 @@
 #include <cerrno>
 #include <charconv>
 #include <memory>
-#include <mutex>
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
 #include "runtime/base/log.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace spillway {
 namespace {
@@ -44,8 +44,8 @@ void keep_plugins() {
 
 /// Ranks may be threads, and libudev, which hwloc reads devices with, keeps state of the process's.
 TopologyHandle load(const TopologySource& source) {
-  static std::mutex one_at_a_time;
-  const std::lock_guard lock(one_at_a_time);
+  static Mutex one_at_a_time;
+  const Lock lock(one_at_a_time);
   if (source.devices == Devices::read) keep_plugins();
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) fail("start");

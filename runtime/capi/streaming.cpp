@@ -4,6 +4,7 @@
 #include <array>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/capi/detail/session.hpp"
 #include "runtime/capi/detail/status.hpp"
 #include "runtime/capi/detail/structures.hpp"
@@ -14,12 +15,20 @@ namespace spillway::capi {
 namespace {
 
 /// Calls of passes go on beside gradients, one at a time.
-std::unique_lock<std::mutex> begin_call(Session& session) {
-  std::unique_lock lock(session.one_pass, std::try_to_lock);
-  check(lock.owns_lock(), ErrorCode::busy,
-        "another thread enters or leaves a unit of this trainer: one thread at a time does");
-  return lock;
-}
+class SPILLWAY_SCOPED_CAPABILITY PassCall {
+ public:
+  /// Throws `Error{busy}` if there is another one.
+  explicit PassCall(Session& session) SPILLWAY_ACQUIRE(session.one_pass) : session_(session) {
+    check(session_.one_pass.try_lock(), ErrorCode::busy,
+          "another thread enters or leaves a unit of this trainer: one thread at a time does");
+  }
+  ~PassCall() SPILLWAY_RELEASE() { session_.one_pass.unlock(); }
+  PassCall(const PassCall&) = delete;
+  PassCall& operator=(const PassCall&) = delete;
+
+ private:
+  Session& session_;
+};
 
 }  // namespace
 }  // namespace spillway::capi
@@ -46,7 +55,7 @@ spillway_status spillway_enter(spillway_trainer* trainer, uint32_t unit, int32_t
     check(
         pass == SPILLWAY_FORWARD || pass == SPILLWAY_BACKWARD, ErrorCode::invalid_argument,
         fmt::format("pass is {}: there are SPILLWAY_FORWARD (0) and SPILLWAY_BACKWARD (1)", pass));
-    const auto one = capi::begin_call(*use);
+    const capi::PassCall one(*use);
     engine.enter(unit, pass == SPILLWAY_FORWARD ? spillway::engine::EmbeddedPass::forward
                                                 : spillway::engine::EmbeddedPass::backward);
   });
@@ -58,7 +67,7 @@ spillway_status spillway_device_values(spillway_trainer* trainer, uint32_t param
     const capi::SharedUse use(trainer);
     const capi::Registered& registered = use->parameter(parameter);
     const spillway::engine::EmbeddedOptions& options = use->trainer().options();
-    const auto one = capi::begin_call(*use);
+    const capi::PassCall one(*use);
     spillway_tensor result = SPILLWAY_TENSOR_INIT;
     result.dtype = static_cast<std::int32_t>(use->dtype);
     if (options.device == spillway::config::DeviceKind::cuda) {
@@ -78,7 +87,7 @@ spillway_status spillway_leave(spillway_trainer* trainer, uint32_t unit, int32_t
     const capi::SharedUse use(trainer);
     const auto work =
         capi::read_work({ready, handle}, use->trainer(), fmt::format("unit {}", unit));
-    const auto one = capi::begin_call(*use);
+    const capi::PassCall one(*use);
     use->trainer().leave(unit, work);
   });
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/capi/detail/session.hpp"
 #include "runtime/capi/detail/status.hpp"
 #include "runtime/capi/detail/structures.hpp"
@@ -90,7 +91,7 @@ spillway_status spillway_gradient_ready(spillway_trainer* trainer, uint32_t para
                       "then pass SPILLWAY_READY_NOW",
                       what));
     capi::check_like(tensor, registered, use->dtype, what);
-    const std::scoped_lock one(registered.one_call);
+    const spillway::Lock one(registered.one_call);
     if (!on_gpu) return engine.add_gradient(parameter, tensor.bytes);
     engine.add_device_gradient(
         parameter, {.values = {tensor.bytes.data(), tensor.bytes.size()}, .ready = work});
@@ -145,7 +146,7 @@ spillway_status spillway_step(spillway_trainer* trainer, const spillway_step_opt
 spillway_status spillway_wait(spillway_trainer* trainer, uint32_t parameter) {
   return capi::guarded([&] {
     const capi::SharedUse use(trainer);
-    const std::scoped_lock one(use->parameter(parameter).one_call);
+    const spillway::Lock one(use->parameter(parameter).one_call);
     use->trainer().wait(parameter);
   });
 }

@@ -239,6 +239,17 @@ class Rules(LintTest):
         self.write("offload/a.hpp", HEADER + "nlohmann::json::parse(x);\n")
         self.assert_finds("rules", "offload/a.hpp:3", "parse_json")
 
+    def test_finds_locks_that_no_compiler_checks(self):
+        for word in ("mutex m;", "lock_guard l(m);", "unique_lock l(m);", "scoped_lock l(m, n);",
+                     "condition_variable c;"):
+            with self.subTest(word):
+                self.write("tests/a.hpp", HEADER + f"std::{word}\n")
+                self.write("runtime/base/mutex.hpp", HEADER + f"std::{word}\n")
+                self.write("offload/a.hpp", HEADER + "std::once_flag once;\n")
+                self.assert_clean("rules")
+                self.write("offload/a.hpp", HEADER + f"std::{word}\n")
+                self.assert_finds("rules", "offload/a.hpp:3", "mutex.hpp")
+
     def test_finds_flags_that_change_results(self):
         for flag in ("-ffast-math", "-march=native", "-mavx2"):
             with self.subTest(flag):

@@ -8,7 +8,8 @@
 namespace spillway::comm::detail {
 
 Meeting::Meeting(std::uint32_t ranks, std::optional<double> link_gigabytes_per_second)
-    : link_gigabytes_per_second_(link_gigabytes_per_second),
+    : ranks_(ranks),
+      link_gigabytes_per_second_(link_gigabytes_per_second),
       ends_(ranks),
       mailboxes_(std::size_t{ranks} * ranks) {}
 
@@ -20,11 +21,18 @@ Link::Clock::time_point Meeting::over(Rank from, Rank to, std::size_t bytes) {
                   ends_[to.value()].incoming.reserve(now, bytes, rate));
 }
 
+bool Meeting::is_read(Rank from) {
+  for (std::uint32_t to = 0; to < ranks(); ++to) {
+    if (mailbox(from, Rank{to}).copying) return true;
+  }
+  return false;
+}
+
 ThreadTransport::ThreadTransport(Meeting& meeting, Rank rank)
     : Transport(rank, meeting.ranks()), meeting_(meeting), received_(meeting.ranks()) {
   unfinished_.reserve(2 * kMaxUnfinished * meeting.ranks());
   for (std::uint32_t from = 0; from < ranks(); ++from) {
-    const std::lock_guard lock(meeting_.mutex_);
+    const Lock lock(meeting_.mutex_);
     received_[from] = meeting_.mailbox(Rank{from}, rank).copied;
   }
   // The default slack of 50 us would end every throttled transfer that much late.
@@ -32,7 +40,7 @@ ThreadTransport::ThreadTransport(Meeting& meeting, Rank rank)
 }
 
 void ThreadTransport::send(Rank to, Source data) {
-  const std::lock_guard lock(meeting_.mutex_);
+  const Lock lock(meeting_.mutex_);
   Meeting::Mailbox& mailbox = meeting_.mailbox(rank(), to);
   SPILLWAY_ASSERT(mailbox.sent - mailbox.copied < kMaxUnfinished);
   unfinished_.push_back({.number = started_++, .message = mailbox.sent, .peer = to, .target = {}});
@@ -47,13 +55,14 @@ void ThreadTransport::receive(Rank from, Target data) {
 
 std::optional<Rank> ThreadTransport::wait(std::uint64_t count, std::chrono::milliseconds limit) {
   const Clock::time_point end = Clock::now() + limit;
-  std::unique_lock lock(meeting_.mutex_);
+  Lock lock(meeting_.mutex_);
   while (true) {
     hear();
     Clock::time_point wake = end;
     copied_ = false;
-    std::erase_if(unfinished_,
-                  [&](const Transfer& transfer) { return advance(lock, transfer, wake); });
+    std::erase_if(unfinished_, [&](const Transfer& transfer) SPILLWAY_REQUIRES(meeting_.mutex_) {
+      return advance(transfer, wake);
+    });
     if (unfinished_.empty() || unfinished_.front().number >= count) return std::nullopt;
     if (Clock::now() >= end) return unfinished_.front().peer;
     // A notification may have come while a copy had given up the lock.
@@ -64,7 +73,7 @@ std::optional<Rank> ThreadTransport::wait(std::uint64_t count, std::chrono::mill
 std::optional<Rank> ThreadTransport::wait_for_any(std::span<const Rank> from,
                                                   std::chrono::milliseconds limit) {
   const Clock::time_point end = Clock::now() + limit;
-  std::unique_lock lock(meeting_.mutex_);
+  Lock lock(meeting_.mutex_);
   while (true) {
     hear();
     for (const Rank other : from) {
@@ -75,13 +84,12 @@ std::optional<Rank> ThreadTransport::wait_for_any(std::span<const Rank> from,
   }
 }
 
-bool ThreadTransport::advance(std::unique_lock<std::mutex>& lock, const Transfer& transfer,
-                              Clock::time_point& wake) {
+bool ThreadTransport::advance(const Transfer& transfer, Clock::time_point& wake) {
   const bool sends = transfer.target.empty();
   Meeting::Mailbox& mailbox =
       sends ? meeting_.mailbox(rank(), transfer.peer) : meeting_.mailbox(transfer.peer, rank());
   if (!sends && mailbox.copied == transfer.message && mailbox.sent > transfer.message) {
-    copy(lock, mailbox, transfer);
+    copy(mailbox, transfer);
   }
   if (mailbox.copied <= transfer.message) return false;
   const Clock::time_point over = mailbox.messages[transfer.message % kMaxUnfinished].over;
@@ -90,17 +98,16 @@ bool ThreadTransport::advance(std::unique_lock<std::mutex>& lock, const Transfer
   return false;
 }
 
-void ThreadTransport::copy(std::unique_lock<std::mutex>& lock, Meeting::Mailbox& mailbox,
-                           const Transfer& transfer) {
+void ThreadTransport::copy(Meeting::Mailbox& mailbox, const Transfer& transfer) {
   hear();
   Meeting::Mailbox::Message& message = mailbox.messages[transfer.message % kMaxUnfinished];
   const Source data = message.data;
   SPILLWAY_ASSERT(data.size() == transfer.target.size());  // headers have been compared
   message.over = meeting_.over(transfer.peer, rank(), data.size());
   mailbox.copying = true;
-  lock.unlock();
+  meeting_.mutex_.unlock();
   std::ranges::copy(data, transfer.target.begin());
-  lock.lock();
+  meeting_.mutex_.lock();
   mailbox.copying = false;
   ++mailbox.copied;
   copied_ = true;
@@ -108,7 +115,7 @@ void ThreadTransport::copy(std::unique_lock<std::mutex>& lock, Meeting::Mailbox&
 }
 
 void ThreadTransport::tell_at_work() {
-  const std::lock_guard lock(meeting_.mutex_);
+  const Lock lock(meeting_.mutex_);
   meeting_.at_work_ = Clock::now();
 }
 
@@ -121,7 +128,7 @@ void ThreadTransport::hear() {
 }
 
 void ThreadTransport::abandon(ErrorCode code, std::string_view reason) noexcept {
-  std::unique_lock lock(meeting_.mutex_);
+  Lock lock(meeting_.mutex_);
   if (!meeting_.notice_.has_value()) {
     meeting_.notice_.emplace(Meeting::Notice{.rank = rank(), .code = code, .reason = {}});
     try {
@@ -130,12 +137,7 @@ void ThreadTransport::abandon(ErrorCode code, std::string_view reason) noexcept 
     }
   }
   for (Meeting::End& end : meeting_.ends_) end.changed.notify_one();
-  meeting_.ends_[rank().value()].changed.wait(lock, [this] {
-    for (std::uint32_t to = 0; to < ranks(); ++to) {
-      if (meeting_.mailbox(rank(), Rank{to}).copying) return false;
-    }
-    return true;
-  });
+  while (meeting_.is_read(rank())) meeting_.ends_[rank().value()].changed.wait(lock);
 }
 
 }  // namespace spillway::comm::detail

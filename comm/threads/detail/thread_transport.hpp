@@ -5,17 +5,16 @@
 #pragma once
 
 #include <array>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/detail/transport.hpp"
 #include "comm/threads/detail/link.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace spillway::comm::detail {
 
@@ -24,7 +23,7 @@ class Meeting {
  public:
   Meeting(std::uint32_t ranks, std::optional<double> link_gigabytes_per_second);
 
-  [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(ends_.size()); }
+  [[nodiscard]] std::uint32_t ranks() const { return ranks_; }
 
  private:
   friend class ThreadTransport;
@@ -41,7 +40,7 @@ class Meeting {
     bool copying = false;
   };
   struct End {
-    std::condition_variable changed;
+    Condition changed;
     Link outgoing, incoming;
   };
   struct Notice {
@@ -50,17 +49,24 @@ class Meeting {
     std::string reason;
   };
 
-  [[nodiscard]] Mailbox& mailbox(Rank from, Rank to) {
+  [[nodiscard]] Mailbox& mailbox(Rank from, Rank to) SPILLWAY_REQUIRES(mutex_) {
     return mailboxes_[std::size_t{from.value()} * ranks() + to.value()];
   }
-  [[nodiscard]] Link::Clock::time_point over(Rank from, Rank to, std::size_t bytes);
+  [[nodiscard]] Link::Clock::time_point over(Rank from, Rank to, std::size_t bytes)
+      SPILLWAY_REQUIRES(mutex_);
+  /// Returns whether another rank copies what this one has sent.
+  [[nodiscard]] bool is_read(Rank from) SPILLWAY_REQUIRES(mutex_);
 
+  const std::uint32_t ranks_;
   const std::optional<double> link_gigabytes_per_second_;
-  std::mutex mutex_;  // guards what follows
-  std::deque<End> ends_;
-  std::vector<Mailbox> mailboxes_;
-  std::optional<Notice> notice_;       ///< of the first rank that has abandoned the group
-  Link::Clock::time_point at_work_{};  ///< when one has last said that it works for itself
+
+  Mutex mutex_;
+  std::deque<End> ends_ SPILLWAY_GUARDED_BY(mutex_);
+  std::vector<Mailbox> mailboxes_ SPILLWAY_GUARDED_BY(mutex_);
+  /// Notice of the first rank that has abandoned the group.
+  std::optional<Notice> notice_ SPILLWAY_GUARDED_BY(mutex_);
+  /// When one has last said that it works for itself.
+  Link::Clock::time_point at_work_ SPILLWAY_GUARDED_BY(mutex_){};
 };
 
 class ThreadTransport final : public Transport {
@@ -85,12 +91,12 @@ class ThreadTransport final : public Transport {
   };
 
   /// Returns whether the transfer is over; if not, `wake` is not behind the time when it will be.
-  [[nodiscard]] bool advance(std::unique_lock<std::mutex>& lock, const Transfer& transfer,
-                             Clock::time_point& wake);
-  void copy(std::unique_lock<std::mutex>& lock, Meeting::Mailbox& mailbox,
-            const Transfer& transfer);
+  [[nodiscard]] bool advance(const Transfer& transfer, Clock::time_point& wake)
+      SPILLWAY_REQUIRES(meeting_.mutex_);
+  /// Gives up the lock while it copies.
+  void copy(Meeting::Mailbox& mailbox, const Transfer& transfer) SPILLWAY_REQUIRES(meeting_.mutex_);
   /// Hears what the others have said: throws if one of them has abandoned the group.
-  void hear();
+  void hear() SPILLWAY_REQUIRES(meeting_.mutex_);
 
   Meeting& meeting_;
   std::uint64_t started_ = 0;

@@ -76,7 +76,7 @@ void CudaSharedDevice::record_behind(const ForeignWork& work, Event& event) {
   }
   check(work.handle != nullptr, ErrorCode::invalid_argument,
         "the event to wait for is a null pointer; pass a cudaEvent_t that was recorded");
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   check_cuda(api_, api_.wait(relay_.native(), work.handle), "waiting for the event that was given");
   relay_.record(event);
 }

@@ -4,11 +4,10 @@
 // Threads: any.
 #pragma once
 
-#include <mutex>
-
 #include "offload/cuda/detail/cuda_api.hpp"
 #include "offload/cuda/detail/cuda_stream.hpp"
 #include "offload/device_backend.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace spillway::offload::cuda {
 
@@ -27,9 +26,9 @@ class CudaSharedDevice final : public SharedDevice {
 
   CudaApi& api_;
   const int device_;
-  std::mutex mutex_;  // of the relay
+  Mutex mutex_;
   /// Carries nothing: it waits for a foreign event, and an event of ours is recorded behind that.
-  CudaStream relay_;
+  CudaStream relay_ SPILLWAY_GUARDED_BY(mutex_);
 };
 
 }  // namespace spillway::offload::cuda

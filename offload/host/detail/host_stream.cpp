@@ -36,7 +36,7 @@ HostStream::HostStream(std::string_view name, const StreamSurroundings& surround
 
 HostStream::~HostStream() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stopping_ = true;
   }
   work_available_.notify_one();
@@ -63,7 +63,7 @@ HostStream::Entry& HostStream::next_slot() {
 
 void HostStream::publish() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     submitted_.store(submitted_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
   work_available_.notify_one();
@@ -120,9 +120,10 @@ void HostStream::synchronize() {
 
 bool HostStream::wait_for_entry(std::uint64_t position) {
   if (submitted_.load(std::memory_order_acquire) >= position) return true;
-  std::unique_lock lock(mutex_);
-  work_available_.wait(
-      lock, [&] { return stopping_ || submitted_.load(std::memory_order_relaxed) >= position; });
+  Lock lock(mutex_);
+  while (!stopping_ && submitted_.load(std::memory_order_relaxed) < position) {
+    work_available_.wait(lock);
+  }
   return submitted_.load(std::memory_order_relaxed) >= position;
 }
 

@@ -5,11 +5,9 @@
 // allocates, and an idle worker sleeps.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -17,6 +15,7 @@
 #include "offload/device_backend.hpp"
 #include "offload/host/detail/link_throttle.hpp"
 #include "offload/host/detail/stream_progress.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/base/wake_signal.hpp"
 
 namespace spillway::offload::host {
@@ -93,10 +92,11 @@ class HostStream final : public Stream {
   const std::unique_ptr<Entry[]> ring_;  ///< entry n lives in slot n % depth until it is complete
 
   std::atomic<std::uint64_t> submitted_{0};
-  // Guarded by mutex_: the worker's sleep.
-  std::mutex mutex_;
-  std::condition_variable work_available_;
-  bool stopping_ = false;
+  // The worker's sleep. `submitted_` changes under the lock, so that no entry comes between the
+  // worker's look at it and its wait.
+  Mutex mutex_;
+  Condition work_available_;
+  bool stopping_ SPILLWAY_GUARDED_BY(mutex_) = false;
 
   // This is the worker's own: when, on an ideal machine, the entry before the current was over.
   LinkThrottle::Clock::time_point ideal_now_{};

@@ -6,7 +6,7 @@
 namespace spillway::offload::host {
 
 LinkThrottle::Clock::time_point LinkThrottle::reserve(Clock::time_point ready, std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const double exact = static_cast<double>(bytes) * nanoseconds_per_byte_ + fraction_;
   const double whole = std::floor(exact);
   fraction_ = exact - whole;

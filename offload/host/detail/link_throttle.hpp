@@ -6,7 +6,8 @@
 
 #include <chrono>
 #include <cstddef>
-#include <mutex>
+
+#include "runtime/base/mutex.hpp"
 
 namespace spillway::offload::host {
 
@@ -24,10 +25,10 @@ class LinkThrottle {
 
  private:
   const double nanoseconds_per_byte_;
-  std::mutex mutex_;
-  // Guarded by mutex_. The fraction of a nanosecond is carried so that small copies lose nothing.
-  Clock::time_point free_at_{};
-  double fraction_ = 0;
+  Mutex mutex_;
+  Clock::time_point free_at_ SPILLWAY_GUARDED_BY(mutex_){};
+  /// Part of a nanosecond, carried so that small copies lose nothing.
+  double fraction_ SPILLWAY_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace spillway::offload::host

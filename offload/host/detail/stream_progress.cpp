@@ -18,9 +18,9 @@ bool StreamProgress::reached(std::uint64_t position) const {
 
 void StreamProgress::wait_regardless(std::uint64_t position) const noexcept {
   if (completed() >= position) return;
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   sleepers_.fetch_add(1);
-  advanced_.wait(lock, [&] { return completed_.load() >= position; });
+  while (completed_.load() < position) advanced_.wait(lock);
   sleepers_.fetch_sub(1);
 }
 
@@ -39,7 +39,7 @@ void StreamProgress::advance(std::exception_ptr failure) noexcept {
   // this thread sees the sleeper.
   completed_.store(next);
   if (sleepers_.load() == 0) return;
-  { const std::lock_guard lock(mutex_); }
+  { const Lock lock(mutex_); }
   advanced_.notify_all();
 }
 

@@ -5,11 +5,11 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <limits>
-#include <mutex>
+
+#include "runtime/base/mutex.hpp"
 
 namespace spillway::offload::host {
 
@@ -43,9 +43,10 @@ class StreamProgress {
   // Written once, before the `completed_` that makes them visible.
   std::uint64_t failed_at_ = kNever;
   std::exception_ptr failure_;
-  // These are for sleepers; `mutex_` orders their check of `completed_` before the notification.
-  mutable std::mutex mutex_;
-  mutable std::condition_variable advanced_;
+  // These are for sleepers; `mutex_` guards no member, but orders their check of `completed_`
+  // before the notification.
+  mutable Mutex mutex_;
+  mutable Condition advanced_;
   mutable std::atomic<int> sleepers_{0};
 };
 

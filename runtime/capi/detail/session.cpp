@@ -9,15 +9,16 @@
 #include <map>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace spillway::capi {
 namespace {
 
 /// The living sessions of this process.
 struct Registry {
-  std::mutex mutex;  ///< guards all of it, and the uses of each session
-  std::map<std::uintptr_t, std::unique_ptr<Session>> sessions;
-  std::uintptr_t last = 0;
+  Mutex mutex;  ///< guards also the uses of each session
+  std::map<std::uintptr_t, std::unique_ptr<Session>> sessions SPILLWAY_GUARDED_BY(mutex);
+  std::uintptr_t last SPILLWAY_GUARDED_BY(mutex) = 0;
 };
 
 /// Never destroyed: threads of the program may call while the process exits, and in a child made by
@@ -38,7 +39,8 @@ void check_process() {
                     getpid(), first));
 }
 
-std::unique_ptr<Session>& find(Registry& all, spillway_trainer* handle) {
+std::unique_ptr<Session>& find(Registry& all, spillway_trainer* handle)
+    SPILLWAY_REQUIRES(all.mutex) {
   check(handle != nullptr, ErrorCode::invalid_argument,
         "the trainer is a null pointer: pass what spillway_create gives");
   const auto number = std::bit_cast<std::uintptr_t>(handle);
@@ -55,7 +57,7 @@ std::unique_ptr<Session>& find(Registry& all, spillway_trainer* handle) {
 spillway_trainer* open_session() {
   check_process();
   Registry& all = registry();
-  const std::scoped_lock lock(all.mutex);
+  const Lock lock(all.mutex);
   home.store(getpid());
   all.sessions.emplace(all.last + 1, std::make_unique<Session>());
   return std::bit_cast<spillway_trainer*>(++all.last);
@@ -65,7 +67,7 @@ void close_session(spillway_trainer* handle) {
   check_process();
   Registry& all = registry();
   std::unique_ptr<Session> ended;  // outlives the lock: ending a session takes time
-  const std::scoped_lock lock(all.mutex);
+  const Lock lock(all.mutex);
   std::unique_ptr<Session>& session = find(all, handle);
   check(session->uses_ == 0, ErrorCode::busy,
         fmt::format("{} call(s) of other threads use trainer {}: let them return, then destroy it",
@@ -77,24 +79,26 @@ void close_session(spillway_trainer* handle) {
 SessionUse::SessionUse(spillway_trainer* handle) {
   check_process();
   Registry& all = registry();
-  const std::scoped_lock lock(all.mutex);
+  const Lock lock(all.mutex);
   session_ = find(all, handle).get();
   ++session_->uses_;
 }
 
 SessionUse::~SessionUse() {
-  const std::scoped_lock lock(registry().mutex);
+  const Lock lock(registry().mutex);
   --session_->uses_;
 }
 
-SoleUse::SoleUse(spillway_trainer* handle)
-    : SessionUse(handle),
-      sole_(session_->sole_, std::try_to_lock),
-      calls_(session_->calls_, std::defer_lock) {
-  check(sole_.owns_lock(), ErrorCode::busy,
+SoleUse::SoleUse(spillway_trainer* handle) : SessionUse(handle) {
+  check(session_->sole_.try_lock(), ErrorCode::busy,
         "another thread is in a call on this trainer: only spillway_gradient_ready, "
         "spillway_gradient_read, spillway_wait and spillway_values may be called meanwhile");
-  calls_.lock();
+  session_->calls_.lock();
+}
+
+SoleUse::~SoleUse() {
+  session_->calls_.unlock();
+  session_->sole_.unlock();
 }
 
 engine::EmbeddedTrainer& Session::trainer() const {

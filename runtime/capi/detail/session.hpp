@@ -5,13 +5,13 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <shared_mutex>
 #include <string>
 #include <vector>
 
 #include "cpu_adam/adam.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/capi/detail/tensor.hpp"
 #include "runtime/capi/spillway.h"
 #include "runtime/engine/embedded_trainer.hpp"
@@ -28,7 +28,7 @@ struct Registered {
   const std::byte* start_values = nullptr;  ///< the program's; null after the start
   std::byte* values = nullptr;              ///< the engine's, from the start on
   bool on_gpu = false;                      ///< where they are
-  std::mutex one_call;  ///< the engine takes one gradient or wait at a time for one parameter
+  Mutex one_call;  ///< the engine takes one gradient or wait at a time for one parameter
 };
 
 class Session {
@@ -45,7 +45,7 @@ class Session {
   std::vector<cpu_adam::AdamOptions> groups;
   std::deque<Registered> parameters;
   DType dtype = DType::fp32;  ///< of the first parameter, and so of all
-  std::mutex one_pass;        ///< the engine takes one call of a pass at a time
+  Mutex one_pass;             ///< the engine takes one call of a pass at a time
   std::vector<plan::MemoryItem> memory;
 
  private:
@@ -54,7 +54,7 @@ class Session {
   friend class SoleUse;
   friend void close_session(spillway_trainer* handle);
   std::uint64_t uses_ = 0;   ///< calls under way; guarded by what guards all sessions
-  std::mutex sole_;          ///< held by the one call that is not for any thread
+  Mutex sole_;               ///< held by the one call that is not for any thread
   std::shared_mutex calls_;  ///< shared by calls for any thread; guards all but uses_
   std::unique_ptr<engine::EmbeddedTrainer> trainer_;
 };
@@ -95,10 +95,7 @@ class SoleUse : public SessionUse {
  public:
   /// Also throws `Error{busy}` if there is another one.
   explicit SoleUse(spillway_trainer* handle);
-
- private:
-  std::unique_lock<std::mutex> sole_;
-  std::unique_lock<std::shared_mutex> calls_;
+  ~SoleUse();
 };
 
 }  // namespace spillway::capi

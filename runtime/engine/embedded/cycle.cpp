@@ -113,7 +113,7 @@ void EmbeddedCycle::run(EmbeddedPlan plan) {
 }
 
 void EmbeddedCycle::note(EmbeddedPlan plan) {
-  const std::lock_guard lock(use_mutex_);
+  const Lock lock(use_mutex_);
   if (trace_) trace_->record(last_run());
   if (begins_step_ && plan != EmbeddedPlan::update) {
     begins_step_ = false;
@@ -140,7 +140,7 @@ void EmbeddedCycle::note_download(std::uint32_t block, Bytes bytes,
   op.copied = plan::kDownloadGrads;
   op.block = block;
   op.bytes = bytes;
-  const std::lock_guard lock(use_mutex_);
+  const Lock lock(use_mutex_);
   if (trace_) trace_->record(op, duration);
   use_.downloaded += bytes;
   download_seconds_ += std::chrono::duration<double>(duration).count();
@@ -251,7 +251,7 @@ std::vector<plan::MemoryItem> EmbeddedCycle::memory() const {
 }
 
 EmbeddedUse EmbeddedCycle::use() const {
-  const std::lock_guard lock(use_mutex_);
+  const Lock lock(use_mutex_);
   return use_;
 }
 

@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "runtime/base/mutex.hpp"
 #include "runtime/engine/embedded/layout.hpp"
 #include "runtime/engine/report/step_trace.hpp"
 #include "runtime/engine/step_cycle.hpp"
@@ -147,11 +147,13 @@ class EmbeddedCycle final : public StepCycle {
   std::unique_ptr<offload::Event> foreign_;     ///< behind the framework's work
   /// Empty until the end, which could not make it: memory may be lacking then.
   std::shared_ptr<ParameterMemory> taken_ = std::make_shared<ParameterMemory>();
-  bool begins_step_ = true;       ///< the next plan that is no update is the first of a step
-  mutable std::mutex use_mutex_;  // of all below, which threads record
+  bool begins_step_ = true;  ///< the next plan that is no update is the first of a step
+
+  mutable Mutex use_mutex_;
+  /// None unless the options ask for it. Recorded under use_mutex_, and written meanwhile.
   std::optional<StepTrace> trace_;
-  EmbeddedUse use_;
-  double download_seconds_ = 0;  ///< since a plan was over
+  EmbeddedUse use_ SPILLWAY_GUARDED_BY(use_mutex_);
+  double download_seconds_ SPILLWAY_GUARDED_BY(use_mutex_) = 0;  ///< since a plan was over
 };
 
 }  // namespace spillway::engine

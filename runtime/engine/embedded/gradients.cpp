@@ -30,6 +30,7 @@ EmbeddedGradients::EmbeddedGradients(const EmbeddedOptions& options, const Embed
       alone_(options.gradients_per_step == 1),
       received_(layout.places.size()),
       missing_(layout.workload.blocks.size()),
+      sources_(layout.places.size()),
       on_the_way_(layout.places.size()) {
   forget();
   if (options.device == config::DeviceKind::host) return;
@@ -43,7 +44,7 @@ EmbeddedGradients::EmbeddedGradients(const EmbeddedOptions& options, const Embed
 EmbeddedGradients::~EmbeddedGradients() {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stops_ = true;
   }
   changed_.notify_all();
@@ -65,7 +66,7 @@ void EmbeddedGradients::check_size(std::uint32_t parameter, std::size_t bytes) c
 void EmbeddedGradients::add(std::uint32_t parameter, std::span<const std::byte> gradient) {
   check_size(parameter, gradient.size());
   {
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     await_room(lock, parameter, Bytes{});  // sums have the order in which gradients are added
   }
   const Turn turn = receive(parameter);
@@ -84,7 +85,7 @@ void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGra
   device.check_memory(gradient.values);
   const Bytes bytes{gradient.values.size()};
   {
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     await_room(lock, parameter, bytes);
   }
   OnTheWay& next = on_the_way_[parameter];
@@ -93,8 +94,8 @@ void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGra
   next.turn = receive(parameter);
   next.begun = 0;
   {
-    const std::lock_guard lock(mutex_);
-    next.source = gradient.values;
+    const Lock lock(mutex_);
+    sources_[parameter] = gradient.values;
     waiting_ += bytes;
     queue_[(oldest_ + queued_++) % queue_.size()] = parameter;
   }
@@ -102,27 +103,28 @@ void EmbeddedGradients::add_from_device(std::uint32_t parameter, const DeviceGra
 }
 
 /// Returns once no gradient of the parameter is on its way, and `gradient_memory` has room.
-void EmbeddedGradients::await_room(std::unique_lock<std::mutex>& lock, std::uint32_t parameter,
-                                   Bytes bytes) {
-  changed_.wait(lock, [&] {
-    if (failure_ != nullptr) return true;
-    const std::optional<Bytes>& most = options_.gradient_memory;
-    const bool fits = !most || waiting_ == Bytes{} || waiting_ + bytes <= *most;
-    return fits && on_the_way_[parameter].source.empty();
-  });
+void EmbeddedGradients::await_room(Lock& lock, std::uint32_t parameter, Bytes bytes) {
+  while (failure_ == nullptr && !(has_room(bytes) && sources_[parameter].empty())) {
+    changed_.wait(lock);
+  }
   check_sound();
 }
 
+bool EmbeddedGradients::has_room(Bytes bytes) const {
+  const std::optional<Bytes>& most = options_.gradient_memory;
+  return !most || waiting_ == Bytes{} || waiting_ + bytes <= *most;
+}
+
 bool EmbeddedGradients::reads(std::uint32_t parameter) const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   check_sound();
-  return !on_the_way_[parameter].source.empty();
+  return !sources_[parameter].empty();
 }
 
 /// Registers a gradient of a parameter. The first of all starts the plan of the step, unless
 /// parameters are streamed.
 EmbeddedGradients::Turn EmbeddedGradients::receive(std::uint32_t parameter) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const std::uint32_t most = options_.gradients_per_step;
   check(users_.runner.phase() != Phase::gathered, ErrorCode::invalid_argument,
         fmt::format("a gradient of \"{}\" comes after grad_norm; call step or discard_gradients "
@@ -175,20 +177,21 @@ void EmbeddedGradients::store(std::uint32_t parameter, Turn turn, std::uint64_t 
 /// A gradient of the parameter is in host memory, and perhaps with it the last of its block.
 void EmbeddedGradients::count(std::uint32_t parameter) {
   const std::uint32_t block = layout_.places[parameter].block;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (missing_[block] == 0 || --missing_[block] > 0) return;
   // A unit's pass is over when the framework leaves it.
   if (!layout_.workload.streams_external) users_.gate.complete(block);
 }
 
 bool EmbeddedGradients::any() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return any_;
 }
 
 void EmbeddedGradients::check_complete() const {
   if (options_.missing_gradient != MissingGradient::refuse) return;
   const std::uint32_t least = std::max(options_.gradients_per_step, 1U);
+  const Lock lock(mutex_);
   const auto missing = std::ranges::find_if(received_, [&](auto n) { return n < least; });
   if (missing == received_.end()) return;
   throw Error(
@@ -200,7 +203,7 @@ void EmbeddedGradients::check_complete() const {
 
 std::vector<bool> EmbeddedGradients::skipped() const {
   if (options_.missing_gradient != MissingGradient::skip) return {};
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   std::vector<bool> skipped;
   if (std::ranges::find(received_, 0U) == received_.end()) return skipped;
   for (const std::uint32_t count : received_) skipped.push_back(count == 0);
@@ -208,21 +211,26 @@ std::vector<bool> EmbeddedGradients::skipped() const {
 }
 
 void EmbeddedGradients::land() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return failure_ != nullptr || waiting_ == Bytes{}; });
+  Lock lock(mutex_);
+  while (failure_ == nullptr && waiting_ != Bytes{}) changed_.wait(lock);
   check_sound();
 }
 
 void EmbeddedGradients::fill_missing() {
-  for (std::uint32_t parameter = 0; parameter < received_.size(); ++parameter) {
-    if (received_[parameter] > 0) continue;
+  for (std::uint32_t parameter = 0; parameter < layout_.places.size(); ++parameter) {
+    if (has_come(parameter)) continue;
     await_memory(parameter);
     std::ranges::fill(users_.cycle.gradient(layout_.places[parameter]), std::byte{});
   }
 }
 
+bool EmbeddedGradients::has_come(std::uint32_t parameter) const {
+  const Lock lock(mutex_);
+  return received_[parameter] > 0;
+}
+
 void EmbeddedGradients::forget() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   std::ranges::fill(received_, 0);
   any_ = false;
   // Where nobody says how many there will be, `step` completes them.
@@ -239,7 +247,7 @@ void EmbeddedGradients::discard(std::uint32_t parameter) {
                     "gradients (accumulation_steps=None)",
                     names_[parameter]));
   land();
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   received_[parameter] = 0;
 }
 
@@ -249,7 +257,7 @@ void EmbeddedGradients::bring() noexcept {
     users_.cycle.shared()->bind_thread();
     bring_all();
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     failure_ = std::current_exception();
   }
   changed_.notify_all();
@@ -259,8 +267,8 @@ void EmbeddedGradients::bring_all() {
   for (;;) {
     bool begins = false;
     {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stops_ || queued_ > 0 || !copies_->empty(); });
+      Lock lock(mutex_);
+      while (!stops_ && queued_ == 0 && copies_->empty()) changed_.wait(lock);
       if (stops_) return;
       begins = queued_ > 0 && copies_->has_room();
     }
@@ -277,9 +285,11 @@ void EmbeddedGradients::bring_all() {
 /// Begins a copy of the gradient that waits for longest: of all of it, or of as much as can land.
 void EmbeddedGradients::begin_next() {
   std::uint32_t parameter = 0;
+  Source source;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     parameter = queue_[oldest_];
+    source = sources_[parameter];
   }
   OnTheWay& next = on_the_way_[parameter];
   GradientCopy copy{.parameter = parameter, .first = next.begun};
@@ -288,13 +298,13 @@ void EmbeddedGradients::begin_next() {
     if (next.waits) copies_->order_behind(*next.ready);
   }
   copy.target = alone_ ? users_.cycle.gradient(layout_.places[parameter]) : copies_->landing();
-  const std::size_t left = next.source.size() - next.begun;
+  const std::size_t left = source.size() - next.begun;
   copy.target = copy.target.first(std::min(copy.target.size(), left));
   copy.ends = copy.target.size() == left;
-  copies_->begin(copy, next.source.subspan(next.begun, copy.target.size()));
+  copies_->begin(copy, source.subspan(next.begun, copy.target.size()));
   next.begun += copy.target.size();
   if (!copy.ends) return;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   oldest_ = (oldest_ + 1) % queue_.size();
   --queued_;
 }
@@ -307,9 +317,9 @@ void EmbeddedGradients::finish(const GradientCopy& copy) {
   if (!copy.ends) return;
   count(copy.parameter);
   {
-    const std::lock_guard lock(mutex_);
-    waiting_ -= Bytes{way.source.size()};
-    way.source = {};
+    const Lock lock(mutex_);
+    waiting_ -= Bytes{sources_[copy.parameter].size()};
+    sources_[copy.parameter] = {};
   }
   changed_.notify_all();
 }

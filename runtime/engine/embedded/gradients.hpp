@@ -2,17 +2,16 @@
 // memory of a device are brought by a thread of this object, behind what computes them.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "runtime/base/mutex.hpp"
 #include "runtime/engine/embedded/cycle.hpp"
 #include "runtime/engine/embedded/gradient_copies.hpp"
 #include "runtime/engine/embedded/pass_gate.hpp"
@@ -61,9 +60,9 @@ class EmbeddedGradients {
  private:
   /// Which gradient of its parameter one is in a step.
   enum class Turn : std::uint8_t { first, later };
+  using Source = offload::DeviceSpan<const std::byte>;
   /// A gradient on its way from the device.
   struct OnTheWay {
-    offload::DeviceSpan<const std::byte> source{};  ///< none: there is none
     std::unique_ptr<offload::Event> ready;
     bool waits = false;  ///< for `ready`
     Turn turn = Turn::first;
@@ -76,8 +75,10 @@ class EmbeddedGradients {
              std::span<const std::byte> bytes);
   void count(std::uint32_t parameter);
   void await_memory(std::uint32_t parameter);
-  void await_room(std::unique_lock<std::mutex>& lock, std::uint32_t parameter, Bytes bytes);
-  void check_sound() const;
+  void await_room(Lock& lock, std::uint32_t parameter, Bytes bytes) SPILLWAY_REQUIRES(mutex_);
+  [[nodiscard]] bool has_room(Bytes bytes) const SPILLWAY_REQUIRES(mutex_);
+  void check_sound() const SPILLWAY_REQUIRES(mutex_);
+  [[nodiscard]] bool has_come(std::uint32_t parameter) const SPILLWAY_EXCLUDES(mutex_);
 
   void bring() noexcept;
   void bring_all();
@@ -90,20 +91,25 @@ class EmbeddedGradients {
   const GradientUsers users_;
   const bool alone_;  ///< a parameter has one gradient in a step
 
-  mutable std::mutex mutex_;  // of all below but the copies
-  mutable std::condition_variable changed_;
-  std::vector<std::uint32_t> received_;  ///< by parameter: gradients of this step
-  std::vector<std::uint64_t> missing_;   ///< by block: gradients that it still waits for
-  bool any_ = false;
-  std::vector<OnTheWay> on_the_way_;  ///< by parameter
-  Bytes waiting_;                     ///< of all on their way
+  mutable Mutex mutex_;
+  mutable Condition changed_;
+  /// By parameter: gradients of this step.
+  std::vector<std::uint32_t> received_ SPILLWAY_GUARDED_BY(mutex_);
+  /// By block: gradients that it still waits for.
+  std::vector<std::uint64_t> missing_ SPILLWAY_GUARDED_BY(mutex_);
+  bool any_ SPILLWAY_GUARDED_BY(mutex_) = false;
+  /// By parameter: what is on its way from the device; empty: nothing.
+  std::vector<Source> sources_ SPILLWAY_GUARDED_BY(mutex_);
+  Bytes waiting_ SPILLWAY_GUARDED_BY(mutex_);  ///< of all on their way
   /// Parameters whose copies have yet to begin: a ring with room for each of them once.
-  std::vector<std::uint32_t> queue_;
-  std::size_t oldest_ = 0;  ///< in the ring
-  std::size_t queued_ = 0;  ///< in the ring
-  bool stops_ = false;
-  std::exception_ptr failure_;
+  std::vector<std::uint32_t> queue_ SPILLWAY_GUARDED_BY(mutex_);
+  std::size_t oldest_ SPILLWAY_GUARDED_BY(mutex_) = 0;  ///< in the ring
+  std::size_t queued_ SPILLWAY_GUARDED_BY(mutex_) = 0;  ///< in the ring
+  bool stops_ SPILLWAY_GUARDED_BY(mutex_) = false;
+  std::exception_ptr failure_ SPILLWAY_GUARDED_BY(mutex_);
 
+  /// By parameter: the thread's while the parameter has a source, else that of who adds.
+  std::vector<OnTheWay> on_the_way_;
   std::optional<GradientCopies> copies_;  ///< of the thread
   std::thread thread_;
 };

@@ -7,6 +7,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/log.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/engine/embedded/checkpoint.hpp"
 #include "runtime/engine/embedded/values_source.hpp"
 
@@ -212,7 +213,7 @@ void EmbeddedTrainer::Implementation::wait(std::uint32_t parameter) {
     if (!gate_.wait_for_forward(at.block, *update)) runner_.check_sound();
     return;
   }
-  const std::lock_guard lock(passes_);
+  const Lock lock(passes_);
   if (runner_.update() != update) return runner_.check_sound();
   check(!inside_, ErrorCode::invalid_argument,
         fmt::format("\"{}\" is waited for before unit {} is left", names_[parameter],

@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "runtime/base/mutex.hpp"
 #include "runtime/engine/embedded/cycle.hpp"
 #include "runtime/engine/embedded/gradients.hpp"
 #include "runtime/engine/embedded/layout.hpp"
@@ -66,8 +66,8 @@ class EmbeddedTrainer::Implementation {
 
   [[nodiscard]] bool streams() const { return layout_.workload.streams_external; }
   void check_unit(std::uint32_t unit) const;
-  void check_left() const;
-  void check_inside(std::uint32_t block, const std::string& name) const;
+  void check_left() const SPILLWAY_EXCLUDES(passes_);
+  void check_inside(std::uint32_t block, const std::string& name) const SPILLWAY_EXCLUDES(passes_);
   [[nodiscard]] const FrozenPlace& frozen_place(std::uint32_t frozen) const;
   [[nodiscard]] std::span<std::byte> resident_values(const EmbeddedPlace& at);
   void begin(EmbeddedPlan plan);
@@ -94,9 +94,12 @@ class EmbeddedTrainer::Implementation {
   PassGate gate_;
   EmbeddedCycle cycle_;
 
-  std::mutex passes_;  ///< keeps `wait`, which ends passes, apart from who enters and leaves units
-  std::uint32_t entered_ = 0;  ///< units of the pass under way, in its order
-  std::optional<std::uint32_t> inside_;
+  /// Keeps `wait`, which ends passes, apart from who enters and leaves units.
+  mutable Mutex passes_;
+  std::optional<std::uint32_t> inside_ SPILLWAY_GUARDED_BY(passes_);
+  /// Units of the pass under way, in its order. Only who enters units and who steps, one at a time,
+  /// use it.
+  std::uint32_t entered_ = 0;
 
   PlanRunner runner_;  // ends before all that it runs
   EmbeddedGradients gradients_;

@@ -3,12 +3,11 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
+#include "runtime/base/mutex.hpp"
 #include "runtime/base/ticket.hpp"
 #include "runtime/base/wake_signal.hpp"
 #include "runtime/engine/step/external_passes.hpp"
@@ -20,7 +19,7 @@ enum class Ends : std::uint8_t { backward, both };
 
 class PassGate final : public ExternalPasses, public TicketSource {
  public:
-  PassGate(std::size_t blocks, Ends ends) : ends_(ends), blocks_(blocks) {}
+  PassGate(std::size_t blocks, Ends ends) : ends_(ends), complete_(blocks), blocks_(blocks) {}
 
   /// Closes every block, ahead of a plan and while none runs, and returns the plan's number. `wake`
   /// wakes who will run it.
@@ -38,10 +37,10 @@ class PassGate final : public ExternalPasses, public TicketSource {
   // Each blocks until that plan is as far or over. Returns whether it is; false where it has
   // failed.
   [[nodiscard]] bool wait_for_forward(std::uint32_t block, std::uint64_t plan) {
-    return wait(blocks_[block].forward, plan);
+    return wait(block, &Block::forward, plan);
   }
   [[nodiscard]] bool wait_for_backward(std::uint32_t block, std::uint64_t plan) {
-    return wait(blocks_[block].backward, plan);
+    return wait(block, &Block::backward, plan);
   }
   /// Returns whether the block's forward has begun in that plan, or the plan is over.
   [[nodiscard]] bool has_begun_forward(std::uint32_t block, std::uint64_t plan);
@@ -58,18 +57,22 @@ class PassGate final : public ExternalPasses, public TicketSource {
     bool forward = false;   ///< has begun
     bool backward = false;  ///< has begun
     ExternalPass pass;
-    std::atomic<bool> complete{false};
   };
-  void open(bool& pass, const ExternalPass& which);
-  [[nodiscard]] bool wait(const bool& reached, std::uint64_t plan);
+  void open(bool Block::*begins, const ExternalPass& which);
+  [[nodiscard]] bool wait(std::uint32_t block, bool Block::*begun, std::uint64_t plan);
+  [[nodiscard]] bool is_over(std::uint64_t plan) const SPILLWAY_REQUIRES(mutex_) {
+    return plan_ != plan;
+  }
 
   const Ends ends_;
-  std::mutex mutex_;  // of all below, but for what is atomic
-  std::condition_variable changed_;
-  std::vector<Block> blocks_;
-  std::uint64_t plan_ = 0;  ///< how many have begun
-  bool runs_ = false;
-  WakeSignal* wake_ = nullptr;
+  std::vector<std::atomic<bool>> complete_;  ///< by block; the control thread reads it unlocked
+
+  Mutex mutex_;
+  Condition changed_;
+  std::vector<Block> blocks_ SPILLWAY_GUARDED_BY(mutex_);
+  std::uint64_t plan_ SPILLWAY_GUARDED_BY(mutex_) = 0;  ///< how many have begun
+  bool runs_ SPILLWAY_GUARDED_BY(mutex_) = false;
+  WakeSignal* wake_ SPILLWAY_GUARDED_BY(mutex_) = nullptr;
 };
 
 }  // namespace spillway::engine

@@ -9,7 +9,7 @@ PlanRunner::PlanRunner(EmbeddedCycle& cycle, PassGate& gate)
 
 PlanRunner::~PlanRunner() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stops_ = true;
   }
   changed_.notify_all();
@@ -17,27 +17,27 @@ PlanRunner::~PlanRunner() {
 }
 
 PlanRunner::Phase PlanRunner::phase() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return phase_;
 }
 
 void PlanRunner::check_sound() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 
 bool PlanRunner::runs(EmbeddedPlan plan) const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return phase_ == Phase::running && plan_ == plan;
 }
 
 std::uint64_t PlanRunner::number() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return number_;
 }
 
 std::optional<std::uint64_t> PlanRunner::update() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (phase_ != Phase::running || plan_ != EmbeddedPlan::step || !updates_) return std::nullopt;
   return number_;
 }
@@ -45,7 +45,7 @@ std::optional<std::uint64_t> PlanRunner::update() const {
 void PlanRunner::start(EmbeddedPlan plan) {
   check_sound();
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (phase_ == Phase::running) return;
     number_ = gate_.close(cycle_.wake());
     phase_ = Phase::running;
@@ -56,36 +56,37 @@ void PlanRunner::start(EmbeddedPlan plan) {
 }
 
 void PlanRunner::finish() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   if (phase_ == Phase::running) gate_.complete_all();
-  changed_.wait(lock, [&] { return phase_ != Phase::running; });
+  while (phase_ == Phase::running) changed_.wait(lock);
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 
 void PlanRunner::park() {
   finish();
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   phase_ = Phase::parked;
 }
 
 /// Runs the plans that are started.
 void PlanRunner::run() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return stops_ || phase_ == Phase::running; });
+    while (!stops_ && phase_ != Phase::running) changed_.wait(lock);
     if (phase_ != Phase::running) return;
+    const EmbeddedPlan plan = plan_;
     lock.unlock();
     std::exception_ptr failure;
     try {
-      cycle_.run(plan_);
+      cycle_.run(plan);
     } catch (...) {
       failure = std::current_exception();
     }
     lock.lock();
     failure_ = failure;
-    phase_ = failure != nullptr      ? Phase::failed
-             : cycle_.gathers(plan_) ? Phase::gathered
-                                     : Phase::parked;
+    phase_ = failure != nullptr     ? Phase::failed
+             : cycle_.gathers(plan) ? Phase::gathered
+                                    : Phase::parked;
     if (failure != nullptr) gate_.release();
     changed_.notify_all();
   }

@@ -1,13 +1,12 @@
 // PlanRunner: the control thread of an embedded trainer, and what it does at the moment.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <thread>
 
+#include "runtime/base/mutex.hpp"
 #include "runtime/engine/embedded/cycle.hpp"
 #include "runtime/engine/embedded/pass_gate.hpp"
 
@@ -32,7 +31,7 @@ class PlanRunner {
   PlanRunner& operator=(const PlanRunner&) = delete;
 
   [[nodiscard]] Phase phase() const;
-  void check_sound() const;
+  void check_sound() const SPILLWAY_EXCLUDES(mutex_);
   /// Returns whether that plan runs.
   [[nodiscard]] bool runs(EmbeddedPlan plan) const;
   /// Returns the number that the gate has given to the last plan that was started.
@@ -43,7 +42,7 @@ class PlanRunner {
   /// Starts a plan, unless one runs.
   void start(EmbeddedPlan plan);
   /// Ends all passes of the plan under way, and blocks until it is over.
-  void finish();
+  void finish() SPILLWAY_EXCLUDES(mutex_);
   /// Finishes the plan and discards its results.
   void park();
 
@@ -52,14 +51,16 @@ class PlanRunner {
 
   EmbeddedCycle& cycle_;
   PassGate& gate_;
-  mutable std::mutex mutex_;  // of all below
-  std::condition_variable changed_;
-  Phase phase_ = Phase::parked;
-  EmbeddedPlan plan_ = EmbeddedPlan::step;  ///< that runs
-  std::uint64_t number_ = 0;                ///< of it, or of the last one
-  bool updates_ = false;                    ///< it began with an update
-  bool stops_ = false;
-  std::exception_ptr failure_;
+
+  mutable Mutex mutex_;
+  Condition changed_;
+  Phase phase_ SPILLWAY_GUARDED_BY(mutex_) = Phase::parked;
+  EmbeddedPlan plan_ SPILLWAY_GUARDED_BY(mutex_) = EmbeddedPlan::step;  ///< that runs
+  std::uint64_t number_ SPILLWAY_GUARDED_BY(mutex_) = 0;  ///< of it, or of the last one
+  bool updates_ SPILLWAY_GUARDED_BY(mutex_) = false;      ///< it began with an update
+  bool stops_ SPILLWAY_GUARDED_BY(mutex_) = false;
+  std::exception_ptr failure_ SPILLWAY_GUARDED_BY(mutex_);
+
   std::thread thread_;
 };
 

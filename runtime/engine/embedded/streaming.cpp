@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "runtime/base/error.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/engine/embedded/implementation.hpp"
 
 namespace spillway::engine {
@@ -16,6 +17,7 @@ void EmbeddedTrainer::Implementation::check_unit(std::uint32_t unit) const {
 
 /// Throws while a unit is entered: a plan that ends, or another one, gives its memory away.
 void EmbeddedTrainer::Implementation::check_left() const {
+  const Lock lock(passes_);
   check(!inside_, ErrorCode::invalid_argument,
         fmt::format("unit {} was entered and not left; leave it first, also where its pass has "
                     "failed",
@@ -35,7 +37,7 @@ void EmbeddedTrainer::Implementation::begin(EmbeddedPlan plan) {
 /// passes between are over as they begin.
 void EmbeddedTrainer::Implementation::enter(std::uint32_t unit, EmbeddedPass pass) {
   check_unit(unit);
-  const std::lock_guard lock(passes_);
+  const Lock lock(passes_);
   check(!inside_, ErrorCode::invalid_argument,
         fmt::format("unit {} is entered before unit {} is left", unit, inside_.value_or(0)));
   check(runner_.phase() != Phase::gathered, ErrorCode::invalid_argument,
@@ -82,6 +84,7 @@ std::span<std::byte> EmbeddedTrainer::Implementation::device_values(std::uint32_
 
 void EmbeddedTrainer::Implementation::check_inside(std::uint32_t block,
                                                    const std::string& name) const {
+  const Lock lock(passes_);
   check(inside_ && block == layout_.residents + *inside_, ErrorCode::invalid_argument,
         fmt::format("\"{}\" is not on the device: enter its unit first", name));
 }
@@ -108,7 +111,7 @@ std::span<std::byte> EmbeddedTrainer::Implementation::device_frozen(std::uint32_
 void EmbeddedTrainer::Implementation::leave(std::uint32_t unit,
                                             const offload::ForeignWork& readers) {
   check_unit(unit);
-  const std::lock_guard lock(passes_);
+  const Lock lock(passes_);
   check(inside_ == unit, ErrorCode::invalid_argument,
         fmt::format("unit {} is left, but was not entered", unit));
   cycle_.order_uploads(readers);
