@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/pools.hpp"

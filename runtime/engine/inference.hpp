@@ -9,8 +9,8 @@
 
 #include "offload/memory.hpp"
 #include "runtime/data/token_file.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/evaluation.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/step/step_engine.hpp"
 #include "runtime/model/parameter_source.hpp"
 

@@ -10,15 +10,15 @@
 #include "offload/cuda/cuda_device.hpp"
 #include "runtime/base/cuda_library_directories.hpp"
 #include "runtime/config/schedule.hpp"
-#include "runtime/engine/machine/budgets.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/prepare/planner.hpp"
 #include "runtime/engine/prepare/planning.hpp"
-#include "runtime/engine/prepare/start_values.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
 #include "runtime/engine/run/job_start.hpp"
+#include "runtime/engine/run/start_values.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
 
 namespace spillway::engine {

@@ -13,7 +13,7 @@
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/run/claim.hpp"
 #include "runtime/engine/step/step_engine.hpp"
-#include "runtime/engine/train_loop.hpp"
+#include "runtime/engine/train_request.hpp"
 #include "runtime/engine/training_data.hpp"
 
 namespace spillway::engine {

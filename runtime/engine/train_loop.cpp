@@ -11,7 +11,6 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/planned_run.hpp"
-#include "runtime/engine/prepare/start_values.hpp"
 #include "runtime/engine/report/metrics_log.hpp"
 #include "runtime/engine/report/monitors.hpp"
 #include "runtime/engine/report/running_median.hpp"
@@ -20,6 +19,7 @@
 #include "runtime/engine/run/job_start.hpp"
 #include "runtime/engine/run/kept_checkpoints.hpp"
 #include "runtime/engine/run/reader.hpp"
+#include "runtime/engine/run/start_values.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
 #include "runtime/engine/trainer.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
@@ -344,11 +344,6 @@ TrainReport Loop::run() {
 }
 
 }  // namespace
-
-model::ModelConfig model_config_in(const std::filesystem::path& from) {
-  return is_run(from) ? RunDirectory(from).read_config().model
-                      : model::load_model_config(from / "config.json");
-}
 
 TrainReport train(const TrainRequest& request, TrainObserver& observer,
                   const std::atomic<int>& interrupt) {

@@ -1,6 +1,6 @@
 // What a run may fill: never more than there is, and shared by need where device and host are one
 // memory.
-#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

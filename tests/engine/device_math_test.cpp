@@ -1,5 +1,5 @@
 // The engine's arithmetic on a CUDA device: what it refuses, and on a GPU the bits of the host's.
-#include "runtime/engine/step/device_math.hpp"
+#include "runtime/engine/device/device_math.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Algorithms of matrix products, measured on a GPU: once, and taken by a run that starts later.
 #include <gtest/gtest.h>
 
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/machine/product_tuning.hpp"
 #include "tests/engine/device_under_test.hpp"
 #include "tests/engine/training_harness.hpp"

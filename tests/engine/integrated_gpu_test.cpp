@@ -4,7 +4,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/layout.hpp"
-#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
 #include "tests/engine/embedded_fixture.hpp"
 #include "tests/support/cuda_emulation/emulation.hpp"
 

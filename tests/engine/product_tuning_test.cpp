@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "offload/host/host_backend.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/run/sealed_json.hpp"
 #include "runtime/model/cuda/gemm/gemm_layout.hpp"
 #include "tests/engine/training_harness.hpp"

@@ -5,7 +5,7 @@
 
 #include <variant>
 
-#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/choose.hpp"

@@ -1,5 +1,5 @@
 // Parameters that an fp16 run cannot hold are refused where they are loaded.
-#include "runtime/engine/prepare/start_values.hpp"
+#include "runtime/engine/run/start_values.hpp"
 
 #include <gtest/gtest.h>
 

@@ -13,7 +13,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/random.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/trainer.hpp"

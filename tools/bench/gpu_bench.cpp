@@ -15,7 +15,7 @@
 #include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/machine/least_seconds.hpp"
 
 namespace spillway::bench {

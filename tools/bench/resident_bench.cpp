@@ -5,10 +5,10 @@
 
 #include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/machine/budgets.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
-#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/step/step_engine.hpp"

@@ -6,7 +6,7 @@
 
 #include "comm/threads/thread_group.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "tools/bench/median.hpp"
 #include "tools/bench/synthetic_training.hpp"

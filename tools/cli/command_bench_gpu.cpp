@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "tools/bench/gpu_bench.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/cli/commands.hpp"

@@ -5,10 +5,10 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/topology.hpp"
-#include "runtime/engine/machine/budgets.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
 #include "runtime/engine/machine/product_tuning.hpp"
 #include "runtime/engine/machine/update_bench.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"

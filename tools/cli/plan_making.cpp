@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/prepare/automatic.hpp"
-#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/prepare/planner.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/fastest.hpp"

@@ -5,6 +5,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/base/file.hpp"
+#include "runtime/engine/run/start_values.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "tools/bench/model_shapes.hpp"
 #include "tools/cli/console.hpp"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
-#include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 
 namespace spillway::engine {

@@ -7,8 +7,8 @@
 
 #include "cpu_adam/traffic.hpp"
 #include "offload/memory.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/machine/calibration_sizes.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
 #include "runtime/engine/machine/least_seconds.hpp"
 #include "runtime/engine/machine/normal_numbers.hpp"
 #include "runtime/engine/step/step_engine.hpp"

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "runtime/base/random.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -6,10 +6,10 @@
 
 #include "runtime/base/dtype.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/machine/least_seconds.hpp"
 #include "runtime/engine/machine/normal_numbers.hpp"
-#include "runtime/engine/prepare/model_runtime.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/model/cuda/cuda_ops.hpp"
 #include "runtime/model/cuda/gemm/gemm_layout.hpp"

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "runtime/base/affinity.hpp"
-#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
-#include "runtime/engine/train_loop.hpp"
+#include "runtime/engine/train_request.hpp"
 
 namespace spillway::engine {
 

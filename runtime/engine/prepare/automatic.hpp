@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/config/train_options.hpp"
-#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/machine_profile.hpp"
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/score_gradients.hpp"
 #include "runtime/engine/prepare/stage_cut.hpp"

@@ -1,6 +1,6 @@
 #include "runtime/engine/prepare/score_gradients.hpp"
 
-#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/error.hpp"
-#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/model/row_ops.hpp"
 
 namespace spillway::engine {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "runtime/config/train_options.hpp"
-#include "runtime/engine/step/parameter_groups.hpp"
+#include "runtime/engine/prepare/parameter_groups.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/model/transformer.hpp"
 #include "runtime/plan/placement/choose.hpp"

@@ -9,7 +9,7 @@
 
 #include "runtime/base/run_id.hpp"
 #include "runtime/config/train_options.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/training_data.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/workload.hpp"

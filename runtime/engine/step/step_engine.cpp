@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/training_state.hpp"

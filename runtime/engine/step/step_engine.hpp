@@ -13,7 +13,7 @@
 #include "nvme_swap/tile_store.hpp"
 #include "offload/memory.hpp"
 #include "runtime/data/micro_batch.hpp"
-#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/step/executor.hpp"
 #include "runtime/engine/step/memory.hpp"

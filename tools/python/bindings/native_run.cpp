@@ -14,6 +14,7 @@
 #include "comm/launch_environment.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/config/options_table.hpp"
+#include "runtime/engine/run/start_values.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "tools/cli/exporting.hpp"
 #include "tools/cli/hub.hpp"

@@ -1,4 +1,4 @@
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 
 #include <utility>
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "cpu_adam/gradient_norm.hpp"
-#include "runtime/engine/step/device_math.hpp"
+#include "runtime/engine/device/device_math.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -10,12 +10,15 @@
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/run/job_start.hpp"
-#include "runtime/engine/train_loop.hpp"
+#include "runtime/engine/train_request.hpp"
 #include "runtime/engine/training_data.hpp"
 #include "runtime/model/parameter_layout.hpp"
 #include "runtime/model/parameter_source.hpp"
 
 namespace spillway::engine {
+
+/// Returns the architecture in `from`: an HF checkpoint's, or a run's.
+[[nodiscard]] model::ModelConfig model_config_in(const std::filesystem::path& from);
 
 /// Returns the architecture that the request names, or that of the run that it resumes.
 [[nodiscard]] model::ModelConfig model_of(const TrainRequest& request, const RunDirectory& run);

@@ -1,6 +1,6 @@
 #include "cpu_adam/cuda/device_update.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/step/device_math.hpp"
+#include "runtime/engine/device/device_math.hpp"
 
 namespace spillway::engine {
 namespace {

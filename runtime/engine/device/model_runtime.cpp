@@ -1,8 +1,8 @@
-#include "runtime/engine/prepare/model_runtime.hpp"
+#include "runtime/engine/device/model_runtime.hpp"
 
 #include <utility>
 
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/engine/machine/budgets.hpp"
+#include "runtime/engine/prepare/budgets.hpp"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 
 #include "runtime/base/affinity.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/engine/machine/compute_device.hpp"
+#include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/plan/placement/choose.hpp"

@@ -1,4 +1,4 @@
-#include "runtime/engine/prepare/start_values.hpp"
+#include "runtime/engine/run/start_values.hpp"
 
 #include <fmt/format.h>
 
@@ -9,6 +9,7 @@
 #include "nvme_swap/checksum.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/config/schedule.hpp"
+#include "runtime/engine/run/contents.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
 #include "runtime/model/initialize.hpp"
 #include "runtime/plan/placement/placement.hpp"
@@ -60,6 +61,11 @@ std::string describe_start(const TrainRequest& request, const RunConfig& config)
 }
 
 }  // namespace
+
+model::ModelConfig model_config_in(const std::filesystem::path& from) {
+  return holds_run(RunDirectory(from)) ? RunDirectory(from).read_config().model
+                                       : model::load_model_config(from / "config.json");
+}
 
 model::ModelConfig model_of(const TrainRequest& request, const RunDirectory& run) {
   if (request.model) return *request.model;

@@ -8,7 +8,7 @@
 #include "offload/device_backend.hpp"
 #include "runtime/base/wake_signal.hpp"
 #include "runtime/config/train_options.hpp"
-#include "runtime/engine/step/device_math.hpp"
+#include "runtime/engine/device/device_math.hpp"
 #include "runtime/model/cuda/gemm/gemm_choices.hpp"
 #include "runtime/model/cuda/workspace.hpp"
 #include "runtime/model/ops.hpp"
