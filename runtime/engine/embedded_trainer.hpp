@@ -41,7 +41,7 @@
 #include "runtime/base/units.hpp"
 #include "runtime/config/train_options.hpp"
 #include "runtime/plan/placement/placement.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::engine {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "offload/device_backend.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::engine {
 

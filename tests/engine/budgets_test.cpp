@@ -10,7 +10,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine::budgets_test {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 #include "tests/engine/training_harness.hpp"
 #include "tests/support/environment.hpp"
 

@@ -8,7 +8,7 @@
 #include "runtime/engine/device/model_runtime.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine::score_gradients_test {
 namespace {

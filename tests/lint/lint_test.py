@@ -121,6 +121,19 @@ class Layers(LintTest):
             with self.subTest(include):
                 self.assert_refused("runtime/plan/plan.hpp", include, "pure")
 
+    def test_refuses_rooms_that_include_each_other(self):
+        self.write("runtime/engine/run/claim.hpp", HEADER)
+        self.write("runtime/engine/step/engine.hpp",
+                   HEADER + '\n#include "runtime/engine/run/claim.hpp"\n')
+        self.assert_accepted("runtime/engine/trainer.hpp", '"runtime/engine/step/engine.hpp"')
+        self.write("runtime/engine/run/kept.hpp",
+                   HEADER + '\n#include "runtime/engine/trainer.hpp"\n')
+        findings = self.lint("layers")
+        self.assertEqual([finding.split(":")[0] for finding in findings],
+                         ["runtime/engine/run/kept.hpp", "runtime/engine/step/engine.hpp",
+                          "runtime/engine/trainer.hpp"])
+        self.assertIn("run includes trainer", findings[0])
+
     def test_refuses_openmp_outside_the_host_model(self):
         self.write("cpu_adam/a.cpp", "#pragma omp parallel\n")
         self.assert_finds("layers", "cpu_adam/a.cpp:1", "OpenMP")

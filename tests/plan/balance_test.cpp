@@ -1,5 +1,5 @@
 // The cut of a model into stages: against the best of all cuts, each simulated by itself.
-#include "runtime/plan/placement/balance.hpp"
+#include "runtime/plan/search/balance.hpp"
 
 #include <gtest/gtest.h>
 

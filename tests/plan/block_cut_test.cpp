@@ -1,4 +1,4 @@
-#include "runtime/plan/block_cut.hpp"
+#include "runtime/plan/placement/block_cut.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/plan/dataflow_graph.hpp"
-#include "runtime/plan/partition.hpp"
+#include "runtime/plan/placement/dataflow_graph.hpp"
+#include "runtime/plan/placement/partition.hpp"
 #include "runtime/plan/predict/price.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/plan_helpers.hpp"

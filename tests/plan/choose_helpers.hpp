@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <variant>
 
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 #include "tests/plan/step_workloads.hpp"
 
 namespace spillway::plan {

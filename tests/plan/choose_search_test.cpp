@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "runtime/plan/placement/draft.hpp"
+#include "runtime/plan/search/draft.hpp"
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/plan_helpers.hpp"
 

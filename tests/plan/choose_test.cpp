@@ -1,5 +1,5 @@
 // The choice of a placement within budgets: honoured requests and honest shortages.
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/plan/placement/cut_report.hpp"
+#include "runtime/plan/search/cut_report.hpp"
 
 #include <gtest/gtest.h>
 

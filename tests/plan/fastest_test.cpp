@@ -1,5 +1,5 @@
 // The choice between placements that fit: by the simulator, within what the user left open.
-#include "runtime/plan/placement/fastest.hpp"
+#include "runtime/plan/search/fastest.hpp"
 
 #include <gtest/gtest.h>
 

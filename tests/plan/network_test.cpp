@@ -2,8 +2,8 @@
 // from the order of collectives by hand, and the choice of how far ahead blocks are gathered.
 #include <gtest/gtest.h>
 
-#include "runtime/plan/placement/fastest.hpp"
 #include "runtime/plan/predict/price.hpp"
+#include "runtime/plan/search/fastest.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/choose_helpers.hpp"
 #include "tests/plan/expect_correct.hpp"

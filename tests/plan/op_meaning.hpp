@@ -5,7 +5,7 @@
 #include <string>
 
 #include "runtime/plan/placement/placement.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <string>
 
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 #include "tests/support/source_dir.hpp"
 
 namespace spillway::plan {

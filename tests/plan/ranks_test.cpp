@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/placement/choose.hpp"
 #include "runtime/plan/placement/pools.hpp"
 #include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/search/choose.hpp"
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/plan/dataflow_graph.hpp"
+#include "runtime/plan/placement/dataflow_graph.hpp"
 
 namespace spillway::plan {
 

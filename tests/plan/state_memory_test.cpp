@@ -2,8 +2,8 @@
 // the published bytes, the waiting gradient's 2 or, where rounds are summed, 4.
 #include <gtest/gtest.h>
 
-#include "runtime/plan/placement/choose.hpp"
-#include "runtime/plan/predict/op_traffic.hpp"
+#include "runtime/plan/search/choose.hpp"
+#include "runtime/plan/step/op_traffic.hpp"
 #include "tests/plan/plan_helpers.hpp"
 
 namespace spillway::plan::state_memory_test {

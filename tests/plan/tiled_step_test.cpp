@@ -5,8 +5,8 @@
 #include <set>
 
 #include "runtime/plan/placement/boundaries.hpp"
-#include "runtime/plan/placement/choose.hpp"
 #include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/search/choose.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tests/plan/expect_correct.hpp"
 #include "tests/plan/plan_helpers.hpp"

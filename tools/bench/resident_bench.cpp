@@ -12,7 +12,7 @@
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/step/step_engine.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 #include "tools/bench/median.hpp"
 #include "tools/bench/step_bench.hpp"

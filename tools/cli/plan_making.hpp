@@ -11,8 +11,8 @@
 #include "runtime/config/train_options.hpp"
 #include "runtime/engine/prepare/planner.hpp"
 #include "runtime/model/model_config.hpp"
-#include "runtime/plan/placement/cut_report.hpp"
 #include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/search/cut_report.hpp"
 #include "tools/bench/machine_description.hpp"
 #include "tools/cli/plan_text.hpp"
 

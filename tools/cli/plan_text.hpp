@@ -9,8 +9,8 @@
 #include "runtime/config/train_options.hpp"
 #include "runtime/engine/train_loop.hpp"
 #include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/placement/cut_report.hpp"
 #include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/search/cut_report.hpp"
 
 namespace spillway::cli {
 

@@ -27,6 +27,9 @@ ALLOWED = {
 # Rooms of modules whose libraries nothing that trains is linked with: for tools and tests alone.
 ROOMS = ("comm/baselines", "runtime/plan/grid")
 
+# Modules that have floors: their folders, and the files beside them, include no other in a circle.
+WITH_FLOORS = ("runtime/plan", "runtime/engine")
+
 # Third-party header -> folders that may include it, besides tools and tests. `None`: everywhere.
 HOMES = (
     (r"cublas|cudnn", ("runtime/model/cuda",)),
@@ -137,8 +140,42 @@ def check_installed(tree: SourceTree) -> Iterator[Finding]:
                 yield Finding(path, number, f'"{match.group(2)}" is not installed; this header is')
 
 
+def room_of(path: str, module: str) -> str:
+    """"runtime/plan/step/check.cpp" -> "step"; a header and its source beside folders are one."""
+    return path[len(module) + 1:].split("/")[0].split(".")[0]
+
+
+def check_floors(tree: SourceTree, module: str) -> Iterator[Finding]:
+    """Finds an include that closes a circle of rooms."""
+    includes: dict[str, dict[str, tuple[str, int]]] = {}
+    for path in tree.cxx_files():
+        if not below(path, module):
+            continue
+        for number, line in enumerate(tree.lines(path), 1):
+            match = INCLUDE.match(line)
+            if match and below(match.group(2), module):
+                room = room_of(match.group(2), module)
+                includes.setdefault(room_of(path, module), {}).setdefault(room, (path, number))
+
+    def reached(room: str) -> set[str]:
+        found, waiting = set(), [room]
+        while waiting:
+            new = includes.get(waiting.pop(), {}).keys() - found
+            found |= new
+            waiting += new
+        return found
+
+    for room, others in sorted(includes.items()):
+        for other, (path, number) in sorted(others.items()):
+            if other != room and room in reached(other):
+                yield Finding(path, number, f"{module}: {room} includes {other}, which includes it "
+                                            "in turn, itself or through others")
+
+
 def check(tree: SourceTree) -> Iterator[Finding]:
     yield from check_installed(tree)
+    for module in WITH_FLOORS:
+        yield from check_floors(tree, module)
     homes_seen: dict[str, str] = {}
     for path in tree.cxx_files():
         if below(path, "tests/consumer"):

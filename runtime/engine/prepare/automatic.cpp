@@ -12,7 +12,7 @@
 #include "runtime/config/keys.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -15,7 +15,7 @@
 #include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -10,7 +10,7 @@
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/placement/fastest.hpp"
+#include "runtime/plan/search/fastest.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {

@@ -14,7 +14,7 @@
 #include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/prepare/remedies.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine {
 namespace {

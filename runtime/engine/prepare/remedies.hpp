@@ -7,7 +7,7 @@
 
 #include "runtime/config/train_options.hpp"
 #include "runtime/model/model_config.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine {
 

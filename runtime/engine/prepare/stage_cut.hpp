@@ -6,7 +6,7 @@
 
 #include "runtime/config/train_options.hpp"
 #include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/placement/balance.hpp"
+#include "runtime/plan/search/balance.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {

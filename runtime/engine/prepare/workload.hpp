@@ -7,8 +7,8 @@
 #include "runtime/engine/prepare/parameter_groups.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/model/transformer.hpp"
-#include "runtime/plan/placement/choose.hpp"
 #include "runtime/plan/predict/flops.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::engine {
 

@@ -11,7 +11,7 @@
 
 #include "runtime/base/trace.hpp"
 #include "runtime/engine/step/executor.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::engine {
 

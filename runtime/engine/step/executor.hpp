@@ -16,7 +16,7 @@
 #include "runtime/base/wake_signal.hpp"
 #include "runtime/engine/step_result.hpp"
 #include "runtime/plan/predict/simulator.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::engine {
 

@@ -8,7 +8,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/engine/step/memory.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::engine {
 

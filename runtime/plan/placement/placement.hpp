@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "runtime/base/units.hpp"
-#include "runtime/plan/block_cut.hpp"
 #include "runtime/plan/orders.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/placement/block_cut.hpp"
+#include "runtime/plan/step_plan.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {

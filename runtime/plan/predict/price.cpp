@@ -5,11 +5,11 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/plan/dataflow_graph.hpp"
-#include "runtime/plan/partition.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
+#include "runtime/plan/placement/dataflow_graph.hpp"
 #include "runtime/plan/placement/internals.hpp"
-#include "runtime/plan/predict/op_traffic.hpp"
+#include "runtime/plan/placement/partition.hpp"
+#include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
 namespace {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::plan {
 

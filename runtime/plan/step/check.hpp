@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::plan {
 

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::plan {
 

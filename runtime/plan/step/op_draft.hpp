@@ -6,7 +6,7 @@
 #include <span>
 
 #include "runtime/base/error.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::plan {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "runtime/plan/placement/placement.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {

@@ -1,6 +1,6 @@
 #include "runtime/plan/step/builder/gradients.hpp"
 
-#include "runtime/plan/predict/op_traffic.hpp"
+#include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
 

@@ -1,6 +1,6 @@
 #include "runtime/plan/placement/internals.hpp"
-#include "runtime/plan/predict/op_traffic.hpp"
 #include "runtime/plan/step/builder/pass_writer.hpp"
+#include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
 

@@ -5,7 +5,7 @@
 
 #include "runtime/plan/step/dependency_tracker.hpp"
 #include "runtime/plan/step/op_draft.hpp"
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 namespace spillway::plan {
 

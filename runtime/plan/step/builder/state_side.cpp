@@ -1,6 +1,6 @@
 #include "runtime/plan/step/builder/state_side.hpp"
 
-#include "runtime/plan/predict/op_traffic.hpp"
+#include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
 namespace {

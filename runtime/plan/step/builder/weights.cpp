@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "runtime/plan/predict/op_traffic.hpp"
+#include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
 

@@ -1,4 +1,4 @@
-#include "runtime/plan/placement/balance.hpp"
+#include "runtime/plan/search/balance.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -8,9 +8,9 @@
 #include <utility>
 #include <variant>
 
-#include "runtime/plan/pipeline/stages.hpp"
-#include "runtime/plan/placement/fastest.hpp"
 #include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/search/fastest.hpp"
+#include "runtime/plan/stages/stages.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::plan {

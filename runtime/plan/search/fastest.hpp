@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <vector>
 
-#include "runtime/plan/block_cut.hpp"
 #include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/placement/block_cut.hpp"
 #include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::plan {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/plan/placement/draft.hpp"
+#include "runtime/plan/search/draft.hpp"
 
 namespace spillway::plan::detail {
 

@@ -7,7 +7,7 @@
 
 #include "runtime/plan/machine_profile.hpp"
 #include "runtime/plan/pipeline/schedule.hpp"
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {

@@ -1,4 +1,4 @@
-#include "runtime/plan/placement/choose.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -7,7 +7,7 @@
 
 #include "runtime/base/error.hpp"
 #include "runtime/plan/placement/boundaries.hpp"
-#include "runtime/plan/placement/moves.hpp"
+#include "runtime/plan/search/moves.hpp"
 
 namespace spillway::plan {
 namespace {

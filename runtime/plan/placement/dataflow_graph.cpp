@@ -1,4 +1,4 @@
-#include "runtime/plan/dataflow_graph.hpp"
+#include "runtime/plan/placement/dataflow_graph.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -1,11 +1,11 @@
-#include "runtime/plan/placement/cut_report.hpp"
+#include "runtime/plan/search/cut_report.hpp"
 
 #include <algorithm>
 #include <array>
 #include <tuple>
 #include <utility>
 
-#include "runtime/plan/dataflow_graph.hpp"
+#include "runtime/plan/placement/dataflow_graph.hpp"
 #include "runtime/plan/placement/memory_sums.hpp"
 #include "runtime/plan/predict/price.hpp"
 #include "runtime/plan/step/step_builder.hpp"

@@ -1,4 +1,4 @@
-#include "runtime/plan/placement/moves.hpp"
+#include "runtime/plan/search/moves.hpp"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "runtime/plan/partition.hpp"
+#include "runtime/plan/placement/partition.hpp"
 
 #include <algorithm>
 #include <bit>

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/plan/block_cut.hpp"
-#include "runtime/plan/placement/fastest.hpp"
+#include "runtime/plan/placement/block_cut.hpp"
+#include "runtime/plan/search/fastest.hpp"
 
 namespace spillway::plan {
 

@@ -1,4 +1,4 @@
-#include "runtime/plan/predict/op_traffic.hpp"
+#include "runtime/plan/step/op_traffic.hpp"
 
 namespace spillway::plan {
 namespace {

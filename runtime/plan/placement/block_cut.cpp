@@ -1,4 +1,4 @@
-#include "runtime/plan/block_cut.hpp"
+#include "runtime/plan/placement/block_cut.hpp"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <array>
 #include <string_view>
 
-#include "runtime/plan/dataflow_graph.hpp"
-#include "runtime/plan/partition.hpp"
+#include "runtime/plan/placement/dataflow_graph.hpp"
+#include "runtime/plan/placement/partition.hpp"
 #include "runtime/plan/placement/placement.hpp"
 
 namespace spillway::plan {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/plan/placement/choose.hpp"
 #include "runtime/plan/placement/memory_sums.hpp"
+#include "runtime/plan/search/choose.hpp"
 
 namespace spillway::plan::detail {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/base/units.hpp"
-#include "runtime/plan/dataflow_graph.hpp"
+#include "runtime/plan/placement/dataflow_graph.hpp"
 
 namespace spillway::plan {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::plan {

@@ -1,10 +1,10 @@
-#include "runtime/plan/placement/fastest.hpp"
+#include "runtime/plan/search/fastest.hpp"
 
 #include <algorithm>
 #include <optional>
 #include <vector>
 
-#include "runtime/plan/dataflow_graph.hpp"
+#include "runtime/plan/placement/dataflow_graph.hpp"
 #include "runtime/plan/predict/price.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/step/builder/builder.hpp"

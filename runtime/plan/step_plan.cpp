@@ -1,4 +1,4 @@
-#include "runtime/plan/step/step_plan.hpp"
+#include "runtime/plan/step_plan.hpp"
 
 #include <fmt/format.h>
 
