@@ -56,8 +56,8 @@ class SPILLWAY_SCOPED_CAPABILITY Lock {
   std::unique_lock<std::mutex> lock_;
 };
 
-/// A wait gives up the lock meanwhile, and may end without a notification. There is none with a
-/// predicate, which the analysis could not follow: `while (!over_) changed_.wait(lock);`.
+/// `wait` unlocks while it waits, and may end without a notification. It takes no predicate,
+/// because clang's analysis could not follow one: write `while (!over_) changed_.wait(lock);`.
 class Condition {
  public:
   void wait(Lock& lock) { condition_.wait(lock.lock_); }

@@ -219,7 +219,7 @@ void add_placement(std::vector<Option>& table) {
   rows.member<&Options::prefetch>(
           {"prefetch",
            "Blocks are uploaded to the device, or gathered from other ranks, this many blocks "
-           "ahead of their use.",
+           "ahead of their use; fewer where the device has no room.",
            "1; where ranks share out parameters, what makes the shortest step"})
       .automatic = "what the planner finds";
   rows.member<&Options::device_memory>(

@@ -1,4 +1,4 @@
-// RuntimeOptions of a training run: plain, validated once, immutable after.
+// TrainOptions: the options of a training run, plain, validated once, immutable after.
 #pragma once
 
 #include <cstdint>
@@ -148,7 +148,7 @@ struct AutomaticOptions {
 };
 
 struct TrainOptions {
-  // The mathematics: recorded in run/config.json, fixed for resume.
+  // The mathematics: recorded in RUN/config.json, fixed for resume.
   std::uint32_t micro_batch = 1;
   std::uint32_t gradient_accumulation_steps = 1;  ///< micro-batches a step
   std::uint32_t rounds = 1;                       ///< divides gradient_accumulation_steps
@@ -179,7 +179,7 @@ struct TrainOptions {
   StateHome state_home = StateHome::automatic;
   StateHome activations = StateHome::automatic;  ///< of the activations between blocks
   SumsHome gradient_sums = SumsHome::automatic;  ///< where gradients of rounds are added up
-  std::optional<std::uint32_t> prefetch;         ///< blocks uploaded ahead; absent: planned
+  std::optional<std::uint32_t> prefetch;         ///< blocks uploaded ahead; absent: 1, or planned
   /// Number of the GPU among those that CUDA shows. Each of several ranks of a machine has its own;
   /// no key of a configuration.
   int device_index = 0;

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "runtime/base/foreign_error.hpp"
+#include "runtime/base/as_error.hpp"
 
 namespace spillway::error_test {
 namespace {

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/as_error.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/base/foreign_error.hpp"
 #include "runtime/base/log.hpp"
 #include "tools/cli/commands.hpp"
 #include "tools/cli/console.hpp"

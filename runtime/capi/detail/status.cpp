@@ -5,8 +5,8 @@
 #include <string>
 #include <system_error>
 
+#include "runtime/base/as_error.hpp"
 #include "runtime/base/error.hpp"
-#include "runtime/base/foreign_error.hpp"
 
 namespace spillway::capi {
 namespace {

@@ -35,12 +35,11 @@ struct ProductSources {
   const model::cuda::GemmChoices& measured;  ///< on this machine
 };
 
-/// A resumed run has its own alone, whatever was measured since; a new one what was measured, and
-/// instead of it what the run that it goes on from used. The library's first proposal serves the
-/// rest.
+/// A resumed run keeps its own algorithms. A new run takes those measured here, but prefers those
+/// of the run that it goes on from. The library's first proposal serves the rest.
 [[nodiscard]] model::cuda::GemmChoices choose_products(const ProductSources& sources);
 
-/// Returns those of a record.
+/// Returns the algorithms that a record names.
 [[nodiscard]] model::cuda::GemmChoices products_of(const DeviceRecord& record);
 
 /// Makes operators that are ready to run, with the algorithms of `products` where they are of this

@@ -1,5 +1,5 @@
-// What is known before a byte of a run is allocated: its options, its workload and its placement.
-// `spillway plan` stops here; `spillway train` goes on. Control thread only.
+// What options and model say before a plan is made: resolved options, the workload, the grid, and a
+// placement that fits. Control thread only.
 #pragma once
 
 #include <cstdint>

@@ -7,9 +7,9 @@
 
 namespace spillway::engine {
 
-/// Returns what the gradients of scores may take at once: as much as the backward pass of attention
-/// has a use for, of what `placement` leaves of `device`; the usual bound where it leaves too
-/// little, or where nothing needs more.
+/// Returns the bytes for gradients of scores: as much as the backward pass of attention can use of
+/// the room that `placement` leaves on `device`; the usual bound where it leaves too little, or
+/// where nothing needs more.
 [[nodiscard]] Bytes spare_score_gradients(const model::ModelConfig& config,
                                           const config::TrainOptions& options,
                                           const plan::Workload& workload,

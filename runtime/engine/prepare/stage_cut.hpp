@@ -11,7 +11,8 @@
 
 namespace spillway::engine {
 
-/// Returns what of a workload the stage has that the options cut it into: all, if there is one.
+/// Returns the stage's part of the workload, as the options cut it; all of it if there is one
+/// stage.
 [[nodiscard]] plan::Workload of_stage(plan::Workload whole, const config::TrainOptions& options,
                                       std::uint32_t stage);
 

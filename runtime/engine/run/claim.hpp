@@ -46,7 +46,7 @@ class RunClaim {
   [[nodiscard]] const std::filesystem::path& job() const { return request_.run; }
   /// The run has a committed step, with which it goes on.
   [[nodiscard]] bool resumes() const { return recorded_.has_value(); }
-  /// Returns that of a run that goes on.
+  /// Returns the recorded configuration of a run that goes on.
   [[nodiscard]] const RunConfig& recorded() const { return *recorded_; }
   /// What the claim has found, in the form that ranks exchange.
   struct Found {

@@ -52,7 +52,7 @@ struct RunManifest {
   std::filesystem::path directory{};    ///< of the run when it was last trained
   std::optional<std::uint64_t> kept{};  ///< this is a kept checkpoint of that step
   RankPart part{};                      ///< whose state it is
-  /// The id of rank 0's run: of another rank, whose job this is. Runs of old have none.
+  /// For a rank other than 0: the id of rank 0's run. Runs of earlier versions have none.
   RunId job{};
   /// Rank 0's id before, while others may still name it as their job.
   std::optional<RunId> renamed{};

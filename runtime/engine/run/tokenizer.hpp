@@ -1,5 +1,5 @@
-// The tokenizer of a run: that the data's tokens are those of the model, and what the run keeps of
-// it for its exports.
+// The tokenizer of a run: checks that the data's tokens are those of the model, and keeps the
+// tokenizer for exports.
 #pragma once
 
 #include <cstdint>

@@ -32,11 +32,6 @@ std::string profiler_name(const Op& op) {
   return fmt::format("{} {}.{}", plan::name_of(op), op.block, op.micro_batch);
 }
 
-bool is_pass(const Op& op) {
-  return op.kind == plan::OpKind::forward || op.kind == plan::OpKind::backward ||
-         op.kind == plan::OpKind::loss;
-}
-
 /// Returns the number of a stream's ring of events.
 std::size_t ring_of(Lane lane) { return lane == Lane::net ? 3 : static_cast<std::size_t>(lane); }
 
@@ -161,9 +156,9 @@ bool Executor::may_start(const Op& op) const {
 bool Executor::has_room(const LaneQueue& lane, const Op& op) const {
   if (op.lane == Lane::external) return true;
   if (lane.in_flight.size() >= kInFlight) return false;
-  if (!is_pass(op)) return true;
+  if (!is_model_op(op)) return true;
   const auto passes = std::ranges::count_if(
-      lane.in_flight, [&](OpIndex index) { return is_pass(plan_.ops[index]); });
+      lane.in_flight, [&](OpIndex index) { return is_model_op(plan_.ops[index]); });
   return static_cast<std::size_t>(passes) < kPassesInFlight;
 }
 

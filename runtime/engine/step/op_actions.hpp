@@ -1,6 +1,6 @@
-// OpActions: what each op of a plan does to the memory that it declares. One function an op kind;
-// nothing here decides when. Control thread, except the bodies that it hands to streams and
-// workers.
+// OpActions: what each op of a plan does to the memory that it declares. One function for
+// each kind of op and processor; nothing here decides when. Control thread, except the bodies that
+// it hands to streams and workers.
 #pragma once
 
 #include <algorithm>

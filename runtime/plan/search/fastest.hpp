@@ -22,7 +22,7 @@ inline constexpr std::size_t kOpsSimulated = 4'000'000;
                           const BlockCut& cut);
 
 /// Returns the admissible cuts of a layer that the request leaves open and the machine can run.
-/// What the profile says is no part of what the user asked for by name.
+/// The profile excludes no cut that the user named.
 [[nodiscard]] std::vector<BlockCut> open_cuts(const Workload& workload,
                                               const PlacementRequest& request,
                                               const MachineProfile& profile);

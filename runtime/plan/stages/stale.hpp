@@ -50,7 +50,7 @@ struct FullPipeline {
   std::vector<std::vector<StageStep>> fill;  ///< ahead of a step that finds it empty
 };
 
-/// Returns these by stage. A message passes in the step that has made it.
+/// Returns, by stage, the lists of steps. A message is sent in the step that makes it.
 [[nodiscard]] FullPipeline full_pipeline(const Pipeline& pipeline,
                                          const std::vector<StageSeconds>& seconds);
 

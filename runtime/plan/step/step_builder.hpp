@@ -8,9 +8,10 @@
 namespace spillway::plan {
 
 /// Returns one training step in deferred mode: the previous step's update (ops marked
-/// `if_pending`), block by block just ahead of the block's forward; then the rounds; then the norms
-/// of the gradients. In a pipeline that stays full (Stage::stays_full) the update stands first, and
-/// the step has the first passes of the next one.
+/// `if_pending`), block by block just ahead of the block's forward; then the rounds, in the last of
+/// which each block's norms follow its gradient; then the first reads of the next step's state. In
+/// a pipeline that stays full (Stage::stays_full) the update stands first, and the step has the
+/// first passes of the next one.
 [[nodiscard]] StepPlan build_training_step(const Workload& workload, const Placement& placement);
 
 /// Returns the same, in which all state that lives in memory also goes to disk, each tile as soon

@@ -8,14 +8,6 @@
 
 namespace spillway::plan {
 
-/// `held`: the embedding has brought them to the device.
-void PassWriter::bring_tokens(OpDraft& draft, bool held) const {
-  const std::uint32_t m = draft.op.micro_batch;
-  if (held) return draft.read(device_tokens(m), of_pass(ValueKind::tokens, m));
-  draft.read({PoolKind::host_tokens, pass_index(m)}, of_pass(ValueKind::tokens, m));
-  draft.write(device_tokens(m), of_pass(ValueKind::tokens, m));
-}
-
 void LayerPasses::visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again) {
   const std::uint32_t layer = workload_.layer_of(block);
   const std::uint32_t part = block - workload_.first_block(layer);
@@ -150,12 +142,12 @@ void LayerPasses::meet_tiles_of_head(OpDraft& draft, std::uint32_t part, bool tr
   draft.write(between, made_by(ValueKind::scanned, layer, part, m));
 }
 
-void LayerPasses::visit_loss(std::uint32_t block, MicroBatches range, LossPass pass) {
+void LayerPasses::visit_loss(std::uint32_t block, MicroBatches range, HeadPass pass) {
   const std::uint32_t layer = workload_.head_layer();
   const auto [first, end] = workload_.loss_blocks();
   const std::uint32_t part = block - first;
-  const bool train = pass == LossPass::gradient;
-  const bool ends = train ? block == first : pass == LossPass::evaluation && block + 1 == end;
+  const bool train = pass == HeadPass::gradient;
+  const bool ends = train ? block == first : pass == HeadPass::evaluation && block + 1 == end;
   const BlockRange tied = workload_.tied_blocks();
   // A tied head in tiles runs on blocks that are not its own; another has its vectors besides them.
   const bool is_own = !tied.contains(block);
@@ -208,12 +200,12 @@ void LayerPasses::visit_loss(std::uint32_t block, MicroBatches range, LossPass p
 
 void LayerPasses::visit_head(MicroBatches range, bool train) {
   const auto [first, end] = workload_.loss_blocks();
-  const LossPass scan = train ? LossPass::scan : LossPass::evaluation;
+  const HeadPass scan = train ? HeadPass::scan : HeadPass::evaluation;
   if (workload_.tiled || !train) {
     for (std::uint32_t block = first; block < end; ++block) visit_loss(block, range, scan);
   }
   if (!train) return;
-  for (std::uint32_t block = end; block-- > first;) visit_loss(block, range, LossPass::gradient);
+  for (std::uint32_t block = end; block-- > first;) visit_loss(block, range, HeadPass::gradient);
 }
 
 }  // namespace spillway::plan

@@ -63,10 +63,10 @@ class LayerPasses final : public PassWriter {
   void backward_layer(std::uint32_t layer, MicroBatches range) override;
 
  private:
-  enum class LossPass : std::uint8_t { evaluation, scan /* before gradients */, gradient };
+  enum class HeadPass : std::uint8_t { evaluation, scan /* before gradients */, gradient };
   void visit_forward(std::uint32_t block, MicroBatches range, bool train, bool again);
   void visit_backward(std::uint32_t block, MicroBatches range);
-  void visit_loss(std::uint32_t block, MicroBatches range, LossPass pass);
+  void visit_loss(std::uint32_t block, MicroBatches range, HeadPass pass);
   void meet_tiles(OpDraft& draft, std::uint32_t layer, std::uint32_t part,
                   std::uint32_t parts) const;
   void meet_tiles_of_head(OpDraft& draft, std::uint32_t part, bool train) const;

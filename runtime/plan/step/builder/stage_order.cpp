@@ -55,12 +55,12 @@ void Builder::fill() {
 }
 
 void Builder::run_steps(const std::vector<StageStep>& steps) {
-  for (const StageStep& step : steps) {
-    step_.round = step.pass.round;
-    const BlockRange& layers = workload_.stage.chunks[step.pass.chunk];
-    if (step.kind != StageStep::Kind::run) {
-      messages_.exchange(step);
-    } else if (step.pass.direction == Direction::forward) {
+  for (const StageStep& turn : steps) {
+    step_.round = turn.pass.round;
+    const BlockRange& layers = workload_.stage.chunks[turn.pass.chunk];
+    if (turn.kind != StageStep::Kind::run) {
+      messages_.exchange(turn);
+    } else if (turn.pass.direction == Direction::forward) {
       run_forward(layers, /*train=*/true);
     } else {
       run_backward(layers);

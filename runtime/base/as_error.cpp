@@ -1,4 +1,4 @@
-#include "runtime/base/foreign_error.hpp"
+#include "runtime/base/as_error.hpp"
 
 #include <fmt/format.h>
 

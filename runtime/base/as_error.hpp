@@ -1,4 +1,4 @@
-// Errors of the standard library, told as ours.
+// Turns exceptions of the standard library into `Error`.
 #pragma once
 
 #include <exception>
