@@ -316,10 +316,10 @@ class Held:
 
     def _take_back(self, index: int) -> None:
         """Brings what the program has made the parameter into the memory that is ours."""
+        self._check_form(index)
         self._check_place(index)
         parameter, memory = self._parameters[index], self._memory[index]
         if parameter.data_ptr() != memory.data_ptr():
-            self._check_form(index)
             self._check_aliases(index)
             memory.copy_(parameter.data)
         self._point(index)
