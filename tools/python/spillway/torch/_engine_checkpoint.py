@@ -34,7 +34,7 @@ def _write(document: Mapping[str, Any], path: str) -> None:
 
 
 def _save(engine: WithCheckpoints, save_dir: Path, tag: Any, client_state: Mapping[str, Any] | None,
-         save_latest: bool, exclude_frozen_parameters: bool) -> None:
+          save_latest: bool, exclude_frozen_parameters: bool) -> None:
     """Writes SAVE_DIR/TAG, which replaces one that is there once it is whole, and then `latest`."""
     directory = path_of(save_dir, "save_dir")
     tag = f"global_step{engine.global_steps}" if tag is None else str(tag)
@@ -78,7 +78,7 @@ def _find(load_dir: Path, tag: Any) -> str | None:
 
 
 def _load(engine: WithCheckpoints, folder: str, *, strict: bool, optimizer: bool, schedule: bool,
-         module_only: bool, load_model: Callable[..., Any] | None) -> dict[str, Any]:
+          module_only: bool, load_model: Callable[..., Any] | None) -> dict[str, Any]:
     """Takes what was saved in a folder; returns its `client_state`."""
     # What the program has given as client_state is any object.
     saved = torch.load(os.path.join(folder, _ENGINE), weights_only=False)
@@ -148,8 +148,7 @@ class WithCheckpoints(torch.nn.Module):
         it, unless `save_latest` is False. With `exclude_frozen_parameters` the model is saved
         without parameters that need no gradient; load it with `load_module_strict=False`.
         """
-        _save(self, save_dir, tag, client_state, save_latest,
-                                exclude_frozen_parameters)
+        _save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         return True
 
     def load_checkpoint(self, load_dir: Path, tag: Any = None, load_module_strict: bool = True,

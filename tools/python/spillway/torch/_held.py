@@ -292,6 +292,8 @@ class Held:
                 f"the memory of {name} was moved, as by share_memory(), to where no update would "
                 "reach it: make a new optimizer for a copy (copy.deepcopy(model)), and copy its "
                 "parameters into the shared model after steps")
+        if place == self._addresses[index]:
+            return  # written in place
         places = list(map(torch.Tensor.data_ptr, self._parameters))
         if places.count(place) > 1:
             other = next(entry.name for number, entry in enumerate(self.entries)
