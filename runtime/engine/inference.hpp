@@ -10,8 +10,8 @@
 #include "offload/memory.hpp"
 #include "runtime/data/token_file.hpp"
 #include "runtime/engine/device/compute_device.hpp"
-#include "runtime/engine/evaluation.hpp"
 #include "runtime/engine/step/step_engine.hpp"
+#include "runtime/engine/training/evaluation.hpp"
 #include "runtime/model/parameter_source.hpp"
 
 namespace spillway::engine {

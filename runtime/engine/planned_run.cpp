@@ -30,11 +30,12 @@ constexpr std::uint64_t kLongRead = (2_GiB).value();
 class OwnMachine final : public PlanningMachine {
  public:
   OwnMachine(const TrainRequest& request, TrainObserver& observer, PlannedRun& run)
-      : request_(request), ranks_(*run.ranks), observer_(observer), run_(run) {}
+      : request_(request), ranks_(run.ranks), observer_(observer), run_(run) {}
 
   [[nodiscard]] plan::Budgets budgets(const config::TrainOptions& options,
                                       const plan::Workload& workload) override;
-  [[nodiscard]] plan::Workload workload(const config::TrainOptions& options,
+  [[nodiscard]] plan::Workload workload(const model::ModelConfig& config,
+                                        const config::TrainOptions& options,
                                         const plan::Ranks& ranks, Bytes score_gradients) override;
   [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
                                              const plan::Workload& whole,
@@ -57,11 +58,11 @@ class OwnMachine final : public PlanningMachine {
 };
 
 /// Fills a PlannedRun, in the order of its functions.
-class Planning {
+class RunPreparation {
  public:
-  Planning(const TrainRequest& request, TrainObserver& observer, PlannedRun& run)
+  RunPreparation(const TrainRequest& request, TrainObserver& observer, PlannedRun& run)
       : request_(request),
-        ranks_(*run.ranks),
+        ranks_(run.ranks),
         observer_(observer),
         run_(run),
         machine_(request, observer, run) {}
@@ -86,50 +87,48 @@ class Planning {
 };
 
 /// Whatever refuses this start does so before a file of the run is changed.
-void Planning::open() {
+void RunPreparation::open() {
   const std::optional<StepIndex> start = agree_on_start(ranks_, run_.claim);
-  run_.config = model_of(request_, RunDirectory(run_.claim.job()));
-  run_.options = request_.options;
-  run_.options.tensor.index = ranks_.place().part();
+  run_.run_config.model = model_of(request_, RunDirectory(run_.claim.job()));
+  run_.plan.options = request_.options;
+  run_.plan.options.tensor.index = ranks_.place().part();
   take_place();
-  resolve(run_.options, run_.config);
+  resolve(run_.plan.options, run_.config());
   resolve_automatic();
   if (request_.from) check_tokenizer(request_.data, *request_.from);
-  run_.data.emplace(TrainingData::open(request_.data, run_.config, run_.options.context));
-  run_.sampler.emplace(run_.data->train.size(), run_.options.context, run_.options.order,
-                       run_.options.seed);
-  run_.steps = steps_of(run_.options, *run_.sampler, run_.part.count);
-  config::check_momentum(run_.options.schedule, run_.steps);
-  run_.store_options.engine = run_.options.io_engine;
-  run_.store_options.disk_gigabytes_per_second = run_.options.disk_gbps;
+  run_.data.emplace(TrainingData::open(request_.data, run_.config(), run_.plan.options.context));
+  run_.sampler.emplace(run_.data->train.size(), run_.plan.options.context, run_.plan.options.order,
+                       run_.plan.options.seed);
+  run_.steps = steps_of(run_.plan.options, *run_.sampler, run_.part.count);
+  config::check_momentum(run_.plan.options.schedule, run_.steps);
+  run_.store_options.engine = run_.plan.options.io_engine;
+  run_.store_options.disk_gigabytes_per_second = run_.plan.options.disk_gbps;
   RunConfig& now = run_.run_config;
-  now = {.id = {},
-         .model = run_.config,
-         .options = run_.options,
-         .data = std::filesystem::absolute(request_.data).string(),
-         .identity = recognise_data()};
+  now.options = run_.plan.options;
+  now.data = std::filesystem::absolute(request_.data).string();
+  now.identity = recognise_data();
   check_same_run(ranks_, now, sources_of(request_, now, *run_.data, start));
   ranks_.join(run_.part.secondary, join_gpus());
-  const config::ScheduleOptions given = run_.options.schedule;
+  const config::ScheduleOptions given = run_.plan.options.schedule;
   if (start) {
-    run_.start = Start::resumed;
     run_.resume_at = start;
     const RunConfig& recorded = run_.claim.recorded();
     // A schedule that was to end with the run keeps the end that it started with.
-    run_.options.schedule =
-        config::resolve_schedule(run_.options.schedule, recorded.options.schedule.total_steps);
-    now.options = run_.options;
+    run_.plan.options.schedule =
+        config::resolve_schedule(run_.plan.options.schedule, recorded.options.schedule.total_steps);
+    now.options = run_.plan.options;
     check_same_mathematics(recorded, now);
     resume_model(recorded.device);
   } else {
-    run_.options.schedule = config::resolve_schedule(run_.options.schedule, run_.steps);
-    now.options = run_.options;
+    run_.plan.options.schedule = config::resolve_schedule(run_.plan.options.schedule, run_.steps);
+    now.options = run_.plan.options;
     make_model();
   }
-  for (const std::string& note : notes_at_start(run_.config, given, run_.options, run_.steps)) {
+  for (const std::string& note :
+       notes_at_start(run_.config(), given, run_.plan.options, run_.steps)) {
     observer_.noted(note);
   }
-  prepare_state(ranks_, run_.claim, run_.options.nvme);
+  prepare_state(ranks_, run_.claim, run_.plan.options.nvme);
   run_.store_options.directories = run_.claim.state_directories();
   run_.store_options.owner = run_.claim.manifest().state_id;
   for (const std::string& note : run_.claim.take_notes()) observer_.noted(note);
@@ -137,9 +136,9 @@ void Planning::open() {
 
 /// Gives this rank its part of a machine that it shares with others: GPU, cores and drives. A run
 /// that goes on has its state where it is.
-void Planning::take_place() {
+void RunPreparation::take_place() {
   if (ranks_.alone()) return;
-  config::TrainOptions& options = run_.options;
+  config::TrainOptions& options = run_.plan.options;
   const config::DeviceKind device = options.device.value_or(usable_device());
   options.device_index = gpu_of_rank(ranks_, device);
   PlaceRequest request;
@@ -161,12 +160,12 @@ void Planning::take_place() {
 }
 
 /// What the plan tells of all ranks.
-void Planning::show_places(const std::string& gpu) {
+void RunPreparation::show_places(const std::string& gpu) {
   ShownPlace mine{.machine = machine_name().data(),
                   .nodes = {},
                   .cores = static_cast<std::uint32_t>(run_.place.share.cores.size()),
                   .bound = run_.binding->holds(),
-                  .threads = run_.options.threads,
+                  .threads = run_.plan.options.threads,
                   .gpu = gpu,
                   .state = {}};
   for (const Core& core : run_.place.share.cores) {
@@ -178,9 +177,9 @@ void Planning::show_places(const std::string& gpu) {
 }
 
 /// All ranks have the same device by now. A machine that lacks NCCL ends the run here.
-std::unique_ptr<comm::DeviceCommunicator> Planning::join_gpus() const {
-  if (ranks_.alone() || run_.options.device != config::DeviceKind::cuda) return nullptr;
-  check(!config::has_stale_weights(run_.options.pipeline.schedule), ErrorCode::not_supported,
+std::unique_ptr<comm::DeviceCommunicator> RunPreparation::join_gpus() const {
+  if (ranks_.alone() || run_.plan.options.device != config::DeviceKind::cuda) return nullptr;
+  check(!config::has_stale_weights(run_.plan.options.pipeline.schedule), ErrorCode::not_supported,
         "this version runs schedules with stale weights on the host alone; use another "
         "spillway.pipeline_schedule, or --device host");
   comm::Communicator& job = *ranks_.host(RankGroups::Group::job);
@@ -190,37 +189,37 @@ std::unique_ptr<comm::DeviceCommunicator> Planning::join_gpus() const {
 }
 
 /// A resumed run keeps what it chose when it began.
-void Planning::resolve_automatic() {
-  if (run_.claim.resumes()) take_automatic(run_.options, run_.claim.recorded().options);
+void RunPreparation::resolve_automatic() {
+  if (run_.claim.resumes()) take_automatic(run_.plan.options, run_.claim.recorded().options);
   const auto budgets = [this](const config::TrainOptions& options, const plan::Workload& step) {
     return machine_.budgets(options, step);
   };
-  for (const std::string& line : choose_automatic(run_.options, run_.config, budgets)) {
+  for (const std::string& line : choose_automatic(run_.plan.options, run_.config(), budgets)) {
     observer_.noted(line);
   }
 }
 
 /// A resumed run knows the file again, if nobody has touched it.
-DataIdentity Planning::recognise_data() const {
+DataIdentity RunPreparation::recognise_data() const {
   const DataIdentity known = run_.claim.resumes() ? run_.claim.recorded().identity : DataIdentity{};
   const data::FileStamp file = run_.data->train.stamp();
   if (known.stamp != file && file.bytes > kLongRead) {
     observer_.noted(fmt::format("reading all {} of train.bin once, to know it again",
                                 format_bytes(Bytes{file.bytes})));
   }
-  return run_.data->identity(run_.config.vocab_size, known);
+  return run_.data->identity(run_.config().vocab_size, known);
 }
 
 /// Operators before a byte is written: a device that cannot run leaves no run behind.
-void Planning::make_model() {
+void RunPreparation::make_model() {
   std::optional<DeviceRecord> origin;
   if (request_.from && RunDirectory(*request_.from).exists()) {
     origin = RunDirectory(*request_.from).read_config().device;
   }
-  run_.model = make_model_runtime(run_.config, run_.options,
+  run_.model = make_model_runtime(run_.config(), run_.plan.options,
                                   choose_products({.continued = origin ? &*origin : nullptr,
                                                    .measured = run_.known.products()}));
-  run_.run_config.device = record_of(run_.options, *run_.model.ops);
+  run_.run_config.device = record_of(run_.plan.options, *run_.model.ops);
   run_.measured_products = products_of(run_.run_config.device).common(run_.known.products());
   if (run_.measured_products > 0) {
     observer_.noted(
@@ -230,11 +229,11 @@ void Planning::make_model() {
   }
 }
 
-void Planning::resume_model(const DeviceRecord& recorded) {
+void RunPreparation::resume_model(const DeviceRecord& recorded) {
   run_.model = make_model_runtime(
-      run_.config, run_.options,
+      run_.config(), run_.plan.options,
       choose_products({.resumed = &recorded, .measured = run_.known.products()}));
-  run_.run_config.device = record_of(run_.options, *run_.model.ops);
+  run_.run_config.device = record_of(run_.plan.options, *run_.model.ops);
   const auto text = [](const DeviceRecord& device) {
     return fmt::format("{} {} {}", device.name, device.libraries, device.attention);
   };
@@ -259,19 +258,20 @@ plan::Budgets OwnMachine::budgets(const config::TrainOptions& options,
   return budgets;
 }
 
-plan::Workload OwnMachine::workload(const config::TrainOptions& options, const plan::Ranks& ranks,
+plan::Workload OwnMachine::workload(const model::ModelConfig& config,
+                                    const config::TrainOptions& options, const plan::Ranks& ranks,
                                     Bytes score_gradients) {
   if (score_gradients != model::cuda::kScoreGradients) {
-    run_.model = make_model_runtime(run_.config, options, products_of(run_.run_config.device),
-                                    score_gradients);
+    run_.model =
+        make_model_runtime(config, options, products_of(run_.run_config.device), score_gradients);
   }
-  return make_workload(run_.config, *run_.model.transformer, options, ranks);
+  return make_workload(config, *run_.model.transformer, options, ranks);
 }
 
 CalibrationRequest OwnMachine::request_for(const config::TrainOptions& options,
                                            const plan::Workload& workload,
                                            const plan::Budgets& budgets) const {
-  return {.config = run_.config,
+  return {.config = run_.config(),
           .options = options,
           .model = run_.model,
           .workload = workload,
@@ -312,28 +312,25 @@ plan::MachineProfile OwnMachine::profile(const config::TrainOptions& options,
 }
 
 void OwnMachine::tune_run() {
+  const Planned& plan = run_.plan;
   run_.update_prefetch = tuning_.update_prefetch;
   tune_store(tuning_.drives, run_.store_options);
-  run_.store_options.weights = disk_weights(request_for(run_.options, run_.workload, run_.budgets),
-                                            tuning_.drives, run_.placement);
+  run_.store_options.weights = disk_weights(request_for(plan.options, plan.workload, plan.budgets),
+                                            tuning_.drives, plan.placement);
 }
 
-void Planning::plan() {
-  Planned planned = plan_rank(run_.config, run_.options, run_.part,
-                              run_.claim.resumes() ? StageCut::kept : StageCut::chosen, machine_,
-                              ranks_, [this](const std::string& text) { observer_.noted(text); });
-  run_.run_config.options.pipeline.parts = run_.options.pipeline.parts;
-  run_.workload = std::move(planned.workload);
-  run_.budgets = planned.budgets;
-  run_.profile = planned.profile;
-  run_.placement = std::move(planned.placement);
-  run_.prediction = std::move(planned.prediction);
+void RunPreparation::plan() {
+  run_.plan = plan_rank(run_.config(), std::move(run_.plan.options), run_.part,
+                        run_.claim.resumes() ? StageCut::kept : StageCut::chosen, machine_, ranks_,
+                        [this](const std::string& text) { observer_.noted(text); });
+  Planned& plan = run_.plan;
+  run_.run_config.options.pipeline.parts = plan.options.pipeline.parts;
   machine_.tune_run();
-  if (run_.options.commit_every == 0) {
+  if (plan.options.commit_every == 0) {
     // Stages have other state and other places for it, and commit the same steps.
-    run_.options.commit_every =
-        largest_of(ranks_, planned_commit_every(run_.workload, run_.placement, run_.profile,
-                                                run_.prediction.step_seconds));
+    plan.options.commit_every =
+        largest_of(ranks_, planned_commit_every(plan.workload, plan.placement, plan.profile,
+                                                plan.prediction.step_seconds));
   }
 }
 
@@ -359,21 +356,34 @@ RunClaim::Request claim_after_first(const TrainRequest& request, RankGroups& ran
 }  // namespace
 
 PlannedRun::PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job)
-    : part(part_of(request, ranks_of_job.place())),
-      claim(claim_after_first(request, ranks_of_job, part)),
+    : ranks(ranks_of_job),
+      part(part_of(request, ranks.place())),
+      claim(claim_after_first(request, ranks, part)),
       known(request.profile) {
-  ranks = &ranks_of_job;
-  if (ranks->leads()) static_cast<void>(ranks->first(claim.made()));
+  if (ranks.leads()) static_cast<void>(ranks.first(claim.made()));
+}
+
+EngineSetup PlannedRun::engine_setup() const {
+  return {.config = config(),
+          .options = plan.options,
+          .workload = plan.workload,
+          .budgets = plan.budgets,
+          .placement = plan.placement,
+          .store_options = store_options,
+          .start = resume_at ? Start::resumed : Start::anew,
+          .resume_at = resume_at,
+          .update_prefetch = update_prefetch,
+          .ranks = &ranks};
 }
 
 std::unique_ptr<PlannedRun> plan_run(const TrainRequest& request, RankGroups& ranks,
                                      TrainObserver& observer) {
   auto run = std::make_unique<PlannedRun>(request, ranks);
-  Planning planning(request, observer, *run);
+  RunPreparation preparation(request, observer, *run);
   abandon_on_error(request.ranks, [&] {
     const comm::AtWork reading_and_measuring(request.ranks);
-    planning.open();
-    planning.plan();
+    preparation.open();
+    preparation.plan();
   });
   return run;
 }

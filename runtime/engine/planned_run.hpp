@@ -10,32 +10,41 @@
 #include "runtime/engine/machine/calibrate.hpp"
 #include "runtime/engine/machine/machine_tuning.hpp"
 #include "runtime/engine/machine/rank_place.hpp"
+#include "runtime/engine/prepare/planned.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/run/claim.hpp"
+#include "runtime/engine/run/train_request.hpp"
+#include "runtime/engine/run/training_data.hpp"
 #include "runtime/engine/step/step_engine.hpp"
-#include "runtime/engine/train_request.hpp"
-#include "runtime/engine/training_data.hpp"
+#include "runtime/engine/train_events.hpp"
 
 namespace spillway::engine {
 
-/// The setup of a run's engine, and what surrounds it.
-struct PlannedRun : EngineSetup {
+/// What a run trains, with what, and where.
+struct PlannedRun {
   PlannedRun(const TrainRequest& request, RankGroups& ranks_of_job);
 
+  /// Returns what the run's engine is made of.
+  [[nodiscard]] EngineSetup engine_setup() const;
+  [[nodiscard]] const model::ModelConfig& config() const { return run_config.model; }
+
+  RankGroups& ranks;
   plan::Ranks part;                      ///< of the stage, this rank's
   RankPlace place;                       ///< of this rank; of the only one, none
   std::optional<ThreadBinding> binding;  ///< of the control thread and what it starts
   std::vector<ShownPlace> places;        ///< of all ranks
   RunClaim claim;
-  MachineTuning known;  ///< what earlier runs measured of this machine
+  std::optional<StepIndex> resume_at;  ///< absent: the run begins
+  MachineTuning known;                 ///< what earlier runs measured of this machine
   std::optional<TrainingData> data;
   std::optional<data::Sampler> sampler;
   std::uint64_t steps = 0;  ///< the run ends with this one
   RunConfig run_config;
+  nvme_swap::StoreOptions store_options;  ///< of the state
+  std::size_t update_prefetch = 0;        ///< the updates' software prefetch distance
   ModelRuntime model;
   std::size_t measured_products = 0;  ///< matrix products whose algorithms are taken from `known`
-  plan::MachineProfile profile;
-  plan::Prediction prediction;
+  Planned plan;                       ///< its options come first, the rest last
 };
 
 /// Whatever refuses the run has refused it when this returns; of the run's own files none is

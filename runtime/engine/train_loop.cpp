@@ -21,7 +21,7 @@
 #include "runtime/engine/run/reader.hpp"
 #include "runtime/engine/run/start_values.hpp"
 #include "runtime/engine/run/tokenizer.hpp"
-#include "runtime/engine/trainer.hpp"
+#include "runtime/engine/training/trainer.hpp"
 #include "runtime/model/hf/checkpoint.hpp"
 
 namespace spillway::engine {
@@ -84,12 +84,12 @@ class Loop {
 void Loop::create_trainer() {
   const comm::AtWork preparing(request_.ranks);
   const bool resumes = run_->claim.resumes();
-  trainer_ = std::make_unique<Trainer>(*run_, std::move(run_->model));
+  trainer_ = std::make_unique<Trainer>(run_->engine_setup(), std::move(run_->model));
   checkpoints_.emplace(RunDirectory(run_->claim.job()), ranks_,
                        KeptCheckpoints::Options{.id = run_->claim.manifest().id,
                                                 .job = run_->claim.manifest().job,
-                                                .save_every = run_->options.save_every,
-                                                .keep = run_->options.keep,
+                                                .save_every = run_->plan.options.save_every,
+                                                .keep = run_->plan.options.keep,
                                                 .part = run_->claim.manifest().part});
   checkpoints_->check_space(trainer_->store().layout());
   record(ranks_, run_->claim, run_->run_config);
@@ -101,21 +101,15 @@ void Loop::create_trainer() {
   open_metrics();
   trace_.emplace(trainer_->most_ops());
   uses_.reserve(trainer_->most_results());
-  observer_.planned({.workload = run_->workload,
-                     .placement = run_->placement,
-                     .budgets = run_->budgets,
-                     .profile = run_->profile,
-                     .prediction = run_->prediction,
+  observer_.planned({.plan = run_->plan,
                      .step = trainer_->step_plan(),
-                     .memory = plan::memory_items(run_->workload, run_->placement),
+                     .memory = plan::memory_items(run_->plan.workload, run_->plan.placement),
                      .steps = run_->steps,
                      .first_step = trainer_->state().step + 1,
-                     .commit_every = run_->options.commit_every,
-                     .device = run_->options.device.value_or(config::DeviceKind::host),
                      .measured_products = run_->measured_products,
                      .places = run_->places});
   run_->claim.keep();
-  if (run_->workload.stage.stays_full()) {
+  if (run_->plan.workload.stage.stays_full()) {
     observer_.noted(
         "with stale weights this run cannot be resumed once it has ended; a new run --from it "
         "begins with its newest weights");
@@ -127,18 +121,19 @@ void Loop::create_trainer() {
     }
   }
   if (!ranks_.leads()) return;
-  monitors_.emplace(run_->options, run_->part.count, request_.run, trainer_->state().step,
+  monitors_.emplace(run_->plan.options, run_->part.count, request_.run, trainer_->state().step,
                     [this](const std::string& text) { observer_.noted(text); });
 }
 
 void Loop::initialize() {
-  const model::ModelLayout layout = model::make_layout(run_->config, run_->options.operator_tile);
+  const model::ModelLayout layout =
+      model::make_layout(run_->config(), run_->plan.options.operator_tile);
   std::unique_ptr<model::ParameterSource> made;
   if (request_.initial == nullptr) {
-    made = initial_parameters(request_, run_->config, layout, run_->options.seed);
+    made = initial_parameters(request_, run_->config(), layout, run_->plan.options.seed);
   }
   const model::ParameterSource& source = made ? *made : *request_.initial;
-  trainer_->initialize(HeldParameters(source, layout, run_->options.compute));
+  trainer_->initialize(HeldParameters(source, layout, run_->plan.options.compute));
 }
 
 void Loop::open_metrics() {
@@ -157,7 +152,7 @@ void Loop::start_from_run() {
   }
   retry_overtaken([&] {
     const RunReader reader(*request_.from);
-    const DType now = run_->options.compute;
+    const DType now = run_->plan.options.compute;
     const bool may_exceed = now == DType::fp16 && origin.options.compute != now;
     if (may_exceed && ranks_.leads()) {
       HeldParameters(reader, reader.layout(), now).check_all();
@@ -195,7 +190,7 @@ void Loop::save_if_due() {
 bool Loop::evaluation_due(std::uint64_t step) const {
   if (!run_->data->validation) return false;
   const bool last = step == run_->steps;
-  return last || (run_->options.eval_every > 0 && step % run_->options.eval_every == 0);
+  return last || (run_->plan.options.eval_every > 0 && step % run_->plan.options.eval_every == 0);
 }
 
 /// Adds it to the last line of the metrics, if that lacks it: after the step, or
@@ -317,11 +312,11 @@ void Loop::finish() {
   report_.last_step = trainer.state().step;
   report_.skipped = trainer.state().skipped;
   report_.interrupted = trainer.state().step < run_->steps;
-  report_.predicted_step_seconds = run_->prediction.step_seconds;
+  report_.predicted_step_seconds = run_->plan.prediction.step_seconds;
   report_.measured_step_seconds = step_seconds_.value();
   if (report_.measured_step_seconds > 0) {
-    report_.tokens_per_second =
-        static_cast<double>(plan::tokens_of_step(run_->workload)) / report_.measured_step_seconds;
+    report_.tokens_per_second = static_cast<double>(plan::tokens_of_step(run_->plan.workload)) /
+                                report_.measured_step_seconds;
   }
   const auto device = trainer.backend().usage(offload::MemoryKind::device);
   report_.device_high_water = device.high_water;

@@ -4,7 +4,8 @@
 
 #include <atomic>
 
-#include "runtime/engine/train_request.hpp"
+#include "runtime/engine/run/train_request.hpp"
+#include "runtime/engine/train_events.hpp"
 
 namespace spillway::engine {
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/engine/trainer.hpp"
+#include "runtime/engine/training/trainer.hpp"
 
 namespace spillway::engine {
 

@@ -23,7 +23,7 @@ constexpr std::uint32_t kRanks = 4;
 
 class Losses final : public TrainObserver {
  public:
-  void planned(const TrainPlan& plan) override { device = plan.device; }
+  void planned(const TrainPlan& plan) override { device = plan.plan.device(); }
   void stepped(const StepResult& result, const StepUse&) override { all.push_back(result.loss); }
   void evaluated(std::uint64_t, const Evaluation& evaluation) override {
     all.push_back(evaluation.loss);

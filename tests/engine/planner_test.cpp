@@ -60,48 +60,36 @@ const std::pair<const char*, Adjust> kAdjustments[] = {
 /// What a rank of a job was planned with, and what for.
 struct Trained final : TrainObserver {
   void planned(const TrainPlan& made) override {
-    budgets = made.budgets;
-    profile = made.profile;
-    placement = made.placement;
+    plan = made.plan;
     operations = plan::to_text(made.step);
-    step_seconds = made.prediction.step_seconds;
   }
   void stepped(const StepResult& /*result*/, const StepUse& /*use*/) override {}
   void evaluated(std::uint64_t /*step*/, const Evaluation& /*evaluation*/) override {}
   void saved(std::uint64_t /*step*/, const std::filesystem::path& /*checkpoint*/) override {}
   void noted(const std::string& /*text*/) override {}
 
-  plan::Budgets budgets{};
-  plan::MachineProfile profile{};
-  plan::Placement placement{};
+  Planned plan;
   std::string operations;
-  double step_seconds = 0;
 };
 
 /// The machine that a job has found.
 class FoundMachine final : public PlanningMachine {
  public:
-  FoundMachine(const model::ModelConfig& config, const Trained& trained)
-      : config_(config), trained_(trained) {}
+  explicit FoundMachine(const Planned& found) : found_(found) {}
 
   [[nodiscard]] plan::Budgets budgets(const config::TrainOptions& /*options*/,
                                       const plan::Workload& /*workload*/) override {
-    return trained_.budgets;
-  }
-  [[nodiscard]] plan::Workload workload(const config::TrainOptions& options,
-                                        const plan::Ranks& ranks, Bytes score_gradients) override {
-    return workload_on_paper(config_, options, ranks, score_gradients);
+    return found_.budgets;
   }
   [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& /*options*/,
                                              const plan::Workload& /*whole*/,
                                              const plan::Budgets& /*budgets*/,
                                              const plan::Placement& /*fitting*/) override {
-    return trained_.profile;
+    return found_.profile;
   }
 
  private:
-  const model::ModelConfig& config_;
-  const Trained& trained_;
+  const Planned& found_;
 };
 
 class PlanOnPaper : public testing::TestWithParam<GridCase> {
@@ -146,7 +134,7 @@ class PlanOnPaper : public testing::TestWithParam<GridCase> {
     resolve(options, config_);
     plan::Ranks part = ranks_of(options, place.grid.replicas);
     part.rank = place.replica();
-    FoundMachine machine(config_, trained);
+    FoundMachine machine(trained.plan);
     RankGroups on_paper(place);
     return plan_rank(config_, options, part, StageCut::chosen, machine, on_paper,
                      [](const std::string&) {});
@@ -166,13 +154,13 @@ TEST_P(PlanOnPaper, HasTheOperationsOfTheOneThatTrains) {
     for (std::uint32_t rank = 0; rank < trained.size(); ++rank) {
       SCOPED_TRACE("rank " + std::to_string(rank));
       const Planned paper = plan_for(request, {.grid = grid, .rank = rank}, trained[rank]);
-      EXPECT_TRUE(paper.placement == trained[rank].placement);
+      EXPECT_TRUE(paper.placement == trained[rank].plan.placement);
       EXPECT_FALSE(trained[rank].operations.empty());
       EXPECT_EQ(plan::to_text(plan::build_training_step(paper.workload, paper.placement)),
                 trained[rank].operations);
       // Of stages, the one that waits least tells the step of all.
       if (rank == 0 && grid.stages == 1) {
-        EXPECT_EQ(paper.prediction.step_seconds, trained[rank].step_seconds);
+        EXPECT_EQ(paper.prediction.step_seconds, trained[rank].plan.prediction.step_seconds);
       }
     }
   }

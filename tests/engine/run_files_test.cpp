@@ -14,7 +14,7 @@
 #include "runtime/base/error.hpp"
 #include "runtime/engine/report/metrics_log.hpp"
 #include "runtime/engine/report/step_trace.hpp"
-#include "runtime/engine/training_data.hpp"
+#include "runtime/engine/run/training_data.hpp"
 #include "tests/engine/training_harness.hpp"
 
 namespace spillway::engine::run_files_test {

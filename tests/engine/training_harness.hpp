@@ -16,7 +16,7 @@
 #include "runtime/engine/device/compute_device.hpp"
 #include "runtime/engine/prepare/planning.hpp"
 #include "runtime/engine/prepare/workload.hpp"
-#include "runtime/engine/trainer.hpp"
+#include "runtime/engine/training/trainer.hpp"
 #include "runtime/model/initialize.hpp"
 #include "tests/engine/device_under_test.hpp"
 

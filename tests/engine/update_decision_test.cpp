@@ -1,5 +1,5 @@
 // Decisions of stages that do not know the norm of all stages yet.
-#include "runtime/engine/update_decision.hpp"
+#include "runtime/engine/training/update_decision.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

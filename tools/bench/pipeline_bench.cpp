@@ -12,7 +12,7 @@
 #include "runtime/base/elapsed.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/step/executor.hpp"
-#include "runtime/engine/update_decision.hpp"
+#include "runtime/engine/training/update_decision.hpp"
 #include "runtime/plan/search/choose.hpp"
 #include "runtime/plan/stages/stages.hpp"
 #include "runtime/plan/step/dependency_tracker.hpp"

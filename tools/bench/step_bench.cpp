@@ -47,13 +47,10 @@ class Recorder final : public engine::TrainObserver {
       : request_(request), state_(std::move(state)) {}
 
   void planned(const engine::TrainPlan& plan) override {
-    result_.workload = plan.workload;
-    result_.placement = plan.placement;
-    result_.prediction = plan.prediction;
-    result_.profile = plan.profile;
+    result_.plan = plan.plan;
     result_.measured_products = plan.measured_products;
     result_.moved = bytes_by_lane(plan.step);
-    const plan::Budgets& budgets = plan.budgets;
+    const plan::Budgets& budgets = plan.plan.budgets;
     const std::array<Bytes, 3> limits{budgets.device, budgets.host, budgets.nvme};
     for (std::size_t tier = 0; tier < limits.size(); ++tier) {
       TierUse& use = result_.tiers.at(tier);
@@ -159,9 +156,8 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   Recorder recorder(request, engine::state_directories(o, train.run));
   train_ranks(request, train, recorder);
   StepBenchResult result = recorder.take();
-  result.options = train.options;
   result.device = engine::device_name(*train.options.device);
-  result.options.steps = measured;
+  result.plan.options.steps = measured;
   return result;
 }
 

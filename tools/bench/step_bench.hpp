@@ -39,11 +39,7 @@ struct TierUse {
 };
 
 struct StepBenchResult {
-  config::TrainOptions options;  ///< resolved
-  plan::Workload workload;
-  plan::Placement placement;
-  plan::Prediction prediction;
-  plan::MachineProfile profile;
+  engine::Planned plan;
   std::vector<double> seconds;           ///< of each measured step
   std::vector<engine::Exposed> exposed;  ///< of each measured step, by lane
   std::size_t measured_products = 0;     ///< algorithms that the machine profile had
@@ -53,7 +49,9 @@ struct StepBenchResult {
   std::array<Bytes, plan::kMachineLanes> moved{};  ///< in one step, by copy and disk lane
   std::string device;                              ///< engine::device_name
 
-  [[nodiscard]] std::uint64_t tokens_per_step() const { return plan::tokens_of_step(workload); }
+  [[nodiscard]] std::uint64_t tokens_per_step() const {
+    return plan::tokens_of_step(plan.workload);
+  }
   [[nodiscard]] double median_seconds() const;
   [[nodiscard]] engine::Exposed median_exposed() const;
   [[nodiscard]] double tokens_per_second() const {

@@ -103,7 +103,7 @@ config::TrainOptions options_of(const BenchStepFlags& flags) {
 }
 
 Peak peak_of(const bench::StepBenchRequest& request, const StepBenchResult& result) {
-  if (const auto known = bench::peak_flops(result.device, result.options.compute)) {
+  if (const auto known = bench::peak_flops(result.device, result.plan.options.compute)) {
     return {*known, "data sheet"};
   }
   if (result.device == "host") {
@@ -122,7 +122,7 @@ ordered_json by_lane(const auto& values, const auto& convert) {
 
 ordered_json placement_json(const StepBenchResult& result) {
   const auto count = [&](const auto& predicate) {
-    return std::ranges::count_if(result.placement.blocks, predicate);
+    return std::ranges::count_if(result.plan.placement.blocks, predicate);
   };
   const auto lives = [&](plan::Tier tier) {
     return count([tier](const plan::BlockCut& b) { return b.state == tier; });
@@ -130,7 +130,7 @@ ordered_json placement_json(const StepBenchResult& result) {
   const auto waits = [&](plan::Tier tier) {
     return count([tier](const plan::BlockCut& b) { return b.output == tier; });
   };
-  return {{"blocks", result.placement.blocks.size()},
+  return {{"blocks", result.plan.placement.blocks.size()},
           {"resident", count([](const plan::BlockCut& b) { return b.resident(); })},
           {"keep_activations", count([](const plan::BlockCut& b) { return b.saved.has_value(); })},
           {"offload_activations", count([](const plan::BlockCut& b) {
@@ -152,10 +152,10 @@ std::uint64_t parameters_of(const plan::Workload& workload) {
 
 ordered_json describe(const BenchStepFlags& flags, const model::ModelConfig& config,
                       const StepBenchResult& result) {
-  const config::TrainOptions& o = result.options;
+  const config::TrainOptions& o = result.plan.options;
   return {{"bench", "step"},
           {"model", flags.train.model.string()},
-          {"parameters", parameters_of(result.workload)},
+          {"parameters", parameters_of(result.plan.workload)},
           {"layers", config.layers},
           {"device", result.device},
           {"cpu", read_topology().cpu_model},
@@ -163,7 +163,7 @@ ordered_json describe(const BenchStepFlags& flags, const model::ModelConfig& con
           {"state_format", name_of(o.state_format)},
           {"context", o.context},
           {"micro_batch", o.micro_batch},
-          {"micro_batches_per_round", result.workload.micro_batches},
+          {"micro_batches_per_round", result.plan.workload.micro_batches},
           {"rounds", o.rounds},
           {"tokens_per_step", result.tokens_per_step()},
           {"clip", o.gradient_clipping},
@@ -181,8 +181,9 @@ ordered_json describe(const BenchStepFlags& flags, const model::ModelConfig& con
 void add_speed(ordered_json& document, const model::ModelConfig& config,
                const StepBenchResult& result, const Peak& peak) {
   const double rate = result.tokens_per_second();
-  const double flops = plan::flops_per_token(engine::decoder_shape(config, result.options.context));
-  const double predicted = result.prediction.step_seconds;
+  const double flops =
+      plan::flops_per_token(engine::decoder_shape(config, result.plan.options.context));
+  const double predicted = result.plan.prediction.step_seconds;
   document["tokens_per_second"] = rate;
   document["step_seconds"] = {{"median", result.median_seconds()}, {"each", result.seconds}};
   document["predicted_step_seconds"] = predicted;
@@ -272,7 +273,7 @@ ordered_json run(const BenchStepFlags& flags, bool json) {
   document["fraction_of_limit"] = document["mfu"];
   if (flags.limit) {
     const double seconds = bench::resident_seconds(request);
-    const double rate = static_cast<double>(result.workload.tokens) * flags.ranks / seconds;
+    const double rate = static_cast<double>(result.plan.workload.tokens) * flags.ranks / seconds;
     document["resident"] = {{"micro_batch_seconds", seconds}, {"tokens_per_second", rate}};
     document["fraction_of_limit"] = result.tokens_per_second() / rate;
   }

@@ -87,7 +87,7 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
   }
   const MadePlan made = make_plan(request, note);
   nlohmann::ordered_json document = to_json(made, *config);
-  if (flags.check) document["check"] = check_lists(made.workload, made.placement);
+  if (flags.check) document["check"] = check_lists(made.plan.workload, made.plan.placement);
   if (!json) {
     answer("{}", to_text(made.view()));
     if (made.machine) answer("machine    {} ({})\n", made.machine->name, made.machine->basis);
@@ -100,7 +100,8 @@ nlohmann::ordered_json run(const PlanFlags& flags, bool json) {
           found["dependencies"].get<std::size_t>());
     }
     if (flags.explain) {
-      answer("{}", plan::to_text(plan::build_training_step(made.workload, made.placement)));
+      answer("{}",
+             plan::to_text(plan::build_training_step(made.plan.workload, made.plan.placement)));
     }
   }
   return document;

@@ -33,17 +33,10 @@ class Face final : public engine::TrainObserver {
   Face(bool json, Interrupts& interrupts) : json_(json), interrupts_(interrupts) {}
 
   void planned(const engine::TrainPlan& plan) override {
-    const PlanView view{.workload = plan.workload,
-                        .placement = plan.placement,
-                        .budgets = plan.budgets,
-                        .profile = plan.profile,
-                        .prediction = plan.prediction,
-                        .memory = plan.memory,
-                        .device = plan.device,
-                        .places = plan.places};
+    const PlanView view{.plan = plan.plan, .memory = plan.memory, .places = plan.places};
     document_ = to_json(view);
-    const std::string text =
-        fmt::format("{}commits    every {} step(s)\n", to_text(view), plan.commit_every);
+    const std::string text = fmt::format("{}commits    every {} step(s)\n", to_text(view),
+                                         plan.plan.options.commit_every);
     json_ ? tell_text(text) : answer_text(text);
     flush_answers();
     if (plan.first_step > 1) live_.note(fmt::format("resumed after step {}", plan.first_step - 1));

@@ -42,7 +42,7 @@ std::string waits(const engine::StepResult& result, const engine::Exposed& expos
 }  // namespace
 
 void LiveLine::start(const engine::TrainPlan& plan) {
-  device_ = plan.device;
+  device_ = plan.plan.device();
   first_step_ = plan.first_step;
   steps_ = plan.steps;
   begin_ = Clock::now();

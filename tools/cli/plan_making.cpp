@@ -30,10 +30,6 @@ class ThisMachine final : public engine::PlanningMachine {
                                       const plan::Workload& workload) override {
     return engine::make_budgets(options, request_.run, workload);
   }
-  [[nodiscard]] plan::Workload workload(const config::TrainOptions& options,
-                                        const plan::Ranks& ranks, Bytes score_gradients) override {
-    return engine::workload_on_paper(request_.model, options, ranks, score_gradients);
-  }
   [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
                                              const plan::Workload& whole,
                                              const plan::Budgets& budgets,
@@ -71,10 +67,6 @@ class DescribedMachine final : public engine::PlanningMachine {
             .host = *options.host_memory,
             .nvme = machine_.capacity.nvme};
   }
-  [[nodiscard]] plan::Workload workload(const config::TrainOptions& options,
-                                        const plan::Ranks& ranks, Bytes score_gradients) override {
-    return engine::workload_on_paper(config_, options, ranks, score_gradients);
-  }
   [[nodiscard]] plan::MachineProfile profile(const config::TrainOptions& options,
                                              const plan::Workload& whole,
                                              const plan::Budgets& /*budgets*/,
@@ -90,10 +82,11 @@ class DescribedMachine final : public engine::PlanningMachine {
 /// What the plan means on the described machine: its speed in units that machines are compared in.
 nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
                                 const model::ModelConfig& config, const MadePlan& made) {
-  const plan::Workload& w = made.workload;
+  const plan::Workload& w = made.plan.workload;
   const double tokens = static_cast<double>(plan::tokens_of_step(w));
-  const double flops = plan::flops_per_token(engine::decoder_shape(config, made.options.context));
-  const double rate = tokens / made.prediction.step_seconds;
+  const double flops =
+      plan::flops_per_token(engine::decoder_shape(config, made.plan.options.context));
+  const double rate = tokens / made.plan.prediction.step_seconds;
   const double of_rank = rate / (w.ranks.count * w.stage.count * w.tensor.count);
   nlohmann::ordered_json document{
       {"machine", machine.name},
@@ -101,53 +94,50 @@ nlohmann::ordered_json speed_on(const bench::MachineDescription& machine,
       {"tokens_per_second", rate},
       // FWD-BWD alone, nothing recomputed and nothing moved.
       {"resident_tokens_per_second", static_cast<double>(w.tokens * w.ranks.count) *
-                                         made.profile.gpu_flops / plan::micro_batch_flops(w)},
+                                         made.plan.profile.gpu_flops / plan::micro_batch_flops(w)},
       {"model_flops_per_token", flops},
       {"model_tflops", of_rank * flops * 1e-12}};  // of each GPU
-  if (const auto peak = bench::peak_flops(machine.gpu, made.options.compute)) {
+  if (const auto peak = bench::peak_flops(machine.gpu, made.plan.options.compute)) {
     document["mfu"] = of_rank * flops / *peak;
   }
   return document;
 }
 
-/// Fills what the options leave open from the description, which is loaded into `made`.
-void describe_machine(const PlanRequest& request, MadePlan& made, const Note& note) {
-  const std::filesystem::path& file = request.machine;
-  made.machine = bench::load_machine(file);
-  bench::share_among_ranks(*made.machine, request.nodes);
-  config::TrainOptions& options = made.options;
+/// Loads the description, and fills what the options leave open from it.
+bench::MachineDescription describe_machine(const PlanRequest& request,
+                                           config::TrainOptions& options, const Note& note) {
+  bench::MachineDescription machine = bench::load_machine(request.machine);
+  bench::share_among_ranks(machine, request.nodes);
   if (!options.device) options.device = config::DeviceKind::cuda;
-  options.device_memory = options.device_memory.value_or(made.machine->capacity.device);
-  options.host_memory = options.host_memory.value_or(made.machine->capacity.host);
-  if (!options.deterministic || !made.machine->assumes_slowdown) return;
-  note(fmt::format(
-      "{} does not say how fast a deterministic backward pass of attention is "
-      "(attention_backward_deterministic_tflops); it is taken to be {} times slower than the other",
-      file.string(), bench::kDeterministicSlowdown));
+  options.device_memory = options.device_memory.value_or(machine.capacity.device);
+  options.host_memory = options.host_memory.value_or(machine.capacity.host);
+  if (options.deterministic && machine.assumes_slowdown) {
+    note(fmt::format(
+        "{} does not say how fast a deterministic backward pass of attention is "
+        "(attention_backward_deterministic_tflops); it is taken to be {} times slower than the "
+        "other",
+        request.machine.string(), bench::kDeterministicSlowdown));
+  }
+  return machine;
 }
 
-/// Plans the first rank of a stage.
-MadePlan plan_stage(const PlanRequest& request, MadePlan made, const plan::Grid& grid,
-                    std::uint32_t stage, engine::PlanningMachine& machine, const Note& note) {
+/// Plans the first rank of a stage. `options` are resolved.
+engine::Planned plan_stage(const PlanRequest& request, const config::TrainOptions& options,
+                           const plan::Grid& grid, std::uint32_t stage,
+                           engine::PlanningMachine& machine, const Note& note) {
   engine::RankGroups on_paper(plan::GridPlace{.grid = grid, .rank = grid.rank_of(stage, 0)});
-  engine::Planned planned =
-      engine::plan_rank(request.model, made.options, engine::ranks_of(made.options, grid.replicas),
-                        engine::StageCut::chosen, machine, on_paper, note);
-  made.workload = std::move(planned.workload);
-  made.budgets = planned.budgets;
-  made.profile = planned.profile;
-  made.placement = std::move(planned.placement);
-  made.prediction = std::move(planned.prediction);
-  return made;
+  return engine::plan_rank(request.model, options, engine::ranks_of(options, grid.replicas),
+                           engine::StageCut::chosen, machine, on_paper, note);
 }
 
 /// Plans each stage of a pipeline, and returns the one whose step is the longest.
-MadePlan plan_longest_stage(const PlanRequest& request, MadePlan made, const plan::Grid& grid,
-                            engine::PlanningMachine& machine, const Note& note) {
-  MadePlan longest;
+engine::Planned plan_longest_stage(const PlanRequest& request, config::TrainOptions options,
+                                   const plan::Grid& grid, engine::PlanningMachine& machine,
+                                   const Note& note) {
+  engine::Planned longest;
   for (std::uint32_t stage = 0; stage < grid.stages; ++stage) {
-    MadePlan of_stage = plan_stage(request, made, grid, stage, machine, note);
-    made.options = of_stage.options;  // the other stages have this cut
+    engine::Planned of_stage = plan_stage(request, options, grid, stage, machine, note);
+    options = of_stage.options;  // the other stages have this cut
     note(fmt::format("stage {}; predicted {:.4g} s a step", stage_text(of_stage.workload.stage),
                      of_stage.prediction.step_seconds));
     const bool longer = of_stage.prediction.step_seconds > longest.prediction.step_seconds;
@@ -159,26 +149,18 @@ MadePlan plan_longest_stage(const PlanRequest& request, MadePlan made, const pla
 }  // namespace
 
 PlanView MadePlan::view() const {
-  return {.workload = workload,
-          .placement = placement,
-          .budgets = budgets,
-          .profile = profile,
-          .prediction = prediction,
-          .memory = plan::memory_items(workload, placement),
-          .cuts = cuts,
-          .device = options.device.value_or(config::DeviceKind::host)};
+  return {.plan = plan, .memory = plan::memory_items(plan.workload, plan.placement), .cuts = cuts};
 }
 
 MadePlan make_plan(const PlanRequest& request, const Note& note) {
   const model::ModelConfig& config = request.model;
   MadePlan made;
-  made.options = request.options;
-  config::TrainOptions& options = made.options;
+  config::TrainOptions options = request.options;
   check(request.nodes.ranks == 1 || !request.machine.empty(), ErrorCode::invalid_argument,
         fmt::format("--ranks {} needs --machine: this machine cannot tell how fast it would be "
                     "among others; docs/machines has descriptions",
                     request.nodes.ranks));
-  if (!request.machine.empty()) describe_machine(request, made, note);
+  if (!request.machine.empty()) made.machine = describe_machine(request, options, note);
   engine::resolve(options, config);
   ThisMachine own(request, note);
   std::optional<DescribedMachine> described;
@@ -190,11 +172,11 @@ MadePlan make_plan(const PlanRequest& request, const Note& note) {
   };
   for (const std::string& line : engine::choose_automatic(options, config, budgets)) note(line);
   const plan::Grid grid = engine::grid_of(options, request.nodes.ranks);
-  made = grid.stages > 1 ? plan_longest_stage(request, made, grid, machine, note)
-                         : plan_stage(request, made, grid, 0, machine, note);
-  made.cuts =
-      plan::report_cuts(made.workload, made.budgets, engine::placement_request(made.options),
-                        made.profile, {.placement = made.placement, .prediction = made.prediction});
+  made.plan = grid.stages > 1 ? plan_longest_stage(request, options, grid, machine, note)
+                              : plan_stage(request, options, grid, 0, machine, note);
+  made.cuts = plan::report_cuts(
+      made.plan.workload, made.plan.budgets, engine::placement_request(made.plan.options),
+      made.plan.profile, {.placement = made.plan.placement, .prediction = made.plan.prediction});
   return made;
 }
 

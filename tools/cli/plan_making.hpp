@@ -30,14 +30,9 @@ struct PlanRequest {
 using engine::Note;
 
 struct MadePlan {
-  config::TrainOptions options;  ///< resolved
   std::optional<bench::MachineDescription> machine;
-  plan::Workload workload;
-  plan::Budgets budgets;
-  plan::MachineProfile profile;
-  plan::Placement placement;
-  plan::Prediction prediction;
-  std::vector<plan::CutReport> cuts;
+  engine::Planned plan;
+  std::vector<plan::CutReport> cuts{};
 
   /// Returns what is shown of this; it must not outlive this.
   [[nodiscard]] PlanView view() const;

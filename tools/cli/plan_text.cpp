@@ -145,12 +145,12 @@ std::string reason(const PlanView& view, const plan::NextBest& next) {
                        format_bytes(next.lacks->needed - next.lacks->budget),
                        plan::name_of(next.lacks->tier));
   }
-  const double more = next.step_seconds - view.prediction.step_seconds;
+  const double more = next.step_seconds - view.plan.prediction.step_seconds;
   std::string text = more > 0   ? "slower by " + more_seconds(more) + " a step"
                      : more < 0 ? "faster by no more than " + more_seconds(-more) + " a step"
                                 : "no faster";
   if (next.busier_seconds > 0) {
-    text += fmt::format(", {} works {} longer", shown_name(next.busier, view.device),
+    text += fmt::format(", {} works {} longer", shown_name(next.busier, view.plan.device()),
                         more_seconds(next.busier_seconds));
   }
   return text;
@@ -163,7 +163,7 @@ std::string cut_lines(const PlanView& view) {
     const std::string kind = fmt::format(
         "{}{}", cut.kind, cut.blocks > 1 ? fmt::format(" ({} blocks)", cut.blocks) : "");
     text += fmt::format("{:<10} {}: update {}; {}; {} over the link\n", title, kind,
-                        shown_name(cut.cut.updated_by(), view.device), cut.text,
+                        shown_name(cut.cut.updated_by(), view.plan.device()), cut.text,
                         format_bytes(cut.link));
     title = "";
     if (!cut.next) continue;
@@ -210,11 +210,11 @@ std::string shown_rate(double tokens_per_second) {
 std::string to_text(const PlanView& view) {
   std::string text;
   const auto out = std::back_inserter(text);
-  const plan::Workload& w = view.workload;
+  const plan::Workload& w = view.plan.workload;
   fmt::format_to(out, "model      {:.2f} M parameters, {} compute on {}, state format {}\n",
                  static_cast<double>(parameters(w)) / 1e6, name_of(w.compute),
-                 view.device == config::DeviceKind::cuda ? "a GPU" : "the CPU",
-                 name_of(view.placement.format));
+                 view.plan.device() == config::DeviceKind::cuda ? "a GPU" : "the CPU",
+                 name_of(view.plan.placement.format));
   fmt::format_to(out, "step       {} tokens: {} round(s) of {} micro-batch(es) of {}\n",
                  plan::tokens_of_step(w), w.rounds, w.micro_batches, w.tokens);
   if (w.stage.count > 1) fmt::format_to(out, "stage      {}\n", stage_text(w.stage));
@@ -223,16 +223,16 @@ std::string to_text(const PlanView& view) {
                    w.tensor.count);
   }
   if (w.ranks.count > 1) {
-    const std::uint32_t ahead = view.placement.parameter_slots - 1;
+    const std::uint32_t ahead = view.plan.placement.parameter_slots - 1;
     fmt::format_to(out, "ranks      {}, of which this is one; {}{}\n", w.ranks.count,
                    meaning_of(w.ranks.sharding),
                    w.gathers() ? fmt::format(" and gathered {} block(s) ahead", ahead) : "");
   }
   text += place_lines(view.places);
-  fmt::format_to(out, "placement  {}\n", placement_line(w, view.placement));
+  fmt::format_to(out, "placement  {}\n", placement_line(w, view.plan.placement));
   text += cut_lines(view);
   for (const Tier tier : kTiers) {
-    const Bytes limit = budget(view.budgets, tier);
+    const Bytes limit = budget(view.plan.budgets, tier);
     fmt::format_to(out, "{:<10} {}{}\n", plan::name_of(tier),
                    format_bytes(plan::total(view.memory, tier)),
                    limit < kUnlimited ? fmt::format(" of {}", format_bytes(limit)) : "");
@@ -244,49 +244,52 @@ std::string to_text(const PlanView& view) {
   }
   fmt::format_to(out, "lanes      {:<12} {:>10} {:>10}\n", "", "busy s", "exposed s");
   for (std::size_t lane = 0; lane < plan::kMachineLanes; ++lane) {
-    const plan::LaneUse& use = view.prediction.lanes[lane];
+    const plan::LaneUse& use = view.plan.prediction.lanes[lane];
     if (use.busy <= 0) continue;
     fmt::format_to(out, "           {:<12} {:>10.4f} {:>10.4f}\n",
-                   shown_name(static_cast<Lane>(lane), view.device), use.busy, use.exposed);
+                   shown_name(static_cast<Lane>(lane), view.plan.device()), use.busy, use.exposed);
   }
-  const double seconds = view.prediction.step_seconds;
+  const double seconds = view.plan.prediction.step_seconds;
   fmt::format_to(out, "predicted  {:.4f} s a step, {}, bounded by {}\n", seconds,
                  shown_rate(static_cast<double>(plan::tokens_of_step(w)) / seconds),
-                 shown_name(view.prediction.bounding, view.device));
+                 shown_name(view.plan.prediction.bounding, view.plan.device()));
   return text;
 }
 
 nlohmann::ordered_json to_json(const PlanView& view) {
   nlohmann::ordered_json document;
   document["fits"] = true;
-  document["parameters"] = parameters(view.workload);
-  document["tokens_per_step"] = plan::tokens_of_step(view.workload);
+  document["parameters"] = parameters(view.plan.workload);
+  document["tokens_per_step"] = plan::tokens_of_step(view.plan.workload);
   for (const Tier tier : kTiers) {
     nlohmann::ordered_json& entry = document["memory"][std::string(plan::name_of(tier))];
     entry["bytes"] = plan::total(view.memory, tier).value();
-    entry["budget"] = budget(view.budgets, tier).value();
+    entry["budget"] = budget(view.plan.budgets, tier).value();
     for (const plan::MemoryItem& item : view.memory) {
       if (item.tier == tier) entry["items"][item.what] = item.bytes.value();
     }
   }
-  document["ranks"] = view.workload.ranks.count;
-  if (view.workload.tensor.count > 1) document["tensor_ranks"] = view.workload.tensor.count;
-  if (view.workload.stage.count > 1) document["stage"] = to_json(view.workload.stage);
-  if (view.workload.gathers()) document["gathered_ahead"] = view.placement.parameter_slots - 1;
+  document["ranks"] = view.plan.workload.ranks.count;
+  if (view.plan.workload.tensor.count > 1)
+    document["tensor_ranks"] = view.plan.workload.tensor.count;
+  if (view.plan.workload.stage.count > 1) document["stage"] = to_json(view.plan.workload.stage);
+  if (view.plan.workload.gathers())
+    document["gathered_ahead"] = view.plan.placement.parameter_slots - 1;
   for (const engine::ShownPlace& place : view.places) {
     document["places"].push_back(to_json(place));
   }
   nlohmann::ordered_json& blocks = document["blocks"];
-  for (std::size_t b = 0; b < view.workload.blocks.size(); ++b) {
-    const plan::BlockCut& place = view.placement.blocks[b];
-    blocks.push_back({{"name", view.workload.blocks[b].name},
-                      {"parameters", view.workload.blocks[b].parameters.value()},
-                      {"resident", place.resident()},
-                      {"keep", place.saved.has_value()},
-                      {"offload", place.saved && *place.saved != Tier::device},
-                      {"state", plan::name_of(place.state)},
-                      {"activations", plan::name_of(place.output)},
-                      {"sums_on_device", sums_rounds_on_device(view.workload, view.placement, b)}});
+  for (std::size_t b = 0; b < view.plan.workload.blocks.size(); ++b) {
+    const plan::BlockCut& place = view.plan.placement.blocks[b];
+    blocks.push_back(
+        {{"name", view.plan.workload.blocks[b].name},
+         {"parameters", view.plan.workload.blocks[b].parameters.value()},
+         {"resident", place.resident()},
+         {"keep", place.saved.has_value()},
+         {"offload", place.saved && *place.saved != Tier::device},
+         {"state", plan::name_of(place.state)},
+         {"activations", plan::name_of(place.output)},
+         {"sums_on_device", sums_rounds_on_device(view.plan.workload, view.plan.placement, b)}});
   }
   for (const plan::CutReport& cut : view.cuts) {
     ordered_json& entry = document["cuts"].emplace_back(
@@ -295,19 +298,19 @@ nlohmann::ordered_json to_json(const PlanView& view) {
     if (cut.next) entry["next_best"] = to_json(*cut.next);
   }
   for (std::size_t lane = 0; lane < plan::kMachineLanes; ++lane) {
-    const plan::LaneUse& use = view.prediction.lanes[lane];
+    const plan::LaneUse& use = view.plan.prediction.lanes[lane];
     document["lanes"][std::string(plan::name_of(static_cast<Lane>(lane)))] = {
         {"busy_seconds", use.busy}, {"exposed_seconds", use.exposed}};
   }
-  document["step_seconds"] = view.prediction.step_seconds;
-  document["bounding_lane"] = plan::name_of(view.prediction.bounding);
-  document["profile"] = {{"gpu_flops", view.profile.gpu_flops},
-                         {"h2d", view.profile.h2d},
-                         {"d2h", view.profile.d2h},
-                         {"update", view.profile.update},
-                         {"net", view.profile.net},
-                         {"nvme_read", view.profile.nvme_read},
-                         {"nvme_write", view.profile.nvme_write}};
+  document["step_seconds"] = view.plan.prediction.step_seconds;
+  document["bounding_lane"] = plan::name_of(view.plan.prediction.bounding);
+  document["profile"] = {{"gpu_flops", view.plan.profile.gpu_flops},
+                         {"h2d", view.plan.profile.h2d},
+                         {"d2h", view.plan.profile.d2h},
+                         {"update", view.plan.profile.update},
+                         {"net", view.plan.profile.net},
+                         {"nvme_read", view.plan.profile.nvme_read},
+                         {"nvme_write", view.plan.profile.nvme_write}};
   return document;
 }
 

@@ -7,22 +7,16 @@
 #include <vector>
 
 #include "runtime/config/train_options.hpp"
-#include "runtime/engine/train_loop.hpp"
-#include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/predict/simulator.hpp"
+#include "runtime/engine/prepare/planned.hpp"
+#include "runtime/engine/ranks/shown_place.hpp"
 #include "runtime/plan/search/cut_report.hpp"
 
 namespace spillway::cli {
 
 struct PlanView {
-  const plan::Workload& workload;
-  const plan::Placement& placement;
-  const plan::Budgets& budgets;
-  const plan::MachineProfile& profile;
-  const plan::Prediction& prediction;
+  const engine::Planned& plan;
   std::vector<plan::MemoryItem> memory;
-  std::vector<plan::CutReport> cuts{};  ///< empty in a run, which looks for no other cut
-  config::DeviceKind device = config::DeviceKind::host;
+  std::vector<plan::CutReport> cuts{};       ///< empty in a run, which looks for no other cut
   std::vector<engine::ShownPlace> places{};  ///< of the ranks of a run
 };
 

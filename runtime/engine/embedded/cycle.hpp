@@ -14,7 +14,7 @@
 #include "runtime/base/mutex.hpp"
 #include "runtime/engine/embedded/layout.hpp"
 #include "runtime/engine/report/step_trace.hpp"
-#include "runtime/engine/step_cycle.hpp"
+#include "runtime/engine/training/step_cycle.hpp"
 
 namespace spillway::engine {
 

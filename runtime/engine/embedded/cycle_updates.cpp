@@ -12,7 +12,7 @@
 #include "cpu_adam/adam.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/embedded/cycle.hpp"
-#include "runtime/engine/update_decision.hpp"
+#include "runtime/engine/training/update_decision.hpp"
 
 namespace spillway::engine {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "runtime/engine/embedded_trainer.hpp"
-#include "runtime/engine/prepare/parameter_groups.hpp"
+#include "runtime/engine/step/update_setup.hpp"
 #include "runtime/plan/placement/placement.hpp"
 #include "runtime/plan/workload.hpp"
 

@@ -18,6 +18,7 @@
 #include "runtime/engine/machine/normal_numbers.hpp"
 #include "runtime/engine/machine/other_load.hpp"
 #include "runtime/engine/machine/update_bench.hpp"
+#include "runtime/engine/step/update_setup.hpp"
 
 namespace spillway::engine {
 namespace {

@@ -11,7 +11,7 @@
 #include "runtime/base/affinity.hpp"
 #include "runtime/engine/prepare/budgets.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
-#include "runtime/engine/train_request.hpp"
+#include "runtime/engine/ranks/shown_place.hpp"
 
 namespace spillway::engine {
 

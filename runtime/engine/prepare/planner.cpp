@@ -12,6 +12,7 @@
 #include "runtime/engine/prepare/stage_cut.hpp"
 #include "runtime/engine/prepare/workload.hpp"
 #include "runtime/engine/ranks/rank_agreement.hpp"
+#include "runtime/plan/search/fastest.hpp"
 
 namespace spillway::engine {
 namespace {
@@ -36,20 +37,23 @@ void note_cut(const plan::BalancedLayers& cut, const Note& note) {
 
 }  // namespace
 
-plan::Workload workload_on_paper(const model::ModelConfig& config,
-                                 const config::TrainOptions& options, const plan::Ranks& ranks,
-                                 Bytes score_gradients) {
+plan::Workload PlanningMachine::workload(const model::ModelConfig& config,
+                                         const config::TrainOptions& options,
+                                         const plan::Ranks& ranks, Bytes score_gradients) {
   const ModelRuntime sizes = make_model_sizes(config, options, score_gradients);
   return make_workload(config, *sizes.transformer, options, ranks);
 }
 
-Planned plan_rank(const model::ModelConfig& config, config::TrainOptions& options,
+Planned plan_rank(const model::ModelConfig& config, config::TrainOptions resolved,
                   const plan::Ranks& part, StageCut cut, PlanningMachine& machine,
                   RankGroups& ranks, const Note& note) {
+  Planned planned;
+  planned.options = std::move(resolved);
+  config::TrainOptions& options = planned.options;
   const std::uint32_t stage = ranks.place().stage();
   const bool balances = balances_stages(options) && cut == StageCut::chosen;
-  const plan::Workload whole = machine.workload(options, part, model::cuda::kScoreGradients);
-  Planned planned;
+  const plan::Workload whole =
+      machine.workload(config, options, part, model::cuda::kScoreGradients);
   planned.workload = of_stage(whole, options, stage);
   planned.budgets = machine.budgets(options, planned.workload);
   const auto take_cut = [&](const plan::BalancedLayers& layers, config::TrainOptions& named) {
@@ -82,7 +86,7 @@ Planned plan_rank(const model::ModelConfig& config, config::TrainOptions& option
   const Bytes scores = spare_score_gradients(config, options, planned.workload, planned.placement,
                                              planned.budgets.device);
   if (scores != model::cuda::kScoreGradients) {
-    planned.workload = of_stage(machine.workload(options, part, scores), options, stage);
+    planned.workload = of_stage(machine.workload(config, options, part, scores), options, stage);
   }
   return planned;
 }

@@ -6,12 +6,9 @@
 #include <functional>
 #include <string>
 
-#include "runtime/config/train_options.hpp"
+#include "runtime/engine/prepare/planned.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/model/model_config.hpp"
-#include "runtime/plan/machine_profile.hpp"
-#include "runtime/plan/search/fastest.hpp"
-#include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {
 
@@ -25,11 +22,11 @@ class PlanningMachine {
   /// Memory and disk that the rank may fill.
   [[nodiscard]] virtual plan::Budgets budgets(const config::TrainOptions& options,
                                               const plan::Workload& workload) = 0;
-  /// The work of `ranks` before it is cut into stages. `score_gradients`: bound on what attention
-  /// takes at once (spare_score_gradients).
-  [[nodiscard]] virtual plan::Workload workload(const config::TrainOptions& options,
-                                                const plan::Ranks& ranks,
-                                                Bytes score_gradients) = 0;
+  /// The work of `ranks` before it is cut into stages, of a model that no device runs.
+  /// `score_gradients`: bound on what attention takes at once (spare_score_gradients).
+  [[nodiscard]] virtual plan::Workload workload(const model::ModelConfig& config,
+                                                const config::TrainOptions& options,
+                                                const plan::Ranks& ranks, Bytes score_gradients);
   /// Rates of the machine for that work. `fitting`: a placement of the rank's part.
   [[nodiscard]] virtual plan::MachineProfile profile(const config::TrainOptions& options,
                                                      const plan::Workload& whole,
@@ -37,27 +34,12 @@ class PlanningMachine {
                                                      const plan::Placement& fitting) = 0;
 };
 
-/// What a plan reads of the model where no device runs it.
-[[nodiscard]] plan::Workload workload_on_paper(const model::ModelConfig& config,
-                                               const config::TrainOptions& options,
-                                               const plan::Ranks& ranks, Bytes score_gradients);
-
 /// Whether the planner may choose the layers of the stages, where the options leave them open.
 enum class StageCut : std::uint8_t { chosen, kept };
 
-struct Planned {
-  plan::Workload workload;
-  plan::Budgets budgets;
-  plan::MachineProfile profile;
-  plan::Placement placement;
-  /// Its step is that of the job: of the stage that waits least for the others.
-  plan::Prediction prediction;
-};
-
-/// Plans the work of one rank, `part` of its stage. `options` are resolved; the layers that the
-/// planner chooses for stages are written into them. All ranks call it. Throws
-/// `Error{does_not_fit}` that names the tier, the bytes and what would make it fit.
-[[nodiscard]] Planned plan_rank(const model::ModelConfig& config, config::TrainOptions& options,
+/// Plans the work of one rank, `part` of its stage. `options` are resolved. All ranks call it.
+/// Throws `Error{does_not_fit}` that names the tier, the bytes and what would make it fit.
+[[nodiscard]] Planned plan_rank(const model::ModelConfig& config, config::TrainOptions options,
                                 const plan::Ranks& part, StageCut cut, PlanningMachine& machine,
                                 RankGroups& ranks, const Note& note);
 

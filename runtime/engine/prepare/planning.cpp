@@ -97,13 +97,6 @@ std::vector<std::filesystem::path> state_directories(const config::TrainOptions&
   return options.nvme.empty() ? std::vector{run / "state"} : options.nvme;
 }
 
-const cpu_adam::Kernel& update_kernel(const config::TrainOptions& options,
-                                      const plan::Workload& workload) {
-  return cpu_adam::find_kernel(options.isa.value_or(cpu_adam::best_isa()),
-                               plan::waiting_gradient_dtype(workload), workload.compute,
-                               options.state_format);
-}
-
 plan::Placement place(const model::ModelConfig& config, const config::TrainOptions& options,
                       const plan::Workload& workload, const plan::Budgets& budgets) {
   auto choice = plan::choose_placement(workload, budgets, placement_request(options));

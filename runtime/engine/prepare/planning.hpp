@@ -41,10 +41,6 @@ void resolve(config::TrainOptions& options, const model::ModelConfig& config);
 [[nodiscard]] std::vector<std::filesystem::path> state_directories(
     const config::TrainOptions& options, const std::filesystem::path& run);
 
-/// Returns the kernel of the run's updates.
-[[nodiscard]] const cpu_adam::Kernel& update_kernel(const config::TrainOptions& options,
-                                                    const plan::Workload& workload);
-
 /// Returns a placement within the budgets. Throws `Error{does_not_fit}` that names the tier, the
 /// bytes and what would make it fit.
 [[nodiscard]] plan::Placement place(const model::ModelConfig& config,

@@ -87,25 +87,6 @@ plan::DecoderShape decoder_shape(const model::ModelConfig& config, std::uint32_t
           .mlp_matrices = config.activation == model::Activation::silu ? 3.0 : 2.0};
 }
 
-std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout,
-                                      const plan::Workload& workload, config::DecayScope scope) {
-  std::vector<BlockGroups> groups;
-  for (const model::BlockLayout& block : layout.blocks) {
-    BlockGroups& parts = groups.emplace_back();
-    std::size_t last = 0;
-    parts[0].group = kDecayed;
-    for (const model::ParameterTensor& tensor : block.tensors) {
-      const bool plain = tensor.is_vector && scope != config::DecayScope::all;
-      const std::uint32_t group = plain ? kPlain : kDecayed;
-      if (group != parts[last].group) parts.at(++last).group = group;
-      parts[last].end = (tensor.first + tensor.count).value();
-    }
-    // Many ranks have longer padding than the layout.
-    parts[last].end = workload.blocks[groups.size() - 1].padded_parameters.value();
-  }
-  return groups;
-}
-
 namespace {
 
 std::optional<plan::Tier> tier_of(config::StateHome home) {

@@ -1,10 +1,7 @@
 // From a model and training options to what the planner reads.
 #pragma once
 
-#include <vector>
-
 #include "runtime/config/train_options.hpp"
-#include "runtime/engine/prepare/parameter_groups.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/model/transformer.hpp"
 #include "runtime/plan/predict/flops.hpp"
@@ -20,11 +17,6 @@ namespace spillway::engine {
 /// What the model's FLOPs depend on, with windows of `context` tokens.
 [[nodiscard]] plan::DecoderShape decoder_shape(const model::ModelConfig& config,
                                                std::uint32_t context);
-
-/// Returns what weight decay applies to of each block, and behind it the rest, padding included.
-[[nodiscard]] std::vector<BlockGroups> decay_groups(const model::ModelLayout& layout,
-                                                    const plan::Workload& workload,
-                                                    config::DecayScope scope);
 
 [[nodiscard]] plan::PlacementRequest placement_request(const config::TrainOptions& options);
 

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "runtime/base/file.hpp"
-#include "runtime/engine/step_result.hpp"
+#include "runtime/engine/step/step_result.hpp"
 
 namespace spillway::engine {
 

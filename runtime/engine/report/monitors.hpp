@@ -12,7 +12,7 @@
 
 #include "runtime/base/file.hpp"
 #include "runtime/engine/report/event_file.hpp"
-#include "runtime/engine/trainer.hpp"
+#include "runtime/engine/training/trainer.hpp"
 
 namespace spillway::engine {
 

@@ -10,7 +10,7 @@
 #include "runtime/base/run_id.hpp"
 #include "runtime/config/train_options.hpp"
 #include "runtime/engine/device/compute_device.hpp"
-#include "runtime/engine/training_data.hpp"
+#include "runtime/engine/run/training_data.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/plan/workload.hpp"
 

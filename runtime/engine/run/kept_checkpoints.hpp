@@ -13,7 +13,7 @@
 
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/run/directory.hpp"
-#include "runtime/engine/trainer.hpp"
+#include "runtime/engine/training/trainer.hpp"
 
 namespace spillway::engine {
 

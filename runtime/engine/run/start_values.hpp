@@ -10,10 +10,12 @@
 #include "runtime/data/sampler.hpp"
 #include "runtime/engine/run/directory.hpp"
 #include "runtime/engine/run/job_start.hpp"
-#include "runtime/engine/train_request.hpp"
-#include "runtime/engine/training_data.hpp"
+#include "runtime/engine/run/train_request.hpp"
+#include "runtime/engine/run/training_data.hpp"
 #include "runtime/model/parameter_layout.hpp"
 #include "runtime/model/parameter_source.hpp"
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/placement/placement.hpp"
 
 namespace spillway::engine {
 

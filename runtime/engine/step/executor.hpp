@@ -14,7 +14,7 @@
 #include "offload/device_backend.hpp"
 #include "runtime/base/ticket.hpp"
 #include "runtime/base/wake_signal.hpp"
-#include "runtime/engine/step_result.hpp"
+#include "runtime/engine/step/step_result.hpp"
 #include "runtime/plan/predict/simulator.hpp"
 #include "runtime/plan/step_plan.hpp"
 

@@ -12,7 +12,6 @@
 #include "cpu_adam/worker_pool.hpp"
 #include "nvme_swap/tile_store.hpp"
 #include "runtime/engine/device/device_math.hpp"
-#include "runtime/engine/prepare/parameter_groups.hpp"
 #include "runtime/engine/ranks/rank_groups.hpp"
 #include "runtime/engine/step/activation_tiles.hpp"
 #include "runtime/engine/step/executor.hpp"
@@ -22,6 +21,7 @@
 #include "runtime/engine/step/ticket_chains.hpp"
 #include "runtime/engine/step/ticket_pairs.hpp"
 #include "runtime/engine/step/tile_update.hpp"
+#include "runtime/engine/step/update_setup.hpp"
 #include "runtime/model/transformer.hpp"
 
 namespace spillway::engine {

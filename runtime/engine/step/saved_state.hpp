@@ -18,8 +18,8 @@
 #include "offload/memory.hpp"
 #include "runtime/base/error.hpp"
 #include "runtime/engine/step/state_slots.hpp"
+#include "runtime/engine/step/training_state.hpp"
 #include "runtime/engine/step/wide_windows.hpp"
-#include "runtime/engine/training_state.hpp"
 #include "runtime/model/part_map.hpp"
 
 namespace spillway::engine {

@@ -5,9 +5,7 @@
 #include <vector>
 
 #include "runtime/engine/device/compute_device.hpp"
-#include "runtime/engine/prepare/planning.hpp"
-#include "runtime/engine/prepare/workload.hpp"
-#include "runtime/engine/training_state.hpp"
+#include "runtime/engine/step/training_state.hpp"
 
 namespace spillway::engine {
 namespace {

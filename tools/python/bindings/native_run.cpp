@@ -108,15 +108,9 @@ class Watcher final : public engine::TrainObserver {
   explicit Watcher(nb::object watcher) : watcher_(std::move(watcher)) {}
 
   void planned(const engine::TrainPlan& plan) override {
-    const cli::PlanView view{.workload = plan.workload,
-                             .placement = plan.placement,
-                             .budgets = plan.budgets,
-                             .profile = plan.profile,
-                             .prediction = plan.prediction,
-                             .memory = plan.memory,
-                             .device = plan.device};
-    const std::string text =
-        fmt::format("{}commits    every {} step(s)\n", cli::to_text(view), plan.commit_every);
+    const cli::PlanView view{.plan = plan.plan, .memory = plan.memory};
+    const std::string text = fmt::format("{}commits    every {} step(s)\n", cli::to_text(view),
+                                         plan.plan.options.commit_every);
     call("planned", cli::to_json(view).dump(), text, plan.first_step, plan.steps);
   }
 

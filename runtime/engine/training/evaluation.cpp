@@ -1,4 +1,4 @@
-#include "runtime/engine/evaluation.hpp"
+#include "runtime/engine/training/evaluation.hpp"
 
 #include <fmt/format.h>
 

@@ -11,7 +11,7 @@
 
 #include "runtime/engine/step/state_io.hpp"
 #include "runtime/engine/step/step_engine.hpp"
-#include "runtime/engine/training_state.hpp"
+#include "runtime/engine/step/training_state.hpp"
 #include "runtime/plan/step/step_builder.hpp"
 
 namespace spillway::engine {

@@ -3,7 +3,7 @@
 
 #include "runtime/data/token_file.hpp"
 #include "runtime/engine/step/step_engine.hpp"
-#include "runtime/engine/step_result.hpp"
+#include "runtime/engine/step/step_result.hpp"
 
 namespace spillway::engine {
 

@@ -1,4 +1,4 @@
-#include "runtime/engine/update_decision.hpp"
+#include "runtime/engine/training/update_decision.hpp"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/engine/trainer.hpp"
+#include "runtime/engine/training/trainer.hpp"
 
 #include <algorithm>
 #include <chrono>

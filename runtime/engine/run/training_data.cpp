@@ -1,4 +1,4 @@
-#include "runtime/engine/training_data.hpp"
+#include "runtime/engine/run/training_data.hpp"
 
 #include <fmt/format.h>
 

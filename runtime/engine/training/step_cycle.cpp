@@ -1,4 +1,4 @@
-#include "runtime/engine/step_cycle.hpp"
+#include "runtime/engine/training/step_cycle.hpp"
 
 #include <fmt/format.h>
 

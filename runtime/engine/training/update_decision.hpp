@@ -5,8 +5,8 @@
 
 #include "runtime/config/train_options.hpp"
 #include "runtime/engine/step/op_actions.hpp"
-#include "runtime/engine/step_result.hpp"
-#include "runtime/engine/training_state.hpp"
+#include "runtime/engine/step/step_result.hpp"
+#include "runtime/engine/step/training_state.hpp"
 #include "runtime/plan/workload.hpp"
 
 namespace spillway::engine {

@@ -1,4 +1,4 @@
-#include "runtime/engine/rank_sums.hpp"
+#include "runtime/engine/training/rank_sums.hpp"
 
 #include <algorithm>
 

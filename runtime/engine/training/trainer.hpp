@@ -8,11 +8,11 @@
 
 #include "runtime/data/micro_batch.hpp"
 #include "runtime/data/sampler.hpp"
-#include "runtime/engine/evaluation.hpp"
-#include "runtime/engine/rank_sums.hpp"
-#include "runtime/engine/step_cycle.hpp"
-#include "runtime/engine/step_result.hpp"
-#include "runtime/engine/update_decision.hpp"
+#include "runtime/engine/step/step_result.hpp"
+#include "runtime/engine/training/evaluation.hpp"
+#include "runtime/engine/training/rank_sums.hpp"
+#include "runtime/engine/training/step_cycle.hpp"
+#include "runtime/engine/training/update_decision.hpp"
 
 namespace spillway::engine {
 

@@ -1,0 +1,26 @@
+// Planned: what a rank trains with, as the planner has decided it.
+#pragma once
+
+#include "runtime/config/train_options.hpp"
+#include "runtime/plan/machine_profile.hpp"
+#include "runtime/plan/placement/placement.hpp"
+#include "runtime/plan/predict/simulator.hpp"
+#include "runtime/plan/workload.hpp"
+
+namespace spillway::engine {
+
+struct Planned {
+  config::TrainOptions options;  ///< resolved, with the layers of the stages
+  plan::Workload workload;
+  plan::Budgets budgets;
+  plan::MachineProfile profile;
+  plan::Placement placement;
+  /// Its step is that of the job: of the stage that waits least for the others.
+  plan::Prediction prediction;
+
+  [[nodiscard]] config::DeviceKind device() const {
+    return options.device.value_or(config::DeviceKind::host);
+  }
+};
+
+}  // namespace spillway::engine
