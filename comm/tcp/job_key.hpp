@@ -28,9 +28,8 @@ class JobKey {
   ~JobKey();
 
   [[nodiscard]] KeySource source() const { return source_; }
-  /// Returns the key; another rank's than 0, which may call this once rank 0 has answered, reads
-  /// the file at the first call. Throws `Error{invalid_argument}` if it is not there, and says what
-  /// to do.
+  /// Returns the key. Ranks other than 0 may call this once rank 0 has answered; their first call
+  /// reads the file. Throws `Error{invalid_argument}` with a remedy if that is missing.
   [[nodiscard]] const Key& get();
 
  private:
