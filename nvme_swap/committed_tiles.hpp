@@ -32,7 +32,7 @@ class CommittedTiles {
 
   [[nodiscard]] const StoreLayout& layout() const;
   [[nodiscard]] const CommitHeader& commit() const;
-  /// Returns the number of commits made since the store was created.
+  /// Number of commits made since the store was created.
   [[nodiscard]] std::uint64_t generation() const;
   [[nodiscard]] std::uint32_t slots() const;
   /// Whether the commit names a version of `tile`.

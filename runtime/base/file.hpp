@@ -38,7 +38,7 @@ class FileDescriptor {
 
   [[nodiscard]] bool is_open() const { return descriptor_ >= 0; }
   [[nodiscard]] int get() const { return descriptor_; }
-  /// Closes now. A failure is logged: what had to be durable was synchronised before.
+  /// Closes now. Logs a failure: what had to be durable was synchronised before.
   void close() noexcept;
 
  private:
