@@ -7,7 +7,7 @@
 
 namespace spillway {
 
-/// Begins a range within this thread's; it owns kernels launched meanwhile.
+/// Begins a range within this thread's, for kernels launched meanwhile.
 void push_profiler_range(const char* name) noexcept;
 void pop_profiler_range() noexcept;
 

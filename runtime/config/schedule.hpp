@@ -9,7 +9,7 @@
 
 namespace spillway::config {
 
-/// Returns true where the rate depends on total_steps.
+/// Whether the rate depends on total_steps.
 [[nodiscard]] bool decays(ScheduleKind kind);
 /// Returns `options` with the lengths that depend on the run filled in: total_steps, decay_steps.
 [[nodiscard]] ScheduleOptions resolve_schedule(const ScheduleOptions& options,
@@ -26,8 +26,8 @@ void check_momentum(const ScheduleOptions& options, std::uint64_t last_step);
 /// DeepSpeed). total_steps must be known where the rate decays. The same bits on every machine:
 /// nothing but basic arithmetic is asked of the floating-point unit and the C library.
 [[nodiscard]] double learning_rate(const ScheduleOptions& options, std::uint64_t t);
-/// Returns the momentum (Adam's beta1) that the schedule gives update `t`; nothing where it has no
-/// say.
+/// Returns the momentum (Adam's beta1) that the schedule gives update `t`; nothing where it gives
+/// none.
 [[nodiscard]] std::optional<double> first_momentum(const ScheduleOptions& options, std::uint64_t t);
 /// Adam's beta2 wherever the schedule gives a momentum: DeepSpeed's OneCycle sets it too.
 inline constexpr double kOneCycleBeta2 = 0.99;
@@ -45,10 +45,9 @@ struct LossScaleState {
 /// It is far above what fp16 gradients need; its inverse is still a normal fp32 number.
 inline constexpr double kMaxLossScale = 0x1p100;
 
-/// Without `fp16` the scale is 1 for ever.
+/// First state; scale 1 for ever without `fp16`.
 [[nodiscard]] LossScaleState initial_loss_scale(const LossScaleOptions& options, bool fp16);
-/// Returns true where DeepSpeed ends the run at the next overflow: the scale cannot fall any
-/// further.
+/// Whether DeepSpeed ends the run at the next overflow: the scale cannot fall any further.
 [[nodiscard]] bool is_at_minimum(const LossScaleOptions& options, const LossScaleState& state);
 /// Returns the state after a step whose gradients were finite, or not.
 [[nodiscard]] LossScaleState next_loss_scale(const LossScaleOptions& options,

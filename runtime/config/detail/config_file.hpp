@@ -32,7 +32,7 @@ class ConfigFile {
   ConfigFile(nlohmann::json root, std::string_view origin, std::vector<std::string>& notes)
       : root_(std::move(root)), origin_(origin), notes_(notes) {}
 
-  /// What stands at `path`; null where it is absent or null.
+  /// Value at `path`; null where it is absent or null.
   [[nodiscard]] const nlohmann::json* find(std::string_view path) const;
   [[nodiscard]] bool has(std::string_view path) const { return find(path) != nullptr; }
   [[nodiscard]] bool is_auto(const Option& option) const;
@@ -43,7 +43,7 @@ class ConfigFile {
 
   void note(const std::string& path, std::string_view what);
   [[noreturn]] void refuse(ErrorCode code, const std::string& path, std::string_view what) const;
-  /// "... is VALUE; write ALLOWED".
+  /// Throws "... is VALUE; write ALLOWED".
   [[noreturn]] void refuse_value(const Option& option, std::string_view allowed) const;
 
   /// Runs `read` and keeps its error for the end.

@@ -15,7 +15,7 @@
 
 namespace spillway::plan {
 
-/// Returns what so many elements take.
+/// Bytes that so many elements take.
 [[nodiscard]] inline Bytes bytes_of(ElementCount count, DType dtype) {
   return Bytes{count.value() * size_of(dtype)};
 }
