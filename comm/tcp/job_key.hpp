@@ -20,8 +20,8 @@ class JobKey {
  public:
   /// Makes the file if this is rank 0 and needs it. Throws `Error{invalid_argument}` for a secret
   /// that is too short, `Error{busy}` while ranks of another start meet by that file, and
-  /// `Error{not_supported}` where there is none, the ranks are on several machines and nobody has
-  /// said that their network is to be trusted.
+  /// `Error{not_supported}` where there is none, the ranks are on several machines and their
+  /// network is not declared trusted.
   explicit JobKey(const LaunchEnvironment& launch);
   JobKey(const JobKey&) = delete;
   JobKey& operator=(const JobKey&) = delete;

@@ -36,7 +36,7 @@ struct Drive {
   std::vector<std::string> devices;  ///< by name as in `IoDevice`; all that the disk is made of
 };
 
-/// Returns `directory`, or the nearest one above it that is there.
+/// Returns `directory`, or the nearest one above it that exists.
 [[nodiscard]] std::filesystem::path nearest_existing(std::filesystem::path directory);
 /// Returns the device of the file system that holds an existing directory.
 [[nodiscard]] dev_t file_system_of(const std::filesystem::path& directory);

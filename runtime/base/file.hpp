@@ -71,7 +71,7 @@ class LockedFile {
 [[nodiscard]] FileDescriptor open_file(const std::filesystem::path& path, int flags,
                                        unsigned mode = 0666);
 
-/// Opens a regular file for reading. Throws `Error{invalid_argument}` that says what it is for a
+/// Opens a regular file for reading. Throws `Error{invalid_argument}` naming the kind for a
 /// directory, a pipe, a socket or a device, at once: it never waits for a pipe's writer.
 [[nodiscard]] FileDescriptor open_regular_file(const std::filesystem::path& path);
 

@@ -116,7 +116,7 @@ struct Stage {
   }
   /// Place of the weights that the pending update is about to change.
   [[nodiscard]] std::uint32_t last_version() const { return (phase + versions - 1) % versions; }
-  /// Place among the rounds in flight of what is kept of a round. Rounds of the next step count on
+  /// Place of what is kept of a round among the rounds in flight. Rounds of the next step count on
   /// from those of this one.
   [[nodiscard]] std::uint32_t place_of(std::uint32_t round) const {
     return places.empty() ? (phase + round) % in_flight : places[round % places.size()];

@@ -55,7 +55,7 @@ class ConfigFile {
       errors_.push_back(error);
     }
   }
-  /// Answers every key that is no option, then throws what was kept; one error alone as it was.
+  /// Answers keys that are no options, then throws the kept errors; a single one as it was.
   void finish(const TrainOptions& options);
 
  private:

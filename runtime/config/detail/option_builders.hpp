@@ -150,7 +150,7 @@ class Rows {
   Option alike_;
 };
 
-// The rows of each group of sections, in the order of the guide.
+// Add the rows of each group of sections, in the order of the guide.
 void add_batch_and_precision(std::vector<Option>& table);
 void add_optimizer(std::vector<Option>& table);
 void add_scheduler(std::vector<Option>& table);

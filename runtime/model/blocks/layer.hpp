@@ -175,8 +175,8 @@ class Layer {
   [[nodiscard]] Flow forward_flow(Gemm gemm, const ForwardArguments& a, const Saved& saved) const;
   [[nodiscard]] Flow backward_flow(Gemm gemm, const BackwardArguments& a,
                                    const Gradients& gradients) const;
-  /// Returns the input of a gemm, computed anew where it is not saved. `same`: as in the call
-  /// before, and still there.
+  /// Returns the input of a gemm, recomputed where it is not saved. `same`: as in the call before,
+  /// and still there.
   template <class Arguments>
   ConstTensor input_of(Gemm gemm, bool same, const Arguments& a, const Saved& saved,
                        const Space& space);

@@ -68,7 +68,7 @@ struct DataflowOptions {
   Bytes output_bytes{};      ///< the next block's input, the same; 0: there is no such node
 };
 
-/// p16 fwd activations bwd g16 update momentum variance p32 float2half, and output if it has bytes.
+/// Graph of p16 fwd activations bwd g16 update momentum variance p32 float2half, output if any.
 [[nodiscard]] DataflowGraph unfused_graph(const DataflowOptions& options = {});
 
 /// Merges `members` into one node, which takes the place of the first. Edges inside vanish,

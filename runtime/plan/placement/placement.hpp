@@ -62,7 +62,7 @@ struct MemoryItem {
   Bytes bytes;
 };
 
-/// Every byte that a run of this placement allocates, item by item, exactly.
+/// Lists all bytes that a run of this placement allocates, item by item, exactly.
 [[nodiscard]] std::vector<MemoryItem> memory_items(const Workload& workload,
                                                    const Placement& placement);
 [[nodiscard]] Bytes total(const std::vector<MemoryItem>& items, Tier tier);
@@ -92,7 +92,7 @@ struct MemoryItem {
 [[nodiscard]] std::vector<ElementCount> narrow_slots(const Workload& workload);
 [[nodiscard]] ElementCount vector_elements(const Workload& workload);  ///< 0 without tiles
 [[nodiscard]] ElementCount largest_block(const Workload& workload);
-/// Element size of a gradient while it waits for its update: the compute dtype's, or fp32 where
+/// Element type of a gradient while it waits for its update: the compute dtype's, or fp32 where
 /// several are summed.
 [[nodiscard]] DType waiting_gradient_dtype(const Workload& workload);
 
