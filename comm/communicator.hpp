@@ -80,8 +80,8 @@ class Communicator {
   using Target = std::span<std::byte>;
   using MakeTransport = std::function<std::unique_ptr<detail::Transport>()>;
 
-  /// Runs `make`, for backends, on the thread that makes progress, as all that the transport ever
-  /// does.
+  /// Makes the transport, for backends, by `make` on the thread that makes progress, which alone
+  /// uses it.
   Communicator(const MakeTransport& make, const CommunicatorOptions& options);
   /// Waits for what was started. While an exception is on its way, it calls `abandon` instead.
   ~Communicator();
@@ -96,8 +96,8 @@ class Communicator {
   /// them, this rank included, calls this with the same list; `Error{invalid_argument}` else.
   /// Operations of both groups run in the order in which they were started; ranks that take part in
   /// two operations start them in the same order. What ends one group ends the other; errors name
-  /// ranks by their numbers in the first. The last group to go waits for what was started. It takes
-  /// the same scratch memory once more, for as long.
+  /// ranks by their numbers in the first. The last group to go waits for what was started. A
+  /// subgroup takes as much scratch memory again, for as long.
   [[nodiscard]] std::unique_ptr<Communicator> subgroup(std::span<const Rank> members);
 
   /// Gathers the shards of ranks 0, 1, ... one after the other in `all`. `shard` may be this rank's
@@ -142,8 +142,8 @@ class Communicator {
   /// throws, naming this rank and `reason`. Operations of this rank end at once, with an error.
   void abandon(std::string_view reason) noexcept;
 
-  /// Bytes that this rank has sent by starting `operation`, counted as a ring moves them: (ranks -
-  /// 1) shards for all_gather, reduce_scatter and all_to_all; the buffer once for a broadcast,
+  /// Bytes that this rank has sent by starting `operation`, counted as a ring moves them: for
+  /// all_gather, reduce_scatter and all_to_all (ranks - 1) shards; the buffer once for a broadcast,
   /// except on the last rank of the ring, the one before the root. An all_reduce counts as a
   /// reduce_scatter and an all_gather, a reduce as a reduce_scatter and a gather. A subgroup counts
   /// its own.

@@ -23,7 +23,7 @@ inline constexpr Baseline kBaselines[] = {Baseline::each_to_all, Baseline::maste
 [[nodiscard]] std::size_t scratch_bytes(Baseline baseline, std::size_t bytes, std::uint32_t ranks);
 
 /// Sums `data` over all ranks, in place. The sums of `each_to_all` and `master` have the bits of
-/// Communicator::all_reduce. Those of a ring have not: it adds each part in another order of ranks,
+/// Communicator::all_reduce. Those of a ring differ: it adds each part in another order of ranks,
 /// and rounds it at every rank. Even so all ranks get the same bits.
 void all_reduce(Baseline baseline, Communicator& communicator, std::span<std::byte> data,
                 std::span<std::byte> scratch, DType dtype);

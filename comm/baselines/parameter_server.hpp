@@ -66,8 +66,8 @@ class ParameterServer {
   ParameterServer(Communicator& communicator, const ServerOptions& options,
                   std::span<const float> values);
 
-  /// Begins a session in which every worker pushes `pushes` times. Every rank calls it once the
-  /// last session is over. All workers then have the values.
+  /// Begins a session in which every worker pushes `pushes` times. Every rank calls it once the one
+  /// before is over. All workers then have the values.
   void begin(std::uint32_t pushes);
   /// Applies all pushes of the session: one `update` for each, or for their sum.
   void serve(const Update& update);

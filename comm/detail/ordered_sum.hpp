@@ -9,7 +9,7 @@
 
 namespace spillway::comm::detail {
 
-/// Sets `result` to the sum of `addends`, which are in the order of ranks and of its length. With
+/// Sets `result` to the sum of `addends`, which are in the order of ranks and as long as it. With
 /// equal types it may be one of them: an element is written after its last addend is read.
 void ordered_sum(std::span<const std::byte* const> addends, std::span<std::byte> result,
                  SumTypes types);

@@ -48,7 +48,7 @@ class Progress final : public TicketSource {
   /// Waits for a free entry if all are taken. Allocates nothing.
   Ticket submit(Collectives& group, const Call& call);
   void wake_with(WakeSignal* wake);
-  /// Lets the other ranks hear that this one is at work, until as many `end_work`.
+  /// Lets the other ranks hear that this one is at work, until the matching `end_work`.
   void begin_work();
   void end_work();
   /// Waits until the others have been told.

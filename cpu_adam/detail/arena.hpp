@@ -12,7 +12,7 @@ namespace spillway::cpu_adam::detail {
 
 class Arena {
  public:
-  /// Takes the thread that enters for one of the first node's. Raises oneTBB's limit on threads of
+  /// Treats the thread that enters as one of the first node's. Raises oneTBB's limit on threads of
   /// the process, if that is lower, for the life of the arena.
   explicit Arena(std::vector<WorkerNode> nodes);
   ~Arena();

@@ -26,8 +26,8 @@ void check_momentum(const ScheduleOptions& options, std::uint64_t last_step);
 /// DeepSpeed). total_steps must be known where the rate decays. The same bits on every machine:
 /// nothing but basic arithmetic is asked of the floating-point unit and the C library.
 [[nodiscard]] double learning_rate(const ScheduleOptions& options, std::uint64_t t);
-/// Returns the momentum (Adam's beta1) that the schedule gives update `t`; nothing where it gives
-/// none.
+/// Returns the momentum (Adam's beta1) that the schedule gives update `t`; nothing where it has no
+/// say.
 [[nodiscard]] std::optional<double> first_momentum(const ScheduleOptions& options, std::uint64_t t);
 /// Adam's beta2 wherever the schedule gives a momentum: DeepSpeed's OneCycle sets it too.
 inline constexpr double kOneCycleBeta2 = 0.99;

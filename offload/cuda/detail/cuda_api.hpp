@@ -87,8 +87,8 @@ void check_cuda(CudaApi& api, Status status, std::string_view action,
 /// Logs it instead, for destructors.
 void log_cuda(CudaApi& api, Status status, std::string_view action) noexcept;
 
-/// As `cuda_unavailable_reason` and `query_cuda_device`, of any api; null stands for a build
-/// without CUDA.
+/// Do for any api what `cuda_unavailable_reason` and `query_cuda_device` do; null: a build without
+/// CUDA.
 [[nodiscard]] std::string unavailable_reason(CudaApi* api, int device);
 [[nodiscard]] CudaDevice query_device(CudaApi& api, int device);
 

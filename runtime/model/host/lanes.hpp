@@ -30,7 +30,7 @@ inline F each(Operation operation) {
   for (std::size_t k = 0; k < kParts; ++k) r.part[k] = operation(k);
   return r;
 }
-/// Number of lanes before `count` in part k.
+/// Number of lanes of part k below `count`.
 inline std::size_t count_in(std::size_t k, std::size_t count) {
   const std::size_t before = k * kWidth;
   return count <= before ? 0 : count - before < kWidth ? count - before : kWidth;
